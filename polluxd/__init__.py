@@ -1,0 +1,1 @@
+"""polluxd: the cluster side of Pollux on Slurm."""

@@ -1,0 +1,70 @@
+"""Every error that polluxd raises on purpose.
+
+    PolluxError
+    |-- ConfigError            the configuration file or a setting
+    |-- DirectiveError         a `#POLLUX` line, or the spec carried in AdminComment
+    |-- SlurmError
+    |   |-- SlurmUnavailable   slurmctld or its commands do not answer: retry later
+    |   |-- SlurmRefused       Slurm answered, and said no
+    |   `-- SlurmGarbled       Slurm answered something that cannot be understood
+    |-- StoreError
+    |   |-- StoreUnavailable   Postgres does not answer: retry later
+    |   `-- StoreRejected      Postgres answered, and said no (schema, rights, constraint)
+    |-- ReportError            a job's report is unusable; the job keeps its prior
+    `-- LeaderLost             this process no longer leads: stop acting at once
+
+A class's docstring is its default message. Messages say what was expected, what came, and what to do.
+"""
+
+from __future__ import annotations
+
+
+class PolluxError(Exception):
+    """polluxd could not do what was asked."""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or (self.__doc__ or "").strip())
+
+
+class ConfigError(PolluxError):
+    """The configuration is not usable."""
+
+
+class DirectiveError(PolluxError):
+    """A #POLLUX directive is not usable."""
+
+
+class SlurmError(PolluxError):
+    """Slurm could not be used."""
+
+
+class SlurmUnavailable(SlurmError):
+    """Slurm does not answer; nothing was changed as far as is known. The next cycle tries again."""
+
+
+class SlurmRefused(SlurmError):
+    """Slurm refused the request."""
+
+
+class SlurmGarbled(SlurmError):
+    """Slurm answered something that could not be understood; no action was taken on it."""
+
+
+class StoreError(PolluxError):
+    """The database could not be used."""
+
+
+class StoreUnavailable(StoreError):
+    """Postgres does not answer; running jobs are untouched. The next cycle tries again."""
+
+
+class StoreRejected(StoreError):
+    """Postgres refused the statement."""
+
+
+class ReportError(PolluxError):
+    """A job's report is not usable; the job keeps its last good one."""
+
+
+class LeaderLost(PolluxError):
+    """Another polluxd leads now; this one stops acting."""

@@ -1,0 +1,262 @@
+"""What the daemon observes and decides, as frozen values that every room shares.
+
+Units: seconds, GPUs, examples. Times are POSIX timestamps (float, UTC). Nothing here does I/O or reads a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
+
+
+class Mode(StrEnum):
+    """How far polluxd goes: record the plan, show it too, or act on it."""
+
+    OBSERVE = "observe"
+    ADVISE = "advise"
+    ENFORCE = "enforce"
+
+
+class JobState(StrEnum):
+    """The states of a Slurm job that matter here; any other base state is mapped onto these."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    COMPLETING = "COMPLETING"
+    SUSPENDED = "SUSPENDED"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def finished(self) -> bool:
+        return self in (JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A compute node as the policy sees it."""
+
+    name: str
+    gpus: int
+    gpu_type: str = ""
+    foreign_gpus: int = 0
+    """GPUs held by jobs that are not ours."""
+    schedulable: bool = True
+    """False while drained, down, failing, in maintenance or rebooting."""
+    partitions: frozenset[str] = frozenset()
+    cpus: int = 0
+    foreign_cpus: int = 0
+
+    @property
+    def capacity(self) -> int:
+        """GPUs that Pollux jobs may hold here."""
+        return max(self.gpus - self.foreign_gpus, 0) if self.schedulable else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """GPUs of one job: the same number on each of its nodes. No nodes means no GPUs."""
+
+    nodes: tuple[str, ...] = ()
+    gpus_per_node: int = 0
+
+    def __post_init__(self) -> None:
+        if bool(self.nodes) != (self.gpus_per_node > 0):
+            raise ValueError(f"a placement has nodes and GPUs, or neither: {self.nodes!r} x {self.gpus_per_node}")
+        if len(set(self.nodes)) != len(self.nodes):
+            raise ValueError(f"a placement names a node twice: {self.nodes!r}")
+
+    @property
+    def gpus(self) -> int:
+        return len(self.nodes) * self.gpus_per_node
+
+    def __bool__(self) -> bool:
+        return bool(self.nodes)
+
+    def __str__(self) -> str:
+        return ",".join(f"{n}:{self.gpus_per_node}" for n in self.nodes) or "none"
+
+
+NO_PLACEMENT = Placement()
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What the user's `#POLLUX` lines ask for (carried by Slurm in AdminComment)."""
+
+    min_gpus: int = 1
+    max_gpus: int | None = None
+    adaptive: bool = True
+    """False: batch size and learning rate stay the user's; only the GPUs change."""
+    preemptible: bool = True
+    """False: once started, its GPUs stay as they are until it ends."""
+    cpus_per_gpu: int = 1
+    mem_per_gpu_mb: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The latest that a job's agent told us, validated at the boundary (finite, in range)."""
+
+    attempt: int
+    at: float
+    limits: BatchLimits
+    params: ThroughputParams | None = None
+    """None until the first fit: the policy then uses an optimistic prior."""
+    noise: NoiseScale | None = None
+    """None until measured: efficiency is then taken as 1 at every batch size up to M0 only."""
+    explored_gpus: int = 0
+    """Most GPUs the job was ever measured on (0: never measured)."""
+    explored_nodes: int = 0
+    gpus: int = 0
+    nodes: int = 0
+    batch_size: int = 0
+    """Total batch size M now in use."""
+    goodput: float = 0.0
+    """Measured throughput x efficiency now [examples/s of M0-equivalent progress]."""
+    throughput: float = 0.0
+    progress: float = 0.0
+    """Scale-invariant steps done."""
+    target: float | None = None
+    """Scale-invariant steps declared (statistical epochs x |D| / M0), when known."""
+    epoch: float = 0.0
+    lr_factor: float = 1.0
+    checkpointed: bool = False
+    """A complete checkpoint of this job exists."""
+    restart_cost: float | None = None
+    """Measured by the agent: last step before to first step after the newest re-allocation [s]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job that opted in, as the policy sees it."""
+
+    job_id: int
+    name: str
+    user: str
+    account: str
+    partition: str
+    spec: JobSpec
+    submitted_at: float
+    age: float
+    """Seconds since submission."""
+    placement: Placement = NO_PLACEMENT
+    """What it holds now, or will hold when the re-allocation in flight ends."""
+    report: Report | None = None
+    weight: float = 1.0
+    pinned: bool = False
+    """Must keep its placement in this plan (re-allocation in flight, cooldown, not preemptible, `pin`)."""
+    pin_reason: str = ""
+    started: bool = False
+    """Has run before: its next placement is a re-allocation, not a first start."""
+    attempt: int = 0
+    """Slurm's restart count."""
+    reallocations: int = 0
+    lost_seconds: float = 0.0
+    """C_j: seconds lost to re-allocations so far."""
+    reallocation_cost: float = 30.0
+    """delta_j: what one more re-allocation is expected to cost [s]; the paper's constant until measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What administrators tune at run time (table `setting`)."""
+
+    power: float = -1.0
+    """p of the p-mean fitness; -inf is max-min."""
+    account_weights: Mapping[str, float] = field(default_factory=dict)
+    user_weights: Mapping[str, float] = field(default_factory=dict)
+    paused: bool = False
+    partial_nodes: bool = False
+    """Multi-node placements may take equal parts of nodes instead of whole ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that a decision may depend on."""
+
+    cluster: str
+    taken_at: float
+    nodes: tuple[Node, ...]
+    jobs: tuple[Job, ...]
+    settings: Settings = Settings()
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """The decision for one job, with its reason."""
+
+    job_id: int
+    placement: Placement
+    goodput: float
+    """Predicted goodput there [examples/s]."""
+    speedup: float
+    """Predicted SPEEDUP against the job's fair share."""
+    batch_size: int
+    """Batch size that the prediction assumes."""
+    changed: bool
+    reason: str
+    """One sentence a person can read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One decision for the whole cluster."""
+
+    allocations: tuple[Allocation, ...]
+    objective: float
+    upper_bound: float
+    solver: str
+
+    @property
+    def gap(self) -> float:
+        """Relative distance to the proven bound; 0 is optimal."""
+        if self.upper_bound <= 0:
+            return 0.0
+        return max(0.0, 1.0 - self.objective / self.upper_bound)
+
+    def of(self, job_id: int) -> Allocation | None:
+        return next((a for a in self.allocations if a.job_id == job_id), None)
+
+
+class Step(StrEnum):
+    """Steps of a re-allocation, in order; each has its time in table `reallocation`."""
+
+    PLANNED = "planned"
+    DRAINING = "draining"
+    CHECKPOINTED = "checkpointed"
+    REQUEUED = "requeued"
+    CONFIGURED = "configured"
+    STARTED = "started"
+    TRAINING = "training"
+    FAILED = "failed"
+
+    @property
+    def terminal(self) -> bool:
+        return self in (Step.TRAINING, Step.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Reallocation:
+    """A move of one job, written before each action on Slurm (write-ahead intent).
+
+    `attempt` is the restart count that the job had when the move was planned: with the job id it is the fence
+    that keeps a move from being applied twice. `path` is `start` (first placement of a pending job), `requeue`
+    (running job to another placement) or `park` (running job to none).
+    """
+
+    id: int
+    job_id: int
+    attempt: int
+    path: str
+    source: Placement
+    target: Placement
+    reason: str
+    step: Step
+    times: Mapping[Step, float]
+    """When each step was reached."""
+    detail: str = ""
