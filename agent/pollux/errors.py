@@ -1,0 +1,45 @@
+"""Every error that the job side raises on purpose.
+
+    PolluxAgentError
+    |-- BatchError          batch sizes or their bounds contradict each other, the data, or the world size
+    |-- DataError           the dataset, sampler or loader state cannot give every sample exactly once
+    |-- CheckpointError     a checkpoint could not be written, or none that stands here can be used
+    |   `-- ForeignCheckpoint   it belongs to another job or another model
+    |-- LaunchError         the launcher cannot start the workers
+    `-- RankLost            a rank left, or never came
+
+A class's docstring is its default message. Messages say what was expected, what came, and what to do.
+"""
+
+from __future__ import annotations
+
+
+class PolluxAgentError(Exception):
+    """The training agent could not do what was asked."""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or (self.__doc__ or "").strip())
+
+
+class BatchError(PolluxAgentError, ValueError):
+    """The batch sizes are not usable."""
+
+
+class DataError(PolluxAgentError):
+    """The dataset or the loader's saved state is not usable."""
+
+
+class CheckpointError(PolluxAgentError):
+    """The checkpoint could not be written or read; any earlier one still stands."""
+
+
+class ForeignCheckpoint(CheckpointError):
+    """The checkpoint belongs to another job or another model; it was left alone."""
+
+
+class LaunchError(PolluxAgentError):
+    """The workers could not be started."""
+
+
+class RankLost(PolluxAgentError):
+    """A rank of this job has ended or does not answer."""
