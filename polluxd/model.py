@@ -127,6 +127,8 @@ class Report:
     lr_factor: float = 1.0
     checkpointed: bool = False
     """A complete checkpoint of this job exists."""
+    first_step_at: float | None = None
+    """When this attempt made its first optimizer step; None until then."""
     restart_cost: float | None = None
     """Measured by the agent: last step before to first step after the newest re-allocation [s]."""
 
@@ -233,11 +235,13 @@ class Step(StrEnum):
     CONFIGURED = "configured"
     STARTED = "started"
     TRAINING = "training"
+    PARKED = "parked"
+    """The end of path `park`: waiting without GPUs, kept back by a lease."""
     FAILED = "failed"
 
     @property
     def terminal(self) -> bool:
-        return self in (Step.TRAINING, Step.FAILED)
+        return self in (Step.TRAINING, Step.PARKED, Step.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
