@@ -1,0 +1,313 @@
+"""The goodput model: throughput times statistical efficiency (Pollux, OSDI 2021, section 3).
+
+    GOODPUT(a, m, s) = THROUGHPUT(a, m, s) * EFFICIENCY(M)         M = K m (s + 1)
+
+`K` GPUs on `N` nodes, `m` examples per GPU and pass, `s` accumulation passes before the synchronising one.
+Everything broadcasts over numpy arrays; nothing here needs torch or scipy, so that the daemon and the agent
+share one model. Units: seconds, examples, GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+BATCH_SIZES = 50
+"""Batch sizes tried per placement, in geometric spacing (the artifact's number; the optimum is flat)."""
+
+_TINY = 1e-12  # no pass is faster than this [s]; keeps absurd parameters from dividing by zero
+_CHUNK = 4096  # pairs per vectorised slice: its temporaries (x 50 x 8 bytes) stay in the cache
+
+
+class ThroughputParams(NamedTuple):
+    """theta of the throughput model (section 3.2, equations 8 to 11). Seconds; `gamma` has no unit."""
+
+    alpha_grad: float
+    beta_grad: float
+    """Seconds per example of a local pass."""
+    alpha_local: float
+    beta_local: float
+    """Seconds per GPU beyond the second, all on one node."""
+    alpha_node: float
+    beta_node: float
+    """Seconds per GPU beyond the second, over several nodes."""
+    gamma: float
+    """Overlap of computing and synchronising: 1 none, large perfect."""
+
+
+class NoiseScale(NamedTuple):
+    """Gradient statistics from which the (preconditioned) noise scale follows (section 3.1)."""
+
+    sqr: float
+    """|P g|^2: squared norm of the true gradient."""
+    var: float
+    """tr(P Sigma P^T): covariance trace of a gradient over M0 examples."""
+
+    def phi(self, m0: float) -> float:
+        """The noise scale in examples; infinite where the true gradient vanishes."""
+        if self.sqr <= 0:
+            return float("inf") if self.var > 0 else 0.0
+        return float(m0 * self.var / self.sqr)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """Batch sizes that a job allows [examples]. Raises ValueError where they contradict each other."""
+
+    initial: int
+    """M0: the batch size that the user submitted."""
+    maximum: int
+    """M_max: the largest total batch size."""
+    local_min: int
+    """m_min: the fewest examples per GPU and pass."""
+    local_max: int
+    """m_max: the most examples per GPU and pass (GPU memory)."""
+
+    def __post_init__(self) -> None:
+        for name in ("initial", "maximum", "local_min", "local_max"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+                raise ValueError(
+                    f"batch limit {name} must be a whole number of examples from 1, got {value!r}"
+                )
+        if self.maximum < self.initial:
+            raise ValueError(
+                f"the largest batch size ({self.maximum}) is below the initial one ({self.initial}): "
+                "raise the maximum or leave it out"
+            )
+        if self.local_max < self.local_min:
+            raise ValueError(
+                f"per-GPU batch sizes run from {self.local_min} to {self.local_max}: "
+                "the second must not be smaller"
+            )
+
+
+class Optimum(NamedTuple):
+    """The best batch size per placement, fields of the placements' shape; zeros where none is feasible."""
+
+    goodput: Floats
+    """Examples of M0-equivalent progress per second."""
+    local_batch: Ints
+    """m*"""
+    accumulation: Ints
+    """s*"""
+    batch_size: Ints
+    """M* = K m* (s* + 1)"""
+
+
+def _floats(x: ArrayLike) -> Floats:
+    return np.asarray(x, dtype=np.float64)
+
+
+def accumulation_time(params: ThroughputParams, m: ArrayLike) -> Floats:
+    """T_grad(m): one local forward and backward pass over `m` examples [s]."""
+    return np.maximum(params.alpha_grad + params.beta_grad * _floats(m), _TINY)
+
+
+def sync_time(params: ThroughputParams, nodes: ArrayLike, gpus: ArrayLike) -> Floats:
+    """T_sync: gradient synchronisation alone [s]; zero on one GPU."""
+    nodes, gpus = _floats(nodes), _floats(gpus)
+    beyond = np.maximum(gpus - 2.0, 0.0)
+    local = params.alpha_local + params.beta_local * beyond
+    across = params.alpha_node + params.beta_node * beyond
+    return np.where(gpus < 2, 0.0, np.where(nodes < 2, local, across))
+
+
+def _overlap(grad: Floats, sync: Floats, gamma: ArrayLike) -> Floats:
+    """(grad^gamma + sync^gamma)^(1/gamma), with the larger factored out so that no power overflows."""
+    high = np.maximum(grad, sync)
+    low = np.minimum(grad, sync)
+    gamma = _floats(gamma)
+    return high * (1.0 + (low / high) ** gamma) ** (1.0 / gamma)
+
+
+def step_time(
+    params: ThroughputParams, nodes: ArrayLike, gpus: ArrayLike, m: ArrayLike, s: ArrayLike = 0
+) -> Floats:
+    """T_iter: one optimizer step of `s` accumulation passes and a synchronising one [s]."""
+    grad = accumulation_time(params, m)
+    return _floats(s) * grad + _overlap(grad, sync_time(params, nodes, gpus), params.gamma)
+
+
+def throughput(
+    params: ThroughputParams, nodes: ArrayLike, gpus: ArrayLike, m: ArrayLike, s: ArrayLike = 0
+) -> Floats:
+    """Examples per second, M / T_iter."""
+    batch = _floats(gpus) * _floats(m) * (_floats(s) + 1.0)
+    return batch / step_time(params, nodes, gpus, m, s)
+
+
+def efficiency(noise: NoiseScale | None, m0: ArrayLike, batch_size: ArrayLike) -> Floats:
+    """EFFICIENCY(M) = (phi + M0) / (phi + M), at most 1 (equation 7).
+
+    Unknown noise (None) gives the lower bound: 1 up to M0, and M0 / M, as for no noise at all, beyond.
+    """
+    scale = _floats(batch_size) / _floats(m0)
+    if noise is None:
+        return np.minimum(1.0, 1.0 / scale)
+    return np.minimum(1.0, gain(noise, m0, batch_size) / scale)
+
+
+def gain(noise: NoiseScale | None, m0: ArrayLike, batch_size: ArrayLike) -> Floats:
+    """AdaScale's r = (var + sqr) / (var / scale + sqr): steps of size M0 that one step of size M is worth.
+
+    Unknown noise gives 1: a larger batch is then not known to be worth more.
+    """
+    scale = _floats(batch_size) / _floats(m0)
+    if noise is None:
+        return np.ones_like(scale)
+    var, sqr = _shares(_floats(noise.var), _floats(noise.sqr))
+    return 1.0 / (var / scale + sqr)
+
+
+def _shares(var: Floats, sqr: Floats) -> tuple[Floats, Floats]:
+    """var and sqr as shares of their sum; nothing measured counts as no noise."""
+    var, sqr = np.maximum(var, 0.0), np.maximum(sqr, 0.0)
+    largest = np.maximum(var, sqr)
+    safe = np.where(largest > 0, largest, 1.0)  # scaled first: the sum of two huge values overflows
+    v, q = var / safe, np.where(largest > 0, sqr / safe, 1.0)
+    return v / (v + q), q / (v + q)
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """One job's goodput function.
+
+    `adaptive=False` holds the batch size at M0, as near as the division among GPUs and passes allows.
+    A batch that the division made larger than wanted is credited with M0 examples only, so that rounding
+    is never an advantage.
+    """
+
+    params: ThroughputParams
+    noise: NoiseScale | None
+    limits: BatchLimits
+    adaptive: bool = True
+
+    def evaluate(self, nodes: ArrayLike, gpus: ArrayLike, m: ArrayLike, s: ArrayLike = 0) -> Floats:
+        """Goodput [examples/s] at a local batch and accumulation; broadcasts, limits unchecked."""
+        batch = _floats(gpus) * _floats(m) * (_floats(s) + 1.0)
+        noise = self.noise if self.adaptive else None
+        return (
+            batch / step_time(self.params, nodes, gpus, m, s) * efficiency(noise, self.limits.initial, batch)
+        )
+
+    def optimize(self, nodes: ArrayLike, gpus: ArrayLike) -> Optimum:
+        """(m*, s*) = argmax GOODPUT for each placement (equation 13); zeros where no batch size is feasible.
+
+        A placement needs K >= 1, 1 <= N <= K.
+        """
+        nodes, gpus = np.broadcast_arrays(np.asarray(nodes), np.asarray(gpus))
+        best = optimize_pairs(pack([self]), np.zeros(nodes.size, dtype=np.int64), nodes.ravel(), gpus.ravel())
+        shape = nodes.shape
+        return Optimum(
+            best.goodput.reshape(shape),
+            best.local_batch.reshape(shape),
+            best.accumulation.reshape(shape),
+            best.batch_size.reshape(shape),
+        )
+
+
+class Packed(NamedTuple):
+    """Many goodput functions as columns of one array each, [J] or [J, 7]; see `pack`."""
+
+    theta: Floats
+    var: Floats
+    sqr: Floats
+    """var and sqr as shares of their sum; no noise (0 and 1) where unknown."""
+    limits: Ints
+    """[J, 4]: M0, M_max, m_min, m_max."""
+    fixed: NDArray[np.bool_]
+    """Only M0 is tried: noise unknown."""
+    rigid: NDArray[np.bool_]
+    """Not adaptive: M0 to the nearest, M_max ignored."""
+
+
+def pack(jobs: Sequence[Goodput]) -> Packed:
+    """Columns of all the jobs' parameters, for `optimize_pairs`."""
+    theta = np.array([g.params for g in jobs], dtype=np.float64).reshape(len(jobs), 7)
+    noise = np.array(
+        [(0.0, 1.0) if g.noise is None or not g.adaptive else (g.noise.var, g.noise.sqr) for g in jobs],
+        dtype=np.float64,
+    ).reshape(len(jobs), 2)
+    limits = np.array(
+        [(g.limits.initial, g.limits.maximum, g.limits.local_min, g.limits.local_max) for g in jobs],
+        dtype=np.int64,
+    ).reshape(len(jobs), 4)
+    rigid = np.array([not g.adaptive for g in jobs], dtype=np.bool_)
+    fixed = np.array([g.noise is None for g in jobs], dtype=np.bool_)
+    var, sqr = _shares(noise[:, 0], noise[:, 1])
+    return Packed(theta, var, sqr, limits, fixed, rigid)
+
+
+def optimize_pairs(packed: Packed, index: ArrayLike, nodes: ArrayLike, gpus: ArrayLike) -> Optimum:
+    """The optimum of pair i: job `index[i]` on `gpus[i]` GPUs over `nodes[i]` nodes. All three are [P]."""
+    index = np.asarray(index, dtype=np.int64)
+    nodes, gpus = _floats(nodes), _floats(gpus)
+    best = Optimum(np.zeros(index.size), *(np.zeros(index.size, dtype=np.int64) for _ in range(3)))
+    single = packed.fixed[index] | packed.rigid[index]
+    for group, points in ((np.flatnonzero(single), 1), (np.flatnonzero(~single), BATCH_SIZES)):
+        for start in range(0, group.size, _CHUNK):
+            rows = group[start : start + _CHUNK]
+            part = _optimize_chunk(packed, index[rows], nodes[rows], gpus[rows], points)
+            for whole, piece in zip(best, part, strict=True):
+                whole[rows] = piece
+    return best
+
+
+def _optimize_chunk(packed: Packed, index: Ints, nodes: Floats, gpus: Floats, points: int) -> Optimum:
+    """`optimize_pairs` over one slice; temporaries are [P, points]."""
+    m0, top, low, high = (packed.limits[index, c].astype(np.float64)[:, None] for c in range(4))
+    rigid = packed.rigid[index][:, None]
+    K = gpus[:, None]
+    # Where the smallest local batch already exceeds M0, the range of batch sizes starts there.
+    first = np.maximum(m0, np.where(rigid, 0.0, np.minimum(K * low, top)))
+    wanted = first * (top / first) ** np.linspace(0.0, 1.0, points) if points > 1 else first
+    per_gpu = wanted / K
+    s = np.maximum(np.ceil(per_gpu / high - 1e-9) - 1.0, 0.0)
+    # One GPU sees no second gradient to compare with unless it accumulates (noise scale stays measurable).
+    s = np.where((K == 1) & (wanted > m0 + 0.5) & ~rigid, np.maximum(s, 1.0), s)
+    exact = per_gpu / (s + 1.0)
+    m = np.where(rigid, np.rint(exact), np.ceil(exact - 1e-9))
+    m = np.where(rigid, m, np.maximum(m, low))
+    # Rounded up beyond M_max: round down; then M may miss M0 by less than one example per GPU and pass.
+    m = np.where(~rigid & (K * m * (s + 1.0) > top), np.floor(exact + 1e-9), m)
+    batch = K * m * (s + 1.0)
+    feasible = (m >= low) & (m <= high) & (K >= 1) & (nodes[:, None] >= 1) & (nodes[:, None] <= K)
+    feasible &= rigid | (batch <= top)
+
+    theta = packed.theta[index]
+    grad = np.maximum(theta[:, 0:1] + theta[:, 1:2] * m, _TINY)
+    beyond = np.maximum(gpus - 2.0, 0.0)
+    local = theta[:, 2] + theta[:, 3] * beyond
+    across = theta[:, 4] + theta[:, 5] * beyond
+    sync = np.where(gpus < 2, 0.0, np.where(nodes < 2, local, across))[:, None]
+    time = s * grad + _overlap(grad, sync, theta[:, 6:7])
+    scale = batch / m0
+    var, sqr = packed.var[index][:, None], packed.sqr[index][:, None]
+    # EFFICIENCY * M = gain * M0, with the gain at most the scale (efficiency at most 1).
+    with np.errstate(divide="ignore", invalid="ignore"):
+        steps = np.minimum(1.0 / (var / scale + sqr), scale)
+    goodput = np.where(feasible, m0 * steps / time, 0.0)
+    column = np.argmax(goodput, axis=1)
+    row = np.arange(index.size)
+    value = goodput[row, column]
+    good = np.isfinite(value) & (value > 0)
+    picked = [np.where(good, a[row, column], 0).astype(np.int64) for a in (m, s, batch)]
+    return Optimum(np.where(good, value, 0.0), *picked)
+
+
+def goodput_table(jobs: Sequence[Goodput], nodes: ArrayLike, gpus: ArrayLike) -> Floats:
+    """Best goodput of each job in each configuration, [J, C] for `nodes`, `gpus` of [C]; 0 where infeasible."""
+    nodes, gpus = np.broadcast_arrays(np.asarray(nodes), np.asarray(gpus))
+    index = np.repeat(np.arange(len(jobs)), nodes.size)
+    best = optimize_pairs(
+        pack(jobs), index, np.tile(nodes.ravel(), len(jobs)), np.tile(gpus.ravel(), len(jobs))
+    )
+    return best.goodput.reshape(len(jobs), nodes.size)
