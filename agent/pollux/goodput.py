@@ -304,7 +304,7 @@ def _optimize_chunk(packed: Packed, index: Ints, nodes: Floats, gpus: Floats, po
 
 
 def goodput_table(jobs: Sequence[Goodput], nodes: ArrayLike, gpus: ArrayLike) -> Floats:
-    """Best goodput of each job in each configuration, [J, C] for `nodes`, `gpus` of [C]; 0 where infeasible."""
+    """Best goodput of each job in each configuration, [J, C] for inputs of [C]; 0 where infeasible."""
     nodes, gpus = np.broadcast_arrays(np.asarray(nodes), np.asarray(gpus))
     index = np.repeat(np.arange(len(jobs)), nodes.size)
     best = optimize_pairs(

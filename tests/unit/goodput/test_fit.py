@@ -1,0 +1,134 @@
+"""The fit recovers planted parameters, and is optimistic where nothing was measured."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pollux import fit as fitting
+from pollux.fit import NODE_FACTOR, SMALLEST, error, fit
+from pollux.goodput import ThroughputParams, accumulation_time, step_time
+
+PLANTED = ThroughputParams(0.05, 0.001, 0.02, 0.003, 0.08, 0.005, 2.0)
+
+
+def measure(params, rows, noise=0.0, seed=0, without_accumulation=False):
+    nodes, gpus, m = (np.array(c, dtype=float) for c in zip(*rows, strict=True))
+    rng = np.random.default_rng(seed)
+    accum = accumulation_time(params, m) * np.exp(noise * rng.standard_normal(m.size))
+    optim = step_time(params, nodes, gpus, m, 0) * np.exp(noise * rng.standard_normal(m.size))
+    if without_accumulation:
+        accum = np.full(m.size, np.nan)
+    return nodes, gpus, m, accum, optim
+
+
+FULL = [(1, 1, 32), (1, 1, 128), (1, 2, 64), (1, 3, 128), (1, 4, 256), (2, 8, 64), (3, 12, 128), (4, 16, 200)]
+FULL += [(2, 2, 64), (1, 2, 256), (1, 4, 32)]
+
+
+def test_planted_parameters_are_recovered_from_clean_measurements():
+    found = fit(*measure(PLANTED, FULL))
+    assert np.asarray(found[:6]) == pytest.approx(np.asarray(PLANTED[:6]), rel=0.1)
+    assert found.gamma == pytest.approx(PLANTED.gamma, abs=0.15)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.tuples(st.floats(0.005, 0.5), st.floats(1e-4, 1e-2), st.floats(0.005, 0.3), st.floats(0.01, 0.3)),
+    st.floats(1.0, 5.0),
+    st.floats(1.0, 8.0),
+    st.integers(0, 1000),
+)
+def test_predictions_follow_noisy_measurements_and_carry_over(theta, node, gamma, seed):
+    a, b, al, ratio = theta
+    planted = ThroughputParams(a, b, al, al * ratio, al * node, al * node * ratio, gamma)
+    found = fit(*measure(planted, FULL, noise=0.02, seed=seed))
+    elsewhere = [(1, 2, 100), (1, 3, 48), (2, 6, 100), (4, 12, 64)]
+    nodes, gpus, m, _, truth = measure(planted, elsewhere)
+    assert step_time(found, nodes, gpus, m, 0) == pytest.approx(truth, rel=0.15)
+
+
+def test_fit_beats_its_own_noise_floor():
+    rows = measure(PLANTED, FULL, noise=0.05, seed=3)
+    assert error(fit(*rows), *rows) <= error(PLANTED, *rows) + 0.01
+
+
+def test_steps_alone_suffice_where_accumulation_was_never_measured():
+    rows = measure(PLANTED, FULL, without_accumulation=True)
+    found = fit(*rows)
+    assert step_time(found, *rows[:3], 0) == pytest.approx(rows[4], rel=0.03)
+
+
+def test_gradient_is_that_of_the_loss():
+    data = fitting._clean(measure(PLANTED, FULL, noise=0.1, seed=1), None)
+    rng = np.random.default_rng(0)
+    for prior in (None, PLANTED._replace(alpha_grad=0.1)):
+        for _ in range(5):
+            u = fitting._logs(PLANTED) + 0.3 * rng.random(7)
+            _, slope = fitting._loss(u, data, prior)
+            for i in range(7):
+                step = np.zeros(7)
+                step[i] = 1e-6
+                up, down = (fitting._loss(u + d, data, prior)[0] for d in (step, -step))
+                assert slope[i] == pytest.approx((up - down) / 2e-6, rel=1e-4, abs=1e-7)
+
+
+def test_one_gpu_only_leaves_synchronisation_free():
+    found = fit(*measure(PLANTED, [(1, 1, 32), (1, 1, 128)]))
+    assert found[2:6] == pytest.approx([SMALLEST] * 4)
+    assert found.alpha_grad == pytest.approx(PLANTED.alpha_grad, rel=0.01)
+
+
+def test_one_node_only_puts_nodes_just_above_local():
+    found = fit(*measure(PLANTED, [(1, 1, 32), (1, 1, 128), (1, 2, 64), (1, 4, 64)]))
+    assert found.alpha_node == pytest.approx(NODE_FACTOR * found.alpha_local)
+    assert found.beta_node == pytest.approx(NODE_FACTOR * found.beta_local)
+
+
+def test_two_gpus_at_most_leave_the_slope_free():
+    found = fit(*measure(PLANTED, [(1, 1, 32), (1, 1, 128), (1, 2, 64), (1, 2, 128)]))
+    assert found.beta_local == pytest.approx(SMALLEST)
+    assert found.beta_node == pytest.approx(NODE_FACTOR * SMALLEST)
+    assert found.alpha_local > 1e-3
+
+
+def test_one_batch_size_splits_the_time_evenly():
+    found = fit([1], [1], [64], [np.nan], [0.2])
+    assert found.alpha_grad == pytest.approx(found.beta_grad * 64, rel=1e-6)
+    assert found.alpha_grad == pytest.approx(0.1, rel=0.01)
+
+
+def test_prior_stands_where_nothing_is_measured_and_yields_where_something_is():
+    slower = PLANTED._replace(alpha_grad=0.5, beta_grad=0.01)
+    found = fit(*measure(PLANTED, [(1, 1, 32), (1, 1, 128)]), prior=slower)
+    assert found[4:6] == pytest.approx(PLANTED[4:6])
+    assert found.alpha_grad == pytest.approx(PLANTED.alpha_grad, rel=0.05)
+    assert found.beta_grad == pytest.approx(PLANTED.beta_grad, rel=0.05)
+
+
+def test_prior_resolves_what_one_batch_size_leaves_open():
+    prior = ThroughputParams(0.18, 0.02 / 64, 0.02, 0.003, 0.08, 0.005, 2.0)
+    found = fit([1], [1], [64], [np.nan], [0.2], prior=prior)
+    assert found.alpha_grad == pytest.approx(0.18, rel=0.02)
+
+
+def test_weights_decide_between_contradictions():
+    found = fit([1, 1], [1, 1], [64, 64], [np.nan] * 2, [0.1, 0.4], weights=[1e6, 1.0])
+    assert found.alpha_grad + 64 * found.beta_grad == pytest.approx(0.1, rel=0.02)
+
+
+def test_unusable_rows_are_left_out_and_none_left_is_an_error():
+    found = fit([1, 1, 1], [1, 1, 1], [64, 64, 64], [np.nan] * 3, [0.2, np.nan, -1.0])
+    assert found.alpha_grad + 64 * found.beta_grad == pytest.approx(0.2, rel=0.01)
+    with pytest.raises(ValueError, match="no usable measurement"):
+        fit([1], [1], [64], [np.nan], [np.inf])
+    with pytest.raises(ValueError, match="one length"):
+        fit([1, 1], [1], [64], [np.nan], [0.1])
+
+
+def test_absurd_times_still_give_finite_parameters():
+    found = fit([1, 1, 4], [1, 4, 16], [1, 10**6, 64], [1e-9, np.nan, 1e5], [1e-9, 1e6, 1e-6])
+    assert np.all(np.isfinite(found))
+    assert min(found[:6]) >= SMALLEST
