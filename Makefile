@@ -1,0 +1,49 @@
+# Each target does its own set-up; nothing has to be run first. `make help` lists them.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+# Two cores and sixteen ranks: one thread per rank, as a job's launcher sets it too.
+export OMP_NUM_THREADS := 1
+
+.PHONY: help setup demo compare test unit integration lint types clean
+
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## install what is missing: Debian packages (root) and the virtual environment
+	@contrib/devcluster/install.sh
+
+demo: setup ## real trainings on a private Slurm, re-allocated live; then demo-out/
+	@$(PYTHON) -m contrib.demo
+
+compare: setup ## the demo's workload under Pollux, then under plain Slurm; then demo-out/compare.json
+	@$(PYTHON) -m contrib.demo --compare
+
+test: setup ## everything that must hold: style, types, arrows, unit tests, real Slurm and Postgres
+	@status=0; \
+	$(MAKE) --no-print-directory lint || status=1; \
+	$(MAKE) --no-print-directory types || status=1; \
+	$(PYTHON) -m pytest tests/unit tests/integration || status=$$?; \
+	exit $$status
+
+unit: setup ## the pure tests only (seconds)
+	@$(PYTHON) -m pytest -q tests/unit
+
+integration: setup ## the tests on a private real Slurm and Postgres only
+	@$(PYTHON) -m pytest -q tests/integration
+
+lint: setup ## ruff format --check, ruff check, lint-imports
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/lint-imports
+
+types: setup ## mypy --strict
+	@$(VENV)/bin/mypy
+
+clean: ## remove what the targets made, the virtual environment excepted
+	rm -rf demo-out bench-out .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -1,0 +1,107 @@
+"""`make demo` and `make compare`: see README.md, section "Two commands"."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+
+from polluxd.errors import PolluxError
+from rich.console import Console
+
+from contrib.devcluster import DevCluster, DevClusterError
+
+from .scenes import Stage, compare, demo
+from .run import RunFailed, tail
+from .workload import WorkloadError, load
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Interrupted(BaseException):
+    """SIGINT, SIGTERM or SIGHUP: everything that was started is stopped on the way out."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """The first signal unwinds; further ones are ignored, so that the clean-up is not cut short."""
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(each, signal.SIG_IGN)
+        raise Interrupted(number)
+
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, on_signal)
+    yield
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m contrib.demo", description=__doc__)
+    parser.add_argument("--compare", action="store_true", help="run the workload under plain Slurm as well")
+    parser.add_argument("--workload", type=Path, default=Path(__file__).with_name("workload.toml"))
+    parser.add_argument("--out", type=Path, default=ROOT / "demo-out", help="where results go")
+    parser.add_argument("--keep", action="store_true", help="keep the scratch folder with all logs")
+    return parser.parse_args()
+
+
+def _report_failure(console: Console, error: RunFailed, stage: Stage) -> None:
+    """Which job, its log's end, polluxd's log's end."""
+    console.print(f"\n[bold red]The demo failed:[/] {error}", soft_wrap=True, highlight=False)
+    for path in stage.suspects(error.job):
+        if path.exists():
+            console.rule(f"end of {path.name}", align="left")
+            console.print(tail(path), markup=False, highlight=False, soft_wrap=True)
+
+
+def main() -> int:
+    options = _arguments()
+    # Wide enough for a sentence where output goes to a file or a pipe.
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    try:
+        work = load(options.workload)
+    except WorkloadError as error:
+        console.print(f"demo: {error}", style="red")
+        return 2
+    scratch = Path(tempfile.mkdtemp(prefix="pollux-demo-"))
+    scratch.chmod(0o755)  # Postgres and the jobs run as other users than root
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    options.out.mkdir(parents=True, exist_ok=True)
+    stage = Stage(console=console, work=work, root=ROOT, scratch=scratch, out=options.out.resolve())
+    status = 1
+    try:
+        with interruptible(), ExitStack() as stack:
+            stack.callback(stage.keep_logs)
+            console.print(f"Starting Slurm ({work.nodes} nodes, {work.gpus} GPUs) and Postgres in {scratch}")
+            cluster = stack.enter_context(
+                DevCluster(scratch / "cluster", nodes=work.nodes, gpus_per_node=work.gpus_per_node)
+            )
+            status = compare(stage, cluster) if options.compare else demo(stage, cluster)
+    except RunFailed as error:
+        _report_failure(console, error, stage)
+    except (DevClusterError, PolluxError, OSError) as error:
+        console.print(f"demo: {error}", style="red", soft_wrap=True, highlight=False)
+    except Interrupted as stop:
+        console.print(f"\n{stop}: everything stopped", style="yellow")
+        status = 128 + stop.number
+    finally:
+        if options.keep:
+            console.print(f"kept {scratch}")
+        else:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

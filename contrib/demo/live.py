@@ -1,0 +1,98 @@
+"""What the demo shows while it runs: a table redrawn in place on a terminal, a plain line every few seconds elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from polluxd.cli.jobs import JOB_COLUMNS
+from polluxd.cli.output import table
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from .measure import Track
+from .run import Run
+
+LINE_S = 5.0
+"""Between two plain progress lines."""
+
+Details = Mapping[int, Mapping[str, Any]]
+
+_SHORT = {"COMPLETED": "done", "PENDING": "waits", "CONFIGURING": "starts", "COMPLETING": "stops", "RUNNING": "runs"}
+
+
+def rows(run: Run, details: Details) -> list[dict[str, Any]]:
+    """One row per submitted job: what squeue says, and what polluxd knows beyond it."""
+    return [dict(details.get(t.job_id, {})) | _seen(t) for t in run.recording.tracks.values()]
+
+
+def _seen(track: Track) -> dict[str, Any]:
+    seen: dict[str, Any] = {
+        "job_id": track.job_id,
+        "name": track.name,
+        "state": track.state,
+        "gpus": track.gpus[-1][1] if track.gpus else 0,
+        "nodes": track.nodes,
+        "age_s": (track.ended_at or time.time()) - track.submitted_at,
+    }
+    if track.ended:
+        seen["reason"] = ""
+    return seen
+
+
+class LiveView:
+    """`with LiveView(...) as show: run(show, check)`."""
+
+    def __init__(self, console: Console, title: str, details: Callable[[], Details], capacity: int) -> None:
+        self._console = console
+        self._title = title
+        self._details = details
+        self._capacity = capacity
+        self._next_line = 0.0
+        self._shown: dict[int, tuple[str, int]] = {}
+        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def __call__(self, run: Run) -> None:
+        lines = rows(run, self._details())
+        if self._live is not None:
+            self._live.update(self._screen(run, lines), refresh=True)
+        elif time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + LINE_S
+            self._console.print(self._line(run, lines), soft_wrap=True, highlight=False)
+
+    def _screen(self, run: Run, lines: Sequence[Mapping[str, Any]]) -> RenderableType:
+        used = sum(line["gpus"] for line in lines)
+        head = Text.assemble(
+            (self._title, "bold"),
+            f"   {run.elapsed_s:4.0f} s   {used} of {self._capacity} GPUs in use",
+        )
+        coming = len(run.work.trainings) - len(lines)
+        parts: list[RenderableType] = [head, Text(), table(lines, JOB_COLUMNS, self._console.width)]
+        if coming:
+            parts.append(Text(f"{coming} more to come", style="dim"))
+        return Group(*parts)
+
+    def _line(self, run: Run, lines: Sequence[Mapping[str, Any]]) -> str:
+        words = []
+        for line in lines:
+            word = f"{line['name']} {_SHORT.get(line['state'], line['state'].lower())}"
+            if line["gpus"]:
+                word += f" {line['gpus']} GPU"
+                if line.get("batch_size"):
+                    word += f" M={line['batch_size']}"
+            words.append(word)
+        return f"[{run.elapsed_s:4.0f} s] " + " | ".join(words)

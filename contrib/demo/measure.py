@@ -1,0 +1,126 @@
+"""What the demo observes by itself, of any run, with nothing but squeue and scontrol.
+
+The Pollux run and the plain-Slurm run are measured by this same code, so that neither is judged by its own words.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+_GPUS = re.compile(r"gpu(?::[^,:=(]+)?[:=](\d+)")
+
+
+class SlurmSilent(Exception):
+    """A Slurm command failed or did not answer in time."""
+
+
+def slurm(command: Sequence[str], env: Mapping[str, str], *, timeout_s: float = 15, text: str | None = None) -> str:
+    """Run one Slurm command and return what it printed; SlurmSilent carries what it complained of."""
+    try:
+        done = subprocess.run(
+            command, env=dict(env), input=text, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise SlurmSilent(f"{command[0]} did not answer within {timeout_s:g} s") from None
+    if done.returncode:
+        raise SlurmSilent(f"{' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One job as squeue shows it at one moment."""
+
+    state: str
+    gpus: int
+    """GPUs held now: 0 unless it runs."""
+    nodes: str
+
+
+def observe(env: Mapping[str, str]) -> dict[int, Seen]:
+    """All jobs that squeue lists, by job id."""
+    # %b: GPUs per node as requested, which is what a running job holds on each of its %D nodes.
+    out = slurm(["squeue", "-h", "-a", "-t", "all", "-o", "%i|%T|%D|%b|%N"], env)
+    seen = {}
+    for line in out.splitlines():
+        ident, state, nodes, gres, names = line.split("|", 4)
+        found = _GPUS.search(gres)
+        held = int(nodes) * int(found[1]) if found and state == "RUNNING" else 0
+        seen[int(ident)] = Seen(state, held, names)
+    return seen
+
+
+def record_of(job_id: int, env: Mapping[str, str]) -> dict[str, str]:
+    """`scontrol show job` as its key=value pairs (of values with blanks, the first word)."""
+    out = slurm(["scontrol", "show", "job", "-o", str(job_id)], env)
+    return dict(word.split("=", 1) for word in out.split() if "=" in word)
+
+
+@dataclass(slots=True)
+class Track:
+    """One job of one run: when it was submitted, and what it held ever since."""
+
+    name: str
+    job_id: int
+    submitted_at: float
+    """By our own clock when sbatch returned: a requeue resets Slurm's SubmitTime."""
+    ended_at: float | None = None
+    state: str = "PENDING"
+    nodes: str = ""
+    gpus: list[tuple[float, int]] = field(default_factory=list)
+    """(time [POSIX s], GPUs held), one entry per change."""
+
+    def note(self, at: float, seen: Seen) -> None:
+        self.state = seen.state
+        self.nodes = seen.nodes if seen.gpus else ""
+        if not self.gpus or self.gpus[-1][1] != seen.gpus:
+            self.gpus.append((at, seen.gpus))
+        if self.ended and self.ended_at is None:
+            self.ended_at = at
+
+    @property
+    def ended(self) -> bool:
+        return self.state not in (
+            *("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "RESIZING"),
+            *("REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "STAGE_OUT", "STOPPED", "SIGNALING"),
+        )
+
+    @property
+    def jct_s(self) -> float | None:
+        """Job completion time: from submission to the end [s]."""
+        return None if self.ended_at is None else self.ended_at - self.submitted_at
+
+
+@dataclass(slots=True)
+class Recording:
+    """All jobs of one run."""
+
+    started_at: float = field(default_factory=time.time)
+    tracks: dict[int, Track] = field(default_factory=dict)
+
+    def note(self, at: float, seen: Mapping[int, Seen]) -> None:
+        for job_id, track in self.tracks.items():
+            if job_id in seen:
+                track.note(at, seen[job_id])
+
+    def settle(self, env: Mapping[str, str], job_id: int) -> None:
+        """Replace our one-second view of a job's end and final state by Slurm's own record of it."""
+        record, track = record_of(job_id, env), self.tracks[job_id]
+        track.state = record.get("JobState", track.state)
+        if track.ended and record.get("EndTime", "Unknown") != "Unknown":
+            # Slurm's times have whole seconds, our sample saw the end at most a second late.
+            track.ended_at = time.mktime(time.strptime(record["EndTime"], "%Y-%m-%dT%H:%M:%S"))
+
+    @property
+    def all_ended(self) -> bool:
+        return all(t.ended for t in self.tracks.values())
+
+    @property
+    def mean_jct_s(self) -> float | None:
+        times = [t.jct_s for t in self.tracks.values()]
+        known = [t for t in times if t is not None]
+        return sum(known) / len(known) if known and len(known) == len(times) else None

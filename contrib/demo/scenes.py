@@ -1,0 +1,188 @@
+"""The two runs: the workload under Pollux (`demo`), and again under plain Slurm beside it (`compare`)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pollux.goodput import NoiseScale
+from rich.console import Console
+from rich.table import Table
+
+from contrib.devcluster import DevCluster
+
+from .live import LiveView
+from .plain import tuned_sizes
+from .pollux_side import Database, Polluxd
+from .run import Run, RunFailed
+from .summary import Series, Summary, job_table, move_table
+from .workload import Size, Workload
+
+LAST_REPORT_S = 3.0
+"""Given to the agents' last reports and polluxd's last writes after the last job has ended."""
+
+
+@dataclass(slots=True)
+class Stage:
+    """Where a run happens and where its results go."""
+
+    console: Console
+    work: Workload
+    root: Path
+    scratch: Path
+    out: Path
+    polluxd_log: Path | None = None
+    folders: list[Path] = field(default_factory=list)
+
+    def folder(self, name: str) -> Path:
+        path = self.scratch / name
+        path.mkdir()
+        path.chmod(0o755)
+        self.folders.append(path)
+        return path
+
+    def suspects(self, job: str | None) -> list[Path]:
+        """Logs to look at after a failure, the likeliest first."""
+        of_job = [folder / f"{job}.log" for folder in reversed(self.folders)] if job else []
+        return [*of_job[:1], *([self.polluxd_log] if self.polluxd_log else [])]
+
+    def keep_logs(self) -> None:
+        """Copy jobs' and daemons' logs to `out/logs`: the scratch folder goes."""
+        target = self.out / "logs"
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir(parents=True)
+        for folder in self.folders:
+            for path in (*folder.glob("*.log"), *folder.glob("*.sbatch"), *folder.glob("*.result.json")):
+                shutil.copy(path, target / f"{folder.name}-{path.name}")
+        for path in (*self.scratch.glob("cluster/log/*.log"), *self.scratch.glob("cluster/postgres/*.log")):
+            shutil.copy(path, target / path.name)
+
+
+def _accuracies(results: Mapping[str, Mapping[str, object]]) -> dict[str, float]:
+    return {n: float(r["accuracy"]) for n, r in results.items() if isinstance(r.get("accuracy"), (int, float))}  # type: ignore[arg-type]
+
+
+def _under_pollux(stage: Stage, cluster: DevCluster) -> tuple[Summary, dict[str, NoiseScale]]:
+    """Run the workload with polluxd deciding."""
+    folder = stage.folder("pollux")
+    daemon, database = Polluxd(cluster, folder), Database(cluster)
+    stage.polluxd_log = daemon.log
+    run = Run(stage.work, env=cluster.client_environment, root=stage.root, folder=folder)
+    try:
+        daemon.start()
+        with LiveView(stage.console, "Pollux on Slurm", database.details, stage.work.gpus) as show:
+            recording = run(show, daemon.must_run)
+        time.sleep(LAST_REPORT_S)
+        names = {t.job_id: t.name for t in recording.tracks.values()}
+        noise = database.noise_scales(stage.work, names)
+        summary = Summary(recording, _accuracies(run.results()), database.batch_sizes(), database.moves())
+    finally:
+        database.close()
+        daemon.stop()
+    return summary, noise
+
+
+def _under_plain_slurm(stage: Stage, cluster: DevCluster, sizes: Mapping[str, Size]) -> Summary:
+    """Run the workload with fixed sizes and nobody deciding but Slurm's own scheduler."""
+    folder = stage.folder("plain-slurm")
+    run = Run(stage.work, env=cluster.client_environment, root=stage.root, folder=folder, sizes=sizes)
+    with LiveView(stage.console, "Plain Slurm", lambda: {}, stage.work.gpus) as show:
+        recording = run(show, lambda: None)
+    batches: dict[int, Series] = {
+        t.job_id: [(next((at for at, n in t.gpus if n), t.submitted_at), sizes[t.name].batch_size)]
+        for t in recording.tracks.values()
+    }
+    return Summary(recording, _accuracies(run.results()), batches)
+
+
+def _draw(stage: Stage, summary: Summary, name: str, title: str) -> None:
+    from .timeline import draw  # noqa: PLC0415 - matplotlib takes a second to import: not while jobs run
+
+    zero = summary.recording.started_at
+    moves = [{"job_id": m.job_id, "at": m.at - zero} for m in summary.moves]
+    draw(summary.document()["jobs"], moves, stage.out / name, capacity=stage.work.gpus, title=title)
+
+
+def _must_be_complete(summary: Summary) -> None:
+    faults = summary.faults()
+    if faults:
+        raise RunFailed("; ".join(faults))
+
+
+def _close_pollux_run(stage: Stage, summary: Summary) -> None:
+    """Write, draw and print what the Pollux run came to."""
+    console, work = stage.console, stage.work
+    summary.write(stage.out / "summary.json")
+    took = max((t.ended_at or 0.0) for t in summary.recording.tracks.values()) - summary.recording.started_at
+    title = f"{len(work.trainings)} trainings on {work.gpus} GPUs under Pollux"
+    _draw(stage, summary, "timeline.png", title)
+    console.print()
+    console.print(job_table(summary))
+    console.print()
+    if summary.moves:
+        console.print(move_table(summary.moves))
+    console.print(f"\nMean JCT {summary.recording.mean_jct_s:.0f} s; the whole run took {took:.0f} s.")
+    console.print(f"Written: {stage.out}/summary.json, timeline.png, logs/", soft_wrap=True, highlight=False)
+
+
+def demo(stage: Stage, cluster: DevCluster) -> int:
+    """The Pollux run alone; 0 when every job completed and the summary is whole. Raises RunFailed."""
+    summary, _ = _under_pollux(stage, cluster)
+    _close_pollux_run(stage, summary)
+    _must_be_complete(summary)
+    return 0
+
+
+def _comparison(pollux: Summary, plain: Summary, sizes: Mapping[str, Size]) -> Table:
+    table = Table(title="Pollux and plain Slurm", title_justify="left", pad_edge=False, box=None, header_style="bold")
+    table.add_column("name")
+    for title in ("JCT Pollux", "JCT plain", "accuracy Pollux", "accuracy plain", "GPUs plain", "batch plain"):
+        table.add_column(title, justify="right")
+    theirs = {job["name"]: job for job in plain.document()["jobs"]}
+    for job in pollux.document()["jobs"]:
+        other, size = theirs[job["name"]], sizes[job["name"]]
+        table.add_row(
+            *(job["name"], f"{job['jct_s']:.0f} s", f"{other['jct_s']:.0f} s"),
+            *(f"{job['accuracy']:.3f}", f"{other['accuracy']:.3f}", str(size.gpus), str(size.batch_size)),
+        )
+    mean, mean_plain = pollux.recording.mean_jct_s or 0.0, plain.recording.mean_jct_s or 0.0
+    table.add_section()
+    table.add_row("mean", f"{mean:.0f} s", f"{mean_plain:.0f} s")
+    return table
+
+
+def compare(stage: Stage, cluster: DevCluster) -> int:
+    """Both runs on the same cluster, one after the other; 0 when both are whole. Raises RunFailed."""
+    pollux, noise = _under_pollux(stage, cluster)
+    _close_pollux_run(stage, pollux)
+    _must_be_complete(pollux)
+    missing = [t.name for t in stage.work.trainings if t.adaptive and t.name not in noise]
+    if missing:
+        raise RunFailed(f"no noise scale was ever reported by {', '.join(missing)}: cannot tune the plain jobs")
+    sizes = tuned_sizes(stage.work, noise)
+    stage.console.print("\nThe same workload under plain Slurm, sizes by the paper's rule for tuned jobs:")
+    for name, size in sizes.items():
+        stage.console.print(
+            f"  {name}: {size.gpus} GPUs on {size.nodes} node(s), batch size {size.batch_size}, "
+            f"{size.epochs:.1f} epochs, learning rate {size.lr:.3g}",
+            highlight=False,
+        )
+    plain = _under_plain_slurm(stage, cluster, sizes)
+    both = {
+        name: {"mean_jct_s": document["mean_jct_s"], "jobs": document["jobs"]}
+        for name, document in (("pollux", pollux.document()), ("plain_slurm", plain.document()))
+    }
+    (stage.out / "compare.json").write_text(json.dumps(both, indent=1) + "\n")
+    _draw(stage, plain, "timeline-plain-slurm.png", "The same trainings under plain Slurm, sizes fixed")
+    stage.console.print()
+    stage.console.print(_comparison(pollux, plain, sizes))
+    ours, theirs = pollux.recording.mean_jct_s or 0.0, plain.recording.mean_jct_s or 0.0
+    if theirs:
+        stage.console.print(f"\nMean JCT under Pollux: {100 * ours / theirs:.0f} % of plain Slurm's.", highlight=False)
+    stage.console.print(f"Written: {stage.out}/compare.json", soft_wrap=True, highlight=False)
+    _must_be_complete(plain)
+    return 0

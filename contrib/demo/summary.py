@@ -1,0 +1,178 @@
+"""From a recording to `summary.json`, and to the tables that end the demo.
+
+The JSON is a contract; see `Summary.document`. A summary is complete only if every job completed with an accuracy,
+GPUs over time and batch sizes over time: `faults` says what is missing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from rich.table import Table
+
+from .measure import Recording, Track
+
+Series = list[tuple[float, int]]
+
+STEPS = ("draining", "checkpointed", "requeued", "configured", "started", "training")
+"""Steps of a re-allocation in order; the time of a step runs from the step before it (polluxd.model.Step)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One re-allocation that completed: what it took, from the signal to the first training step after it."""
+
+    job_id: int
+    path: str
+    source: str
+    target: str
+    source_gpus: int
+    target_gpus: int
+    at: float
+    """When the agent was told to drain [POSIX s]."""
+    total_s: float
+    steps: Mapping[str, float]
+    """Seconds that each step took; the key names the step that it reached."""
+
+    @classmethod
+    def from_times(
+        cls, job_id: int, path: str, source: Mapping[str, Any], target: Mapping[str, Any], times: Mapping[str, float]
+    ) -> Move | None:
+        """None when the move never got a job training again."""
+        reached = [(step, float(times[step])) for step in STEPS if step in times]
+        if not reached or reached[-1][0] != "training":
+            return None
+        steps = {name: round(at - before, 3) for (_, before), (name, at) in zip(reached, reached[1:], strict=False)}
+        began, ended = reached[0][1], reached[-1][1]
+        return cls(
+            *(job_id, path, shape(source), shape(target), gpus_of(source), gpus_of(target)),
+            *(began, round(ended - began, 3), steps),
+        )
+
+
+def gpus_of(placement: Mapping[str, Any]) -> int:
+    return len(placement.get("nodes") or ()) * int(placement.get("gpus_per_node") or 0)
+
+
+def shape(placement: Mapping[str, Any]) -> str:
+    """`n1:4,n2:4`, or `none`."""
+    return ",".join(f"{n}:{placement['gpus_per_node']}" for n in placement.get("nodes") or ()) or "none"
+
+
+@dataclass(slots=True)
+class Summary:
+    """One run, ready to be printed, drawn and written."""
+
+    recording: Recording
+    accuracy: Mapping[str, float]
+    """Final accuracy on the held-out part, by job name."""
+    batch_size: Mapping[int, Series]
+    """Total batch size M over time, by job id; times are POSIX."""
+    moves: Sequence[Move] = field(default_factory=list)
+    adaptive: Mapping[str, bool] = field(default_factory=dict)
+
+    def _since_start(self, series: Sequence[tuple[float, int]]) -> list[list[float]]:
+        zero = self.recording.started_at
+        return [[round(max(at - zero, 0.0), 1), value] for at, value in series]
+
+    def moves_of(self, job_id: int) -> list[Move]:
+        return [m for m in self.moves if m.job_id == job_id]
+
+    def _job(self, track: Track) -> dict[str, Any]:
+        return {
+            "name": track.name,
+            "job_id": track.job_id,
+            "state": track.state,
+            "jct_s": None if track.jct_s is None else round(track.jct_s, 1),
+            "accuracy": self.accuracy.get(track.name),
+            "reallocations": len(self.moves_of(track.job_id)),
+            "gpus": self._since_start(track.gpus),
+            "batch_size": self._since_start(self.batch_size.get(track.job_id, [])),
+        }
+
+    def document(self) -> dict[str, Any]:
+        """`{jobs: [...], reallocations: [...], mean_jct_s}`: times are seconds since the run began, or durations."""
+        mean_jct = self.recording.mean_jct_s
+        return {
+            "jobs": [self._job(t) for t in self.recording.tracks.values()],
+            "reallocations": [
+                {
+                    "job_id": m.job_id,
+                    "path": m.path,
+                    "from": m.source,
+                    "to": m.target,
+                    "total_s": m.total_s,
+                    "steps": dict(m.steps),
+                }
+                for m in self.moves
+            ],
+            "mean_jct_s": None if mean_jct is None else round(mean_jct, 1),
+        }
+
+    def faults(self) -> list[str]:
+        """What keeps this run from being a success, one line each; empty when it is one."""
+        found = []
+        for job in self.document()["jobs"]:
+            who = f"{job['name']} (job {job['job_id']})"
+            if job["state"] != "COMPLETED":
+                found.append(f"{who} ended in state {job['state']}, expected COMPLETED")
+                continue
+            for key, what in (("jct_s", "completion time"), ("accuracy", "final accuracy")):
+                if job[key] is None:
+                    found.append(f"{who} has no {what}")
+            for key, what in (("gpus", "GPUs over time"), ("batch_size", "batch size over time")):
+                if not any(value > 0 for _, value in job[key]):
+                    found.append(f"{who} has no {what}")
+        return found
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(self.document(), indent=1) + "\n")
+
+
+def _steps(values: Sequence[float], limit: int = 7) -> str:
+    """`1 > 4 > 8`: successive different values; the middle of a long run is left out."""
+    kept = [v for i, v in enumerate(values) if i == 0 or values[i - 1] != v]
+    words = [f"{v:g}" for v in kept]
+    if len(words) > limit:
+        words = [*words[: limit - 3], "..", *words[-2:]]
+    return " > ".join(words)
+
+
+def job_table(summary: Summary) -> Table:
+    """One line per job: what it got and what came of it."""
+    table = Table(title="Jobs", title_justify="left", pad_edge=False, box=None, header_style="bold")
+    for title in ("job", "name", "state"):
+        table.add_column(title)
+    for title in ("JCT", "accuracy", "moves"):
+        table.add_column(title, justify="right")
+    table.add_column("GPUs over time")
+    table.add_column("batch size over time")
+    for job in summary.document()["jobs"]:
+        held = [int(n) for _, n in job["gpus"] if n > 0]
+        table.add_row(
+            *(str(job["job_id"]), job["name"], job["state"]),
+            "-" if job["jct_s"] is None else f"{job['jct_s']:.0f} s",
+            "-" if job["accuracy"] is None else f"{job['accuracy']:.3f}",
+            *(str(job["reallocations"]), _steps(held), _steps([int(m) for _, m in job["batch_size"]])),
+        )
+    return table
+
+
+def move_table(moves: Sequence[Move]) -> Table:
+    """What a re-allocation cost, split by step: median and worst."""
+    title = f"Re-allocations: {len(moves)}; seconds from the drain signal to the first step after it"
+    table = Table(title=title, title_justify="left", pad_edge=False, box=None, header_style="bold")
+    table.add_column("until")
+    for column in ("median", "mean", "worst"):
+        table.add_column(column, justify="right")
+    rows: list[tuple[str, list[float]]] = [(s, [m.steps[s] for m in moves if s in m.steps]) for s in STEPS]
+    rows.append(("in all", [m.total_s for m in moves]))
+    for name, values in rows:
+        if values:
+            table.add_row(name, f"{median(values):.2f}", f"{mean(values):.2f}", f"{max(values):.2f}")
+    return table

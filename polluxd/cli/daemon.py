@@ -1,0 +1,65 @@
+"""`polluxd`: run the daemon, check its configuration, migrate its database."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polluxd.config import DEFAULT_PATH, Config, load_config
+from polluxd.daemon import Daemon
+from polluxd.errors import PolluxError
+from polluxd.store import Store
+
+app = typer.Typer(
+    help="The Pollux scheduling daemon for Slurm.", no_args_is_help=True, pretty_exceptions_enable=False
+)
+
+ConfigOption = Annotated[
+    Path, typer.Option("--config", "-c", envvar="POLLUXD_CONFIG", help="Configuration file (TOML).")
+]
+
+
+@app.command()
+def run(
+    config: ConfigOption = DEFAULT_PATH,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Run the daemon in the foreground; systemd starts it so."""
+    level = logging.getLevelNamesMapping().get(log_level.upper())
+    if level is None:
+        raise typer.BadParameter(f"expected debug, info, warning or error, got {log_level!r}", param_hint="--log-level")
+    logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    Daemon(lambda: load_config(config)).run()
+
+
+@app.command()
+def migrate(config: ConfigOption = DEFAULT_PATH) -> None:
+    """Create or upgrade the schema in Postgres; safe to repeat."""
+    store = _store(load_config(config))
+    store.migrate()
+    store.close()
+    typer.echo("the schema is up to date")
+
+
+@app.command()
+def check(config: ConfigOption = DEFAULT_PATH) -> None:
+    """Read the configuration and say whether it is sound."""
+    loaded = load_config(config)
+    typer.echo(f"{config}: sound; cluster {loaded.slurm.cluster}, mode {loaded.mode}")
+
+
+def _store(config: Config) -> Store:
+    return Store(config.database.url, config.slurm.cluster)
+
+
+def main() -> None:
+    """Entry point: a PolluxError is one line on stderr and exit status 2, never a traceback."""
+    try:
+        app()
+    except PolluxError as error:
+        typer.echo(f"polluxd: {error}", err=True)
+        sys.exit(2)

@@ -1,0 +1,150 @@
+"""One way to print: rows and columns in, a table for people or JSON for programs out.
+
+A column says how a value is shown and how dear it is: on a narrow terminal the cheap columns go first, so that lines
+never wrap into porridge. JSON always carries every value, unrounded, under the column's key.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+Row = Mapping[str, Any]
+
+
+def plain(value: Any) -> str:
+    """A value as text; nothing as a dash."""
+    return "-" if value is None or value == "" else str(value)
+
+
+def number(digits: int = 3) -> Callable[[Any], str]:
+    """A number to so many significant digits, without exponents below a million."""
+
+    def show(value: Any) -> str:
+        if value is None or not math.isfinite(value):
+            return "-"
+        if value and not 1e-3 <= abs(value) < 1e6:
+            return f"{value:.{digits - 1}e}"
+        places = max(digits - 1 - math.floor(math.log10(abs(value))), 0) if value else 0
+        return f"{value:.{places}f}"
+
+    return show
+
+
+def duration(value: Any) -> str:
+    """Seconds as `42s`, `3m07s`, `2h05m` or `3d04h`."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    seconds = round(max(value, 0.0))
+    if seconds < 60:
+        return f"{seconds}s"
+    if seconds < 3600:
+        return f"{seconds // 60}m{seconds % 60:02d}s"
+    if seconds < 86400:
+        return f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
+    return f"{seconds // 86400}d{seconds % 86400 // 3600:02d}h"
+
+
+def clock(value: Any) -> str:
+    """A POSIX timestamp as local date and time."""
+    return "-" if value is None else datetime.fromtimestamp(value).strftime("%Y-%m-%d %H:%M:%S")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """How one value of a row is shown."""
+
+    key: str
+    title: str
+    show: Callable[[Any], str] = plain
+    right: bool = False
+    rank: int = 0
+    """0 is always shown; the highest rank leaves first when the terminal is narrow."""
+    flexible: bool = False
+    """May be cut short with an ellipsis (a sentence) before any column is left out."""
+    least: int = 12
+    """Width down to which a flexible column may be cut."""
+    style: Callable[[Any], str] | None = None
+
+
+def fit(rows: Sequence[Row], columns: Sequence[Column], width: int) -> list[Column]:
+    """The columns that fit into `width` characters, in their order."""
+    kept = list(columns)
+
+    def need(column: Column) -> int:
+        widest = max([len(column.title), *(len(column.show(row.get(column.key))) for row in rows)])
+        return min(widest, max(column.least, len(column.title))) if column.flexible else widest
+
+    while sum(need(c) + 2 for c in kept) - 2 > width:
+        spare = [c for c in kept if c.rank]
+        if not spare:
+            break
+        kept.remove(max(spare, key=lambda c: c.rank))
+    return kept
+
+
+def table(rows: Sequence[Row], columns: Sequence[Column], width: int, title: str | None = None) -> Table:
+    """A rich table of the columns that fit; cells never wrap."""
+    kept = fit(rows, columns, width)
+    made = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in kept:
+        made.add_column(
+            column.title, justify="right" if column.right else "left", no_wrap=True, overflow="ellipsis",
+            header_style="bold", min_width=None if column.flexible else len(column.title),
+        )
+    for row in rows:
+        cells = []
+        for column in kept:
+            value = row.get(column.key)
+            cells.append(Text(column.show(value), style=column.style(value) if column.style else ""))
+        made.add_row(*cells)
+    return made
+
+
+def jsonable(value: Any) -> Any:
+    """A value that JSON can carry: no NaN or infinity, enumerations by value, times as POSIX seconds."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, datetime):
+        return value.timestamp()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(k): jsonable(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [jsonable(v) for v in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return str(value)
+
+
+def emit_json(value: Any) -> None:
+    """One JSON document on standard output."""
+    print(json.dumps(jsonable(value), indent=1, allow_nan=False))
+
+
+def emit(
+    rows: Sequence[Row],
+    columns: Sequence[Column],
+    *,
+    as_json: bool,
+    console: Console,
+    title: str | None = None,
+    empty: str = "nothing to show",
+) -> None:
+    """Print rows: a JSON list of objects, or a table that fits the terminal (a line when there are none)."""
+    if as_json:
+        emit_json([{c.key: row.get(c.key) for c in columns} for row in rows])
+    elif rows:
+        console.print(table(rows, columns, console.width, title))
+    else:
+        console.print(empty)
