@@ -1,0 +1,27 @@
+"""The only code that talks to Postgres."""
+
+from .store import Store
+from .views import (
+    CycleView,
+    Explanation,
+    HistoryPoint,
+    JobView,
+    Leader,
+    ObservedJob,
+    ReallocationCost,
+    ReallocTotals,
+    SettingChange,
+)
+
+__all__ = [
+    "CycleView",
+    "Explanation",
+    "HistoryPoint",
+    "JobView",
+    "Leader",
+    "ObservedJob",
+    "ReallocTotals",
+    "ReallocationCost",
+    "SettingChange",
+    "Store",
+]

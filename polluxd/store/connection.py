@@ -1,0 +1,147 @@
+"""Connections that never hang, and database errors as ours.
+
+A frozen server (or a network that swallows packets) answers nothing, not even the server-side statement
+timeout. psycopg2's wait callback bounds every wait on our own connections; those of other code are left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg2
+import psycopg2.extensions
+from psycopg2.extensions import POLL_OK, POLL_READ, POLL_WRITE
+from sqlalchemy import URL, Engine, create_engine, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+
+from polluxd.errors import ConfigError, LeaderLost, StoreError, StoreRejected, StoreUnavailable
+
+_FENCED = "PX001"
+_NOT_READY = "PX503"
+_RETRY_CLASSES = (
+    "08",  # connection
+    "40",  # serialisation failure, deadlock
+    "53",  # too many connections, out of memory, disk full
+    "57",  # statement timeout, shutdown, starting up
+    "55",  # lock timeout
+)
+_GRACE_S = 2.0
+"""How much longer than the server-side statement timeout we wait before the server counts as frozen."""
+
+
+class BoundedConnection(psycopg2.extensions.connection):  # type: ignore[misc] # psycopg2 has no types
+    """A psycopg2 connection whose waits end (see `_bounded_wait`)."""
+
+    answer_within_s = 60.0
+
+
+def _bounded_wait(connection: Any) -> None:
+    """Wait for the server, for at most `connection.answer_within_s` seconds where it has that attribute."""
+    limit = getattr(connection, "answer_within_s", None)
+    deadline = None if limit is None else time.monotonic() + limit
+    while (state := connection.poll()) != POLL_OK:
+        left = None if deadline is None else deadline - time.monotonic()
+        if left is not None and left <= 0:
+            raise psycopg2.OperationalError(f"no answer from the server within {limit:g} s")
+        poller = select.poll()
+        poller.register(connection.fileno(), {POLL_READ: select.POLLIN, POLL_WRITE: select.POLLOUT}[state])
+        poller.poll(None if left is None else left * 1000)
+
+
+class Connector:
+    """Opens connections to one database, all bounded in time.
+
+    Raises:
+        ConfigError: the URL is not a Postgres URL.
+    """
+
+    def __init__(self, url: str | URL, *, connect_timeout: float, statement_timeout: float) -> None:
+        try:
+            self.url = make_url(url)
+        except ArgumentError:
+            # SQLAlchemy's own message repeats the URL, password and all.
+            raise ConfigError(
+                "expected a database URL such as postgresql://pollux_daemon@host/pollux, got something else"
+            ) from None
+        if self.url.get_backend_name() != "postgresql":
+            raise ConfigError(f"expected a postgresql:// database URL, got {self.url.get_backend_name()}://")
+        self.connect_timeout = connect_timeout
+        self.statement_timeout = statement_timeout
+        psycopg2.extensions.set_wait_callback(_bounded_wait)
+
+    @property
+    def place(self) -> str:
+        """Where it connects, without the password."""
+        return self.url.set(drivername="postgresql").render_as_string(hide_password=True)
+
+    def open(self) -> Any:
+        """A new psycopg2 connection. Raises psycopg2.Error."""
+        connect_s = self.connect_timeout
+
+        class Connecting(BoundedConnection):
+            answer_within_s = connect_s
+
+        words = dict(self.url.translate_connect_args(username="user", database="dbname")) | dict(
+            self.url.query
+        )
+        connection = psycopg2.connect(
+            connection_factory=Connecting,
+            **{
+                "application_name": "polluxd",
+                "connect_timeout": max(2, round(connect_s)),
+                # A cut cable is noticed within seconds, by us and (for the leader's lock) by the server.
+                **dict(keepalives=1, keepalives_idle=5, keepalives_interval=2, keepalives_count=3),
+                "options": f"-c statement_timeout={round(self.statement_timeout * 1000)}"
+                " -c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3"
+                f" -c idle_in_transaction_session_timeout={round(self.statement_timeout * 4000)}",
+                **words,
+            },
+        )
+        connection.answer_within_s = self.statement_timeout + _GRACE_S
+        return connection
+
+    def engine(self) -> Engine:
+        """A small pool; a connection that died is replaced when it is taken."""
+        return create_engine(
+            "postgresql+psycopg2://",
+            creator=self.open,
+            pool_size=2,
+            max_overflow=4,
+            pool_timeout=self.connect_timeout,
+            pool_pre_ping=True,
+        )
+
+
+@contextlib.contextmanager
+def our_errors(place: str) -> Iterator[None]:
+    """Turn every psycopg2 and SQLAlchemy error into StoreUnavailable, StoreRejected or LeaderLost."""
+    try:
+        yield
+    except DBAPIError as error:
+        raise translated(error.orig or error, place) from error
+    except (psycopg2.Error, SQLAlchemyError) as error:
+        raise translated(error, place) from error
+
+
+def translated(error: BaseException, place: str) -> StoreError | LeaderLost:
+    """Our error for a database error at `place`."""
+    code = getattr(error, "pgcode", None)
+    text = getattr(getattr(error, "diag", None), "message_primary", None) or str(error).strip()
+    if code == _FENCED:
+        return LeaderLost(text)
+    if code == _NOT_READY:
+        return StoreUnavailable(text)
+    if code in ("3F000", "42P01"):  # no such schema or table
+        return StoreRejected(f"{place} has no Pollux schema of this version ({text}): run `polluxd migrate`")
+    lost = code is None and isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError)
+    if lost or (code or "").startswith(_RETRY_CLASSES) or isinstance(error, TimeoutError):
+        return StoreUnavailable(
+            f"{place} does not answer: {text}; running jobs are untouched, retried next cycle"
+        )
+    if code is None and isinstance(error, SQLAlchemyError) and not isinstance(error, DBAPIError):
+        return StoreUnavailable(f"{place}: no free connection: {text}")
+    return StoreRejected(f"{place} refused: {text}" + (f" [{code}]" if code else ""))

@@ -1,0 +1,80 @@
+"""What a re-allocation cost, from the stamps in its row. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from polluxd.model import Placement, Step
+
+from .views import ReallocationCost, ReallocTotals
+
+# Stamps of one move in the order of events, with the name of the interval that ends there.
+_TIMELINE = (
+    ("acknowledged", "stopped_at", "stop"),
+    ("times", Step.CHECKPOINTED, "checkpoint"),
+    ("times", Step.REQUEUED, "requeue"),
+    ("times", Step.CONFIGURED, "configure"),
+    ("times", Step.STARTED, "start"),
+    ("resumed", "launched_at", "launch"),
+    ("resumed", "imported_at", "import"),
+    ("resumed", "rendezvous_at", "rendezvous"),
+    ("resumed", "attached_at", "attach"),
+    ("resumed", "restored_at", "restore"),
+    ("resumed", "first_step_at", "first_step"),
+)
+
+
+def is_reallocation(path: str, attempt: int) -> bool:
+    """A first start moves nothing; the start of a job that ran before (it was parked) does."""
+    return path != "start" or attempt > 0
+
+
+def cost_of(row: Mapping[str, Any], source: Placement, target: Placement) -> ReallocationCost:
+    """The cost of a completed move; `row` has `times`, `acknowledged`, `resumed` as stored.
+
+    The pause begins at the agent's last step (else at the order to drain, else at the plan) and ends at the
+    first step after (else when that was noticed). Clocks of several machines are in it: an interval that
+    would be negative counts as 0, so that the intervals still add up to the pause.
+    """
+    stamps = {
+        "times": row["times"] or {},
+        "acknowledged": row["acknowledged"] or {},
+        "resumed": row["resumed"] or {},
+    }
+    times = stamps["times"]
+    last_step = stamps["acknowledged"].get("last_step_at")
+    first_step = stamps["resumed"].get("first_step_at")
+    ordered = times.get(Step.DRAINING, times.get(Step.CONFIGURED, times[Step.PLANNED]))
+    begin = float(ordered if last_step is None else last_step)
+    end = max(begin, float(times[Step.TRAINING] if first_step is None else first_step))
+    at = begin
+    steps: dict[str, float] = {}
+    for source_of, stamp, name in _TIMELINE:
+        seen = stamps[source_of].get(stamp)
+        if seen is not None:
+            reached = min(max(at, float(seen)), end)
+            steps[name] = reached - at
+            at = reached
+    if at < end:
+        steps["first_step"] = steps.get("first_step", 0.0) + end - at
+    return {
+        "id": int(row["id"]),
+        "job_id": int(row["job_id"]),
+        "path": str(row["path"]),
+        "from": str(source),
+        "to": str(target),
+        "planned_at": float(times[Step.PLANNED]),
+        "total_s": end - begin,
+        "drained_s": max(0.0, begin - float(ordered)) if last_step is not None else 0.0,
+        "measured": last_step is not None and first_step is not None,
+        "steps": steps,
+    }
+
+
+def totals(costs: Iterable[ReallocationCost]) -> dict[int, ReallocTotals]:
+    """Sums per job."""
+    seconds: dict[int, list[float]] = {}
+    for cost in costs:
+        seconds.setdefault(cost["job_id"], []).append(cost["total_s"])
+    return {job_id: ReallocTotals(len(s), sum(s), sum(s) / len(s)) for job_id, s in seconds.items()}

@@ -1,0 +1,94 @@
+"""Bring a database to this version's schema."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from polluxd.errors import StoreRejected
+
+from .sqlfiles import SqlFile, roles
+from .sqlfiles import migrations as all_migrations
+
+log = logging.getLogger(__name__)
+
+OWNER = "pollux_daemon"
+_LOCK = 7_072_655_571  # any number of our own: two `migrate` at once take turns
+
+
+def apply_migrations(connection: Any, *, upto: str | None = None) -> list[str]:
+    """Apply what is missing, each migration in its own transaction; returns the names of those applied now.
+
+    A superuser's connection also makes the roles first, and then acts as the owner. Idempotent.
+
+    Args:
+        connection: an open psycopg2 connection.
+        upto: stop after the migration of this name (upgrade tests).
+
+    Raises:
+        StoreRejected: roles are missing and may not be made, or an applied migration was edited since.
+        psycopg2.Error: the database refused or does not answer.
+    """
+    connection.autocommit = True
+    with connection.cursor() as cursor:
+        cursor.execute("SET statement_timeout = '10min'; SET client_min_messages = warning")
+        cursor.execute("SELECT pg_advisory_lock(%s)", (_LOCK,))
+        try:
+            _become_owner(cursor)
+            cursor.execute("""
+                CREATE SCHEMA IF NOT EXISTS pollux;
+                CREATE TABLE IF NOT EXISTS pollux.schema_migration (
+                    name text PRIMARY KEY,
+                    checksum text NOT NULL,
+                    applied_at timestamptz NOT NULL DEFAULT now())
+            """)
+            cursor.execute("SELECT name, checksum FROM pollux.schema_migration")
+            applied = dict(cursor.fetchall())
+            fresh = []
+            for migration in all_migrations():
+                if migration.name in applied:
+                    _must_match(migration, applied[migration.name])
+                else:
+                    _apply(cursor, migration)
+                    fresh.append(migration.name)
+                if migration.name == upto:
+                    break
+            return fresh
+        finally:
+            if not connection.closed:
+                cursor.execute("RESET ROLE; SELECT pg_advisory_unlock(%s)", (_LOCK,))
+
+
+def _apply(cursor: Any, migration: SqlFile) -> None:
+    # One string of several statements is one transaction for Postgres, `INSERT` included.
+    log.info("applying migration %s", migration.name)
+    record = cursor.mogrify(
+        "INSERT INTO pollux.schema_migration (name, checksum) VALUES (%s, %s)",
+        (migration.name, migration.checksum),
+    )
+    cursor.execute(migration.text.encode() + b";\n" + record)
+
+
+def _must_match(migration: SqlFile, checksum: str) -> None:
+    if migration.checksum != checksum:
+        raise StoreRejected(
+            f"migration {migration.name} was applied in another form than this version's file has: "
+            "schema and program come from different builds; install the matching version, or start anew"
+        )
+
+
+def _become_owner(cursor: Any) -> None:
+    cursor.execute("SELECT rolsuper FROM pg_roles WHERE rolname = current_user")
+    if cursor.fetchone()[0]:
+        cursor.execute(roles())
+    cursor.execute(
+        "SELECT array_agg(name) FROM unnest(%s) AS name"
+        " WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = name)",
+        ([OWNER, "pollux_agent", "pollux_read"],),
+    )
+    if missing := cursor.fetchone()[0]:
+        raise StoreRejected(
+            f"the database roles {', '.join(missing)} do not exist and this role may not make them: "
+            "run `polluxd migrate` once as a superuser, or sql/roles.sql by hand"
+        )
+    cursor.execute(f"SET ROLE {OWNER}")

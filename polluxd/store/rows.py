@@ -1,0 +1,245 @@
+"""Between rows and the model. What comes out of the database is validated again: it decides over GPUs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
+from polluxd.errors import ConfigError, ReportError
+from polluxd.model import (
+    Allocation,
+    JobSpec,
+    Placement,
+    Plan,
+    Reallocation,
+    Report,
+    Settings,
+    Step,
+)
+
+from .views import CycleView, HistoryPoint, JobView, ObservedJob
+
+Row = Mapping[str, Any]
+
+_FUTURE_S = 300.0
+"""How far ahead of ours a node's clock may be."""
+
+
+def seconds(value: datetime | None) -> float | None:
+    """POSIX seconds of a timestamptz."""
+    return None if value is None else value.timestamp()
+
+
+def placement_to_json(placement: Placement) -> str:
+    return json.dumps({"nodes": list(placement.nodes), "gpus_per_node": placement.gpus_per_node})
+
+
+def placement(value: Row) -> Placement:
+    return Placement(tuple(value["nodes"]), int(value["gpus_per_node"]))
+
+
+def finite_or_none(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def job_to_json(job: ObservedJob) -> dict[str, Any]:
+    """What `upsert_jobs` and `forget_reused_jobs` read. The job must be ours (`spec` set)."""
+    spec = job.spec
+    assert spec is not None
+    running = bool(job.gpus_per_node_held) and not job.state.finished
+    return {
+        "job_id": job.job_id,
+        "uid": job.uid,
+        "name": job.name,
+        "user_name": job.user,
+        "account": job.account,
+        "partition": job.partition,
+        "spec": {name: getattr(spec, name) for name in JobSpec.__slots__},
+        "state": job.state.value,
+        "slurm_state": job.raw_state,
+        "slurm_reason": job.reason,
+        "attempt": job.restart_count,
+        "nodes": sorted(job.gpus_per_node_held) if running else [],
+        "gpus": sum(job.gpus_per_node_held.values()) if running else 0,
+        "submitted_at": job.submit_time,
+        # The start time of a pending job is Slurm's guess (or our lease).
+        "started_at": job.start_time if running or job.state.finished else None,
+        "ended": job.state.finished,
+        "ended_at": job.end_time,
+    }
+
+
+def spec(value: Row) -> JobSpec:
+    known = {name: value[name] for name in JobSpec.__slots__ if name in value}
+    return JobSpec(**known)
+
+
+def report(row: Row, now: float) -> Report:
+    """The validated report of a row.
+
+    Raises:
+        ReportError: something in it is not finite, out of range, or later than `now` allows.
+    """
+    numbers = {name: value for name, value in row.items() if isinstance(value, float)}
+    for name, value in numbers.items():
+        if not math.isfinite(value) or value < 0:
+            raise ReportError(f"job {row['job_id']}: {name} must be finite and not negative, got {value}")
+    at = row["at"].timestamp()
+    if at > now + _FUTURE_S:
+        raise ReportError(
+            f"job {row['job_id']}: its report is {at - now:.0f} s ahead: set the clock of its node"
+        )
+    try:
+        limits = BatchLimits(row["batch_initial"], row["batch_maximum"], row["local_min"], row["local_max"])
+    except ValueError as error:
+        raise ReportError(f"job {row['job_id']}: {error}") from None
+    theta = [row[name] for name in ThroughputParams._fields]
+    first_step_at = row["times"].get("first_step_at")
+    return Report(
+        attempt=row["attempt"],
+        at=at,
+        limits=limits,
+        params=None if None in theta else ThroughputParams(*theta),
+        noise=None if row["noise_sqr"] is None else NoiseScale(row["noise_sqr"], row["noise_var"]),
+        explored_gpus=row["explored_gpus"],
+        explored_nodes=row["explored_nodes"],
+        gpus=row["gpus"],
+        nodes=row["nodes"],
+        batch_size=row["batch_size"],
+        goodput=row["goodput"],
+        throughput=row["throughput"],
+        progress=row["progress"],
+        target=row["target"],
+        epoch=row["epoch"],
+        lr_factor=row["lr_factor"],
+        checkpointed=row["checkpointed"],
+        first_step_at=None if first_step_at is None else float(first_step_at),
+        restart_cost=row["restart_cost"],
+    )
+
+
+def reallocation(row: Row) -> Reallocation:
+    return Reallocation(
+        id=row["id"],
+        job_id=row["job_id"],
+        attempt=row["attempt"],
+        path=row["path"],
+        source=placement(row["source"]),
+        target=placement(row["target"]),
+        reason=row["reason"],
+        step=Step(row["step"]),
+        times={Step(step): float(at) for step, at in row["times"].items()},
+        detail=row["detail"],
+    )
+
+
+def allocation(row: Row) -> Allocation:
+    return Allocation(
+        job_id=row["job_id"],
+        placement=Placement(tuple(row["nodes"]), row["gpus_per_node"]),
+        goodput=row["goodput"] or 0.0,
+        speedup=row["speedup"] or 0.0,
+        batch_size=row["batch_size"],
+        changed=row["changed"],
+        reason=row["reason"],
+    )
+
+
+def allocations_to_json(plan: Plan) -> str:
+    return json.dumps(
+        [
+            {
+                "job_id": a.job_id,
+                "nodes": list(a.placement.nodes),
+                "gpus_per_node": a.placement.gpus_per_node,
+                "gpus": a.placement.gpus,
+                "goodput": finite_or_none(float(a.goodput)),
+                "speedup": finite_or_none(float(a.speedup)),
+                "batch_size": int(a.batch_size),
+                "changed": bool(a.changed),
+                "reason": a.reason,
+            }
+            for a in plan.allocations
+        ]
+    )
+
+
+def cycle(row: Row) -> CycleView:
+    return CycleView(
+        id=row["id"],
+        epoch=row["epoch"],
+        mode=row["mode"],
+        started_at=row["started_at"].timestamp(),
+        note=row["note"],
+        objective=row["objective"],
+        upper_bound=row["upper_bound"],
+        gap=row["gap"],
+        solver=row["solver"],
+        durations=row["durations"],
+    )
+
+
+def job_view(row: Row) -> JobView:
+    values = dict(row)
+    values["user"] = values.pop("user_name")
+    values["spec"] = spec(values["spec"])
+    values["nodes"] = tuple(values["nodes"])
+    values["checkpointed"] = bool(values["checkpointed"])
+    for name in ("submitted_at", "started_at", "ended_at", "reported_at"):
+        values[name] = seconds(values[name])
+    return JobView(**values)
+
+
+def history_point(row: Row) -> HistoryPoint:
+    values = dict(row)
+    values["at"] = values["at"].timestamp()
+    initial, sqr, var = (values.pop(name) for name in ("batch_initial", "noise_sqr", "noise_var"))
+    phi = None if sqr is None else NoiseScale(sqr, var).phi(initial)
+    return HistoryPoint(**values, noise_scale=finite_or_none(phi))
+
+
+def settings(values: Row, defaults: Settings) -> Settings:
+    """The stored settings over the defaults."""
+    known = {name: values[name] for name in Settings.__slots__ if name in values}
+    if known.get("power") == "-inf":
+        known["power"] = -math.inf
+    return Settings(**{name: getattr(defaults, name) for name in Settings.__slots__} | known)
+
+
+def setting_to_json(name: str, value: object) -> str:
+    """A setting's value as JSON, checked.
+
+    Raises:
+        ConfigError: no such setting, or not a value for it.
+    """
+
+    def refuse(expected: str) -> ConfigError:
+        return ConfigError(f"setting {name}: expected {expected}, got {value!r}")
+
+    match name:
+        case "power":
+            if isinstance(value, str) and value.strip() in ("-inf", "-infinity"):
+                value = -math.inf
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value <= 1:
+                raise refuse("a number up to 1 (-1 by default, 0 geometric mean, 1 mean, -inf max-min)")
+            return '"-inf"' if value == -math.inf else json.dumps(value)
+        case "account_weights" | "user_weights":
+            if not isinstance(value, Mapping) or not all(
+                isinstance(k, str)
+                and isinstance(w, int | float)
+                and not isinstance(w, bool)
+                and math.isfinite(w)
+                and w > 0
+                for k, w in value.items()
+            ):
+                raise refuse('finite weights above 0 by name, such as {"physics": 2}')
+            return json.dumps(dict(value))
+        case "paused" | "partial_nodes":
+            if not isinstance(value, bool):
+                raise refuse("true or false")
+            return json.dumps(value)
+    raise ConfigError(f"no setting {name!r}: there are {', '.join(sorted(Settings.__slots__))}")

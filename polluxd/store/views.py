@@ -1,0 +1,195 @@
+"""What people and dashboards read out of the database, as frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypedDict
+
+from polluxd.model import Allocation, JobSpec, JobState, Reallocation, Report
+
+
+class ObservedJob(Protocol):
+    """The part of a Slurm job that is remembered (`polluxd.slurm.SlurmJob` has it)."""
+
+    @property
+    def job_id(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def user(self) -> str: ...
+    @property
+    def uid(self) -> int: ...
+    @property
+    def account(self) -> str: ...
+    @property
+    def partition(self) -> str: ...
+    @property
+    def state(self) -> JobState: ...
+    @property
+    def raw_state(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def restart_count(self) -> int: ...
+    @property
+    def submit_time(self) -> float: ...
+    @property
+    def start_time(self) -> float | None: ...
+    @property
+    def end_time(self) -> float | None: ...
+    @property
+    def gpus_per_node_held(self) -> Mapping[str, int]: ...
+    @property
+    def spec(self) -> JobSpec | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReallocTotals:
+    """What re-allocations have cost one job so far."""
+
+    count: int
+    """R_j: completed re-allocations; a first start is none."""
+    lost_seconds: float
+    """C_j."""
+    mean_cost: float | None
+    """Seconds per re-allocation; None until one was measured."""
+
+
+ReallocationCost = TypedDict(
+    "ReallocationCost",
+    {
+        "id": int,
+        "job_id": int,
+        "path": str,
+        "from": str,
+        "to": str,
+        "planned_at": float,
+        "total_s": float,
+        "drained_s": float,
+        "measured": bool,
+        "steps": dict[str, float],
+    },
+)
+"""The cost of one completed move: `total_s` without a training step, split into `steps`, which add up to it.
+`from` and `to` are placements as text ("n1:4,n2:4" or "none"); `drained_s` runs from the order to stop to the
+last step before (training goes on in it); `measured`: both ends come from the agent's own stamps."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """One row of `polluxctl jobs`. Times are POSIX seconds; None: not known (yet)."""
+
+    job_id: int
+    name: str
+    user: str
+    account: str
+    partition: str
+    state: str
+    slurm_reason: str
+    attempt: int
+    spec: JobSpec
+    nodes: tuple[str, ...]
+    gpus: int
+    submitted_at: float
+    started_at: float | None
+    ended_at: float | None
+    reported_at: float | None
+    batch_size: int | None
+    goodput: float | None
+    throughput: float | None
+    progress: float | None
+    target: float | None
+    epoch: float | None
+    checkpointed: bool
+    speedup: float | None
+    """As predicted by the latest decision."""
+    decision_reason: str | None
+    cycle_id: int | None
+    reallocations: int
+    move_path: str | None
+    move_step: str | None
+    """Step of the newest move; one that is not terminal is under way."""
+    move_reason: str | None
+    move_detail: str | None
+
+    @property
+    def fraction_done(self) -> float | None:
+        """progress / target, in 0..1, where a target was declared."""
+        if self.progress is None or not self.target:
+            return None
+        return min(self.progress / self.target, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class CycleView:
+    """One cycle as recorded."""
+
+    id: int
+    epoch: int | None
+    mode: str
+    started_at: float
+    note: str
+    objective: float | None
+    upper_bound: float | None
+    gap: float | None
+    solver: str | None
+    """None: nothing was decided in this cycle; `note` says why."""
+    durations: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """All that `polluxctl explain JOB` tells."""
+
+    job: JobView
+    report: Report | None
+    allocation: Allocation | None
+    """The newest decision on the job, with the cycle that made it."""
+    cycle: CycleView | None
+    reallocations: tuple[Reallocation, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryPoint:
+    """One report of the past."""
+
+    job_id: int
+    attempt: int
+    at: float
+    gpus: int
+    nodes: int
+    batch_size: int
+    local_batch: int
+    accumulation: int
+    goodput: float
+    throughput: float
+    progress: float
+    target: float | None
+    epoch: float
+    lr_factor: float
+    noise_scale: float | None
+    """phi [examples]."""
+    optimizer_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class SettingChange:
+    """One line of the settings' audit."""
+
+    at: float
+    who: str
+    name: str
+    from_value: Any
+    to_value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Who leads, for `polluxctl`."""
+
+    epoch: int
+    holder: str
+    since: float
+    leased: bool
+    """False: it has stopped, or stalled for longer than its lease."""

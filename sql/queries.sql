@@ -1,0 +1,227 @@
+-- Every statement that polluxd runs, by name (polluxd/store/sqlfiles.py reads this file).
+-- A line `-- name: NAME` opens a query; the comment lines below it describe it; `:word` is a parameter.
+
+-- name: lead_claim
+-- Take the lead: next epoch, for the holder of the advisory lock. No row while an earlier leader's lease still runs.
+INSERT INTO pollux.leader AS l (cluster, epoch, holder, lease_until)
+VALUES (:cluster, 1, :holder, clock_timestamp() + make_interval(secs => :lease_s))
+ON CONFLICT (cluster) DO UPDATE
+SET epoch = l.epoch + 1, holder = excluded.holder, since = now(), lease_until = excluded.lease_until
+WHERE l.lease_until <= clock_timestamp()
+RETURNING epoch;
+
+-- name: lead_renew
+-- Prolong the lease; no row when another epoch leads.
+UPDATE pollux.leader SET lease_until = clock_timestamp() + make_interval(secs => :lease_s)
+WHERE cluster = :cluster AND epoch = :epoch
+RETURNING epoch;
+
+-- name: lead_resign
+-- A leader that stops in good order lets the next one act at once.
+UPDATE pollux.leader SET lease_until = clock_timestamp() WHERE cluster = :cluster AND epoch = :epoch;
+
+-- name: leader
+SELECT epoch, holder, since, lease_until > clock_timestamp() AS leased
+FROM pollux.leader WHERE cluster = :cluster;
+
+-- name: fence
+-- Raises PX001 unless this epoch leads.
+SELECT pollux.fence(:cluster, :epoch);
+
+-- name: settings
+SELECT name, value FROM pollux.setting WHERE cluster = :cluster;
+
+-- name: set_who
+-- Who the audit trigger names, for this transaction.
+SELECT set_config('pollux.who', :who, true);
+
+-- name: set_setting
+INSERT INTO pollux.setting (cluster, name, value) VALUES (:cluster, :name, CAST(:value AS jsonb))
+ON CONFLICT (cluster, name) DO UPDATE SET value = excluded.value;
+
+-- name: setting_audit
+SELECT at, who, name, from_value, to_value FROM pollux.setting_audit
+WHERE cluster = :cluster ORDER BY id DESC LIMIT :newest;
+
+-- name: install_secret
+INSERT INTO pollux.secret (cluster, key) VALUES (:cluster, :key) ON CONFLICT (cluster, key) DO NOTHING;
+
+-- name: forget_old_secrets
+-- The newest two stay: tokens of running attempts were made with either.
+DELETE FROM pollux.secret s WHERE s.cluster = :cluster AND s.id NOT IN (
+    SELECT id FROM pollux.secret WHERE cluster = :cluster ORDER BY id DESC LIMIT 2);
+
+-- name: reports
+-- Latest reports of jobs that have not ended (or that were never synchronised).
+SELECT r.* FROM pollux.report r
+LEFT JOIN pollux.job j ON j.cluster = r.cluster AND j.job_id = r.job_id
+WHERE r.cluster = :cluster AND j.ended_at IS NULL;
+
+-- name: report_of
+SELECT * FROM pollux.report WHERE cluster = :cluster AND job_id = :job_id;
+
+-- name: report_history
+SELECT job_id, attempt, at, gpus, nodes, batch_size, local_batch, accumulation, goodput, throughput, progress, target,
+       epoch, lr_factor, batch_initial, noise_sqr, noise_var, optimizer_steps
+FROM pollux.report_history
+WHERE cluster = :cluster AND (CAST(:job_id AS bigint) IS NULL OR job_id = :job_id)
+  AND received_at >= to_timestamp(:since)
+ORDER BY job_id, received_at;
+
+-- name: forget_reused_jobs
+-- Slurm's job ids begin again when its state is wiped: an earlier job's row and report must not stand for the new one.
+WITH seen AS (
+    SELECT * FROM jsonb_to_recordset(CAST(:jobs AS jsonb)) AS s(job_id bigint, attempt integer, ended boolean)
+), reused AS (
+    DELETE FROM pollux.job j USING seen s
+    WHERE j.cluster = :cluster AND j.job_id = s.job_id AND (s.attempt < j.attempt
+        OR j.ended_at IS NOT NULL AND j.state <> 'GONE' AND NOT s.ended AND s.attempt <= j.attempt)
+    RETURNING j.job_id
+), reports AS (
+    DELETE FROM pollux.report r USING reused u WHERE r.cluster = :cluster AND r.job_id = u.job_id
+)
+SELECT job_id FROM reused;
+
+-- name: upsert_jobs
+INSERT INTO pollux.job AS j (cluster, job_id, uid, name, user_name, account, partition, spec, state, slurm_state,
+    slurm_reason, attempt, nodes, gpus, submitted_at, started_at, ended_at, seen_at)
+SELECT :cluster, s.job_id, s.uid, s.name, s.user_name, s.account, s.partition, s.spec, s.state, s.slurm_state,
+    s.slurm_reason, s.attempt, ARRAY(SELECT jsonb_array_elements_text(s.nodes)), s.gpus,
+    to_timestamp(s.submitted_at), to_timestamp(s.started_at),
+    CASE WHEN s.ended THEN coalesce(to_timestamp(s.ended_at), now()) END, now()
+FROM jsonb_to_recordset(CAST(:jobs AS jsonb)) AS s(
+    job_id bigint, uid bigint, name text, user_name text, account text, partition text, spec jsonb, state text,
+    slurm_state text, slurm_reason text, attempt integer, nodes jsonb, gpus integer, submitted_at double precision,
+    started_at double precision, ended boolean, ended_at double precision)
+ON CONFLICT (cluster, job_id) DO UPDATE SET
+    uid = excluded.uid, name = excluded.name, user_name = excluded.user_name, account = excluded.account,
+    partition = excluded.partition, spec = excluded.spec, state = excluded.state,
+    slurm_state = excluded.slurm_state, slurm_reason = excluded.slurm_reason, attempt = excluded.attempt,
+    nodes = excluded.nodes, gpus = excluded.gpus, submitted_at = least(j.submitted_at, excluded.submitted_at),
+    started_at = least(j.started_at, excluded.started_at),
+    ended_at = CASE WHEN excluded.ended_at IS NULL THEN NULL ELSE coalesce(j.ended_at, excluded.ended_at) END,
+    seen_at = now();
+
+-- name: end_unseen_jobs
+-- Jobs that Slurm has forgotten: they ended while nobody looked.
+UPDATE pollux.job SET state = 'GONE', ended_at = now(), nodes = '{}', gpus = 0
+WHERE cluster = :cluster AND ended_at IS NULL AND NOT job_id = ANY(:job_ids);
+
+-- name: record_cycle
+INSERT INTO pollux.cycle (cluster, epoch, mode, started_at, note, objective, upper_bound, gap, solver, durations, snapshot)
+VALUES (:cluster, :epoch, :mode, to_timestamp(:started_at), :note, :objective, :upper_bound, :gap, :solver,
+        CAST(:durations AS jsonb), CAST(:snapshot AS jsonb))
+RETURNING id;
+
+-- name: record_allocations
+INSERT INTO pollux.allocation (cycle_id, job_id, nodes, gpus_per_node, gpus, goodput, speedup, batch_size, changed, reason)
+SELECT :cycle_id, a.job_id, ARRAY(SELECT jsonb_array_elements_text(a.nodes)), a.gpus_per_node, a.gpus, a.goodput,
+       a.speedup, a.batch_size, a.changed, a.reason
+FROM jsonb_to_recordset(CAST(:allocations AS jsonb)) AS a(
+    job_id bigint, nodes jsonb, gpus_per_node integer, gpus integer, goodput double precision,
+    speedup double precision, batch_size integer, changed boolean, reason text);
+
+-- name: latest_cycle
+SELECT id, epoch, mode, started_at, note, objective, upper_bound, gap, solver, durations
+FROM pollux.cycle WHERE cluster = :cluster ORDER BY id DESC LIMIT 1;
+
+-- name: cycle
+SELECT id, epoch, mode, started_at, note, objective, upper_bound, gap, solver, durations
+FROM pollux.cycle WHERE cluster = :cluster AND id = :id;
+
+-- name: cycle_snapshot
+SELECT snapshot FROM pollux.cycle WHERE cluster = :cluster AND id = :id;
+
+-- name: allocations
+SELECT a.* FROM pollux.allocation a JOIN pollux.cycle c ON c.id = a.cycle_id
+WHERE c.cluster = :cluster AND a.cycle_id = :cycle_id ORDER BY a.job_id;
+
+-- name: latest_allocation_of
+SELECT a.* FROM pollux.allocation a JOIN pollux.cycle c ON c.id = a.cycle_id
+WHERE c.cluster = :cluster AND a.job_id = :job_id ORDER BY a.cycle_id DESC LIMIT 1;
+
+-- name: plan_reallocation
+INSERT INTO pollux.reallocation (cluster, job_id, attempt, path, source, target, reason, step, times, epoch)
+VALUES (:cluster, :job_id, :attempt, :path, CAST(:source AS jsonb), CAST(:target AS jsonb), :reason, 'planned',
+        jsonb_build_object('planned', CAST(:at AS double precision)), :epoch)
+RETURNING *;
+
+-- name: advance
+-- Go on to a later step; no row when the move is already there, beyond, or over. The end of a move takes along what
+-- the new attempt said of its start, so that its cost stays readable after the report has moved on.
+UPDATE pollux.reallocation r
+SET step = CAST(:step AS text),
+    times = r.times || jsonb_build_object(CAST(:step AS text), CAST(:at AS double precision)),
+    detail = concat_ws('; ', nullif(r.detail, ''), nullif(CAST(:detail AS text), '')),
+    epoch = :epoch,
+    resumed = coalesce(r.resumed, CASE WHEN :step = 'training' THEN (
+        SELECT p.times || jsonb_strip_nulls(jsonb_build_object('restart_cost', p.restart_cost))
+        FROM pollux.report p
+        WHERE p.cluster = r.cluster AND p.job_id = r.job_id
+          AND p.attempt >= r.attempt + CASE r.path WHEN 'requeue' THEN 1 ELSE 0 END) END)
+WHERE r.id = :id AND r.cluster = :cluster AND r.step NOT IN ('training', 'parked', 'failed')
+  AND pollux.step_rank(r.step) < pollux.step_rank(:step)
+RETURNING r.id;
+
+-- name: open_reallocations
+SELECT * FROM pollux.reallocation
+WHERE cluster = :cluster AND step NOT IN ('training', 'parked', 'failed') ORDER BY id;
+
+-- name: reallocations
+SELECT * FROM pollux.reallocation
+WHERE cluster = :cluster AND (CAST(:job_id AS bigint) IS NULL OR job_id = :job_id) ORDER BY id;
+
+-- name: completed_reallocations
+-- Moves that ended in training, of jobs that still matter (:active) or of all; a job id used again counts anew.
+SELECT r.* FROM pollux.reallocation r
+LEFT JOIN pollux.job j ON j.cluster = r.cluster AND j.job_id = r.job_id
+WHERE r.cluster = :cluster AND r.step = 'training' AND (NOT :active OR j.ended_at IS NULL)
+  AND (j.submitted_at IS NULL OR to_timestamp((r.times ->> 'planned')::double precision) >= j.submitted_at)
+ORDER BY r.id;
+
+-- name: jobs_view
+-- One row per job: what it is, what it has, what it reports, what was last decided and moved.
+SELECT j.job_id, j.name, j.user_name, j.account, j.partition, j.state, j.slurm_reason, j.attempt, j.spec, j.nodes,
+       j.gpus, j.submitted_at, j.started_at, j.ended_at,
+       p.at AS reported_at, p.batch_size, p.goodput, p.throughput, p.progress, p.target, p.epoch, p.checkpointed,
+       a.speedup, a.reason AS decision_reason, a.cycle_id,
+       m.path AS move_path, m.step AS move_step, m.reason AS move_reason, m.detail AS move_detail,
+       coalesce(n.count, 0) AS reallocations
+FROM pollux.job j
+LEFT JOIN pollux.report p ON p.cluster = j.cluster AND p.job_id = j.job_id
+LEFT JOIN LATERAL (
+    SELECT a.speedup, a.reason, a.cycle_id FROM pollux.allocation a JOIN pollux.cycle c ON c.id = a.cycle_id
+    WHERE a.job_id = j.job_id AND c.cluster = j.cluster AND c.started_at >= j.submitted_at - interval '1 minute'
+    ORDER BY a.cycle_id DESC LIMIT 1) a ON true
+LEFT JOIN LATERAL (
+    SELECT r.path, r.step, r.reason, r.detail FROM pollux.reallocation r
+    WHERE r.cluster = j.cluster AND r.job_id = j.job_id ORDER BY r.id DESC LIMIT 1) m ON true
+LEFT JOIN LATERAL (
+    SELECT count(*) FROM pollux.reallocation r
+    WHERE r.cluster = j.cluster AND r.job_id = j.job_id AND r.step = 'training'
+      AND (r.path <> 'start' OR r.attempt > 0)) n ON true
+WHERE j.cluster = :cluster AND (CAST(:job_id AS bigint) IS NULL OR j.job_id = :job_id)
+  AND (:ended OR j.ended_at IS NULL OR CAST(:job_id AS bigint) IS NOT NULL)
+ORDER BY j.job_id;
+
+-- name: prune_history
+DELETE FROM pollux.report_history WHERE cluster = :cluster AND received_at < to_timestamp(:before);
+
+-- name: prune_cycles
+-- The newest cycle stays, however old: `polluxctl explain` reads it.
+DELETE FROM pollux.cycle WHERE cluster = :cluster AND started_at < to_timestamp(:before)
+  AND id < (SELECT max(id) FROM pollux.cycle WHERE cluster = :cluster);
+
+-- name: prune_snapshots
+UPDATE pollux.cycle SET snapshot = NULL
+WHERE cluster = :cluster AND snapshot IS NOT NULL AND started_at < to_timestamp(:before);
+
+-- name: prune_jobs
+-- Ended jobs with all that hangs on them.
+WITH gone AS (
+    DELETE FROM pollux.job WHERE cluster = :cluster AND ended_at < to_timestamp(:before) RETURNING job_id
+), reports AS (
+    DELETE FROM pollux.report r USING gone g WHERE r.cluster = :cluster AND r.job_id = g.job_id
+)
+DELETE FROM pollux.reallocation m USING gone g WHERE m.cluster = :cluster AND m.job_id = g.job_id
+  AND m.step IN ('training', 'parked', 'failed');
