@@ -1,0 +1,394 @@
+"""A private Slurm cluster with stand-in GPUs, and its Postgres."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from .errors import DevClusterError
+from .postgres import DevPostgres
+from .processes import Daemon, descendants, free_ports, kill_all, pids_with_environment, wait_until
+from .slurmconf import Layout, gres_conf, hook_script, job_submit_lua, slurm_conf
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+_LONGEST_SOCKET_NAME = 107  # sockaddr_un.sun_path, unix(7)
+
+
+class DevCluster:
+    """munged, slurmctld, `nodes` slurmd with `gpus_per_node` stand-in GPUs each, and Postgres.
+
+    Jobs run as whoever submits them; the interpreter that runs this is first in their PATH.
+
+    Args:
+        directory: all data and logs; must be reachable by user `postgres` (so not below root's home).
+        lease_s: how long the submission hook keeps an opted-in job back for polluxd [s].
+        heartbeat_stale_s: age of `heartbeat_file` from which the hook takes polluxd for dead and lets
+            opted-in jobs start as plain ones [s]; None: the hook does not look.
+        publish_interval_s: what the tickets tell the agents [s].
+        postgres: False leaves the database out.
+    """
+
+    def __init__(
+        self,
+        directory: Path | str,
+        *,
+        nodes: int = 4,
+        gpus_per_node: int = 4,
+        cpus_per_node: int = 8,
+        memory_mb: int = 4000,
+        gpu_type: str = "",
+        lease_s: float = 120,
+        heartbeat_stale_s: float | None = None,
+        publish_interval_s: float = 2.0,
+        cluster_name: str = "dev",
+        postgres: bool = True,
+    ) -> None:
+        self.directory = Path(directory).absolute()
+        self.cluster_name = cluster_name
+        self.postgres: DevPostgres | None = DevPostgres(self.directory / "postgres") if postgres else None
+        self._lease_s = lease_s
+        self._heartbeat_stale_s = heartbeat_stale_s
+        self._publish_interval_s = publish_interval_s
+        ports = free_ports(nodes + 1)
+        self._layout = Layout(
+            directory=self.directory,
+            cluster_name=cluster_name,
+            hostname=socket.gethostname().split(".")[0],
+            nodes=tuple(f"n{i + 1}" for i in range(nodes)),
+            gpus_per_node=gpus_per_node,
+            cpus_per_node=cpus_per_node,
+            memory_mb=memory_mb,
+            gpu_type=gpu_type,
+            hooks=REPOSITORY / "slurm_hooks",
+            slurmctld_port=ports[0],
+            slurmd_ports=tuple(ports[1:]),
+        )
+        self._munged: Daemon | None = None
+        self._slurmctld: Daemon | None = None
+        self._slurmd: dict[str, Daemon] = {}
+
+    # --- what the users of the cluster need to know ------------------------------------------------
+
+    @property
+    def slurm_conf(self) -> Path:
+        return self._layout.etc / "slurm.conf"
+
+    @property
+    def env(self) -> dict[str, str]:
+        """To be merged over `os.environ` for Slurm's client commands and for the jobs they submit."""
+        path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
+        return {"SLURM_CONF": str(self.slurm_conf), "PATH": path}
+
+    @property
+    def client_environment(self) -> dict[str, str]:
+        """The whole environment for a client command: ours without any other Slurm's variables."""
+        return _without_slurm(os.environ) | self.env
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        return self._layout.nodes
+
+    @property
+    def logs(self) -> Path:
+        """slurmctld.log, slurmd-<node>.log, munged.log (Postgres' is postgres/postgres.log)."""
+        return self._layout.logs
+
+    @property
+    def ticket_dir(self) -> Path:
+        return self.directory / "tickets"
+
+    @property
+    def secret_file(self) -> Path:
+        """The HMAC secret of the tickets: hexadecimal text, root only."""
+        return self._layout.etc / "ticket.secret"
+
+    @property
+    def heartbeat_file(self) -> Path:
+        """polluxd's sign of life, which the submission hook looks at when `heartbeat_stale_s` is set."""
+        return self.directory / "polluxd.heartbeat"
+
+    @property
+    def database_url(self) -> str:
+        """SQLAlchemy URL of `pollux_daemon`."""
+        return self._postgres().url
+
+    @property
+    def agent_dsn(self) -> str:
+        """libpq connection string of `pollux_agent`."""
+        return self._postgres().agent_dsn
+
+    # --- life --------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """From nothing (any earlier state in the folder is removed) to idle nodes.
+
+        Raises:
+            DevClusterError: not root, a program is missing, or a daemon did not come up.
+        """
+        self._check()
+        self._lay_out()
+        if self.postgres is not None:
+            self.postgres.start()
+        self._write_configuration()
+        self._start_munged()
+        self.start_slurmctld()
+        for name in self._layout.nodes:
+            self.start_slurmd(name)
+        wait_until(self._all_idle, 30, f"all nodes to be idle; logs are in {self.logs}")
+        self._record()
+
+    def stop(self) -> None:
+        """End every process of this cluster, jobs included. The folder with the logs stays."""
+        below = descendants(d.pid for d in self._slurmd.values() if d.pid is not None)
+        for daemon in self._slurmd.values():
+            daemon.send(signal.SIGTERM)
+        self.stop_slurmctld()
+        for daemon in self._slurmd.values():
+            daemon.stop()
+        self._kill_left_overs(below)
+        if self._munged is not None:
+            self._munged.stop()
+        if self.postgres is not None:
+            self.postgres.stop()
+        self._slurmd.clear()
+        self._munged = None
+        (self.directory / "running.json").unlink(missing_ok=True)
+
+    def start_slurmctld(self) -> None:
+        """Start (again) with the state that is on disk; returns when it answers."""
+        # -i: ignore errors in the state files of a controller that was killed.
+        argv = [_program("slurmctld"), "-D", "-i", "-f", str(self.slurm_conf)]
+        self._slurmctld = Daemon(
+            "slurmctld", argv, self.logs / "slurmctld.out", env=self._daemon_environment()
+        )
+        self._slurmctld.start()
+        wait_until(self._controller_answers, 30, f"slurmctld; its log is {self.logs}/slurmctld.log")
+
+    def stop_slurmctld(self, *, kill: bool = False) -> None:
+        """TERM (state is saved) or, as a crash, KILL."""
+        if self._slurmctld is not None:
+            self._slurmctld.stop(signal.SIGKILL if kill else signal.SIGTERM)
+            self._slurmctld = None
+
+    def restart_slurmctld(self, *, kill: bool = False) -> None:
+        self.stop_slurmctld(kill=kill)
+        self.start_slurmctld()
+
+    def signal_slurmctld(self, number: int) -> None:
+        """STOP makes every client command hang until its own timeout; CONT ends that."""
+        if self._slurmctld is not None:
+            self._slurmctld.send(number)
+
+    def start_slurmd(self, name: str) -> None:
+        argv = [_program("slurmd"), "-D", "-N", name, "-f", str(self.slurm_conf)]
+        daemon = Daemon(
+            f"slurmd {name}", argv, self.logs / f"slurmd-{name}.out", env=self._daemon_environment()
+        )
+        daemon.start()
+        self._slurmd[name] = daemon
+
+    def stop_slurmd(self, name: str, *, kill: bool = False) -> None:
+        """The steps on the node live on, as they do when a real slurmd is restarted."""
+        self._slurmd.pop(name).stop(signal.SIGKILL if kill else signal.SIGTERM)
+
+    def stop_postgres(self, *, immediate: bool = False) -> None:
+        self._postgres().stop(immediate=immediate)
+
+    def start_postgres(self) -> None:
+        self._postgres().start()
+
+    def command(self, *argv: str, timeout_s: float = 15) -> str:
+        """Run a Slurm client command against this cluster and give back what it printed.
+
+        Raises:
+            DevClusterError: it failed; the message carries its complaint.
+        """
+        done = subprocess.run(
+            argv,
+            env=self.client_environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+        if done.returncode:
+            raise DevClusterError(f"{' '.join(argv)}: exit status {done.returncode}: {done.stderr.strip()}")
+        return done.stdout
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:  # Ctrl-C in mid-start too
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # --- parts of it -------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if os.geteuid() != 0:
+            raise DevClusterError("the private cluster needs root: slurmd runs jobs as their users")
+        for program in ("munged", "slurmctld", "slurmd", "scontrol", "sinfo", "sbatch", "srun"):
+            _program(program)
+        if len(str(self._layout.munge_socket)) > _LONGEST_SOCKET_NAME:
+            raise DevClusterError(
+                f"{self.directory} is too deep: a socket's name has {_LONGEST_SOCKET_NAME} characters"
+            )
+
+    def _lay_out(self) -> None:
+        layout = self._layout
+        for old in (layout.etc, layout.logs, layout.state, layout.devices, self.ticket_dir):
+            shutil.rmtree(old, ignore_errors=True)
+        if self.postgres is not None:
+            shutil.rmtree(self.postgres.directory, ignore_errors=True)
+        folders = (
+            layout.etc,
+            layout.logs,
+            layout.state / "slurmctld",
+            layout.devices,
+            layout.munge_socket.parent,
+        )
+        for folder in (self.directory, self.ticket_dir, *folders):
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(0o755)
+        for name in layout.nodes:
+            (layout.state / name).mkdir(exist_ok=True)
+        # GPUs must be character devices: plain files are refused, a bare count makes the node invalid.
+        for index in range(layout.gpus_per_node):
+            device = layout.devices / f"gpu{index}"
+            os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+            device.chmod(0o666)
+
+    def _write_configuration(self) -> None:
+        layout = self._layout
+        (layout.etc / "slurm.conf").write_text(slurm_conf(layout))
+        (layout.etc / "gres.conf").write_text(gres_conf(layout))
+        self.write_submit_hook()
+        self.secret_file.touch(mode=0o600)
+        self.secret_file.write_text(secrets.token_hex(32) + "\n")
+        config = layout.etc / "hooks.json"
+        config.touch(mode=0o600)  # the connection string holds the agents' password
+        config.write_text(
+            json.dumps(
+                {
+                    "cluster": self.cluster_name,
+                    "ticket_dir": str(self.ticket_dir),
+                    "secret_file": str(self.secret_file),
+                    "dsn": self.postgres.agent_dsn if self.postgres is not None else "",
+                    "publish_interval_s": self._publish_interval_s,
+                },
+                indent=2,
+            )
+        )
+        for name in ("prolog", "epilog"):
+            script = layout.etc / name
+            script.write_text(hook_script(layout, name, config))
+            script.chmod(0o755)
+
+    def write_submit_hook(self, **overrides: str | float | int) -> None:
+        """Write the site's job_submit.lua; slurmctld sees its new time at the next submission."""
+        layout = self._layout
+        settings: dict[str, str | float | int] = {
+            "ticket_dir": str(self.ticket_dir),
+            "lease_s": self._lease_s,
+            "cluster_gpus": len(layout.nodes) * layout.gpus_per_node,
+        }
+        if self._heartbeat_stale_s is not None:
+            settings |= {
+                "heartbeat_file": str(self.heartbeat_file),
+                "heartbeat_stale_s": self._heartbeat_stale_s,
+            }
+        (layout.etc / "job_submit.lua").write_text(job_submit_lua(layout, settings | overrides))
+
+    def _start_munged(self) -> None:
+        folder = self._layout.munge_socket.parent
+        key = folder / "key"
+        key.unlink(missing_ok=True)
+        key.touch(mode=0o600)
+        key.write_bytes(os.urandom(1024))
+        argv = [
+            _program("munged"),
+            "--foreground",
+            "--num-threads=2",
+            f"--socket={self._layout.munge_socket}",
+        ]
+        argv += [f"--key-file={key}", f"--pid-file={folder}/pid", f"--seed-file={folder}/seed"]
+        self._munged = Daemon("munged", argv, self.logs / "munged.log", env=self._daemon_environment())
+        self._munged.start()
+        wait_until(self._munge_ready, 10, "munged")
+
+    def _munge_ready(self) -> bool:
+        assert self._munged is not None
+        self._munged.must_run()
+        return self._layout.munge_socket.exists()
+
+    def _controller_answers(self) -> bool:
+        assert self._slurmctld is not None
+        self._slurmctld.must_run()
+        ping = ["scontrol", "ping"]
+        done = subprocess.run(ping, env=self.client_environment, capture_output=True, text=True, check=False)
+        return "is UP" in done.stdout
+
+    def _all_idle(self) -> bool:
+        for daemon in self._slurmd.values():
+            daemon.must_run()
+        states = self.command("sinfo", "-h", "-N", "-o", "%T").split()
+        return len(states) == len(self._layout.nodes) and set(states) == {"idle"}
+
+    def _kill_left_overs(self, known: set[int]) -> None:
+        """Steps and their processes outlive slurmd by design; each carries this cluster's SLURM_CONF."""
+        mark = f"SLURM_CONF={self.slurm_conf}"
+        for _ in range(3):  # a dying step may have been about to fork
+            left = set(pids_with_environment(mark)) | known
+            known = descendants(left)
+            kill_all(left | known)
+            if not left:
+                return
+
+    def _record(self) -> None:
+        """Write down what runs, so that `down` can stop it from another process."""
+        facts: dict[str, object] = {"slurm_conf": str(self.slurm_conf), "cluster": self.cluster_name}
+        if self.postgres is not None:
+            facts |= {"database_url": self.database_url, "postgres_pid": self.postgres.pid}
+        record = self.directory / "running.json"
+        record.touch(mode=0o600)
+        record.write_text(json.dumps(facts, indent=2))
+
+    def _daemon_environment(self) -> dict[str, str]:
+        return _without_slurm(os.environ) | {"SLURM_CONF": str(self.slurm_conf)}
+
+    def _postgres(self) -> DevPostgres:
+        if self.postgres is None:
+            raise DevClusterError("this cluster was started without Postgres")
+        return self.postgres
+
+
+def _without_slurm(environment: os._Environ[str]) -> dict[str, str]:
+    prefixes = ("SLURM_", "SBATCH_", "SALLOC_", "SQUEUE_", "SINFO_", "PG")
+    return {name: value for name, value in environment.items() if not name.startswith(prefixes)}
+
+
+def _program(name: str) -> str:
+    # Debian keeps the daemons in sbin, which is not in everybody's PATH.
+    found = shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
+    if found is None:
+        raise DevClusterError(
+            f"no {name} on this machine: contrib/devcluster/install.sh installs what is needed"
+        )
+    return found

@@ -1,0 +1,204 @@
+"""A private Postgres from `initdb`, on loopback."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from .errors import DevClusterError
+from .processes import Daemon, free_ports, wait_until
+
+
+class DevPostgres:
+    """A throw-away Postgres in `directory`: the three Pollux roles, a database owned by `pollux_daemon`.
+
+    Durability is off (`fsync=off`): it is for tests and demos. Passwords are made at start; nobody else on
+    the machine can log in.
+    """
+
+    def __init__(self, directory: Path | str, *, port: int | None = None) -> None:
+        self.directory = Path(directory).absolute()
+        self.port = port or 0
+        self.database = "pollux"
+        self._passwords = {
+            role: secrets.token_hex(12)
+            for role in ("postgres", "pollux_daemon", "pollux_agent", "pollux_read")
+        }
+        self._daemon: Daemon | None = None
+
+    @property
+    def data(self) -> Path:
+        return self.directory / "data"
+
+    @property
+    def log(self) -> Path:
+        return self.directory / "postgres.log"
+
+    @property
+    def pid(self) -> int | None:
+        return self._daemon.pid if self._daemon is not None else None
+
+    @property
+    def url(self) -> str:
+        """SQLAlchemy URL of the owner, `pollux_daemon`."""
+        return self._url("pollux_daemon", self.database)
+
+    @property
+    def admin_url(self) -> str:
+        """SQLAlchemy URL of the superuser."""
+        return self._url("postgres", self.database)
+
+    @property
+    def agent_dsn(self) -> str:
+        """libpq connection string of `pollux_agent`, as the tickets carry it."""
+        return self._dsn("pollux_agent", self.database)
+
+    @property
+    def read_dsn(self) -> str:
+        """libpq connection string of `pollux_read`."""
+        return self._dsn("pollux_read", self.database)
+
+    def start(self) -> None:
+        """Initialise (the first time) and start; returns when connections are accepted.
+
+        Raises:
+            DevClusterError: not root, Postgres is missing, or it did not come up.
+        """
+        if self._daemon is not None and self._daemon.running:
+            return
+        fresh = not (self.data / "PG_VERSION").exists()
+        if fresh:
+            self._initdb()
+        if not self.port:
+            (self.port,) = free_ports(1)
+        options = {
+            "port": str(self.port),
+            "listen_addresses": "127.0.0.1",
+            "unix_socket_directories": "",  # a deep folder would pass the 107 characters of a socket's name
+            "fsync": "off",
+            "synchronous_commit": "off",
+            "full_page_writes": "off",
+            "shared_buffers": "32MB",
+            "max_connections": "100",
+        }
+        argv = [str(_postgres_bin() / "postgres"), "-D", str(self.data)]
+        argv += [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
+        self._daemon = Daemon("postgres", argv, self.log, env=_clean_environment(), user="postgres")
+        self._daemon.start()
+        wait_until(self._accepts, 30, f"Postgres on port {self.port}")
+        if fresh:
+            self._bootstrap()
+
+    def stop(self, *, immediate: bool = False) -> None:
+        """Fast shutdown (INT: sessions are ended); `immediate` is a crash (QUIT: recovery at next start)."""
+        if self._daemon is not None:
+            self._daemon.stop(signal.SIGQUIT if immediate else signal.SIGINT, grace_s=10)
+            self._daemon = None
+
+    def execute(self, sql: str, *, database: str | None = None) -> None:
+        """Run statements as the superuser, outside a transaction."""
+        import psycopg2  # noqa: PLC0415 - keeps `install.sh` able to import this package before the venv is filled
+
+        connection = psycopg2.connect(self._dsn("postgres", database or self.database))
+        try:
+            connection.autocommit = True
+            with connection.cursor() as cursor:
+                cursor.execute(sql)
+        finally:
+            connection.close()
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _initdb(self) -> None:
+        if os.geteuid() != 0:
+            raise DevClusterError(
+                "the private cluster needs root: initdb runs as user postgres, slurmd as root"
+            )
+        self.directory.mkdir(parents=True, exist_ok=True)
+        owner = pwd.getpwnam("postgres")
+        os.chown(self.directory, owner.pw_uid, owner.pw_gid)
+        password_file = self.directory / "superuser.password"
+        password_file.write_text(self._passwords["postgres"] + "\n")
+        password_file.chmod(0o600)
+        os.chown(password_file, owner.pw_uid, owner.pw_gid)
+        done = subprocess.run(
+            [
+                *(str(_postgres_bin() / "initdb"), "-D", str(self.data), "-U", "postgres"),
+                *(
+                    "--auth=scram-sha-256",
+                    f"--pwfile={password_file}",
+                    "--encoding=UTF8",
+                    "--locale=C",
+                    "--no-sync",
+                ),
+            ],
+            user="postgres",
+            group="postgres",
+            extra_groups=[],
+            cwd="/",
+            env=_clean_environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise DevClusterError(
+                f"initdb failed in {self.data} (can user postgres reach it?): {done.stderr.strip()}"
+            )
+
+    def _bootstrap(self) -> None:
+        # CREATEROLE lets the schema's migrations create whatever further role they want.
+        for role, options in (("pollux_daemon", "CREATEROLE"), ("pollux_agent", ""), ("pollux_read", "")):
+            self.execute(
+                f"CREATE ROLE {role} LOGIN {options} PASSWORD '{self._passwords[role]}'", database="postgres"
+            )
+        self.execute(f"CREATE DATABASE {self.database} OWNER pollux_daemon", database="postgres")
+
+    def _accepts(self) -> bool:
+        assert self._daemon is not None
+        self._daemon.must_run()
+        ready = [str(_postgres_bin() / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
+        return subprocess.run(ready, check=False, env=_clean_environment()).returncode == 0
+
+    def _url(self, role: str, database: str) -> str:
+        return f"postgresql+psycopg2://{role}:{self._passwords[role]}@127.0.0.1:{self.port}/{database}"
+
+    def _dsn(self, role: str, database: str) -> str:
+        return (
+            f"host=127.0.0.1 port={self.port} dbname={database} user={role} password={self._passwords[role]}"
+        )
+
+
+def _clean_environment() -> dict[str, str]:
+    """The caller's environment without PG* (a PGPORT or PGDATA of the machine's own must not leak in)."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PG")} | {"LC_ALL": "C"}
+
+
+def _postgres_bin() -> Path:
+    """The folder of the newest Postgres' server programs (Debian keeps them out of PATH)."""
+    versions = [p for p in Path("/usr/lib/postgresql").glob("*/bin") if (p / "initdb").exists()]
+    if versions:
+        return max(versions, key=lambda p: float(p.parent.name))
+    found = shutil.which("initdb")
+    if found is None:
+        raise DevClusterError("no initdb: install Postgres (contrib/devcluster/install.sh does)")
+    return Path(found).parent

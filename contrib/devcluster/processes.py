@@ -1,0 +1,166 @@
+"""Daemons as child processes: started in a session of their own, waited for, stopped by process id."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from .errors import DevClusterError
+
+
+def free_ports(count: int) -> list[int]:
+    """`count` distinct TCP ports that nobody on loopback listens on now.
+
+    Taken at random below the kernel's ephemeral range (32768 and up), so that neither an outgoing connection
+    nor another private cluster started at the same moment is likely to take one before its daemon binds it.
+    """
+    chosen: list[int] = []
+    for port in random.SystemRandom().sample(range(10240, 32000), 2000):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        chosen.append(port)
+        if len(chosen) == count:
+            return chosen
+    raise DevClusterError(f"no {count} free TCP ports on 127.0.0.1")
+
+
+def wait_until(ready: Callable[[], bool], timeout_s: float, what: str, every_s: float = 0.05) -> None:
+    """Poll `ready` until it is true.
+
+    Raises:
+        DevClusterError: it stayed false for `timeout_s` seconds.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not ready():
+        if time.monotonic() > deadline:
+            raise DevClusterError(f"waited {timeout_s:g} s in vain for {what}")
+        time.sleep(every_s)
+
+
+class Daemon:
+    """One foreground daemon process with its log file.
+
+    Its own session keeps a Ctrl-C in the terminal from reaching it before we stop it in order.
+    """
+
+    def __init__(
+        self, name: str, argv: Sequence[str], log: Path, *, env: Mapping[str, str], user: str | None = None
+    ) -> None:
+        self.name = name
+        self.argv = list(argv)
+        self.log = log
+        self._env = dict(env)
+        self._user = user
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        identity = {"user": self._user, "group": self._user, "extra_groups": []} if self._user else {}
+        with self.log.open("ab") as sink:
+            self._process = subprocess.Popen(
+                self.argv,
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                start_new_session=True,
+                cwd="/",
+                **identity,  # type: ignore[call-overload]
+            )
+
+    def must_run(self) -> None:
+        """Raises DevClusterError, with the end of its log, when the daemon has ended."""
+        if not self.running:
+            tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-8:])
+            raise DevClusterError(f"{self.name} ended at once; {self.log} ends with:\n{tail}")
+
+    def send(self, number: int) -> None:
+        """Send a signal if it still runs (fault tests use STOP, CONT and KILL)."""
+        if self.running and self._process is not None:
+            self._process.send_signal(number)
+
+    def stop(self, number: int = signal.SIGTERM, grace_s: float = 5.0) -> None:
+        """End it: `number`, then KILL after `grace_s` seconds. Harmless when it has ended already."""
+        if self._process is None:
+            return
+        self.send(signal.SIGCONT)  # a stopped process takes no TERM
+        self.send(number)
+        try:
+            self._process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+
+def pids_with_environment(entry: str) -> list[int]:
+    """Processes whose initial environment holds `entry` ("NAME=value"), without us and our ancestors."""
+    wanted = entry.encode()
+    spared = set(_ancestry(os.getpid()))
+    found = []
+    for pid in _all_pids():
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:  # it ended, or it is a kernel thread
+            continue
+        if wanted in environment.split(b"\0") and pid not in spared:
+            found.append(pid)
+    return found
+
+
+def descendants(roots: Iterable[int]) -> set[int]:
+    """All living processes below `roots`, without the roots."""
+    children: dict[int, list[int]] = {}
+    for pid in _all_pids():
+        children.setdefault(_parent(pid), []).append(pid)
+    below: set[int] = set()
+    queue = list(roots)
+    while queue:
+        for child in children.get(queue.pop(), []):
+            if child not in below:
+                below.add(child)
+                queue.append(child)
+    return below
+
+
+def kill_all(pids: Iterable[int]) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def _all_pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _parent(pid: int) -> int:
+    try:
+        # The command may hold blanks and parentheses: the fields start after the last ")".
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _ancestry(pid: int) -> Iterable[int]:
+    while pid > 0:
+        yield pid
+        pid = _parent(pid)

@@ -1,0 +1,124 @@
+"""The configuration files of the private cluster, as text. Lines whose reason is not plain carry it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where everything lies, and the sizes."""
+
+    directory: Path
+    cluster_name: str
+    hostname: str
+    nodes: tuple[str, ...]
+    gpus_per_node: int
+    cpus_per_node: int
+    memory_mb: int
+    gpu_type: str
+    hooks: Path
+    """The repository's `slurm_hooks` folder."""
+    slurmctld_port: int
+    slurmd_ports: tuple[int, ...]
+
+    @property
+    def etc(self) -> Path:
+        return self.directory / "etc"
+
+    @property
+    def logs(self) -> Path:
+        return self.directory / "log"
+
+    @property
+    def state(self) -> Path:
+        return self.directory / "state"
+
+    @property
+    def munge_socket(self) -> Path:
+        return self.directory / "munge" / "socket"
+
+    @property
+    def devices(self) -> Path:
+        return self.directory / "dev"
+
+
+def slurm_conf(layout: Layout) -> str:
+    gres = (
+        f"gpu:{layout.gpu_type}:{layout.gpus_per_node}" if layout.gpu_type else f"gpu:{layout.gpus_per_node}"
+    )
+    lines = [
+        f"ClusterName={layout.cluster_name}",
+        f"SlurmctldHost={layout.hostname}(127.0.0.1)",
+        f"SlurmctldPort={layout.slurmctld_port}",
+        "SlurmUser=root",
+        "SlurmdUser=root",
+        "AuthType=auth/munge",
+        f"AuthInfo=socket={layout.munge_socket}",
+        f"StateSaveLocation={layout.state}/slurmctld",
+        f"SlurmdSpoolDir={layout.state}/%n",
+        f"SlurmctldPidFile={layout.state}/slurmctld.pid",
+        f"SlurmdPidFile={layout.state}/%n.pid",
+        f"SlurmctldLogFile={layout.logs}/slurmctld.log",
+        f"SlurmdLogFile={layout.logs}/slurmd-%n.log",
+        "SlurmctldDebug=info",
+        "SlurmdDebug=info",
+        # No cgroups and no task binding: works in any container, as root, without systemd.
+        "ProctrackType=proctrack/linuxproc",
+        "TaskPlugin=task/none",
+        "SwitchType=switch/none",
+        "MpiDefault=none",
+        "JobAcctGatherType=jobacct_gather/none",
+        "AccountingStorageType=accounting_storage/none",
+        "PropagateResourceLimits=NONE",
+        # The nodes are imaginary: believe this file, not the machine.
+        "SlurmdParameters=config_overrides",
+        "ReturnToService=2",
+        "SelectType=select/cons_tres",
+        "SelectTypeParameters=CR_Core",
+        "GresTypes=gpu",
+        # React within a second instead of batching for throughput.
+        "SchedulerType=sched/backfill",
+        "SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=5",
+        "JobRequeue=1",
+        # A worker deaf to TERM is killed soon; the default of 30 s would dominate a re-allocation.
+        "KillWait=5",
+        "SlurmdTimeout=60",
+        "MessageTimeout=10",
+        # Ended jobs stay visible to scontrol, so that a summary written later still finds them.
+        "MinJobAge=7200",
+        "JobSubmitPlugins=lua",
+        # Alloc: the prolog has run on every node before the batch script starts, so the ticket is there.
+        "PrologFlags=Alloc",
+        f"Prolog={layout.etc}/prolog",
+        f"Epilog={layout.etc}/epilog",
+        f"TaskProlog={layout.hooks}/task_prolog",
+        "PrologEpilogTimeout=30",
+    ]
+    lines += [
+        f"NodeName={name} NodeHostname={layout.hostname} NodeAddr=127.0.0.1 Port={port} "
+        f"CPUs={layout.cpus_per_node} RealMemory={layout.memory_mb} Gres={gres} State=UNKNOWN"
+        for name, port in zip(layout.nodes, layout.slurmd_ports, strict=True)
+    ]
+    lines.append(f"PartitionName=main Nodes={','.join(layout.nodes)} Default=YES MaxTime=UNLIMITED State=UP")
+    return "\n".join(lines) + "\n"
+
+
+def gres_conf(layout: Layout) -> str:
+    kind = f"Type={layout.gpu_type} " if layout.gpu_type else ""
+    last = layout.gpus_per_node - 1
+    files = f"{layout.devices}/gpu[0-{last}]" if last else f"{layout.devices}/gpu0"
+    return f"AutoDetect=off\nNodeName={','.join(layout.nodes)} Name=gpu {kind}File={files}\n"
+
+
+def job_submit_lua(layout: Layout, settings: dict[str, str | float | int]) -> str:
+    """The site's wrapper: settings first, then the hook of the repository."""
+    pairs = ",\n".join(f"  {name} = {json.dumps(value)}" for name, value in settings.items())
+    return f"pollux_config = {{\n{pairs},\n}}\ndofile({json.dumps(str(layout.hooks / 'job_submit.lua'))})\n"
+
+
+def hook_script(layout: Layout, name: str, config: Path) -> str:
+    """Prolog or epilog: Slurm runs them with an environment of its own, so the settings travel by a file."""
+    return f"#!/bin/sh\nPOLLUX_HOOK_CONFIG={config} exec {layout.hooks / name}\n"

@@ -1,0 +1,300 @@
+--[[
+Pollux' job submission hook for Slurm (job_submit/lua).
+
+Jobs whose batch script has a `#POLLUX` line opt in; every other job is left entirely alone.
+A site's own job_submit.lua sets the table `pollux_config` and then runs this file:
+
+    pollux_config = { ticket_dir = "/run/pollux/tickets", lease_s = 300 }
+    dofile("/usr/share/pollux/slurm_hooks/job_submit.lua")
+
+A site with functions of its own calls pollux_submit() and pollux_modify() from them instead (see README.md).
+
+pollux_config:
+    ticket_dir          folder of the job tickets that the prolog writes                        (required)
+    lease_s             seconds that a job is kept back for polluxd, which renews them          (300)
+    cluster_gpus        GPUs of the cluster: a larger min-gpus is refused at once               (no check)
+    heartbeat_file      file whose text is the time of polluxd's last sign of life [epoch s]    (no check)
+    heartbeat_stale_s   age from which polluxd counts as dead: jobs then start as plain ones    (180)
+    trusted_uids        list of uids that, besides root, may change the geometry of Pollux jobs ({})
+
+Runs inside slurmctld, under Lua 5.1 to 5.4: no database, no command, one small file read.
+]]
+
+local NO_VAL16, NO_VAL = 65534, 4294967294
+local OPEN_MODE_APPEND = 1 -- slurm.h; not exported to Lua
+
+local KEYS = { "min-gpus", "max-gpus", "adaptive", "preemptible" }
+
+local function log_user(format, ...)
+  slurm.log_user("%s", string.format(format, ...))
+end
+
+local function quoted(text)
+  return "'" .. text .. "'"
+end
+
+-- Nil for what sbatch leaves unset: Slurm says that with NO_VAL, NO_VAL16 or an empty string.
+local function given(value)
+  if value == nil or value == "" or value == NO_VAL16 or value == NO_VAL then
+    return nil
+  end
+  return value
+end
+
+-- Values of the directive keys -------------------------------------------------------------------------------
+
+local function gpu_count(text)
+  local count = string.match(text, "^%d+$") and tonumber(text)
+  if count and count >= 1 and count <= 65533 then
+    return count
+  end
+  return nil, "a whole number of GPUs from 1 up"
+end
+
+local function yes_or_no(text)
+  if text == "yes" or text == "no" then
+    return text
+  end
+  return nil, "yes or no"
+end
+
+local READERS = {
+  ["min-gpus"] = gpu_count,
+  ["max-gpus"] = gpu_count,
+  ["adaptive"] = yes_or_no,
+  ["preemptible"] = yes_or_no,
+}
+
+-- Reads the #POLLUX lines among the comments that head a batch script, where sbatch reads its own #SBATCH.
+-- Returns nil when there is none; else the values by key; or false and a message for the user.
+-- A third value is the number of the first #POLLUX line after the head, where it has no effect.
+function pollux_directives(script)
+  local found, head, number, stray = nil, true, 0, nil
+  local line_of = {}
+  for line in string.gmatch(script .. "\n", "(.-)\r?\n") do
+    number = number + 1
+    if head and string.match(line, "^%s*[^#%s]") then
+      head = false
+    end
+    local rest = string.match(line, "^#POLLUX$") and "" or string.match(line, "^#POLLUX%s(.*)$")
+    if rest and not head then
+      stray = stray or number
+    elseif rest then
+      found = found or {}
+      for word in string.gmatch(rest, "%S+") do
+        local where = string.format("#POLLUX line %d: ", number)
+        if string.sub(word, 1, 1) == "#" then
+          break -- a comment to the end of the line
+        end
+        local key, text = string.match(word, "^([^=]+)=(.*)$")
+        if not key then
+          return false, where .. "expected key=value, got " .. quoted(word) .. " (keys: " .. table.concat(KEYS, ", ") .. ")"
+        end
+        local read = READERS[key]
+        if not read then
+          return false, where .. "unknown key " .. quoted(key) .. " (allowed: " .. table.concat(KEYS, ", ") .. ")"
+        end
+        if found[key] ~= nil then
+          return false, string.format("%skey '%s' is given twice (first on line %d)", where, key, line_of[key])
+        end
+        local value, allowed = read(text)
+        if value == nil then
+          return false, where .. "bad value " .. quoted(text) .. " for " .. key .. " (allowed: " .. allowed .. ")"
+        end
+        found[key], line_of[key] = value, number
+      end
+    end
+  end
+  if found and found["min-gpus"] and found["max-gpus"] and found["min-gpus"] > found["max-gpus"] then
+    return false, string.format(
+      "#POLLUX line %d: min-gpus=%d is above max-gpus=%d",
+      math.max(line_of["min-gpus"], line_of["max-gpus"]), found["min-gpus"], found["max-gpus"])
+  end
+  return found, nil, stray
+end
+
+-- What of sbatch's options an elastic job cannot have --------------------------------------------------------
+
+-- polluxd decides nodes, GPUs per node and tasks anew on every move, so an option that fixes one of them would
+-- either be broken silently or make the job wait for ever. Each entry: test, option, what to do instead.
+local REFUSED = {
+  { function(j) return given(j.array_inx) end, "--array", "submit one job per task" },
+  { function(j) return given(j.het_job_offset) end, "heterogeneous components (':')", "submit one job" },
+  -- 1 is --oversubscribe; 0, 2, 3 are the forms of --exclusive
+  { function(j) return given(j.shared) and j.shared ~= 1 end, "--exclusive", "max-gpus bounds what the job may take" },
+  { function(j) return given(j.features) end, "--constraint", "choose a partition instead" },
+  { function(j) return given(j.req_nodes) end, "--nodelist", "polluxd chooses the nodes" },
+  { function(j) return given(j.exc_nodes) end, "--exclude", "polluxd chooses the nodes; drain a bad node" },
+  { function(j) return given(j.reservation) end, "--reservation", "polluxd does not place into reservations" },
+  { function(j) return given(j.tres_per_task) end, "--gpus-per-task", "use --gres=gpu:N or --gpus-per-node=N" },
+  { function(j) return given(j.tres_per_socket) end, "--gpus-per-socket", "use --gres=gpu:N or --gpus-per-node=N" },
+  { function(j) return given(j.ntasks_per_tres) end, "--ntasks-per-gpu", "`pollux run` starts one worker per GPU" },
+  { function(j) return j.requeue == 0 end, "--no-requeue", "re-allocation works by requeueing; leave the option out" },
+  { function(j) return given(j.time_min) end, "--time-min", "give --time alone" },
+}
+
+-- "gres:gpu:2", "gres/gpu:2", "gpu:2", "gpu" -> count. Nil where no GPU is asked; false where a type or another
+-- resource is named too: polluxd's updates say gpu:N and would lose it.
+local function gpus_asked(text)
+  if not given(text) then
+    return nil
+  end
+  local rest = string.match(text, "^gres[:/]gpu(.*)$") or string.match(text, "^gpu(.*)$")
+  if not rest then
+    return false
+  end
+  if rest == "" then
+    return 1
+  end
+  return tonumber(string.match(rest, "^:(%d+)$")) or false
+end
+
+-- The CPUs and the memory that go with each GPU, from what was asked for; or nil and a message.
+local function per_gpu(job)
+  local nodes = given(job.min_nodes) or 1
+  local per_node, per_job = gpus_asked(job.tres_per_node), gpus_asked(job.tres_per_job)
+  if per_node == false or per_job == false then
+    return nil, "ask for GPUs by number alone (--gres=gpu:N, --gpus-per-node=N or --gpus=N), got "
+      .. quoted(given(job.tres_per_node) or given(job.tres_per_job))
+  end
+  local gpus = per_job or (per_node and per_node * nodes)
+  if gpus == 0 then
+    return nil, "a Pollux job needs at least one GPU, got a request for 0"
+  end
+  local asked = gpus or 1
+  local tasks = given(job.num_tasks) or (given(job.ntasks_per_node) or 1) * nodes
+  local cpus = math.ceil(tasks * (given(job.cpus_per_task) or 1) / asked)
+  local by_tres = given(job.cpus_per_tres) and string.match(job.cpus_per_tres, ":(%d+)$")
+  local memory = given(job.min_mem_per_node)
+  return {
+    gpus = gpus,
+    cpus = tonumber(by_tres) or cpus,
+    -- --mem-per-gpu and --mem-per-cpu follow the size by themselves; --mem=0 means all of a node
+    memory = memory and memory > 0 and math.ceil(memory / math.max(math.floor(asked / nodes), 1)) or nil,
+  }
+end
+
+-- Life -------------------------------------------------------------------------------------------------------
+
+local function polluxd_alive(config, now)
+  if not config.heartbeat_file then
+    return true
+  end
+  local file = io.open(config.heartbeat_file, "r")
+  if not file then
+    return false
+  end
+  local beat = tonumber(file:read("*l") or "")
+  file:close()
+  return beat ~= nil and now - beat <= (config.heartbeat_stale_s or 180)
+end
+
+-- For a site's slurm_job_submit: slurm.SUCCESS, or slurm.ERROR after telling the user why.
+function pollux_submit(job, part_list, submit_uid)
+  if job.script == nil then
+    return slurm.SUCCESS -- salloc, srun: no batch script, so nothing that could be started again
+  end
+  local wanted, complaint, stray = pollux_directives(job.script)
+  if stray then
+    log_user("note: the #POLLUX line %d comes after the first command of the script and has no effect", stray)
+  end
+  if wanted == nil then
+    return slurm.SUCCESS
+  end
+  local config = pollux_config or {}
+  if wanted == false then
+    log_user("%s", complaint)
+    return slurm.ERROR
+  end
+  for _, entry in ipairs(REFUSED) do
+    if entry[1](job) then
+      log_user("#POLLUX: %s cannot be used by a Pollux job: %s", entry[2], entry[3])
+      return slurm.ERROR
+    end
+  end
+  local share, problem = per_gpu(job)
+  if not share then
+    log_user("#POLLUX: %s", problem)
+    return slurm.ERROR
+  end
+  local least = wanted["min-gpus"] or 1
+  if config.cluster_gpus and least > config.cluster_gpus then
+    log_user("#POLLUX: min-gpus=%d is above the %d GPUs of this cluster", least, config.cluster_gpus)
+    return slurm.ERROR
+  end
+
+  local now = os.time()
+  local begin = given(job.begin_time)
+  begin = begin and begin > 0 and begin or nil
+  local fields = { "pollux:v1", "min-gpus=" .. least }
+  if wanted["max-gpus"] then
+    fields[#fields + 1] = "max-gpus=" .. wanted["max-gpus"]
+  end
+  fields[#fields + 1] = "adaptive=" .. (wanted["adaptive"] or "yes")
+  fields[#fields + 1] = "preemptible=" .. (wanted["preemptible"] or "yes")
+  fields[#fields + 1] = "cpus-per-gpu=" .. share.cpus
+  if share.memory then
+    fields[#fields + 1] = "mem-per-gpu=" .. share.memory
+  end
+  if begin then
+    fields[#fields + 1] = string.format("begin=%d", begin)
+  end
+  job.admin_comment = table.concat(fields, " ")
+
+  if not share.gpus then
+    job.tres_per_job = "gres:gpu:" .. least
+  end
+  job.requeue = 1
+  job.open_mode = OPEN_MODE_APPEND
+  job.environment["POLLUX_TICKET_DIR"] = config.ticket_dir or ""
+  -- A lease, not a hold: if polluxd dies, the job starts by itself when the lease lapses.
+  if polluxd_alive(config, now) then
+    job.begin_time = math.max(now, begin or 0) + (config.lease_s or 300)
+  end
+  return slurm.SUCCESS
+end
+
+-- What only polluxd and administrators may change on a Pollux job. Each: does this update touch it?
+local GUARDED = {
+  { "StartTime", function(j) return given(j.begin_time) and j.begin_time > 0 end },
+  { "NumNodes", function(j) return given(j.min_nodes) or given(j.max_nodes) end },
+  { "ReqNodeList", function(j) return j.req_nodes ~= nil end },
+  { "ExcNodeList", function(j) return j.exc_nodes ~= nil end },
+  { "TresPerNode", function(j) return j.tres_per_node ~= nil end },
+  { "TresPerJob", function(j) return j.tres_per_job ~= nil end },
+  { "TresPerTask", function(j) return j.tres_per_task ~= nil end },
+  { "NumTasks", function(j) return given(j.num_tasks) end },
+  { "CPUsPerTask", function(j) return given(j.cpus_per_task) end },
+  { "TasksPerNode", function(j) return given(j.ntasks_per_node) end },
+  { "Features", function(j) return given(j.features) end },
+  { "OverSubscribe", function(j) return given(j.shared) end },
+  { "Requeue", function(j) return j.requeue == 0 end },
+  { "AdminComment", function(j) return j.admin_comment ~= nil end },
+}
+
+-- For a site's slurm_job_modify. The user who is refused sees "Unspecified error": Slurm 22.05 drops log_user
+-- here, so the reason goes to slurmctld's log too.
+function pollux_modify(update, record, part_list, modify_uid)
+  if not string.match(record.admin_comment or "", "^pollux:") or modify_uid == 0 then
+    return slurm.SUCCESS
+  end
+  for _, uid in ipairs((pollux_config or {}).trusted_uids or {}) do
+    if uid == modify_uid then
+      return slurm.SUCCESS
+    end
+  end
+  for _, entry in ipairs(GUARDED) do
+    if entry[2](update) then
+      local text = string.format("pollux: %s of job %s is polluxd's to change", entry[1], tostring(record.job_id))
+      slurm.log_info("%s (refused to uid %s)", text, tostring(modify_uid))
+      slurm.log_user("%s", text)
+      return slurm.ERROR
+    end
+  end
+  return slurm.SUCCESS
+end
+
+slurm_job_submit = slurm_job_submit or pollux_submit
+slurm_job_modify = slurm_job_modify or pollux_modify
+
+return slurm.SUCCESS
