@@ -13,13 +13,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 
-from polluxd.errors import PolluxError
 from rich.console import Console
 
 from contrib.devcluster import DevCluster, DevClusterError
+from polluxd.errors import PolluxError
 
+from .run import RunFailedError, tail
 from .scenes import Stage, compare, demo
-from .run import RunFailed, tail
 from .workload import WorkloadError, load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,7 +56,7 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _report_failure(console: Console, error: RunFailed, stage: Stage) -> None:
+def _report_failure(console: Console, error: RunFailedError, stage: Stage) -> None:
     """Which job, its log's end, polluxd's log's end."""
     console.print(f"\n[bold red]The demo failed:[/] {error}", soft_wrap=True, highlight=False)
     for path in stage.suspects(error.job):
@@ -88,7 +88,7 @@ def main() -> int:
                 DevCluster(scratch / "cluster", nodes=work.nodes, gpus_per_node=work.gpus_per_node)
             )
             status = compare(stage, cluster) if options.compare else demo(stage, cluster)
-    except RunFailed as error:
+    except RunFailedError as error:
         _report_failure(console, error, stage)
     except (DevClusterError, PolluxError, OSError) as error:
         console.print(f"demo: {error}", style="red", soft_wrap=True, highlight=False)

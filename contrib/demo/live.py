@@ -1,4 +1,5 @@
-"""What the demo shows while it runs: a table redrawn in place on a terminal, a plain line every few seconds elsewhere."""
+"""What the demo shows while it runs: a table redrawn in place on a terminal, a line now and then
+elsewhere."""
 
 from __future__ import annotations
 
@@ -7,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from polluxd.cli.jobs import JOB_COLUMNS
-from polluxd.cli.output import table
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
+
+from polluxd.cli.jobs import JOB_COLUMNS
+from polluxd.cli.output import table
 
 from .measure import Track
 from .run import Run
@@ -21,7 +23,13 @@ LINE_S = 5.0
 
 Details = Mapping[int, Mapping[str, Any]]
 
-_SHORT = {"COMPLETED": "done", "PENDING": "waits", "CONFIGURING": "starts", "COMPLETING": "stops", "RUNNING": "runs"}
+_SHORT = {
+    "COMPLETED": "done",
+    "PENDING": "waits",
+    "CONFIGURING": "starts",
+    "COMPLETING": "stops",
+    "RUNNING": "runs",
+}
 
 
 def rows(run: Run, details: Details) -> list[dict[str, Any]]:
@@ -53,7 +61,9 @@ class LiveView:
         self._capacity = capacity
         self._next_line = 0.0
         self._shown: dict[int, tuple[str, int]] = {}
-        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        self._live = (
+            Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        )
 
     def __enter__(self) -> Self:
         if self._live is not None:

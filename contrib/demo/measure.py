@@ -1,6 +1,6 @@
 """What the demo observes by itself, of any run, with nothing but squeue and scontrol.
 
-The Pollux run and the plain-Slurm run are measured by this same code, so that neither is judged by its own words.
+The Pollux run and the plain-Slurm run are measured by this same code: neither is judged by its own words.
 """
 
 from __future__ import annotations
@@ -14,20 +14,22 @@ from dataclasses import dataclass, field
 _GPUS = re.compile(r"gpu(?::[^,:=(]+)?[:=](\d+)")
 
 
-class SlurmSilent(Exception):
+class SlurmSilentError(Exception):
     """A Slurm command failed or did not answer in time."""
 
 
-def slurm(command: Sequence[str], env: Mapping[str, str], *, timeout_s: float = 15, text: str | None = None) -> str:
-    """Run one Slurm command and return what it printed; SlurmSilent carries what it complained of."""
+def slurm(
+    command: Sequence[str], env: Mapping[str, str], *, timeout_s: float = 15, text: str | None = None
+) -> str:
+    """Run one Slurm command and return what it printed; SlurmSilentError carries what it complained of."""
     try:
         done = subprocess.run(
             command, env=dict(env), input=text, capture_output=True, text=True, timeout=timeout_s, check=False
         )
     except subprocess.TimeoutExpired:
-        raise SlurmSilent(f"{command[0]} did not answer within {timeout_s:g} s") from None
+        raise SlurmSilentError(f"{command[0]} did not answer within {timeout_s:g} s") from None
     if done.returncode:
-        raise SlurmSilent(f"{' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
+        raise SlurmSilentError(f"{' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
     return done.stdout
 
 

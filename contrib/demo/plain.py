@@ -1,10 +1,9 @@
 """What a careful user of plain Slurm would ask for: the paper's rule for tuned jobs (section 5.1).
 
-"We consider the number of GPUs valid if using the optimal batch size for that number of GPUs achieves 50 to 80 % of the
-ideal (linear) speedup versus using the optimal batch size on a single GPU." Nothing is typed in: step times are what
-the example states, the noise scale is what the Pollux run measured, and `pollux.goodput` does the rest. So the
-comparison is against users who know their jobs perfectly.
-"""
+A number of GPUs is valid if the job, its batch size optimal for that number, reaches 50 to 80 % of linear
+speedup over one GPU with the batch size optimal there. Nothing is typed in: step times are what the example
+states, the noise scale is what the Pollux run measured, and `pollux.goodput` does the rest. So the comparison
+is against users who know their jobs perfectly."""
 
 from __future__ import annotations
 
@@ -27,19 +26,24 @@ def shapes(work: Workload) -> Iterator[tuple[int, int]]:
         yield nodes, work.gpus_per_node
 
 
-def goodput_of(job: Training, noise: NoiseScale | None) -> Goodput:
+def noise_of(job: Training, phi: float | None) -> NoiseScale | None:
+    """Only the ratio of its two parts matters: phi = M0 var / sqr."""
+    return None if phi is None else NoiseScale(sqr=1.0, var=phi / job.batch_size)
+
+
+def goodput_of(job: Training, phi: float | None) -> Goodput:
     """The training's goodput function, from what its example states."""
     theta = ThroughputParams(
         *(job.alpha_s, job.beta_s, job.sync_local_s, 0.0, job.sync_node_s, 0.0),
         gamma=1.0,  # the example sleeps its pass and then its synchronisation: no overlap
     )
     limits = BatchLimits(job.batch_size, job.max_batch_size, *job.per_gpu)
-    return Goodput(theta, noise, limits, adaptive=job.adaptive)
+    return Goodput(theta, noise_of(job, phi), limits, adaptive=job.adaptive)
 
 
-def linear_fractions(job: Training, noise: NoiseScale | None, work: Workload) -> dict[tuple[int, int], float]:
+def linear_fractions(job: Training, phi: float | None, work: Workload) -> dict[tuple[int, int], float]:
     """For each shape: goodput there over K times the goodput on one GPU, batch size optimal in both."""
-    goodput = goodput_of(job, noise)
+    goodput = goodput_of(job, phi)
     alone = float(goodput.optimize([1], [1]).goodput[0])
     found = {}
     for nodes, per_node in shapes(work):
@@ -50,24 +54,26 @@ def linear_fractions(job: Training, noise: NoiseScale | None, work: Workload) ->
     return found
 
 
-def tuned_size(job: Training, noise: NoiseScale | None, work: Workload) -> Size:
+def tuned_size(job: Training, phi: float | None, work: Workload) -> Size:
     """The valid shape nearest the middle of the band, or the nearest to it where none is valid.
 
-    The number of epochs grows by 1 / efficiency, so that the plain run makes the same statistical progress, and the
-    learning rate by AdaScale's gain: what a user who tunes a large batch would do.
+    The number of epochs grows by 1 / efficiency, so that the plain run makes the same statistical progress,
+    and the learning rate by AdaScale's gain: what a user who tunes a large batch would do.
     """
-    fractions = linear_fractions(job, noise, work)
+    fractions = linear_fractions(job, phi, work)
     if not fractions:
         raise ValueError(f"{job.name}: no placement of the cluster has {job.min_gpus} to {job.max_gpus} GPUs")
     middle = math.sqrt(VALID[0] * VALID[1])
     nodes, per_node = min(fractions, key=lambda shape: abs(math.log(max(fractions[shape], 1e-6) / middle)))
-    best = goodput_of(job, noise).optimize([nodes], [nodes * per_node])
+    best = goodput_of(job, phi).optimize([nodes], [nodes * per_node])
     batch = int(best.batch_size[0]) if job.adaptive else job.batch_size
-    known = noise if job.adaptive else None
-    epochs = job.epochs / float(efficiency(known, job.batch_size, batch)) if batch > job.batch_size else job.epochs
+    known = noise_of(job, phi) if job.adaptive else None
+    epochs = (
+        job.epochs / float(efficiency(known, job.batch_size, batch)) if batch > job.batch_size else job.epochs
+    )
     return Size(nodes, per_node, batch, epochs, job.lr * float(gain(known, job.batch_size, batch)))
 
 
-def tuned_sizes(work: Workload, noise: Mapping[str, NoiseScale]) -> dict[str, Size]:
-    """By job name. Raises KeyError when an adaptive job's noise scale was never measured."""
-    return {j.name: tuned_size(j, noise[j.name] if j.adaptive else noise.get(j.name), work) for j in work.trainings}
+def tuned_sizes(work: Workload, phi: Mapping[str, float]) -> dict[str, Size]:
+    """By job name, from each adaptive job's noise scale phi [examples]; KeyError when one is missing."""
+    return {j.name: tuned_size(j, phi[j.name] if j.adaptive else None, work) for j in work.trainings}

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-import psycopg2
-from pollux.goodput import NoiseScale
+from contrib.devcluster import DevCluster
 from polluxd.cli.view import job_rows
 from polluxd.errors import PolluxError
 from polluxd.store import Store
 
-from contrib.devcluster import DevCluster
-
-from .run import RunFailed, stop_child, tail
+from .run import RunFailedError, stop_child, tail
 from .summary import Move, Series
-from .workload import Workload
 
 CONFIG = """\
 # polluxd as `make demo` runs it: everything quicker than on a real cluster, where the defaults are meant.
@@ -60,7 +58,7 @@ class Polluxd:
         return [str(Path(sys.executable).parent / "polluxd"), *words, "--config", str(self.config)]
 
     def start(self) -> None:
-        """Write the configuration, bring the schema up to date, start. Raises RunFailed with what was said."""
+        """Write the configuration, bring the schema up to date, start; RunFailedError says what failed."""
         cluster = self._cluster
         self.config.write_text(
             CONFIG.format(
@@ -71,9 +69,11 @@ class Polluxd:
             )
         )
         self.config.chmod(0o600)  # it holds the database's password
-        done = subprocess.run(self._command("migrate"), env=self._env, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            self._command("migrate"), env=self._env, capture_output=True, text=True, check=False
+        )
         if done.returncode:
-            raise RunFailed(f"polluxd migrate failed: {(done.stderr or done.stdout).strip()}")
+            raise RunFailedError(f"polluxd migrate failed: {(done.stderr or done.stdout).strip()}")
         with self.log.open("ab") as sink:
             self._process = subprocess.Popen(
                 self._command("run"),
@@ -85,10 +85,12 @@ class Polluxd:
             )
 
     def must_run(self) -> None:
-        """Raises RunFailed when polluxd has ended."""
+        """Raises RunFailedError when polluxd has ended."""
         if self._process is None or self._process.poll() is not None:
             status = self._process.poll() if self._process else None
-            raise RunFailed(f"polluxd ended by itself (exit status {status}); its log ends with:\n{tail(self.log)}")
+            raise RunFailedError(
+                f"polluxd ended by itself (exit status {status}); its log ends with:\n{tail(self.log)}"
+            )
 
     def stop(self) -> None:
         if self._process is not None:
@@ -107,12 +109,9 @@ class Database:
 
     def details(self) -> Mapping[int, Mapping[str, Any]]:
         """polluxd's view of each job; the last known one while the database does not answer."""
-        try:
-            if self._store is None:
-                self._store = Store(self._url, self._name)
-            self._last = {row["job_id"]: row for row in job_rows(self._store)}
-        except PolluxError:
-            pass  # the view is a courtesy: the run itself is judged by Slurm's word
+        # The view is a courtesy: the run itself is judged by Slurm's word.
+        with contextlib.suppress(PolluxError):
+            self._last = {row["job_id"]: row for row in job_rows(self._open())}
         return self._last
 
     def close(self) -> None:
@@ -120,47 +119,36 @@ class Database:
             self._store.close()
             self._store = None
 
-    def _query(self, sql: str) -> list[tuple[Any, ...]]:
-        connection = psycopg2.connect(self._url.replace("postgresql+psycopg2://", "postgresql://"))
-        try:
-            with connection.cursor() as cursor:
-                cursor.execute(sql, {"cluster": self._name})
-                return cursor.fetchall()
-        finally:
-            connection.close()
+    def _open(self) -> Store:
+        if self._store is None:
+            self._store = Store(self._url, self._name)
+        return self._store
 
     def batch_sizes(self) -> dict[int, Series]:
         """Total batch size over time, by job id, one entry per change."""
         found: dict[int, Series] = {}
-        for job_id, at, batch_size in self._query(
-            """SELECT job_id, (payload->>'at')::float8, (payload->>'batch_size')::int FROM pollux.report_history
-               WHERE cluster = %(cluster)s ORDER BY job_id, 2"""
-        ):
-            series = found.setdefault(job_id, [])
-            if batch_size and (not series or series[-1][1] != batch_size):
-                series.append((at, batch_size))
+        for point in self._open().report_history():
+            series = found.setdefault(point.job_id, [])
+            if point.batch_size and (not series or series[-1][1] != point.batch_size):
+                series.append((point.at, point.batch_size))
         return found
 
     def moves(self) -> list[Move]:
         """Re-allocations that completed, in order; first placements are none."""
-        found = []
-        for job_id, attempt, path, source, target, times in self._query(
-            """SELECT job_id, attempt, path, source, target, times FROM pollux.reallocation
-               WHERE cluster = %(cluster)s ORDER BY id"""
-        ):
-            if path == "start" and attempt == 0:
-                continue
-            move = Move.from_times(job_id, path, source, target, times)
-            if move is not None:
-                found.append(move)
-        return found
+        return [
+            Move(
+                *(cost["job_id"], cost["path"], cost["from"], cost["to"], cost["planned_at"]),
+                # The order to drain starts the clock, and training goes on until its last step.
+                total_s=cost["drained_s"] + cost["total_s"],
+                steps={"drain": cost["drained_s"]} | cost["steps"],
+            )
+            for cost in self._open().reallocation_costs()
+        ]
 
-    def noise_scales(self, work: Workload, names: Mapping[int, str]) -> dict[str, NoiseScale]:
-        """Mean gradient statistics that each training reported over its life, by its name."""
-        rows = self._query(
-            """SELECT job_id, avg((payload->'noise'->>'sqr')::float8), avg((payload->'noise'->>'var')::float8)
-               FROM pollux.report_history
-               WHERE cluster = %(cluster)s AND payload->'noise' ? 'sqr' GROUP BY job_id"""
-        )
-        known = {t.name for t in work.trainings}
-        return {names[j]: NoiseScale(sqr, var) for j, sqr, var in rows if names.get(j) in known}
+    def noise_scales(self, names: Mapping[int, str]) -> dict[str, float]:
+        """Median noise scale phi [examples] that each training reported over its life, by its name."""
+        seen: dict[str, list[float]] = {}
+        for point in self._open().report_history():
+            if point.noise_scale is not None and point.job_id in names:
+                seen.setdefault(names[point.job_id], []).append(point.noise_scale)
+        return {name: median(values) for name, values in seen.items()}

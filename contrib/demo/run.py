@@ -1,4 +1,4 @@
-"""One run of the workload: submit each training when it is due, sample once a second, stop at the end or the limit."""
+"""One run of the workload: submit each training when due, sample every second, stop at the end or limit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from .measure import Recording, SlurmSilent, Track, observe, slurm
+from .measure import Recording, SlurmSilentError, Track, observe, slurm
 from .workload import Size, Training, Workload, batch_script
 
 SAMPLE_S = 1.0
@@ -16,7 +16,7 @@ SILENCE_S = 30.0
 """How long Slurm may fail to answer before the run is given up."""
 
 
-class RunFailed(Exception):
+class RunFailedError(Exception):
     """The run cannot succeed any more; the message says why, `job` which one is to blame, if one is."""
 
     def __init__(self, message: str, job: str | None = None) -> None:
@@ -75,9 +75,9 @@ class Run:
     def _sample(self) -> None:
         try:
             seen = observe(self.env)
-        except SlurmSilent as error:
+        except SlurmSilentError as error:
             if time.monotonic() - self._last_answer > SILENCE_S:
-                raise RunFailed(f"Slurm has not answered for {SILENCE_S:g} s: {error}") from None
+                raise RunFailedError(f"Slurm has not answered for {SILENCE_S:g} s: {error}") from None
             return
         self._last_answer = time.monotonic()
         self.recording.note(time.time(), seen)
@@ -89,13 +89,15 @@ class Run:
                 self.recording.settle(self.env, job_id)
                 settled.add(job_id)
                 if track.state != "COMPLETED":
-                    raise RunFailed(f"{track.name} (job {job_id}) ended in state {track.state}", track.name)
+                    raise RunFailedError(
+                        f"{track.name} (job {job_id}) ended in state {track.state}", track.name
+                    )
 
     def __call__(self, show: Callable[[Run], None], check: Callable[[], None]) -> Recording:
         """Run to the end. `show` is called at each sample; `check` raises when the run should be given up.
 
         Raises:
-            RunFailed: a job failed, the time limit passed, or Slurm fell silent.
+            RunFailedError: a job failed, the time limit passed, or Slurm fell silent.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         self.recording = Recording()
@@ -114,7 +116,7 @@ class Run:
             if self.elapsed_s > self.work.limit_s:
                 late = [t for t in self.recording.tracks.values() if not t.ended]
                 names = ", ".join(f"{t.name} ({t.state})" for t in late) or "not all submitted"
-                raise RunFailed(
+                raise RunFailedError(
                     f"not finished after {self.work.limit_s:g} s: {names}", late[0].name if late else None
                 )
             tick = max(tick + SAMPLE_S, time.monotonic())

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pollux.goodput import NoiseScale
 from rich.console import Console
 from rich.table import Table
 
@@ -18,7 +17,7 @@ from contrib.devcluster import DevCluster
 from .live import LiveView
 from .plain import tuned_sizes
 from .pollux_side import Database, Polluxd
-from .run import Run, RunFailed
+from .run import Run, RunFailedError
 from .summary import Series, Summary, job_table, move_table
 from .workload import Size, Workload
 
@@ -63,10 +62,12 @@ class Stage:
 
 
 def _accuracies(results: Mapping[str, Mapping[str, object]]) -> dict[str, float]:
-    return {n: float(r["accuracy"]) for n, r in results.items() if isinstance(r.get("accuracy"), (int, float))}  # type: ignore[arg-type]
+    return {
+        n: float(r["accuracy"]) for n, r in results.items() if isinstance(r.get("accuracy"), (int, float))
+    }  # type: ignore[arg-type]
 
 
-def _under_pollux(stage: Stage, cluster: DevCluster) -> tuple[Summary, dict[str, NoiseScale]]:
+def _under_pollux(stage: Stage, cluster: DevCluster) -> tuple[Summary, dict[str, float]]:
     """Run the workload with polluxd deciding."""
     folder = stage.folder("pollux")
     daemon, database = Polluxd(cluster, folder), Database(cluster)
@@ -78,7 +79,7 @@ def _under_pollux(stage: Stage, cluster: DevCluster) -> tuple[Summary, dict[str,
             recording = run(show, daemon.must_run)
         time.sleep(LAST_REPORT_S)
         names = {t.job_id: t.name for t in recording.tracks.values()}
-        noise = database.noise_scales(stage.work, names)
+        noise = database.noise_scales(names)
         summary = Summary(recording, _accuracies(run.results()), database.batch_sizes(), database.moves())
     finally:
         database.close()
@@ -110,7 +111,7 @@ def _draw(stage: Stage, summary: Summary, name: str, title: str) -> None:
 def _must_be_complete(summary: Summary) -> None:
     faults = summary.faults()
     if faults:
-        raise RunFailed("; ".join(faults))
+        raise RunFailedError("; ".join(faults))
 
 
 def _close_pollux_run(stage: Stage, summary: Summary) -> None:
@@ -130,7 +131,7 @@ def _close_pollux_run(stage: Stage, summary: Summary) -> None:
 
 
 def demo(stage: Stage, cluster: DevCluster) -> int:
-    """The Pollux run alone; 0 when every job completed and the summary is whole. Raises RunFailed."""
+    """The Pollux run alone; 0 when every job completed and the summary is whole. Raises RunFailedError."""
     summary, _ = _under_pollux(stage, cluster)
     _close_pollux_run(stage, summary)
     _must_be_complete(summary)
@@ -138,9 +139,18 @@ def demo(stage: Stage, cluster: DevCluster) -> int:
 
 
 def _comparison(pollux: Summary, plain: Summary, sizes: Mapping[str, Size]) -> Table:
-    table = Table(title="Pollux and plain Slurm", title_justify="left", pad_edge=False, box=None, header_style="bold")
+    table = Table(
+        title="Pollux and plain Slurm", title_justify="left", pad_edge=False, box=None, header_style="bold"
+    )
     table.add_column("name")
-    for title in ("JCT Pollux", "JCT plain", "accuracy Pollux", "accuracy plain", "GPUs plain", "batch plain"):
+    for title in (
+        "JCT Pollux",
+        "JCT plain",
+        "accuracy Pollux",
+        "accuracy plain",
+        "GPUs plain",
+        "batch plain",
+    ):
         table.add_column(title, justify="right")
     theirs = {job["name"]: job for job in plain.document()["jobs"]}
     for job in pollux.document()["jobs"]:
@@ -156,13 +166,15 @@ def _comparison(pollux: Summary, plain: Summary, sizes: Mapping[str, Size]) -> T
 
 
 def compare(stage: Stage, cluster: DevCluster) -> int:
-    """Both runs on the same cluster, one after the other; 0 when both are whole. Raises RunFailed."""
+    """Both runs on the same cluster, one after the other; 0 when both are whole. Raises RunFailedError."""
     pollux, noise = _under_pollux(stage, cluster)
     _close_pollux_run(stage, pollux)
     _must_be_complete(pollux)
     missing = [t.name for t in stage.work.trainings if t.adaptive and t.name not in noise]
     if missing:
-        raise RunFailed(f"no noise scale was ever reported by {', '.join(missing)}: cannot tune the plain jobs")
+        raise RunFailedError(
+            f"no noise scale was ever reported by {', '.join(missing)}: cannot tune the plain jobs"
+        )
     sizes = tuned_sizes(stage.work, noise)
     stage.console.print("\nThe same workload under plain Slurm, sizes by the paper's rule for tuned jobs:")
     for name, size in sizes.items():
@@ -182,7 +194,9 @@ def compare(stage: Stage, cluster: DevCluster) -> int:
     stage.console.print(_comparison(pollux, plain, sizes))
     ours, theirs = pollux.recording.mean_jct_s or 0.0, plain.recording.mean_jct_s or 0.0
     if theirs:
-        stage.console.print(f"\nMean JCT under Pollux: {100 * ours / theirs:.0f} % of plain Slurm's.", highlight=False)
+        stage.console.print(
+            f"\nMean JCT under Pollux: {100 * ours / theirs:.0f} % of plain Slurm's.", highlight=False
+        )
     stage.console.print(f"Written: {stage.out}/compare.json", soft_wrap=True, highlight=False)
     _must_be_complete(plain)
     return 0

@@ -1,7 +1,7 @@
 """From a recording to `summary.json`, and to the tables that end the demo.
 
-The JSON is a contract; see `Summary.document`. A summary is complete only if every job completed with an accuracy,
-GPUs over time and batch sizes over time: `faults` says what is missing.
+The JSON is a contract; see `Summary.document`. A summary is complete only if every job completed with an
+accuracy, GPUs over time and batch sizes over time: `faults` says what is missing.
 """
 
 from __future__ import annotations
@@ -19,49 +19,21 @@ from .measure import Recording, Track
 
 Series = list[tuple[float, int]]
 
-STEPS = ("draining", "checkpointed", "requeued", "configured", "started", "training")
-"""Steps of a re-allocation in order; the time of a step runs from the step before it (polluxd.model.Step)."""
-
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One re-allocation that completed: what it took, from the signal to the first training step after it."""
+    """One re-allocation that completed: what it took, from the order to drain to the first step after it."""
 
     job_id: int
     path: str
     source: str
+    """Placement as text: `n1:4,n2:4`, or `none`."""
     target: str
-    source_gpus: int
-    target_gpus: int
     at: float
-    """When the agent was told to drain [POSIX s]."""
+    """When it was planned [POSIX s]."""
     total_s: float
     steps: Mapping[str, float]
-    """Seconds that each step took; the key names the step that it reached."""
-
-    @classmethod
-    def from_times(
-        cls, job_id: int, path: str, source: Mapping[str, Any], target: Mapping[str, Any], times: Mapping[str, float]
-    ) -> Move | None:
-        """None when the move never got a job training again."""
-        reached = [(step, float(times[step])) for step in STEPS if step in times]
-        if not reached or reached[-1][0] != "training":
-            return None
-        steps = {name: round(at - before, 3) for (_, before), (name, at) in zip(reached, reached[1:], strict=False)}
-        began, ended = reached[0][1], reached[-1][1]
-        return cls(
-            *(job_id, path, shape(source), shape(target), gpus_of(source), gpus_of(target)),
-            *(began, round(ended - began, 3), steps),
-        )
-
-
-def gpus_of(placement: Mapping[str, Any]) -> int:
-    return len(placement.get("nodes") or ()) * int(placement.get("gpus_per_node") or 0)
-
-
-def shape(placement: Mapping[str, Any]) -> str:
-    """`n1:4,n2:4`, or `none`."""
-    return ",".join(f"{n}:{placement['gpus_per_node']}" for n in placement.get("nodes") or ()) or "none"
+    """Seconds by part, in the order of events; they add up to `total_s`."""
 
 
 @dataclass(slots=True)
@@ -96,7 +68,7 @@ class Summary:
         }
 
     def document(self) -> dict[str, Any]:
-        """`{jobs: [...], reallocations: [...], mean_jct_s}`: times are seconds since the run began, or durations."""
+        """`{jobs: [...], reallocations: [...], mean_jct_s}`; times are seconds since the run began."""
         mean_jct = self.recording.mean_jct_s
         return {
             "jobs": [self._job(t) for t in self.recording.tracks.values()],
@@ -106,8 +78,8 @@ class Summary:
                     "path": m.path,
                     "from": m.source,
                     "to": m.target,
-                    "total_s": m.total_s,
-                    "steps": dict(m.steps),
+                    "total_s": round(m.total_s, 3),
+                    "steps": {name: round(seconds, 3) for name, seconds in m.steps.items()},
                 }
                 for m in self.moves
             ],
@@ -165,12 +137,13 @@ def job_table(summary: Summary) -> Table:
 
 def move_table(moves: Sequence[Move]) -> Table:
     """What a re-allocation cost, split by step: median and worst."""
-    title = f"Re-allocations: {len(moves)}; seconds from the drain signal to the first step after it"
+    title = f"Re-allocations: {len(moves)}; seconds from the order to drain to the first step after it"
     table = Table(title=title, title_justify="left", pad_edge=False, box=None, header_style="bold")
-    table.add_column("until")
+    table.add_column("part")
     for column in ("median", "mean", "worst"):
         table.add_column(column, justify="right")
-    rows: list[tuple[str, list[float]]] = [(s, [m.steps[s] for m in moves if s in m.steps]) for s in STEPS]
+    names = list(dict.fromkeys(name for m in sorted(moves, key=lambda m: -len(m.steps)) for name in m.steps))
+    rows: list[tuple[str, list[float]]] = [(n, [m.steps[n] for m in moves if n in m.steps]) for n in names]
     rows.append(("in all", [m.total_s for m in moves]))
     for name, values in rows:
         if values:

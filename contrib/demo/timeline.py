@@ -51,7 +51,9 @@ def _label_bands(axes: Axes, bottom: np.ndarray, top: np.ndarray, grid: np.ndarr
     middle = best[len(best) // 2]
     if height[middle] >= 1:
         centre = (bottom[middle] + top[middle]) / 2
-        axes.text(grid[middle], centre, name, ha="center", va="center", fontsize=9, color="white", weight="bold")
+        axes.text(
+            grid[middle], centre, name, ha="center", va="center", fontsize=9, color="white", weight="bold"
+        )
 
 
 def draw_gpus(axes: Axes, jobs: Sequence[dict[str, Any]], end: float, capacity: int) -> None:
@@ -60,7 +62,9 @@ def draw_gpus(axes: Axes, jobs: Sequence[dict[str, Any]], end: float, capacity: 
     bottom = np.zeros_like(grid)
     for job, colour in zip(jobs, COLOURS * len(jobs), strict=False):
         top = bottom + _held(job["gpus"], grid)
-        axes.fill_between(grid, bottom, top, step="post", color=colour, linewidth=0, alpha=0.9, label=job["name"])
+        axes.fill_between(
+            grid, bottom, top, step="post", color=colour, linewidth=0, alpha=0.9, label=job["name"]
+        )
         axes.step(grid, np.where(top > bottom, top, np.nan), where="post", color="white", linewidth=0.8)
         _label_bands(axes, bottom, top, grid, job["name"])
         bottom = top
@@ -83,7 +87,9 @@ def draw_batches(axes: Axes, jobs: Sequence[dict[str, Any]], moves: Sequence[dic
         axes.step(times, sizes, where="post", color=colour, linewidth=1.8, label=job["name"])
         for move in (m for m in moves if m["job_id"] == job["job_id"]):
             size = _held(series, np.array([move["at"]]))[0] or series[0][1]
-            axes.plot(move["at"], size, marker="o", markersize=5.5, color="white", mec=colour, mew=1.6, zorder=5)
+            axes.plot(
+                move["at"], size, marker="o", markersize=5.5, color="white", mec=colour, mew=1.6, zorder=5
+            )
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter(ScalarFormatter())
     axes.set_ylabel("batch size M")

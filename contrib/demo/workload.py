@@ -1,8 +1,7 @@
 """The demo's workload: which trainings arrive when, and the batch scripts that submit them.
 
-One TOML file describes the jobs; the Pollux run and the plain-Slurm run of `make compare` are both written from it,
-so that the two differ in nothing but who chooses GPUs and batch sizes.
-"""
+One TOML file describes the jobs; the Pollux run and the plain-Slurm run of `make compare` are both written
+from it, so that the two differ in nothing but who chooses GPUs and batch sizes."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ class Training:
     """One training of the workload, with the stand-in for its accelerator.
 
     `alpha_s + beta_s * m` is the time of a forward and backward pass over m examples on one stand-in GPU, and
-    `sync_local_s` / `sync_node_s` that of an all-reduce within a node / between nodes [s]: the terms of the paper's
-    throughput model (section 3.2), slept by the example because the machine has no accelerator.
+    `sync_local_s` / `sync_node_s` that of an all-reduce within a node / between nodes [s]: the terms of the
+    paper's throughput model (section 3.2), slept by the example because the machine has no accelerator.
     """
 
     name: str
@@ -88,7 +87,9 @@ def _training(table: dict[str, object], number: int) -> Training:
     try:
         return Training(**known)  # type: ignore[arg-type]
     except TypeError as error:
-        raise WorkloadError(f"[[training]] number {number} ({table.get('name', 'unnamed')}): {error}") from None
+        raise WorkloadError(
+            f"[[training]] number {number} ({table.get('name', 'unnamed')}): {error}"
+        ) from None
 
 
 def load(path: Path) -> Workload:
@@ -134,7 +135,10 @@ def batch_script(job: Training, *, root: Path, folder: Path, size: Size | None =
         resources = [f"--nodes={size.nodes}", f"--gpus-per-node={size.gpus_per_node}"]
         arguments = _script_arguments(job, result, size.batch_size, size.epochs, size.lr)
     lines = ["#!/bin/bash", f"#SBATCH --job-name={job.name}"]
-    lines += [f"#SBATCH {option}" for option in (*resources, "--ntasks-per-node=1", "--cpus-per-task=1", "--time=10")]
+    lines += [
+        f"#SBATCH {option}"
+        for option in (*resources, "--ntasks-per-node=1", "--cpus-per-task=1", "--time=10")
+    ]
     lines.append(f"#SBATCH --output={folder / (job.name + '.log')}")
     if size is None:
         lines.append(job.directive())

@@ -6,7 +6,13 @@ from typing import Any
 
 from .output import Column, duration, number, plain
 
-_STATE_STYLES = {"RUNNING": "green", "COMPLETED": "dim", "FAILED": "red", "CANCELLED": "red", "PENDING": "yellow"}
+_STATE_STYLES = {
+    "RUNNING": "green",
+    "COMPLETED": "dim",
+    "FAILED": "red",
+    "CANCELLED": "red",
+    "PENDING": "yellow",
+}
 
 
 def _state_style(value: Any) -> str:
@@ -29,5 +35,5 @@ JOB_COLUMNS = (
     Column("age_s", "AGE", duration, right=True, rank=8),
     Column("reason", "REASON", plain, flexible=True, least=14, rank=10),
 )
-"""`goodput` in examples of M0-equivalent progress per second; `speedup` against the job's fair share; `progress` a
-fraction of the declared training."""
+"""`goodput` in examples of M0-equivalent progress per second; `speedup` against the job's fair share;
+`progress` a fraction of the declared training."""

@@ -1,8 +1,7 @@
 """One way to print: rows and columns in, a table for people or JSON for programs out.
 
-A column says how a value is shown and how dear it is: on a narrow terminal the cheap columns go first, so that lines
-never wrap into porridge. JSON always carries every value, unrounded, under the column's key.
-"""
+A column says how a value is shown and how dear it is: on a narrow terminal the cheap columns go first, so
+that lines never wrap into porridge. JSON always carries every value, unrounded, under the column's key."""
 
 from __future__ import annotations
 
@@ -95,11 +94,17 @@ def fit(rows: Sequence[Row], columns: Sequence[Column], width: int) -> list[Colu
 def table(rows: Sequence[Row], columns: Sequence[Column], width: int, title: str | None = None) -> Table:
     """A rich table of the columns that fit; cells never wrap."""
     kept = fit(rows, columns, width)
-    made = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    made = Table(
+        title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0)
+    )
     for column in kept:
         made.add_column(
-            column.title, justify="right" if column.right else "left", no_wrap=True, overflow="ellipsis",
-            header_style="bold", min_width=None if column.flexible else len(column.title),
+            column.title,
+            justify="right" if column.right else "left",
+            no_wrap=True,
+            overflow="ellipsis",
+            header_style="bold",
+            min_width=None if column.flexible else len(column.title),
         )
     for row in rows:
         cells = []
@@ -110,7 +115,7 @@ def table(rows: Sequence[Row], columns: Sequence[Column], width: int, title: str
     return made
 
 
-def jsonable(value: Any) -> Any:
+def jsonable(value: Any) -> Any:  # noqa: PLR0911 - one case, one return
     """A value that JSON can carry: no NaN or infinity, enumerations by value, times as POSIX seconds."""
     if isinstance(value, Enum):
         return value.value

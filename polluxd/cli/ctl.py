@@ -1,0 +1,317 @@
+"""polluxctl: see what polluxd does and why, and tune it. Thin: it parses, reads the store, prints.
+
+Exit status: 0 done, 1 it could not be done (one line on standard error says why), 2 asked wrongly.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from polluxd.config import load_config
+from polluxd.errors import ConfigError, PolluxError
+from polluxd.store import Store
+
+from . import explain as explaining
+from . import fairness as fair
+from . import top as live
+from .jobs import JOB_COLUMNS
+from .output import Column, Row, clock, duration, emit, emit_json, number, plain, table
+from .view import audit_rows, job_row, job_rows, move_rows, status_row
+
+DEFAULT_CONFIG = Path("/etc/polluxd/polluxd.toml")
+
+app = typer.Typer(
+    help="See what polluxd does and why, and tune it.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+fairness_app = typer.Typer(
+    help="How the cluster is shared: power of the p-mean, weights.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(fairness_app, name="fairness")
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", "-c", envvar="POLLUXD_CONFIG", help=f"polluxd's configuration [{DEFAULT_CONFIG}]"
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="print JSON, unrounded")]
+JobArgument = Annotated[int, typer.Argument(metavar="JOB", min=1, help="Slurm job id")]
+
+MOVE_COLUMNS = (
+    Column("id", "ID", right=True, rank=4),
+    Column("job_id", "JOB", right=True),
+    Column("at", "WHEN", clock, rank=2),
+    Column("path", "PATH", rank=3),
+    Column("from", "FROM", flexible=True, least=9),
+    Column("to", "TO", flexible=True, least=9),
+    Column("step", "STEP", style=lambda v: "red" if v == "failed" else ""),
+    Column("total_s", "TOOK", lambda v: "-" if v is None else f"{v:.1f}s", right=True),
+    Column(
+        "steps",
+        "STEPS",
+        lambda v: " ".join(f"{k} {s:.1f}" for k, s in (v or {}).items()),
+        flexible=True,
+        rank=5,
+    ),
+    Column("reason", "REASON", flexible=True, rank=6),
+    Column("detail", "DETAIL", flexible=True, rank=7),
+)
+AUDIT_COLUMNS = (
+    Column("at", "WHEN", clock),
+    Column("who", "WHO"),
+    Column("name", "SETTING"),
+    Column("from", "FROM", plain, flexible=True),
+    Column("to", "TO", plain, flexible=True),
+)
+
+
+def _console() -> Console:
+    """Standard output; rich itself honours NO_COLOR, TERM=dumb and COLUMNS."""
+    piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    # Whoever pipes a table wants whole lines: grep and awk do the cutting.
+    return Console(highlight=False, width=240 if piped else None)
+
+
+def _store(config: Path | None) -> Store:
+    """The store that the configuration names; nothing is asked of it yet."""
+    settings = load_config(config or DEFAULT_CONFIG)
+    return Store(settings.database.url, settings.slurm.cluster)
+
+
+def _who() -> str:
+    """Who changes a setting, for the audit: through sudo, the person behind it."""
+    user = os.environ.get("SUDO_USER") or getpass.getuser()
+    return f"{user}@{socket.gethostname()}"
+
+
+@app.command()
+def jobs(
+    config: ConfigOption = None,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="finished jobs too")] = False,
+    user: Annotated[str | None, typer.Option("--user", "-u", help="of this user only")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List Pollux jobs: GPUs, batch size, goodput, speedup, and why."""
+    rows = [r for r in job_rows(_store(config), ended=everything) if user in (None, r["user"])]
+    emit(rows, JOB_COLUMNS, as_json=as_json, console=_console(), empty="no Pollux jobs")
+
+
+@app.command()
+def top(
+    config: ConfigOption = None,
+    interval: Annotated[
+        float, typer.Option("--interval", "-n", min=0.2, help="seconds between redraws")
+    ] = 2.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Watch the jobs live; Ctrl-C ends it. With --json, or when not on a terminal, prints once."""
+    store, console = _store(config), _console()
+
+    def read() -> tuple[Row, list[dict[str, Any]]]:
+        return status_row(store), job_rows(store, ended=False)
+
+    status, rows = read()
+    if as_json:
+        emit_json({"status": status, "jobs": [{c.key: row.get(c.key) for c in JOB_COLUMNS} for row in rows]})
+    elif console.is_terminal:
+        live.watch(read, console, interval)
+    else:
+        console.print(live.screen(status, rows, console.width, len(rows) + 5, time.time()))
+
+
+@app.command()
+def explain(job: JobArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Say what a job has, why it has it, and what other sizes would bring."""
+    store = _store(config)
+    found = store.explain(job)
+    if found is None:
+        raise PolluxError(
+            f"job {job} is not known to polluxd: it has no #POLLUX line, or polluxd has not looked since "
+            "it was submitted (`squeue` shows all jobs)"
+        )
+    moves = move_rows(store, job)
+    row = job_row(found.job, sum(m["total_s"] or 0.0 for m in moves), time.time())
+    settings = fair.document(store.settings())
+    sizes = explaining.sizes(found)
+    if as_json:
+        decision = explaining.decision(found)
+        emit_json(
+            {"job": row, "decision": decision, "sizes": sizes, "reallocations": moves, "settings": settings}
+        )
+        return
+    console = _console()
+    for line in explaining.story(row, found, settings):
+        console.print(line, soft_wrap=not console.is_terminal, markup=False)
+    if sizes:
+        console.print()
+        console.print(table(sizes, explaining.SIZE_COLUMNS, console.width, "What other sizes would bring"))
+    if moves:
+        console.print()
+        columns = [c for c in MOVE_COLUMNS if c.key not in ("id", "job_id")]
+        console.print(table(moves[-8:], columns, console.width, "Its latest re-allocations"))
+
+
+@app.command()
+def reallocations(
+    job: Annotated[int | None, typer.Argument(metavar="[JOB]", min=1, help="of this job only")] = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List re-allocations: from where to where, how long each step took, why."""
+    emit(
+        move_rows(_store(config), job),
+        MOVE_COLUMNS,
+        as_json=as_json,
+        console=_console(),
+        empty="no re-allocations",
+    )
+
+
+@app.command()
+def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Say whether polluxd leads, when it last decided, and how good the decision was."""
+    found = status_row(_store(config))
+    if as_json:
+        emit_json(found)
+        return
+    console = _console()
+    decided = found["decided_at"]
+    ago = "never" if decided is None else f"{clock(decided)}, {duration(time.time() - decided)} ago"
+    for title, value in (
+        ("cluster", found["cluster"]),
+        ("leader", (found["leader"] or "nobody") + ("" if found["leading"] else " (not seen lately)")),
+        ("mode", found["mode"] or "-"),
+        ("paused", "yes" if found["paused"] else "no"),
+        ("last decision", ago),
+        ("objective", number(4)(found["objective"])),
+        ("gap to bound", "-" if found["gap"] is None else f"{100 * found['gap']:.2f} %"),
+        ("solver", plain(found["solver"])),
+        ("note", plain(found["note"])),
+        ("moves under way", found["open_moves"]),
+    ):
+        console.print(f"{title:<16} {value}", markup=False)
+
+
+def _set(store: Store, name: str, value: Any) -> None:
+    store.set_setting(name, value, _who())
+
+
+@app.command()
+def pause(config: ConfigOption = None) -> None:
+    """Stop all action, durably: nothing starts, moves or stops until `resume`; running jobs run on."""
+    _set(_store(config), "paused", True)
+    typer.echo("paused: decisions are still recorded, nothing is acted on until `polluxctl resume`")
+
+
+@app.command()
+def resume(config: ConfigOption = None) -> None:
+    """Let polluxd act again."""
+    _set(_store(config), "paused", False)
+    typer.echo("resumed")
+
+
+@app.command("log")
+def audit_log(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """List changes of settings: when, who, from what, to what."""
+    emit(
+        audit_rows(_store(config)), AUDIT_COLUMNS, as_json=as_json, console=_console(), empty="no changes yet"
+    )
+
+
+def _show_fairness(store: Store, as_json: bool) -> None:
+    settings = store.settings()
+    if as_json:
+        emit_json(fair.document(settings))
+    else:
+        typer.echo("\n".join(fair.lines(settings)))
+
+
+@fairness_app.command("get")
+def fairness_get(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Show power and weights."""
+    _show_fairness(_store(config), as_json)
+
+
+@fairness_app.command("set")
+def fairness_set(  # noqa: PLR0917 - typer passes options by position of none
+    config: ConfigOption = None,
+    power: Annotated[
+        str | None,
+        typer.Option(
+            "--power",
+            "-p",
+            metavar="P",
+            help="p of the p-mean: 1 mean, 0 geometric, -1 harmonic, -inf max-min",
+        ),
+    ] = None,
+    account: Annotated[
+        list[str] | None, typer.Option("--account", metavar="NAME=WEIGHT", help="weight of an account's jobs")
+    ] = None,
+    user: Annotated[
+        list[str] | None, typer.Option("--user", metavar="NAME=WEIGHT", help="weight of a user's jobs")
+    ] = None,
+    partial_nodes: Annotated[
+        bool | None,
+        typer.Option("--partial-nodes/--whole-nodes", help="what jobs on several nodes may take of each"),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Change power or weights; all values are checked first, every change is audited."""
+    if power is None and not account and not user and partial_nodes is None:
+        raise ConfigError("nothing to set: give --power, --account, --user or --partial-nodes (see --help)")
+    # The values' form is checked before the database is asked for anything.
+    wanted: dict[str, Any] = {} if power is None else {"power": fair.power_value(fair.parse_power(power))}
+    if partial_nodes is not None:
+        wanted["partial_nodes"] = partial_nodes
+    fair.parse_weights(account or (), {}, "account")
+    fair.parse_weights(user or (), {}, "user")
+    store = _store(config)
+    settings = store.settings()
+    if account:
+        wanted["account_weights"] = fair.parse_weights(account, settings.account_weights, "account")
+    if user:
+        wanted["user_weights"] = fair.parse_weights(user, settings.user_weights, "user")
+    for name, value in wanted.items():
+        _set(store, name, value)
+    _show_fairness(store, as_json)
+
+
+def main() -> None:
+    """Entry point: every expected failure is one line on standard error."""
+    try:
+        sys.exit(app(prog_name="polluxctl", standalone_mode=False) or 0)
+    except PolluxError as error:
+        failure, code = str(error), 2 if isinstance(error, ConfigError) else 1
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(130)
+    except BrokenPipeError:
+        # `polluxctl jobs | head`: the reader has gone, and Python must not complain at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except Exception as error:
+        # Usage errors of click, whichever package ships it, explain themselves.
+        explain_itself = getattr(error, "format_message", None)
+        if explain_itself is None:
+            raise
+        failure, code = explain_itself(), 2
+    print("polluxctl: " + " ".join(failure.split()), file=sys.stderr)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""`polluxctl explain JOB`: what a job has, why, and what other sizes would bring it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from pollux.goodput import Goodput
+from polluxd.model import Report
+from polluxd.store import Explanation
+
+from .output import Column, duration, number
+
+SIZE_COLUMNS = (
+    Column("gpus", "GPUS", right=True),
+    Column("nodes", "NODES", right=True),
+    Column("goodput", "GOODPUT", number(3), right=True),
+    Column("relative", "AGAINST NOW", lambda v: "-" if v is None else f"{v:.2f}x", right=True),
+    Column("batch_size", "BATCH", right=True),
+    Column("note", "NOTE", flexible=True, rank=1),
+)
+
+_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+def _shapes(report: Report, largest: int) -> list[tuple[int, int]]:
+    """(nodes, GPUs) worth telling: powers of two around what the job has, and what it has.
+
+    GPUs per node are read off the job's own placement, so a job within one node is told of one only.
+    """
+    held = (report.nodes, report.gpus) if report.gpus else None
+    per_node = report.gpus // report.nodes if held and report.nodes > 1 else None
+    shapes = set() if held is None else {held}
+    for count in (c for c in _COUNTS if c <= largest):
+        if per_node is None or count <= per_node:
+            shapes.add((1, count))
+        elif count % per_node == 0:
+            shapes.add((count // per_node, count))
+    return sorted(shapes, key=lambda shape: (shape[1], shape[0]))
+
+
+def sizes(found: Explanation) -> list[dict[str, Any]]:
+    """Goodput predicted at other sizes, by the job's own fit. Empty until it has reported one."""
+    report, spec = found.report, found.job.spec
+    if report is None or report.params is None or found.job.ended_at is not None:
+        return []
+    largest = min(
+        spec.max_gpus or 4 * max(report.explored_gpus, 1), 4 * max(report.explored_gpus, report.gpus, 1)
+    )
+    shapes = _shapes(report, largest)
+    model = Goodput(report.params, report.noise, report.limits, adaptive=spec.adaptive)
+    best = model.optimize([n for n, _ in shapes], [k for _, k in shapes])
+    now = next(
+        (float(g) for s, g in zip(shapes, best.goodput, strict=True) if s == (report.nodes, report.gpus)), 0.0
+    )
+    rows = []
+    for (nodes, gpus), goodput, batch in zip(shapes, best.goodput, best.batch_size, strict=True):
+        note = "" if goodput > 0 else "no batch size fits"
+        if (nodes, gpus) == (report.nodes, report.gpus):
+            note = "now"
+        elif gpus > report.explored_gpus:
+            note = note or f"a guess: measured up to {report.explored_gpus} GPUs only"
+        rows.append(
+            {
+                "gpus": gpus,
+                "nodes": nodes,
+                "goodput": float(goodput) or None,
+                "relative": float(goodput) / now if now > 0 and goodput > 0 else None,
+                "batch_size": int(batch) or None,
+                "note": note,
+            }
+        )
+    return rows
+
+
+def decision(found: Explanation) -> dict[str, Any] | None:
+    """The newest decision on the job, and the cycle that made it; None when there was none yet."""
+    if found.allocation is None:
+        return None
+    placed, cycle = found.allocation, found.cycle
+    return {
+        "cycle": cycle.id if cycle else None,
+        "at": cycle.started_at if cycle else None,
+        "mode": cycle.mode if cycle else None,
+        "placement": str(placed.placement),
+        "gpus": placed.placement.gpus,
+        "goodput": placed.goodput,
+        "speedup": placed.speedup,
+        "batch_size": placed.batch_size,
+        "changed": placed.changed,
+        "reason": placed.reason,
+    }
+
+
+def story(row: Mapping[str, Any], found: Explanation, settings: Mapping[str, Any]) -> list[str]:
+    """What a person asks first, as sentences."""
+    held = f"{row['gpus']} GPUs on {row['nodes']}" if row["gpus"] else "no GPUs"
+    lines = [
+        f"Job {row['job_id']} ({row['name']}) of {row['user']}: {str(row['state']).lower()}, holds {held}."
+    ]
+    if row["ended_at"] is not None:
+        lines[0] = f"Job {row['job_id']} ({row['name']}) of {row['user']} has ended: {row['state']}."
+    placed = found.allocation
+    if placed is not None and found.cycle is not None and row["ended_at"] is None:
+        ago = duration(time.time() - found.cycle.started_at)
+        lines.append(f"Decided {ago} ago (cycle {found.cycle.id}): {placed.reason}")
+        if placed.speedup:
+            lines.append(f"Predicted speedup against its fair share: {number(3)(placed.speedup)}.")
+    elif row["ended_at"] is None:
+        lines.append("Nothing was decided on it yet: that comes with the next cycle.")
+    lines += _measured(row, found.report)
+    if row["moving"]:
+        lines.append(f"Moving now, step {row['moving']}: {found.job.move_reason or 'no reason recorded'}")
+    elif found.job.move_step == "failed":
+        lines.append(f"Its last move failed: {found.job.move_detail or 'no detail recorded'}")
+    if row["reallocations"]:
+        lines.append(f"Re-allocated {row['reallocations']} times; {duration(row['lost_s'])} lost to it.")
+    if settings["paused"]:
+        lines.append("polluxd is paused: nothing moves until `polluxctl resume`.")
+    return lines
+
+
+def _measured(row: Mapping[str, Any], report: Report | None) -> list[str]:
+    if row["ended_at"] is not None:
+        return []
+    if report is None:
+        return ["It has not reported yet: `pollux.attach` was not reached, or its first steps are not done."]
+    lines = []
+    if row["goodput"]:
+        lines.append(
+            f"Measured: goodput {number(3)(report.goodput)} examples/s, batch size {report.batch_size} "
+            f"(submitted with {report.limits.initial}), learning rate x{number(3)(report.lr_factor)}."
+        )
+    if report.noise is not None:
+        phi = report.noise.phi(report.limits.initial)
+        lines.append(f"Gradient noise scale: {number(3)(phi)} examples.")
+    return lines

@@ -1,0 +1,64 @@
+"""`polluxctl top`: the jobs, redrawn every few seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from polluxd.errors import StoreUnavailable
+
+from .jobs import JOB_COLUMNS
+from .output import duration, table
+
+
+def headline(status: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], now: float) -> Text:
+    """One line: what polluxd does and how long ago it last decided."""
+    running = sum(row["state"] == "RUNNING" for row in rows)
+    waiting = sum(row["state"] == "PENDING" for row in rows)
+    gpus = sum(row["gpus"] or 0 for row in rows)
+    decided = status.get("decided_at")
+    words: list[str | tuple[str, str]] = [("polluxd ", "bold"), str(status.get("cluster", ""))]
+    if status.get("paused"):
+        words.append(("  PAUSED", "bold yellow"))
+    else:
+        words.append(f"  {status.get('mode') or 'never ran'}")
+    words.append(f"  {running} running, {waiting} waiting, {gpus} GPUs held")
+    if decided is not None:
+        words.append(f"  decided {duration(now - decided)} ago")
+    return Text.assemble(*words)
+
+
+def screen(
+    status: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], width: int, height: int, now: float
+) -> RenderableType:
+    """Everything that fits on the terminal."""
+    room = max(height - 4, 1)
+    parts: list[RenderableType] = [headline(status, rows, now), Text()]
+    if rows:
+        parts.append(table(rows[:room], JOB_COLUMNS, width))
+        if len(rows) > room:
+            parts.append(Text(f"and {len(rows) - room} more", style="dim"))
+    else:
+        parts.append(Text("no Pollux jobs", style="dim"))
+    return Group(*parts)
+
+
+def watch(
+    read: Callable[[], tuple[Mapping[str, Any], list[dict[str, Any]]]], console: Console, every_s: float
+) -> None:
+    """Redraw until Ctrl-C. A database that stops answering is said in the last line; the last view stays."""
+    shown: RenderableType = Text("reading ...", style="dim")
+    with Live(shown, console=console, auto_refresh=False, screen=True) as live:
+        while True:
+            try:
+                status, rows = read()
+                shown = screen(status, rows, console.width, console.height, time.time())
+                live.update(shown, refresh=True)
+            except StoreUnavailable as error:
+                live.update(Group(shown, Text(str(error), style="red")), refresh=True)
+            time.sleep(every_s)
