@@ -29,8 +29,8 @@ STATE_VERSION = 1
 class ElasticLoader:
     """Iterate over this rank's part of each pass over `dataset` (map-style: `len` and integer indexing).
 
-    `local_batch` is samples per micro-batch and rank. `sampler` replaces the shuffled order by the user's own;
-    it must give every rank the same indices, and its `set_epoch(pass)` is called where it has one. Other
+    `local_batch` is samples per micro-batch and rank. `sampler` replaces the shuffled order by the user's
+    own; it must give every rank the same indices, and its `set_epoch(pass)` is called where it has one. Other
     keyword arguments go to torch's DataLoader.
 
     Each `iter()` yields what is left of the current pass; when that has ended, the next `iter()` starts the
@@ -200,7 +200,7 @@ class ElasticLoader:
         self._source = None
 
     def set_batch(self, local_batch: int) -> None:
-        """Change the samples per rank from the next micro-batch on; prefetched ones are dropped and come again."""
+        """Change the samples per rank from the next micro-batch on; what was prefetched comes again."""
         self.resize(self._rank, self._world_size, local_batch)
 
     def resize(self, rank: int, world_size: int, local_batch: int) -> None:
@@ -236,8 +236,8 @@ class ElasticLoader:
             raise DataError(f"expected a loader state of version {STATE_VERSION}, found {version}")
         if length != self._length:
             raise DataError(
-                f"the checkpoint was made with {length} samples, the dataset has {self._length} now: the place "
-                "in the pass has no meaning in it; restore the dataset, or start without this checkpoint"
+                f"the checkpoint was made with {length} samples, the dataset has {self._length} now: the "
+                "place in the pass has no meaning in it; restore the dataset, or start without this checkpoint"
             )
         if not (pass_index >= 0 and 0 <= position <= length):
             raise DataError(
@@ -345,7 +345,7 @@ def _length_of(sized: object) -> int:
 
 
 def _sampler_order(sampler: Sampler[int], seed: int, pass_index: int) -> Order:
-    """List a sampler's indices so that they depend on seed and pass alone; global generators stay as they were."""
+    """List a sampler's indices so that they depend on seed and pass alone; keep the global generator."""
     set_epoch = getattr(sampler, "set_epoch", None)
     if callable(set_epoch):
         set_epoch(pass_index)

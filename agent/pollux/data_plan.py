@@ -2,10 +2,10 @@
 
 A pass over a dataset of n samples is one global order, a permutation of 0..n-1 that depends on the seed and
 the pass number alone. Progress through it is one integer, the position: how many samples of the order are
-used. Because neither depends on the number of ranks or the batch size, a pass may change both at any position
-and still take every sample exactly once: micro-batch after micro-batch takes the next
-world_size * local_batch samples of the order, and rank r its r-th slice. Near the end fewer are left; they are
-split as evenly as integers allow, and a rank left with none takes a stand-in of weight 0, so that its
+used. Because neither depends on the number of ranks or the batch size, a pass may change both at any
+position and still take every sample exactly once: micro-batch after micro-batch takes the next
+world_size * local_batch samples of the order, and rank r its r-th slice. Near the end fewer are left; they
+are split as evenly as integers allow, and a rank left with none takes a stand-in of weight 0, so that its
 collectives still match the others'.
 """
 
@@ -22,7 +22,7 @@ Order = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """One micro-step: the global slice `start:stop` of the order, and this rank's `local_start:local_stop`."""
+    """One micro-step: the global slice `start:stop` of the order, this rank's `local_start:local_stop`."""
 
     start: int
     stop: int

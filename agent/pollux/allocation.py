@@ -1,0 +1,180 @@
+"""What this launcher holds: nodes, its place among them and its GPUs, read from the environment Slurm made.
+
+A job that polluxd has resized keeps, from its submission, variables that no longer hold (SLURM_NTASKS,
+SLURM_GPUS, SLURM_CPUS_PER_TASK, ...), and srun takes them for options. Only variables that Slurm writes
+afresh for each start are read here; `without_stale` drops the rest before srun is called.
+
+Sources: srun(1) and sbatch(1), "INPUT ENVIRONMENT VARIABLES" and "OUTPUT ENVIRONMENT VARIABLES".
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pollux.errors import LaunchError
+
+# Sizes that srun would read as options, and that hold what was submitted, not what the job has now.
+STALE = frozenset(
+    {
+        "SLURM_NTASKS",
+        "SLURM_NPROCS",
+        "SLURM_NTASKS_PER_NODE",
+        "SLURM_NTASKS_PER_CORE",
+        "SLURM_NTASKS_PER_SOCKET",
+        "SLURM_NTASKS_PER_GPU",
+        "SLURM_NTASKS_PER_TRES",
+        "SLURM_TASKS_PER_NODE",
+        "SLURM_NNODES",
+        "SLURM_CPUS_PER_TASK",
+        "SLURM_CPUS_PER_GPU",
+        "SLURM_GPUS",
+        "SLURM_GPUS_PER_NODE",
+        "SLURM_GPUS_PER_TASK",
+        "SLURM_GPUS_PER_SOCKET",
+        "SLURM_GRES",
+        "SLURM_TRES_PER_TASK",
+        "SLURM_MEM_PER_CPU",
+        "SLURM_MEM_PER_GPU",
+        "SLURM_MEM_PER_NODE",
+        "SLURM_THREADS_PER_CORE",
+        "SLURM_DISTRIBUTION",
+        "SLURM_REQ_SWITCH",
+        "SLURM_CORE_SPEC",
+        "SLURM_EXACT",
+        "SLURM_OVERLAP",
+    }
+)
+# A launcher of another kind around this one would hand its ranks down.
+FOREIGN_RANKS = frozenset(
+    ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"]
+)
+
+FIRST_PORT, PORTS = 20_000, 12_000
+"""Below Linux's ephemeral ports (32768), so that no outgoing connection sits on one by chance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """One launcher's share of the job."""
+
+    node_rank: int = 0
+    num_nodes: int = 1
+    workers: int = 1
+    """One per GPU of this node."""
+    gpu_ids: tuple[str, ...] = ()
+    """What CUDA_VISIBLE_DEVICES may name here; empty on CPU."""
+    first_node: str = ""
+    """Slurm's name of the node with rank 0; empty outside of Slurm."""
+    node_name: str = ""
+    job_id: int | None = None
+    attempt: int = 0
+    step_id: str = ""
+
+    @property
+    def job_port(self) -> int:
+        """A port that every node of this step derives alike, and another attempt or step does not."""
+        key = f"{self.job_id}.{self.attempt}.{self.step_id}".encode()
+        return FIRST_PORT + zlib.crc32(key) % PORTS
+
+
+def in_batch_script(env: Mapping[str, str]) -> bool:
+    """True in a batch script or an salloc shell: inside a job, but not in a task that srun started."""
+    return "SLURM_JOB_ID" in env and "SLURM_STEP_ID" not in env
+
+
+def without_stale(env: Mapping[str, str]) -> dict[str, str]:
+    """A copy of `env` from which srun takes no size of an earlier allocation."""
+    return {name: value for name, value in env.items() if name not in STALE and name not in FOREIGN_RANKS}
+
+
+def read_allocation(env: Mapping[str, str], *, workers: int | None = None) -> Allocation:
+    """Read this launcher's share inside an srun task.
+
+    `workers` overrides the number of workers of each node. Raises LaunchError when the step has more than one
+    task on this node, since each would start a worker on every GPU.
+    """
+    try:
+        local_id, node_rank = int(env.get("SLURM_LOCALID", "0")), int(env.get("SLURM_NODEID", "0"))
+        num_nodes = int(env.get("SLURM_STEP_NUM_NODES") or env.get("SLURM_JOB_NUM_NODES") or "1")
+        job_id, attempt = int(env["SLURM_JOB_ID"]), int(env.get("SLURM_RESTART_COUNT") or 0)
+        tasks = int(env.get("SLURM_STEP_NUM_TASKS") or num_nodes)
+    except (KeyError, ValueError) as error:
+        raise LaunchError(
+            f"expected the environment that srun gives a task, found it garbled: {error}"
+        ) from error
+    if local_id or tasks != num_nodes:
+        raise LaunchError(
+            f"expected one `pollux run` per node, but srun started {tasks} tasks on {num_nodes} node(s); use "
+            "`srun --ntasks-per-node=1 pollux run ...`, or call `pollux run` in the batch script without srun"
+        )
+    gpu_ids = visible_gpus(env)
+    nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or ""
+    return Allocation(
+        node_rank=node_rank,
+        num_nodes=num_nodes,
+        workers=workers or len(gpu_ids) or 1,
+        gpu_ids=gpu_ids,
+        first_node=first_host(nodes),
+        node_name=env.get("SLURMD_NODENAME", ""),
+        job_id=job_id,
+        attempt=attempt,
+        step_id=env.get("SLURM_STEP_ID", ""),
+    )
+
+
+def visible_gpus(env: Mapping[str, str]) -> tuple[str, ...]:
+    """The GPUs of this node that this process may use, as CUDA names them.
+
+    CUDA_VISIBLE_DEVICES is what CUDA obeys; under a cgroup that confines devices it counts from 0, where
+    SLURM_STEP_GPUS holds the node's own indices. So the latter two only give the count.
+    """
+    visible = env.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return tuple(
+            part for part in (p.strip() for p in visible.split(",")) if part and part != "NoDevFiles"
+        )
+    listed = env.get("SLURM_STEP_GPUS") or env.get("SLURM_JOB_GPUS") or ""
+    count = len(expand_indices(listed)) or _number(env.get("SLURM_GPUS_ON_NODE", ""))
+    return tuple(str(index) for index in range(count))
+
+
+def expand_indices(text: str) -> list[int]:
+    """Expand Slurm's index list: "0-2,5" -> [0, 1, 2, 5]."""
+    indices: list[int] = []
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        first, _, last = part.partition("-")
+        try:
+            indices += range(int(first), int(last or first) + 1)
+        except ValueError as error:
+            raise LaunchError(f"expected GPU indices like 0-2,5 from Slurm, found {text!r}") from error
+    return indices
+
+
+def first_host(nodelist: str) -> str:
+    """The first name of a Slurm node list: "gpu[03-05,9],login" -> "gpu03"."""
+    match = re.match(r"[^,\[]*(?:\[[^\]]*\][^,\[]*)*", nodelist)
+    name = match.group(0) if match else nodelist
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", name)
+
+
+def node_address(node: str) -> str:
+    """Where the node is reached: its NodeAddr, since a Slurm node's name need not resolve.
+
+    Falls back to the name where scontrol does not answer; connecting then tells.
+    """
+    try:
+        shown = subprocess.run(
+            ["scontrol", "show", "node", "-o", node], capture_output=True, text=True, timeout=20, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return node
+    found = re.search(r"\bNodeAddr=(\S+)", shown)
+    return found.group(1) if found else node
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdigit() else 0
