@@ -1,7 +1,7 @@
 """Connections that never hang, and database errors as ours.
 
 A frozen server (or a network that swallows packets) answers nothing, not even the server-side statement
-timeout. psycopg2's wait callback bounds every wait on our own connections; those of other code are left alone.
+timeout. psycopg2's wait callback bounds every wait on our own connections; others are left alone.
 """
 
 from __future__ import annotations

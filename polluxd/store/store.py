@@ -91,7 +91,7 @@ class Store:
                 connection.close()
 
     def install_secret(self, secret: bytes) -> None:
-        """Accept tokens signed with `secret` (16 bytes at least) and with the one before it; older ones lapse."""
+        """Accept tokens signed with `secret` (16 bytes at least) or the one before it; older ones lapse."""
         if len(secret) < 16:
             raise StoreRejected(f"a token secret has at least 16 bytes, this one has {len(secret)}")
         with self._transaction() as run:

@@ -52,8 +52,8 @@ class ReallocTotals:
     """R_j: completed re-allocations; a first start is none."""
     lost_seconds: float
     """C_j."""
-    mean_cost: float | None
-    """Seconds per re-allocation; None until one was measured."""
+    mean_cost: float
+    """Seconds per re-allocation."""
 
 
 ReallocationCost = TypedDict(
