@@ -66,7 +66,9 @@ class Placement:
 
     def __post_init__(self) -> None:
         if bool(self.nodes) != (self.gpus_per_node > 0):
-            raise ValueError(f"a placement has nodes and GPUs, or neither: {self.nodes!r} x {self.gpus_per_node}")
+            raise ValueError(
+                f"a placement has nodes and GPUs, or neither: {self.nodes!r} x {self.gpus_per_node}"
+            )
         if len(set(self.nodes)) != len(self.nodes):
             raise ValueError(f"a placement names a node twice: {self.nodes!r}")
 

@@ -100,7 +100,8 @@ ON CONFLICT (cluster, job_id) DO UPDATE SET
     nodes = excluded.nodes, gpus = excluded.gpus, submitted_at = least(j.submitted_at, excluded.submitted_at),
     started_at = least(j.started_at, excluded.started_at),
     ended_at = CASE WHEN excluded.ended_at IS NULL THEN NULL ELSE coalesce(j.ended_at, excluded.ended_at) END,
-    seen_at = now();
+    seen_at = now()
+RETURNING j.job_id, j.submitted_at;
 
 -- name: end_unseen_jobs
 -- Jobs that Slurm has forgotten: they ended while nobody looked.

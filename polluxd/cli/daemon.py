@@ -9,10 +9,9 @@ from typing import Annotated
 
 import typer
 
-from polluxd.config import DEFAULT_PATH, Config, load_config
-from polluxd.daemon import Daemon
+from polluxd.config import DEFAULT_PATH, load_config
+from polluxd.daemon import Daemon, open_store
 from polluxd.errors import PolluxError
-from polluxd.store import Store
 
 app = typer.Typer(
     help="The Pollux scheduling daemon for Slurm.", no_args_is_help=True, pretty_exceptions_enable=False
@@ -31,18 +30,26 @@ def run(
     """Run the daemon in the foreground; systemd starts it so."""
     level = logging.getLevelNamesMapping().get(log_level.upper())
     if level is None:
-        raise typer.BadParameter(f"expected debug, info, warning or error, got {log_level!r}", param_hint="--log-level")
-    logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        raise typer.BadParameter(
+            f"expected debug, info, warning or error, got {log_level!r}", param_hint="--log-level"
+        )
+    logging.basicConfig(
+        level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
     Daemon(lambda: load_config(config)).run()
 
 
 @app.command()
 def migrate(config: ConfigOption = DEFAULT_PATH) -> None:
-    """Create or upgrade the schema in Postgres; safe to repeat."""
-    store = _store(load_config(config))
-    store.migrate()
+    """Create or upgrade the schema in Postgres and install the ticket secret; safe to repeat."""
+    loaded = load_config(config)
+    store = open_store(loaded)
+    applied = store.migrate()
+    secret = loaded.database.secret()
+    if secret is not None:
+        store.install_secret(secret)
     store.close()
-    typer.echo("the schema is up to date")
+    typer.echo(f"applied {', '.join(applied)}" if applied else "the schema is up to date")
 
 
 @app.command()
@@ -50,10 +57,6 @@ def check(config: ConfigOption = DEFAULT_PATH) -> None:
     """Read the configuration and say whether it is sound."""
     loaded = load_config(config)
     typer.echo(f"{config}: sound; cluster {loaded.slurm.cluster}, mode {loaded.mode}")
-
-
-def _store(config: Config) -> Store:
-    return Store(config.database.url, config.slurm.cluster)
 
 
 def main() -> None:

@@ -183,15 +183,19 @@ class Store:
 
     # Jobs and cycles
 
-    def sync_jobs(self, jobs: Sequence[ObservedJob]) -> None:
-        """Remember our jobs as Slurm shows them, others passed over; those it shows no more have ended."""
+    def sync_jobs(self, jobs: Sequence[ObservedJob]) -> dict[int, float]:
+        """Remember our jobs as Slurm shows them, others passed over; those it shows no more have ended.
+
+        Returns when each was first submitted (POSIX seconds, by job id): Slurm's own time starts anew at a requeue.
+        """
         ours = [rows.job_to_json(job) for job in jobs if job.spec is not None]
         encoded = json.dumps(ours)
         with self._transaction(fenced=True) as run:
             for row in run("forget_reused_jobs", jobs=encoded):
                 log.info("job id %d was used again: its former life is forgotten", row["job_id"])
-            run("upsert_jobs", jobs=encoded)
+            known = run("upsert_jobs", jobs=encoded)
             run("end_unseen_jobs", job_ids=[job["job_id"] for job in ours])
+        return {row["job_id"]: row["submitted_at"].timestamp() for row in known}
 
     def record_cycle(
         self,

@@ -1,0 +1,71 @@
+"""Free GPUs in the midst of a plan, so that no intermediate state exceeds what a node has."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from polluxd.model import JobState, Node, Placement, Reallocation, Step
+from polluxd.slurm.protocol import SlurmJob
+
+_LEAVING = (Step.CHECKPOINTED, Step.REQUEUED)
+
+
+@dataclass(slots=True)
+class Capacity:
+    """GPUs per node: free now, and about to be free because a job is irrevocably on its way out."""
+
+    free: Counter[str] = field(default_factory=Counter)
+    leaving: Counter[str] = field(default_factory=Counter)
+
+    def fits_now(self, target: Placement) -> bool:
+        """True when every node of `target` has its GPUs free at this moment."""
+        return all(self.free[n] >= target.gpus_per_node for n in target.nodes)
+
+    def fits_soon(self, target: Placement, own: Placement) -> bool:
+        """True when `target` fits once `own` is given up and the jobs already leaving have left."""
+        return all(
+            self.free[n] + self.leaving[n] + (own.gpus_per_node if n in own.nodes else 0)
+            >= target.gpus_per_node
+            for n in target.nodes
+        )
+
+    def take(self, target: Placement) -> None:
+        """Set `target` aside, so that a later move of the same tick does not count on it."""
+        for n in target.nodes:
+            self.free[n] -= target.gpus_per_node
+
+    def promise(self, target: Placement, own: Placement) -> None:
+        """Set aside what a move that begins to drain now will take, its own GPUs counting first."""
+        for n in target.nodes:
+            self.leaving[n] -= target.gpus_per_node - (own.gpus_per_node if n in own.nodes else 0)
+
+
+def capacity(nodes: Iterable[Node], jobs: Mapping[int, SlurmJob], moves: Iterable[Reallocation]) -> Capacity:
+    """What is free, given Slurm's present state and the moves under way.
+
+    GPUs held by any job (running, suspended or completing) are taken; so are those of a move that was configured but
+    has not started, and those that a requeued job waits for are promised to it.
+    """
+    result = Capacity()
+    for node in nodes:
+        result.free[node.name] = (node.gpus - node.foreign_gpus) if node.schedulable else 0
+    for job in jobs.values():
+        for name, gpus in job.gpus_per_node_held.items():
+            result.free[name] -= gpus
+    for move in moves:
+        job_now = jobs.get(move.job_id)
+        if job_now is None:
+            continue
+        if move.step is Step.CONFIGURED and job_now.state is JobState.PENDING:
+            result.take(move.target)
+        elif move.step in _LEAVING:
+            for name, gpus in job_now.gpus_per_node_held.items():
+                result.leaving[name] += gpus
+            for name in move.target.nodes:
+                result.leaving[name] -= move.target.gpus_per_node
+        elif move.step is Step.DRAINING:
+            # It may still fail to drain: what it holds is not counted on, what it will take is.
+            result.promise(move.target, move.source)
+    return result

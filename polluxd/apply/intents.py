@@ -1,0 +1,38 @@
+"""From a plan to the moves that would make it true."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from polluxd.model import Job, Placement, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """A move wished for; it becomes a `Reallocation` once written to the database."""
+
+    job_id: int
+    attempt: int
+    path: str
+    source: Placement
+    target: Placement
+    reason: str
+
+
+def intents(plan: Plan, jobs: Mapping[int, Job]) -> list[Intent]:
+    """The moves of `plan`, those that give GPUs back first.
+
+    Pinned jobs never move; an allocation equal to what the job holds is no move. Order: parks and shrinks, then
+    moves at the same size, grows and first starts, each by job id, so that a replay sees the same order.
+    """
+    wished = []
+    for allocation in plan.allocations:
+        job = jobs.get(allocation.job_id)
+        if job is None or job.pinned or allocation.placement == job.placement:
+            continue
+        path = "start" if not job.placement else "requeue" if allocation.placement else "park"
+        wished.append(
+            Intent(job.job_id, job.attempt, path, job.placement, allocation.placement, allocation.reason)
+        )
+    return sorted(wished, key=lambda i: (i.target.gpus - i.source.gpus, i.job_id))

@@ -1,0 +1,226 @@
+"""What to do next about one move: a pure function of the move, what Slurm shows, what the agent said, and the time.
+
+The fence is (job id, restart count): a move acts only on the attempt that it was planned for, and every action is
+safe to repeat, so that a daemon killed between any two lines finishes the move on its next start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import floor
+
+from polluxd.apply.capacity import Capacity
+from polluxd.model import JobState, Placement, Reallocation, Report, Step
+from polluxd.slurm.protocol import SlurmJob
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounded waits of a move, in seconds (configuration section `realloc`)."""
+
+    planned: float = 60.0
+    """GPUs did not come free: the move is dropped and the next cycle plans anew."""
+    drain: float = 30.0
+    """No acknowledgement of a checkpoint."""
+    acknowledged: float = 90.0
+    """Agents wait 120 s to be killed and then train on: past this an acknowledgement is stale."""
+    requeued: float = 120.0
+    start: float = 30.0
+    """Configured, free GPUs, and still not running."""
+    training: float = 120.0
+    """Running, and no step reported."""
+    repeat: float = 3.0
+    """A signal or requeue that shows no effect is sent again after this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing to do yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Write `draining`, then tell the agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remind:
+    """Tell the agent again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requeue:
+    """`scontrol requeue incomplete`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Configure:
+    """Give the pending job its new geometry and let it start; then write `configured`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Write that `step` was reached."""
+
+    step: Step
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """Write `failed`; with `keep_back` the pending job gets its lease back first, so that it does not start at a
+    placement that the next plan gives to another."""
+
+    reason: str
+    keep_back: bool = False
+
+
+Action = Wait | Drain | Remind | Requeue | Configure | Reach | Fail
+
+
+def held(job: SlurmJob) -> Placement | None:
+    """The placement that Slurm shows, or None where the GPUs per node are uneven."""
+    if not job.gpus_per_node_held:
+        return Placement()
+    counts = set(job.gpus_per_node_held.values())
+    if len(counts) != 1:
+        return None
+    return Placement(tuple(sorted(job.gpus_per_node_held)), counts.pop())
+
+
+def same_place(job: SlurmJob, target: Placement) -> bool:
+    """True when the job holds exactly `target`, in whatever order of nodes."""
+    return job.gpus_per_node_held == dict.fromkeys(target.nodes, target.gpus_per_node)
+
+
+def next_action(
+    move: Reallocation,
+    job: SlurmJob | None,
+    report: Report | None,
+    room: Capacity,
+    now: float,
+    *,
+    limits: Limits,
+    last_try: float = float("-inf"),
+    paused: bool = False,
+) -> Action:
+    """The next action of `move`; `last_try` is when its last signal or requeue was sent [POSIX s]."""
+    if job is None:
+        return Fail("the job is no longer known to Slurm")
+    if job.state.finished:
+        return Fail(f"the job ended ({job.raw_state}) in the midst of the move")
+    if job.state is JobState.PENDING and job.held_by_user and move.step is not Step.PLANNED:
+        return Fail("the job was held (scontrol hold) in the midst of the move")
+    waited = now - max(move.times.values(), default=now)
+    match move.step:
+        case Step.PLANNED:
+            return _planned(move, job, room, waited, limits, paused=paused)
+        case Step.DRAINING:
+            return _draining(move, job, report, waited, now - last_try, limits)
+        case Step.CHECKPOINTED:
+            return _checkpointed(move, job, waited, now - last_try, limits)
+        case Step.REQUEUED:
+            return _requeued(move, job, room, now, waited, limits)
+        case Step.CONFIGURED:
+            return _configured(move, job, waited, limits)
+        case Step.STARTED:
+            return _started(job, report, waited, limits)
+        case Step.TRAINING | Step.PARKED | Step.FAILED:
+            return Wait()
+
+
+def _planned(
+    move: Reallocation, job: SlurmJob, room: Capacity, waited: float, limits: Limits, *, paused: bool
+) -> Action:
+    if job.restart_count != move.attempt:
+        return Fail(f"the job restarted (attempt {job.restart_count}) after the move was planned")
+    if paused:
+        return Fail("paused by an administrator before the move began")
+    if waited > limits.planned:
+        return Fail(f"the GPUs of {move.target} did not come free within {limits.planned:.0f} s")
+    if move.path == "start":
+        if job.state is not JobState.PENDING:
+            return Fail(f"the job started on its own ({job.raw_state})")
+        if job.held_by_user:
+            return Fail("the job was held (scontrol hold)")
+        return Configure() if room.fits_now(move.target) else Wait()
+    if job.state is not JobState.RUNNING:
+        return Fail(f"the job is {job.raw_state}, no longer running")
+    return Drain() if room.fits_soon(move.target, move.source) else Wait()
+
+
+def _draining(
+    move: Reallocation, job: SlurmJob, report: Report | None, waited: float, since_try: float, limits: Limits
+) -> Action:
+    if job.state is JobState.PENDING:
+        return Reach(Step.REQUEUED, "requeued by another hand while draining")
+    if job.restart_count != move.attempt:
+        return Fail("the job restarted while draining")
+    if waited > limits.drain:
+        if report is not None and report.checkpointed:
+            return Reach(
+                Step.CHECKPOINTED,
+                f"no acknowledgement in {limits.drain:.0f} s: the previous checkpoint stands",
+            )
+        return Fail(
+            f"no acknowledgement in {limits.drain:.0f} s and no checkpoint to go back to: left running"
+        )
+    return Remind() if since_try > limits.repeat else Wait()
+
+
+def _checkpointed(
+    move: Reallocation, job: SlurmJob, waited: float, since_try: float, limits: Limits
+) -> Action:
+    if job.state is JobState.PENDING:
+        return Reach(Step.REQUEUED)
+    if job.state is JobState.COMPLETING:
+        return Wait()
+    if job.restart_count != move.attempt:
+        return Fail("the job restarted before it was requeued")
+    if waited > limits.acknowledged:
+        return Fail("the checkpoint was acknowledged too long ago: the job has gone on training")
+    return Requeue() if since_try > limits.repeat else Wait()
+
+
+def _requeued(
+    move: Reallocation, job: SlurmJob, room: Capacity, now: float, waited: float, limits: Limits
+) -> Action:
+    if job.state is JobState.RUNNING:
+        if same_place(job, move.target):
+            return Reach(Step.CONFIGURED)
+        return Fail(f"the job started on {held(job)} instead of {move.target}")
+    if job.state is not JobState.PENDING:
+        return Wait()
+    if move.path == "park":
+        return Reach(Step.PARKED)
+    if waited > limits.requeued:
+        return Fail(
+            f"the GPUs of {move.target} did not come free within {limits.requeued:.0f} s", keep_back=True
+        )
+    # A start in the second of the requeue, on the same node, ends in "Job credential revoked" (1 in 8).
+    if floor(now) <= floor(move.times.get(Step.REQUEUED, now)):
+        return Wait()
+    return Configure() if room.fits_now(move.target) else Wait()
+
+
+def _configured(move: Reallocation, job: SlurmJob, waited: float, limits: Limits) -> Action:
+    if job.state in (JobState.RUNNING, JobState.COMPLETING):
+        if same_place(job, move.target):
+            return Reach(Step.STARTED)
+        return Fail(f"Slurm started the job on {held(job)} instead of {move.target}")
+    if waited > limits.start:
+        return Fail(f"not started within {limits.start:.0f} s; Slurm says {job.reason!r}", keep_back=True)
+    return Wait()
+
+
+def _started(job: SlurmJob, report: Report | None, waited: float, limits: Limits) -> Action:
+    if job.state is JobState.PENDING:
+        return Fail("the job went back to the queue before its first step")
+    if report is not None and report.attempt == job.restart_count and report.first_step_at is not None:
+        return Reach(Step.TRAINING)
+    if waited > limits.training:
+        return Fail(
+            f"running, but no training step reported within {limits.training:.0f} s: does the script call "
+            "pollux.attach()? Its GPUs stay as they are"
+        )
+    return Wait()

@@ -1,0 +1,138 @@
+"""The control cycle on one screen: observe -> decide -> act.
+
+`Controller.step` is called every poll. It observes, lets the moves under way take their next action, and when a
+decision is due (the interval has passed, or a job arrived or ended) decides and writes the moves that the plan asks
+for. Anything that cannot be understood or reached raises before anything is changed: running jobs are left alone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from polluxd.apply.intents import Intent, intents
+from polluxd.apply.reconciler import Reconciler
+from polluxd.config import Config
+from polluxd.encoding import encode
+from polluxd.model import Mode, Plan, Snapshot
+from polluxd.policy import decide
+from polluxd.slurm.protocol import ClusterState, SlurmClient
+from polluxd.snapshot import build_snapshot
+from polluxd.store import Store
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step came to."""
+
+    open_moves: int
+    decided: bool
+    paused: bool
+
+
+class Controller:
+    """Runs the cycle against one Slurm and one database."""
+
+    def __init__(
+        self,
+        config: Config,
+        slurm: SlurmClient,
+        store: Store,
+        reconciler: Reconciler,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._config = config
+        self._slurm = slurm
+        self._store = store
+        self._reconciler = reconciler
+        self._clock = clock
+        self._decided_at = float("-inf")
+        self._seen: frozenset[object] = frozenset()
+
+    def step(self) -> StepResult:
+        """Observe; act on what is under way; decide anew when due."""
+        started = time.perf_counter()
+        state = self._slurm.observe()
+        ours = [job for job in state.jobs if job.spec is not None]
+        submitted = self._store.sync_jobs(ours)
+        reports = self._store.reports()
+        settings = self._store.settings(self._config.policy.settings())
+        acting = self._config.mode is Mode.ENFORCE
+        open_moves = self._reconciler.tick(state, reports, paused=settings.paused) if acting else 0
+
+        due = self._due(state)
+        if due:
+            moves = self._store.open_reallocations()
+            snapshot = build_snapshot(
+                self._config.slurm.cluster,
+                state,
+                submitted=submitted,
+                reports=reports,
+                moves=moves,
+                totals=self._store.realloc_totals(),
+                settings=settings,
+                default_cost=self._config.realloc.default_cost_s,
+                resting=self._reconciler.resting,
+            )
+            observed = time.perf_counter()
+            plan = decide(snapshot)
+            decided = time.perf_counter()
+            if acting and not settings.paused:
+                open_moves += len(self._reconciler.begin(_wished(plan, snapshot), moves))
+            self._record(
+                snapshot,
+                plan,
+                note="paused" if settings.paused else "",
+                durations={
+                    "observe_s": observed - started,
+                    "decide_s": decided - observed,
+                    "act_s": time.perf_counter() - decided,
+                },
+            )
+            self._decided_at = self._clock()
+            self._seen = _occasion(state)
+        return StepResult(open_moves, due, settings.paused)
+
+    def _due(self, state: ClusterState) -> bool:
+        """Every interval; at once when jobs or nodes came or went; never more often than the floor."""
+        since = self._clock() - self._decided_at
+        cycle = self._config.cycle
+        return since >= cycle.interval_s or (since >= cycle.floor_s and _occasion(state) != self._seen)
+
+    def _record(self, snapshot: Snapshot, plan: Plan, *, note: str, durations: dict[str, float]) -> None:
+        self._store.record_cycle(
+            plan,
+            mode=self._config.mode,
+            note=note,
+            durations=durations,
+            started_at=snapshot.taken_at,
+            snapshot_json=json.dumps(encode(snapshot)),
+        )
+        moved = sum(a.changed for a in plan.allocations)
+        log.info(
+            "cycle: %d jobs, %d nodes, %d to move, objective %.4f, gap %.2f %%, decided in %.0f ms%s",
+            len(snapshot.jobs),
+            len(snapshot.nodes),
+            moved,
+            plan.objective,
+            plan.gap * 100,
+            durations["decide_s"] * 1e3,
+            f" ({note})" if note else "",
+        )
+
+
+def _wished(plan: Plan, snapshot: Snapshot) -> list[Intent]:
+    return intents(plan, {job.job_id: job for job in snapshot.jobs})
+
+
+def _occasion(state: ClusterState) -> frozenset[object]:
+    """What makes a new decision worth while before the interval is over: jobs and nodes that came or went."""
+    jobs = {(job.job_id, job.held_by_user, job.dependent) for job in state.jobs if not job.state.finished}
+    nodes = {(node.name, node.capacity) for node in state.nodes}
+    return frozenset(jobs | nodes)

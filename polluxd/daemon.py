@@ -1,0 +1,187 @@
+"""Process life of polluxd: signals, reload, leadership, notifications to systemd. The cycle is in `cycle`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import sdnotify
+
+from polluxd.apply.machine import Limits
+from polluxd.apply.reconciler import Reconciler
+from polluxd.config import Config
+from polluxd.cycle import Controller, StepResult
+from polluxd.errors import ConfigError, LeaderLost, PolluxError, SlurmError, StoreError
+from polluxd.model import Mode
+from polluxd.slurm.scontrol import ScontrolClient
+from polluxd.store import Store
+
+log = logging.getLogger(__name__)
+
+_STANDBY_S = 2.0
+"""Pause between attempts to take the lead, or to reach a database or Slurm that is down."""
+
+
+class Daemon:
+    """Runs the cycle until told to stop.
+
+    SIGTERM and SIGINT end it after the action in hand (a second one changes nothing: moves under way are in the
+    database, and the next polluxd finishes them). SIGHUP reads the configuration again; a faulty one is refused and
+    the old one stays in force. `load` returns the configuration and is called at the start and at each reload.
+    """
+
+    def __init__(self, load: Callable[[], Config]) -> None:
+        self._load = load
+        self._stopping = threading.Event()
+        self._reload = threading.Event()
+        self._notifier = sdnotify.SystemdNotifier()
+        self._trouble = ""
+        self._assemble(load())
+
+    def _assemble(self, config: Config) -> None:
+        """Wire the rooms together for `config`."""
+        self._config = config
+        slurm = ScontrolClient(conf=config.slurm.conf, timeout=config.slurm.timeout_s)
+        self._store = open_store(config)
+        r = config.realloc
+        reconciler = Reconciler(
+            slurm,
+            self._store,
+            limits=Limits(
+                planned=r.planned_timeout_s,
+                drain=r.drain_timeout_s,
+                requeued=r.requeued_timeout_s,
+                start=r.start_timeout_s,
+                training=r.training_timeout_s,
+            ),
+            cooldown=r.cooldown_s,
+            lease=config.slurm.lease_s,
+            max_concurrent=r.max_concurrent,
+            authorize=self._authorize,
+            clock=time.time,
+        )
+        self._controller = Controller(config, slurm, self._store, reconciler)
+
+    def run(self) -> None:
+        """Loop until SIGTERM or SIGINT. Nothing that Slurm or Postgres does ends it."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_stop)
+        signal.signal(signal.SIGHUP, self._on_reload)
+        log.info("polluxd %s, cluster %s", self._config.mode, self._config.slurm.cluster)
+        self._notifier.notify("READY=1")
+        while not self._stopping.is_set():
+            if self._reload.is_set():
+                self._reread()
+            pause = self._turn()
+            self._notifier.notify("WATCHDOG=1")
+            self._stopping.wait(pause)
+        self._notifier.notify("STOPPING=1")
+        self._store.close()
+        log.info("polluxd stopped; moves under way are in the database and will be finished by the next one")
+
+    def _turn(self) -> float:
+        """One turn of the loop; returns the seconds to wait before the next."""
+        try:
+            if self._store.lead() is None:
+                self._say("standby: another polluxd leads")
+                return _STANDBY_S
+            result = self._controller.step()
+        except LeaderLost as error:
+            self._say(f"not acting: {error}")
+            return _STANDBY_S
+        except (SlurmError, StoreError) as error:
+            self._say(f"no action this cycle, running jobs untouched: {type(error).__name__}: {error}")
+            return _STANDBY_S
+        except PolluxError as error:
+            self._say(f"no action this cycle: {error}")
+            return _STANDBY_S
+        except Exception:
+            # A fault of ours must not take the daemon down, nor be hidden; the jobs run on either way.
+            log.exception("no action this cycle: a fault in polluxd itself")
+            self._notifier.notify("STATUS=fault in polluxd, see the log")
+            return _STANDBY_S
+        self._recovered(result)
+        self._beat(result)
+        return self._config.cycle.busy_poll_s if result.open_moves else self._config.cycle.poll_s
+
+    def _authorize(self) -> int:
+        """The epoch to act under; raises LeaderLost when the lead may end before a call to Slurm would.
+
+        Slurm knows no fence: a leader that was stalled for minutes must find out before its next call, without
+        asking anybody.
+        """
+        epoch, left = self._store.epoch, self._store.lease_left
+        if epoch is None or left <= self._config.slurm.timeout_s:
+            raise LeaderLost(
+                f"the lead holds for {left:.0f} s more, a call to Slurm may take "
+                f"{self._config.slurm.timeout_s:.0f} s"
+            )
+        return epoch
+
+    def _say(self, trouble: str) -> None:
+        """Log a trouble once, not at every turn."""
+        if trouble != self._trouble:
+            log.warning("%s", trouble)
+            self._notifier.notify(f"STATUS={trouble}")
+            self._trouble = trouble
+
+    def _recovered(self, result: StepResult) -> None:
+        status = "paused" if result.paused else f"{self._config.mode}, {result.open_moves} moves under way"
+        self._notifier.notify(f"STATUS={status}")
+        if self._trouble:
+            log.info("recovered: %s", status)
+            self._trouble = ""
+
+    def _beat(self, result: StepResult) -> None:
+        """Touch the heartbeat by which the submit hook knows that somebody will place what it keeps back."""
+        path = self._config.slurm.heartbeat_file
+        if path is None or self._config.mode is not Mode.ENFORCE or result.paused:
+            return
+        try:
+            _write_atomically(path, f"{time.time():.0f}\n")
+        except OSError as error:
+            # The hook then lets new jobs start as plain Slurm jobs: the safe side.
+            self._say(
+                f"the heartbeat {path} could not be written ({error.strerror}): check its folder and the disk"
+            )
+
+    def _reread(self) -> None:
+        self._reload.clear()
+        try:
+            config = self._load()
+        except ConfigError as error:
+            log.error("the new configuration is refused, the old one stays in force: %s", error)
+            return
+        self._store.close()
+        self._assemble(config)
+        log.info("configuration read again: %s", config.mode)
+
+    def _on_stop(self, _number: int, _frame: FrameType | None) -> None:
+        self._stopping.set()
+
+    def _on_reload(self, _number: int, _frame: FrameType | None) -> None:
+        self._reload.set()
+
+
+def open_store(config: Config) -> Store:
+    """The store that `config` describes."""
+    database = config.database
+    return Store(
+        database.url,
+        config.slurm.cluster,
+        connect_timeout=database.connect_timeout_s,
+        statement_timeout=database.statement_timeout_s,
+        lease_s=config.cycle.leader_lease_s,
+    )
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text)
+    temporary.replace(path)

@@ -1,0 +1,113 @@
+"""One consistent picture for the policy, from what Slurm shows, what agents reported and what is under way. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from polluxd.apply.machine import held
+from polluxd.model import (
+    Job,
+    JobState,
+    Reallocation,
+    Report,
+    Settings,
+    Snapshot,
+)
+from polluxd.slurm.protocol import ClusterState, SlurmJob
+from polluxd.store import ReallocTotals
+
+
+def build_snapshot(
+    cluster: str,
+    state: ClusterState,
+    *,
+    submitted: Mapping[int, float],
+    reports: Mapping[int, Report],
+    moves: Sequence[Reallocation],
+    totals: Mapping[int, ReallocTotals],
+    settings: Settings,
+    default_cost: float,
+    resting: Callable[[int], float] = lambda _job_id: 0.0,
+) -> Snapshot:
+    """The snapshot of this cycle.
+
+    Left out are jobs that cannot be given GPUs now: held, waiting for a dependency or for their own --begin, ending,
+    or running on uneven GPUs per node (which no placement of ours describes). What such jobs hold counts as used.
+    `submitted` has the time of each job's first submission, which Slurm's own forgets at a requeue.
+    `default_cost` is delta_j [s] until a job's own re-allocations are measured; `resting` gives the seconds for
+    which a job is still to be left alone.
+    """
+    under_way = {move.job_id: move for move in moves}
+    jobs = []
+    for job in state.jobs:
+        move = under_way.get(job.job_id)
+        placement = move.target if move is not None else held(job)
+        if (
+            job.spec is None
+            or placement is None
+            or not _eligible(job, moving=move is not None, now=state.taken_at)
+        ):
+            continue
+        total = totals.get(job.job_id)
+        report = reports.get(job.job_id)
+        submitted_at = submitted.get(job.job_id, job.submit_time)
+        pin_reason = _pin_reason(job, report, move, resting(job.job_id))
+        jobs.append(
+            Job(
+                job_id=job.job_id,
+                name=job.name,
+                user=job.user,
+                account=job.account,
+                partition=job.partition,
+                spec=job.spec,
+                submitted_at=submitted_at,
+                age=max(0.0, state.taken_at - submitted_at),
+                placement=placement,
+                report=report,
+                weight=settings.account_weights.get(job.account, 1.0)
+                * settings.user_weights.get(job.user, 1.0),
+                pinned=bool(pin_reason),
+                pin_reason=pin_reason,
+                started=report is not None or job.state is not JobState.PENDING,
+                attempt=job.restart_count,
+                reallocations=total.count if total else 0,
+                lost_seconds=total.lost_seconds if total else 0.0,
+                reallocation_cost=total.mean_cost if total and total.count else default_cost,
+            )
+        )
+    ours = {job.job_id for job in jobs}
+    others = Counter[str]()
+    for job in state.jobs:
+        if job.spec is not None and job.job_id not in ours:
+            others.update(job.gpus_per_node_held)
+    nodes = tuple(replace(node, foreign_gpus=node.foreign_gpus + others[node.name]) for node in state.nodes)
+    return Snapshot(cluster, state.taken_at, nodes, tuple(sorted(jobs, key=lambda j: j.job_id)), settings)
+
+
+def _eligible(job: SlurmJob, *, moving: bool, now: float) -> bool:
+    if job.state.finished:
+        return False
+    if moving or job.state in (JobState.RUNNING, JobState.SUSPENDED):
+        return True
+    waiting = job.held_by_user or job.dependent or (job.begin_time or 0.0) > now
+    return job.state is JobState.PENDING and not waiting
+
+
+def _pin_reason(job: SlurmJob, report: Report | None, move: Reallocation | None, rest: float) -> str:
+    """Why the job must stay where it is in this plan; empty when it may move."""
+    assert job.spec is not None
+    if move is not None:
+        return f"re-allocation to {move.target} under way ({move.step})"
+    if job.state is JobState.SUSPENDED:
+        return "suspended"
+    if rest > 0:
+        return f"left alone for {rest:.0f} s more after its last move"
+    if job.state is not JobState.RUNNING:
+        return ""
+    if not job.spec.preemptible:
+        return "not preemptible (preemptible=no)"
+    if report is None or report.attempt != job.restart_count or report.first_step_at is None:
+        return "has not reported a training step since it started: moving it could lose its work"
+    return ""
