@@ -1,0 +1,297 @@
+"""Publishes the job's report and hears its instructions, off the training thread.
+
+One daemon thread and one database connection per job (rank 0 has it). Nothing is queued: the latest report wins, so
+a database that is away for hours costs no memory. Every wait is bounded, nothing is ever raised into training, and
+neither token nor password reaches a log. The connection is psycopg2's asynchronous kind, because libpq's blocking
+calls cannot be bounded when a server freezes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import random
+import select
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg2
+import psycopg2.extensions
+from psycopg2.extensions import POLL_OK, POLL_READ
+
+from .ticket import Ticket
+
+log = logging.getLogger(__name__)
+
+_ANSWER_S = 8.0
+"""Longest wait for one answer: above the server's own 5 s statement timeout for agents."""
+_LONGEST_BACKOFF_S = 60.0
+_ACKNOWLEDGE_RETRY_S = 0.5
+_OVER = ("PX401", "PX409")  # token refused, attempt over: no later try can succeed
+_BAD_PAYLOAD = "PX422"
+
+
+class _Refused(Exception):
+    """The database will never accept this ticket."""
+
+
+@dataclass(slots=True)
+class _Acknowledgement:
+    reallocation_id: int
+    payload: str
+    done: threading.Event = field(default_factory=threading.Event)
+    accepted: bool = False
+
+
+class Publisher:
+    """Reports for one attempt of one job.
+
+    Args:
+        collect: returns the payload of `publish_v1` (design: JSON numbers, finite). Called from the reporter's
+            thread, so it must be cheap and thread-safe.
+        on_drain: called from the reporter's thread with a re-allocation's id, once per id, when the job is asked to
+            stop, checkpoint and acknowledge.
+        interval_s: between reports; the ticket's by default.
+    """
+
+    def __init__(
+        self,
+        ticket: Ticket,
+        collect: Callable[[], dict[str, Any]],
+        on_drain: Callable[[int], None],
+        *,
+        interval_s: float | None = None,
+    ) -> None:
+        self._ticket = ticket
+        self._collect = collect
+        self._on_drain = on_drain
+        self._interval_s = ticket.publish_interval_s if interval_s is None else interval_s
+        self._thread = threading.Thread(target=self._run, name="pollux-report", daemon=True)
+        # A pipe rather than an Event: a signal handler that takes a lock of the thread it interrupts never returns.
+        # It stays open to the end of the process: a late `wake` must not write into a reused descriptor.
+        self._bell_out, self._bell_in = os.pipe()
+        os.set_blocking(self._bell_out, False)
+        os.set_blocking(self._bell_in, False)
+        self._lock = threading.Lock()
+        self._pending: _Acknowledgement | None = None
+        self._closing = False
+        self._ended = False
+        self._connection: Any = None
+        self._failures = 0
+        self._complaint = ""
+        self._drain_seen: int | None = None
+
+    def start(self) -> None:
+        """Begin to report, at once and then every interval."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Report and look at the instructions now. Safe in a signal handler; returns at once."""
+        with contextlib.suppress(OSError):  # full: it will wake anyway; closed: nothing is left to wake
+            os.write(self._bell_in, b"!")
+
+    def acknowledge(
+        self, reallocation_id: int, payload: Mapping[str, Any], *, timeout_s: float = 20.0
+    ) -> bool:
+        """Say that the checkpoint which a re-allocation asked for is durable.
+
+        Retries until it was heard, for at most `timeout_s` seconds. False: the move is over, or nobody answered;
+        the checkpoint stands either way.
+        """
+        try:
+            encoded = json.dumps(dict(payload), allow_nan=False)
+        except (TypeError, ValueError) as error:
+            log.warning("acknowledgement %d sent without its stamps: %s", reallocation_id, error)
+            encoded = "{}"
+        mine = _Acknowledgement(reallocation_id, encoded)
+        with self._lock:
+            if self._ended or self._closing:
+                return False
+            self._pending = mine
+        self.wake()
+        mine.done.wait(timeout_s)
+        with self._lock:
+            if self._pending is mine:
+                self._pending = None
+        return mine.accepted
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Publish once more if that is quick, and end. Harmless when called twice or before `start`."""
+        with self._lock:
+            self._closing = True
+        self.wake()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            while True:
+                last = self._closing
+                try:
+                    self._exchange()
+                    self._recovered()
+                except _Refused as error:
+                    log.warning("no more reports to Pollux: %s; training goes on", error)
+                    return
+                except (psycopg2.Error, OSError) as error:
+                    self._drop()
+                    self._failures += 1
+                    self._complain(f"Pollux' database cannot be reached: {self._scrubbed(error)}")
+                if last:
+                    return
+                self._sleep(self._pause())
+        except Exception:
+            log.exception("the Pollux reporter ended on a fault of its own; training goes on")
+        finally:
+            self._drop()
+            with self._lock:
+                self._ended = True
+                if self._pending is not None:
+                    self._pending.done.set()
+
+    def _exchange(self) -> None:
+        """One round: acknowledge if asked to, publish, take the instructions."""
+        if self._connection is None:
+            self._connect()
+        self._acknowledge_pending()
+        report = self._report()
+        try:
+            if report is None:
+                instructions = self._call("SELECT pollux.instructions_v1(%s, %s, %s, %s, %s)")
+            else:
+                instructions = self._call("SELECT pollux.publish_v1(%s, %s, %s, %s, %s, %s::jsonb)", report)
+        except psycopg2.Error as error:
+            if error.pgcode != _BAD_PAYLOAD:
+                raise
+            self._complain(f"Pollux' database refused the report: {self._scrubbed(error)}")
+            instructions = self._call("SELECT pollux.instructions_v1(%s, %s, %s, %s, %s)")
+        self._obey(instructions)
+        self._acknowledge_pending()
+
+    def _report(self) -> str | None:
+        try:
+            return json.dumps(self._collect(), allow_nan=False)
+        except Exception as error:
+            # Whatever is wrong with the measurements, the order to drain must still be heard.
+            self._complain(f"no report could be made: {type(error).__name__}: {error}")
+            return None
+
+    def _obey(self, instructions: Any) -> None:
+        drain = instructions.get("drain") if isinstance(instructions, dict) else None
+        if drain is None or drain == self._drain_seen:
+            return
+        self._drain_seen = int(drain)
+        try:
+            self._on_drain(self._drain_seen)
+        except Exception:
+            log.exception("the order to drain (re-allocation %d) could not be passed on", self._drain_seen)
+
+    def _acknowledge_pending(self) -> None:
+        with self._lock:
+            pending = self._pending
+        if pending is None or pending.done.is_set():
+            return
+        try:
+            pending.accepted = bool(
+                self._call(
+                    "SELECT pollux.acknowledge_v1(%s, %s, %s, %s, %s, %s, %s::jsonb)",
+                    pending.reallocation_id,
+                    pending.payload,
+                )
+            )
+        except psycopg2.Error as error:
+            if error.pgcode != _BAD_PAYLOAD or pending.payload == "{}":
+                raise
+            # The stamps are a courtesy, the acknowledgement is not.
+            self._complain(f"the acknowledgement's stamps were refused: {self._scrubbed(error)}")
+            pending.payload = "{}"
+            self._acknowledge_pending()
+            return
+        pending.done.set()
+
+    def _connect(self) -> None:
+        try:
+            dsn = psycopg2.extensions.make_dsn(self._ticket.dsn)
+        except psycopg2.ProgrammingError:
+            # libpq's message quotes the string, password and all.
+            raise _Refused("the ticket's dsn is not a libpq connection string") from None
+        words = {"application_name": f"pollux job {self._ticket.job_id}"}
+        words |= {"keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3"}
+        given = psycopg2.extensions.parse_dsn(dsn)
+        self._connection = psycopg2.connect(
+            dsn, async_=True, **{key: value for key, value in words.items() if key not in given}
+        )
+        self._wait()
+
+    def _call(self, statement: str, *more: object) -> Any:
+        t = self._ticket
+        with self._connection.cursor() as cursor:
+            try:
+                cursor.execute(statement, (t.cluster, t.job_id, t.attempt, t.uid, t.token, *more))
+                self._wait()
+                return cursor.fetchone()[0]
+            except psycopg2.Error as error:
+                if error.pgcode in _OVER:
+                    raise _Refused(self._scrubbed(error)) from None
+                raise
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + _ANSWER_S
+        while (state := self._connection.poll()) != POLL_OK:
+            poller = select.poll()
+            poller.register(
+                self._connection.fileno(), select.POLLIN if state == POLL_READ else select.POLLOUT
+            )
+            if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise psycopg2.OperationalError(f"no answer within {_ANSWER_S:g} s")
+
+    def _pause(self) -> float:
+        """Seconds until the next round, spread so that jobs started together do not report together."""
+        with self._lock:
+            waiting = self._pending is not None and not self._pending.done.is_set()
+        if waiting:
+            return _ACKNOWLEDGE_RETRY_S
+        spread = random.uniform(0.9, 1.1)
+        if not self._failures:
+            return self._interval_s * spread
+        backoff = min(self._interval_s, 1.0) * 2.0 ** min(self._failures - 1, 10)
+        return min(backoff, _LONGEST_BACKOFF_S) * spread
+
+    def _sleep(self, seconds: float) -> None:
+        readable, _, _ = select.select([self._bell_out], [], [], seconds)
+        if readable:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._bell_out, 4096)
+
+    def _complain(self, complaint: str) -> None:
+        """Log a trouble once, not at every round."""
+        if complaint != self._complaint:
+            log.warning("%s; training goes on", complaint)
+            self._complaint = complaint
+
+    def _recovered(self) -> None:
+        if self._failures:
+            log.info("Pollux' database answers again")
+            self._complaint = ""
+        self._failures = 0
+
+    def _scrubbed(self, error: BaseException) -> str:
+        """The error's text without anything secret."""
+        text = " ".join(str(error).split("\nCONTEXT:")[0].split())
+        secrets = [self._ticket.token, self._ticket.dsn]
+        with contextlib.suppress(psycopg2.Error):
+            secrets.append(psycopg2.extensions.parse_dsn(self._ticket.dsn).get("password", ""))
+        for secret in filter(None, secrets):
+            text = text.replace(secret, "***")
+        return text
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(psycopg2.Error):
+                self._connection.close()
+            self._connection = None

@@ -1,0 +1,120 @@
+"""The ticket that the node's prolog leaves for a Pollux job: where to report to, and the token that lets it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+_LARGEST = 65536  # bytes; a ticket has some 400
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """Credentials of one attempt of one job. Its text form shows no secret."""
+
+    cluster: str
+    job_id: int
+    attempt: int
+    """Slurm's restart count."""
+    uid: int
+    token: str = field(repr=False)
+    dsn: str = field(repr=False)
+    """libpq connection string of role `pollux_agent`."""
+    publish_interval_s: float = 30.0
+
+
+class _Unusable(Exception):
+    """Why a ticket is not usable."""
+
+
+def read_ticket(environ: Mapping[str, str] | None = None) -> Ticket | None:
+    """The ticket of the job that this process runs in, from POLLUX_TICKET_DIR.
+
+    None outside a Pollux job. A ticket that is not usable (not ours, open to others, of an earlier attempt, garbled)
+    is warned of and counts as none: training goes on, plainly.
+    """
+    environ = os.environ if environ is None else environ
+    folder, job_id, node = (
+        environ.get(name) for name in ("POLLUX_TICKET_DIR", "SLURM_JOB_ID", "SLURMD_NODENAME")
+    )
+    if not folder or not job_id or not node:
+        return None
+    path = Path(folder) / f"{job_id}.{node}.json"
+    try:
+        text = _read_private(path)
+    except FileNotFoundError:
+        return None
+    except (OSError, _Unusable) as error:
+        _refuse(path, error)
+        return None
+    try:
+        ticket = _parse(text)
+        if str(ticket.job_id) != job_id:
+            raise _Unusable(f"it is of job {ticket.job_id}, this is job {job_id}")
+        attempt = environ.get("SLURM_RESTART_COUNT")  # unset in a first attempt
+        if attempt and ticket.attempt != int(attempt):
+            raise _Unusable(f"it is of attempt {ticket.attempt}, this is attempt {attempt}")
+    except (ValueError, _Unusable) as error:
+        _refuse(path, error)
+        return None
+    return ticket
+
+
+def _refuse(path: Path, error: Exception) -> None:
+    log.warning("the Pollux ticket %s is not usable: %s; training goes on without Pollux", path, error)
+
+
+def _read_private(path: Path) -> str:
+    """The text of a file that is this user's alone: anybody else's could send our reports elsewhere."""
+    # No link is followed and nothing blocks, whatever somebody put there.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode):
+            raise _Unusable("expected a regular file")
+        if facts.st_uid not in (os.geteuid(), 0):
+            raise _Unusable(f"it belongs to uid {facts.st_uid}, expected {os.geteuid()}")
+        if facts.st_mode & 0o077:
+            raise _Unusable(f"expected mode 0600, its mode is {stat.S_IMODE(facts.st_mode):04o}")
+        content = file.read(_LARGEST + 1)
+    if len(content) > _LARGEST:
+        raise _Unusable(f"expected at most {_LARGEST} bytes")
+    return content.decode()
+
+
+def _parse(text: str) -> Ticket:
+    try:
+        document: Any = json.loads(text)
+    except json.JSONDecodeError as error:
+        # Its message has line and column only.
+        raise _Unusable(f"not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise _Unusable("expected a JSON object")
+
+    def take(name: str, kind: type, what: str) -> Any:
+        value = document.get(name)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise _Unusable(f"{name} must be {what}")
+        return value
+
+    interval = float(take("publish_interval_s", int | float, "a number of seconds"))  # type: ignore[arg-type]
+    if not math.isfinite(interval) or interval <= 0:
+        raise _Unusable("publish_interval_s must be above 0")
+    return Ticket(
+        cluster=take("cluster", str, "text"),
+        job_id=take("job_id", int, "a whole number"),
+        attempt=take("attempt", int, "a whole number"),
+        uid=take("uid", int, "a whole number"),
+        token=take("token", str, "text"),
+        dsn=take("dsn", str, "text"),
+        publish_interval_s=interval,
+    )
