@@ -237,7 +237,7 @@ class ElasticLoader:
         if length != self._length:
             raise DataError(
                 f"the checkpoint was made with {length} samples, the dataset has {self._length} now: the "
-                "place in the pass has no meaning in it; restore the dataset, or start without this checkpoint"
+                "place in the pass has no meaning in it; restore the dataset, or start without the checkpoint"
             )
         if not (pass_index >= 0 and 0 <= position <= length):
             raise DataError(

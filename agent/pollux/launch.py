@@ -44,13 +44,13 @@ DistributedDataParallel imports torch._dynamo, which costs about as much CPU as 
 DESCRIPTION = """\
 Run a PyTorch training script on every GPU that this job holds.
 
-In a batch script, call it plainly: it starts itself on all nodes with srun, and takes the sizes that the job has
-now, not those it was submitted with. Inside `srun --ntasks-per-node=1` it runs as it is. Outside of Slurm it runs
-on this machine's GPUs, or as one process on CPU; `--nproc` says otherwise.
+In a batch script, call it plainly: it starts itself on all nodes with srun, and takes the sizes that the
+job has now, not those it was submitted with. Inside `srun --ntasks-per-node=1` it runs as it is. Outside of
+Slurm it runs on this machine's GPUs, or as one process on CPU; `--nproc` says otherwise.
 
 Each worker runs the script as __main__ with RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and
-MASTER_PORT set as torchrun sets them, and with CUDA_VISIBLE_DEVICES naming its one GPU. When a worker fails, the
-others are ended and its exit status becomes the launcher's.
+MASTER_PORT set as torchrun sets them, and with CUDA_VISIBLE_DEVICES naming its one GPU. When a worker fails,
+the others are ended and its exit status becomes the launcher's.
 """
 EPILOG = """\
 examples:
@@ -200,7 +200,7 @@ def _free_port(preferred: int) -> int:
 
 
 def _import_once() -> None:
-    """Import what workers need, without the garbage collector's passes over it, and keep it out of their way."""
+    """Import what workers need, without the garbage collector's passes over it, then or in a worker."""
     gc.disable()
     for name in PRELOAD:
         try:
@@ -209,7 +209,7 @@ def _import_once() -> None:
             # torch._dynamo is not part of every build; a script that needs it says so itself.
             if error.name == "torch":
                 raise LaunchError(
-                    "torch is not installed here; install it, or polluxd's extra: pip install 'polluxd[agent]'"
+                    "torch is not installed here; install it, or this package's extra `agent`"
                 ) from error
     # Pages of these objects stay shared with the workers: a collection there does not touch them.
     gc.freeze()

@@ -40,7 +40,7 @@ def step(ranks: list[ElasticLoader], iterators: list[Any], micro_steps: int) -> 
     """One optimizer step of all ranks: the samples it used, or None at the end of the pass. No commit."""
     used: list[int] = []
     for micro in range(micro_steps):
-        batches = [next(iterator, None) for iterator in iterators]
+        batches: list[Any] = [next(iterator, None) for iterator in iterators]
         if batches[0] is None:
             assert all(batch is None for batch in batches)
             assert micro == 0

@@ -1,0 +1,211 @@
+"""One intact checkpoint stands at every instant, whatever happens to a save."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pollux import checkpoint_file
+from pollux.checkpoint import CheckpointStore
+from pollux.checkpoint_file import read_trailer
+from pollux.errors import CheckpointError, ForeignCheckpoint
+
+
+def state(step: int) -> dict[str, Any]:
+    return {
+        "model": {"w": torch.full((1000,), float(step))},
+        "step": step,
+        "nested": [1, {"lr": 0.1}, (2, None)],
+    }
+
+
+def test_what_was_saved_comes_back(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "deep" / "er")
+    assert store.load_latest() is None
+    saved = store.save(state(3), meta={"step": 3})
+    assert saved.size == saved.path.stat().st_size
+    loaded = store.load_latest()
+    assert loaded is not None
+    found, meta = loaded
+    assert torch.equal(found["model"]["w"], state(3)["model"]["w"])
+    assert found["nested"] == [1, {"lr": 0.1}, (2, None)]
+    assert meta["step"] == 3
+    assert torch.load(saved.path)["step"] == 3  # plain torch reads it too
+
+
+def test_the_last_ones_are_kept_and_numbers_go_on(tmp_path: Path) -> None:
+    for step in range(5):
+        CheckpointStore(tmp_path, keep=2).save(state(step), meta={"step": step})
+    store = CheckpointStore(tmp_path)
+    assert [path.name for path in store.paths()] == ["checkpoint-00000004.pt", "checkpoint-00000005.pt"]
+    assert store.load_latest()[1]["step"] == 4  # type: ignore[index]
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _flip(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+
+
+def _flip_trailer(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[-40] ^= 1
+    path.write_bytes(raw)
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+DAMAGES = [_cut, _flip, _flip_trailer, _empty]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_newest_gives_way_to_the_one_before(
+    tmp_path: Path, damage: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = CheckpointStore(tmp_path)
+    store.save(state(1), meta={"step": 1})
+    damage(store.save(state(2), meta={"step": 2}).path)
+    with caplog.at_level(logging.WARNING, "pollux"):
+        assert store.load_latest()[1]["step"] == 1  # type: ignore[index]
+    assert "checkpoint-00000002.pt" in caplog.text
+    # The next save does not take the damaged one's number, and the intact one is not the one to go first.
+    assert store.save(state(3), meta={"step": 3}).path.name == "checkpoint-00000003.pt"
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_where_all_are_damaged_a_person_decides(tmp_path: Path, damage: Any) -> None:
+    store = CheckpointStore(tmp_path)
+    damage(store.save(state(1), meta={}).path)
+    with pytest.raises(CheckpointError, match="move them away"):
+        store.load_latest()
+
+
+def test_a_foreign_checkpoint_is_refused_and_left(tmp_path: Path) -> None:
+    CheckpointStore(tmp_path, fingerprint="job 7").save(state(1), meta={})
+    with pytest.raises(ForeignCheckpoint, match=r"'job 8'.*'job 7'"):
+        CheckpointStore(tmp_path, fingerprint="job 8").load_latest()
+    assert CheckpointStore(tmp_path, fingerprint="job 7").load_latest() is not None
+
+
+def test_on_a_full_disk_the_previous_one_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CheckpointStore(tmp_path)
+    store.save(state(1), meta={"step": 1})
+    original = checkpoint_file._HashingWriter.write
+    written = 0
+
+    def full(self: Any, data: Any) -> int:
+        nonlocal written
+        written += 1
+        if written == 3:
+            self.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return original(self, data)
+
+    monkeypatch.setattr(checkpoint_file._HashingWriter, "write", full)
+    with pytest.raises(CheckpointError, match="no space left"):
+        store.save(state(2), meta={})
+    monkeypatch.undo()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-00000001.pt"]
+    assert store.load_latest()[1]["step"] == 1  # type: ignore[index]
+
+
+def test_dev_full_is_told_as_a_full_disk() -> None:
+    with open("/dev/full", "wb", buffering=0) as full, pytest.raises(OSError, match="No space") as raised:
+        checkpoint_file.write_checkpoint(full, state(1), {})
+    assert raised.value.errno == errno.ENOSPC
+
+
+class Own:
+    """A class that torch does not deem safe."""
+
+    value = 3
+
+
+def test_own_objects_are_loaded_only_where_nobody_else_can_write(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    store = CheckpointStore(tmp_path)
+    saved = store.save({"own": pytest.approx}, meta={})
+    assert store.load_latest()[0]["own"] is pytest.approx  # type: ignore[index]
+    saved.path.chmod(0o666)
+    with pytest.raises(CheckpointError, match="others may have written it"):
+        store.load_latest()
+
+
+def test_what_cannot_be_saved_is_told(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    with pytest.raises(CheckpointError, match="cannot be saved"):
+        store.save({"f": lambda: None}, meta={})
+    with pytest.raises(CheckpointError, match="meta that JSON"):
+        store.save(state(1), meta={"x": object()})
+    assert store.load_latest() is None
+
+
+def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="could be written"):
+        CheckpointStore(tmp_path / "file" / "below").save(state(1), meta={})
+
+
+def _save_until_killed(directory: Path, told: int) -> None:
+    """In a process of its own: go on from the newest checkpoint, and tell each step that is durable."""
+    store = CheckpointStore(directory)
+    found = store.load_latest()
+    step = found[1]["step"] if found else 0
+    os.write(told, b"0\n")
+    while True:
+        step += 1
+        store.save({"w": torch.full((200_000,), float(step))}, meta={"step": step})
+        os.write(told, b"%d\n" % step)
+
+
+def test_kill_9_at_any_point_of_a_save_leaves_an_intact_checkpoint(tmp_path: Path) -> None:
+    """Real processes, killed at random points: what they told as saved, or the next one, is there and whole."""
+    chance = random.Random(7)
+    last = interrupted = 0
+    for _ in range(60):
+        listen, told = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                _save_until_killed(tmp_path, told)
+            finally:
+                os._exit(1)
+        os.close(told)
+        with os.fdopen(listen, "rb") as lines:
+            assert lines.readline() == b"0\n"
+            time.sleep(chance.uniform(0, 0.03))
+            os.kill(child, signal.SIGKILL)
+            _, status = os.waitpid(child, 0)
+            assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+            rest = lines.read().split()
+        last = int(rest[-1]) if rest else last
+        interrupted += any(path.suffix == ".tmp" for path in tmp_path.iterdir())
+        found = CheckpointStore(tmp_path).load_latest()
+        step = found[1]["step"] if found else 0
+        assert step in (last, last + 1)
+        last = step
+        if found:
+            assert found[0]["w"].eq(step).all()
+    assert last > 0
+    assert interrupted > 0, "no save was interrupted: the kills came at no interesting time"
+
+
+def test_leftovers_of_a_killed_save_go(tmp_path: Path) -> None:
+    (tmp_path / ".checkpoint-00000009.pt.tmp").write_bytes(b"half")
+    saved = CheckpointStore(tmp_path).save(state(1), meta={})
+    assert [path.name for path in tmp_path.iterdir()] == [saved.path.name]
+    assert read_trailer(saved.path).meta == {"fingerprint": ""}
