@@ -236,6 +236,8 @@ function pollux_submit(job, part_list, submit_uid)
   if share.memory then
     fields[#fields + 1] = "mem-per-gpu=" .. share.memory
   end
+  -- Slurm's own SubmitTime starts anew at every requeue.
+  fields[#fields + 1] = string.format("submitted=%d", now)
   if begin then
     fields[#fields + 1] = string.format("begin=%d", begin)
   end

@@ -1,0 +1,86 @@
+#!/bin/bash
+# Installs what the demo and the integration tests need on Debian 12: the distribution's Slurm, munge and Postgres
+# (no service of theirs is started), and a virtual environment `.venv` with this project and a CPU torch.
+#
+#   contrib/devcluster/install.sh          as root, from anywhere; safe to repeat, and quick when nothing has changed
+#
+# PYTHON          interpreter for the virtual environment                        (/usr/bin/python3)
+# TORCH_INDEX     package index to take torch from, for instance PyTorch's CPU-only one  (pip's own)
+set -euo pipefail
+
+repository=$(cd "$(dirname "$0")/../.." && pwd)
+cd "$repository"
+python=${PYTHON:-/usr/bin/python3}
+venv=$repository/.venv
+stamp=$venv/.installed
+log=$(mktemp /tmp/pollux-install.XXXXXX.log)
+packages=(munge slurmctld slurmd slurm-client slurm-wlm-basic-plugins postgresql python3-venv lua5.1)
+
+fail() {
+  echo "install.sh: $1 failed. The end of $log:" >&2
+  tail -n 25 "$log" >&2
+  exit 1
+}
+
+step() { # step "what it does" command...
+  local what=$1 began=$SECONDS
+  shift
+  echo "## $what: $*" >>"$log"
+  "$@" >>"$log" 2>&1 </dev/null || fail "$what"
+  echo "  $what ($((SECONDS - began)) s)"
+}
+
+installed() {
+  [ "$(dpkg-query -W -f '${db:Status-Status}\n' "${packages[@]}" 2>/dev/null | grep -cx installed)" = "${#packages[@]}" ]
+}
+
+apt_install() {
+  local policy=/usr/sbin/policy-rc.d made=
+  # 101 forbids the packages' scripts to start their services. The dev cluster starts private ones.
+  if [ ! -e "$policy" ]; then
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod 755 "$policy"
+    made=yes
+  fi
+  # Nor is a Postgres cluster of the system's own wanted, unless the machine has one already.
+  if [ ! -e /etc/postgresql-common/createcluster.conf ]; then
+    mkdir -p /etc/postgresql-common
+    echo 'create_main_cluster = false' >/etc/postgresql-common/createcluster.conf
+  fi
+  local status=0
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends \
+    -o Dpkg::Options::=--force-confold "${packages[@]}" || status=$?
+  [ -z "$made" ] || rm -f "$policy"
+  return $status
+}
+
+digest() {
+  { cat pyproject.toml constraints.txt "$0"; echo "$repository $python"; } | sha256sum | cut -d ' ' -f 1
+}
+
+make_venv() {
+  # A half-made or moved environment is not worth repairing.
+  "$venv/bin/python" -m pip --version >/dev/null 2>&1 || { rm -rf "$venv"; "$python" -m venv "$venv"; }
+}
+
+if ! installed; then
+  [ "$(id -u)" = 0 ] || { echo "install.sh: installing packages needs root" >&2; exit 1; }
+  command -v apt-get >/dev/null || {
+    echo "install.sh: no apt-get here; install by your own means: ${packages[*]}" >&2
+    exit 1
+  }
+  step "package lists" apt-get update -q
+  step "Slurm, munge, Postgres" apt_install
+fi
+
+exec 9>"$repository/.install.lock"
+flock 9
+if [ "$(cat "$stamp" 2>/dev/null)" != "$(digest)" ]; then
+  step "virtual environment" make_venv
+  # Alone and first: the constraint then decides which torch it is, before anything else asks for just any.
+  step "torch" "$venv/bin/pip" install -q -c constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
+  # PEP 517 for the packages that come as source only; Debian's own pip would run their setup.py directly.
+  step "polluxd and its tools" "$venv/bin/pip" install -q --use-pep517 -c constraints.txt -e '.[agent,daemon,sim,dev]'
+  digest >"$stamp"
+fi
+rm -f "$log"

@@ -1,0 +1,86 @@
+"""The AdminComment by which the submission hook (`slurm_hooks/job_submit.lua`) marks a job as Pollux' and hands on
+what its `#POLLUX` lines ask for:
+
+    pollux:v1 min-gpus=1 max-gpus=8 adaptive=yes preemptible=yes cpus-per-gpu=2 mem-per-gpu=4000 submitted=T begin=T
+
+Users can read it and cannot set it; an administrator can, so it is checked like any other input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from polluxd.errors import DirectiveError
+from polluxd.model import JobSpec
+
+MARK = "pollux:"
+_VERSION = "pollux:v1"
+
+
+@dataclass(frozen=True, slots=True)
+class Directives:
+    """A parsed AdminComment."""
+
+    spec: JobSpec
+    submitted: float | None = None
+    """First submission [POSIX s]; None where the hook did not note it."""
+    begin: float | None = None
+    """The user's own --begin [POSIX s]."""
+
+
+def parse_admin_comment(text: str) -> Directives | None:
+    """What the comment asks for; None when the job is not Pollux'.
+
+    Raises:
+        DirectiveError: it has Pollux' mark but cannot be understood; says which word and what was expected.
+    """
+    words = text.split()
+    if not words or not words[0].startswith(MARK):
+        return None
+    if words[0] != _VERSION:
+        raise DirectiveError(f"AdminComment starts with {words[0]!r}; this polluxd understands {_VERSION!r}")
+    values: dict[str, str] = {}
+    for word in words[1:]:
+        key, equals, value = word.partition("=")
+        if not equals or key not in _READERS:
+            raise DirectiveError(f"AdminComment: {word!r} is none of {', '.join(k + '=' for k in _READERS)}")
+        if key in values:
+            raise DirectiveError(f"AdminComment: {key} is given twice")
+        values[key] = value
+    read = {key: _READERS[key](key, value) for key, value in values.items()}
+    spec = JobSpec(
+        min_gpus=int(read.get("min-gpus", 1)),
+        max_gpus=int(read["max-gpus"]) if "max-gpus" in read else None,
+        adaptive=bool(read.get("adaptive", True)),
+        preemptible=bool(read.get("preemptible", True)),
+        cpus_per_gpu=int(read.get("cpus-per-gpu", 1)),
+        mem_per_gpu_mb=int(read["mem-per-gpu"]) if "mem-per-gpu" in read else None,
+    )
+    if spec.max_gpus is not None and spec.min_gpus > spec.max_gpus:
+        raise DirectiveError(f"AdminComment: min-gpus={spec.min_gpus} is above max-gpus={spec.max_gpus}")
+    return Directives(spec, submitted=read.get("submitted"), begin=read.get("begin"))
+
+
+def _count(key: str, text: str) -> float:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise DirectiveError(f"AdminComment: {key} is a whole number from 1 up, not {text!r}")
+    return int(text)
+
+
+def _yes_or_no(key: str, text: str) -> float:
+    if text not in ("yes", "no"):
+        raise DirectiveError(f"AdminComment: {key} is yes or no, not {text!r}")
+    return text == "yes"
+
+
+_READERS: dict[str, Callable[[str, str], float]] = {
+    "min-gpus": _count,
+    "max-gpus": _count,
+    "adaptive": _yes_or_no,
+    "preemptible": _yes_or_no,
+    "cpus-per-gpu": _count,
+    "mem-per-gpu": _count,
+    "submitted": _count,
+    "begin": _count,
+}

@@ -1,0 +1,126 @@
+"""What polluxd sees of Slurm and asks of it: one seam; `scontrol.ScontrolClient` and `fake.FakeSlurm` are behind it.
+
+Times are POSIX timestamps (UTC), memory is in MB, as Slurm counts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from polluxd.model import JobSpec, JobState, Node
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmJob:
+    """One job as slurmctld describes it; ours (`spec` is not None) or not."""
+
+    job_id: int
+    name: str
+    user: str
+    uid: int
+    account: str
+    partition: str
+    qos: str
+    state: JobState
+    raw_state: str
+    """Slurm's own word, such as TIMEOUT for what is FAILED here."""
+    reason: str
+    restart_count: int
+    submit_time: float
+    """When the user submitted it. (Slurm's own SubmitTime moves on with every requeue.)"""
+    start_time: float | None = None
+    """When this attempt started; None while it waits."""
+    eligible_time: float | None = None
+    """While it waits: when it may start, which is the end of its lease."""
+    end_time: float | None = None
+    """When it ended; None before."""
+    time_limit_s: float | None = None
+    """None: unlimited. It counts anew after every requeue."""
+    nodes: tuple[str, ...] = ()
+    """Nodes held, sorted."""
+    gpus_per_node_held: Mapping[str, int] = field(default_factory=dict)
+    cpus_per_node_held: Mapping[str, int] = field(default_factory=dict)
+    requested_nodes: int = 1
+    requested_gpus_per_node: int | None = None
+    """None where the request does not say it per node (--gpus=N)."""
+    requested_cpus: int = 1
+    cpus_per_task: int = 1
+    mem_per_node_mb: int | None = None
+    """None: not asked for per node."""
+    required_nodes: tuple[str, ...] = ()
+    held_by_user: bool = False
+    """Held (`scontrol hold`, by the user or an administrator): not ours to start."""
+    dependent: bool = False
+    """Waits for another job (--dependency)."""
+    begin_time: float | None = None
+    """The user's own --begin; None where there is none."""
+    admin_comment: str = ""
+    command: str = ""
+    spec: JobSpec | None = None
+    """What the job asks of Pollux; None: the job did not opt in and is left alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """Nodes and jobs at one moment. `Node.foreign_gpus` counts what jobs without a spec hold there."""
+
+    taken_at: float
+    nodes: tuple[Node, ...]
+    jobs: tuple[SlurmJob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """What a pending job is to ask for: one task (the launcher) on each of exactly these nodes."""
+
+    nodes: tuple[str, ...]
+    gpus_per_node: int
+    cpus_per_task: int
+    mem_per_node_mb: int | None = None
+    """None leaves the memory request as it is."""
+
+    def __post_init__(self) -> None:
+        if not self.nodes or len(set(self.nodes)) != len(self.nodes):
+            raise ValueError(f"a geometry names each of its nodes once, and at least one: {self.nodes!r}")
+        if self.gpus_per_node < 1 or self.cpus_per_task < 1:
+            raise ValueError(
+                f"a geometry has a GPU and a CPU per node, not {self.gpus_per_node} and {self.cpus_per_task}"
+            )
+
+
+class SlurmClient(Protocol):
+    """What the daemon may ask of Slurm.
+
+    All calls raise SlurmUnavailable (no answer within the time limit: the request may or may not have been applied;
+    read again before repeating it), SlurmRefused (Slurm said no) or SlurmGarbled (the answer makes no sense).
+    The writing calls refuse jobs that did not opt in.
+    """
+
+    def observe(self) -> ClusterState:
+        """All nodes and jobs, in a number of calls that does not depend on theirs."""
+        ...
+
+    def jobs(self, job_ids: Sequence[int]) -> dict[int, SlurmJob]:
+        """These jobs as they are now, in one call; jobs that Slurm no longer knows are left out."""
+        ...
+
+    def signal(self, job_id: int, name: str = "USR1") -> None:
+        """Signal the job's steps, not its batch script."""
+        ...
+
+    def requeue(self, job_id: int) -> None:
+        """End the job and put it back into the queue; does nothing to a job that has ended or is waiting."""
+        ...
+
+    def configure(self, job_id: int, geometry: Geometry, *, start: bool) -> None:
+        """Give a waiting job another geometry, and with `start` end its lease, so that it starts now.
+
+        After an error part of it may be applied: it is safe to repeat.
+        """
+        ...
+
+    def renew(self, job_ids: Sequence[int], until: float) -> None:
+        """Keep waiting jobs back until this time; jobs that are no longer waiting are passed over."""
+        ...
