@@ -1,0 +1,237 @@
+"""The state machine of a move, action by action; and the room that keeps every intermediate state legal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from pollux.goodput import BatchLimits
+from polluxd.apply.capacity import Capacity, capacity
+from polluxd.apply.intents import intents
+from polluxd.apply.machine import (
+    Configure,
+    Drain,
+    Fail,
+    Limits,
+    Reach,
+    Remind,
+    Requeue,
+    Wait,
+    held,
+    next_action,
+)
+from polluxd.model import (
+    NO_PLACEMENT,
+    Allocation,
+    Job,
+    JobSpec,
+    JobState,
+    Node,
+    Placement,
+    Plan,
+    Reallocation,
+    Report,
+    Step,
+)
+from polluxd.slurm.protocol import SlurmJob
+
+NOW = 1_000.5
+ONE = Placement(("n1",), 2)
+TWO = Placement(("n1", "n2"), 4)
+NODES = (Node("n1", 4), Node("n2", 4))
+
+
+def slurm_job(
+    state: JobState = JobState.RUNNING, at: Placement = ONE, restarts: int = 0, **more: object
+) -> SlurmJob:
+    running = state in (JobState.RUNNING, JobState.COMPLETING)
+    job = SlurmJob(
+        job_id=7,
+        name="train",
+        user="ann",
+        uid=1000,
+        account="lab",
+        partition="main",
+        qos="normal",
+        state=state,
+        raw_state=state.value,
+        reason="None",
+        restart_count=restarts,
+        submit_time=0.0,
+        gpus_per_node_held=dict.fromkeys(at.nodes, at.gpus_per_node) if running else {},
+        spec=JobSpec(),
+    )
+    return replace(job, **more)  # type: ignore[arg-type]
+
+
+def move(step: Step, path: str = "requeue", *, waited: float = 1.0, target: Placement = TWO) -> Reallocation:
+    source = NO_PLACEMENT if path == "start" else ONE
+    return Reallocation(
+        id=1,
+        job_id=7,
+        attempt=0,
+        path=path,
+        source=source,
+        target=NO_PLACEMENT if path == "park" else target,
+        reason="because",
+        step=step,
+        times={step: NOW - waited},
+    )
+
+
+def report(attempt: int = 0, *, first_step_at: float | None = 1.0, checkpointed: bool = True) -> Report:
+    return Report(
+        attempt=attempt,
+        at=NOW,
+        limits=BatchLimits(32, 256, 8, 64),
+        first_step_at=first_step_at,
+        checkpointed=checkpointed,
+    )
+
+
+def room(free: dict[str, int] | None = None) -> Capacity:
+    result = Capacity()
+    result.free.update(free if free is not None else {"n1": 2, "n2": 4})
+    return result
+
+
+def act(the_move: Reallocation, job: SlurmJob | None, rep: Report | None = None, **more: object) -> object:
+    given: dict[str, object] = {"limits": Limits(), "room": room(), "now": NOW, **more}
+    where = given.pop("room")
+    now = given.pop("now")
+    return next_action(the_move, job, rep, where, now, **given)  # type: ignore[arg-type]
+
+
+def test_a_grow_drains_once_its_gpus_are_free() -> None:
+    assert act(move(Step.PLANNED), slurm_job()) == Drain()
+    assert act(move(Step.PLANNED), slurm_job(), room=room({"n1": 2, "n2": 3})) == Wait()
+
+
+def test_a_first_start_configures_only_what_is_free_now() -> None:
+    pending = slurm_job(JobState.PENDING)
+    assert act(move(Step.PLANNED, "start"), pending, room=room({"n1": 4, "n2": 4})) == Configure()
+    assert act(move(Step.PLANNED, "start"), pending) == Wait()
+
+
+def test_the_fence_stops_a_move_of_an_older_attempt() -> None:
+    assert isinstance(act(move(Step.PLANNED), slurm_job(restarts=1)), Fail)
+    assert isinstance(act(move(Step.DRAINING), slurm_job(restarts=1)), Fail)
+    assert isinstance(act(move(Step.CHECKPOINTED), slurm_job(restarts=1)), Fail)
+
+
+@pytest.mark.parametrize("step", [s for s in Step if not s.terminal])
+@pytest.mark.parametrize("state", [JobState.COMPLETED, JobState.CANCELLED, JobState.FAILED])
+def test_a_job_that_ended_is_never_requeued(step: Step, state: JobState) -> None:
+    assert isinstance(act(move(step), slurm_job(state)), Fail)
+    assert isinstance(act(move(step), None), Fail)
+
+
+def test_the_agent_is_reminded_then_given_up_on() -> None:
+    running = slurm_job()
+    assert act(move(Step.DRAINING), running, last_try=NOW - 1) == Wait()
+    assert act(move(Step.DRAINING), running, last_try=NOW - 4) == Remind()
+    late = move(Step.DRAINING, waited=31)
+    gone_back = act(late, running, report())
+    assert isinstance(gone_back, Reach)
+    assert gone_back.step is Step.CHECKPOINTED
+    assert isinstance(act(late, running, report(checkpointed=False)), Fail)
+    assert isinstance(act(late, running, None), Fail)
+
+
+def test_a_requeue_is_sent_once_and_only_repeated_when_it_shows_no_effect() -> None:
+    the_move = move(Step.CHECKPOINTED)
+    assert act(the_move, slurm_job()) == Requeue()
+    assert act(the_move, slurm_job(), last_try=NOW - 1) == Wait()
+    assert act(the_move, slurm_job(JobState.COMPLETING)) == Wait()
+    assert act(the_move, slurm_job(JobState.PENDING, restarts=1)) == Reach(Step.REQUEUED)
+
+
+def test_a_stale_acknowledgement_is_not_acted_on() -> None:
+    assert isinstance(act(move(Step.CHECKPOINTED, waited=100), slurm_job()), Fail)
+
+
+def test_a_requeued_job_waits_for_the_next_second_and_for_its_gpus() -> None:
+    pending = slurm_job(JobState.PENDING)
+    free = room({"n1": 4, "n2": 4})
+    assert act(move(Step.REQUEUED, waited=0.4), pending, room=free) == Wait()
+    assert act(move(Step.REQUEUED, waited=0.6), pending, room=free) == Configure()
+    assert act(move(Step.REQUEUED), pending, room=room({"n1": 4, "n2": 3})) == Wait()
+    given_up = act(move(Step.REQUEUED, waited=121), pending, room=room({}))
+    assert isinstance(given_up, Fail)
+    assert given_up.keep_back
+
+
+def test_a_parked_job_ends_its_move_in_the_queue() -> None:
+    assert act(move(Step.REQUEUED, "park"), slurm_job(JobState.PENDING)) == Reach(Step.PARKED)
+
+
+def test_a_start_is_confirmed_by_where_slurm_put_it() -> None:
+    assert act(move(Step.CONFIGURED), slurm_job(at=TWO)) == Reach(Step.STARTED)
+    assert isinstance(act(move(Step.CONFIGURED), slurm_job(at=ONE)), Fail)
+    stuck = act(move(Step.CONFIGURED, waited=31), slurm_job(JobState.PENDING, reason="Resources"))
+    assert isinstance(stuck, Fail)
+    assert stuck.keep_back
+    assert "Resources" in stuck.reason
+
+
+def test_training_is_confirmed_by_a_report_of_this_attempt() -> None:
+    running = slurm_job(at=TWO, restarts=1)
+    assert act(move(Step.STARTED), running, report(attempt=0)) == Wait()
+    assert act(move(Step.STARTED), running, report(attempt=1, first_step_at=None)) == Wait()
+    assert act(move(Step.STARTED), running, report(attempt=1)) == Reach(Step.TRAINING)
+    silent = act(move(Step.STARTED, waited=121), running, None)
+    assert isinstance(silent, Fail)
+    assert "attach" in silent.reason
+
+
+def test_pause_stops_what_has_not_begun_and_finishes_what_has() -> None:
+    assert isinstance(act(move(Step.PLANNED), slurm_job(), paused=True), Fail)
+    assert act(move(Step.CHECKPOINTED), slurm_job(), paused=True) == Requeue()
+
+
+def test_a_users_hold_in_the_midst_of_a_move_is_obeyed() -> None:
+    held_back = slurm_job(JobState.PENDING, held_by_user=True)
+    assert isinstance(act(move(Step.REQUEUED), held_back), Fail)
+
+
+def test_uneven_gpus_are_no_placement_of_ours() -> None:
+    assert held(slurm_job(gpus_per_node_held={"n1": 4, "n2": 1})) is None
+    assert held(slurm_job(JobState.PENDING)) == NO_PLACEMENT
+
+
+def test_capacity_counts_what_is_held_configured_and_promised() -> None:
+    running = slurm_job(at=ONE)
+    waiting = replace(slurm_job(JobState.PENDING), job_id=8)
+    configured = replace(move(Step.CONFIGURED, "start", target=Placement(("n2",), 3)), job_id=8)
+    result = capacity(NODES, {7: running, 8: waiting}, [configured])
+    assert result.free["n1"] == 2
+    assert result.free["n2"] == 1
+    leaving = capacity(NODES, {7: running}, [move(Step.CHECKPOINTED, "park")])
+    assert leaving.fits_soon(Placement(("n1",), 4), NO_PLACEMENT)
+    assert not leaving.fits_now(Placement(("n1",), 4))
+
+
+def test_a_draining_grow_keeps_others_from_its_gpus() -> None:
+    result = capacity(NODES, {7: slurm_job(at=ONE)}, [move(Step.DRAINING)])
+    assert not result.fits_soon(Placement(("n2",), 1), NO_PLACEMENT)
+
+
+def test_intents_give_back_before_they_take() -> None:
+    def job(job_id: int, at: Placement, **more: object) -> Job:
+        return replace(
+            Job(job_id, "j", "ann", "lab", "main", JobSpec(), 0.0, 10.0, placement=at),
+            **more,  # type: ignore[arg-type]
+        )
+
+    jobs = {
+        1: job(1, NO_PLACEMENT),
+        2: job(2, TWO),
+        3: job(3, ONE),
+        4: job(4, ONE, pinned=True),
+        5: job(5, ONE),
+    }
+    wanted = {1: ONE, 2: ONE, 3: NO_PLACEMENT, 4: TWO, 5: ONE}
+    plan = Plan(
+        tuple(Allocation(j, p, 1.0, 1.0, 32, True, "why") for j, p in wanted.items()), 1.0, 1.0, "by hand"
+    )
+    assert [(i.job_id, i.path) for i in intents(plan, jobs)] == [(2, "requeue"), (3, "park"), (1, "start")]

@@ -1,0 +1,126 @@
+"""The picture that the policy gets: who is in it, who is pinned, and that it survives being stored."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
+from polluxd.encoding import decode_snapshot, encode
+from polluxd.model import (
+    NO_PLACEMENT,
+    JobSpec,
+    JobState,
+    Node,
+    Placement,
+    Reallocation,
+    Report,
+    Settings,
+    Snapshot,
+    Step,
+)
+from polluxd.slurm.protocol import ClusterState, SlurmJob
+from polluxd.snapshot import build_snapshot
+from polluxd.store import ReallocTotals
+
+NODES = (Node("n1", 4, partitions=frozenset({"main"})), Node("n2", 4, foreign_gpus=1))
+REPORT = Report(
+    attempt=0,
+    at=90.0,
+    limits=BatchLimits(32, 1024, 8, 128),
+    params=ThroughputParams(0.1, 0.001, 0.01, 0.002, 0.1 + 0.2, 0.005, 1.5),
+    noise=NoiseScale(0.25, 1 / 3),
+    explored_gpus=2,
+    first_step_at=50.0,
+)
+
+
+def slurm_job(job_id: int, state: JobState = JobState.RUNNING, **more: object) -> SlurmJob:
+    base = SlurmJob(
+        job_id, f"job{job_id}", "ann", 1000, "lab", "main", "normal", state, state.value, "None", 0, 10.0
+    )
+    return replace(base, **{"spec": JobSpec(), **more})  # type: ignore[arg-type]
+
+
+def snapshot(*jobs: SlurmJob, **more: object) -> Snapshot:
+    given: dict[str, object] = {
+        "submitted": {},
+        "reports": {},
+        "moves": (),
+        "totals": {},
+        "settings": Settings(),
+        "default_cost": 30.0,
+        **more,
+    }
+    return build_snapshot("dev", ClusterState(100.0, NODES, jobs), **given)  # type: ignore[arg-type]
+
+
+def test_only_jobs_that_can_be_given_gpus_are_decided_on() -> None:
+    pending = JobState.PENDING
+    seen = snapshot(
+        slurm_job(1, pending),
+        slurm_job(2, pending, held_by_user=True),
+        slurm_job(3, pending, dependent=True),
+        slurm_job(4, pending, begin_time=200.0),
+        slurm_job(5, pending, begin_time=50.0),
+        slurm_job(6, JobState.COMPLETED),
+        slurm_job(7, spec=None, gpus_per_node_held={"n1": 1}),
+        slurm_job(8, JobState.COMPLETING, gpus_per_node_held={"n1": 2}),
+    )
+    assert [job.job_id for job in seen.jobs] == [1, 5]
+    # The job that opted out is counted by the Slurm client already; ours that is ending is counted here.
+    assert {n.name: n.foreign_gpus for n in seen.nodes} == {"n1": 2, "n2": 1}
+
+
+def test_uneven_gpus_count_as_used_and_are_left_alone() -> None:
+    seen = snapshot(slurm_job(1, gpus_per_node_held={"n1": 3, "n2": 1}))
+    assert seen.jobs == ()
+    assert [n.foreign_gpus for n in seen.nodes] == [3, 2]
+
+
+def test_a_running_job_is_pinned_until_it_reports_a_step_of_this_attempt() -> None:
+    running = slurm_job(1, gpus_per_node_held={"n1": 2})
+    pinned = {
+        "no report": {},
+        "old attempt": {1: replace(REPORT, attempt=7)},
+        "no step": {1: replace(REPORT, first_step_at=None)},
+    }
+    for reports in pinned.values():
+        assert snapshot(running, reports=reports).jobs[0].pinned
+    assert not snapshot(running, reports={1: REPORT}).jobs[0].pinned
+    assert snapshot(replace(running, spec=JobSpec(preemptible=False)), reports={1: REPORT}).jobs[0].pinned
+    assert snapshot(running, reports={1: REPORT}, resting=lambda _: 5.0).jobs[0].pinned
+
+
+def test_a_job_under_way_counts_where_it_is_going() -> None:
+    target = Placement(("n1", "n2"), 2)
+    move = Reallocation(1, 1, 0, "requeue", Placement(("n1",), 1), target, "", Step.DRAINING, {})
+    seen = snapshot(slurm_job(1, gpus_per_node_held={"n1": 1}), reports={1: REPORT}, moves=(move,))
+    assert seen.jobs[0].placement == target
+    assert seen.jobs[0].pinned
+
+
+def test_age_cost_and_weight_come_from_the_database() -> None:
+    running = slurm_job(1, gpus_per_node_held={"n1": 2}, submit_time=95.0)
+    settings = Settings(account_weights={"lab": 2.0}, user_weights={"ann": 3.0})
+    job = snapshot(
+        running,
+        submitted={1: 40.0},
+        reports={1: REPORT},
+        totals={1: ReallocTotals(2, 14.0, 7.0)},
+        settings=settings,
+    ).jobs[0]
+    assert (job.age, job.lost_seconds, job.reallocation_cost, job.weight) == (60.0, 14.0, 7.0, 6.0)
+    assert snapshot(running).jobs[0].reallocation_cost == 30.0
+
+
+def test_a_stored_snapshot_comes_back_bit_for_bit() -> None:
+    original = snapshot(
+        slurm_job(1, gpus_per_node_held={"n1": 2}),
+        slurm_job(2, JobState.PENDING),
+        reports={1: REPORT},
+        settings=Settings(power=-math.inf, account_weights={"lab": 0.1}),
+    )
+    assert decode_snapshot(json.loads(json.dumps(encode(original), allow_nan=False))) == original
+    assert original.jobs[1].placement == NO_PLACEMENT
