@@ -1,0 +1,131 @@
+"""How the ranks agree: rank 0 decides, and all of them act on it after the same optimizer step.
+
+Rank 0 broadcasts a small vector over a gloo group of its own, asynchronously, after one step; every rank takes it in
+after a later one, by when it has long arrived: an all-reduce lies between. So no rank ever waits for a decision, and none acts
+before the others. The vector also says after how many steps the next exchange is, which keeps its cost a
+small share of a short step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pollux.errors import RankLost
+from pollux.goodput import NoiseScale
+from pollux.tuning import BatchChoice
+
+EXCHANGE_INTERVAL = 0.05
+"""Seconds between two exchanges that rank 0 aims at: soon enough for a drain, seldom enough for a step of a millisecond."""
+
+
+_HEAD = 6  # numbers of a decision beside the noise scales
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What rank 0 tells all ranks; equal on all of them once taken."""
+
+    reallocation: int = 0
+    """Drain for the re-allocation of this id: checkpoint, acknowledge, wait; 0: go on."""
+    checkpoint: bool = False
+    """Write a periodic checkpoint."""
+    local_batch: int = 0
+    """m; 0 leaves it."""
+    accumulation: int = 0
+    """s"""
+    sampling: int = 1
+    """Optimizer steps from one measured gradient to the next."""
+    next_exchange: int = 1
+    """Optimizer steps until the next exchange."""
+    noise: tuple[NoiseScale, ...] = field(default=())
+    """Per parameter group; empty while unknown."""
+
+    @property
+    def choice(self) -> BatchChoice:
+        """The batch size in it; only where `local_batch` is set."""
+        return BatchChoice(self.local_batch, self.accumulation)
+
+    def encode(self, groups: int) -> list[float]:
+        scales = [x for n in self.noise for x in n] if len(self.noise) == groups else [-1.0] * (2 * groups)
+        head = [self.reallocation, float(self.checkpoint), self.local_batch, self.accumulation]
+        return [float(x) for x in (*head, self.sampling, self.next_exchange)] + scales
+
+    @classmethod
+    def decode(cls, values: list[float]) -> Decision:
+        head, scales = [int(x) for x in values[:_HEAD]], values[_HEAD:]
+        known = bool(scales) and scales[0] >= 0
+        noise = (
+            tuple(NoiseScale(q, v) for q, v in zip(scales[::2], scales[1::2], strict=True)) if known else ()
+        )
+        return cls(head[0], bool(head[1]), head[2], head[3], max(head[4], 1), max(head[5], 1), noise)
+
+
+class ControlExchange:
+    """The ranks' control channel. With one rank the same protocol runs without messages."""
+
+    def __init__(self, group: dist.ProcessGroup | None, groups: int) -> None:
+        self.group = group
+        self._groups = groups
+        self._pending: tuple[torch.Tensor, Any] | None = None
+        self._countdown = 1
+
+    def due(self) -> bool:
+        """Count one optimizer step; True where an exchange is due at its end."""
+        self._countdown -= 1
+        return self._countdown <= 0
+
+    def swap(self, decision: Decision) -> Decision | None:
+        """Send (rank 0) or expect the next decision, and return the one sent an exchange earlier; None the first time."""
+        taken = self.take()
+        self._countdown = taken.next_exchange if taken is not None else 1
+        vector = torch.tensor(decision.encode(self._groups), dtype=torch.float64)
+        work = None if self.group is None else dist.broadcast(vector, src=0, group=self.group, async_op=True)
+        self._pending = (vector, work)
+        return taken
+
+    def take(self) -> Decision | None:
+        """The decision under way, waited for; raises RankLost where a rank left meanwhile."""
+        if self._pending is None:
+            return None
+        vector, work = self._pending
+        self._pending = None
+        if work is not None:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise RankLost(f"a rank left during the control exchange: {error}") from error
+        return Decision.decode(vector.tolist())
+
+    def agree(self, decision: Decision) -> Decision:
+        """Rank 0's decision on every rank at once, waiting for it: for starts and restarts only."""
+        vector = torch.tensor(decision.encode(self._groups), dtype=torch.float64)
+        if self.group is not None:
+            try:
+                dist.broadcast(vector, src=0, group=self.group)
+            except RuntimeError as error:
+                raise RankLost(f"a rank left while all were to agree: {error}") from error
+        return Decision.decode(vector.tolist())
+
+    def gather(self, value: object) -> list[object]:
+        """Every rank's value, on every rank, by rank."""
+        if self.group is None:
+            return [value]
+        values: list[object] = [None] * dist.get_world_size(self.group)
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def barrier(self, timeout: timedelta) -> None:
+        """Wait for every rank. Raises RankLost after `timeout`."""
+        if self.group is None:
+            return
+        try:
+            dist.barrier(group=self.group, async_op=True).wait(timeout)
+        except RuntimeError as error:
+            raise RankLost(
+                f"a rank did not come back within {timeout.total_seconds():.0f} s: {error}"
+            ) from error

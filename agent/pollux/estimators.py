@@ -1,0 +1,255 @@
+"""Where the gradients that a noise scale compares come from.
+
+- Two ranks or more: a DDP communication hook sees each rank's accumulated gradient before the all-reduce, and the
+  mean after it (`HookEstimator`): n = K, b = m (s + 1).
+- One rank that accumulates: the micro-batches' gradients are compared with their mean (`AccumulationEstimator`):
+  n = s + 1, b = m.
+- One rank, one micro-batch: successive steps' gradients are differenced (`DifferencedEstimator`), a last resort: the
+  drift of the true gradient between two steps counts as noise, so that `var` is too large by |drift|^2 / 2 and `sqr`
+  too small by half of it.
+
+All of them write two numbers per parameter group into a buffer on the device (`SampleBuffer`), which is read back
+every few samples and without waiting for the device in a step.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pollux.noise_scale import NoiseAverages, SampleKind
+from pollux.precondition import GradientNorms
+
+
+class SampleBuffer:
+    """Rows of (local, total) squared norms on the device, [rows, 2 groups], read back together.
+
+    `flush` starts the mean of the local parts over the ranks and the copy to the host; `collect` takes the result in
+    at a later step, when both have long happened. Every rank must call them at the same steps.
+    """
+
+    def __init__(
+        self, groups: int, device: torch.device, *, rows: int = 8, group: dist.ProcessGroup | None
+    ) -> None:
+        self.groups = groups
+        self.rows = rows
+        self._group = group
+        self._device = device
+        self._data = torch.zeros(rows, 2 * groups, dtype=torch.float32, device=device)
+        self._kinds: list[SampleKind] = []
+        self._pending: tuple[Tensor, list[SampleKind], Any] | None = None
+
+    @property
+    def full(self) -> bool:
+        return len(self._kinds) >= self.rows
+
+    def add(self, kind: SampleKind, local: Tensor, total: Tensor) -> None:
+        """Queue one sample (`local`, `total`: [groups] on the device); dropped where the buffer is full."""
+        if self.full:
+            return
+        row = self._data[len(self._kinds)]
+        row[: self.groups] = local
+        row[self.groups :] = total
+        self._kinds.append(kind)
+
+    def flush(self) -> None:
+        """Start reading the rows back; nothing to do where there are none or a read is under way."""
+        if not self._kinds or self._pending is not None:
+            return
+        kinds, self._kinds = self._kinds, []
+        data = self._data[: len(kinds)].clone()
+        work = None
+        if self._group is not None:
+            # The totals are equal on all ranks: their mean is themselves, and one message carries all.
+            data.div_(dist.get_world_size(self._group))
+            work = dist.all_reduce(data, group=self._group, async_op=True)
+        self._pending = (data, kinds, work)
+
+    def collect(self, averages: NoiseAverages, initial: float) -> bool:
+        """Take the rows of the last flush into `averages`; True where there were any."""
+        if self._pending is None:
+            return False
+        data, kinds, work = self._pending
+        self._pending = None
+        if work is not None:
+            work.wait()
+        host = data.to("cpu", torch.float64).numpy()
+        for row, kind in zip(host, kinds, strict=True):
+            averages.add(kind, row[: self.groups], row[self.groups :], initial)
+        return True
+
+    def clear(self) -> None:
+        """Forget what was not read yet (the batch size or the ranks change)."""
+        if self._pending is not None and self._pending[2] is not None:
+            self._pending[2].wait()
+        self._pending = None
+        self._kinds = []
+
+
+class HookEstimator:
+    """Two ranks or more: the DDP communication hook.
+
+    `.grad` afterwards is bit for bit what DDP without a hook gives: each bucket is multiplied by 1/K, then summed. On
+    steps that are not measured nothing else happens.
+    """
+
+    def __init__(self, norms: GradientNorms, world_size: int, *, on_ready: Callable[[], None]) -> None:
+        self._norms = norms
+        self._size = world_size
+        self._on_ready = on_ready
+        self._lock = threading.Lock()
+        self._measuring = False
+        self._local: list[Tensor] = []
+        self._total: list[Tensor] = []
+        self._expected = 0
+
+    def begin(self, measuring: bool) -> None:
+        """Before the synchronising pass: whether this one is measured (the same answer on every rank)."""
+        self._measuring = measuring
+        self._local, self._total = [], []
+
+    def end(self) -> tuple[Tensor, Tensor] | None:
+        """After it: (|g_b|^2 of this rank, |g_B|^2), each [groups] on the device; None where nothing was measured."""
+        if not self._measuring or not self._local or len(self._local) != len(self._total):
+            return None
+        self._measuring = False
+        local, total = torch.stack(self._local).sum(0), torch.stack(self._total).sum(0)
+        self._local, self._total = [], []
+        return local, total
+
+    def hook(self, group: dist.ProcessGroup | None, bucket: Any) -> torch.futures.Future[Tensor]:
+        """The communication hook itself (`DistributedDataParallel.register_comm_hook`)."""
+        buffer = bucket.buffer()
+        measuring = self._measuring
+        params: Sequence[Tensor] = ()
+        grads: Sequence[Tensor] = ()
+        if measuring:
+            params, grads = bucket.parameters(), bucket.gradients()
+            self._local.append(self._norms.of_buffer(buffer, params, grads))
+        buffer.mul_(1.0 / self._size)
+        if bucket.is_last():
+            self._on_ready()
+        work = dist.all_reduce(buffer, group=group, async_op=True)
+        future = work.get_future()
+
+        def done(finished: torch.futures.Future[list[Tensor]]) -> Tensor:
+            reduced = finished.value()[0]
+            if measuring:
+                total = self._norms.of_buffer(reduced, params, grads)
+                if total.is_cuda:
+                    total.record_stream(torch.cuda.default_stream(total.device))
+                # Two gloo threads may end two buckets at once: appending is atomic, adding would not be.
+                self._total.append(total)
+            return reduced
+
+        answer: torch.futures.Future[Tensor] = future.then(done)
+        return answer
+
+    # DDP compares a hook's annotations with classes, and postponed ones are strings: it accepts none at all.
+    hook.__annotations__.clear()
+
+
+class AccumulationEstimator:
+    """One rank, s >= 1: each micro-batch's own gradient against their mean.
+
+    On a measured step `.grad` is set aside before each backward pass and added up by us afterwards, in the order in
+    which autograd would have: the sum that the user sees is the same, without a copy of the gradient.
+    """
+
+    def __init__(self, norms: GradientNorms, params: Sequence[torch.nn.Parameter]) -> None:
+        self._norms = norms
+        self._params = list(params)
+        self._aside: list[Tensor | None] | None = None
+        self._local: Tensor | None = None
+        self._passes = 0
+        self._dirty = False
+
+    def begin_group(self) -> None:
+        self._local, self._passes, self._dirty = None, 0, False
+
+    def before_backward(self) -> None:
+        """Set `.grad` aside."""
+        self._aside = [p.grad for p in self._params]
+        if self._passes == 0 and any(g is not None and bool(g.is_sparse) for g in self._aside):
+            self._dirty = True
+        for p in self._params:
+            p.grad = None
+
+    def after_backward(self, share: float) -> None:
+        """Measure the new gradient (of a loss multiplied by `share`) and put the sum back."""
+        assert self._aside is not None
+        grads = [p.grad for p in self._params]
+        seen = [(p, g) for p, g in zip(self._params, grads, strict=True) if g is not None]
+        if seen:
+            norm = self._norms.of([p for p, _ in seen], [g for _, g in seen]) / share**2
+            self._local = norm if self._local is None else self._local + norm
+        self._passes += 1
+        self._put_back(grads)
+
+    def _put_back(self, grads: Sequence[Tensor | None]) -> None:
+        assert self._aside is not None
+        both = [(a, g) for a, g in zip(self._aside, grads, strict=True) if a is not None and g is not None]
+        if both:
+            torch._foreach_add_([a for a, _ in both], [g for _, g in both])
+        for p, aside, grad in zip(self._params, self._aside, grads, strict=True):
+            p.grad = grad if aside is None else aside
+        self._aside = None
+
+    def abandon(self) -> None:
+        """A pass failed half-way: `.grad` gets back what it held."""
+        if self._aside is not None:
+            self._put_back([p.grad for p in self._params])
+
+    def end(self) -> tuple[Tensor, Tensor] | None:
+        """After the last pass: (mean |g_b|^2, |g_B|^2), each [groups] on the device."""
+        if self._local is None or self._passes < 2:
+            return None
+        seen = [(p, p.grad) for p in self._params if p.grad is not None]
+        total = self._norms.of([p for p, _ in seen], [g for _, g in seen])
+        return self._local / self._passes, total
+
+
+class DifferencedEstimator:
+    """One rank, one pass per step: this step's gradient against the previous one's. Holds one copy of the gradient."""
+
+    def __init__(self, norms: GradientNorms, params: Sequence[torch.nn.Parameter]) -> None:
+        self._norms = norms
+        self._params = list(params)
+        self._previous: list[tuple[Tensor, Tensor]] | None = None
+
+    def keep(self, unscale: Tensor | None) -> None:
+        """Remember this step's gradient (times `unscale`, AMP's inverse loss scale) for the next to compare with."""
+        seen = [(p, p.grad) for p in self._params if p.grad is not None]
+        self._previous = [
+            (p, g.detach() * unscale if unscale is not None else g.detach().clone()) for p, g in seen
+        ]
+
+    def compare(self, unscale: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        """(mean |g_b|^2, |g_B|^2) of the remembered gradient and this one; forgets it. None where they do not match."""
+        previous, self._previous = self._previous, None
+        if not previous:
+            return None
+        params = [p for p, _ in previous]
+        if any(p.grad is None for p in params):
+            return None
+        old = [g for _, g in previous]
+        new = [
+            p.grad.detach() * unscale if unscale is not None else p.grad.detach()
+            for p in params
+            if p.grad is not None
+        ]
+        local = (self._norms.of(params, old) + self._norms.of(params, new)) / 2
+        torch._foreach_add_(old, new)
+        return local, self._norms.of(params, old) / 4
+
+    @property
+    def holding(self) -> bool:
+        return self._previous is not None
+
+    def forget(self) -> None:
+        self._previous = None

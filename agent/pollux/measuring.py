@@ -1,0 +1,170 @@
+"""When a step's gradients are measured, by which estimator, and what has come of it.
+
+Every rank decides alike from numbers that are equal on all of them: the count of optimizer steps and the sampling interval that
+rank 0's decisions carry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from pollux.estimators import AccumulationEstimator, DifferencedEstimator, HookEstimator, SampleBuffer
+from pollux.goodput import NoiseScale
+from pollux.noise_scale import NoiseAverages, SampleKind
+from pollux.precondition import GradientNorms
+
+READ_EVERY = 20
+"""Optimizer steps after which samples are read back even if the buffer has room."""
+
+
+class _Source(Enum):
+    HOOK = "hook"
+    ACCUMULATION = "accumulation"
+    KEEP = "keep this gradient"
+    DIFFERENCE = "compare with the kept gradient"
+
+
+class NoiseMeter:
+    """Measures the noise scale of one model's training."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        norms: GradientNorms,
+        averages: NoiseAverages,
+        *,
+        device: torch.device,
+        scaler: Any | None = None,
+        on_ready: Callable[[], None],
+    ) -> None:
+        self.norms = norms
+        self.averages = averages
+        self.sampling = 1
+        self.initial = 1
+        """M0; known with the loader."""
+        self.agreed: tuple[NoiseScale, ...] = ()
+        """Per parameter group, equal on every rank; empty while unknown."""
+        self._scaler = scaler
+        self._source: _Source | None = None
+        self._kind: SampleKind | None = None
+        self._flushed_at = 0
+        self._hook: HookEstimator | None = None
+        group = None
+        if isinstance(model, DistributedDataParallel):
+            size = dist.get_world_size(model.process_group)
+            self._hook = HookEstimator(norms, size, on_ready=on_ready)
+            model.register_comm_hook(model.process_group, self._hook.hook)
+            group = model.process_group
+        params = [p for p in model.parameters() if p.requires_grad]
+        self._accumulation = AccumulationEstimator(norms, params)
+        self._differenced = DifferencedEstimator(norms, params)
+        self._buffer = SampleBuffer(norms.groups, device, group=group)
+
+    @property
+    def distributed(self) -> bool:
+        return self._hook is not None
+
+    @property
+    def total(self) -> NoiseScale | None:
+        """The agreed noise scale over all parameters; None while unknown."""
+        if not self.agreed:
+            return None
+        return NoiseScale(sum(n.sqr for n in self.agreed), sum(n.var for n in self.agreed))
+
+    def due(self, step: int) -> bool:
+        """Whether optimizer step `step` is to be measured."""
+        return self.norms.warm and (step % self.sampling == 0 or self._differenced.holding)
+
+    def begin_group(self, step: int, passes: int, local_batch: int, batch_size: int, *, whole: bool) -> None:
+        """Before a step's first pass. `whole`: it is not cut short by the end of a pass through the data."""
+        self._source = None
+        if not whole:
+            self._differenced.forget()
+            return
+        if not self.due(step):
+            return
+        scale = batch_size / self.initial
+        if self._hook is not None:
+            size = batch_size // (local_batch * passes)
+            self._source = _Source.HOOK
+            self._kind = SampleKind(size, local_batch * passes, scale, self.sampling)
+        elif passes >= 2:
+            self._source = _Source.ACCUMULATION
+            self._kind = SampleKind(passes, local_batch, scale, self.sampling)
+            self._accumulation.begin_group()
+            self._differenced.forget()
+        else:
+            holding = self._differenced.holding
+            self._source = _Source.DIFFERENCE if holding else _Source.KEEP
+            self._kind = SampleKind(2, local_batch, scale, self.sampling)
+
+    def before_pass(self, synchronises: bool) -> None:
+        """Before a micro-batch's forward and backward pass."""
+        if self._hook is not None and synchronises:
+            self._hook.begin(self._source is _Source.HOOK)
+        if self._source is _Source.ACCUMULATION:
+            self._accumulation.before_backward()
+
+    def after_pass(self, synchronises: bool, share: float) -> None:
+        """After it. `share` is the weight of its mean loss in the step's."""
+        if self._source is _Source.ACCUMULATION:
+            self._accumulation.after_backward(share)
+        if synchronises and self._source is not None:
+            self._end_group()
+
+    def abandon_pass(self) -> None:
+        """The pass raised: leave the gradients as they would be without us."""
+        if self._source is _Source.ACCUMULATION:
+            self._accumulation.abandon()
+        self._source = None
+
+    def _end_group(self) -> None:
+        assert self._kind is not None
+        unscale = self._unscale()
+        pair: tuple[Tensor, Tensor] | None = None
+        match self._source:
+            case _Source.HOOK if self._hook is not None:
+                pair = self._hook.end()
+            case _Source.ACCUMULATION:
+                pair = self._accumulation.end()
+            case _Source.KEEP:
+                self._differenced.keep(unscale)
+            case _Source.DIFFERENCE:
+                pair = self._differenced.compare(unscale)
+                unscale = None  # already undone in both gradients, whose loss scales may differ
+        self._source = None
+        if pair is None:
+            return
+        local, total = pair
+        if unscale is not None:
+            local, total = local * unscale**2, total * unscale**2
+        self._buffer.add(self._kind, local, total)
+
+    def _unscale(self) -> Tensor | None:
+        """AMP's inverse loss scale as a tensor on the device, so that reading it waits for nothing."""
+        if self._scaler is None or not self._scaler.is_enabled():
+            return None
+        scale: Tensor | None = getattr(self._scaler, "_scale", None)
+        return None if scale is None else scale.reciprocal()
+
+    def end_step(self, step: int) -> bool:
+        """After the optimizer step: take in what was read back, start reading what is there. True at new estimates."""
+        new = self._buffer.collect(self.averages, self.initial)
+        if self._buffer.full or step - self._flushed_at >= READ_EVERY or not self.averages.ready:
+            self._buffer.flush()
+            self._flushed_at = step
+        return new
+
+    def reset_batch(self) -> None:
+        """The batch size changes: successive gradients are no longer alike."""
+        self._differenced.forget()
+
+    def close(self) -> None:
+        self._buffer.clear()

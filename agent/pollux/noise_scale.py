@@ -1,0 +1,124 @@
+"""The gradient noise scale: unbiased estimates from several gradients of one step, and their running averages.
+
+From `n` independent gradients of `b` examples each (Pollux, OSDI 2021, section 3.1; McCandlish et al., 2018, appendix A),
+
+    sqr = (n |g_B|^2 - |g_b|^2) / (n - 1)                           |g|^2 of the true gradient
+    var = (|g_b|^2 - |g_B|^2) n/(n - 1) (b / M0)                    covariance trace of a gradient over M0 examples
+
+where `|g_b|^2` is the mean of their squared norms and `|g_B|^2` the squared norm of their mean. Where the `n`
+gradients come from is the estimators' business (`estimators.py`); here are the arithmetic and the averaging.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pollux.goodput import NoiseScale
+
+Floats = NDArray[np.float64]
+
+DECAY = 0.999
+"""Weight kept by the averages over one step of M0 examples (the paper's artifact; 0.999^scale for larger steps)."""
+
+MIN_SAMPLES = 8
+"""Samples before an average is trusted: single estimates scatter by more than their own size."""
+
+
+class SampleKind(NamedTuple):
+    """How the gradients of one sample came about."""
+
+    gradients: int
+    """n: independent gradients compared."""
+    examples: float
+    """b: examples in each of them."""
+    scale: float
+    """M / M0 of the optimizer step."""
+    steps: int = 1
+    """Optimizer steps that this sample stands for (the sampling interval)."""
+
+
+def unbiased(kind: SampleKind, local: Floats, total: Floats, initial: float) -> tuple[Floats, Floats]:
+    """(sqr, var), each [groups], from mean |g_b|^2 (`local`) and |g_B|^2 (`total`), each [groups]."""
+    n, b = kind.gradients, kind.examples
+    if n < 2:
+        raise ValueError(f"a noise scale needs two gradients or more to compare, got {n}")
+    sqr = (n * total - local) / (n - 1)
+    var = (local - total) * (n / (n - 1)) * (b / initial)
+    return sqr, var
+
+
+class NoiseAverages:
+    """Exponential averages of sqr and var, bias-corrected, one pair per parameter group.
+
+    The two are averaged apart and divided last: the mean of ratios would be dominated by the steps with the
+    smallest |g|^2.
+    """
+
+    def __init__(self, groups: int, *, decay: float = DECAY) -> None:
+        if not 0.0 < decay < 1.0:
+            raise ValueError(f"the decay of the noise averages must lie between 0 and 1, got {decay}")
+        self.decay = decay
+        self.sqr: Floats = np.zeros(groups)
+        self.var: Floats = np.zeros(groups)
+        self.weight = 0.0
+        """Sum of the weights so far; the bias correction divides by it."""
+        self.samples = 0
+        self.skipped = 0
+        """Samples dropped because a gradient was not finite (a step that AMP's loss scaling skips, mostly)."""
+
+    @property
+    def ready(self) -> bool:
+        return self.samples >= MIN_SAMPLES
+
+    def add(self, kind: SampleKind, local: Floats, total: Floats, initial: float) -> None:
+        """Take one sample in; one with a value that is not finite is counted as skipped and changes nothing."""
+        if not (np.isfinite(local).all() and np.isfinite(total).all()):
+            self.skipped += 1
+            return
+        sqr, var = unbiased(kind, local, total, initial)
+        keep = self.decay ** (kind.scale * kind.steps)
+        self.sqr = keep * self.sqr + (1.0 - keep) * sqr
+        self.var = keep * self.var + (1.0 - keep) * var
+        self.weight = keep * self.weight + (1.0 - keep)
+        self.samples += 1
+
+    def groups(self) -> list[NoiseScale] | None:
+        """Per parameter group; None until enough samples came."""
+        if not self.ready or self.weight <= 0:
+            return None
+        # An estimate of a square can come out negative by chance; as a scale it then counts as zero.
+        return [
+            NoiseScale(sqr=max(float(q), 0.0) / self.weight, var=max(float(v), 0.0) / self.weight)
+            for q, v in zip(self.sqr, self.var, strict=True)
+        ]
+
+    def total(self) -> NoiseScale | None:
+        """Over all parameters; None until enough samples came."""
+        if not self.ready or self.weight <= 0:
+            return None
+        return NoiseScale(
+            sqr=max(float(self.sqr.sum()), 0.0) / self.weight,
+            var=max(float(self.var.sum()), 0.0) / self.weight,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "sqr": self.sqr.tolist(),
+            "var": self.var.tolist(),
+            "weight": self.weight,
+            "samples": self.samples,
+            "skipped": self.skipped,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore; with another number of parameter groups the averages start anew (their meaning is lost)."""
+        sqr, var = np.asarray(state["sqr"], dtype=np.float64), np.asarray(state["var"], dtype=np.float64)
+        if sqr.shape != self.sqr.shape or not (np.isfinite(sqr).all() and np.isfinite(var).all()):
+            return
+        self.sqr, self.var = sqr, var
+        self.weight, self.samples = float(state["weight"]), int(state["samples"])
+        self.skipped = int(state["skipped"])

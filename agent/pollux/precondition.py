@@ -1,0 +1,139 @@
+"""Squared norms of gradients, per parameter group, seen through the optimizer's preconditioner.
+
+Adam and its kin step along `P g` with `P = 1 / (sqrt(v_hat) + eps)`; the noise scale that says how much a larger
+batch helps them is that of `P g` (the paper's PGNS). `P` is read from the optimizer's own state as it was before
+the step: independent of the gradient that is measured. Nothing here writes to the optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+WARM_STEPS = 5
+"""Steps before an Adam-like's second moment is taken for a preconditioner (model.md)."""
+
+CHUNK = 1 << 21
+"""Elements handled at once: 8 MiB of float32 per temporary keeps the workspace under 32 MiB."""
+
+
+def second_moment_name(optimizer: Optimizer) -> str | None:
+    """The state key of an Adam-like optimizer's second moment, by its class; None for SGD and unknown ones."""
+    for cls in type(optimizer).__mro__:
+        match cls.__name__:
+            case "Adam" | "AdamW" | "NAdam" | "RAdam":
+                return "exp_avg_sq"
+            case "RMSprop":
+                return "square_avg"
+            case "Adagrad":
+                return "sum"
+    return None
+
+
+class GradientNorms:
+    """Squared norms [groups] of gradients of the optimizer's parameters, preconditioned where it is Adam-like."""
+
+    def __init__(self, optimizer: Optimizer, *, preconditioned: bool = True) -> None:
+        self.optimizer = optimizer
+        self.moment = second_moment_name(optimizer) if preconditioned else None
+        self.steps = 0
+        """Optimizer steps taken; the session counts them, for reading `state["step"]` may wait for the device."""
+        self.group_of: dict[Tensor, int] = {}
+        self.refresh()
+
+    @property
+    def groups(self) -> int:
+        return len(self.optimizer.param_groups)
+
+    @property
+    def warm(self) -> bool:
+        """False while an Adam-like's second moment says too little: gradients seen until then do not count."""
+        return self.moment is None or self.steps >= WARM_STEPS
+
+    def refresh(self) -> None:
+        """Look at the parameter groups again: a user may add one."""
+        self.group_of = {p: i for i, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
+
+    def count_from_state(self) -> None:
+        """Take the number of steps from the optimizer's state: the user may have restored it."""
+        for state in self.optimizer.state.values():
+            if "step" in state:
+                self.steps = max(self.steps, int(state["step"]))
+                return
+
+    def of_buffer(self, buffer: Tensor, params: Sequence[Tensor], grads: Sequence[Tensor]) -> Tensor:
+        """As `of`, for gradients that lie in one flat buffer: one kernel where nothing tells parameters apart."""
+        if self.moment is None and self.groups == 1 and buffer.dtype == torch.float32:
+            return torch.dot(buffer, buffer).reshape(1)
+        return self.of(params, grads)
+
+    def of(self, params: Sequence[Tensor], grads: Sequence[Tensor]) -> Tensor:
+        """Squared norm per parameter group, float32 [groups], on the gradients' device; no host synchronisation."""
+        device = grads[0].device if grads else torch.device("cpu")
+        out = torch.zeros(self.groups, dtype=torch.float32, device=device)
+        for group, pieces, moments in self._chunks(params, grads):
+            seen = pieces if self.moment is None else self._preconditioned(pieces, moments, group)
+            norms = torch.stack(list(torch._foreach_norm(seen, 2, torch.float32)))
+            out[group] += torch.dot(norms, norms)
+        return out
+
+    def _preconditioned(self, grads: list[Tensor], moments: list[Tensor], group: int) -> list[Tensor]:
+        options = self.optimizer.param_groups[group]
+        roots = list(torch._foreach_sqrt([v.to(torch.float32) for v in moments]))
+        if "betas" in options:  # RMSprop and Adagrad do not correct for the average's start at zero
+            beta2 = float(options["betas"][1])
+            torch._foreach_div_(roots, (1.0 - beta2 ** max(self.steps, 1)) ** 0.5)
+        torch._foreach_add_(roots, float(options["eps"]))
+        return list(torch._foreach_div([g.to(torch.float32) for g in grads], roots))
+
+    def _chunks(
+        self, params: Sequence[Tensor], grads: Sequence[Tensor]
+    ) -> Iterator[tuple[int, list[Tensor], list[Tensor]]]:
+        """Runs of (group, gradients, second moments) of at most CHUNK elements each."""
+        by_group: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        for param, grad in zip(params, grads, strict=True):
+            group = self.group_of.get(param)
+            if group is not None:  # a parameter that this optimizer does not train has no say
+                by_group.setdefault(group, []).append((param, grad))
+        for group, pairs in by_group.items():
+            pieces: list[Tensor] = []
+            moments: list[Tensor] = []
+            size = 0
+            for param, grad in pairs:
+                moment = self._second_moment(param)
+                if self.moment is not None and moment is None:
+                    continue  # never stepped so far (unused until now): it has no preconditioner yet
+                for start, stop in _cuts(grad):
+                    whole = start == 0 and stop == -1
+                    piece = grad if whole else grad[start:stop]
+                    if pieces and size + piece.numel() > CHUNK:
+                        yield group, pieces, moments
+                        pieces, moments, size = [], [], 0
+                    pieces.append(piece)
+                    if moment is not None:
+                        moments.append(moment if whole else moment[start:stop])
+                    size += piece.numel()
+            if pieces:
+                yield group, pieces, moments
+
+    def _second_moment(self, param: Tensor) -> Tensor | None:
+        if self.moment is None:
+            return None
+        state = self.optimizer.state.get(param)
+        if not state:
+            return None
+        moment: Tensor | None = state.get(
+            "max_exp_avg_sq", state.get(self.moment)
+        )  # AMSGrad steps by the maximum
+        return moment
+
+
+def _cuts(grad: Tensor) -> list[tuple[int, int]]:
+    """Where to cut a tensor along its first axis so that the pieces have about CHUNK elements; (0, -1): nowhere."""
+    if grad.numel() <= CHUNK or grad.dim() == 0 or grad.shape[0] < 2:
+        return [(0, -1)]
+    rows = max(1, CHUNK * grad.shape[0] // grad.numel())
+    return [(i, min(i + rows, grad.shape[0])) for i in range(0, grad.shape[0], rows)]

@@ -1,0 +1,63 @@
+"""A job's report: what its agent knows, as the payload of `publish_v1` (numbers finite, or null)."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+from pollux.profile import Configuration
+
+if TYPE_CHECKING:
+    from pollux.session import Job
+
+
+def report_of(job: Job) -> dict[str, Any]:
+    """The present report of a job. Called off the main thread: it reads plain attributes only."""
+    progress, limits, world = job.progress, job.limits, job.world
+    noise, params = job.noise_scale, job.params
+    throughput = _throughput(job)
+    worth = job.gain * limits.initial / job.batch_size if job.batch_size else 0.0
+    report: dict[str, Any] = {
+        "v": 1,
+        "at": time.time(),
+        "params": None if params is None else _finite(params._asdict()),
+        "noise": None if noise is None else _finite(noise._asdict()),
+        "limits": {
+            "initial": limits.initial,
+            "maximum": limits.maximum,
+            "local_min": limits.local_min,
+            "local_max": limits.local_max,
+        },
+        "explored_gpus": job.profile.explored_gpus,
+        "explored_nodes": job.profile.explored_nodes,
+        "gpus": world.size,
+        "nodes": world.nodes,
+        "batch_size": job.batch_size,
+        "local_batch": job.local_batch,
+        "accumulation": job.accumulation,
+        "goodput": throughput * min(worth, 1.0),
+        "throughput": throughput,
+        "progress": progress.steps,
+        "target": progress.target_steps,
+        "epoch": progress.examples / job.dataset_length,
+        "lr_factor": job.lr_factors[0] if job.lr_factors else 1.0,
+        "gain": job.gain,
+        "optimizer_steps": progress.optimizer_steps,
+    }
+    return {**report, **job.restart_report()}
+
+
+def _throughput(job: Job) -> float:
+    """Examples per second at the present batch size, from the profile; 0 before it was measured."""
+    key = Configuration(job.world.nodes, job.world.size, job.local_batch)
+    final, local = job.profile.final_time(key), job.profile.local_time(key)
+    if final is None and job.world.size == 1:
+        final = local
+    if final is None or (job.accumulation and local is None):
+        return 0.0
+    return job.batch_size / (final + job.accumulation * (local or 0.0))
+
+
+def _finite(values: dict[str, float]) -> dict[str, float] | None:
+    return values if all(math.isfinite(v) for v in values.values()) else None

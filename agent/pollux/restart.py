@@ -1,0 +1,322 @@
+"""What outlives a process: checkpoints, the scheduler's instructions, and what a restart cost.
+
+A drain goes: polluxd asks through the publisher; rank 0 passes it on in its next decision; all ranks come here after
+the same optimizer step; rank 0 writes a checkpoint and acknowledges; all wait to be killed, for a bounded
+time, and train on if nobody came.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pollux import snapshot
+from pollux.control import ControlExchange, Decision
+from pollux.data import ElasticLoader
+from pollux.errors import CheckpointError, PolluxAgentError
+from pollux.ticket import Ticket, read_ticket
+from pollux.world import World
+
+if TYPE_CHECKING:
+    from pollux.checkpoint import CheckpointStore
+    from pollux.report import Publisher
+
+logger = logging.getLogger("pollux")
+
+DRAIN_WAIT = 120.0
+"""Seconds that a drained job waits to be killed before it trains on."""
+
+CHECKPOINT_INTERVAL = 300.0
+"""Seconds between periodic checkpoints."""
+
+STATE_VERSION = 1
+
+
+@dataclass
+class Times:
+    """When this attempt reached each stage of its start; POSIX times, 0 where it did not (yet)."""
+
+    launched_at: float = 0.0
+    imported_at: float = 0.0
+    rendezvous_at: float = 0.0
+    attached_at: float = 0.0
+    restored_at: float = 0.0
+    first_step_at: float | None = None
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Times:
+        """The launcher's two; without a launcher, now."""
+        now = time.time()
+        return cls(
+            launched_at=_number(environ, "POLLUX_LAUNCHED_AT", now),
+            imported_at=_number(environ, "POLLUX_IMPORTED_AT", now),
+        )
+
+
+class Restart:
+    """This job's checkpoints and its line to the scheduler, on every rank."""
+
+    def __init__(
+        self,
+        world: World,
+        checkpoint_dir: str | os.PathLike[str] | None,
+        *,
+        seed: int,
+        times: Times,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        self.world = world
+        self.seed = seed
+        self.times = times
+        self.batch_size: int | None = None
+        """Total batch size when the checkpoint was written."""
+        self.cost: float | None = None
+        """Seconds from the last step before the newest restart to the first step after it."""
+        self.ticket: Ticket | None = read_ticket()
+        self.adaptive = _yes(environ.get("POLLUX_ADAPTIVE"), self.ticket is not None)
+        self.current_batch: Callable[[], int] = lambda: 0
+        self._environ = environ
+        directory = _directory(checkpoint_dir, self.ticket, environ)
+        self._store: CheckpointStore | None = None
+        if directory is not None:
+            from pollux.checkpoint import CheckpointStore
+
+            self._store = CheckpointStore(directory)
+        self._interval = _number(environ, "POLLUX_CHECKPOINT_INTERVAL", CHECKPOINT_INTERVAL)
+        self._wait = _number(environ, "POLLUX_DRAIN_WAIT", DRAIN_WAIT)
+        self._saved_at = time.monotonic()
+        self._saved: str | None = None
+        self._state: dict[str, Any] | None = None
+        self._drain = 0
+        self._drained: set[int] = set()
+        self._publisher: Publisher | None = None
+        self._stop_watching: Callable[[], None] | None = None
+        self._last_step_at = 0.0
+        self._interrupted_at: float | None = None
+        self._done = False
+
+    # -- starting ---------------------------------------------------------------------------------------------
+
+    def restore(self, parts: Mapping[str, Any], exchange: ControlExchange) -> None:
+        """Load the newest checkpoint, if there is one, into `parts` (by name, with `load_state_dict`), on every rank.
+
+        Raises CheckpointError where ranks see different files or the checkpoint does not fit the objects.
+        """
+        loaded = self._store.load_latest() if self._store is not None else None
+        seen = exchange.gather(None if loaded is None else loaded[0]["progress"]["optimizer_steps"])
+        if any(s != seen[0] for s in seen):
+            raise CheckpointError(
+                f"ranks found different checkpoints (optimizer steps {seen}): the checkpoint directory must lie on a "
+                "file system that all nodes share"
+            )
+        self.times.restored_at = time.time()
+        if loaded is None:
+            return
+        state = loaded[0]
+        if state.get("version") != STATE_VERSION:
+            raise CheckpointError(
+                f"expected a checkpoint of version {STATE_VERSION}, found {state.get('version')!r}"
+            )
+        for name, part in parts.items():
+            if name not in state:
+                logger.warning("the checkpoint holds no state for %r: it starts anew", name)
+                continue
+            try:
+                part.load_state_dict(state[name])
+            except (RuntimeError, KeyError, ValueError, TypeError) as error:
+                raise CheckpointError(
+                    f"the checkpoint's {name} does not fit this script's: {error}. Restore the script that wrote it, or "
+                    "train into another checkpoint directory"
+                ) from error
+        steps = state["progress"]["optimizer_steps"]
+        snapshot.restore_rng(state["rng"], self.world.rank, self.seed, steps, self.world.device)
+        self.batch_size = state["batch_size"]
+        self._interrupted_at = state["last_step_at"] or None
+        self._saved = str(steps)
+        self._state = state
+        self.times.restored_at = time.time()
+        if self.world.rank == 0:
+            logger.info("restored the checkpoint of optimizer step %d", steps)
+
+    def restore_loader(self, data: ElasticLoader) -> None:
+        """Take the data up where the checkpoint left it."""
+        if self._state is not None:
+            data.load_state_dict(self._state["loader"])
+            self._state = None  # it holds a second copy of the model
+
+    def publish(self, collect: Callable[[], dict[str, Any]]) -> None:
+        """Begin to report to the scheduler and to hear from it; only rank 0 of a Pollux job does."""
+        if self.ticket is None:
+            return
+        if self.world.rank == 0:
+            from pollux.report import Publisher  # noqa: PLC0415 - loads the database driver
+
+            publisher = Publisher(
+                self.ticket, collect, self.ask_drain, interval_s=self.ticket.publish_interval_s
+            )
+            publisher.start()
+            self._publisher = publisher
+        from pollux.wake import watch  # noqa: PLC0415
+
+        self._stop_watching = watch(self._publisher.wake if self._publisher is not None else _ignore)
+
+    # -- in the loop ------------------------------------------------------------------------------------------
+
+    def ask_drain(self, reallocation: int) -> None:
+        """Called off the main thread: the scheduler wants this job to stop at a checkpoint."""
+        if self._done and self._publisher is not None and self._saved is not None:
+            # The loop is over and its last checkpoint stands: nothing will be lost.
+            receipt = self._receipt(0.0, int(self._saved))
+            # Not here: this is the publisher's own thread, which has to send it.
+            threading.Thread(
+                target=self._publisher.acknowledge, args=(reallocation, receipt), daemon=True
+            ).start()
+            return
+        self._drain = reallocation
+
+    def wanted(self) -> tuple[int, bool]:
+        """What rank 0 asks of all ranks now: (re-allocation to drain for or 0, whether a checkpoint is due)."""
+        reallocation, self._drain = self._drain, 0
+        if reallocation in self._drained:
+            reallocation = 0
+        due = self._store is not None and time.monotonic() - self._saved_at >= self._interval
+        if due:
+            self._saved_at = time.monotonic()
+        return reallocation, due
+
+    def after_step(self) -> None:
+        """An optimizer step is over."""
+        self._last_step_at = time.time()
+        if self.times.first_step_at is None:
+            self.times.first_step_at = self._last_step_at
+            if self._interrupted_at is not None:
+                self.cost = max(self._last_step_at - self._interrupted_at, 0.0)
+            if self._publisher is not None:
+                self._publisher.wake()
+
+    def save(self, parts: Mapping[str, Any], data: ElasticLoader, exchange: ControlExchange) -> float | None:
+        """Write a checkpoint; every rank calls it after the same step. Seconds it took on rank 0, None where it failed.
+
+        A checkpoint that cannot be written is logged: the earlier one stands, and training goes on.
+        """
+        rng = exchange.gather(snapshot.rng_state(self.world.device))
+        if self.world.rank != 0 or self._store is None:
+            return None
+        state: dict[str, Any] = {name: part.state_dict() for name, part in parts.items()}
+        steps = state["progress"]["optimizer_steps"]
+        state.update(
+            version=STATE_VERSION,
+            rng=rng,
+            loader=data.state_dict(),
+            batch_size=self.current_batch(),
+            last_step_at=self._last_step_at,
+        )
+        self._saved_at = time.monotonic()
+        try:
+            saved = self._store.save(state, meta={"optimizer_steps": steps, "world_size": self.world.size})
+        except CheckpointError as error:
+            logger.error("%s", error)
+            return None
+        self._saved = str(steps)
+        self._saved_at = time.monotonic()
+        return float(saved.seconds)
+
+    def drain(self, reallocation: int, seconds: float | None, exchange: ControlExchange) -> None:
+        """After the checkpoint of a drain: acknowledge, and wait to be killed."""
+        self._drained.add(reallocation)
+        if self.world.rank == 0:
+            if seconds is None or self._saved is None:
+                logger.error(
+                    "re-allocation %d: no checkpoint could be written, so training goes on", reallocation
+                )
+            elif self._publisher is None or self._publisher.acknowledge(
+                reallocation, self._receipt(seconds, int(self._saved))
+            ):
+                logger.info("drained for re-allocation %d in %.2f s", reallocation, seconds)
+                self._wait_for_end()
+            else:
+                logger.error(
+                    "re-allocation %d: the acknowledgement was refused, so training goes on", reallocation
+                )
+        exchange.agree(Decision())
+
+    def _wait_for_end(self) -> None:
+        end = time.monotonic() + self._wait
+        while (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, 1.0))
+        logger.warning("nobody ended this job in %.0f s after its drain: it trains on", self._wait)
+
+    def _receipt(self, seconds: float, step: int) -> dict[str, Any]:
+        return {
+            "last_step_at": self._last_step_at,
+            "stopped_at": time.time(),
+            "checkpoint_s": seconds,
+            "step": step,
+        }
+
+    # -- ending -----------------------------------------------------------------------------------------------
+
+    def finish(self, parts: Mapping[str, Any], data: ElasticLoader, exchange: ControlExchange) -> None:
+        """The training loop is over: a last checkpoint, so that a restart repeats no step of it."""
+        if self._store is not None:
+            self.save(parts, data, exchange)
+        self._done = True
+
+    @property
+    def checkpointed(self) -> bool:
+        return self._saved is not None
+
+    def report(self) -> dict[str, Any]:
+        """This module's share of a report."""
+        return {"checkpointed": self.checkpointed, "times": asdict(self.times), "restart_cost": self.cost}
+
+    def close(self) -> None:
+        if self._stop_watching is not None:
+            self._stop_watching()
+        if self._publisher is not None:
+            self._publisher.close()
+
+
+def _directory(
+    given: str | os.PathLike[str] | None, ticket: Ticket | None, environ: Mapping[str, str]
+) -> Path | None:
+    """Where checkpoints go: the argument, the environment, and in a Pollux job beside where it was submitted."""
+    if given is not None:
+        return Path(given)
+    if environ.get("POLLUX_CHECKPOINT_DIR"):
+        return Path(environ["POLLUX_CHECKPOINT_DIR"])
+    if ticket is not None:
+        return Path(environ.get("SLURM_SUBMIT_DIR") or Path.cwd()) / "pollux-checkpoints" / str(ticket.job_id)
+    return None
+
+
+def _yes(text: str | None, default: bool) -> bool:
+    match (text or "").strip().lower():
+        case "":
+            return default
+        case "yes" | "true" | "1" | "on":
+            return True
+        case "no" | "false" | "0" | "off":
+            return False
+        case other:
+            raise PolluxAgentError(f"expected POLLUX_ADAPTIVE to be yes or no, got {other!r}")
+
+
+def _number(environ: Mapping[str, str], name: str, default: float) -> float:
+    text = environ.get(name, "")
+    if not text:
+        return default
+    try:
+        return float(text)
+    except ValueError:
+        raise PolluxAgentError(f"expected {name} to be a number of seconds, got {text!r}") from None
+
+
+def _ignore() -> None:
+    """USR1 on ranks that talk to nobody."""

@@ -1,0 +1,70 @@
+"""This process's place among the ranks of its job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from pollux.errors import LaunchError
+
+CONTROL_TIMEOUT = timedelta(minutes=30)
+
+
+@dataclass(frozen=True)
+class World:
+    """Ranks, nodes and the device of this one."""
+
+    rank: int
+    size: int
+    nodes: int
+    device: torch.device
+    control: dist.ProcessGroup | None
+    """A gloo group of all ranks, for the control exchange; None with one rank."""
+
+    @property
+    def distributed(self) -> bool:
+        return self.size > 1
+
+
+def join(device: torch.device, environ: Mapping[str, str] = os.environ) -> World:
+    """Join the ranks that the environment names (as `pollux run` and torchrun set it); alone without it.
+
+    A process group that the user has initialised is used as it is. Raises LaunchError where the environment
+    contradicts itself.
+    """
+    if not dist.is_available():
+        return World(0, 1, 1, device, None)
+    if not dist.is_initialized():
+        size = _number(environ, "WORLD_SIZE", 1)
+        if size < 2:
+            # One rank needs nobody to talk to: neither a store nor a port that another job might hold.
+            return World(0, 1, 1, device, None)
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if size < 2:
+        return World(rank, size, 1, device, None)
+    per_node = _number(environ, "LOCAL_WORLD_SIZE", size)
+    if size % per_node:
+        raise LaunchError(
+            f"expected the same number of ranks on each node, got {size} ranks with {per_node} on this one"
+        )
+    control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
+    return World(rank, size, size // per_node, device, control)
+
+
+def _number(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = environ.get(name, "")
+    if not text:
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise LaunchError(f"expected {name} to be a whole number from 1, got {text!r}")
+    return value
