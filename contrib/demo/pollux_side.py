@@ -25,6 +25,7 @@ mode = "enforce"
 
 [database]
 url = {url}
+secret_file = {secret}
 
 [slurm]
 cluster = {cluster}
@@ -65,6 +66,7 @@ class Polluxd:
                 url=json.dumps(cluster.database_url),
                 cluster=json.dumps(cluster.cluster_name),
                 conf=json.dumps(str(cluster.slurm_conf)),
+                secret=json.dumps(str(cluster.secret_file)),
                 heartbeat=json.dumps(str(cluster.heartbeat_file)),
             )
         )

@@ -40,6 +40,8 @@ class Training:
     min_gpus: int = 1
     max_gpus: int | None = None
     adaptive: bool = True
+    lr_rule: str = "adascale"
+    """How its learning rate grows with the batch size: `adascale` (SGD) or `square-root` of that (Adam)."""
     args: tuple[str, ...] = ()
 
     def directive(self) -> str:
@@ -87,6 +89,7 @@ def _training(table: dict[str, object], number: int) -> Training:
     try:
         return Training(**known)  # type: ignore[arg-type]
     except TypeError as error:
+        # "Training.__init__() got an unexpected keyword argument 'x'", or which ones are missing.
         raise WorkloadError(
             f"[[training]] number {number} ({table.get('name', 'unnamed')}): {error}"
         ) from None

@@ -16,8 +16,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from polluxd.config import load_config
+from polluxd.config import DEFAULT_PATH, load_config
 from polluxd.errors import ConfigError, PolluxError
+from polluxd.model import Settings
 from polluxd.store import Store
 
 from . import explain as explaining
@@ -26,8 +27,6 @@ from . import top as live
 from .jobs import JOB_COLUMNS
 from .output import Column, Row, clock, duration, emit, emit_json, number, plain, table
 from .view import audit_rows, job_row, job_rows, move_rows, status_row
-
-DEFAULT_CONFIG = Path("/etc/polluxd/polluxd.toml")
 
 app = typer.Typer(
     help="See what polluxd does and why, and tune it.",
@@ -45,9 +44,7 @@ app.add_typer(fairness_app, name="fairness")
 
 ConfigOption = Annotated[
     Path | None,
-    typer.Option(
-        "--config", "-c", envvar="POLLUXD_CONFIG", help=f"polluxd's configuration [{DEFAULT_CONFIG}]"
-    ),
+    typer.Option("--config", "-c", envvar="POLLUXD_CONFIG", help=f"polluxd's configuration [{DEFAULT_PATH}]"),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON, unrounded")]
 JobArgument = Annotated[int, typer.Argument(metavar="JOB", min=1, help="Slurm job id")]
@@ -87,10 +84,21 @@ def _console() -> Console:
     return Console(highlight=False, width=240 if piped else None)
 
 
+def _open(config: Path | None) -> tuple[Store, Settings]:
+    """The store that the configuration names (nothing is asked of it yet), and the settings that it begins with."""
+    loaded = load_config(config or DEFAULT_PATH)
+    database = loaded.database
+    store = Store(
+        database.url,
+        loaded.slurm.cluster,
+        connect_timeout=database.connect_timeout_s,
+        statement_timeout=database.statement_timeout_s,
+    )
+    return store, loaded.policy.settings()
+
+
 def _store(config: Path | None) -> Store:
-    """The store that the configuration names; nothing is asked of it yet."""
-    settings = load_config(config or DEFAULT_CONFIG)
-    return Store(settings.database.url, settings.slurm.cluster)
+    return _open(config)[0]
 
 
 def _who() -> str:
@@ -137,7 +145,7 @@ def top(
 @app.command()
 def explain(job: JobArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Say what a job has, why it has it, and what other sizes would bring."""
-    store = _store(config)
+    store, defaults = _open(config)
     found = store.explain(job)
     if found is None:
         raise PolluxError(
@@ -146,7 +154,7 @@ def explain(job: JobArgument, config: ConfigOption = None, as_json: JsonOption =
         )
     moves = move_rows(store, job)
     row = job_row(found.job, sum(m["total_s"] or 0.0 for m in moves), time.time())
-    settings = fair.document(store.settings())
+    settings = fair.document(store.settings(defaults))
     sizes = explaining.sizes(found)
     if as_json:
         decision = explaining.decision(found)
@@ -233,8 +241,7 @@ def audit_log(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     )
 
 
-def _show_fairness(store: Store, as_json: bool) -> None:
-    settings = store.settings()
+def _show_fairness(settings: Settings, as_json: bool) -> None:
     if as_json:
         emit_json(fair.document(settings))
     else:
@@ -244,11 +251,12 @@ def _show_fairness(store: Store, as_json: bool) -> None:
 @fairness_app.command("get")
 def fairness_get(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Show power and weights."""
-    _show_fairness(_store(config), as_json)
+    store, defaults = _open(config)
+    _show_fairness(store.settings(defaults), as_json)
 
 
 @fairness_app.command("set")
-def fairness_set(  # noqa: PLR0917 - typer passes options by position of none
+def fairness_set(
     config: ConfigOption = None,
     power: Annotated[
         str | None,
@@ -280,15 +288,15 @@ def fairness_set(  # noqa: PLR0917 - typer passes options by position of none
         wanted["partial_nodes"] = partial_nodes
     fair.parse_weights(account or (), {}, "account")
     fair.parse_weights(user or (), {}, "user")
-    store = _store(config)
-    settings = store.settings()
+    store, defaults = _open(config)
+    settings = store.settings(defaults)
     if account:
         wanted["account_weights"] = fair.parse_weights(account, settings.account_weights, "account")
     if user:
         wanted["user_weights"] = fair.parse_weights(user, settings.user_weights, "user")
     for name, value in wanted.items():
         _set(store, name, value)
-    _show_fairness(store, as_json)
+    _show_fairness(store.settings(defaults), as_json)
 
 
 def main() -> None:
@@ -309,7 +317,8 @@ def main() -> None:
         if explain_itself is None:
             raise
         failure, code = explain_itself(), 2
-    print("polluxctl: " + " ".join(failure.split()), file=sys.stderr)
+    faults = [" ".join(line.split()) for line in failure.splitlines() if line.strip()]
+    print("polluxctl: " + "; ".join(faults), file=sys.stderr)
     sys.exit(code)
 
 

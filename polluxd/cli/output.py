@@ -115,7 +115,7 @@ def table(rows: Sequence[Row], columns: Sequence[Column], width: int, title: str
     return made
 
 
-def jsonable(value: Any) -> Any:  # noqa: PLR0911 - one case, one return
+def jsonable(value: Any) -> Any:
     """A value that JSON can carry: no NaN or infinity, enumerations by value, times as POSIX seconds."""
     if isinstance(value, Enum):
         return value.value

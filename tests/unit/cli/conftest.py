@@ -1,0 +1,176 @@
+"""A store in memory for the commands, and a way to run polluxctl in this process."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
+from polluxd.cli import ctl
+from polluxd.model import (
+    Allocation,
+    JobSpec,
+    Placement,
+    Reallocation,
+    Report,
+    Settings,
+    Step,
+)
+from polluxd.store import CycleView, Explanation, JobView, Leader, SettingChange
+
+NOW = 1_700_000_000.0
+
+REPORT = Report(
+    attempt=1,
+    at=NOW - 5,
+    limits=BatchLimits(64, 1024, 8, 256),
+    params=ThroughputParams(0.05, 0.001, 0.02, 0.0, 0.05, 0.0, 1.5),
+    noise=NoiseScale(1.0, 4.0),
+    explored_gpus=4,
+    explored_nodes=1,
+    gpus=4,
+    nodes=1,
+    batch_size=256,
+    goodput=1234.5678,
+    throughput=1500.0,
+    progress=50.0,
+    target=200.0,
+    lr_factor=1.9,
+)
+
+VIEW = JobView(
+    job_id=7,
+    name="resnet",
+    user="ada",
+    account="vision",
+    partition="main",
+    state="RUNNING",
+    slurm_reason="None",
+    attempt=1,
+    spec=JobSpec(min_gpus=1, max_gpus=8),
+    nodes=("n1",),
+    gpus=4,
+    submitted_at=NOW - 100,
+    started_at=NOW - 40,
+    ended_at=None,
+    reported_at=NOW - 5,
+    batch_size=256,
+    goodput=1234.5678,
+    throughput=1500.0,
+    progress=50.0,
+    target=200.0,
+    epoch=2.5,
+    checkpointed=True,
+    speedup=1.25,
+    decision_reason="grows from 2 to 4 GPUs: the marginal GPU helps it most",
+    cycle_id=42,
+    reallocations=1,
+    move_path="requeue",
+    move_step="training",
+    move_reason="grows",
+    move_detail="",
+)
+
+MOVE = Reallocation(
+    id=3,
+    job_id=7,
+    attempt=0,
+    path="requeue",
+    source=Placement(("n1",), 2),
+    target=Placement(("n1",), 4),
+    reason="grows from 2 to 4 GPUs",
+    step=Step.TRAINING,
+    times={Step.PLANNED: NOW - 50.0, Step.DRAINING: NOW - 49.9, Step.TRAINING: NOW - 40.0},
+)
+
+
+@dataclass
+class MemoryStore:
+    """What the commands ask of the real store, from lists."""
+
+    cluster: str = "dev"
+    views: list[JobView] = field(default_factory=lambda: [VIEW])
+    moves: list[Reallocation] = field(default_factory=lambda: [MOVE])
+    report: Report | None = REPORT
+    current: Settings = field(default_factory=Settings)
+    changes: list[SettingChange] = field(default_factory=list)
+
+    def jobs_view(self, *, ended: bool = True) -> list[JobView]:
+        return [v for v in self.views if ended or v.ended_at is None]
+
+    def explain(self, job_id: int) -> Explanation | None:
+        view = next((v for v in self.views if v.job_id == job_id), None)
+        if view is None:
+            return None
+        placed = Allocation(
+            job_id, Placement(("n1",), 4), 1300.0, 1.25, 256, True, view.decision_reason or ""
+        )
+        return Explanation(view, self.report, placed, self.latest_cycle(), tuple(self.reallocations(job_id)))
+
+    def reallocations(self, job_id: int | None = None) -> list[Reallocation]:
+        return [m for m in self.moves if job_id in (None, m.job_id)]
+
+    def reallocation_costs(self, job_id: int | None = None) -> list[dict[str, Any]]:
+        return [
+            {
+                "id": m.id,
+                "job_id": m.job_id,
+                "total_s": 9.0,
+                "drained_s": 0.9,
+                "steps": {"stop": 1.0, "start": 8.0},
+            }
+            for m in self.reallocations(job_id)
+            if m.step is Step.TRAINING
+        ]
+
+    def open_reallocations(self) -> list[Reallocation]:
+        return [m for m in self.moves if not m.step.terminal]
+
+    def settings(self, defaults: Settings | None = None) -> Settings:
+        return self.current
+
+    def set_setting(self, name: str, value: Any, who: str) -> None:
+        before = getattr(self.current, name)
+        self.current = replace(self.current, **{name: -math.inf if value == "-inf" else value})
+        self.changes.insert(0, SettingChange(NOW, who, name, before, value))
+
+    def setting_audit(self) -> list[SettingChange]:
+        return self.changes
+
+    def leader(self) -> Leader | None:
+        return Leader(5, "host:123", NOW - 500, True)
+
+    def latest_cycle(self) -> CycleView | None:
+        return CycleView(42, 5, "enforce", NOW - 7, "", 0.81, 0.82, 0.0122, "counts", {"decide_s": 0.01})
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
+    made = MemoryStore()
+    monkeypatch.setattr(ctl, "_open", lambda _config: (made, Settings()))
+    return made
+
+
+@dataclass(frozen=True)
+class Said:
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def polluxctl(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Any:
+    """`polluxctl("jobs", "--json")` runs the command as the entry point does."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words: str) -> Said:
+        monkeypatch.setattr("sys.argv", ["polluxctl", *words])
+        with pytest.raises(SystemExit) as end:
+            ctl.main()
+        said = capfd.readouterr()
+        return Said(int(end.value.code or 0), said.out, said.err)
+
+    return run

@@ -1,0 +1,239 @@
+"""polluxctl as people and scripts meet it: output, JSON, exit status, one line of error."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from polluxd.cli import ctl
+from polluxd.errors import StoreUnavailable
+from polluxd.model import NO_PLACEMENT, Placement, Reallocation, Step
+
+
+def test_jobs_prints_a_line_per_job_that_lives(store, polluxctl):
+    store.views.append(
+        replace(store.views[0], job_id=8, name="done-job", state="COMPLETED", ended_at=1.0, gpus=0)
+    )
+    said = polluxctl("jobs")
+    assert said.status == 0
+    assert "resnet" in said.out
+    assert "grows from 2 to 4 GPUs" in said.out
+    assert "done-job" not in said.out
+    assert "done-job" in polluxctl("jobs", "--all").out
+
+
+def test_jobs_json_is_unrounded_and_keeps_every_column(store, polluxctl):
+    (job,) = json.loads(polluxctl("jobs", "--json").out)
+    assert job["goodput"] == 1234.5678
+    assert job["progress"] == pytest.approx(0.25)
+    assert job["nodes"] == "n1"
+    assert set(job) == {column.key for column in ctl.JOB_COLUMNS}
+
+
+def test_jobs_of_one_user(store, polluxctl):
+    store.views.append(replace(store.views[0], job_id=9, user="bob"))
+    assert [j["job_id"] for j in json.loads(polluxctl("jobs", "-u", "bob", "--json").out)] == [9]
+
+
+def test_what_a_waiting_job_once_reported_is_not_shown_as_current(store, polluxctl):
+    store.views[0] = replace(store.views[0], state="PENDING", gpus=0, nodes=())
+    (job,) = json.loads(polluxctl("jobs", "--json").out)
+    assert job["goodput"] is None
+    assert job["batch_size"] is None
+
+
+def test_no_jobs_is_said_in_words_and_as_an_empty_list(store, polluxctl):
+    store.views.clear()
+    assert polluxctl("jobs").out == "no Pollux jobs\n"
+    assert json.loads(polluxctl("jobs", "--json").out) == []
+
+
+@pytest.mark.parametrize("width", ["40", "60", "80", "120"])
+def test_no_line_is_wider_than_the_terminal(store, polluxctl, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", width)
+    lines = polluxctl("jobs").out.splitlines()
+    assert len(lines) == 2  # a header and a job: nothing wraps
+    assert max(len(line.rstrip()) for line in lines) <= int(width)
+    assert "7" in lines[1]
+
+
+def test_no_color_gives_no_escapes(store, polluxctl, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in polluxctl("jobs").out
+
+
+def test_top_prints_once_where_there_is_no_terminal(store, polluxctl):
+    said = polluxctl("top")
+    assert "enforce" in said.out
+    assert "1 running, 0 waiting, 4 GPUs held" in said.out
+    assert "resnet" in said.out
+    both = json.loads(polluxctl("top", "--json").out)
+    assert both["status"]["cycle"] == 42
+    assert both["jobs"][0]["job_id"] == 7
+
+
+def test_explain_tells_decision_measurements_sizes_and_moves(store, polluxctl):
+    said = polluxctl("explain", "7")
+    assert said.status == 0
+    for part in (
+        "Job 7 (resnet) of ada: running, holds 4 GPUs on n1.",
+        "(cycle 42): grows from 2 to 4 GPUs",
+        "Gradient noise scale: 256 examples.",
+        "batch size 256 (submitted with 64)",
+        "Re-allocated 1 times; 9s lost to it.",
+        "What other sizes would bring",
+        "a guess: measured up to 4 GPUs only",
+        "n1:2",
+    ):
+        assert part in said.out
+
+
+def test_explained_sizes_come_from_the_jobs_own_fit(store, polluxctl):
+    found = json.loads(polluxctl("explain", "7", "--json").out)
+    by_gpus = {row["gpus"]: row for row in found["sizes"]}
+    assert by_gpus[4]["relative"] == pytest.approx(1.0)
+    assert by_gpus[4]["note"] == "now"
+    assert by_gpus[1]["goodput"] < by_gpus[2]["goodput"] < by_gpus[4]["goodput"]
+    assert max(by_gpus) == 8  # its own max-gpus
+    assert found["decision"]["placement"] == "n1:4"
+    assert found["reallocations"][0]["total_s"] == 9.0
+
+
+def test_explain_says_so_when_a_job_never_reported(store, polluxctl):
+    store.report = None
+    store.views[0] = replace(store.views[0], goodput=None, batch_size=None)
+    assert "It has not reported yet" in polluxctl("explain", "7").out
+
+
+def test_explain_tells_a_move_under_way_and_a_failed_one(store, polluxctl):
+    store.views[0] = replace(store.views[0], move_step="draining", move_reason="shrinks for job 8")
+    assert "Moving now, step draining: shrinks for job 8" in polluxctl("explain", "7").out
+    store.views[0] = replace(store.views[0], move_step="failed", move_detail="node n3 went down")
+    assert "Its last move failed: node n3 went down" in polluxctl("explain", "7").out
+
+
+def test_explain_of_an_unknown_job_is_one_line_and_status_1(store, polluxctl):
+    said = polluxctl("explain", "99")
+    assert said.status == 1
+    assert said.out == ""
+    assert said.err.startswith("polluxctl: job 99 is not known to polluxd")
+    assert said.err.count("\n") == 1
+
+
+def test_reallocations_of_one_job_or_all(store, polluxctl):
+    parked = Reallocation(
+        *(4, 8, 2, "park", Placement(("n2", "n3"), 4), NO_PLACEMENT, "makes room", Step.DRAINING),
+        times={Step.PLANNED: 1.0, Step.DRAINING: 2.0},
+    )
+    store.moves.append(parked)
+    said = polluxctl("reallocations")
+    assert "n2:4,n3:4" in said.out
+    assert "draining" in said.out
+    (move,) = json.loads(polluxctl("reallocations", "8", "--json").out)
+    assert (move["from"], move["to"], move["total_s"]) == ("n2:4,n3:4", "none", None)
+    assert polluxctl("reallocations", "12345").out == "no re-allocations\n"
+
+
+def test_pause_and_resume_are_durable_and_audited(store, polluxctl, monkeypatch):
+    monkeypatch.setenv("SUDO_USER", "grace")
+    assert polluxctl("pause").status == 0
+    assert store.current.paused is True
+    assert "PAUSED" in polluxctl("top").out
+    assert "paused: nothing moves" in polluxctl("explain", "7").out
+    assert polluxctl("resume").out == "resumed\n"
+    assert store.current.paused is False
+    changes = json.loads(polluxctl("log", "--json").out)
+    assert [(c["name"], c["from"], c["to"]) for c in changes] == [
+        ("paused", True, False),
+        ("paused", False, True),
+    ]
+    assert changes[0]["who"].startswith("grace@")
+
+
+def test_fairness_set_checks_everything_before_it_changes_anything(store, polluxctl):
+    said = polluxctl("fairness", "set", "--power", "-2", "--account", "vision=zero")
+    assert said.status == 2
+    assert "account weights are NAME=WEIGHT" in said.err
+    assert store.changes == []
+
+
+def test_fairness_set_merges_weights_and_shows_the_result(store, polluxctl):
+    store.current = replace(store.current, account_weights={"vision": 2.0, "nlp": 3.0})
+    words = ("--power", "max-min", "--account", "vision=1", "--account", "bio=0.5", "--user", "ada=4")
+    said = polluxctl("fairness", "set", *words, "--json")
+    assert json.loads(said.out) == {
+        "power": "-inf",
+        "account_weights": {"bio": 0.5, "nlp": 3.0},
+        "user_weights": {"ada": 4.0},
+        "paused": False,
+        "partial_nodes": False,
+    }
+    assert store.current.power == -math.inf
+    assert "max-min" in polluxctl("fairness", "get").out
+
+
+def test_fairness_set_with_nothing_to_set_is_refused(store, polluxctl):
+    said = polluxctl("fairness", "set")
+    assert said.status == 2
+    assert "nothing to set" in said.err
+
+
+def test_status_in_words_and_json(store, polluxctl):
+    said = polluxctl("status")
+    assert "1.22 %" in said.out
+    assert "host:123" in said.out
+    assert json.loads(polluxctl("status", "--json").out)["mode"] == "enforce"
+
+
+def test_a_database_that_is_down_is_one_line_and_status_1(store, polluxctl, monkeypatch):
+    def fail(**_: object) -> None:
+        raise StoreUnavailable("Postgres at db:5432 does not answer\n  connection refused")
+
+    monkeypatch.setattr(store, "jobs_view", fail)
+    said = polluxctl("jobs")
+    assert said.status == 1
+    assert said.err == "polluxctl: Postgres at db:5432 does not answer; connection refused\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("frobnicate",), "No such command 'frobnicate'"),
+        (("jobs", "--colour"), "--colour"),
+        (("explain", "seven"), "valid integer"),
+        (("explain",), "JOB"),
+    ],
+)
+def test_a_wrong_call_is_one_line_and_status_2(store, polluxctl, words, told):
+    said = polluxctl(*words)
+    assert said.status == 2
+    assert told in said.err
+    assert said.err.startswith("polluxctl: ")
+    assert said.err.count("\n") == 1
+
+
+def test_a_missing_configuration_is_one_line_that_names_it(polluxctl, tmp_path):
+    said = polluxctl("jobs", "--config", str(tmp_path / "absent.toml"))
+    assert said.status == 2
+    assert "absent.toml" in said.err
+    assert said.err.count("\n") == 1
+
+
+def test_help_lists_every_command(polluxctl):
+    said = polluxctl("--help")
+    assert said.status == 0
+    for command in (
+        "jobs",
+        "top",
+        "explain",
+        "fairness",
+        "pause",
+        "resume",
+        "reallocations",
+        "status",
+        "log",
+    ):
+        assert f"  {command} " in said.out

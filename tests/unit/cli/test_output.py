@@ -1,0 +1,83 @@
+"""How values are shown, and which columns survive on a narrow terminal."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polluxd.cli.output import Column, duration, fit, jsonable, number
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0, "0s"),
+        (59.4, "59s"),
+        (59.6, "1m00s"),
+        (187, "3m07s"),
+        (7500, "2h05m"),
+        (3 * 86400 + 4 * 3600, "3d04h"),
+    ],
+)
+def test_durations(seconds, shown):
+    assert duration(seconds) == shown
+
+
+@pytest.mark.parametrize("value", [None, math.nan, math.inf])
+def test_what_is_no_duration_is_a_dash(value):
+    assert duration(value) == "-"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0, "0"),
+        (1234.5678, "1235"),
+        (1.23456, "1.23"),
+        (0.01234, "0.0123"),
+        (2.5e7, "2.50e+07"),
+        (-3.14159, "-3.14"),
+    ],
+)
+def test_numbers_to_three_digits(value, shown):
+    assert number(3)(value) == shown
+
+
+def test_what_is_no_number_is_a_dash():
+    assert number()(None) == "-"
+    assert number()(math.nan) == "-"
+
+
+COLUMNS = (
+    Column("id", "ID", right=True),
+    Column("name", "NAME", flexible=True, least=8),
+    Column("cheap", "CHEAP", rank=9),
+    Column("dear", "DEAR", rank=1),
+)
+ROW = {"id": 1, "name": "a-rather-long-name", "cheap": "c" * 20, "dear": "d" * 20}
+
+
+def test_the_cheapest_column_goes_first():
+    assert [c.key for c in fit([ROW], COLUMNS, 200)] == ["id", "name", "cheap", "dear"]
+    assert [c.key for c in fit([ROW], COLUMNS, 40)] == ["id", "name", "dear"]
+    assert [c.key for c in fit([ROW], COLUMNS, 15)] == ["id", "name"]
+
+
+@given(st.integers(1, 200))
+def test_dear_columns_stay_and_order_is_kept(width):
+    kept = [c.key for c in fit([ROW], COLUMNS, width)]
+    assert kept[:2] == ["id", "name"]
+    assert kept == [c.key for c in COLUMNS if c.key in kept]
+
+
+def test_json_has_no_nan_and_no_surprises():
+    at = datetime(2024, 1, 1, tzinfo=UTC)
+    assert jsonable({"a": math.nan, "b": (1, -math.inf), 3: at}) == {
+        "a": None,
+        "b": [1, None],
+        "3": at.timestamp(),
+    }

@@ -1,0 +1,72 @@
+"""The sizes of the plain-Slurm comparison follow the paper's rule, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from contrib.demo.plain import VALID, linear_fractions, shapes, tuned_size, tuned_sizes
+from contrib.demo.workload import Training, Workload
+
+WORK = Workload(nodes=4, gpus_per_node=4, limit_s=300.0)
+
+
+def training(**changes):
+    base = {
+        "name": "t",
+        "script": "t.py",
+        "arrive_s": 0.0,
+        "epochs": 10.0,
+        "batch_size": 64,
+        "max_batch_size": 2048,
+        "per_gpu": (8, 128),
+        "lr": 0.1,
+        "alpha_s": 0.02,
+        "beta_s": 0.002,
+        "sync_local_s": 0.02,
+        "sync_node_s": 0.06,
+    }
+    return Training(**(base | changes))
+
+
+def test_users_may_ask_for_part_of_a_node_or_for_whole_ones():
+    assert list(shapes(WORK)) == [(1, 1), (1, 2), (1, 3), (1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+@pytest.mark.parametrize("phi", [100.0, 1000.0])
+def test_the_chosen_count_keeps_half_to_four_fifths_of_linear_scaling(phi):
+    job = training()
+    size = tuned_size(job, phi, WORK)
+    fraction = linear_fractions(job, phi, WORK)[size.nodes, size.gpus_per_node]
+    assert VALID[0] <= fraction <= VALID[1]
+
+
+def test_a_noisier_gradient_earns_more_gpus_and_a_larger_batch():
+    quiet, noisy = tuned_size(training(), 50.0, WORK), tuned_size(training(), 5000.0, WORK)
+    assert quiet.gpus < noisy.gpus
+    assert quiet.batch_size < noisy.batch_size
+
+
+def test_a_larger_batch_trains_longer_at_a_higher_rate():
+    size = tuned_size(training(), 200.0, WORK)
+    assert size.batch_size > 64
+    scale = size.batch_size / 64
+    assert size.epochs == pytest.approx(10.0 * (200 + size.batch_size) / (200 + 64))
+    assert 0.1 < size.lr < 0.1 * scale
+    # AdaScale: steps of M0 examples that one step is worth, so epochs x gain = epochs0 x scale.
+    assert size.epochs * size.lr / 0.1 == pytest.approx(10.0 * scale)
+
+
+def test_a_job_that_is_not_adaptive_keeps_batch_size_epochs_and_rate():
+    size = tuned_size(training(adaptive=False), None, WORK)
+    assert (size.batch_size, size.epochs, size.lr) == (64, 10.0, 0.1)
+
+
+def test_limits_on_gpus_hold():
+    assert tuned_size(training(max_gpus=2), 5000.0, WORK).gpus <= 2
+    assert tuned_size(training(min_gpus=8), 50.0, WORK).gpus >= 8
+
+
+def test_an_unmeasured_noise_scale_is_an_error_not_a_guess():
+    work = Workload(4, 4, 300.0, (training(),))
+    with pytest.raises(KeyError):
+        tuned_sizes(work, {})
