@@ -1,0 +1,91 @@
+"""Which nodes a job may use, and the parts of the cluster that decide apart from one another.
+
+Two jobs compete when some node could hold either. Partitions that share no node, directly or through others,
+never compete: each such domain is solved by itself, which is exact, since the objective is a sum over jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from polluxd.model import Job, Node, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """Nodes, and the jobs that compete for them; both in a fixed order."""
+
+    nodes: tuple[Node, ...]
+    jobs: tuple[Job, ...]
+
+    @property
+    def capacity(self) -> int:
+        """GPUs that our jobs may hold here."""
+        return sum(n.capacity for n in self.nodes)
+
+    @property
+    def gpus_per_node(self) -> int:
+        """The usual size of a node: the most common one, the larger on a tie; at least 1."""
+        sizes = [n.gpus for n in self.nodes if n.gpus > 0]
+        return max(set(sizes), key=lambda g: (sizes.count(g), g), default=1)
+
+
+def partitions_of(job: Job) -> frozenset[str]:
+    """The partitions that the job may run in; Slurm lists several with commas."""
+    return frozenset(p for p in job.partition.split(",") if p)
+
+
+def eligible(partitions: frozenset[str], node: Node) -> bool:
+    """Whether a job of these partitions may use the node. A node that names no partition is open to all."""
+    return not node.partitions or not partitions or not partitions.isdisjoint(node.partitions)
+
+
+def split(snapshot: Snapshot) -> list[Domain]:
+    """The snapshot's domains, in order of their first node's name; jobs without any node come last."""
+    nodes = sorted(snapshot.nodes, key=lambda n: n.name)
+    jobs = sorted(snapshot.jobs, key=lambda j: j.job_id)
+    wanted = {partitions_of(j) for j in jobs}
+    group = _Groups()
+    # Everything that is open to all joins everything else.
+    open_to_all = any(not n.partitions for n in nodes) or frozenset() in wanted
+    if open_to_all:
+        group.join([*(p for n in nodes for p in n.partitions), *(p for w in wanted for p in w), ""])
+    for names in [*(n.partitions for n in nodes), *wanted]:
+        group.join(names)
+    members: dict[str, tuple[list[Node], list[Job]]] = {}
+    for node in nodes:
+        members.setdefault(group.of(node.partitions), ([], []))[0].append(node)
+    for job in jobs:
+        members.setdefault(group.of(partitions_of(job)), ([], []))[1].append(job)
+    return [Domain(tuple(ns), tuple(js)) for ns, js in members.values() if js]
+
+
+class _Groups:
+    """Disjoint sets of partition names."""
+
+    def __init__(self) -> None:
+        self._parent: dict[str, str] = {}
+
+    def _root(self, name: str) -> str:
+        parent = self._parent.setdefault(name, name)
+        if parent != name:
+            parent = self._parent[name] = self._root(parent)
+        return parent
+
+    def join(self, names: Iterable[str]) -> None:
+        roots = sorted({self._root(n) for n in names})
+        for root in roots[1:]:
+            self._parent[root] = roots[0]
+
+    def of(self, names: Iterable[str]) -> str:
+        return self._root(min(names, default=""))
+
+
+def classes(nodes: Sequence[Node]) -> dict[tuple[str, int], list[int]]:
+    """Node numbers by (GPU type, size): a multi-node placement stays within one class."""
+    found: dict[tuple[str, int], list[int]] = {}
+    for number, node in enumerate(nodes):
+        if node.gpus > 0:
+            found.setdefault((node.gpu_type, node.gpus), []).append(number)
+    return found

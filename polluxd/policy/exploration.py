@@ -1,0 +1,17 @@
+"""How far a job may grow beyond what it was ever measured on (Pollux, section 4.1: prior-driven exploration).
+
+Unmeasured terms of the model sit at their optimistic bound, so an unchecked job would leap to the whole cluster
+on a guess. It may hold at most twice the most GPUs it was measured on; min-gpus lifts that cap.
+"""
+
+from __future__ import annotations
+
+from polluxd.model import Job
+
+GROWTH = 2
+
+
+def cap(job: Job) -> int:
+    """The most GPUs that the job's measurements justify; what it asks for at least is always granted."""
+    explored = job.report.explored_gpus if job.report is not None else 0
+    return max(GROWTH * explored, job.spec.min_gpus, 1)

@@ -1,0 +1,116 @@
+"""Which shapes a job may be given now, and why there may never be one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from polluxd.model import Job, JobSpec, Node, Settings
+from polluxd.policy import exploration
+from polluxd.policy.domains import Domain, eligible, partitions_of
+from polluxd.policy.shapes import Shape, available, bare
+
+NOTHING = Shape(0, 0)
+
+
+def present(job: Job) -> Shape:
+    """The shape of what the job holds."""
+    return Shape(len(job.placement.nodes), job.placement.gpus_per_node)
+
+
+def is_pinned(job: Job) -> bool:
+    """Whether this plan must leave the job as it is."""
+    return job.pinned or (bool(job.placement) and not job.spec.preemptible)
+
+
+class Offers:
+    """Shapes per job over one domain; jobs of equal demands share the work."""
+
+    def __init__(self, domain: Domain, settings: Settings) -> None:
+        self._nodes = domain.nodes
+        self._by_name = {n.name: n for n in domain.nodes}
+        self._partial = settings.partial_nodes
+        self._eligible: dict[frozenset[str], list[Node]] = {}
+        self._known: dict[tuple[object, ...], list[Shape]] = {}
+
+    def nodes(self, job: Job) -> list[Node]:
+        """Nodes that the job's partitions allow, in or out of service."""
+        partitions = partitions_of(job)
+        if partitions not in self._eligible:
+            self._eligible[partitions] = [n for n in self._nodes if eligible(partitions, n)]
+        return self._eligible[partitions]
+
+    def may_stay(self, job: Job) -> bool:
+        """Whether what the job holds can stay: nodes in service, in its partition, with GPUs left to us."""
+        partitions = partitions_of(job)
+        held = [self._by_name.get(name) for name in job.placement.nodes]
+        return bool(held) and all(
+            n is not None and n.capacity >= job.placement.gpus_per_node and eligible(partitions, n)
+            for n in held
+        )
+
+    def shapes(self, job: Job, *, stays: bool) -> list[Shape]:
+        """Shapes that the job may be given; the present one too if it can stay, whatever was measured."""
+        spec, most = job.spec, exploration.cap(job)
+        found = self._between(job, spec.min_gpus, most if spec.max_gpus is None else min(most, spec.max_gpus))
+        if not found:
+            # The least that is possible from min-gpus up (a whole node more) is granted like min-gpus itself.
+            larger = self._between(job, spec.min_gpus, spec.max_gpus)
+            found = [s for s in larger if s.gpus == larger[0].gpus]
+        now = present(job)
+        if stays and now not in found:
+            return sorted([*found, now], key=lambda s: (s.gpus, s.nodes))
+        return found
+
+    def _between(self, job: Job, lowest: int, highest: int | None) -> list[Shape]:
+        key = (partitions_of(job), job.spec.cpus_per_gpu, lowest, highest)
+        if key not in self._known:
+            self._known[key] = available(
+                self.nodes(job),
+                job.spec.cpus_per_gpu,
+                partial=self._partial,
+                lowest=lowest,
+                highest=highest,
+            )
+        return self._known[key]
+
+    def why_none(self, job: Job) -> str:
+        """For a job without shapes: why, and whether it could ever run (`infeasible:`) or must wait (`waits:`)."""
+        spec, nodes = job.spec, self.nodes(job)
+        where = f"partition {job.partition}" if job.partition else "the cluster"
+        if not nodes:
+            return f"infeasible: no node of {where} is known; check the partition's name and its nodes"
+        if spec.max_gpus is not None and spec.max_gpus < spec.min_gpus:
+            return f"infeasible: max-gpus={spec.max_gpus} is below min-gpus={spec.min_gpus}"
+        ever = available([bare(n) for n in nodes], spec.cpus_per_gpu, partial=self._partial)
+        top = max((s.gpus for s in ever), default=0)
+        if top < spec.min_gpus:
+            return _too_large(spec, where, top, sum(n.gpus for n in nodes))
+        if not any(spec.min_gpus <= s.gpus <= (spec.max_gpus or top) for s in ever):
+            return (
+                f"infeasible: no placement has between {spec.min_gpus} and {spec.max_gpus} GPUs: beyond one "
+                "node, jobs get whole nodes; change min-gpus or max-gpus"
+            )
+        return (
+            f"waits: needs {spec.min_gpus} GPUs at once, and too few nodes of {where} are in service "
+            "and free of other jobs"
+        )
+
+
+def _too_large(spec: JobSpec, where: str, top: int, total: int) -> str:
+    hint = "lower min-gpus"
+    if top < total:
+        hint += f", or cpus-per-gpu={spec.cpus_per_gpu}: CPUs run out before GPUs"
+    return f"infeasible: min-gpus={spec.min_gpus}, but {where} could never give more than {top} GPUs; {hint}"
+
+
+def why_no_batch(job: Job, shapes: Sequence[Shape]) -> str:
+    """For a job whose batch limits allow no batch size at any of its shapes."""
+    least = min((s.gpus for s in shapes if s.gpus), default=job.spec.min_gpus)
+    limits = job.report.limits if job.report is not None else None
+    if limits is None:
+        return f"infeasible: no batch size is possible on {least} GPUs"
+    top = limits.maximum if job.spec.adaptive else limits.initial
+    return (
+        f"infeasible: on {least} GPUs the batch size would be at least {least * limits.local_min}, "
+        f"and {top} is the most; lower min-gpus or the least batch per GPU"
+    )

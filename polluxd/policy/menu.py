@@ -1,0 +1,250 @@
+"""What each job could be given, and what that would be worth: the table that solver and placement read.
+
+Options of all jobs lie in flat arrays, job after job, so that goodput, speedup and utility come from one
+vectorised pass over jobs and configurations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pollux.goodput import Goodput, optimize_pairs, pack
+from polluxd.model import Job, Settings
+from polluxd.policy import fairness, objective
+from polluxd.policy.domains import Domain
+from polluxd.policy.feasible import NOTHING, Offers, is_pinned, present, why_no_batch
+from polluxd.policy.shapes import Shape
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+_MOST_SPEEDUP = 1e9  # more than any cluster has GPUs: what is above is an absurd fit, and must not overflow
+
+
+@dataclass(frozen=True)
+class Menu:
+    """Options of the jobs that take part; `start` [J + 1] delimits each job's in the arrays of [O].
+
+    A job's first option is to have nothing, unless it is pinned: then its one option is what it holds.
+    """
+
+    jobs: tuple[Job, ...]
+    shares: tuple[fairness.FairShare, ...]
+    gpus_per_node: int
+    start: Ints
+    nodes: Ints
+    per_node: Ints
+    goodput: Floats
+    batch_size: Ints
+    speedup: Floats
+    kept: Bools
+    """[O]: the shape that the job holds now, where it can stay as it is."""
+    factor: Floats
+    """[J]: what a move multiplies the speedup by."""
+    weight: Floats
+    """[J], averaging 1."""
+    stay: Floats
+    """[O]: utility of the option where the job does not move."""
+    move: Floats
+    """[O]: utility where it does."""
+    absent: tuple[tuple[Job, str], ...]
+    """Jobs that cannot be given anything, and why."""
+
+    @cached_property
+    def gpus(self) -> Ints:
+        return self.nodes * self.per_node
+
+    @cached_property
+    def owner(self) -> Ints:
+        """[O]: the job's number."""
+        return np.repeat(np.arange(len(self.jobs)), np.diff(self.start))
+
+    @cached_property
+    def value(self) -> Floats:
+        """[O]: utility as the count solver sees it: a present shape stays in place."""
+        return np.where(self.kept, self.stay, self.move)
+
+    @cached_property
+    def pinned(self) -> Bools:
+        """[J]"""
+        return np.array([is_pinned(j) for j in self.jobs], dtype=np.bool_)
+
+    def options(self, j: int) -> range:
+        return range(int(self.start[j]), int(self.start[j + 1]))
+
+    def shape(self, option: int) -> Shape:
+        return Shape(int(self.nodes[option]), int(self.per_node[option]))
+
+    def x(self, options: Ints, moved: Bools) -> Floats:
+        """[J]: the objective's x of one option per job, given which jobs move."""
+        x = self.speedup[options] / self.gpus_per_node
+        return np.where(moved, x * self.factor, x)
+
+
+def build(domain: Domain, settings: Settings) -> Menu:
+    """The menu of one domain. Jobs that cannot be given anything now are left out, with the reason."""
+    offers = Offers(domain, settings)
+    listed: list[Job] = []
+    shapes: list[list[Shape]] = []
+    stays: list[bool] = []
+    absent: list[tuple[Job, str]] = []
+    for job in domain.jobs:
+        if is_pinned(job):
+            shapes.append([present(job)])
+            stays.append(True)
+        else:
+            stay = offers.may_stay(job)
+            found = offers.shapes(job, stays=stay)
+            if not found and job.placement:
+                # Nothing can be offered in exchange for what it holds: it is left alone.
+                shapes.append([present(job)])
+                stays.append(True)
+                job = replace(job, pinned=True, pin_reason=offers.why_none(job))  # noqa: PLW2901
+            elif not found:
+                absent.append((job, offers.why_none(job)))
+                continue
+            else:
+                shapes.append([NOTHING, *found])
+                stays.append(stay or not job.placement)
+        listed.append(job)
+    return _evaluate(domain, settings, _Listing(listed, shapes, stays, absent))
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """Jobs with their shapes, before anything is known of their worth."""
+
+    jobs: list[Job]
+    shapes: list[list[Shape]]
+    stays: list[bool]
+    absent: list[tuple[Job, str]]
+
+
+def _evaluate(domain: Domain, settings: Settings, listing: _Listing) -> Menu:
+    """Goodput, speedup and utility of every option; jobs with no feasible batch size drop out."""
+    size, count = domain.gpus_per_node, len(listing.jobs)
+    shares = [fairness.fair_share(domain.capacity, count, size, job) for job in listing.jobs]
+    nodes, gpus, owner, is_share = _rows(listing.shapes, shares)
+    goodput, batch = _goodput(listing.jobs, owner, nodes, gpus)
+
+    now = np.array([present(j) for j in listing.jobs], dtype=np.int64).reshape(-1, 2)
+    per_node = gpus // np.maximum(nodes, 1)
+    kept = np.array(listing.stays, dtype=np.bool_)[owner]
+    kept &= (nodes == now[owner, 0]) & (per_node == now[owner, 1]) & ~is_share
+
+    pinned = np.array([is_pinned(j) for j in listing.jobs], dtype=np.bool_)
+    best = np.zeros(count)
+    np.maximum.at(best, owner[~is_share], goodput[~is_share])
+    hopeless = ~pinned & (best <= 0)
+    # A running job without any feasible batch size is left where it is: its own agent knows better.
+    stuck = hopeless & (now[:, 0] > 0) & np.array(listing.stays, dtype=np.bool_)
+    gone = hopeless & ~stuck
+    why = {j: why_no_batch(listing.jobs[j], listing.shapes[j]) for j in np.flatnonzero(hopeless).tolist()}
+    offered = (gpus == 0) | (goodput > 0) | pinned[owner]
+    row = np.flatnonzero(~is_share & ~gone[owner] & np.where(stuck[owner], kept, offered))
+    present_jobs = np.flatnonzero(~gone).tolist()
+    jobs = tuple(
+        replace(listing.jobs[j], pinned=True, pin_reason=why[j]) if stuck[j] else listing.jobs[j]
+        for j in present_jobs
+    )
+    job_of = (np.cumsum(~gone) - 1)[owner[row]]
+    start = np.searchsorted(job_of, np.arange(len(jobs) + 1))
+    fair = _fair_goodput(goodput, gpus, owner, is_share, count)
+    with np.errstate(over="ignore"):
+        speedup = np.minimum((goodput / fair[owner])[row], _MOST_SPEEDUP)
+    weight = np.array([fairness.weight(j, settings) for j in jobs], dtype=np.float64)
+    weight = weight / weight.mean() if jobs else weight
+    factor = np.array([fairness.reallocation_factor(j) for j in jobs], dtype=np.float64)
+
+    x, w = speedup / size, weight[job_of]
+    moved = x * factor[job_of]
+    level = 0.0
+    if settings.power <= objective.GENTLE and jobs:
+        held = int(gpus[row][start[:-1]].sum())
+        offer = max(domain.capacity, held)
+        level = objective.worst_level(np.where(kept[row], x, moved), w, gpus[row], start, offer)
+    return Menu(
+        jobs=jobs,
+        shares=tuple(shares[j] for j in present_jobs),
+        gpus_per_node=size,
+        start=start,
+        nodes=nodes[row],
+        per_node=per_node[row],
+        goodput=goodput[row],
+        batch_size=batch[row],
+        speedup=speedup,
+        kept=kept[row],
+        factor=factor,
+        weight=weight,
+        stay=objective.utilities(x, w, settings.power, level=level, jobs=len(jobs)),
+        move=objective.utilities(moved, w, settings.power, level=level, jobs=len(jobs)),
+        absent=(*listing.absent, *((listing.jobs[j], why[j]) for j in np.flatnonzero(gone).tolist())),
+    )
+
+
+def _rows(
+    shapes: Sequence[Sequence[Shape]], shares: Sequence[fairness.FairShare]
+) -> tuple[Ints, Ints, Ints, Bools]:
+    """Nodes, GPUs and job of every configuration to evaluate: each job's fair share, then its options."""
+    flat = [
+        pair
+        for own, share in zip(shapes, shares, strict=True)
+        for pair in (share, *((s.nodes, s.gpus) for s in own))
+    ]
+    nodes, gpus = np.array(flat, dtype=np.int64).reshape(-1, 2).T
+    lengths = np.array([len(own) + 1 for own in shapes], dtype=np.int64)
+    is_share = np.zeros(nodes.size, dtype=np.bool_)
+    is_share[np.cumsum(lengths) - lengths] = True
+    return nodes, gpus, np.repeat(np.arange(len(shapes)), lengths), is_share
+
+
+def _goodput(jobs: Sequence[Job], owner: Ints, nodes: Ints, gpus: Ints) -> tuple[Floats, Ints]:
+    """Best goodput and its batch size per row. A job without a fit yet is taken to scale linearly.
+
+    Jobs whose fit and limits are the same share one evaluation.
+    """
+    known: dict[object, int] = {}
+    functions: list[Goodput] = []
+    function_of = np.full(len(jobs), -1, dtype=np.int64)
+    batch_of = np.zeros(len(jobs), dtype=np.int64)
+    for j, job in enumerate(jobs):
+        report = job.report
+        if report is None:
+            continue
+        batch_of[j] = report.limits.initial
+        if report.params is not None:
+            key = (report.params, report.noise, report.limits, job.spec.adaptive)
+            if key not in known:
+                known[key] = len(functions)
+                functions.append(Goodput(report.params, report.noise, report.limits, job.spec.adaptive))
+            function_of[j] = known[key]
+    function = function_of[owner]
+    goodput = gpus.astype(np.float64)
+    batch = np.where(gpus > 0, batch_of[owner], 0)
+    fitted = np.flatnonzero((function >= 0) & (gpus > 0))
+    if fitted.size:
+        rows = np.stack([function[fitted], nodes[fitted], gpus[fitted]])
+        distinct, back = np.unique(rows, axis=1, return_inverse=True)
+        found = optimize_pairs(pack(functions), *distinct)
+        goodput[fitted], batch[fitted] = found.goodput[back.ravel()], found.batch_size[back.ravel()]
+    return goodput, batch
+
+
+def _fair_goodput(goodput: Floats, gpus: Ints, owner: Ints, is_share: Bools, jobs: int) -> Floats:
+    """[J]: goodput on the fair share; where batch limits forbid it, the most that fits inside it, or else the least.
+
+    A job that can run nowhere gets infinity: its speedup is 0.
+    """
+    fair = goodput[is_share].copy()
+    share = gpus[is_share]
+    for j in np.flatnonzero(fair <= 0):
+        values, own = goodput[(owner == j) & ~is_share], gpus[(owner == j) & ~is_share]
+        inside = float(values[own <= share[j]].max(initial=0.0))
+        fair[j] = inside if inside > 0 else float(values[values > 0].min(initial=np.inf))
+    return fair

@@ -1,0 +1,96 @@
+"""The cluster objective: a weighted power mean of fair-share speedups (Pollux, section 4.2, equation 16).
+
+    FITNESS_p(A) = ( sum_j w_j ((x_j + 1e-3) / w_j)^p / sum_j w_j )^(1/p)        p = 0: geometric mean
+
+x_j is the job's speedup over the GPUs per node, times its re-allocation factor where it moves. The solvers add up
+`utilities`: numbers per job and option whose sum orders plans as the fitness does.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+FLOOR = 1e-3
+"""Added to every x, so that a job without GPUs does not make the mean zero (the artifact's)."""
+GENTLE = -2.0
+"""Below this power the floor of a starved job swamps float64: such jobs are counted first, apart."""
+MAX_MIN_POWER = -10.0
+"""What orders plans of equal minimum under max-min fairness."""
+
+
+def fitness(x: Floats, weight: Floats, power: float) -> float:
+    """FITNESS_p of the jobs' x [J] under weights [J]; 0 where there is no job. Computed through logarithms."""
+    if x.size == 0:
+        return 0.0
+    z = np.log((x + FLOOR) / weight)
+    if power == 0:
+        return float(np.exp(np.sum(weight * z) / np.sum(weight)))
+    if math.isinf(power):
+        return float(np.exp(z.min() if power < 0 else z.max()))
+    top = float(np.max(power * z))
+    mean = np.sum(weight * np.exp(power * z - top)) / np.sum(weight)
+    return float(np.exp((np.log(mean) + top) / power))
+
+
+def utilities(x: Floats, weight: Floats, power: float, *, level: float, jobs: int) -> Floats:
+    """A number per option [O] whose sum over jobs is to be as large as can be.
+
+    `weight` [O] averages 1 over the `jobs`. `level` is what the worst-off job can reach at best (`worst_level`);
+    only powers up to `GENTLE` use it. There, a job with nothing counts more than all the others together could
+    (lexicographic), and the rest are measured against the level, so that sums keep their digits.
+    """
+    if power > GENTLE:
+        z = (x + FLOOR) / weight
+        if power == 0:
+            return weight * np.log(z)
+        with np.errstate(over="ignore"):
+            return np.asarray(np.sign(power) * np.minimum(weight * z**power, 1e300))
+    # The plan at the level loses at most `jobs` in all: an option that loses more by itself is never part of the
+    # best plan. Such losses need only keep their order.
+    beyond = 10.0 * max(jobs, 1)
+    ratio = np.clip(x / (weight * max(level, 1e-300)), 1e-30, 1e30)
+    if math.isinf(power):
+        loss = weight * ratio**MAX_MIN_POWER
+        loss = np.where(ratio < 1.0 - 1e-9, beyond * (2.0 - ratio), loss)
+    else:
+        exponent = np.log(weight) + power * np.log(ratio)
+        loss = np.exp(np.minimum(exponent, math.log(beyond)))
+        loss *= 1.0 + 1e-5 * np.maximum(exponent - math.log(beyond), 0.0) / max(-power, 1.0)
+    starved = 20.0 * jobs * jobs
+    return -np.where(x > 0, loss, starved * (1.0 + weight))
+
+
+def worst_level(
+    x: Floats, weight: Floats, gpus: NDArray[np.int64], start: NDArray[np.int64], capacity: int
+) -> float:
+    """The largest level that as many jobs as can run at all may reach together, each with x_j / w_j at or above it.
+
+    Options are grouped by job: `start` [J + 1] delimits them in `x`, `weight` and `gpus` [O]. Counts only.
+    """
+    ratio = x / weight
+    levels = np.unique(ratio[x > 0])
+    if levels.size == 0:
+        return 0.0
+
+    def cheapest(level: float) -> Floats:
+        cost = np.where((ratio >= level) & (x > 0), gpus, np.inf)
+        return np.minimum.reduceat(cost, start[:-1])
+
+    def running(level: float) -> int:
+        cost = np.sort(cheapest(level))
+        return int(np.searchsorted(np.cumsum(cost), capacity, side="right"))
+
+    most = running(0.0)
+    low, high = 0, levels.size - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if running(float(levels[middle])) >= most:
+            low = middle
+        else:
+            high = middle - 1
+    return float(levels[low])

@@ -1,0 +1,139 @@
+"""Who sits where: a cluster's nodes being filled, with a journal to take steps back.
+
+Rules held here: no node above its GPUs or CPUs, partitions respected, several nodes only of one class (GPU type and
+size) and whole unless partial nodes are allowed, and never two multi-node jobs on one node (interference avoidance,
+Pollux section 4.2.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polluxd.model import Job, Node, Placement
+from polluxd.policy.domains import classes, eligible, partitions_of
+from polluxd.policy.shapes import Shape
+
+Bools = NDArray[np.bool_]
+
+Seat = tuple[tuple[int, ...], int]
+"""Node numbers and GPUs on each."""
+
+NOWHERE: Seat = ((), 0)
+_UNLIMITED = 1 << 40
+
+
+class Packing:
+    """Mutable state of one packing; jobs are numbers into `jobs`."""
+
+    def __init__(self, nodes: Sequence[Node], jobs: Sequence[Job], *, partial: bool) -> None:
+        self.nodes = nodes
+        self.jobs = jobs
+        self.partial = partial
+        self.free = np.array([n.capacity for n in nodes], dtype=np.int64)
+        self.cpus = np.array(
+            [max(n.cpus - n.foreign_cpus, 0) if n.cpus > 0 else _UNLIMITED for n in nodes], dtype=np.int64
+        )
+        self.spanned = np.zeros(len(nodes), dtype=np.int64)
+        """Multi-node jobs on each node: 0 or 1, more only where pinned jobs came so."""
+        self.guests: list[dict[int, int]] = [{} for _ in nodes]
+        """Per node: GPUs by job."""
+        self.seats: list[Seat] = [NOWHERE] * len(jobs)
+        self._number = {n.name: i for i, n in enumerate(nodes)}
+        self._classes = [(size, np.array(numbers)) for (_, size), numbers in classes(nodes).items()]
+        self._allowed: dict[frozenset[str], Bools] = {}
+        self._partitions = [partitions_of(j) for j in jobs]
+        self._journal: list[tuple[int, Seat]] = []
+        self.home: list[Seat] = [self._seat(j.placement) for j in jobs]
+        """Where each job sits at present, as far as its nodes are known here."""
+
+    def _seat(self, placement: Placement) -> Seat:
+        numbers = tuple(sorted(self._number[n] for n in placement.nodes if n in self._number))
+        return (numbers, placement.gpus_per_node) if numbers else NOWHERE
+
+    def allowed(self, j: int) -> Bools:
+        """Nodes that the job's partitions allow."""
+        partitions = self._partitions[j]
+        if partitions not in self._allowed:
+            self._allowed[partitions] = np.array(
+                [eligible(partitions, n) for n in self.nodes], dtype=np.bool_
+            )
+        return self._allowed[partitions]
+
+    def roomy(self, j: int, shape: Shape) -> Bools:
+        """Nodes that could take the job's part of this shape now."""
+        fits = self.allowed(j) & (self.free >= shape.per_node)
+        fits &= self.cpus >= shape.per_node * self.jobs[j].spec.cpus_per_gpu
+        if shape.nodes > 1:
+            fits &= self.spanned == 0
+        return fits
+
+    def find(self, j: int, shape: Shape) -> Seat | None:
+        """A seat of this shape: on nodes the job holds already where possible, else where least is left over."""
+        fits = self.roomy(j, shape)
+        order = 2 * self.free
+        for number in self.home[j][0]:
+            order[number] = -1
+        if shape.nodes == 1:
+            numbers = np.flatnonzero(fits)
+            if numbers.size == 0:
+                return None
+            return (int(numbers[np.argmin(order[numbers])]),), shape.per_node
+        best: tuple[int, tuple[int, ...]] | None = None
+        for size, members in self._classes:
+            if shape.per_node > size or (shape.per_node != size and not self.partial):
+                continue
+            numbers = members[fits[members]]
+            if numbers.size >= shape.nodes:
+                picked = numbers[np.argsort(order[numbers], kind="stable")[: shape.nodes]]
+                cost = int(order[picked].sum())
+                if best is None or cost < best[0]:
+                    best = cost, tuple(sorted(int(n) for n in picked))
+        return None if best is None else (best[1], shape.per_node)
+
+    def can_stay(self, j: int) -> bool:
+        """Whether the job's present seat is free for it."""
+        home = self.home[j]
+        return len(home[0]) == len(self.jobs[j].placement.nodes) and self.fits(j, home)
+
+    def fits(self, j: int, seat: Seat) -> bool:
+        """Whether every node of the seat has room for the job's part."""
+        numbers, per_node = seat
+        fits = self.roomy(j, Shape(len(numbers), per_node))
+        return bool(numbers) and all(bool(fits[n]) for n in numbers)
+
+    def put(self, j: int, seat: Seat) -> None:
+        """Move the job to the seat (NOWHERE: off); the caller has made sure that it fits."""
+        self._journal.append((j, self.seats[j]))
+        self._place(j, seat)
+
+    def _place(self, j: int, seat: Seat) -> None:
+        cpus = self.jobs[j].spec.cpus_per_gpu
+        for (numbers, per_node), sign in ((self.seats[j], 1), (seat, -1)):
+            for n in numbers:
+                self.free[n] += sign * per_node
+                self.cpus[n] += sign * per_node * cpus
+                self.spanned[n] -= sign * (len(numbers) > 1)
+                if sign > 0:
+                    del self.guests[n][j]
+                else:
+                    self.guests[n][j] = per_node
+        self.seats[j] = seat
+
+    def mark(self) -> int:
+        """A point to roll back to."""
+        return len(self._journal)
+
+    def roll_back(self, mark: int) -> None:
+        while len(self._journal) > mark:
+            j, seat = self._journal.pop()
+            self._place(j, seat)
+
+    def moved(self, j: int) -> bool:
+        return self.seats[j] != self.home[j]
+
+    def placement(self, j: int) -> Placement:
+        numbers, per_node = self.seats[j]
+        return Placement(tuple(self.nodes[n].name for n in numbers), per_node)

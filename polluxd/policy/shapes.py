@@ -1,0 +1,72 @@
+"""The shapes that a placement may have: 1 to g GPUs on one node; beyond that, whole nodes.
+
+With `partial_nodes`, equal parts of nodes too, on as few nodes as the count needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from polluxd.model import Node
+from polluxd.policy.domains import classes
+
+DENSE = 16
+"""Up to this many nodes, every node count is a shape; beyond, they are spaced by an eighth."""
+
+
+class Shape(NamedTuple):
+    """`nodes` nodes with `per_node` GPUs each."""
+
+    nodes: int
+    per_node: int
+
+    @property
+    def gpus(self) -> int:
+        return self.nodes * self.per_node
+
+
+def spaced(most: int) -> list[int]:
+    """Node counts from 2 to `most`: all of them while few, then in steps of about an eighth, the last included."""
+    counts: list[int] = []
+    n = 2
+    while n < most:
+        counts.append(n)
+        n += 1 if n < DENSE else n // 8
+    return [*counts, most] if most >= 2 else counts
+
+
+def available(
+    nodes: Sequence[Node], cpus_per_gpu: int, *, partial: bool, lowest: int = 1, highest: int | None = None
+) -> list[Shape]:
+    """Shapes of `lowest` to `highest` GPUs that these nodes could hold if no other job of ours ran.
+
+    Sorted by GPUs, then nodes. The smallest and the largest whole-node shapes within the limits are always among
+    them, however coarse the spacing.
+    """
+    found: set[Shape] = set()
+    for (_, size), numbers in classes(nodes).items():
+        room = [min(nodes[i].capacity, _cpu_room(nodes[i], cpus_per_gpu)) for i in numbers]
+        found.update(Shape(1, k) for k in range(1, max(room) + 1))
+        for per_node in range(1, size + 1) if partial else (size,):
+            count = sum(r >= per_node for r in room)
+            wanted = spaced(count)
+            smallest = -(-lowest // per_node)
+            largest = (count * per_node if highest is None else highest) // per_node
+            wanted += [n for n in (smallest, largest) if 2 <= n <= count]
+            # Equal parts only where fewer nodes would not do.
+            found.update(Shape(n, per_node) for n in wanted if (n - 1) * size < n * per_node)
+    top = max((s.gpus for s in found), default=0) if highest is None else highest
+    return sorted((s for s in found if lowest <= s.gpus <= top), key=lambda s: (s.gpus, s.nodes))
+
+
+def _cpu_room(node: Node, cpus_per_gpu: int) -> int:
+    """GPUs that the CPUs free of others' jobs can serve; no limit where CPUs are unknown."""
+    if node.cpus <= 0 or cpus_per_gpu <= 0:
+        return node.gpus
+    return max(node.cpus - node.foreign_cpus, 0) // cpus_per_gpu
+
+
+def bare(node: Node) -> Node:
+    """The node as it is when all is well: schedulable, and used by nobody else."""
+    return Node(node.name, node.gpus, node.gpu_type, 0, True, node.partitions, node.cpus, 0)

@@ -1,0 +1,151 @@
+"""Clusters and jobs for the policy's tests: by hand, by hypothesis, and at random."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
+from polluxd.model import NO_PLACEMENT, Job, JobSpec, Node, Placement, Report, Settings, Snapshot
+
+THETAS = {
+    "scalable": ThroughputParams(0.05, 0.002, 0.005, 0.0005, 0.01, 0.001, 2.0),
+    "middling": ThroughputParams(0.05, 0.001, 0.02, 0.003, 0.08, 0.005, 1.6),
+    "stubborn": ThroughputParams(0.05, 0.0005, 0.2, 0.05, 0.9, 0.1, 1.0),
+}
+
+
+def node(name, gpus=4, **more):
+    return Node(name, gpus, **{"partitions": frozenset({"main"}), **more})
+
+
+def nodes(count, gpus=4):
+    return tuple(node(f"n{i:03d}", gpus) for i in range(count))
+
+
+NOISE = NoiseScale(1.0, 30.0)
+
+
+def report(kind="scalable", explored=64, noise=NOISE, **more):
+    limits = more.pop("limits", BatchLimits(64, 64 * 256, 16, 512))
+    theta = THETAS[kind] if isinstance(kind, str) else kind
+    return Report(0, 0.0, limits, theta, noise, explored_gpus=explored, **more)
+
+
+def job(number, spec=None, **more):
+    defaults = {
+        "name": f"job{number}",
+        "user": "ada",
+        "account": "lab",
+        "partition": "main",
+        "spec": spec or JobSpec(),
+        "submitted_at": 0.0,
+        "age": 3600.0,
+    }
+    return Job(number, **{**defaults, **more})
+
+
+def running(number, on, per_node, spec=None, **more):
+    return job(number, spec, **{"placement": Placement(tuple(on), per_node), "started": True, **more})
+
+
+def snapshot(nodes, jobs, **settings):
+    return Snapshot("test", 1e9, tuple(nodes), tuple(jobs), Settings(**settings))
+
+
+def applied(snap, plan):
+    """The snapshot after the plan: every job where it was put."""
+    jobs = []
+    for j in snap.jobs:
+        allocation = plan.of(j.job_id)
+        place = allocation.placement if allocation else NO_PLACEMENT
+        jobs.append(replace(j, placement=place, started=j.started or bool(place)))
+    return replace(snap, jobs=tuple(jobs))
+
+
+def random_job(rng: random.Random, number: int) -> Job:
+    theta = ThroughputParams(
+        rng.uniform(0.01, 0.2), rng.uniform(1e-4, 5e-3), rng.uniform(1e-3, 0.2), rng.uniform(1e-5, 0.02),
+        rng.uniform(1e-3, 0.5), rng.uniform(1e-5, 0.05), rng.uniform(1.0, 5.0),
+    )  # fmt: skip
+    initial = rng.choice([16, 64, 128, 256])
+    limits = BatchLimits(
+        initial, initial * rng.choice([1, 8, 64]), rng.choice([1, 8, 16]), rng.choice([64, 512])
+    )
+    noise = rng.choice([None, NoiseScale(1.0, rng.choice([0.1, 1.0, 10.0, 100.0]))])
+    low = rng.choice([1, 1, 1, 1, 2, 4])
+    spec = JobSpec(
+        min_gpus=low,
+        max_gpus=rng.choice([None, None, low, low + 3, 8, 16]),
+        adaptive=rng.random() < 0.8,
+        preemptible=rng.random() < 0.9,
+    )
+    if spec.max_gpus is not None and spec.max_gpus < low:
+        spec = replace(spec, max_gpus=low)
+    found = None
+    if rng.random() < 0.85:
+        fitted = rng.random() < 0.9
+        found = Report(
+            0, 0.0, limits, theta if fitted else None, noise, explored_gpus=rng.choice([0, 1, 2, 4, 8, 64])
+        )
+    age = rng.choice([10.0, 600.0, 36000.0])
+    return job(
+        number,
+        spec,
+        report=found,
+        age=age,
+        partition=rng.choice(["main", "main", "main", "side", "main,side"]),
+        account=rng.choice(["lab", "big"]),
+        weight=rng.choice([1.0, 1.0, 2.0]),
+        started=found is not None,
+        lost_seconds=rng.uniform(0, age / 3),
+        reallocation_cost=rng.uniform(5, 60),
+    )
+
+
+def random_snapshot(seed: int, *, jobs: int | None = None, count: int | None = None, power=None) -> Snapshot:
+    """A cluster in mid-life: some jobs placed by first fit, some nodes drained or shared with others."""
+    rng = random.Random(seed)
+    size = rng.choice([2, 4, 4, 4, 8])
+    members = [
+        node(
+            f"n{i:03d}",
+            size,
+            partitions=frozenset(rng.choice([{"main"}, {"main"}, {"main", "side"}, {"side"}])),
+            foreign_gpus=rng.choice([0, 0, 0, 0, 1]),
+            schedulable=rng.random() < 0.92,
+        )
+        for i in range(count if count is not None else rng.randint(0, 6))
+    ]
+    pending = [random_job(rng, n) for n in range(1, 1 + (jobs if jobs is not None else rng.randint(0, 9)))]
+    left = {n.name: n.capacity for n in members}
+    placed = []
+    for j in pending:
+        place = NO_PLACEMENT
+        if rng.random() < 0.6:
+            wanted = max(j.spec.min_gpus, rng.randint(1, size))
+            for n in members:
+                usable = not n.partitions.isdisjoint(j.partition.split(","))
+                if usable and wanted <= size and left[n.name] >= wanted:
+                    place = Placement((n.name,), wanted)
+                    left[n.name] -= wanted
+                    break
+        placed.append(
+            replace(
+                j,
+                placement=place,
+                started=j.started or bool(place),
+                pinned=bool(place) and rng.random() < 0.1,
+            )
+        )
+    settings = Settings(
+        power=power if power is not None else rng.choice([-1.0, -1.0, 1.0, 0.0, -10.0, float("-inf")]),
+        account_weights=rng.choice([{}, {"big": 3.0}]),
+        partial_nodes=rng.random() < 0.2,
+    )
+    return Snapshot("test", 1e9, tuple(members), tuple(placed), settings)
+
+
+snapshots = st.integers(0, 10**6).map(random_snapshot)
