@@ -1,5 +1,5 @@
 -- Roles and database rights. Run by whoever may create roles: `polluxd migrate` runs it when it connects as a
--- superuser, a DBA may run it by hand. Idempotent. Passwords and pg_hba.conf stay the site's own business.
+-- superuser, a DBA may run it by hand (superuser). Idempotent. Passwords and pg_hba.conf stay the site's own business.
 --
 --   pollux_daemon  owns schema `pollux`; polluxd and `polluxctl` (writing) connect as it
 --   pollux_agent   what the tickets in the jobs name: may EXECUTE three functions and nothing else
@@ -25,5 +25,9 @@ $$;
 ALTER ROLE pollux_agent SET statement_timeout = '5s';
 ALTER ROLE pollux_agent SET lock_timeout = '2s';
 ALTER ROLE pollux_agent SET idle_in_transaction_session_timeout = '10s';
+-- All agents share one role, and a role may read its own sessions' statements in pg_stat_activity; refused ones go
+-- to the server's log. Their statements carry tokens. Only a superuser may set these two, so no agent can undo them.
+ALTER ROLE pollux_agent SET track_activities = off;
+ALTER ROLE pollux_agent SET log_min_error_statement = 'panic';
 ALTER ROLE pollux_read SET statement_timeout = '30s';
 ALTER ROLE pollux_read SET default_transaction_read_only = on;

@@ -91,4 +91,13 @@ def _become_owner(cursor: Any) -> None:
             f"the database roles {', '.join(missing)} do not exist and this role may not make them: "
             "run `polluxd migrate` once as a superuser, or sql/roles.sql by hand"
         )
+    cursor.execute(
+        "SELECT 'track_activities=off' = ANY(c.setconfig) FROM pg_db_role_setting c"
+        " JOIN pg_roles r ON r.oid = c.setrole WHERE r.rolname = 'pollux_agent'"
+    )
+    if not (found := cursor.fetchone()) or not found[0]:
+        log.warning(
+            "role pollux_agent shows its statements, tokens and all, to other agents in pg_stat_activity: "
+            "run sql/roles.sql as a superuser, or `polluxd migrate` as one"
+        )
     cursor.execute(f"SET ROLE {OWNER}")

@@ -1,0 +1,168 @@
+"""One private Postgres for all store tests; each test has a cluster name of its own in it."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import itertools
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+import pytest
+from contrib.devcluster.postgres import DevPostgres
+from polluxd.model import JobSpec, JobState
+from polluxd.store import Store
+
+SECRET = b"a secret for tests only, 32 bytes"
+_names = (f"cluster{n}" for n in itertools.count(1))
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[DevPostgres]:
+    with tempfile.TemporaryDirectory(prefix="pollux-pg-") as folder:
+        Path(folder).chmod(0o755)  # user postgres must reach it
+        with DevPostgres(Path(folder) / "pg") as server:
+            store = Store(server.admin_url, "any")
+            store.migrate()
+            store.close()
+            yield server
+
+
+@pytest.fixture
+def cluster() -> str:
+    return next(_names)
+
+
+@pytest.fixture
+def new_store(postgres: DevPostgres, cluster: str) -> Iterator[Callable[..., Store]]:
+    """Makes stores of this test's cluster; all are closed at its end."""
+    made: list[Store] = []
+
+    def make(**options: Any) -> Store:
+        made.append(Store(postgres.url, cluster, **{"lease_s": 0.3, **options}))
+        return made[-1]
+
+    yield make
+    for store in made:
+        store.close()
+
+
+@pytest.fixture
+def store(new_store: Callable[..., Store]) -> Store:
+    made = new_store()
+    made.install_secret(SECRET)
+    return made
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A Slurm job as the store reads it."""
+
+    job_id: int
+    name: str = "train"
+    user: str = "alice"
+    uid: int = 1000
+    account: str = "physics"
+    partition: str = "gpu"
+    state: JobState = JobState.RUNNING
+    raw_state: str = "RUNNING"
+    reason: str = "None"
+    restart_count: int = 0
+    submit_time: float = field(default_factory=lambda: time.time() - 100)
+    start_time: float | None = field(default_factory=lambda: time.time() - 90)
+    end_time: float | None = None
+    gpus_per_node_held: Mapping[str, int] = field(default_factory=lambda: {"n1": 4})
+    spec: JobSpec | None = JobSpec()
+
+
+@pytest.fixture
+def seen() -> type[Seen]:
+    return Seen
+
+
+def token(cluster: str, job_id: int, attempt: int, uid: int, secret: bytes = SECRET) -> str:
+    return hmac.new(secret, f"{cluster}:{job_id}:{attempt}:{uid}".encode(), hashlib.sha256).hexdigest()
+
+
+def payload(**changes: Any) -> dict[str, Any]:
+    """A sound report; `changes` replace members."""
+    return {
+        "v": 1,
+        "at": time.time(),
+        "params": dict.fromkeys(
+            ("alpha_grad", "beta_grad", "alpha_local", "beta_local", "alpha_node", "beta_node"), 0.01
+        )
+        | {"gamma": 1.5},
+        "noise": {"sqr": 2.0, "var": 6.0},
+        "limits": {"initial": 32, "maximum": 1024, "local_min": 8, "local_max": 256},
+        **{"explored_gpus": 4, "explored_nodes": 1, "gpus": 4, "nodes": 1},
+        **{"batch_size": 128, "local_batch": 32, "accumulation": 0},
+        **{"goodput": 90.0, "throughput": 100.0, "progress": 10.0, "target": 500.0, "epoch": 1.5},
+        **{"lr_factor": 2.0, "gain": 1.9, "optimizer_steps": 12, "checkpointed": False},
+        "times": {"launched_at": time.time() - 5, "first_step_at": None},
+        "restart_cost": None,
+        **changes,
+    }
+
+
+class Agent:
+    """What a job may do to the database: connect as `pollux_agent` and call functions."""
+
+    def __init__(
+        self, dsn: str, cluster: str, job_id: int, *, attempt: int = 0, uid: int = 1000, by: str | None = None
+    ) -> None:
+        self.credentials = (
+            *(cluster, job_id, attempt, uid),
+            token(cluster, job_id, attempt, uid) if by is None else by,
+        )
+        self.connection = psycopg2.connect(dsn)
+        self.connection.autocommit = True
+
+    def sql(self, statement: str, *words: object) -> Any:
+        with self.connection.cursor() as cursor:
+            cursor.execute(statement, words)
+            return cursor.fetchone()[0] if cursor.description else None
+
+    def publish(self, body: dict[str, Any] | None = None, *, text: str | None = None) -> Any:
+        encoded = json.dumps(payload() if body is None else body) if text is None else text
+        return self.sql("SELECT pollux.publish_v1(%s, %s, %s, %s, %s, %s)", *self.credentials, encoded)
+
+    def instructions(self) -> Any:
+        return self.sql("SELECT pollux.instructions_v1(%s, %s, %s, %s, %s)", *self.credentials)
+
+    def acknowledge(self, reallocation_id: int, **stamps: float) -> Any:
+        return self.sql(
+            "SELECT pollux.acknowledge_v1(%s, %s, %s, %s, %s, %s, %s)",
+            *self.credentials,
+            reallocation_id,
+            json.dumps(stamps),
+        )
+
+
+@pytest.fixture
+def agent(postgres: DevPostgres, cluster: str) -> Iterator[Callable[..., Agent]]:
+    made: list[Agent] = []
+
+    def make(job_id: int, **options: Any) -> Agent:
+        made.append(Agent(postgres.agent_dsn, cluster, job_id, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.connection.close()
+
+
+@pytest.fixture
+def report() -> Callable[..., dict[str, Any]]:
+    return payload
+
+
+@pytest.fixture
+def sign() -> Callable[..., str]:
+    return token

@@ -1,0 +1,93 @@
+"""One leader at a time, whatever happens to it."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from polluxd.errors import LeaderLost
+from polluxd.model import NO_PLACEMENT, Placement
+
+pytestmark = pytest.mark.slurm
+
+
+def end_sessions(postgres, database="pollux"):
+    postgres.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        f" WHERE datname = '{database}' AND pid <> pg_backend_pid()"
+    )
+
+
+def lead_within(store, seconds):
+    deadline = time.monotonic() + seconds
+    while (epoch := store.lead()) is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return epoch
+
+
+def test_only_one_leads_and_epochs_grow(new_store):
+    first, second = new_store(), new_store()
+    epoch = first.lead()
+    assert second.lead() is None
+    assert first.lead() == epoch
+    assert first.still_leading()
+    assert not second.still_leading()
+    first.resign()
+    assert not first.still_leading()
+    assert second.lead() == epoch + 1
+    assert second.leader().epoch == epoch + 1
+
+
+def test_of_many_that_try_at_once_one_leads(new_store):
+    stores = [new_store(lease_s=30) for _ in range(6)]
+    gate = threading.Barrier(len(stores))
+    epochs = []
+
+    def run(store):
+        gate.wait()
+        epochs.append(store.lead())
+
+    threads = [threading.Thread(target=run, args=(store,)) for store in stores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(e for e in epochs if e is not None) == [1]
+
+
+def test_a_leader_whose_session_dies_knows_and_another_waits_for_its_lease(new_store, postgres):
+    first, second = new_store(lease_s=0.6), new_store(lease_s=0.6)
+    epoch = first.lead()
+    renewed_at = time.monotonic()
+    end_sessions(postgres)  # as a network that drops the leader's connection
+    assert lead_within(second, 10) == epoch + 1
+    assert time.monotonic() - renewed_at >= 0.6
+    assert first.lease_left == 0.0
+    assert not first.still_leading()
+    with pytest.raises(LeaderLost):
+        first.plan_reallocation(7, 0, "start", NO_PLACEMENT, Placement(("n1",), 1), "x", epoch)
+
+
+def test_a_stalled_leader_finds_its_lease_over_without_asking(new_store):
+    store = new_store(lease_s=0.2)
+    store.lead()
+    assert 0 < store.lease_left <= 0.2
+    time.sleep(0.25)
+    assert store.lease_left == 0.0
+    assert store.still_leading()  # nobody took over: asking makes it good again
+    assert store.lease_left > 0
+
+
+def test_a_leader_that_comes_back_takes_a_new_epoch(new_store, postgres):
+    store = new_store(lease_s=0.2)
+    epoch = store.lead()
+    end_sessions(postgres)
+    assert lead_within(store, 10) == epoch + 1
+
+
+def test_a_standby_that_never_led_is_not_fenced_out_of_reading(new_store):
+    leader, standby = new_store(), new_store()
+    leader.lead()
+    assert standby.open_reallocations() == []
+    assert standby.epoch is None

@@ -1,0 +1,155 @@
+"""From nothing, from any earlier version, and again: one schema."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+from pathlib import Path
+
+import psycopg2
+import pytest
+from contrib.devcluster.postgres import DevPostgres
+from polluxd.errors import StoreRejected
+from polluxd.store import Store
+from polluxd.store.migrations import apply_migrations
+from polluxd.store.sqlfiles import migrations
+from sqlalchemy import make_url
+
+pytestmark = pytest.mark.slurm
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def database(postgres):
+    name = f"fresh{next(_numbers)}"
+    postgres.execute(f"CREATE DATABASE {name} OWNER pollux_daemon", database="postgres")
+    return name
+
+
+def url(postgres: DevPostgres, database: str, *, admin: bool = False) -> str:
+    base = make_url(postgres.admin_url if admin else postgres.url)
+    return base.set(database=database).render_as_string(hide_password=False)
+
+
+def schema_of(postgres: DevPostgres, database: str) -> str:
+    """The whole schema with rights, as text."""
+    base = make_url(postgres.admin_url)
+    pg_dump = max(Path("/usr/lib/postgresql").glob("*/bin/pg_dump"))
+    done = subprocess.run(
+        [pg_dump, "--schema-only", "-h", "127.0.0.1", "-p", str(postgres.port), "-U", "postgres", database],
+        env={"PGPASSWORD": base.password, "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    # Newer pg_dump brackets its output with a random word.
+    return "\n".join(line for line in done.stdout.splitlines() if not line.startswith("\\"))
+
+
+def test_repeating_changes_nothing(postgres, database):
+    store = Store(url(postgres, database), "c")
+    assert store.migrate() == [m.name for m in migrations()]
+    before = schema_of(postgres, database)
+    assert store.migrate() == []
+    assert schema_of(postgres, database) == before
+    store.close()
+
+
+def test_owner_and_superuser_make_the_same_schema(postgres, database):
+    for admin in (False, True):
+        store = Store(url(postgres, database, admin=admin), "c")
+        store.migrate()
+        store.close()
+        schema = schema_of(postgres, database)
+        if admin:
+            assert schema == by_owner
+        by_owner = schema
+        postgres.execute(f"DROP DATABASE {database} WITH (FORCE)", database="postgres")
+        postgres.execute(f"CREATE DATABASE {database} OWNER pollux_daemon", database="postgres")
+
+
+@pytest.mark.parametrize("stop", [m.name for m in migrations()][:-1])
+def test_an_upgrade_from_any_version_ends_in_the_same_schema(postgres, database, stop):
+    connection = psycopg2.connect(url(postgres, database).replace("+psycopg2", ""))
+    names = [m.name for m in migrations()]
+    assert apply_migrations(connection, upto=stop) == names[: names.index(stop) + 1]
+    assert apply_migrations(connection) == names[names.index(stop) + 1 :]
+    connection.close()
+    assert schema_of(postgres, database) == schema_of(postgres, "pollux")
+
+
+def test_two_at_once_take_turns(postgres, database):
+    import threading
+
+    stores = [Store(url(postgres, database), "c") for _ in range(3)]
+    done: list[list[str]] = []
+    threads = [threading.Thread(target=lambda s=s: done.append(s.migrate())) for s in stores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(map(len, done)) == [0, 0, len(migrations())]
+    for store in stores:
+        store.close()
+
+
+def test_a_migration_that_fails_leaves_no_trace(postgres, database, monkeypatch):
+    from polluxd.store import migrations as module
+    from polluxd.store.sqlfiles import SqlFile
+
+    good, bad = migrations()[0], SqlFile("0002_bad", "CREATE TABLE pollux.half (x int); SELECT 1/0")
+    monkeypatch.setattr(module, "all_migrations", lambda: [good, bad])
+    store = Store(url(postgres, database), "c")
+    with pytest.raises(StoreRejected, match="division by zero"):
+        store.migrate()
+    monkeypatch.undo()
+    assert "half" not in schema_of(postgres, database)
+    assert store.migrate() == [m.name for m in migrations()[1:]]
+    store.close()
+
+
+def test_a_migration_edited_after_it_was_applied_is_refused(postgres, database):
+    store = Store(url(postgres, database), "c")
+    store.migrate()
+    postgres.execute(
+        "UPDATE pollux.schema_migration SET checksum = 'other' WHERE name LIKE '0001%'", database=database
+    )
+    with pytest.raises(StoreRejected, match="0001_tables"):
+        store.migrate()
+    store.close()
+
+
+def test_a_database_without_the_schema_says_what_to_run(postgres, database):
+    store = Store(url(postgres, database), "c")
+    with pytest.raises(StoreRejected, match="polluxd migrate"):
+        store.reports()
+    store.close()
+
+
+def test_missing_roles_are_named(tmp_path_factory, postgres):
+    postgres.execute("CREATE ROLE lonely LOGIN PASSWORD 'x'", database="postgres")
+    base = make_url(postgres.url).set(username="lonely", password="x", database="postgres")
+    postgres.execute("ALTER ROLE pollux_read RENAME TO pollux_read_away", database="postgres")
+    try:
+        store = Store(base, "c")
+        with pytest.raises(StoreRejected, match="pollux_read"):
+            store.migrate()
+        store.close()
+    finally:
+        postgres.execute("ALTER ROLE pollux_read_away RENAME TO pollux_read", database="postgres")
+
+
+def test_pgcrypto_installed_elsewhere_is_used(postgres, database, sign):
+    postgres.execute("CREATE EXTENSION pgcrypto", database=database)
+    store = Store(url(postgres, database), "c")
+    store.migrate()
+    store.install_secret(b"a secret for tests only, 32 bytes")
+    dsn = make_url(postgres.url).set(database=database, drivername="postgresql")
+    connection = psycopg2.connect(dsn.render_as_string(hide_password=False))
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pollux.instructions_v1('c', 7, 0, 1000, %s)", (sign("c", 7, 0, 1000),))
+        assert cursor.fetchone()[0] == {"drain": None}
+    connection.close()
+    store.close()

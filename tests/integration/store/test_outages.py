@@ -1,0 +1,254 @@
+"""A database that is down, frozen, or comes back."""
+
+from __future__ import annotations
+
+import json
+import signal
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from contrib.devcluster.postgres import DevPostgres
+from pollux.report import Publisher
+from pollux.ticket import Ticket
+from polluxd.errors import StoreUnavailable
+from polluxd.model import NO_PLACEMENT, Placement, Step
+from polluxd.store import Store
+
+pytestmark = pytest.mark.slurm
+
+N1 = Placement(("n1",), 4)
+SECRET = b"a secret for tests only, 32 bytes"
+
+
+@pytest.fixture(scope="module")
+def server():
+    """A Postgres of this module's own: it is stopped and frozen here."""
+    with tempfile.TemporaryDirectory(prefix="pollux-pg-") as folder:
+        Path(folder).chmod(0o755)
+        with DevPostgres(Path(folder) / "pg") as postgres:
+            yield postgres
+
+
+@pytest.fixture
+def store(server):
+    made = Store(server.url, "c", connect_timeout=1, statement_timeout=1, lease_s=0.3)
+    made.migrate()
+    made.install_secret(SECRET)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def ticket(server, sign):
+    return Ticket("c", 7, 0, 1000, sign("c", 7, 0, 1000), server.agent_dsn, 0.05)
+
+
+def freeze(server, number):
+    """Stop or continue every Postgres process: connections stay open and nobody answers."""
+    from contrib.devcluster.processes import descendants
+
+    import os
+
+    pid = server._daemon.pid
+    for each in [pid, *descendants([pid])]:
+        os.kill(each, number)
+
+
+def eventually(condition, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def test_a_stopped_database_is_told_and_recovered_from(store, server):
+    store.settings()
+    server.stop()
+    calls = (
+        store.settings,
+        store.reports,
+        store.realloc_totals,
+        lambda: store.sync_jobs([]),
+        lambda: store.record_cycle(None, mode="observe", durations={}, started_at=1.0),
+        lambda: store.plan_reallocation(7, 0, "start", NO_PLACEMENT, N1, "x", 1),
+        lambda: store.advance(1, Step.DRAINING, 1.0, epoch=1),
+        store.lead,
+        store.migrate,
+    )
+    try:
+        for call in calls:
+            with pytest.raises(StoreUnavailable) as caught:
+                call()
+            assert server._passwords["pollux_daemon"] not in str(caught.value)
+        assert not store.still_leading()
+        assert store.wait_for_notify(0.01) is False
+    finally:
+        server.start()
+    store.settings()
+    eventually(lambda: store.lead() is not None)
+
+
+def test_a_crash_under_a_leader_is_noticed(store, server):
+    eventually(lambda: store.lead() is not None)
+    server.stop(immediate=True)
+    assert not store.still_leading()
+    assert store.lease_left == 0
+    server.start()
+    eventually(lambda: store.lead() is not None)
+
+
+def test_a_frozen_database_holds_nobody_up(store, server):
+    eventually(lambda: store.lead() is not None)
+    fresh = Store(server.url, "c", connect_timeout=1, statement_timeout=1)
+    freeze(server, signal.SIGSTOP)
+    try:
+        for call in (store.settings, fresh.settings, fresh.lead):
+            with pytest.raises(StoreUnavailable, match="no answer"):
+                call()
+        assert not store.still_leading()
+    finally:
+        freeze(server, signal.SIGCONT)
+    eventually(lambda: store.lead() is not None)
+    store.settings()
+    fresh.close()
+
+
+def test_a_statement_that_takes_too_long_is_unavailability(store, server):
+    import psycopg2
+
+    blocker = psycopg2.connect(server.url.replace("+psycopg2", ""))
+    with blocker.cursor() as cursor:
+        cursor.execute("LOCK TABLE pollux.setting IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(StoreUnavailable, match="statement timeout"):
+            store.settings()
+    blocker.close()
+
+
+class Training:
+    """Stands where the session stands: counts what the publisher asks of it."""
+
+    def __init__(self, report):
+        self.body = report()
+        self.drains = []
+        self.drained = threading.Event()
+
+    def collect(self):
+        return dict(self.body, at=time.time())
+
+    def on_drain(self, number):
+        self.drains.append(number)
+        self.drained.set()
+
+
+@pytest.fixture
+def training(report):
+    return Training(report)
+
+
+@pytest.fixture
+def publisher(ticket, training):
+    made = Publisher(ticket, training.collect, training.on_drain)
+    made.start()
+    yield made
+    made.close()
+
+
+def test_reports_survive_a_stop_and_start(publisher, store, server, training, caplog):
+    eventually(lambda: 7 in store.reports())
+    server.stop()
+    eventually(lambda: "cannot be reached" in caplog.text)
+    training.body["batch_size"] = 4096 // 8
+    server.start()
+    publisher.wake()
+    eventually(lambda: store.reports()[7].batch_size == 512)
+    assert server._passwords["pollux_agent"] not in caplog.text
+
+
+def test_a_drain_is_heard_and_acknowledged(publisher, store, training):
+    eventually(lambda: store.lead() is not None)
+    eventually(lambda: 7 in store.reports())
+    move = store.plan_reallocation(7, 0, "requeue", N1, N1, "x", store.epoch)
+    store.advance(move.id, Step.DRAINING, time.time(), epoch=store.epoch)
+    publisher.wake()
+    assert training.drained.wait(10)
+    assert publisher.acknowledge(move.id, {"last_step_at": time.time(), "checkpoint_s": 0.5, "step": 3})
+    (now,) = store.open_reallocations()
+    assert now.step is Step.CHECKPOINTED
+    assert training.drains == [move.id]
+    assert publisher.acknowledge(10**9, {}) is False
+    store.advance(move.id, Step.FAILED, time.time(), epoch=store.epoch)
+
+
+def test_an_acknowledgement_is_retried_through_an_outage(publisher, store, server):
+    eventually(lambda: store.lead() is not None)
+    eventually(lambda: 7 in store.reports())
+    move = store.plan_reallocation(7, 0, "requeue", N1, N1, "x", store.epoch)
+    store.advance(move.id, Step.DRAINING, time.time(), epoch=store.epoch)
+    server.stop()
+    answers = []
+    waiting = threading.Thread(target=lambda: answers.append(publisher.acknowledge(move.id, {"step": 1})))
+    waiting.start()
+    time.sleep(0.3)
+    server.start()
+    waiting.join(30)
+    assert answers == [True]
+    eventually(lambda: store.lead() is not None)
+    store.advance(move.id, Step.FAILED, time.time(), epoch=store.epoch)
+
+
+def test_a_frozen_database_bounds_an_acknowledgement(publisher, store, server):
+    eventually(lambda: 7 in store.reports())
+    freeze(server, signal.SIGSTOP)
+    try:
+        assert publisher.acknowledge(1, {}, timeout_s=0.2) is False
+    finally:
+        freeze(server, signal.SIGCONT)
+
+
+def test_a_report_that_is_refused_does_not_deafen_the_job(publisher, store, training, caplog):
+    eventually(lambda: store.lead() is not None)
+    training.body["goodput"] = -1.0
+    eventually(lambda: "goodput must be" in caplog.text)
+    training.body["goodput"] = float("nan")
+    eventually(lambda: "no report could be made" in caplog.text)
+    move = store.plan_reallocation(7, 0, "requeue", N1, N1, "x", store.epoch)
+    store.advance(move.id, Step.DRAINING, time.time(), epoch=store.epoch)
+    assert training.drained.wait(10)
+    store.advance(move.id, Step.FAILED, time.time(), epoch=store.epoch)
+
+
+@pytest.mark.parametrize("fault", ["token", "attempt"])
+def test_a_ticket_that_is_over_stops_the_reports_and_says_so_once(
+    server, store, sign, report, training, caplog, fault
+):
+    if fault == "token":
+        ticket = Ticket("c", 9, 0, 1000, sign("c", 8, 0, 1000), server.agent_dsn, 0.02)
+    else:
+        newer = Ticket("c", 9, 1, 1000, sign("c", 9, 1, 1000), server.agent_dsn, 0.02)
+        ahead = Publisher(newer, training.collect, training.on_drain)
+        ahead.start()
+        eventually(lambda: 9 in store.reports())
+        ahead.close()
+        ticket = Ticket("c", 9, 0, 1000, sign("c", 9, 0, 1000), server.agent_dsn, 0.02)
+    publisher = Publisher(ticket, training.collect, training.on_drain)
+    publisher.start()
+    publisher._thread.join(10)
+    assert not publisher._thread.is_alive()
+    assert caplog.text.count("no more reports to Pollux") == 1
+    assert ticket.token not in caplog.text
+    assert publisher.acknowledge(1, {}) is False
+    publisher.wake()
+    publisher.close()
+
+
+def test_closing_publishes_the_last_state(ticket, store, training):
+    publisher = Publisher(ticket, training.collect, training.on_drain, interval_s=3600)
+    publisher.start()
+    eventually(lambda: 7 in store.reports())
+    training.body["progress"] = 499.0
+    publisher.close()
+    assert store.reports()[7].progress == 499.0
+    assert json.loads(json.dumps(training.drains)) == []

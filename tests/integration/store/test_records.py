@@ -1,0 +1,227 @@
+"""Jobs, cycles, settings: what is remembered, and what people read."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import psycopg2
+import pytest
+from polluxd.errors import ConfigError
+from polluxd.model import NO_PLACEMENT, Allocation, JobSpec, JobState, Placement, Plan, Settings, Step
+
+pytestmark = pytest.mark.slurm
+
+N1 = Placement(("n1",), 4)
+
+
+def plan(*allocations, objective=1.0):
+    return Plan(allocations, objective=objective, upper_bound=2.0, solver="counts")
+
+
+def test_a_jobs_life(store, seen):
+    now = time.time()
+    spec = JobSpec(min_gpus=2, max_gpus=8, adaptive=False)
+    waiting = seen(
+        *(7,),
+        state=JobState.PENDING,
+        submit_time=now - 50,
+        start_time=now + 300,
+        gpus_per_node_held={},
+        spec=spec,
+    )
+    store.sync_jobs([waiting])
+    (row,) = store.jobs_view()
+    assert (row.state, row.gpus, row.started_at, row.spec) == ("PENDING", 0, None, spec)
+    # A requeue resets Slurm's submit time; ours stays the first.
+    store.sync_jobs([seen(7, restart_count=1, submit_time=now - 20, start_time=now - 10, spec=spec)])
+    (row,) = store.jobs_view()
+    assert (row.state, row.gpus, row.nodes, row.attempt) == ("RUNNING", 4, ("n1",), 1)
+    assert row.submitted_at == pytest.approx(now - 50)
+    assert row.started_at == pytest.approx(now - 10)
+    ended = seen(7, state=JobState.FAILED, restart_count=1, end_time=now - 1, submit_time=now - 20)
+    store.sync_jobs([ended])
+    store.sync_jobs([])  # Slurm forgets it
+    (row,) = store.jobs_view()
+    assert (row.state, row.gpus, row.ended_at) == ("FAILED", 0, pytest.approx(now - 1))
+    assert store.jobs_view(ended=False) == []
+
+
+def test_a_job_that_ended_unseen_is_gone_and_may_come_back(store, seen):
+    store.sync_jobs([seen(7), seen(8)])
+    store.sync_jobs([seen(8)])
+    assert {row.job_id: row.state for row in store.jobs_view()} == {7: "GONE", 8: "RUNNING"}
+    store.sync_jobs([seen(7), seen(8)])
+    assert {row.job_id: row.ended_at for row in store.jobs_view()} == {7: None, 8: None}
+
+
+def test_jobs_that_are_not_ours_are_not_remembered(store, seen):
+    store.sync_jobs([seen(7, spec=None)])
+    assert store.jobs_view() == []
+
+
+def test_a_job_id_used_again_inherits_nothing(store, seen, agent):
+    epoch = store.lead()
+    now = time.time()
+    store.sync_jobs([seen(7, restart_count=3, submit_time=now - 1000)])
+    agent(7, attempt=3).publish()
+    move = store.plan_reallocation(7, 2, "requeue", N1, N1, "x", epoch, at=now - 500)
+    store.advance(move.id, Step.TRAINING, now - 490, epoch=epoch)
+    store.sync_jobs([seen(7, restart_count=0, name="another", submit_time=now - 5)])
+    (row,) = store.jobs_view()
+    assert (row.name, row.attempt, row.submitted_at, row.goodput) == (
+        "another",
+        0,
+        pytest.approx(now - 5),
+        None,
+    )
+    assert store.reports() == {}
+    assert store.realloc_totals() == {}
+    agent(7).publish()
+    assert store.reports()[7].attempt == 0
+
+
+def test_clusters_do_not_see_each_other(store, seen, agent, postgres, cluster):
+    from polluxd.store import Store
+
+    store.sync_jobs([seen(7)])
+    agent(7).publish()
+    store.set_setting("paused", True, "root")
+    other = Store(postgres.url, cluster + "b")
+    assert other.jobs_view() == []
+    assert other.reports() == {}
+    assert other.settings() == Settings()
+    assert other.lead() is not None
+    assert store.lead() is not None
+    other.close()
+
+
+def test_a_cycle_and_its_decisions_are_read_back(store, seen, agent):
+    store.sync_jobs([seen(7), seen(8)])
+    agent(7).publish()
+    staying = Allocation(7, N1, 90.0, 1.25, 128, False, "stays: no better placement")
+    growing = Allocation(8, Placement(("n2", "n3"), 4), math.inf, 2.5, 256, True, "grows to 8 GPUs")
+    number = store.record_cycle(
+        plan(staying, growing, objective=-math.inf),
+        mode="advise",
+        note="n",
+        durations={"decide_s": 0.5},
+        started_at=time.time(),
+        snapshot_json='{"nodes": 4}',
+    )
+    cycle = store.latest_cycle()
+    assert (cycle.id, cycle.mode, cycle.note, cycle.solver) == (number, "advise", "n", "counts")
+    assert (cycle.objective, cycle.upper_bound, cycle.durations) == (None, 2.0, {"decide_s": 0.5})
+    assert store.cycle_snapshot(number) == {"nodes": 4}
+    got = store.allocations(number)
+    assert got[0] == staying
+    assert (got[1].placement, got[1].goodput) == (growing.placement, 0.0)  # infinity is not stored
+
+    views = {row.job_id: row for row in store.jobs_view()}
+    assert (views[7].speedup, views[7].decision_reason) == (1.25, staying.reason)
+    assert (views[7].batch_size, views[7].goodput, views[7].fraction_done) == (128, 90.0, 0.02)
+    assert (views[8].batch_size, views[8].fraction_done) == (None, None)
+    told = store.explain(8)
+    assert told.allocation.reason == "grows to 8 GPUs"
+    assert told.cycle.id == number
+    assert told.report is None
+    assert store.explain(99) is None
+
+
+def test_a_cycle_without_a_decision_says_why(store):
+    store.record_cycle(None, mode="enforce", note="Slurm is away", durations={}, started_at=time.time())
+    assert (store.latest_cycle().solver, store.latest_cycle().note) == (None, "Slurm is away")
+
+
+def test_the_view_shows_the_newest_move(store, seen):
+    epoch = store.lead()
+    store.sync_jobs([seen(7)])
+    for number in range(2):
+        move = store.plan_reallocation(7, number, "requeue", N1, N1, f"reason {number}", epoch)
+        store.advance(move.id, Step.TRAINING, time.time(), epoch=epoch)
+    store.plan_reallocation(7, 2, "park", N1, NO_PLACEMENT, "others need the GPUs", epoch)
+    (row,) = store.jobs_view()
+    assert (row.reallocations, row.move_path, row.move_step) == (2, "park", "planned")
+    assert row.move_reason == "others need the GPUs"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("power", -2.5),
+        ("power", -math.inf),
+        ("account_weights", {"physics": 2.0}),
+        ("user_weights", {"bob": 0.5}),
+        ("paused", True),
+        ("partial_nodes", True),
+    ],
+)
+def test_settings_come_back_and_are_audited(store, name, value):
+    assert getattr(store.settings(), name) == getattr(Settings(), name)
+    store.set_setting(name, value, "root@head")
+    store.set_setting(name, value, "root@head")  # no change: no line in the audit
+    assert getattr(store.settings(), name) == value
+    (change,) = store.setting_audit()
+    assert (change.who, change.name, change.from_value) == ("root@head", name, None)
+    assert time.time() - change.at < 60
+
+
+def test_settings_lie_over_the_configurations(store):
+    defaults = Settings(power=0.0, partial_nodes=True)
+    store.set_setting("power", -3, "root")
+    assert store.settings(defaults) == Settings(power=-3, partial_nodes=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("power", 2), ("power", math.nan), ("paused", "yes"), ("account_weights", {"a": 0}), ("colour", 1)],
+)
+def test_senseless_settings_are_refused(store, name, value):
+    with pytest.raises(ConfigError, match=name):
+        store.set_setting(name, value, "root")
+    assert store.setting_audit() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("power", "2"), ("power", '"x"'), ("paused", "1"), ("user_weights", '{"a": -1}'), ("colour", "1")],
+)
+def test_the_table_refuses_them_too_and_audits_changes_by_hand(store, postgres, cluster, name, value):
+    with pytest.raises(psycopg2.errors.CheckViolation):
+        postgres.execute(f"INSERT INTO pollux.setting VALUES ('{cluster}', '{name}', '{value}')")
+    postgres.execute(f"INSERT INTO pollux.setting VALUES ('{cluster}', 'paused', 'true')")
+    assert [(c.who, c.name) for c in store.setting_audit()] == [("postgres", "paused")]
+
+
+def test_a_row_edited_into_nonsense_is_left_out_and_told(store, agent, postgres, cluster):
+    agent(7).publish()
+    agent(8).publish()
+    postgres.execute(
+        f"UPDATE pollux.report SET at = now() + interval '1 day' WHERE cluster = '{cluster}' AND job_id = 7"
+    )
+    assert set(store.reports()) == {8}
+    assert "clock" in store.rejected_reports()[7]
+
+
+def test_pruning_forgets_the_old_and_keeps_the_rest(store, seen, agent, postgres, cluster):
+    epoch = store.lead()
+    now = time.time()
+    store.sync_jobs([seen(7, state=JobState.COMPLETED, end_time=now - 5000), seen(8)])
+    agent(8).publish()
+    move = store.plan_reallocation(7, 0, "requeue", N1, N1, "x", epoch, at=now - 6000)
+    store.advance(move.id, Step.TRAINING, now - 5990, epoch=epoch)
+    store.plan_reallocation(8, 0, "requeue", N1, N1, "x", epoch, at=now - 6000)
+    words = {"mode": "observe", "durations": {}, "snapshot_json": "{}"}
+    old = store.record_cycle(plan(Allocation(8, N1, 1, 1, 32, False, "r")), started_at=now - 9000, **words)
+    recent = store.record_cycle(plan(), started_at=now - 500, **words)
+    latest = store.record_cycle(plan(), started_at=now - 10, **words)
+    postgres.execute(
+        f"UPDATE pollux.report_history SET received_at = now() - interval '2 h' WHERE cluster = '{cluster}'"
+    )
+    store.prune(now, history_s=3600, snapshots_s=100, jobs_s=3600)
+    assert store.allocations(old) == []
+    assert (store.cycle_snapshot(recent), store.cycle_snapshot(latest)) == (None, {})
+    assert [row.job_id for row in store.jobs_view()] == [8]
+    assert [m.job_id for m in store.reallocations()] == [8]
+    assert store.report_history() == []
+    assert set(store.reports()) == {8}
