@@ -73,7 +73,7 @@ if ! installed; then
   step "Slurm, munge, Postgres" apt_install
 fi
 
-exec 9>"$repository/.install.lock"
+exec 9<"$0" # the script itself is the lock between two runs
 flock 9
 if [ "$(cat "$stamp" 2>/dev/null)" != "$(digest)" ]; then
   step "virtual environment" make_venv

@@ -228,6 +228,12 @@ def _job(record: str) -> SlurmJob:
             gpus[node] += parse_gpus(gres).count
             cpus[node] += _width(cpu_ids)
     per_node = fields.get("TresPerNode")
+    if state is JobState.COMPLETING and not +gpus:
+        # Slurm 22.05 counts these GPUs as free from the first signal on (GresUsed too), while the job's processes may
+        # still use them: NodeList has the nodes that are not rid of it. Their number is known exactly where it was
+        # asked for per node, as ours are; else the job's total is the bound.
+        each = parse_gpus(per_node or fields.get("JOB_GRES") or "").count
+        gpus.update(dict.fromkeys(node_names(fields.word("NodeList")), each))
     memory = fields.get("MinMemoryNode")
     submitted = fields.time("SubmitTime")
     return SlurmJob(

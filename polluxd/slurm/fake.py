@@ -1,0 +1,341 @@
+"""Slurm in memory, for tests: the same protocol, a clock that the test advances, the real one's transitions and
+traps (each tried on 22.05.8; `tests/integration/test_slurm_contract.py` holds it to the real one), and faults.
+
+    slurm = FakeSlurm([Node("n1", gpus=4), Node("n2", gpus=4)])
+    job = slurm.submit(JobSpec(max_gpus=8))
+    slurm.configure(job, Geometry(("n1",), 2, 2), start=True)
+    slurm.advance(1.0)
+    assert slurm.jobs([job])[job].state is JobState.RUNNING
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import floor
+
+from polluxd.errors import SlurmError, SlurmRefused
+from polluxd.model import JobSpec, JobState, Node
+from polluxd.slurm.protocol import ClusterState, Geometry, SlurmJob
+
+CRED_EXPIRE_S = 120.0
+"""slurm.conf's AuthInfo=cred_expire: a requeued job waits one second more than this unless it is told otherwise."""
+
+
+@dataclass(slots=True)
+class _Job:
+    job_id: int
+    name: str
+    user: str
+    spec: JobSpec | None
+    submitted: float
+    begin: float
+    own_begin: float | None
+    nodes_wanted: int
+    gpus_per_node: int
+    cpus_per_task: int
+    mem_per_node_mb: int | None
+    runtime: float | None
+    state: JobState = JobState.PENDING
+    raw_state: str = "PENDING"
+    required: tuple[str, ...] = ()
+    held: dict[str, int] = field(default_factory=dict)
+    restarts: int = 0
+    started: float | None = None
+    ended: float | None = None
+    on_hold: bool = False
+    depends_on: int | None = None
+    left_at: float | None = None
+    left_nodes: frozenset[str] = frozenset()
+    becomes: JobState | None = None
+    """What follows COMPLETING."""
+    leaves_at: float = 0.0
+
+
+@dataclass(slots=True)
+class _Fault:
+    call: str
+    error: SlurmError
+    applied: bool
+    times: int
+
+
+class FakeSlurm:
+    """A SlurmClient without Slurm.
+
+    Args:
+        nodes: the cluster.
+        now: POSIX time at the start.
+        exit_s: how long a job's processes take to go (COMPLETING).
+        start_s: how long the scheduler takes after a job may start.
+    """
+
+    def __init__(
+        self,
+        nodes: Iterable[Node],
+        *,
+        now: float = 1_700_000_000.0,
+        exit_s: float = 0.1,
+        start_s: float = 0.7,
+    ) -> None:
+        self._nodes = {node.name: node for node in nodes}
+        self._now = now
+        self._exit_s = exit_s
+        self._start_s = start_s
+        self._jobs: dict[int, _Job] = {}
+        self._faults: list[_Fault] = []
+        self.calls: list[tuple[str, int]] = []
+        """Each writing call that was tried, as (name, job id), in order."""
+        self.signals: list[tuple[int, str]] = []
+        """Signals that reached running steps."""
+
+    # --- the test's hands ---------------------------------------------------------------------
+
+    def clock(self) -> float:
+        return self._now
+
+    def submit(
+        self,
+        spec: JobSpec | None = None,
+        *,
+        name: str = "job",
+        user: str = "alice",
+        nodes: int = 1,
+        gpus_per_node: int = 1,
+        cpus_per_task: int = 1,
+        mem_per_node_mb: int | None = None,
+        lease: float = 120.0,
+        begin: float | None = None,
+        depends_on: int | None = None,
+        runtime: float | None = None,
+    ) -> int:
+        """As sbatch with the submission hook: with a spec the job is kept back by a lease, else it starts at once."""
+        job_id = len(self._jobs) + 1
+        earliest = max(self._now, begin or 0.0)
+        self._jobs[job_id] = _Job(
+            job_id=job_id,
+            name=name,
+            user=user,
+            spec=spec,
+            submitted=self._now,
+            begin=earliest + (lease if spec is not None else 0.0),
+            own_begin=begin,
+            nodes_wanted=nodes,
+            gpus_per_node=gpus_per_node,
+            cpus_per_task=cpus_per_task,
+            mem_per_node_mb=mem_per_node_mb,
+            runtime=runtime,
+            depends_on=depends_on,
+        )
+        return job_id
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass; whatever is due on the way happens in order, 50 ms apart at most."""
+        until = self._now + seconds
+        while self._now < until:
+            self._now = min(until, self._now + 0.05)
+            self._pass_time()
+
+    def finish(self, job_id: int, state: JobState = JobState.COMPLETED) -> None:
+        """The job ends by itself (or is cancelled, or fails)."""
+        job = self._jobs[job_id]
+        if job.state is JobState.RUNNING:
+            self._leave(job, state)
+        elif job.state is JobState.PENDING:
+            self._end(job, state)
+
+    def hold(self, job_id: int, on: bool = True) -> None:
+        """`scontrol hold` or, with on=False, `release`."""
+        self._jobs[job_id].on_hold = on
+
+    def set_schedulable(self, node: str, schedulable: bool) -> None:
+        """Drain or resume a node; what runs there goes on."""
+        self._nodes[node] = replace(self._nodes[node], schedulable=schedulable)
+
+    def fail(self, call: str, error: SlurmError, *, applied: bool = False, times: int = 1) -> None:
+        """Make the next `times` calls of this name raise; with `applied` after having done what was asked."""
+        self._faults.append(_Fault(call, error, applied, times))
+
+    # --- SlurmClient --------------------------------------------------------------------------
+
+    def observe(self) -> ClusterState:
+        self._fault("observe", applied=False)
+        jobs = tuple(self._show(job) for job in self._jobs.values())
+        foreign = Counter[str]()
+        foreign_cpus = Counter[str]()
+        for job in jobs:
+            if job.spec is None:
+                foreign.update(job.gpus_per_node_held)
+                foreign_cpus.update(job.cpus_per_node_held)
+        nodes = tuple(
+            replace(node, foreign_gpus=foreign[node.name], foreign_cpus=foreign_cpus[node.name])
+            for node in self._nodes.values()
+        )
+        self._fault("observe", applied=True)
+        return ClusterState(self._now, nodes, jobs)
+
+    def jobs(self, job_ids: Sequence[int]) -> dict[int, SlurmJob]:
+        self._fault("jobs", applied=False)
+        shown = {i: self._show(self._jobs[i]) for i in job_ids if i in self._jobs}
+        self._fault("jobs", applied=True)
+        return shown
+
+    def signal(self, job_id: int, name: str = "USR1") -> None:
+        job = self._ours("signal", job_id)
+        if job.state.finished:
+            raise SlurmRefused(f"scancel --signal={name} {job_id}: Invalid job id specified")
+        if job.state is JobState.RUNNING:
+            self.signals.append((job_id, name))
+        self._fault("signal", applied=True)
+
+    def requeue(self, job_id: int) -> None:
+        job = self._ours("requeue", job_id)
+        if job.state is JobState.RUNNING:
+            job.restarts += 1
+            self._leave(job, JobState.PENDING)
+        self._fault("requeue", applied=True)
+
+    def configure(self, job_id: int, geometry: Geometry, *, start: bool) -> None:
+        job = self._ours("configure", job_id)
+        unknown = [n for n in geometry.nodes if n not in self._nodes]
+        if unknown or job.state is not JobState.PENDING:
+            raise SlurmRefused(f"scontrol update: Invalid node name specified for job {job_id}")
+        job.nodes_wanted = len(geometry.nodes)
+        job.required = geometry.nodes
+        job.gpus_per_node = geometry.gpus_per_node
+        job.cpus_per_task = geometry.cpus_per_task
+        if geometry.mem_per_node_mb is not None:
+            job.mem_per_node_mb = geometry.mem_per_node_mb
+        if start:
+            job.begin = self._now
+        self._fault("configure", applied=True)
+
+    def renew(self, job_ids: Sequence[int], until: float) -> None:
+        jobs = [self._ours("renew", job_id) for job_id in job_ids]
+        for job in jobs:
+            if job.state is JobState.PENDING:
+                job.begin = float(floor(until))  # scontrol's times have whole seconds
+        self._fault("renew", applied=True)
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _ours(self, call: str, job_id: int) -> _Job:
+        self.calls.append((call, job_id))
+        self._fault(call, applied=False)
+        job = self._jobs.get(job_id)
+        if job is None or job.spec is None:
+            raise SlurmRefused(f"jobs [{job_id}] did not opt in (or are gone): polluxd does not touch them")
+        return job
+
+    def _fault(self, call: str, *, applied: bool) -> None:
+        for fault in self._faults:
+            if fault.call == call and fault.applied is applied and fault.times > 0:
+                fault.times -= 1
+                raise fault.error
+
+    def _pass_time(self) -> None:
+        for job in self._jobs.values():
+            over = (
+                job.started is not None and job.runtime is not None and self._now >= job.started + job.runtime
+            )
+            if job.state is JobState.RUNNING and over:
+                self._leave(job, JobState.COMPLETED)
+            if job.state is JobState.COMPLETING and self._now >= job.leaves_at:
+                self._gone(job)
+        for job in self._jobs.values():
+            self._try_start(job)
+
+    def _leave(self, job: _Job, becomes: JobState) -> None:
+        job.state, job.raw_state, job.becomes = JobState.COMPLETING, "COMPLETING", becomes
+        job.leaves_at = self._now + self._exit_s
+
+    def _gone(self, job: _Job) -> None:
+        assert job.becomes is not None
+        job.left_at, job.left_nodes = self._now, frozenset(job.held)
+        if job.becomes is JobState.PENDING:
+            job.held = {}
+            job.state, job.raw_state, job.started = JobState.PENDING, "PENDING", None
+            job.begin = self._now + CRED_EXPIRE_S + 1
+        else:
+            self._end(job, job.becomes)
+
+    def _end(self, job: _Job, state: JobState) -> None:
+        job.held = {}
+        job.state, job.raw_state, job.ended = state, state.value, self._now
+
+    def _try_start(self, job: _Job) -> None:
+        if job.state is not JobState.PENDING or job.on_hold or self._now < job.begin + self._start_s:
+            return
+        if self._waits(job):
+            return
+        free = self._free()
+        names = (
+            job.required
+            or tuple(n for n, gpus in free.items() if gpus >= job.gpus_per_node)[: job.nodes_wanted]
+        )
+        fits = len(names) >= job.nodes_wanted and all(free.get(n, 0) >= job.gpus_per_node for n in names)
+        if not fits:
+            return
+        # A job that may start in the very second in which it was requeued, on a node that it left: its old
+        # credential is revoked there, and the new start with it.
+        same_second = job.left_at is not None and floor(job.begin) == floor(job.left_at)
+        if same_second and not job.left_nodes.isdisjoint(names):
+            job.state, job.raw_state, job.ended = JobState.FAILED, "FAILED", self._now
+            return
+        job.held = dict.fromkeys(names, job.gpus_per_node)
+        job.state, job.raw_state, job.started = JobState.RUNNING, "RUNNING", self._now
+
+    def _waits(self, job: _Job) -> bool:
+        other = self._jobs.get(job.depends_on) if job.depends_on is not None else None
+        return other is not None and not other.state.finished
+
+    def _free(self) -> Mapping[str, int]:
+        used = Counter[str]()
+        for job in self._jobs.values():
+            used.update(job.held)
+        return {
+            name: (node.gpus - used[name]) if node.schedulable else 0 for name, node in self._nodes.items()
+        }
+
+    def _show(self, job: _Job) -> SlurmJob:
+        pending = job.state is JobState.PENDING
+        return SlurmJob(
+            job_id=job.job_id,
+            name=job.name,
+            user=job.user,
+            uid=1000,
+            account="",
+            partition="main",
+            qos="",
+            state=job.state,
+            raw_state=job.raw_state,
+            reason=self._reason(job) if pending else "None",
+            restart_count=job.restarts,
+            submit_time=job.submitted,
+            start_time=job.started,
+            eligible_time=job.begin,
+            end_time=job.ended if job.state.finished else None,
+            nodes=tuple(sorted(job.held)),
+            gpus_per_node_held=dict(job.held),
+            cpus_per_node_held=dict.fromkeys(job.held, job.cpus_per_task),
+            requested_nodes=job.nodes_wanted,
+            requested_gpus_per_node=job.gpus_per_node,
+            requested_cpus=job.nodes_wanted * job.cpus_per_task,
+            cpus_per_task=job.cpus_per_task,
+            mem_per_node_mb=job.mem_per_node_mb,
+            required_nodes=job.required,
+            held_by_user=pending and job.on_hold,
+            dependent=pending and self._waits(job),
+            begin_time=job.own_begin,
+            admin_comment="pollux:v1" if job.spec is not None else "",
+            command="/home/alice/train.sh",
+            spec=job.spec,
+        )
+
+    def _reason(self, job: _Job) -> str:
+        if job.on_hold:
+            return "JobHeldUser"
+        if self._waits(job):
+            return "Dependency"
+        return "BeginTime" if self._now < job.begin else "Resources"

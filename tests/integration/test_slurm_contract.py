@@ -1,0 +1,275 @@
+"""The same scenarios on the fake and on the real Slurm: what one does, the other does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from math import floor
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from contrib.devcluster import DevCluster
+from polluxd.errors import SlurmRefused
+from polluxd.model import JobSpec, JobState, Node
+from polluxd.slurm.fake import FakeSlurm
+from polluxd.slurm.protocol import Geometry, SlurmClient, SlurmJob
+from polluxd.slurm.scontrol import ScontrolClient
+
+
+class World(Protocol):
+    """A Slurm, and the hands of a user and of time."""
+
+    client: SlurmClient
+
+    def now(self) -> float: ...
+    def sleep(self, seconds: float) -> None: ...
+    def submit(
+        self, *, ours: bool = True, gpus: int = 1, begin_in: float = 0, after: int | None = None
+    ) -> int: ...
+    def finish(self, job_id: int) -> None: ...
+    def hold(self, job_id: int) -> None: ...
+
+
+class FakeWorld:
+    def __init__(self) -> None:
+        self.slurm = FakeSlurm([Node(f"n{i}", gpus=4, cpus=8) for i in range(1, 5)])
+        self.client: SlurmClient = self.slurm
+
+    def now(self) -> float:
+        return self.slurm.clock()
+
+    def sleep(self, seconds: float) -> None:
+        self.slurm.advance(seconds)
+
+    def submit(
+        self, *, ours: bool = True, gpus: int = 1, begin_in: float = 0, after: int | None = None
+    ) -> int:
+        begin = self.now() + begin_in if begin_in else None
+        spec = JobSpec(max_gpus=16) if ours else None
+        return self.slurm.submit(spec, gpus_per_node=gpus, lease=60, begin=begin, depends_on=after)
+
+    def finish(self, job_id: int) -> None:
+        self.slurm.finish(job_id)
+
+    def hold(self, job_id: int) -> None:
+        self.slurm.hold(job_id)
+
+
+class RealWorld:
+    """Jobs are `sleep`s that end well when their file `stop.<id>` appears."""
+
+    def __init__(self, cluster: DevCluster, folder: Path) -> None:
+        self.cluster = cluster
+        self.folder = folder
+        self.client: SlurmClient = ScontrolClient(conf=cluster.slurm_conf)
+        self._jobs: list[int] = []
+
+    def now(self) -> float:
+        return time.time()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def submit(
+        self, *, ours: bool = True, gpus: int = 1, begin_in: float = 0, after: int | None = None
+    ) -> int:
+        script = self.folder / ("ours.sh" if ours else "foreign.sh")
+        directive = "#POLLUX max-gpus=16\n" if ours else ""
+        wait = f"while [ ! -e {self.folder}/stop.$SLURM_JOB_ID ]; do sleep 0.1; done\n"
+        script.write_text(f"#!/bin/sh\n{directive}{wait}")
+        options = [f"--gres=gpu:{gpus}", "--output=/dev/null"]
+        if begin_in:
+            options.append(f"--begin=now+{begin_in:.0f}")
+        if after is not None:
+            options.append(f"--dependency=afterany:{after}")
+        job_id = int(self.cluster.command("sbatch", "--parsable", *options, str(script)))
+        self._jobs.append(job_id)
+        return job_id
+
+    def finish(self, job_id: int) -> None:
+        (self.folder / f"stop.{job_id}").touch()
+
+    def hold(self, job_id: int) -> None:
+        self.cluster.command("scontrol", "hold", str(job_id))
+
+    def close(self) -> None:
+        if self._jobs:
+            self.cluster.command("scancel", *map(str, self._jobs))
+        wait_for(self, lambda: all(j.state.finished for j in self.client.jobs(self._jobs).values()))
+
+
+@pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.slurm)])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    if request.param == "fake":
+        yield FakeWorld()
+        return
+    real = RealWorld(request.getfixturevalue("dev_cluster"), tmp_path)
+    yield real
+    real.close()
+
+
+def wait_for(world: World, true: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    deadline = world.now() + timeout_s
+    while not true():
+        assert world.now() < deadline, "it did not come about in time"
+        world.sleep(0.05)
+
+
+def job(world: World, job_id: int) -> SlurmJob:
+    return world.client.jobs([job_id])[job_id]
+
+
+def wait_state(world: World, job_id: int, state: JobState) -> SlurmJob:
+    wait_for(world, lambda: job(world, job_id).state is state)
+    return job(world, job_id)
+
+
+def place(world: World, job_id: int, nodes: tuple[str, ...], gpus: int) -> SlurmJob:
+    world.client.configure(job_id, Geometry(nodes, gpus, gpus), start=True)
+    return wait_state(world, job_id, JobState.RUNNING)
+
+
+def requeue(world: World, job_id: int) -> None:
+    world.client.requeue(job_id)
+    wait_state(world, job_id, JobState.PENDING)
+    second = floor(world.now())
+    wait_for(world, lambda: floor(world.now()) > second)
+
+
+def test_an_opted_in_job_waits_and_a_foreign_one_runs(world: World) -> None:
+    ours, foreign = world.submit(), world.submit(ours=False, gpus=2)
+    shown = wait_state(world, foreign, JobState.RUNNING)
+    assert sum(shown.gpus_per_node_held.values()) == 2
+    assert shown.spec is None
+    waiting = job(world, ours)
+    assert waiting.state is JobState.PENDING
+    assert waiting.spec is not None
+    assert waiting.spec.max_gpus == 16
+    assert waiting.eligible_time == pytest.approx(world.now() + 60, abs=10)
+    state = world.client.observe()
+    assert {node.name: node.foreign_gpus for node in state.nodes} == {
+        name: shown.gpus_per_node_held.get(name, 0) for name in ("n1", "n2", "n3", "n4")
+    }
+    assert {ours, foreign} <= {j.job_id for j in state.jobs}
+
+
+def test_requeue_grows_and_shrinks_to_exact_nodes(world: World) -> None:
+    ours = world.submit(gpus=4)
+    submitted = job(world, ours).submit_time
+    for attempt, (nodes, gpus) in enumerate(
+        [(("n2",), 1), (("n3", "n4"), 4), (("n2",), 2), (("n1", "n2", "n4"), 3), (("n4",), 1)]
+    ):
+        if attempt:
+            requeue(world, ours)
+            assert not job(world, ours).gpus_per_node_held
+        running = place(world, ours, nodes, gpus)
+        assert running.gpus_per_node_held == dict.fromkeys(nodes, gpus)
+        assert running.cpus_per_node_held == dict.fromkeys(nodes, gpus)
+        assert running.restart_count == attempt
+        assert running.submit_time == submitted
+
+
+def test_a_requeued_job_waits_for_its_fail_safe(world: World) -> None:
+    ours = world.submit()
+    place(world, ours, ("n1",), 1)
+    requeue(world, ours)
+    waiting = job(world, ours)
+    assert waiting.eligible_time is not None
+    assert waiting.eligible_time - world.now() > 60
+    assert waiting.reason == "BeginTime"
+
+
+def test_requeue_of_a_waiting_or_ended_job_does_nothing(world: World) -> None:
+    ours = world.submit()
+    world.client.requeue(ours)
+    assert job(world, ours).restart_count == 0
+    place(world, ours, ("n1",), 1)
+    world.finish(ours)
+    wait_state(world, ours, JobState.COMPLETED)
+    world.client.requeue(ours)
+    world.sleep(1.0)
+    ended = job(world, ours)
+    assert ended.state is JobState.COMPLETED
+    assert ended.restart_count == 0
+    assert ended.end_time is not None
+
+
+def test_foreign_and_unknown_jobs_are_not_touched(world: World) -> None:
+    foreign = world.submit(ours=False)
+    wait_state(world, foreign, JobState.RUNNING)
+    with pytest.raises(SlurmRefused, match="did not opt in"):
+        world.client.requeue(foreign)
+    with pytest.raises(SlurmRefused, match="did not opt in"):
+        world.client.signal(foreign)
+    with pytest.raises(SlurmRefused, match="did not opt in"):
+        world.client.configure(foreign, Geometry(("n1",), 1, 1), start=True)
+    with pytest.raises(SlurmRefused, match="did not opt in"):
+        world.client.renew([foreign], world.now() + 100)
+    with pytest.raises(SlurmRefused, match="did not opt in"):
+        world.client.requeue(999_999)
+    assert world.client.jobs([999_999]) == {}
+    assert job(world, foreign).state is JobState.RUNNING
+
+
+def test_configuring_a_running_job_is_refused(world: World) -> None:
+    ours = world.submit()
+    place(world, ours, ("n1",), 1)
+    with pytest.raises(SlurmRefused):
+        world.client.configure(ours, Geometry(("n1", "n2"), 1, 1), start=True)
+    assert job(world, ours).gpus_per_node_held == {"n1": 1}
+
+
+def test_unknown_node_is_refused(world: World) -> None:
+    ours = world.submit()
+    with pytest.raises(SlurmRefused):
+        world.client.configure(ours, Geometry(("nowhere",), 1, 1), start=True)
+    assert job(world, ours).state is JobState.PENDING
+
+
+def test_leases_are_renewed_in_one_call_past_jobs_that_started(world: World) -> None:
+    first, second, third = world.submit(), world.submit(), world.submit()
+    place(world, second, ("n1",), 1)
+    until = world.now() + 500
+    world.client.renew([first, second, third], until)
+    for waiting in (first, third):
+        assert job(world, waiting).eligible_time == pytest.approx(until, abs=1.5)
+    assert job(world, second).state is JobState.RUNNING
+
+
+def test_a_taken_node_keeps_the_job_waiting(world: World) -> None:
+    ours = world.submit()
+    other = world.submit()
+    place(world, other, ("n1",), 3)
+    world.client.configure(ours, Geometry(("n1",), 2, 2), start=True)
+    world.sleep(3.0)
+    waiting = job(world, ours)
+    assert waiting.state is JobState.PENDING
+    assert waiting.reason in ("Resources", "ReqNodeNotAvail", "Priority")
+    world.finish(other)
+    assert wait_state(world, ours, JobState.RUNNING).gpus_per_node_held == {"n1": 2}
+
+
+def test_hold_dependency_and_begin_are_shown(world: World) -> None:
+    running = world.submit(ours=False)
+    held, dependent, later = world.submit(), world.submit(after=running), world.submit(begin_in=40)
+    world.hold(held)
+    assert job(world, held).held_by_user
+    assert job(world, dependent).dependent
+    assert job(world, later).begin_time == pytest.approx(world.now() + 40, abs=10)
+    assert job(world, later).eligible_time == pytest.approx(world.now() + 100, abs=10)
+    plain = job(world, running)
+    assert (plain.held_by_user, plain.dependent, plain.begin_time) == (False, False, None)
+
+
+def test_a_completing_job_still_holds_its_gpus_or_is_gone(world: World) -> None:
+    ours = world.submit()
+    place(world, ours, ("n2",), 2)
+    world.client.requeue(ours)
+    seen: set[JobState] = set()
+    while (shown := job(world, ours)).state is not JobState.PENDING:
+        seen.add(shown.state)
+        assert shown.gpus_per_node_held == {"n2": 2}
+        world.sleep(0.02)
+    assert seen <= {JobState.RUNNING, JobState.COMPLETING}
