@@ -15,6 +15,7 @@ from typing import Any
 
 import psycopg2
 import pytest
+
 from contrib.devcluster.postgres import DevPostgres
 from polluxd.model import JobSpec, JobState
 from polluxd.store import Store
@@ -78,7 +79,7 @@ class Seen:
     start_time: float | None = field(default_factory=lambda: time.time() - 90)
     end_time: float | None = None
     gpus_per_node_held: Mapping[str, int] = field(default_factory=lambda: {"n1": 4})
-    spec: JobSpec | None = JobSpec()
+    spec: JobSpec | None = field(default_factory=JobSpec)
 
 
 @pytest.fixture

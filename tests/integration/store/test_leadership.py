@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+
 from polluxd.errors import LeaderLost
 from polluxd.model import NO_PLACEMENT, Placement
 

@@ -6,6 +6,7 @@ import time
 
 import psycopg2
 import pytest
+
 from polluxd.errors import LeaderLost, StoreRejected
 from polluxd.model import NO_PLACEMENT, Placement, Step
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from contrib.devcluster.postgres import DevPostgres
 from pollux.report import Publisher
 from pollux.ticket import Ticket
@@ -48,9 +49,9 @@ def ticket(server, sign):
 
 def freeze(server, number):
     """Stop or continue every Postgres process: connections stay open and nobody answers."""
-    from contrib.devcluster.processes import descendants
-
     import os
+
+    from contrib.devcluster.processes import descendants
 
     pid = server._daemon.pid
     for each in [pid, *descendants([pid])]:

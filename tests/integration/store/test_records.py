@@ -7,6 +7,7 @@ import time
 
 import psycopg2
 import pytest
+
 from polluxd.errors import ConfigError
 from polluxd.model import NO_PLACEMENT, Allocation, JobSpec, JobState, Placement, Plan, Settings, Step
 

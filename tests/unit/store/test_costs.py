@@ -1,0 +1,91 @@
+"""The cost of a move from its stamps."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polluxd.model import NO_PLACEMENT, Placement
+from polluxd.store.costs import cost_of, is_reallocation, totals
+
+N1 = Placement(("n1",), 4)
+
+
+def row(times, acknowledged=None, resumed=None, path="requeue"):
+    return {
+        **{"id": 1, "job_id": 7, "path": path},
+        **{"times": times, "acknowledged": acknowledged, "resumed": resumed},
+    }
+
+
+def cost(*args, **words):
+    return cost_of(row(*args, **words), N1, N1)
+
+
+def test_without_stamps_of_the_agent_it_runs_from_the_order_to_the_end():
+    got = cost(
+        {"planned": 1, "draining": 10, "requeued": 20, "configured": 21, "started": 23, "training": 30}
+    )
+    assert (got["total_s"], got["measured"], got["drained_s"]) == (20, False, 0)
+    assert got["steps"] == {"requeue": 10, "configure": 1, "start": 2, "first_step": 7}
+
+
+def test_training_between_the_order_and_the_last_step_is_not_lost():
+    got = cost(
+        {"planned": 1, "draining": 10, "checkpointed": 15, "training": 33},
+        {"last_step_at": 14, "stopped_at": 14.5, "checkpoint_s": 0.4},
+        {"first_step_at": 30},
+    )
+    assert (got["total_s"], got["drained_s"], got["measured"]) == (16, 4, True)
+    assert got["steps"] == {"stop": 0.5, "checkpoint": 0.5, "first_step": 15}
+
+
+def test_a_node_whose_clock_is_behind_makes_no_negative_interval():
+    got = cost(
+        {"planned": 1, "draining": 10, "checkpointed": 15, "requeued": 16, "training": 40},
+        {"last_step_at": 14},
+        {"launched_at": 12, "first_step_at": 30},
+    )
+    assert got["steps"] == {"checkpoint": 1, "requeue": 1, "launch": 0, "first_step": 14}
+
+
+def test_a_start_is_counted_from_its_placing():
+    got = cost_of(
+        row({"planned": 1, "configured": 50, "started": 51, "training": 60}, path="start"), NO_PLACEMENT, N1
+    )
+    assert (got["total_s"], got["from"]) == (10, "none")
+
+
+def test_first_starts_are_no_reallocations():
+    assert not is_reallocation("start", 0)
+    assert is_reallocation("start", 1)
+    assert is_reallocation("requeue", 0)
+
+
+def test_totals_per_job():
+    costs = [cost({"planned": 0, "training": seconds}) for seconds in (4, 6)]
+    (total,) = totals(costs).values()
+    assert (total.count, total.lost_seconds, total.mean_cost) == (2, 10, 5)
+    assert totals([]) == {}
+
+
+stamp = st.floats(0, 1e9)
+
+
+@given(
+    st.fixed_dictionaries(
+        {"planned": stamp, "training": stamp},
+        optional=dict.fromkeys(("draining", "checkpointed", "requeued", "configured", "started"), stamp),
+    ),
+    st.none() | st.fixed_dictionaries({}, optional={"last_step_at": stamp, "stopped_at": stamp}),
+    st.none()
+    | st.fixed_dictionaries(
+        {}, optional=dict.fromkeys(("launched_at", "imported_at", "restored_at", "first_step_at"), stamp)
+    ),
+)
+def test_steps_add_up_whatever_the_clocks_say(times, acknowledged, resumed):
+    got = cost(times, acknowledged, resumed)
+    assert got["total_s"] >= 0
+    assert all(seconds >= 0 for seconds in got["steps"].values())
+    assert sum(got["steps"].values()) == pytest.approx(got["total_s"])

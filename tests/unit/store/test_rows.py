@@ -1,0 +1,82 @@
+"""Between rows and the model: what is refused at the boundary."""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import UTC, datetime
+
+import pytest
+
+from polluxd.errors import ConfigError, ReportError
+from polluxd.model import Settings
+from polluxd.store import rows
+
+NOW = 1_700_000_000.0
+
+
+def row(**changes):
+    theta = ("alpha_grad", "beta_grad", "alpha_local", "beta_local", "alpha_node", "beta_node")
+    return {
+        **{"job_id": 7, "attempt": 1, "at": datetime.fromtimestamp(NOW, UTC), "gamma": 2.0},
+        **dict.fromkeys(theta, 0.5),
+        **{"noise_sqr": 1.0, "noise_var": 3.0},
+        **{"batch_initial": 32, "batch_maximum": 64, "local_min": 1, "local_max": 32},
+        **{"explored_gpus": 2, "explored_nodes": 1, "gpus": 2, "nodes": 1, "batch_size": 64},
+        **{"goodput": 10.0, "throughput": 11.0, "progress": 5.0, "target": None, "epoch": 0.5},
+        **{"lr_factor": 1.0, "checkpointed": True, "times": {"first_step_at": 5}, "restart_cost": None},
+        **changes,
+    }
+
+
+def test_a_sound_row():
+    report = rows.report(row(), NOW)
+    assert (report.at, report.attempt, report.first_step_at, report.checkpointed) == (NOW, 1, 5.0, True)
+    assert (report.params.gamma, report.noise.var, report.limits.maximum) == (2.0, 3.0, 64)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"goodput": math.nan},
+        {"progress": math.inf},
+        {"alpha_node": -0.1},
+        {"batch_maximum": 16},
+        {"at": datetime.fromtimestamp(NOW + 301, UTC)},
+    ],
+)
+def test_an_unsound_row_is_refused_with_the_job_named(change):
+    with pytest.raises(ReportError, match="job 7"):
+        rows.report(row(**change), NOW)
+
+
+def test_half_a_fit_is_none():
+    assert rows.report(row(beta_node=None), NOW).params is None
+
+
+@pytest.mark.parametrize("power", [-1, 0.5, 1, -math.inf, "-inf"])
+def test_powers_travel_as_json(power):
+    stored = json.loads(rows.setting_to_json("power", power))
+    assert rows.settings({"power": stored}, Settings()).power == float(power)
+
+
+def test_a_setting_of_a_later_version_is_passed_over():
+    assert rows.settings({"colour": 1, "paused": True}, Settings()) == Settings(paused=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("power", 1.5, "up to 1"),
+        ("power", True, "up to 1"),
+        ("power", "max", "up to 1"),
+        ("paused", 1, "true or false"),
+        ("user_weights", {"a": math.inf}, "above 0"),
+        ("user_weights", {"a": True}, "above 0"),
+        ("user_weights", [1], "above 0"),
+        ("pwoer", -1, "there are account_weights"),
+    ],
+)
+def test_a_senseless_setting_is_refused(name, value, told):
+    with pytest.raises(ConfigError, match=told):
+        rows.setting_to_json(name, value)

@@ -1,0 +1,151 @@
+"""The configuration file: what is taken, and how each fault is told."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from polluxd.config import Config, load_config, parse_config
+from polluxd.errors import ConfigError
+from polluxd.model import Mode, Settings
+
+EXAMPLE = Path(__file__).parents[2] / "contrib" / "systemd" / "polluxd.toml"
+LEAST = '[slurm]\ncluster = "c"\n[database]\nurl = "postgresql://pollux_daemon@h/pollux"\n'
+
+
+def parsed(text):
+    return parse_config(tomllib.loads(text), "polluxd.toml")
+
+
+def fault(text):
+    with pytest.raises(ConfigError) as caught:
+        parsed(text)
+    return str(caught.value)
+
+
+def test_the_least_file_and_its_defaults():
+    config = parsed(LEAST)
+    assert config.mode is Mode.OBSERVE
+    assert (config.cycle.interval_s, config.realloc.default_cost_s) == (60, 30)
+    assert config.policy.settings() == Settings()
+    assert config.database.secret() is None
+
+
+def test_the_example_shows_every_key_with_its_default():
+    text = EXAMPLE.read_text()
+    assert load_config(EXAMPLE).slurm.cluster == "mycluster"
+    uncommented = "\n".join(
+        line[2:] if line.startswith("# ") and " = " in line and not line.startswith("# observe") else line
+        for line in text.splitlines()
+    )
+    document = tomllib.loads(uncommented)
+    config = Config.model_validate(document)
+    for name, field in Config.model_fields.items():
+        if name == "mode":
+            continue
+        section = field.annotation
+        keys = {f.alias or key: f.default for key, f in section.model_fields.items()}
+        assert set(document[name]) == set(keys), name
+        for key, default in keys.items():
+            if isinstance(default, float) and key in document[name]:
+                assert document[name][key] == default, key
+    assert config.policy.account_weights == {"physics": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "slurm: missing"),
+        ('[slurm]\ncluster = "c"', "database: missing"),
+        (LEAST + "[cycle]\nintervall_s = 5", "cycle.intervall_s: no such key; did you mean interval_s?"),
+        ("mod = 1\n" + LEAST, "mod: no such key; did you mean mode?"),
+        (LEAST + "[colour]\n", "colour: no such key; there are mode, slurm"),
+        ('mode = "enforced"\n' + LEAST, "mode: should be 'observe', 'advise' or 'enforce'; got 'enforced'"),
+        (LEAST + '[cycle]\ninterval_s = "60"', "cycle.interval_s: should be a valid number; got '60'"),
+        (LEAST + "[cycle]\ninterval_s = nan", "cycle.interval_s"),
+        (LEAST + "[cycle]\nfloor_s = 61.0", "floor_s (61) must not be above interval_s (60)"),
+        (LEAST + "[cycle]\nbusy_poll_s = 9", "busy_poll_s (9) must not be above poll_s (5)"),
+        (LEAST + "[cycle]\nleader_lease_s = 10", "slurm.timeout_s (10) must be below cycle.leader_lease_s"),
+        (LEAST.replace('"c"', '"c"\nlease_s = 15'), "would start before polluxd renews"),
+        (LEAST + "[policy]\npower = 1.5", "policy.power"),
+        (LEAST + "[policy]\npower = nan", "policy.power"),
+        (
+            LEAST + "[policy.user_weights]\nbob = 0",
+            "policy.user_weights.bob: should be greater than 0; got 0",
+        ),
+        (LEAST + "[realloc]\nmax_concurrent = 1.5", "realloc.max_concurrent"),
+        (LEAST + "[realloc]\nmax_concurrent = -1", "realloc.max_concurrent"),
+        (LEAST.replace('"c"', '"a b"'), "slurm.cluster"),
+    ],
+)
+def test_each_fault_names_its_key(text, told):
+    message = fault(text)
+    assert message.startswith("polluxd.toml: ")
+    assert told in message
+
+
+def test_all_faults_are_told_at_once():
+    message = fault('mode = "x"\n[slurm]\nclustr = "c"\n[database]\n')
+    assert len(message.splitlines()) == 4
+
+
+@pytest.mark.parametrize("url", ["mysql://u:hunter2@h/x", "hunter2", 5])
+def test_a_faulty_url_is_told_without_its_password(url):
+    message = fault(f'[slurm]\ncluster = "c"\n[database]\nurl = {url!r}\n')
+    assert "database.url" in message
+    assert "hunter2" not in message
+
+
+def test_no_secret_in_the_printed_form():
+    config = parsed(LEAST.replace("pollux_daemon@", "pollux_daemon:hunter2@"))
+    assert "hunter2" not in repr(config)
+    assert "hunter2" in config.database.url
+
+
+def test_the_password_file_goes_into_the_url():
+    config = parsed(LEAST.replace("[database]", '[database]\npassfile = "/etc/pollux/pg pass"'))
+    assert config.database.url == "postgresql://pollux_daemon@h/pollux?passfile=%2Fetc%2Fpollux%2Fpg+pass"
+
+
+def test_max_min_fairness_can_be_written():
+    assert parsed(LEAST + "[policy]\npower = -inf").policy.settings().power == -math.inf
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    path = tmp_path / "polluxd.toml"
+    with pytest.raises(ConfigError, match="no such file"):
+        load_config(path)
+    with pytest.raises(ConfigError, match="directory"):
+        load_config(tmp_path)
+    path.write_text("[slurm\n")
+    with pytest.raises(ConfigError, match=r"not TOML.*line 1"):
+        load_config(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="not TOML"):
+        load_config(path)
+
+
+def test_a_password_in_a_file_open_to_others_is_refused(tmp_path):
+    path = tmp_path / "polluxd.toml"
+    path.write_text(LEAST.replace("pollux_daemon@", "pollux_daemon:hunter2@"))
+    path.chmod(0o640)
+    with pytest.raises(ConfigError, match="chmod 600") as caught:
+        load_config(path)
+    assert "hunter2" not in str(caught.value)
+    path.chmod(0o600)
+    load_config(path)
+
+
+def test_the_ticket_secret(tmp_path):
+    path = tmp_path / "secret"
+    config = parsed(LEAST.replace("[database]", f'[database]\nsecret_file = "{path}"'))
+    with pytest.raises(ConfigError, match="No such file"):
+        config.database.secret()
+    path.write_text("short\n")
+    with pytest.raises(ConfigError, match="16 bytes, got 5"):
+        config.database.secret()
+    path.write_text("0123456789abcdef\n")
+    assert config.database.secret() == b"0123456789abcdef"
