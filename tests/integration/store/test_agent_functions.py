@@ -193,7 +193,8 @@ def test_an_agent_can_read_and_write_no_table(store, agent, postgres):
 def test_the_agents_functions_are_all_an_agent_may_execute(store, agent):
     allowed = agent(7).sql(
         "SELECT array_agg(p.proname::text ORDER BY p.proname) FROM pg_proc p"
-        " JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname LIKE 'pollux%%' AND has_schema_privilege(n.oid, 'USAGE')"
+        " JOIN pg_namespace n ON n.oid = p.pronamespace"
+        " WHERE n.nspname LIKE 'pollux%%' AND has_schema_privilege(n.oid, 'USAGE')"
         " AND has_function_privilege(p.oid, 'EXECUTE')"
     )
     assert allowed == ["acknowledge_v1", "instructions_v1", "publish_v1"]

@@ -59,11 +59,11 @@ def test_of_many_that_try_at_once_one_leads(new_store):
 
 def test_a_leader_whose_session_dies_knows_and_another_waits_for_its_lease(new_store, postgres):
     first, second = new_store(lease_s=0.6), new_store(lease_s=0.6)
+    asked_at = time.monotonic()
     epoch = first.lead()
-    renewed_at = time.monotonic()
     end_sessions(postgres)  # as a network that drops the leader's connection
     assert lead_within(second, 10) == epoch + 1
-    assert time.monotonic() - renewed_at >= 0.6
+    assert time.monotonic() - asked_at >= 0.6  # however slow the machine
     assert first.lease_left == 0.0
     assert not first.still_leading()
     with pytest.raises(LeaderLost):
