@@ -75,10 +75,14 @@ class Allocation:
     step_id: str = ""
 
     @property
-    def job_port(self) -> int:
-        """A port that every node of this step derives alike, and another attempt or step does not."""
-        key = f"{self.job_id}.{self.attempt}.{self.step_id}".encode()
-        return FIRST_PORT + zlib.crc32(key) % PORTS
+    def identity(self) -> str:
+        """Equal on every node of this step, and different for another attempt or step."""
+        return f"{self.job_id}.{self.attempt}.{self.step_id}"
+
+    def link_ports(self, count: int) -> list[int]:
+        """Ports on which launcher 0 may listen, first choice first: every node of this step derives the same."""
+        first = zlib.crc32(self.identity.encode())
+        return [FIRST_PORT + (first + offset * 733) % PORTS for offset in range(count)]
 
 
 def in_batch_script(env: Mapping[str, str]) -> bool:
@@ -152,6 +156,12 @@ def expand_indices(text: str) -> list[int]:
         except ValueError as error:
             raise LaunchError(f"expected GPU indices like 0-2,5 from Slurm, found {text!r}") from error
     return indices
+
+
+def fewest_cpus(text: str) -> int:
+    """The smallest entry of SLURM_JOB_CPUS_PER_NODE: "8(x2),4" -> 4; 0 where there is none."""
+    counts = [int(part) for part in re.findall(r"(?:^|,)(\d+)", text)]
+    return min(counts, default=0)
 
 
 def first_host(nodelist: str) -> str:

@@ -16,11 +16,14 @@ import os  # noqa: E402
 import runpy  # noqa: E402
 import socket  # noqa: E402
 import sys  # noqa: E402
+import threading  # noqa: E402
 from collections.abc import Sequence  # noqa: E402
 from pathlib import Path  # noqa: E402
 
+from pollux import wake  # noqa: E402
 from pollux.allocation import (  # noqa: E402
     Allocation,
+    fewest_cpus,
     in_batch_script,
     node_address,
     read_allocation,
@@ -28,7 +31,10 @@ from pollux.allocation import (  # noqa: E402
     without_stale,
 )
 from pollux.errors import LaunchError, PolluxAgentError  # noqa: E402
-from pollux.workers import WATCHED, Notes, Worker, start_worker, supervise  # noqa: E402
+from pollux.link import CANDIDATES, Link, free_port, gather, interface_of, join, listen  # noqa: E402
+from pollux.supervise import WATCHED, Supervisor, Verdict, describe  # noqa: E402
+from pollux.ticket import read_ticket  # noqa: E402
+from pollux.workers import Notes, adopt_orphans, start_worker  # noqa: E402
 
 PRELOAD = (
     "torch",
@@ -91,6 +97,13 @@ def _parser() -> argparse.ArgumentParser:
     run_parser.add_argument(
         "--nproc", type=_positive, metavar="N", help="workers per node (default: one per GPU held, else 1)"
     )
+    run_parser.add_argument(
+        "--max-restarts",
+        type=_count,
+        default=0,
+        metavar="N",
+        help="after a failure, start all ranks again from the newest checkpoint, at most N times (default 0)",
+    )
     run_parser.add_argument("script", metavar="SCRIPT", help="the training script, or a module with -m")
     run_parser.add_argument(
         "args", nargs=argparse.REMAINDER, metavar="ARGS", help="the script's own arguments"
@@ -102,6 +115,13 @@ def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"expected at least 1, got {value}")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"expected 0 or more, got {value}")
     return value
 
 
@@ -123,8 +143,11 @@ def _start_on_all_nodes(options: argparse.Namespace) -> None:
     """Replace this process by srun, which starts one launcher on each node that the job has now."""
     nodes = os.environ.get("SLURM_JOB_NUM_NODES", "1")
     command = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
-    # The whole of the job's CPUs: one task with --cpus-per-task unset would be bound to one core.
-    command += ["--cpu-bind=none", "--kill-on-bad-exit=1", "--unbuffered"]
+    cpus = fewest_cpus(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+    if cpus:
+        # Said outright: a task of unsaid size may be bound to a single core.
+        command.append(f"--cpus-per-task={cpus}")
+    command += ["--kill-on-bad-exit=1", "--unbuffered"]
     # A shell ignores USR1 within its first instant, where Python takes milliseconds; exec keeps it ignored.
     command += [
         "/bin/sh",
@@ -138,6 +161,7 @@ def _start_on_all_nodes(options: argparse.Namespace) -> None:
     ]
     if options.nproc:
         command += ["--nproc", str(options.nproc)]
+    command += ["--max-restarts", str(options.max_restarts)]
     command += ["-m"] if options.module else []
     command += [options.script, *options.args]
     sys.stdout.flush()
@@ -148,55 +172,110 @@ def _start_on_all_nodes(options: argparse.Namespace) -> None:
 
 
 def _run_workers(allocation: Allocation, options: argparse.Namespace) -> int:
-    os.environ["POLLUX_LAUNCHED_AT"] = repr(_LAUNCHED_AT)
     # Before torch is imported: several workers per node would otherwise start a thread per core each.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    shared = _rendezvous(allocation)
+    meeting = _Meeting(allocation)
     _import_once()
-    shared["POLLUX_IMPORTED_AT"] = repr(time.time())
+    link = meeting.outcome()
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    adopt_orphans()
+    if link is not None:
+        link.signal_arrivals()
+    launched, restarts, port = _LAUNCHED_AT, 0, link.port if link is not None else free_port()
+    while True:
+        env = _shared_environment(allocation, link, port)
+        env |= {"POLLUX_LAUNCHED_AT": repr(launched), "POLLUX_IMPORTED_AT": repr(time.time())}
+        env["POLLUX_RESTARTS"] = str(restarts)
+        verdict = _start_once(allocation, options, link, env, may_restart=restarts < options.max_restarts)
+        if verdict.failure is not None and (link is None or link.is_hub):
+            _say(describe(verdict.failure))
+        if verdict.restart_port is None:
+            return verdict.status
+        restarts, launched, port = restarts + 1, time.time(), verdict.restart_port
+        if link is None or link.is_hub:
+            _say(
+                f"starting all ranks again, from the newest checkpoint: {restarts} of {options.max_restarts}"
+            )
+
+
+def _start_once(
+    allocation: Allocation,
+    options: argparse.Namespace,
+    link: Link | None,
+    env: dict[str, str],
+    *,
+    may_restart: bool,
+) -> Verdict:
+    def body() -> int:
+        if link is not None:
+            link.close()
+        return _run_script(options)
+
+    first = int(env.pop("FIRST_RANK"))
     notes = Notes(allocation.workers)
-    workers: list[Worker] = []
+    workers = []
     for local_rank in range(allocation.workers):
-        rank = allocation.node_rank * allocation.workers + local_rank
-        env = shared | {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
+        own = env | {"RANK": str(first + local_rank), "LOCAL_RANK": str(local_rank)}
         if allocation.gpu_ids:
-            env["CUDA_VISIBLE_DEVICES"] = allocation.gpu_ids[local_rank % len(allocation.gpu_ids)]
-        workers.append(start_worker(rank, local_rank, env, lambda: _run_script(options), notes))
-    return supervise(workers, notes, say=_say)
+            own["CUDA_VISIBLE_DEVICES"] = allocation.gpu_ids[local_rank % len(allocation.gpu_ids)]
+        unblock = WATCHED - {wake.WAKE_SIGNAL}
+        workers.append(start_worker(first + local_rank, local_rank, own, body, notes, unblock=unblock))
+    return Supervisor(workers, notes, where=_host(), link=link, may_restart=may_restart).wait()
 
 
-def _rendezvous(allocation: Allocation) -> dict[str, str]:
-    """The environment that all workers of the job share."""
-    world_size = allocation.num_nodes * allocation.workers
-    if allocation.num_nodes == 1:
-        address, port = "127.0.0.1", _free_port(allocation.job_port)
-    else:
-        address, port = node_address(allocation.first_node), allocation.job_port
+class _Meeting:
+    """Meeting the other nodes' launchers, in a thread while torch is imported. It ends before any fork."""
+
+    def __init__(self, allocation: Allocation) -> None:
+        self._link: Link | None = None
+        self._error: PolluxAgentError | None = None
+        self._thread: threading.Thread | None = None
+        if allocation.num_nodes > 1:
+            self._thread = threading.Thread(target=self._meet, args=(allocation,), daemon=True)
+            self._thread.start()
+
+    def outcome(self) -> Link | None:
+        """The link, None with one node. Raises RankLost and LaunchError."""
+        if self._thread is not None:
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._link
+
+    def _meet(self, allocation: Allocation) -> None:
+        ports = allocation.link_ports(CANDIDATES)
+        ticket = read_ticket()
+        # Without a ticket the key keeps attempts and jobs apart, and no more.
+        key = (ticket.token if ticket is not None else "no ticket").encode() + allocation.identity.encode()
+        try:
+            if allocation.node_rank == 0:
+                self._link = gather(listen(ports), key, allocation.workers, allocation.num_nodes)
+            else:
+                address = node_address(allocation.first_node)
+                self._link = join(address, ports, key, allocation.node_rank, allocation.workers)
+        except PolluxAgentError as error:
+            self._error = error
+
+
+def _shared_environment(allocation: Allocation, link: Link | None, port: int) -> dict[str, str]:
+    """What the workers of this node find in their environment, by torchrun's names; and FIRST_RANK, for the launcher."""
+    workers = link.workers if link is not None else [allocation.workers]
+    address = link.address if link is not None else "127.0.0.1"
     env = {
-        "WORLD_SIZE": str(world_size),
+        "WORLD_SIZE": str(sum(workers)),
         "LOCAL_WORLD_SIZE": str(allocation.workers),
         "GROUP_RANK": str(allocation.node_rank),
-        "GROUP_WORLD_SIZE": str(allocation.num_nodes),
+        "GROUP_WORLD_SIZE": str(len(workers)),
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
+        "FIRST_RANK": str(sum(workers[: allocation.node_rank])),
     }
-    if address.startswith("127.") and "GLOO_SOCKET_IFNAME" not in os.environ:
-        # gloo would look the host's name up, which need not lead to an address that the others can reach.
-        env["GLOO_SOCKET_IFNAME"] = "lo"
+    # gloo would look the host's name up, and that need not lead to an address which the others can reach.
+    mine = link.channels[0].socket.getsockname()[0] if link is not None else address
+    interface = interface_of(mine)
+    if interface is not None and "GLOO_SOCKET_IFNAME" not in os.environ:
+        env["GLOO_SOCKET_IFNAME"] = interface
     return env
-
-
-def _free_port(preferred: int) -> int:
-    """A TCP port of this machine that nobody listens on: the preferred one, else the kernel's choice."""
-    for port in (preferred, 0):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("", port))
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
-    raise LaunchError("no free TCP port on this machine")
 
 
 def _import_once() -> None:
@@ -229,9 +308,12 @@ def _run_script(options: argparse.Namespace) -> int:
     return 0
 
 
+def _host() -> str:
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
 def _say(message: str) -> None:
-    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    print(f"pollux run [{host}]: {message}", file=sys.stderr, flush=True)
+    print(f"pollux run [{_host()}]: {message}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
