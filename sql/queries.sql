@@ -20,6 +20,14 @@ RETURNING epoch;
 -- A leader that stops in good order lets the next one act at once.
 UPDATE pollux.leader SET lease_until = clock_timestamp() WHERE cluster = :cluster AND epoch = :epoch;
 
+-- name: lead_evict
+-- End the session of a leader whose lease is over: it is stalled (stopped, swapped out), so its lock would stay.
+SELECT pg_terminate_backend(k.pid) FROM pg_locks k
+WHERE k.locktype = 'advisory' AND k.granted AND k.pid <> pg_backend_pid()
+  AND k.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND (CAST(k.classid AS bigint) << 32 | CAST(k.objid AS bigint)) = hashtextextended('pollux:' || :cluster, 0)
+  AND EXISTS (SELECT FROM pollux.leader WHERE cluster = :cluster AND lease_until <= clock_timestamp());
+
 -- name: leader
 SELECT epoch, holder, since, lease_until > clock_timestamp() AS leased
 FROM pollux.leader WHERE cluster = :cluster;

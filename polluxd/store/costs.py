@@ -11,7 +11,7 @@ from .views import ReallocationCost, ReallocTotals
 
 # Stamps of one move in the order of events, with the name of the interval that ends there.
 _TIMELINE = (
-    ("acknowledged", "stopped_at", "stop"),
+    ("acknowledged", "saving_at", "stop"),
     ("times", Step.CHECKPOINTED, "checkpoint"),
     ("times", Step.REQUEUED, "requeue"),
     ("times", Step.CONFIGURED, "configure"),
@@ -43,6 +43,9 @@ def cost_of(row: Mapping[str, Any], source: Placement, target: Placement) -> Rea
         "resumed": row["resumed"] or {},
     }
     times = stamps["times"]
+    saving_at = _saving_at(stamps["acknowledged"], times.get(Step.CHECKPOINTED))
+    if saving_at is not None:
+        stamps["acknowledged"] = {**stamps["acknowledged"], "saving_at": saving_at}
     last_step = stamps["acknowledged"].get("last_step_at")
     first_step = stamps["resumed"].get("first_step_at")
     ordered = times.get(Step.DRAINING, times.get(Step.CONFIGURED, times[Step.PLANNED]))
@@ -70,6 +73,14 @@ def cost_of(row: Mapping[str, Any], source: Placement, target: Placement) -> Rea
         "measured": last_step is not None and first_step is not None,
         "steps": steps,
     }
+
+
+def _saving_at(acknowledged: Mapping[str, Any], checkpointed_at: float | None) -> float | None:
+    """When the agent began to write its checkpoint: a checkpoint's time before it was there, at the latest."""
+    known = [] if (stopped := acknowledged.get("stopped_at")) is None else [float(stopped)]
+    if checkpointed_at is not None and "checkpoint_s" in acknowledged:
+        known.append(float(checkpointed_at) - float(acknowledged["checkpoint_s"]))
+    return min(known, default=None)
 
 
 def totals(costs: Iterable[ReallocationCost]) -> dict[int, ReallocTotals]:

@@ -93,7 +93,14 @@ class Leadership:
                     "SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", ("pollux:" + self.cluster,)
                 )
                 elected = cursor.fetchone()[0]
-            rows = self._query("lead_claim", holder=self.holder, lease_s=self.lease_s) if elected else []
+            if elected:
+                rows = self._query("lead_claim", holder=self.holder, lease_s=self.lease_s)
+            else:
+                rows = []
+                if self._query("lead_evict"):
+                    log.warning(
+                        "ended the session of a leader of cluster %s whose lease is over", self.cluster
+                    )
         except psycopg2.Error:
             self._give_up()
             raise

@@ -249,7 +249,7 @@ class Store:
         with self._transaction() as run:
             return [rows.reallocation(row) for row in run("open_reallocations")]
 
-    def plan_reallocation(  # noqa: PLR0917 - the fields of a move, in the order of its table
+    def plan_reallocation(
         self,
         job_id: int,
         attempt: int,

@@ -1,4 +1,4 @@
-"""One private Postgres for all store tests; each test has a cluster name of its own in it."""
+"""The session's private Postgres; each test has a cluster name of its own in it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import hashlib
 import hmac
 import itertools
 import json
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import psycopg2
@@ -25,14 +23,12 @@ _names = (f"cluster{n}" for n in itertools.count(1))
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[DevPostgres]:
-    with tempfile.TemporaryDirectory(prefix="pollux-pg-") as folder:
-        Path(folder).chmod(0o755)  # user postgres must reach it
-        with DevPostgres(Path(folder) / "pg") as server:
-            store = Store(server.admin_url, "any")
-            store.migrate()
-            store.close()
-            yield server
+def postgres(dev_postgres: DevPostgres) -> DevPostgres:
+    """With the schema, and the roles as a superuser makes them."""
+    store = Store(dev_postgres.admin_url, "any")
+    store.migrate()
+    store.close()
+    return dev_postgres
 
 
 @pytest.fixture

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -92,3 +97,66 @@ def test_a_standby_that_never_led_is_not_fenced_out_of_reading(new_store):
     leader.lead()
     assert standby.open_reallocations() == []
     assert standby.epoch is None
+
+
+LEADER = """
+import sys, time
+from polluxd.errors import LeaderLost
+from polluxd.model import NO_PLACEMENT, Placement
+from polluxd.store import Store
+
+store = Store(sys.argv[1], sys.argv[2], lease_s=0.5)
+epoch = store.lead()
+print("epoch", epoch, flush=True)
+while store.still_leading():
+    time.sleep(0.05)
+print("lost", store.lease_left, flush=True)
+try:
+    store.plan_reallocation(7, 0, "start", NO_PLACEMENT, Placement(("n1",), 1), "late", epoch)
+except LeaderLost:
+    print("fenced", flush=True)
+"""
+
+
+@pytest.fixture
+def leader(postgres, cluster):
+    """Another process that leads and renews its lease."""
+    root = Path(__file__).parents[3]
+    process = subprocess.Popen(
+        [sys.executable, "-c", LEADER, postgres.url, cluster],
+        env={**os.environ, "PYTHONPATH": f"{root}:{root / 'agent'}"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "epoch 1\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_a_killed_leader_is_replaced(leader, new_store):
+    standby = new_store(lease_s=0.5)
+    assert standby.lead() is None
+    leader.kill()
+    assert lead_within(standby, 20) == 2
+
+
+def test_a_stalled_leader_is_replaced_and_does_nothing_on_waking(leader, new_store):
+    """Its connection stays open while it is stopped: the lock alone would never come free."""
+    standby = new_store(lease_s=0.5)
+    assert standby.lead() is None
+    leader.send_signal(signal.SIGSTOP)
+    assert lead_within(standby, 20) == 2
+    leader.send_signal(signal.SIGCONT)
+    assert leader.stdout.read() == "lost 0.0\nfenced\n"
+    assert standby.still_leading()
+    assert standby.reallocations() == []
+
+
+def test_a_leader_whose_lease_runs_is_not_evicted(leader, new_store):
+    standby = new_store(lease_s=0.5)
+    for _ in range(30):
+        assert standby.lead() is None
+        time.sleep(0.05)
+    assert leader.poll() is None

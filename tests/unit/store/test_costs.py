@@ -41,6 +41,14 @@ def test_training_between_the_order_and_the_last_step_is_not_lost():
     assert got["steps"] == {"stop": 0.5, "checkpoint": 0.5, "first_step": 15}
 
 
+def test_the_time_of_the_checkpoint_is_the_agents_own_measure():
+    acknowledged = {"last_step_at": 10, "stopped_at": 14.9, "checkpoint_s": 4}
+    got = cost(
+        {"planned": 1, "draining": 9, "checkpointed": 15, "training": 20}, acknowledged, {"first_step_at": 20}
+    )
+    assert got["steps"] == {"stop": 1, "checkpoint": 4, "first_step": 5}
+
+
 def test_a_node_whose_clock_is_behind_makes_no_negative_interval():
     got = cost(
         {"planned": 1, "draining": 10, "checkpointed": 15, "requeued": 16, "training": 40},
