@@ -258,7 +258,7 @@ class _Meeting:
 
 
 def _shared_environment(allocation: Allocation, link: Link | None, port: int) -> dict[str, str]:
-    """What the workers of this node find in their environment, by torchrun's names; and FIRST_RANK, for the launcher."""
+    """What this node's workers find in their environment, by torchrun's names; and FIRST_RANK, for the launcher."""
     workers = link.workers if link is not None else [allocation.workers]
     address = link.address if link is not None else "127.0.0.1"
     env = {

@@ -168,7 +168,7 @@ def listen(ports: Sequence[int]) -> socket.socket:
             listener.close()
             continue
         return listener
-    raise LaunchError(f"none of the ports {ports[0]} to {ports[-1]} is free on this node")
+    raise LaunchError(f"none of the ports {', '.join(map(str, ports))} is free on this node")
 
 
 def gather(
@@ -214,7 +214,7 @@ def join(
     """On the other nodes: find launcher 0 and wait for its start. Raises RankLost where it is not found in time."""
     deadline = time.monotonic() + timeout
     pause = 0.02
-    why = "it did not answer"
+    why, stranger = "it did not answer", ""
     while time.monotonic() < deadline:
         for port in ports:
             try:
@@ -224,7 +224,7 @@ def join(
                 continue
             channel = _present(connection, key, node_rank, workers)
             if channel is None:
-                why = f"whoever listens on port {port} is not this job's launcher"
+                stranger = f"; whoever listens on port {port} is not this job's launcher"
                 connection.close()
                 continue
             start = channel.receive(max(deadline - time.monotonic(), 1.0))
@@ -234,8 +234,8 @@ def join(
         time.sleep(pause)
         pause = min(pause * 2, 1.0)
     raise RankLost(
-        f"node 0's launcher at {address}, ports {ports[0]} to {ports[-1]}, was not found within {timeout:.0f} s: "
-        f"{why}"
+        f"node 0's launcher was not found at {address} within {timeout:.0f} s, on none of the ports "
+        f"{', '.join(map(str, ports))}: {why}{stranger}"
     )
 
 

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 
 NOTE_BYTES = 512
@@ -166,12 +165,12 @@ def _die_with_parent(parent: int) -> None:
 
 def _in_script(trace: TracebackType | None) -> TracebackType | None:
     """The part of a trace below this launcher and runpy; all of it where nothing is below."""
-    here = str(Path(__file__).parent)
-    frame = trace
+    frame, started = trace, False
     while frame is not None:
-        name = frame.tb_frame.f_code.co_filename
-        if not name.startswith((here, "<frozen")):
+        in_runpy = frame.tb_frame.f_code.co_filename == "<frozen runpy>"
+        if started and not in_runpy:
             return frame
+        started = started or in_runpy
         frame = frame.tb_next
     return trace
 
