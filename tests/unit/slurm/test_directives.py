@@ -1,0 +1,49 @@
+"""AdminComment -> JobSpec."""
+
+from __future__ import annotations
+
+import pytest
+
+from polluxd.errors import DirectiveError
+from polluxd.model import JobSpec
+from polluxd.slurm.directives import parse_admin_comment
+
+
+@pytest.mark.parametrize("text", ["", "(null)", "see the ticket", "not pollux:v1", "apollux:v1"])
+def test_other_comments_are_not_ours(text: str) -> None:
+    assert parse_admin_comment(text) is None
+
+
+def test_defaults() -> None:
+    read = parse_admin_comment("pollux:v1")
+    assert read is not None
+    assert read.spec == JobSpec()
+    assert (read.submitted, read.begin) == (None, None)
+
+
+def test_everything() -> None:
+    read = parse_admin_comment(
+        "pollux:v1 min-gpus=2 max-gpus=8 adaptive=no preemptible=no "
+        "cpus-per-gpu=3 mem-per-gpu=4000 submitted=17 begin=18"
+    )
+    assert read is not None
+    assert read.spec == JobSpec(2, 8, False, False, 3, 4000)
+    assert (read.submitted, read.begin) == (17, 18)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("pollux:v2 min-gpus=1", "'pollux:v2'"),
+        ("pollux:v1 gpus=1", "'gpus=1'"),
+        ("pollux:v1 min-gpus", "'min-gpus'"),
+        ("pollux:v1 min-gpus=0", "min-gpus is a whole number from 1 up, not '0'"),
+        ("pollux:v1 min-gpus=\u0663", "min-gpus is a whole number"),
+        ("pollux:v1 adaptive=1", "adaptive is yes or no, not '1'"),
+        ("pollux:v1 min-gpus=1 min-gpus=2", "twice"),
+        ("pollux:v1 min-gpus=4 max-gpus=2", "min-gpus=4 is above max-gpus=2"),
+    ],
+)
+def test_what_is_wrong_is_said(text: str, complaint: str) -> None:
+    with pytest.raises(DirectiveError, match=complaint):
+        parse_admin_comment(text)

@@ -1,0 +1,156 @@
+"""Prolog, epilog and task prolog as Slurm runs them: by their environment, with a stand-in scontrol."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+HOOKS = Path(__file__).resolve().parents[3] / "slurm_hooks"
+SECRET = "5ec2e7" * 8
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> dict[str, str]:
+    """A node's environment for job 42 of the calling user, restarted three times."""
+    (tmp_path / "secret").write_text(SECRET + "\n")
+    config = {
+        "cluster": "dev",
+        "ticket_dir": str(tmp_path / "tickets"),
+        "secret_file": str(tmp_path / "secret"),
+        "dsn": "host=db",
+        "publish_interval_s": 30,
+    }
+    (tmp_path / "hooks.json").write_text(json.dumps(config, indent=2))
+    scontrol(tmp_path, "JobId=42 JobName=x Restarts=3 AdminComment=pollux:v1 min-gpus=1  StdErr=z")
+    return {
+        "PATH": f"{tmp_path}:/usr/bin:/bin",
+        "POLLUX_HOOK_CONFIG": str(tmp_path / "hooks.json"),
+        "SLURM_JOB_ID": "42",
+        "SLURM_JOB_UID": str(os.getuid()),
+        "SLURM_JOB_GID": str(os.getgid()),
+        "SLURM_JOB_GPUS": "0,1",
+        "SLURM_JOB_RESTART_COUNT": "3",
+        "SLURMD_NODENAME": "n1",
+    }
+
+
+def scontrol(folder: Path, output: str, status: int = 0) -> None:
+    script = folder / "scontrol"
+    script.write_text(f"#!/bin/sh\ntouch {folder}/asked\necho '{output}'\nexit {status}\n")
+    script.chmod(0o755)
+
+
+def run(name: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([str(HOOKS / name)], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, "a failing hook would drain the node"
+    return done
+
+
+def test_the_ticket(site: dict[str, str], tmp_path: Path) -> None:
+    done = run("prolog", site)
+    path = tmp_path / "tickets" / "42.n1.json"
+    assert (done.stdout, done.stderr) == ("", "")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert (path.stat().st_uid, path.stat().st_gid) == (os.getuid(), os.getgid())
+    message = f"dev:42:3:{os.getuid()}".encode()
+    assert json.loads(path.read_text()) == {
+        "cluster": "dev",
+        "job_id": 42,
+        "attempt": 3,
+        "uid": os.getuid(),
+        "token": hmac.new(SECRET.encode(), message, hashlib.sha256).hexdigest(),
+        "dsn": "host=db",
+        "publish_interval_s": 30,
+    }
+    assert [p.name for p in path.parent.iterdir()] == ["42.n1.json"]
+    run("epilog", site)
+    assert list(path.parent.iterdir()) == []
+
+
+def test_the_attempt_from_the_record_where_the_environment_has_none(
+    site: dict[str, str], tmp_path: Path
+) -> None:
+    del site["SLURM_JOB_RESTART_COUNT"]
+    run("prolog", site)
+    assert json.loads((tmp_path / "tickets" / "42.n1.json").read_text())["attempt"] == 3
+
+
+def test_a_stale_ticket_is_replaced(site: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "tickets").mkdir()
+    (tmp_path / "tickets" / "42.n1.json").write_text("old")
+    run("prolog", site)
+    assert json.loads((tmp_path / "tickets" / "42.n1.json").read_text())["attempt"] == 3
+
+
+@pytest.mark.parametrize("comment", ["(null)", "xpollux:v1", "pollux:v10"])
+def test_a_foreign_job_gets_none(site: dict[str, str], tmp_path: Path, comment: str) -> None:
+    scontrol(tmp_path, f"JobId=42 JobName=x Restarts=0 AdminComment={comment} StdErr=z")
+    assert run("prolog", site).stderr == ""
+    assert not (tmp_path / "tickets").exists()
+
+
+def test_a_job_without_gpus_costs_no_question(site: dict[str, str], tmp_path: Path) -> None:
+    del site["SLURM_JOB_GPUS"]
+    run("prolog", site)
+    assert not (tmp_path / "asked").exists()
+
+
+@pytest.mark.parametrize("trouble", ["scontrol", "config", "secret"])
+def test_trouble_is_logged_and_the_job_starts_all_the_same(
+    site: dict[str, str], tmp_path: Path, trouble: str
+) -> None:
+    if trouble == "scontrol":
+        scontrol(tmp_path, "slurm_load_jobs error: Unable to contact slurm controller", 1)
+    elif trouble == "config":
+        (tmp_path / "hooks.json").write_text("{")
+    else:
+        (tmp_path / "secret").unlink()
+    assert "pollux prolog: no ticket for job 42: " in run("prolog", site).stderr
+    assert not (tmp_path / "tickets" / "42.n1.json").exists()
+    run("epilog", site)
+
+
+def sizes(environment: dict[str, str]) -> dict[str, str | None]:
+    """What the task prolog's output makes of the environment: value, or None for unset."""
+    changes: dict[str, str | None] = {}
+    for line in run("task_prolog", environment | {"PATH": "/usr/bin:/bin"}).stdout.splitlines():
+        verb, _, rest = line.partition(" ")
+        name, _, value = rest.partition("=")
+        changes[name] = value if verb == "export" else None
+    return changes
+
+
+def test_the_task_prolog_corrects_the_sizes_of_a_batch_step() -> None:
+    stale = {
+        "POLLUX_TICKET_DIR": "/run/t",
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_CPUS_ON_NODE": "8",
+        "SLURM_NTASKS": "2",
+    }
+    assert sizes(stale) == {
+        "SLURM_NTASKS": "1",
+        "SLURM_NPROCS": "1",
+        "SLURM_NNODES": "1",
+        "SLURM_NTASKS_PER_NODE": "1",
+        "SLURM_CPUS_PER_TASK": "8",
+        "SRUN_CPUS_PER_TASK": "8",
+        "SLURM_GPUS": None,
+        "SLURM_GPUS_PER_NODE": None,
+        "SLURM_GPUS_PER_TASK": None,
+        "SLURM_CPUS_PER_GPU": None,
+        "SLURM_MEM_PER_NODE": None,
+        "SLURM_DISTRIBUTION": None,
+    }
+
+
+def test_the_task_prolog_leaves_other_steps_and_jobs_alone() -> None:
+    step = {"POLLUX_TICKET_DIR": "/run/t", "SLURM_STEP_ID": "0", "SLURM_JOB_NUM_NODES": "2"}
+    assert sizes(step) == {}
+    assert sizes({"SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "4"}) == {}

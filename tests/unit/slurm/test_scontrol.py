@@ -1,0 +1,229 @@
+"""The command lines of ScontrolClient, against stand-in commands: arguments, environment, and how failures are told."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from polluxd.errors import SlurmGarbled, SlurmRefused, SlurmUnavailable
+from polluxd.slurm.protocol import Geometry
+from polluxd.slurm.scontrol import ScontrolClient
+
+OURS = (
+    "JobId={id} JobName=train UserId=alice(1000) GroupId=users(100) MCS_label=N/A Priority=1 Nice=0 Account=(null) "
+    "QOS=(null) JobState={state} Reason=None Dependency=(null) Requeue=1 Restarts=0 TimeLimit=UNLIMITED "
+    "SubmitTime=1 EligibleTime={eligible} StartTime=1 EndTime=Unknown Partition=main ReqNodeList=(null) NodeList= "
+    "NumNodes=1 NumCPUs=1 NumTasks=1 CPUs/Task=1 Command=x WorkDir=y AdminComment=pollux:v1 min-gpus=1  StdErr=z\n"
+)
+NODE = "NodeName=n1 CPUTot=8 Gres=gpu:4 State=IDLE Partitions=main\n"
+
+STAND_IN = """#!{python} -S
+import json, os, sys, time
+folder = {folder!r}
+with open(folder + "/calls", "a") as calls:
+    print(json.dumps([sys.argv[1:], dict(os.environ)]), file=calls)
+name = "show-" + sys.argv[-1] if "show" in sys.argv and sys.argv[-1] in ("job", "node") else "other"
+answer = json.load(open(folder + "/answers")).get(name) or dict()
+time.sleep(answer.get("sleep", 0))
+sys.stdout.write(answer.get("out", ""))
+sys.stderr.write(answer.get("err", ""))
+sys.exit(answer.get("rc", 0))
+"""
+
+
+class Commands:
+    """Stand-ins for scontrol and scancel, first in PATH."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in ("scontrol", "scancel"):
+            script = folder / name
+            script.write_text(STAND_IN.format(python=sys.executable, folder=str(folder)))
+            script.chmod(0o755)
+        self.answer()
+
+    def answer(self, **answers: object) -> None:
+        jobs = {
+            "out": OURS.format(id=7, state="PENDING", eligible=5)
+            + OURS.format(id=8, state="RUNNING", eligible=5)
+        }
+        full = {"show-job": jobs, "show-node": {"out": NODE}} | {
+            k.replace("_", "-"): v for k, v in answers.items()
+        }
+        (self.folder / "answers").write_text(json.dumps(full))
+
+    @property
+    def calls(self) -> list[tuple[list[str], dict[str, str]]]:
+        return [tuple(json.loads(line)) for line in (self.folder / "calls").read_text().splitlines()]
+
+    @property
+    def last(self) -> list[str]:
+        return self.calls[-1][0]
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return Commands(tmp_path)
+
+
+def client(timeout: float = 10.0) -> ScontrolClient:
+    return ScontrolClient(conf="/etc/other/slurm.conf", timeout=timeout, clock=lambda: 1000.0)
+
+
+def test_one_poll_is_two_calls_whatever_the_number_of_jobs(commands: Commands) -> None:
+    many = "".join(OURS.format(id=i, state="PENDING", eligible=5) for i in range(1, 300))
+    commands.answer(show_job={"out": many})
+    state = client().observe()
+    assert (len(state.jobs), len(state.nodes), state.taken_at) == (299, 1, 1000.0)
+    assert [call[-2:] for call, _ in commands.calls] == [["show", "job"], ["show", "node"]]
+
+
+def test_the_environment_is_this_clusters_and_nobody_elses(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CLUSTERS", "elsewhere")
+    monkeypatch.setenv("SCANCEL_STATE", "PENDING")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm/slurm.conf")
+    monkeypatch.setenv("TZ", "America/New_York")
+    client().observe()
+    environment = commands.calls[0][1]
+    assert environment["SLURM_CONF"] == "/etc/other/slurm.conf"
+    assert (environment["TZ"], environment["SLURM_TIME_FORMAT"]) == ("UTC0", "%s")
+    assert not {"SLURM_CLUSTERS", "SCANCEL_STATE"} & set(environment)
+
+
+def test_the_recipe(commands: Commands) -> None:
+    client().configure(7, Geometry(("n1", "n2"), 4, 8, 3000), start=True)
+    assert commands.last == [
+        "update",
+        "JobId=7",
+        "NumNodes=2-2",
+        "NumTasks=2",
+        "NumCPUs=16",
+        "CPUsPerTask=8",
+        "MinCPUsNode=8",
+        "TasksPerNode=1",
+        "TresPerJob=",
+        "TresPerTask=",
+        "TresPerNode=gres:gpu:4",
+        "ReqNodeList=n1,n2",
+        "MinMemoryNode=3000",
+        "StartTime=now",
+    ]
+    client().configure(7, Geometry(("n1",), 1, 1), start=False)
+    assert not [word for word in commands.last if word.startswith(("StartTime", "MinMemory"))]
+
+
+def test_the_other_calls(commands: Commands) -> None:
+    slurm = client()
+    slurm.signal(8)
+    assert commands.last == ["--signal=USR1", "8"]
+    slurm.requeue(8)
+    assert commands.last == ["requeue", "incomplete", "8"]
+    slurm.renew([7, 8], 1_700_000_000.7)
+    assert commands.last == ["update", "JobId=7,8", "StartTime=2023-11-14T22:13:20"]
+    before = len(commands.calls)
+    slurm.renew([], 1.0)
+    assert slurm.jobs([]) == {}
+    assert len(commands.calls) == before
+
+
+def test_a_job_that_did_not_opt_in_is_never_written_to(commands: Commands) -> None:
+    foreign = OURS.format(id=9, state="RUNNING", eligible=5).replace("pollux:v1", "other")
+    commands.answer(show_job={"out": foreign})
+    writes: list[Callable[[ScontrolClient], None]] = [
+        lambda c: c.requeue(9),
+        lambda c: c.signal(9),
+        lambda c: c.configure(9, Geometry(("n1",), 1, 1), start=True),
+        lambda c: c.renew([9], 1e9),
+    ]
+    for write in writes:
+        with pytest.raises(SlurmRefused, match=r"jobs \[9\] did not opt in"):
+            write(client())
+    assert all("show" in call for call, _ in commands.calls)
+
+
+def test_opting_out_is_noticed(commands: Commands) -> None:
+    slurm = client()
+    slurm.requeue(8)
+    commands.answer(
+        show_job={"out": OURS.format(id=8, state="RUNNING", eligible=5).replace("pollux:v1", "none")}
+    )
+    slurm.observe()
+    with pytest.raises(SlurmRefused):
+        slurm.requeue(8)
+
+
+@pytest.mark.parametrize(
+    "complaint",
+    [
+        "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+        "slurm_update error: Socket timed out on send/recv operation",
+        "scontrol: error: Munge encode failed: Failed to access socket",
+        "slurm_load_jobs error: Zero Bytes were transmitted or received",
+        "scontrol: fatal: Could not establish a configuration source",
+        "slurm_update error: Protocol authentication error",
+    ],
+)
+def test_no_answer_is_unavailable(commands: Commands, complaint: str) -> None:
+    commands.answer(show_job={"rc": 1, "err": complaint})
+    with pytest.raises(SlurmUnavailable, match="does not answer"):
+        client().observe()
+
+
+def test_no_is_refused_with_slurms_words(commands: Commands) -> None:
+    commands.answer(other={"rc": 1, "err": "Invalid node name specified for job 7"})
+    with pytest.raises(SlurmRefused, match="Invalid node name specified"):
+        client().configure(7, Geometry(("n9",), 1, 1), start=True)
+
+
+def test_a_hanging_command_is_given_up(commands: Commands) -> None:
+    commands.answer(show_job={"sleep": 30})
+    with pytest.raises(SlurmUnavailable, match=r"no answer within 0\.3 s"):
+        client(timeout=0.3).observe()
+
+
+def test_a_missing_command_is_unavailable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SlurmUnavailable, match="installed"):
+        client().observe()
+
+
+def test_garbled_output_is_garbled(commands: Commands) -> None:
+    for out in ("", "no such thing\n", NODE[:-1]):
+        commands.answer(show_node={"out": out})
+        with pytest.raises(SlurmGarbled):
+            client().observe()
+    commands.answer(show_job={"out": OURS.format(id=7, state="PENDING", eligible=5)[:120]})
+    with pytest.raises(SlurmGarbled):
+        client().observe()
+
+
+def test_a_job_that_slurm_has_forgotten_is_left_out(commands: Commands) -> None:
+    commands.answer(other={"rc": 1, "err": "slurm_load_jobs error: Invalid job id specified"})
+    assert client().jobs([12345]) == {}
+    assert set(client().jobs([7, 12345])) == {7}
+
+
+def test_renewing_passes_over_jobs_that_started_or_ended(commands: Commands) -> None:
+    refusal = {"rc": 1, "err": "Job is no longer pending execution for job 8\n"}
+    renewed = OURS.format(id=7, state="PENDING", eligible=100) + OURS.format(
+        id=8, state="RUNNING", eligible=5
+    )
+    commands.answer(other=refusal, show_job={"out": renewed})
+    client().renew([7, 8], 100.7)
+    commands.answer(other=refusal)  # job 7 waits and has kept its old lease
+    with pytest.raises(SlurmRefused, match="no longer pending"):
+        client().renew([7, 8], 100.7)
+
+
+def test_geometry_checks_itself() -> None:
+    for nodes, gpus, cpus in (((), 1, 1), (("n1", "n1"), 1, 1), (("n1",), 0, 1), (("n1",), 1, 0)):
+        with pytest.raises(ValueError, match="a geometry"):
+            Geometry(nodes, gpus, cpus)
