@@ -213,6 +213,14 @@ WHERE j.cluster = :cluster AND (CAST(:job_id AS bigint) IS NULL OR j.job_id = :j
   AND (:ended OR j.ended_at IS NULL OR CAST(:job_id AS bigint) IS NOT NULL)
 ORDER BY j.job_id;
 
+-- name: prune_priors
+-- What no run has confirmed for long, and what one user has beyond a thousand trainings.
+DELETE FROM pollux.prior p WHERE p.cluster = :cluster AND (p.at < to_timestamp(:before) OR (p.uid, p.fingerprint) IN (
+    SELECT q.uid, q.fingerprint FROM (
+        SELECT uid, fingerprint, row_number() OVER (PARTITION BY uid ORDER BY at DESC) AS place
+        FROM pollux.prior WHERE cluster = :cluster) q
+    WHERE q.place > 1000));
+
 -- name: prune_history
 DELETE FROM pollux.report_history WHERE cluster = :cluster AND received_at < to_timestamp(:before);
 
@@ -231,6 +239,8 @@ WITH gone AS (
     DELETE FROM pollux.job WHERE cluster = :cluster AND ended_at < to_timestamp(:before) RETURNING job_id
 ), reports AS (
     DELETE FROM pollux.report r USING gone g WHERE r.cluster = :cluster AND r.job_id = g.job_id
+), fingerprints AS (
+    DELETE FROM pollux.fingerprint f USING gone g WHERE f.cluster = :cluster AND f.job_id = g.job_id
 )
 DELETE FROM pollux.reallocation m USING gone g WHERE m.cluster = :cluster AND m.job_id = g.job_id
   AND m.step IN ('training', 'parked', 'failed');

@@ -2,7 +2,7 @@
 -- superuser, a DBA may run it by hand (superuser). Idempotent. Passwords and pg_hba.conf stay the site's own business.
 --
 --   pollux_daemon  owns schema `pollux`; polluxd and `polluxctl` (writing) connect as it
---   pollux_agent   what the tickets in the jobs name: may EXECUTE three functions and nothing else
+--   pollux_agent   what the tickets in the jobs name: may EXECUTE the `_v1` functions and nothing else
 --   pollux_read    dashboards: may SELECT everything but the token secret
 
 DO $$

@@ -2,8 +2,7 @@
 
 One daemon thread and one database connection per job (rank 0 has it). Nothing is queued: the latest report wins, so
 a database that is away for hours costs no memory. Every wait is bounded, nothing is ever raised into training, and
-neither token nor password reaches a log. The connection is psycopg2's asynchronous kind, because libpq's blocking
-calls cannot be bounded when a server freezes.
+neither token nor password reaches a log.
 """
 
 from __future__ import annotations
@@ -15,29 +14,17 @@ import os
 import random
 import select
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import psycopg2
-import psycopg2.extensions
-from psycopg2.extensions import POLL_OK, POLL_READ
-
+from .database import DatabaseAway, JobDatabase, PayloadRefused, TicketOver
 from .ticket import Ticket
 
 log = logging.getLogger(__name__)
 
-_ANSWER_S = 8.0
-"""Longest wait for one answer: above the server's own 5 s statement timeout for agents."""
 _LONGEST_BACKOFF_S = 60.0
 _ACKNOWLEDGE_RETRY_S = 0.5
-_OVER = ("PX401", "PX409")  # token refused, attempt over: no later try can succeed
-_BAD_PAYLOAD = "PX422"
-
-
-class _Refused(Exception):
-    """The database will never accept this ticket."""
 
 
 @dataclass(slots=True)
@@ -67,7 +54,7 @@ class Publisher:
         *,
         interval_s: float | None = None,
     ) -> None:
-        self._ticket = ticket
+        self._database = JobDatabase(ticket)
         self._collect = collect
         self._on_drain = on_drain
         self._interval_s = ticket.publish_interval_s if interval_s is None else interval_s
@@ -81,7 +68,6 @@ class Publisher:
         self._pending: _Acknowledgement | None = None
         self._closing = False
         self._ended = False
-        self._connection: Any = None
         self._failures = 0
         self._complaint = ""
         self._drain_seen: int | None = None
@@ -135,20 +121,19 @@ class Publisher:
                 try:
                     self._exchange()
                     self._recovered()
-                except _Refused as error:
+                except TicketOver as error:
                     log.warning("no more reports to Pollux: %s; training goes on", error)
                     return
-                except (psycopg2.Error, OSError) as error:
-                    self._drop()
+                except DatabaseAway as error:
                     self._failures += 1
-                    self._complain(f"Pollux' database cannot be reached: {self._scrubbed(error)}")
+                    self._complain(f"Pollux' database cannot be reached: {error}")
                 if last:
                     return
                 self._sleep(self._pause())
         except Exception:
             log.exception("the Pollux reporter ended on a fault of its own; training goes on")
         finally:
-            self._drop()
+            self._database.close()
             with self._lock:
                 self._ended = True
                 if self._pending is not None:
@@ -156,20 +141,13 @@ class Publisher:
 
     def _exchange(self) -> None:
         """One round: acknowledge if asked to, publish, take the instructions."""
-        if self._connection is None:
-            self._connect()
         self._acknowledge_pending()
         report = self._report()
         try:
-            if report is None:
-                instructions = self._call("SELECT pollux.instructions_v1(%s, %s, %s, %s, %s)")
-            else:
-                instructions = self._call("SELECT pollux.publish_v1(%s, %s, %s, %s, %s, %s::jsonb)", report)
-        except psycopg2.Error as error:
-            if error.pgcode != _BAD_PAYLOAD:
-                raise
-            self._complain(f"Pollux' database refused the report: {self._scrubbed(error)}")
-            instructions = self._call("SELECT pollux.instructions_v1(%s, %s, %s, %s, %s)")
+            instructions = self._database.instructions() if report is None else self._database.publish(report)
+        except PayloadRefused as error:
+            self._complain(f"Pollux' database refused the report: {error}")
+            instructions = self._database.instructions()
         self._obey(instructions)
         self._acknowledge_pending()
 
@@ -197,58 +175,12 @@ class Publisher:
         if pending is None or pending.done.is_set():
             return
         try:
-            pending.accepted = bool(
-                self._call(
-                    "SELECT pollux.acknowledge_v1(%s, %s, %s, %s, %s, %s, %s::jsonb)",
-                    pending.reallocation_id,
-                    pending.payload,
-                )
-            )
-        except psycopg2.Error as error:
-            if error.pgcode != _BAD_PAYLOAD or pending.payload == "{}":
-                raise
+            pending.accepted = self._database.acknowledge(pending.reallocation_id, pending.payload)
+        except PayloadRefused as error:
             # The stamps are a courtesy, the acknowledgement is not.
-            self._complain(f"the acknowledgement's stamps were refused: {self._scrubbed(error)}")
-            pending.payload = "{}"
-            self._acknowledge_pending()
-            return
+            self._complain(f"the acknowledgement's stamps were refused: {error}")
+            pending.accepted = self._database.acknowledge(pending.reallocation_id, "{}")
         pending.done.set()
-
-    def _connect(self) -> None:
-        try:
-            dsn = psycopg2.extensions.make_dsn(self._ticket.dsn)
-        except psycopg2.ProgrammingError:
-            # libpq's message quotes the string, password and all.
-            raise _Refused("the ticket's dsn is not a libpq connection string") from None
-        words = {"application_name": f"pollux job {self._ticket.job_id}"}
-        words |= {"keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3"}
-        given = psycopg2.extensions.parse_dsn(dsn)
-        self._connection = psycopg2.connect(
-            dsn, async_=True, **{key: value for key, value in words.items() if key not in given}
-        )
-        self._wait()
-
-    def _call(self, statement: str, *more: object) -> Any:
-        t = self._ticket
-        with self._connection.cursor() as cursor:
-            try:
-                cursor.execute(statement, (t.cluster, t.job_id, t.attempt, t.uid, t.token, *more))
-                self._wait()
-                return cursor.fetchone()[0]
-            except psycopg2.Error as error:
-                if error.pgcode in _OVER:
-                    raise _Refused(self._scrubbed(error)) from None
-                raise
-
-    def _wait(self) -> None:
-        deadline = time.monotonic() + _ANSWER_S
-        while (state := self._connection.poll()) != POLL_OK:
-            poller = select.poll()
-            poller.register(
-                self._connection.fileno(), select.POLLIN if state == POLL_READ else select.POLLOUT
-            )
-            if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                raise psycopg2.OperationalError(f"no answer within {_ANSWER_S:g} s")
 
     def _pause(self) -> float:
         """Seconds until the next round, spread so that jobs started together do not report together."""
@@ -279,19 +211,3 @@ class Publisher:
             log.info("Pollux' database answers again")
             self._complaint = ""
         self._failures = 0
-
-    def _scrubbed(self, error: BaseException) -> str:
-        """The error's text without anything secret."""
-        text = " ".join(str(error).split("\nCONTEXT:")[0].split())
-        secrets = [self._ticket.token, self._ticket.dsn]
-        with contextlib.suppress(psycopg2.Error):
-            secrets.append(psycopg2.extensions.parse_dsn(self._ticket.dsn).get("password", ""))
-        for secret in filter(None, secrets):
-            text = text.replace(secret, "***")
-        return text
-
-    def _drop(self) -> None:
-        if self._connection is not None:
-            with contextlib.suppress(psycopg2.Error):
-                self._connection.close()
-            self._connection = None

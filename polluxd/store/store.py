@@ -355,14 +355,17 @@ class Store:
         """End `wait_for_notify` now; safe in a signal handler."""
         self._wakeups.ring()
 
-    def prune(self, now: float, *, history_s: float, snapshots_s: float, jobs_s: float) -> None:
-        """Forget reports and cycles older than `history_s` seconds, snapshots older than `snapshots_s`, and
-        jobs that ended longer ago than `jobs_s`."""
+    def prune(
+        self, now: float, *, history_s: float, snapshots_s: float, jobs_s: float, priors_s: float = 365 * 86400.0
+    ) -> None:
+        """Forget what is older than so many seconds: reports and cycles, cycles' snapshots, jobs that ended, and
+        what earlier runs have taught."""
         with self._transaction() as run:
             run("prune_history", before=now - history_s)
             run("prune_cycles", before=now - history_s)
             run("prune_snapshots", before=now - snapshots_s)
             run("prune_jobs", before=now - jobs_s)
+            run("prune_priors", before=now - priors_s)
 
     @contextlib.contextmanager
     def _transaction(self, *, fenced: bool = False) -> Iterator[_Run]:

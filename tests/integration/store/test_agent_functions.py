@@ -165,7 +165,7 @@ def test_an_agent_can_read_and_write_no_table(store, agent, postgres):
     hands = agent(7)
     tables = [
         *("job", "report", "report_history", "cycle", "allocation", "reallocation", "leader", "setting"),
-        *("setting_audit", "schema_migration", "secret"),
+        *("setting_audit", "schema_migration", "secret", "prior", "fingerprint"),
     ]
     for table in tables:
         for statement in (
@@ -197,7 +197,7 @@ def test_the_agents_functions_are_all_an_agent_may_execute(store, agent):
         " WHERE n.nspname LIKE 'pollux%%' AND has_schema_privilege(n.oid, 'USAGE')"
         " AND has_function_privilege(p.oid, 'EXECUTE')"
     )
-    assert allowed == ["acknowledge_v1", "instructions_v1", "publish_v1"]
+    assert allowed == ["acknowledge_v1", "instructions_v1", "prior_v1", "publish_v1"]
 
 
 def test_readers_read_all_but_the_secret_and_write_nothing(store, postgres):

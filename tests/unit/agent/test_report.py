@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from pollux.database import fetch_prior
 from pollux.report import Publisher
 from pollux.ticket import Ticket, read_ticket
 
@@ -171,6 +172,16 @@ def test_closing_before_the_start_and_twice_is_harmless(nobody):
     publisher.close()
     publisher.close()
     assert publisher.acknowledge(1, {}) is False
+
+
+def test_without_a_database_nothing_is_learned_and_nothing_is_raised(nobody, caplog):
+    caplog.set_level(logging.INFO)
+    assert fetch_prior(ticket(nobody), "0" * 16) is None
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        dsn = f"host=127.0.0.1 port={silent.getsockname()[1]} user=u dbname=d password=hunter2"
+        assert fetch_prior(ticket(dsn), "0" * 16, answer_s=0.05) is None
+    assert caplog.text.count("nothing learned") == 2
+    assert "hunter2" not in caplog.text
 
 
 def test_backoff_grows_and_is_bounded(nobody):
