@@ -1,14 +1,14 @@
 """How the ranks agree: rank 0 decides, and all of them act on it after the same optimizer step.
 
 Rank 0 broadcasts a small vector over a gloo group of its own, asynchronously, after one step; every rank takes it in
-after a later one, by when it has long arrived: an all-reduce lies between. So no rank ever waits for a decision, and none acts
-before the others. The vector also says after how many steps the next exchange is, which keeps its cost a
+after a later one, by when it has long arrived: an all-reduce lies between. So no rank ever waits for a decision, and
+none acts before the others. The vector also says after how many steps the next exchange is, which keeps its cost a
 small share of a short step.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -20,7 +20,7 @@ from pollux.goodput import NoiseScale
 from pollux.tuning import BatchChoice
 
 EXCHANGE_INTERVAL = 0.05
-"""Seconds between two exchanges that rank 0 aims at: soon enough for a drain, seldom enough for a step of a millisecond."""
+"""Seconds between two exchanges, about: soon enough for a drain, seldom enough for steps of a millisecond."""
 
 
 _HEAD = 6  # numbers of a decision beside the noise scales
@@ -49,6 +49,10 @@ class Decision:
     def choice(self) -> BatchChoice:
         """The batch size in it; only where `local_batch` is set."""
         return BatchChoice(self.local_batch, self.accumulation)
+
+    def with_choice(self, choice: BatchChoice) -> Decision:
+        """The same, with a new batch size."""
+        return replace(self, local_batch=choice.local_batch, accumulation=choice.accumulation)
 
     def encode(self, groups: int) -> list[float]:
         scales = [x for n in self.noise for x in n] if len(self.noise) == groups else [-1.0] * (2 * groups)
@@ -80,7 +84,7 @@ class ControlExchange:
         return self._countdown <= 0
 
     def swap(self, decision: Decision) -> Decision | None:
-        """Send (rank 0) or expect the next decision, and return the one sent an exchange earlier; None the first time."""
+        """Send (rank 0) or expect the next decision; returns the one sent an exchange earlier, None the first time."""
         taken = self.take()
         self._countdown = taken.next_exchange if taken is not None else 1
         vector = torch.tensor(decision.encode(self._groups), dtype=torch.float64)

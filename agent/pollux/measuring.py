@@ -1,7 +1,7 @@
 """When a step's gradients are measured, by which estimator, and what has come of it.
 
-Every rank decides alike from numbers that are equal on all of them: the count of optimizer steps and the sampling interval that
-rank 0's decisions carry.
+Every rank decides alike from numbers that are equal on all of them: the count of optimizer steps, and the sampling
+interval that rank 0's decisions carry.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ class NoiseMeter:
         device: torch.device,
         scaler: Any | None = None,
         on_ready: Callable[[], None],
+        sampling: int = 1,
     ) -> None:
         self.norms = norms
         self.averages = averages
-        self.sampling = 1
+        self.sampling = sampling
         self.initial = 1
         """M0; known with the loader."""
         self.agreed: tuple[NoiseScale, ...] = ()
@@ -66,6 +67,11 @@ class NoiseMeter:
         self._accumulation = AccumulationEstimator(norms, params)
         self._differenced = DifferencedEstimator(norms, params)
         self._buffer = SampleBuffer(norms.groups, device, group=group)
+
+    def begin(self, initial: int) -> None:
+        """Training begins with batches of `initial` (M0) examples; what a checkpoint knew of the noise counts on."""
+        self.initial = initial
+        self.agreed = tuple(self.averages.groups() or ())
 
     @property
     def distributed(self) -> bool:

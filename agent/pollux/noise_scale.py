@@ -1,6 +1,6 @@
 """The gradient noise scale: unbiased estimates from several gradients of one step, and their running averages.
 
-From `n` independent gradients of `b` examples each (Pollux, OSDI 2021, section 3.1; McCandlish et al., 2018, appendix A),
+From `n` independent gradients of `b` examples each (Pollux, OSDI 2021, section 3.1; McCandlish et al., 2018, A.1),
 
     sqr = (n |g_B|^2 - |g_b|^2) / (n - 1)                           |g|^2 of the true gradient
     var = (|g_b|^2 - |g_B|^2) n/(n - 1) (b / M0)                    covariance trace of a gradient over M0 examples

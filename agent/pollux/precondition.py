@@ -53,9 +53,15 @@ class GradientNorms:
         """False while an Adam-like's second moment says too little: gradients seen until then do not count."""
         return self.moment is None or self.steps >= WARM_STEPS
 
+    @property
+    def size(self) -> int:
+        """Parameters, counted one by one."""
+        return self._size
+
     def refresh(self) -> None:
         """Look at the parameter groups again: a user may add one."""
         self.group_of = {p: i for i, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
+        self._size = sum(p.numel() for p in self.group_of)
 
     def count_from_state(self) -> None:
         """Take the number of steps from the optimizer's state: the user may have restored it."""

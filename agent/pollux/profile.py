@@ -1,13 +1,14 @@
 """Measured step times, per (nodes, GPUs, local batch): what the throughput model is fitted to.
 
-Each configuration keeps its newest measurements only, and offers their median: neither a straggler nor a pause of the machine
-moves it, and a profile from before the cluster changed is forgotten as new steps come in.
+Each configuration keeps its newest measurements only, and offers their median: neither a straggler nor a pause of
+the machine moves it, and a profile from before the cluster changed is forgotten as new steps come in.
 """
 
 from __future__ import annotations
 
 import math
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,9 @@ WINDOW = 64
 
 SAVED = 8
 """Of these, how many a checkpoint carries on."""
+
+WARM_PASSES = 3
+"""Passes of a new configuration that the profile leaves out: first kernels, first connections, cold caches."""
 
 
 class Configuration(NamedTuple):
@@ -86,11 +90,11 @@ class StepProfile:
             items = [(k, list(t.local), list(t.final)) for k, t in self._times.items()]
         rows = []
         for key, local, final in items:
-            if not final and key.gpus == 1:
-                final = local  # one GPU has nothing to synchronise: each pass is like the last
-            if final:
+            # One GPU has nothing to synchronise: each of its passes is like a step's last.
+            steps = local if not final and key.gpus == 1 else final
+            if steps:
                 t_local = float(np.median(local)) if local else math.nan
-                rows.append((*key, t_local, float(np.median(final)), float(len(final))))
+                rows.append((*key, t_local, float(np.median(steps)), float(len(steps))))
         columns = np.array(rows, dtype=np.float64).reshape(len(rows), 6).T
         return ProfileRows(*columns)
 
@@ -146,3 +150,66 @@ class StepProfile:
                 for key, local, final in state["rows"]
             }
             self.version += 1
+
+
+class PassTimer:
+    """Times passes on the host's clock and files them under their configuration.
+
+    The wait for other ranks is the time from the last local gradient (the hook on the last bucket) to the end of
+    the pass; the rest of the step is this rank's own work. The queue of a device that is busy holds the host back, so
+    that over many steps the host's clock is the device's.
+    """
+
+    def __init__(self, profile: StepProfile) -> None:
+        self.profile = profile
+        self._from: float | None = None
+        self._ready: float | None = None
+        self._wait: float | None = None
+        self._key: Configuration | None = None
+        self._warming = WARM_PASSES
+
+    def pause(self) -> None:
+        """Training did something else than training: what ran until now is no measurement."""
+        self._from = None
+
+    def cool(self) -> None:
+        """A new configuration: leave its first passes out."""
+        self._warming = WARM_PASSES
+        self.pause()
+
+    def fetch(self) -> None:
+        """The next pass begins with the wait for its data."""
+        if self._from is None:
+            self._from = time.perf_counter()
+
+    def ready(self) -> None:
+        """The last local gradient of the synchronising pass is there (called by the communication hook)."""
+        self._ready = time.perf_counter()
+
+    def begin(self, key: Configuration) -> None:
+        """The data is there."""
+        self._key, self._ready, self._wait = key, None, None
+
+    def passed(self) -> None:
+        """The backward pass is over, synchronisation included."""
+        if self._ready is not None:
+            self._wait = time.perf_counter() - self._ready
+
+    def end(self, *, synchronised: bool, counts: bool) -> None:
+        """The loop's body is over; `counts`: a whole micro-batch like any other of its configuration."""
+        now = time.perf_counter()
+        started, self._from = self._from, now
+        if started is None or self._key is None or not counts:
+            return
+        if self._warming > 0:
+            self._warming -= 1
+            return
+        seconds = now - started
+        if not synchronised:
+            self.profile.add_local(self._key, seconds)
+            return
+        self.profile.add_final(self._key, seconds)
+        if self._key.gpus == 1:
+            self.profile.add_local(self._key, seconds)
+        elif self._wait is not None:
+            self.profile.add_local(self._key, seconds - self._wait)

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass
 class Progress:
-    """Progress, counted in M0-equivalent examples: M times the efficiency per step, so that a run at M0 counts exactly."""
+    """Progress in M0-equivalent examples, M times the efficiency per step: a run at M0 counts exactly."""
 
     initial: int
     """M0"""

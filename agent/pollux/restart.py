@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pollux import snapshot
+from pollux.checkpoint import CheckpointStore
 from pollux.control import ControlExchange, Decision
 from pollux.data import ElasticLoader
 from pollux.errors import CheckpointError, PolluxAgentError
@@ -24,7 +25,6 @@ from pollux.ticket import Ticket, read_ticket
 from pollux.world import World
 
 if TYPE_CHECKING:
-    from pollux.checkpoint import CheckpointStore
     from pollux.report import Publisher
 
 logger = logging.getLogger("pollux")
@@ -85,8 +85,6 @@ class Restart:
         directory = _directory(checkpoint_dir, self.ticket, environ)
         self._store: CheckpointStore | None = None
         if directory is not None:
-            from pollux.checkpoint import CheckpointStore
-
             self._store = CheckpointStore(directory)
         self._interval = _number(environ, "POLLUX_CHECKPOINT_INTERVAL", CHECKPOINT_INTERVAL)
         self._wait = _number(environ, "POLLUX_DRAIN_WAIT", DRAIN_WAIT)
@@ -131,8 +129,8 @@ class Restart:
                 part.load_state_dict(state[name])
             except (RuntimeError, KeyError, ValueError, TypeError) as error:
                 raise CheckpointError(
-                    f"the checkpoint's {name} does not fit this script's: {error}. Restore the script that wrote it, or "
-                    "train into another checkpoint directory"
+                    f"the checkpoint's {name} does not fit this script's: {error}. Restore the script that wrote "
+                    "it, or train into another checkpoint directory"
                 ) from error
         steps = state["progress"]["optimizer_steps"]
         snapshot.restore_rng(state["rng"], self.world.rank, self.seed, steps, self.world.device)

@@ -1,7 +1,7 @@
 """The user's learning-rate scheduler, seen in scale-invariant steps.
 
-A schedule written for steps of M0 examples must advance by `gain` at a step that is worth `gain` of them. The user goes on
-calling `scheduler.step()` once per optimizer step; what is missing is made up for when the step is over. The
+A schedule written for steps of M0 examples must advance by `gain` at a step that is worth `gain` of them. The user
+goes on calling `scheduler.step()` once per optimizer step; what is missing is made up for when the step is over. The
 scheduler object itself is not touched. Calls between epochs are epochs' affair and pass unnoticed.
 """
 

@@ -52,7 +52,7 @@ def set_rng_state(state: Mapping[str, Any], device: torch.device) -> None:
 def restore_rng(
     states: Sequence[Mapping[str, Any]], rank: int, seed: int, step: int, device: torch.device
 ) -> None:
-    """This rank's generators as they were; a rank that did not exist then gets its own stream from seed, step and rank."""
+    """This rank's generators as they were; a rank that did not exist then gets its own from seed, step and rank."""
     if rank < len(states):
         set_rng_state(states[rank], device)
         return

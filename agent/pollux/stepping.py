@@ -1,0 +1,285 @@
+"""One optimizer step after the other: its passes, what it was worth, and what rank 0 decided meanwhile.
+
+The loader's iterator drives it (`loop.py`). Everything between two steps happens where the user's loop asks for the
+next batch: the optimizer step is over, and the user's own calls after it too.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pollux.control import EXCHANGE_INTERVAL, ControlExchange, Decision
+from pollux.data import ElasticLoader
+from pollux.goodput import BatchLimits, NoiseScale, gain
+from pollux.measuring import NoiseMeter
+from pollux.profile import Configuration, PassTimer
+from pollux.progress import Progress
+from pollux.restart import Restart
+from pollux.scaling import LearningRateScaler, Rule
+from pollux.schedule import ScaledSchedule
+from pollux.tuning import Advisor, BatchChoice
+from pollux.world import World
+
+logger = logging.getLogger("pollux")
+
+MAX_SAMPLING = 20
+"""Optimizer steps from one measured gradient to the next, at most: 1/20 costs under 2 % of a step."""
+
+MEASURING_SHARE = 0.005
+"""Share of the step time that measuring gradients may cost, by a rough estimate."""
+
+
+@dataclass
+class StepGroup:
+    """The micro-batches of one optimizer step."""
+
+    passes: int
+    """s + 1; fewer where the pass through the data ends."""
+    samples: int
+    """Examples that they hold together, over all ranks."""
+    local_batch: int
+    begun: int = 0
+    """Passes begun."""
+
+    @property
+    def synchronises(self) -> bool:
+        return self.begun >= self.passes
+
+
+class Stepper:
+    """Drives the optimizer steps of one job on this rank; all ranks' steppers do the same at the same steps."""
+
+    def __init__(
+        self,
+        *,
+        world: World,
+        meter: NoiseMeter,
+        timer: PassTimer,
+        progress: Progress,
+        rates: LearningRateScaler,
+        rule: Rule,
+        schedule: ScaledSchedule,
+        restart: Restart,
+        exchange: ControlExchange,
+        parts: Callable[[], Mapping[str, Any]],
+        adaptive: bool,
+        sampling: int | None,
+        data: ElasticLoader,
+        limits: BatchLimits,
+        choice: BatchChoice,
+        advisor: Advisor | None,
+    ) -> None:
+        self.data, self.limits, self.choice, self.advisor = data, limits, choice, advisor
+        self.meter, self.timer, self.progress = meter, timer, progress
+        self.group: StepGroup | None = None
+        self.share = 1.0
+        """Weight of the present micro-batch's mean loss in the step's."""
+        self.gain = 1.0
+        """Steps of M0 examples that the last step was worth."""
+        self.stepped = False
+        """The optimizer has stepped since the last pass began."""
+        self.accumulates = False
+        """The loop uses `micro_batch`; without it each pass ends in a step."""
+        self.passes_only = False
+        """Epochs are passes through the data."""
+        self.managed = False
+        """`job.epochs` counts the epochs; else each loop over the loader is one."""
+        self._world = world
+        self._rates, self._rule, self._schedule = rates, rule, schedule
+        self._restart, self._exchange, self._parts = restart, exchange, parts
+        self._adaptive, self._sampling = adaptive, sampling
+        self._uncommitted = 0
+        self._looped = False
+        self._step_seconds = 0.0
+        self._last_end: float | None = None
+
+    @property
+    def batch_size(self) -> int:
+        return self.choice.size(self._world.size)
+
+    @property
+    def synchronises(self) -> bool:
+        """Whether the present pass is a step's last one."""
+        return self.group is None or not self.accumulates or self.group.synchronises
+
+    # -- the loop over the loader -----------------------------------------------------------------------------
+
+    def enter(self) -> None:
+        self._pause()
+
+    def leave(self) -> None:
+        """The loop has ended, or was left: what its last step used is used.
+
+        A step left half-way keeps its plan: its gradients are in `.grad`, and the next loop completes it.
+        """
+        if self.stepped:
+            self._count()
+        self._pause()
+        if not self.managed and self.epoch_done():
+            self.progress.next_epoch(self.data.length, self.data.pass_index)
+
+    def _pause(self) -> None:
+        self.timer.pause()
+        self._last_end = None
+
+    def epoch_done(self) -> bool:
+        if self.passes_only:
+            return self.data.pass_index > self.progress.pass_from
+        return self.progress.epoch_done(self.data.length)
+
+    def plan(self) -> None:
+        """Before a pass is fetched: begin the next step where the last one is over."""
+        if self.group is None or self.group.synchronises:
+            self._begin_group()
+        self.timer.fetch()
+
+    def _begin_group(self) -> None:
+        """Plan a step: how many passes, of how many examples, at which learning rate."""
+        local, wanted = self.choice.local_batch, self.choice.accumulation + 1
+        if self._looped and not self.accumulates:
+            # Each pass ends in a step here: what would have been accumulated must fit into one.
+            local, wanted = min(local * wanted, self.limits.local_max, self.data.length), 1
+        if self._splits(local, wanted):
+            local, wanted = local // 2, 2
+        self.data.set_batch(local)
+        full = self._world.size * local
+        left = self.data.length - self.data.position - self._uncommitted
+        if self.data.drop_last:
+            left -= left % full
+        left = left if left > 0 else self.data.length
+        passes = min(wanted, -(-left // full))
+        samples = min(left, passes * full)
+        self.group = StepGroup(passes, samples, local)
+        whole = samples == wanted * full
+        self.meter.begin_group(self.progress.optimizer_steps, passes, local, samples, whole=whole)
+        self._schedule.begin()
+        self._rates.factors = self._factors()
+
+    def _splits(self, local: int, passes: int) -> bool:
+        """Measure one GPU's gradient in two halves, which compare without the drift between successive steps.
+
+        Not where workers would have to fetch the batch anew, or a half would fall below what the user allows.
+        """
+        return (
+            passes == 1
+            and not self.meter.distributed
+            and self.accumulates
+            and local // 2 >= max(self.limits.local_min, 2)
+            and self.data.num_workers == 0
+            and self.meter.due(self.progress.optimizer_steps)
+        )
+
+    def _factors(self) -> list[float]:
+        scale = self.batch_size / self.limits.initial
+        if not self._adaptive or scale <= 1.0:
+            return []
+        noise: Sequence[NoiseScale | None] = self.meter.agreed or [None] * self.meter.norms.groups
+        return [self._rule(scale, group) for group in noise]
+
+    def begin_pass(self) -> None:
+        """A micro-batch has been fetched."""
+        assert self.group is not None
+        self.group.begun += 1
+        self.stepped = False
+        self.share = self.data.weight
+        if self.accumulates or not self._looped:
+            self.share *= self.data.samples / self.group.samples
+        self._uncommitted += self.data.samples
+        self.timer.begin(Configuration(self._world.nodes, self._world.size, self.group.local_batch))
+
+    def end_pass(self) -> None:
+        """The user's body for this micro-batch is over."""
+        assert self.group is not None
+        whole = self.data.samples == self._world.size * self.group.local_batch
+        self.timer.end(synchronised=self.synchronises, counts=whole)
+        self._looped = True
+
+    # -- the end of a step ------------------------------------------------------------------------------------
+
+    def on_optimizer_step(self) -> None:
+        """Called by the optimizer's hook: a step that AMP skips does not come here."""
+        self.stepped = True
+        self.meter.norms.steps += 1
+
+    def _count(self) -> None:
+        """An optimizer step is behind us: its examples are used, and worth something."""
+        samples, self._uncommitted, self.stepped = self._uncommitted, 0, False
+        self.data.commit()
+        scale = samples / self.limits.initial
+        worth = 1.0
+        if self._adaptive and scale > 1.0:
+            worth = min(float(gain(self.meter.total, 1.0, scale)) / scale, 1.0)
+        self.gain = self.progress.advance(samples, worth)
+        self._schedule.end(self.gain)
+
+    def end_step(self) -> None:
+        """Count the step, and act on what rank 0 decided; at the same step on every rank."""
+        self._count()
+        self.meter.end_step(self.progress.optimizer_steps)
+        self._time_step()
+        self._restart.after_step()
+        if self._exchange.due():
+            decision = self._exchange.swap(self._decide())
+            if decision is not None:
+                self._act(decision)
+
+    def _time_step(self) -> None:
+        now = time.perf_counter()
+        if self._last_end is not None:
+            seconds = now - self._last_end
+            before = self._step_seconds
+            self._step_seconds = 0.9 * before + 0.1 * seconds if before else seconds
+        self._last_end = now
+
+    def _decide(self) -> Decision:
+        """What rank 0 wants of all; the other ranks' answer is not used."""
+        if self._world.rank != 0:
+            return Decision()
+        choice = None
+        if self.advisor is not None:
+            choice, self.advisor.proposal = self.advisor.proposal, None
+        reallocation, checkpoint = self._restart.wanted()
+        seconds = self._step_seconds
+        decision = Decision(
+            reallocation=reallocation,
+            checkpoint=checkpoint,
+            sampling=self._sampling or self._sampling_interval(),
+            next_exchange=min(max(1, round(EXCHANGE_INTERVAL / seconds)), 50) if seconds > 0 else 1,
+            noise=tuple(self.meter.averages.groups() or ()),
+        )
+        return decision if choice is None else decision.with_choice(choice)
+
+    def _sampling_interval(self) -> int:
+        """Every step while a step takes long beside the few passes over the gradient that measuring is, else seldom."""
+        if self._step_seconds <= 0:
+            return 1
+        # Launching kernels, and memory traffic at some GB/s: right within a factor of a few, which is enough.
+        norms = self.meter.norms
+        cost = 2e-4 + 4e-9 * norms.size * (3 if norms.moment else 1)
+        return int(min(max(cost / (MEASURING_SHARE * self._step_seconds), 1), MAX_SAMPLING))
+
+    def _act(self, decision: Decision) -> None:
+        self.meter.agreed = decision.noise or self.meter.agreed
+        self.meter.sampling = decision.sampling
+        if decision.local_batch:
+            self.choice = decision.choice
+            self.meter.reset_batch()
+            self.timer.cool()
+            if self._world.rank == 0:
+                logger.info("batch size %d: %s", self.batch_size, self.choice)
+        if decision.reallocation or decision.checkpoint:
+            seconds = self._restart.save(self._parts(), self.data, self._exchange)
+            if decision.reallocation:
+                self._restart.drain(decision.reallocation, seconds, self._exchange)
+            self._pause()
+
+    def finish(self) -> None:
+        """Training is over: nothing is lost from here on, whatever happens to the job."""
+        if not self.progress.finished:
+            self.progress.finished = True
+            self._exchange.take()
+            self._restart.finish(self._parts(), self.data, self._exchange)

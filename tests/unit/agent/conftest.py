@@ -1,0 +1,83 @@
+"""Real ranks for tests: forked processes that talk over gloo on the loopback interface."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import socket
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+PATIENCE = 60.0
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _rank(body: Callable[..., Any], args: tuple[Any, ...], env: dict[str, str], pipe: Any) -> None:
+    os.environ.update(env)
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        pipe.send_bytes(pickle.dumps((True, body(*args))))
+    except BaseException:
+        pipe.send_bytes(pickle.dumps((False, traceback.format_exc())))
+    pipe.close()
+    os._exit(0)  # no interpreter shutdown: pytest's own exit handlers are not this process's
+
+
+def run_ranks(
+    size: int, body: Callable[..., Any], *args: Any, nodes: int = 1, env: dict[str, str] | None = None
+) -> list[Any]:
+    """Run `body(*args)` on `size` forked ranks (spread over `nodes`, in name) and return their results by rank."""
+    context = multiprocessing.get_context("fork")
+    port = str(_free_port())
+    running = []
+    for rank in range(size):
+        place = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank % (size // nodes)),
+            "WORLD_SIZE": str(size),
+            "LOCAL_WORLD_SIZE": str(size // nodes),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+            "GLOO_SOCKET_IFNAME": "lo",
+            **(env or {}),
+        }
+        here, there = context.Pipe(duplex=False)
+        process = context.Process(target=_rank, args=(body, args, place, there))
+        process.start()
+        there.close()
+        running.append((process, here))
+    results, troubles = [], []
+    for rank, (process, pipe) in enumerate(running):
+        try:
+            good, value = (
+                pickle.loads(pipe.recv_bytes())
+                if pipe.poll(PATIENCE)
+                else (False, f"silent for {PATIENCE} s")
+            )
+        except EOFError:
+            good, value = False, "died without a word"
+        (results if good else troubles).append(value if good else f"rank {rank}: {value}")
+        process.join(0 if troubles else 5)
+    for process, _ in running:
+        if process.is_alive():
+            process.kill()
+    assert not troubles, "\n".join(troubles)
+    return results
+
+
+@pytest.fixture
+def ranks() -> Callable[..., list[Any]]:
+    return run_ranks

@@ -1,0 +1,154 @@
+"""Noise-scale estimators against the truth, on gradients whose mean and covariance are known exactly."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from pollux import attach
+from pollux.noise_scale import NoiseAverages, SampleKind, unbiased
+
+D = 24
+M0 = 32
+SIGMA = 0.5
+STEPS = 120
+EXAMPLES = STEPS * M0
+
+
+def planted() -> TensorDataset:
+    """Examples x_i of mean mu and covariance sigma^2 I; the loss mean(w x) has exactly x_i as its gradient."""
+    generator = torch.Generator().manual_seed(5)
+    mean = torch.full((D,), 0.1)
+    x = mean + SIGMA * torch.randn(EXAMPLES, D, generator=generator)
+    return TensorDataset(x)
+
+
+def precondition(optimizer: torch.optim.Optimizer) -> None:
+    """A second moment that stays what it is: then the preconditioner, and with it the truth, is known."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            moment = torch.linspace(0.5, 4.0, D).reshape(p.shape)
+            optimizer.state[p] = {
+                "step": torch.tensor(1e9),
+                "exp_avg": torch.zeros_like(p),
+                "exp_avg_sq": moment,
+            }
+
+
+def measure(name: str, per_gpu: tuple[int, int]) -> tuple[float, float, int]:
+    """Run one pass with frozen parameters; (sqr, var, samples) as measured."""
+    model = torch.nn.Linear(D, 1, bias=False)
+    optimizer: torch.optim.Optimizer
+    if name == "sgd":
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
+    else:
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.0, betas=(0.9, 1 - 1e-7))
+        precondition(optimizer)
+    job = attach(model, optimizer, adaptive=False, sampling=1, noise_decay=1 - 1e-9)
+    loader = job.loader(planted(), M0, per_gpu=per_gpu)
+    for _ in job.epochs(1):
+        for (x,) in loader:
+            with job.micro_batch():
+                job.backward(job.model(x).mean())
+            if job.sync_gradients:
+                optimizer.step()
+                optimizer.zero_grad()
+    noise, samples = job.noise_scale, job._averages.samples
+    job.close()
+    assert noise is not None
+    return noise.sqr, noise.var, samples
+
+
+def truth(name: str) -> tuple[float, float, np.ndarray, np.ndarray]:
+    x = planted().tensors[0].double().numpy()
+    p = 1.0 / (np.sqrt(np.linspace(0.5, 4.0, D)) + 1e-8) if name == "adam" else np.ones(D)
+    mean, deviation = p * x.mean(0), p * SIGMA
+    return float((mean**2).sum()), float((deviation**2).sum() / M0), mean, deviation
+
+
+def check(name: str, n: int, results: list[tuple[float, float, int]]) -> None:
+    """Within 3 analytic standard errors of the truth, for n Gaussian gradients of b examples in each of T samples."""
+    sqr, var, mean, deviation = truth(name)
+    b = M0 / n
+    for found_sqr, found_var, samples in results:
+        assert (found_sqr, found_var, samples) == results[0], "ranks disagree"
+        assert samples >= STEPS - 30
+        spread = 2 * (deviation**4).sum()
+        var_error = math.sqrt(spread / (n - 1)) / M0 / math.sqrt(samples)
+        sqr_error = math.sqrt(
+            (4 * (mean**2 * deviation**2).sum() / M0 + spread / M0**2 + spread / (n - 1) / (n * b) ** 2)
+            / samples
+        )
+        assert abs(found_var - var) < 3 * var_error
+        assert abs(found_sqr - sqr) < 3 * sqr_error
+        assert abs(found_var - var) < 0.1 * var
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_hook_finds_the_planted_noise(ranks: Any, size: int, name: str) -> None:
+    check(name, size, ranks(size, measure, name, (1, M0)))
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_hook_under_accumulation(ranks: Any, name: str) -> None:
+    check(name, 2, ranks(2, measure, name, (1, M0 // 4)))
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_accumulation_on_one_rank(name: str) -> None:
+    check(name, 4, [measure(name, (1, M0 // 4))])
+
+
+def test_split_batch_on_one_rank() -> None:
+    check("sgd", 2, [measure("sgd", (1, M0))])
+
+
+def test_differenced_on_one_rank_when_nothing_else_is_possible() -> None:
+    sqr, var, samples = measure("sgd", (M0, M0))
+    true_sqr, true_var, _, _ = truth("sgd")
+    assert samples >= STEPS // 2 - 25
+    assert var == pytest.approx(true_var, rel=0.1)  # parameters are frozen: no drift that would bias it
+    assert sqr == pytest.approx(true_sqr, rel=0.5)
+
+
+def test_estimates_are_unbiased_for_any_count() -> None:
+    rng = np.random.default_rng(1)
+    for n in (2, 3, 8):
+        g = 0.3 + rng.normal(size=(4000, n, 5)) / math.sqrt(4)  # b = 4 examples of unit variance
+        local = (g**2).sum(-1).mean(1)
+        total = (g.mean(1) ** 2).sum(-1)
+        sqr, var = unbiased(SampleKind(n, 4, 1.0), local, total, 16)
+        assert sqr.mean() == pytest.approx(5 * 0.09, rel=0.05)
+        assert var.mean() == pytest.approx(5 / 16, rel=0.05)
+
+
+def test_one_gradient_is_refused() -> None:
+    with pytest.raises(ValueError, match="two gradients"):
+        unbiased(SampleKind(1, 4, 1.0), np.ones(1), np.ones(1), 16)
+
+
+def test_averages_correct_the_bias_and_skip_what_is_not_finite() -> None:
+    averages = NoiseAverages(2, decay=0.9)
+    kind = SampleKind(2, 8, 1.0)
+    assert averages.total() is None
+    for _ in range(10):
+        averages.add(kind, np.array([3.0, 5.0]), np.array([2.0, 4.0]), 16.0)
+    averages.add(kind, np.array([np.inf, 5.0]), np.array([2.0, 4.0]), 16.0)
+    assert averages.skipped == 1
+    total = averages.total()
+    assert total is not None
+    # sqr = 2 total - local = (1, 3); var = 2 (local - total) * 8/16 = (1, 1): constant samples are their own average
+    assert total.sqr == pytest.approx(4.0)
+    assert total.var == pytest.approx(2.0)
+    again = NoiseAverages(2)
+    again.load_state_dict(averages.state_dict())
+    assert again.groups() == averages.groups()
+    other = NoiseAverages(3)
+    other.load_state_dict(averages.state_dict())
+    assert other.total() is None

@@ -1,0 +1,133 @@
+"""Learning-rate rules, how their factor reaches one step only, and the user's schedule in scale-invariant steps."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+
+from pollux.errors import PolluxAgentError
+from pollux.goodput import NoiseScale
+from pollux.scaling import LearningRateScaler, adascale, rule_for, square_root_adascale
+from pollux.schedule import ScaledSchedule
+
+
+def test_adascale_gain_is_the_papers() -> None:
+    # var = 3, sqr = 1 at M0; four times the batch: (3 + 1) / (3/4 + 1)
+    assert adascale(4.0, NoiseScale(sqr=1.0, var=3.0)) == pytest.approx(16 / 7)
+    assert square_root_adascale(4.0, NoiseScale(sqr=1.0, var=3.0)) == pytest.approx(math.sqrt(16 / 7))
+
+
+def test_adascale_runs_from_no_gain_to_linear() -> None:
+    assert adascale(8.0, NoiseScale(sqr=1.0, var=0.0)) == pytest.approx(1.0)
+    assert adascale(8.0, NoiseScale(sqr=0.0, var=1.0)) == pytest.approx(8.0)
+    assert adascale(8.0, None) == 1.0
+    assert adascale(0.5, NoiseScale(sqr=1.0, var=1.0)) == 1.0, "a short step is taken at the user's own rate"
+
+
+@pytest.mark.parametrize(("optimizer", "rule"), [(SGD, adascale), (Adam, square_root_adascale)])
+def test_the_rule_follows_the_optimizer(optimizer: type[Optimizer], rule: object) -> None:
+    assert rule_for("auto", optimizer(nn.Linear(2, 1).parameters(), lr=0.1)) is rule  # type: ignore[call-arg]
+
+
+def test_adam_kin_and_subclasses_get_the_square_root() -> None:
+    class Mine(AdamW):
+        pass
+
+    for kind in (AdamW, RMSprop, Mine):
+        assert rule_for("auto", kind(nn.Linear(2, 1).parameters(), lr=0.1)) is square_root_adascale
+
+
+def test_rules_by_name_and_by_function() -> None:
+    optimizer = SGD(nn.Linear(2, 1).parameters(), lr=0.1)
+    assert rule_for("linear", optimizer)(6.0, None) == 6.0
+    assert rule_for("sqrt", optimizer)(9.0, None) == 3.0
+    assert rule_for("none", optimizer)(9.0, None) == 1.0
+    assert rule_for(lambda scale, noise: scale / 2, optimizer)(6.0, None) == 3.0
+    with pytest.raises(PolluxAgentError, match="adascale"):
+        rule_for("cubic", optimizer)
+
+
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_the_factor_lasts_one_step(as_tensor: bool) -> None:
+    first, second = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+    rate = torch.tensor(0.5) if as_tensor else 0.5
+    optimizer = SGD(
+        [{"params": [first], "lr": rate}, {"params": [second], "lr": 0.25}], lr=1.0, foreach=False
+    )
+    steps: list[int] = []
+    scaler = LearningRateScaler(optimizer, on_step=lambda: steps.append(1))
+    scaler.factors = [3.0, 2.0]
+    first.grad, second.grad = torch.ones(1), torch.ones(1)
+    optimizer.step()
+    assert (first.item(), second.item()) == (-1.5, -0.5)
+    assert (float(optimizer.param_groups[0]["lr"]), optimizer.param_groups[1]["lr"]) == (0.5, 0.25)
+    assert steps == [1]
+    scaler.remove()
+    optimizer.step()
+    assert (first.item(), second.item()) == (-2.0, -0.75)
+    assert steps == [1]
+
+
+def test_a_step_that_raises_leaves_the_rate_as_it_was() -> None:
+    parameter = nn.Parameter(torch.zeros(1))
+    optimizer = SGD([parameter], lr=0.5)
+    scaler = LearningRateScaler(optimizer, on_step=lambda: None)
+    scaler.factors = [4.0]
+
+    def closure() -> float:
+        raise RuntimeError("user's own")
+
+    with pytest.raises(RuntimeError, match="user's own"):
+        optimizer.step(closure)
+    parameter.grad = torch.ones(1)
+    optimizer.step()
+    assert parameter.item() == -2.0
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+def run_schedule(gains: list[float]) -> int:
+    optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=0.5)
+    scheduler = LambdaLR(optimizer, lambda n: 0.9**n)
+    scaled = ScaledSchedule(scheduler)
+    for gain in gains:
+        scaled.begin()
+        optimizer.step()
+        scheduler.step()
+        scaled.end(gain)
+    return scheduler.last_epoch
+
+
+def test_a_schedule_advances_by_what_steps_were_worth() -> None:
+    assert run_schedule([1.0] * 7) == 7
+    assert run_schedule([2.5] * 8) == 20
+    # 12 whole steps and a short one, three times over: as many calls as plain training makes
+    assert run_schedule(([1.0] * 12 + [0.4]) * 3) == 39
+
+
+def test_a_schedule_called_between_epochs_is_left_alone() -> None:
+    optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=0.5)
+    scheduler = LambdaLR(optimizer, lambda n: 0.9**n)
+    scaled = ScaledSchedule(scheduler)
+    for _ in range(3):
+        for _ in range(4):
+            scaled.begin()
+            optimizer.step()
+            scaled.end(5.0)
+        scheduler.step()
+    assert scheduler.last_epoch == 3
+
+
+def test_a_plateau_is_the_users_affair() -> None:
+    optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=0.5)
+    scheduler = ReduceLROnPlateau(optimizer, patience=100)
+    scaled = ScaledSchedule(scheduler)
+    scaled.begin()
+    optimizer.step()
+    scheduler.step(1.0)
+    scaled.end(50.0)
+    assert scheduler.last_epoch == 1
