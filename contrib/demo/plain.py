@@ -72,7 +72,9 @@ def tuned_size(job: Training, phi: float | None, work: Workload) -> Size:
         job.epochs / float(efficiency(known, job.batch_size, batch)) if batch > job.batch_size else job.epochs
     )
     factor = float(gain(known, job.batch_size, batch)) if batch > job.batch_size else 1.0
-    return Size(nodes, per_node, batch, epochs, job.lr * (factor**0.5 if job.lr_rule == "square-root" else factor))
+    return Size(
+        nodes, per_node, batch, epochs, job.lr * (factor**0.5 if job.lr_rule == "square-root" else factor)
+    )
 
 
 def tuned_sizes(work: Workload, phi: Mapping[str, float]) -> dict[str, Size]:

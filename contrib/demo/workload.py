@@ -143,7 +143,17 @@ def batch_script(job: Training, *, root: Path, folder: Path, size: Size | None =
         for option in (*resources, "--ntasks-per-node=1", "--cpus-per-task=1", "--time=10")
     ]
     lines.append(f"#SBATCH --output={folder / (job.name + '.log')}")
+    environment = []
     if size is None:
         lines.append(job.directive())
-    lines += ["", f"cd {shlex.quote(str(root))}", f"exec pollux run {job.script} {shlex.join(arguments)}", ""]
+        # Not beside the checkout: a fresh cluster counts its job ids from 1 and would find an older one's work.
+        checkpoints = folder / "checkpoints" / job.name
+        environment = [f"export POLLUX_CHECKPOINT_DIR={shlex.quote(str(checkpoints))}"]
+    lines += [
+        "",
+        *environment,
+        f"cd {shlex.quote(str(root))}",
+        f"exec pollux run {job.script} {shlex.join(arguments)}",
+        "",
+    ]
     return "\n".join(lines)

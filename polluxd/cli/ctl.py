@@ -114,7 +114,7 @@ def jobs(
     user: Annotated[str | None, typer.Option("--user", "-u", help="of this user only")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List Pollux jobs: GPUs, batch size, goodput, speedup, and why."""
+    """List Pollux jobs: GPUs, batch size, goodput, reason."""
     rows = [r for r in job_rows(_store(config), ended=everything) if user in (None, r["user"])]
     emit(rows, JOB_COLUMNS, as_json=as_json, console=_console(), empty="no Pollux jobs")
 
@@ -144,7 +144,7 @@ def top(
 
 @app.command()
 def explain(job: JobArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Say what a job has, why it has it, and what other sizes would bring."""
+    """Say why a job has what it has, and what more would do."""
     store, defaults = _open(config)
     found = store.explain(job)
     if found is None:
@@ -180,7 +180,7 @@ def reallocations(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List re-allocations: from where to where, how long each step took, why."""
+    """List re-allocations: from, to, seconds by part, why."""
     emit(
         move_rows(_store(config), job),
         MOVE_COLUMNS,
@@ -192,7 +192,7 @@ def reallocations(
 
 @app.command()
 def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Say whether polluxd leads, when it last decided, and how good the decision was."""
+    """Say who leads, and when and how well it last decided."""
     found = status_row(_store(config))
     if as_json:
         emit_json(found)
@@ -221,7 +221,7 @@ def _set(store: Store, name: str, value: Any) -> None:
 
 @app.command()
 def pause(config: ConfigOption = None) -> None:
-    """Stop all action, durably: nothing starts, moves or stops until `resume`; running jobs run on."""
+    """Stop all action until `resume`; running jobs run on."""
     _set(_store(config), "paused", True)
     typer.echo("paused: decisions are still recorded, nothing is acted on until `polluxctl resume`")
 
