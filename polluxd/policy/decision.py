@@ -8,13 +8,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polluxd.model import NO_PLACEMENT, Allocation, Plan, Settings, Snapshot
-from polluxd.policy import counts, fairness, objective, placement, reasons
+from polluxd.policy import counts, fairness, objective, price, reasons, search
 from polluxd.policy.domains import Domain, split
 from polluxd.policy.menu import Menu, build
 from polluxd.policy.packing import Packing
 from polluxd.policy.placement import Seating
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+EXACT_WORK = 4_000_000
+"""Options times GPUs up to which counts are solved by dynamic programming: some 50 ms."""
+TOLERANCE = 1e-4
+"""The search stops this near the bound on total utility: fits are not known any better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +31,9 @@ class _Solved:
     x: Floats
     bound_x: Floats
     weight: Floats
+    solver: str
+    bound: float
+    """On the sum of utilities."""
 
 
 def decide(snapshot: Snapshot) -> Plan:
@@ -33,49 +42,71 @@ def decide(snapshot: Snapshot) -> Plan:
     Deterministic: the same snapshot gives the same plan, bit for bit, in whatever order nodes and jobs come. Every
     job of the snapshot has an allocation, in order of job id, if only of nothing, with the reason.
     """
-    solved = [_solve(domain, snapshot.settings) for domain in split(snapshot)]
+    weights = [fairness.weight(job, snapshot.settings) for job in snapshot.jobs]
+    mean = sum(weights) / len(weights) if weights else 1.0
+    solved = [_solve(domain, snapshot.settings, mean) for domain in split(snapshot)]
     allocations = sorted((a for part in solved for a in part.allocations), key=lambda a: a.job_id)
-    empty = np.zeros(0)
+    empty, power = np.zeros(0), snapshot.settings.power
     weight = np.concatenate([empty, *(part.weight for part in solved)])
-    weight = weight / weight.mean() if weight.size else weight
-    x = np.concatenate([empty, *(part.x for part in solved)])
-    bound_x = np.concatenate([empty, *(part.bound_x for part in solved)])
-    fitness = objective.fitness(x, weight, snapshot.settings.power)
-    bound = objective.fitness(bound_x, weight, snapshot.settings.power)
-    return Plan(tuple(allocations), fitness, max(fitness, bound), "dynamic program")
+    fitness = objective.fitness(np.concatenate([empty, *(part.x for part in solved)]), weight, power)
+    if power > objective.GENTLE:
+        bound = objective.of_total(sum(part.bound for part in solved), float(weight.sum()), power)
+    else:
+        # Plans are ordered beyond what one number shows: the relaxed plan's fitness stands for the bound.
+        bound = objective.fitness(np.concatenate([empty, *(part.bound_x for part in solved)]), weight, power)
+    solvers = sorted({part.solver for part in solved if part.weight.size}) or ["none"]
+    return Plan(tuple(allocations), fitness, max(fitness, bound), " and ".join(solvers))
 
 
-def _solve(domain: Domain, settings: Settings) -> _Solved:
-    menu = build(domain, settings)
+def _solve(domain: Domain, settings: Settings, mean_weight: float) -> _Solved:
+    menu = build(domain, settings, mean_weight)
     absent = [
         Allocation(job.job_id, NO_PLACEMENT, 0.0, 0.0, 0, bool(job.placement), reason)
         for job, reason in menu.absent
     ]
-    packing = Packing(domain.nodes, menu.jobs, partial=settings.partial_nodes)
-    seating = Seating(menu, packing)
-    seating.pin()
-    capacity = int(np.maximum(packing.free, 0).sum())
-    chosen, bound = _counts(menu, capacity)
-    seating.fill(chosen)
-    placement.improve(seating, bound)
+    seating = Seating(menu, Packing(domain.nodes, menu.jobs, partial=settings.partial_nodes))
+    packing = seating.packing
+    chosen, bound, solver = _counts(menu, int(np.maximum(packing.free, 0).sum()))
+    _place(seating, chosen, bound)
     free = int(np.maximum(packing.free, 0).sum())
     moved = np.array([packing.moved(j) for j in range(len(menu.jobs))], dtype=np.bool_)
     return _Solved(
         absent + [_allocation(seating, j, bool(moved[j]), free) for j in range(len(menu.jobs))],
-        menu.x(seating.option, moved),
+        menu.x(np.array(seating.option, dtype=np.int64), moved),
         menu.x(chosen, ~menu.kept[chosen]),
-        np.array([fairness.weight(job, settings) for job in menu.jobs], dtype=np.float64),
+        menu.weight,
+        solver,
+        bound,
     )
 
 
-def _counts(menu: Menu, capacity: int) -> tuple[NDArray[np.int64], float]:
-    """The count solver over the jobs that are free to change: option per job, and the total utility's bound."""
+def _counts(menu: Menu, capacity: int) -> tuple[Ints, float, str]:
+    """The count solver that fits the size: option per job, the bound on total utility, the solver's name."""
     gpus = np.where(menu.pinned[menu.owner], 0, menu.gpus)
-    return counts.solve(gpus, menu.value, menu.start, capacity)
+    if gpus.size * capacity <= EXACT_WORK:
+        chosen, total = counts.solve(gpus, menu.value, menu.start, capacity)
+        return chosen, total, "dynamic program"
+    priced = price.solve(gpus, menu.value, menu.start, capacity)
+    return priced.chosen, priced.bound, "price"
+
+
+def _place(seating: Seating, chosen: Ints, bound: float) -> None:
+    """Seat the choice, moving no job that need not move; where that loses counts, try moving some, and search."""
+    left = seating.fill(chosen)
+    if not left:
+        return
+    tolerance = TOLERANCE * abs(bound)
+    seating.settle(left, chosen)
+    kept_total, kept_state = seating.total(), seating.state()
+    seating.clear()
+    seating.settle(seating.repack(chosen), chosen)
+    if seating.total() <= kept_total:
+        seating.restore(kept_state)
+    search.improve(seating, bound, tolerance)
 
 
 def _allocation(seating: Seating, j: int, moved: bool, free: int) -> Allocation:
-    menu, option = seating.menu, int(seating.option[j])
+    menu, option = seating.menu, seating.option[j]
     job = menu.jobs[j]
     # A pinned job may hold nodes that are no longer known here; what it holds is not ours to edit.
     place = job.placement if menu.pinned[j] or not moved else seating.packing.placement(j)

@@ -8,23 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from polluxd.model import Job, Node, Snapshot
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Domain:
     """Nodes, and the jobs that compete for them; both in a fixed order."""
 
     nodes: tuple[Node, ...]
     jobs: tuple[Job, ...]
 
-    @property
+    @cached_property
     def capacity(self) -> int:
         """GPUs that our jobs may hold here."""
         return sum(n.capacity for n in self.nodes)
 
-    @property
+    @cached_property
     def gpus_per_node(self) -> int:
         """The usual size of a node: the most common one, the larger on a tie; at least 1."""
         sizes = [n.gpus for n in self.nodes if n.gpus > 0]

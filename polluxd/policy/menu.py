@@ -48,7 +48,7 @@ class Menu:
     factor: Floats
     """[J]: what a move multiplies the speedup by."""
     weight: Floats
-    """[J], averaging 1."""
+    """[J], averaging 1 over the snapshot's jobs."""
     stay: Floats
     """[O]: utility of the option where the job does not move."""
     move: Floats
@@ -87,8 +87,11 @@ class Menu:
         return np.where(moved, x * self.factor, x)
 
 
-def build(domain: Domain, settings: Settings) -> Menu:
-    """The menu of one domain. Jobs that cannot be given anything now are left out, with the reason."""
+def build(domain: Domain, settings: Settings, mean_weight: float = 1.0) -> Menu:
+    """The menu of one domain; weights are taken relative to `mean_weight`.
+
+    Jobs that cannot be given anything now are left out, with the reason.
+    """
     offers = Offers(domain, settings)
     listed: list[Job] = []
     shapes: list[list[Shape]] = []
@@ -113,7 +116,7 @@ def build(domain: Domain, settings: Settings) -> Menu:
                 shapes.append([NOTHING, *found])
                 stays.append(stay or not job.placement)
         listed.append(job)
-    return _evaluate(domain, settings, _Listing(listed, shapes, stays, absent))
+    return _evaluate(domain, settings, _Listing(listed, shapes, stays, absent), mean_weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +129,7 @@ class _Listing:
     absent: list[tuple[Job, str]]
 
 
-def _evaluate(domain: Domain, settings: Settings, listing: _Listing) -> Menu:
+def _evaluate(domain: Domain, settings: Settings, listing: _Listing, mean_weight: float) -> Menu:
     """Goodput, speedup and utility of every option; jobs with no feasible batch size drop out."""
     size, count = domain.gpus_per_node, len(listing.jobs)
     shares = [fairness.fair_share(domain.capacity, count, size, job) for job in listing.jobs]
@@ -158,13 +161,12 @@ def _evaluate(domain: Domain, settings: Settings, listing: _Listing) -> Menu:
     fair = _fair_goodput(goodput, gpus, owner, is_share, count)
     with np.errstate(over="ignore"):
         speedup = np.minimum((goodput / fair[owner])[row], _MOST_SPEEDUP)
-    weight = np.array([fairness.weight(j, settings) for j in jobs], dtype=np.float64)
-    weight = weight / weight.mean() if jobs else weight
+    weight = np.array([fairness.weight(j, settings) for j in jobs], dtype=np.float64) / mean_weight
     factor = np.array([fairness.reallocation_factor(j) for j in jobs], dtype=np.float64)
 
     x, w = speedup / size, weight[job_of]
     moved = x * factor[job_of]
-    level = 0.0
+    level, total = 0.0, float(weight.sum())
     if settings.power <= objective.GENTLE and jobs:
         held = int(gpus[row][start[:-1]].sum())
         offer = max(domain.capacity, held)
@@ -182,8 +184,8 @@ def _evaluate(domain: Domain, settings: Settings, listing: _Listing) -> Menu:
         kept=kept[row],
         factor=factor,
         weight=weight,
-        stay=objective.utilities(x, w, settings.power, level=level, jobs=len(jobs)),
-        move=objective.utilities(moved, w, settings.power, level=level, jobs=len(jobs)),
+        stay=objective.utilities(x, w, settings.power, level=level, total=total, jobs=len(jobs)),
+        move=objective.utilities(moved, w, settings.power, level=level, total=total, jobs=len(jobs)),
         absent=(*listing.absent, *((listing.jobs[j], why[j]) for j in np.flatnonzero(gone).tolist())),
     )
 

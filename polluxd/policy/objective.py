@@ -37,12 +37,22 @@ def fitness(x: Floats, weight: Floats, power: float) -> float:
     return float(np.exp((np.log(mean) + top) / power))
 
 
-def utilities(x: Floats, weight: Floats, power: float, *, level: float, jobs: int) -> Floats:
+def of_total(total: float, weight: float, power: float) -> float:
+    """The fitness of a plan whose utilities add up to `total`, at powers above `GENTLE`; `weight`: of all jobs."""
+    if weight <= 0:
+        return 0.0
+    if power == 0:
+        return math.exp(min(total / weight, 700.0))
+    # A bound may promise more than any plan could keep: a loss of nothing at all.
+    return float((max(np.sign(power) * total, 1e-300) / weight) ** (1.0 / power))
+
+
+def utilities(x: Floats, weight: Floats, power: float, *, level: float, total: float, jobs: int) -> Floats:
     """A number per option [O] whose sum over jobs is to be as large as can be.
 
-    `weight` [O] averages 1 over the `jobs`. `level` is what the worst-off job can reach at best (`worst_level`);
-    only powers up to `GENTLE` use it. There, a job with nothing counts more than all the others together could
-    (lexicographic), and the rest are measured against the level, so that sums keep their digits.
+    `weight` [O] adds up to `total` over the `jobs`. `level` is what the worst-off job can reach at best
+    (`worst_level`); only powers up to `GENTLE` use it. There, a job with nothing counts more than all the others
+    together could (lexicographic), and the rest are measured against the level, so that sums keep their digits.
     """
     if power > GENTLE:
         z = (x + FLOOR) / weight
@@ -50,9 +60,9 @@ def utilities(x: Floats, weight: Floats, power: float, *, level: float, jobs: in
             return weight * np.log(z)
         with np.errstate(over="ignore"):
             return np.asarray(np.sign(power) * np.minimum(weight * z**power, 1e300))
-    # The plan at the level loses at most `jobs` in all: an option that loses more by itself is never part of the
+    # The plan at the level loses at most `total` in all: an option that loses more by itself is never part of the
     # best plan. Such losses need only keep their order.
-    beyond = 10.0 * max(jobs, 1)
+    beyond = 10.0 * max(total, 1e-300)
     ratio = np.clip(x / (weight * max(level, 1e-300)), 1e-30, 1e30)
     if math.isinf(power):
         loss = weight * ratio**MAX_MIN_POWER
@@ -61,8 +71,7 @@ def utilities(x: Floats, weight: Floats, power: float, *, level: float, jobs: in
         exponent = np.log(weight) + power * np.log(ratio)
         loss = np.exp(np.minimum(exponent, math.log(beyond)))
         loss *= 1.0 + 1e-5 * np.maximum(exponent - math.log(beyond), 0.0) / max(-power, 1.0)
-    starved = 20.0 * jobs * jobs
-    return -np.where(x > 0, loss, starved * (1.0 + weight))
+    return -np.where(x > 0, loss, 2.0 * beyond * jobs * (1.0 + weight))
 
 
 def worst_level(

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from polluxd.model import Job, Node, Placement
 from polluxd.policy.domains import classes, eligible, partitions_of
+from polluxd.policy.feasible import is_pinned
 from polluxd.policy.shapes import Shape
 
 Bools = NDArray[np.bool_]
@@ -40,7 +41,13 @@ class Packing:
         """Multi-node jobs on each node: 0 or 1, more only where pinned jobs came so."""
         self.guests: list[dict[int, int]] = [{} for _ in nodes]
         """Per node: GPUs by job."""
+        self.movable = np.zeros(len(nodes), dtype=np.int64)
+        """GPUs per node of guests that are not pinned."""
+        self.claimed = np.zeros(len(nodes), dtype=np.int64)
+        self.claim_cost = np.zeros(len(nodes))
+        """GPUs per node that jobs not seated yet would like to stay on, and what it costs if they cannot."""
         self.seats: list[Seat] = [NOWHERE] * len(jobs)
+        self._pinned = [is_pinned(j) for j in jobs]
         self._number = {n.name: i for i, n in enumerate(nodes)}
         self._classes = [(size, np.array(numbers)) for (_, size), numbers in classes(nodes).items()]
         self._allowed: dict[frozenset[str], Bools] = {}
@@ -72,25 +79,34 @@ class Packing:
 
     def find(self, j: int, shape: Shape) -> Seat | None:
         """A seat of this shape: on nodes the job holds already where possible, else where least is left over."""
-        fits = self.roomy(j, shape)
-        order = 2 * self.free
+        numbers = np.flatnonzero(self.roomy(j, shape))
+        if numbers.size < shape.nodes:
+            return None
+        free = self.free[numbers]
+        unclaimed = free - self.claimed[numbers]
+        # Nobody in the way before somebody; own nodes before others; the tightest fit before a loose one.
+        evicts = np.where(unclaimed >= shape.per_node, 0.0, self.claim_cost[numbers])
+        leftover = np.where(unclaimed >= shape.per_node, unclaimed, free)
         for number in self.home[j][0]:
-            order[number] = -1
+            leftover[numbers == number] = -1
+        ranked = numbers[np.lexsort((leftover, evicts))]
         if shape.nodes == 1:
-            numbers = np.flatnonzero(fits)
-            if numbers.size == 0:
-                return None
-            return (int(numbers[np.argmin(order[numbers])]),), shape.per_node
+            return (int(ranked[0]),), shape.per_node
+        return self._span(shape, ranked)
+
+    def _span(self, shape: Shape, ranked: NDArray[np.int64]) -> Seat | None:
+        """Nodes of one class for a multi-node shape, the first of it in the ranking; the class that ranks best."""
         best: tuple[int, tuple[int, ...]] | None = None
+        place = np.full(len(self.nodes), -1, dtype=np.int64)
+        place[ranked] = np.arange(ranked.size)
         for size, members in self._classes:
             if shape.per_node > size or (shape.per_node != size and not self.partial):
                 continue
-            numbers = members[fits[members]]
-            if numbers.size >= shape.nodes:
-                picked = numbers[np.argsort(order[numbers], kind="stable")[: shape.nodes]]
-                cost = int(order[picked].sum())
-                if best is None or cost < best[0]:
-                    best = cost, tuple(sorted(int(n) for n in picked))
+            inside = np.sort(place[members][place[members] >= 0])
+            if inside.size >= shape.nodes:
+                rank = int(inside[shape.nodes - 1])
+                if best is None or rank < best[0]:
+                    best = rank, tuple(sorted(ranked[inside[: shape.nodes]].tolist()))
         return None if best is None else (best[1], shape.per_node)
 
     def can_stay(self, j: int) -> bool:
@@ -116,6 +132,7 @@ class Packing:
                 self.free[n] += sign * per_node
                 self.cpus[n] += sign * per_node * cpus
                 self.spanned[n] -= sign * (len(numbers) > 1)
+                self.movable[n] -= 0 if self._pinned[j] else sign * per_node
                 if sign > 0:
                     del self.guests[n][j]
                 else:
@@ -130,6 +147,21 @@ class Packing:
         while len(self._journal) > mark:
             j, seat = self._journal.pop()
             self._place(j, seat)
+
+    def forget(self) -> None:
+        """Drop the journal: what was done so far is final."""
+        self._journal.clear()
+
+    def claim(self, seat: Seat, cost: float) -> None:
+        """Note that a job would like to stay on these nodes, and what it loses otherwise."""
+        for n in seat[0]:
+            self.claimed[n] += seat[1]
+            self.claim_cost[n] += cost
+
+    def unclaim(self, seat: Seat, cost: float) -> None:
+        for n in seat[0]:
+            self.claimed[n] -= seat[1]
+            self.claim_cost[n] = self.claim_cost[n] - cost if self.claimed[n] else 0.0
 
     def moved(self, j: int) -> bool:
         return self.seats[j] != self.home[j]

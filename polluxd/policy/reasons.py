@@ -31,7 +31,7 @@ def of(seating: Seating, j: int, placement: Placement, free: int) -> str:
     job = menu.jobs[j]
     if menu.pinned[j]:
         return _pinned(job)
-    return f"{_change(menu, j, int(seating.option[j]), placement)}; {_why_not_more(seating, j, free)}"
+    return f"{_change(menu, j, seating.option[j], placement)}; {_why_not_more(seating, j, free)}"
 
 
 def _pinned(job: Job) -> str:
@@ -63,7 +63,7 @@ def _change(menu: Menu, j: int, option: int, placement: Placement) -> str:
 
 def _why_not_more(seating: Seating, j: int, free: int) -> str:
     menu = seating.menu
-    job, option = menu.jobs[j], int(seating.option[j])
+    job, option = menu.jobs[j], seating.option[j]
     held = int(menu.gpus[option])
     larger = [o for o in menu.options(j) if menu.gpus[o] > held]
     if not larger:

@@ -1,0 +1,184 @@
+"""Local search after packing: one job up to a better option, those in its way moved, shrunk or let go.
+
+Every step taken raises the total utility, so the search ends; its work is bounded by a count of attempts, not by a
+clock, so that a replay takes the same steps.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from polluxd.policy.packing import NOWHERE, Seat
+from polluxd.policy.placement import Seating
+from polluxd.policy.shapes import Shape
+
+ATTEMPTS = 400
+"""Attempts whatever the number of jobs; see `PER_JOB`."""
+PER_JOB = 0.5
+CANDIDATES = 4
+"""Nodes, or sets of nodes, tried per option."""
+OPTIONS = 3
+"""Better options per job for which room is made."""
+_NOISE = 1e-12
+
+
+class _Way(NamedTuple):
+    """Making room: who leaves, and the seat that is then taken."""
+
+    cost: float
+    victims: list[int]
+    seat: Seat
+
+
+def improve(seating: Seating, bound: float, tolerance: float) -> int:
+    """Search until the total is within `tolerance` of the bound or nothing helps; returns the attempts made."""
+    menu = seating.menu
+    jobs = len(menu.jobs)
+    limit, work = int(ATTEMPTS + PER_JOB * jobs), 0
+    if jobs == 0:
+        return 0
+    best = np.maximum.reduceat(menu.value, menu.start[:-1]).tolist()
+    total = seating.total()
+    better = True
+    while better and work < limit and total < bound - tolerance:
+        better = False
+        wish = [(best[j] - seating.utility(j), j) for j in range(jobs) if not seating.pinned[j]]
+        smallest = max(_NOISE * abs(bound), tolerance / max(jobs, 1) * 1e-2)
+        for gap, j in sorted((w for w in wish if w[0] > smallest), key=lambda w: (-w[0], w[1])):
+            if work >= limit or total >= bound - tolerance:
+                break
+            gained, tries = _raise(seating, j, smallest)
+            work += tries
+            total += gained
+            better |= gained > 0 and gap > 0
+    seating.packing.forget()
+    return work
+
+
+def _raise(seating: Seating, j: int, smallest: float) -> tuple[float, int]:
+    """Try the job's better options: with room as it is, then by making room. Gain and attempts made."""
+    now, tries = seating.utility(j), 0
+    wanted = [o for o in seating.ranked(j) if seating.value(o) > now + smallest]
+    for option in wanted:
+        tries += 1
+        gained = _attempt(seating, j, option, [], None, smallest)
+        if gained > 0:
+            return gained, tries
+    for option in wanted[:OPTIONS]:
+        for way in ways(seating, j, seating.menu.shape(option)):
+            if way.cost > seating.value(option) - now:
+                continue
+            tries += 1
+            gained = _attempt(seating, j, option, way.victims, way.seat, smallest)
+            if gained > 0:
+                return gained, tries
+    return 0.0, tries
+
+
+def _attempt(
+    seating: Seating, j: int, option: int, victims: list[int], target: Seat | None, smallest: float
+) -> float:
+    """Lift job and victims, seat the job, give each victim the best that fits; undone unless the total rises."""
+    packing = seating.packing
+    mark = packing.mark()
+    touched = [j, *victims]
+    before = sum(seating.utility(i) for i in touched)
+    options = [seating.option[i] for i in touched]
+    for i in touched:
+        packing.put(i, NOWHERE)
+    found = seating.seat_for(j, option) if target is None or seating.kept[option] else None
+    if found is None and target is not None and seating.may_move_to(j, option) and packing.fits(j, target):
+        found = target
+    if found is not None:
+        seating.give(j, option, found)
+        for i in sorted(victims, key=lambda i: (-options[touched.index(i)], i)):
+            seating.best_fit(i)
+        gained = sum(seating.utility(i) for i in touched) - before
+        if gained > smallest:
+            return gained
+    packing.roll_back(mark)
+    for i, previous in zip(touched, options, strict=True):
+        seating.option[i] = previous
+    return 0.0
+
+
+def ways(seating: Seating, j: int, shape: Shape) -> list[_Way]:
+    """Ways to make room for the shape, the cheapest first by a lower bound on what the victims lose."""
+    if shape.gpus == 0:
+        return []
+    packing = seating.packing
+    own, own_per_node = packing.seats[j]
+    free = packing.free.copy()
+    for node in own:
+        free[node] += own_per_node
+    missing = np.maximum(shape.per_node - free, 0)
+    possible = packing.allowed(j) & (free + packing.movable >= shape.per_node)
+    numbers = np.flatnonzero(possible)
+    # The fewest GPUs to clear first: others are not looked at.
+    few = numbers[np.lexsort((numbers, missing[numbers]))][: max(3 * CANDIDATES, 2 * shape.nodes)].tolist()
+    found = [
+        way
+        for node in few
+        for way in _clear(seating, j, node, shape, int(free[node]), alone=shape.nodes == 1)
+    ]
+    found.sort(key=lambda w: (w.cost, w.seat, w.victims))
+    if shape.nodes == 1:
+        return found[:CANDIDATES]
+    return _together(seating, shape, found)
+
+
+def _clear(seating: Seating, j: int, node: int, shape: Shape, free: int, *, alone: bool) -> list[_Way]:
+    """Who would have to leave the node for the shape's part of it: one guest, or the smallest together."""
+    packing = seating.packing
+    guests = [(gpus, i) for i, gpus in packing.guests[node].items() if i != j]
+    seat: Seat = ((node,), shape.per_node)
+    if alone and free >= shape.per_node:
+        return []
+    out: list[int] = []
+    if not alone:
+        spanning = [i for _, i in guests if len(packing.seats[i][0]) > 1]
+        if any(seating.pinned[i] for i in spanning):
+            return []
+        out = spanning
+        free += sum(packing.guests[node][i] for i in out)
+    ways: list[_Way] = []
+    movable = sorted((gpus, i) for gpus, i in guests if not seating.pinned[i] and i not in out)
+    if alone:
+        ways += [
+            _Way(_least_loss(seating, i), [i], seat) for gpus, i in movable if free + gpus >= shape.per_node
+        ]
+    for gpus, i in movable:
+        if free >= shape.per_node:
+            break
+        out = [*out, i]
+        free += gpus
+    if free >= shape.per_node and (len(out) > 1 or not alone):
+        ways.append(_Way(sum(_least_loss(seating, i) for i in out), sorted(out), seat))
+    return ways
+
+
+def _least_loss(seating: Seating, i: int) -> float:
+    """The least that a job can lose by leaving its seat: it moves at the same count, if it does not already."""
+    option = seating.option[i]
+    return max(seating.utility(i) - seating.move[option], 0.0)
+
+
+def _together(seating: Seating, shape: Shape, found: list[_Way]) -> list[_Way]:
+    """For several nodes: per class, those that are cheapest to clear; a victim that spans counts once."""
+    packing = seating.packing
+    by_class: dict[tuple[str, int], list[_Way]] = {}
+    for way in found:
+        node = packing.nodes[way.seat[0][0]]
+        if node.gpus == shape.per_node or (packing.partial and node.gpus > shape.per_node):
+            by_class.setdefault((node.gpu_type, node.gpus), []).append(way)
+    sets: list[_Way] = []
+    for members in by_class.values():
+        for first in range(min(len(members) - shape.nodes + 1, CANDIDATES)):
+            picked = members[first : first + shape.nodes]
+            victims = sorted({i for way in picked for i in way.victims})
+            numbers = tuple(sorted(way.seat[0][0] for way in picked))
+            cost = sum(_least_loss(seating, i) for i in victims)
+            sets.append(_Way(cost, victims, (numbers, shape.per_node)))
+    return sorted(sets, key=lambda w: (w.cost, w.seat))
