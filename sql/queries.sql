@@ -1,6 +1,9 @@
 -- Every statement that polluxd runs, by name (polluxd/store/sqlfiles.py reads this file).
 -- A line `-- name: NAME` opens a query; the comment lines below it describe it; `:word` is a parameter.
 
+-- name: applied_migrations
+SELECT name FROM pollux.schema_migration;
+
 -- name: lead_claim
 -- Take the lead: next epoch, for the holder of the advisory lock. No row while an earlier leader's lease still runs.
 INSERT INTO pollux.leader AS l (cluster, epoch, holder, lease_until)

@@ -172,6 +172,8 @@ class DevPostgres:
                 f"CREATE ROLE {role} LOGIN {options} PASSWORD '{self._passwords[role]}'", database="postgres"
             )
         self.execute(f"CREATE DATABASE {self.database} OWNER pollux_daemon", database="postgres")
+        # As a site's superuser would: some of it (agents must not see each other's tokens) only he may set.
+        self.execute((Path(__file__).parents[2] / "sql" / "roles.sql").read_text())
 
     def _accepts(self) -> bool:
         assert self._daemon is not None

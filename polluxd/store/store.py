@@ -2,50 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from sqlalchemy import URL, Connection, text
+from sqlalchemy import URL
 
-from polluxd.errors import LeaderLost, ReportError, StoreRejected
-from polluxd.model import (
-    Allocation,
-    Mode,
-    Placement,
-    Plan,
-    Reallocation,
-    Report,
-    Settings,
-    Step,
-)
+from polluxd.errors import ReportError, StoreRejected
+from polluxd.model import Mode, Placement, Plan, Reallocation, Report, Settings, Step
 
 from . import rows
-from .connection import Connector, our_errors
-from .costs import cost_of, is_reallocation, totals
-from .leadership import Leadership
+from .connection import our_errors
+from .costs import totals
 from .migrations import apply_migrations
-from .sqlfiles import queries
-from .views import (
-    CycleView,
-    Explanation,
-    HistoryPoint,
-    JobView,
-    Leader,
-    ObservedJob,
-    ReallocationCost,
-    ReallocTotals,
-    SettingChange,
-)
+from .readings import Readings
+from .sqlfiles import migrations
+from .views import ObservedJob, ReallocTotals
 from .wakeups import Wakeups
 
 log = logging.getLogger(__name__)
 
 
-class Store:
+class Store(Readings):
     """Everything polluxd remembers of one cluster. For several threads, `wait_for_notify` for one.
 
     Every method raises StoreUnavailable (no answer in time: retry later) or StoreRejected (schema, rights,
@@ -67,10 +46,13 @@ class Store:
         statement_timeout: float = 5,
         lease_s: float = 15,
     ) -> None:
-        self.cluster = cluster
-        self._connector = Connector(url, connect_timeout=connect_timeout, statement_timeout=statement_timeout)
-        self._engine = self._connector.engine()
-        self._leadership = Leadership(self._connector, cluster, lease_s=lease_s)
+        super().__init__(
+            url,
+            cluster,
+            connect_timeout=connect_timeout,
+            statement_timeout=statement_timeout,
+            lease_s=lease_s,
+        )
         self._wakeups = Wakeups(self._connector)
         self._rejected: dict[int, str] = {}
 
@@ -89,6 +71,15 @@ class Store:
                 return apply_migrations(connection)
             finally:
                 connection.close()
+
+    def check_schema(self) -> None:
+        """Raises StoreRejected, saying what to run, where migrations of this version are missing."""
+        with self._transaction() as run:
+            applied = {row["name"] for row in run("applied_migrations")}
+        if missing := [m.name for m in migrations() if m.name not in applied]:
+            raise StoreRejected(
+                f"{self._connector.place} lacks the migrations {', '.join(missing)}: run `polluxd migrate`"
+            )
 
     def install_secret(self, secret: bytes) -> None:
         """Accept tokens signed with `secret` (16 bytes at least) or the one before it; older ones lapse."""
@@ -120,15 +111,6 @@ class Store:
     def resign(self) -> None:
         self._leadership.resign()
 
-    def leader(self) -> Leader | None:
-        """Who leads, as the database has it."""
-        with self._transaction() as run:
-            found = run("leader")
-        if not found:
-            return None
-        row = found[0]
-        return Leader(row["epoch"], row["holder"], row["since"].timestamp(), row["leased"])
-
     # Settings
 
     def settings(self, defaults: Settings | None = None) -> Settings:
@@ -143,15 +125,6 @@ class Store:
         with self._transaction() as run:
             run("set_who", who=who)
             run("set_setting", name=name, value=encoded)
-
-    def setting_audit(self, newest: int = 100) -> list[SettingChange]:
-        """The newest changes, newest first."""
-        with self._transaction() as run:
-            found = run("setting_audit", newest=newest)
-        return [
-            SettingChange(r["at"].timestamp(), r["who"], r["name"], r["from_value"], r["to_value"])
-            for r in found
-        ]
 
     # Reports
 
@@ -175,11 +148,6 @@ class Store:
     def rejected_reports(self) -> dict[int, str]:
         """What the last `reports()` left out, and why."""
         return dict(self._rejected)
-
-    def report_history(self, job_id: int | None = None, *, since: float = 0.0) -> list[HistoryPoint]:
-        """Past reports by job and time, of one job or all, received since a POSIX time."""
-        with self._transaction() as run:
-            return [rows.history_point(row) for row in run("report_history", job_id=job_id, since=since)]
 
     # Jobs and cycles
 
@@ -226,21 +194,6 @@ class Store:
             if plan and plan.allocations:
                 run("record_allocations", cycle_id=cycle_id, allocations=rows.allocations_to_json(plan))
         return cycle_id
-
-    def latest_cycle(self) -> CycleView | None:
-        with self._transaction() as run:
-            found = run("latest_cycle")
-        return rows.cycle(found[0]) if found else None
-
-    def cycle_snapshot(self, cycle_id: int) -> Any:
-        """The snapshot that a cycle decided on, as decoded JSON; None where it was not kept."""
-        with self._transaction() as run:
-            found = run("cycle_snapshot", id=cycle_id)
-        return found[0]["snapshot"] if found else None
-
-    def allocations(self, cycle_id: int) -> list[Allocation]:
-        with self._transaction() as run:
-            return [rows.allocation(row) for row in run("allocations", cycle_id=cycle_id)]
 
     # Re-allocations
 
@@ -295,55 +248,9 @@ class Store:
                 run("advance", id=realloc_id, step=Step(step).value, at=at, epoch=epoch, detail=detail)
             )
 
-    def reallocations(self, job_id: int | None = None) -> list[Reallocation]:
-        """All remembered moves of one job or of all, oldest first."""
-        with self._transaction() as run:
-            return [rows.reallocation(row) for row in run("reallocations", job_id=job_id)]
-
-    def reallocation_costs(
-        self, job_id: int | None = None, *, active_only: bool = False
-    ) -> list[ReallocationCost]:
-        """What each completed move cost, split by step; first starts are none."""
-        with self._transaction() as run:
-            found = run("completed_reallocations", active=active_only)
-        return [
-            cost_of(row, rows.placement(row["source"]), rows.placement(row["target"]))
-            for row in found
-            if is_reallocation(row["path"], row["attempt"]) and job_id in (None, row["job_id"])
-        ]
-
     def realloc_totals(self) -> dict[int, ReallocTotals]:
         """Completed re-allocations and their cost per job that has not ended; jobs without any are absent."""
         return totals(self.reallocation_costs(active_only=True))
-
-    # For people
-
-    def jobs_view(self, *, ended: bool = True) -> list[JobView]:
-        """One row per job, by job id; without those that ended unless `ended`."""
-        with self._transaction() as run:
-            return [rows.job_view(row) for row in run("jobs_view", job_id=None, ended=ended)]
-
-    def explain(self, job_id: int) -> Explanation | None:
-        """Everything known of one job; None where it is not known."""
-        with self._transaction() as run:
-            jobs = run("jobs_view", job_id=job_id, ended=True)
-            if not jobs:
-                return None
-            reported = run("report_of", job_id=job_id)
-            decided = run("latest_allocation_of", job_id=job_id)
-            cycles = run("cycle", id=decided[0]["cycle_id"]) if decided else []
-            moves = run("reallocations", job_id=job_id)
-        report = None
-        if reported:
-            with contextlib.suppress(ReportError):
-                report = rows.report(reported[0], time.time())
-        return Explanation(
-            job=rows.job_view(jobs[0]),
-            report=report,
-            allocation=rows.allocation(decided[0]) if decided else None,
-            cycle=rows.cycle(cycles[0]) if cycles else None,
-            reallocations=tuple(rows.reallocation(row) for row in moves),
-        )
 
     # Upkeep
 
@@ -356,7 +263,13 @@ class Store:
         self._wakeups.ring()
 
     def prune(
-        self, now: float, *, history_s: float, snapshots_s: float, jobs_s: float, priors_s: float = 365 * 86400.0
+        self,
+        now: float,
+        *,
+        history_s: float,
+        snapshots_s: float,
+        jobs_s: float,
+        priors_s: float = 365 * 86400.0,
     ) -> None:
         """Forget what is older than so many seconds: reports and cycles, cycles' snapshots, jobs that ended, and
         what earlier runs have taught."""
@@ -366,27 +279,3 @@ class Store:
             run("prune_snapshots", before=now - snapshots_s)
             run("prune_jobs", before=now - jobs_s)
             run("prune_priors", before=now - priors_s)
-
-    @contextlib.contextmanager
-    def _transaction(self, *, fenced: bool = False) -> Iterator[_Run]:
-        """Named queries in one transaction; `fenced`: refused when this process led and leads no more."""
-        with our_errors(self._connector.place), self._engine.begin() as connection:
-            run = _Run(connection, self.cluster)
-            if fenced and self.epoch is not None:
-                run("fence", epoch=self.epoch)
-            yield run
-
-
-class _Run:
-    """Runs a query by its name; returns its rows as mappings."""
-
-    def __init__(self, connection: Connection, cluster: str) -> None:
-        self._connection = connection
-        self._cluster = cluster
-
-    def __call__(self, query: str, /, **words: object) -> list[Mapping[str, Any]]:
-        result = self._connection.execute(text(queries()[query]), {"cluster": self._cluster, **words})
-        return [dict(row) for row in result.mappings()] if result.returns_rows else []
-
-
-__all__ = ["LeaderLost", "Store"]

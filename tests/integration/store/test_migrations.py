@@ -119,8 +119,16 @@ def test_a_migration_edited_after_it_was_applied_is_refused(postgres, database):
 
 def test_a_database_without_the_schema_says_what_to_run(postgres, database):
     store = Store(url(postgres, database), "c")
-    with pytest.raises(StoreRejected, match="polluxd migrate"):
-        store.reports()
+    for ask in (store.reports, store.check_schema):
+        with pytest.raises(StoreRejected, match="polluxd migrate"):
+            ask()
+    connection = psycopg2.connect(url(postgres, database).replace("+psycopg2", ""))
+    apply_migrations(connection, upto=migrations()[0].name)
+    connection.close()
+    with pytest.raises(StoreRejected, match=f"lacks the migrations {migrations()[1].name}"):
+        store.check_schema()
+    store.migrate()
+    store.check_schema()
     store.close()
 
 

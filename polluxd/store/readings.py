@@ -1,0 +1,101 @@
+"""What people, dashboards and tools read: none of it decides anything."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+from polluxd.errors import ReportError
+from polluxd.model import Allocation, Reallocation
+
+from . import rows
+from .costs import cost_of, is_reallocation
+from .session import Session
+from .views import CycleView, Explanation, HistoryPoint, JobView, Leader, ReallocationCost, SettingChange
+
+
+class Readings(Session):
+    """The reading half of the store; role `pollux_read` suffices for it."""
+
+    def jobs_view(self, *, ended: bool = True) -> list[JobView]:
+        """One row per job, by job id; without those that ended unless `ended`."""
+        with self._transaction() as run:
+            return [rows.job_view(row) for row in run("jobs_view", job_id=None, ended=ended)]
+
+    def explain(self, job_id: int) -> Explanation | None:
+        """Everything known of one job; None where it is not known."""
+        with self._transaction() as run:
+            jobs = run("jobs_view", job_id=job_id, ended=True)
+            if not jobs:
+                return None
+            reported = run("report_of", job_id=job_id)
+            decided = run("latest_allocation_of", job_id=job_id)
+            cycles = run("cycle", id=decided[0]["cycle_id"]) if decided else []
+            moves = run("reallocations", job_id=job_id)
+        report = None
+        if reported:
+            with contextlib.suppress(ReportError):
+                report = rows.report(reported[0], time.time())
+        return Explanation(
+            job=rows.job_view(jobs[0]),
+            report=report,
+            allocation=rows.allocation(decided[0]) if decided else None,
+            cycle=rows.cycle(cycles[0]) if cycles else None,
+            reallocations=tuple(rows.reallocation(row) for row in moves),
+        )
+
+    def report_history(self, job_id: int | None = None, *, since: float = 0.0) -> list[HistoryPoint]:
+        """Past reports by job and time, of one job or all, received since a POSIX time."""
+        with self._transaction() as run:
+            return [rows.history_point(row) for row in run("report_history", job_id=job_id, since=since)]
+
+    def latest_cycle(self) -> CycleView | None:
+        with self._transaction() as run:
+            found = run("latest_cycle")
+        return rows.cycle(found[0]) if found else None
+
+    def cycle_snapshot(self, cycle_id: int) -> Any:
+        """The snapshot that a cycle decided on, as decoded JSON; None where it was not kept."""
+        with self._transaction() as run:
+            found = run("cycle_snapshot", id=cycle_id)
+        return found[0]["snapshot"] if found else None
+
+    def allocations(self, cycle_id: int) -> list[Allocation]:
+        with self._transaction() as run:
+            return [rows.allocation(row) for row in run("allocations", cycle_id=cycle_id)]
+
+    def reallocations(self, job_id: int | None = None) -> list[Reallocation]:
+        """All remembered moves of one job or of all, oldest first."""
+        with self._transaction() as run:
+            return [rows.reallocation(row) for row in run("reallocations", job_id=job_id)]
+
+    def reallocation_costs(
+        self, job_id: int | None = None, *, active_only: bool = False
+    ) -> list[ReallocationCost]:
+        """What each completed move cost, split by step; first starts are none."""
+        with self._transaction() as run:
+            found = run("completed_reallocations", active=active_only)
+        return [
+            cost_of(row, rows.placement(row["source"]), rows.placement(row["target"]))
+            for row in found
+            if is_reallocation(row["path"], row["attempt"]) and job_id in (None, row["job_id"])
+        ]
+
+    def leader(self) -> Leader | None:
+        """Who leads, as the database has it."""
+        with self._transaction() as run:
+            found = run("leader")
+        if not found:
+            return None
+        row = found[0]
+        return Leader(row["epoch"], row["holder"], row["since"].timestamp(), row["leased"])
+
+    def setting_audit(self, newest: int = 100) -> list[SettingChange]:
+        """The newest changes, newest first."""
+        with self._transaction() as run:
+            found = run("setting_audit", newest=newest)
+        return [
+            SettingChange(r["at"].timestamp(), r["who"], r["name"], r["from_value"], r["to_value"])
+            for r in found
+        ]

@@ -1,0 +1,52 @@
+"""Named queries in transactions."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sqlalchemy import URL, Connection, text
+
+from .connection import Connector, our_errors
+from .leadership import Leadership
+from .sqlfiles import queries
+
+
+class Run:
+    """Runs a query by its name; returns its rows as mappings."""
+
+    def __init__(self, connection: Connection, cluster: str) -> None:
+        self._connection = connection
+        self._cluster = cluster
+
+    def __call__(self, query: str, /, **words: object) -> list[Mapping[str, Any]]:
+        result = self._connection.execute(text(queries()[query]), {"cluster": self._cluster, **words})
+        return [dict(row) for row in result.mappings()] if result.returns_rows else []
+
+
+class Session:
+    """One cluster's rows in one database, and this process's claim to lead it."""
+
+    def __init__(
+        self,
+        url: str | URL,
+        cluster: str,
+        *,
+        connect_timeout: float,
+        statement_timeout: float,
+        lease_s: float,
+    ) -> None:
+        self.cluster = cluster
+        self._connector = Connector(url, connect_timeout=connect_timeout, statement_timeout=statement_timeout)
+        self._engine = self._connector.engine()
+        self._leadership = Leadership(self._connector, cluster, lease_s=lease_s)
+
+    @contextlib.contextmanager
+    def _transaction(self, *, fenced: bool = False) -> Iterator[Run]:
+        """Named queries in one transaction; `fenced`: refused when this process led and leads no more."""
+        with our_errors(self._connector.place), self._engine.begin() as connection:
+            run = Run(connection, self.cluster)
+            if fenced and self._leadership.epoch is not None:
+                run("fence", epoch=self._leadership.epoch)
+            yield run
