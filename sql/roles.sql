@@ -17,6 +17,9 @@ BEGIN
     EXECUTE format('GRANT CONNECT, CREATE ON DATABASE %I TO pollux_daemon', current_database());
     EXECUTE format('GRANT CONNECT ON DATABASE %I TO pollux_agent, pollux_read', current_database());
     -- Agents come from users' jobs: no temporary tables to fill the disk with.
+    -- However many jobs there are, polluxd and administrators find a connection.
+    EXECUTE format('ALTER ROLE pollux_agent CONNECTION LIMIT %s',
+                   greatest(current_setting('max_connections')::integer * 8 / 10, 1));
     EXECUTE format('REVOKE TEMPORARY ON DATABASE %I FROM PUBLIC', current_database());
 END
 $$;

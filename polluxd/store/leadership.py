@@ -4,6 +4,8 @@ The lock lives as long as its session. A leader that stalls (stopped, swapped ou
 session and wake later; its writes are then refused by the epoch, and its lease, counted from before the last
 renewal on a clock that runs through suspension, has ended before another leader may begin. Needs a session of
 its own: a pooler in transaction mode must not stand between.
+
+The lease is waited for even when the old leader is known to be dead: a scontrol of his may still be running.
 """
 
 from __future__ import annotations

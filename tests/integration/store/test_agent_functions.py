@@ -227,6 +227,14 @@ def test_a_refused_call_leaves_no_token_in_the_servers_log(store, agent, postgre
     assert "feedfacecafe" not in postgres.log.read_text(errors="replace")
 
 
+def test_agents_cannot_take_every_connection(store, agent):
+    for job_id in range(1, 81):  # of the 100 that the server has
+        agent(job_id)
+    with pytest.raises(psycopg2.OperationalError, match="too many connections for role"):
+        agent(81)
+    store.settings()
+
+
 def test_names_that_shadow_ours_change_nothing(store, agent):
     """The functions pin their search_path: an agent's own settings do not reach into them."""
     hands = agent(7)
