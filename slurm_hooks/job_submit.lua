@@ -15,13 +15,13 @@ pollux_config:
     cluster_gpus        GPUs of the cluster: a larger min-gpus is refused at once               (no check)
     heartbeat_file      file whose text is the time of polluxd's last sign of life [epoch s]    (no check)
     heartbeat_stale_s   age from which polluxd counts as dead: jobs then start as plain ones    (180)
+    log_appends         true where slurm.conf has JobFileAppend=1: output files are never emptied (false)
     trusted_uids        list of uids that, besides root, may change the geometry of Pollux jobs ({})
 
 Runs inside slurmctld, under Lua 5.1 to 5.4: no database, no command, one small file read.
 ]]
 
 local NO_VAL16, NO_VAL = 65534, 4294967294
-local OPEN_MODE_APPEND = 1 -- slurm.h; not exported to Lua
 
 local KEYS = { "min-gpus", "max-gpus", "adaptive", "preemptible" }
 
@@ -223,6 +223,12 @@ function pollux_submit(job, part_list, submit_uid)
     return slurm.ERROR
   end
 
+  local mode = given(job.environment["SLURM_OPEN_MODE"])
+  if mode == "t" then
+    log_user("#POLLUX: --open-mode=truncate cannot be used by a Pollux job: each re-allocation would empty its log")
+    return slurm.ERROR
+  end
+
   local now = os.time()
   local begin = given(job.begin_time)
   begin = begin and begin > 0 and begin or nil
@@ -247,7 +253,10 @@ function pollux_submit(job, part_list, submit_uid)
     job.tres_per_job = "gres:gpu:" .. least
   end
   job.requeue = 1
-  job.open_mode = OPEN_MODE_APPEND
+  -- job_submit/lua of 22.05 cannot set the open mode; sbatch shows it to the job (and here) when it is set.
+  if not (mode or config.log_appends) then
+    log_user("note: add '#SBATCH --open-mode=append': without it the output file starts anew at each re-allocation")
+  end
   job.environment["POLLUX_TICKET_DIR"] = config.ticket_dir or ""
   -- A lease, not a hold: if polluxd dies, the job starts by itself when the lease lapses.
   if polluxd_alive(config, now) then

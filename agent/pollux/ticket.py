@@ -8,7 +8,7 @@ import math
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,25 +48,31 @@ def read_ticket(environ: Mapping[str, str] | None = None) -> Ticket | None:
     )
     if not folder or not job_id or not node:
         return None
-    path = Path(folder) / f"{job_id}.{node}.json"
-    try:
-        text = _read_private(path)
-    except FileNotFoundError:
-        return None
-    except (OSError, _Unusable) as error:
-        _refuse(path, error)
-        return None
-    try:
-        ticket = _parse(text)
-        if str(ticket.job_id) != job_id:
-            raise _Unusable(f"it is of job {ticket.job_id}, this is job {job_id}")
-        attempt = environ.get("SLURM_RESTART_COUNT")  # unset in a first attempt
-        if attempt and ticket.attempt != int(attempt):
-            raise _Unusable(f"it is of attempt {ticket.attempt}, this is attempt {attempt}")
-    except (ValueError, _Unusable) as error:
-        _refuse(path, error)
-        return None
-    return ticket
+    # The second is there where Slurm started this attempt without its prolog (see slurm_hooks/prolog).
+    paths = [Path(folder) / f"{job_id}.{node}{kind}" for kind in (".json", ".next.json")]
+    for path in paths:
+        try:
+            return _usable(_read_private(path), job_id, environ.get("SLURM_RESTART_COUNT"))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, _Unusable) as error:
+            _refuse(path, error)
+            return None
+    log.warning("this is a Pollux job, but it has no ticket at %s; training goes on without Pollux", paths[0])
+    return None
+
+
+def _usable(text: str, job_id: str, attempt: str | None) -> Ticket:
+    ticket = _parse(text)
+    if str(ticket.job_id) != job_id:
+        raise _Unusable(f"it is of job {ticket.job_id}, this is job {job_id}")
+    # Slurm leaves the count unset in a first attempt.
+    if not attempt or ticket.attempt == int(attempt):
+        return ticket
+    token = json.loads(text).get("later", {}).get(attempt)
+    if not isinstance(token, str):
+        raise _Unusable(f"it is of attempt {ticket.attempt}, this is attempt {attempt}")
+    return replace(ticket, attempt=int(attempt), token=token)
 
 
 def _refuse(path: Path, error: Exception) -> None:

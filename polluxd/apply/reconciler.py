@@ -64,7 +64,7 @@ class Reconciler:
         self._max_concurrent = max_concurrent
         self._authorize = authorize
         self._clock = clock
-        self._last_try: dict[int, float] = {}
+        self._last_try: dict[tuple[int, Step], float] = {}
         self._history: dict[int, _History] = {}
         self._renewed: dict[int, float] = {}
 
@@ -118,7 +118,7 @@ class Reconciler:
                 room,
                 self._clock(),
                 limits=self._limits,
-                last_try=self._last_try.get(move.id, float("-inf")),
+                last_try=self._last_try.get((move.id, move.step), float("-inf")),
                 paused=paused,
             )
             still_open += self._carry_out(move, job, action, room)
@@ -139,7 +139,7 @@ class Reconciler:
                 self._tell(move)
             case Requeue():
                 self._authorize()
-                self._last_try[move.id] = self._clock()
+                self._last_try[move.id, move.step] = self._clock()
                 self._slurm.requeue(move.job_id)
             case Configure():
                 if job is not None:
@@ -154,7 +154,7 @@ class Reconciler:
 
     def _tell(self, move: Reallocation) -> None:
         self._authorize()
-        self._last_try[move.id] = self._clock()
+        self._last_try[move.id, Step.DRAINING] = self._clock()
         try:
             self._slurm.signal(move.job_id)
         except SlurmRefused as error:
@@ -190,7 +190,8 @@ class Reconciler:
         self._forget(move, failed=True)
 
     def _forget(self, move: Reallocation, *, failed: bool) -> None:
-        self._last_try.pop(move.id, None)
+        for step in Step:
+            self._last_try.pop((move.id, step), None)
         past = self._history.setdefault(move.job_id, _History())
         past.ended_at = self._clock()
         past.failures = past.failures + 1 if failed else 0

@@ -1,0 +1,43 @@
+--[[
+Pollux' filter for sbatch (cli_filter/lua): a job with a `#POLLUX` line appends to its output file.
+
+Slurm empties the output file of a job that starts again after a requeue, unless it was submitted with
+--open-mode=append. slurmctld's job_submit/lua cannot set that on 22.05; the client side can. Runs in the user's own
+sbatch. A site's cli_filter.lua runs this file with dofile; one that has functions of its own calls
+pollux_pre_submit() from slurm_cli_pre_submit. What this cannot see (a script on standard input, a client without this
+filter) the submission hook points out.
+]]
+
+-- True when the comments that head the script, where sbatch reads its #SBATCH lines, have a #POLLUX line.
+local function opts_in(path)
+  local file = io.open(path, "r")
+  if not file then
+    return false
+  end
+  local found = false
+  for line in file:lines() do
+    if string.match(line, "^%s*[^#%s]") then
+      break
+    end
+    found = found or string.match(line, "^#POLLUX%s") ~= nil or line == "#POLLUX"
+  end
+  file:close()
+  return found
+end
+
+function pollux_pre_submit(options, pack_offset)
+  local argv = options["argv"]
+  if options["type"] == "sbatch" and options["open-mode"] == nil and type(argv) == "table" and argv[1] then
+    if opts_in(argv[1]) then
+      options["open-mode"] = "append"
+    end
+  end
+  return slurm.SUCCESS
+end
+
+slurm_cli_pre_submit = slurm_cli_pre_submit or pollux_pre_submit
+-- The plugin wants all three.
+slurm_cli_setup_defaults = slurm_cli_setup_defaults or function(options, early_pass) return slurm.SUCCESS end
+slurm_cli_post_submit = slurm_cli_post_submit or function(offset, job_id, step_id) return slurm.SUCCESS end
+
+return slurm.SUCCESS
