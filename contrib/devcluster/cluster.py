@@ -11,6 +11,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -18,7 +19,7 @@ from typing import Self
 from .errors import DevClusterError
 from .postgres import DevPostgres
 from .processes import Daemon, descendants, free_ports, kill_all, pids_with_environment, wait_until
-from .slurmconf import Layout, gres_conf, hook_script, job_submit_lua, slurm_conf
+from .slurmconf import Layout, cli_filter_lua, gres_conf, hook_script, job_submit_lua, slurm_conf
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 _LONGEST_SOCKET_NAME = 107  # sockaddr_un.sun_path, unix(7)
@@ -76,6 +77,7 @@ class DevCluster:
         self._munged: Daemon | None = None
         self._slurmctld: Daemon | None = None
         self._slurmd: dict[str, Daemon] = {}
+        self._hook_time = 0.0
 
     # --- what the users of the cluster need to know ------------------------------------------------
 
@@ -279,6 +281,7 @@ class DevCluster:
         layout = self._layout
         (layout.etc / "slurm.conf").write_text(slurm_conf(layout))
         (layout.etc / "gres.conf").write_text(gres_conf(layout))
+        (layout.etc / "cli_filter.lua").write_text(cli_filter_lua(layout))
         self.write_submit_hook()
         self.secret_file.touch(mode=0o600)
         self.secret_file.write_text(secrets.token_hex(32) + "\n")
@@ -302,7 +305,7 @@ class DevCluster:
             script.chmod(0o755)
 
     def write_submit_hook(self, **overrides: str | float | int) -> None:
-        """Write the site's job_submit.lua; slurmctld sees its new time at the next submission."""
+        """Write the site's job_submit.lua, with these settings over the usual ones; in force at the next submission."""
         layout = self._layout
         settings: dict[str, str | float | int] = {
             "ticket_dir": str(self.ticket_dir),
@@ -314,7 +317,11 @@ class DevCluster:
                 "heartbeat_file": str(self.heartbeat_file),
                 "heartbeat_stale_s": self._heartbeat_stale_s,
             }
-        (layout.etc / "job_submit.lua").write_text(job_submit_lua(layout, settings | overrides))
+        script = layout.etc / "job_submit.lua"
+        script.write_text(job_submit_lua(layout, settings | overrides))
+        # slurmctld reads it again only when its time, in whole seconds, is past what it knows.
+        self._hook_time = max(self._hook_time + 1, time.time() + 1)
+        os.utime(script, (self._hook_time, self._hook_time))
 
     def _start_munged(self) -> None:
         folder = self._layout.munge_socket.parent

@@ -90,6 +90,7 @@ def slurm_conf(layout: Layout) -> str:
         # Ended jobs stay visible to scontrol, so that a summary written later still finds them.
         "MinJobAge=7200",
         "JobSubmitPlugins=lua",
+        "CliFilterPlugins=lua",
         # Alloc: the prolog has run on every node before the batch script starts, so the ticket is there.
         "PrologFlags=Alloc",
         f"Prolog={layout.etc}/prolog",
@@ -117,6 +118,10 @@ def job_submit_lua(layout: Layout, settings: dict[str, str | float | int]) -> st
     """The site's wrapper: settings first, then the hook of the repository."""
     pairs = ",\n".join(f"  {name} = {json.dumps(value)}" for name, value in settings.items())
     return f"pollux_config = {{\n{pairs},\n}}\ndofile({json.dumps(str(layout.hooks / 'job_submit.lua'))})\n"
+
+
+def cli_filter_lua(layout: Layout) -> str:
+    return f"dofile({json.dumps(str(layout.hooks / 'cli_filter.lua'))})\n"
 
 
 def hook_script(layout: Layout, name: str, config: Path) -> str:

@@ -29,7 +29,7 @@ local rc = {call}
 print(rc)
 print(#said)
 for _, text in ipairs(said) do print((string.gsub(text, "\\n", " "))) end
-for _, key in ipairs({{"admin_comment", "begin_time", "requeue", "open_mode", "tres_per_job"}}) do
+for _, key in ipairs({{"admin_comment", "begin_time", "requeue", "tres_per_job"}}) do
   print(tostring(job[key]))
 end
 print(tostring(job.environment and job.environment.POLLUX_TICKET_DIR))
@@ -59,7 +59,6 @@ class Outcome:
     admin_comment: str | None
     begin_time: float
     requeue: str
-    open_mode: str
     tres_per_job: str | None
     ticket_dir: str | None
 
@@ -86,14 +85,16 @@ def run(call: str, job: dict[str, object], config: dict[str, object]) -> Outcome
     lines = done.stdout.splitlines()
     said = lines[2 : 2 + int(lines[1])]
     rest = [None if text == "nil" else text for text in lines[2 + int(lines[1]) :]]
-    return Outcome(
-        lines[0] == "0", said, rest[0], float(rest[1] or 0), rest[2] or "", rest[3] or "", rest[4], rest[5]
-    )
+    return Outcome(lines[0] == "0", said, rest[0], float(rest[1] or 0), rest[2] or "", rest[3], rest[4])
 
 
 def submit(head: str, config: dict[str, object] | None = None, **job: object) -> Outcome:
     script = f"#!/bin/bash\n#SBATCH --gres=gpu:2\n{head}\nsrun hostname\n"
-    fields = UNSET | {"tres_per_node": "gres:gpu:2", "script": script, "environment": {}} | job
+    fields = (
+        UNSET
+        | {"tres_per_node": "gres:gpu:2", "script": script, "environment": {"SLURM_OPEN_MODE": "a"}}
+        | job
+    )
     return run(
         "slurm_job_submit(job, nil, 1000)", fields, {"ticket_dir": "/run/t", "lease_s": 100} | (config or {})
     )
@@ -117,7 +118,7 @@ def comment(outcome: Outcome) -> str:
 
 def test_a_job_without_directives_is_left_entirely_alone() -> None:
     outcome = submit("# POLLUX min-gpus=2\n#POLLUXX\n## a comment", array_inx="1-3", requeue=0)
-    assert outcome == Outcome(True, [], None, 0.0, "0", "", None, None)
+    assert outcome == Outcome(True, [], None, 0.0, "0", None, None)
 
 
 def test_a_job_without_a_batch_script_is_left_alone() -> None:
@@ -129,7 +130,7 @@ def test_defaults() -> None:
     outcome = submit("#POLLUX")
     assert comment(outcome) == "pollux:v1 min-gpus=1 adaptive=yes preemptible=yes cpus-per-gpu=1"
     assert outcome.begin_time == pytest.approx(time.time() + 100, abs=60)
-    assert (outcome.requeue, outcome.open_mode, outcome.ticket_dir) == ("1", "1", "/run/t")
+    assert (outcome.requeue, outcome.ticket_dir, outcome.said) == ("1", "/run/t", [])
 
 
 def test_all_keys_over_several_lines_with_a_comment_and_dos_line_ends() -> None:
@@ -299,6 +300,47 @@ def test_no_lease_while_polluxd_is_dead(tmp_path: Path, beat: object, waits: boo
     )
     heartbeat.unlink()
     assert submit("#POLLUX", config).begin_time == 0
+
+
+def test_an_output_file_that_a_re_allocation_would_empty_is_pointed_out_or_refused() -> None:
+    (note,) = submit("#POLLUX", environment={}).said
+    assert "--open-mode=append" in note
+    assert submit("#POLLUX", {"log_appends": "yes"}, environment={}).said == []
+    assert "--open-mode=truncate" in refused(submit("#POLLUX", environment={"SLURM_OPEN_MODE": "t"}))
+
+
+FILTER = HOOK.with_name("cli_filter.lua")
+
+
+def filtered(options: dict[str, object]) -> str:
+    """The open mode that the filter makes of sbatch's options."""
+    assert LUA is not None
+    driver = f"""
+    slurm = {{ SUCCESS = 0 }}
+    dofile("{FILTER}")
+    local options = {lua(options)}
+    assert(slurm_cli_pre_submit(options, 0) == 0)
+    print(options["open-mode"])
+    """
+    return subprocess.run([LUA, "-"], input=driver, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_sbatch_appends_to_the_output_of_an_opted_in_script(tmp_path: Path) -> None:
+    ours, foreign, late = tmp_path / "ours", tmp_path / "foreign", tmp_path / "late"
+    ours.write_text("#!/bin/sh\n\n#SBATCH -n1\n#POLLUX\nsrun hostname\n")
+    foreign.write_text("#!/bin/sh\n#POLLUXX\n# POLLUX\nsrun hostname\n")
+    late.write_text("#!/bin/sh\nsrun hostname\n#POLLUX\n")
+    assert filtered({"type": "sbatch", "argv": [str(ours), "x"]}) == "append"
+    assert filtered({"type": "sbatch", "argv": [str(ours)], "open-mode": "t"}) == "t"
+    for options in (
+        {"type": "sbatch", "argv": [str(foreign)]},
+        {"type": "sbatch", "argv": [str(late)]},
+        {"type": "srun", "argv": [str(ours)]},
+        {"type": "sbatch", "argv": []},
+        {"type": "sbatch"},
+        {"type": "sbatch", "argv": [str(tmp_path / "nowhere")]},
+    ):
+        assert filtered(dict(options)) == "nil"
 
 
 def modify(

@@ -68,10 +68,35 @@ def test_the_ticket(site: dict[str, str], tmp_path: Path) -> None:
         "token": hmac.new(SECRET.encode(), message, hashlib.sha256).hexdigest(),
         "dsn": "host=db",
         "publish_interval_s": 30,
+        "later": {},
     }
     assert [p.name for p in path.parent.iterdir()] == ["42.n1.json"]
+
+
+def test_the_epilog_leaves_a_ticket_for_the_attempts_to_come(site: dict[str, str], tmp_path: Path) -> None:
+    run("prolog", site)
     run("epilog", site)
-    assert list(path.parent.iterdir()) == []
+    (left,) = (tmp_path / "tickets").iterdir()
+    assert (left.name, stat.S_IMODE(left.stat().st_mode)) == ("42.n1.next.json", 0o600)
+    ticket = json.loads(left.read_text())
+    assert ticket["attempt"] == 4
+    for attempt in (5, 20):
+        message = f"dev:42:{attempt}:{os.getuid()}".encode()
+        assert ticket["later"][str(attempt)] == hmac.new(SECRET.encode(), message, hashlib.sha256).hexdigest()
+    # Back on the node without a prolog, and away again: the tickets go on from there.
+    run("epilog", site | {"SLURM_JOB_RESTART_COUNT": "6"})
+    assert json.loads(left.read_text())["attempt"] == 6
+    run("prolog", site | {"SLURM_JOB_RESTART_COUNT": "6"})
+    assert [p.name for p in (tmp_path / "tickets").iterdir()] == ["42.n1.json"]
+
+
+def test_a_ticket_that_nobody_came_back_for_is_swept(site: dict[str, str], tmp_path: Path) -> None:
+    run("prolog", site)
+    run("epilog", site)
+    (left,) = (tmp_path / "tickets").iterdir()
+    os.utime(left, (1_000_000_000, 1_000_000_000))
+    run("prolog", site | {"SLURM_JOB_ID": "43"})
+    assert [p.name for p in (tmp_path / "tickets").iterdir()] == ["43.n1.json"]
 
 
 def test_the_attempt_from_the_record_where_the_environment_has_none(

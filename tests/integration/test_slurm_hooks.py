@@ -1,0 +1,313 @@
+"""The hooks on a real Slurm: what sbatch says, what a job finds in its environment, what users may change."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from math import floor
+from pathlib import Path
+
+import pytest
+
+from contrib.devcluster import DevCluster, DevClusterError
+from polluxd.model import JobSpec, JobState
+from polluxd.slurm.protocol import Geometry, SlurmJob
+from polluxd.slurm.scontrol import ScontrolClient
+
+pytestmark = pytest.mark.slurm
+
+LOOP = "while :; do sleep 0.1; done"
+
+
+class Site:
+    """The cluster, the daemon's client, and users' commands; ends its own jobs."""
+
+    def __init__(self, cluster: DevCluster, folder: Path) -> None:
+        self.cluster = cluster
+        self.client = ScontrolClient(conf=cluster.slurm_conf)
+        self.folder = folder
+        self.submitted: list[int] = []
+
+    def sbatch(self, script: str, *options: str, user: str = "root") -> subprocess.CompletedProcess[str]:
+        path = self.folder / "job.sh"
+        path.write_text(script)
+        done = self.run(
+            "sbatch",
+            "--parsable",
+            f"--output={self.folder}/out.%j",
+            "--chdir=/tmp",
+            *options,
+            str(path),
+            user=user,
+        )
+        if done.returncode == 0:
+            self.submitted.append(int(done.stdout))
+        return done
+
+    def submit(self, script: str, *options: str, user: str = "root") -> int:
+        done = self.sbatch(script, *options, user=user)
+        assert done.returncode == 0, done.stderr
+        return self.submitted[-1]
+
+    def run(self, *argv: str, user: str = "root") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            argv,
+            env=self.cluster.client_environment,
+            user=user,
+            group="nogroup" if user == "nobody" else "root",
+            extra_groups=[],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+
+    def job(self, job_id: int) -> SlurmJob:
+        return self.client.jobs([job_id])[job_id]
+
+    def wait(self, job_id: int, state: JobState, timeout_s: float = 20) -> SlurmJob:
+        self.wait_for(lambda: self.job(job_id).state is state, timeout_s)
+        return self.job(job_id)
+
+    def wait_for(self, true: Callable[[], bool], timeout_s: float = 20) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not true():
+            assert time.monotonic() < deadline, "it did not come about in time"
+            time.sleep(0.05)
+
+    def start(self, job_id: int, nodes: tuple[str, ...], gpus: int) -> SlurmJob:
+        self.client.configure(job_id, Geometry(nodes, gpus, gpus), start=True)
+        return self.wait(job_id, JobState.RUNNING)
+
+    def move(self, job_id: int, nodes: tuple[str, ...], gpus: int) -> SlurmJob:
+        self.client.requeue(job_id)
+        self.wait(job_id, JobState.PENDING)
+        second = floor(time.time())
+        self.wait_for(lambda: floor(time.time()) > second)
+        return self.start(job_id, nodes, gpus)
+
+    def output(self, job_id: int) -> str:
+        path = self.folder / f"out.{job_id}"
+        return path.read_text() if path.exists() else ""
+
+
+@pytest.fixture
+def site(dev_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory, scratch: Path) -> Iterator[Site]:
+    folder = scratch / tmp_path_factory.mktemp("job").name
+    folder.mkdir()
+    folder.chmod(0o777)
+    made = Site(dev_cluster, folder)
+    yield made
+    dev_cluster.write_submit_hook()
+    if made.submitted:
+        dev_cluster.command("scancel", *map(str, made.submitted))
+        made.wait_for(lambda: all(j.state.finished for j in made.client.jobs(made.submitted).values()))
+
+
+def script(*directives: str, body: str = "true") -> str:
+    return "\n".join(("#!/bin/bash", "#SBATCH --gres=gpu:1", *directives, body, ""))
+
+
+def test_a_wrong_directive_is_refused_and_the_user_is_told_why(site: Site) -> None:
+    done = site.sbatch(script("#POLLUX min-gpu=2"))
+    assert done.returncode != 0
+    message = "#POLLUX line 3: unknown key 'min-gpu' (allowed: min-gpus, max-gpus, adaptive, preemptible)"
+    assert message in done.stderr
+
+
+def test_min_gpus_above_the_cluster_is_refused(site: Site) -> None:
+    done = site.sbatch(script("#POLLUX min-gpus=17"))
+    assert done.returncode != 0
+    assert "min-gpus=17 is above the 16 GPUs of this cluster" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--array=1-3",), "--array"),
+        (("--exclusive",), "--exclusive"),
+        (("--nodelist=n1",), "--nodelist"),
+        (("--exclude=n1",), "--exclude"),
+        (("--no-requeue",), "--no-requeue"),
+        (("--gres=none", "--gpus-per-task=1", "--ntasks=2"), "--gpus-per-task"),
+        (("--gres=none", "--gpus=2", "--ntasks-per-gpu=1"), "--ntasks-per-gpu"),
+        (("--gres=gpu:none:1",), "by number alone"),
+    ],
+)
+def test_options_that_fix_size_or_place_are_refused(site: Site, options: tuple[str, ...], said: str) -> None:
+    done = site.sbatch(script("#POLLUX"), *options)
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert "#POLLUX" in done.stderr
+
+
+def test_a_heterogeneous_job_is_refused(site: Site) -> None:
+    path = site.folder / "het.sh"
+    path.write_text(script("#POLLUX"))
+    done = site.run("sbatch", "--ntasks=1", ":", "--ntasks=1", str(path))
+    assert done.returncode != 0
+    assert "heterogeneous" in done.stderr
+
+
+def test_the_same_options_are_fine_without_directives(site: Site) -> None:
+    job_id = site.submit(script(body="env"), "--exclude=n1", "--no-requeue", "--exclusive")
+    job = site.wait(job_id, JobState.COMPLETED)
+    assert job.spec is None
+    assert job.admin_comment in ("", "(null)")
+    assert "POLLUX" not in site.output(job_id)
+    assert not list(site.cluster.ticket_dir.glob(f"{job_id}.*"))
+
+
+def test_a_foreign_jobs_sizes_stay_as_slurm_set_them(site: Site) -> None:
+    job_id = site.submit(
+        script(body="env"), "--nodes=2", "--ntasks=4", "--cpus-per-task=2", "--gpus-per-node=1"
+    )
+    site.wait(job_id, JobState.COMPLETED)
+    lines = site.output(job_id).splitlines()
+    assert {"SLURM_NTASKS=4", "SLURM_CPUS_PER_TASK=2", "SLURM_GPUS_PER_NODE=1"} <= set(lines)
+
+
+def test_the_job_is_marked_kept_back_and_made_requeueable(site: Site) -> None:
+    job_id = site.submit(
+        script("#POLLUX min-gpus=2 max-gpus=8", "#POLLUX adaptive=no"),
+        "--cpus-per-task=6",
+        "--gres=gpu:2",
+        "--mem=500",
+    )
+    job = site.job(job_id)
+    assert job.spec == JobSpec(2, 8, adaptive=False, cpus_per_gpu=3, mem_per_gpu_mb=250)
+    assert job.state is JobState.PENDING
+    assert job.eligible_time == pytest.approx(time.time() + 60, abs=5)
+    assert " Requeue=1 " in site.cluster.command("scontrol", "-o", "show", "job", str(job_id))
+
+
+def test_an_unrenewed_lease_starts_the_job_as_a_plain_one(site: Site) -> None:
+    site.cluster.write_submit_hook(lease_s=2)
+    job_id = site.submit(script("#POLLUX", body=LOOP), "--gres=gpu:2")
+    assert site.job(job_id).state is JobState.PENDING
+    assert sum(site.wait(job_id, JobState.RUNNING).gpus_per_node_held.values()) == 2
+
+
+def test_no_lease_while_the_heartbeat_is_stale(site: Site) -> None:
+    heartbeat = site.cluster.heartbeat_file
+    heartbeat.write_text(f"{time.time() - 1000:.0f}\n")
+    site.cluster.write_submit_hook(heartbeat_file=str(heartbeat), heartbeat_stale_s=60)
+    alone = site.submit(script("#POLLUX", body=LOOP))
+    heartbeat.write_text(f"{time.time():.0f}\n")
+    kept = site.submit(script("#POLLUX", body=LOOP))
+    assert site.wait(alone, JobState.RUNNING).spec is not None
+    assert site.job(kept).state is JobState.PENDING
+
+
+def test_the_users_begin_is_kept_and_the_lease_starts_from_it(site: Site) -> None:
+    job = site.job(site.submit(script("#POLLUX"), "--begin=now+300"))
+    assert job.begin_time == pytest.approx(time.time() + 300, abs=5)
+    assert job.eligible_time == pytest.approx(time.time() + 360, abs=5)
+
+
+def test_every_attempt_finds_its_ticket_on_every_node(site: Site) -> None:
+    body = f"srun --ntasks-per-node=1 {sys.executable} -c 'from pollux.ticket import read_ticket; print(read_ticket())'"
+    job_id = site.submit(script("#POLLUX", body=f"{body}; echo done; {LOOP}"))
+    # Back to a node at once as well: Slurm leaves the prolog out then.
+    places = [("n1",), ("n2", "n3"), ("n2",), ("n2",), ("n1",)]
+    for attempt, nodes in enumerate(places):
+        (site.move if attempt else site.start)(job_id, nodes, 2)
+        site.wait_for(lambda times=attempt + 1: site.output(job_id).count("done\n") == times)  # type: ignore[misc]
+    tickets = [line for line in site.output(job_id).splitlines() if line.startswith("Ticket(")]
+    assert len(tickets) == sum(map(len, places))
+    expected = [attempt for attempt, nodes in enumerate(places) for _ in nodes]
+    secret = site.cluster.secret_file.read_text().strip().encode()
+    for attempt, ticket in zip(expected, tickets, strict=True):
+        token = hmac.new(secret, f"dev:{job_id}:{attempt}:0".encode(), hashlib.sha256).hexdigest()
+        assert f"attempt={attempt}" in ticket
+        assert token not in ticket, "a ticket's repr must not show its token"
+        assert site.cluster.agent_dsn not in ticket
+    site.cluster.command("scancel", str(job_id))
+    site.wait(job_id, JobState.CANCELLED)
+    folder = site.cluster.ticket_dir
+    site.wait_for(lambda: not [p for p in folder.glob(f"{job_id}.*") if not p.name.endswith(".next.json")])
+
+
+def test_a_ticket_belongs_to_the_jobs_user(site: Site) -> None:
+    job_id = site.submit(script("#POLLUX", body="cat $POLLUX_TICKET_DIR/*.json; sleep 1"), user="nobody")
+    path = site.cluster.ticket_dir / f"{job_id}.n1.json"
+    foreign = site.submit(script("#POLLUX", body=LOOP))
+    site.start(foreign, ("n1",), 1)
+    site.start(job_id, ("n1",), 1)
+    site.wait_for(path.exists)
+    status = path.stat()
+    assert (status.st_mode & 0o777, status.st_uid) == (0o600, 65534)
+    site.wait_for(lambda: "denied" in site.output(job_id))
+    assert site.output(job_id).count('"job_id"') == 1
+
+
+def test_the_documented_srun_line_works_after_growing_and_shrinking(site: Site) -> None:
+    # Asked for with everything that sbatch leaves in the environment as it was.
+    job_id = site.submit(
+        "#!/bin/bash\n#POLLUX\nsrun --ntasks-per-node=1 sh -c 'echo on $SLURMD_NODENAME gpus $SLURM_STEP_GPUS' && "
+        f"echo done $SLURM_RESTART_COUNT; {LOOP}\n",
+        *(
+            "--nodes=2",
+            "--ntasks=2",
+            "--ntasks-per-node=1",
+            "--gpus-per-node=2",
+            "--cpus-per-task=2",
+            "--mem=100",
+        ),
+    )
+    places = [(("n1", "n2"), 2), (("n1", "n2", "n3"), 4), (("n4",), 1), (("n3",), 4)]
+    for attempt, (nodes, gpus) in enumerate(places):
+        (site.move if attempt else site.start)(job_id, nodes, gpus)
+        site.wait_for(lambda a=attempt: f"done {a or ''}".strip() in site.output(job_id).split("\n"))  # type: ignore[misc]
+        said = [line.split() for line in site.output(job_id).splitlines() if line.startswith("on ")]
+        latest = said[-len(nodes) :]
+        assert sorted(words[1] for words in latest) == list(nodes)
+        assert {len(words[3].split(",")) for words in latest} == {gpus}
+    assert len(said) == sum(len(nodes) for nodes, _ in places)
+    assert "error" not in site.output(job_id).replace("DUE TO JOB REQUEUE", "").replace(
+        "slurmstepd", ""
+    ) or all(
+        "slurmstepd" in line or "srun: error" in line
+        for line in site.output(job_id).splitlines()
+        if "error" in line
+    )
+
+
+def test_a_user_can_hold_and_cancel_but_not_break_the_lease_or_the_geometry(site: Site) -> None:
+    job_id = site.submit(script("#POLLUX"), user="nobody")
+    for change in ("StartTime=now", "NumNodes=2-2", "ReqNodeList=n1", "TresPerNode=gres:gpu:4", "Requeue=0"):
+        done = site.run("scontrol", "update", f"JobId={job_id}", change, user="nobody")
+        assert done.returncode != 0, change
+    assert site.job(job_id).state is JobState.PENDING
+    assert site.job(job_id).eligible_time == pytest.approx(time.time() + 60, abs=10)
+    assert "StartTime of job" in (site.cluster.logs / "slurmctld.log").read_text()
+    for fine in (("update", f"JobId={job_id}", "TimeLimit=5"), ("hold", str(job_id))):
+        assert site.run("scontrol", *fine, user="nobody").returncode == 0
+    assert site.job(job_id).held_by_user
+    assert site.run("scontrol", "release", str(job_id), user="nobody").returncode == 0
+    waiting = site.job(job_id)
+    assert (waiting.held_by_user, waiting.state) == (False, JobState.PENDING)
+    assert site.run("scancel", str(job_id), user="nobody").returncode == 0
+
+
+def test_a_foreign_pending_job_may_be_changed_by_its_user(site: Site) -> None:
+    job_id = site.submit(script(), "--begin=now+100", user="nobody")
+    done = site.run("scontrol", "update", f"JobId={job_id}", "StartTime=now+200", user="nobody")
+    assert done.returncode == 0, done.stderr
+
+
+def test_interactive_jobs_are_left_alone(site: Site) -> None:
+    done = site.run("srun", "--gres=gpu:1", "printenv", "SLURM_STEP_GPUS")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().isdigit()
+
+
+def test_devcluster_reports_what_a_command_said(dev_cluster: DevCluster) -> None:
+    with pytest.raises(DevClusterError, match="Nonsense"):
+        dev_cluster.command("scontrol", "update", "JobId=1", "Nonsense=1")
+    assert os.geteuid() == 0
