@@ -6,7 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -67,7 +67,7 @@ def _accuracies(results: Mapping[str, Mapping[str, object]]) -> dict[str, float]
     }  # type: ignore[arg-type]
 
 
-def _under_pollux(stage: Stage, cluster: DevCluster) -> tuple[Summary, dict[str, float]]:
+def _under_pollux(stage: Stage, cluster: DevCluster) -> Summary:
     """Run the workload with polluxd deciding."""
     folder = stage.folder("pollux")
     daemon, database = Polluxd(cluster, folder), Database(cluster)
@@ -80,17 +80,21 @@ def _under_pollux(stage: Stage, cluster: DevCluster) -> tuple[Summary, dict[str,
         time.sleep(LAST_REPORT_S)
         names = {t.job_id: t.name for t in recording.tracks.values()}
         noise = database.noise_scales(names)
-        summary = Summary(recording, _accuracies(run.results()), database.batch_sizes(), database.moves())
+        summary = Summary(
+            recording, _accuracies(run.results()), database.batch_sizes(), database.moves(), noise
+        )
     finally:
         database.close()
         daemon.stop()
-    return summary, noise
+    return summary
 
 
 def _under_plain_slurm(stage: Stage, cluster: DevCluster, sizes: Mapping[str, Size]) -> Summary:
     """Run the workload with fixed sizes and nobody deciding but Slurm's own scheduler."""
     folder = stage.folder("plain-slurm")
-    run = Run(stage.work, env=cluster.client_environment, root=stage.root, folder=folder, sizes=sizes)
+    # It has no promise to keep about its end; only a stuck job should stop it.
+    work = replace(stage.work, limit_s=3 * stage.work.limit_s)
+    run = Run(work, env=cluster.client_environment, root=stage.root, folder=folder, sizes=sizes)
     with LiveView(stage.console, "Plain Slurm", lambda: {}, stage.work.gpus) as show:
         recording = run(show, lambda: None)
     batches: dict[int, Series] = {
@@ -132,7 +136,7 @@ def _close_pollux_run(stage: Stage, summary: Summary) -> None:
 
 def demo(stage: Stage, cluster: DevCluster) -> int:
     """The Pollux run alone; 0 when every job completed and the summary is whole. Raises RunFailedError."""
-    summary, _ = _under_pollux(stage, cluster)
+    summary = _under_pollux(stage, cluster)
     _close_pollux_run(stage, summary)
     _must_be_complete(summary)
     return 0
@@ -167,15 +171,15 @@ def _comparison(pollux: Summary, plain: Summary, sizes: Mapping[str, Size]) -> T
 
 def compare(stage: Stage, cluster: DevCluster) -> int:
     """Both runs on the same cluster, one after the other; 0 when both are whole. Raises RunFailedError."""
-    pollux, noise = _under_pollux(stage, cluster)
+    pollux = _under_pollux(stage, cluster)
     _close_pollux_run(stage, pollux)
     _must_be_complete(pollux)
-    missing = [t.name for t in stage.work.trainings if t.adaptive and t.name not in noise]
+    missing = [t.name for t in stage.work.trainings if t.adaptive and t.name not in pollux.noise_scale]
     if missing:
         raise RunFailedError(
             f"no noise scale was ever reported by {', '.join(missing)}: cannot tune the plain jobs"
         )
-    sizes = tuned_sizes(stage.work, noise)
+    sizes = tuned_sizes(stage.work, pollux.noise_scale)
     stage.console.print("\nThe same workload under plain Slurm, sizes by the paper's rule for tuned jobs:")
     for name, size in sizes.items():
         stage.console.print(

@@ -46,7 +46,8 @@ class Summary:
     batch_size: Mapping[int, Series]
     """Total batch size M over time, by job id; times are POSIX."""
     moves: Sequence[Move] = field(default_factory=list)
-    adaptive: Mapping[str, bool] = field(default_factory=dict)
+    noise_scale: Mapping[str, float] = field(default_factory=dict)
+    """Median gradient noise scale [examples], by job name."""
 
     def _since_start(self, series: Sequence[tuple[float, int]]) -> list[list[float]]:
         zero = self.recording.started_at
@@ -120,7 +121,7 @@ def job_table(summary: Summary) -> Table:
     table = Table(title="Jobs", title_justify="left", pad_edge=False, box=None, header_style="bold")
     for title in ("job", "name", "state"):
         table.add_column(title)
-    for title in ("JCT", "accuracy", "moves"):
+    for title in ("JCT", "accuracy", "noise scale", "moves"):
         table.add_column(title, justify="right")
     table.add_column("GPUs over time")
     table.add_column("batch size over time")
@@ -130,6 +131,7 @@ def job_table(summary: Summary) -> Table:
             *(str(job["job_id"]), job["name"], job["state"]),
             "-" if job["jct_s"] is None else f"{job['jct_s']:.0f} s",
             "-" if job["accuracy"] is None else f"{job['accuracy']:.3f}",
+            f"{phi:.0f}" if (phi := summary.noise_scale.get(job["name"])) is not None else "-",
             *(str(job["reallocations"]), _steps(held), _steps([int(m) for _, m in job["batch_size"]])),
         )
     return table
