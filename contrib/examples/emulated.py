@@ -10,6 +10,7 @@ all-reduce and checkpoints are real. `--alpha 0 --beta 0 --sync 0 0`, the defaul
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import tempfile
@@ -19,7 +20,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from sklearn.datasets import load_breast_cancer, load_digits
 from torch.utils.data import TensorDataset
 
 import pollux
@@ -44,17 +44,26 @@ def _split(x: np.ndarray, y: np.ndarray) -> Data:
     return Data(*(TensorDataset(*(t[rows] for t in tensors)) for rows in (train, test)))
 
 
+def _table(name: str) -> np.ndarray:
+    """A table that scikit-learn carries. Importing the library would cost each worker more than a second of CPU."""
+    found = importlib.util.find_spec("sklearn")
+    if found is None or not found.submodule_search_locations:
+        raise SystemExit("the examples train on data that scikit-learn carries: pip install scikit-learn")
+    path = Path(found.submodule_search_locations[0]) / "datasets" / "data" / name
+    return np.loadtxt(path, delimiter=",", skiprows=0 if name.startswith("digits") else 1)
+
+
 def digits() -> Data:
     """scikit-learn's digits: 1,797 images of 8 x 8, as [1, 8, 8] in 0..1, ten classes."""
-    found = load_digits()
-    return _split((found.data / 16.0).reshape(-1, 1, 8, 8), found.target)
+    table = _table("digits.csv.gz")
+    return _split((table[:, :-1] / 16.0).reshape(-1, 1, 8, 8), table[:, -1])
 
 
 def tumours() -> Data:
     """scikit-learn's breast cancer data: 569 tumours, 30 standardised measurements, two classes."""
-    found = load_breast_cancer()
-    x = found.data
-    return _split((x - x.mean(0)) / x.std(0), found.target)
+    table = _table("breast_cancer.csv")
+    x = table[:, :-1]
+    return _split((x - x.mean(0)) / x.std(0), table[:, -1])
 
 
 def arguments(
