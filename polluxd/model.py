@@ -98,6 +98,8 @@ class JobSpec:
     """False: once started, its GPUs stay as they are until it ends."""
     cpus_per_gpu: int = 1
     mem_per_gpu_mb: int | None = None
+    gpu_counts: str = "any"
+    """GPU counts that the job can use: `any`, `powers-of-two`, `whole-nodes`, or a list such as `1,2,4,8`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,8 @@ class Job:
     pin_reason: str = ""
     started: bool = False
     """Has run before: its next placement is a re-allocation, not a first start."""
+    waiting: float | None = None
+    """Seconds since it last held GPUs; None: since submission, where it holds none now."""
     attempt: int = 0
     """Slurm's restart count."""
     reallocations: int = 0
@@ -177,6 +181,20 @@ class Settings:
     paused: bool = False
     partial_nodes: bool = False
     """Multi-node placements may take equal parts of nodes instead of whole ones."""
+    account_ceilings: Mapping[str, int] = field(default_factory=dict)
+    """Most GPUs that an account's jobs may hold together; none for accounts not named."""
+    user_ceilings: Mapping[str, int] = field(default_factory=dict)
+    account_guarantees: Mapping[str, int] = field(default_factory=dict)
+    """GPUs kept for an account's jobs whenever they can use them."""
+    user_guarantees: Mapping[str, int] = field(default_factory=dict)
+    gpu_counts: str = "any"
+    """GPU counts that any job may be given, as `JobSpec.gpu_counts`."""
+    starvation_bound: float | None = None
+    """Seconds after which a waiting job goes before all others; None: the objective alone decides."""
+    remaining_work_power: float = 0.0
+    """Exponent of remaining work in a job's weight (0: none; -0.25 favours jobs near their end)."""
+    hysteresis: float = 0.05
+    """A running job moves only where its predicted goodput rises by more than this share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +206,33 @@ class Snapshot:
     nodes: tuple[Node, ...]
     jobs: tuple[Job, ...]
     settings: Settings = Settings()
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a job got what it got, as data."""
+
+    fair_nodes: int
+    fair_gpus: int
+    """The placement that its speedup is measured against."""
+    weight: float
+    limit: str
+    """What keeps it from more: `contention`, `move-cost`, `goodput`, `exploration`, `max-gpus`, `batch`, `counts`,
+    `nodes`, `ceiling`, `fragmentation`, `pinned`."""
+    next_gpus: int | None = None
+    """The next larger placement that would raise its goodput, where there is one."""
+    next_goodput: float = 0.0
+    """Its goodput there [examples/s]."""
+    marginal: float = 0.0
+    """Utility per GPU that the next placement would bring it."""
+    price: float = 0.0
+    """Utility per GPU of the last one given to anybody: `marginal` is below it where contention is the limit."""
+    taken_by: int | None = None
+    """The job whose last GPUs are worth the least, yet more to it than they would be here."""
+    move_factor: float = 1.0
+    """What a move would multiply its speedup by in this plan."""
+    move_seconds: float = 0.0
+    """What a move is expected to cost it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +250,8 @@ class Allocation:
     changed: bool
     reason: str
     """One sentence a person can read."""
+    explanation: Explanation | None = None
+    """The same as data; None for a job that took no part in the decision."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,23 @@
 
 With one GPU type this is a multiple-choice knapsack: each job picks one of its options, the GPUs add up to at most
 the capacity, the utilities add up to as much as possible. Its value bounds every plan from above, since placement
-can only take away.
+can only take away. Ceilings and guarantees of nested groups of jobs are programs within the program.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
+from polluxd.policy.ceilings import Group
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+_Assign = Callable[[int, Ints], None]
+"""Writes the options of some jobs, given the GPUs that they have together."""
 
 
 def frontier(gpus: Ints, value: Floats) -> Ints:
@@ -23,43 +30,88 @@ def frontier(gpus: Ints, value: Floats) -> Ints:
     return order[keep]
 
 
-def solve(gpus: Ints, value: Floats, start: Ints, capacity: int) -> tuple[Ints, float]:
-    """One option per job, of largest total value within `capacity` GPUs.
+def solve(
+    gpus: Ints, value: Floats, start: Ints, capacity: int, groups: Sequence[Group] = ()
+) -> tuple[Ints, float]:
+    """One option per job, of largest total value within `capacity` GPUs and the limits of `groups`, which are nested.
 
     Options are grouped by job, `start` [J + 1] delimits them in `gpus` and `value` [O]; every job has one that needs
-    no GPU. Returns option numbers [J] and the total. O(options * capacity) time; ties go to fewer GPUs, and among
-    jobs to the later in order, always alike.
+    no GPU. A guarantee is kept for its group as far as the group has use for it. Returns option numbers [J] and the
+    total. O(options * capacity) time; ties go to fewer GPUs, always alike.
     """
     jobs = start.size - 1
-    capacity = int(min(capacity, _useful(gpus, start)))
-    columns = np.arange(capacity + 1)
-    best = np.zeros(capacity + 1)
-    picked = np.zeros((jobs, capacity + 1), dtype=np.int32)
-    kept: list[Ints] = []
-    for j in range(jobs):
-        options = start[j] + frontier(gpus[start[j] : start[j + 1]], value[start[j] : start[j + 1]])
-        options = options[gpus[options] <= capacity]
-        kept.append(options)
-        if options.size == 1:
-            best = best + value[options[0]]
-            continue
-        reach = columns[None, :] - gpus[options][:, None]
-        total = np.where(reach >= 0, best[np.maximum(reach, 0)] + value[options][:, None], -np.inf)
-        choice = np.argmax(total, axis=0)
-        picked[j] = choice
-        best = total[choice, columns]
     chosen = np.zeros(jobs, dtype=np.int64)
+    if jobs == 0:
+        return chosen, 0.0
+    capacity = int(min(capacity, np.maximum.reduceat(gpus, start[:-1]).sum()))
+    tables = _Tables(gpus, value, start)
+    # The smallest group first, so that a group finds those within it already made (of equals, as they are given).
+    made: list[tuple[frozenset[int], Group, Floats, _Assign]] = []
+    for group in sorted(groups, key=lambda g: len(g.members)):
+        inner = [m for m in made if m[0] <= frozenset(group.members)]
+        made = [m for m in made if m not in inner]
+        table, assign = tables.of(group.members, inner, min(capacity, group.ceiling))
+        made.append((frozenset(group.members), group, table, assign))
+    best, assign = tables.of(range(jobs), made, capacity)
     # The least capacity that reaches the top value: GPUs that bring nothing stay free.
     left = int(np.argmax(best))
-    value_found = float(best[left])
-    for j in range(jobs - 1, -1, -1):
-        chosen[j] = kept[j][picked[j, left]]
-        left -= int(gpus[chosen[j]])
-    return chosen, value_found
+    assign(left, chosen)
+    return chosen, float(best[left])
 
 
-def _useful(gpus: Ints, start: Ints) -> int:
-    """GPUs that all jobs together could take."""
-    if start.size < 2:
-        return 0
-    return int(np.maximum.reduceat(gpus, start[:-1]).sum())
+class _Tables:
+    """Best total value of some jobs by the GPUs that they may have together, [capacity + 1]."""
+
+    def __init__(self, gpus: Ints, value: Floats, start: Ints) -> None:
+        self._gpus, self._value, self._start = gpus, value, start
+
+    def of(
+        self,
+        members: Sequence[int],
+        inner: Sequence[tuple[frozenset[int], Group, Floats, _Assign]],
+        capacity: int,
+    ) -> tuple[Floats, _Assign]:
+        """The table of these jobs, those of the inner groups through the groups' own tables."""
+        grouped = frozenset[int]().union(*(m[0] for m in inner))
+        best = np.zeros(capacity + 1)
+        stages: list[tuple[Ints, NDArray[np.int32], int, _Assign | None]] = []
+        for j in members:
+            if j in grouped:
+                continue
+            own = slice(int(self._start[j]), int(self._start[j + 1]))
+            options = own.start + frontier(self._gpus[own], self._value[own])
+            options = options[self._gpus[options] <= capacity]
+            best, picked = _stage(best, self._gpus[options], self._value[options])
+            stages.append((options, picked, j, None))
+        unreserved = capacity
+        for _, group, table, assign in inner:
+            sizes = np.arange(min(table.size, capacity + 1))
+            # Kept for the group: its guarantee, as far as it has use for it and others' guarantees leave it.
+            reserved = min(group.floor, int(np.argmax(table)), unreserved)
+            unreserved -= reserved
+            sizes = sizes[reserved:]
+            best, picked = _stage(best, sizes, table[sizes])
+            stages.append((sizes, picked, -1, assign))
+
+        def hand_out(left: int, chosen: Ints) -> None:
+            for options, picked, j, inside in reversed(stages):
+                option = int(options[picked[left]])
+                if inside is None:
+                    chosen[j] = option
+                    left -= int(self._gpus[option])
+                else:
+                    inside(option, chosen)
+                    left -= option
+
+        return best, hand_out
+
+
+def _stage(best: Floats, sizes: Ints, values: Floats) -> tuple[Floats, NDArray[np.int32]]:
+    """One more member: for each capacity the better of its choices, and which. Choices in order of size."""
+    if sizes.size == 1 and sizes[0] == 0:
+        return best + values[0], np.zeros(best.size, dtype=np.int32)
+    columns = np.arange(best.size)
+    reach = columns[None, :] - sizes[:, None]
+    total = np.where(reach >= 0, best[np.maximum(reach, 0)] + values[:, None], -np.inf)
+    picked = np.argmax(total, axis=0)
+    return total[picked, columns], picked.astype(np.int32)

@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 
 from polluxd.model import NO_PLACEMENT, Allocation, Plan, Settings, Snapshot
 from polluxd.policy import counts, fairness, objective, price, reasons, search
+from polluxd.policy.ceilings import nested
 from polluxd.policy.domains import Domain, split
+from polluxd.policy.explain import Explainer
 from polluxd.policy.menu import Menu, build
 from polluxd.policy.packing import Packing
 from polluxd.policy.placement import Seating
@@ -64,14 +66,18 @@ def _solve(domain: Domain, settings: Settings, mean_weight: float) -> _Solved:
         Allocation(job.job_id, NO_PLACEMENT, 0.0, 0.0, 0, bool(job.placement), reason)
         for job, reason in menu.absent
     ]
-    seating = Seating(menu, Packing(domain.nodes, menu.jobs, partial=settings.partial_nodes))
+    seating = Seating(
+        menu, Packing(domain.nodes, menu.jobs, partial=settings.partial_nodes, groups=menu.groups)
+    )
     packing = seating.packing
     chosen, bound, solver = _counts(menu, int(np.maximum(packing.free, 0).sum()))
     _place(seating, chosen, bound)
-    free = int(np.maximum(packing.free, 0).sum())
+    explainer = Explainer(seating, int(np.maximum(packing.free, 0).sum()))
+    # The starvation bound orders plans before the objective does: it is no part of either side of the gap.
+    bound += float(sum(menu.penalty[j] for j in range(len(menu.jobs)) if not seating.gpus[seating.option[j]]))
     moved = np.array([packing.moved(j) for j in range(len(menu.jobs))], dtype=np.bool_)
     return _Solved(
-        absent + [_allocation(seating, j, bool(moved[j]), free) for j in range(len(menu.jobs))],
+        absent + [_allocation(explainer, j, bool(moved[j])) for j in range(len(menu.jobs))],
         menu.x(np.array(seating.option, dtype=np.int64), moved),
         menu.x(chosen, ~menu.kept[chosen]),
         menu.weight,
@@ -83,15 +89,18 @@ def _solve(domain: Domain, settings: Settings, mean_weight: float) -> _Solved:
 def _counts(menu: Menu, capacity: int) -> tuple[Ints, float, str]:
     """The count solver that fits the size: option per job, the bound on total utility, the solver's name."""
     gpus = np.where(menu.pinned[menu.owner], 0, menu.gpus)
-    if gpus.size * capacity <= EXACT_WORK:
-        chosen, total = counts.solve(gpus, menu.value, menu.start, capacity)
+    held = [sum(int(menu.gpus[menu.start[j]]) for j in g.members if menu.pinned[j]) for g in menu.groups]
+    limits = [g.less(h) for g, h in zip(menu.groups, held, strict=True)]
+    if gpus.size * capacity <= EXACT_WORK and nested(limits):
+        chosen, total = counts.solve(gpus, menu.value, menu.start, capacity, limits)
         return chosen, total, "dynamic program"
-    priced = price.solve(gpus, menu.value, menu.start, capacity)
+    priced = price.solve(gpus, menu.value, menu.start, capacity, limits)
     return priced.chosen, priced.bound, "price"
 
 
 def _place(seating: Seating, chosen: Ints, bound: float) -> None:
     """Seat the choice, moving no job that need not move; where that loses counts, try moving some, and search."""
+    seating.guarantee(chosen)
     left = seating.fill(chosen)
     if not left:
         return
@@ -105,8 +114,10 @@ def _place(seating: Seating, chosen: Ints, bound: float) -> None:
     search.improve(seating, bound, tolerance)
 
 
-def _allocation(seating: Seating, j: int, moved: bool, free: int) -> Allocation:
+def _allocation(explainer: Explainer, j: int, moved: bool) -> Allocation:
+    seating = explainer.seating
     menu, option = seating.menu, seating.option[j]
+    explanation = explainer.of(j)
     job = menu.jobs[j]
     # A pinned job may hold nodes that are no longer known here; what it holds is not ours to edit.
     place = job.placement if menu.pinned[j] or not moved else seating.packing.placement(j)
@@ -117,5 +128,6 @@ def _allocation(seating: Seating, j: int, moved: bool, free: int) -> Allocation:
         speedup=float(menu.speedup[option]) if place else 0.0,
         batch_size=int(menu.batch_size[option]) if place else 0,
         changed=place != job.placement,
-        reason=reasons.of(seating, j, place, free),
+        reason=reasons.of(explainer, j, place, explanation),
+        explanation=explanation,
     )

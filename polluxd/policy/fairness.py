@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from polluxd.model import Job, Settings
-
-HYSTERESIS = 0.05
-"""A running job moves only where its predicted goodput rises by more than this; model.md's threshold for a new
-batch size, used for the same purpose: predictions are not better than that."""
 
 
 class FairShare(NamedTuple):
@@ -35,15 +32,44 @@ def weight(job: Job, settings: Settings) -> float:
     return min(max(value, 1e-6), 1e6)
 
 
-def reallocation_factor(job: Job) -> float:
-    """What a move multiplies the job's speedup by: REALLOC = max(T - C, 0) / (T + delta), and the hysteresis.
+def reallocation_factor(job: Job, hysteresis: float = 0.0) -> float:
+    """What a move multiplies the job's speedup by: REALLOC = max(T - C, 0) / (T + delta), over 1 + hysteresis.
 
     T is the job's age, C the seconds that moves have cost it so far, delta what one more is expected to cost
-    (measured). A job that never ran loses nothing by starting: its factor is 1.
+    (measured). A job that never ran loses nothing by starting: its factor is 1. The hysteresis is what keeps
+    predictions that differ by no more than they err from moving a job back and forth.
     """
     if not job.started:
         return 1.0
     age, cost = max(job.age, 0.0), max(job.reallocation_cost, 0.0)
     if age + cost <= 0:
-        return 1.0 / (1.0 + HYSTERESIS)
-    return max(age - max(job.lost_seconds, 0.0), 0.0) / (age + cost) / (1.0 + HYSTERESIS)
+        return 1.0 / (1.0 + max(hysteresis, 0.0))
+    return max(age - max(job.lost_seconds, 0.0), 0.0) / (age + cost) / (1.0 + max(hysteresis, 0.0))
+
+
+MOST_WORK_FACTOR = 4.0
+"""Remaining work changes a weight by this much at most, either way."""
+
+
+def work_factors(remaining: Sequence[float | None], power: float) -> list[float]:
+    """What remaining work [s at the fair share; None: not known] multiplies each job's weight by: (R / median)^power.
+
+    Bounded, and 1 where not known, so that it orders jobs of one kind without starving the long ones.
+    """
+    known = sorted(r for r in remaining if r is not None and r > 0)
+    if not power or not known:
+        return [1.0] * len(remaining)
+    median = known[len(known) // 2]
+    return [
+        1.0
+        if r is None
+        else min(max((max(r, 1e-9) / median) ** power, 1 / MOST_WORK_FACTOR), MOST_WORK_FACTOR)
+        for r in remaining
+    ]
+
+
+def waiting(job: Job) -> float:
+    """Seconds that the job has been without GPUs; 0 where it holds some."""
+    if job.placement:
+        return 0.0
+    return max(job.age if job.waiting is None else job.waiting, 0.0)

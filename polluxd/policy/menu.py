@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pollux.goodput import Goodput, optimize_pairs, pack
 from polluxd.model import Job, Settings
 from polluxd.policy import fairness, objective
+from polluxd.policy.ceilings import Group, groups
 from polluxd.policy.domains import Domain
 from polluxd.policy.feasible import NOTHING, Offers, is_pinned, present, why_no_batch
 from polluxd.policy.shapes import Shape
@@ -53,6 +54,10 @@ class Menu:
     """[O]: utility of the option where the job does not move."""
     move: Floats
     """[O]: utility where it does."""
+    penalty: Floats
+    """[J]: what having nothing costs beyond the objective, for jobs that have waited past the starvation bound."""
+    groups: tuple[Group, ...]
+    """Ceilings and guarantees; members by job number."""
     absent: tuple[tuple[Job, str], ...]
     """Jobs that cannot be given anything, and why."""
 
@@ -162,7 +167,10 @@ def _evaluate(domain: Domain, settings: Settings, listing: _Listing, mean_weight
     with np.errstate(over="ignore"):
         speedup = np.minimum((goodput / fair[owner])[row], _MOST_SPEEDUP)
     weight = np.array([fairness.weight(j, settings) for j in jobs], dtype=np.float64) / mean_weight
-    factor = np.array([fairness.reallocation_factor(j) for j in jobs], dtype=np.float64)
+    remaining = [_remaining(listing.jobs[j], float(fair[j])) for j in present_jobs]
+    weight *= np.array(fairness.work_factors(remaining, settings.remaining_work_power), dtype=np.float64)
+    factor = np.array([fairness.reallocation_factor(j, settings.hysteresis) for j in jobs], dtype=np.float64)
+    limited = groups(jobs, settings, domain.capacity)
 
     x, w = speedup / size, weight[job_of]
     moved = x * factor[job_of]
@@ -170,7 +178,11 @@ def _evaluate(domain: Domain, settings: Settings, listing: _Listing, mean_weight
     if settings.power <= objective.GENTLE and jobs:
         held = int(gpus[row][start[:-1]].sum())
         offer = max(domain.capacity, held)
-        level = objective.worst_level(np.where(kept[row], x, moved), w, gpus[row], start, offer)
+        level = objective.worst_level(np.where(kept[row], x, moved), w, gpus[row], start, offer, limited)
+    stay = objective.utilities(x, w, settings.power, level=level, total=total, jobs=len(jobs))
+    move = objective.utilities(moved, w, settings.power, level=level, total=total, jobs=len(jobs))
+    penalty = _overdue(jobs, settings, stay, move, start)
+    nothing = (gpus[row] == 0) * penalty[job_of]
     return Menu(
         jobs=jobs,
         shares=tuple(shares[j] for j in present_jobs),
@@ -184,10 +196,38 @@ def _evaluate(domain: Domain, settings: Settings, listing: _Listing, mean_weight
         kept=kept[row],
         factor=factor,
         weight=weight,
-        stay=objective.utilities(x, w, settings.power, level=level, total=total, jobs=len(jobs)),
-        move=objective.utilities(moved, w, settings.power, level=level, total=total, jobs=len(jobs)),
+        stay=stay - nothing,
+        move=move - nothing,
+        penalty=penalty,
+        groups=limited,
         absent=(*listing.absent, *((listing.jobs[j], why[j]) for j in np.flatnonzero(gone).tolist())),
     )
+
+
+def _remaining(job: Job, fair: float) -> float | None:
+    """Seconds that the job would still need at its fair share; None where it has not said how long it trains."""
+    report = job.report
+    if report is None or report.params is None or report.target is None or not 0 < fair < np.inf:
+        return None
+    return max(report.target - report.progress, 0.0) * report.limits.initial / fair
+
+
+def _overdue(jobs: Sequence[Job], settings: Settings, stay: Floats, move: Floats, start: Ints) -> Floats:
+    """[J]: the cost of leaving a job without GPUs that has waited past the bound; more than all else together.
+
+    The longer past it, the more: where not all fit, those that have waited longest go first.
+    """
+    penalty = np.zeros(len(jobs))
+    bound = settings.starvation_bound
+    if bound is None or not jobs:
+        return penalty
+    late = np.array([fairness.waiting(j) / max(bound, 1.0) for j in jobs])
+    late[np.array([is_pinned(j) for j in jobs])] = 0.0
+    if not np.any(late >= 1):
+        return penalty
+    low, high = np.minimum(stay, move), np.maximum(stay, move)
+    everything = float((np.maximum.reduceat(high, start[:-1]) - np.minimum.reduceat(low, start[:-1])).sum())
+    return np.where(late >= 1, (1.0 + everything) * np.minimum(late, 10.0), 0.0)
 
 
 def _rows(

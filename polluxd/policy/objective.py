@@ -9,9 +9,12 @@ x_j is the job's speedup over the GPUs per node, times its re-allocation factor 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+
+from polluxd.policy.ceilings import Group
 
 Floats = NDArray[np.float64]
 
@@ -75,11 +78,17 @@ def utilities(x: Floats, weight: Floats, power: float, *, level: float, total: f
 
 
 def worst_level(
-    x: Floats, weight: Floats, gpus: NDArray[np.int64], start: NDArray[np.int64], capacity: int
+    x: Floats,
+    weight: Floats,
+    gpus: NDArray[np.int64],
+    start: NDArray[np.int64],
+    capacity: int,
+    groups: Sequence[Group] = (),
 ) -> float:
     """The largest level that as many jobs as can run at all may reach together, each with x_j / w_j at or above it.
 
-    Options are grouped by job: `start` [J + 1] delimits them in `x`, `weight` and `gpus` [O]. Counts only.
+    Options are grouped by job: `start` [J + 1] delimits them in `x`, `weight` and `gpus` [O]. Counts only, and of
+    the groups only their ceilings.
     """
     ratio = x / weight
     levels = np.unique(ratio[x > 0])
@@ -91,7 +100,12 @@ def worst_level(
         return np.minimum.reduceat(cost, start[:-1])
 
     def running(level: float) -> int:
-        cost = np.sort(cheapest(level))
+        cost = cheapest(level)
+        for group in groups:
+            members = np.array(group.members)
+            order = members[np.argsort(cost[members], kind="stable")]
+            cost[order[np.cumsum(cost[order]) > group.ceiling]] = np.inf
+        cost = np.sort(cost)
         return int(np.searchsorted(np.cumsum(cost), capacity, side="right"))
 
     most = running(0.0)

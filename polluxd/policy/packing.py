@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polluxd.model import Job, Node, Placement
+from polluxd.policy.ceilings import Group, of_job
 from polluxd.policy.domains import classes, eligible, partitions_of
 from polluxd.policy.feasible import is_pinned
 from polluxd.policy.shapes import Shape
@@ -29,7 +30,9 @@ _UNLIMITED = 1 << 40
 class Packing:
     """Mutable state of one packing; jobs are numbers into `jobs`."""
 
-    def __init__(self, nodes: Sequence[Node], jobs: Sequence[Job], *, partial: bool) -> None:
+    def __init__(
+        self, nodes: Sequence[Node], jobs: Sequence[Job], *, partial: bool, groups: Sequence[Group] = ()
+    ) -> None:
         self.nodes = nodes
         self.jobs = jobs
         self.partial = partial
@@ -47,6 +50,10 @@ class Packing:
         self.claim_cost = np.zeros(len(nodes))
         """GPUs per node that jobs not seated yet would like to stay on, and what it costs if they cannot."""
         self.seats: list[Seat] = [NOWHERE] * len(jobs)
+        self.groups = groups
+        self.held = [0] * len(groups)
+        """GPUs that each group's jobs hold."""
+        self._groups = of_job(groups, len(jobs))
         self._pinned = [is_pinned(j) for j in jobs]
         self._number = {n.name: i for i, n in enumerate(nodes)}
         self._classes = [(size, np.array(numbers)) for (_, size), numbers in classes(nodes).items()]
@@ -137,7 +144,13 @@ class Packing:
                     del self.guests[n][j]
                 else:
                     self.guests[n][j] = per_node
+        for group in self._groups[j]:
+            self.held[group] += len(seat[0]) * seat[1] - len(self.seats[j][0]) * self.seats[j][1]
         self.seats[j] = seat
+
+    def within_ceilings(self, j: int, gpus: int) -> bool:
+        """Whether the job, which sits nowhere, may be given so many GPUs."""
+        return all(self.held[g] + gpus <= self.groups[g].ceiling for g in self._groups[j])
 
     def mark(self) -> int:
         """A point to roll back to."""

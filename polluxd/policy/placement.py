@@ -28,6 +28,8 @@ class Seating:
         self.kept: list[bool] = menu.kept.tolist()
         self.pinned: list[bool] = menu.pinned.tolist()
         self._ranked: dict[int, list[int]] = {}
+        self.owed: list[int] = [0] * len(menu.groups)
+        """GPUs that each group's guarantee comes to, as far as the counts make use of it."""
         for j in np.flatnonzero(menu.pinned).tolist():
             # Where they are, whatever the state of their nodes.
             packing.put(j, packing.home[j])
@@ -54,10 +56,16 @@ class Seating:
         spec, gpus = self.menu.jobs[j].spec, self.gpus[option]
         return spec.min_gpus <= gpus and (spec.max_gpus is None or gpus <= spec.max_gpus)
 
+    def may_take(self, j: int, option: int) -> bool:
+        """Whether the job, which sits nowhere, may be given the option in a new place."""
+        return self.may_move_to(j, option) and self.packing.within_ceilings(j, self.gpus[option])
+
     def seat_for(self, j: int, option: int) -> Seat | None:
         """A seat for this option with the present room; the job's own where it can stay."""
         if self.gpus[option] == 0:
             return NOWHERE
+        if not self.packing.within_ceilings(j, self.gpus[option]):
+            return None
         if self.kept[option] and self.packing.can_stay(j):
             return self.packing.home[j]
         return self.packing.find(j, self.menu.shape(option)) if self.may_move_to(j, option) else None
@@ -73,6 +81,16 @@ class Seating:
             if found is not None:
                 self.give(j, option, found)
                 return
+
+    def guarantee(self, chosen: Ints) -> None:
+        """Note what guarantees ask for: no step of the search may take it away again."""
+        self.owed = [
+            min(g.floor, sum(self.gpus[int(chosen[j])] for j in g.members)) for g in self.menu.groups
+        ]
+
+    def shortfall(self) -> int:
+        """GPUs that guarantees lack."""
+        return sum(max(owed - held, 0) for owed, held in zip(self.owed, self.packing.held, strict=True))
 
     def state(self) -> list[tuple[int, Seat]]:
         """Option and seat of every job, to come back to."""
@@ -98,9 +116,7 @@ class Seating:
         others: list[int] = []
         for j in self._largest_first(chosen):
             option = int(chosen[j])
-            if self.kept[option] and self.packing.can_stay(j):
-                self.give(j, option, self.packing.home[j])
-            else:
+            if not (self.kept[option] and self.packing.can_stay(j) and self._take(j, option)):
                 others.append(j)
         return [j for j in others if not self._take(j, int(chosen[j]))]
 

@@ -9,12 +9,15 @@ lies nearest the price (the core, after Pisinger 1995 on the multiple-choice kna
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polluxd.policy import counts
+from polluxd.policy.ceilings import Group, nested, of_job
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -69,58 +72,138 @@ def hull(gpus: Ints, value: Floats, start: Ints) -> Bools:
     return on
 
 
-def solve(gpus: Ints, value: Floats, start: Ints, capacity: int) -> Priced:
-    """Options [J] of near-largest total value within `capacity`, with the dual bound; arguments as `counts.solve`.
+def solve(gpus: Ints, value: Floats, start: Ints, capacity: int, groups: Sequence[Group] = ()) -> Priced:
+    """Options [J] of near-largest total value within `capacity` and the groups' limits; arguments as `counts.solve`.
 
-    Every job has an option of no GPUs. Deterministic; O(options log options) time plus a bounded core.
+    Groups may overlap in any way here. Every job has an option of no GPUs. Deterministic; O(options log options) time
+    plus a bounded core.
     """
     jobs = start.size - 1
     if jobs == 0:
         return Priced(np.zeros(0, dtype=np.int64), 0.0, 0.0, 0.0)
     points = np.flatnonzero(hull(gpus, value, start))
-    owner = np.repeat(np.arange(jobs), np.diff(start))[points]
-    order = np.lexsort((gpus[points], owner))
-    points, owner = points[order], owner[order]
-    first = np.searchsorted(owner, np.arange(jobs))
+    job_of = np.repeat(np.arange(jobs), np.diff(start))
+    order = np.lexsort((gpus[points], job_of[points]))
+    points = points[order]
+    owner = job_of[points]
     step = np.flatnonzero(owner[1:] == owner[:-1]) + 1
     run = gpus[points[step]] - gpus[points[step - 1]]
     slope = (value[points[step]] - value[points[step - 1]]) / run
     ranking = np.lexsort((step, -slope))
-    taken_up_to = np.cumsum(run[ranking])
-    broken = int(np.searchsorted(taken_up_to, capacity, side="right"))
-    price = float(slope[ranking[broken]]) if broken < ranking.size else 0.0
-    # Increments of one job come in order of slope, so those before the break are a prefix of its hull.
-    taken = np.bincount(owner[step[ranking[:broken]]], minlength=jobs)
-    chosen = points[first + taken]
-    bound = price * capacity + float(np.maximum.reduceat(value - price * gpus, start[:-1]).sum())
-    chosen = _core(gpus, value, start, capacity, chosen, owner[step[ranking]], broken)
+    ranked = _Increments(owner[step[ranking]], run[ranking], slope[ranking])
+    taken = _take_within(ranked, jobs, capacity, groups) if groups else _take(ranked, jobs, capacity)
+    chosen = points[np.searchsorted(owner, np.arange(jobs)) + taken.steps]
+    surcharge = np.zeros(jobs)
+    for group, extra in zip(groups, taken.surcharges, strict=True):
+        surcharge[list(group.members)] += extra
+    paid = (taken.price + surcharge)[job_of] * gpus
+    bound = taken.price * capacity + float(np.maximum.reduceat(value - paid, start[:-1]).sum())
+    bound += sum(extra * g.ceiling for g, extra in zip(groups, taken.surcharges, strict=True) if extra)
+    chosen = _core(_Problem(gpus, value, start, capacity, groups), chosen, ranked.job, taken.broken)
     total = float(value[chosen].sum())
-    return Priced(chosen, total, max(bound, total), price)
+    return Priced(chosen, total, max(bound, total), taken.price)
 
 
-def _core(
-    gpus: Ints, value: Floats, start: Ints, capacity: int, chosen: Ints, margin: Ints, broken: int
-) -> Ints:
+class _Increments(NamedTuple):
+    """Steps up the hulls of all jobs, steepest first; those of one job keep their order."""
+
+    job: Ints
+    run: Ints
+    slope: Floats
+
+
+class _Taken(NamedTuple):
+    steps: Ints
+    """[J]: steps taken up each job's hull."""
+    price: float
+    broken: int
+    """Place in the ranking of the first increment that found too little capacity."""
+    surcharges: tuple[float, ...]
+    """Per group: what its ceiling adds to the price of a GPU."""
+
+
+def _take(ranked: _Increments, jobs: int, capacity: int) -> _Taken:
+    """Increments down the ranking while they fit: those before the break are a prefix of each job's hull."""
+    broken = int(np.searchsorted(np.cumsum(ranked.run), capacity, side="right"))
+    price = float(ranked.slope[broken]) if broken < ranked.slope.size else 0.0
+    return _Taken(np.bincount(ranked.job[:broken], minlength=jobs), price, broken, ())
+
+
+def _take_within(ranked: _Increments, jobs: int, capacity: int, groups: Sequence[Group]) -> _Taken:
+    """The same under ceilings and guarantees: first what guarantees ask for, then down the ranking."""
+    belongs = of_job(groups, jobs)
+    room = [g.ceiling for g in groups]
+    owed = [g.floor for g in groups]
+    blocked_at = [0.0] * len(groups)
+    steps = np.zeros(jobs, dtype=np.int64)
+    done = np.zeros(ranked.job.size, dtype=np.bool_)
+    left, price, broken = capacity, 0.0, ranked.job.size
+    for guarantees in (True, False) if any(owed) else (False,):
+        stopped: set[int] = set()
+        for i, (j, run) in enumerate(zip(ranked.job.tolist(), ranked.run.tolist(), strict=True)):
+            if done[i] or j in stopped or (guarantees and not any(owed[g] > 0 for g in belongs[j])):
+                continue
+            full = [g for g in belongs[j] if room[g] < run]
+            if full or run > left:
+                stopped.add(j)
+                for g in full if not guarantees else ():
+                    blocked_at[g] = blocked_at[g] or float(ranked.slope[i])
+                if not full and not guarantees and broken == ranked.job.size:
+                    price, broken = float(ranked.slope[i]), i
+                continue
+            done[i] = True
+            steps[j] += 1
+            left -= run
+            for g in belongs[j]:
+                room[g] -= run
+                owed[g] -= run
+    # Accounts before the users within them: what an outer ceiling charges, an inner one need not.
+    surcharges = [0.0] * len(groups)
+    for g in reversed(range(len(groups))):
+        outer = sum(surcharges[h] for h in belongs[groups[g].members[0]] if h > g)
+        surcharges[g] = max(blocked_at[g] - price - outer, 0.0)
+    return _Taken(steps, price, broken, tuple(surcharges))
+
+
+class _Problem(NamedTuple):
+    gpus: Ints
+    value: Floats
+    start: Ints
+    capacity: int
+    groups: Sequence[Group]
+
+
+def _core(problem: _Problem, chosen: Ints, margin: Ints, broken: int) -> Ints:
     """Settle the jobs nearest the break exactly, all others held at their choice."""
-    near: list[int] = []
-    room = capacity - int(gpus[chosen].sum())
+    gpus, value, start = problem.gpus, problem.value, problem.start
+    near: dict[int, int] = {}
+    room = problem.capacity - int(gpus[chosen].sum())
     for distance in range(max(broken, margin.size - broken)):
         for position in (broken + distance, broken - 1 - distance):
-            if 0 <= position < margin.size and int(margin[position]) not in near:
-                job = int(margin[position])
-                if room + int(gpus[chosen[job]]) > CORE_CAPACITY:
-                    continue
-                near.append(job)
+            job = int(margin[position]) if 0 <= position < margin.size else -1
+            if job >= 0 and job not in near and room + int(gpus[chosen[job]]) <= CORE_CAPACITY:
+                near[job] = 0
                 room += int(gpus[chosen[job]])
         if len(near) >= CORE_JOBS:
             break
     if not near:
         return chosen
-    near.sort()
-    own = np.concatenate([np.arange(start[j], start[j + 1]) for j in near])
-    begin = np.concatenate([[0], np.cumsum([start[j + 1] - start[j] for j in near])])
-    settled, total = counts.solve(gpus[own], value[own], begin, room)
-    if total >= float(value[chosen[near]].sum()):
+    jobs = sorted(near)
+    near = {j: number for number, j in enumerate(jobs)}
+    groups = [_within(g, near, gpus[chosen]) for g in problem.groups]
+    groups = [g for g in groups if g.members]
+    if not nested(groups):
+        return chosen
+    own = np.concatenate([np.arange(start[j], start[j + 1]) for j in jobs])
+    begin = np.concatenate([[0], np.cumsum([start[j + 1] - start[j] for j in jobs])])
+    settled, total = counts.solve(gpus[own], value[own], begin, room, groups)
+    if total >= float(value[chosen[jobs]].sum()):
         chosen = chosen.copy()
-        chosen[near] = own[settled]
+        chosen[jobs] = own[settled]
     return chosen
+
+
+def _within(group: Group, near: dict[int, int], held: Ints) -> Group:
+    """What the group's limits leave to its members in the core, numbered as there."""
+    outside = int(sum(held[j] for j in group.members if j not in near))
+    return replace(group.less(outside), members=tuple(near[j] for j in group.members if j in near))

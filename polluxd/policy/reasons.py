@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from polluxd.model import Job, Placement
+from polluxd.model import Explanation, Job, Placement
 from polluxd.policy import exploration
+from polluxd.policy.explain import Explainer
 from polluxd.policy.menu import Menu
-from polluxd.policy.placement import Seating
 
 
 def count(gpus: int) -> str:
@@ -25,13 +25,13 @@ def percent(ratio: float) -> str:
     return f"{change:+.0f} %" if abs(change) < 1000 else f"x{ratio:.0f}"
 
 
-def of(seating: Seating, j: int, placement: Placement, free: int) -> str:
-    """The reason for job `j` of the menu: what happens, and why not more. `free`: GPUs that stay unused."""
-    menu = seating.menu
-    job = menu.jobs[j]
+def of(explainer: Explainer, j: int, placement: Placement, explanation: Explanation) -> str:
+    """The reason for job `j` of the menu: what happens, and why not more."""
+    menu = explainer.seating.menu
     if menu.pinned[j]:
-        return _pinned(job)
-    return f"{_change(menu, j, seating.option[j], placement)}; {_why_not_more(seating, j, free)}"
+        return _pinned(menu.jobs[j])
+    change = _change(menu, j, explainer.seating.option[j], placement)
+    return f"{change}; {_why_not_more(explainer, j, explanation)}"
 
 
 def _pinned(job: Job) -> str:
@@ -61,35 +61,36 @@ def _change(menu: Menu, j: int, option: int, placement: Placement) -> str:
     return f"{verb} from {now.gpus} to {there}{gained}"
 
 
-def _why_not_more(seating: Seating, j: int, free: int) -> str:
-    menu = seating.menu
-    job, option = menu.jobs[j], seating.option[j]
-    held = int(menu.gpus[option])
-    larger = [o for o in menu.options(j) if menu.gpus[o] > held]
-    if not larger:
-        return _at_its_limit(job, held)
-    better = [o for o in larger if menu.goodput[o] > menu.goodput[option] * (1 + 1e-9)]
-    if not better:
-        return "more GPUs would not raise its goodput"
-    step = better[0]
-    if held == 0:
-        return f"{count(int(menu.gpus[step]))} would be its least, and {count(free)} stay free"
-    more = percent(float(menu.goodput[step] / menu.goodput[option]))
-    gain = f"{count(int(menu.gpus[step]))} would bring {more}"
-    if max(float(menu.move[o]) for o in better) <= seating.utility(j):
+def _why_not_more(explainer: Explainer, j: int, explanation: Explanation) -> str:
+    menu, option = explainer.seating.menu, explainer.seating.option[j]
+    step, limit = explanation.next_gpus, explanation.limit
+    if step is None:
+        return _own_limit(menu.jobs[j], limit, explainer.seating.gpus[option])
+    if explainer.seating.gpus[option] == 0:
+        gain = f"{count(step)} would be its least"
+    else:
+        gain = f"{count(step)} would bring {percent(explanation.next_goodput / float(menu.goodput[option]))}"
+    if limit == "move-cost":
         return f"{gain}, less than another move would cost"
-    if free >= int(menu.gpus[step]) - held:
-        return f"{gain}, but the {count(free)} left free do not make up such a placement"
-    return f"{gain}, but those GPUs serve others more"
+    if limit == "ceiling":
+        return f"{gain}, but the ceiling of {' and '.join(explainer.ceilings(j))} is reached"
+    if limit == "fragmentation":
+        return f"{gain}, but the {count(explainer.free)} left free do not make up such a placement"
+    taker = f", those of job {explanation.taken_by} the least" if explanation.taken_by is not None else ""
+    return f"{gain}, but every GPU serves others more{taker}"
 
 
-def _at_its_limit(job: Job, held: int) -> str:
-    spec, most = job.spec, exploration.cap(job)
-    if spec.max_gpus is not None and (held >= spec.max_gpus or spec.max_gpus <= most):
+def _own_limit(job: Job, limit: str, held: int) -> str:
+    spec = job.spec
+    if limit == "goodput":
+        return "more GPUs would not raise its goodput"
+    if limit == "max-gpus":
         return f"max-gpus={spec.max_gpus} allows no more"
-    explored = job.report.explored_gpus if job.report is not None else 0
-    if explored == 0:
-        return f"not measured yet, so it begins with min-gpus={spec.min_gpus}"
-    if held * 2 > most or held >= most:
-        return f"measured on at most {count(explored)} so far, so at most {most} now"
-    return "no larger placement is possible within its batch limits and the nodes in service"
+    if limit == "batch":
+        return "its batch limits allow no more GPUs"
+    if limit == "exploration":
+        explored = job.report.explored_gpus if job.report is not None else 0
+        if explored == 0:
+            return f"not measured yet, so it begins with min-gpus={spec.min_gpus}"
+        return f"measured on at most {count(explored)} so far, so at most {exploration.cap(job)} now"
+    return f"no placement of more than {count(held)} is possible on the nodes in service"

@@ -84,19 +84,19 @@ def _attempt(
     packing = seating.packing
     mark = packing.mark()
     touched = [j, *victims]
-    before = sum(seating.utility(i) for i in touched)
+    before, short = sum(seating.utility(i) for i in touched), seating.shortfall()
     options = [seating.option[i] for i in touched]
     for i in touched:
         packing.put(i, NOWHERE)
     found = seating.seat_for(j, option) if target is None or seating.kept[option] else None
-    if found is None and target is not None and seating.may_move_to(j, option) and packing.fits(j, target):
+    if found is None and target is not None and seating.may_take(j, option) and packing.fits(j, target):
         found = target
     if found is not None:
         seating.give(j, option, found)
         for i in sorted(victims, key=lambda i: (-options[touched.index(i)], i)):
             seating.best_fit(i)
         gained = sum(seating.utility(i) for i in touched) - before
-        if gained > smallest:
+        if gained > smallest and seating.shortfall() <= short:
             return gained
     packing.roll_back(mark)
     for i, previous in zip(touched, options, strict=True):

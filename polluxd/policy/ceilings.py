@@ -1,0 +1,68 @@
+"""Ceilings and guarantees: how many GPUs the jobs of an account or a user may, or must be able to, hold together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from polluxd.model import Job, Settings
+
+NO_CEILING = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Jobs that share a limit, by number, and the limit in GPUs."""
+
+    name: str
+    members: tuple[int, ...]
+    floor: int
+    ceiling: int
+
+    def less(self, held: int) -> Group:
+        """The group's limits once `held` GPUs of it are given for good."""
+        return Group(self.name, self.members, max(self.floor - held, 0), max(self.ceiling - held, 0))
+
+
+def groups(jobs: Sequence[Job], settings: Settings, capacity: int) -> tuple[Group, ...]:
+    """The groups that the settings limit, users before accounts.
+
+    Guarantees beyond the capacity are cut, in order of name; one above its own ceiling is held to it.
+    """
+    found: list[Group] = []
+    for kind, keys, floors, ceilings in (
+        ("user", [j.user for j in jobs], settings.user_guarantees, settings.user_ceilings),
+        ("account", [j.account for j in jobs], settings.account_guarantees, settings.account_ceilings),
+    ):
+        found += _of_kind(kind, keys, floors, ceilings, capacity)
+    return tuple(found)
+
+
+def _of_kind(
+    kind: str, keys: list[str], floors: Mapping[str, int], ceilings: Mapping[str, int], capacity: int
+) -> list[Group]:
+    found, left = [], capacity
+    for name in sorted({*floors, *ceilings}):
+        members = tuple(j for j, key in enumerate(keys) if key == name)
+        if not members:
+            continue
+        ceiling = max(ceilings.get(name, NO_CEILING), 0)
+        floor = min(max(floors.get(name, 0), 0), ceiling, left)
+        left -= floor
+        found.append(Group(f"{kind} {name}", members, floor, ceiling))
+    return found
+
+
+def nested(groups: Sequence[Group]) -> bool:
+    """Whether any two groups are apart or one lies within the other: what the exact solver needs."""
+    sets = [frozenset(g.members) for g in groups]
+    return all(a <= b or b <= a or a.isdisjoint(b) for number, a in enumerate(sets) for b in sets[:number])
+
+
+def of_job(groups: Sequence[Group], jobs: int) -> list[tuple[int, ...]]:
+    """Per job, the numbers of its groups."""
+    found: list[list[int]] = [[] for _ in range(jobs)]
+    for number, group in enumerate(groups):
+        for j in group.members:
+            found[j].append(number)
+    return [tuple(numbers) for numbers in found]

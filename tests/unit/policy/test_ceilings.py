@@ -1,0 +1,160 @@
+"""Ceilings and guarantees: exact against brute force, kept in every plan."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from polluxd.model import JobSpec, Settings
+from polluxd.policy import counts, decide, price
+from polluxd.policy.ceilings import Group, groups, nested
+from tests.unit.policy.scenarios import job, nodes, report, running, snapshot
+
+
+def instance(rng, *, floors):
+    """A few jobs in two accounts, users within them, all with limits."""
+    menu = [
+        [(0, -50.0), *((k, rng.uniform(-5, 5)) for k in sorted(rng.sample(range(1, 7), rng.randint(1, 3))))]
+        for _ in range(rng.randint(1, 5))
+    ]
+    user = [rng.randint(0, 3) for _ in menu]
+    capacity = rng.randint(0, 12)
+    limited, left = [], capacity
+    for name, keys in (("user", user), ("account", [u // 2 for u in user])):
+        for key in sorted(set(keys)):
+            members = tuple(j for j, k in enumerate(keys) if k == key)
+            ceiling = rng.randint(0, 12)
+            floor = rng.randint(0, min(ceiling, left)) if floors and name == "account" else 0
+            left -= floor
+            limited.append(Group(f"{name} {key}", members, floor, ceiling))
+    start = np.cumsum([0, *(len(options) for options in menu)])
+    gpus = np.array([k for options in menu for k, _ in options], dtype=np.int64)
+    value = np.array([v for options in menu for _, v in options])
+    return menu, gpus, value, start, capacity, limited
+
+
+def brute(menu, capacity, limited):
+    """The best total; a guarantee is GPUs set aside for its group as far as that can use them."""
+    best = -np.inf
+    for pick in itertools.product(*menu):
+        used = {g.name: sum(pick[j][0] for j in g.members) for g in limited}
+        if any(used[g.name] > g.ceiling for g in limited):
+            continue
+        aside = 0
+        for g in limited:
+            if g.floor:
+                aside += max(min(g.floor, useful(menu, g, limited, capacity)) - used[g.name], 0)
+        if sum(k for k, _ in pick) + aside <= capacity:
+            best = max(best, sum(v for _, v in pick))
+    return best
+
+
+def useful(menu, group, limited, capacity):
+    """The fewest GPUs with which the group alone does as well as it ever can."""
+    best, least = -np.inf, 0
+    inner = [g for g in limited if set(g.members) <= set(group.members)]
+    for pick in itertools.product(*(menu[j] for j in group.members)):
+        held = dict(zip(group.members, (k for k, _ in pick), strict=True))
+        gpus, value = sum(held.values()), sum(v for _, v in pick)
+        fits = all(sum(held[j] for j in g.members) <= g.ceiling for g in inner)
+        if fits and gpus <= capacity and (value > best or (value == best and gpus < least)):
+            best, least = value, gpus
+    return least
+
+
+@pytest.mark.parametrize("floors", [False, True])
+def test_counts_under_nested_limits_equal_brute_force(floors):
+    for seed in range(400):
+        menu, gpus, value, start, capacity, limited = instance(random.Random(seed), floors=floors)
+        chosen, total = counts.solve(gpus, value, start, capacity, limited)
+        assert total == pytest.approx(brute(menu, capacity, limited)), seed
+        assert value[chosen].sum() == pytest.approx(total)
+        assert gpus[chosen].sum() <= capacity
+        for g in limited:
+            assert gpus[chosen][list(g.members)].sum() <= g.ceiling
+
+
+@pytest.mark.parametrize("floors", [False, True])
+def test_price_keeps_limits_and_its_bound_holds(floors):
+    losses = []
+    for seed in range(400):
+        menu, gpus, value, start, capacity, limited = instance(random.Random(seed), floors=floors)
+        found = price.solve(gpus, value, start, capacity, limited)
+        best = brute(menu, capacity, limited)
+        assert found.bound >= best - 1e-9 * abs(best)
+        assert gpus[found.chosen].sum() <= capacity
+        for g in limited:
+            assert gpus[found.chosen][list(g.members)].sum() <= g.ceiling
+        losses.append(best - found.total)
+    if not floors:
+        assert np.mean(np.array(losses) <= 1e-9) > 0.95
+
+
+def test_groups_come_from_settings_and_guarantees_are_cut_to_what_exists():
+    jobs = [job(1, user="ada", account="lab"), job(2, user="bob", account="lab"), job(3, account="big")]
+    found = groups(
+        jobs,
+        Settings(
+            user_ceilings={"bob": 2, "eve": 1},
+            account_guarantees={"big": 6, "lab": 6},
+            account_ceilings={"lab": 5},
+        ),
+        8,
+    )
+    assert found == (
+        Group("user bob", (1,), 0, 2),
+        Group("account big", (2,), 6, 1 << 40),
+        Group("account lab", (0, 1), 2, 5),
+    )
+    assert nested(found)
+    assert not nested([Group("a", (0, 1), 0, 1), Group("b", (1, 2), 0, 1)])
+
+
+def test_plan_keeps_an_accounts_ceiling_and_says_so():
+    jobs = [job(n, report=report(), account="lab") for n in (1, 2)] + [job(3, report=report(), account="big")]
+    plan = decide(snapshot(nodes(4), jobs, account_ceilings={"lab": 3}))
+    assert sum(plan.of(n).placement.gpus for n in (1, 2)) == 3
+    assert plan.of(3).placement.gpus == 12
+    assert "account lab" in plan.of(1).reason
+    assert plan.of(1).explanation.limit == "ceiling"
+
+
+def test_plan_keeps_a_guarantee_against_weights():
+    jobs = [job(n, report=report(), account="big", weight=50.0) for n in (1, 2, 3)]
+    jobs += [job(4, report=report(), account="lab")]
+    poor = decide(snapshot(nodes(4), jobs)).of(4).placement.gpus
+    assert decide(snapshot(nodes(4), jobs, account_guarantees={"lab": 8})).of(4).placement.gpus == 8 > poor
+
+
+def test_a_guarantee_without_use_is_lent_to_others():
+    jobs = [
+        job(1, JobSpec(max_gpus=1), report=report(), account="lab"),
+        job(2, report=report(), account="big"),
+    ]
+    plan = decide(snapshot(nodes(2), jobs, account_guarantees={"lab": 6}))
+    assert plan.of(1).placement.gpus == 1
+    assert plan.of(2).placement.gpus == 4
+
+
+def test_users_in_several_accounts_are_held_to_their_ceiling_too():
+    jobs = [
+        job(n, report=report(), user=u, account=a)
+        for n, (u, a) in enumerate([("ada", "lab"), ("ada", "big"), ("bob", "lab"), ("bob", "big")], 1)
+    ]
+    limits = {"user_ceilings": {"ada": 3}, "account_ceilings": {"lab": 5, "big": 5}}
+    plan = decide(snapshot(nodes(4), jobs, **limits))
+    held = {n: plan.of(n).placement.gpus for n in range(1, 5)}
+    assert held[1] + held[2] <= 3
+    assert held[1] + held[3] <= 5
+    assert held[2] + held[4] <= 5
+    assert all(held.values())
+
+
+def test_pinned_jobs_count_towards_the_ceiling_and_running_ones_shrink_to_it():
+    jobs = [running(1, ["n000"], 4, report=report(), pinned=True), running(2, ["n001"], 4, report=report())]
+    plan = decide(snapshot(nodes(4), jobs, account_ceilings={"lab": 6}))
+    assert plan.of(1).placement.gpus == 4
+    assert plan.of(2).placement.gpus == 2
