@@ -95,11 +95,11 @@ SELECT job_id FROM reused;
 
 -- name: upsert_jobs
 INSERT INTO pollux.job AS j (cluster, job_id, uid, name, user_name, account, partition, spec, state, slurm_state,
-    slurm_reason, attempt, nodes, gpus, submitted_at, started_at, ended_at, seen_at)
+    slurm_reason, attempt, nodes, gpus, submitted_at, started_at, ended_at, held_at, seen_at)
 SELECT :cluster, s.job_id, s.uid, s.name, s.user_name, s.account, s.partition, s.spec, s.state, s.slurm_state,
     s.slurm_reason, s.attempt, ARRAY(SELECT jsonb_array_elements_text(s.nodes)), s.gpus,
     to_timestamp(s.submitted_at), to_timestamp(s.started_at),
-    CASE WHEN s.ended THEN coalesce(to_timestamp(s.ended_at), now()) END, now()
+    CASE WHEN s.ended THEN coalesce(to_timestamp(s.ended_at), now()) END, CASE WHEN s.gpus > 0 THEN now() END, now()
 FROM jsonb_to_recordset(CAST(:jobs AS jsonb)) AS s(
     job_id bigint, uid bigint, name text, user_name text, account text, partition text, spec jsonb, state text,
     slurm_state text, slurm_reason text, attempt integer, nodes jsonb, gpus integer, submitted_at double precision,
@@ -111,8 +111,11 @@ ON CONFLICT (cluster, job_id) DO UPDATE SET
     nodes = excluded.nodes, gpus = excluded.gpus, submitted_at = least(j.submitted_at, excluded.submitted_at),
     started_at = least(j.started_at, excluded.started_at),
     ended_at = CASE WHEN excluded.ended_at IS NULL THEN NULL ELSE coalesce(j.ended_at, excluded.ended_at) END,
-    seen_at = now()
+    held_at = coalesce(excluded.held_at, j.held_at), seen_at = now()
 RETURNING j.job_id, j.submitted_at;
+
+-- name: job_times
+SELECT job_id, submitted_at, started_at, held_at FROM pollux.job WHERE cluster = :cluster AND ended_at IS NULL;
 
 -- name: end_unseen_jobs
 -- Jobs that Slurm has forgotten: they ended while nobody looked.
@@ -126,12 +129,14 @@ VALUES (:cluster, :epoch, :mode, to_timestamp(:started_at), :note, :objective, :
 RETURNING id;
 
 -- name: record_allocations
-INSERT INTO pollux.allocation (cycle_id, job_id, nodes, gpus_per_node, gpus, goodput, speedup, batch_size, changed, reason)
+INSERT INTO pollux.allocation (cycle_id, job_id, nodes, gpus_per_node, gpus, goodput, speedup, batch_size, changed, reason,
+    explanation)
 SELECT :cycle_id, a.job_id, ARRAY(SELECT jsonb_array_elements_text(a.nodes)), a.gpus_per_node, a.gpus, a.goodput,
-       a.speedup, a.batch_size, a.changed, a.reason
+       a.speedup, a.batch_size, a.changed, a.reason, nullif(a.explanation, 'null')
 FROM jsonb_to_recordset(CAST(:allocations AS jsonb)) AS a(
     job_id bigint, nodes jsonb, gpus_per_node integer, gpus integer, goodput double precision,
-    speedup double precision, batch_size integer, changed boolean, reason text);
+    speedup double precision, batch_size integer, changed boolean, reason text,
+    explanation jsonb);
 
 -- name: latest_cycle
 SELECT id, epoch, mode, started_at, note, objective, upper_bound, gap, solver, durations

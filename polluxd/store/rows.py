@@ -5,23 +5,24 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import asdict, fields
 from datetime import datetime
 from typing import Any
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
-from polluxd.errors import ConfigError, ReportError
+from polluxd.errors import ReportError
 from polluxd.model import (
     Allocation,
+    Explanation,
     JobSpec,
     Placement,
     Plan,
     Reallocation,
     Report,
-    Settings,
     Step,
 )
 
-from .views import CycleView, HistoryPoint, JobView, ObservedJob
+from .views import CycleView, HistoryPoint, JobTimes, JobView, ObservedJob
 
 Row = Mapping[str, Any]
 
@@ -146,7 +147,16 @@ def allocation(row: Row) -> Allocation:
         batch_size=row["batch_size"],
         changed=row["changed"],
         reason=row["reason"],
+        explanation=None if row["explanation"] is None else _explained(row["explanation"]),
     )
+
+
+def _explained(stored: Row) -> Explanation:
+    """Of the fields that this version knows; one that was not finite is 0 again."""
+    known = {f.name: stored[f.name] for f in fields(Explanation) if f.name in stored}
+    floats = {f.name for f in fields(Explanation) if f.type == "float"}
+    values: dict[str, Any] = {k: 0.0 if v is None and k in floats else v for k, v in known.items()}
+    return Explanation(**values)
 
 
 def allocations_to_json(plan: Plan) -> str:
@@ -162,10 +172,19 @@ def allocations_to_json(plan: Plan) -> str:
                 "batch_size": int(a.batch_size),
                 "changed": bool(a.changed),
                 "reason": a.reason,
+                "explanation": _explanation(a),
             }
             for a in plan.allocations
         ]
     )
+
+
+def _explanation(allocation: Allocation) -> dict[str, Any] | None:
+    explained = allocation.explanation
+    if explained is None:
+        return None
+    values = asdict(explained)
+    return {k: finite_or_none(v) if isinstance(v, float) else v for k, v in values.items()}
 
 
 def cycle(row: Row) -> CycleView:
@@ -181,6 +200,10 @@ def cycle(row: Row) -> CycleView:
         solver=row["solver"],
         durations=row["durations"],
     )
+
+
+def job_times(row: Row) -> JobTimes:
+    return JobTimes(row["submitted_at"].timestamp(), seconds(row["started_at"]), seconds(row["held_at"]))
 
 
 def job_view(row: Row) -> JobView:
@@ -200,46 +223,3 @@ def history_point(row: Row) -> HistoryPoint:
     initial, sqr, var = (values.pop(name) for name in ("batch_initial", "noise_sqr", "noise_var"))
     phi = None if sqr is None else NoiseScale(sqr, var).phi(initial)
     return HistoryPoint(**values, noise_scale=finite_or_none(phi))
-
-
-def settings(values: Row, defaults: Settings) -> Settings:
-    """The stored settings over the defaults."""
-    known = {name: values[name] for name in Settings.__slots__ if name in values}
-    if known.get("power") == "-inf":
-        known["power"] = -math.inf
-    return Settings(**{name: getattr(defaults, name) for name in Settings.__slots__} | known)
-
-
-def setting_to_json(name: str, value: object) -> str:
-    """A setting's value as JSON, checked.
-
-    Raises:
-        ConfigError: no such setting, or not a value for it.
-    """
-
-    def refuse(expected: str) -> ConfigError:
-        return ConfigError(f"setting {name}: expected {expected}, got {value!r}")
-
-    match name:
-        case "power":
-            if isinstance(value, str) and value.strip() in ("-inf", "-infinity"):
-                value = -math.inf
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value <= 1:
-                raise refuse("a number up to 1 (-1 by default, 0 geometric mean, 1 mean, -inf max-min)")
-            return '"-inf"' if value == -math.inf else json.dumps(value)
-        case "account_weights" | "user_weights":
-            if not isinstance(value, Mapping) or not all(
-                isinstance(k, str)
-                and isinstance(w, int | float)
-                and not isinstance(w, bool)
-                and math.isfinite(w)
-                and w > 0
-                for k, w in value.items()
-            ):
-                raise refuse('finite weights above 0 by name, such as {"physics": 2}')
-            return json.dumps(dict(value))
-        case "paused" | "partial_nodes":
-            if not isinstance(value, bool):
-                raise refuse("true or false")
-            return json.dumps(value)
-    raise ConfigError(f"no setting {name!r}: there are {', '.join(sorted(Settings.__slots__))}")

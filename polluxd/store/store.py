@@ -17,8 +17,9 @@ from .connection import our_errors
 from .costs import totals
 from .migrations import apply_migrations
 from .readings import Readings
+from .settings import setting_to_json, settings_from_rows
 from .sqlfiles import migrations
-from .views import ObservedJob, ReallocTotals
+from .views import JobTimes, ObservedJob, ReallocTotals
 from .wakeups import Wakeups
 
 log = logging.getLogger(__name__)
@@ -117,11 +118,11 @@ class Store(Readings):
         """What administrators set, over `defaults`."""
         with self._transaction() as run:
             found = run("settings")
-        return rows.settings({row["name"]: row["value"] for row in found}, defaults or Settings())
+        return settings_from_rows({row["name"]: row["value"] for row in found}, defaults or Settings())
 
     def set_setting(self, name: str, value: object, who: str) -> None:
         """Set one field of model.Settings, audited. Raises ConfigError for a value that makes no sense."""
-        encoded = rows.setting_to_json(name, value)
+        encoded = setting_to_json(name, value)
         with self._transaction() as run:
             run("set_who", who=who)
             run("set_setting", name=name, value=encoded)
@@ -164,6 +165,12 @@ class Store(Readings):
             known = run("upsert_jobs", jobs=encoded)
             run("end_unseen_jobs", job_ids=[job["job_id"] for job in ours])
         return {row["job_id"]: row["submitted_at"].timestamp() for row in known}
+
+    def job_times(self) -> dict[int, JobTimes]:
+        """What Slurm does not keep over a requeue, for jobs that have not ended."""
+        with self._transaction() as run:
+            found = run("job_times")
+        return {row["job_id"]: rows.job_times(row) for row in found}
 
     def record_cycle(
         self,

@@ -56,6 +56,18 @@ class ReallocTotals:
     """Seconds per re-allocation."""
 
 
+@dataclass(frozen=True, slots=True)
+class JobTimes:
+    """POSIX times of one job that Slurm forgets when it requeues it."""
+
+    submitted_at: float
+    """First submission."""
+    started_at: float | None
+    """First start."""
+    held_at: float | None
+    """When it was last seen to hold GPUs; None: never."""
+
+
 ReallocationCost = TypedDict(
     "ReallocationCost",
     {

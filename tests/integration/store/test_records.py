@@ -9,7 +9,17 @@ import psycopg2
 import pytest
 
 from polluxd.errors import ConfigError
-from polluxd.model import NO_PLACEMENT, Allocation, JobSpec, JobState, Placement, Plan, Settings, Step
+from polluxd.model import (
+    NO_PLACEMENT,
+    Allocation,
+    Explanation,
+    JobSpec,
+    JobState,
+    Placement,
+    Plan,
+    Settings,
+    Step,
+)
 
 pytestmark = pytest.mark.slurm
 
@@ -56,6 +66,31 @@ def test_a_job_that_ended_unseen_is_gone_and_may_come_back(store, seen):
     assert {row.job_id: row.ended_at for row in store.jobs_view()} == {7: None, 8: None}
 
 
+def test_what_a_requeue_makes_slurm_forget(store, seen):
+    now = time.time()
+    store.sync_jobs([seen(7, submit_time=now - 100, start_time=now - 90)])
+    held = store.job_times()[7].held_at
+    assert held == pytest.approx(now, abs=60)
+    store.sync_jobs(
+        [
+            seen(
+                7,
+                state=JobState.PENDING,
+                submit_time=now,
+                start_time=None,
+                gpus_per_node_held={},
+                restart_count=1,
+            )
+        ]
+    )
+    times = store.job_times()[7]
+    assert (times.submitted_at, times.started_at) == (pytest.approx(now - 100), pytest.approx(now - 90))
+    assert times.held_at == held
+    store.sync_jobs([seen(8, state=JobState.PENDING, start_time=None, gpus_per_node_held={})])
+    assert store.job_times()[8].held_at is None
+    assert 7 not in store.job_times()  # it has ended
+
+
 def test_jobs_that_are_not_ours_are_not_remembered(store, seen):
     store.sync_jobs([seen(7, spec=None)])
     assert store.jobs_view() == []
@@ -100,7 +135,8 @@ def test_clusters_do_not_see_each_other(store, seen, agent, postgres, cluster):
 def test_a_cycle_and_its_decisions_are_read_back(store, seen, agent):
     store.sync_jobs([seen(7), seen(8)])
     agent(7).publish()
-    staying = Allocation(7, N1, 90.0, 1.25, 128, False, "stays: no better placement")
+    why = Explanation(fair_nodes=1, fair_gpus=2, weight=1.5, limit="contention", next_gpus=8, taken_by=8)
+    staying = Allocation(7, N1, 90.0, 1.25, 128, False, "stays: no better placement", why)
     growing = Allocation(8, Placement(("n2", "n3"), 4), math.inf, 2.5, 256, True, "grows to 8 GPUs")
     number = store.record_cycle(
         plan(staying, growing, objective=-math.inf),
@@ -155,6 +191,13 @@ def test_the_view_shows_the_newest_move(store, seen):
         ("user_weights", {"bob": 0.5}),
         ("paused", True),
         ("partial_nodes", True),
+        ("account_ceilings", {"physics": 16}),
+        ("user_guarantees", {"bob": 0}),
+        ("gpu_counts", "1,2,4,8"),
+        ("gpu_counts", "powers-of-two"),
+        ("starvation_bound", 3600.0),
+        ("remaining_work_power", -0.25),
+        ("hysteresis", 0.1),
     ],
 )
 def test_settings_come_back_and_are_audited(store, name, value):
@@ -185,7 +228,20 @@ def test_senseless_settings_are_refused(store, name, value):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("power", "2"), ("power", '"x"'), ("paused", "1"), ("user_weights", '{"a": -1}'), ("colour", "1")],
+    [
+        ("power", "2"),
+        ("power", '"x"'),
+        ("paused", "1"),
+        ("user_weights", '{"a": -1}'),
+        ("colour", "1"),
+        ("user_weights", '{"a": "1"}'),
+        ("user_weights", "3"),
+        ("user_ceilings", '{"a": 1.5}'),
+        ("gpu_counts", '"1,"'),
+        ("starvation_bound", "0"),
+        ("hysteresis", "2"),
+        ("remaining_work_power", '"1"'),
+    ],
 )
 def test_the_table_refuses_them_too_and_audits_changes_by_hand(store, postgres, cluster, name, value):
     with pytest.raises(psycopg2.errors.CheckViolation):

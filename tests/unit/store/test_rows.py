@@ -11,6 +11,7 @@ import pytest
 from polluxd.errors import ConfigError, ReportError
 from polluxd.model import Settings
 from polluxd.store import rows
+from polluxd.store.settings import setting_to_json, settings_from_rows
 
 NOW = 1_700_000_000.0
 
@@ -56,12 +57,12 @@ def test_half_a_fit_is_none():
 
 @pytest.mark.parametrize("power", [-1, 0.5, 1, -math.inf, "-inf"])
 def test_powers_travel_as_json(power):
-    stored = json.loads(rows.setting_to_json("power", power))
-    assert rows.settings({"power": stored}, Settings()).power == float(power)
+    stored = json.loads(setting_to_json("power", power))
+    assert settings_from_rows({"power": stored}, Settings()).power == float(power)
 
 
 def test_a_setting_of_a_later_version_is_passed_over():
-    assert rows.settings({"colour": 1, "paused": True}, Settings()) == Settings(paused=True)
+    assert settings_from_rows({"colour": 1, "paused": True}, Settings()) == Settings(paused=True)
 
 
 @pytest.mark.parametrize(
@@ -74,9 +75,17 @@ def test_a_setting_of_a_later_version_is_passed_over():
         ("user_weights", {"a": math.inf}, "above 0"),
         ("user_weights", {"a": True}, "above 0"),
         ("user_weights", [1], "above 0"),
-        ("pwoer", -1, "there are account_weights"),
+        ("account_ceilings", {"a": 1.5}, "whole numbers"),
+        ("user_guarantees", {"a": -1}, "whole numbers"),
+        ("user_guarantees", {"a": True}, "whole numbers"),
+        ("gpu_counts", "1,2,", "powers-of-two"),
+        ("gpu_counts", "0", "powers-of-two"),
+        ("starvation_bound", 0, "or none"),
+        ("remaining_work_power", math.nan, "-4 to 4"),
+        ("hysteresis", 1.1, "0 to 1"),
+        ("pwoer", -1, "there are account_"),
     ],
 )
 def test_a_senseless_setting_is_refused(name, value, told):
     with pytest.raises(ConfigError, match=told):
-        rows.setting_to_json(name, value)
+        setting_to_json(name, value)
