@@ -177,7 +177,11 @@ class DevCluster:
         wait_until(self._controller_answers, 30, f"slurmctld; its log is {self.logs}/slurmctld.log")
 
     def stop_slurmctld(self, *, kill: bool = False) -> None:
-        """TERM (state is saved) or, as a crash, KILL."""
+        """TERM (state is saved) or, as a crash, KILL.
+
+        A crash loses what changed in the last seconds: a job that had just started is pending again afterwards,
+        with its old restart count, and its processes are killed.
+        """
         if self._slurmctld is not None:
             self._slurmctld.stop(signal.SIGKILL if kill else signal.SIGTERM)
             self._slurmctld = None

@@ -1,0 +1,91 @@
+"""The scontrol client while slurmctld is down, frozen or restarted."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from contrib.devcluster import DevCluster
+from polluxd.errors import SlurmUnavailable
+from polluxd.model import JobState
+from polluxd.slurm.protocol import Geometry
+from polluxd.slurm.scontrol import ScontrolClient
+
+pytestmark = pytest.mark.slurm
+
+
+@pytest.fixture(scope="module")
+def cluster(scratch: Path) -> Iterator[DevCluster]:
+    """One of its own: the shared one must not stumble."""
+    with DevCluster(scratch / "faults", nodes=2, postgres=False, lease_s=60) as made:
+        yield made
+
+
+def submit(cluster: DevCluster, folder: Path) -> int:
+    script = folder / "job.sh"
+    script.write_text("#!/bin/sh\n#POLLUX\nsleep 100\n")
+    return int(cluster.command("sbatch", "--parsable", "--output=/dev/null", "--gres=gpu:1", str(script)))
+
+
+def test_down_frozen_and_back(cluster: DevCluster, tmp_path: Path) -> None:
+    slurm = ScontrolClient(conf=cluster.slurm_conf, timeout=2.0)
+    job_id = submit(cluster, tmp_path)
+    place = Geometry(("n2",), 3, 3)
+    slurm.configure(job_id, place, start=False)
+
+    cluster.signal_slurmctld(signal.SIGSTOP)
+    for call in (slurm.observe, lambda: slurm.configure(job_id, place, start=True)):
+        with pytest.raises(SlurmUnavailable):
+            call()
+    cluster.signal_slurmctld(signal.SIGCONT)
+
+    # A controller that was frozen may still carry out what it had been asked: hence "read again before repeating".
+    deadline = time.monotonic() + 20
+    while slurm.jobs([job_id])[job_id].state is JobState.PENDING and time.monotonic() < deadline:
+        slurm.configure(job_id, place, start=True)
+        time.sleep(0.5)
+    assert slurm.jobs([job_id])[job_id].gpus_per_node_held == {"n2": 3}
+
+    cluster.stop_slurmctld()
+    with pytest.raises(SlurmUnavailable):
+        slurm.observe()
+    with pytest.raises(SlurmUnavailable):
+        slurm.requeue(job_id)
+    cluster.start_slurmctld()
+    job = slurm.jobs([job_id])[job_id]
+    assert (job.state, job.restart_count, job.gpus_per_node_held) == (JobState.RUNNING, 0, {"n2": 3})
+    assert job.spec is not None
+
+
+def test_stopping_the_cluster_leaves_no_process_behind(scratch: Path, tmp_path: Path) -> None:
+    mark = str(scratch / "short").encode()
+    with DevCluster(scratch / "short", nodes=1, lease_s=0) as short:
+        script = tmp_path / "job.sh"
+        script.write_text("#!/bin/sh\ntrap '' TERM\nsetsid sleep 300 &\nsleep 300\n")
+        job_id = int(short.command("sbatch", "--parsable", "--output=/dev/null", str(script)))
+        slurm = ScontrolClient(conf=short.slurm_conf)
+        deadline = time.monotonic() + 20
+        while slurm.jobs([job_id])[job_id].state is not JobState.RUNNING and time.monotonic() < deadline:
+            time.sleep(0.1)
+        time.sleep(0.5)
+        assert len(processes(mark)) >= 5
+    assert processes(mark) == []
+
+
+def processes(mark: bytes) -> list[bytes]:
+    """Command lines of the processes that have `mark` in their command line or environment."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            command = (folder / "cmdline").read_bytes()
+            if command and (mark in command or b"SLURM_CONF=" + mark in (folder / "environ").read_bytes()):
+                found.append(command)
+        except OSError:
+            continue
+    return found
