@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from polluxd.apply.capacity import Capacity, capacity
 from polluxd.apply.intents import Intent
+from polluxd.apply.knots import knot
 from polluxd.apply.machine import (
     Action,
     Configure,
@@ -109,6 +110,7 @@ class Reconciler:
         # Smallest growth first: what gives GPUs back comes before what takes them.
         ordered = sorted(moves, key=lambda m: (m.target.gpus - m.source.gpus, m.id))
         still_open = 0
+        waiting = all(move.step is Step.PLANNED for move in ordered)
         for move in ordered:
             job = jobs.get(move.job_id)
             action = next_action(
@@ -121,7 +123,10 @@ class Reconciler:
                 last_try=self._last_try.get((move.id, move.step), float("-inf")),
                 paused=paused,
             )
+            waiting = waiting and isinstance(action, Wait)
             still_open += self._carry_out(move, job, action, room)
+        if waiting and not paused:
+            self._untie(ordered, room)
         if not paused:
             self._renew_leases(jobs, moves)
         return still_open
@@ -151,6 +156,14 @@ class Reconciler:
                 self._fail(move, reason, keep_back=keep_back)
                 return False
         return True
+
+    def _untie(self, ordered: Sequence[Reallocation], room: Capacity) -> None:
+        """Where all moves wait for each other's GPUs: the least of them gives its own up first."""
+        for move in knot(ordered, room)[:1]:
+            log.info("job %d: its move goes first, others wait for its GPUs and it for theirs", move.job_id)
+            room.promise(move.target, move.source)
+            self._reach(move, Step.DRAINING)
+            self._tell(move)
 
     def _tell(self, move: Reallocation) -> None:
         self._authorize()
