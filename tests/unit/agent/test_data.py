@@ -11,10 +11,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import Dataset, RandomSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
-from pollux.data import ElasticLoader
+from pollux import data_stream
+from pollux.data import ElasticLoader, elastic_loader
 from pollux.data_plan import next_micro_batch, pass_order
+from pollux.data_stream import ElasticStream
 from pollux.errors import BatchError, DataError
 
 
@@ -29,14 +31,55 @@ class Numbers(Dataset[int]):
         return index
 
 
-def loaders(length: int, world_size: int, local_batch: int, **options: Any) -> list[ElasticLoader]:
+class Stream(IterableDataset[int]):
+    """The numbers in another order each pass."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.pass_index = 0
+
+    def set_epoch(self, pass_index: int) -> None:
+        self.pass_index = pass_index
+
+    def __iter__(self) -> Any:
+        return iter(np.roll(np.arange(self.length), self.pass_index).tolist())
+
+
+class StatefulStream(Stream):
+    """Goes on where a state was taken; counts what it is asked to read."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.given = self.start = self.read = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"given": self.given}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.start = state["given"]
+
+    def __iter__(self) -> Any:
+        self.given, self.start = self.start, 0
+        for number in list(super().__iter__())[self.given :]:
+            self.given += 1
+            self.read += 1
+            yield number
+
+
+DATA: dict[str, Any] = {"map": Numbers, "stream": Stream, "stateful": StatefulStream}
+
+
+def loaders(
+    length: int, world_size: int, local_batch: int, *, kind: str = "map", **options: Any
+) -> list[Any]:
+    make: Any = ElasticLoader if kind == "map" else ElasticStream
     return [
-        ElasticLoader(Numbers(length), rank=rank, world_size=world_size, local_batch=local_batch, **options)
+        make(DATA[kind](length), rank=rank, world_size=world_size, local_batch=local_batch, **options)
         for rank in range(world_size)
     ]
 
 
-def step(ranks: list[ElasticLoader], iterators: list[Any], micro_steps: int) -> list[int] | None:
+def step(ranks: list[Any], iterators: list[Any], micro_steps: int) -> list[int] | None:
     """One optimizer step of all ranks: the samples it used, or None at the end of the pass. No commit."""
     used: list[int] = []
     for micro in range(micro_steps):
@@ -69,19 +112,30 @@ EVENTS = st.tuples(
 )
 
 
-@settings(max_examples=1000, deadline=None)
-@given(length=st.integers(9, 120), seed=st.integers(0, 5), events=st.lists(EVENTS, min_size=1, max_size=12))
-def test_every_sample_exactly_once_over_any_resizes(  # noqa: PLR0912
-    length: int, seed: int, events: list[Any]
+@pytest.mark.parametrize(("kind", "sequences"), [("map", 1000), ("stream", 100), ("stateful", 200)])
+def test_every_sample_exactly_once_over_any_resizes(
+    kind: str, sequences: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(data_stream, "REMEMBER_EVERY", 7)
+
+    @settings(max_examples=sequences, deadline=None)
+    @given(length=st.integers(9, 60), seed=st.integers(0, 5), events=st.lists(EVENTS, min_size=1, max_size=8))
+    def histogram_is_flat(length: int, seed: int, events: list[Any]) -> None:
+        check_histogram(kind, length, seed, events)
+
+    histogram_is_flat()
+
+
+def check_histogram(kind: str, length: int, seed: int, events: list[Any]) -> None:  # noqa: PLR0912
+    """Train through all events, then on for some passes; each pass must have used each sample once."""
     seen: dict[int, Counter[int]] = {}
     state: dict[str, int] | None = None
-    ranks: list[ElasticLoader] = []
+    ranks: list[Any] = []
     lost = False
     for world_size, local_batch, micro_steps, steps, event in [*events, (3, 4, 1, 10**6, "restart")]:
         if event == "restart" or lost or not ranks:
             lost = False
-            ranks = loaders(length, world_size, local_batch, seed=seed)
+            ranks = loaders(length, world_size, local_batch, seed=seed, kind=kind)
             for loader in ranks:
                 if state is not None:
                     loader.load_state_dict(state)
@@ -245,3 +299,91 @@ def test_two_iterators_at_once_are_refused() -> None:
     next(second)
     with pytest.raises(DataError, match="one iterator"):
         list(first)
+
+
+# -- streams ----------------------------------------------------------
+
+
+def test_a_stateful_stream_is_not_read_again_from_the_start() -> None:
+    (first,) = loaders(500, 1, 10, kind="stateful")
+    seen: list[int] = []
+    for count, batch in enumerate(first):
+        seen += batch.tolist()
+        first.commit()
+        if count == 29:
+            break
+    ranks = loaders(500, 2, 7, kind="stateful")
+    for loader in ranks:
+        loader.load_state_dict(first.state_dict())
+    for batches in zip(*ranks, strict=True):
+        for loader, batch in zip(ranks, batches, strict=True):
+            seen += batch.tolist() if loader.local_samples else []
+    assert sorted(seen) == list(range(500))
+    assert ranks[0].dataset.read <= 200 + data_stream.REMEMBER_EVERY
+
+
+def test_transform_runs_on_own_samples_alone() -> None:
+    done: list[list[int]] = [[], []]
+
+    def transform(rank: int) -> Any:
+        def run(sample: int) -> int:
+            done[rank].append(sample)
+            return -sample
+
+        return run
+
+    ranks = [
+        ElasticStream(Stream(10), rank=rank, world_size=2, local_batch=3, transform=transform(rank))
+        for rank in range(2)
+    ]
+    got = [[-number for batch in loader for number in batch.tolist()] for loader in ranks]
+    assert got == done
+    assert sorted(chain(*got)) == list(range(10))
+
+
+def test_a_stream_may_be_read_in_a_worker_process() -> None:
+    source: DataLoader[int] = DataLoader(Stream(20), batch_size=None, num_workers=1)
+    loader = elastic_loader(source, rank=0, world_size=1, local_batch=6, length=20)
+    assert [len(batch) for batch in loader] == [6, 6, 6, 2]
+    assert isinstance(loader, ElasticStream)
+
+
+def test_the_length_of_a_stream_is_found_or_told() -> None:
+    stream = ElasticStream(Stream(20), rank=0, world_size=1, local_batch=6)
+    assert stream.length == 0
+    assert len(list(stream)) == 4
+    assert stream.length == 20
+    with pytest.raises(DataError, match="length="):
+        elastic_loader(Stream(20), rank=0, world_size=1, local_batch=6)
+
+
+def test_streams_that_cannot_work_are_told() -> None:
+    once = ElasticStream(iter(range(5)), rank=0, world_size=1, local_batch=5)
+    assert len(list(once)) == 1
+    with pytest.raises(DataError, match="starts anew"):
+        list(once)
+    short = ElasticStream(Stream(5), rank=0, world_size=1, local_batch=5)
+    short.load_state_dict({"version": 1, "pass": 0, "position": 9, "seed": 0, "len": 0})
+    with pytest.raises(DataError, match="before the restored place 9"):
+        list(short)
+    dropping = ElasticStream(Stream(5), rank=0, world_size=1, local_batch=6, drop_last=True)
+    with pytest.raises(BatchError, match="no micro-batch"):
+        list(dropping)
+
+
+def test_drop_last_on_a_stream() -> None:
+    stream = ElasticStream(Stream(11), rank=0, world_size=1, local_batch=4, drop_last=True)
+    assert [batch.tolist() for batch in stream] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert stream.last_of_pass
+    assert stream.pass_index == 1
+
+
+def test_several_loaders_keep_their_own_places() -> None:
+    (train,), (other,) = loaders(12, 1, 4, shuffle=False), loaders(6, 1, 4, shuffle=False)
+    seen = []
+    for batch in train:
+        seen.append(batch.tolist())
+        train.commit()
+        assert [b.tolist() for b in other] == [[0, 1, 2, 3], [4, 5]]
+    assert seen == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert other.pass_index == 3
