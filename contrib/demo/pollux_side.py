@@ -148,9 +148,15 @@ class Database:
         ]
 
     def noise_scales(self, names: Mapping[int, str]) -> dict[str, float]:
-        """Median noise scale phi [examples] that each training reported over its life, by its name."""
-        seen: dict[str, list[float]] = {}
+        """Median noise scale phi [examples] that each training reported over its life, by its name.
+
+        Where there are any, only reports from several GPUs count: one GPU alone estimates it poorly.
+        """
+        seen: dict[str, list[tuple[bool, float]]] = {}
         for point in self._open().report_history():
             if point.noise_scale is not None and point.job_id in names:
-                seen.setdefault(names[point.job_id], []).append(point.noise_scale)
-        return {name: median(values) for name, values in seen.items()}
+                seen.setdefault(names[point.job_id], []).append((point.gpus > 1, point.noise_scale))
+        return {
+            name: median([phi for several, phi in values if several] or [phi for _, phi in values])
+            for name, values in seen.items()
+        }

@@ -10,7 +10,7 @@ from pollux.goodput import Goodput
 from polluxd.model import Report
 from polluxd.store import Explanation
 
-from .output import Column, duration, number
+from .output import Column, count, duration, number
 
 SIZE_COLUMNS = (
     Column("gpus", "GPUS", right=True),
@@ -60,7 +60,7 @@ def sizes(found: Explanation) -> list[dict[str, Any]]:
         if (nodes, gpus) == (report.nodes, report.gpus):
             note = "now"
         elif gpus > report.explored_gpus:
-            note = note or f"a guess: measured up to {report.explored_gpus} GPUs only"
+            note = note or f"a guess: measured up to {count(report.explored_gpus, 'GPU')} only"
         rows.append(
             {
                 "gpus": gpus,
@@ -95,7 +95,7 @@ def decision(found: Explanation) -> dict[str, Any] | None:
 
 def story(row: Mapping[str, Any], found: Explanation, settings: Mapping[str, Any]) -> list[str]:
     """What a person asks first, as sentences."""
-    held = f"{row['gpus']} GPUs on {row['nodes']}" if row["gpus"] else "no GPUs"
+    held = f"{count(row['gpus'], 'GPU')} on {row['nodes']}" if row["gpus"] else "no GPUs"
     lines = [
         f"Job {row['job_id']} ({row['name']}) of {row['user']}: {str(row['state']).lower()}, holds {held}."
     ]
@@ -115,7 +115,9 @@ def story(row: Mapping[str, Any], found: Explanation, settings: Mapping[str, Any
     elif found.job.move_step == "failed":
         lines.append(f"Its last move failed: {found.job.move_detail or 'no detail recorded'}")
     if row["reallocations"]:
-        lines.append(f"Re-allocated {row['reallocations']} times; {duration(row['lost_s'])} lost to it.")
+        lines.append(
+            f"Re-allocated {count(row['reallocations'], 'time')}; {duration(row['lost_s'])} lost to it."
+        )
     if settings["paused"]:
         lines.append("polluxd is paused: nothing moves until `polluxctl resume`.")
     return lines

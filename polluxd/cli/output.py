@@ -25,6 +25,11 @@ def plain(value: Any) -> str:
     return "-" if value is None or value == "" else str(value)
 
 
+def count(how_many: int, what: str) -> str:
+    """`1 GPU`, `2 GPUs`."""
+    return f"{how_many} {what}" + ("" if how_many == 1 else "s")
+
+
 def number(digits: int = 3) -> Callable[[Any], str]:
     """A number to so many significant digits, without exponents below a million."""
 

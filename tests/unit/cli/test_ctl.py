@@ -83,7 +83,7 @@ def test_explain_tells_decision_measurements_sizes_and_moves(store, polluxctl):
         "(cycle 42): grows from 2 to 4 GPUs",
         "Gradient noise scale: 256 examples.",
         "batch size 256 (submitted with 64)",
-        "Re-allocated 1 times; 9s lost to it.",
+        "Re-allocated 1 time; 9s lost to it.",
         "What other sizes would bring",
         "a guess: measured up to 4 GPUs only",
         "n1:2",

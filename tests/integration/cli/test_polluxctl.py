@@ -1,0 +1,164 @@
+"""polluxctl as a command, on a real Postgres."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from polluxd.model import Allocation, JobSpec, JobState, Placement, Plan, Step
+from polluxd.store import Store
+
+pytestmark = pytest.mark.slurm
+
+CLUSTER = "ctl"
+POLLUXCTL = Path(sys.executable).with_name("polluxctl")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A job as polluxd sees it in Slurm."""
+
+    job_id: int = 11
+    name: str = "resnet"
+    user: str = "ada"
+    uid: int = 1000
+    account: str = "vision"
+    partition: str = "main"
+    state: JobState = JobState.RUNNING
+    raw_state: str = "RUNNING"
+    reason: str = "None"
+    restart_count: int = 0
+    submit_time: float = field(default_factory=lambda: time.time() - 100)
+    start_time: float | None = field(default_factory=lambda: time.time() - 90)
+    end_time: float | None = None
+    gpus_per_node_held: dict[str, int] = field(default_factory=lambda: {"n1": 2})
+    spec: JobSpec | None = field(default_factory=JobSpec)
+
+
+@pytest.fixture(scope="module")
+def store(dev_postgres):
+    """A migrated database with one job, one decision on it and one move that completed."""
+    made = Store(dev_postgres.url, CLUSTER)
+    made.migrate()
+    epoch = made.lead()
+    assert epoch is not None
+    made.sync_jobs([Seen()])
+    placed = Allocation(11, Placement(("n1",), 2), 200.0, 1.5, 64, True, "grows from 1 to 2 GPUs")
+    plan = Plan((placed,), 0.5, 0.5, "counts")
+    made.record_cycle(plan, mode="enforce", durations={"decide_s": 0.01}, started_at=time.time())
+    move = made.plan_reallocation(
+        *(11, 0, "requeue", Placement(("n1",), 1), Placement(("n1",), 2)), "grows", epoch
+    )
+    for step in (
+        Step.DRAINING,
+        Step.CHECKPOINTED,
+        Step.REQUEUED,
+        Step.CONFIGURED,
+        Step.STARTED,
+        Step.TRAINING,
+    ):
+        assert made.advance(move.id, step, time.time(), epoch=epoch)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def config(store, dev_postgres, tmp_path):
+    path = tmp_path / "polluxd.toml"
+    path.write_text(f'[slurm]\ncluster = "{CLUSTER}"\n[database]\nurl = "{dev_postgres.url}"\n')
+    path.chmod(0o600)
+    return path
+
+
+def polluxctl(*words, config=None, **environment):
+    env = {k: v for k, v in os.environ.items() if k not in ("POLLUXD_CONFIG", "COLUMNS")} | environment
+    if config is not None:
+        env["POLLUXD_CONFIG"] = str(config)
+    return subprocess.run(
+        [str(POLLUXCTL), *words], capture_output=True, text=True, check=False, env=env, timeout=60
+    )
+
+
+def test_jobs_explain_and_moves_of_a_real_database(config):
+    (job,) = json.loads(polluxctl("jobs", "--json", config=config).stdout)
+    assert (job["job_id"], job["gpus"], job["speedup"], job["reallocations"]) == (11, 2, 1.5, 1)
+    told = polluxctl("explain", "11", config=config)
+    assert told.returncode == 0, told.stderr
+    assert "grows from 1 to 2 GPUs" in told.stdout
+    (move,) = json.loads(polluxctl("reallocations", "--json", config=config).stdout)
+    assert (move["from"], move["to"], move["step"]) == ("n1:1", "n1:2", "training")
+    assert move["total_s"] >= 0
+    status = json.loads(polluxctl("status", "--json", config=config).stdout)
+    assert status["leading"] is True
+    assert status["mode"] == "enforce"
+
+
+def test_fairness_and_pause_are_kept_and_audited(config, store):
+    done = polluxctl(
+        "fairness", "set", "-p", "-inf", "--account", "vision=2", config=config, SUDO_USER="grace"
+    )
+    assert done.returncode == 0, done.stderr
+    assert store.settings().power == float("-inf")
+    assert store.settings().account_weights == {"vision": 2.0}
+    assert polluxctl("pause", config=config).returncode == 0
+    assert store.settings().paused is True
+    assert polluxctl("resume", config=config).returncode == 0
+    changes = json.loads(polluxctl("log", "--json", config=config).stdout)
+    assert [c["name"] for c in changes] == ["paused", "paused", "account_weights", "power"]
+    assert changes[-1]["who"].startswith("grace@")
+
+
+def test_the_option_names_the_configuration_too(config):
+    assert polluxctl("jobs", "--config", str(config)).returncode == 0
+
+
+def one_line(done, status):
+    assert done.returncode == status
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("polluxctl: ")
+    assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+def test_a_database_that_is_down_is_one_line(config, dev_postgres):
+    config.write_text(config.read_text().replace(f":{dev_postgres.port}/", ":1/"))
+    assert "127.0.0.1" in one_line(polluxctl("jobs", config=config), 1)
+
+
+def test_a_wrong_password_is_one_line_without_the_password(config, dev_postgres):
+    text = config.read_text()
+    secret = text.split("pollux_daemon:")[1].split("@")[0]
+    config.write_text(text.replace(secret, "not-the-password"))
+    told = one_line(polluxctl("jobs", config=config), 1)
+    assert "not-the-password" not in told
+
+
+def test_a_database_without_the_schema_is_one_line(config, dev_postgres):
+    config.write_text(
+        config.read_text().replace(f":{dev_postgres.port}/pollux", f":{dev_postgres.port}/postgres")
+    )
+    assert "migrate" in one_line(polluxctl("jobs", config=config), 1)
+
+
+def test_a_faulty_configuration_names_the_key(config):
+    config.write_text(config.read_text() + "url_of_database = 1\n")
+    assert "url_of_database" in one_line(polluxctl("jobs", config=config), 2)
+
+
+def test_a_reader_that_goes_away_is_no_error(config):
+    command = f"'{POLLUXCTL}' jobs | true"
+    done = subprocess.run(
+        ["bash", "-c", command],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"POLLUXD_CONFIG": str(config)},
+    )
+    assert done.stderr == ""
