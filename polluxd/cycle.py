@@ -60,7 +60,7 @@ class Controller:
         started = time.perf_counter()
         state = self._slurm.observe()
         ours = [job for job in state.jobs if job.spec is not None]
-        submitted = self._store.sync_jobs(ours)
+        self._store.sync_jobs(ours)
         reports = self._store.reports()
         settings = self._store.settings(self._config.policy.settings())
         acting = self._config.mode is Mode.ENFORCE
@@ -72,7 +72,7 @@ class Controller:
             snapshot = build_snapshot(
                 self._config.slurm.cluster,
                 state,
-                submitted=submitted,
+                times=self._store.job_times(),
                 reports=reports,
                 moves=moves,
                 totals=self._store.realloc_totals(),

@@ -27,6 +27,10 @@ log = logging.getLogger(__name__)
 _STANDBY_S = 2.0
 """Pause between attempts to take the lead, or to reach a database or Slurm that is down."""
 
+_PRUNE_EVERY_S = 3600.0
+_SNAPSHOTS_S = 86400.0
+"""Snapshots are large (every job and node of a cycle): a day of them can be replayed."""
+
 
 class Daemon:
     """Runs the cycle until told to stop.
@@ -42,6 +46,7 @@ class Daemon:
         self._reload = threading.Event()
         self._notifier = sdnotify.SystemdNotifier()
         self._trouble = ""
+        self._pruned = float("-inf")
         self._assemble(load())
 
     def _assemble(self, config: Config) -> None:
@@ -49,6 +54,7 @@ class Daemon:
         self._config = config
         slurm = ScontrolClient(conf=config.slurm.conf, timeout=config.slurm.timeout_s)
         self._store = open_store(config)
+        self._schema_known = False
         r = config.realloc
         reconciler = Reconciler(
             slurm,
@@ -80,7 +86,8 @@ class Daemon:
                 self._reread()
             pause = self._turn()
             self._notifier.notify("WATCHDOG=1")
-            self._stopping.wait(pause)
+            if not self._stopping.is_set():
+                self._store.wait_for_notify(pause)
         self._notifier.notify("STOPPING=1")
         self._store.close()
         log.info("polluxd stopped; moves under way are in the database and will be finished by the next one")
@@ -88,6 +95,9 @@ class Daemon:
     def _turn(self) -> float:
         """One turn of the loop; returns the seconds to wait before the next."""
         try:
+            if not self._schema_known:
+                self._store.check_schema()
+                self._schema_known = True
             if self._store.lead() is None:
                 self._say("standby: another polluxd leads")
                 return _STANDBY_S
@@ -108,6 +118,7 @@ class Daemon:
             return _STANDBY_S
         self._recovered(result)
         self._beat(result)
+        self._forget_history()
         return self._config.cycle.busy_poll_s if result.open_moves else self._config.cycle.poll_s
 
     def _authorize(self) -> int:
@@ -151,6 +162,17 @@ class Daemon:
                 f"the heartbeat {path} could not be written ({error.strerror}): check its folder and the disk"
             )
 
+    def _forget_history(self) -> None:
+        """Keep the database bounded; a failure is tried again at the next turn, and said."""
+        if time.monotonic() - self._pruned < _PRUNE_EVERY_S:
+            return
+        kept = self._config.database.history_days * 86400.0
+        try:
+            self._store.prune(time.time(), history_s=kept, snapshots_s=min(kept, _SNAPSHOTS_S), jobs_s=kept)
+            self._pruned = time.monotonic()
+        except StoreError as error:
+            self._say(f"old history could not be removed: {error}")
+
     def _reread(self) -> None:
         self._reload.clear()
         try:
@@ -164,9 +186,11 @@ class Daemon:
 
     def _on_stop(self, _number: int, _frame: FrameType | None) -> None:
         self._stopping.set()
+        self._store.wake()
 
     def _on_reload(self, _number: int, _frame: FrameType | None) -> None:
         self._reload.set()
+        self._store.wake()
 
 
 def open_store(config: Config) -> Store:

@@ -16,14 +16,14 @@ from polluxd.model import (
     Snapshot,
 )
 from polluxd.slurm.protocol import ClusterState, SlurmJob
-from polluxd.store import ReallocTotals
+from polluxd.store import JobTimes, ReallocTotals
 
 
 def build_snapshot(
     cluster: str,
     state: ClusterState,
     *,
-    submitted: Mapping[int, float],
+    times: Mapping[int, JobTimes],
     reports: Mapping[int, Report],
     moves: Sequence[Reallocation],
     totals: Mapping[int, ReallocTotals],
@@ -35,7 +35,7 @@ def build_snapshot(
 
     Left out are jobs that cannot be given GPUs now: held, waiting for a dependency or for their own --begin, ending,
     or running on uneven GPUs per node (which no placement of ours describes). What such jobs hold counts as used.
-    `submitted` has the time of each job's first submission, which Slurm's own forgets at a requeue.
+    `times` has what Slurm forgets at a requeue: first submission, and when GPUs were last held.
     `default_cost` is delta_j [s] until a job's own re-allocations are measured; `resting` gives the seconds for
     which a job is still to be left alone.
     """
@@ -52,7 +52,7 @@ def build_snapshot(
             continue
         total = totals.get(job.job_id)
         report = reports.get(job.job_id)
-        submitted_at = submitted.get(job.job_id, job.submit_time)
+        known = times.get(job.job_id, JobTimes(job.submit_time))
         pin_reason = _pin_reason(job, report, move, resting(job.job_id))
         jobs.append(
             Job(
@@ -62,8 +62,9 @@ def build_snapshot(
                 account=job.account,
                 partition=job.partition,
                 spec=job.spec,
-                submitted_at=submitted_at,
-                age=max(0.0, state.taken_at - submitted_at),
+                submitted_at=known.submitted_at,
+                age=max(0.0, state.taken_at - known.submitted_at),
+                waiting=None if known.held_at is None else max(0.0, state.taken_at - known.held_at),
                 placement=placement,
                 report=report,
                 weight=settings.account_weights.get(job.account, 1.0)

@@ -152,19 +152,15 @@ class Store(Readings):
 
     # Jobs and cycles
 
-    def sync_jobs(self, jobs: Sequence[ObservedJob]) -> dict[int, float]:
-        """Remember our jobs as Slurm shows them, others passed over; those it shows no more have ended.
-
-        Returns when each was first submitted (POSIX seconds, by job id): Slurm's own time starts anew at a requeue.
-        """
+    def sync_jobs(self, jobs: Sequence[ObservedJob]) -> None:
+        """Remember our jobs as Slurm shows them, others passed over; those it shows no more have ended."""
         ours = [rows.job_to_json(job) for job in jobs if job.spec is not None]
         encoded = json.dumps(ours)
         with self._transaction(fenced=True) as run:
             for row in run("forget_reused_jobs", jobs=encoded):
                 log.info("job id %d was used again: its former life is forgotten", row["job_id"])
-            known = run("upsert_jobs", jobs=encoded)
+            run("upsert_jobs", jobs=encoded)
             run("end_unseen_jobs", job_ids=[job["job_id"] for job in ours])
-        return {row["job_id"]: row["submitted_at"].timestamp() for row in known}
 
     def job_times(self) -> dict[int, JobTimes]:
         """What Slurm does not keep over a requeue, for jobs that have not ended."""

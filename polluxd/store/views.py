@@ -62,9 +62,9 @@ class JobTimes:
 
     submitted_at: float
     """First submission."""
-    started_at: float | None
+    started_at: float | None = None
     """First start."""
-    held_at: float | None
+    held_at: float | None = None
     """When it was last seen to hold GPUs; None: never."""
 
 

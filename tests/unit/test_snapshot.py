@@ -22,7 +22,7 @@ from polluxd.model import (
 )
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 from polluxd.snapshot import build_snapshot
-from polluxd.store import ReallocTotals
+from polluxd.store import JobTimes, ReallocTotals
 
 NODES = (Node("n1", 4, partitions=frozenset({"main"})), Node("n2", 4, foreign_gpus=1))
 REPORT = Report(
@@ -45,7 +45,7 @@ def slurm_job(job_id: int, state: JobState = JobState.RUNNING, **more: object) -
 
 def snapshot(*jobs: SlurmJob, **more: object) -> Snapshot:
     given: dict[str, object] = {
-        "submitted": {},
+        "times": {},
         "reports": {},
         "moves": (),
         "totals": {},
@@ -106,11 +106,12 @@ def test_age_cost_and_weight_come_from_the_database() -> None:
     settings = Settings(account_weights={"lab": 2.0}, user_weights={"ann": 3.0})
     job = snapshot(
         running,
-        submitted={1: 40.0},
+        times={1: JobTimes(40.0, 50.0, 90.0)},
         reports={1: REPORT},
         totals={1: ReallocTotals(2, 14.0, 7.0)},
         settings=settings,
     ).jobs[0]
+    assert job.waiting == 10.0
     assert (job.age, job.lost_seconds, job.reallocation_cost, job.weight) == (60.0, 14.0, 7.0, 6.0)
     assert snapshot(running).jobs[0].reallocation_cost == 30.0
 

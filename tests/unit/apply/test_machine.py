@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+
 from pollux.goodput import BatchLimits
 from polluxd.apply.capacity import Capacity, capacity
 from polluxd.apply.intents import intents
