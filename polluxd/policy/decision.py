@@ -8,19 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polluxd.model import NO_PLACEMENT, Allocation, Plan, Settings, Snapshot
-from polluxd.policy import counts, fairness, objective, price, reasons, search
-from polluxd.policy.ceilings import nested
+from polluxd.policy import fairness, objective, reasons, search
+from polluxd.policy.choice import Choice, choose
 from polluxd.policy.domains import Domain, split
 from polluxd.policy.explain import Explainer
-from polluxd.policy.menu import Menu, build
+from polluxd.policy.menu import build
 from polluxd.policy.packing import Packing
 from polluxd.policy.placement import Seating
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
-EXACT_WORK = 4_000_000
-"""Options times GPUs up to which counts are solved by dynamic programming: some 50 ms."""
 TOLERANCE = 1e-4
 """The search stops this near the bound on total utility: fits are not known any better."""
 
@@ -70,48 +67,37 @@ def _solve(domain: Domain, settings: Settings, mean_weight: float) -> _Solved:
         menu, Packing(domain.nodes, menu.jobs, partial=settings.partial_nodes, groups=menu.groups)
     )
     packing = seating.packing
-    chosen, bound, solver = _counts(menu, int(np.maximum(packing.free, 0).sum()))
-    _place(seating, chosen, bound)
+    choice = choose(menu, domain, packing)
+    _place(seating, choice)
     explainer = Explainer(seating, int(np.maximum(packing.free, 0).sum()))
     # The starvation bound orders plans before the objective does: it is no part of either side of the gap.
-    bound += float(sum(menu.penalty[j] for j in range(len(menu.jobs)) if not seating.gpus[seating.option[j]]))
+    idle = float(sum(menu.penalty[j] for j in range(len(menu.jobs)) if not seating.gpus[seating.option[j]]))
     moved = np.array([packing.moved(j) for j in range(len(menu.jobs))], dtype=np.bool_)
     return _Solved(
         absent + [_allocation(explainer, j, bool(moved[j])) for j in range(len(menu.jobs))],
         menu.x(np.array(seating.option, dtype=np.int64), moved),
-        menu.x(chosen, ~menu.kept[chosen]),
+        menu.x(choice.chosen, ~menu.kept[choice.chosen]),
         menu.weight,
-        solver,
-        bound,
+        choice.solver,
+        min(choice.bound + idle, choice.fair_bound),
     )
 
 
-def _counts(menu: Menu, capacity: int) -> tuple[Ints, float, str]:
-    """The count solver that fits the size: option per job, the bound on total utility, the solver's name."""
-    gpus = np.where(menu.pinned[menu.owner], 0, menu.gpus)
-    held = [sum(int(menu.gpus[menu.start[j]]) for j in g.members if menu.pinned[j]) for g in menu.groups]
-    limits = [g.less(h) for g, h in zip(menu.groups, held, strict=True)]
-    if gpus.size * capacity <= EXACT_WORK and nested(limits):
-        chosen, total = counts.solve(gpus, menu.value, menu.start, capacity, limits)
-        return chosen, total, "dynamic program"
-    priced = price.solve(gpus, menu.value, menu.start, capacity, limits)
-    return priced.chosen, priced.bound, "price"
-
-
-def _place(seating: Seating, chosen: Ints, bound: float) -> None:
+def _place(seating: Seating, choice: Choice) -> None:
     """Seat the choice, moving no job that need not move; where that loses counts, try moving some, and search."""
+    menu, chosen = seating.menu, choice.chosen
     seating.guarantee(chosen)
     left = seating.fill(chosen)
-    if not left:
-        return
-    tolerance = TOLERANCE * abs(bound)
     seating.settle(left, chosen)
-    kept_total, kept_state = seating.total(), seating.state()
-    seating.clear()
-    seating.settle(seating.repack(chosen), chosen)
-    if seating.total() <= kept_total:
-        seating.restore(kept_state)
-    search.improve(seating, bound, tolerance)
+    idle = menu.gpus[chosen] == 0
+    tolerance = TOLERANCE * abs(float(menu.value[chosen].sum() + menu.penalty[idle].sum()))
+    if left:
+        total, state = seating.total(), seating.state()
+        seating.clear()
+        seating.settle(seating.repack(chosen), chosen)
+        if seating.total() <= total:
+            seating.restore(state)
+    search.improve(seating, choice.bound, tolerance)
 
 
 def _allocation(explainer: Explainer, j: int, moved: bool) -> Allocation:

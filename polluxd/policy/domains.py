@@ -1,7 +1,8 @@
 """Which nodes a job may use, and the parts of the cluster that decide apart from one another.
 
-Two jobs compete when some node could hold either. Partitions that share no node, directly or through others,
-never compete: each such domain is solved by itself, which is exact, since the objective is a sum over jobs.
+Two jobs compete when some node could hold either, or when a limit counts them together. Partitions that share
+neither, directly or through others, never compete: each such domain is solved by itself, which is exact, since the
+objective is a sum over jobs.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from polluxd.model import Job, Node, Snapshot
+from polluxd.model import Job, Node, Settings, Snapshot
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,18 @@ class Domain:
     def capacity(self) -> int:
         """GPUs that our jobs may hold here."""
         return sum(n.capacity for n in self.nodes)
+
+    def rooms(self, jobs: Sequence[Job]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Parts of the domain that some jobs cannot leave: the jobs' numbers, and the nodes' they are held to."""
+        reach = {
+            p: tuple(i for i, n in enumerate(self.nodes) if eligible(p, n)) for p in map(partitions_of, jobs)
+        }
+        found = []
+        for nodes in sorted(set(reach.values())):
+            if len(nodes) < len(self.nodes):
+                inside = {p for p, own in reach.items() if set(own) <= set(nodes)}
+                found.append((tuple(j for j, job in enumerate(jobs) if partitions_of(job) in inside), nodes))
+        return found
 
     @cached_property
     def gpus_per_node(self) -> int:
@@ -52,7 +65,8 @@ def split(snapshot: Snapshot) -> list[Domain]:
     open_to_all = any(not n.partitions for n in nodes) or frozenset() in wanted
     if open_to_all:
         group.join([*(p for n in nodes for p in n.partitions), *(p for w in wanted for p in w), ""])
-    for names in [*(n.partitions for n in nodes), *wanted]:
+    limited = [*_limited(jobs, snapshot.settings)]
+    for names in [*(n.partitions for n in nodes), *wanted, *limited]:
         group.join(names)
     members: dict[str, tuple[list[Node], list[Job]]] = {}
     for node in nodes:
@@ -60,6 +74,18 @@ def split(snapshot: Snapshot) -> list[Domain]:
     for job in jobs:
         members.setdefault(group.of(partitions_of(job)), ([], []))[1].append(job)
     return [Domain(tuple(ns), tuple(js)) for ns, js in members.values() if js]
+
+
+def _limited(jobs: Sequence[Job], settings: Settings) -> list[list[str]]:
+    """For each account and user with a limit, the partitions of its jobs: one limit is kept in one place."""
+    accounts = {*settings.account_ceilings, *settings.account_guarantees}
+    users = {*settings.user_ceilings, *settings.user_guarantees}
+    found: dict[tuple[str, str], list[str]] = {}
+    for job in jobs:
+        for kind, name, names in (("account", job.account, accounts), ("user", job.user, users)):
+            if name in names:
+                found.setdefault((kind, name), []).extend(partitions_of(job))
+    return list(found.values())
 
 
 class _Groups:

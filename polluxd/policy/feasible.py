@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from polluxd.model import Job, JobSpec, Node, Settings
 from polluxd.policy import exploration
 from polluxd.policy.domains import Domain, eligible, partitions_of
-from polluxd.policy.shapes import Shape, available, bare
+from polluxd.policy.shapes import ANY, Shape, available, bare
 
 NOTHING = Shape(0, 0)
 
@@ -29,6 +29,7 @@ class Offers:
         self._nodes = domain.nodes
         self._by_name = {n.name: n for n in domain.nodes}
         self._partial = settings.partial_nodes
+        self._rule = settings.gpu_counts
         self._eligible: dict[frozenset[str], list[Node]] = {}
         self._known: dict[tuple[object, ...], list[Shape]] = {}
 
@@ -56,13 +57,19 @@ class Offers:
             # The least that is possible from min-gpus up (a whole node more) is granted like min-gpus itself.
             larger = self._between(job, spec.min_gpus, spec.max_gpus)
             found = [s for s in larger if s.gpus == larger[0].gpus]
+        elif self._rules(job) and found[-1].gpus * exploration.GROWTH <= most:
+            # The counts allowed may lie too far apart for the cap: then the next one is the next step.
+            found = found + self._between(job, found[-1].gpus + 1, spec.max_gpus)[:1]
         now = present(job)
         if stays and now not in found:
             return sorted([*found, now], key=lambda s: (s.gpus, s.nodes))
         return found
 
+    def _rules(self, job: Job) -> tuple[str, ...]:
+        return tuple(rule for rule in (self._rule, job.spec.gpu_counts) if rule != ANY)
+
     def _between(self, job: Job, lowest: int, highest: int | None) -> list[Shape]:
-        key = (partitions_of(job), job.spec.cpus_per_gpu, lowest, highest)
+        key = (partitions_of(job), job.spec.cpus_per_gpu, lowest, highest, job.spec.gpu_counts)
         if key not in self._known:
             self._known[key] = available(
                 self.nodes(job),
@@ -70,6 +77,7 @@ class Offers:
                 partial=self._partial,
                 lowest=lowest,
                 highest=highest,
+                rules=self._rules(job),
             )
         return self._known[key]
 
@@ -81,10 +89,25 @@ class Offers:
             return f"infeasible: no node of {where} is known; check the partition's name and its nodes"
         if spec.max_gpus is not None and spec.max_gpus < spec.min_gpus:
             return f"infeasible: max-gpus={spec.max_gpus} is below min-gpus={spec.min_gpus}"
-        ever = available([bare(n) for n in nodes], spec.cpus_per_gpu, partial=self._partial)
+        whole = [bare(n) for n in nodes]
+        ever = available(whole, spec.cpus_per_gpu, partial=self._partial)
         top = max((s.gpus for s in ever), default=0)
         if top < spec.min_gpus:
             return _too_large(spec, where, top, sum(n.gpus for n in nodes))
+        rules = self._rules(job)
+        if rules and not available(
+            whole,
+            spec.cpus_per_gpu,
+            partial=self._partial,
+            lowest=spec.min_gpus,
+            highest=spec.max_gpus,
+            rules=rules,
+        ):
+            most = top if spec.max_gpus is None else spec.max_gpus
+            return (
+                f"infeasible: no placement of {spec.min_gpus} to {most} GPUs has a count that "
+                f"gpu-counts={' and '.join(rules)} allows"
+            )
         if not any(spec.min_gpus <= s.gpus <= (spec.max_gpus or top) for s in ever):
             return (
                 f"infeasible: no placement has between {spec.min_gpus} and {spec.max_gpus} GPUs: beyond one "

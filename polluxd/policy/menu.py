@@ -25,6 +25,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
+_PARKING = 1e-10  # relative cost of parking a running job: settles ties, and nothing else
 _MOST_SPEEDUP = 1e9  # more than any cluster has GPUs: what is above is an absurd fit, and must not overflow
 
 
@@ -182,7 +183,9 @@ def _evaluate(domain: Domain, settings: Settings, listing: _Listing, mean_weight
     stay = objective.utilities(x, w, settings.power, level=level, total=total, jobs=len(jobs))
     move = objective.utilities(moved, w, settings.power, level=level, total=total, jobs=len(jobs))
     penalty = _overdue(jobs, settings, stay, move, start)
-    nothing = (gpus[row] == 0) * penalty[job_of]
+    # Of plans otherwise equal, the one that parks nobody.
+    holds = np.array([bool(j.placement) for j in jobs], dtype=np.bool_)
+    nothing = (gpus[row] == 0) * (penalty + _PARKING * holds * np.abs(stay[start[:-1]]))[job_of]
     return Menu(
         jobs=jobs,
         shares=tuple(shares[j] for j in present_jobs),

@@ -59,6 +59,13 @@ class Packing:
         self._classes = [(size, np.array(numbers)) for (_, size), numbers in classes(nodes).items()]
         self._allowed: dict[frozenset[str], Bools] = {}
         self._partitions = [partitions_of(j) for j in jobs]
+        self.popularity = np.zeros(len(nodes), dtype=np.int64)
+        """Per node, how many kinds of job (by partitions) could use it."""
+        self.reach = dict.fromkeys(self._partitions, 0)
+        """Per kind of job, how many nodes it could use."""
+        for partitions, j in {partitions: j for j, partitions in enumerate(self._partitions)}.items():
+            self.popularity += self.allowed(j)
+            self.reach[partitions] = int(self.allowed(j).sum())
         self._journal: list[tuple[int, Seat]] = []
         self.home: list[Seat] = [self._seat(j.placement) for j in jobs]
         """Where each job sits at present, as far as its nodes are known here."""
@@ -66,6 +73,10 @@ class Packing:
     def _seat(self, placement: Placement) -> Seat:
         numbers = tuple(sorted(self._number[n] for n in placement.nodes if n in self._number))
         return (numbers, placement.gpus_per_node) if numbers else NOWHERE
+
+    def nodes_open_to(self, j: int) -> int:
+        """How many nodes the job's partitions allow."""
+        return self.reach[self._partitions[j]]
 
     def allowed(self, j: int) -> Bools:
         """Nodes that the job's partitions allow."""
@@ -91,12 +102,13 @@ class Packing:
             return None
         free = self.free[numbers]
         unclaimed = free - self.claimed[numbers]
-        # Nobody in the way before somebody; own nodes before others; the tightest fit before a loose one.
+        # Nobody in the way before somebody; own nodes before others; nodes that few others could use before those
+        # that many could; the tightest fit before a loose one.
         evicts = np.where(unclaimed >= shape.per_node, 0.0, self.claim_cost[numbers])
         leftover = np.where(unclaimed >= shape.per_node, unclaimed, free)
         for number in self.home[j][0]:
             leftover[numbers == number] = -1
-        ranked = numbers[np.lexsort((leftover, evicts))]
+        ranked = numbers[np.lexsort((leftover, self.popularity[numbers], leftover >= 0, evicts))]
         if shape.nodes == 1:
             return (int(ranked[0]),), shape.per_node
         return self._span(shape, ranked)

@@ -144,7 +144,7 @@ class Seating:
         return left
 
     def _largest_first(self, chosen: Ints) -> list[int]:
-        """Jobs with something to place: spanning ones first, then by GPUs; those that may stay before others."""
+        """Jobs with something to place: spanning ones first, then by GPUs; those of few nodes before those of many."""
         menu = self.menu
         picked = [j for j in range(len(self.option)) if not self.pinned[j] and self.gpus[int(chosen[j])] > 0]
         return sorted(
@@ -152,6 +152,7 @@ class Seating:
             key=lambda j: (
                 -int(menu.nodes[chosen[j]]),
                 -int(menu.per_node[chosen[j]]),
+                self.packing.nodes_open_to(j),
                 not self.kept[int(chosen[j])],
                 j,
             ),

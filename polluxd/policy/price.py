@@ -93,12 +93,17 @@ def solve(gpus: Ints, value: Floats, start: Ints, capacity: int, groups: Sequenc
     ranked = _Increments(owner[step[ranking]], run[ranking], slope[ranking])
     taken = _take_within(ranked, jobs, capacity, groups) if groups else _take(ranked, jobs, capacity)
     chosen = points[np.searchsorted(owner, np.arange(jobs)) + taken.steps]
+    dual = taken
+    if any(g.floor for g in groups):
+        # Guarantees only lower what can be reached: the prices without them bound it, and more tightly.
+        dual = _take_within(ranked, jobs, capacity, [replace(g, floor=0) for g in groups])
     surcharge = np.zeros(jobs)
-    for group, extra in zip(groups, taken.surcharges, strict=True):
+    for group, extra in zip(groups, dual.surcharges, strict=True):
         surcharge[list(group.members)] += extra
-    paid = (taken.price + surcharge)[job_of] * gpus
-    bound = taken.price * capacity + float(np.maximum.reduceat(value - paid, start[:-1]).sum())
-    bound += sum(extra * g.ceiling for g, extra in zip(groups, taken.surcharges, strict=True) if extra)
+    paid = (dual.price + surcharge)[job_of] * gpus
+    bound = dual.price * capacity + float(np.maximum.reduceat(value - paid, start[:-1]).sum())
+    bound += sum(extra * g.ceiling for g, extra in zip(groups, dual.surcharges, strict=True) if extra)
+    bound = min(bound, float(np.maximum.reduceat(value, start[:-1]).sum()))
     chosen = _core(_Problem(gpus, value, start, capacity, groups), chosen, ranked.job, taken.broken)
     total = float(value[chosen].sum())
     return Priced(chosen, total, max(bound, total), taken.price)
@@ -197,7 +202,8 @@ def _core(problem: _Problem, chosen: Ints, margin: Ints, broken: int) -> Ints:
     own = np.concatenate([np.arange(start[j], start[j + 1]) for j in jobs])
     begin = np.concatenate([[0], np.cumsum([start[j + 1] - start[j] for j in jobs])])
     settled, total = counts.solve(gpus[own], value[own], begin, room, groups)
-    if total >= float(value[chosen[jobs]].sum()):
+    # Only where it gains: of equal choices, the one at hand follows the jobs' order.
+    if total > float(value[chosen[jobs]].sum()) * (1 + np.copysign(1e-12, value[chosen[jobs]].sum())):
         chosen = chosen.copy()
         chosen[jobs] = own[settled]
     return chosen

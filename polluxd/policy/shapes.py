@@ -37,27 +37,58 @@ def spaced(most: int) -> list[int]:
 
 
 def available(
-    nodes: Sequence[Node], cpus_per_gpu: int, *, partial: bool, lowest: int = 1, highest: int | None = None
+    nodes: Sequence[Node],
+    cpus_per_gpu: int,
+    *,
+    partial: bool,
+    lowest: int = 1,
+    highest: int | None = None,
+    rules: Sequence[str] = (),
 ) -> list[Shape]:
     """Shapes of `lowest` to `highest` GPUs that these nodes could hold if no other job of ours ran.
 
     Sorted by GPUs, then nodes. The smallest and the largest whole-node shapes within the limits are always among
-    them, however coarse the spacing.
+    them, however coarse the spacing, and so is every count that one of the `rules` names; see `allows`.
     """
     found: set[Shape] = set()
     for (_, size), numbers in classes(nodes).items():
         room = [min(nodes[i].capacity, _cpu_room(nodes[i], cpus_per_gpu)) for i in numbers]
-        found.update(Shape(1, k) for k in range(1, max(room) + 1))
+        here = {Shape(1, k) for k in range(1, max(room) + 1)}
         for per_node in range(1, size + 1) if partial else (size,):
             count = sum(r >= per_node for r in room)
-            wanted = spaced(count)
-            smallest = -(-lowest // per_node)
-            largest = (count * per_node if highest is None else highest) // per_node
-            wanted += [n for n in (smallest, largest) if 2 <= n <= count]
+            top = count * per_node if highest is None else highest
+            wanted = [*spaced(count), -(-lowest // per_node), top // per_node]
+            wanted += [k // per_node for rule in rules for k in named(rule, top) if k % per_node == 0]
             # Equal parts only where fewer nodes would not do.
-            found.update(Shape(n, per_node) for n in wanted if (n - 1) * size < n * per_node)
+            here.update(
+                Shape(n, per_node) for n in wanted if 2 <= n <= count and (n - 1) * size < n * per_node
+            )
+        found.update(s for s in here if all(allows(rule, s, whole=s.per_node == size) for rule in rules))
     top = max((s.gpus for s in found), default=0) if highest is None else highest
     return sorted((s for s in found if lowest <= s.gpus <= top), key=lambda s: (s.gpus, s.nodes))
+
+
+ANY, POWERS, WHOLE = "any", "powers-of-two", "whole-nodes"
+
+
+def named(rule: str, top: int) -> list[int]:
+    """Counts up to `top` that a rule names one by one; none for a rule that does not."""
+    if rule == POWERS:
+        return [1 << power for power in range(max(top, 0).bit_length())]
+    return [int(n) for n in rule.split(",") if n.strip().isdigit()]
+
+
+def allows(rule: str, shape: Shape, *, whole: bool) -> bool:
+    """Whether a rule on GPU counts (`JobSpec.gpu_counts`) allows the shape; `whole`: it takes whole nodes.
+
+    A rule that names nothing allows everything: directives are checked where they are given.
+    """
+    if rule == POWERS:
+        return shape.gpus & (shape.gpus - 1) == 0
+    if rule == WHOLE:
+        return whole
+    listed = named(rule, shape.gpus)
+    return not listed or shape.gpus in listed
 
 
 def _cpu_room(node: Node, cpus_per_gpu: int) -> int:

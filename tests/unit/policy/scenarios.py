@@ -81,6 +81,7 @@ def random_job(rng: random.Random, number: int) -> Job:
         max_gpus=rng.choice([None, None, low, low + 3, 8, 16]),
         adaptive=rng.random() < 0.8,
         preemptible=rng.random() < 0.9,
+        gpu_counts=rng.choice(["any", "any", "any", "any", "powers-of-two", "whole-nodes", "1,2,3,12"]),
     )
     if spec.max_gpus is not None and spec.max_gpus < low:
         spec = replace(spec, max_gpus=low)
@@ -88,8 +89,9 @@ def random_job(rng: random.Random, number: int) -> Job:
     if rng.random() < 0.85:
         fitted = rng.random() < 0.9
         found = Report(
-            0, 0.0, limits, theta if fitted else None, noise, explored_gpus=rng.choice([0, 1, 2, 4, 8, 64])
-        )
+            0, 0.0, limits, theta if fitted else None, noise, explored_gpus=rng.choice([0, 1, 2, 4, 8, 64]),
+            progress=rng.uniform(0, 1000), target=rng.choice([None, 1000.0]),
+        )  # fmt: skip
     age = rng.choice([10.0, 600.0, 36000.0])
     return job(
         number,
@@ -98,6 +100,8 @@ def random_job(rng: random.Random, number: int) -> Job:
         age=age,
         partition=rng.choice(["main", "main", "main", "side", "main,side"]),
         account=rng.choice(["lab", "big"]),
+        user=rng.choice(["ada", "bob"]),
+        waiting=rng.choice([None, None, 5.0]),
         weight=rng.choice([1.0, 1.0, 2.0]),
         started=found is not None,
         lost_seconds=rng.uniform(0, age / 3),
@@ -144,6 +148,12 @@ def random_snapshot(seed: int, *, jobs: int | None = None, count: int | None = N
         power=power if power is not None else rng.choice([-1.0, -1.0, 1.0, 0.0, -10.0, float("-inf")]),
         account_weights=rng.choice([{}, {"big": 3.0}]),
         partial_nodes=rng.random() < 0.2,
+        account_ceilings=rng.choice([{}, {}, {"lab": 5}, {"lab": 7, "big": 4}]),
+        user_ceilings=rng.choice([{}, {}, {"bob": 3}]),
+        account_guarantees=rng.choice([{}, {}, {"big": 3}]),
+        starvation_bound=rng.choice([None, None, 1000.0]),
+        remaining_work_power=rng.choice([0.0, 0.0, -0.25]),
+        gpu_counts=rng.choice(["any", "any", "any", "powers-of-two"]),
     )
     return Snapshot("test", 1e9, tuple(members), tuple(placed), settings)
 

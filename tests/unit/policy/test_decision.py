@@ -13,6 +13,7 @@ from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.model import JobSpec, Placement
 from polluxd.policy import decide
 from polluxd.policy.feasible import is_pinned
+from polluxd.policy.shapes import Shape, allows
 from tests.unit.policy.scenarios import (
     applied,
     job,
@@ -50,6 +51,11 @@ def check(snap, plan):
         if a.placement and a.changed:
             assert a.placement.gpus >= j.spec.min_gpus
             assert a.placement.gpus <= (j.spec.max_gpus or 10**9)
+            whole = a.placement.gpus_per_node == by_name[a.placement.nodes[0]].gpus
+            shape = Shape(len(a.placement.nodes), a.placement.gpus_per_node)
+            if a.placement.gpus != j.placement.gpus:
+                assert allows(snap.settings.gpu_counts, shape, whole=whole)
+                assert allows(j.spec.gpu_counts, shape, whole=whole)
             if j.report is not None and j.report.params is not None:
                 assert a.goodput > 0
                 assert a.batch_size > 0
@@ -62,6 +68,14 @@ def check(snap, plan):
         # Jobs left where they are may sit on a node that went out of service under them.
         assert gpus <= max(by_name[name].capacity, fixed)
         assert spans[name] <= 1
+    for kind, ceilings in (
+        ("account", snap.settings.account_ceilings),
+        ("user", snap.settings.user_ceilings),
+    ):
+        for name, ceiling in ceilings.items():
+            own = [j for j in snap.jobs if getattr(j, kind) == name]
+            fixed = sum(j.placement.gpus for j in own if is_pinned(j) or not plan.of(j.job_id).changed)
+            assert sum(plan.of(j.job_id).placement.gpus for j in own) <= max(ceiling, fixed)
     assert plan.objective <= plan.upper_bound * (1 + 1e-9)
     assert 0 <= plan.gap < 1
 
@@ -91,8 +105,9 @@ def test_a_plan_carried_out_is_not_undone_unless_that_gains(snap):
     after = applied(snap, first)
     second = decide(after)
     check(after, second)
-    # Strongly negative powers order plans beyond what the fitness, a single number, shows.
-    if snap.settings.power >= -2 and any(a.changed for a in second.allocations):
+    # Strongly negative powers and the starvation bound order plans beyond what the fitness, a single number, shows.
+    plain = snap.settings.power >= -2 and snap.settings.starvation_bound is None
+    if plain and any(a.changed for a in second.allocations):
         moved_to_gain = [a for a in second.allocations if a.changed]
         assert second.objective > first.objective * (1 + 1e-12), moved_to_gain
 
@@ -312,3 +327,78 @@ def test_a_whole_node_is_cleared_for_a_job_that_needs_one():
 def test_random_snapshots_end_within_a_small_gap():
     gaps = sorted(decide(random_snapshot(seed, jobs=12, count=6, power=-1.0)).gap for seed in range(60))
     assert gaps[len(gaps) // 2] < 0.02
+
+
+@pytest.mark.parametrize(
+    ("rule", "held"), [("any", 12), ("powers-of-two", 8), ("whole-nodes", 12), ("1,2,6,8", 8), ("3", 3)]
+)
+def test_gpu_counts_are_those_allowed(rule, held):
+    alone = [job(1, JobSpec(gpu_counts=rule), report=report())]
+    assert decide(snapshot(nodes(3), alone)).of(1).placement.gpus == held
+    everybody = decide(snapshot(nodes(3), [job(1, report=report())], gpu_counts=rule))
+    assert everybody.of(1).placement.gpus == held
+
+
+def test_allowed_counts_far_apart_are_still_explored():
+    small = [running(1, ["n000"], 1, JobSpec(gpu_counts="1,4,16"), report=report(explored=1))]
+    assert decide(snapshot(nodes(4), small)).of(1).placement.gpus == 4
+
+
+def test_gpu_counts_that_fit_no_node_are_infeasible():
+    plan = decide(snapshot(nodes(2), [job(1, JobSpec(gpu_counts="5,7"))]))
+    assert "gpu-counts=5,7" in plan.of(1).reason
+
+
+def test_starvation_bound_puts_those_who_waited_longest_first():
+    jobs = [running(n, ["n000"], 1, report=report("scalable", explored=1)) for n in range(1, 5)]
+    jobs += [job(5, JobSpec(min_gpus=4), report=report("stubborn", explored=4), age=7200.0)]
+    jobs += [job(6, report=report(), age=50.0)]
+    patient = decide(snapshot(nodes(1), jobs))
+    assert not patient.of(5).placement
+    bounded = decide(snapshot(nodes(1), jobs, starvation_bound=3600.0))
+    assert bounded.of(5).placement.gpus == 4
+    assert not decide(snapshot(nodes(1), jobs, starvation_bound=86400.0)).of(5).placement
+    assert 0 <= bounded.gap < 1
+
+
+def test_every_job_has_run_within_the_starvation_bound_and_the_time_to_drain_the_queue():
+    """Twelve jobs, none of which ever ends, on four GPUs: each gets its turn."""
+    queue = [job(n, report=report(explored=1), age=0.0) for n in range(1, 13)]
+    snap, longest = snapshot(nodes(1), queue, starvation_bound=600.0), 0.0
+    waits = {j.job_id: 0.0 for j in snap.jobs}
+    for _ in range(60):
+        plan = decide(snap)
+        for a in plan.allocations:
+            waits[a.job_id] = 0.0 if a.placement else waits[a.job_id] + 60.0
+        longest = max(longest, *waits.values())
+        snap = applied(snap, plan)
+        snap = replace(
+            snap, jobs=tuple(replace(j, age=j.age + 60, waiting=waits[j.job_id]) for j in snap.jobs)
+        )
+    assert longest <= 600 + 2 * 60 + 600
+
+
+def test_remaining_work_favours_the_job_near_its_end_within_bounds():
+    def at(power):
+        jobs = [
+            job(1, report=report(progress=9900.0, target=10000.0)),
+            job(2, report=report(progress=0.0, target=10000.0)),
+        ]
+        plan = decide(snapshot(nodes(4), jobs, remaining_work_power=power))
+        return plan.of(1).placement.gpus, plan.of(2).placement.gpus
+
+    assert at(0.0) == (8, 8)
+    near, far = at(-0.25)
+    assert near > far > 0
+
+
+def test_explanation_names_who_has_the_next_gpu():
+    jobs = [job(1, report=report("scalable")), job(2, report=report("middling"))]
+    plan = decide(snapshot(nodes(2), jobs))
+    told = [a.explanation for a in plan.allocations]
+    assert {e.limit for e in told} == {"contention"}
+    assert told[0].taken_by == 2
+    assert told[0].marginal <= told[0].price
+    assert told[0].next_gpus > plan.of(1).placement.gpus
+    assert (told[0].fair_gpus, told[0].fair_nodes) == (4, 1)
+    assert "those of job 2 the least" in plan.of(1).reason

@@ -1,0 +1,52 @@
+"""Which solver decides the counts: exact while small, by price beyond; both behind one answer."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polluxd.policy import counts, price
+from polluxd.policy.ceilings import Group, nested
+from polluxd.policy.domains import Domain
+from polluxd.policy.menu import Menu
+from polluxd.policy.packing import Packing
+
+Ints = NDArray[np.int64]
+
+EXACT_WORK = 4_000_000
+"""Options times GPUs up to which counts are solved by dynamic programming: some 50 ms."""
+
+
+class Choice(NamedTuple):
+    """One option per job, placement aside."""
+
+    chosen: Ints
+    """[J]"""
+    bound: float
+    """On the sum of utilities, what the starvation bound adds included: the search's aim."""
+    fair_bound: float
+    """On the sum of utilities without that: infinite where nothing better than `bound` is known."""
+    solver: str
+
+
+def choose(menu: Menu, domain: Domain, packing: Packing) -> Choice:
+    """Counts within capacity, ceilings, guarantees and the partitions' nodes, given the jobs seated already."""
+    gpus = np.where(menu.pinned[menu.owner], 0, menu.gpus)
+    held = [sum(int(menu.gpus[menu.start[j]]) for j in g.members if menu.pinned[j]) for g in menu.groups]
+    limits = [g.less(h) for g, h in zip(menu.groups, held, strict=True)]
+    free = np.maximum(packing.free, 0)
+    capacity = int(free.sum())
+    rooms = domain.rooms(menu.jobs)
+    limits += [Group("room", jobs, 0, int(free[list(nodes)].sum())) for jobs, nodes in rooms]
+    fair_bound = np.inf
+    if np.any(menu.penalty):
+        # Penalties swamp a relaxation's bound; without them it says what the objective alone allows.
+        plain = menu.value + np.where(menu.gpus == 0, menu.penalty[menu.owner], 0.0)
+        fair_bound = price.solve(gpus, plain, menu.start, capacity, limits).bound
+    if gpus.size * capacity <= EXACT_WORK and nested(limits):
+        chosen, total = counts.solve(gpus, menu.value, menu.start, capacity, limits)
+        return Choice(chosen, total, fair_bound, "dynamic program")
+    priced = price.solve(gpus, menu.value, menu.start, capacity, limits)
+    return Choice(priced.chosen, priced.bound, fair_bound, "price")
