@@ -7,6 +7,7 @@ time, and train on if nobody came.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
@@ -20,7 +21,7 @@ from pollux import snapshot
 from pollux.checkpoint import CheckpointStore
 from pollux.control import ControlExchange, Decision
 from pollux.data import ElasticLoader
-from pollux.errors import CheckpointError, PolluxAgentError
+from pollux.errors import CheckpointError, PolluxAgentError, RankLost
 from pollux.ticket import Ticket, read_ticket
 from pollux.world import World
 
@@ -31,6 +32,9 @@ logger = logging.getLogger("pollux")
 
 DRAIN_WAIT = 120.0
 """Seconds that a drained job waits to be killed before it trains on."""
+
+KILL_WAIT = 20.0
+"""Seconds for which a drained rank whose peers are gone waits to be killed too, before it calls that an error."""
 
 CHECKPOINT_INTERVAL = 300.0
 """Seconds between periodic checkpoints."""
@@ -163,6 +167,8 @@ class Restart:
         from pollux.wake import watch  # noqa: PLC0415
 
         self._stop_watching = watch(self._publisher.wake if self._publisher is not None else _ignore)
+        # A script that ends has made its last step: its last report says so.
+        atexit.register(self.close)
 
     # -- in the loop ------------------------------------------------------------------------------------------
 
@@ -242,7 +248,12 @@ class Restart:
                 logger.error(
                     "re-allocation %d: the acknowledgement was refused, so training goes on", reallocation
                 )
-        exchange.agree(Decision())
+        try:
+            exchange.agree(Decision())
+        except RankLost:
+            # The other node's ranks were killed a moment before this one will be; if not, it is a loss like any.
+            time.sleep(min(self._wait, KILL_WAIT))
+            raise
 
     def _wait_for_end(self) -> None:
         end = time.monotonic() + self._wait
@@ -275,8 +286,10 @@ class Restart:
         return {"checkpointed": self.checkpointed, "times": asdict(self.times), "restart_cost": self.cost}
 
     def close(self) -> None:
+        atexit.unregister(self.close)
         if self._stop_watching is not None:
             self._stop_watching()
+            self._stop_watching = None
         if self._publisher is not None:
             self._publisher.close()
 

@@ -1,0 +1,179 @@
+"""Does training under Pollux reach the accuracy of plain training? Several seeds of the example trainings, both ways.
+
+    python tests/benchmarks/accuracy.py [--seeds 5] [--examples digits_mlp ...] [--json FILE]
+
+Plain: the script alone, in one process, at its own batch size. Adaptive: the same script through the resizes
+1 -> 4 -> 2 -> 8 ranks (real ranks over gloo, checkpoint and restart in between, cut at given shares of its progress),
+batch size and learning rate adapted. The emulated accelerator is fast here, and such that larger batches pay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import multiprocessing
+import os
+import runpy
+import signal
+import socket
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+EXAMPLES = Path(__file__).parents[2] / "contrib" / "examples"
+sys.path[:0] = [str(EXAMPLES), str(Path(__file__).parents[2] / "agent")]
+
+import pollux.session  # noqa: E402
+
+RESIZES = ((1, 0.15), (4, 0.45), (2, 0.7), (8, 1.0))
+"""(ranks, share of the training's progress at which they are taken away)."""
+
+ACCELERATOR = ["--alpha", "0.004", "--beta", "0.00002", "--sync", "0.004", "0.008"]
+
+PATIENCE = 300.0
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _attach_until(share: float, log: Path) -> None:
+    """Make `pollux.attach` watch the job: its batch sizes to `log`, and a drain at a share of its progress."""
+    original = pollux.session.attach
+
+    def attach(*args: Any, **kwargs: Any) -> pollux.session.Job:
+        job = original(*args, **kwargs)
+
+        def watch() -> None:
+            seen = 0
+            while True:
+                time.sleep(0.01)
+                with contextlib.suppress(pollux.session.PolluxAgentError):
+                    if job.batch_size != seen:
+                        seen = job.batch_size
+                        with log.open("a") as file:
+                            file.write(f"{job.world.size} {seen}\n")
+                    if job.progress.steps >= share * (job.progress.target_steps or 1e18):
+                        break
+            if share < 1.0:
+                job._restart.ask_drain(job.world.size)
+
+        if job.is_main:
+            threading.Thread(target=watch, daemon=True).start()
+        return job
+
+    pollux.session.attach = attach
+
+
+def _rank(script: Path, arguments: list[str], env: dict[str, str], share: float, log: Path) -> None:
+    os.environ.update(env)
+    sys.argv = [str(script), *arguments]
+    _attach_until(share, log)
+    with contextlib.redirect_stdout(io.StringIO()):
+        runpy.run_path(str(script), run_name="__main__")
+    os._exit(0)
+
+
+def _run(
+    script: Path, arguments: list[str], ranks: int, share: float, folder: Path, env: dict[str, str]
+) -> None:
+    """One attempt; ends when the script does, or once it has drained (as polluxd would end it)."""
+    context = multiprocessing.get_context("fork")
+    port = str(_free_port())
+    checkpoints = folder / "checkpoints"
+    before = {p.name for p in checkpoints.glob("*.pt")}
+    processes: list[BaseProcess] = []
+    for rank in range(ranks):
+        place = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+        place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo", **env}
+        process = context.Process(target=_rank, args=(script, arguments, place, share, folder / "batches"))
+        process.start()
+        processes.append(process)
+    end = time.monotonic() + PATIENCE
+    while any(p.is_alive() for p in processes):
+        if share < 1.0 and {p.name for p in checkpoints.glob("*.pt")} - before:
+            break
+        if time.monotonic() > end or any(p.exitcode for p in processes):
+            raise SystemExit(f"{script.name} on {ranks} ranks failed or hung")
+        time.sleep(0.02)
+    for process in reversed(processes):
+        if process.is_alive() and process.pid is not None:
+            os.kill(process.pid, signal.SIGKILL)
+        process.join()
+    if share < 1.0 and not {p.name for p in checkpoints.glob("*.pt")} - before:
+        raise SystemExit(f"{script.name} on {ranks} ranks ended before it was to be resized")
+
+
+def plain(script: Path, seed: int) -> dict[str, Any]:
+    """The script as plain PyTorch would run it."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result.json"
+        _run(
+            script, ["--seed", str(seed), "--result", str(result)], 1, 1.0, Path(folder), {"WORLD_SIZE": "1"}
+        )
+        return dict(json.loads(result.read_text()))
+
+
+def adaptive(script: Path, seed: int) -> dict[str, Any]:
+    """The script through all resizes."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result.json"
+        arguments = ["--seed", str(seed), "--result", str(result), *ACCELERATOR]
+        env = {"POLLUX_ADAPTIVE": "yes", "POLLUX_CHECKPOINT_DIR": f"{folder}/checkpoints"}
+        for ranks, share in RESIZES:
+            _run(script, arguments, ranks, share, Path(folder), env)
+        found = dict(json.loads(result.read_text()))
+        found["batches"] = (Path(folder) / "batches").read_text().split("\n")[:-1]
+        return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--examples", nargs="+", default=["digits_mlp", "digits_conv", "tumours_mlp"])
+    parser.add_argument("--json", type=Path, help="write all results there")
+    options = parser.parse_args()
+    everything: dict[str, Any] = {}
+    print("| example | seed | plain | adaptive | plain steps | adaptive steps | largest batch (M0) |")
+    print("|---|---|---|---|---|---|---|", flush=True)
+    for name in options.examples:
+        script = EXAMPLES / f"{name}.py"
+        pairs = []
+        for seed in range(options.seeds):
+            a, b = plain(script, seed), adaptive(script, seed)
+            pairs.append((a, b))
+            largest = max(int(line.split()[1]) for line in b["batches"])
+            print(
+                f"| {name} | {seed} | {a['accuracy']:.4f} | {b['accuracy']:.4f} | {a['optimizer_steps']} "
+                f"| {b['optimizer_steps']} | {largest} ({a['batch_size']}) |",
+                flush=True,
+            )
+        everything[name] = [{"plain": a, "adaptive": b} for a, b in pairs]
+        differences = [b["accuracy"] - a["accuracy"] for a, b in pairs]
+        spread = (
+            statistics.stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else float("nan")
+        )
+        means = [statistics.mean(r["accuracy"] for r in side) for side in zip(*pairs, strict=True)]
+        print(
+            f"| **{name}** | mean | {means[0]:.4f} | {means[1]:.4f} | difference "
+            f"{statistics.mean(differences):+.4f} +- {spread:.4f} (standard error) | | |",
+            flush=True,
+        )
+    if options.json is not None:
+        options.json.write_text(json.dumps(everything, indent=2))
+
+
+if __name__ == "__main__":
+    main()
