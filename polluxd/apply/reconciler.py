@@ -106,6 +106,9 @@ class Reconciler:
         """Take the next action of each move under way; returns how many moves are still open."""
         moves = self._store.open_reallocations()
         jobs = {job.job_id: job for job in state.jobs if job.spec is not None}
+        if not paused:
+            # Before anything is started: a renewal after it would keep back what was just let go.
+            self._renew_leases(jobs, moves)
         room = capacity(state.nodes, jobs, moves)
         # Smallest growth first: what gives GPUs back comes before what takes them.
         ordered = sorted(moves, key=lambda m: (m.target.gpus - m.source.gpus, m.id))
@@ -130,6 +133,22 @@ class Reconciler:
         if not paused:
             self._renew_leases(jobs, moves)
         return still_open
+
+    def _break_ring(self, waiting: Sequence[Reallocation], room: Capacity) -> None:
+        """Where moves wait for each other's GPUs in a ring, let one give its own up before its target is free.
+
+        Only when nothing else is on its way that could free GPUs, and only for a move that fits once all the others
+        have moved.
+        """
+        if any(m.step not in (Step.PLANNED, Step.REQUEUED, Step.STARTED) for m in waiting):
+            return
+        planned = [m for m in waiting if m.step is Step.PLANNED]
+        given_up = room.after([m.source for m in planned])
+        for move in planned:
+            if move.path != "start" and given_up.fits_now(move.target):
+                log.info("job %d: gives its GPUs up first, to end a ring of moves", move.job_id)
+                self._carry_out(move, None, Drain(), room)
+                return
 
     def _carry_out(self, move: Reallocation, job: SlurmJob | None, action: Action, room: Capacity) -> bool:
         """Do `action`; True while the move stays open."""
