@@ -12,6 +12,7 @@ _LAUNCHED_AT = time.time()
 import argparse  # noqa: E402
 import gc  # noqa: E402
 import importlib  # noqa: E402
+import io  # noqa: E402
 import os  # noqa: E402
 import runpy  # noqa: E402
 import socket  # noqa: E402
@@ -147,7 +148,7 @@ def _start_on_all_nodes(options: argparse.Namespace) -> None:
     if cpus:
         # Said outright: a task of unsaid size may be bound to a single core.
         command.append(f"--cpus-per-task={cpus}")
-    command += ["--kill-on-bad-exit=1", "--unbuffered"]
+    command.append("--kill-on-bad-exit=1")
     # A shell ignores USR1 within its first instant, where Python takes milliseconds; exec keeps it ignored.
     command += [
         "/bin/sh",
@@ -174,6 +175,10 @@ def _start_on_all_nodes(options: argparse.Namespace) -> None:
 def _run_workers(allocation: Allocation, options: argparse.Namespace) -> int:
     # Before torch is imported: several workers per node would otherwise start a thread per core each.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # Whole lines, each at once: ranks share the output, and a rank that is ended must lose none of its own.
+            stream.reconfigure(line_buffering=True, write_through=False)
     meeting = _Meeting(allocation)
     _import_once()
     link = meeting.outcome()

@@ -32,6 +32,8 @@ from pollux.link import Link
 from pollux.supervise import WATCHED, Supervisor, Verdict
 from pollux.workers import Notes, adopt_orphans, start_worker
 
+pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+
 # -- what Slurm says ----------------------------------------------
 
 STEP = {

@@ -1,0 +1,148 @@
+"""`pollux run` under a real Slurm: sizes of now after a resize, USR1 at any time, one status for a failure."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from contrib.devcluster import DevCluster
+
+pytestmark = pytest.mark.slurm
+
+# Ranks talk over plain sockets of torch's store and print what they are.
+SCRIPT = """
+import os, sys, time
+from datetime import timedelta
+import torch.distributed as dist
+store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), int(os.environ["WORLD_SIZE"]),
+                      os.environ["RANK"] == "0", timeout=timedelta(seconds=90))
+size = int(os.environ["WORLD_SIZE"])
+store.add("here", 1)
+while store.add("here", 0) < size:
+    time.sleep(0.05)
+names = ("RANK", "SLURMD_NODENAME", "CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME")
+print("world", size, *(os.environ.get(name) for name in names), flush=True)
+if sys.argv[1] == "fail" and os.environ["RANK"] == sys.argv[2]:
+    raise SystemExit(7)
+# Without the other ranks' counting itself out, the store would end with rank 0 under their feet.
+time.sleep(float(sys.argv[-1]))
+store.add("done", 1)
+while os.environ["RANK"] == "0" and store.add("done", 0) < size:
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def folder(scratch: Path, request: pytest.FixtureRequest) -> Path:
+    made = scratch / f"launcher-{abs(hash(request.node.name)) % 10**6}"
+    made.mkdir()
+    (made / "train.py").write_text(SCRIPT)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _no_jobs_left(dev_cluster: DevCluster) -> Iterator[None]:
+    yield
+    for job in dev_cluster.command("squeue", "-h", "-o", "%i").split():
+        # It may have ended meanwhile.
+        with contextlib.suppress(Exception):
+            dev_cluster.command("scancel", job)
+
+
+def submit(cluster: DevCluster, folder: Path, options: str, command: str) -> str:
+    script = folder / "job.sh"
+    script.write_text(f"#!/bin/bash\n#SBATCH {options}\ncd {folder}\n{command}\necho script status $?\n")
+    return cluster.command(
+        "sbatch", "--parsable", "--open-mode=append", f"--output={folder}/out", str(script)
+    ).strip()
+
+
+def until(folder: Path, done: Callable[[str], bool], timeout_s: float = 100) -> str:
+    deadline = time.monotonic() + timeout_s
+    text = ""
+    while time.monotonic() < deadline:
+        text = (folder / "out").read_text() if (folder / "out").exists() else ""
+        if done(text):
+            return text
+        time.sleep(0.1)
+    raise AssertionError(f"not in {timeout_s} s; output so far:\n{text}")
+
+
+def ranks(text: str) -> list[tuple[int, int, str, str]]:
+    found = re.findall(r"^world (\d+) (\d+) (\w+) (\w+)", text, re.MULTILINE)
+    return sorted((int(world), int(rank), node, gpu) for world, rank, node, gpu in found)
+
+
+def test_after_a_resize_by_requeue_the_sizes_are_those_of_now(dev_cluster: DevCluster, folder: Path) -> None:
+    job = submit(
+        dev_cluster, folder, "--nodes=1 --gpus-per-node=1 --ntasks-per-node=1", "pollux run train.py ok 90"
+    )
+    until(folder, lambda text: len(ranks(text)) == 1)
+    dev_cluster.command("scontrol", "requeue", "incomplete", job)
+    deadline = time.monotonic() + 60
+    while "JobState=PENDING" not in dev_cluster.command("scontrol", "show", "job", job):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    time.sleep(1.1)  # a start in the same second as the end reuses a revoked credential
+    sizes = "NumNodes=2-2 NumTasks=2 NumCPUs=2 CPUsPerTask=1 TasksPerNode=1 TresPerJob= TresPerTask="
+    place = "TresPerNode=gres:gpu:2 ReqNodeList=n2,n3 StartTime=now"
+    dev_cluster.command("scontrol", "update", f"jobid={job}", *sizes.split(), *place.split())
+    text = until(folder, lambda text: len(ranks(text)) == 5)
+    assert ranks(text)[1:] == [
+        (4, 0, "n2", "0"),
+        (4, 1, "n2", "1"),
+        (4, 2, "n3", "0"),
+        (4, 3, "n3", "1"),
+    ]
+
+
+def test_usr1_ends_nothing_from_the_first_instant_on(dev_cluster: DevCluster, folder: Path) -> None:
+    job = submit(
+        dev_cluster, folder, "--nodes=2 --gpus-per-node=2 --ntasks-per-node=1", "pollux run train.py ok 1"
+    )
+
+    def storm(text: str) -> bool:
+        subprocess.run(
+            ["scancel", "-s", "USR1", job],
+            env=dev_cluster.client_environment,
+            capture_output=True,
+            check=False,
+        )
+        return "script status" in text
+
+    text = until(folder, storm)
+    assert "script status 0" in text
+    assert [rank for _, rank, _, _ in ranks(text)] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("how", ["pollux run", "srun --ntasks-per-node=1 pollux run"])
+def test_the_first_failure_ends_the_step_with_its_status(
+    dev_cluster: DevCluster, folder: Path, how: str
+) -> None:
+    submit(
+        dev_cluster,
+        folder,
+        "--nodes=2 --gpus-per-node=2 --ntasks-per-node=1",
+        f"{how} train.py fail 3 80",
+    )
+    text = until(folder, lambda text: "script status" in text, timeout_s=75)
+    assert "script status 7" in text
+    assert re.search(r"rank 3 \(pid \d+, n2\) failed first: sys\.exit\(7\)", text)
+
+
+def test_several_tasks_per_node_are_refused_with_advice(dev_cluster: DevCluster, folder: Path) -> None:
+    submit(
+        dev_cluster,
+        folder,
+        "--nodes=1 --gpus-per-node=2 --ntasks-per-node=2",
+        "srun pollux run train.py ok 1",
+    )
+    text = until(folder, lambda text: "script status" in text)
+    assert "script status 2" in text
+    assert "expected one `pollux run` per node, but srun started 2 tasks on 1 node(s)" in text
