@@ -31,14 +31,6 @@ class Capacity:
             for n in target.nodes
         )
 
-    def after(self, released: Iterable[Placement]) -> Capacity:
-        """What would be free once everything leaving has left and `released` is given up."""
-        free = self.free.copy()
-        free.update(self.leaving)
-        for placement in released:
-            free.update(dict.fromkeys(placement.nodes, placement.gpus_per_node))
-        return Capacity(free)
-
     def take(self, target: Placement) -> None:
         """Set `target` aside, so that a later move of the same tick does not count on it."""
         for n in target.nodes:

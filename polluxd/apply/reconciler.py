@@ -113,7 +113,7 @@ class Reconciler:
         # Smallest growth first: what gives GPUs back comes before what takes them.
         ordered = sorted(moves, key=lambda m: (m.target.gpus - m.source.gpus, m.id))
         still_open = 0
-        waiting = all(move.step is Step.PLANNED for move in ordered)
+        stuck = all(move.step in (Step.PLANNED, Step.REQUEUED, Step.STARTED) for move in ordered)
         for move in ordered:
             job = jobs.get(move.job_id)
             action = next_action(
@@ -126,29 +126,11 @@ class Reconciler:
                 last_try=self._last_try.get((move.id, move.step), float("-inf")),
                 paused=paused,
             )
-            waiting = waiting and isinstance(action, Wait)
+            stuck = stuck and isinstance(action, Wait)
             still_open += self._carry_out(move, job, action, room)
-        if waiting and not paused:
+        if stuck and not paused:
             self._untie(ordered, room)
-        if not paused:
-            self._renew_leases(jobs, moves)
         return still_open
-
-    def _break_ring(self, waiting: Sequence[Reallocation], room: Capacity) -> None:
-        """Where moves wait for each other's GPUs in a ring, let one give its own up before its target is free.
-
-        Only when nothing else is on its way that could free GPUs, and only for a move that fits once all the others
-        have moved.
-        """
-        if any(m.step not in (Step.PLANNED, Step.REQUEUED, Step.STARTED) for m in waiting):
-            return
-        planned = [m for m in waiting if m.step is Step.PLANNED]
-        given_up = room.after([m.source for m in planned])
-        for move in planned:
-            if move.path != "start" and given_up.fits_now(move.target):
-                log.info("job %d: gives its GPUs up first, to end a ring of moves", move.job_id)
-                self._carry_out(move, None, Drain(), room)
-                return
 
     def _carry_out(self, move: Reallocation, job: SlurmJob | None, action: Action, room: Capacity) -> bool:
         """Do `action`; True while the move stays open."""
@@ -156,9 +138,7 @@ class Reconciler:
             case Wait():
                 return True
             case Drain():
-                room.promise(move.target, move.source)
-                self._reach(move, Step.DRAINING)
-                self._tell(move)
+                self._drain(move, room)
             case Remind():
                 self._tell(move)
             case Requeue():
@@ -180,9 +160,12 @@ class Reconciler:
         """Where all moves wait for each other's GPUs: the least of them gives its own up first."""
         for move in knot(ordered, room)[:1]:
             log.info("job %d: its move goes first, others wait for its GPUs and it for theirs", move.job_id)
-            room.promise(move.target, move.source)
-            self._reach(move, Step.DRAINING)
-            self._tell(move)
+            self._drain(move, room)
+
+    def _drain(self, move: Reallocation, room: Capacity) -> None:
+        room.promise(move.target, move.source)
+        self._reach(move, Step.DRAINING)
+        self._tell(move)
 
     def _tell(self, move: Reallocation) -> None:
         self._authorize()
