@@ -24,8 +24,10 @@ class Choice(NamedTuple):
 
     chosen: Ints
     """[J]"""
+    aim: float
+    """The total utility if all of it is placed: the search stops there. The bound, where the solver is unsure."""
     bound: float
-    """On the sum of utilities, what the starvation bound adds included: the search's aim."""
+    """On the sum of utilities, what the starvation bound adds included."""
     fair_bound: float
     """On the sum of utilities without that: infinite where nothing better than `bound` is known."""
     solver: str
@@ -47,6 +49,7 @@ def choose(menu: Menu, domain: Domain, packing: Packing) -> Choice:
         fair_bound = price.solve(gpus, plain, menu.start, capacity, limits).bound
     if gpus.size * capacity <= EXACT_WORK and nested(limits):
         chosen, total = counts.solve(gpus, menu.value, menu.start, capacity, limits)
-        return Choice(chosen, total, fair_bound, "dynamic program")
+        return Choice(chosen, total, total, fair_bound, "dynamic program")
     priced = price.solve(gpus, menu.value, menu.start, capacity, limits)
-    return Choice(priced.chosen, priced.bound, fair_bound, "price")
+    aim = priced.total if nested(limits) else priced.bound
+    return Choice(priced.chosen, aim, priced.bound, fair_bound, "price")

@@ -97,7 +97,7 @@ def _place(seating: Seating, choice: Choice) -> None:
         seating.settle(seating.repack(chosen), chosen)
         if seating.total() <= total:
             seating.restore(state)
-    search.improve(seating, choice.bound, tolerance)
+    search.improve(seating, choice.aim, tolerance)
 
 
 def _allocation(explainer: Explainer, j: int, moved: bool) -> Allocation:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from polluxd.model import Job, Node, Settings, Snapshot
 
@@ -28,14 +28,13 @@ class Domain:
 
     def rooms(self, jobs: Sequence[Job]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         """Parts of the domain that some jobs cannot leave: the jobs' numbers, and the nodes' they are held to."""
-        reach = {
-            p: tuple(i for i, n in enumerate(self.nodes) if eligible(p, n)) for p in map(partitions_of, jobs)
-        }
+        kinds = [partitions_of(job) for job in jobs]
+        reach = {p: tuple(i for i, n in enumerate(self.nodes) if eligible(p, n)) for p in set(kinds)}
         found = []
         for nodes in sorted(set(reach.values())):
             if len(nodes) < len(self.nodes):
                 inside = {p for p, own in reach.items() if set(own) <= set(nodes)}
-                found.append((tuple(j for j, job in enumerate(jobs) if partitions_of(job) in inside), nodes))
+                found.append((tuple(j for j, kind in enumerate(kinds) if kind in inside), nodes))
         return found
 
     @cached_property
@@ -47,7 +46,12 @@ class Domain:
 
 def partitions_of(job: Job) -> frozenset[str]:
     """The partitions that the job may run in; Slurm lists several with commas."""
-    return frozenset(p for p in job.partition.split(",") if p)
+    return _partitions(job.partition)
+
+
+@lru_cache(maxsize=4096)
+def _partitions(names: str) -> frozenset[str]:
+    return frozenset(p for p in names.split(",") if p)
 
 
 def eligible(partitions: frozenset[str], node: Node) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from polluxd.model import Job, JobSpec, Node, Settings
 from polluxd.policy import exploration
 from polluxd.policy.domains import Domain, eligible, partitions_of
-from polluxd.policy.shapes import ANY, Shape, available, bare
+from polluxd.policy.shapes import ANY, Shape, Stock, available, bare, stock
 
 NOTHING = Shape(0, 0)
 
@@ -31,6 +31,7 @@ class Offers:
         self._partial = settings.partial_nodes
         self._rule = settings.gpu_counts
         self._eligible: dict[frozenset[str], list[Node]] = {}
+        self._stocks: dict[tuple[frozenset[str], int], Stock] = {}
         self._known: dict[tuple[object, ...], list[Shape]] = {}
 
     def nodes(self, job: Job) -> list[Node]:
@@ -68,12 +69,17 @@ class Offers:
     def _rules(self, job: Job) -> tuple[str, ...]:
         return tuple(rule for rule in (self._rule, job.spec.gpu_counts) if rule != ANY)
 
+    def _stock(self, job: Job) -> Stock:
+        key = (partitions_of(job), job.spec.cpus_per_gpu)
+        if key not in self._stocks:
+            self._stocks[key] = stock(self.nodes(job), job.spec.cpus_per_gpu)
+        return self._stocks[key]
+
     def _between(self, job: Job, lowest: int, highest: int | None) -> list[Shape]:
         key = (partitions_of(job), job.spec.cpus_per_gpu, lowest, highest, job.spec.gpu_counts)
         if key not in self._known:
             self._known[key] = available(
-                self.nodes(job),
-                job.spec.cpus_per_gpu,
+                self._stock(job),
                 partial=self._partial,
                 lowest=lowest,
                 highest=highest,
@@ -89,15 +95,14 @@ class Offers:
             return f"infeasible: no node of {where} is known; check the partition's name and its nodes"
         if spec.max_gpus is not None and spec.max_gpus < spec.min_gpus:
             return f"infeasible: max-gpus={spec.max_gpus} is below min-gpus={spec.min_gpus}"
-        whole = [bare(n) for n in nodes]
-        ever = available(whole, spec.cpus_per_gpu, partial=self._partial)
+        whole = stock([bare(n) for n in nodes], spec.cpus_per_gpu)
+        ever = available(whole, partial=self._partial)
         top = max((s.gpus for s in ever), default=0)
         if top < spec.min_gpus:
             return _too_large(spec, where, top, sum(n.gpus for n in nodes))
         rules = self._rules(job)
         if rules and not available(
             whole,
-            spec.cpus_per_gpu,
             partial=self._partial,
             lowest=spec.min_gpus,
             highest=spec.max_gpus,

@@ -36,28 +36,36 @@ def spaced(most: int) -> list[int]:
     return [*counts, most] if most >= 2 else counts
 
 
+Stock = list[tuple[int, tuple[int, ...]]]
+"""Per class of nodes: its size, and how many of its nodes have room for at least 0, 1, 2 ... GPUs of a job."""
+
+
+def stock(nodes: Sequence[Node], cpus_per_gpu: int) -> Stock:
+    """What the nodes offer to a job if no other job of ours ran."""
+    found: Stock = []
+    for (_, size), numbers in classes(nodes).items():
+        exactly = [0] * (size + 1)
+        for i in numbers:
+            exactly[min(nodes[i].capacity, _cpu_room(nodes[i], cpus_per_gpu))] += 1
+        found.append((size, tuple(sum(exactly[k:]) for k in range(size + 1))))
+    return found
+
+
 def available(
-    nodes: Sequence[Node],
-    cpus_per_gpu: int,
-    *,
-    partial: bool,
-    lowest: int = 1,
-    highest: int | None = None,
-    rules: Sequence[str] = (),
+    offered: Stock, *, partial: bool, lowest: int = 1, highest: int | None = None, rules: Sequence[str] = ()
 ) -> list[Shape]:
-    """Shapes of `lowest` to `highest` GPUs that these nodes could hold if no other job of ours ran.
+    """Shapes of `lowest` to `highest` GPUs that the stock could hold.
 
     Sorted by GPUs, then nodes. The smallest and the largest whole-node shapes within the limits are always among
     them, however coarse the spacing, and so is every count that one of the `rules` names; see `allows`.
     """
     found: set[Shape] = set()
-    for (_, size), numbers in classes(nodes).items():
-        room = [min(nodes[i].capacity, _cpu_room(nodes[i], cpus_per_gpu)) for i in numbers]
-        here = {Shape(1, k) for k in range(1, max(room) + 1)}
+    for size, roomy in offered:
+        here = {Shape(1, k) for k in range(1, size + 1) if roomy[k]}
         for per_node in range(1, size + 1) if partial else (size,):
-            count = sum(r >= per_node for r in room)
+            count = roomy[per_node]
             top = count * per_node if highest is None else highest
-            wanted = [*spaced(count), -(-lowest // per_node), top // per_node]
+            wanted = [*spaced(min(count, top // per_node)), -(-lowest // per_node), top // per_node]
             wanted += [k // per_node for rule in rules for k in named(rule, top) if k % per_node == 0]
             # Equal parts only where fewer nodes would not do.
             here.update(
