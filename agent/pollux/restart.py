@@ -22,6 +22,7 @@ from pollux.checkpoint import CheckpointStore
 from pollux.control import ControlExchange, Decision
 from pollux.data import ElasticLoader
 from pollux.errors import CheckpointError, PolluxAgentError, RankLost
+from pollux.goodput import ThroughputParams
 from pollux.ticket import Ticket, read_ticket
 from pollux.world import World
 
@@ -63,6 +64,16 @@ class Times:
         )
 
 
+@dataclass(frozen=True)
+class Known:
+    """What a new attempt takes over beside the training's state: where its search for a batch size begins."""
+
+    batch_size: int
+    """Total batch size in use."""
+    params: ThroughputParams | None
+    """The throughput model as last fitted."""
+
+
 class Restart:
     """This job's checkpoints and its line to the scheduler, on every rank."""
 
@@ -78,13 +89,12 @@ class Restart:
         self.world = world
         self.seed = seed
         self.times = times
-        self.batch_size: int | None = None
-        """Total batch size when the checkpoint was written."""
+        self.known: Known | None = None
+        """What the checkpoint's attempt knew when it ended; None where there is no checkpoint."""
         self.cost: float | None = None
         """Seconds from the last step before the newest restart to the first step after it."""
         self.ticket: Ticket | None = read_ticket()
         self.adaptive = _yes(environ.get("POLLUX_ADAPTIVE"), self.ticket is not None)
-        self.current_batch: Callable[[], int] = lambda: 0
         self._environ = environ
         directory = _directory(checkpoint_dir, self.ticket, environ)
         self._store: CheckpointStore | None = None
@@ -138,7 +148,8 @@ class Restart:
                 ) from error
         steps = state["progress"]["optimizer_steps"]
         snapshot.restore_rng(state["rng"], self.world.rank, self.seed, steps, self.world.device)
-        self.batch_size = state["batch_size"]
+        params = state["params"]
+        self.known = Known(state["batch_size"], None if params is None else ThroughputParams(*params))
         self._interrupted_at = state["last_step_at"] or None
         self._saved = str(steps)
         self._state = state
@@ -204,7 +215,9 @@ class Restart:
             if self._publisher is not None:
                 self._publisher.wake()
 
-    def save(self, parts: Mapping[str, Any], data: ElasticLoader, exchange: ControlExchange) -> float | None:
+    def save(
+        self, parts: Mapping[str, Any], data: ElasticLoader, exchange: ControlExchange, known: Known
+    ) -> float | None:
         """Write a checkpoint; every rank calls it after the same step. Seconds it took on rank 0, None where it failed.
 
         A checkpoint that cannot be written is logged: the earlier one stands, and training goes on.
@@ -218,7 +231,8 @@ class Restart:
             version=STATE_VERSION,
             rng=rng,
             loader=data.state_dict(),
-            batch_size=self.current_batch(),
+            batch_size=known.batch_size,
+            params=None if known.params is None else list(known.params),
             last_step_at=self._last_step_at,
         )
         self._saved_at = time.monotonic()
@@ -271,10 +285,12 @@ class Restart:
 
     # -- ending -----------------------------------------------------------------------------------------------
 
-    def finish(self, parts: Mapping[str, Any], data: ElasticLoader, exchange: ControlExchange) -> None:
+    def finish(
+        self, parts: Mapping[str, Any], data: ElasticLoader, exchange: ControlExchange, known: Known
+    ) -> None:
         """The training loop is over: a last checkpoint, so that a restart repeats no step of it."""
         if self._store is not None:
-            self.save(parts, data, exchange)
+            self.save(parts, data, exchange, known)
         self._done = True
 
     @property

@@ -41,7 +41,7 @@ from pollux.scaling import LearningRateScaler, Rule, rule_for
 from pollux.schedule import ScaledSchedule
 from pollux.snapshot import Stateful
 from pollux.stepping import Stepper
-from pollux.tuning import Advisor, BatchChoice, choose, initial_choice
+from pollux.tuning import Advisor, BatchChoice, choose, initial_choice, nearest_choice
 from pollux.world import World, join
 
 
@@ -341,22 +341,21 @@ class Job:
             self.world.size,
             lambda: (self.noise_scale, self.stepper.choice),
             adaptive=self.adaptive,
+            params=self._restart.known.params if self._restart.known is not None else None,
         )
         advisor.start()
         return advisor
 
     def _first_choice(self, limits: BatchLimits) -> BatchChoice:
         """On a new placement: by the model where it is known already, near the batch size in use before."""
-        before = self._restart.batch_size
-        noise = self.noise_scale
-        if self.adaptive and self.is_main and noise is not None and before is not None:
-            params = self.profile.fit()
-            if params is not None:
-                nodes, gpus = self.world.nodes, self.world.size
-                found = choose(params, noise, limits, nodes, gpus, None, current_size=before)
-                if found is not None:
-                    return found
-        return initial_choice(limits, self.world.nodes, self.world.size, adaptive=self.adaptive)
+        known, noise = self._restart.known, self.noise_scale
+        nodes, gpus = self.world.nodes, self.world.size
+        if not self.adaptive or known is None or noise is None:
+            return initial_choice(limits, nodes, gpus, adaptive=self.adaptive)
+        found = None
+        if known.params is not None:
+            found = choose(known.params, noise, limits, nodes, gpus, None, current_size=known.batch_size)
+        return found or nearest_choice(limits, nodes, gpus, known.batch_size)
 
     def _parts(self) -> dict[str, Any]:
         """Everything with `state_dict` that a checkpoint holds, by name."""

@@ -18,7 +18,7 @@ from pollux.goodput import BatchLimits, NoiseScale, gain
 from pollux.measuring import NoiseMeter
 from pollux.profile import Configuration, PassTimer
 from pollux.progress import Progress
-from pollux.restart import Restart
+from pollux.restart import Known, Restart
 from pollux.scaling import LearningRateScaler, Rule
 from pollux.schedule import ScaledSchedule
 from pollux.tuning import Advisor, BatchChoice
@@ -272,14 +272,17 @@ class Stepper:
             if self._world.rank == 0:
                 logger.info("batch size %d: %s", self.batch_size, self.choice)
         if decision.reallocation or decision.checkpoint:
-            seconds = self._restart.save(self._parts(), self.data, self._exchange)
+            seconds = self._restart.save(self._parts(), self.data, self._exchange, self._known())
             if decision.reallocation:
                 self._restart.drain(decision.reallocation, seconds, self._exchange)
             self._pause()
+
+    def _known(self) -> Known:
+        return Known(self.batch_size, None if self.advisor is None else self.advisor.params)
 
     def finish(self) -> None:
         """Training is over: nothing is lost from here on, whatever happens to the job."""
         if not self.progress.finished:
             self.progress.finished = True
             self._exchange.take()
-            self._restart.finish(self._parts(), self.data, self._exchange)
+            self._restart.finish(self._parts(), self.data, self._exchange, self._known())

@@ -48,6 +48,12 @@ def initial_choice(limits: BatchLimits, nodes: int, gpus: int, *, adaptive: bool
     return BatchChoice(local, 0)
 
 
+def nearest_choice(limits: BatchLimits, nodes: int, gpus: int, size: int) -> BatchChoice:
+    """A batch size as near to `size` as the division and the limits allow, where times were never measured."""
+    size = min(max(size, limits.initial), limits.maximum)
+    return initial_choice(replace(limits, initial=size), nodes, gpus, adaptive=True)
+
+
 def choose(
     params: ThroughputParams,
     noise: NoiseScale | None,
@@ -94,8 +100,9 @@ class Advisor:
         inputs: Callable[[], tuple[NoiseScale | None, BatchChoice]],
         *,
         adaptive: bool,
+        params: ThroughputParams | None = None,
     ) -> None:
-        self.params: ThroughputParams | None = None
+        self.params = params
         self.proposal: BatchChoice | None = None
         self._profile = profile
         self._limits = limits

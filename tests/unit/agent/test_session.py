@@ -330,3 +330,28 @@ def test_all_ranks_stop_after_the_same_step_and_resume_elsewhere(ranks: Any, tmp
     assert torch.bincount(torch.tensor(used), minlength=EXAMPLES).eq(6).all()
     assert results[0][4] == undisturbed[4], "the scheduler went on where it was"
     torch.testing.assert_close(results[0][3], undisturbed[3], rtol=1e-4, atol=1e-5)
+
+
+def adapt_and_finish(directory: str, epochs: int) -> tuple[int | None, int, bool]:
+    """(batch size that the checkpoint carried, the one at the end, whether a throughput model was known at the start)."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    job = attach(model, optimizer, adaptive=True, sampling=1, checkpoint_dir=directory)
+    loader = job.loader(data(), 12, max_batch_size=96, per_gpu=(1, 48))
+    known = job.stepper.advisor is None or job.params is not None
+    carried = job._restart.known.batch_size if job._restart.known is not None else None
+    for epoch in job.epochs(epochs):
+        for x, y, _ids in loader:
+            train_step(job, optimizer, x, y)
+        if job.stepper.advisor is not None and epoch == 1:
+            job.stepper.advisor.close()
+            job.stepper.advisor.advise()  # a fit for the checkpoint to carry
+            job.stepper.advisor.proposal = BatchChoice(12, 3)
+    return carried, job.batch_size, known
+
+
+def test_a_restart_knows_the_batch_size_and_the_throughput_model(ranks: Any, tmp_path: Path) -> None:
+    assert adapt_and_finish(str(tmp_path), 6) == (None, 48, False)
+    for carried, _, known in ranks(2, adapt_and_finish, str(tmp_path), 7):
+        assert carried == 48
+        assert known
