@@ -18,7 +18,7 @@ from typing import Self
 
 from .errors import DevClusterError
 from .postgres import DevPostgres
-from .processes import Daemon, descendants, free_ports, kill_all, pids_with_environment, wait_until
+from .processes import Daemon, descendants, free_ports, kill_all, pids_with_environment, program, wait_until
 from .slurmconf import Layout, cli_filter_lua, gres_conf, hook_script, job_submit_lua, slurm_conf
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -169,7 +169,7 @@ class DevCluster:
     def start_slurmctld(self) -> None:
         """Start (again) with the state that is on disk; returns when it answers."""
         # -i: ignore errors in the state files of a controller that was killed.
-        argv = [_program("slurmctld"), "-D", "-i", "-f", str(self.slurm_conf)]
+        argv = [program("slurmctld"), "-D", "-i", "-f", str(self.slurm_conf)]
         self._slurmctld = Daemon(
             "slurmctld", argv, self.logs / "slurmctld.out", env=self._daemon_environment()
         )
@@ -196,7 +196,7 @@ class DevCluster:
             self._slurmctld.send(number)
 
     def start_slurmd(self, name: str) -> None:
-        argv = [_program("slurmd"), "-D", "-N", name, "-f", str(self.slurm_conf)]
+        argv = [program("slurmd"), "-D", "-N", name, "-f", str(self.slurm_conf)]
         daemon = Daemon(
             f"slurmd {name}", argv, self.logs / f"slurmd-{name}.out", env=self._daemon_environment()
         )
@@ -250,8 +250,8 @@ class DevCluster:
     def _check(self) -> None:
         if os.geteuid() != 0:
             raise DevClusterError("the private cluster needs root: slurmd runs jobs as their users")
-        for program in ("munged", "slurmctld", "slurmd", "scontrol", "sinfo", "sbatch", "srun"):
-            _program(program)
+        for name in ("munged", "slurmctld", "slurmd", "scontrol", "sinfo", "sbatch", "srun"):
+            program(name)
         if len(str(self._layout.munge_socket)) > _LONGEST_SOCKET_NAME:
             raise DevClusterError(
                 f"{self.directory} is too deep: a socket's name has {_LONGEST_SOCKET_NAME} characters"
@@ -334,7 +334,7 @@ class DevCluster:
         key.touch(mode=0o600)
         key.write_bytes(os.urandom(1024))
         argv = [
-            _program("munged"),
+            program("munged"),
             "--foreground",
             "--num-threads=2",
             f"--socket={self._layout.munge_socket}",
@@ -393,13 +393,3 @@ class DevCluster:
 def _without_slurm(environment: os._Environ[str]) -> dict[str, str]:
     prefixes = ("SLURM_", "SBATCH_", "SALLOC_", "SQUEUE_", "SINFO_", "PG")
     return {name: value for name, value in environment.items() if not name.startswith(prefixes)}
-
-
-def _program(name: str) -> str:
-    # Debian keeps the daemons in sbin, which is not in everybody's PATH.
-    found = shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
-    if found is None:
-        raise DevClusterError(
-            f"no {name} on this machine: contrib/devcluster/install.sh installs what is needed"
-        )
-    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,6 +13,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from .errors import DevClusterError
+
+
+def program(name: str) -> str:
+    """The path of a program. Raises DevClusterError where the machine has none."""
+    # Debian keeps the daemons in sbin, which is not in everybody's PATH.
+    found = shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
+    if found is None:
+        raise DevClusterError(
+            f"no {name} on this machine: contrib/devcluster/install.sh installs what is needed"
+        )
+    return found
 
 
 def free_ports(count: int) -> list[int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
@@ -325,11 +325,3 @@ def _duration(text: str) -> float | None:
     for part in parts:
         seconds = seconds * 60 + int(part)
     return float(seconds + 86400 * int(days or 0))
-
-
-def held_gpus(jobs: Iterable[SlurmJob]) -> Mapping[str, int]:
-    """GPUs held on each node by these jobs."""
-    total = Counter[str]()
-    for job in jobs:
-        total.update(job.gpus_per_node_held)
-    return total
