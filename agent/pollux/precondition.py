@@ -92,6 +92,16 @@ class GradientNorms:
         if "betas" in options:  # RMSprop and Adagrad do not correct for the average's start at zero
             beta2 = float(options["betas"][1])
             torch._foreach_div_(roots, (1.0 - beta2 ** max(self.steps, 1)) ** 0.5)
+            newest = 1.0 - beta2
+        else:
+            newest = 1.0 - float(options.get("alpha", 0.0))
+        for root in roots:
+            # An element that had next to no gradient so far (a dead unit, a pixel that is always blank) would step
+            # 1/eps far when it gets one, and outweigh all others in the averages for good. The optimizer does not
+            # step so far: its moment then holds `newest` of the present gradient's square too. As P must not depend
+            # on that gradient, the tensor's typical one stands for it; a tensor that never had any has no say.
+            least = torch.linalg.vector_norm(root) * (newest / root.numel()) ** 0.5
+            root.clamp_(min=torch.where(least > 0, least, torch.inf))
         torch._foreach_add_(roots, float(options["eps"]))
         return list(torch._foreach_div([g.to(torch.float32) for g in grads], roots))
 
