@@ -41,8 +41,7 @@ def decide(snapshot: Snapshot) -> Plan:
     Deterministic: the same snapshot gives the same plan, bit for bit, in whatever order nodes and jobs come. Every
     job of the snapshot has an allocation, in order of job id, if only of nothing, with the reason.
     """
-    weights = [fairness.weight(job, snapshot.settings) for job in snapshot.jobs]
-    mean = sum(weights) / len(weights) if weights else 1.0
+    mean = fairness.mean_weight(snapshot)
     solved = [_solve(domain, snapshot.settings, mean) for domain in split(snapshot)]
     allocations = sorted((a for part in solved for a in part.allocations), key=lambda a: a.job_id)
     empty, power = np.zeros(0), snapshot.settings.power

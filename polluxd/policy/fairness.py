@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from polluxd.model import Job, Settings
+from polluxd.model import Job, Settings, Snapshot
 
 
 class FairShare(NamedTuple):
@@ -30,6 +30,12 @@ def weight(job: Job, settings: Settings) -> float:
     )
     # A weight of nothing would divide by zero: such a job comes after all others, but is not forgotten.
     return min(max(value, 1e-6), 1e6)
+
+
+def mean_weight(snapshot: Snapshot) -> float:
+    """The average weight of the snapshot's jobs, to which weights are taken relative; 1 where there is none."""
+    weights = [weight(job, snapshot.settings) for job in sorted(snapshot.jobs, key=lambda j: j.job_id)]
+    return sum(weights) / len(weights) if weights else 1.0
 
 
 def reallocation_factor(job: Job, hysteresis: float = 0.0) -> float:

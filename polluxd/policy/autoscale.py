@@ -1,0 +1,130 @@
+"""How many nodes a cloud cluster should have (Pollux, section 4.2.2).
+
+    UTILITY(A) = sum_j SPEEDUP1_j(A_j) / GPUs                SPEEDUP1: against one GPU
+
+Near 1 every GPU is used as well as a job's first; near 0 most are wasted on jobs that no longer gain. While the
+utility stays between the thresholds the cluster keeps its size; outside, the size whose utility is nearest their middle
+is searched by halving. Pure: acting on the answer is for others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pollux.goodput import Goodput
+from polluxd.model import NO_PLACEMENT, Node, Plan, Snapshot
+from polluxd.policy.decision import decide
+
+LOW, HIGH = 0.35, 0.65
+"""The artifact's thresholds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The desired size, and why."""
+
+    nodes: int
+    utility: float
+    """At the present size."""
+    expected: float
+    """At the desired size."""
+    reason: str
+
+
+def utility(snapshot: Snapshot, plan: Plan) -> float:
+    """UTILITY of a plan on the snapshot's nodes; 0 without GPUs. A job not fitted yet counts as scaling linearly."""
+    gpus = sum(n.capacity for n in snapshot.nodes)
+    if gpus == 0:
+        return 0.0
+    total = 0.0
+    for job in snapshot.jobs:
+        allocation = plan.of(job.job_id)
+        if allocation is None or not allocation.placement:
+            continue
+        report = job.report
+        if report is None or report.params is None:
+            total += allocation.placement.gpus
+            continue
+        function = Goodput(report.params, report.noise, report.limits, job.spec.adaptive)
+        alone = float(function.optimize(1, 1).goodput)
+        if alone <= 0:
+            # One GPU is not enough for its least batch: per GPU, it is worth what it makes of those it has.
+            alone = allocation.goodput / allocation.placement.gpus
+        total += allocation.goodput / alone if alone > 0 else 0.0
+    return total / gpus
+
+
+def desired_nodes(
+    snapshot: Snapshot,
+    *,
+    least: int,
+    most: int,
+    low: float = LOW,
+    high: float = HIGH,
+    template: Node | None = None,
+) -> Scale:
+    """The number of nodes to have, between `least` and `most`.
+
+    Sizes are tried on copies of the snapshot: the first nodes by name stay, new ones copy `template` (default: the
+    first node). Raises ValueError when the limits contradict each other or there is no node to copy.
+    """
+    if not 0 <= least <= most:
+        raise ValueError(f"autoscaling needs 0 <= least <= most, got least={least}, most={most}")
+    if not 0 <= low <= high:
+        raise ValueError(f"autoscaling needs 0 <= low <= high, got low={low}, high={high}")
+    present = len(snapshot.nodes)
+    if not snapshot.jobs:
+        return Scale(least, 0.0, 0.0, "no job: the least that is allowed")
+    known: dict[int, float] = {}
+
+    def at(size: int) -> float:
+        if size not in known:
+            resized = _resized(snapshot, size, template)
+            known[size] = utility(resized, decide(resized))
+        return known[size]
+
+    start = min(max(present, least), most)
+    now = at(start) if start else float("inf")
+    if low <= now <= high:
+        return Scale(start, now, now, f"utility {now:.2f} lies between {low} and {high}")
+    if start == 0:
+        start, now = 1 if most else 0, at(1) if most else 0.0
+    middle = (low + high) / 2
+    best = _search(at, middle, max(least, 1), start) if now < low else _search(at, middle, start, most)
+    side = "below" if now < low else "above"
+    return Scale(best, now, at(best), f"utility {now:.2f} is {side} the range {low} to {high}")
+
+
+def _search(at: Callable[[int], float], aim: float, low: int, high: int) -> int:
+    """The size whose utility is nearest the aim; utility falls as the cluster grows. Ties: fewer nodes."""
+    low, high = min(low, high), max(low, high)
+    bottom, top = low, high
+    while bottom < top:
+        middle = (bottom + top) // 2
+        if at(middle) > aim:
+            bottom = middle + 1
+        else:
+            top = middle
+    near = [n for n in (bottom - 1, bottom) if low <= n <= high]
+    return near[int(np.argmin([abs(at(n) - aim) for n in near]))]
+
+
+def _resized(snapshot: Snapshot, size: int, template: Node | None) -> Snapshot:
+    """The snapshot on `size` nodes; jobs whose nodes go would have to move."""
+    nodes = sorted(snapshot.nodes, key=lambda n: n.name)[:size]
+    model = template or next(iter(snapshot.nodes), None)
+    if model is None and size:
+        raise ValueError("autoscaling from no nodes needs a template of the nodes to add")
+    while model is not None and len(nodes) < size:
+        nodes.append(
+            replace(model, name=f"~{len(nodes):06d}", foreign_gpus=0, foreign_cpus=0, schedulable=True)
+        )
+    kept = {n.name for n in nodes}
+    jobs = tuple(
+        job if kept.issuperset(job.placement.nodes) else replace(job, placement=NO_PLACEMENT)
+        for job in snapshot.jobs
+    )
+    return replace(snapshot, nodes=tuple(nodes), jobs=jobs)

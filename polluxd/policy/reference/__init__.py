@@ -1,0 +1,1 @@
+"""Solvers kept for comparison only; the daemon never runs them."""
