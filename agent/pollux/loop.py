@@ -47,6 +47,8 @@ class TrainingLoader:
                         stepper.end_step()
                         if ended or stepper.epoch_done():
                             break
+                    elif stepper.skipped:
+                        stepper.skip_step()
         finally:
             stepper.leave()
 

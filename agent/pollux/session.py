@@ -287,6 +287,7 @@ class Job:
             limits=limits,
             choice=choice,
             advisor=self._start_advisor(limits) if self.is_main else None,
+            scaled=self.scaler is not None and self.scaler.is_enabled(),
         )
         self._restart.publish(lambda: report_of(self))
         return TrainingLoader(self, self._stepper)

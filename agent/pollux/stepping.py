@@ -72,6 +72,7 @@ class Stepper:
         limits: BatchLimits,
         choice: BatchChoice,
         advisor: Advisor | None,
+        scaled: bool,
     ) -> None:
         self.data, self.limits, self.choice, self.advisor = data, limits, choice, advisor
         self.meter, self.timer, self.progress = meter, timer, progress
@@ -92,6 +93,8 @@ class Stepper:
         self._rates, self._rule, self._schedule = rates, rule, schedule
         self._restart, self._exchange, self._parts = restart, exchange, parts
         self._adaptive, self._sampling = adaptive, sampling
+        self._scaled = scaled
+        """AMP's loss scaling is in use."""
         self._uncommitted = 0
         self._looped = False
         self._step_seconds = 0.0
@@ -226,6 +229,16 @@ class Stepper:
             decision = self._exchange.swap(self._decide())
             if decision is not None:
                 self._act(decision)
+
+    @property
+    def skipped(self) -> bool:
+        """A step was due and AMP's loss scaling has dropped it: its gradients were not finite."""
+        return self._scaled and self.synchronises and not self.stepped
+
+    def skip_step(self) -> None:
+        """The batch is used up, as in plain training, and earned no progress."""
+        self._uncommitted = 0
+        self.data.commit()
 
     def _time_step(self) -> None:
         now = time.perf_counter()

@@ -4,8 +4,9 @@
 
 Paired and interleaved: in each round every variant trains a block of steps, in random order, all in the same processes;
 a variant's overhead is the mean over rounds of (its block time / the plain block time of the same round - 1). A second
-plain variant, the null pair, shows how much of that is noise. Plain: DDP, torch's DataLoader with a
-DistributedSampler. Pollux: `attach`, its loader, hook, timing, control exchange and refitting thread, fixed batch size.
+plain variant, the null pair, shows how much of that is noise. CPU time is given beside: other
+processes move it less. Plain: DDP, torch's DataLoader with a DistributedSampler. Pollux: `attach`, its loader, hook,
+timing, control exchange and refitting thread, fixed batch size.
 """
 
 from __future__ import annotations
@@ -123,18 +124,18 @@ def _pollux(
             yield
 
 
-def _block(steps: Iterator[None], count: int, device: torch.device, group: Any) -> float:
-    """Seconds per step of `count` steps."""
+def _block(steps: Iterator[None], count: int, device: torch.device, group: Any) -> tuple[float, float]:
+    """Seconds per step of `count` steps: on the wall's clock, and of this process's CPU time."""
     if torch.distributed.is_initialized():
         torch.distributed.barrier(group=group)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     for _ in range(count):
         next(steps)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return (time.perf_counter() - start) / count
+    return (time.perf_counter() - start) / count, (time.process_time() - cpu) / count
 
 
 def _worker(rank: int, options: argparse.Namespace, port: int, pipe: Any) -> None:
@@ -161,7 +162,7 @@ def _worker(rank: int, options: argparse.Namespace, port: int, pipe: Any) -> Non
             for steps in variants.values():
                 _block(steps, 40, device, group)
             order = random.Random(SEED)
-            times: dict[Any, list[float]] = {name: [] for name in variants}
+            times: dict[Any, list[tuple[float, float]]] = {name: [] for name in variants}
             for _ in range(options.rounds):
                 names = list(variants)
                 order.shuffle(names)
@@ -219,17 +220,22 @@ def main() -> None:
     for process in processes:
         process.join()
     rows = []
-    print("| model | optimizer | sampling | plain step [ms] | Pollux step [ms] | overhead | 95 % interval |")
-    print("|---|---|---|---|---|---|---|")
+    print(
+        "| model | optimizer | sampling | plain step [ms] | Pollux step [ms] "
+        "| overhead | 95 % interval | of CPU time | 95 % interval |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
     for model, optimizer, times in results:
         plain = np.array(times["plain"])
         for name in ["null", *SAMPLINGS]:
-            mean, low, high = _interval(np.array(times[name]) / plain - 1.0)
+            ratios = np.array(times[name]) / plain - 1.0
+            (mean, low, high), (cpu, cpu_low, cpu_high) = _interval(ratios[:, 0]), _interval(ratios[:, 1])
             label = "null pair" if name == "null" else "every step" if name == 1 else f"1/{name}"
-            plain_s, ours_s = float(np.median(plain)), float(np.median(times[name]))
+            plain_s, ours_s = float(np.median(plain[:, 0])), float(np.median(np.array(times[name])[:, 0]))
             print(
                 f"| {model} | {optimizer} | {label} | {1e3 * plain_s:.2f} | {1e3 * ours_s:.2f} | {100 * mean:+.2f} % "
-                f"| {100 * low:+.2f} to {100 * high:+.2f} % |"
+                f"| {100 * low:+.2f} to {100 * high:+.2f} % | {100 * cpu:+.2f} % "
+                f"| {100 * cpu_low:+.2f} to {100 * cpu_high:+.2f} % |"
             )
             rows.append(
                 {
@@ -242,6 +248,8 @@ def main() -> None:
                     "pollux_step_s": ours_s,
                     "overhead": mean,
                     "overhead_ci_high": high,
+                    "cpu_overhead": cpu,
+                    "cpu_overhead_ci_high": cpu_high,
                 }
             )
     if options.json is not None:

@@ -44,19 +44,21 @@ def measure(name: str, per_gpu: tuple[int, int]) -> tuple[float, float, int]:
     """Run one pass with frozen parameters; (sqr, var, samples) as measured."""
     model = torch.nn.Linear(D, 1, bias=False)
     optimizer: torch.optim.Optimizer
-    if name == "sgd":
+    scaler = torch.amp.GradScaler("cpu", init_scale=512.0, enabled=name == "sgd with AMP")
+    if name.startswith("sgd"):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
     else:
         optimizer = torch.optim.Adam(model.parameters(), lr=0.0, betas=(0.9, 1 - 1e-7))
         precondition(optimizer)
-    job = attach(model, optimizer, adaptive=False, sampling=1, noise_decay=1 - 1e-9)
+    job = attach(model, optimizer, scaler=scaler, adaptive=False, sampling=1, noise_decay=1 - 1e-9)
     loader = job.loader(planted(), M0, per_gpu=per_gpu)
     for _ in job.epochs(1):
         for (x,) in loader:
             with job.micro_batch():
                 job.backward(job.model(x).mean())
             if job.sync_gradients:
-                optimizer.step()
+                scaler.step(optimizer)
+                scaler.update()
                 optimizer.zero_grad()
     noise, samples = job.noise_scale, job._averages.samples
     job.close()
@@ -95,12 +97,12 @@ def test_hook_finds_the_planted_noise(ranks: Any, size: int, name: str) -> None:
     check(name, size, ranks(size, measure, name, (1, M0)))
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam"])
+@pytest.mark.parametrize("name", ["sgd with AMP", "adam"])
 def test_hook_under_accumulation(ranks: Any, name: str) -> None:
     check(name, 2, ranks(2, measure, name, (1, M0 // 4)))
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam"])
+@pytest.mark.parametrize("name", ["sgd", "sgd with AMP", "adam"])
 def test_accumulation_on_one_rank(name: str) -> None:
     check(name, 4, [measure(name, (1, M0 // 4))])
 

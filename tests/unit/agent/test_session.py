@@ -218,6 +218,33 @@ def test_bad_batch_sizes_are_named() -> None:
     job.close()
 
 
+def test_a_step_that_amp_skips_earns_nothing_and_uses_its_batch() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+    job = attach(model, optimizer, scaler=scaler, adaptive=False, sampling=1)
+    loader = job.loader(data(), 28)
+    seen: list[int] = []
+    steps = 0
+    for n, (x, y, ids) in enumerate(loader):
+        with job.micro_batch():
+            job.backward(mse_loss(job.model(x), y) * (float("inf") if n == 2 else 1.0))
+        if job.sync_gradients:
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            steps += 1
+        seen += ids.tolist()
+        if steps == 7:
+            break
+    assert len(set(seen)) == len(seen) == 7 * 28
+    assert job.progress.optimizer_steps == 6
+    assert job.progress.samples == 6 * 28
+    assert job._averages.skipped <= 1
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
+    job.close()
+
+
 # -- agreement ------------------------------------------------------------------------------------------------
 
 
@@ -333,7 +360,7 @@ def test_all_ranks_stop_after_the_same_step_and_resume_elsewhere(ranks: Any, tmp
 
 
 def adapt_and_finish(directory: str, epochs: int) -> tuple[int | None, int, bool]:
-    """(batch size that the checkpoint carried, the one at the end, whether a throughput model was known at the start)."""
+    """(batch size that the checkpoint carried, the one at the end, whether a model of its times was known)."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     job = attach(model, optimizer, adaptive=True, sampling=1, checkpoint_dir=directory)
