@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pollux import snapshot
 from pollux.checkpoint import CheckpointStore
+from pollux.checkpoint_background import BackgroundSaver
 from pollux.control import ControlExchange, Decision
 from pollux.data import ElasticLoader
 from pollux.errors import CheckpointError, PolluxAgentError, RankLost
@@ -103,7 +104,10 @@ class Restart:
         self._interval = _number(environ, "POLLUX_CHECKPOINT_INTERVAL", CHECKPOINT_INTERVAL)
         self._wait = _number(environ, "POLLUX_DRAIN_WAIT", DRAIN_WAIT)
         self._saved_at = time.monotonic()
-        self._saved: str | None = None
+        self._saved: int | None = None
+        """The optimizer step of the newest durable checkpoint."""
+        self._saving: int | None = None
+        self._saver: BackgroundSaver | None = None
         self._state: dict[str, Any] | None = None
         self._drain = 0
         self._drained: set[int] = set()
@@ -151,7 +155,7 @@ class Restart:
         params = state["params"]
         self.known = Known(state["batch_size"], None if params is None else ThroughputParams(*params))
         self._interrupted_at = state["last_step_at"] or None
-        self._saved = str(steps)
+        self._saved = steps
         self._state = state
         self.times.restored_at = time.time()
         if self.world.rank == 0:
@@ -187,7 +191,7 @@ class Restart:
         """Called off the main thread: the scheduler wants this job to stop at a checkpoint."""
         if self._done and self._publisher is not None and self._saved is not None:
             # The loop is over and its last checkpoint stands: nothing will be lost.
-            receipt = self._receipt(0.0, int(self._saved))
+            receipt = self._receipt(0.0, self._saved)
             # Not here: this is the publisher's own thread, which has to send it.
             threading.Thread(
                 target=self._publisher.acknowledge, args=(reallocation, receipt), daemon=True
@@ -197,6 +201,8 @@ class Restart:
 
     def wanted(self) -> tuple[int, bool]:
         """What rank 0 asks of all ranks now: (re-allocation to drain for or 0, whether a checkpoint is due)."""
+        if self._saver is not None and not self._saver.busy:
+            self._await_saver()
         reallocation, self._drain = self._drain, 0
         if reallocation in self._drained:
             reallocation = 0
@@ -216,11 +222,18 @@ class Restart:
                 self._publisher.wake()
 
     def save(
-        self, parts: Mapping[str, Any], data: ElasticLoader, exchange: ControlExchange, known: Known
+        self,
+        parts: Mapping[str, Any],
+        data: ElasticLoader,
+        exchange: ControlExchange,
+        known: Known,
+        *,
+        durable: bool,
     ) -> float | None:
         """Write a checkpoint; every rank calls it after the same step. Seconds it took on rank 0, None where it failed.
 
-        A checkpoint that cannot be written is logged: the earlier one stands, and training goes on.
+        `durable` waits until it is on disk; else only until it is copied, and a thread writes it. A checkpoint that
+        cannot be written is logged: the earlier one stands, and training goes on.
         """
         rng = exchange.gather(snapshot.rng_state(self.world.device))
         if self.world.rank != 0 or self._store is None:
@@ -236,14 +249,33 @@ class Restart:
             last_step_at=self._last_step_at,
         )
         self._saved_at = time.monotonic()
+        meta = {"optimizer_steps": steps, "world_size": self.world.size}
+        started = time.monotonic()
+        self._await_saver()
         try:
-            saved = self._store.save(state, meta={"optimizer_steps": steps, "world_size": self.world.size})
+            if durable:
+                self._store.save(state, meta=meta)
+                self._saved = steps
+            else:
+                self._saver = self._saver or BackgroundSaver(self._store)
+                self._saver.save(state, meta=meta)
+                self._saving = steps
         except CheckpointError as error:
             logger.error("%s", error)
             return None
-        self._saved = str(steps)
         self._saved_at = time.monotonic()
-        return float(saved.seconds)
+        return self._saved_at - started
+
+    def _await_saver(self) -> None:
+        """Wait for a checkpoint that is being written; one that failed is logged, once."""
+        if self._saver is None or self._saving is None:
+            return
+        try:
+            self._saver.wait()
+            self._saved = self._saving
+        except CheckpointError as error:
+            logger.error("%s", error)
+        self._saving = None
 
     def drain(self, reallocation: int, seconds: float | None, exchange: ControlExchange) -> None:
         """After the checkpoint of a drain: acknowledge, and wait to be killed."""
@@ -254,7 +286,7 @@ class Restart:
                     "re-allocation %d: no checkpoint could be written, so training goes on", reallocation
                 )
             elif self._publisher is None or self._publisher.acknowledge(
-                reallocation, self._receipt(seconds, int(self._saved))
+                reallocation, self._receipt(seconds, self._saved)
             ):
                 logger.info("drained for re-allocation %d in %.2f s", reallocation, seconds)
                 self._wait_for_end()
@@ -290,7 +322,7 @@ class Restart:
     ) -> None:
         """The training loop is over: a last checkpoint, so that a restart repeats no step of it."""
         if self._store is not None:
-            self.save(parts, data, exchange, known)
+            self.save(parts, data, exchange, known, durable=True)
         self._done = True
 
     @property

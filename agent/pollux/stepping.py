@@ -285,7 +285,13 @@ class Stepper:
             if self._world.rank == 0:
                 logger.info("batch size %d: %s", self.batch_size, self.choice)
         if decision.reallocation or decision.checkpoint:
-            seconds = self._restart.save(self._parts(), self.data, self._exchange, self._known())
+            seconds = self._restart.save(
+                self._parts(),
+                self.data,
+                self._exchange,
+                self._known(),
+                durable=bool(decision.reallocation),
+            )
             if decision.reallocation:
                 self._restart.drain(decision.reallocation, seconds, self._exchange)
             self._pause()

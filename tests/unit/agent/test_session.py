@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import TensorDataset
 
 from pollux import Job, attach, stepping
-from pollux.errors import BatchError, PolluxAgentError
+from pollux.errors import BatchError, CheckpointError, PolluxAgentError
 from pollux.tuning import BatchChoice
 
 EXAMPLES = 203  # prime to every batch size here: passes end in uneven tails
@@ -90,8 +91,6 @@ def gradients_with_ddp(rank: int, size: int, m: int, passes: int) -> list[Tensor
 
 
 def both(m: int, passes: int) -> tuple[list[Tensor], list[Tensor]]:
-    import os
-
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     plain = gradients_with_ddp(rank, size, m, passes)
     return plain, gradients_with_pollux((1, m))
@@ -382,3 +381,67 @@ def test_a_restart_knows_the_batch_size_and_the_throughput_model(ranks: Any, tmp
     for carried, _, known in ranks(2, adapt_and_finish, str(tmp_path), 7):
         assert carried == 48
         assert known
+
+
+def test_periodic_checkpoints_are_written_beside_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POLLUX_CHECKPOINT_INTERVAL", "0.02")
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    job = attach(model, optimizer, adaptive=False, checkpoint_dir=tmp_path)
+    loader = job.loader(data(), 16)
+    steps = []
+    for _ in job.epochs(40):
+        for x, y, _ids in loader:
+            train_step(job, optimizer, x, y)
+            time.sleep(0.001)
+            if job._restart._saved is not None:
+                steps.append(job._restart._saved)
+        if len(set(steps)) >= 3:
+            break
+    job.close()
+    assert len(set(steps)) >= 3
+    again = network()
+    resumed = attach(again, torch.optim.SGD(again.parameters(), lr=0.01), checkpoint_dir=tmp_path)
+    assert resumed.progress.optimizer_steps >= steps[-1]
+    resumed.close()
+
+
+def test_a_disk_that_is_full_does_not_end_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("POLLUX_CHECKPOINT_INTERVAL", "0.01")
+
+    def full(*_: Any, **__: Any) -> None:
+        raise CheckpointError("no space left for a checkpoint")
+
+    monkeypatch.setattr("pollux.checkpoint.CheckpointStore.save", full)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    job = attach(model, optimizer, adaptive=False, checkpoint_dir=tmp_path)
+    loader = job.loader(data(), 16)
+    for _ in job.epochs(3):
+        for x, y, _ids in loader:
+            train_step(job, optimizer, x, y)
+            time.sleep(0.002)
+    job.close()
+    assert job.progress.samples == 3 * EXAMPLES
+    assert "no space left" in caplog.text
+
+
+def shared_or_not(directory: str) -> str:
+    """Attach with a checkpoint that only rank 0 can see."""
+    model = network()
+    mine = directory if os.environ["RANK"] == "0" else directory + "-elsewhere"
+    try:
+        attach(model, torch.optim.SGD(model.parameters(), lr=0.01), checkpoint_dir=mine)
+    except CheckpointError as error:
+        return str(error)
+    return "attached"
+
+
+def test_ranks_that_see_different_checkpoints_say_so(ranks: Any, tmp_path: Path) -> None:
+    adapt_and_finish(str(tmp_path), 1)
+    for message in ranks(2, shared_or_not, str(tmp_path)):
+        assert "file system that all nodes share" in message
