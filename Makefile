@@ -9,10 +9,10 @@ PYTHON := $(VENV)/bin/python
 # Two cores and sixteen ranks: one thread per rank, as a job's launcher sets it too.
 export OMP_NUM_THREADS := 1
 
-.PHONY: help setup demo compare test unit integration lint types clean
+.PHONY: help setup demo compare test unit integration lint types bench-policy bench-agent bench-accuracy clean
 
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## install what is missing: Debian packages (root) and the virtual environment
 	@contrib/devcluster/install.sh
@@ -43,6 +43,17 @@ lint: setup ## ruff format --check, ruff check, lint-imports
 
 types: setup ## mypy --strict
 	@$(VENV)/bin/mypy
+
+bench-policy: setup ## seconds per decision and distance to the bound, by size of cluster; bench-out/policy.json
+	@$(PYTHON) tests/benchmarks/policy.py
+
+bench-agent: setup ## what the agent costs per step against plain DDP; bench-out/agent.json
+	@mkdir -p bench-out
+	@$(PYTHON) tests/benchmarks/agent_overhead.py --json bench-out/agent.json
+
+bench-accuracy: setup ## accuracy under resizes against plain training, several seeds; bench-out/accuracy.json
+	@mkdir -p bench-out
+	@$(PYTHON) tests/benchmarks/accuracy.py --json bench-out/accuracy.json
 
 clean: ## remove what the targets made, the virtual environment excepted
 	rm -rf demo-out bench-out .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist

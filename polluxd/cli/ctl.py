@@ -5,6 +5,7 @@ Exit status: 0 done, 1 it could not be done (one line on standard error says why
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import socket
@@ -137,7 +138,8 @@ def top(
     if as_json:
         emit_json({"status": status, "jobs": [{c.key: row.get(c.key) for c in JOB_COLUMNS} for row in rows]})
     elif console.is_terminal:
-        live.watch(read, console, interval)
+        with contextlib.suppress(KeyboardInterrupt):  # how one leaves it
+            live.watch(read, console, interval)
     else:
         console.print(live.screen(status, rows, console.width, len(rows) + 5, time.time()))
 

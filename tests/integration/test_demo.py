@@ -1,0 +1,167 @@
+"""`python -m contrib.demo` as a command: a small workload from sbatch to summary, a failure, an interruption."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from contrib.devcluster.processes import pids_with_environment
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
+
+ROOT = Path(__file__).parents[2]
+
+WORKLOAD = """
+limit_s = {limit}
+[cluster]
+nodes = 1
+gpus_per_node = 2
+[[training]]
+name = "small"
+script = "{script}"
+arrive_s = 0
+epochs = 2
+batch_size = 32
+max_batch_size = 256
+per_gpu = [4, 128]
+lr = 0.05
+alpha_s = 0.02
+beta_s = 0.001
+sync_local_s = 0.01
+sync_node_s = 0.02
+[[training]]
+name = "late"
+script = "{script}"
+arrive_s = 2
+epochs = 2
+batch_size = 32
+max_batch_size = 32
+per_gpu = [4, 128]
+lr = 0.05
+alpha_s = 0.02
+beta_s = 0.001
+sync_local_s = 0.01
+sync_node_s = 0.02
+max_gpus = 1
+adaptive = false
+"""
+
+
+@pytest.fixture
+def demo(tmp_path):
+    """Starts the demo on a small workload; whatever is left of it is killed at the end."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(script="contrib/examples/digits_mlp.py", limit=240.0):
+        workload = tmp_path / "workload.toml"
+        workload.write_text(WORKLOAD.format(script=script, limit=limit))
+        command = [
+            sys.executable,
+            "-m",
+            "contrib.demo",
+            "--workload",
+            str(workload),
+            "--out",
+            str(tmp_path / "out"),
+        ]
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"TERM": "dumb"},
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.stdout.close()
+
+
+def scratch_of(text):
+    found = re.search(r"in (/\S*pollux-demo-\S+)", text)
+    assert found is not None, text
+    return Path(found[1])
+
+
+def assert_nothing_left(text):
+    scratch = scratch_of(text)
+    assert not scratch.exists()
+    assert pids_with_environment(f"SLURM_CONF={scratch}/cluster/etc/slurm.conf") == []
+
+
+def test_a_small_workload_from_sbatch_to_summary(demo, tmp_path):
+    text, _ = (process := demo()).communicate(timeout=350)
+    assert process.returncode == 0, text
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert set(summary) == {"jobs", "reallocations", "mean_jct_s"}
+    assert [(job["name"], job["state"]) for job in summary["jobs"]] == [
+        ("small", "COMPLETED"),
+        ("late", "COMPLETED"),
+    ]
+    for job in summary["jobs"]:
+        assert set(job) == {
+            "name",
+            "job_id",
+            "state",
+            "jct_s",
+            "accuracy",
+            "reallocations",
+            "gpus",
+            "batch_size",
+        }
+        assert job["accuracy"] > 0.5
+        assert max(n for _, n in job["gpus"]) >= 1
+        assert job["gpus"][-1][1] == 0
+        assert job["batch_size"][0][1] == 32
+    assert (tmp_path / "out" / "timeline.png").read_bytes().startswith(b"\x89PNG")
+    assert "Mean JCT" in text
+    assert_nothing_left(text)
+
+
+def test_a_job_that_fails_ends_the_demo_with_its_log(demo, tmp_path):
+    script = tmp_path / "broken.py"
+    script.write_text("raise SystemExit('the data is not there')\n")
+    text, _ = (process := demo(script=str(script))).communicate(timeout=150)
+    assert process.returncode == 1
+    assert "small (job 1) ended in state FAILED" in text
+    assert "the data is not there" in text
+    assert "end of polluxd.log" in text
+    assert_nothing_left(text)
+
+
+def test_a_job_that_is_late_ends_the_demo(demo, tmp_path):
+    script = tmp_path / "endless.py"
+    script.write_text("import time\ntime.sleep(1000)\n")
+    text, _ = (process := demo(script=str(script), limit=12.0)).communicate(timeout=150)
+    assert process.returncode == 1
+    assert "not finished after 12 s: small" in text
+    assert_nothing_left(text)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_everything(demo, number):
+    process = demo()
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if "small" in line:
+            break
+    time.sleep(3)
+    process.send_signal(number)
+    rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert "everything stopped" in rest
+    assert_nothing_left("".join(lines))
