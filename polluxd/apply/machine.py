@@ -139,6 +139,8 @@ def _planned(
     if waited > limits.planned:
         return Fail(f"the GPUs of {move.target} did not come free within {limits.planned:.0f} s")
     if move.path == "start":
+        if same_place(job, move.target):
+            return Reach(Step.CONFIGURED, "the answer to its start had been lost")
         if job.state is not JobState.PENDING:
             return Fail(f"the job started on its own ({job.raw_state})")
         if job.held_by_user:

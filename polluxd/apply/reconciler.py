@@ -20,6 +20,7 @@ from polluxd.apply.machine import (
     Requeue,
     Wait,
     next_action,
+    same_place,
 )
 from polluxd.errors import SlurmRefused
 from polluxd.model import JobState, Placement, Reallocation, Report, Step
@@ -182,8 +183,11 @@ class Reconciler:
         try:
             self._slurm.configure(move.job_id, geometry(job, move.target), start=True)
         except SlurmRefused as error:
-            self._fail(move, f"Slurm refused the new size: {error}", keep_back=True)
-            return
+            # An earlier update that timed out may have been carried out since: then the job is where it should be.
+            now = self._slurm.jobs([move.job_id]).get(move.job_id)
+            if now is None or not same_place(now, move.target):
+                self._fail(move, f"Slurm refused the new size: {error}", keep_back=True)
+                return
         self._reach(move, Step.CONFIGURED)
 
     def _reach(self, move: Reallocation, step: Step, detail: str = "") -> None:

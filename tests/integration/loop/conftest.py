@@ -1,0 +1,202 @@
+"""The whole loop on real parts: Slurm, Postgres, polluxd, and trainings that sbatch submitted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from contrib.devcluster import DevCluster
+from polluxd.slurm.protocol import SlurmJob
+from polluxd.slurm.scontrol import ScontrolClient
+from polluxd.store import Store
+
+ROOT = Path(__file__).resolve().parents[3]
+BIN = Path(sys.executable).parent
+
+CONFIG = """\
+mode = "enforce"
+[database]
+url = {url}
+secret_file = {secret}
+[slurm]
+cluster = {cluster}
+conf = {conf}
+timeout_s = 3
+lease_s = 60
+heartbeat_file = {heartbeat}
+[cycle]
+interval_s = 5
+floor_s = 1
+poll_s = 0.5
+busy_poll_s = 0.2
+leader_lease_s = 5
+[realloc]
+cooldown_s = 5
+default_cost_s = 5
+training_timeout_s = {training_timeout}
+"""
+
+
+class Daemon:
+    """polluxd as a process of its own, to be killed and started again."""
+
+    def __init__(self, cluster: DevCluster, folder: Path, *, training_timeout: float = 60.0) -> None:
+        self.config = folder / "polluxd.toml"
+        self.log = folder / "polluxd.log"
+        self._env = {**os.environ, **cluster.client_environment}
+        self._process: subprocess.Popen[bytes] | None = None
+        self.config.write_text(
+            CONFIG.format(
+                url=json.dumps(cluster.database_url),
+                cluster=json.dumps(cluster.cluster_name),
+                conf=json.dumps(str(cluster.slurm_conf)),
+                secret=json.dumps(str(cluster.secret_file)),
+                heartbeat=json.dumps(str(cluster.heartbeat_file)),
+                training_timeout=training_timeout,
+            )
+        )
+        self.config.chmod(0o600)
+
+    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(BIN / words[0]), *words[1:]],
+            env={**self._env, "POLLUXD_CONFIG": str(self.config), "NO_COLOR": "1", "COLUMNS": "200"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
+    def start(self) -> None:
+        with self.log.open("ab") as sink:
+            self._process = subprocess.Popen(
+                [str(BIN / "polluxd"), "run", "--config", str(self.config)],
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+            )
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Signal it and wait; returns the exit status."""
+        if self._process is None:
+            return 0
+        process, self._process = self._process, None
+        process.send_signal(number)
+        return process.wait(20)
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+
+@dataclass
+class Loop:
+    """A cluster with polluxd on it."""
+
+    cluster: DevCluster
+    daemon: Daemon
+    folder: Path
+    submitted: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.slurm = ScontrolClient(conf=self.cluster.slurm_conf, timeout=10)
+        self.store = Store(self.cluster.database_url, self.cluster.cluster_name)
+
+    def sbatch(
+        self, name: str, body: str, *, directive: str | None = "#POLLUX min-gpus=1", gpus: int = 1
+    ) -> int:
+        done = self.try_sbatch(name, body, directive=directive, gpus=gpus)
+        assert done.returncode == 0, done.stderr
+        job_id = int(done.stdout.split()[-1])
+        self.submitted.append(job_id)
+        return job_id
+
+    def try_sbatch(
+        self, name: str, body: str, *, directive: str | None, gpus: int = 1
+    ) -> subprocess.CompletedProcess[str]:
+        lines = [
+            "#!/bin/bash",
+            f"#SBATCH --job-name={name} --nodes=1 --gpus-per-node={gpus} --ntasks-per-node=1",
+        ]
+        lines += [f"#SBATCH --output={self.folder}/{name}.log --cpus-per-task=1"]
+        lines += [directive] if directive else []
+        lines += [
+            f"export PATH={BIN}:$PATH POLLUX_CHECKPOINT_DIR={self.folder}/checkpoints-{name}",
+            f"cd {ROOT}",
+            body,
+        ]
+        script = self.folder / f"{name}.sbatch"
+        script.write_text("\n".join(lines) + "\n")
+        return subprocess.run(
+            ["sbatch", str(script)],
+            env={**os.environ, **self.cluster.client_environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def train(
+        self, name: str, epochs: float, *options: str, directive: str | None = "#POLLUX min-gpus=1"
+    ) -> int:
+        """A training on digits; about 45 steps of 0.05 s an epoch on one GPU."""
+        words = [
+            "pollux run contrib/examples/digits_mlp.py",
+            f"--epochs {epochs:g} --alpha 0.03 --beta 0.0005",
+        ]
+        words += ["--sync 0.01 0.02", f"--result {self.folder}/{name}.json", *options]
+        return self.sbatch(name, " ".join(words), directive=directive)
+
+    def job(self, job_id: int) -> SlurmJob:
+        return self.slurm.jobs([job_id])[job_id]
+
+    def until(self, what: Callable[[], object], seconds: float = 100.0, *, why: str = "") -> None:
+        deadline = time.monotonic() + seconds
+        while not what():
+            if time.monotonic() > deadline:
+                tail = self.daemon.log.read_text()[-3000:]
+                logs = "\n".join(f"{p.name}: {p.read_text()[-600:]}" for p in self.folder.glob("*.log"))
+                pytest.fail(f"not within {seconds:.0f} s: {why}\n{tail}\n{logs}")
+            time.sleep(0.2)
+
+    def result(self, name: str) -> Mapping[str, float]:
+        found: Mapping[str, float] = json.loads((self.folder / f"{name}.json").read_text())
+        return found
+
+    def cancel_all(self) -> None:
+        if self.submitted:
+            subprocess.run(
+                ["scancel", *map(str, self.submitted)],
+                env={**os.environ, **self.cluster.client_environment},
+                capture_output=True,
+                check=False,
+            )
+            self.until(lambda: all(self.job(j).state.finished for j in self.submitted), 30, why="scancel")
+        self.submitted.clear()
+
+
+@pytest.fixture(scope="module")
+def loop_cluster(scratch: Path) -> Iterator[DevCluster]:
+    with DevCluster(scratch / "loop", nodes=2, lease_s=60, publish_interval_s=1.0) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def loop(loop_cluster: DevCluster, tmp_path: Path) -> Iterator[Loop]:
+    daemon = Daemon(loop_cluster, tmp_path)
+    assert daemon.command("polluxd", "migrate").returncode == 0
+    daemon.start()
+    made = Loop(loop_cluster, daemon, tmp_path)
+    yield made
+    made.cancel_all()
+    daemon.end()
+    made.store.close()

@@ -1,0 +1,172 @@
+"""From sbatch to re-allocated training and back, and what goes wrong on the way."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import time
+
+import pytest
+
+from polluxd.model import JobState, Step
+
+from .conftest import Daemon, Loop
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
+
+
+def completed_moves(loop: Loop, job_id: int) -> int:
+    return sum(m.path != "start" and m.step is Step.TRAINING for m in loop.store.reallocations(job_id))
+
+
+def test_a_training_grows_and_ends_as_a_plain_one_would(loop: Loop) -> None:
+    plain = loop.sbatch("plain", "sleep 15; echo done", directive=None)
+    job_id = loop.train("grows", 20)
+    loop.until(lambda: completed_moves(loop, job_id) >= 1, why="a re-allocation")
+    explained = loop.daemon.command("polluxctl", "explain", str(job_id))
+    assert explained.returncode == 0, explained.stderr
+    assert str(job_id) in explained.stdout
+    loop.until(lambda: loop.job(job_id).state.finished, why="the training's end")
+    ended = loop.job(job_id)
+    assert ended.state is JobState.COMPLETED
+    # Requeued exactly as often as a move asked for it.
+    assert ended.restart_count == completed_moves(loop, job_id) >= 1
+    result = loop.result("grows")
+    assert result["accuracy"] > 0.93
+    assert result["epochs"] == pytest.approx(20, abs=0.01)
+    assert result["gpus"] > 1
+    left_alone = loop.job(plain)
+    assert (left_alone.restart_count, left_alone.admin_comment, left_alone.spec) == (0, "", None)
+    assert left_alone.state is JobState.COMPLETED
+    costs = loop.store.reallocation_costs(job_id)
+    assert costs
+    assert sum(costs[0]["steps"].values()) == pytest.approx(costs[0]["total_s"], abs=0.01)
+
+
+def test_kill_9_of_polluxd_again_and_again_loses_no_job(loop: Loop) -> None:
+    jobs = {name: loop.train(name, 14) for name in ("one", "two")}
+    chance = random.Random(7)
+    kills = 0
+    deadline = time.monotonic() + 200
+    while not all(loop.job(j).state.finished for j in jobs.values()):
+        assert time.monotonic() < deadline
+        time.sleep(chance.uniform(1.0, 8.0))
+        loop.daemon.end(signal.SIGKILL)
+        kills += 1
+        loop.daemon.start()
+    assert kills >= 3
+    for name, job_id in jobs.items():
+        ended = loop.job(job_id)
+        assert ended.state is JobState.COMPLETED, name
+        assert loop.result(name)["epochs"] == pytest.approx(14, abs=0.01)
+        requeued = [m for m in loop.store.reallocations(job_id) if Step.REQUEUED in m.times]
+        assert ended.restart_count == len(requeued)
+
+
+def test_the_database_and_slurmctld_go_away_in_mid_run(loop: Loop) -> None:
+    job_id = loop.train("weathers", 14)
+    loop.until(lambda: loop.store.reports().get(job_id), why="a report")
+    loop.cluster.stop_postgres()
+    loop.until(
+        lambda: (
+            "does not answer" in loop.daemon.log.read_text()
+            or "StoreUnavailable" in loop.daemon.log.read_text()
+        ),
+        20,
+        why="polluxd saying that the database is away",
+    )
+    time.sleep(3)
+    assert loop.daemon.running
+    assert loop.job(job_id).state is JobState.RUNNING
+    loop.cluster.start_postgres()
+    loop.until(lambda: "recovered" in loop.daemon.log.read_text(), 30, why="polluxd's recovery")
+    loop.cluster.stop_slurmctld()
+    loop.until(
+        lambda: "SlurmUnavailable" in loop.daemon.log.read_text(), 30, why="polluxd saying that Slurm is away"
+    )
+    assert loop.daemon.running
+    loop.cluster.start_slurmctld()
+    loop.until(lambda: loop.job(job_id).state.finished, why="the training's end")
+    assert loop.job(job_id).state is JobState.COMPLETED
+    assert loop.result("weathers")["accuracy"] > 0.9
+
+
+def test_polluxd_starts_before_its_database(loop: Loop) -> None:
+    loop.daemon.end()
+    loop.cluster.stop_postgres()
+    try:
+        before = len(loop.daemon.log.read_text())
+        loop.daemon.start()
+        loop.until(
+            lambda: "StoreUnavailable" in loop.daemon.log.read_text()[before:],
+            20,
+            why="a clear line in the log",
+        )
+        assert loop.daemon.running
+        answer = loop.daemon.command("polluxctl", "jobs")
+        assert answer.returncode != 0
+        assert "Traceback" not in answer.stderr
+        assert answer.stderr.strip()
+    finally:
+        loop.cluster.start_postgres()
+    job_id = loop.train("late", 3)
+    loop.until(lambda: loop.job(job_id).state.finished, why="the training's end")
+    assert loop.job(job_id).state is JobState.COMPLETED
+
+
+def test_a_script_that_never_attaches_is_started_and_left_in_peace(loop: Loop) -> None:
+    loop.daemon.end()
+    loop.daemon = Daemon(loop.cluster, loop.folder, training_timeout=4.0)
+    loop.daemon.start()
+    job_id = loop.sbatch("silent", "pollux run -m timeit -n 1 -r 1 'import time; time.sleep(30)'")
+    loop.until(lambda: loop.job(job_id).state is JobState.RUNNING, 30, why="its start")
+    loop.until(
+        lambda: (
+            "has not reported a training step"
+            in loop.daemon.command("polluxctl", "explain", str(job_id)).stdout
+        ),
+        30,
+        why="polluxctl explain says why it is left alone",
+    )
+    assert "pollux.attach()" in loop.store.reallocations(job_id)[0].detail
+    loop.until(lambda: loop.job(job_id).state.finished, 60, why="its end")
+    assert loop.job(job_id).state is JobState.COMPLETED
+    assert loop.job(job_id).restart_count == 0
+
+
+def test_more_gpus_than_there_are_is_said_at_once(loop: Loop) -> None:
+    refused = loop.try_sbatch("large", "true", directive="#POLLUX min-gpus=64")
+    if refused.returncode == 0:
+        job_id = int(refused.stdout.split()[-1])
+        loop.submitted.append(job_id)
+        loop.until(
+            lambda: "64" in loop.daemon.command("polluxctl", "explain", str(job_id)).stdout,
+            20,
+            why="a reason",
+        )
+        assert loop.job(job_id).state is JobState.PENDING
+    else:
+        assert "64" in refused.stderr
+
+
+def test_pollux_run_outside_a_pollux_job_trains_plainly(loop: Loop) -> None:
+    job_id = loop.train("outside", 3, directive=None)
+    loop.until(lambda: loop.job(job_id).state.finished, 60, why="its end")
+    assert loop.job(job_id).state is JobState.COMPLETED
+    assert loop.result("outside")["batch_size"] == 32
+    assert job_id not in {row.job_id for row in loop.store.jobs_view()}
+
+
+def test_pause_stops_moves_and_resume_lets_them_go_on(loop: Loop) -> None:
+    assert loop.daemon.command("polluxctl", "pause").returncode == 0
+    try:
+        waiting = loop.train("patient", 6)
+        time.sleep(5)
+        assert loop.job(waiting).state is JobState.PENDING
+        jobs = json.loads(loop.daemon.command("polluxctl", "jobs", "--json").stdout)
+        assert any(row["job_id"] == waiting for row in (jobs if isinstance(jobs, list) else jobs["jobs"]))
+    finally:
+        assert loop.daemon.command("polluxctl", "resume").returncode == 0
+    loop.until(lambda: loop.job(waiting).state.finished, why="its end")
+    assert loop.job(waiting).state is JobState.COMPLETED
