@@ -154,3 +154,77 @@ def test_averages_correct_the_bias_and_skip_what_is_not_finite() -> None:
     other = NoiseAverages(3)
     other.load_state_dict(averages.state_dict())
     assert other.total() is None
+
+
+class TwoParts(torch.nn.Module):
+    """The planted problem with its parameters in two groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(8, 1, bias=False)
+        self.second = torch.nn.Linear(D - 8, 1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.first(x[:, :8]) + 3.0 * self.second(x[:, 8:])
+        return out
+
+
+def measure_groups() -> list[tuple[float, float]]:
+    model = TwoParts()
+    groups = [{"params": model.first.parameters()}, {"params": model.second.parameters(), "lr": 0.0}]
+    optimizer = torch.optim.SGD(groups, lr=0.0)
+    job = attach(model, optimizer, adaptive=False, sampling=1, noise_decay=1 - 1e-9)
+    for (x,) in job.loader(planted(), M0):
+        with job.micro_batch():
+            job.backward(job.model(x).mean())
+        if job.sync_gradients:
+            optimizer.step()
+            optimizer.zero_grad()
+    found = job._averages.groups()
+    job.close()
+    assert found is not None
+    return [tuple(n) for n in found]
+
+
+def test_parameter_groups_are_told_apart(ranks: Any) -> None:
+    for (sqr, var), (other_sqr, other_var) in ranks(2, measure_groups):
+        assert sqr == pytest.approx(8 * 0.01, rel=0.2)
+        assert var == pytest.approx(8 * SIGMA**2 / M0, rel=0.15)
+        assert other_sqr == pytest.approx(9 * 16 * 0.01, rel=0.2)
+        assert other_var == pytest.approx(9 * 16 * SIGMA**2 / M0, rel=0.15)
+
+
+@pytest.mark.parametrize("per_gpu", [8, 32], ids=["8 micro-batches", "2 halves"])
+def test_a_real_network_against_every_examples_own_gradient(per_gpu: int) -> None:
+    """Brute force: the gradient of each example, their mean and the trace of their covariance."""
+    torch.manual_seed(2)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 12), torch.nn.Tanh(), torch.nn.Linear(12, 3))
+    examples, m0 = 6400, 64
+    x = torch.randn(examples, 5)
+    y = (x @ torch.randn(5, 3)).argmax(1)
+    loss = torch.nn.CrossEntropyLoss()
+    names = dict(model.named_parameters())
+    one = torch.func.grad(lambda p, a, b: loss(torch.func.functional_call(model, p, (a[None],)), b[None]))
+    each = torch.func.vmap(one, in_dims=(None, 0, 0))(names, x, y)
+    flat = torch.cat([g.detach().reshape(examples, -1) for g in each.values()], 1).double()
+    mean, covariance = flat.mean(0), flat.T.cov()
+    sqr, var = float(mean.square().sum()), float(covariance.trace() / m0)
+    n, steps = (8, 100) if per_gpu == 8 else (2, 100)
+    spread = 2 * float(covariance.square().sum()) / m0**2
+    var_error = (spread / (n - 1) / steps) ** 0.5
+    sqr_error = ((4 * float(mean @ covariance @ mean) / m0 + spread * n / (n - 1)) / steps) ** 0.5
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    job = attach(model, optimizer, adaptive=False, sampling=1, noise_decay=1 - 1e-9)
+    for a, b in job.loader(TensorDataset(x, y), m0, per_gpu=(1, per_gpu if per_gpu == 8 else m0)):
+        with job.micro_batch():
+            job.backward(loss(job.model(a), b))
+        if job.sync_gradients:
+            optimizer.step()
+            optimizer.zero_grad()
+    noise = job.noise_scale
+    job.close()
+    assert noise is not None
+    assert abs(noise.var - var) < 3 * var_error
+    assert abs(noise.sqr - sqr) < 3 * sqr_error
+    assert 3 * var_error < 0.3 * var, "a test that anything passes"
+    assert 3 * sqr_error < 0.5 * sqr, "a test that anything passes"
