@@ -35,6 +35,8 @@ def _held(series: Sequence[Sequence[float]], grid: np.ndarray) -> np.ndarray:
 
 def _spans(series: Sequence[Sequence[float]], end: float) -> Iterator[tuple[float, float, float]]:
     """(from, to, value) of each stretch."""
+    if not series:
+        return
     for (begin, value), (until, _) in zip(series, [*series[1:], (end, 0)], strict=True):
         yield begin, until, value
 
