@@ -14,7 +14,6 @@ every few samples and without waiting for the device in a step.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -91,30 +90,53 @@ class SampleBuffer:
         self._kinds = []
 
 
+CommunicationHook = tuple[object, Callable[[Any, Any], torch.futures.Future[Tensor]]]
+"""As `DistributedDataParallel.register_comm_hook` takes it: its state, and the function."""
+
+
+def _views(copy: Tensor, buffer: Tensor, grads: Sequence[Tensor]) -> list[Tensor]:
+    """The parts of `copy` that lie where `grads` lie in `buffer`."""
+    start = buffer.storage_offset()
+    return [copy.as_strided(g.shape, g.stride(), g.storage_offset() - start) for g in grads]
+
+
 class HookEstimator:
     """Two ranks or more: the DDP communication hook.
 
     `.grad` afterwards is bit for bit what DDP without a hook gives: each bucket is multiplied by 1/K, then summed. On
     steps that are not measured nothing else happens.
+
+    A user's own hook (`inner`: state and function, fp16 compression or PowerSGD say) does the reducing in its place.
+    What it returns need not be the mean of what went in, so a measured step reduces a copy of each bucket too.
     """
 
-    def __init__(self, norms: GradientNorms, world_size: int, *, on_ready: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        norms: GradientNorms,
+        world_size: int,
+        *,
+        on_ready: Callable[[], None],
+        inner: CommunicationHook | None = None,
+    ) -> None:
         self._norms = norms
         self._size = world_size
         self._on_ready = on_ready
-        self._lock = threading.Lock()
+        self._inner = inner
+        self._aside: list[torch.futures.Future[Any]] = []
         self._measuring = False
         self._local: list[Tensor] = []
         self._total: list[Tensor] = []
-        self._expected = 0
 
     def begin(self, measuring: bool) -> None:
         """Before the synchronising pass: whether this one is measured (the same answer on every rank)."""
         self._measuring = measuring
-        self._local, self._total = [], []
+        self._local, self._total, self._aside = [], [], []
 
     def end(self) -> tuple[Tensor, Tensor] | None:
         """After it: (|g_b|^2 of this rank, |g_B|^2), each [groups] on the device; None where nothing was measured."""
+        for future in self._aside:
+            future.wait()
+        self._aside = []
         if not self._measuring or not self._local or len(self._local) != len(self._total):
             return None
         self._measuring = False
@@ -131,20 +153,32 @@ class HookEstimator:
         if measuring:
             params, grads = bucket.parameters(), bucket.gradients()
             self._local.append(self._norms.of_buffer(buffer, params, grads))
-        buffer.mul_(1.0 / self._size)
         if bucket.is_last():
             self._on_ready()
-        work = dist.all_reduce(buffer, group=group, async_op=True)
-        future = work.get_future()
+
+        def measure(reduced: Tensor, grads: Sequence[Tensor]) -> None:
+            total = self._norms.of_buffer(reduced, params, grads)
+            if total.is_cuda:
+                total.record_stream(torch.cuda.default_stream(total.device))
+            # Two gloo threads may end two buckets at once: appending is atomic, adding would not be.
+            self._total.append(total)
+
+        if self._inner is not None:
+            if measuring:
+                copy = buffer * (1.0 / self._size)
+                views = _views(copy, buffer, grads)
+                aside = dist.all_reduce(copy, group=group, async_op=True).get_future()
+                self._aside.append(aside.then(lambda finished: measure(finished.value()[0], views)))
+            state, inner = self._inner
+            return inner(state, bucket)
+
+        buffer.mul_(1.0 / self._size)
+        future = dist.all_reduce(buffer, group=group, async_op=True).get_future()
 
         def done(finished: torch.futures.Future[list[Tensor]]) -> Tensor:
             reduced = finished.value()[0]
             if measuring:
-                total = self._norms.of_buffer(reduced, params, grads)
-                if total.is_cuda:
-                    total.record_stream(torch.cuda.default_stream(total.device))
-                # Two gloo threads may end two buckets at once: appending is atomic, adding would not be.
-                self._total.append(total)
+                measure(reduced, grads)
             return reduced
 
         answer: torch.futures.Future[Tensor] = future.then(done)

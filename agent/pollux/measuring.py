@@ -15,7 +15,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from pollux.estimators import AccumulationEstimator, DifferencedEstimator, HookEstimator, SampleBuffer
+from pollux.estimators import (
+    AccumulationEstimator,
+    CommunicationHook,
+    DifferencedEstimator,
+    HookEstimator,
+    SampleBuffer,
+)
 from pollux.goodput import NoiseScale
 from pollux.noise_scale import NoiseAverages, SampleKind
 from pollux.precondition import GradientNorms
@@ -44,6 +50,7 @@ class NoiseMeter:
         scaler: Any | None = None,
         on_ready: Callable[[], None],
         sampling: int = 1,
+        comm_hook: CommunicationHook | None = None,
     ) -> None:
         self.norms = norms
         self.averages = averages
@@ -60,7 +67,7 @@ class NoiseMeter:
         group = None
         if isinstance(model, DistributedDataParallel):
             size = dist.get_world_size(model.process_group)
-            self._hook = HookEstimator(norms, size, on_ready=on_ready)
+            self._hook = HookEstimator(norms, size, on_ready=on_ready, inner=comm_hook)
             model.register_comm_hook(model.process_group, self._hook.hook)
             group = model.process_group
         params = [p for p in model.parameters() if p.requires_grad]

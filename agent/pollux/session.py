@@ -28,6 +28,7 @@ from torch.utils.data import Dataset
 from pollux.control import ControlExchange, Decision
 from pollux.data import ElasticLoader
 from pollux.errors import BatchError, PolluxAgentError
+from pollux.estimators import CommunicationHook
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from pollux.loop import MicroBatch, TrainingLoader
 from pollux.measuring import NoiseMeter
@@ -59,6 +60,7 @@ def attach(
     noise_decay: float = DECAY,
     sampling: int | None = None,
     ddp: Mapping[str, Any] | None = None,
+    comm_hook: CommunicationHook | None = None,
 ) -> Job:
     """Join the job's other ranks, restore the newest checkpoint, and wrap `model` for training.
 
@@ -67,7 +69,8 @@ def attach(
     learning-rate rule. `adaptive` lets the batch size change; None: inside a Pollux job, unless its directives say
     `adaptive=no`; elsewhere where POLLUX_ADAPTIVE=yes. `state` is the user's own, with `state_dict` and
     `load_state_dict`. `sampling` is the number of optimizer steps from one measured gradient to the next (None: 1 to
-    20, by cost). `ddp` holds further arguments for DistributedDataParallel.
+    20, by cost). `ddp` holds further arguments for DistributedDataParallel, and `comm_hook` is a communication hook for
+    it, as (state, function): Pollux' own, which measures the noise, calls it.
 
     Raises LaunchError where the ranks' environment makes no sense, CheckpointError where a checkpoint cannot be used.
     """
@@ -94,6 +97,7 @@ def attach(
         noise_decay=noise_decay,
         sampling=sampling,
         ddp=dict(ddp or {}),
+        comm_hook=comm_hook,
     )
 
 
@@ -115,6 +119,7 @@ class Job:
         noise_decay: float,
         sampling: int | None,
         ddp: dict[str, Any],
+        comm_hook: CommunicationHook | None,
     ) -> None:
         if sampling is not None and sampling < 1:
             raise PolluxAgentError(
@@ -151,6 +156,7 @@ class Job:
             scaler=scaler,
             on_ready=self._timer.ready,
             sampling=sampling or 1,
+            comm_hook=comm_hook,
         )
         self._rates = LearningRateScaler(optimizer, on_step=self._on_optimizer_step)
         restart.times.attached_at = time.time()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.utils.data import TensorDataset
 
 from pollux import attach
@@ -50,7 +51,10 @@ def measure(name: str, per_gpu: tuple[int, int]) -> tuple[float, float, int]:
     else:
         optimizer = torch.optim.Adam(model.parameters(), lr=0.0, betas=(0.9, 1 - 1e-7))
         precondition(optimizer)
-    job = attach(model, optimizer, scaler=scaler, adaptive=False, sampling=1, noise_decay=1 - 1e-9)
+    hook = (None, fp16_compress_hook) if name == "sgd compressed" else None
+    job = attach(
+        model, optimizer, scaler=scaler, comm_hook=hook, adaptive=False, sampling=1, noise_decay=1 - 1e-9
+    )
     loader = job.loader(planted(), M0, per_gpu=per_gpu)
     for _ in job.epochs(1):
         for (x,) in loader:
@@ -97,7 +101,7 @@ def test_hook_finds_the_planted_noise(ranks: Any, size: int, name: str) -> None:
     check(name, size, ranks(size, measure, name, (1, M0)))
 
 
-@pytest.mark.parametrize("name", ["sgd with AMP", "adam"])
+@pytest.mark.parametrize("name", ["sgd with AMP", "sgd compressed", "adam"])
 def test_hook_under_accumulation(ranks: Any, name: str) -> None:
     check(name, 2, ranks(2, measure, name, (1, M0 // 4)))
 
@@ -173,7 +177,9 @@ def measure_groups() -> list[tuple[float, float]]:
     model = TwoParts()
     groups = [{"params": model.first.parameters()}, {"params": model.second.parameters(), "lr": 0.0}]
     optimizer = torch.optim.SGD(groups, lr=0.0)
-    job = attach(model, optimizer, adaptive=False, sampling=1, noise_decay=1 - 1e-9)
+    # A bucket per parameter: their halves of the estimate come from two calls of the hook.
+    ddp = {"bucket_cap_mb": 1e-5}
+    job = attach(model, optimizer, adaptive=False, sampling=1, noise_decay=1 - 1e-9, ddp=ddp)
     for (x,) in job.loader(planted(), M0):
         with job.micro_batch():
             job.backward(job.model(x).mean())
