@@ -157,7 +157,8 @@ def explain(job: JobArgument, config: ConfigOption = None, as_json: JsonOption =
     moves = move_rows(store, job)
     row = job_row(found.job, sum(m["total_s"] or 0.0 for m in moves), time.time())
     settings = fair.document(store.settings(defaults))
-    sizes = explaining.sizes(found)
+    snapshot = store.cycle_snapshot(found.cycle.id) if found.cycle else None
+    sizes = explaining.sizes(found, *explaining.node_size(snapshot, found.report))
     if as_json:
         decision = explaining.decision(found)
         emit_json(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from statistics import mode
 from typing import Any
 
 from pollux.goodput import Goodput
@@ -24,31 +25,32 @@ SIZE_COLUMNS = (
 _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
-def _shapes(report: Report, largest: int) -> list[tuple[int, int]]:
-    """(nodes, GPUs) worth telling: powers of two around what the job has, and what it has.
+def node_size(snapshot: Mapping[str, Any] | None, report: Report | None) -> tuple[int, int]:
+    """(GPUs of a usual node, GPUs of all), as the cycle's stored snapshot has them; else as the job shows."""
+    gpus = [int(node["gpus"]) for node in (snapshot or {}).get("nodes", ()) if node["gpus"]]
+    if gpus:
+        return mode(gpus), sum(gpus)
+    held = report.gpus // max(report.nodes, 1) if report else 0
+    return max(held, 1), max(report.gpus if report else 0, 1)
 
-    GPUs per node are read off the job's own placement, so a job within one node is told of one only.
-    """
-    held = (report.nodes, report.gpus) if report.gpus else None
-    per_node = report.gpus // report.nodes if held and report.nodes > 1 else None
-    shapes = set() if held is None else {held}
-    for count in (c for c in _COUNTS if c <= largest):
-        if per_node is None or count <= per_node:
-            shapes.add((1, count))
-        elif count % per_node == 0:
-            shapes.add((count // per_node, count))
+
+def _shapes(held: tuple[int, int], per_node: int, largest: int) -> list[tuple[int, int]]:
+    """(nodes, GPUs) worth telling: powers of two within a node, then whole nodes, and what the job holds."""
+    shapes = {held} if held[1] else set()
+    shapes |= {(1, gpus) for gpus in _COUNTS if gpus <= min(per_node, largest)}
+    shapes |= {(nodes, nodes * per_node) for nodes in _COUNTS if nodes * per_node <= largest}
     return sorted(shapes, key=lambda shape: (shape[1], shape[0]))
 
 
-def sizes(found: Explanation) -> list[dict[str, Any]]:
-    """Goodput predicted at other sizes, by the job's own fit. Empty until it has reported one."""
+def sizes(found: Explanation, per_node: int, cluster_gpus: int) -> list[dict[str, Any]]:
+    """Goodput predicted at other sizes, by the job's own fit, up to what it may take and four times what it was
+    measured on. Empty until it has reported a fit.
+    """
     report, spec = found.report, found.job.spec
     if report is None or report.params is None or found.job.ended_at is not None:
         return []
-    largest = min(
-        spec.max_gpus or 4 * max(report.explored_gpus, 1), 4 * max(report.explored_gpus, report.gpus, 1)
-    )
-    shapes = _shapes(report, largest)
+    largest = min(spec.max_gpus or cluster_gpus, cluster_gpus, 4 * max(report.explored_gpus, report.gpus, 1))
+    shapes = _shapes((report.nodes, report.gpus), per_node, largest)
     model = Goodput(report.params, report.noise, report.limits, adaptive=spec.adaptive)
     best = model.optimize([n for n, _ in shapes], [k for _, k in shapes])
     now = next(

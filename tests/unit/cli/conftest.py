@@ -92,6 +92,7 @@ class MemoryStore:
     """What the commands ask of the real store, from lists."""
 
     cluster: str = "dev"
+    node_gpus: int = 8
     views: list[JobView] = field(default_factory=lambda: [VIEW])
     moves: list[Reallocation] = field(default_factory=lambda: [MOVE])
     report: Report | None = REPORT
@@ -109,6 +110,9 @@ class MemoryStore:
             job_id, Placement(("n1",), 4), 1300.0, 1.25, 256, True, view.decision_reason or ""
         )
         return Explanation(view, self.report, placed, self.latest_cycle(), tuple(self.reallocations(job_id)))
+
+    def cycle_snapshot(self, cycle_id: int) -> dict[str, Any]:
+        return {"nodes": [{"name": f"n{i}", "gpus": self.node_gpus} for i in range(4)]}
 
     def reallocations(self, job_id: int | None = None) -> list[Reallocation]:
         return [m for m in self.moves if job_id in (None, m.job_id)]

@@ -102,6 +102,12 @@ def test_explained_sizes_come_from_the_jobs_own_fit(store, polluxctl):
     assert found["reallocations"][0]["total_s"] == 9.0
 
 
+def test_explained_sizes_are_those_of_the_clusters_nodes(store, polluxctl):
+    store.node_gpus = 4
+    found = json.loads(polluxctl("explain", "7", "--json").out)
+    assert [(row["nodes"], row["gpus"]) for row in found["sizes"]] == [(1, 1), (1, 2), (1, 4), (2, 8)]
+
+
 def test_explain_says_so_when_a_job_never_reported(store, polluxctl):
     store.report = None
     store.views[0] = replace(store.views[0], goodput=None, batch_size=None)
