@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polluxd.model import NO_PLACEMENT, Allocation, Plan, Settings, Snapshot
-from polluxd.policy import fairness, objective, reasons, search
+from polluxd.policy import exchange, fairness, objective, reasons, search
 from polluxd.policy.choice import Choice, choose
 from polluxd.policy.domains import Domain, split
 from polluxd.policy.explain import Explainer
@@ -18,6 +18,8 @@ from polluxd.policy.placement import Seating
 
 Floats = NDArray[np.float64]
 
+ROUNDS, DIVISIONS = 3, 400
+"""Turns of the two searches, and pairs of nodes divided anew in all: bounds on work, so that a replay is exact."""
 TOLERANCE = 1e-4
 """The search stops this near the bound on total utility: fits are not known any better."""
 
@@ -96,7 +98,13 @@ def _place(seating: Seating, choice: Choice) -> None:
         seating.settle(seating.repack(chosen), chosen)
         if seating.total() <= total:
             seating.restore(state)
-    search.improve(seating, choice.aim, tolerance)
+    limit = DIVISIONS
+    for _ in range(ROUNDS):
+        before = seating.total()
+        search.improve(seating, choice.aim, tolerance)
+        limit -= exchange.improve(seating, choice.aim, tolerance, limit)
+        if seating.total() <= before + tolerance:
+            break
 
 
 def _allocation(explainer: Explainer, j: int, moved: bool) -> Allocation:
