@@ -46,8 +46,8 @@ def _seen(track: Track) -> dict[str, Any]:
         "nodes": track.nodes,
         "age_s": (track.ended_at or time.time()) - track.submitted_at,
     }
-    if track.ended:
-        seen["reason"] = ""
+    if track.ended:  # what polluxd last knew of it is of the past
+        seen |= dict.fromkeys(("batch_size", "goodput", "speedup"), None) | {"reason": ""}
     return seen
 
 

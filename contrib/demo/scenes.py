@@ -129,8 +129,15 @@ def _close_pollux_run(stage: Stage, summary: Summary) -> None:
     console.print(job_table(summary))
     console.print()
     if summary.moves:
+        console.print(
+            f"{len(summary.moves)} re-allocations: seconds from the order to drain to the first step after it, by part",
+            style="bold",
+            highlight=False,
+        )
         console.print(move_table(summary.moves))
-    console.print(f"\nMean JCT {summary.recording.mean_jct_s:.0f} s; the whole run took {took:.0f} s.")
+    console.print(
+        f"\nMean JCT {summary.recording.mean_jct_s:.0f} s; the whole run took {took:.0f} s.", highlight=False
+    )
     console.print(f"Written: {stage.out}/summary.json, timeline.png, logs/", soft_wrap=True, highlight=False)
 
 

@@ -118,7 +118,7 @@ def _steps(values: Sequence[float], limit: int = 7) -> str:
 
 def job_table(summary: Summary) -> Table:
     """One line per job: what it got and what came of it."""
-    table = Table(title="Jobs", title_justify="left", pad_edge=False, box=None, header_style="bold")
+    table = Table(pad_edge=False, box=None, header_style="bold")
     for title in ("job", "name", "state"):
         table.add_column(title)
     for title in ("JCT", "accuracy", "noise scale", "moves"):
@@ -139,8 +139,7 @@ def job_table(summary: Summary) -> Table:
 
 def move_table(moves: Sequence[Move]) -> Table:
     """What a re-allocation cost, split by step: median and worst."""
-    title = f"Re-allocations: {len(moves)}; seconds from the order to drain to the first step after it"
-    table = Table(title=title, title_justify="left", pad_edge=False, box=None, header_style="bold")
+    table = Table(pad_edge=False, box=None, header_style="bold")
     table.add_column("part")
     for column in ("median", "mean", "worst"):
         table.add_column(column, justify="right")
