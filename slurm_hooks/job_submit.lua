@@ -258,6 +258,9 @@ function pollux_submit(job, part_list, submit_uid)
     log_user("note: add '#SBATCH --open-mode=append': without it the output file starts anew at each re-allocation")
   end
   job.environment["POLLUX_TICKET_DIR"] = config.ticket_dir or ""
+  if wanted["adaptive"] then
+    job.environment["POLLUX_ADAPTIVE"] = wanted["adaptive"] -- read by the agent, which does not ask Slurm
+  end
   -- A lease, not a hold: if polluxd dies, the job starts by itself when the lease lapses.
   if polluxd_alive(config, now) then
     job.begin_time = math.max(now, begin or 0) + (config.lease_s or 300)

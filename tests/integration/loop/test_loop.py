@@ -158,10 +158,10 @@ def test_pollux_run_outside_a_pollux_job_trains_plainly(loop: Loop) -> None:
     assert job_id not in {row.job_id for row in loop.store.jobs_view()}
 
 
-def test_pause_stops_moves_and_resume_lets_them_go_on(loop: Loop) -> None:
+def test_pause_keeps_a_job_waiting_and_adaptive_no_keeps_its_batch_size(loop: Loop) -> None:
     assert loop.daemon.command("polluxctl", "pause").returncode == 0
     try:
-        waiting = loop.train("patient", 6)
+        waiting = loop.train("patient", 6, "--max-batch-size 512", directive="#POLLUX adaptive=no")
         time.sleep(5)
         assert loop.job(waiting).state is JobState.PENDING
         jobs = json.loads(loop.daemon.command("polluxctl", "jobs", "--json").stdout)
@@ -170,3 +170,4 @@ def test_pause_stops_moves_and_resume_lets_them_go_on(loop: Loop) -> None:
         assert loop.daemon.command("polluxctl", "resume").returncode == 0
     loop.until(lambda: loop.job(waiting).state.finished, why="its end")
     assert loop.job(waiting).state is JobState.COMPLETED
+    assert loop.result("patient")["batch_size"] == 32

@@ -32,7 +32,9 @@ for _, text in ipairs(said) do print((string.gsub(text, "\\n", " "))) end
 for _, key in ipairs({{"admin_comment", "begin_time", "requeue", "tres_per_job"}}) do
   print(tostring(job[key]))
 end
-print(tostring(job.environment and job.environment.POLLUX_TICKET_DIR))
+for _, key in ipairs({{"POLLUX_TICKET_DIR", "POLLUX_ADAPTIVE"}}) do
+  print(tostring(job.environment and job.environment[key]))
+end
 """
 
 # What sbatch leaves unset, as 22.05.8 shows it to the hook.
@@ -61,6 +63,7 @@ class Outcome:
     requeue: str
     tres_per_job: str | None
     ticket_dir: str | None
+    adaptive: str | None = None
 
 
 def lua(value: object) -> str:
@@ -85,7 +88,7 @@ def run(call: str, job: dict[str, object], config: dict[str, object]) -> Outcome
     lines = done.stdout.splitlines()
     said = lines[2 : 2 + int(lines[1])]
     rest = [None if text == "nil" else text for text in lines[2 + int(lines[1]) :]]
-    return Outcome(lines[0] == "0", said, rest[0], float(rest[1] or 0), rest[2] or "", rest[3], rest[4])
+    return Outcome(lines[0] == "0", said, rest[0], float(rest[1] or 0), rest[2] or "", *rest[3:6])
 
 
 def submit(head: str, config: dict[str, object] | None = None, **job: object) -> Outcome:
@@ -138,6 +141,7 @@ def test_all_keys_over_several_lines_with_a_comment_and_dos_line_ends() -> None:
         "#POLLUX min-gpus=2 max-gpus=8\r\n#POLLUX adaptive=no # as it was\r\n#POLLUX  preemptible=no\r"
     )
     assert comment(outcome) == "pollux:v1 min-gpus=2 max-gpus=8 adaptive=no preemptible=no cpus-per-gpu=1"
+    assert outcome.adaptive == "no"
 
 
 def test_polluxd_reads_what_the_hook_writes() -> None:
