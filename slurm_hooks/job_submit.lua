@@ -258,6 +258,7 @@ function pollux_submit(job, part_list, submit_uid)
     log_user("note: add '#SBATCH --open-mode=append': without it the output file starts anew at each re-allocation")
   end
   job.environment["POLLUX_TICKET_DIR"] = config.ticket_dir or ""
+  job.environment["POLLUX_SUBMITTED"] = tostring(now) -- tells this job from others of its id
   if wanted["adaptive"] then
     job.environment["POLLUX_ADAPTIVE"] = wanted["adaptive"] -- read by the agent, which does not ask Slurm
   end

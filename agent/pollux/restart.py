@@ -97,7 +97,7 @@ class Restart:
         self.ticket: Ticket | None = read_ticket()
         self.adaptive = _yes(environ.get("POLLUX_ADAPTIVE"), self.ticket is not None)
         self._environ = environ
-        directory = _directory(checkpoint_dir, self.ticket, environ)
+        directory = _directory(checkpoint_dir, environ)
         self._store: CheckpointStore | None = None
         if directory is not None:
             self._store = CheckpointStore(directory)
@@ -342,16 +342,20 @@ class Restart:
             self._publisher.close()
 
 
-def _directory(
-    given: str | os.PathLike[str] | None, ticket: Ticket | None, environ: Mapping[str, str]
-) -> Path | None:
-    """Where checkpoints go: the argument, the environment, and in a Pollux job beside where it was submitted."""
+def _directory(given: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> Path | None:
+    """Where checkpoints go: the argument, the environment, and in a Pollux job beside where it was submitted.
+
+    The last is the job's own: a cluster set up anew counts its jobs from 1 again, so the id alone would find another
+    job's checkpoint. It needs no ticket, so that a job that lost its ticket still goes on where it was.
+    """
     if given is not None:
         return Path(given)
     if environ.get("POLLUX_CHECKPOINT_DIR"):
         return Path(environ["POLLUX_CHECKPOINT_DIR"])
-    if ticket is not None:
-        return Path(environ.get("SLURM_SUBMIT_DIR") or Path.cwd()) / "pollux-checkpoints" / str(ticket.job_id)
+    job_id = environ.get("SLURM_JOB_ID")
+    if job_id and environ.get("POLLUX_TICKET_DIR"):
+        own = "-".join(filter(None, (job_id, environ.get("POLLUX_SUBMITTED"))))
+        return Path(environ.get("SLURM_SUBMIT_DIR") or Path.cwd()) / "pollux-checkpoints" / own
     return None
 
 
