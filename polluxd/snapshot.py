@@ -67,8 +67,6 @@ def build_snapshot(
                 waiting=None if known.held_at is None else max(0.0, state.taken_at - known.held_at),
                 placement=placement,
                 report=report,
-                weight=settings.account_weights.get(job.account, 1.0)
-                * settings.user_weights.get(job.user, 1.0),
                 pinned=bool(pin_reason),
                 pin_reason=pin_reason,
                 started=report is not None or job.state is not JobState.PENDING,

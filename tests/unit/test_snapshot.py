@@ -20,6 +20,7 @@ from polluxd.model import (
     Snapshot,
     Step,
 )
+from polluxd.policy.fairness import weight
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 from polluxd.snapshot import build_snapshot
 from polluxd.store import JobTimes, ReallocTotals
@@ -101,19 +102,24 @@ def test_a_job_under_way_counts_where_it_is_going() -> None:
     assert seen.jobs[0].pinned
 
 
-def test_age_cost_and_weight_come_from_the_database() -> None:
+def test_age_and_cost_come_from_the_database() -> None:
     running = slurm_job(1, gpus_per_node_held={"n1": 2}, submit_time=95.0)
-    settings = Settings(account_weights={"lab": 2.0}, user_weights={"ann": 3.0})
     job = snapshot(
         running,
         times={1: JobTimes(40.0, 50.0, 90.0)},
         reports={1: REPORT},
         totals={1: ReallocTotals(2, 14.0, 7.0)},
-        settings=settings,
     ).jobs[0]
     assert job.waiting == 10.0
-    assert (job.age, job.lost_seconds, job.reallocation_cost, job.weight) == (60.0, 14.0, 7.0, 6.0)
+    assert (job.age, job.lost_seconds, job.reallocation_cost) == (60.0, 14.0, 7.0)
     assert snapshot(running).jobs[0].reallocation_cost == 30.0
+
+
+def test_weights_count_once() -> None:
+    """The policy takes them from the settings: in the job's own weight too, they would count squared."""
+    settings = Settings(account_weights={"lab": 2.0}, user_weights={"ann": 3.0})
+    made = snapshot(slurm_job(1, JobState.PENDING), settings=settings)
+    assert weight(made.jobs[0], made.settings) == 6.0
 
 
 def test_a_stored_snapshot_comes_back_bit_for_bit() -> None:

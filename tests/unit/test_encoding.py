@@ -1,0 +1,186 @@
+"""A snapshot that was stored decides as the one that was not: every field, every bit of every number."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
+from polluxd.encoding import decode_snapshot, encode
+from polluxd.errors import StoreRejected
+from polluxd.model import Job, JobSpec, Node, Placement, Report, Settings, Snapshot
+
+FULL = Snapshot(
+    cluster="dev",
+    taken_at=1_700_000_000.125,
+    nodes=(Node("n1", 4, "a100", 1, False, frozenset({"main", "night"}), 64, 3), Node("n2", 8)),
+    jobs=(
+        Job(
+            job_id=7,
+            name='res"net\u00e9',
+            user="ada",
+            account="vision",
+            partition="main",
+            spec=JobSpec(2, 8, False, False, 3, 4000, "1,2,4,8"),
+            submitted_at=1.1,
+            age=5e-324,
+            placement=Placement(("n1", "n2"), 2),
+            report=Report(
+                attempt=3,
+                at=2.2,
+                limits=BatchLimits(64, 4096, 8, 512),
+                params=ThroughputParams(0.1, 0.1 + 0.2, 1e-300, 1e22, 1e300, 2.0, math.inf),
+                noise=NoiseScale(1 / 3, -0.0),
+                explored_gpus=4,
+                explored_nodes=2,
+                gpus=4,
+                nodes=2,
+                batch_size=256,
+                goodput=1e16,
+                throughput=3.0,
+                progress=4.0,
+                target=5.0,
+                epoch=2.5,
+                lr_factor=1.9,
+                checkpointed=True,
+                first_step_at=6.0,
+                restart_cost=7.0,
+            ),
+            weight=0.7,
+            pinned=True,
+            pin_reason="moving",
+            started=True,
+            waiting=0.3,
+            attempt=3,
+            reallocations=2,
+            lost_seconds=14.1,
+            reallocation_cost=7.05,
+        ),
+        Job(8, "bare", "bob", "nlp", "main", JobSpec(), 3.3, 4.4),
+    ),
+    settings=Settings(
+        power=-math.inf,
+        account_weights={"vision": 0.1},
+        user_weights={"ada": 2.0},
+        paused=True,
+        partial_nodes=True,
+        account_ceilings={"vision": 8},
+        user_ceilings={"ada": 4},
+        account_guarantees={"nlp": 2},
+        user_guarantees={"bob": 1},
+        gpu_counts="powers-of-two",
+        starvation_bound=3600.0,
+        remaining_work_power=-0.25,
+        hysteresis=0.1,
+    ),
+)
+
+
+def stored(snapshot: Snapshot) -> Any:
+    return json.loads(json.dumps(encode(snapshot), allow_nan=False))
+
+
+def bits(value: Any) -> Any:
+    """Of every number its type and its bits: equality takes 0.0 for -0.0, and 1 for 1.0."""
+    if isinstance(value, float):
+        return struct.pack(">d", math.nan if math.isnan(value) else value)  # one NaN is as good as another
+    if is_dataclass(value) and not isinstance(value, type):
+        return type(value), [bits(getattr(value, f.name)) for f in fields(value)]
+    if isinstance(value, tuple):
+        return type(value), [bits(v) for v in value]
+    if isinstance(value, dict):
+        return sorted((k, bits(v)) for k, v in value.items())
+    return type(value), value
+
+
+def test_every_field_of_the_full_snapshot_differs_from_its_default() -> None:
+    """Else a field that the decoder forgot could come back by chance."""
+    job = FULL.jobs[0]
+    for value in (FULL.nodes[0], job, job.spec, job.report, FULL.settings):
+        assert is_dataclass(value)
+        for field in fields(value):
+            assert getattr(value, field.name) != field.default, field.name
+
+
+def test_every_field_comes_back_bit_for_bit() -> None:
+    assert bits(decode_snapshot(stored(FULL))) == bits(FULL)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.floats(allow_nan=False), min_size=7, max_size=7),
+    st.none() | st.floats(),
+    st.text(),
+    st.dictionaries(st.text(), st.floats()),
+)
+def test_any_number_and_text_come_back(
+    theta: list[float], waiting: float | None, name: str, weights: dict[str, float]
+) -> None:
+    job = FULL.jobs[0]
+    assert job.report is not None
+    report = replace(job.report, params=ThroughputParams(*theta))
+    made = replace(
+        FULL,
+        jobs=(replace(job, report=report, waiting=waiting, name=name),),
+        settings=replace(FULL.settings, account_weights=weights),
+    )
+    assert bits(decode_snapshot(stored(made))) == bits(made)
+
+
+def test_a_snapshot_of_an_older_version_has_the_defaults() -> None:
+    data = stored(FULL)
+    for part, gone in (
+        (data["settings"], "hysteresis"),
+        (data["jobs"][0], "waiting"),
+        (data["jobs"][0]["spec"], "gpu_counts"),
+        (data["jobs"][0]["report"], "first_step_at"),
+        (data["nodes"][0], "cpus"),
+    ):
+        del part[gone]
+    read = decode_snapshot(data)
+    assert read.settings.hysteresis == Settings().hysteresis
+    job = read.jobs[0]
+    assert (job.waiting, job.spec.gpu_counts) == (None, "any")
+    assert job.report is not None
+    assert job.report.first_step_at is None
+    assert read.nodes[0].cpus == 0
+
+
+def test_a_field_of_a_later_version_is_passed_over() -> None:
+    data = stored(FULL)
+    data["settings"]["mood"] = "bright"
+    data["jobs"][0]["colour"] = 3
+    assert decode_snapshot(data) == FULL
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda d: d.pop("jobs"), "Snapshot lacks jobs"),
+        (lambda d: d["jobs"][0].pop("age"), "Job lacks age"),
+        (lambda d: d["jobs"][0].update(age="old"), "could not convert"),
+        (lambda d: d["jobs"][0].update(job_id="7"), "expected int, got '7'"),
+        (lambda d: d["jobs"][0].update(pinned=1), "expected bool, got 1"),
+        (lambda d: d["jobs"][0].update(attempt=True), "expected int, got True"),
+        (lambda d: d.update(nodes={"n1": 4}), "expected a list"),
+        (lambda d: d["jobs"][0]["placement"].update(gpus_per_node=0), "nodes and GPUs, or neither"),
+        (lambda d: d["settings"].update(user_weights=[]), "items"),
+    ],
+)
+def test_what_is_no_snapshot_is_said(change: Any, told: str) -> None:
+    data = stored(FULL)
+    change(data)
+    with pytest.raises(StoreRejected, match=told):
+        decode_snapshot(data)
+
+
+def test_no_snapshot_at_all_is_said() -> None:
+    with pytest.raises(StoreRejected, match="expected an object for Snapshot"):
+        decode_snapshot([1])
