@@ -18,7 +18,7 @@ from polluxd.apply.reconciler import Reconciler
 from polluxd.config import Config
 from polluxd.encoding import encode
 from polluxd.model import Mode, Plan, Snapshot
-from polluxd.policy import decide
+from polluxd.policy import Cache, decide
 from polluxd.slurm.protocol import ClusterState, SlurmClient
 from polluxd.snapshot import build_snapshot
 from polluxd.store import Store
@@ -54,6 +54,7 @@ class Controller:
         self._clock = clock
         self._decided_at = float("-inf")
         self._seen: frozenset[object] = frozenset()
+        self._cache = Cache()
 
     def step(self) -> StepResult:
         """Observe; act on what is under way; decide anew when due."""
@@ -81,7 +82,7 @@ class Controller:
                 resting=self._reconciler.resting,
             )
             observed = time.perf_counter()
-            plan = decide(snapshot)
+            plan = decide(snapshot, cache=self._cache)
             decided = time.perf_counter()
             if acting and not settings.paused:
                 open_moves += len(self._reconciler.begin(_wished(plan, snapshot), moves))

@@ -5,6 +5,7 @@
 Nothing here does I/O, reads a clock or draws a random number.
 """
 
+from polluxd.policy.cache import Cache
 from polluxd.policy.decision import decide
 
-__all__ = ["decide"]
+__all__ = ["Cache", "decide"]

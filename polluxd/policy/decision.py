@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from polluxd.model import NO_PLACEMENT, Allocation, Plan, Settings, Snapshot
 from polluxd.policy import exchange, fairness, objective, reasons, search
+from polluxd.policy.cache import Cache
 from polluxd.policy.choice import Choice, choose
 from polluxd.policy.domains import Domain, split
 from polluxd.policy.explain import Explainer
@@ -37,14 +38,17 @@ class _Solved:
     """On the sum of utilities."""
 
 
-def decide(snapshot: Snapshot) -> Plan:
+def decide(snapshot: Snapshot, *, cache: Cache | None = None) -> Plan:
     """The plan of largest fitness that was found, with a proven bound.
 
     Deterministic: the same snapshot gives the same plan, bit for bit, in whatever order nodes and jobs come. Every
-    job of the snapshot has an allocation, in order of job id, if only of nothing, with the reason.
+    job of the snapshot has an allocation, in order of job id, if only of nothing, with the reason. A `cache` kept from
+    one decision to the next saves time and changes nothing else.
     """
+    cache = Cache() if cache is None else cache
+    cache.begin({job.job_id for job in snapshot.jobs})
     mean = fairness.mean_weight(snapshot)
-    solved = [_solve(domain, snapshot.settings, mean) for domain in split(snapshot)]
+    solved = [_solve(domain, snapshot.settings, mean, cache) for domain in split(snapshot)]
     allocations = sorted((a for part in solved for a in part.allocations), key=lambda a: a.job_id)
     empty, power = np.zeros(0), snapshot.settings.power
     weight = np.concatenate([empty, *(part.weight for part in solved)])
@@ -58,8 +62,8 @@ def decide(snapshot: Snapshot) -> Plan:
     return Plan(tuple(allocations), fitness, max(fitness, bound), " and ".join(solvers))
 
 
-def _solve(domain: Domain, settings: Settings, mean_weight: float) -> _Solved:
-    menu = build(domain, settings, mean_weight)
+def _solve(domain: Domain, settings: Settings, mean_weight: float, cache: Cache) -> _Solved:
+    menu = build(domain, settings, mean_weight, cache)
     absent = [
         Allocation(job.job_id, NO_PLACEMENT, 0.0, 0.0, 0, bool(job.placement), reason)
         for job, reason in menu.absent

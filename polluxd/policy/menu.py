@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from pollux.goodput import Goodput, optimize_pairs, pack
 from polluxd.model import Job, Settings
 from polluxd.policy import fairness, objective
+from polluxd.policy.cache import Cache
 from polluxd.policy.ceilings import Group, groups
 from polluxd.policy.domains import Domain
-from polluxd.policy.feasible import NOTHING, Offers, is_pinned, present, why_no_batch
+from polluxd.policy.feasible import NOTHING, is_pinned, present, why_no_batch
 from polluxd.policy.shapes import Shape
 
 Floats = NDArray[np.float64]
@@ -93,12 +94,13 @@ class Menu:
         return np.where(moved, x * self.factor, x)
 
 
-def build(domain: Domain, settings: Settings, mean_weight: float = 1.0) -> Menu:
-    """The menu of one domain; weights are taken relative to `mean_weight`.
+def build(domain: Domain, settings: Settings, mean_weight: float = 1.0, cache: Cache | None = None) -> Menu:
+    """The menu of one domain; weights are taken relative to `mean_weight`. Tables that `cache` knows are not redone.
 
     Jobs that cannot be given anything now are left out, with the reason.
     """
-    offers = Offers(domain, settings)
+    cache = Cache() if cache is None else cache
+    offers = cache.offers(domain, settings)
     listed: list[Job] = []
     shapes: list[list[Shape]] = []
     stays: list[bool] = []
@@ -122,7 +124,7 @@ def build(domain: Domain, settings: Settings, mean_weight: float = 1.0) -> Menu:
                 shapes.append([NOTHING, *found])
                 stays.append(stay or not job.placement)
         listed.append(job)
-    return _evaluate(domain, settings, _Listing(listed, shapes, stays, absent), mean_weight)
+    return _evaluate(domain, settings, _Listing(listed, shapes, stays, absent), mean_weight, cache)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +137,14 @@ class _Listing:
     absent: list[tuple[Job, str]]
 
 
-def _evaluate(domain: Domain, settings: Settings, listing: _Listing, mean_weight: float) -> Menu:
+def _evaluate(
+    domain: Domain, settings: Settings, listing: _Listing, mean_weight: float, cache: Cache
+) -> Menu:
     """Goodput, speedup and utility of every option; jobs with no feasible batch size drop out."""
     size, count = domain.gpus_per_node, len(listing.jobs)
     shares = [fairness.fair_share(domain.capacity, count, size, job) for job in listing.jobs]
     nodes, gpus, owner, is_share = _rows(listing.shapes, shares)
-    goodput, batch = _goodput(listing.jobs, owner, nodes, gpus)
+    goodput, batch = _goodput(listing, shares, (owner, nodes, gpus), cache)
 
     now = np.array([present(j) for j in listing.jobs], dtype=np.int64).reshape(-1, 2)
     per_node = gpus // np.maximum(nodes, 1)
@@ -249,7 +253,25 @@ def _rows(
     return nodes, gpus, np.repeat(np.arange(len(shapes)), lengths), is_share
 
 
-def _goodput(jobs: Sequence[Job], owner: Ints, nodes: Ints, gpus: Ints) -> tuple[Floats, Ints]:
+def _goodput(
+    listing: _Listing, shares: Sequence[fairness.FairShare], rows: tuple[Ints, Ints, Ints], cache: Cache
+) -> tuple[Floats, Ints]:
+    """Best goodput and its batch size per row (owner, nodes, GPUs), of the jobs whose table the cache lacks."""
+    owner, nodes, gpus = rows
+    count = len(listing.jobs)
+    lengths = np.bincount(owner, minlength=count)
+
+    def evaluate(fresh: Sequence[int]) -> tuple[Floats, Ints]:
+        number = np.full(count, -1, dtype=np.int64)
+        number[fresh] = np.arange(len(fresh))
+        wanted = np.flatnonzero(number[owner] >= 0)
+        jobs = [listing.jobs[j] for j in fresh]
+        return _optimum(jobs, number[owner[wanted]], nodes[wanted], gpus[wanted])
+
+    return cache.tables(listing.jobs, list(zip(shares, listing.shapes, strict=True)), lengths, evaluate)
+
+
+def _optimum(jobs: Sequence[Job], owner: Ints, nodes: Ints, gpus: Ints) -> tuple[Floats, Ints]:
     """Best goodput and its batch size per row. A job without a fit yet is taken to scale linearly.
 
     Jobs whose fit and limits are the same share one evaluation.

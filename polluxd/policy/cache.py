@@ -1,0 +1,89 @@
+"""What one decision may take over from the last: goodput per job and shape, and the shapes that nodes offer.
+
+A job's table depends on its fit, its noise scale, its batch limits and the shapes asked for, and on nothing else:
+while those are equal, so are the numbers, bit for bit, and a plan never shows whether there was a cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polluxd.model import Job, Node, Settings
+from polluxd.policy.domains import Domain
+from polluxd.policy.feasible import Offers
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+Evaluate = Callable[[Sequence[int]], tuple[Floats, Ints]]
+"""Goodput and batch size of all rows of some jobs, given by number, job after job."""
+
+
+class _Table(NamedTuple):
+    key: tuple[object, ...]
+    goodput: Floats
+    batch: Ints
+
+
+class Cache:
+    """Kept by whoever decides again and again, and passed to `decide`. Not for several threads at once."""
+
+    def __init__(self) -> None:
+        self._tables: dict[int, _Table] = {}
+        self._offers: dict[str, tuple[tuple[Node, ...], tuple[object, ...], Offers]] = {}
+        self.hits = 0
+        """Jobs of the last decision whose table was still good."""
+        self.misses = 0
+
+    def offers(self, domain: Domain, settings: Settings) -> Offers:
+        """What the domain's nodes offer, anew if any of them changed."""
+        name = domain.nodes[0].name if domain.nodes else ""
+        rules = (settings.partial_nodes, settings.gpu_counts)
+        known = self._offers.get(name)
+        if known is not None and known[1] == rules and known[0] == domain.nodes:
+            return known[2]
+        found = Offers(domain, settings)
+        self._offers[name] = domain.nodes, rules, found
+        return found
+
+    def tables(
+        self, jobs: Sequence[Job], asked: Sequence[object], lengths: Ints, evaluate: Evaluate
+    ) -> tuple[Floats, Ints]:
+        """Goodput and batch size of every row, job after job.
+
+        `asked` [J] says what each job's rows are, compared by equality; `lengths` [J] how many there are. Only the
+        jobs whose table is not known are passed to `evaluate`.
+        """
+        keys = [_key(job, rows) for job, rows in zip(jobs, asked, strict=True)]
+        fresh = []
+        for j, job in enumerate(jobs):
+            known = self._tables.get(job.job_id)
+            if known is None or known.key != keys[j]:
+                fresh.append(j)
+        self.hits += len(jobs) - len(fresh)
+        self.misses += len(fresh)
+        if fresh:
+            goodput, batch = evaluate(fresh)
+            ends = np.cumsum(lengths[fresh]).tolist()
+            for j, begin, end in zip(fresh, [0, *ends[:-1]], ends, strict=True):
+                self._tables[jobs[j].job_id] = _Table(keys[j], goodput[begin:end], batch[begin:end])
+        if len(fresh) == len(jobs):
+            return (goodput, batch) if fresh else (np.zeros(0), np.zeros(0, dtype=np.int64))
+        found = [self._tables[job.job_id] for job in jobs]
+        return np.concatenate([t.goodput for t in found]), np.concatenate([t.batch for t in found])
+
+    def begin(self, job_ids: Collection[int]) -> None:
+        """Start a decision over these jobs: forget those that are gone."""
+        self.hits = self.misses = 0
+        self._tables = {number: table for number, table in self._tables.items() if number in job_ids}
+
+
+def _key(job: Job, rows: object) -> tuple[object, ...]:
+    report = job.report
+    if report is None:
+        return (rows,)
+    return rows, report.params, report.noise, report.limits, job.spec.adaptive
