@@ -27,6 +27,7 @@ from . import fairness as fair
 from . import top as live
 from .jobs import JOB_COLUMNS
 from .output import Column, Row, clock, duration, emit, emit_json, number, plain, table
+from .simulate import simulate
 from .view import audit_rows, job_row, job_rows, move_rows, status_row
 
 app = typer.Typer(
@@ -42,6 +43,7 @@ fairness_app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(fairness_app, name="fairness")
+app.command()(simulate)
 
 ConfigOption = Annotated[
     Path | None,

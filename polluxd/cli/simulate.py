@@ -1,0 +1,150 @@
+"""`polluxctl simulate`: what the policies would have done with a trace. Needs no Slurm and no database."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from polluxd.errors import ConfigError
+from polluxd.sim import plots
+from polluxd.sim.cluster import Scenario
+from polluxd.sim.comparison import Heard, applications_of, compare
+from polluxd.sim.policies import POLICIES
+from polluxd.sim.workload import read_workload
+
+from .fairness import parse_power
+from .output import Column, Row, duration, jsonable, number, table
+
+COLUMNS = (
+    Column("policy", "POLICY"),
+    Column("avg_jct_s", "MEAN JCT", duration, right=True),
+    Column("p50_jct_s", "P50", duration, right=True, rank=2),
+    Column("p99_jct_s", "P99", duration, right=True, rank=1),
+    Column("makespan_s", "MAKESPAN", duration, right=True, rank=1),
+    Column("avg_restarts", "RESTARTS", number(3), right=True, rank=4),
+    Column("gpu_hours", "GPU-HOURS", number(4), right=True, rank=5),
+    Column("avg_efficiency", "EFFICIENCY", number(3), right=True, rank=6),
+    Column("fairness_mean", "FAIRNESS", number(3), right=True, rank=3),
+    Column("fairness_worst", "WORST", number(3), right=True, rank=7),
+    Column("decision_median", "DECISION [ms]", number(3), right=True, rank=8),
+)
+
+
+def simulate(
+    workload: Annotated[
+        Path, typer.Argument(metavar="WORKLOAD.csv", help="name, time, application, num_replicas, batch_size")
+    ],
+    profiles: Annotated[
+        Path | None, typer.Option("--profiles", help="folder of measured applications [those shipped]")
+    ] = None,
+    policy: Annotated[
+        list[str] | None, typer.Option("--policy", help=f"again for more: {', '.join(POLICIES)} [pollux]")
+    ] = None,
+    nodes: Annotated[int, typer.Option("--nodes", min=1, max=100_000)] = 16,
+    gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", min=1, max=64)] = 4,
+    interval: Annotated[float, typer.Option("--interval", min=1, help="seconds between decisions")] = 60.0,
+    restart_seconds: Annotated[float, typer.Option("--restart-seconds", min=0)] = 30.0,
+    restart_range: Annotated[
+        str | None, typer.Option("--restart-range", metavar="LOW,HIGH", help="drawn per application instead")
+    ] = None,
+    interference: Annotated[
+        float,
+        typer.Option("--interference", min=0, max=0.99, help="slowdown of multi-node jobs that share a node"),
+    ] = 0.0,
+    power: Annotated[str, typer.Option("--power", metavar="P", help="p of the fitness")] = "-1",
+    noise: Annotated[
+        float, typer.Option("--noise", min=0, max=1, help="relative error of what agents measure")
+    ] = 0.0,
+    failures_per_day: Annotated[
+        float, typer.Option("--failures-per-day", min=0, help="node failures, in the whole cluster")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
+    in_parallel: Annotated[
+        int,
+        typer.Option("--jobs-in-parallel", min=1, help="policies simulated at one time; changes no result"),
+    ] = 1,
+    as_json: Annotated[
+        Path | None, typer.Option("--json", metavar="OUT.json", help="everything, unrounded")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", metavar="OUT.png", help="one page of plots")] = None,
+) -> None:
+    """Replay a trace under one policy or several."""
+    names = list(dict.fromkeys(policy or ["pollux"]))
+    unknown = [name for name in names if name not in POLICIES]
+    if unknown:
+        raise ConfigError(f"--policy {unknown[0]}: no such policy; there are {', '.join(POLICIES)}")
+    scenario = Scenario(
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        interval=interval,
+        floor=min(Scenario().floor, interval),
+        poll=min(Scenario().poll, interval),
+        restart_seconds=restart_seconds,
+        restart_range=_range(restart_range),
+        interference=interference,
+        jitter=noise,
+        failures_per_day=failures_per_day,
+        power=parse_power(power),
+        seed=seed,
+    )
+    for path in (as_json, plot):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ConfigError(f"{path}: its folder does not exist; make it first")
+    jobs = read_workload(workload, applications_of(profiles), cluster_gpus=scenario.gpus)
+    with _watched(names, len(jobs)) as heard:
+        results = compare(jobs, profiles, names, scenario, in_parallel=in_parallel, heard=heard)
+    document = {"workload": str(workload), "scenario": asdict(scenario), "policies": results}
+    if as_json is not None:
+        as_json.write_text(json.dumps(jsonable(document), indent=1, allow_nan=False) + "\n")
+    if plot is not None:
+        plots.page(results, f"{workload.name}: {len(jobs)} jobs on {nodes} x {gpus_per_node} GPUs", plot)
+    console = Console(highlight=False)
+    console.print(table([_row(name, results[name]) for name in names], COLUMNS, console.width))
+
+
+def _row(name: str, result: dict[str, Any]) -> Row:
+    return {
+        "policy": name,
+        **result,
+        "fairness_mean": result["finish_time_fairness"]["mean"],
+        "fairness_worst": result["finish_time_fairness"]["worst"],
+        "decision_median": result["decision_ms"]["median"],
+    }
+
+
+def _range(text: str | None) -> tuple[float, float] | None:
+    """LOW,HIGH in seconds."""
+    if text is None:
+        return None
+    try:
+        low, high = (float(part) for part in text.split(","))
+    except ValueError:
+        low = high = float("nan")
+    if not 0 < low <= high < 86400:
+        raise ConfigError(f"--restart-range {text}: expected LOW,HIGH in seconds, such as 15,250")
+    return low, high
+
+
+@contextmanager
+def _watched(names: Sequence[str], jobs: int) -> Iterator[Heard]:
+    """A bar per policy on standard error; silent where that is no terminal."""
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as progress:
+        bars = {name: progress.add_task(name, total=jobs) for name in names}
+        yield lambda name, ended, _of: progress.update(bars[name], completed=ended)

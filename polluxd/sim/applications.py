@@ -1,0 +1,157 @@
+"""What an application really does on given GPUs: step times and gradient statistics, measured or parametric.
+
+The simulator's jobs train by these; their agents and the policies see only what they measure of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams, accumulation_time, step_time
+
+
+class Application(Protocol):
+    """The truth about one kind of training. `placement` is the GPUs on each node in use, in their order."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def limits(self) -> BatchLimits: ...
+    @property
+    def epochs(self) -> int:
+        """Statistical epochs after which a job ends."""
+
+    @property
+    def most_gpus(self) -> int | None:
+        """GPUs beyond which it is never run; None: as many as its batch limits feed."""
+
+    @property
+    def fixed_batch(self) -> int | None:
+        """The one batch size that it is run at where policies choose batch sizes; None: they may choose."""
+
+    def times(self, placement: tuple[int, ...], local_batch: int) -> tuple[float, float]:
+        """A synchronising pass, and the part of it spent waiting for others [s]."""
+
+    def noise(self, batch_size: int, epoch: int) -> NoiseScale:
+        """Gradient statistics during an epoch (from 0) at a total batch size."""
+
+    def progress(self, epoch: int) -> float:
+        """Cumulative M0-iterations at the end of the first `epoch` epochs."""
+
+    def iterations(self, batch_size: int, epoch: int) -> float:
+        """Optimizer steps of a run at one fixed batch size, up to the end of epoch index `epoch`."""
+
+
+def most_gpus(app: Application) -> int:
+    """The most GPUs that the application can use at all."""
+    fed = app.limits.maximum // app.limits.local_min
+    return max(1, fed if app.most_gpus is None else min(fed, app.most_gpus))
+
+
+@dataclass(frozen=True)
+class ParametricApplication:
+    """An application given by its throughput parameters and by how its noise scale grows over training.
+
+    `noise_scale` runs geometrically from its first to its last value [examples] over the epochs, which is the shape
+    that the paper measures (section 2.2, figure 2); `examples` is the size of one statistical epoch.
+    """
+
+    name: str
+    theta: ThroughputParams
+    limits: BatchLimits
+    epochs: int
+    examples: int
+    noise_scale: tuple[float, float]
+    most_gpus: int | None = None
+    fixed_batch: int | None = None
+
+    def times(self, placement: tuple[int, ...], local_batch: int) -> tuple[float, float]:
+        gpus = sum(placement)
+        step = float(step_time(self.theta, len(placement), gpus, local_batch))
+        return step, step - float(accumulation_time(self.theta, local_batch))
+
+    def noise(self, batch_size: int, epoch: int) -> NoiseScale:
+        first, last = self.noise_scale
+        done = min(epoch / max(self.epochs - 1, 1), 1.0)
+        return NoiseScale(1.0, first * (last / first) ** done / self.limits.initial)
+
+    def progress(self, epoch: int) -> float:
+        return epoch * self.examples / self.limits.initial
+
+    def iterations(self, batch_size: int, epoch: int) -> float:
+        scale = batch_size / self.limits.initial
+        steps = 0.0
+        for number in range(epoch + 1):
+            noise = self.noise(batch_size, number)
+            gain = (noise.var + noise.sqr) / (noise.var / scale + noise.sqr)
+            steps += self.progress(1) / gain
+        return steps
+
+
+def _application(
+    name: str,
+    theta: tuple[float, ...],
+    limits: tuple[int, int, int, int],
+    epochs: int,
+    examples: int,
+    noise_scale: tuple[float, float],
+) -> ParametricApplication:
+    return ParametricApplication(
+        name, ThroughputParams(*theta), BatchLimits(*limits), epochs, examples, noise_scale
+    )
+
+
+BUILT_IN: Mapping[str, ParametricApplication] = {
+    app.name: app
+    for app in (
+        # Orders of magnitude of common trainings on one mid-range GPU per worker and 10 to 25 Gb/s between nodes:
+        # the small ones end in minutes on one GPU, the large ones take GPU-days.
+        _application(
+            "vision-small", (0.02, 7e-4, 0.01, 1e-3, 0.09, 4e-3, 2.0),
+            (128, 4096, 16, 1024), 60, 50_000, (80, 9e3),
+        ),
+        _application(
+            "vision-large", (0.07, 4.3e-3, 0.01, 2e-3, 0.28, 6e-3, 2.5),
+            (200, 12800, 20, 200), 40, 1_281_167, (2e3, 6e4),
+        ),
+        _application(
+            "detection", (0.08, 4e-2, 0.06, 2e-2, 0.50, 2e-2, 1.6),
+            (8, 512, 4, 16), 40, 16_551, (30, 2e3),
+        ),
+        _application(
+            "speech", (0.20, 2.6e-2, 0.06, 1.5e-2, 0.30, 1e-2, 1.8),
+            (20, 640, 10, 80), 60, 7_176, (20, 1e3),
+        ),
+        _application(
+            "language-tuning", (0.22, 5.9e-2, 0.05, 1.5e-2, 0.90, 5e-2, 1.3),
+            (12, 384, 4, 12), 2, 88_644, (15, 400),
+        ),
+        _application(
+            "recommendation", (7e-3, 5e-7, 3e-3, 5e-4, 0.02, 1e-3, 1.2),
+            (256, 32768, 32, 32768), 10, 4_970_000, (5e3, 5e4),
+        ),
+    )
+}  # fmt: skip
+"""Shipped with the project, so that `simulate` is useful without any measured profile."""
+
+
+def placement_of(gpus: int, gpus_per_node: int) -> tuple[int, ...]:
+    """So many GPUs packed on as few nodes as hold them: full nodes first."""
+    full, rest = divmod(gpus, gpus_per_node)
+    return (gpus_per_node,) * full + ((rest,) if rest else ())
+
+
+def split_batch(batch_size: int, gpus: int, limits: BatchLimits) -> tuple[int, int]:
+    """(m, s) of a batch size prescribed from outside: as many passes as GPU memory asks for.
+
+    One GPU beyond M0 accumulates at least once, so that the noise scale stays measurable.
+    """
+    local = math.ceil(batch_size / gpus - 1e-8)
+    s = math.ceil(local / limits.local_max - 1e-8) - 1
+    if gpus == 1 and batch_size > limits.initial:
+        s = max(s, 1)
+    m = math.ceil(local / (s + 1) - 1e-8)
+    return max(1, min(m, limits.maximum // (gpus * (s + 1)))), s

@@ -1,0 +1,86 @@
+"""One trace under several policies: each run by itself, in this process or in others, with the same result."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+from polluxd.sim.applications import BUILT_IN, Application
+from polluxd.sim.cluster import Scenario
+from polluxd.sim.engine import simulate
+from polluxd.sim.measures import measure
+from polluxd.sim.policies import POLICIES
+from polluxd.sim.profiles import load_profiles
+from polluxd.sim.workload import Submission
+
+Heard = Callable[[str, int, int], None]
+"""Told of each policy how many jobs have ended, of how many."""
+
+_queue: Any = None
+
+
+def applications_of(profiles: Path | None) -> Mapping[str, Application]:
+    """The measured applications of a directory, or those that are shipped."""
+    return BUILT_IN if profiles is None else load_profiles(profiles)
+
+
+def compare(
+    submissions: Sequence[Submission],
+    profiles: Path | None,
+    names: Sequence[str],
+    scenario: Scenario,
+    *,
+    in_parallel: int = 1,
+    heard: Heard = lambda _name, _ended, _of: None,
+) -> dict[str, dict[str, Any]]:
+    """The figures of each policy, in the order of `names`. Runs share nothing, so parallelism changes no result."""
+    if in_parallel <= 1 or len(names) == 1:
+        return {name: _run(submissions, profiles, name, scenario, heard) for name in names}
+    # Forked children of a process that may have threads are a risk; a fresh interpreter costs a second.
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    with ProcessPoolExecutor(
+        min(in_parallel, len(names)), mp_context=context, initializer=_listen, initargs=(queue,)
+    ) as pool:
+        tasks = {pool.submit(_run_apart, submissions, profiles, name, scenario): name for name in names}
+        found: dict[str, dict[str, Any]] = {}
+        waiting = set(tasks)
+        while waiting:
+            _pass_on(queue, heard)
+            for task in [t for t in waiting if t.done()]:
+                found[tasks[task]] = task.result()
+                waiting.discard(task)
+        for task in as_completed(tasks):
+            task.result()
+    return {name: found[name] for name in names}
+
+
+def _pass_on(queue: Any, heard: Heard) -> None:
+    try:
+        heard(*queue.get(timeout=0.2))
+    except Empty:
+        return
+
+
+def _listen(queue: Any) -> None:
+    global _queue  # noqa: PLW0603 - what a worker process inherits at its start
+    _queue = queue
+
+
+def _run_apart(
+    submissions: Sequence[Submission], profiles: Path | None, name: str, scenario: Scenario
+) -> dict[str, Any]:
+    return _run(submissions, profiles, name, scenario, lambda *news: _queue.put(news))
+
+
+def _run(
+    submissions: Sequence[Submission], profiles: Path | None, name: str, scenario: Scenario, heard: Heard
+) -> dict[str, Any]:
+    applications = applications_of(profiles)
+    policy = POLICIES[name](scenario)
+    run = simulate(submissions, applications, policy, scenario, lambda ended, of: heard(name, ended, of))
+    return measure(run, scenario)

@@ -1,0 +1,207 @@
+"""The simulation loop: advance the jobs, decide, re-allocate; tick after tick.
+
+The artifact's order of things at each tick: jobs train through the interval that ends, then the policy decides, then
+placements change. A job that gets GPUs trains from that tick on, after its restart.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from polluxd.sim.agent import Agent, Memory
+from polluxd.sim.applications import Application
+from polluxd.sim.cluster import Scenario
+from polluxd.sim.training import Seats, Training
+from polluxd.sim.workload import Submission
+
+Progress = Callable[[int, int], None]
+"""Told how many jobs have ended, of how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a policy is shown at a decision."""
+
+    now: float
+    scenario: Scenario
+    capacity: tuple[int, ...]
+    """GPUs per node; 0 while it is down."""
+    jobs: tuple[Training, ...]
+    """Submitted and not ended, in order of submission."""
+
+
+class Policy(Protocol):
+    """A scheduling rule. A fresh one is made for each run; it may keep state."""
+
+    chooses_batch: bool
+    """Its jobs' agents choose the batch size; otherwise the user's is held."""
+    reacts: bool
+    """Decides on arrivals and departures too, not only every interval."""
+    remembers: bool
+    """Agents know what earlier runs of their application measured."""
+
+    def decide(self, view: View) -> Mapping[int, Seats]:
+        """Seats of each job by its number; a job left out gets none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The cluster just after a decision."""
+
+    time: float
+    jobs: int
+    gpus: int
+    """In use."""
+    efficiency: float
+    """Statistical, averaged over GPUs in use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A finished simulation."""
+
+    jobs: tuple[Training, ...]
+    moments: tuple[Moment, ...]
+    decision_seconds: tuple[float, ...]
+    """Wall-clock; the one thing in a run that is not reproducible."""
+
+
+class Unfinished(RuntimeError):
+    """The policy never let some jobs end."""
+
+
+def simulate(
+    submissions: Sequence[Submission],
+    applications: Mapping[str, Application],
+    policy: Policy,
+    scenario: Scenario,
+    progress: Progress | None = None,
+) -> Run:
+    """Run the trace to its end under a policy. Deterministic, decision times aside."""
+    return _Engine(submissions, applications, policy, scenario).run(progress)
+
+
+class _Engine:
+    def __init__(
+        self,
+        submissions: Sequence[Submission],
+        applications: Mapping[str, Application],
+        policy: Policy,
+        scenario: Scenario,
+    ) -> None:
+        self._policy = policy
+        self._scenario = scenario
+        memories = {name: Memory() for name in applications} if policy.remembers else {}
+        self._jobs = tuple(
+            _training(i, job, applications[job.application], policy, scenario, memories.get(job.application))
+            for i, job in enumerate(submissions)
+        )
+        self._restart = {name: scenario.restart_of(name) for name in applications}
+        self._now = 0.0
+        self._decided_at = float("-inf")
+        self._seen: frozenset[int] = frozenset()
+        self._moments: list[Moment] = []
+        self._decision_seconds: list[float] = []
+        horizon = max(job.time for job in submissions) + 30 * 86400.0
+        self._outages = scenario.outages(horizon)
+        self._down: dict[int, float] = {}
+
+    def run(self, progress: Progress | None) -> Run:
+        waiting = list(self._jobs)
+        active: list[Training] = []
+        scenario = self._scenario
+        step = scenario.poll if self._policy.reacts else scenario.interval
+        ended = 0
+        while waiting or active:
+            if not active and waiting[0].submission.time > self._now + step:
+                # Nothing happens until the next arrival; the grid of ticks stays where it is.
+                self._now += step * ((waiting[0].submission.time - self._now) // step)
+            self._advance(active, step)
+            self._now += step
+            self._fail(active)
+            still = [job for job in active if job.ended_at is None]
+            if len(still) < len(active):
+                ended += len(active) - len(still)
+                if progress is not None:
+                    progress(ended, len(self._jobs))
+            active = still
+            while waiting and waiting[0].submission.time <= self._now:
+                active.append(waiting.pop(0))
+            if active and self._due(active):
+                self._decide(active)
+            if self._now > 400 * 86400.0:
+                raise Unfinished(f"{len(waiting) + len(active)} jobs have not ended after 400 simulated days")
+        return Run(self._jobs, tuple(self._moments), tuple(self._decision_seconds))
+
+    def _due(self, active: Sequence[Training]) -> bool:
+        since = self._now - self._decided_at
+        if since >= self._scenario.interval:
+            return True
+        present = frozenset([*(job.number for job in active), *(-1 - node for node in self._down)])
+        return since >= self._scenario.floor and present != self._seen
+
+    def _advance(self, active: Sequence[Training], seconds: float) -> None:
+        slow: set[int] = set()
+        if self._scenario.interference > 0:
+            spread = Counter(node for job in active if len(job.seats) > 1 for node, _ in job.seats)
+            slow = {node for node, jobs in spread.items() if jobs > 1}
+        for job in active:
+            hit = bool(slow) and len(job.seats) > 1 and any(node in slow for node, _ in job.seats)
+            job.advance(self._now, seconds, self._scenario.interference if hit else 0.0)
+
+    def _fail(self, active: Sequence[Training]) -> None:
+        """Nodes that went down since the last step take their jobs with them; repaired ones come back."""
+        self._down = {node: until for node, until in self._down.items() if until > self._now}
+        while self._outages and self._outages[0][0] <= self._now:
+            at, node = self._outages.pop(0)
+            if node in self._down:
+                continue
+            self._down[node] = at + self._scenario.repair_seconds
+            for job in active:
+                if any(seat == node for seat, _ in job.seats):
+                    job.fail(self._now, 0.5)
+
+    def _decide(self, active: Sequence[Training]) -> None:
+        scenario = self._scenario
+        capacity = tuple(
+            0 if node in self._down else scenario.gpus_per_node for node in range(scenario.nodes)
+        )
+        if self._policy.chooses_batch:
+            for job in active:
+                # Fits are the agents' work: they are ready when the daemon looks.
+                job.agent.params  # noqa: B018
+        began = time.perf_counter()
+        placed = self._policy.decide(View(self._now, scenario, capacity, tuple(active)))
+        self._decision_seconds.append(time.perf_counter() - began)
+        used = Counter[int]()
+        for seats in placed.values():
+            for node, gpus in seats:
+                used[node] += gpus
+        over = [node for node, gpus in used.items() if gpus > capacity[node]]
+        assert not over, f"{type(self._policy).__name__} put {used[over[0]]} GPUs of jobs on node {over[0]}"
+        for job in active:
+            seats = placed.get(job.number, ())
+            if seats != job.seats:
+                job.place(seats, self._now, self._restart[job.app.name])
+        self._decided_at = self._now
+        self._seen = frozenset([*(job.number for job in active), *(-1 - node for node in self._down)])
+        busy = sum(used.values())
+        weight = sum(job.gpus * job.efficiency for job in active)
+        self._moments.append(Moment(self._now, len(active), busy, weight / busy if busy else 0.0))
+
+
+def _training(
+    number: int,
+    job: Submission,
+    app: Application,
+    policy: Policy,
+    scenario: Scenario,
+    memory: Memory | None,
+) -> Training:
+    agent = Agent(app.limits, name=job.name, seed=scenario.seed, jitter=scenario.jitter, memory=memory)
+    batch = app.fixed_batch if policy.chooses_batch else job.batch_size
+    return Training(number, job, app, batch_size=batch, agent=agent, measures=policy.chooses_batch)

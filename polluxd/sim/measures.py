@@ -1,0 +1,72 @@
+"""What a run came to, as numbers: completion times, fairness, efficiency, cost of deciding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polluxd.sim.alone import Alone, contention
+from polluxd.sim.cluster import Scenario
+from polluxd.sim.engine import Run
+from polluxd.sim.training import Training
+
+Floats = NDArray[np.float64]
+
+
+def measure(run: Run, scenario: Scenario) -> dict[str, Any]:
+    """The figures of one run, JSON-ready. Times in seconds; `jobs` maps each job to its completion time."""
+    jobs = run.jobs
+    submitted = np.array([job.submission.time for job in jobs])
+    ended = np.array([job.ended_at for job in jobs], dtype=np.float64)
+    jct = ended - submitted
+    rho = fairness(jobs, scenario)
+    trained = sum(job.trained_seconds for job in jobs)
+    decisions = np.array(run.decision_seconds or [0.0]) * 1e3
+    return {
+        "avg_jct_s": float(jct.mean()),
+        "p50_jct_s": float(np.percentile(jct, 50)),
+        "p99_jct_s": float(np.percentile(jct, 99)),
+        "makespan_s": float(ended.max() - submitted.min()),
+        "avg_restarts": float(np.mean([job.restarts for job in jobs])),
+        "gpu_hours": sum(job.gpu_seconds for job in jobs) / 3600.0,
+        "avg_efficiency": sum(job.efficient_seconds for job in jobs) / trained if trained else 0.0,
+        "finish_time_fairness": {
+            "mean": float(rho.mean()),
+            "p99": float(np.percentile(rho, 99)),
+            "worst": float(rho.max()),
+            "share_above_1": float(np.mean(rho > 1.0)),
+        },
+        "decision_ms": {"median": float(np.median(decisions)), "max": float(decisions.max())},
+        "decisions": len(run.decision_seconds),
+        "jobs": {job.submission.name: float(t) for job, t in zip(jobs, jct, strict=True)},
+        "details": [
+            {
+                "name": job.submission.name,
+                "application": job.app.name,
+                "submitted_s": job.submission.time,
+                "started_s": job.started_at,
+                "ended_s": job.ended_at,
+                "restarts": job.restarts,
+                "gpu_hours": job.gpu_seconds / 3600.0,
+                "fairness": float(r),
+            }
+            for job, r in zip(jobs, rho, strict=True)
+        ],
+        "timeline": [[m.time, m.jobs, m.gpus, round(m.efficiency, 4)] for m in run.moments],
+    }
+
+
+def fairness(jobs: Sequence[Training], scenario: Scenario) -> Floats:
+    """[J]: rho, the completion time over the time alone on 1/contention of the cluster; at most 1 is fair."""
+    submitted = np.array([job.submission.time for job in jobs])
+    ended = np.array([job.ended_at for job in jobs], dtype=np.float64)
+    alone: Mapping[str, Alone] = {
+        job.app.name: Alone(job.app, scenario.gpus_per_node) for job in {j.app.name: j for j in jobs}.values()
+    }
+    share = scenario.gpus / contention(submitted, ended)
+    ideal = np.array([alone[job.app.name].on(float(s)) for job, s in zip(jobs, share, strict=True)])
+    rho: Floats = (ended - submitted) / ideal
+    return rho

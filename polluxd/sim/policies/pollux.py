@@ -1,0 +1,87 @@
+"""Pollux as the daemon runs it: `polluxd.policy.decide`, unchanged, on what a real daemon would know.
+
+Beyond the paper's: each job's own measured restart cost; the fits and noise scales that earlier runs of the same
+application left in the database (those of this trace; it starts empty); the training length that users declare, so
+that remaining work weighs; decisions when jobs arrive and end. As the daemon does, a job under re-allocation is left
+alone until it trains again and for a cooldown after that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from polluxd.model import Job, Settings
+from polluxd.policy import decide
+from polluxd.sim.engine import View
+from polluxd.sim.policies import snapshots
+from polluxd.sim.training import Seats, Training
+
+UNMEASURED_COST = 30.0
+"""Expected cost of a move until the job's own moves are measured (the daemon's `realloc.default_cost_s`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """What the daemon is let to know and do; all of it by default. The ablation takes parts away."""
+
+    reacts: bool = True
+    remembers: bool = True
+    remaining_work_power: float = -0.25
+    hysteresis: float = 0.05
+    cooldown: float = 60.0
+    """Seconds for which a moved job is left alone (the daemon's `realloc.cooldown_s`)."""
+
+
+class Pollux:
+    """The daemon's policy."""
+
+    chooses_batch = True
+
+    def __init__(self, power: float = -1.0, knowledge: Knowledge | None = None) -> None:
+        self._knowledge = knowledge or Knowledge()
+        self.reacts = self._knowledge.reacts
+        self.remembers = self._knowledge.remembers
+        self._settings = Settings(
+            power=power,
+            remaining_work_power=self._knowledge.remaining_work_power,
+            hysteresis=self._knowledge.hysteresis,
+        )
+
+    def decide(self, view: View) -> Mapping[int, Seats]:
+        jobs = tuple(self._job(job, view) for job in view.jobs)
+        plan = decide(snapshots.snapshot(view, jobs, self._settings))
+        return snapshots.plan_seats(plan, {job.number: job for job in view.jobs})
+
+    def _job(self, job: Training, view: View) -> Job:
+        cost = job.lost_seconds / job.restarts if job.restarts else UNMEASURED_COST
+        why = self._why_pinned(job, view.now)
+        return Job(
+            job_id=job.number + 1,
+            name=job.submission.name,
+            user="user",
+            account="account",
+            partition="",
+            spec=snapshots.spec(job, view.scenario.gpus),
+            submitted_at=job.submission.time,
+            age=view.now - job.submission.time,
+            waiting=None if job.held_at is None else view.now - job.held_at,
+            placement=snapshots.placement(job.seats),
+            report=snapshots.report(job, view, remaining=True),
+            pinned=bool(why),
+            pin_reason=why,
+            started=job.started_at is not None,
+            attempt=job.restarts,
+            reallocations=job.restarts,
+            lost_seconds=job.lost_seconds,
+            reallocation_cost=cost,
+        )
+
+    def _why_pinned(self, job: Training, now: float) -> str:
+        if not job.seats or job.moved_at is None:
+            return ""
+        if job.restarting > 0:
+            return "re-allocation under way"
+        if now - job.moved_at < self._knowledge.cooldown:
+            return "moved lately"
+        return ""

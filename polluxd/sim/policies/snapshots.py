@@ -1,0 +1,88 @@
+"""The simulated cluster as the daemon's policy sees it: a Snapshot, from what agents measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from polluxd.model import NO_PLACEMENT, Job, JobSpec, Node, Placement, Plan, Report, Settings, Snapshot
+from polluxd.sim.applications import most_gpus
+from polluxd.sim.engine import View
+from polluxd.sim.training import Seats, Training
+
+COUNTED_GPUS = 64
+"""Most GPUs of one job: the artifact's simulator goes no further, nor do its profiles."""
+
+
+def node_name(number: int) -> str:
+    """Names sort as their numbers do."""
+    return f"n{number:05d}"
+
+
+def nodes(view: View) -> tuple[Node, ...]:
+    """The view's nodes; those that are down are not schedulable."""
+    size = view.scenario.gpus_per_node
+    return tuple(Node(node_name(i), size, schedulable=room > 0) for i, room in enumerate(view.capacity))
+
+
+def placement(seats: Seats) -> Placement:
+    """What a job holds; all its nodes alike, as the daemon's policy places jobs."""
+    if not seats:
+        return NO_PLACEMENT
+    return Placement(tuple(node_name(node) for node, _ in seats), seats[0][1])
+
+
+def seats_of(placed: Placement) -> Seats:
+    return tuple((int(name[1:]), placed.gpus_per_node) for name in placed.nodes)
+
+
+def report(job: Training, view: View, *, remaining: bool) -> Report | None:
+    """What the job's agent published last; None where there is nothing to go by.
+
+    A job that never ran has only what earlier runs of its kind left; see `Memory`.
+    """
+    agent = job.agent
+    params = agent.params
+    if params is None:
+        return None
+    remembered = agent.memory
+    explored, explored_nodes = agent.explored_gpus, agent.explored_nodes
+    noise = agent.noise
+    if remembered is not None:
+        explored = max(explored, remembered.explored_gpus)
+        explored_nodes = max(explored_nodes, remembered.explored_nodes)
+        noise = noise if noise is not None else remembered.noise(job.epoch)
+    return Report(
+        attempt=0,
+        at=view.now,
+        limits=job.app.limits,
+        params=params,
+        noise=noise,
+        explored_gpus=explored,
+        explored_nodes=explored_nodes,
+        gpus=job.gpus,
+        nodes=job.nodes,
+        batch_size=job.total_batch,
+        progress=job.progress,
+        target=job.target if remaining else None,
+        checkpointed=job.started_at is not None,
+        first_step_at=job.started_at,
+    )
+
+
+def plan_seats(plan: Plan, jobs: Mapping[int, Training]) -> dict[int, Seats]:
+    """The plan as seats; those that a job holds keep their order."""
+    found = {}
+    for allocation in plan.allocations:
+        job = jobs[allocation.job_id - 1]
+        if allocation.placement:
+            found[job.number] = seats_of(allocation.placement) if allocation.changed else job.seats
+    return found
+
+
+def snapshot(view: View, jobs: tuple[Job, ...], settings: Settings) -> Snapshot:
+    return Snapshot("simulated", view.now, nodes(view), jobs, settings)
+
+
+def spec(job: Training, gpus: int) -> JobSpec:
+    """The job's `#POLLUX` line: no more GPUs than its batch limits, or the evaluation, allow."""
+    return JobSpec(max_gpus=min(most_gpus(job.app), COUNTED_GPUS, gpus))

@@ -1,0 +1,166 @@
+"""One simulated job: its progress, placement, restarts and times."""
+
+from __future__ import annotations
+
+from polluxd.sim.agent import Agent
+from polluxd.sim.applications import Application, split_batch
+from polluxd.sim.workload import Submission
+
+Seats = tuple[tuple[int, int], ...]
+"""(node, GPUs) pairs, in the order of ranks."""
+
+
+class Training:
+    """A job that trains by the application's truth.
+
+    `batch_size` is held; None: its agent chooses. `measures`: some policy looks at what the agent measured.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        submission: Submission,
+        app: Application,
+        *,
+        batch_size: int | None,
+        agent: Agent,
+        measures: bool,
+    ) -> None:
+        self.number = number
+        self.submission = submission
+        self.app = app
+        self.agent = agent
+        self.batch_size = batch_size
+        self.seats: Seats = ()
+        self.epoch = 0
+        self.progress = 0.0
+        self.restarting = 0.0
+        """Seconds until it trains again."""
+        self.restarts = 0
+        self.started_at: float | None = None
+        self.moved_at: float | None = None
+        self.ended_at: float | None = None
+        self.lost_seconds = 0.0
+        """To re-allocations, the first start left out."""
+        self.gpu_seconds = 0.0
+        self.efficient_seconds = 0.0
+        """GPU-seconds of training, times the statistical efficiency then."""
+        self.trained_seconds = 0.0
+        self.held_at: float | None = None
+        self._end = app.progress(app.epochs)
+        self._batch = (0, 0)
+        self._rate: float | None = None
+        self.efficiency = 0.0
+        """Statistical, in the present configuration."""
+        self._measures = measures
+        self._chosen_for: tuple[int, object] | None = None
+
+    @property
+    def gpus(self) -> int:
+        return sum(gpus for _, gpus in self.seats)
+
+    @property
+    def nodes(self) -> int:
+        return len(self.seats)
+
+    @property
+    def total_batch(self) -> int:
+        m, s = self._batch
+        return m * (s + 1) * self.gpus
+
+    @property
+    def target(self) -> float:
+        """M0-iterations that its user declared."""
+        return self._end
+
+    def place(self, seats: Seats, now: float, restart_seconds: float) -> None:
+        """New GPUs: training goes on after the restart. None: it waits, and the next start is a restart."""
+        if self.seats:
+            self.held_at = now
+        self.seats = seats
+        if not seats:
+            self._rate = None
+            return
+        if self.started_at is None:
+            self.started_at = now
+        else:
+            self.restarts += 1
+            self.lost_seconds += restart_seconds
+        self.moved_at = now
+        self.restarting = restart_seconds
+        self._choose()
+
+    def fail(self, now: float, lost_share: float) -> None:
+        """Its nodes are gone: it falls back to the last checkpoint, that share of the present epoch."""
+        begun = self.app.progress(self.epoch)
+        self.progress = begun + (self.progress - begun) * (1.0 - lost_share)
+        self.place((), now, 0.0)
+
+    def _choose(self) -> None:
+        """The batch size for the present placement, as the agent sees things now."""
+        gpus, limits = self.gpus, self.app.limits
+        if self.batch_size is not None:
+            chosen = split_batch(self.batch_size, gpus, limits)
+        else:
+            chosen = self.agent.choose(self.nodes, gpus)
+            if chosen[0] == 0:
+                chosen = split_batch(max(limits.initial, limits.local_min * gpus), gpus, limits)
+            top = limits.maximum // (gpus * (chosen[1] + 1))
+            chosen = (max(1, min(chosen[0], top)), chosen[1])
+        if chosen != self._batch or self._rate is not None:
+            self._rate = None
+        self._batch = chosen
+
+    def _measure(self) -> float:
+        """M0-iterations per second in the present configuration; the agent sees what it came from."""
+        m, s = self._batch
+        step, sync = self.app.times(tuple(gpus for _, gpus in self.seats), m)
+        batch = self.total_batch
+        noise = self.app.noise(batch, self.epoch)
+        scale = batch / self.app.limits.initial
+        gain = (
+            (noise.var + noise.sqr) / (noise.var / scale + noise.sqr) if noise.var + noise.sqr > 0 else scale
+        )
+        if self._measures:
+            self.agent.measure(self.nodes, self.gpus, m, step, sync, noise, self.epoch)
+        self.efficiency = gain / scale
+        return gain / (step + s * (step - sync))
+
+    def advance(self, now: float, seconds: float, slowdown: float = 0.0) -> None:
+        """Train from `now` for so many seconds, at `1 - slowdown` of its speed."""
+        if not self.seats or self.ended_at is not None:
+            return
+        gpus = self.gpus
+        delay = min(self.restarting, seconds)
+        self.restarting -= delay
+        self.gpu_seconds += delay * gpus
+        left = seconds - delay
+        while left > 0:
+            if self._rate is None:
+                self._rate = self._measure()
+            rate = self._rate * (1.0 - slowdown)
+            goal = self.app.progress(self.epoch + 1)
+            if self.progress + rate * left < goal:
+                self.progress += rate * left
+                spent = left
+            else:
+                spent = min(max((goal - self.progress) / rate, 0.0), left)
+                self.progress = goal
+                self.epoch += 1
+            self.gpu_seconds += spent * gpus
+            self.trained_seconds += spent * gpus
+            self.efficient_seconds += spent * gpus * self.efficiency
+            left -= spent
+            if self.epoch >= self.app.epochs:
+                self.ended_at = now + seconds - left
+                self.seats = ()
+                return
+            self._reconsider()
+
+    def _reconsider(self) -> None:
+        """Choose the batch size anew where the epoch or what is known has changed."""
+        known = (self.epoch, self.agent.params if self.batch_size is None else None)
+        if known != self._chosen_for:
+            self._chosen_for = known
+            self._rate = None
+            self._choose()

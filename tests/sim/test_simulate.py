@@ -1,0 +1,68 @@
+"""The command: its contract in JSON, its table, its page of plots, its errors."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from polluxd.cli import ctl
+from polluxd.errors import ConfigError
+
+TRACE = """name,time,application,num_replicas,batch_size
+a,0,speech,2,40
+b,30,vision-small,4,512
+c,45,recommendation,1,32768
+"""
+FIGURES = {
+    "avg_jct_s", "p50_jct_s", "p99_jct_s", "makespan_s", "avg_restarts", "gpu_hours", "avg_efficiency",
+    "finish_time_fairness", "decision_ms", "jobs",
+}  # fmt: skip
+
+
+@pytest.fixture
+def trace(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text(TRACE)
+    return path
+
+
+def command(*arguments):
+    return CliRunner().invoke(ctl.app, ["simulate", *map(str, arguments)])
+
+
+def test_json_table_and_plot(trace, tmp_path):
+    out, plot = tmp_path / "out.json", tmp_path / "out.png"
+    shown = command(
+        trace, "--policy", "tiresias", "--policy", "pollux", "--nodes", 2, "--json", out, "--plot", plot
+    )
+    assert shown.exit_code == 0, shown.output
+    assert "tiresias" in shown.output
+    document = json.loads(out.read_text())
+    assert list(document["policies"]) == ["tiresias", "pollux"]
+    for result in document["policies"].values():
+        assert result.keys() >= FIGURES
+        assert result["jobs"].keys() == {"a", "b", "c"}
+        assert result["avg_jct_s"] == pytest.approx(sum(result["jobs"].values()) / 3)
+        assert result["finish_time_fairness"].keys() >= {"mean", "worst", "share_above_1"}
+        assert result["decision_ms"].keys() == {"median", "max"}
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--policy", "nonsense"], "no such policy; there are .*pollux"),
+        (["--restart-range", "9"], "expected LOW,HIGH"),
+        (["--power", "2"], "power must be"),
+        (["--json", "no/such/folder.json"], "its folder does not exist"),
+        (["--profiles", "no-such-folder"], "no such directory"),
+        (["--nodes", "1", "--gpus-per-node", "2"], "line 3: num_replicas is 4 and the cluster has 2 GPUs"),
+    ],
+)
+def test_wrong_use_is_one_line(trace, arguments, message):
+    failed = command(trace, *arguments)
+    assert isinstance(failed.exception, ConfigError)
+    with pytest.raises(ConfigError, match=message):
+        raise failed.exception
