@@ -15,9 +15,6 @@ from polluxd.policy.packing import Packing
 
 Ints = NDArray[np.int64]
 
-EXACT_WORK = 4_000_000
-"""Options times GPUs up to which counts are solved by dynamic programming: some 50 ms."""
-
 
 class Choice(NamedTuple):
     """One option per job, placement aside."""
@@ -47,9 +44,11 @@ def choose(menu: Menu, domain: Domain, packing: Packing) -> Choice:
         # Penalties swamp a relaxation's bound; without them it says what the objective alone allows.
         plain = menu.value + np.where(menu.gpus == 0, menu.penalty[menu.owner], 0.0)
         fair_bound = price.solve(gpus, plain, menu.start, capacity, limits).bound
-    if gpus.size * capacity <= EXACT_WORK and nested(limits):
+    priced = price.solve(gpus, menu.value, menu.start, capacity, limits)
+    if priced.proven:
+        return Choice(priced.chosen, priced.total, priced.bound, fair_bound, "dynamic program")
+    if gpus.size * capacity <= price.EXACT_WORK and nested(limits):
         chosen, total = counts.solve(gpus, menu.value, menu.start, capacity, limits)
         return Choice(chosen, total, total, fair_bound, "dynamic program")
-    priced = price.solve(gpus, menu.value, menu.start, capacity, limits)
     aim = priced.total if nested(limits) else priced.bound
     return Choice(priced.chosen, aim, priced.bound, fair_bound, "price")

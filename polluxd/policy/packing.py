@@ -136,8 +136,15 @@ class Packing:
     def fits(self, j: int, seat: Seat) -> bool:
         """Whether every node of the seat has room for the job's part."""
         numbers, per_node = seat
-        fits = self.roomy(j, Shape(len(numbers), per_node))
-        return bool(numbers) and all(bool(fits[n]) for n in numbers)
+        allowed, cpus = self.allowed(j), per_node * self.jobs[j].spec.cpus_per_gpu
+        alone = len(numbers) == 1
+        return bool(numbers) and all(
+            allowed[n]
+            and self.free[n] >= per_node
+            and self.cpus[n] >= cpus
+            and (alone or self.spanned[n] == 0)
+            for n in numbers
+        )
 
     def put(self, j: int, seat: Seat) -> None:
         """Move the job to the seat (NOWHERE: off); the caller has made sure that it fits."""

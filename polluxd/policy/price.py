@@ -4,7 +4,8 @@ At price lambda every job takes its option of largest value - lambda * GPUs, ind
 at which the jobs together want just the capacity comes from sorting the increments of every job's concave
 hull by value per GPU: no iteration. Its dual value, lambda * capacity + sum_j max(value - lambda * GPUs), bounds
 every plan from above. What integrality leaves over is settled exactly among the jobs whose next or last increment
-lies nearest the price (the core, after Pisinger 1995 on the multiple-choice knapsack).
+lies nearest the price (the core, after Pisinger 1995 on the multiple-choice knapsack), and then among all those that
+the bound does not settle: where these are few, the choice is proven to be the best.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ CORE_JOBS = 96
 CORE_CAPACITY = 2048
 """The most GPUs that the core may span; it is cut to fit, which bounds the work."""
 
+EXACT_WORK = 4_000_000
+"""Options times GPUs up to which counts are solved by dynamic programming: some 50 ms."""
+_ROUNDING = 1e-12
+
 
 class Priced(NamedTuple):
     """What a price per GPU leads to."""
@@ -39,6 +44,8 @@ class Priced(NamedTuple):
     """No choice of counts has a larger total."""
     price: float
     """Utility per GPU at the margin."""
+    proven: bool = False
+    """No choice at all is better."""
 
 
 def hull(gpus: Ints, value: Floats, start: Ints) -> Bools:
@@ -101,12 +108,23 @@ def solve(gpus: Ints, value: Floats, start: Ints, capacity: int, groups: Sequenc
     for group, extra in zip(groups, dual.surcharges, strict=True):
         surcharge[list(group.members)] += extra
     paid = (dual.price + surcharge)[job_of] * gpus
-    bound = dual.price * capacity + float(np.maximum.reduceat(value - paid, start[:-1]).sum())
+    net = value - paid
+    top = np.maximum.reduceat(net, start[:-1])
+    bound = dual.price * capacity + float(top.sum())
     bound += sum(extra * g.ceiling for g, extra in zip(groups, dual.surcharges, strict=True) if extra)
-    bound = min(bound, float(np.maximum.reduceat(value, start[:-1]).sum()))
-    chosen = _core(_Problem(gpus, value, start, capacity, groups), chosen, ranked.job, taken.broken)
+    problem = _Problem(gpus, value, start, capacity, groups)
+    chosen = _core(problem, chosen, ranked.job, taken.broken)
+    least = min(bound, float(np.maximum.reduceat(value, start[:-1]).sum()))
     total = float(value[chosen].sum())
-    return Priced(chosen, total, max(bound, total), taken.price)
+    # A guarantee may cost more than the bound, which leaves it out, can tell.
+    plain = not any(g.floor for g in groups)
+    proven = plain and total >= least
+    if plain and not proven:
+        settled = _settle(problem, chosen, top[job_of] - net, bound)
+        if settled is not None:
+            chosen, total = settled, float(value[settled].sum())
+            least, proven = total, True
+    return Priced(chosen, total, max(least, total), taken.price, proven)
 
 
 class _Increments(NamedTuple):
@@ -176,6 +194,35 @@ class _Problem(NamedTuple):
     start: Ints
     capacity: int
     groups: Sequence[Group]
+
+
+def _settle(problem: _Problem, chosen: Ints, loss: Floats, bound: float) -> Ints | None:
+    """The best choice of all, if few enough jobs are open; None otherwise.
+
+    An option that loses more at the price (`loss` [O]) than lies between the dual value and a choice already at hand
+    is part of no better one: most jobs are left with one option, the others are settled exactly.
+    """
+    gpus, value, start, capacity, groups = problem
+    gap = bound - float(value[chosen].sum())
+    if not np.isfinite(gap) or not nested(groups):
+        return None
+    keep = loss <= gap * (1 + 1e-9) + _ROUNDING * float(np.abs(value[chosen]).sum())
+    keep[chosen] = True
+    left = np.add.reduceat(keep.astype(np.int64), start[:-1])
+    free = np.flatnonzero(left > 1)
+    room = capacity - int(gpus[np.delete(chosen, free)].sum())
+    own = np.flatnonzero(keep & np.repeat(left > 1, np.diff(start)))
+    if own.size * room > EXACT_WORK:
+        return None
+    near = {j: number for number, j in enumerate(free.tolist())}
+    limits = [_within(g, near, gpus[chosen]) for g in groups]
+    begin = np.concatenate([[0], np.cumsum(left[free])])
+    settled, total = counts.solve(gpus[own], value[own], begin, room, [g for g in limits if g.members])
+    if total <= float(value[chosen[free]].sum()):
+        return chosen
+    chosen = chosen.copy()
+    chosen[free] = own[settled]
+    return chosen
 
 
 def _core(problem: _Problem, chosen: Ints, margin: Ints, broken: int) -> Ints:
