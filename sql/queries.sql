@@ -146,6 +146,20 @@ FROM pollux.cycle WHERE cluster = :cluster ORDER BY id DESC LIMIT 1;
 SELECT id, epoch, mode, started_at, note, objective, upper_bound, gap, solver, durations
 FROM pollux.cycle WHERE cluster = :cluster AND id = :id;
 
+-- name: cycles
+-- The newest first, with what was decided on and whether it can be decided again.
+SELECT c.id, c.epoch, c.mode, c.started_at, c.note, c.objective, c.upper_bound, c.gap, c.solver, c.durations,
+       c.snapshot IS NOT NULL AS kept, count(a.job_id) AS jobs, count(*) FILTER (WHERE a.changed) AS changed
+FROM (SELECT * FROM pollux.cycle WHERE cluster = :cluster ORDER BY id DESC LIMIT :newest) c
+LEFT JOIN pollux.allocation a ON a.cycle_id = c.id
+GROUP BY c.id, c.epoch, c.mode, c.started_at, c.note, c.objective, c.upper_bound, c.gap, c.solver, c.durations,
+         c.snapshot IS NOT NULL
+ORDER BY c.id DESC;
+
+-- name: newest_snapshot
+SELECT id AS cycle_id, snapshot FROM pollux.cycle WHERE cluster = :cluster AND snapshot IS NOT NULL
+ORDER BY id DESC LIMIT 1;
+
 -- name: cycle_snapshot
 SELECT snapshot FROM pollux.cycle WHERE cluster = :cluster AND id = :id;
 

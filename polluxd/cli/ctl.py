@@ -6,25 +6,22 @@ Exit status: 0 done, 1 it could not be done (one line on standard error says why
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
-import socket
 import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from polluxd.config import DEFAULT_PATH, load_config
 from polluxd.errors import ConfigError, PolluxError
-from polluxd.model import Settings
 from polluxd.store import Store
 
+from . import access, cycles, tuning
 from . import explain as explaining
 from . import fairness as fair
 from . import top as live
+from .access import ConfigOption, JsonOption
 from .jobs import JOB_COLUMNS
 from .output import Column, Row, clock, duration, emit, emit_json, number, plain, table
 from .simulate import simulate
@@ -37,19 +34,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-fairness_app = typer.Typer(
-    help="How the cluster is shared: power of the p-mean, weights.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-app.add_typer(fairness_app, name="fairness")
+app.add_typer(tuning.app, name="fairness")
+app.add_typer(cycles.app, name="cycle")
 app.command()(simulate)
 
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option("--config", "-c", envvar="POLLUXD_CONFIG", help=f"polluxd's configuration [{DEFAULT_PATH}]"),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="print JSON, unrounded")]
 JobArgument = Annotated[int, typer.Argument(metavar="JOB", min=1, help="Slurm job id")]
 
 MOVE_COLUMNS = (
@@ -80,34 +68,8 @@ AUDIT_COLUMNS = (
 )
 
 
-def _console() -> Console:
-    """Standard output; rich itself honours NO_COLOR, TERM=dumb and COLUMNS."""
-    piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    # Whoever pipes a table wants whole lines: grep and awk do the cutting.
-    return Console(highlight=False, width=240 if piped else None)
-
-
-def _open(config: Path | None) -> tuple[Store, Settings]:
-    """The store that the configuration names (nothing is asked of it yet), and the settings that it begins with."""
-    loaded = load_config(config or DEFAULT_PATH)
-    database = loaded.database
-    store = Store(
-        database.url,
-        loaded.slurm.cluster,
-        connect_timeout=database.connect_timeout_s,
-        statement_timeout=database.statement_timeout_s,
-    )
-    return store, loaded.policy.settings()
-
-
 def _store(config: Path | None) -> Store:
-    return _open(config)[0]
-
-
-def _who() -> str:
-    """Who changes a setting, for the audit: through sudo, the person behind it."""
-    user = os.environ.get("SUDO_USER") or getpass.getuser()
-    return f"{user}@{socket.gethostname()}"
+    return access.open_store(config)[0]
 
 
 @app.command()
@@ -119,7 +81,7 @@ def jobs(
 ) -> None:
     """List Pollux jobs: GPUs, batch size, goodput, reason."""
     rows = [r for r in job_rows(_store(config), ended=everything) if user in (None, r["user"])]
-    emit(rows, JOB_COLUMNS, as_json=as_json, console=_console(), empty="no Pollux jobs")
+    emit(rows, JOB_COLUMNS, as_json=as_json, console=access.console(), empty="no Pollux jobs")
 
 
 @app.command()
@@ -131,7 +93,7 @@ def top(
     as_json: JsonOption = False,
 ) -> None:
     """Watch the jobs live; Ctrl-C ends it. With --json, or when not on a terminal, prints once."""
-    store, console = _store(config), _console()
+    store, console = _store(config), access.console()
 
     def read() -> tuple[Row, list[dict[str, Any]]]:
         return status_row(store), job_rows(store, ended=False)
@@ -149,7 +111,7 @@ def top(
 @app.command()
 def explain(job: JobArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Say why a job has what it has, and what more would do."""
-    store, defaults = _open(config)
+    store, defaults = access.open_store(config)
     found = store.explain(job)
     if found is None:
         raise PolluxError(
@@ -167,7 +129,7 @@ def explain(job: JobArgument, config: ConfigOption = None, as_json: JsonOption =
             {"job": row, "decision": decision, "sizes": sizes, "reallocations": moves, "settings": settings}
         )
         return
-    console = _console()
+    console = access.console()
     for line in explaining.story(row, found, settings):
         console.print(line, soft_wrap=not console.is_terminal, markup=False)
     if sizes:
@@ -190,7 +152,7 @@ def reallocations(
         move_rows(_store(config), job),
         MOVE_COLUMNS,
         as_json=as_json,
-        console=_console(),
+        console=access.console(),
         empty="no re-allocations",
     )
 
@@ -202,7 +164,7 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     if as_json:
         emit_json(found)
         return
-    console = _console()
+    console = access.console()
     decided = found["decided_at"]
     ago = "never" if decided is None else f"{clock(decided)}, {duration(time.time() - decided)} ago"
     for title, value in (
@@ -221,14 +183,17 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
 
 def _set(store: Store, name: str, value: Any) -> None:
-    store.set_setting(name, value, _who())
+    store.set_setting(name, value, access.who())
 
 
 @app.command()
 def pause(config: ConfigOption = None) -> None:
-    """Stop all action until `resume`; running jobs run on."""
+    """Start, move and stop nothing more until `resume`."""
     _set(_store(config), "paused", True)
-    typer.echo("paused: decisions are still recorded, nothing is acted on until `polluxctl resume`")
+    typer.echo(
+        "paused until `polluxctl resume`: polluxd starts, moves and stops nothing; moves that have begun are finished, "
+        "running jobs run on, decisions are still recorded; waiting jobs start as plain Slurm jobs when their lease lapses"
+    )
 
 
 @app.command()
@@ -242,66 +207,12 @@ def resume(config: ConfigOption = None) -> None:
 def audit_log(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """List changes of settings: when, who, from what, to what."""
     emit(
-        audit_rows(_store(config)), AUDIT_COLUMNS, as_json=as_json, console=_console(), empty="no changes yet"
+        audit_rows(_store(config)),
+        AUDIT_COLUMNS,
+        as_json=as_json,
+        console=access.console(),
+        empty="no changes yet",
     )
-
-
-def _show_fairness(settings: Settings, as_json: bool) -> None:
-    if as_json:
-        emit_json(fair.document(settings))
-    else:
-        typer.echo("\n".join(fair.lines(settings)))
-
-
-@fairness_app.command("get")
-def fairness_get(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Show power and weights."""
-    store, defaults = _open(config)
-    _show_fairness(store.settings(defaults), as_json)
-
-
-@fairness_app.command("set")
-def fairness_set(
-    config: ConfigOption = None,
-    power: Annotated[
-        str | None,
-        typer.Option(
-            "--power",
-            "-p",
-            metavar="P",
-            help="p of the p-mean: 1 mean, 0 geometric, -1 harmonic, -inf max-min",
-        ),
-    ] = None,
-    account: Annotated[
-        list[str] | None, typer.Option("--account", metavar="NAME=WEIGHT", help="weight of an account's jobs")
-    ] = None,
-    user: Annotated[
-        list[str] | None, typer.Option("--user", metavar="NAME=WEIGHT", help="weight of a user's jobs")
-    ] = None,
-    partial_nodes: Annotated[
-        bool | None,
-        typer.Option("--partial-nodes/--whole-nodes", help="what jobs on several nodes may take of each"),
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Change power or weights; all values are checked first, every change is audited."""
-    if power is None and not account and not user and partial_nodes is None:
-        raise ConfigError("nothing to set: give --power, --account, --user or --partial-nodes (see --help)")
-    # The values' form is checked before the database is asked for anything.
-    wanted: dict[str, Any] = {} if power is None else {"power": fair.power_value(fair.parse_power(power))}
-    if partial_nodes is not None:
-        wanted["partial_nodes"] = partial_nodes
-    fair.parse_weights(account or (), {}, "account")
-    fair.parse_weights(user or (), {}, "user")
-    store, defaults = _open(config)
-    settings = store.settings(defaults)
-    if account:
-        wanted["account_weights"] = fair.parse_weights(account, settings.account_weights, "account")
-    if user:
-        wanted["user_weights"] = fair.parse_weights(user, settings.user_weights, "user")
-    for name, value in wanted.items():
-        _set(store, name, value)
-    _show_fairness(store.settings(defaults), as_json)
 
 
 def main() -> None:

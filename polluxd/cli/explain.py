@@ -121,7 +121,7 @@ def story(row: Mapping[str, Any], found: Explanation, settings: Mapping[str, Any
             f"Re-allocated {count(row['reallocations'], 'time')}; {duration(row['lost_s'])} lost to it."
         )
     if settings["paused"]:
-        lines.append("polluxd is paused: nothing moves until `polluxctl resume`.")
+        lines.append("polluxd is paused: nothing moves by its hand until `polluxctl resume`.")
     return lines
 
 

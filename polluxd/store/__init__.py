@@ -2,6 +2,7 @@
 
 from .store import Store
 from .views import (
+    CycleSummary,
     CycleView,
     Explanation,
     HistoryPoint,
@@ -15,6 +16,7 @@ from .views import (
 )
 
 __all__ = [
+    "CycleSummary",
     "CycleView",
     "Explanation",
     "HistoryPoint",

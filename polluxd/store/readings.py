@@ -12,7 +12,16 @@ from polluxd.model import Allocation, Reallocation
 from . import rows
 from .costs import cost_of, is_reallocation
 from .session import Session
-from .views import CycleView, Explanation, HistoryPoint, JobView, Leader, ReallocationCost, SettingChange
+from .views import (
+    CycleSummary,
+    CycleView,
+    Explanation,
+    HistoryPoint,
+    JobView,
+    Leader,
+    ReallocationCost,
+    SettingChange,
+)
 
 
 class Readings(Session):
@@ -54,6 +63,24 @@ class Readings(Session):
         with self._transaction() as run:
             found = run("latest_cycle")
         return rows.cycle(found[0]) if found else None
+
+    def cycle(self, cycle_id: int) -> CycleView | None:
+        """One cycle; None where it is not known (any more)."""
+        with self._transaction() as run:
+            found = run("cycle", id=cycle_id)
+        return rows.cycle(found[0]) if found else None
+
+    def cycles(self, newest: int = 20) -> list[CycleSummary]:
+        """The newest cycles, newest first."""
+        with self._transaction() as run:
+            found = run("cycles", newest=newest)
+        return [CycleSummary(rows.cycle(r), r["jobs"], r["changed"], r["kept"]) for r in found]
+
+    def newest_snapshot(self) -> tuple[int, Any] | None:
+        """The newest snapshot that is kept, as decoded JSON, with its cycle's id; None where there is none."""
+        with self._transaction() as run:
+            found = run("newest_snapshot")
+        return (found[0]["cycle_id"], found[0]["snapshot"]) if found else None
 
     def cycle_snapshot(self, cycle_id: int) -> Any:
         """The snapshot that a cycle decided on, as decoded JSON; None where it was not kept."""

@@ -151,6 +151,19 @@ class CycleView:
 
 
 @dataclass(frozen=True, slots=True)
+class CycleSummary:
+    """One line of `polluxctl cycle list`."""
+
+    cycle: CycleView
+    jobs: int
+    """Jobs that it decided on."""
+    changed: int
+    """Those of them that were to start, move or stop."""
+    kept: bool
+    """Its snapshot is kept: it can be replayed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """All that `polluxctl explain JOB` tells."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
-from polluxd.cli import ctl
+from polluxd.cli import access, ctl
 from polluxd.model import (
     Allocation,
     JobSpec,
@@ -98,6 +98,8 @@ class MemoryStore:
     report: Report | None = REPORT
     current: Settings = field(default_factory=Settings)
     changes: list[SettingChange] = field(default_factory=list)
+    newest: tuple[int, Any] | None = None
+    taker: Allocation | None = None
 
     def jobs_view(self, *, ended: bool = True) -> list[JobView]:
         return [v for v in self.views if ended or v.ended_at is None]
@@ -113,6 +115,12 @@ class MemoryStore:
 
     def cycle_snapshot(self, cycle_id: int) -> dict[str, Any]:
         return {"nodes": [{"name": f"n{i}", "gpus": self.node_gpus} for i in range(4)]}
+
+    def newest_snapshot(self) -> tuple[int, Any] | None:
+        return self.newest
+
+    def allocations(self, cycle_id: int) -> list[Allocation]:
+        return [] if self.taker is None else [self.taker]
 
     def reallocations(self, job_id: int | None = None) -> list[Reallocation]:
         return [m for m in self.moves if job_id in (None, m.job_id)]
@@ -154,7 +162,7 @@ class MemoryStore:
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
     made = MemoryStore()
-    monkeypatch.setattr(ctl, "_open", lambda _config: (made, Settings()))
+    monkeypatch.setattr(access, "open_store", lambda _config: (made, Settings()))
     return made
 
 

@@ -1,0 +1,49 @@
+"""What every command of polluxctl begins with: the store, the terminal, who asks; and the options they share."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from polluxd.config import DEFAULT_PATH, load_config
+from polluxd.model import Settings
+from polluxd.store import Store
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", "-c", envvar="POLLUXD_CONFIG", help=f"polluxd's configuration [{DEFAULT_PATH}]"),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="print JSON, unrounded")]
+
+
+def console() -> Console:
+    """Standard output; rich itself honours NO_COLOR, TERM=dumb and COLUMNS."""
+    piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    # Whoever pipes a table wants whole lines: grep and awk do the cutting.
+    return Console(highlight=False, width=240 if piped else None)
+
+
+def open_store(config: Path | None) -> tuple[Store, Settings]:
+    """The store that the configuration names (nothing is asked of it yet), and the settings that it begins with."""
+    loaded = load_config(config or DEFAULT_PATH)
+    database = loaded.database
+    store = Store(
+        database.url,
+        loaded.slurm.cluster,
+        connect_timeout=database.connect_timeout_s,
+        statement_timeout=database.statement_timeout_s,
+    )
+    return store, loaded.policy.settings()
+
+
+def who() -> str:
+    """Who changes a setting, for the audit: through sudo, the person behind it."""
+    user = os.environ.get("SUDO_USER") or getpass.getuser()
+    return f"{user}@{socket.gethostname()}"

@@ -1,0 +1,84 @@
+"""What other settings would change: two decisions on one snapshot, side by side. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+from polluxd.model import Plan, Settings, Snapshot
+from polluxd.policy import decide
+
+from .output import Column, number
+
+PREVIEW_COLUMNS = (
+    Column("job_id", "JOB", right=True),
+    Column("name", "NAME", flexible=True, least=8, rank=3),
+    Column("user", "USER", rank=4),
+    Column("account", "ACCOUNT", rank=2),
+    Column("gpus_now", "NOW", right=True, rank=1),
+    Column("gpus_before", "BEFORE", right=True),
+    Column("gpus_after", "AFTER", right=True),
+    Column("speedup_before", "SPEEDUP", number(3), right=True),
+    Column("speedup_after", "AFTER", number(3), right=True),
+    Column("reason_after", "REASON", flexible=True, least=14, rank=5),
+)
+
+Side = dict[str, Any]
+
+
+def preview(snapshot: Snapshot, before: Settings, after: Settings) -> tuple[list[dict[str, Any]], list[Side]]:
+    """A row per job, and a summary of each of the two plans, of the same jobs, nodes and moment."""
+    plans = [decide(replace(snapshot, settings=settings)) for settings in (before, after)]
+    old, new = ({a.job_id: a for a in plan.allocations} for plan in plans)
+    rows = []
+    for job in snapshot.jobs:
+        was, will = old[job.job_id], new[job.job_id]
+        rows.append(
+            {
+                "job_id": job.job_id,
+                "name": job.name,
+                "user": job.user,
+                "account": job.account,
+                "gpus_now": job.placement.gpus,
+                "gpus_before": was.placement.gpus,
+                "gpus_after": will.placement.gpus,
+                "placement_before": str(was.placement),
+                "placement_after": str(will.placement),
+                "speedup_before": was.speedup,
+                "speedup_after": will.speedup,
+                "reason_before": was.reason,
+                "reason_after": will.reason,
+            }
+        )
+    return rows, [summary(plan) for plan in plans]
+
+
+def summary(plan: Plan) -> Side:
+    """Of one plan: how well it does by all, and how much it would move."""
+    speedups = [a.speedup for a in plan.allocations]
+    return {
+        "mean_speedup": fmean(speedups) if speedups else None,
+        "least_speedup": min(speedups, default=None),
+        "running": sum(bool(a.placement) for a in plan.allocations),
+        "gpus": sum(a.placement.gpus for a in plan.allocations),
+        "to_change": sum(a.changed for a in plan.allocations),
+        "objective": plan.objective,
+        "gap": plan.gap,
+    }
+
+
+def sentences(before: Side, after: Side) -> list[str]:
+    show = number(3)
+    return [
+        f"{title}: {show(before[key])} before, {show(after[key])} after"
+        if "speedup" in key
+        else f"{title}: {before[key]} before, {after[key]} after"
+        for key, title in (
+            ("mean_speedup", "mean speedup"),
+            ("least_speedup", "least speedup"),
+            ("running", "jobs with GPUs"),
+            ("gpus", "GPUs held"),
+            ("to_change", "jobs to start, move or stop"),
+        )
+    ]

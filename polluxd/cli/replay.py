@@ -1,0 +1,81 @@
+"""Decide again on the snapshot of a recorded cycle, and hold the plan against the recorded one. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from polluxd.model import Allocation, Plan
+from polluxd.store import CycleView
+
+from .output import Column, plain
+
+DIFFERENCE_COLUMNS = (
+    Column("job_id", "JOB", lambda v: "(plan)" if v is None else str(v), right=True),
+    Column("what", "WHAT"),
+    Column("recorded", "RECORDED", plain, flexible=True, least=20),
+    Column("replayed", "REPLAYED", plain, flexible=True, least=20),
+)
+
+Difference = dict[str, Any]
+
+
+def differences(cycle: CycleView, recorded: Sequence[Allocation], plan: Plan) -> list[Difference]:
+    """Everything in which the two plans differ, the plan as a whole first (`job_id` None), then by job.
+
+    Numbers are the same only with all their bits the same.
+    """
+    found = [
+        _difference(None, what, before, after)
+        for what, before, after in (
+            ("objective", cycle.objective, _finite(plan.objective)),
+            ("upper bound", cycle.upper_bound, _finite(plan.upper_bound)),
+            ("solver", cycle.solver, plan.solver),
+        )
+        if before != after
+    ]
+    before, after = ({a.job_id: a for a in side} for side in (recorded, plan.allocations))
+    for job_id in sorted(before.keys() | after.keys()):
+        if job_id not in before or job_id not in after:
+            found.append(_difference(job_id, "decision", *(_presence(job_id in s) for s in (before, after))))
+        else:
+            found += _of_job(before[job_id], after[job_id])
+    return found
+
+
+def _of_job(recorded: Allocation, replayed: Allocation) -> Iterator[Difference]:
+    left, right = _values(recorded), _values(replayed)
+    for what in {**left, **right}:
+        # Cycles of the first versions have no explanation as data: that is no difference.
+        told = recorded.explanation is not None or what in left
+        if told and left.get(what) != right.get(what):
+            yield _difference(recorded.job_id, what, left.get(what), right.get(what))
+
+
+def _values(allocation: Allocation) -> dict[str, Any]:
+    """What is recorded of a decision, flat, as the database keeps it: 0 for a number that is not finite."""
+    values: dict[str, Any] = {
+        "placement": str(allocation.placement),
+        "goodput": allocation.goodput,
+        "speedup": allocation.speedup,
+        "batch size": allocation.batch_size,
+        "changed": allocation.changed,
+        "reason": allocation.reason,
+    }
+    if allocation.explanation is not None:
+        values |= {f"explanation: {name}": v for name, v in asdict(allocation.explanation).items()}
+    return {k: 0.0 if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _presence(present: bool) -> str:
+    return "made" if present else "none"
+
+
+def _difference(job_id: int | None, what: str, recorded: Any, replayed: Any) -> Difference:
+    return {"job_id": job_id, "what": what, "recorded": recorded, "replayed": replayed}
