@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polluxd.model import NO_PLACEMENT, Allocation, Plan, Settings, Snapshot
-from polluxd.policy import exchange, fairness, objective, reasons, search
+from polluxd.policy import exchange, fairness, objective, reasons, sanity, search
 from polluxd.policy.cache import Cache
 from polluxd.policy.choice import Choice, choose
 from polluxd.policy.domains import Domain, split
@@ -47,9 +47,15 @@ def decide(snapshot: Snapshot, *, cache: Cache | None = None) -> Plan:
     """
     cache = Cache() if cache is None else cache
     cache.begin({job.job_id for job in snapshot.jobs})
+    snapshot, doubts = sanity.believable(snapshot)
     mean = fairness.mean_weight(snapshot)
     solved = [_solve(domain, snapshot.settings, mean, cache) for domain in split(snapshot)]
     allocations = sorted((a for part in solved for a in part.allocations), key=lambda a: a.job_id)
+    if doubts:
+        allocations = [
+            replace(a, reason=f"{a.reason}; {doubts[a.job_id]}") if a.job_id in doubts else a
+            for a in allocations
+        ]
     empty, power = np.zeros(0), snapshot.settings.power
     weight = np.concatenate([empty, *(part.weight for part in solved)])
     fitness = objective.fitness(np.concatenate([empty, *(part.x for part in solved)]), weight, power)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -28,6 +29,8 @@ def weight(job: Job, settings: Settings) -> float:
     value = (
         job.weight * settings.account_weights.get(job.account, 1.0) * settings.user_weights.get(job.user, 1.0)
     )
+    if not math.isfinite(value):
+        return 1.0
     # A weight of nothing would divide by zero: such a job comes after all others, but is not forgotten.
     return min(max(value, 1e-6), 1e6)
 

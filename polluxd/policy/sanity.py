@@ -1,0 +1,84 @@
+"""What a job tells about itself, held against what can be: one bad report must not bend everybody's plan.
+
+A fit or a noise scale that no training job could have is put aside: the job is then decided on as one not measured
+yet (it keeps what it holds or begins anew with min-gpus), and its reason says so.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from pollux.goodput import NoiseScale, ThroughputParams
+from polluxd.model import Job, Report, Snapshot
+
+SLOWEST = 1e6
+"""Seconds per pass, per example or per GPU beyond which a fit is not believed: eleven days."""
+STEEPEST = 10.0
+"""Largest gamma of the model; the smallest is 1."""
+_SLACK = 1e-6
+
+
+def believable(snapshot: Snapshot) -> tuple[Snapshot, dict[int, str]]:
+    """The snapshot without what cannot be true, and per job concerned what was put aside, in words."""
+    notes: dict[int, str] = {}
+    jobs = []
+    for job in snapshot.jobs:
+        kept, doubts = _job(job)
+        jobs.append(kept)
+        if doubts:
+            notes[job.job_id] = f"put aside as unbelievable: {', '.join(doubts)}"
+    return (replace(snapshot, jobs=tuple(jobs)), notes) if notes else (snapshot, notes)
+
+
+def _job(job: Job) -> tuple[Job, list[str]]:
+    doubts: list[str] = []
+    report = None if job.report is None else _report(job.report, doubts)
+    sound = math.isfinite(job.weight + job.age + job.lost_seconds + job.reallocation_cost)
+    if sound and (job.waiting is None or math.isfinite(job.waiting)):
+        return (replace(job, report=report) if doubts else job), doubts
+    # An age unknown must neither bar a move nor make it free.
+    fallback = {"weight": 1.0, "age": 3600.0, "lost_seconds": 0.0, "reallocation_cost": 30.0, "waiting": None}
+    values = {name: getattr(job, name) for name in fallback}
+    for name, value in values.items():
+        if value is not None and not math.isfinite(value):
+            doubts.append(f"{name}={value}")
+            values[name] = fallback[name]
+    return replace(job, report=report, **values), doubts
+
+
+def _report(report: Report, doubts: list[str]) -> Report:
+    """The report without what cannot be; what that was is added to `doubts`."""
+    if report.params is not None and (why := _odd_params(report.params)):
+        doubts.append(f"its fit ({why}), so its prior is used")
+        # The most it was measured on counted for that fit.
+        report = replace(report, params=None, explored_gpus=0, explored_nodes=0)
+    if report.noise is not None and not math.isfinite(report.noise.sqr + report.noise.var):
+        doubts.append(f"its noise scale ({_odd_noise(report.noise)})")
+        report = replace(report, noise=None)
+    if report.target is not None and not math.isfinite(report.target - report.progress):
+        doubts.append(f"its remaining work (progress={report.progress}, target={report.target})")
+        report = replace(report, target=None)
+    return report
+
+
+def _odd_params(params: ThroughputParams) -> str:
+    """What is wrong with the fit, in words; nothing where it may be true."""
+    bounded = min(params) >= 0.0 and max(params) <= SLOWEST
+    # NaN compares as false, but min and max may pass over one: the sum does not.
+    if bounded and _steep_enough(params.gamma) and math.isfinite(sum(params)):
+        return ""
+    odd = [
+        f"{name}={value:g}"
+        for name, value in params._asdict().items()
+        if not (_steep_enough(value) if name == "gamma" else 0.0 <= value <= SLOWEST)
+    ]
+    return " ".join(odd)
+
+
+def _steep_enough(gamma: float) -> bool:
+    return 1.0 - _SLACK <= gamma <= STEEPEST + _SLACK
+
+
+def _odd_noise(noise: NoiseScale) -> str:
+    return f"sqr={noise.sqr:g} var={noise.var:g}"
