@@ -48,6 +48,13 @@ class Policy(Protocol):
         """Seats of each job by its number; a job left out gets none."""
 
 
+class Sharing(Policy, Protocol):
+    """A policy that puts jobs on GPUs which others hold."""
+
+    borrowers: Mapping[int, float]
+    """Jobs that the last decision let run in the idle cycles of others, and the speed that leaves them (0 to 1)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Moment:
     """The cluster just after a decision."""
@@ -109,6 +116,7 @@ class _Engine:
         horizon = max(job.time for job in submissions) + 30 * 86400.0
         self._outages = scenario.outages(horizon)
         self._down: dict[int, float] = {}
+        self._borrowers: dict[int, float] = {}
 
     def run(self, progress: Progress | None) -> Run:
         waiting = list(self._jobs)
@@ -151,7 +159,8 @@ class _Engine:
             slow = {node for node, jobs in spread.items() if jobs > 1}
         for job in active:
             hit = bool(slow) and len(job.seats) > 1 and any(node in slow for node, _ in job.seats)
-            job.advance(self._now, seconds, self._scenario.interference if hit else 0.0)
+            speed = (1.0 - self._scenario.interference if hit else 1.0) * self._borrowers.get(job.number, 1.0)
+            job.advance(self._now, seconds, 1.0 - speed)
 
     def _fail(self, active: Sequence[Training]) -> None:
         """Nodes that went down since the last step take their jobs with them; repaired ones come back."""
@@ -177,10 +186,11 @@ class _Engine:
         began = time.perf_counter()
         placed = self._policy.decide(View(self._now, scenario, capacity, tuple(active)))
         self._decision_seconds.append(time.perf_counter() - began)
+        self._borrowers = dict(getattr(self._policy, "borrowers", {}))
         used = Counter[int]()
-        for seats in placed.values():
+        for number, seats in placed.items():
             for node, gpus in seats:
-                used[node] += gpus
+                used[node] += 0 if number in self._borrowers else gpus
         over = [node for node, gpus in used.items() if gpus > capacity[node]]
         assert not over, f"{type(self._policy).__name__} put {used[over[0]]} GPUs of jobs on node {over[0]}"
         for job in active:
@@ -190,7 +200,7 @@ class _Engine:
         self._decided_at = self._now
         self._seen = frozenset([*(job.number for job in active), *(-1 - node for node in self._down)])
         busy = sum(used.values())
-        weight = sum(job.gpus * job.efficiency for job in active)
+        weight = sum(job.gpus * job.efficiency for job in active if job.number not in self._borrowers)
         self._moments.append(Moment(self._now, len(active), busy, weight / busy if busy else 0.0))
 
 

@@ -6,9 +6,16 @@ from collections.abc import Callable, Mapping
 
 from polluxd.sim.cluster import Scenario
 from polluxd.sim.engine import Policy
+from polluxd.sim.policies.antman import AntMan
+from polluxd.sim.policies.gandiva import Gandiva
+from polluxd.sim.policies.gavel import Gavel
 from polluxd.sim.policies.optimus import Optimus
+from polluxd.sim.policies.plain import Plain
 from polluxd.sim.policies.pollux import Pollux
 from polluxd.sim.policies.pollux_paper import PolluxPaper
+from polluxd.sim.policies.sia import Sia
+from polluxd.sim.policies.slaq import Slaq
+from polluxd.sim.policies.themis import Themis
 from polluxd.sim.policies.tiresias import Tiresias
 
 POLICIES: Mapping[str, Callable[[Scenario], Policy]] = {
@@ -16,5 +23,14 @@ POLICIES: Mapping[str, Callable[[Scenario], Policy]] = {
     "pollux-paper": lambda scenario: PolluxPaper(scenario.power),
     "tiresias": lambda _scenario: Tiresias(),
     "optimus": lambda _scenario: Optimus(),
+    "gandiva": lambda _scenario: Gandiva(),
+    "slaq": lambda _scenario: Slaq(),
+    "gavel": lambda _scenario: Gavel(),
+    "antman": lambda _scenario: AntMan(),
+    "themis": lambda _scenario: Themis(),
+    "sia": lambda _scenario: Sia(),
+    "fifo": lambda _scenario: Plain(backfills=False),
+    "backfill": lambda _scenario: Plain(backfills=True),
+    "fairshare": lambda _scenario: Plain(backfills=True, shares=True),
 }
 """Each makes a fresh policy for one run."""

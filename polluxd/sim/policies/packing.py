@@ -36,3 +36,59 @@ def emptiest_first(free: list[int], gpus: int) -> Seats:
 def standing(seats: Seats, capacity: Sequence[int]) -> bool:
     """Whether every node of the seats is still in service."""
     return bool(seats) and all(capacity[node] >= gpus for node, gpus in seats)
+
+
+def seated(wanted: Mapping[int, int], held: Mapping[int, Seats], capacity: Sequence[int]) -> dict[int, Seats]:
+    """Seats for so many GPUs per job, in the order given: those that a job holds where the count is the same.
+
+    Jobs that find too few GPUs get none.
+    """
+    kept = {
+        n: held[n]
+        for n, gpus in wanted.items()
+        if gpus and sum(g for _, g in held.get(n, ())) == gpus and standing(held[n], capacity)
+    }
+    free = free_gpus(capacity, kept)
+    for number, gpus in wanted.items():
+        if gpus and number not in kept:
+            seats = emptiest_first(free, gpus)
+            if seats:
+                kept[number] = seats
+    return kept
+
+
+def compact(
+    wanted: Mapping[int, int], held: Mapping[int, Seats], capacity: Sequence[int]
+) -> dict[int, Seats]:
+    """The same with jobs of up to a node on one node, and larger ones on whole nodes, as far as that goes.
+
+    Where keeping what is held leaves no room for some job, all are placed anew.
+    """
+    size = max(capacity, default=0)
+    same = {
+        n: seats
+        for n, seats in held.items()
+        if wanted.get(n, 0) and sum(g for _, g in seats) == wanted[n] and standing(seats, capacity)
+    }
+    found: dict[int, Seats] = {}
+    for kept in (same, {}):
+        found = dict(kept)
+        free = free_gpus(capacity, found)
+        for number in sorted(wanted, key=lambda n: -wanted[n]):
+            gpus = wanted[number]
+            if not gpus or number in found:
+                continue
+            if gpus <= size:
+                # The fullest node that has room: larger jobs want the empty ones.
+                roomy = [node for node in range(len(free)) if free[node] >= gpus]
+                seats: Seats = ((min(roomy, key=free.__getitem__), gpus),) if roomy else ()
+            else:
+                empty = [node for node in range(len(free)) if free[node] == size][: gpus // size]
+                seats = tuple((node, size) for node in empty) if len(empty) * size == gpus else ()
+            if seats:
+                found[number] = seats
+                for node, taken in seats:
+                    free[node] -= taken
+        if all(n in found for n, gpus in wanted.items() if gpus):
+            return found
+    return found

@@ -1,0 +1,82 @@
+"""AntMan: guaranteed jobs, and opportunistic ones in the idle cycles of their GPUs (Xiao et al., OSDI 2020).
+
+Jobs get the GPUs that they asked for, first come first served, as guaranteed jobs. Those that find too few free run at
+once as opportunistic jobs, each on GPUs of guaranteed ones, in the cycles that these leave idle while they wait for
+their gradients: the sync share of the resident's step, and never less than a tenth. The resident is not slowed, as
+AntMan's kernel-level scheduling intends. When GPUs come free, the opportunistic job that waits longest becomes
+guaranteed (a restart). Simplified: one tenant with the whole cluster as its quota, memory always fits, one
+opportunistic job per GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from polluxd.sim.engine import View
+from polluxd.sim.policies.packing import emptiest_first, seated, standing
+from polluxd.sim.training import Seats, Training
+
+LEAST_IDLE = 0.1
+"""Share of a GPU's cycles that any training leaves to others."""
+
+
+class AntMan:
+    """First come first served, with the overflow in idle cycles."""
+
+    chooses_batch = False
+    reacts = False
+    remembers = False
+
+    def __init__(self) -> None:
+        self.borrowers: Mapping[int, float] = {}
+        self._guaranteed: set[int] = set()
+
+    def decide(self, view: View) -> Mapping[int, Seats]:
+        jobs = {job.number: job for job in view.jobs}
+        self._guaranteed = {
+            n for n in self._guaranteed if n in jobs and standing(jobs[n].seats, view.capacity)
+        }
+        wanted = {n: jobs[n].submission.gpus for n in sorted(self._guaranteed)}
+        left = sum(view.capacity) - sum(wanted.values())
+        for number, job in jobs.items():
+            if number not in wanted and job.submission.gpus <= left:
+                wanted[number] = job.submission.gpus
+                left -= job.submission.gpus
+        held = {n: jobs[n].seats for n in self._guaranteed}
+        found = seated(wanted, held, view.capacity)
+        self._guaranteed = set(found)
+        return {**found, **self._borrow(view, found, jobs)}
+
+    def _borrow(
+        self, view: View, found: Mapping[int, Seats], jobs: Mapping[int, Training]
+    ) -> dict[int, Seats]:
+        """Seats and speeds of the opportunistic jobs."""
+        idle = [0.0 if room else 1.0 for room in view.capacity]
+        room = [0] * len(view.capacity)
+        for number, seats in found.items():
+            share = _idle_share(jobs[number], seats)
+            for node, gpus in seats:
+                # The busiest resident of a node sets the pace there.
+                idle[node] = share if room[node] == 0 else min(idle[node], share)
+                room[node] += gpus
+        borrowed: dict[int, Seats] = {}
+        speeds: dict[int, float] = {}
+        rest = [job for n, job in jobs.items() if n not in found]
+        for job in [*(j for j in rest if j.seats), *(j for j in rest if not j.seats)]:
+            seats = job.seats if standing(job.seats, room) else emptiest_first(room, job.submission.gpus)
+            if seats and seats == job.seats:
+                for node, gpus in seats:
+                    room[node] -= gpus
+            if seats:
+                borrowed[job.number] = seats
+                speeds[job.number] = min(idle[node] for node, _ in seats)
+        self.borrowers = speeds
+        return borrowed
+
+
+def _idle_share(job: Training, seats: Seats) -> float:
+    step, sync = job.app.times(
+        tuple(gpus for _, gpus in seats),
+        max(job.app.limits.local_min, job.submission.batch_size // job.submission.gpus),
+    )
+    return min(max(sync / step, LEAST_IDLE), 0.9)
