@@ -192,7 +192,7 @@ def pause(config: ConfigOption = None) -> None:
     _set(_store(config), "paused", True)
     typer.echo(
         "paused until `polluxctl resume`: polluxd starts, moves and stops nothing; moves that have begun are finished, "
-        "running jobs run on, decisions are still recorded; waiting jobs start as plain Slurm jobs when their lease lapses"
+        "running jobs run on, decisions are recorded; waiting jobs start as plain Slurm jobs when their lease lapses"
     )
 
 

@@ -20,7 +20,7 @@ PREVIEW_COLUMNS = (
     Column("gpus_before", "BEFORE", right=True),
     Column("gpus_after", "AFTER", right=True),
     Column("speedup_before", "SPEEDUP", number(3), right=True),
-    Column("speedup_after", "AFTER", number(3), right=True),
+    Column("speedup_after", "SPEEDUP AFTER", number(3), right=True),
     Column("reason_after", "REASON", flexible=True, least=14, rank=5),
 )
 

@@ -1,0 +1,269 @@
+"""`polluxctl cycle` and `polluxctl fairness preview`, on a small snapshot that was decided on."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
+from polluxd.cli.fairness import Words, lines
+from polluxd.cli.replay import differences
+from polluxd.encoding import encode
+from polluxd.errors import ConfigError
+from polluxd.model import Allocation, Job, JobSpec, Node, Placement, Plan, Report, Settings, Snapshot
+from polluxd.policy import decide
+from polluxd.store import CycleSummary, CycleView
+
+THETA = ThroughputParams(0.05, 0.002, 0.005, 0.0005, 0.01, 0.001, 2.0)
+
+
+def job(number: int, account: str, kind: float) -> Job:
+    report = Report(
+        0,
+        0.0,
+        BatchLimits(64, 8192, 16, 512),
+        THETA,
+        NoiseScale(1.0, kind),
+        explored_gpus=8,
+        explored_nodes=2,
+    )
+    spec = JobSpec(max_gpus=8)
+    return Job(number, f"job{number}", "ada", account, "main", spec, 0.0, 3600.0, report=report)
+
+
+SNAPSHOT = Snapshot(
+    "dev",
+    1e9,
+    tuple(Node(f"n{i}", 4, partitions=frozenset({"main"})) for i in range(2)),
+    (job(1, "vision", 0.1), job(2, "nlp", 30.0), job(3, "nlp", 100.0)),
+)
+
+
+@dataclass
+class Recorded:
+    """A store that recorded one cycle."""
+
+    plan: Plan
+    data: Any
+    solver: str | None = "counts"
+    note: str = ""
+    current: Settings = SNAPSHOT.settings
+
+    def cycle(self, cycle_id: int) -> CycleView | None:
+        if cycle_id != 42:
+            return None
+        plan = self.plan
+        solver = plan.solver if self.solver else None
+        return CycleView(
+            42,
+            5,
+            "enforce",
+            1e9,
+            self.note,
+            plan.objective,
+            plan.upper_bound,
+            plan.gap,
+            solver,
+            {"decide_s": 0.01},
+        )
+
+    def cycles(self, newest: int) -> list[CycleSummary]:
+        found = self.cycle(42)
+        assert found is not None
+        changed = sum(a.changed for a in self.plan.allocations)
+        return [CycleSummary(found, len(self.plan.allocations), changed, self.data is not None)][:newest]
+
+    def cycle_snapshot(self, cycle_id: int) -> Any:
+        return self.data
+
+    def newest_snapshot(self) -> tuple[int, Any] | None:
+        return None if self.data is None else (42, self.data)
+
+    def allocations(self, cycle_id: int) -> list[Allocation]:
+        return list(self.plan.allocations)
+
+    def settings(self, defaults: Settings) -> Settings:
+        return self.current
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    made = Recorded(decide(SNAPSHOT), json.loads(json.dumps(encode(SNAPSHOT))))
+    monkeypatch.setattr("polluxd.cli.access.open_store", lambda _config: (made, Settings()))
+    return made
+
+
+def test_a_replay_is_the_recorded_plan(recorded, polluxctl):
+    said = polluxctl("cycle", "replay", "42")
+    assert (said.status, said.err) == (0, "")
+    assert said.out.startswith("cycle 42: the same plan, bit for bit: 3 jobs, objective ")
+    found = json.loads(polluxctl("cycle", "replay", "42", "--json").out)
+    assert (found["identical"], found["jobs"], found["differences"]) == (True, 3, [])
+    assert found["objective"] == recorded.plan.objective
+
+
+def test_a_difference_in_the_last_bit_is_told(recorded, polluxctl):
+    first, *others = recorded.plan.allocations
+    other = replace(first, goodput=math.nextafter(first.goodput, math.inf), reason="because")
+    recorded.plan = replace(recorded.plan, allocations=(other, *others))
+    said = polluxctl("cycle", "replay", "42")
+    assert said.status == 1
+    assert "another plan, in 2 values" in said.out
+    assert "because" in said.out
+    found = json.loads(polluxctl("cycle", "replay", "42", "--json").out)
+    assert found["identical"] is False
+    assert [(d["job_id"], d["what"]) for d in found["differences"]] == [(1, "goodput"), (1, "reason")]
+    assert found["differences"][0]["recorded"] == other.goodput
+    assert found["differences"][0]["replayed"] == first.goodput
+
+
+def test_each_part_of_a_plan_is_compared(recorded):
+    plan, cycle = recorded.plan, recorded.cycle(42)
+    assert differences(cycle, plan.allocations, plan) == []
+    first = plan.allocations[0]
+    assert first.explanation is not None
+    for what, other in (
+        ("placement", replace(first, placement=Placement(("elsewhere",), 1))),
+        ("speedup", replace(first, speedup=first.speedup + 1)),
+        ("batch size", replace(first, batch_size=1)),
+        ("changed", replace(first, changed=not first.changed)),
+        ("explanation: price", replace(first, explanation=replace(first.explanation, price=-1.0))),
+    ):
+        (found,) = differences(cycle, (other, *plan.allocations[1:]), plan)
+        assert (found["job_id"], found["what"]) == (1, what)
+    for what, changed in (
+        ("objective", replace(cycle, objective=None)),
+        ("upper bound", replace(cycle, upper_bound=0.0)),
+        ("solver", replace(cycle, solver="luck")),
+    ):
+        (found,) = differences(changed, plan.allocations, plan)
+        assert (found["job_id"], found["what"]) == (None, what)
+    (missing,) = differences(cycle, plan.allocations[1:], plan)
+    assert (missing["what"], missing["recorded"], missing["replayed"]) == ("decision", "none", "made")
+    # A cycle of before explanations were kept as data.
+    assert differences(cycle, (replace(first, explanation=None), *plan.allocations[1:]), plan) == []
+
+
+def test_what_cannot_be_replayed_says_why_in_one_line(recorded, polluxctl):
+    recorded.data = None
+    for words, told in (
+        (("41",), "cycle 41 is not recorded"),
+        (("42",), "the snapshot of cycle 42 is not kept any more"),
+    ):
+        said = polluxctl("cycle", "replay", *words)
+        assert said.status == 1
+        assert told in said.err
+        assert said.err.count("\n") == 1
+    recorded.data, recorded.solver, recorded.note = {}, None, "Slurm is away"
+    assert "nothing was decided in cycle 42: Slurm is away" in polluxctl("cycle", "replay", "42").err
+    recorded.solver = "counts"
+    assert (
+        "the stored snapshot cannot be read: Snapshot lacks cluster" in polluxctl("cycle", "replay", "42").err
+    )
+
+
+def test_the_list_says_what_can_be_replayed(recorded, polluxctl):
+    (row,) = json.loads(polluxctl("cycle", "list", "--json").out)
+    assert (row["cycle"], row["jobs"], row["replayable"], row["decide_s"]) == (42, 3, True, 0.01)
+    recorded.data = None
+    said = polluxctl("cycle", "list", "-n", "3")
+    assert said.out.splitlines()[1].split()[-3:] == ["10ms", "no", "-"]
+
+
+def test_a_preview_is_the_two_decisions_and_changes_nothing(recorded, polluxctl):
+    said = polluxctl("fairness", "preview", "--power", "1", "--account-weight", "vision=4", "--json")
+    assert said.status == 0, said.err
+    found = json.loads(said.out)
+    wished = replace(SNAPSHOT, settings=Settings(power=1.0, account_weights={"vision": 4.0}))
+    plans = decide(SNAPSHOT), decide(wished)
+    assert [[j["gpus_before"], j["gpus_after"]] for j in found["jobs"]] == [
+        [plan.of(n).placement.gpus for plan in plans] for n in (1, 2, 3)
+    ]
+    assert [j["speedup_after"] for j in found["jobs"]] == [plans[1].of(n).speedup for n in (1, 2, 3)]
+    assert plans[0].allocations != plans[1].allocations
+    assert found["before"]["objective"] == plans[0].objective
+    assert (found["settings_after"]["power"], found["settings_before"]["power"]) == (1.0, -1.0)
+    assert recorded.current == Settings()
+
+
+def test_a_preview_in_words(recorded, polluxctl):
+    said = polluxctl("fairness", "preview", "--account-ceiling", "nlp=2")
+    assert "On the jobs and nodes of cycle 42; nothing is changed" in said.out
+    assert "least speedup: " in said.out
+    held = {
+        line.split()[0]: line.split()[5:7] for line in said.out.splitlines() if line.strip()[:1].isdigit()
+    }
+    assert sum(int(held[n][0]) for n in "23") > sum(int(held[n][1]) for n in "23") == 2
+
+
+def test_a_preview_without_anything_to_try_or_to_try_it_on(recorded, polluxctl):
+    assert "nothing to set" in polluxctl("fairness", "preview").err
+    recorded.data = None
+    said = polluxctl("fairness", "preview", "-p", "0")
+    assert (said.status, said.err.count("\n")) == (1, 1)
+    assert "no snapshot is kept yet" in said.err
+
+
+def test_every_setting_can_be_said():
+    said = Words(
+        power="max-min",
+        accounts=["a=2"],
+        users=["u=3"],
+        account_ceilings=["a=8"],
+        user_ceilings=["u=0"],
+        account_guarantees=["a=8"],
+        user_guarantees=["v=1"],
+        gpu_counts="1,2,4",
+        starvation_bound="3600",
+        remaining_work_power=-0.25,
+        hysteresis=0.1,
+        partial_nodes=True,
+    ).over(Settings(account_ceilings={"b": 4}))
+    assert set(said) == set(Settings.__slots__) - {"paused"}
+    assert said["account_ceilings"] == {"a": 8, "b": 4}
+    assert said["starvation_bound"] == 3600.0
+
+
+def test_entries_and_bounds_can_be_taken_out():
+    present = Settings(account_ceilings={"a": 4, "b": 2}, starvation_bound=60.0)
+    said = Words(account_ceilings=["a=none"], starvation_bound="none").over(present)
+    assert said == {"account_ceilings": {"b": 2}, "starvation_bound": None}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (Words(account_ceilings=["a=-1"]), "account ceilings are NAME=GPUS"),
+        (Words(user_guarantees=["a=1.5"]), "user guarantees are NAME=GPUS"),
+        (Words(user_guarantees=["7"]), "user guarantees are NAME=GPUS"),
+        (Words(gpu_counts="odd"), "setting gpu_counts: expected any, powers-of-two, whole-nodes"),
+        (Words(starvation_bound="soon"), "setting starvation_bound: expected seconds above 0, or none"),
+        (Words(starvation_bound="0"), "setting starvation_bound"),
+        (Words(remaining_work_power=5.0), "setting remaining_work_power: expected a number from -4 to 4"),
+        (Words(hysteresis=1.5), "setting hysteresis: expected a share from 0 to 1"),
+        (
+            Words(account_guarantees=["b=9"]),
+            "account b: the guarantee of 9 GPUs would be above the ceiling of 4",
+        ),
+        (Words(), "nothing to set"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(words, told):
+    with pytest.raises(ConfigError, match=told):
+        words.over(Settings(account_ceilings={"b": 4}))
+
+
+def test_every_setting_is_shown_in_words():
+    text = "\n".join(
+        lines(
+            Settings(
+                account_ceilings={"a": 8}, user_guarantees={"u": 2}, starvation_bound=90.0, gpu_counts="1,2"
+            )
+        )
+    )
+    for part in ("GPU ceilings     account a=8", "user u=2", "90 s", "1,2", "hysteresis       0.05"):
+        assert part in text
