@@ -23,7 +23,7 @@ Runs inside slurmctld, under Lua 5.1 to 5.4: no database, no command, one small 
 
 local NO_VAL16, NO_VAL = 65534, 4294967294
 
-local KEYS = { "min-gpus", "max-gpus", "adaptive", "preemptible" }
+local KEYS = { "min-gpus", "max-gpus", "gpu-counts", "adaptive", "preemptible" }
 
 local function log_user(format, ...)
   slurm.log_user("%s", string.format(format, ...))
@@ -58,12 +58,57 @@ local function yes_or_no(text)
   return nil, "yes or no"
 end
 
+local COUNT_RULES = { ["any"] = true, ["powers-of-two"] = true, ["whole-nodes"] = true }
+
+-- A rule by name, or the counts themselves: ascending and each once, as polluxd reads them.
+local function gpu_counts(text)
+  local allowed = "any, powers-of-two, whole-nodes, or a list of counts such as 1,2,4,8"
+  if COUNT_RULES[text] then
+    return text
+  end
+  local counts, seen = {}, {}
+  for word in string.gmatch(text .. ",", "([^,]*),") do
+    local count = gpu_count(word)
+    if not count or #counts >= 64 then
+      return nil, allowed
+    end
+    if not seen[count] then
+      counts[#counts + 1], seen[count] = count, true
+    end
+  end
+  table.sort(counts)
+  return table.concat(counts, ",")
+end
+
 local READERS = {
   ["min-gpus"] = gpu_count,
   ["max-gpus"] = gpu_count,
+  ["gpu-counts"] = gpu_counts,
   ["adaptive"] = yes_or_no,
   ["preemptible"] = yes_or_no,
 }
+
+-- The smallest number of GPUs that the directives allow; nil where they contradict each other. How many GPUs whole
+-- nodes have, only polluxd knows.
+local function least_count(found)
+  local rule, least, most = found["gpu-counts"] or "any", found["min-gpus"] or 1, found["max-gpus"] or math.huge
+  local count = nil
+  if rule == "any" or rule == "whole-nodes" then
+    count = least
+  elseif rule == "powers-of-two" then
+    count = 1
+    while count < least do
+      count = count * 2
+    end
+  else
+    for word in string.gmatch(rule, "%d+") do
+      if not count and tonumber(word) >= least then
+        count = tonumber(word)
+      end
+    end
+  end
+  return count and count <= most and count or nil
+end
 
 -- Reads the #POLLUX lines among the comments that head a batch script, where sbatch reads its own #SBATCH.
 -- Returns nil when there is none; else the values by key; or false and a message for the user.
@@ -109,6 +154,11 @@ function pollux_directives(script)
     return false, string.format(
       "#POLLUX line %d: min-gpus=%d is above max-gpus=%d",
       math.max(line_of["min-gpus"], line_of["max-gpus"]), found["min-gpus"], found["max-gpus"])
+  end
+  if found and found["gpu-counts"] and not least_count(found) then
+    return false, string.format(
+      "#POLLUX line %d: no count of gpu-counts=%s is within min-gpus=%d and max-gpus=%s",
+      line_of["gpu-counts"], found["gpu-counts"], found["min-gpus"] or 1, found["max-gpus"] or "any")
   end
   return found, nil, stray
 end
@@ -217,9 +267,10 @@ function pollux_submit(job, part_list, submit_uid)
     log_user("#POLLUX: %s", problem)
     return slurm.ERROR
   end
-  local least = wanted["min-gpus"] or 1
-  if config.cluster_gpus and least > config.cluster_gpus then
-    log_user("#POLLUX: min-gpus=%d is above the %d GPUs of this cluster", least, config.cluster_gpus)
+  local least, smallest = wanted["min-gpus"] or 1, least_count(wanted)
+  if config.cluster_gpus and smallest > config.cluster_gpus then
+    local what = smallest == least and "min-gpus=" .. least or "gpu-counts=" .. wanted["gpu-counts"]
+    log_user("#POLLUX: %s is above the %d GPUs of this cluster", what, config.cluster_gpus)
     return slurm.ERROR
   end
 
@@ -236,6 +287,9 @@ function pollux_submit(job, part_list, submit_uid)
   if wanted["max-gpus"] then
     fields[#fields + 1] = "max-gpus=" .. wanted["max-gpus"]
   end
+  if wanted["gpu-counts"] and wanted["gpu-counts"] ~= "any" then
+    fields[#fields + 1] = "gpu-counts=" .. wanted["gpu-counts"]
+  end
   fields[#fields + 1] = "adaptive=" .. (wanted["adaptive"] or "yes")
   fields[#fields + 1] = "preemptible=" .. (wanted["preemptible"] or "yes")
   fields[#fields + 1] = "cpus-per-gpu=" .. share.cpus
@@ -250,7 +304,7 @@ function pollux_submit(job, part_list, submit_uid)
   job.admin_comment = table.concat(fields, " ")
 
   if not share.gpus then
-    job.tres_per_job = "gres:gpu:" .. least
+    job.tres_per_job = "gres:gpu:" .. smallest
   end
   job.requeue = 1
   -- job_submit/lua of 22.05 cannot set the open mode; sbatch shows it to the job (and here) when it is set.

@@ -1,13 +1,15 @@
 """The AdminComment by which the submission hook (`slurm_hooks/job_submit.lua`) marks a job as Pollux' and hands on
 what its `#POLLUX` lines ask for:
 
-    pollux:v1 min-gpus=1 max-gpus=8 adaptive=yes preemptible=yes cpus-per-gpu=2 mem-per-gpu=4000 submitted=T begin=T
+    pollux:v1 min-gpus=1 max-gpus=8 gpu-counts=1,2,4,8 adaptive=yes preemptible=yes cpus-per-gpu=2 mem-per-gpu=4000
+    submitted=T begin=T                                                                        (all on one line)
 
 Users can read it and cannot set it; an administrator can, so it is checked like any other input.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,6 +18,7 @@ from polluxd.model import JobSpec
 
 MARK = "pollux:"
 _VERSION = "pollux:v1"
+_COUNTS = re.compile(r"any|powers-of-two|whole-nodes|[1-9][0-9]{0,8}(,[1-9][0-9]{0,8})*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +46,12 @@ def parse_admin_comment(text: str) -> Directives | None:
     values: dict[str, str] = {}
     for word in words[1:]:
         key, equals, value = word.partition("=")
-        if not equals or key not in _READERS:
-            raise DirectiveError(f"AdminComment: {word!r} is none of {', '.join(k + '=' for k in _READERS)}")
+        if not equals or key not in _KEYS:
+            raise DirectiveError(f"AdminComment: {word!r} is none of {', '.join(k + '=' for k in _KEYS)}")
         if key in values:
             raise DirectiveError(f"AdminComment: {key} is given twice")
         values[key] = value
+    gpu_counts = _gpu_counts(values.pop("gpu-counts", "any"))
     read = {key: _READERS[key](key, value) for key, value in values.items()}
     spec = JobSpec(
         min_gpus=int(read.get("min-gpus", 1)),
@@ -56,6 +60,7 @@ def parse_admin_comment(text: str) -> Directives | None:
         preemptible=bool(read.get("preemptible", True)),
         cpus_per_gpu=int(read.get("cpus-per-gpu", 1)),
         mem_per_gpu_mb=int(read["mem-per-gpu"]) if "mem-per-gpu" in read else None,
+        gpu_counts=gpu_counts,
     )
     if spec.max_gpus is not None and spec.min_gpus > spec.max_gpus:
         raise DirectiveError(f"AdminComment: min-gpus={spec.min_gpus} is above max-gpus={spec.max_gpus}")
@@ -66,6 +71,16 @@ def _count(key: str, text: str) -> float:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise DirectiveError(f"AdminComment: {key} is a whole number from 1 up, not {text!r}")
     return int(text)
+
+
+def _gpu_counts(text: str) -> str:
+    """The rule as `JobSpec.gpu_counts` has it."""
+    if _COUNTS.fullmatch(text) is None:
+        raise DirectiveError(
+            "AdminComment: gpu-counts is any, powers-of-two, whole-nodes, or a list of counts such as 1,2,4,8, "
+            f"not {text!r}"
+        )
+    return text
 
 
 def _yes_or_no(key: str, text: str) -> float:
@@ -84,3 +99,4 @@ _READERS: dict[str, Callable[[str, str], float]] = {
     "submitted": _count,
     "begin": _count,
 }
+_KEYS = ("gpu-counts", *_READERS)

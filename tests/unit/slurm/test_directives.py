@@ -23,12 +23,27 @@ def test_defaults() -> None:
 
 def test_everything() -> None:
     read = parse_admin_comment(
-        "pollux:v1 min-gpus=2 max-gpus=8 adaptive=no preemptible=no "
+        "pollux:v1 min-gpus=2 max-gpus=8 gpu-counts=2,4,8 adaptive=no preemptible=no "
         "cpus-per-gpu=3 mem-per-gpu=4000 submitted=17 begin=18"
     )
     assert read is not None
-    assert read.spec == JobSpec(2, 8, False, False, 3, 4000)
+    assert read.spec == JobSpec(2, 8, False, False, 3, 4000, "2,4,8")
     assert (read.submitted, read.begin) == (17, 18)
+
+
+@pytest.mark.parametrize("rule", ["any", "powers-of-two", "whole-nodes", "1", "1,2,4,8"])
+def test_rules_on_gpu_counts(rule: str) -> None:
+    read = parse_admin_comment(f"pollux:v1 gpu-counts={rule}")
+    assert read is not None
+    assert read.spec.gpu_counts == rule
+
+
+@pytest.mark.parametrize(
+    "rule", ["", "some", "0", "1,,2", "1,", ",1", "1,0", "1.5", "-1", "\u0661", "powers-of-two,3"]
+)
+def test_rules_that_are_none(rule: str) -> None:
+    with pytest.raises(DirectiveError, match="gpu-counts is any, powers-of-two, whole-nodes, or a list"):
+        parse_admin_comment(f"pollux:v1 gpu-counts={rule}")
 
 
 @pytest.mark.parametrize(
@@ -41,6 +56,7 @@ def test_everything() -> None:
         ("pollux:v1 min-gpus=\u0663", "min-gpus is a whole number"),
         ("pollux:v1 adaptive=1", "adaptive is yes or no, not '1'"),
         ("pollux:v1 min-gpus=1 min-gpus=2", "twice"),
+        ("pollux:v1 gpu-counts=any gpu-counts=any", "twice"),
         ("pollux:v1 min-gpus=4 max-gpus=2", "min-gpus=4 is above max-gpus=2"),
     ],
 )

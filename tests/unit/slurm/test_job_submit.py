@@ -160,11 +160,30 @@ def test_polluxd_reads_what_the_hook_writes() -> None:
 
 
 @pytest.mark.parametrize(
+    ("rule", "noted"),
+    [
+        ("powers-of-two", "powers-of-two"),
+        ("whole-nodes", "whole-nodes"),
+        ("8,4,1,4,02", "1,2,4,8"),
+        ("16", "16"),
+        ("any", "any"),
+    ],
+)
+def test_gpu_counts_reach_polluxd(rule: str, noted: str) -> None:
+    outcome = submit(f"#POLLUX max-gpus=16 gpu-counts={rule}")
+    assert outcome.accepted, outcome.said
+    assert ("gpu-counts=" in (outcome.admin_comment or "")) == (noted != "any")
+    read = parse_admin_comment(outcome.admin_comment or "")
+    assert read is not None
+    assert read.spec.gpu_counts == noted
+
+
+@pytest.mark.parametrize(
     ("head", "message"),
     [
         (
             "#POLLUX min-gpu=2",
-            "#POLLUX line 3: unknown key 'min-gpu' (allowed: min-gpus, max-gpus, adaptive, preemptible)",
+            "#POLLUX line 3: unknown key 'min-gpu' (allowed: min-gpus, max-gpus, gpu-counts, adaptive, preemptible)",
         ),
         (
             "#POLLUX\n#POLLUX min-gpus=two",
@@ -186,6 +205,29 @@ def test_polluxd_reads_what_the_hook_writes() -> None:
         ),
         ("#POLLUX max-gpus=2\n\n#POLLUX min-gpus=4", "#POLLUX line 5: min-gpus=4 is above max-gpus=2"),
         ("#POLLUX min-gpus=%d", "bad value '%d' for min-gpus"),
+        (
+            "#POLLUX\n#POLLUX gpu-counts=odd",
+            "#POLLUX line 4: bad value 'odd' for gpu-counts "
+            "(allowed: any, powers-of-two, whole-nodes, or a list of counts such as 1,2,4,8)",
+        ),
+        ("#POLLUX gpu-counts=", "#POLLUX line 3: bad value '' for gpu-counts"),
+        ("#POLLUX gpu-counts=1,,2", "bad value '1,,2' for gpu-counts"),
+        ("#POLLUX gpu-counts=1,2,", "bad value '1,2,' for gpu-counts"),
+        ("#POLLUX gpu-counts=0,1", "bad value '0,1' for gpu-counts"),
+        ("#POLLUX gpu-counts=1,2.5", "bad value '1,2.5' for gpu-counts"),
+        ("#POLLUX gpu-counts=" + ",".join(map(str, range(1, 66))), "for gpu-counts (allowed: any"),
+        (
+            "#POLLUX max-gpus=3\n#POLLUX gpu-counts=4,8",
+            "#POLLUX line 4: no count of gpu-counts=4,8 is within min-gpus=1 and max-gpus=3",
+        ),
+        (
+            "#POLLUX min-gpus=5 max-gpus=7 gpu-counts=powers-of-two",
+            "#POLLUX line 3: no count of gpu-counts=powers-of-two is within min-gpus=5 and max-gpus=7",
+        ),
+        (
+            "#POLLUX min-gpus=9 gpu-counts=1,8",
+            "no count of gpu-counts=1,8 is within min-gpus=9 and max-gpus=any",
+        ),
     ],
 )
 def test_a_wrong_directive_is_refused_with_its_line(head: str, message: str) -> None:
@@ -243,6 +285,10 @@ def test_min_gpus_above_the_cluster_is_refused() -> None:
         "#POLLUX: min-gpus=17 is above the 16 GPUs of this cluster"
     )
     assert submit("#POLLUX min-gpus=16", {"cluster_gpus": 16}).accepted
+    assert refused(submit("#POLLUX gpu-counts=24,32", {"cluster_gpus": 16})) == (
+        "#POLLUX: gpu-counts=24,32 is above the 16 GPUs of this cluster"
+    )
+    assert submit("#POLLUX gpu-counts=16,32", {"cluster_gpus": 16}).accepted
 
 
 @pytest.mark.parametrize(
@@ -264,6 +310,9 @@ def test_cpus_follow_the_gpus(job: dict[str, object], cpus: int) -> None:
 def test_a_job_that_asks_for_no_gpu_asks_for_the_least_it_may_have() -> None:
     assert submit("#POLLUX min-gpus=3", tres_per_node=None).tres_per_job == "gres:gpu:3"
     assert submit("#POLLUX min-gpus=3").tres_per_job is None
+    for rule, least in (("powers-of-two", 4), ("8,5", 5), ("whole-nodes", 3)):
+        outcome = submit(f"#POLLUX min-gpus=3 gpu-counts={rule}", tres_per_node=None)
+        assert outcome.tres_per_job == f"gres:gpu:{least}"
 
 
 @pytest.mark.parametrize("text", ["gres:gpu:a100:2", "gres:nic:1", "gpu:a100", "gres:gpu:1,gres:nic:1"])
