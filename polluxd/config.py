@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 import stat
 import tomllib
 from collections.abc import Mapping
@@ -26,6 +27,9 @@ DEFAULT_PATH = Path("/etc/pollux/polluxd.toml")
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Gpus = Annotated[int, Field(ge=0)]
+
+_COUNTS = re.compile(r"any|powers-of-two|whole-nodes|[1-9][0-9]*(,[1-9][0-9]*)*", re.ASCII)
 
 
 class _Section(BaseModel):
@@ -129,6 +133,20 @@ class Policy(_Section):
     partial_nodes: bool = False
     account_weights: dict[str, Weight] = Field(default_factory=dict)
     user_weights: dict[str, Weight] = Field(default_factory=dict)
+    account_ceilings: dict[str, Gpus] = Field(default_factory=dict)
+    """Most GPUs that an account's jobs may hold together."""
+    user_ceilings: dict[str, Gpus] = Field(default_factory=dict)
+    account_guarantees: dict[str, Gpus] = Field(default_factory=dict)
+    """GPUs kept for an account's jobs whenever they can use them."""
+    user_guarantees: dict[str, Gpus] = Field(default_factory=dict)
+    gpu_counts: str = "any"
+    """Numbers of GPUs that any job may be given."""
+    starvation_bound: Seconds | None = None
+    """A job that has waited for longer goes before all others."""
+    remaining_work_power: Annotated[float, Field(ge=-4, le=4, allow_inf_nan=False)] = 0.0
+    """Exponent of remaining work in a job's weight."""
+    hysteresis: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.05
+    """A running job moves only where its predicted goodput rises by more than this share."""
 
     @field_validator("power")
     @classmethod
@@ -137,14 +155,30 @@ class Policy(_Section):
             raise ValueError("expected a number up to 1, or -inf for max-min fairness")
         return value
 
+    @field_validator("gpu_counts")
+    @classmethod
+    def _is_rule(cls, value: str) -> str:
+        if _COUNTS.fullmatch(value) is None:
+            raise ValueError("expected any, powers-of-two, whole-nodes, or a list of counts such as 1,2,4,8")
+        return value
+
+    @model_validator(mode="after")
+    def _within_ceilings(self) -> Self:
+        for kind, floors, ceilings in (
+            ("account", self.account_guarantees, self.account_ceilings),
+            ("user", self.user_guarantees, self.user_ceilings),
+        ):
+            for name, gpus in floors.items():
+                if gpus > ceilings.get(name, gpus):
+                    raise ValueError(
+                        f"{kind}_guarantees.{name} ({gpus}) must not be above {kind}_ceilings.{name} "
+                        f"({ceilings[name]})"
+                    )
+        return self
+
     def settings(self) -> Settings:
         """As defaults for `Store.settings`."""
-        return Settings(
-            power=self.power,
-            partial_nodes=self.partial_nodes,
-            account_weights=dict(self.account_weights),
-            user_weights=dict(self.user_weights),
-        )
+        return Settings(**self.model_dump())
 
 
 class Realloc(_Section):

@@ -130,7 +130,8 @@ def explain(job: JobArgument, config: ConfigOption = None, as_json: JsonOption =
         )
         return
     console = access.console()
-    for line in explaining.story(row, found, settings):
+    others = store.allocations(found.cycle.id) if found.cycle else []
+    for line in explaining.story(row, found, settings, others):
         console.print(line, soft_wrap=not console.is_terminal, markup=False)
     if sizes:
         console.print()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from statistics import mode
 from typing import Any
 
 from pollux.goodput import Goodput
-from polluxd.model import Report
+from polluxd.model import Allocation, Report
 from polluxd.store import Explanation
 
+from . import why
 from .output import Column, count, duration, number
 
 SIZE_COLUMNS = (
@@ -92,11 +94,14 @@ def decision(found: Explanation) -> dict[str, Any] | None:
         "batch_size": placed.batch_size,
         "changed": placed.changed,
         "reason": placed.reason,
+        "explanation": asdict(placed.explanation) if placed.explanation else None,
     }
 
 
-def story(row: Mapping[str, Any], found: Explanation, settings: Mapping[str, Any]) -> list[str]:
-    """What a person asks first, as sentences."""
+def story(
+    row: Mapping[str, Any], found: Explanation, settings: Mapping[str, Any], others: Sequence[Allocation] = ()
+) -> list[str]:
+    """What a person asks first, as sentences. `others`: the decisions of the same cycle, on this and other jobs."""
     held = f"{count(row['gpus'], 'GPU')} on {row['nodes']}" if row["gpus"] else "no GPUs"
     lines = [
         f"Job {row['job_id']} ({row['name']}) of {row['user']}: {str(row['state']).lower()}, holds {held}."
@@ -109,6 +114,7 @@ def story(row: Mapping[str, Any], found: Explanation, settings: Mapping[str, Any
         lines.append(f"Decided {ago} ago (cycle {found.cycle.id}): {placed.reason}")
         if placed.speedup:
             lines.append(f"Predicted speedup against its fair share: {number(3)(placed.speedup)}.")
+        lines += why.sentences(placed, others, found.job.spec.max_gpus)
     elif row["ended_at"] is None:
         lines.append("Nothing was decided on it yet: that comes with the next cycle.")
     lines += _measured(row, found.report)

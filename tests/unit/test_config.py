@@ -110,6 +110,44 @@ def test_the_password_file_goes_into_the_url():
     assert config.database.url == "postgresql://pollux_daemon@h/pollux?passfile=%2Fetc%2Fpollux%2Fpg+pass"
 
 
+def test_every_setting_of_the_policy_has_its_default_here():
+    assert set(Config.model_fields["policy"].annotation.model_fields) == set(Settings.__slots__) - {"paused"}
+    said = parsed(
+        LEAST + '[policy]\naccount_ceilings = {a = 8}\nuser_guarantees = {u = 2}\ngpu_counts = "1,2,4"\n'
+        "starvation_bound = 3600.0\nremaining_work_power = -0.25\nhysteresis = 0.1\n"
+    )
+    assert said.policy.settings() == Settings(
+        account_ceilings={"a": 8},
+        user_guarantees={"u": 2},
+        gpu_counts="1,2,4",
+        starvation_bound=3600.0,
+        remaining_work_power=-0.25,
+        hysteresis=0.1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (
+            "account_ceilings = {a = -1}",
+            "policy.account_ceilings.a: should be greater than or equal to 0; got -1",
+        ),
+        ("user_ceilings = {a = 1.5}", "policy.user_ceilings.a: "),
+        ('gpu_counts = "odd"', "policy.gpu_counts: expected any, powers-of-two, whole-nodes, or a list"),
+        ("starvation_bound = 0.0", "policy.starvation_bound: should be greater than 0"),
+        ("remaining_work_power = 5.0", "policy.remaining_work_power: should be less than or equal to 4"),
+        ("hysteresis = 2.0", "policy.hysteresis: should be less than or equal to 1"),
+        (
+            "account_ceilings = {a = 4}\naccount_guarantees = {a = 8}",
+            "policy: account_guarantees.a (8) must not be above account_ceilings.a (4)",
+        ),
+    ],
+)
+def test_settings_of_the_policy_that_make_no_sense(line, told):
+    assert told in fault(LEAST + f"[policy]\n{line}\n")
+
+
 def test_max_min_fairness_can_be_written():
     assert parsed(LEAST + "[policy]\npower = -inf").policy.settings().power == -math.inf
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
+from polluxd import model
 from polluxd.cli import access, ctl
 from polluxd.model import (
     Allocation,
@@ -100,6 +101,7 @@ class MemoryStore:
     changes: list[SettingChange] = field(default_factory=list)
     newest: tuple[int, Any] | None = None
     taker: Allocation | None = None
+    explanation: model.Explanation | None = None
 
     def jobs_view(self, *, ended: bool = True) -> list[JobView]:
         return [v for v in self.views if ended or v.ended_at is None]
@@ -109,7 +111,8 @@ class MemoryStore:
         if view is None:
             return None
         placed = Allocation(
-            job_id, Placement(("n1",), 4), 1300.0, 1.25, 256, True, view.decision_reason or ""
+            *(job_id, Placement(("n1",), 4), 1300.0, 1.25, 256, True, view.decision_reason or ""),
+            explanation=self.explanation,
         )
         return Explanation(view, self.report, placed, self.latest_cycle(), tuple(self.reallocations(job_id)))
 

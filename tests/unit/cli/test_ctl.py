@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+import re
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
-from polluxd.cli import ctl
+from polluxd.cli import ctl, why
 from polluxd.errors import StoreUnavailable
-from polluxd.model import NO_PLACEMENT, Placement, Reallocation, Settings, Step
+from polluxd.model import NO_PLACEMENT, Allocation, Explanation, Placement, Reallocation, Settings, Step
 
 
 def test_jobs_prints_a_line_per_job_that_lives(store, polluxctl):
@@ -89,6 +91,56 @@ def test_explain_tells_decision_measurements_sizes_and_moves(store, polluxctl):
         "n1:2",
     ):
         assert part in said.out
+
+
+CONTENDED = Explanation(1, 3, 1.0, "contention", 6, 1950.0, 0.02, 0.05, 9, 0.97, 12.4)
+
+
+def test_explain_says_why_not_more_who_has_it_and_what_a_move_costs(store, polluxctl):
+    store.explanation = CONTENDED
+    store.taker = Allocation(9, Placement(("n2", "n3"), 4), 1.0, 1.5, 64, False, "keeps")
+    said = polluxctl("explain", "7").out
+    for part in (
+        "Its fair share: 3 GPUs on 1 node.",
+        "What keeps it from more: the other jobs: every GPU is worth more to them.",
+        "Its next larger size: 6 GPUs, goodput 1950 examples/s, +50 % against 1300.",
+        "Per GPU that is worth 0.0200 to the objective; of the GPUs given out, the last of some job are worth 0.0500",
+        "job 9 (8 GPUs, 1.50 times its fair share) would lose the least",
+        "A move would cost it about 12s of training; in the decision its speedup then counts 0.970 times.",
+    ):
+        assert part in said
+    assert json.loads(polluxctl("explain", "7", "--json").out)["decision"]["explanation"] == asdict(CONTENDED)
+
+
+@pytest.mark.parametrize(
+    ("limit", "told"),
+    [
+        ("max-gpus", "its max-gpus=8."),
+        ("goodput", "itself: more GPUs would not raise its goodput."),
+        ("move-cost", "the cost of a move"),
+        ("exploration", "caution: it may take twice what it was measured on"),
+        ("batch", "its batch limits"),
+        ("nodes", "the nodes in service"),
+        ("ceiling", "the GPU ceiling of its account or user."),
+        ("fragmentation", "fragmentation: GPUs are free"),
+        ("pinned", "being pinned"),
+        ("counts", "the numbers of GPUs that it may be given (gpu-counts)."),
+    ],
+)
+def test_explain_names_each_limit(store, polluxctl, limit, told):
+    store.explanation = Explanation(1, 2, 2.0, limit)
+    said = polluxctl("explain", "7").out
+    assert f"What keeps it from more: {told}" in said
+    assert "Its weight is 2 times that of the average job." in said
+    assert "next larger size" not in said
+    assert "It has not run yet: to start costs it nothing." in said
+
+
+def test_every_limit_of_the_model_has_words():
+    text = Path(why.__file__).parents[1].joinpath("model.py").read_text()
+    listed = re.search(r"What keeps it from more: (.+?)\." + '"""', text, re.DOTALL)
+    assert listed is not None
+    assert set(re.findall(r"`([a-z-]+)`", listed[1])) == {*why.LIMITS, "max-gpus"}
 
 
 def test_explained_sizes_come_from_the_jobs_own_fit(store, polluxctl):
