@@ -135,6 +135,8 @@ class Report:
     """When this attempt made its first optimizer step; None until then."""
     restart_cost: float | None = None
     """Measured by the agent: last step before to first step after the newest re-allocation [s]."""
+    params_by_type: Mapping[str, ThroughputParams] = field(default_factory=dict)
+    """Fits by GPU type, where known; `params` holds for every type not named here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polluxd.model import Job, Node, Settings
-from polluxd.policy.domains import Domain
+from polluxd.policy.domains import Domain, gpu_types
 from polluxd.policy.feasible import Offers
 
 Floats = NDArray[np.float64]
@@ -42,7 +42,7 @@ class Cache:
     def offers(self, domain: Domain, settings: Settings) -> Offers:
         """What the domain's nodes offer, anew if any of them changed."""
         name = domain.nodes[0].name if domain.nodes else ""
-        rules = (settings.partial_nodes, settings.gpu_counts)
+        rules = (settings.partial_nodes, settings.gpu_counts, gpu_types(domain))
         known = self._offers.get(name)
         if known is not None and known[1] == rules and known[0] == domain.nodes:
             return known[2]
@@ -86,4 +86,4 @@ def _key(job: Job, rows: object) -> tuple[object, ...]:
     report = job.report
     if report is None:
         return (rows,)
-    return rows, report.params, report.noise, report.limits, job.spec.adaptive
+    return rows, report.params, report.params_by_type, report.noise, report.limits, job.spec.adaptive

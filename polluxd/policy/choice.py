@@ -1,4 +1,7 @@
-"""Which solver decides the counts: exact while small, by price beyond; both behind one answer."""
+"""Which solver decides the counts: exact while small, by price beyond, an integer program where GPU types differ.
+
+All behind one answer.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from polluxd.policy import counts, price
+from polluxd.policy import counts, integer, price
 from polluxd.policy.ceilings import Group, nested
 from polluxd.policy.domains import Domain
 from polluxd.policy.menu import Menu
@@ -44,6 +47,8 @@ def choose(menu: Menu, domain: Domain, packing: Packing) -> Choice:
         # Penalties swamp a relaxation's bound; without them it says what the objective alone allows.
         plain = menu.value + np.where(menu.gpus == 0, menu.penalty[menu.owner], 0.0)
         fair_bound = price.solve(gpus, plain, menu.start, capacity, limits).bound
+    if menu.types:
+        return _by_type(menu, packing, gpus, limits, fair_bound)
     priced = price.solve(gpus, menu.value, menu.start, capacity, limits)
     if priced.proven:
         return Choice(priced.chosen, priced.total, priced.bound, fair_bound, "dynamic program")
@@ -52,3 +57,15 @@ def choose(menu: Menu, domain: Domain, packing: Packing) -> Choice:
         return Choice(chosen, total, total, fair_bound, "dynamic program")
     aim = priced.total if nested(limits) else priced.bound
     return Choice(priced.chosen, aim, priced.bound, fair_bound, "price")
+
+
+def _by_type(menu: Menu, packing: Packing, gpus: Ints, limits: list[Group], fair_bound: float) -> Choice:
+    """Counts per GPU type; a bound over all types as one is a bound too."""
+    free = np.maximum(packing.free, 0)
+    capacity = [
+        int(sum(free[n] for n, node in enumerate(packing.nodes) if node.gpu_type == kind))
+        for kind in menu.types
+    ]
+    pools = integer.Pools(np.where(gpus > 0, menu.kind, -1), capacity)
+    found = integer.solve(gpus, menu.value, menu.start, pools, limits)
+    return Choice(found.chosen, found.bound, found.bound, fair_bound, "integer program")

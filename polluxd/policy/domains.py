@@ -113,6 +113,20 @@ class _Groups:
         return self._root(min(names, default=""))
 
 
+def gpu_types(domain: Domain) -> tuple[str, ...]:
+    """The GPU types between which some job is known to tell a difference; none where all are alike to all jobs."""
+    found = tuple(sorted({n.gpu_type for n in domain.nodes if n.gpus > 0}))
+    if len(found) < 2:
+        return ()
+    for job in domain.jobs:
+        report = job.report
+        if report is None or report.params is None or not report.params_by_type:
+            continue
+        if len({report.params_by_type.get(t, report.params) for t in found}) > 1:
+            return found
+    return ()
+
+
 def classes(nodes: Sequence[Node]) -> dict[tuple[str, int], list[int]]:
     """Node numbers by (GPU type, size): a multi-node placement stays within one class."""
     found: dict[tuple[str, int], list[int]] = {}

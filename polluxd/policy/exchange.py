@@ -120,6 +120,8 @@ def _choices(seating: Seating, j: int, a: int, b: int, room: tuple[int, ...]) ->
         if nodes == 0:
             found.append(_Choice(o, NOWHERE, seating.stay[o] if home == NOWHERE else seating.move[o], (0, 0)))
             continue
+        if menu.types:
+            allowed = packing.suited(j, menu.shape(o))
         seats: list[tuple[Seat, tuple[int, int]]] = []
         if nodes == 1:
             seats = [(((a,), k), (k, 0)), (((b,), k), (0, k))]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from polluxd.model import Job, JobSpec, Node, Settings
 from polluxd.policy import exploration
-from polluxd.policy.domains import Domain, eligible, partitions_of
+from polluxd.policy.domains import Domain, eligible, gpu_types, partitions_of
 from polluxd.policy.shapes import ANY, Shape, Stock, available, bare, stock
 
 NOTHING = Shape(0, 0)
@@ -15,6 +15,10 @@ NOTHING = Shape(0, 0)
 def present(job: Job) -> Shape:
     """The shape of what the job holds."""
     return Shape(len(job.placement.nodes), job.placement.gpus_per_node)
+
+
+def _order(shape: Shape) -> tuple[int, int, str]:
+    return shape.gpus, shape.nodes, shape.gpu_type or ""
 
 
 def is_pinned(job: Job) -> bool:
@@ -28,10 +32,12 @@ class Offers:
     def __init__(self, domain: Domain, settings: Settings) -> None:
         self._nodes = domain.nodes
         self._by_name = {n.name: n for n in domain.nodes}
+        self.types = gpu_types(domain)
+        """GPU types to tell apart; none where they make no difference."""
         self._partial = settings.partial_nodes
         self._rule = settings.gpu_counts
         self._eligible: dict[frozenset[str], list[Node]] = {}
-        self._stocks: dict[tuple[frozenset[str], int], Stock] = {}
+        self._stocks: dict[tuple[frozenset[str], int, str | None], Stock] = {}
         self._known: dict[tuple[object, ...], list[Shape]] = {}
 
     def nodes(self, job: Job) -> list[Node]:
@@ -61,30 +67,44 @@ class Offers:
         elif self._rules(job) and found[-1].gpus * exploration.GROWTH <= most:
             # The counts allowed may lie too far apart for the cap: then the next one is the next step.
             found = found + self._between(job, found[-1].gpus + 1, spec.max_gpus)[:1]
-        now = present(job)
+        now = self.present(job)
         if stays and now not in found:
-            return sorted([*found, now], key=lambda s: (s.gpus, s.nodes))
+            return sorted([*found, now], key=_order)
         return found
+
+    def present(self, job: Job) -> Shape:
+        """The shape of what the job holds, its GPU type with it where types differ."""
+        shape = present(job)
+        if not self.types:
+            return shape
+        kinds = {n.gpu_type for n in map(self._by_name.get, job.placement.nodes) if n is not None}
+        return shape._replace(gpu_type=kinds.pop()) if len(kinds) == 1 else shape
 
     def _rules(self, job: Job) -> tuple[str, ...]:
         return tuple(rule for rule in (self._rule, job.spec.gpu_counts) if rule != ANY)
 
-    def _stock(self, job: Job) -> Stock:
-        key = (partitions_of(job), job.spec.cpus_per_gpu)
+    def _stock(self, job: Job, kind: str | None) -> Stock:
+        key = (partitions_of(job), job.spec.cpus_per_gpu, kind)
         if key not in self._stocks:
-            self._stocks[key] = stock(self.nodes(job), job.spec.cpus_per_gpu)
+            nodes = [n for n in self.nodes(job) if kind is None or n.gpu_type == kind]
+            self._stocks[key] = stock(nodes, job.spec.cpus_per_gpu)
         return self._stocks[key]
 
     def _between(self, job: Job, lowest: int, highest: int | None) -> list[Shape]:
         key = (partitions_of(job), job.spec.cpus_per_gpu, lowest, highest, job.spec.gpu_counts)
         if key not in self._known:
-            self._known[key] = available(
-                self._stock(job),
-                partial=self._partial,
-                lowest=lowest,
-                highest=highest,
-                rules=self._rules(job),
-            )
+            found = [
+                shape._replace(gpu_type=kind)
+                for kind in self.types or (None,)
+                for shape in available(
+                    self._stock(job, kind),
+                    partial=self._partial,
+                    lowest=lowest,
+                    highest=highest,
+                    rules=self._rules(job),
+                )
+            ]
+            self._known[key] = sorted(found, key=_order)
         return self._known[key]
 
     def why_none(self, job: Job) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from polluxd.policy import fairness, objective
 from polluxd.policy.cache import Cache
 from polluxd.policy.ceilings import Group, groups
 from polluxd.policy.domains import Domain
-from polluxd.policy.feasible import NOTHING, is_pinned, present, why_no_batch
+from polluxd.policy.feasible import NOTHING, Offers, is_pinned, why_no_batch
 from polluxd.policy.shapes import Shape
 
 Floats = NDArray[np.float64]
@@ -43,6 +44,10 @@ class Menu:
     start: Ints
     nodes: Ints
     per_node: Ints
+    kind: Ints
+    """[O]: number of the GPU type in `types`; -1: any."""
+    types: tuple[str, ...]
+    """GPU types that are told apart; none where they make no difference."""
     goodput: Floats
     batch_size: Ints
     speedup: Floats
@@ -86,7 +91,10 @@ class Menu:
         return range(int(self.start[j]), int(self.start[j + 1]))
 
     def shape(self, option: int) -> Shape:
-        return Shape(int(self.nodes[option]), int(self.per_node[option]))
+        kind = int(self.kind[option])
+        return Shape(
+            int(self.nodes[option]), int(self.per_node[option]), None if kind < 0 else self.types[kind]
+        )
 
     def x(self, options: Ints, moved: Bools) -> Floats:
         """[J]: the objective's x of one option per job, given which jobs move."""
@@ -107,14 +115,14 @@ def build(domain: Domain, settings: Settings, mean_weight: float = 1.0, cache: C
     absent: list[tuple[Job, str]] = []
     for job in domain.jobs:
         if is_pinned(job):
-            shapes.append([present(job)])
+            shapes.append([offers.present(job)])
             stays.append(True)
         else:
             stay = offers.may_stay(job)
             found = offers.shapes(job, stays=stay)
             if not found and job.placement:
                 # Nothing can be offered in exchange for what it holds: it is left alone.
-                shapes.append([present(job)])
+                shapes.append([offers.present(job)])
                 stays.append(True)
                 job = replace(job, pinned=True, pin_reason=offers.why_none(job))  # noqa: PLW2901
             elif not found:
@@ -124,7 +132,7 @@ def build(domain: Domain, settings: Settings, mean_weight: float = 1.0, cache: C
                 shapes.append([NOTHING, *found])
                 stays.append(stay or not job.placement)
         listed.append(job)
-    return _evaluate(domain, settings, _Listing(listed, shapes, stays, absent), mean_weight, cache)
+    return _evaluate(domain, settings, _Listing(listed, shapes, stays, absent, offers), mean_weight, cache)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +143,7 @@ class _Listing:
     shapes: list[list[Shape]]
     stays: list[bool]
     absent: list[tuple[Job, str]]
+    offers: Offers
 
 
 def _evaluate(
@@ -143,13 +152,16 @@ def _evaluate(
     """Goodput, speedup and utility of every option; jobs with no feasible batch size drop out."""
     size, count = domain.gpus_per_node, len(listing.jobs)
     shares = [fairness.fair_share(domain.capacity, count, size, job) for job in listing.jobs]
-    nodes, gpus, owner, is_share = _rows(listing.shapes, shares)
-    goodput, batch = _goodput(listing, shares, (owner, nodes, gpus), cache)
+    types = listing.offers.types
+    rows = _rows(listing.shapes, shares, types)
+    nodes, gpus, kind, owner, is_share = rows
+    goodput, batch = _goodput(listing, shares, rows, cache)
 
-    now = np.array([present(j) for j in listing.jobs], dtype=np.int64).reshape(-1, 2)
+    held = [listing.offers.present(j) for j in listing.jobs]
+    now = np.array([(s.nodes, s.per_node, _number(types, s)) for s in held], dtype=np.int64).reshape(-1, 3)
     per_node = gpus // np.maximum(nodes, 1)
     kept = np.array(listing.stays, dtype=np.bool_)[owner]
-    kept &= (nodes == now[owner, 0]) & (per_node == now[owner, 1]) & ~is_share
+    kept &= (nodes == now[owner, 0]) & (per_node == now[owner, 1]) & (kind == now[owner, 2]) & ~is_share
 
     pinned = np.array([is_pinned(j) for j in listing.jobs], dtype=np.bool_)
     best = np.zeros(count)
@@ -168,7 +180,7 @@ def _evaluate(
     )
     job_of = (np.cumsum(~gone) - 1)[owner[row]]
     start = np.searchsorted(job_of, np.arange(len(jobs) + 1))
-    fair = _fair_goodput(goodput, gpus, owner, is_share, count)
+    fair = _fair_goodput(goodput, rows, _mix(domain, types), count)
     with np.errstate(over="ignore"):
         speedup = np.minimum((goodput / fair[owner])[row], _MOST_SPEEDUP)
     weight = np.array([fairness.weight(j, settings) for j in jobs], dtype=np.float64) / mean_weight
@@ -181,8 +193,7 @@ def _evaluate(
     moved = x * factor[job_of]
     level, total = 0.0, float(weight.sum())
     if settings.power <= objective.GENTLE and jobs:
-        held = int(gpus[row][start[:-1]].sum())
-        offer = max(domain.capacity, held)
+        offer = max(domain.capacity, int(gpus[row][start[:-1]].sum()))
         level = objective.worst_level(np.where(kept[row], x, moved), w, gpus[row], start, offer, limited)
     stay = objective.utilities(x, w, settings.power, level=level, total=total, jobs=len(jobs))
     move = objective.utilities(moved, w, settings.power, level=level, total=total, jobs=len(jobs))
@@ -197,6 +208,8 @@ def _evaluate(
         start=start,
         nodes=nodes[row],
         per_node=per_node[row],
+        kind=kind[row],
+        types=types,
         goodput=goodput[row],
         batch_size=batch[row],
         speedup=speedup,
@@ -237,28 +250,54 @@ def _overdue(jobs: Sequence[Job], settings: Settings, stay: Floats, move: Floats
     return np.where(late >= 1, (1.0 + everything) * np.minimum(late, 10.0), 0.0)
 
 
+class _Rows(NamedTuple):
+    """Configurations to evaluate: each job's fair share, on every type that is told apart, then its options."""
+
+    nodes: Ints
+    gpus: Ints
+    kind: Ints
+    owner: Ints
+    is_share: Bools
+
+
 def _rows(
-    shapes: Sequence[Sequence[Shape]], shares: Sequence[fairness.FairShare]
-) -> tuple[Ints, Ints, Ints, Bools]:
-    """Nodes, GPUs and job of every configuration to evaluate: each job's fair share, then its options."""
+    shapes: Sequence[Sequence[Shape]], shares: Sequence[fairness.FairShare], types: tuple[str, ...]
+) -> _Rows:
+    kinds = range(len(types)) if types else (-1,)
     flat = [
-        pair
+        row
         for own, share in zip(shapes, shares, strict=True)
-        for pair in (share, *((s.nodes, s.gpus) for s in own))
+        for row in (
+            *((share.nodes, share.gpus, k) for k in kinds),
+            *((s.nodes, s.gpus, _number(types, s)) for s in own),
+        )
     ]
-    nodes, gpus = np.array(flat, dtype=np.int64).reshape(-1, 2).T
-    lengths = np.array([len(own) + 1 for own in shapes], dtype=np.int64)
+    nodes, gpus, kind = np.array(flat, dtype=np.int64).reshape(-1, 3).T
+    lengths = np.array([len(own) + len(kinds) for own in shapes], dtype=np.int64)
     is_share = np.zeros(nodes.size, dtype=np.bool_)
-    is_share[np.cumsum(lengths) - lengths] = True
-    return nodes, gpus, np.repeat(np.arange(len(shapes)), lengths), is_share
+    for k in range(len(kinds)):
+        is_share[np.cumsum(lengths) - lengths + k] = True
+    return _Rows(nodes, gpus, kind, np.repeat(np.arange(len(shapes)), lengths), is_share)
+
+
+def _number(types: tuple[str, ...], shape: Shape) -> int:
+    return types.index(shape.gpu_type) if shape.gpu_type in types else -1
+
+
+def _mix(domain: Domain, types: tuple[str, ...]) -> Floats:
+    """Each type's part of the capacity: a fair share is such a part of every type."""
+    if not types:
+        return np.ones(1)
+    found = np.array([sum(n.capacity for n in domain.nodes if n.gpu_type == t) for t in types], np.float64)
+    return found / found.sum() if found.sum() > 0 else np.full(found.size, 1.0 / found.size)
 
 
 def _goodput(
-    listing: _Listing, shares: Sequence[fairness.FairShare], rows: tuple[Ints, Ints, Ints], cache: Cache
+    listing: _Listing, shares: Sequence[fairness.FairShare], rows: _Rows, cache: Cache
 ) -> tuple[Floats, Ints]:
-    """Best goodput and its batch size per row (owner, nodes, GPUs), of the jobs whose table the cache lacks."""
-    owner, nodes, gpus = rows
-    count = len(listing.jobs)
+    """Best goodput and its batch size per row; only jobs whose table the cache lacks are evaluated."""
+    nodes, gpus, kind, owner, _ = rows
+    count, types = len(listing.jobs), listing.offers.types
     lengths = np.bincount(owner, minlength=count)
 
     def evaluate(fresh: Sequence[int]) -> tuple[Floats, Ints]:
@@ -266,52 +305,61 @@ def _goodput(
         number[fresh] = np.arange(len(fresh))
         wanted = np.flatnonzero(number[owner] >= 0)
         jobs = [listing.jobs[j] for j in fresh]
-        return _optimum(jobs, number[owner[wanted]], nodes[wanted], gpus[wanted])
+        own = number[owner[wanted]]
+        return _optimum(jobs, types, _Rows(nodes[wanted], gpus[wanted], kind[wanted], own, rows.is_share))
 
-    return cache.tables(listing.jobs, list(zip(shares, listing.shapes, strict=True)), lengths, evaluate)
+    asked = [(share, own, types) for share, own in zip(shares, listing.shapes, strict=True)]
+    return cache.tables(listing.jobs, asked, lengths, evaluate)
 
 
-def _optimum(jobs: Sequence[Job], owner: Ints, nodes: Ints, gpus: Ints) -> tuple[Floats, Ints]:
+def _optimum(jobs: Sequence[Job], types: tuple[str, ...], rows: _Rows) -> tuple[Floats, Ints]:
     """Best goodput and its batch size per row. A job without a fit yet is taken to scale linearly.
 
     Jobs whose fit and limits are the same share one evaluation.
     """
+    nodes, gpus, kind, owner, _ = rows
     known: dict[object, int] = {}
     functions: list[Goodput] = []
-    function_of = np.full(len(jobs), -1, dtype=np.int64)
+    # Per job: the function on any type, then on each that is told apart.
+    function_of = np.full((len(jobs), 1 + len(types)), -1, dtype=np.int64)
     batch_of = np.zeros(len(jobs), dtype=np.int64)
     for j, job in enumerate(jobs):
         report = job.report
         if report is None:
             continue
         batch_of[j] = report.limits.initial
-        if report.params is not None:
-            key = (report.params, report.noise, report.limits, job.spec.adaptive)
+        if report.params is None:
+            continue
+        fits = [report.params, *(report.params_by_type.get(t, report.params) for t in types)]
+        for column, fit in enumerate(fits):
+            key = (fit, report.noise, report.limits, job.spec.adaptive)
             if key not in known:
                 known[key] = len(functions)
-                functions.append(Goodput(report.params, report.noise, report.limits, job.spec.adaptive))
-            function_of[j] = known[key]
-    function = function_of[owner]
+                functions.append(Goodput(fit, report.noise, report.limits, job.spec.adaptive))
+            function_of[j, column] = known[key]
+    function = function_of[owner, kind + 1]
     goodput = gpus.astype(np.float64)
     batch = np.where(gpus > 0, batch_of[owner], 0)
     fitted = np.flatnonzero((function >= 0) & (gpus > 0))
     if fitted.size:
-        rows = np.stack([function[fitted], nodes[fitted], gpus[fitted]])
-        distinct, back = np.unique(rows, axis=1, return_inverse=True)
+        triples = np.stack([function[fitted], nodes[fitted], gpus[fitted]])
+        distinct, back = np.unique(triples, axis=1, return_inverse=True)
         found = optimize_pairs(pack(functions), *distinct)
         goodput[fitted], batch[fitted] = found.goodput[back.ravel()], found.batch_size[back.ravel()]
     return goodput, batch
 
 
-def _fair_goodput(goodput: Floats, gpus: Ints, owner: Ints, is_share: Bools, jobs: int) -> Floats:
-    """[J]: goodput on the fair share; where batch limits forbid it, the most that fits inside it, or else the least.
+def _fair_goodput(goodput: Floats, rows: _Rows, mix: Floats, jobs: int) -> Floats:
+    """[J]: goodput on the fair share, over types the mean of the cluster's mix.
 
+    Where batch limits forbid it, the most that fits inside it, or else the least that is possible.
     A job that can run nowhere gets infinity: its speedup is 0.
     """
-    fair = goodput[is_share].copy()
-    share = gpus[is_share]
+    _, gpus, _, owner, is_share = rows
+    fair = goodput[is_share].reshape(jobs, mix.size) @ mix if mix.size > 1 else goodput[is_share].copy()
+    shared = gpus[is_share].reshape(jobs, mix.size)[:, 0]
     for j in np.flatnonzero(fair <= 0):
         values, own = goodput[(owner == j) & ~is_share], gpus[(owner == j) & ~is_share]
-        inside = float(values[own <= share[j]].max(initial=0.0))
+        inside = float(values[own <= shared[j]].max(initial=0.0))
         fair[j] = inside if inside > 0 else float(values[values > 0].min(initial=np.inf))
     return fair

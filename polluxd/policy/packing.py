@@ -58,6 +58,10 @@ class Packing:
         self._number = {n.name: i for i, n in enumerate(nodes)}
         self._classes = [(size, np.array(numbers)) for (_, size), numbers in classes(nodes).items()]
         self._allowed: dict[frozenset[str], Bools] = {}
+        self._of_type = {
+            kind: np.array([n.gpu_type == kind for n in nodes], dtype=np.bool_)
+            for kind in {n.gpu_type for n in nodes}
+        }
         self._partitions = [partitions_of(j) for j in jobs]
         self.popularity = np.zeros(len(nodes), dtype=np.int64)
         """Per node, how many kinds of job (by partitions) could use it."""
@@ -87,9 +91,15 @@ class Packing:
             )
         return self._allowed[partitions]
 
+    def suited(self, j: int, shape: Shape) -> Bools:
+        """Nodes that the job's partitions and the shape's GPU type allow."""
+        if shape.gpu_type is None:
+            return self.allowed(j)
+        return self.allowed(j) & self._of_type[shape.gpu_type]
+
     def roomy(self, j: int, shape: Shape) -> Bools:
         """Nodes that could take the job's part of this shape now."""
-        fits = self.allowed(j) & (self.free >= shape.per_node)
+        fits = self.suited(j, shape) & (self.free >= shape.per_node)
         fits &= self.cpus >= shape.per_node * self.jobs[j].spec.cpus_per_gpu
         if shape.nodes > 1:
             fits &= self.spanned == 0

@@ -53,6 +53,11 @@ def _report(report: Report, doubts: list[str]) -> Report:
         doubts.append(f"its fit ({why}), so its prior is used")
         # The most it was measured on counted for that fit.
         report = replace(report, params=None, explored_gpus=0, explored_nodes=0)
+    for kind, fit in report.params_by_type.items():
+        if why := _odd_params(fit):
+            doubts.append(f"its fit on {kind} ({why})")
+            others = {k: other for k, other in report.params_by_type.items() if k != kind}
+            report = replace(report, params_by_type=others)
     if report.noise is not None and not math.isfinite(report.noise.sqr + report.noise.var):
         doubts.append(f"its noise scale ({_odd_noise(report.noise)})")
         report = replace(report, noise=None)

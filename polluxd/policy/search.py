@@ -114,7 +114,7 @@ def ways(seating: Seating, j: int, shape: Shape) -> list[_Way]:
     for node in own:
         free[node] += own_per_node
     missing = np.maximum(shape.per_node - free, 0)
-    possible = packing.allowed(j) & (free + packing.movable >= shape.per_node)
+    possible = packing.suited(j, shape) & (free + packing.movable >= shape.per_node)
     numbers = np.flatnonzero(possible)
     # The fewest GPUs to clear first: others are not looked at.
     few = numbers[np.lexsort((numbers, missing[numbers]))][: max(3 * CANDIDATES, 2 * shape.nodes)].tolist()

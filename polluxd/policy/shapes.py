@@ -16,10 +16,11 @@ DENSE = 16
 
 
 class Shape(NamedTuple):
-    """`nodes` nodes with `per_node` GPUs each."""
+    """`nodes` nodes with `per_node` GPUs each, of one GPU type or (None) of any."""
 
     nodes: int
     per_node: int
+    gpu_type: str | None = None
 
     @property
     def gpus(self) -> int:

@@ -80,7 +80,7 @@ class _World:
         self.option = np.full((jobs, size + nodes + 1), -1, dtype=np.int64)
         for j in range(jobs):
             for o in menu.options(j):
-                n, k = menu.shape(o)
+                n, k = menu.shape(o)[:2]
                 self.option[j, k if n <= 1 else size + n] = o
         # The largest permitted shape that a shape can be cut down to, on one node and beyond.
         have = self.option >= 0

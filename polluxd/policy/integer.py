@@ -1,0 +1,132 @@
+"""Counts where GPU types differ: an integer program (HiGHS), one row of capacity per type (as Sia, SOSP 2023).
+
+    maximise sum value[o] x[o]     each job one option, GPUs of each type within its capacity, limits of groups
+
+The work is bounded by branch-and-bound nodes, so that a replay is exact; a clock is the last resort. The dual bound
+holds whenever the search ends. Rows are few, so the relaxation has few fractional jobs: where the search finds no
+plan in time, those are rounded down and every plan is still within capacity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_array
+
+from polluxd.policy.ceilings import NO_CEILING, Group
+from polluxd.policy.counts import frontier
+from polluxd.policy.price import Priced
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+NODES = 200
+"""Branch-and-bound nodes at most."""
+SECONDS = 20.0
+"""The clock: only ever reached where a single relaxation takes this long."""
+GAP = 1e-6
+"""Relative distance to the bound at which the search ends."""
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Pools:
+    """Which pool of GPUs each option draws on [O], -1 where it needs none, and what each pool holds."""
+
+    of_option: Ints
+    capacity: Sequence[int]
+
+
+def solve(
+    gpus: Ints, value: Floats, start: Ints, pools: Pools, groups: Sequence[Group], *, nodes: int = NODES
+) -> Priced:
+    """One option per job, of largest total value within the pools and the limits of the groups; with a bound.
+
+    As `price.solve`, with a pool of GPUs for every type. Guarantees that no choice can keep are left out.
+    """
+    jobs = start.size - 1
+    if jobs == 0:
+        return Priced(np.zeros(0, dtype=np.int64), 0.0, 0.0, 0.0, proven=True)
+    owner = np.repeat(np.arange(jobs), np.diff(start))
+    listed = _worth_having(gpus, value, start, pools)
+    best = np.maximum.reduceat(value, start[:-1])
+    loss = best[owner[listed]] - value[listed]
+    scale = max(float(loss.max()), 1e-300)
+    problem = _Program(listed, gpus, owner, pools, groups)
+    for floors in (True, False) if any(g.floor for g in groups) else (False,):
+        found = milp(
+            loss / scale,
+            integrality=np.ones(listed.size),
+            bounds=Bounds(0, 1),
+            constraints=problem.constraints(floors=floors),
+            options={"node_limit": nodes, "time_limit": SECONDS, "mip_rel_gap": GAP},
+        )
+        if found.status != 2:
+            break
+    ideal = float(best.sum())
+    dual = 0.0 if found.mip_dual_bound is None else max(float(found.mip_dual_bound), 0.0)
+    if not np.isfinite(dual):
+        dual = 0.0
+    bound = ideal - dual * scale + _ROUNDING * scale
+    x = found.x if found.x is not None else _relaxed(loss / scale, problem)
+    chosen = start[:-1].copy()
+    for o, share in zip(listed.tolist(), x.tolist(), strict=True):
+        if share > 1 - 1e-4:
+            chosen[owner[o]] = o
+    total = float(value[chosen].sum())
+    proven = found.status == 0 and bound - total <= 10 * GAP * scale
+    return Priced(chosen, total, max(bound, total), 0.0, proven)
+
+
+def _worth_having(gpus: Ints, value: Floats, start: Ints, pools: Pools) -> Ints:
+    """Options that no other of the same job and pool beats with as few GPUs; the first of each job always."""
+    kept: list[int] = []
+    for begin, end in zip(start[:-1].tolist(), start[1:].tolist(), strict=True):
+        own = np.arange(begin, end)
+        found = {begin}
+        for pool in np.unique(pools.of_option[own]).tolist():
+            part = own[pools.of_option[own] == pool]
+            found.update(part[frontier(gpus[part], value[part])].tolist())
+        kept += sorted(found)
+    return np.array(kept, dtype=np.int64)
+
+
+class _Program:
+    """The rows of the program over the options that are worth having."""
+
+    def __init__(self, listed: Ints, gpus: Ints, owner: Ints, pools: Pools, groups: Sequence[Group]) -> None:
+        self._size = gpus[listed].astype(np.float64)
+        self._owner = owner[listed]
+        self._pool = pools.of_option[listed]
+        self._pools = pools
+        self._groups = groups
+
+    def constraints(self, *, floors: bool) -> list[LinearConstraint]:
+        count = self._size.size
+        columns = np.arange(count)
+        jobs = int(self._owner[-1]) + 1
+        one = csr_array((np.ones(count), (self._owner, columns)), shape=(jobs, count))
+        rows = [np.where(self._pool == k, self._size, 0.0) for k in range(len(self._pools.capacity))]
+        low, high = [0.0] * len(rows), [float(c) for c in self._pools.capacity]
+        for group in self._groups:
+            inside = np.isin(self._owner, np.array(group.members, dtype=np.int64))
+            rows.append(np.where(inside, self._size, 0.0))
+            low.append(float(group.floor if floors else 0))
+            high.append(float(group.ceiling) if group.ceiling < NO_CEILING else np.inf)
+        limits = csr_array(np.stack(rows)) if rows else csr_array((0, count))
+        return [LinearConstraint(one, 1, 1), LinearConstraint(limits, low, high)]
+
+
+def _relaxed(cost: Floats, problem: _Program) -> Floats:
+    """The relaxation's shares; jobs that it divides get nothing."""
+    found = milp(
+        cost,
+        integrality=np.zeros(cost.size),
+        bounds=Bounds(0, 1),
+        constraints=problem.constraints(floors=False),
+    )
+    return np.zeros(cost.size) if found.x is None else np.asarray(found.x, dtype=np.float64)

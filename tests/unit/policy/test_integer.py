@@ -1,0 +1,190 @@
+"""Several GPU types: the integer program against brute force, and each job on the type it gains most from."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pollux.goodput import ThroughputParams
+from polluxd.encoding import decode_snapshot, encode
+from polluxd.model import JobSpec, Placement
+from polluxd.policy import Cache, counts, decide, integer
+from polluxd.policy.ceilings import Group
+from tests.unit.policy.scenarios import THETAS, applied, job, node, random_snapshot, report, running, snapshot
+from tests.unit.policy.test_decision import check
+
+OLD, NEW = "t4", "a100"
+
+
+def faster(theta, factor):
+    """The same job where computing takes a fraction of the time."""
+    return theta._replace(alpha_grad=theta.alpha_grad / factor, beta_grad=theta.beta_grad / factor)
+
+
+def typed(kind="scalable", factor=4.0, **more):
+    return report(kind, params_by_type={NEW: faster(THETAS[kind], factor)}, **more)
+
+
+def mixed(old=2, new=1, gpus=4):
+    return [
+        *(node(f"o{i}", gpus, gpu_type=OLD) for i in range(old)),
+        *(node(f"w{i}", gpus, gpu_type=NEW) for i in range(new)),
+    ]
+
+
+def instance(seed):
+    rng = np.random.default_rng(seed)
+    jobs, kinds = int(rng.integers(1, 6)), int(rng.integers(2, 4))
+    gpus, value, pool, start = [], [], [], [0]
+    for _ in range(jobs):
+        gpus, value, pool = [*gpus, 0], [*value, -1000.0], [*pool, -1]
+        for k in range(kinds):
+            speed = rng.uniform(0.3, 3)
+            for size in range(1, int(rng.integers(1, 4)) + 1):
+                gpus, pool = [*gpus, size], [*pool, k]
+                value = [*value, -1 / (speed * size ** rng.uniform(0.3, 1))]
+        start.append(len(gpus))
+    capacity = rng.integers(0, 6, kinds).tolist()
+    groups = []
+    if rng.random() < 0.5:
+        groups = [Group("lab", tuple(range((jobs + 1) // 2)), 0, int(rng.integers(0, 6)))]
+    pools = integer.Pools(np.array(pool), capacity)
+    return np.array(gpus), np.array(value), np.array(start), pools, groups
+
+
+def brute(gpus, value, start, pools, groups):
+    best = -np.inf
+    ranges = [range(a, b) for a, b in itertools.pairwise(start.tolist())]
+    for picked in itertools.product(*ranges):
+        chosen = np.array(picked)
+        fits = all(
+            gpus[chosen][pools.of_option[chosen] == k].sum() <= c for k, c in enumerate(pools.capacity)
+        )
+        fits &= all(gpus[chosen[list(g.members)]].sum() <= g.ceiling for g in groups)
+        if fits:
+            best = max(best, float(value[chosen].sum()))
+    return best
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_program_meets_brute_force(block):
+    for seed in range(block * 20, block * 20 + 20):
+        given = instance(seed)
+        found, best = integer.solve(*given), brute(*given)
+        assert found.total == pytest.approx(best, rel=1e-5), seed
+        assert found.bound >= best - 1e-9 * abs(best)
+        assert found.bound - found.total <= 1e-2
+        assert found.proven
+
+
+def test_one_pool_is_the_exact_count_program():
+    for seed in range(10):
+        gpus, value, start, _, _ = instance(seed)
+        pools = integer.Pools(np.where(gpus > 0, 0, -1), [7])
+        _, best = counts.solve(gpus, value, start, 7)
+        assert integer.solve(gpus, value, start, pools, []).total == pytest.approx(best, rel=1e-5)
+
+
+def test_out_of_work_there_is_a_plan_and_a_bound_still():
+    for seed in range(20):
+        gpus, value, start, pools, groups = instance(seed)
+        found = integer.solve(gpus, value, start, pools, groups, nodes=0)
+        held = [
+            gpus[found.chosen][pools.of_option[found.chosen] == k].sum() for k in range(len(pools.capacity))
+        ]
+        assert all(h <= c for h, c in zip(held, pools.capacity, strict=True))
+        assert found.bound >= brute(gpus, value, start, pools, groups) - 1e-6
+
+
+def test_jobs_get_the_type_that_they_gain_most_from():
+    jobs = [
+        job(1, report=typed(factor=8.0), spec=None),
+        job(2, report=typed(factor=1.01)),
+        job(3, report=typed(factor=1.01)),
+    ]
+    plan = decide(snapshot(mixed(), jobs))
+    assert plan.solver == "integer program"
+    assert plan.of(1).placement.nodes == ("w0",)
+    assert {n for a in (2, 3) for n in plan.of(a).placement.nodes} == {"o0", "o1"}
+
+
+def test_goodput_is_that_of_the_type_given():
+    spec = JobSpec(max_gpus=1)
+    old, new = (
+        decide(snapshot([node("n", gpu_type=t), node("gone", 0, gpu_type="x")], [job(1, spec, report=r)]))
+        for t, r in ((OLD, report()), (NEW, report(faster(THETAS["scalable"], 4.0))))
+    )
+    for kind, alone in ((OLD, old), (NEW, new)):
+        others = [
+            node("a", 4, gpu_type=kind),
+            node("b", 4, gpu_type=NEW if kind == OLD else OLD, schedulable=False),
+        ]
+        plan = decide(snapshot(others, [job(1, spec, report=typed())]))
+        assert plan.of(1).placement == Placement(("a",), 1)
+        assert plan.of(1).goodput == alone.of(1).goodput
+
+
+def test_types_that_no_job_tells_apart_change_nothing():
+    jobs = [job(1, report=report()), job(2, report=report("middling"))]
+    same = [replace(j, report=replace(j.report, params_by_type={NEW: j.report.params})) for j in jobs]
+    plans = [decide(snapshot(mixed(), js)) for js in (jobs, same)]
+    assert plans[0] == plans[1]
+    assert plans[0].solver == "dynamic program"
+
+
+def test_a_job_moves_to_the_faster_type_once_it_is_free_and_stays_there():
+    slow = running(1, ["o0"], 4, JobSpec(max_gpus=4), report=typed(factor=4.0))
+    plan = decide(snapshot(mixed(), [slow]))
+    assert plan.of(1).placement == Placement(("w0",), 4)
+    again = decide(applied(snapshot(mixed(), [slow]), plan))
+    assert not again.of(1).changed
+
+
+@pytest.mark.parametrize("power", [-1.0, 1.0, 0.0, -10.0, float("-inf")])
+def test_random_mixed_clusters_keep_every_rule(power):
+    rng = np.random.default_rng(5)
+    for seed in range(25):
+        snap = random_snapshot(seed, power=power)
+        kinds = [OLD, NEW, "v100"]
+        members = tuple(replace(n, gpu_type=kinds[i % 3]) for i, n in enumerate(snap.nodes))
+        jobs = tuple(
+            j
+            if j.report is None or j.report.params is None
+            else replace(
+                j,
+                report=replace(
+                    j.report,
+                    params_by_type={
+                        k: faster(ThroughputParams(*j.report.params), rng.uniform(0.5, 6)) for k in kinds[1:]
+                    },
+                ),
+            )
+            for j in snap.jobs
+        )
+        snap = replace(snap, nodes=members, jobs=jobs)
+        plan = decide(snap)
+        check(snap, plan)
+        assert plan == decide(snap, cache=Cache())
+        by_name = {n.name: n.gpu_type for n in members}
+        for a in plan.allocations:
+            if a.changed and a.placement:
+                assert len({by_name[n] for n in a.placement.nodes}) == 1
+
+
+def test_a_fit_for_one_type_that_cannot_be_is_put_aside_alone():
+    bad = report(
+        params_by_type={NEW: THETAS["scalable"]._replace(alpha_grad=float("nan")), OLD: THETAS["middling"]}
+    )
+    good = report(params_by_type={OLD: THETAS["middling"]})
+    plans = [decide(snapshot(mixed(), [job(1, report=r), job(2, report=typed())])) for r in (bad, good)]
+    assert plans[0].objective == plans[1].objective
+    assert f"its fit on {NEW} (alpha_grad=nan)" in plans[0].of(1).reason
+
+
+def test_a_stored_snapshot_keeps_its_types():
+    snap = snapshot(mixed(), [job(1, report=typed())])
+    assert decode_snapshot(json.loads(json.dumps(encode(snap)))) == snap
