@@ -23,12 +23,12 @@ def every_seat(menu, packing, j):
     if menu.pinned[j]:
         return [(int(menu.start[j]), packing.home[j])]
     spec, found = menu.jobs[j].spec, []
-    allowed = packing.allowed(j)
     for option in menu.options(j):
         shape = menu.shape(option)
         if shape.nodes == 0:
             found.append((option, NOWHERE))
             continue
+        allowed = packing.suited(j, shape)
         inside = spec.min_gpus <= shape.gpus and (spec.max_gpus is None or shape.gpus <= spec.max_gpus)
         for numbers in itertools.combinations(range(len(packing.nodes)), shape.nodes):
             seat = (numbers, shape.per_node)
@@ -79,6 +79,42 @@ def small(seed: int) -> Snapshot:
     jobs = tuple(replace(j, pinned=False, spec=replace(j.spec, preemptible=True)) for j in snap.jobs)
     settings = replace(snap.settings, account_guarantees={}, starvation_bound=None)
     return replace(snap, jobs=jobs, settings=settings)
+
+
+def with_types(snap: Snapshot, seed: int) -> Snapshot:
+    """The same cluster with nodes of two GPU types, each job faster on one of them."""
+    rng = np.random.default_rng(seed)
+    nodes = tuple(replace(n, gpu_type="ab"[i % 2]) for i, n in enumerate(snap.nodes))
+    jobs = []
+    for j in snap.jobs:
+        found = j.report
+        if found is not None and found.params is not None:
+            factor = rng.uniform(0.3, 4)
+            fit = found.params._replace(
+                alpha_grad=found.params.alpha_grad / factor, beta_grad=found.params.beta_grad / factor
+            )
+            found = replace(found, params_by_type={"b": fit})
+        jobs.append(replace(j, report=found))
+    return replace(snap, nodes=nodes, jobs=tuple(jobs))
+
+
+@pytest.mark.parametrize("block", range(3))
+def test_plan_over_two_gpu_types_lies_within_its_gap_of_the_best_there_is(block):
+    short, tried = [], 0
+    for seed in range(block * 80, block * 80 + 80):
+        snap = with_types(small(seed), seed)
+        if len(split(snap)) != 1 or max((n.gpus for n in snap.nodes), default=9) > 4:
+            continue
+        plan, best = decide(snap), best_plan(snap)
+        if plan.solver != "integer program" or not np.isfinite(best):
+            continue
+        tried += 1
+        assert plan.objective <= best * (1 + 1e-9), seed
+        assert best <= plan.upper_bound * (1 + 1e-9), seed
+        if plan.objective < best * (1 - 1e-6):
+            short.append((seed, plan.objective / best))
+    assert tried >= 10
+    assert len(short) <= 0.05 * tried, short
 
 
 @pytest.mark.parametrize("block", range(5))
