@@ -3,18 +3,20 @@
     maximise sum value[o] x[o]     each job one option, GPUs of each type within its capacity, limits of groups
 
 The work is bounded by branch-and-bound nodes, so that a replay is exact; a clock is the last resort. The dual bound
-holds whenever the search ends. Rows are few, so the relaxation has few fractional jobs: where the search finds no
+holds whenever the search ends. With many jobs the relaxation bounds the program, and only the jobs at its margin are
+settled as integers. Rows are few, so the relaxation has few fractional jobs: where the search finds no
 plan in time, those are rounded down and every plan is still within capacity.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import csr_array
 
 from polluxd.policy.ceilings import NO_CEILING, Group
@@ -30,7 +32,12 @@ SECONDS = 20.0
 """The clock: only ever reached where a single relaxation takes this long."""
 GAP = 1e-6
 """Relative distance to the bound at which the search ends."""
+LARGE = 6_000
+"""Options beyond which only the relaxation is solved over all jobs, and the program over the jobs at its margin."""
+CORE_JOBS = 150
 _ROUNDING = 1e-9
+_WHOLE = 1 - 1e-4
+"""A share from which on an option counts as taken."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,12 @@ def solve(
     loss = best[owner[listed]] - value[listed]
     scale = max(float(loss.max()), 1e-300)
     problem = _Program(listed, gpus, owner, pools, groups)
+    if listed.size > LARGE and not any(g.floor for g in groups):
+        large = _through_core(_Given(gpus, value, start, pools, groups), problem, loss / scale, nodes)
+        if large is not None:
+            chosen, least = large
+            total, bound = float(value[chosen].sum()), float(best.sum()) - least * scale + _ROUNDING * scale
+            return Priced(chosen, total, max(bound, total), 0.0)
     for floors in (True, False) if any(g.floor for g in groups) else (False,):
         found = milp(
             loss / scale,
@@ -75,7 +88,7 @@ def solve(
     x = found.x if found.x is not None else _relaxed(loss / scale, problem)
     chosen = start[:-1].copy()
     for o, share in zip(listed.tolist(), x.tolist(), strict=True):
-        if share > 1 - 1e-4:
+        if share > _WHOLE:
             chosen[owner[o]] = o
     total = float(value[chosen].sum())
     proven = found.status == 0 and bound - total <= 10 * GAP * scale
@@ -99,6 +112,7 @@ class _Program:
     """The rows of the program over the options that are worth having."""
 
     def __init__(self, listed: Ints, gpus: Ints, owner: Ints, pools: Pools, groups: Sequence[Group]) -> None:
+        self.listed = listed
         self._size = gpus[listed].astype(np.float64)
         self._owner = owner[listed]
         self._pool = pools.of_option[listed]
@@ -119,6 +133,68 @@ class _Program:
             high.append(float(group.ceiling) if group.ceiling < NO_CEILING else np.inf)
         limits = csr_array(np.stack(rows)) if rows else csr_array((0, count))
         return [LinearConstraint(one, 1, 1), LinearConstraint(limits, low, high)]
+
+
+class _Given(NamedTuple):
+    gpus: Ints
+    value: Floats
+    start: Ints
+    pools: Pools
+    groups: Sequence[Group]
+
+
+def _through_core(given: _Given, problem: _Program, cost: Floats, nodes: int) -> tuple[Ints, float] | None:
+    """A choice and a lower bound on the cost: the relaxation over all jobs, the program over those at its margin.
+
+    Jobs whose second-best option costs least at the relaxation's prices are settled anew, and with them all that it
+    divides; the others keep what it gives them. None where the relaxation has no answer.
+    """
+    gpus, value, start, pools, groups = given
+    owner = np.repeat(np.arange(start.size - 1), np.diff(start))
+    one, limits = problem.constraints(floors=False)
+    real = np.isfinite(limits.ub)
+    found = linprog(
+        cost,
+        A_ub=limits.A[real],
+        b_ub=limits.ub[real],
+        A_eq=one.A,
+        b_eq=np.ones(start.size - 1),
+        bounds=(0, 1),
+    )
+    if found.x is None:
+        return None
+    priced = cost - one.A.T @ found.eqlin.marginals - limits.A[real].T @ found.ineqlin.marginals
+    chosen = start[:-1].copy()
+    taken = found.x > _WHOLE
+    chosen[owner[problem.listed[taken]]] = problem.listed[taken]
+    slack = np.full(start.size - 1, np.inf)
+    np.minimum.at(slack, owner[problem.listed[~taken]], np.maximum(priced[~taken], 0.0))
+    slack[np.setdiff1d(np.arange(slack.size), owner[problem.listed[taken]])] = -1.0
+    core = np.sort(np.argsort(slack, kind="stable")[:CORE_JOBS])
+    outside = np.setdiff1d(np.arange(slack.size), core)
+    kept = chosen[outside]
+    left = [c - int(gpus[kept][pools.of_option[kept] == k].sum()) for k, c in enumerate(pools.capacity)]
+    number = {j: n for n, j in enumerate(core.tolist())}
+    held = dict(zip(outside.tolist(), gpus[kept].tolist(), strict=True))
+    inner = [
+        replace(
+            g.less(sum(held.get(j, 0) for j in g.members)),
+            members=tuple(number[j] for j in g.members if j in number),
+        )
+        for g in groups
+    ]
+    own = np.concatenate([np.arange(start[j], start[j + 1]) for j in core])
+    begin = np.concatenate([[0], np.cumsum(start[core + 1] - start[core])])
+    settled = solve(
+        gpus[own],
+        value[own],
+        begin,
+        Pools(pools.of_option[own], left),
+        [g for g in inner if g.members],
+        nodes=nodes,
+    )
+    chosen[core] = own[settled.chosen]
+    return chosen, max(float(found.fun), 0.0)
 
 
 def _relaxed(cost: Floats, problem: _Program) -> Floats:

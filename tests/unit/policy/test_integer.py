@@ -100,6 +100,30 @@ def test_out_of_work_there_is_a_plan_and_a_bound_still():
         assert found.bound >= brute(gpus, value, start, pools, groups) - 1e-6
 
 
+def test_many_jobs_are_settled_near_the_bound_and_within_every_limit():
+    rng = np.random.default_rng(3)
+    jobs, sizes = 600, [1, 2, 4, 8, 16]
+    gpus, value, pool, start = [], [], [], [0]
+    for _ in range(jobs):
+        gpus, value, pool = [*gpus, 0], [*value, -1000.0], [*pool, -1]
+        for k in range(3):
+            speed, scaling = rng.uniform(0.3, 3), rng.uniform(0.3, 1)
+            gpus, pool = [*gpus, *sizes], [*pool, *[k] * len(sizes)]
+            value = [*value, *(-1 / (speed * size**scaling) for size in sizes)]
+        start.append(len(gpus))
+    gpus, value, pool, start = np.array(gpus), np.array(value), np.array(pool), np.array(start)
+    capacity, lab = [400, 300, 200], Group("lab", tuple(range(0, 600, 2)), 0, 350)
+    assert gpus.size > integer.LARGE
+    found = integer.solve(gpus, value, start, integer.Pools(pool, capacity), [lab])
+    held = [gpus[found.chosen][pool[found.chosen] == k].sum() for k in range(3)]
+    assert all(h <= c for h, c in zip(held, capacity, strict=True))
+    assert gpus[found.chosen][list(lab.members)].sum() <= lab.ceiling
+    assert found.bound >= found.total
+    assert found.bound - found.total <= 0.01 * abs(found.bound)
+    again = integer.solve(gpus, value, start, integer.Pools(pool, capacity), [lab])
+    assert np.array_equal(found.chosen, again.chosen)
+
+
 def test_jobs_get_the_type_that_they_gain_most_from():
     jobs = [
         job(1, report=typed(factor=8.0), spec=None),
