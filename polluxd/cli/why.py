@@ -11,7 +11,7 @@ from .output import count, duration, number
 LIMITS = {
     "contention": "the other jobs: every GPU is worth more to them",
     "move-cost": "the cost of a move, which more GPUs would not make up for",
-    "goodput": "itself: more GPUs would not raise its goodput",
+    "goodput": "its own scaling: more GPUs would not raise its goodput",
     "exploration": "caution: it may take twice what it was measured on, and no more until measured there",
     "batch": "its batch limits: the largest batch does not divide over more GPUs",
     "counts": "the numbers of GPUs that it may be given (gpu-counts)",
@@ -64,10 +64,15 @@ def _marginal(told: Explanation, others: Sequence[Allocation]) -> list[str]:
     has = ""
     if taker is not None and taker.placement:
         has = f" ({count(taker.placement.gpus, 'GPU')}, {number(3)(taker.speedup)} times its fair share)"
+    # Near the margin the next size here and the last one there need not fit into each other.
+    outcome = (
+        "more than is won here"
+        if told.price > told.marginal
+        else "but no exchange of whole sizes was found that pays"
+    )
     return [
         f"{worth}; of the GPUs given out, the last of some job are worth {number(3)(told.price)} each, and none less. "
-        f"Of the other jobs, job {told.taken_by}{has} would lose the least by giving some up, yet more than "
-        "is won here."
+        f"Of the other jobs, job {told.taken_by}{has} would lose the least by giving some up, {outcome}."
     ]
 
 

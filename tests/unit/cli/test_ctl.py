@@ -105,18 +105,25 @@ def test_explain_says_why_not_more_who_has_it_and_what_a_move_costs(store, pollu
         "What keeps it from more: the other jobs: every GPU is worth more to them.",
         "Its next larger size: 6 GPUs, goodput 1950 examples/s, +50 % against 1300.",
         "Per GPU that is worth 0.0200 to the objective; of the GPUs given out, the last of some job are worth 0.0500",
-        "job 9 (8 GPUs, 1.50 times its fair share) would lose the least",
+        "job 9 (8 GPUs, 1.50 times its fair share) would lose the least by giving some up, more than is won here.",
         "A move would cost it about 12s of training; in the decision its speedup then counts 0.970 times.",
     ):
         assert part in said
     assert json.loads(polluxctl("explain", "7", "--json").out)["decision"]["explanation"] == asdict(CONTENDED)
 
 
+def test_explain_does_not_say_that_a_gain_is_a_loss(store, polluxctl):
+    store.explanation = replace(CONTENDED, marginal=0.06)
+    said = polluxctl("explain", "7").out
+    assert "but no exchange of whole sizes was found that pays." in said
+    assert "more than is won here" not in said
+
+
 @pytest.mark.parametrize(
     ("limit", "told"),
     [
         ("max-gpus", "its max-gpus=8."),
-        ("goodput", "itself: more GPUs would not raise its goodput."),
+        ("goodput", "its own scaling: more GPUs would not raise its goodput."),
         ("move-cost", "the cost of a move"),
         ("exploration", "caution: it may take twice what it was measured on"),
         ("batch", "its batch limits"),
