@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,11 +14,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from polluxd.errors import ConfigError
-from polluxd.sim import plots
+from polluxd.sim import plots, recorded
 from polluxd.sim.cluster import Scenario
 from polluxd.sim.comparison import Heard, applications_of, compare
+from polluxd.sim.generator import generate
 from polluxd.sim.policies import POLICIES
-from polluxd.sim.workload import read_workload
+from polluxd.sim.workload import Submission, read_workload
 
 from .fairness import parse_power
 from .output import Column, Row, duration, jsonable, number, table
@@ -40,8 +41,20 @@ COLUMNS = (
 
 def simulate(
     workload: Annotated[
-        Path, typer.Argument(metavar="WORKLOAD.csv", help="name, time, application, num_replicas, batch_size")
-    ],
+        Path | None, typer.Argument(metavar="[WORKLOAD.csv]", help="OSDI'21, Philly or Helios format")
+    ] = None,
+    from_sacct: Annotated[
+        Path | None,
+        typer.Option("--from-sacct", help="sacct output, parsable2, of JobID, Submit, Elapsed, AllocTRES"),
+    ] = None,
+    generate_jobs: Annotated[
+        int | None,
+        typer.Option("--generate", metavar="JOBS", min=1, help="a synthetic trace of so many jobs"),
+    ] = None,
+    hours: Annotated[float, typer.Option("--hours", min=0.1, help="length of the synthetic trace")] = 8.0,
+    most_jobs: Annotated[
+        int | None, typer.Option("--most-jobs", min=1, help="only the first jobs of a recorded trace")
+    ] = None,
     profiles: Annotated[
         Path | None, typer.Option("--profiles", help="folder of measured applications [those shipped]")
     ] = None,
@@ -98,16 +111,59 @@ def simulate(
     for path in (as_json, plot):
         if path is not None and not path.absolute().parent.is_dir():
             raise ConfigError(f"{path}: its folder does not exist; make it first")
-    jobs = read_workload(workload, applications_of(profiles), cluster_gpus=scenario.gpus)
+    source = _Source(workload, from_sacct, generate_jobs, hours, most_jobs)
+    jobs, title = source.read(profiles, scenario)
     with _watched(names, len(jobs)) as heard:
         results = compare(jobs, profiles, names, scenario, in_parallel=in_parallel, heard=heard)
-    document = {"workload": str(workload), "scenario": asdict(scenario), "policies": results}
+    document = {"workload": title, "scenario": asdict(scenario), "policies": results}
     if as_json is not None:
         as_json.write_text(json.dumps(jsonable(document), indent=1, allow_nan=False) + "\n")
     if plot is not None:
-        plots.page(results, f"{workload.name}: {len(jobs)} jobs on {nodes} x {gpus_per_node} GPUs", plot)
+        plots.page(results, f"{title}: {len(jobs)} jobs on {nodes} x {gpus_per_node} GPUs", plot)
     console = Console(highlight=False)
+    if from_sacct is not None or (workload is not None and recorded.recognise(workload)):
+        # The trace does not say what was trained: the reader of the table must know what was assumed.
+        assumed = ", ".join(f"{count} {name}" for name, count in recorded.kinds(jobs))
+        console.print(f"{len(jobs)} jobs, taken to train as the nearest in duration: {assumed}", markup=False)
     console.print(table([_row(name, results[name]) for name in names], COLUMNS, console.width))
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where the jobs come from: one of three."""
+
+    workload: Path | None
+    sacct: Path | None
+    jobs: int | None
+    hours: float
+    most_jobs: int | None
+
+    def read(self, profiles: Path | None, scenario: Scenario) -> tuple[tuple[Submission, ...], str]:
+        """The jobs, and what to call them."""
+        if sum(given is not None for given in (self.workload, self.sacct, self.jobs)) != 1:
+            raise ConfigError(
+                "what to simulate? give WORKLOAD.csv, --from-sacct FILE or --generate JOBS, one of them"
+            )
+        applications = applications_of(profiles)
+        if self.jobs is not None:
+            made = generate(
+                applications, self.jobs, self.hours, cluster_gpus=scenario.gpus, seed=scenario.seed
+            )
+            return made, f"{self.jobs} jobs generated over {self.hours:g} h"
+        path = self.sacct or self.workload
+        assert path is not None
+        kind = recorded.SACCT if self.sacct is not None else recorded.recognise(path)
+        if kind is None:
+            return read_workload(path, applications, cluster_gpus=scenario.gpus)[: self.most_jobs], path.name
+        found = recorded.read_recorded(
+            path,
+            kind,
+            applications,
+            cluster_gpus=scenario.gpus,
+            gpus_per_node=scenario.gpus_per_node,
+            most_jobs=self.most_jobs,
+        )
+        return found, path.name
 
 
 def _row(name: str, result: dict[str, Any]) -> Row:

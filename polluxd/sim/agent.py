@@ -39,7 +39,7 @@ def kinds(nodes: int, gpus: int) -> int:
 
 
 def foretold(params: ThroughputParams, row: Row) -> bool:
-    """Whether a fit predicts a measurement to 2 %: then fitting it too would change next to nothing."""
+    """Whether a fit predicts a measurement to 5 %, as near as the model comes: fitting it too would change little."""
     nodes, gpus, m, local, step = row
     grad = params.alpha_grad + params.beta_grad * m
     sync = 0.0
@@ -49,14 +49,14 @@ def foretold(params: ThroughputParams, row: Row) -> bool:
     whole = max(grad, sync) * (1.0 + (min(grad, sync) / max(grad, sync)) ** params.gamma) ** (
         1.0 / params.gamma
     )
-    return abs(math.log(grad / local)) < 0.02 and abs(math.log(whole / step)) < 0.02
+    return abs(math.log(grad / local)) < 0.05 and abs(math.log(whole / step)) < 0.05
 
 
 class Memory:
     """What earlier runs of one application left in the database: their measurements, and how noise grew.
 
     Runs are told apart by fingerprint in production; here the application is the fingerprint. Its fit is renewed
-    where a tenth more was measured than it knows, or a larger allocation was.
+    where a third more was measured than it knows, or a larger allocation was.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Memory:
     @property
     def params(self) -> ThroughputParams | None:
         rows = len(self._rows)
-        if rows and (rows > 1.1 * self._fitted_rows or self.explored_gpus > self._fitted_gpus):
+        if rows and (rows > 1.3 * self._fitted_rows or self.explored_gpus > self._fitted_gpus):
             means = ((key, np.mean(times, axis=0)) for key, times in sorted(self._rows.items()))
             self._params = fitted(tuple((*key, float(a), float(b)) for key, (a, b) in means))
             self._fitted_rows, self._fitted_gpus = rows, self.explored_gpus

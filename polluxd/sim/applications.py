@@ -104,6 +104,46 @@ def _application(
     )
 
 
+@dataclass(frozen=True)
+class ScaledApplication:
+    """An application trained for longer or shorter, the noise scale growing over it as over the whole."""
+
+    app: Application
+    work: float
+
+    @property
+    def name(self) -> str:
+        return self.app.name
+
+    @property
+    def limits(self) -> BatchLimits:
+        return self.app.limits
+
+    @property
+    def epochs(self) -> int:
+        return self.app.epochs
+
+    @property
+    def most_gpus(self) -> int | None:
+        return self.app.most_gpus
+
+    @property
+    def fixed_batch(self) -> int | None:
+        return self.app.fixed_batch
+
+    def times(self, placement: tuple[int, ...], local_batch: int) -> tuple[float, float]:
+        return self.app.times(placement, local_batch)
+
+    def noise(self, batch_size: int, epoch: int) -> NoiseScale:
+        return self.app.noise(batch_size, epoch)
+
+    def progress(self, epoch: int) -> float:
+        return self.work * self.app.progress(epoch)
+
+    def iterations(self, batch_size: int, epoch: int) -> float:
+        return self.work * self.app.iterations(batch_size, epoch)
+
+
 BUILT_IN: Mapping[str, ParametricApplication] = {
     app.name: app
     for app in (

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from polluxd.sim.agent import Agent, Memory
-from polluxd.sim.applications import Application
+from polluxd.sim.applications import Application, ScaledApplication
 from polluxd.sim.cluster import Scenario
 from polluxd.sim.training import Seats, Training
 from polluxd.sim.workload import Submission
@@ -214,4 +214,5 @@ def _training(
 ) -> Training:
     agent = Agent(app.limits, name=job.name, seed=scenario.seed, jitter=scenario.jitter, memory=memory)
     batch = app.fixed_batch if policy.chooses_batch else job.batch_size
-    return Training(number, job, app, batch_size=batch, agent=agent, measures=policy.chooses_batch)
+    truth = app if job.work == 1.0 else ScaledApplication(app, job.work)
+    return Training(number, job, truth, batch_size=batch, agent=agent, measures=policy.chooses_batch)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polluxd.sim.alone import Alone, contention
+from polluxd.sim.applications import ScaledApplication
 from polluxd.sim.cluster import Scenario
 from polluxd.sim.engine import Run
 from polluxd.sim.training import Training
@@ -63,10 +64,11 @@ def fairness(jobs: Sequence[Training], scenario: Scenario) -> Floats:
     """[J]: rho, the completion time over the time alone on 1/contention of the cluster; at most 1 is fair."""
     submitted = np.array([job.submission.time for job in jobs])
     ended = np.array([job.ended_at for job in jobs], dtype=np.float64)
-    alone: Mapping[str, Alone] = {
-        job.app.name: Alone(job.app, scenario.gpus_per_node) for job in {j.app.name: j for j in jobs}.values()
-    }
+    whole = {j.app.name: j.app.app if isinstance(j.app, ScaledApplication) else j.app for j in jobs}
+    alone: Mapping[str, Alone] = {name: Alone(app, scenario.gpus_per_node) for name, app in whole.items()}
     share = scenario.gpus / contention(submitted, ended)
-    ideal = np.array([alone[job.app.name].on(float(s)) for job, s in zip(jobs, share, strict=True)])
+    ideal = np.array(
+        [job.submission.work * alone[job.app.name].on(float(s)) for job, s in zip(jobs, share, strict=True)]
+    )
     rho: Floats = (ended - submitted) / ideal
     return rho

@@ -24,8 +24,8 @@ class Submission:
     """What its user asked for; policies that size jobs themselves do not look at it."""
     batch_size: int
     """The user's own total batch size (tuned for `gpus` in the evaluation's traces)."""
-    duration: float | None = None
-    """Seconds that it ran for as asked, in traces that know only that; None: to its last epoch."""
+    work: float = 1.0
+    """Length of its training, in trainings of the application: traces that know only durations scale it."""
 
 
 def read_workload(

@@ -50,6 +50,20 @@ def test_json_table_and_plot(trace, tmp_path):
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_generated_trace_and_a_log_need_no_other_file(tmp_path):
+    shown = command("--generate", 3, "--hours", 1, "--policy", "fifo")
+    assert shown.exit_code == 0, shown.output
+    log = tmp_path / "log.csv"
+    log.write_text("timestamp,duration,num_gpus\n2017-10-09 07:01:55,660,1\n")
+    shown = command(log, "--policy", "fifo")
+    assert "1 jobs, taken to train as the nearest in duration" in shown.output
+
+
+def test_only_one_source_of_jobs_is_taken(trace):
+    for arguments in ((), (trace, "--generate", 3)):
+        assert "one of them" in str(command(*arguments).exception)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -1,0 +1,64 @@
+"""Synthetic traces with stated distributions.
+
+Arrivals: a Poisson process whose rate follows the working day, 1 - 0.6 cos(2 pi (h - 2) / 24) at hour h: lowest at
+two at night, highest at two in the afternoon, beginning at eight. Applications: each is drawn with a weight falling
+with the square root of its GPU time, since small trainings outnumber large ones in every published trace. GPUs: 1, 2,
+4, 8 or 16 with probabilities .5, .15, .2, .1 and .05 (after Philly), as far as the application can use them; the batch
+size scales with them. Length: log-normal around the application's own, sigma 0.5.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from polluxd.sim.applications import Application, most_gpus
+from polluxd.sim.workload import Submission
+
+GPUS = {1: 0.5, 2: 0.15, 4: 0.2, 8: 0.1, 16: 0.05}
+DEPTH = 0.6
+BEGIN = 8.0
+"""Hour of the day at which the trace begins."""
+
+
+def generate(
+    applications: Mapping[str, Application], jobs: int, hours: float, *, cluster_gpus: int, seed: int = 0
+) -> tuple[Submission, ...]:
+    """So many jobs over about so many hours. The same seed gives the same trace."""
+    random = np.random.default_rng([seed, 0x6E])
+    names = sorted(applications)
+    weight = np.array([_gpu_seconds(applications[name]) ** -0.5 for name in names])
+    weight /= weight.sum()
+    found = []
+    for number, time in enumerate(_arrivals(random, jobs, hours)):
+        name = names[int(random.choice(len(names), p=weight))]
+        app = applications[name]
+        most = min(most_gpus(app), cluster_gpus)
+        gpus = min(int(random.choice(list(GPUS), p=list(GPUS.values()))), most)
+        limits = app.limits
+        batch = app.fixed_batch or min(max(limits.initial, limits.local_min) * gpus, limits.maximum)
+        work = float(np.exp(random.normal(0.0, 0.5)))
+        found.append(Submission(f"{name}-{number}", round(time, 3), name, gpus, batch, work))
+    return tuple(found)
+
+
+def _arrivals(random: np.random.Generator, jobs: int, hours: float) -> list[float]:
+    """Times [s] by thinning: candidates at the highest rate, kept in proportion to the present one."""
+    highest = (1.0 + DEPTH) * jobs / (hours * 3600.0)
+    times: list[float] = []
+    time = 0.0
+    while len(times) < jobs:
+        time += float(random.exponential(1.0 / highest))
+        hour = BEGIN + time / 3600.0
+        rate = 1.0 - DEPTH * math.cos(2 * math.pi * (hour - 2.0) / 24.0)
+        if random.random() < rate / (1.0 + DEPTH):
+            times.append(time)
+    return times
+
+
+def _gpu_seconds(app: Application) -> float:
+    """Of the whole training on one GPU at about M0."""
+    step, _ = app.times((1,), min(max(app.limits.initial, app.limits.local_min), app.limits.local_max))
+    return app.progress(app.epochs) * step

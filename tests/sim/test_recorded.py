@@ -1,0 +1,79 @@
+"""Logs of real clusters, and synthetic traces."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from polluxd.sim.cluster import Scenario
+from polluxd.sim.engine import simulate
+from polluxd.sim.generator import generate
+from polluxd.sim.policies import POLICIES
+from polluxd.sim.recorded import HELIOS, PHILLY, SACCT, read_recorded, recognise
+from polluxd.sim.tables import TraceError
+
+SACCT_TEXT = """JobID|Submit|Elapsed|AllocTRES|State
+71|2024-05-01T10:00:00|01:00:00|billing=8,cpu=8,gres/gpu=4,node=1|COMPLETED
+71.batch|2024-05-01T10:00:00|01:00:00|cpu=8,gres/gpu=4|COMPLETED
+72|2024-05-01T09:50:00|1-00:00:00|cpu=8,gres/gpu:a100=8,gres/gpu=8,node=2|TIMEOUT
+73|2024-05-01T10:05:00|02:00:00|cpu=8,node=1|COMPLETED
+74|2024-05-01T10:06:00|00:00:05|cpu=8,gres/gpu=1,node=1|FAILED
+75|Unknown-no-GPUs|00:00:00||CANCELLED
+"""
+
+
+def read(tmp_path, kind, text, apps, **more):
+    path = tmp_path / "log"
+    path.write_text(text)
+    return read_recorded(path, kind, apps, **{"cluster_gpus": 16, "gpus_per_node": 4, **more})
+
+
+def test_sacct_output_becomes_jobs_that_take_as_long_as_recorded(tmp_path, apps):
+    jobs = read(tmp_path, SACCT, SACCT_TEXT, apps)
+    assert [(j.name, j.time, j.gpus) for j in jobs] == [("job-72", 0.0, 8), ("job-71", 600.0, 4)]
+    scenario = Scenario(nodes=4, restart_seconds=0.0)
+    run = simulate(jobs, apps, POLICIES["fifo"](scenario), scenario)
+    lasted = [job.ended_at - job.started_at for job in run.jobs]
+    assert lasted == pytest.approx([86400.0, 3600.0], rel=0.02)
+
+
+def test_philly_and_helios_are_told_by_their_headers(tmp_path, apps):
+    philly = "timestamp,duration,num_gpus\n2017-10-09 07:01:55,660,1\n2017-10-09 06:13:03,2951,2\n"
+    helios = "job_id,gpu_num,submit_time,duration\n1,8,2020-04-01 10:00:00,900\n2,0,2020-04-01 10:00:00,900\n"
+    assert [j.gpus for j in read(tmp_path, PHILLY, philly, apps)] == [2, 1], "in order of time"
+    assert recognise(tmp_path / "log") is PHILLY
+    assert [j.gpus for j in read(tmp_path, HELIOS, helios, apps)] == [8]
+    assert recognise(tmp_path / "log") is HELIOS
+    assert len(read(tmp_path, PHILLY, philly, apps, most_jobs=1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("JobID|Submit|Elapsed\n", "line 1: no column AllocTRES"),
+        ("JobID|Submit|Elapsed|AllocTRES\n1|2024-05-01T10:00:00|1h|gres/gpu=1\n", "line 2: Elapsed is '1h'"),
+        (
+            "JobID|Submit|Elapsed|AllocTRES\n1|yesterday|01:00:00|gres/gpu=1\n",
+            "line 2: Submit is 'yesterday'",
+        ),
+        (
+            "JobID|Submit|Elapsed|AllocTRES\n1|2024-05-01|01:00:00|gres/gpu=99\n",
+            "line 2: 99 GPUs, and the cluster",
+        ),
+        ("JobID|Submit|Elapsed|AllocTRES\n1|2024-05-01|01:00:00|cpu=1\n", "no job that ran on GPUs"),
+    ],
+)
+def test_bad_logs_are_named_by_file_line_and_remedy(tmp_path, apps, text, message):
+    with pytest.raises(TraceError, match=message):
+        read(tmp_path, SACCT, text, apps)
+
+
+def test_generated_traces_follow_the_day_and_the_seed(apps):
+    jobs = generate(apps, 2000, 24.0, cluster_gpus=64, seed=1)
+    assert jobs == generate(apps, 2000, 24.0, cluster_gpus=64, seed=1)
+    assert jobs != generate(apps, 2000, 24.0, cluster_gpus=64, seed=2)
+    hours = (8 + np.array([j.time for j in jobs]) / 3600) % 24
+    day, night = ((hours > 10) & (hours < 18)).sum(), ((hours > 22) | (hours < 6)).sum()
+    assert day > 2 * night
+    assert 20 < jobs[-1].time / 3600 < 28
+    assert np.mean([j.gpus == 1 for j in jobs]) == pytest.approx(0.5, abs=0.03)
