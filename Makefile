@@ -9,7 +9,7 @@ PYTHON := $(VENV)/bin/python
 # Two cores and sixteen ranks: one thread per rank, as a job's launcher sets it too.
 export OMP_NUM_THREADS := 1
 
-.PHONY: help setup demo compare test unit integration lint types bench-policy bench-agent bench-accuracy clean
+.PHONY: help setup demo compare bench-sim test unit integration lint types bench-policy bench-agent bench-accuracy clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,11 +23,14 @@ demo: setup ## real trainings on a private Slurm, re-allocated live; then demo-o
 compare: setup ## the demo's workload under Pollux, then under plain Slurm; then demo-out/compare.json
 	@$(PYTHON) -m contrib.demo --compare
 
+bench-sim: setup ## the paper's evaluation replayed (minutes); then tests/benchmarks/simulator.md
+	@PYTHONPATH=.:agent $(PYTHON) tests/benchmarks/simulator.py
+
 test: setup ## everything that must hold: style, types, arrows, unit tests, real Slurm and Postgres
 	@status=0; \
 	$(MAKE) --no-print-directory lint || status=1; \
 	$(MAKE) --no-print-directory types || status=1; \
-	$(PYTHON) -m pytest tests/unit tests/integration || status=$$?; \
+	$(PYTHON) -m pytest tests/unit tests/sim tests/integration || status=$$?; \
 	exit $$status
 
 unit: setup ## the pure tests only (seconds)

@@ -52,6 +52,9 @@ def simulate(
         typer.Option("--generate", metavar="JOBS", min=1, help="a synthetic trace of so many jobs"),
     ] = None,
     hours: Annotated[float, typer.Option("--hours", min=0.1, help="length of the synthetic trace")] = 8.0,
+    sweep: Annotated[
+        int, typer.Option("--sweep", min=1, help="trials of the synthetic trace's hyper-parameter searches")
+    ] = 1,
     most_jobs: Annotated[
         int | None, typer.Option("--most-jobs", min=1, help="only the first jobs of a recorded trace")
     ] = None,
@@ -111,7 +114,7 @@ def simulate(
     for path in (as_json, plot):
         if path is not None and not path.absolute().parent.is_dir():
             raise ConfigError(f"{path}: its folder does not exist; make it first")
-    source = _Source(workload, from_sacct, generate_jobs, hours, most_jobs)
+    source = _Source(workload, from_sacct, generate_jobs, hours, sweep, most_jobs)
     jobs, title = source.read(profiles, scenario)
     with _watched(names, len(jobs)) as heard:
         results = compare(jobs, profiles, names, scenario, in_parallel=in_parallel, heard=heard)
@@ -136,6 +139,7 @@ class _Source:
     sacct: Path | None
     jobs: int | None
     hours: float
+    sweep: int
     most_jobs: int | None
 
     def read(self, profiles: Path | None, scenario: Scenario) -> tuple[tuple[Submission, ...], str]:
@@ -147,7 +151,12 @@ class _Source:
         applications = applications_of(profiles)
         if self.jobs is not None:
             made = generate(
-                applications, self.jobs, self.hours, cluster_gpus=scenario.gpus, seed=scenario.seed
+                applications,
+                self.jobs,
+                self.hours,
+                cluster_gpus=scenario.gpus,
+                seed=scenario.seed,
+                sweep=self.sweep,
             )
             return made, f"{self.jobs} jobs generated over {self.hours:g} h"
         path = self.sacct or self.workload

@@ -52,8 +52,14 @@ def foretold(params: ThroughputParams, row: Row) -> bool:
     return abs(math.log(grad / local)) < 0.05 and abs(math.log(whole / step)) < 0.05
 
 
+OTHER_RUN = 0.05
+"""Log-error between a run and the next of the same kind: other nodes, other neighbours, other data."""
+
+
 class Memory:
     """What earlier runs of one application left in the database: their measurements, and how noise grew.
+
+    No run is like another: what one leaves is off by `OTHER_RUN` for the next, however exact its own measurements.
 
     Runs are told apart by fingerprint in production; here the application is the fingerprint. Its fit is renewed
     where a third more was measured than it knows, or a larger allocation was.
@@ -120,9 +126,13 @@ class Agent:
         # A stream per job, by its name: what others do, and in which process, changes nothing.
         self._random = np.random.default_rng([seed, zlib.crc32(name.encode())])
         self._bias = self._error(0.5)
+        self._left_behind = self._drawn(OTHER_RUN) if memory is not None else 1.0
 
     def _error(self, share: float = 1.0) -> float:
-        return float(np.exp(self._random.normal(0.0, share * self._jitter))) if self._jitter else 1.0
+        return self._drawn(share * self._jitter) if self._jitter else 1.0
+
+    def _drawn(self, sigma: float) -> float:
+        return float(np.exp(self._random.normal(0.0, sigma)))
 
     def measure(
         self, nodes: int, gpus: int, m: int, step: float, sync: float, noise: NoiseScale, epoch: int
@@ -133,11 +143,12 @@ class Agent:
             noise = NoiseScale(noise.sqr * self._error(2.0), noise.var * self._error(2.0))
         self.noise = noise
         if self.memory is not None:
-            self.memory.learn_noise(epoch, noise)
+            error = self._drawn(OTHER_RUN), self._drawn(OTHER_RUN)
+            self.memory.learn_noise(epoch, NoiseScale(noise.sqr * error[0], noise.var * error[1]))
         if key in self._rows:
             return
-        error = self._bias * self._error()
-        row = (nodes, gpus, m, max(step - sync, 1e-9) * error * self._error(0.3), step * error)
+        own = self._bias * self._error()
+        row = (nodes, gpus, m, max(step - sync, 1e-9) * own * self._error(0.3), step * own)
         self._rows[key] = row
         # What the fit foretells needs no new fit, unless it frees a term that was at its bound till now.
         new = kinds(nodes, gpus) & ~self._kinds or (m not in self._batches and len(self._batches) < 2)
@@ -147,7 +158,8 @@ class Agent:
         self.explored_gpus = max(self.explored_gpus, gpus)
         self.explored_nodes = max(self.explored_nodes, nodes)
         if self.memory is not None:
-            self.memory.learn(*key, row[3], row[4])
+            apart = self._left_behind * self._drawn(0.5 * OTHER_RUN)
+            self.memory.learn(*key, row[3] * apart, row[4] * apart)
 
     @property
     def params(self) -> ThroughputParams | None:

@@ -4,7 +4,8 @@ Arrivals: a Poisson process whose rate follows the working day, 1 - 0.6 cos(2 pi
 two at night, highest at two in the afternoon, beginning at eight. Applications: each is drawn with a weight falling
 with the square root of its GPU time, since small trainings outnumber large ones in every published trace. GPUs: 1, 2,
 4, 8 or 16 with probabilities .5, .15, .2, .1 and .05 (after Philly), as far as the application can use them; the batch
-size scales with them. Length: log-normal around the application's own, sigma 0.5.
+size scales with them. Length: log-normal around the application's own, sigma 0.5. Sweeps: one arrival in ten is a
+hyper-parameter search of `sweep` like jobs of one GPU at one moment, where `sweep` is above one.
 """
 
 from __future__ import annotations
@@ -19,28 +20,39 @@ from polluxd.sim.workload import Submission
 
 GPUS = {1: 0.5, 2: 0.15, 4: 0.2, 8: 0.1, 16: 0.05}
 DEPTH = 0.6
+SWEEPS = 0.1
 BEGIN = 8.0
 """Hour of the day at which the trace begins."""
 
 
 def generate(
-    applications: Mapping[str, Application], jobs: int, hours: float, *, cluster_gpus: int, seed: int = 0
+    applications: Mapping[str, Application],
+    jobs: int,
+    hours: float,
+    *,
+    cluster_gpus: int,
+    seed: int = 0,
+    sweep: int = 1,
 ) -> tuple[Submission, ...]:
-    """So many jobs over about so many hours. The same seed gives the same trace."""
+    """So many jobs over about so many hours (fewer where there are sweeps). The same seed gives the same trace."""
     random = np.random.default_rng([seed, 0x6E])
     names = sorted(applications)
     weight = np.array([_gpu_seconds(applications[name]) ** -0.5 for name in names])
     weight /= weight.sum()
-    found = []
-    for number, time in enumerate(_arrivals(random, jobs, hours)):
+    found: list[Submission] = []
+    arrivals = iter(_arrivals(random, jobs, hours))
+    while len(found) < jobs:
+        time = round(next(arrivals), 3)
         name = names[int(random.choice(len(names), p=weight))]
         app = applications[name]
-        most = min(most_gpus(app), cluster_gpus)
+        trials = min(sweep, jobs - len(found)) if sweep > 1 and random.random() < SWEEPS else 1
+        most = 1 if trials > 1 else min(most_gpus(app), cluster_gpus)
         gpus = min(int(random.choice(list(GPUS), p=list(GPUS.values()))), most)
         limits = app.limits
         batch = app.fixed_batch or min(max(limits.initial, limits.local_min) * gpus, limits.maximum)
-        work = float(np.exp(random.normal(0.0, 0.5)))
-        found.append(Submission(f"{name}-{number}", round(time, 3), name, gpus, batch, work))
+        for _ in range(trials):
+            work = float(np.exp(random.normal(0.0, 0.5)))
+            found.append(Submission(f"{name}-{len(found)}", time, name, gpus, batch, work))
     return tuple(found)
 
 

@@ -77,3 +77,11 @@ def test_generated_traces_follow_the_day_and_the_seed(apps):
     assert day > 2 * night
     assert 20 < jobs[-1].time / 3600 < 28
     assert np.mean([j.gpus == 1 for j in jobs]) == pytest.approx(0.5, abs=0.03)
+
+
+def test_sweeps_arrive_at_one_moment(apps):
+    jobs = generate(apps, 400, 24.0, cluster_gpus=64, seed=1, sweep=20)
+    assert len(jobs) == 400
+    _, sizes = np.unique([j.time for j in jobs], return_counts=True)
+    assert np.mean(sizes == 20) == pytest.approx(0.1, abs=0.05)
+    assert max(sizes) == 20
