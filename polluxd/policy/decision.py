@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polluxd.model import NO_PLACEMENT, Allocation, Plan, Settings, Snapshot
-from polluxd.policy import exchange, fairness, objective, reasons, sanity, search
+from polluxd.policy import assignment, exchange, fairness, objective, reasons, sanity, search
 from polluxd.policy.cache import Cache
 from polluxd.policy.choice import Choice, choose
 from polluxd.policy.domains import Domain, split
@@ -21,6 +21,8 @@ Floats = NDArray[np.float64]
 
 ROUNDS, DIVISIONS = 3, 400
 """Turns of the two searches, and pairs of nodes divided anew in all: bounds on work, so that a replay is exact."""
+CERTAIN = 1e-3
+"""A plan this near the bound of its counts needs no better one."""
 TOLERANCE = 1e-4
 """The search stops this near the bound on total utility: fits are not known any better."""
 
@@ -80,6 +82,9 @@ def _solve(domain: Domain, settings: Settings, mean_weight: float, cache: Cache)
     packing = seating.packing
     choice = choose(menu, domain, packing)
     _place(seating, choice)
+    bound = choice.bound
+    if settings.power > objective.GENTLE and bound - seating.total() > CERTAIN * abs(bound):
+        bound = min(bound, assignment.improve(seating))
     explainer = Explainer(seating, int(np.maximum(packing.free, 0).sum()))
     # The starvation bound orders plans before the objective does: it is no part of either side of the gap.
     idle = float(sum(menu.penalty[j] for j in range(len(menu.jobs)) if not seating.gpus[seating.option[j]]))
@@ -90,7 +95,7 @@ def _solve(domain: Domain, settings: Settings, mean_weight: float, cache: Cache)
         menu.x(choice.chosen, ~menu.kept[choice.chosen]),
         menu.weight,
         choice.solver,
-        min(choice.bound + idle, choice.fair_bound),
+        min(bound + idle, choice.fair_bound),
     )
 
 

@@ -1,0 +1,166 @@
+"""Jobs to nodes as one integer program (HiGHS): what small, tight clusters need, where counts alone promise too much.
+
+    x[o, n] = 1 if a job takes option o with its part on node n; an option over several nodes takes that many at once
+
+Tried only where a plan lies below the bound of its counts and the program is small; its work is bounded by
+branch-and-bound nodes, so that a replay is exact.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from polluxd.policy.ceilings import NO_CEILING
+from polluxd.policy.domains import classes
+from polluxd.policy.packing import NOWHERE, Seat
+from polluxd.policy.placement import Seating
+
+Floats = NDArray[np.float64]
+
+MOST_PARTS = 1_500
+"""Parts of placements (variables) up to which the program is tried."""
+NODES, SECONDS = 300, 10.0
+_GAP = 1e-6
+_ROUNDING = 1e-8
+
+
+class _Part(NamedTuple):
+    """A variable: the job's option, whole (`node` -1) or its part on one node, within a class of nodes."""
+
+    job: int
+    option: int
+    node: int
+    whole: int
+    """The variable of the option as a whole; of itself for an option on one node or on none."""
+    value: float
+
+
+def improve(seating: Seating) -> float:
+    """Take the program's plan where it is better; returns a bound on the total, infinite where none was found."""
+    parts = _parts(seating)
+    if parts is None:
+        return np.inf
+    wholes = [i for i, part in enumerate(parts) if part.whole == i]
+    value = np.array([part.value for part in parts])
+    fixed = sum(seating.utility(j) for j, pinned in enumerate(seating.pinned) if pinned)
+    scale = max(float(np.abs(value).max()), 1e-300)
+    found = milp(
+        -value / scale,
+        integrality=np.ones(value.size),
+        bounds=Bounds(0, 1),
+        constraints=_constraints(seating, parts, wholes),
+        options={"node_limit": NODES, "time_limit": SECONDS, "mip_rel_gap": _GAP},
+    )
+    if found.x is not None:
+        _take(seating, parts, found.x)
+    if found.mip_dual_bound is None or not np.isfinite(found.mip_dual_bound):
+        return np.inf
+    return float(-found.mip_dual_bound * scale + fixed + _ROUNDING * scale)
+
+
+def _parts(seating: Seating) -> list[_Part] | None:
+    """Every variable; None where there are too many or nothing to decide."""
+    packing, menu = seating.packing, seating.menu
+    room = packing.free + packing.movable
+    kinds = [np.array(numbers) for numbers in classes(packing.nodes).values()]
+    sizes = [packing.nodes[int(numbers[0])].gpus for numbers in kinds]
+    parts: list[_Part] = []
+    for j in range(len(menu.jobs)):
+        if seating.pinned[j]:
+            continue
+        for o in menu.options(j):
+            shape = menu.shape(o)
+            if shape.nodes == 0:
+                value = (seating.stay if packing.home[j] == NOWHERE else seating.move)[o]
+                parts.append(_Part(j, o, -1, len(parts), value))
+                continue
+            open_to = packing.suited(j, shape) & (room >= shape.per_node)
+            if shape.nodes == 1:
+                for n in np.flatnonzero(open_to).tolist():
+                    at_home = packing.home[j] == ((n,), shape.per_node)
+                    if at_home or seating.may_move_to(j, o):
+                        value = (seating.stay if at_home else seating.move)[o]
+                        parts.append(_Part(j, o, n, len(parts), value))
+                continue
+            for numbers, size in zip(kinds, sizes, strict=True):
+                inside = numbers[open_to[numbers]].tolist()
+                fits = shape.per_node == size or (packing.partial and shape.per_node < size)
+                if fits and len(inside) >= shape.nodes:
+                    whole = len(parts)
+                    # Whether it stays is not followed node by node: its value is the better of both.
+                    parts.append(_Part(j, o, -1, whole, seating.value(o)))
+                    parts += [_Part(j, o, n, whole, 0.0) for n in inside]
+            if len(parts) > MOST_PARTS:
+                return None
+    return parts if parts and len(parts) <= MOST_PARTS else None
+
+
+def _constraints(seating: Seating, parts: list[_Part], wholes: list[int]) -> list[LinearConstraint]:
+    """One option per job, all of its parts, and each node's GPUs, CPUs and single spanning job; ceilings."""
+    packing, menu = seating.packing, seating.menu
+    room, cpus, spans = packing.free + packing.movable, packing.cpus.copy(), np.ones(len(packing.nodes))
+    for n, guests in enumerate(packing.guests):
+        for j, gpus in guests.items():
+            if not seating.pinned[j]:
+                cpus[n] += gpus * menu.jobs[j].spec.cpus_per_gpu
+            elif len(packing.seats[j][0]) > 1:
+                spans[n] = 0
+    count, nodes = len(parts), len(packing.nodes)
+    one, gpus_on = np.zeros((len(menu.jobs), count)), np.zeros((nodes, count))
+    cpus_on, spans_on = np.zeros((nodes, count)), np.zeros((nodes, count))
+    several = {i: row for row, i in enumerate(i for i in wholes if menu.nodes[parts[i].option] > 1)}
+    together, held = np.zeros((len(several), count)), np.zeros((len(menu.groups), count))
+    members = [frozenset(group.members) for group in menu.groups]
+    for i, part in enumerate(parts):
+        per_node = int(menu.per_node[part.option])
+        if part.whole == i:
+            one[part.job, i] = 1
+            for g, own in enumerate(members):
+                held[g, i] = seating.gpus[part.option] if part.job in own else 0
+        if part.node >= 0:
+            gpus_on[part.node, i] = per_node
+            cpus_on[part.node, i] = per_node * menu.jobs[part.job].spec.cpus_per_gpu
+            spans_on[part.node, i] = part.whole in several
+        if i in several:
+            together[several[i], i] = -int(menu.nodes[part.option])
+        elif part.whole in several:
+            together[several[part.whole], i] = 1
+    free = [float(not pinned) for pinned in seating.pinned]
+    ceilings = [
+        max(group.ceiling - sum(seating.gpus[seating.option[j]] for j in own if seating.pinned[j]), 0)
+        if group.ceiling < NO_CEILING
+        else np.inf
+        for group, own in zip(menu.groups, members, strict=True)
+    ]
+    rows = [
+        (one, free, free),
+        (gpus_on, np.full(nodes, -np.inf), np.maximum(room, 0)),
+        (cpus_on, np.full(nodes, -np.inf), np.maximum(cpus, 0)),
+        (spans_on, np.full(nodes, -np.inf), spans),
+        (together, np.zeros(len(several)), np.zeros(len(several))),
+        (held, np.full(len(menu.groups), -np.inf), np.array(ceilings)),
+    ]
+    return [LinearConstraint(matrix, low, high) for matrix, low, high in rows if matrix.size]
+
+
+def _take(seating: Seating, parts: list[_Part], x: Floats) -> None:
+    """Seat the program's plan; the present one is kept unless that gains and costs no guarantee."""
+    menu = seating.menu
+    before, state, short = seating.total(), seating.state(), seating.shortfall()
+    option = list(seating.option)
+    nodes: list[list[int]] = [[] for _ in option]
+    for part, share in zip(parts, x.tolist(), strict=True):
+        if share > 0.5:
+            option[part.job] = part.option
+            nodes[part.job] += [part.node] if part.node >= 0 else []
+    seats: list[Seat] = [
+        (tuple(sorted(own)), int(menu.per_node[o])) if own else NOWHERE
+        for own, o in zip(nodes, option, strict=True)
+    ]
+    seating.restore(list(zip(option, seats, strict=True)))
+    if seating.total() <= before + 1e-9 * abs(before) or seating.shortfall() > short:
+        seating.restore(state)

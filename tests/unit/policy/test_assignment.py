@@ -1,0 +1,46 @@
+"""Small, tight clusters: the program over nodes tightens the bound, betters the plan, and breaks no rule."""
+
+from __future__ import annotations
+
+import pytest
+
+from polluxd.model import JobSpec
+from polluxd.policy import assignment, decide
+from tests.unit.policy.scenarios import job, nodes, random_snapshot, report, snapshot
+from tests.unit.policy.test_decision import check
+
+
+def without(snap):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assignment, "MOST_PARTS", 0)
+        return decide(snap)
+
+
+@pytest.mark.parametrize("power", [-1.0, 0.0, 1.0])
+def test_plan_is_no_worse_and_its_bound_no_looser_than_without(power):
+    tighter = 0
+    for seed in range(40):
+        snap = random_snapshot(seed, jobs=8, count=3, power=power)
+        plan, plain = decide(snap), without(snap)
+        check(snap, plan)
+        assert plan == decide(snap)
+        assert plan.upper_bound <= plain.upper_bound * (1 + 1e-9)
+        if snap.settings.starvation_bound is None:
+            assert plan.objective >= plain.objective * (1 - 1e-9)
+        tighter += plan.gap < plain.gap - 1e-6
+    assert tighter >= 3
+
+
+def test_tight_clusters_end_near_a_certified_bound():
+    gaps = sorted(decide(random_snapshot(seed, jobs=8, count=3, power=-1.0)).gap for seed in range(60))
+    assert gaps[53] < 0.01
+
+
+def test_jobs_that_no_node_can_hold_together_do_not_count_as_possible():
+    """Three jobs of three GPUs each: nine GPUs of twelve, yet only one fits on each node of four."""
+    jobs = [job(n, JobSpec(min_gpus=3, max_gpus=3), report=report()) for n in range(1, 5)]
+    snap = snapshot(nodes(3), jobs)
+    assert without(snap).gap > 0.1
+    plan = decide(snap)
+    assert sum(bool(a.placement) for a in plan.allocations) == 3
+    assert plan.gap < 1e-3
