@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from queue import Empty
 from typing import Any
@@ -54,8 +54,6 @@ def compare(
             for task in [t for t in waiting if t.done()]:
                 found[tasks[task]] = task.result()
                 waiting.discard(task)
-        for task in as_completed(tasks):
-            task.result()
     return {name: found[name] for name in names}
 
 
