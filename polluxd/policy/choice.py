@@ -10,13 +10,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from polluxd.policy import counts, integer, price
+from polluxd.policy import counts, integer, objective, price
 from polluxd.policy.ceilings import Group, nested
 from polluxd.policy.domains import Domain
 from polluxd.policy.menu import Menu
 from polluxd.policy.packing import Packing
 
 Ints = NDArray[np.int64]
+
+_ROUNDING = 1e-9
 
 
 class Choice(NamedTuple):
@@ -31,9 +33,11 @@ class Choice(NamedTuple):
     fair_bound: float
     """On the sum of utilities without that: infinite where nothing better than `bound` is known."""
     solver: str
+    plain_bound: float = np.inf
+    """On the sum of what the fitness itself adds up, at powers where utilities order plans beyond it."""
 
 
-def choose(menu: Menu, domain: Domain, packing: Packing) -> Choice:
+def choose(menu: Menu, domain: Domain, packing: Packing, power: float) -> Choice:
     """Counts within capacity, ceilings, guarantees and the partitions' nodes, given the jobs seated already."""
     gpus = np.where(menu.pinned[menu.owner], 0, menu.gpus)
     held = [sum(int(menu.gpus[menu.start[j]]) for j in g.members if menu.pinned[j]) for g in menu.groups]
@@ -47,6 +51,18 @@ def choose(menu: Menu, domain: Domain, packing: Packing) -> Choice:
         # Penalties swamp a relaxation's bound; without them it says what the objective alone allows.
         plain = menu.value + np.where(menu.gpus == 0, menu.penalty[menu.owner], 0.0)
         fair_bound = price.solve(gpus, plain, menu.start, capacity, limits).bound
+    choice = _choose(menu, packing, gpus, limits, fair_bound)
+    if power > objective.GENTLE or not np.isfinite(power):
+        return choice
+    weight = menu.weight[menu.owner]
+    x = menu.speedup / menu.gpus_per_node * np.where(menu.kept, 1.0, menu.factor[menu.owner])
+    value = objective.plain(x, weight, power)
+    bound = price.solve(gpus, value, menu.start, capacity, limits).bound
+    return choice._replace(plain_bound=bound + _ROUNDING * abs(bound))
+
+
+def _choose(menu: Menu, packing: Packing, gpus: Ints, limits: list[Group], fair_bound: float) -> Choice:
+    capacity = int(np.maximum(packing.free, 0).sum())
     if menu.types:
         return _by_type(menu, packing, gpus, limits, fair_bound)
     priced = price.solve(gpus, menu.value, menu.start, capacity, limits)

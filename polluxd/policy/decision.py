@@ -38,6 +38,8 @@ class _Solved:
     solver: str
     bound: float
     """On the sum of utilities."""
+    plain_bound: float
+    """On the sum of what the fitness itself adds up, where utilities order plans beyond that."""
 
 
 def decide(snapshot: Snapshot, *, cache: Cache | None = None) -> Plan:
@@ -63,8 +65,11 @@ def decide(snapshot: Snapshot, *, cache: Cache | None = None) -> Plan:
     fitness = objective.fitness(np.concatenate([empty, *(part.x for part in solved)]), weight, power)
     if power > objective.GENTLE:
         bound = objective.of_total(sum(part.bound for part in solved), float(weight.sum()), power)
+    elif np.isfinite(power):
+        # Plans are ordered beyond what one number shows; that number has a bound of its own.
+        bound = objective.of_total(sum(part.plain_bound for part in solved), float(weight.sum()), power)
     else:
-        # Plans are ordered beyond what one number shows: the relaxed plan's fitness stands for the bound.
+        # The relaxed plan raises the worst-off as far as counts allow.
         bound = objective.fitness(np.concatenate([empty, *(part.bound_x for part in solved)]), weight, power)
     solvers = sorted({part.solver for part in solved if part.weight.size}) or ["none"]
     return Plan(tuple(allocations), fitness, max(fitness, bound), " and ".join(solvers))
@@ -80,22 +85,24 @@ def _solve(domain: Domain, settings: Settings, mean_weight: float, cache: Cache)
         menu, Packing(domain.nodes, menu.jobs, partial=settings.partial_nodes, groups=menu.groups)
     )
     packing = seating.packing
-    choice = choose(menu, domain, packing)
+    choice = choose(menu, domain, packing, settings.power)
     _place(seating, choice)
     bound = choice.bound
-    if settings.power > objective.GENTLE and bound - seating.total() > CERTAIN * abs(bound):
+    if bound - seating.total() > CERTAIN * abs(bound):
         bound = min(bound, assignment.improve(seating))
     explainer = Explainer(seating, int(np.maximum(packing.free, 0).sum()))
     # The starvation bound orders plans before the objective does: it is no part of either side of the gap.
     idle = float(sum(menu.penalty[j] for j in range(len(menu.jobs)) if not seating.gpus[seating.option[j]]))
     moved = np.array([packing.moved(j) for j in range(len(menu.jobs))], dtype=np.bool_)
+    x = menu.x(np.array(seating.option, dtype=np.int64), moved)
     return _Solved(
         absent + [_allocation(explainer, j, bool(moved[j])) for j in range(len(menu.jobs))],
-        menu.x(np.array(seating.option, dtype=np.int64), moved),
+        x,
         menu.x(choice.chosen, ~menu.kept[choice.chosen]),
         menu.weight,
         choice.solver,
         min(bound + idle, choice.fair_bound),
+        choice.plain_bound,
     )
 
 

@@ -58,11 +58,7 @@ def utilities(x: Floats, weight: Floats, power: float, *, level: float, total: f
     together could (lexicographic), and the rest are measured against the level, so that sums keep their digits.
     """
     if power > GENTLE:
-        z = (x + FLOOR) / weight
-        if power == 0:
-            return weight * np.log(z)
-        with np.errstate(over="ignore"):
-            return np.asarray(np.sign(power) * np.minimum(weight * z**power, 1e300))
+        return plain(x, weight, power)
     # The plan at the level loses at most `total` in all: an option that loses more by itself is never part of the
     # best plan. Such losses need only keep their order.
     beyond = 10.0 * max(total, 1e-300)
@@ -75,6 +71,15 @@ def utilities(x: Floats, weight: Floats, power: float, *, level: float, total: f
         loss = np.exp(np.minimum(exponent, math.log(beyond)))
         loss *= 1.0 + 1e-5 * np.maximum(exponent - math.log(beyond), 0.0) / max(-power, 1.0)
     return -np.where(x > 0, loss, 2.0 * beyond * jobs * (1.0 + weight))
+
+
+def plain(x: Floats, weight: Floats, power: float) -> Floats:
+    """What the fitness of a finite power adds up, signed so that more is better."""
+    z = (x + FLOOR) / weight
+    if power == 0:
+        return weight * np.log(z)
+    with np.errstate(over="ignore"):
+        return np.asarray(np.sign(power) * np.minimum(weight * z**power, 1e300))
 
 
 def worst_level(
