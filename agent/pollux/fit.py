@@ -66,9 +66,9 @@ def fit(
     All arguments are [n]: nodes, GPUs, examples per GPU and pass, seconds of a local pass (NaN where not
     measured) and seconds of a synchronising pass (T_iter at s = 0). `weights` says how much each row counts
     (say, how often it was seen). `prior` is an earlier fit: it stands where nothing is measured, and gives
-    way where something is. The search ends where a step lowers the error by less than `tolerance` of it (1e-6 costs a
-    third of the time, and at most 0.003 of RMSLE). Rows with a time that is not positive and finite are left out. Raises ValueError
-    when none is left, or when the lengths differ.
+    way where something is. The search ends where a step lowers the error by less than `tolerance` of it (1e-6
+    costs a third of the time, and at most 0.003 of RMSLE). Rows with a time that is not positive and finite are
+    left out. Raises ValueError when none is left, or when the lengths differ.
     """
     data = _clean((nodes, gpus, m, accum_time, optim_time), weights)
     free, base, tie = _degrees_of_freedom(data, prior)
