@@ -35,7 +35,7 @@ PUBLISHED = {
     "optimus": (4087, 6914, 3944, 5302),
 }
 ROUGH = Scenario(jitter=0.1, restart_range=(15.0, 250.0), failures_per_day=2.0, seed=1)
-MEASURED = Scenario(restart_seconds=10.0)
+QUICK = Scenario(restart_seconds=10.0)
 ABLATION: dict[str, Callable[[], Policy]] = {
     "all that the daemon knows and does": Pollux,
     "earlier runs' fits from the first start on": lambda: Pollux(knowledge=Knowledge(from_submission=False)),
@@ -185,8 +185,8 @@ arrivals and ends too, not only every 60 s.
 
 ## With restarts of 10 s
 
-{ahead(bench, sweep, MEASURED)}
-Workload {swept}. About what a re-allocation takes this project's agent on small models, checkpoint and start included.
+{ahead(bench, sweep, QUICK)}
+Workload {swept}. What cheaper re-allocations would bring; a site's own cost stands in `polluxctl reallocations`.
 
 ## Rough conditions
 
@@ -203,7 +203,7 @@ Workload {swept}.
 {everyone(bench)}
 Simplifications of each rival stand in its module under `polluxd/sim/policies/`. Finish-time fairness is against a job
 alone on 1/contention of the cluster with its batch size tuned in every epoch, which is stricter than most papers take
-it: nobody reaches 1 under load. Decision times are wall-clock, on a machine shared with other work.
+it: few reach 1 under load. Decision times are wall-clock, on a machine shared with other work.
 """
 
 
