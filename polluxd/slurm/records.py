@@ -1,8 +1,9 @@
 """Reads `scontrol --oneliner --details show job|node` as printed by Slurm 22.05 and later.
 
 `KEY=value KEY=value ...`, one record per line. Values may hold blanks, and some are the user's own text (JobName,
-Comment, Command, WorkDir, StdOut): a key counts where it first appears behind the job's name, and only keys that are
-needed are looked for. What a user can forge that way is the description of a job of his own, nothing else.
+Comment, Command, WorkDir, StdOut): a key counts where it first appears behind the job's name, only keys that are
+needed are looked for, and what a job holds is read from before those words. What a user can forge that way is the
+description of a job of his own: neither other jobs' capacity nor the reading of the rest.
 
 Call scontrol with SLURM_TIME_FORMAT=%s: times are then POSIX timestamps.
 """
@@ -165,10 +166,17 @@ class _Fields:
     def __init__(self, record: str, about: str) -> None:
         self._record = " " + record
         self._about = about
+        # Slurm prints what a job holds before the first of the user's own words.
+        self._slurms_own = re.split(r"\s(?:Network|Command)=", self._record, maxsplit=1)[0]
 
     def get(self, key: str) -> str | None:
         """The word after ` KEY=`; None where the key is missing."""
         found = re.search(rf"\s{re.escape(key)}=(\S*)", self._record)
+        return found[1] if found else None
+
+    def own(self, key: str) -> str | None:
+        """The same, of what Slurm prints before any of the user's own words."""
+        found = re.search(rf"\s{re.escape(key)}=(\S*)", self._slurms_own)
         return found[1] if found else None
 
     def phrase(self, key: str, *following: str) -> str:
@@ -184,6 +192,14 @@ class _Fields:
                 f"{self._about} has no {key}= (cut off, or a Slurm version that is not known?)"
             )
         return value
+
+    def gpus_per_node(self) -> int | None:
+        """GPUs asked for per node; None where the job asked otherwise, or its user forged nonsense there."""
+        try:
+            # Printed behind the user's words, so that any of them may pass for it.
+            return parse_gpus(text).count if (text := self.get("TresPerNode")) else None
+        except SlurmGarbled:
+            return None
 
     def number(self, key: str) -> int:
         # 22.05 shows a range of nodes or CPUs of a pending job as "1-2", the least first.
@@ -204,7 +220,7 @@ class _Fields:
     def details(self) -> Iterator[tuple[tuple[str, ...], str, str]]:
         """(nodes, CPU indices, gres) of each group of nodes that the job holds."""
         pattern = r"\sNodes=(\S+) CPU_IDs=(\S*) Mem=\S+ GRES=(\S*)"
-        for found in re.finditer(pattern, self._record):
+        for found in re.finditer(pattern, self._slurms_own):
             yield node_names(found[1]), found[2], found[3]
 
 
@@ -227,14 +243,14 @@ def _job(record: str) -> SlurmJob:
         for node in nodes:
             gpus[node] += parse_gpus(gres).count
             cpus[node] += _width(cpu_ids)
-    per_node = fields.get("TresPerNode")
+    per_node = fields.gpus_per_node()
     if state is JobState.COMPLETING and not +gpus:
         # Slurm 22.05 counts these GPUs as free from the first signal on (GresUsed too), while the job's processes may
         # still use them: NodeList has the nodes that are not rid of it. Their number is known exactly where it was
         # asked for per node, as ours are; else the job's total is the bound.
-        each = parse_gpus(per_node or fields.get("JOB_GRES") or "").count
+        each = per_node if per_node is not None else parse_gpus(fields.own("JOB_GRES") or "").count
         gpus.update(dict.fromkeys(node_names(fields.word("NodeList")), each))
-    memory = fields.get("MinMemoryNode")
+    memory = fields.own("MinMemoryNode")
     submitted = fields.time("SubmitTime")
     return SlurmJob(
         job_id=job_id,
@@ -257,7 +273,7 @@ def _job(record: str) -> SlurmJob:
         gpus_per_node_held=+gpus,
         cpus_per_node_held=+cpus,
         requested_nodes=fields.number("NumNodes"),
-        requested_gpus_per_node=parse_gpus(per_node).count if per_node else None,
+        requested_gpus_per_node=per_node,
         requested_cpus=fields.number("NumCPUs"),
         cpus_per_task=_number_or(fields.get("CPUs/Task"), 1),
         mem_per_node_mb=_memory_mb(memory) if memory is not None else None,

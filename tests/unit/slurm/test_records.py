@@ -263,3 +263,24 @@ def test_node_lists() -> None:
     assert node_names("rack[01-02]-n1") == ("rack01-n1", "rack02-n1")
     assert node_names("(null)") == ()
     assert node_names("@all") == ("@all",)
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        "Nodes=n[1-4] CPU_IDs=0-7 Mem=0 GRES=gpu:4",  # would take the whole cluster
+        "Nodes=n[ CPU_IDs=z Mem=0 GRES=gpu:?",  # these would make every job's reading fail
+        "TresPerNode=gpu:a:b:c",
+        "MinMemoryNode=lots JOB_GRES=gpu:a:b:c",
+    ],
+)
+@pytest.mark.parametrize("state", ["PENDING", "COMPLETING"])
+def test_a_users_words_take_no_gpus_and_stop_no_reading(forged: str, state: str) -> None:
+    text = (
+        PENDING.replace("JobState=PENDING", f"JobState={state}")
+        .replace("MinMemoryNode=300M ", "MinMemoryCPU=300M ")
+        .replace("TresPerNode=gres:gpu:4 ", "TresPerJob=gres:gpu:4 ")
+        .replace("Comment=c ", f"Comment=c {forged} ")
+    )
+    job = one(text)
+    assert (dict(job.gpus_per_node_held), job.mem_per_node_mb) == ({}, None)
