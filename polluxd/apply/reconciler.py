@@ -29,6 +29,9 @@ from polluxd.store import Store
 
 log = logging.getLogger(__name__)
 
+_RENEWED_AT_ONCE = 250
+"""scontrol asks slurmctld for one job after the other: more of them might not be done within its time limit."""
+
 
 @dataclass(slots=True)
 class _History:
@@ -143,9 +146,7 @@ class Reconciler:
             case Remind():
                 self._tell(move)
             case Requeue():
-                self._authorize()
-                self._last_try[move.id, move.step] = self._clock()
-                self._slurm.requeue(move.job_id)
+                return self._requeue(move)
             case Configure():
                 if job is not None:
                     self._configure(move, job, room)
@@ -176,6 +177,20 @@ class Reconciler:
         except SlurmRefused as error:
             # No step is running (yet): the agent reads its instructions from the database as well.
             log.info("job %d: signal refused (%s); the agent polls for it", move.job_id, error)
+
+    def _requeue(self, move: Reallocation) -> bool:
+        """Send the job back to the queue; True while the move stays open. A refusal concerns this job alone."""
+        self._authorize()
+        self._last_try[move.id, move.step] = self._clock()
+        try:
+            self._slurm.requeue(move.job_id)
+        except SlurmRefused as error:
+            now = self._slurm.jobs([move.job_id]).get(move.job_id)
+            if now is not None and now.state is JobState.RUNNING:
+                self._fail(move, f"Slurm refused the requeue: {error}", keep_back=False)
+                return False
+            log.info("job %d: requeue refused (%s); it has left its nodes by itself", move.job_id, error)
+        return True
 
     def _configure(self, move: Reallocation, job: SlurmJob, room: Capacity) -> None:
         self._authorize()
@@ -228,11 +243,16 @@ class Reconciler:
         self._renewed = {j.job_id: self._renewed[j.job_id] for j in waiting if j.job_id in self._renewed}
         # A job's own --begin, when later than the lease, stays.
         due = [j for j in due if (jobs[j].begin_time or 0.0) <= now]
-        if not due:
-            return
-        self._authorize()
-        self._slurm.renew(due, now + self._lease)
-        self._renewed.update(dict.fromkeys(due, now))
+        for first in range(0, len(due), _RENEWED_AT_ONCE):
+            some = due[first : first + _RENEWED_AT_ONCE]
+            self._authorize()
+            try:
+                self._slurm.renew(some, now + self._lease)
+            except SlurmRefused as error:
+                # Tried again in a third of the lease. What stays refused starts as a plain job; the others' moves
+                # must not wait for it.
+                log.warning("leases could not be renewed: %s", error)
+            self._renewed.update(dict.fromkeys(some, now))
 
 
 def geometry(job: SlurmJob, target: Placement) -> Geometry:
