@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import hmac
 import json
@@ -179,3 +180,12 @@ def test_the_task_prolog_leaves_other_steps_and_jobs_alone() -> None:
     step = {"POLLUX_TICKET_DIR": "/run/t", "SLURM_STEP_ID": "0", "SLURM_JOB_NUM_NODES": "2"}
     assert sizes(step) == {}
     assert sizes({"SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "4"}) == {}
+
+
+def test_an_older_python_can_load_the_prolog() -> None:
+    """A node's system Python may be 3.6 (RHEL 8) or 3.9 (RHEL 9): one that cannot load it would drain the node."""
+    tree = ast.parse((HOOKS / "prolog").read_text(), feature_version=(3, 6))
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    notes = [note for f in functions for note in (f.returns, *(a.annotation for a in f.args.args)) if note]
+    assert notes
+    assert [ast.unparse(n) for n in notes if not isinstance(n, ast.Name | ast.Constant)] == []
