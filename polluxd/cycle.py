@@ -17,6 +17,7 @@ from polluxd.apply.intents import Intent, intents
 from polluxd.apply.reconciler import Reconciler
 from polluxd.config import Config
 from polluxd.encoding import encode
+from polluxd.errors import LeaderLost
 from polluxd.model import Mode, Plan, Snapshot
 from polluxd.policy import Cache, decide
 from polluxd.slurm.protocol import ClusterState, SlurmClient
@@ -60,6 +61,7 @@ class Controller:
         """Observe; act on what is under way; decide anew when due."""
         started = time.perf_counter()
         state = self._slurm.observe()
+        self._confirm_lead()
         ours = [job for job in state.jobs if job.spec is not None]
         self._store.sync_jobs(ours)
         reports = self._store.reports()
@@ -84,6 +86,7 @@ class Controller:
             observed = time.perf_counter()
             plan = decide(snapshot, cache=self._cache)
             decided = time.perf_counter()
+            self._confirm_lead()
             if acting and not settings.paused:
                 open_moves += len(self._reconciler.begin(_wished(plan, snapshot), moves))
             self._record(
@@ -99,6 +102,14 @@ class Controller:
             self._decided_at = self._clock()
             self._seen = _occasion(state)
         return StepResult(open_moves, due, settings.paused)
+
+    def _confirm_lead(self) -> None:
+        """Renew the lead after what may take seconds: a busy slurmctld's answer, a decision over many jobs.
+
+        Else the lease would be all but over by the time there is something to do, and nothing would ever be done.
+        """
+        if not self._store.still_leading():
+            raise LeaderLost("the lead ended while Slurm answered or a decision was made")
 
     def _due(self, state: ClusterState) -> bool:
         """Every interval; at once when jobs or nodes came or went; never more often than the floor."""

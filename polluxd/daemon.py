@@ -87,10 +87,17 @@ class Daemon:
             pause = self._turn()
             self._notifier.notify("WATCHDOG=1")
             if not self._stopping.is_set():
-                self._store.wait_for_notify(pause)
+                self._wait(pause)
         self._notifier.notify("STOPPING=1")
         self._store.close()
         log.info("polluxd stopped; moves under way are in the database and will be finished by the next one")
+
+    def _wait(self, pause: float) -> None:
+        try:
+            self._store.wait_for_notify(pause)
+        except Exception:
+            log.exception("waiting for the database's wake-ups failed: a fault in polluxd itself")
+            self._stopping.wait(pause)
 
     def _turn(self) -> float:
         """One turn of the loop; returns the seconds to wait before the next."""
@@ -102,6 +109,9 @@ class Daemon:
                 self._say("standby: another polluxd leads")
                 return _STANDBY_S
             result = self._controller.step()
+            sound = self._beat(result)
+            if self._forget_history() and sound:
+                self._recovered(result)
         except LeaderLost as error:
             self._say(f"not acting: {error}")
             return _STANDBY_S
@@ -116,17 +126,16 @@ class Daemon:
             log.exception("no action this cycle: a fault in polluxd itself")
             self._notifier.notify("STATUS=fault in polluxd, see the log")
             return _STANDBY_S
-        self._recovered(result)
-        self._beat(result)
-        self._forget_history()
         return self._config.cycle.busy_poll_s if result.open_moves else self._config.cycle.poll_s
 
     def _authorize(self) -> int:
         """The epoch to act under; raises LeaderLost when the lead may end before a call to Slurm would.
 
         Slurm knows no fence: a leader that was stalled for minutes must find out before its next call, without
-        asking anybody.
+        asking anybody. A lease that has not ended is prolonged, so that many moves in one tick end no lead.
         """
+        if 0 < self._store.lease_left <= self._config.slurm.timeout_s:
+            self._store.still_leading()
         epoch, left = self._store.epoch, self._store.lease_left
         if epoch is None or left <= self._config.slurm.timeout_s:
             raise LeaderLost(
@@ -149,11 +158,11 @@ class Daemon:
             log.info("recovered: %s", status)
             self._trouble = ""
 
-    def _beat(self, result: StepResult) -> None:
+    def _beat(self, result: StepResult) -> bool:
         """Touch the heartbeat by which the submit hook knows that somebody will place what it keeps back."""
         path = self._config.slurm.heartbeat_file
         if path is None or self._config.mode is not Mode.ENFORCE or result.paused:
-            return
+            return True
         try:
             _write_atomically(path, f"{time.time():.0f}\n")
         except OSError as error:
@@ -161,17 +170,21 @@ class Daemon:
             self._say(
                 f"the heartbeat {path} could not be written ({error.strerror}): check its folder and the disk"
             )
+            return False
+        return True
 
-    def _forget_history(self) -> None:
+    def _forget_history(self) -> bool:
         """Keep the database bounded; a failure is tried again at the next turn, and said."""
         if time.monotonic() - self._pruned < _PRUNE_EVERY_S:
-            return
+            return True
         kept = self._config.database.history_days * 86400.0
         try:
             self._store.prune(time.time(), history_s=kept, snapshots_s=min(kept, _SNAPSHOTS_S), jobs_s=kept)
             self._pruned = time.monotonic()
         except StoreError as error:
             self._say(f"old history could not be removed: {error}")
+            return False
+        return True
 
     def _reread(self) -> None:
         self._reload.clear()
@@ -180,8 +193,9 @@ class Daemon:
         except ConfigError as error:
             log.error("the new configuration is refused, the old one stays in force: %s", error)
             return
-        self._store.close()
-        self._assemble(config)
+        before = self._store
+        self._assemble(config)  # first: a signal may come at any moment and rings the store's bell
+        before.close()
         log.info("configuration read again: %s", config.mode)
 
     def _on_stop(self, _number: int, _frame: FrameType | None) -> None:
@@ -206,6 +220,8 @@ def open_store(config: Config) -> Store:
 
 
 def _write_atomically(path: Path, text: str) -> None:
+    """Replace the file by one that everybody may read: slurmctld runs as another user, and the unit's umask is 0027."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(text)
+    temporary.chmod(0o644)
     temporary.replace(path)

@@ -1,0 +1,126 @@
+"""polluxd's process life, with a stand-in for the store: its lead, its heartbeat, and that nothing ends it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from polluxd.config import Config, parse_config
+from polluxd.cycle import Controller, StepResult
+from polluxd.daemon import Daemon
+from polluxd.errors import ConfigError, LeaderLost
+from polluxd.slurm.fake import FakeSlurm
+
+
+class LeadingStore:
+    """Leads as epoch 1, with a lease that the test sets."""
+
+    def __init__(self, lease_left: float = 15.0, *, leads: bool = True) -> None:
+        self.lease_left = lease_left
+        self.leads = leads
+        self.epoch: int | None = 1
+
+    def still_leading(self) -> bool:
+        self.lease_left, self.epoch = (15.0, 1) if self.leads else (0.0, None)
+        return self.leads
+
+    def lead(self) -> int | None:
+        return self.epoch
+
+    def check_schema(self) -> None: ...
+
+    def prune(self, now: float, **kept: float) -> None: ...
+
+
+def config(folder: Path) -> Config:
+    return parse_config(
+        {
+            "mode": "enforce",
+            "slurm": {"cluster": "c", "heartbeat_file": str(folder / "heartbeat"), "timeout_s": 10.0},
+            "database": {"url": "postgresql://pollux_daemon@127.0.0.1:1/pollux"},
+        },
+        "test",
+    )
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Daemon:
+    made = Daemon(lambda: config(tmp_path))
+    made._store.close()
+    made._store = LeadingStore()  # type: ignore[assignment]
+    made._controller = SimpleNamespace(step=lambda: StepResult(0, True, False))  # type: ignore[assignment]
+    return made
+
+
+def test_slurmctld_can_read_the_heartbeat_whatever_the_umask(daemon: Daemon, tmp_path: Path) -> None:
+    before = os.umask(0o027)  # the unit's
+    try:
+        daemon._turn()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "heartbeat").stat().st_mode) == 0o644
+
+
+def test_a_heartbeat_that_cannot_be_written_is_said_once(
+    daemon: Daemon, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "heartbeat").mkdir()
+    with caplog.at_level(logging.INFO):
+        for _ in range(3):
+            daemon._turn()
+    said = [record.message for record in caplog.records]
+    assert len(said) == 1
+    assert "could not be written" in said[0]
+
+
+def test_a_lease_that_runs_short_is_prolonged_and_one_that_ended_is_not(daemon: Daemon) -> None:
+    daemon._store = LeadingStore(lease_left=4.0)  # type: ignore[assignment]
+    assert daemon._authorize() == 1
+    daemon._store = LeadingStore(lease_left=0.0)  # type: ignore[assignment]
+    with pytest.raises(LeaderLost, match="0 s more"):
+        daemon._authorize()
+    daemon._store = LeadingStore(lease_left=4.0, leads=False)  # type: ignore[assignment]
+    with pytest.raises(LeaderLost):
+        daemon._authorize()
+
+
+def test_the_lead_is_confirmed_after_slurm_answered(tmp_path: Path) -> None:
+    """Before: with answers of some seconds each lease was over before the first move, and nothing ever moved."""
+    store = LeadingStore(leads=False)
+    controller = Controller(config(tmp_path), FakeSlurm([]), store, None)  # type: ignore[arg-type]
+    with pytest.raises(LeaderLost, match="while Slurm answered"):
+        controller.step()
+
+
+def test_faults_of_its_own_do_not_end_it(daemon: Daemon, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("unforeseen")
+
+    daemon._store.prune = broken  # type: ignore[method-assign]
+    daemon._turn()
+    daemon._store.wait_for_notify = broken  # type: ignore[method-assign]
+    daemon._wait(0.0)
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
+
+
+def test_a_reload_that_fails_leaves_the_old_store_open(tmp_path: Path) -> None:
+    answers = [config(tmp_path)]
+
+    def load() -> Config:
+        if not answers:
+            raise ConfigError("not TOML")
+        return answers.pop()
+
+    daemon = Daemon(load)
+    store = daemon._store
+    daemon._reread()
+    assert daemon._store is store
+    answers.append(config(tmp_path))
+    daemon._reread()
+    assert daemon._store is not store
+    daemon._store.close()
