@@ -50,8 +50,6 @@ class Slurm(_Section):
     """For how long a waiting job is kept back at a time; polluxd dead, it starts by itself after this."""
     heartbeat_file: Annotated[Path | None, Field(strict=False)] = None
     """Touched every cycle; the submit hook keeps jobs back only while it is fresh."""
-    partitions: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Partitions that Pollux jobs may use; none: any."""
 
 
 class Database(_Section):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from polluxd import config as config_module
 from polluxd.config import Config, load_config, parse_config
 from polluxd.errors import ConfigError
 from polluxd.model import Mode, Settings
@@ -187,3 +189,13 @@ def test_the_ticket_secret(tmp_path):
         config.database.secret()
     path.write_text("0123456789abcdef\n")
     assert config.database.secret() == b"0123456789abcdef"
+
+
+@pytest.mark.parametrize("section", ["slurm", "database", "cycle", "realloc"])
+def test_every_key_has_an_effect(section: str) -> None:
+    package = Path(config_module.__file__).parent
+    read = "".join(p.read_text() for p in package.rglob("*.py") if p.name != "config.py")
+    # `url` and `secret_file` are read through a property and a method of the section.
+    behind = {"address": "url", "passfile": "url", "secret_file": "secret"}
+    keys = [behind.get(k, k) for k in Config.model_fields[section].annotation.model_fields]
+    assert [k for k in keys if re.search(rf"\b\w+\.{k}\b", read) is None] == []

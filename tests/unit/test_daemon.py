@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -124,3 +126,21 @@ def test_a_reload_that_fails_leaves_the_old_store_open(tmp_path: Path) -> None:
     daemon._reread()
     assert daemon._store is not store
     daemon._store.close()
+
+
+def test_under_the_unit_its_libraries_start_no_thread_per_core() -> None:
+    """OpenBLAS takes one for each core, twice (numpy, scipy): a large controller has more of them than TasksMax."""
+    root = Path(__file__).parents[2]
+    lines = (root / "contrib" / "systemd" / "polluxd.service").read_text().splitlines()
+    given = [line.removeprefix("Environment=") for line in lines if line.startswith("Environment=")]
+    bare = {k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")}
+    asked = bare | dict(word.split("=") for line in given for word in line.split())
+    count = "import os, polluxd.policy, scipy.optimize; print(len(os.listdir('/proc/self/task')))"
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", count], env=e, capture_output=True, text=True, check=True
+        ).stdout
+        for e in (asked, bare)
+    ]
+    assert int(told[0]) == 1
+    assert int(told[1]) > 1 or os.cpu_count() == 1
