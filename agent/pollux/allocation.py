@@ -14,6 +14,7 @@ import subprocess
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from pollux.errors import LaunchError
 
@@ -144,6 +145,12 @@ def visible_gpus(env: Mapping[str, str]) -> tuple[str, ...]:
     listed = env.get("SLURM_STEP_GPUS") or env.get("SLURM_JOB_GPUS") or ""
     count = len(expand_indices(listed)) or _number(env.get("SLURM_GPUS_ON_NODE", ""))
     return tuple(str(index) for index in range(count))
+
+
+def machine_gpus(devices: Path = Path("/dev")) -> tuple[str, ...]:
+    """All GPUs that this machine, or this container, lets one open, as CUDA counts them. Nothing of CUDA is touched."""
+    found = sum(1 for entry in devices.iterdir() if re.fullmatch(r"nvidia\d+", entry.name))
+    return tuple(str(index) for index in range(found))
 
 
 def expand_indices(text: str) -> list[int]:

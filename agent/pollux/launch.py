@@ -26,6 +26,7 @@ from pollux.allocation import (  # noqa: E402
     Allocation,
     fewest_cpus,
     in_batch_script,
+    machine_gpus,
     node_address,
     read_allocation,
     visible_gpus,
@@ -136,6 +137,8 @@ def run(options: argparse.Namespace) -> int:
         allocation = read_allocation(os.environ, workers=options.nproc)
     else:
         gpus = visible_gpus(os.environ)
+        if "CUDA_VISIBLE_DEVICES" not in os.environ:
+            gpus = gpus or machine_gpus()
         allocation = Allocation(workers=options.nproc or len(gpus) or 1, gpu_ids=gpus)
     return _run_workers(allocation, options)
 
@@ -260,6 +263,9 @@ class _Meeting:
                 self._link = join(address, ports, key, allocation.node_rank, allocation.workers)
         except PolluxAgentError as error:
             self._error = error
+        except Exception as error:
+            # Whatever it is: without the others this node would train alone, as if it were the whole job.
+            self._error = LaunchError(f"the launchers could not meet: {type(error).__name__}: {error}")
 
 
 def _shared_environment(allocation: Allocation, link: Link | None, port: int) -> dict[str, str]:

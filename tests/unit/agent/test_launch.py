@@ -22,6 +22,7 @@ from pollux.allocation import (
     fewest_cpus,
     first_host,
     in_batch_script,
+    machine_gpus,
     node_address,
     read_allocation,
     visible_gpus,
@@ -106,6 +107,22 @@ def test_batch_script_and_task_are_told_apart() -> None:
 )
 def test_gpus_of_this_node(env: dict[str, str], gpus: tuple[str, ...]) -> None:
     assert visible_gpus(env) == gpus
+
+
+def test_outside_of_slurm_the_machines_gpus_are_counted(tmp_path: Path) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    assert machine_gpus(tmp_path) == ("0", "1")
+
+
+def test_a_meeting_that_fails_in_any_way_starts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise TypeError("comparing strings with non-ASCII characters is not supported")
+
+    monkeypatch.setattr(launch, "gather", fail)
+    monkeypatch.setattr(launch, "listen", fail)
+    with pytest.raises(LaunchError, match="could not meet: TypeError"):
+        launch._Meeting(Allocation(num_nodes=2)).outcome()
 
 
 def test_slurm_lists() -> None:
