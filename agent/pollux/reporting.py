@@ -6,6 +6,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
+from pollux.goodput import gain
 from pollux.profile import Configuration
 
 if TYPE_CHECKING:
@@ -17,7 +18,9 @@ def report_of(job: Job) -> dict[str, Any]:
     progress, limits, world = job.progress, job.limits, job.world
     noise, params = job.noise_scale, job.params
     throughput = _throughput(job)
-    worth = job.gain * limits.initial / job.batch_size if job.batch_size else 0.0
+    # Not the last step's gain: that may have been the short one at a pass's end.
+    scale = job.batch_size / limits.initial
+    worth = float(gain(noise, 1.0, scale)) / scale if job.adaptive and scale > 1.0 else 1.0
     report: dict[str, Any] = {
         "v": 1,
         "at": time.time(),

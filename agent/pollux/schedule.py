@@ -39,9 +39,14 @@ class ScaledSchedule:
             return
         # The short step at a pass's end is worth less than its call: later calls are then not added to so soon.
         self._carry += gain - made
-        while self._carry >= 1.0:
+        while self._carry >= 1.0 and not self._at_its_end():
             self._scheduler.step()
             self._carry -= 1.0
+
+    def _at_its_end(self) -> bool:
+        """A schedule of a stated length (OneCycleLR) raises when stepped beyond it; a large last step overshoots."""
+        total = getattr(self._scheduler, "total_steps", None)
+        return total is not None and int(getattr(self._scheduler, "last_epoch", 0)) >= int(total)
 
     def state_dict(self) -> dict[str, float]:
         return {"carry": self._carry}

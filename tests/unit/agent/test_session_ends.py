@@ -1,0 +1,104 @@
+"""The ends of things: of a pass, of a training, of what a schedule or a data set can hold."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.utils.data import TensorDataset
+
+from pollux import Job, attach
+from pollux.profile import Configuration
+from pollux.reporting import report_of
+from pollux.schedule import ScaledSchedule
+
+
+def data(length: int) -> TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(length, 6, generator=generator)
+    return TensorDataset(x, x.sum(1, keepdim=True) + torch.randn(length, 1, generator=generator))
+
+
+def start(**options: Any) -> tuple[Job, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Linear(6, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    return attach(model, optimizer, **options), optimizer
+
+
+def step(job: Job, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+    with job.micro_batch():
+        job.backward(mse_loss(job.model(x), y))
+    if job.sync_gradients:
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class Line:
+    """Stands for the publisher: takes acknowledgements."""
+
+    def __init__(self, accepts: bool = True) -> None:
+        self.accepts = accepts
+        self.heard: list[tuple[int, int]] = []
+
+    def acknowledge(self, reallocation: int, payload: dict[str, Any]) -> bool:
+        self.heard.append((reallocation, payload["step"]))
+        return self.accepts
+
+    def wake(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def connected(job: Job, *, accepts: bool = True) -> Line:
+    line = Line(accepts)
+    job._restart._publisher = line  # type: ignore[assignment]
+    job._restart._wait = 0.0
+    return line
+
+
+def heard(line: Line, count: int) -> list[tuple[int, int]]:
+    """What came over the line, waited for: it is acknowledged in a thread."""
+    deadline = time.monotonic() + 10
+    while len(line.heard) < count:
+        assert time.monotonic() < deadline, f"waited in vain for {count}, heard {line.heard}"
+        time.sleep(0.005)
+    return sorted(line.heard)
+
+
+# -- of a pass ------------------------------------------------------------------------------------------------
+
+
+def test_the_report_after_a_short_step_speaks_of_whole_ones() -> None:
+    job, optimizer = start(adaptive=False)
+    loader = job.loader(data(33), 32, per_gpu=(1, 32))
+    for _ in job.epochs(1, passes=True):
+        for x, y in loader:
+            step(job, optimizer, x, y)
+    job.profile.add_final(Configuration(1, 1, 32), 0.5)
+    report = report_of(job)
+    job.close()
+    assert job.gain == pytest.approx(1 / 32)
+    assert report["goodput"] == report["throughput"] > 0
+
+
+# -- of a training --------------------------------------------------------------------------------------------
+
+
+# -- of what others can hold ----------------------------------------------------------------------------------
+
+
+def test_a_schedule_of_a_stated_length_is_not_stepped_beyond_it() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.01, total_steps=10)
+    scaled = ScaledSchedule(schedule)
+    for gain in (6.0, 6.0):  # the last step overshoots, as large ones do
+        scaled.begin()
+        optimizer.step()
+        schedule.step()
+        scaled.end(gain)
+    assert schedule.last_epoch == 10
