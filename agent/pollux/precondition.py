@@ -41,12 +41,11 @@ class GradientNorms:
         self.moment = second_moment_name(optimizer) if preconditioned else None
         self.steps = 0
         """Optimizer steps taken; the session counts them, for reading `state["step"]` may wait for the device."""
-        self.group_of: dict[Tensor, int] = {}
-        self.refresh()
-
-    @property
-    def groups(self) -> int:
-        return len(self.optimizer.param_groups)
+        self.groups: int = len(optimizer.param_groups)
+        """Parameter groups when this was made. One that the user adds later is not measured: all buffers, on all
+        ranks, have their length."""
+        self.group_of = {p: i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
+        self._size: int = sum(p.numel() for p in self.group_of)
 
     @property
     def warm(self) -> bool:
@@ -57,11 +56,6 @@ class GradientNorms:
     def size(self) -> int:
         """Parameters, counted one by one."""
         return self._size
-
-    def refresh(self) -> None:
-        """Look at the parameter groups again: a user may add one."""
-        self.group_of = {p: i for i, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
-        self._size = sum(p.numel() for p in self.group_of)
 
     def count_from_state(self) -> None:
         """Take the number of steps from the optimizer's state: the user may have restored it."""

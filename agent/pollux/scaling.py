@@ -77,6 +77,7 @@ class LearningRateScaler:
     def __init__(self, optimizer: Optimizer, *, on_step: Callable[[], None]) -> None:
         self.factors: Sequence[float] = ()
         """Per parameter group; empty or 1 leaves it alone. Set between steps."""
+        self.optimizer = optimizer
         self._on_step = on_step
         self._saved: list[tuple[dict[str, Any], Any]] = []
         self._handles: list[RemovableHandle] = [

@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -266,15 +267,19 @@ class Job:
             raise BatchError(str(error)) from error
         self.progress.initial = batch_size
         self._meter.begin(batch_size)
-        choice = self._exchange.agree(Decision().with_choice(self._first_choice(limits))).choice
+        at_first = initial_choice(limits, self.world.nodes, self.world.size, adaptive=self.adaptive)
         data = ElasticLoader(
             dataset,
             rank=self.rank,
             world_size=self.world.size,
-            local_batch=choice.local_batch,
+            local_batch=at_first.local_batch,
             seed=self._restart.seed,
             **options,
         )
+        # No step holds more than a pass does: a larger batch would never be whole, and so never measured.
+        limits = replace(limits, maximum=max(min(limits.maximum, data.length), limits.initial))
+        choice = self._exchange.agree(Decision().with_choice(self._first_choice(limits))).choice
+        data.set_batch(choice.local_batch)
         self._restart.restore_loader(data)
         self._stepper = Stepper(
             world=self.world,

@@ -160,7 +160,7 @@ class Stepper:
         whole = samples == wanted * full
         self.meter.begin_group(self.progress.optimizer_steps, passes, local, samples, whole=whole)
         self._schedule.begin()
-        self._rates.factors = self._factors()
+        self._rates.factors = self._factors(samples)
 
     def _splits(self, local: int, passes: int) -> bool:
         """Measure one GPU's gradient in two halves, which compare without the drift between successive steps.
@@ -176,12 +176,15 @@ class Stepper:
             and self.meter.due(self.progress.optimizer_steps)
         )
 
-    def _factors(self) -> list[float]:
-        scale = self.batch_size / self.limits.initial
+    def _factors(self, samples: int) -> list[float]:
+        """Per parameter group, for a step of `samples` examples: at the end of a pass they may be few, and noisy."""
+        scale = samples / self.limits.initial
         if not self._adaptive or scale <= 1.0:
             return []
         noise: Sequence[NoiseScale | None] = self.meter.agreed or [None] * self.meter.norms.groups
-        return [self._rule(scale, group) for group in noise]
+        # Groups that the user has added since are not measured one by one.
+        added = len(self._rates.optimizer.param_groups) - len(noise)
+        return [self._rule(scale, group) for group in (*noise, *[self.meter.total] * added)]
 
     def begin_pass(self) -> None:
         """A micro-batch has been fetched."""

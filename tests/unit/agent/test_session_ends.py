@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +13,11 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset
 
 from pollux import Job, attach
+from pollux.control import Decision
 from pollux.profile import Configuration
 from pollux.reporting import report_of
 from pollux.schedule import ScaledSchedule
+from pollux.tuning import BatchChoice
 
 
 def data(length: int) -> TensorDataset:
@@ -73,6 +76,20 @@ def heard(line: Line, count: int) -> list[tuple[int, int]]:
 # -- of a pass ------------------------------------------------------------------------------------------------
 
 
+def test_a_short_step_takes_the_learning_rate_of_its_own_size() -> None:
+    job, optimizer = start(adaptive=True, scaling="linear")
+    loader = job.loader(data(34), 8, max_batch_size=32, per_gpu=(1, 32))
+    job.stepper.choice = BatchChoice(32, 0)
+    factors = []
+    for _ in job.epochs(1, passes=True):
+        for x, y in loader:
+            factors.append((len(x), *job.lr_factors))
+            step(job, optimizer, x, y)
+    job.close()
+    # Two examples at four times the rate that the user chose for eight would be a leap in a random direction.
+    assert factors == [(32, 4.0), (2,)]
+
+
 def test_the_report_after_a_short_step_speaks_of_whole_ones() -> None:
     job, optimizer = start(adaptive=False)
     loader = job.loader(data(33), 32, per_gpu=(1, 32))
@@ -86,10 +103,35 @@ def test_the_report_after_a_short_step_speaks_of_whole_ones() -> None:
     assert report["goodput"] == report["throughput"] > 0
 
 
+def test_no_batch_is_larger_than_a_pass() -> None:
+    job, _ = start(adaptive=True)
+    job.loader(data(100), 16, max_batch_size=512, per_gpu=(1, 512))
+    job.close()
+    assert job.limits.maximum == 100
+
+
 # -- of a training --------------------------------------------------------------------------------------------
 
 
 # -- of what others can hold ----------------------------------------------------------------------------------
+
+
+def test_a_parameter_group_added_in_mid_training_is_trained_on() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model[1].parameters(), lr=0.01)
+    job = attach(model, optimizer, adaptive=True, scaling="linear", sampling=1)
+    loader = job.loader(data(256), 8, max_batch_size=16, per_gpu=(1, 16))
+    job.stepper.choice = BatchChoice(16, 0)
+    for n, (x, y) in enumerate(loader):
+        if n == 4:
+            optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.01})
+        step(job, optimizer, x, y)
+        if n > 10:
+            assert job.lr_factors == (2.0, 2.0)
+            break
+    job.close()
+    assert n > 10
 
 
 def test_a_schedule_of_a_stated_length_is_not_stepped_beyond_it() -> None:
