@@ -41,8 +41,8 @@ class Publisher:
     Args:
         collect: returns the payload of `publish_v1` (design: JSON numbers, finite). Called from the reporter's
             thread, so it must be cheap and thread-safe.
-        on_drain: called from the reporter's thread with a re-allocation's id, once per id, when the job is asked to
-            stop, checkpoint and acknowledge.
+        on_drain: called from the reporter's thread with a re-allocation's id, when the job is asked to stop,
+            checkpoint and acknowledge: once per id, and again where its acknowledgement found nobody.
         interval_s: between reports; the ticket's by default.
     """
 
@@ -104,6 +104,9 @@ class Publisher:
         with self._lock:
             if self._pending is mine:
                 self._pending = None
+        if not mine.done.is_set():
+            # Nobody answered, so the order stands: it is passed on again when the database is back.
+            self._drain_seen = None
         return mine.accepted
 
     def close(self, timeout_s: float = 5.0) -> None:

@@ -189,15 +189,20 @@ class Restart:
 
     def ask_drain(self, reallocation: int) -> None:
         """Called off the main thread: the scheduler wants this job to stop at a checkpoint."""
-        if self._done and self._publisher is not None and self._saved is not None:
-            # The loop is over and its last checkpoint stands: nothing will be lost.
-            receipt = self._receipt(0.0, self._saved)
-            # Not here: this is the publisher's own thread, which has to send it.
-            threading.Thread(
-                target=self._publisher.acknowledge, args=(reallocation, receipt), daemon=True
-            ).start()
-            return
         self._drain = reallocation
+        # In this order, and in `finish` the other way round: whichever comes last sees the other.
+        if self._done:
+            self._acknowledge_at_the_end()
+
+    def _acknowledge_at_the_end(self) -> None:
+        """The loop is over and its last checkpoint stands: nothing will be lost."""
+        reallocation, self._drain = self._drain, 0
+        if not reallocation or self._publisher is None or self._saved is None:
+            return
+        # Not here: this may be the publisher's own thread, which has to send it.
+        receipt = self._receipt(0.0, self._saved)
+        acknowledge = self._publisher.acknowledge
+        threading.Thread(target=acknowledge, args=(reallocation, receipt), daemon=True).start()
 
     def wanted(self) -> tuple[int, bool]:
         """What rank 0 asks of all ranks now: (re-allocation to drain for or 0, whether a checkpoint is due)."""
@@ -291,9 +296,9 @@ class Restart:
                 logger.info("drained for re-allocation %d in %.2f s", reallocation, seconds)
                 self._wait_for_end()
             else:
-                logger.error(
-                    "re-allocation %d: the acknowledgement was refused, so training goes on", reallocation
-                )
+                # Refused, or nobody heard it: in the second case the order comes again.
+                self._drained.discard(reallocation)
+                logger.error("re-allocation %d: acknowledgement not taken, training goes on", reallocation)
         try:
             exchange.agree(Decision())
         except RankLost:
@@ -321,9 +326,17 @@ class Restart:
         self, parts: Mapping[str, Any], data: ElasticLoader, exchange: ControlExchange, known: Known
     ) -> None:
         """The training loop is over: a last checkpoint, so that a restart repeats no step of it."""
-        if self._store is not None:
-            self.save(parts, data, exchange, known, durable=True)
+        if self._store is None or self.save(parts, data, exchange, known, durable=True) is not None:
+            self.rest()
+
+    def rest(self) -> None:
+        """Nothing is trained any more beyond the newest checkpoint: an order to drain is answered at once."""
         self._done = True
+        self._acknowledge_at_the_end()
+
+    def train_on(self) -> None:
+        """Steps are taken (again): an order to drain waits for a checkpoint that holds them."""
+        self._done = False
 
     @property
     def checkpointed(self) -> bool:

@@ -314,6 +314,7 @@ class Job:
         length = stepper.data.length
         progress.target = None if passes else count * length
         while progress.epoch < count:
+            stepper.start_over()
             yield progress.epoch
             progress.next_epoch(length, stepper.data.pass_index)
         stepper.finish()

@@ -304,7 +304,17 @@ class Stepper:
 
     def finish(self) -> None:
         """Training is over: nothing is lost from here on, whatever happens to the job."""
-        if not self.progress.finished:
-            self.progress.finished = True
-            self._exchange.take()
-            self._restart.finish(self._parts(), self.data, self._exchange, self._known())
+        if self.progress.finished:
+            self._restart.rest()  # as its checkpoint says: this attempt had nothing left to train
+            return
+        self.progress.finished = True
+        decision = self._exchange.take()
+        self._restart.finish(self._parts(), self.data, self._exchange, self._known())
+        if self._world.rank == 0 and decision is not None and decision.reallocation:
+            # Its order was on its way to the ranks, who will exchange no more: the last checkpoint answers it.
+            self._restart.ask_drain(decision.reallocation)
+
+    def start_over(self) -> None:
+        """An epoch begins: a training that counted as finished (fewer epochs, a first of several loops) goes on."""
+        self.progress.finished = False
+        self._restart.train_on()

@@ -166,6 +166,19 @@ def test_waking_from_a_signal_handler_never_blocks(nobody):
         publisher.close()
 
 
+def test_an_order_whose_acknowledgement_nobody_heard_comes_again(nobody):
+    orders = []
+    publisher = Publisher(ticket(nobody), dict, orders.append)
+    publisher._obey({"drain": 3})
+    publisher._obey({"drain": 3})
+    assert orders == [3]
+    publisher.start()
+    assert publisher.acknowledge(3, {}, timeout_s=0.05) is False
+    publisher.close()
+    publisher._obey({"drain": 3})
+    assert orders == [3, 3]
+
+
 def test_closing_before_the_start_and_twice_is_harmless(nobody):
     publisher = Publisher(ticket(nobody), dict, lambda number: None)
     publisher.close()

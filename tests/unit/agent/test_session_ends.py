@@ -113,6 +113,66 @@ def test_no_batch_is_larger_than_a_pass() -> None:
 # -- of a training --------------------------------------------------------------------------------------------
 
 
+def test_an_order_to_drain_under_way_at_the_end_is_answered_by_the_last_checkpoint(tmp_path: Path) -> None:
+    job, optimizer = start(checkpoint_dir=tmp_path)
+    loader = job.loader(data(32), 16)
+    line = connected(job)
+    for _ in job.epochs(1):
+        for x, y in loader:
+            step(job, optimizer, x, y)
+        job._exchange.swap(Decision(reallocation=5))
+        job._restart.ask_drain(6)
+    job.close()
+    assert heard(line, 2) == [(5, 2), (6, 2)]
+
+
+def test_a_second_loop_is_not_drained_by_the_checkpoint_of_the_first(tmp_path: Path) -> None:
+    job, optimizer = start(checkpoint_dir=tmp_path)
+    loader = job.loader(data(32), 16)
+    line = connected(job)
+    for epochs in (1, 2):
+        for _ in job.epochs(epochs):
+            for x, y in loader:
+                step(job, optimizer, x, y)
+                if job.progress.optimizer_steps == 2 and epochs == 2:
+                    job._restart.ask_drain(9)
+                    assert not line.heard
+    job.close()
+    assert job.progress.finished
+    assert job._restart._saved == 4
+    assert heard(line, 1) == [(9, 4)]
+
+
+def test_an_attempt_with_nothing_left_to_train_answers_too(tmp_path: Path) -> None:
+    for attempt in (1, 2):
+        job, optimizer = start(checkpoint_dir=tmp_path)
+        loader = job.loader(data(32), 16)
+        line = connected(job)
+        for _ in job.epochs(1):
+            assert attempt == 1
+            for x, y in loader:
+                step(job, optimizer, x, y)
+        job._restart.ask_drain(4)
+        job.close()
+        assert heard(line, 1) == [(4, 2)]
+
+
+def test_an_acknowledgement_that_nobody_took_does_not_bar_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pollux.stepping.EXCHANGE_INTERVAL", 0.0)
+    job, optimizer = start(checkpoint_dir=tmp_path)
+    loader = job.loader(data(640), 16)
+    line = connected(job, accepts=False)
+    for _ in job.epochs(1):
+        for x, y in loader:
+            step(job, optimizer, x, y)
+            if job.progress.optimizer_steps in (5, 20):
+                job._restart.ask_drain(3)
+    job.close()
+    assert [number for number, _ in heard(line, 2)] == [3, 3]
+
+
 # -- of what others can hold ----------------------------------------------------------------------------------
 
 
