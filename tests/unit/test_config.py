@@ -198,4 +198,4 @@ def test_every_key_has_an_effect(section: str) -> None:
     # `url` and `secret_file` are read through a property and a method of the section.
     behind = {"address": "url", "passfile": "url", "secret_file": "secret"}
     keys = [behind.get(k, k) for k in Config.model_fields[section].annotation.model_fields]
-    assert [k for k in keys if re.search(rf"\b\w+\.{k}\b", read) is None] == []
+    assert [k for k in keys if re.search(rf"\b(?:{section}|r)\.{k}\b", read) is None] == []
