@@ -313,9 +313,8 @@ function pollux_submit(job, part_list, submit_uid)
   end
   job.environment["POLLUX_TICKET_DIR"] = config.ticket_dir or ""
   job.environment["POLLUX_SUBMITTED"] = tostring(now) -- tells this job from others of its id
-  if wanted["adaptive"] then
-    job.environment["POLLUX_ADAPTIVE"] = wanted["adaptive"] -- read by the agent, which does not ask Slurm
-  end
+  -- Read by the agent, which does not ask Slurm; set always, a job submitted from within another inherits that one's.
+  job.environment["POLLUX_ADAPTIVE"] = wanted["adaptive"] or "yes"
   -- A lease, not a hold: if polluxd dies, the job starts by itself when the lease lapses.
   if polluxd_alive(config, now) then
     job.begin_time = math.max(now, begin or 0) + (config.lease_s or 300)

@@ -432,3 +432,9 @@ def test_a_user_cannot_change_the_geometry_or_the_lease(name: str, update: dict[
 @pytest.mark.parametrize("update", [{"priority": 0}, {"time_limit": 10}, {"name": "new"}, {"comment": "x"}])
 def test_a_user_may_change_the_rest(update: dict[str, object]) -> None:
     assert modify(update).accepted
+
+
+def test_a_job_submitted_from_within_another_does_not_inherit_its_adaptivity() -> None:
+    outer = {"SLURM_OPEN_MODE": "a", "POLLUX_ADAPTIVE": "no"}
+    assert submit("#POLLUX", environment=outer).adaptive == "yes"
+    assert submit("#POLLUX adaptive=no", environment=outer).adaptive == "no"

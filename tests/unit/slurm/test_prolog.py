@@ -153,9 +153,13 @@ def sizes(environment: dict[str, str]) -> dict[str, str | None]:
     return changes
 
 
-def test_the_task_prolog_corrects_the_sizes_of_a_batch_step() -> None:
+@pytest.mark.parametrize("name", ["42.n1.json", "42.n1.next.json"])
+def test_the_task_prolog_corrects_the_sizes_of_a_batch_step(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
     stale = {
-        "POLLUX_TICKET_DIR": "/run/t",
+        "POLLUX_TICKET_DIR": str(tmp_path),
+        "SLURM_JOB_ID": "42",
+        "SLURMD_NODENAME": "n1",
         "SLURM_JOB_NUM_NODES": "1",
         "SLURM_CPUS_ON_NODE": "8",
         "SLURM_NTASKS": "2",
@@ -176,9 +180,13 @@ def test_the_task_prolog_corrects_the_sizes_of_a_batch_step() -> None:
     }
 
 
-def test_the_task_prolog_leaves_other_steps_and_jobs_alone() -> None:
-    step = {"POLLUX_TICKET_DIR": "/run/t", "SLURM_STEP_ID": "0", "SLURM_JOB_NUM_NODES": "2"}
-    assert sizes(step) == {}
+def test_the_task_prolog_leaves_other_steps_and_jobs_alone(tmp_path: Path) -> None:
+    (tmp_path / "42.n1.json").touch()
+    pollux = {"POLLUX_TICKET_DIR": str(tmp_path), "SLURM_JOB_ID": "42", "SLURMD_NODENAME": "n1"}
+    assert sizes(pollux | {"SLURM_JOB_NUM_NODES": "2"}) != {}
+    assert sizes(pollux | {"SLURM_STEP_ID": "0", "SLURM_JOB_NUM_NODES": "2"}) == {}
+    # Submitted from within job 42, with its environment.
+    assert sizes(pollux | {"SLURM_JOB_ID": "43", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "64"}) == {}
     assert sizes({"SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "4"}) == {}
 
 
