@@ -10,6 +10,7 @@ the cause: that is the exit status of every launcher, and so of srun.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -28,6 +29,11 @@ SIBLING_GRACE_S = 3.0
 """How long workers live on after one has died: long enough for them to print why they fail."""
 TERM_GRACE_S = 10.0
 """From TERM to KILL: within Slurm's default KillWait of 30 s, so workers end before the launcher is killed."""
+SUDDEN = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL}
+"""Deaths that are never an answer to another rank's failure, as an exception or an abort may be."""
+HEAD_START_S = 1.0
+"""By how much a sudden death counts as earlier than it was seen: the other ranks see its connections close, and
+raise, before this process is told of it."""
 VERDICT_WAIT_S = SIBLING_GRACE_S + TERM_GRACE_S + 5.0
 """How long node 0 waits for the other nodes' reports of a failure."""
 
@@ -88,6 +94,8 @@ class Supervisor:
         self._alerted = False
         self._term_at: float | None = None
         self._kill_at: float | None = None
+        self._killed_from = math.inf
+        """When this launcher began to kill workers itself; a POSIX time."""
         self._verdict_by: float | None = None
 
     def wait(self) -> Verdict:
@@ -137,6 +145,7 @@ class Supervisor:
             self._signal_workers(signal.SIGTERM)
             self._term_at, self._kill_at = None, self._kill_at or now + TERM_GRACE_S
         if self._kill_at is not None and now >= self._kill_at:
+            self._killed_from = min(self._killed_from, time.time())
             self._signal_workers(signal.SIGKILL)
             self._kill_at = now + TERM_GRACE_S
 
@@ -154,8 +163,9 @@ class Supervisor:
         failures = [self._lost] if self._lost is not None else []
         for worker in self._workers:
             if worker.status:
+                sudden = worker.status - 128 in SUDDEN and worker.ended_at < self._killed_from
                 at, why = self._notes.read(worker.local_rank) or (
-                    worker.ended_at,
+                    worker.ended_at - (HEAD_START_S if sudden else 0.0),
                     describe_status(worker.status),
                 )
                 failures.append(

@@ -31,7 +31,7 @@ from pollux.allocation import (
 from pollux.errors import LaunchError, RankLost
 from pollux.link import Link
 from pollux.supervise import WATCHED, Supervisor, Verdict
-from pollux.workers import Notes, adopt_orphans, start_worker
+from pollux.workers import Notes, Worker, adopt_orphans, start_worker
 
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 
@@ -303,6 +303,18 @@ def test_of_two_failures_the_earlier_one_is_the_cause() -> None:
         return 10 + verdict.failure.rank
 
     assert in_child(launcher)[0] == 11
+
+
+@pytest.mark.parametrize(("number", "first"), [(signal.SIGKILL, 1), (signal.SIGABRT, 0)])
+def test_a_killed_rank_is_the_cause_though_its_peers_raised_before_it_was_reaped(
+    number: signal.Signals, first: int
+) -> None:
+    notes = Notes(2)
+    notes.write(0, "RuntimeError: Connection closed by peer")
+    dead = [Worker(0, 0, 11, 1, time.time()), Worker(1, 1, 12, 128 + number, time.time() + 0.1)]
+    failure = Supervisor(dead, notes, where="here", link=None)._first_failure()
+    assert failure is not None
+    assert failure.rank == first
 
 
 def test_a_trace_begins_in_the_script(tmp_path: Path) -> None:
