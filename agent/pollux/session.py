@@ -262,7 +262,8 @@ class Job:
             )
         low, high = per_gpu if per_gpu is not None else (max(1, batch_size // 32), batch_size)
         try:
-            limits = BatchLimits(batch_size, max_batch_size or batch_size, low, high)
+            most = batch_size if max_batch_size is None else max_batch_size
+            limits = BatchLimits(batch_size, most, low, high)
         except ValueError as error:
             raise BatchError(str(error)) from error
         self.progress.initial = batch_size

@@ -212,6 +212,8 @@ def test_bad_batch_sizes_are_named() -> None:
     job = attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(BatchError, match="below the initial one"):
         job.loader(data(), 64, max_batch_size=32)
+    with pytest.raises(BatchError, match="from 1, got 0"):
+        job.loader(data(), 64, max_batch_size=0)
     with pytest.raises(PolluxAgentError, match="before the loop"):
         next(job.epochs(1))
     job.close()
