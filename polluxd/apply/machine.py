@@ -158,6 +158,8 @@ def _draining(
         return Reach(Step.REQUEUED, "requeued by another hand while draining")
     if job.restart_count != move.attempt:
         return Fail("the job restarted while draining")
+    if waited > limits.drain + limits.acknowledged:
+        return Fail("left draining while polluxd was away or not acting: the plan is out of date")
     if waited > limits.drain:
         if report is not None and report.checkpointed:
             return Reach(

@@ -139,6 +139,12 @@ def test_the_agent_is_reminded_then_given_up_on() -> None:
     assert isinstance(act(late, running, None), Fail)
 
 
+def test_a_drain_that_nobody_looked_after_is_not_carried_out_later() -> None:
+    stale = act(move(Step.DRAINING, waited=600), slurm_job(), report())
+    assert isinstance(stale, Fail)
+    assert "out of date" in stale.reason
+
+
 def test_a_requeue_is_sent_once_and_only_repeated_when_it_shows_no_effect() -> None:
     the_move = move(Step.CHECKPOINTED)
     assert act(the_move, slurm_job()) == Requeue()
