@@ -356,20 +356,21 @@ class Restart:
 
 
 def _directory(given: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> Path | None:
-    """Where checkpoints go: the argument, the environment, and in a Pollux job beside where it was submitted.
+    """Where checkpoints go: the argument as it is; else, in a Pollux job, a folder of the job's own in
+    POLLUX_CHECKPOINT_DIR or beside where it was submitted; else POLLUX_CHECKPOINT_DIR, if that is set.
 
-    The last is the job's own: a cluster set up anew counts its jobs from 1 again, so the id alone would find another
-    job's checkpoint. It needs no ticket, so that a job that lost its ticket still goes on where it was.
+    Of the job's own, because a variable exported once is shared by many jobs, and a cluster set up anew counts its jobs
+    from 1 again. It needs no ticket, so that a job that lost its ticket still goes on where it was.
     """
     if given is not None:
         return Path(given)
-    if environ.get("POLLUX_CHECKPOINT_DIR"):
-        return Path(environ["POLLUX_CHECKPOINT_DIR"])
+    named = environ.get("POLLUX_CHECKPOINT_DIR")
     job_id = environ.get("SLURM_JOB_ID")
-    if job_id and environ.get("POLLUX_TICKET_DIR"):
-        own = "-".join(filter(None, (job_id, environ.get("POLLUX_SUBMITTED"))))
-        return Path(environ.get("SLURM_SUBMIT_DIR") or Path.cwd()) / "pollux-checkpoints" / own
-    return None
+    if not (job_id and environ.get("POLLUX_TICKET_DIR")):
+        return Path(named) if named else None
+    own = "-".join(filter(None, (job_id, environ.get("POLLUX_SUBMITTED"))))
+    beside = Path(environ.get("SLURM_SUBMIT_DIR") or Path.cwd()) / "pollux-checkpoints"
+    return (Path(named) if named else beside) / own
 
 
 def _yes(text: str | None, default: bool) -> bool:

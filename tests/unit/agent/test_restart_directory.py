@@ -16,10 +16,11 @@ def test_a_reused_job_id_does_not_find_another_jobs_checkpoint() -> None:
     assert first != second
 
 
-def test_what_the_user_names_comes_first() -> None:
-    named = {**JOB, "POLLUX_CHECKPOINT_DIR": "/scratch/a"}
+def test_an_argument_is_taken_as_it_is_and_a_shared_variable_is_divided() -> None:
+    named = {**JOB, "POLLUX_SUBMITTED": "1700000000", "POLLUX_CHECKPOINT_DIR": "/scratch/a"}
     assert _directory("/scratch/b", named) == Path("/scratch/b")
-    assert _directory(None, named) == Path("/scratch/a")
+    assert _directory(None, named) == Path("/scratch/a/1-1700000000")
+    assert _directory(None, {"POLLUX_CHECKPOINT_DIR": "/scratch/a"}) == Path("/scratch/a")
 
 
 def test_outside_a_pollux_job_none_is_written_unasked() -> None:
