@@ -103,7 +103,7 @@ def assert_nothing_left(text):
 
 
 def test_a_small_workload_from_sbatch_to_summary(demo, tmp_path):
-    text, _ = (process := demo()).communicate(timeout=350)
+    text, _ = (process := demo()).communicate(timeout=500)
     assert process.returncode == 0, text
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert set(summary) == {"jobs", "reallocations", "mean_jct_s"}
@@ -134,7 +134,7 @@ def test_a_small_workload_from_sbatch_to_summary(demo, tmp_path):
 def test_a_job_that_fails_ends_the_demo_with_its_log(demo, tmp_path):
     script = tmp_path / "broken.py"
     script.write_text("raise SystemExit('the data is not there')\n")
-    text, _ = (process := demo(script=str(script))).communicate(timeout=150)
+    text, _ = (process := demo(script=str(script))).communicate(timeout=300)
     assert process.returncode == 1
     assert "small (job 1) ended in state FAILED" in text
     assert "the data is not there" in text
@@ -145,7 +145,7 @@ def test_a_job_that_fails_ends_the_demo_with_its_log(demo, tmp_path):
 def test_a_job_that_is_late_ends_the_demo(demo, tmp_path):
     script = tmp_path / "endless.py"
     script.write_text("import time\ntime.sleep(1000)\n")
-    text, _ = (process := demo(script=str(script), limit=12.0)).communicate(timeout=150)
+    text, _ = (process := demo(script=str(script), limit=12.0)).communicate(timeout=300)
     assert process.returncode == 1
     assert "not finished after 12 s: small" in text
     assert_nothing_left(text)
@@ -161,7 +161,7 @@ def test_a_signal_stops_everything(demo, number):
             break
     time.sleep(3)
     process.send_signal(number)
-    rest, _ = process.communicate(timeout=60)
+    rest, _ = process.communicate(timeout=150)
     assert process.returncode == 128 + number
     assert "everything stopped" in rest
     assert_nothing_left("".join(lines))

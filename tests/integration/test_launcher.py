@@ -131,7 +131,7 @@ def test_the_first_failure_ends_the_step_with_its_status(
         "--nodes=2 --gpus-per-node=2 --ntasks-per-node=1",
         f"{how} train.py fail 3 80",
     )
-    text = until(folder, lambda text: "script status" in text, timeout_s=75)
+    text = until(folder, lambda text: "script status" in text, timeout_s=100)
     assert "script status 7" in text
     # Which two nodes Slurm gives is its own affair: another test's job may still be completing on n1.
     node = next(node for _, rank, node, _ in ranks(text) if rank == 3)

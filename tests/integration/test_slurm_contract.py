@@ -110,7 +110,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     real.close()
 
 
-def wait_for(world: World, true: Callable[[], bool], timeout_s: float = 20.0) -> None:
+def wait_for(world: World, true: Callable[[], bool], timeout_s: float = 80.0) -> None:
     deadline = world.now() + timeout_s
     while not true():
         assert world.now() < deadline, "it did not come about in time"

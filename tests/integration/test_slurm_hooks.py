@@ -63,18 +63,18 @@ class Site:
             extra_groups=[],
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=90,
             check=False,
         )
 
     def job(self, job_id: int) -> SlurmJob:
         return self.client.jobs([job_id])[job_id]
 
-    def wait(self, job_id: int, state: JobState, timeout_s: float = 20) -> SlurmJob:
+    def wait(self, job_id: int, state: JobState, timeout_s: float = 80) -> SlurmJob:
         self.wait_for(lambda: self.job(job_id).state is state, timeout_s)
         return self.job(job_id)
 
-    def wait_for(self, true: Callable[[], bool], timeout_s: float = 20) -> None:
+    def wait_for(self, true: Callable[[], bool], timeout_s: float = 80) -> None:
         deadline = time.monotonic() + timeout_s
         while not true():
             assert time.monotonic() < deadline, "it did not come about in time"

@@ -159,7 +159,7 @@ class Loop:
     def job(self, job_id: int) -> SlurmJob:
         return self.slurm.jobs([job_id])[job_id]
 
-    def until(self, what: Callable[[], object], seconds: float = 100.0, *, why: str = "") -> None:
+    def until(self, what: Callable[[], object], seconds: float = 200.0, *, why: str = "") -> None:
         deadline = time.monotonic() + seconds
         while not what():
             if time.monotonic() > deadline:

@@ -67,7 +67,7 @@ def test_a_leader_whose_session_dies_knows_and_another_waits_for_its_lease(new_s
     asked_at = time.monotonic()
     epoch = first.lead()
     end_sessions(postgres)  # as a network that drops the leader's connection
-    assert lead_within(second, 10) == epoch + 1
+    assert lead_within(second, 60) == epoch + 1
     assert time.monotonic() - asked_at >= 0.6  # however slow the machine
     assert first.lease_left == 0.0
     assert not first.still_leading()
@@ -76,20 +76,20 @@ def test_a_leader_whose_session_dies_knows_and_another_waits_for_its_lease(new_s
 
 
 def test_a_stalled_leader_finds_its_lease_over_without_asking(new_store):
-    store = new_store(lease_s=0.2)
+    store = new_store(lease_s=1.0)
     store.lead()
-    assert 0 < store.lease_left <= 0.2
-    time.sleep(0.25)
+    assert 0 < store.lease_left <= 1.0
+    time.sleep(1.1)
     assert store.lease_left == 0.0
     assert store.still_leading()  # nobody took over: asking makes it good again
     assert store.lease_left > 0
 
 
 def test_a_leader_that_comes_back_takes_a_new_epoch(new_store, postgres):
-    store = new_store(lease_s=0.2)
+    store = new_store(lease_s=1.0)
     epoch = store.lead()
     end_sessions(postgres)
-    assert lead_within(store, 10) == epoch + 1
+    assert lead_within(store, 60) == epoch + 1
 
 
 def test_a_standby_that_never_led_is_not_fenced_out_of_reading(new_store):
@@ -105,7 +105,7 @@ from polluxd.errors import LeaderLost
 from polluxd.model import NO_PLACEMENT, Placement
 from polluxd.store import Store
 
-store = Store(sys.argv[1], sys.argv[2], lease_s=0.5)
+store = Store(sys.argv[1], sys.argv[2], lease_s=1.5)
 epoch = store.lead()
 print("epoch", epoch, flush=True)
 while store.still_leading():
@@ -136,18 +136,18 @@ def leader(postgres, cluster):
 
 
 def test_a_killed_leader_is_replaced(leader, new_store):
-    standby = new_store(lease_s=0.5)
+    standby = new_store(lease_s=1.5)
     assert standby.lead() is None
     leader.kill()
-    assert lead_within(standby, 20) == 2
+    assert lead_within(standby, 60) == 2
 
 
 def test_a_stalled_leader_is_replaced_and_does_nothing_on_waking(leader, new_store):
     """Its connection stays open while it is stopped: the lock alone would never come free."""
-    standby = new_store(lease_s=0.5)
+    standby = new_store(lease_s=1.5)
     assert standby.lead() is None
     leader.send_signal(signal.SIGSTOP)
-    assert lead_within(standby, 20) == 2
+    assert lead_within(standby, 60) == 2
     leader.send_signal(signal.SIGCONT)
     assert leader.stdout.read() == "lost 0.0\nfenced\n"
     assert standby.still_leading()
@@ -155,7 +155,7 @@ def test_a_stalled_leader_is_replaced_and_does_nothing_on_waking(leader, new_sto
 
 
 def test_a_leader_whose_lease_runs_is_not_evicted(leader, new_store):
-    standby = new_store(lease_s=0.5)
+    standby = new_store(lease_s=1.5)
     for _ in range(30):
         assert standby.lead() is None
         time.sleep(0.05)

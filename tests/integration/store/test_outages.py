@@ -58,7 +58,7 @@ def freeze(server, number):
         os.kill(each, number)
 
 
-def eventually(condition, seconds=20.0):
+def eventually(condition, seconds=80.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
@@ -194,7 +194,7 @@ def test_an_acknowledgement_is_retried_through_an_outage(publisher, store, serve
     waiting.start()
     time.sleep(0.3)
     server.start()
-    waiting.join(30)
+    waiting.join(80)
     assert answers == [True]
     eventually(lambda: store.lead() is not None)
     store.advance(move.id, Step.FAILED, time.time(), epoch=store.epoch)

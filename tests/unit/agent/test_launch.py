@@ -388,9 +388,9 @@ def connect(
 
     def meet(node: int) -> None:
         if node == 0:
-            links[0] = link.gather(link.listen(candidates), key, workers[0], num_nodes, timeout=20)
+            links[0] = link.gather(link.listen(candidates), key, workers[0], num_nodes, timeout=80)
         else:
-            links[node] = link.join("127.0.0.1", candidates, key, node, workers[node], timeout=20)
+            links[node] = link.join("127.0.0.1", candidates, key, node, workers[node], timeout=80)
 
     threads = [threading.Thread(target=meet, args=(node,)) for node in reversed(range(num_nodes))]
     for thread in threads:
@@ -462,9 +462,9 @@ def on_nodes(*bodies: Callable[[], int]) -> list[tuple[int, str]]:
     def node(number: int, body: Callable[[], int]) -> None:
         def launcher() -> int:
             if number == 0:
-                mine = link.gather(link.listen(candidates), b"key", 1, len(bodies), timeout=20)
+                mine = link.gather(link.listen(candidates), b"key", 1, len(bodies), timeout=80)
             else:
-                mine = link.join("127.0.0.1", candidates, b"key", number, 1, timeout=20)
+                mine = link.join("127.0.0.1", candidates, b"key", number, 1, timeout=80)
             mine.signal_arrivals()
 
             def worker() -> int:

@@ -66,7 +66,7 @@ def connected(job: Job, *, accepts: bool = True) -> Line:
 
 def heard(line: Line, count: int) -> list[tuple[int, int]]:
     """What came over the line, waited for: it is acknowledged in a thread."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while len(line.heard) < count:
         assert time.monotonic() < deadline, f"waited in vain for {count}, heard {line.heard}"
         time.sleep(0.005)
