@@ -15,7 +15,7 @@ import pytest
 
 from contrib.devcluster.processes import pids_with_environment
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 

@@ -206,8 +206,8 @@ def test_no_lease_while_the_heartbeat_is_stale(site: Site) -> None:
 
 def test_the_users_begin_is_kept_and_the_lease_starts_from_it(site: Site) -> None:
     job = site.job(site.submit(script("#POLLUX"), "--begin=now+300"))
-    assert job.begin_time == pytest.approx(time.time() + 300, abs=5)
-    assert job.eligible_time == pytest.approx(time.time() + 360, abs=5)
+    assert job.begin_time == pytest.approx(time.time() + 300, abs=25)
+    assert job.eligible_time == pytest.approx(time.time() + 360, abs=25)
 
 
 def test_every_attempt_finds_its_ticket_on_every_node(site: Site) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from .conftest import Loop
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 
 def test_decisions_of_a_living_polluxd_can_be_replayed_explained_and_tried_otherwise(loop: Loop) -> None:

@@ -13,7 +13,7 @@ from polluxd.model import JobState, Step
 
 from .conftest import Daemon, Loop
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 
 def completed_moves(loop: Loop, job_id: int) -> int:
