@@ -146,7 +146,7 @@ class DevCluster:
         self.start_slurmctld()
         for name in self._layout.nodes:
             self.start_slurmd(name)
-        wait_until(self._all_idle, 30, f"all nodes to be idle; logs are in {self.logs}")
+        wait_until(self._all_idle, 90, f"all nodes to be idle; logs are in {self.logs}")
         self._record()
 
     def stop(self) -> None:
@@ -174,7 +174,7 @@ class DevCluster:
             "slurmctld", argv, self.logs / "slurmctld.out", env=self._daemon_environment()
         )
         self._slurmctld.start()
-        wait_until(self._controller_answers, 30, f"slurmctld; its log is {self.logs}/slurmctld.log")
+        wait_until(self._controller_answers, 90, f"slurmctld; its log is {self.logs}/slurmctld.log")
 
     def stop_slurmctld(self, *, kill: bool = False) -> None:
         """TERM (state is saved) or, as a crash, KILL.
