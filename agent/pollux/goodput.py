@@ -40,6 +40,10 @@ class ThroughputParams(NamedTuple):
     """Seconds per GPU beyond the second, over several nodes."""
     gamma: float
     """Overlap of computing and synchronising: 1 none, large perfect."""
+    alpha_rack: float | None = None
+    """The third pair, for placements that span racks; None (both): not measured, as across nodes of one rack."""
+    beta_rack: float | None = None
+    """Seconds per GPU beyond the second, over several racks."""
 
 
 class NoiseScale(NamedTuple):
@@ -111,13 +115,23 @@ def accumulation_time(params: ThroughputParams, m: ArrayLike) -> Floats:
     return np.maximum(params.alpha_grad + params.beta_grad * _floats(m), _TINY)
 
 
-def sync_time(params: ThroughputParams, nodes: ArrayLike, gpus: ArrayLike) -> Floats:
-    """T_sync: gradient synchronisation alone [s]; zero on one GPU."""
+def sync_time(params: ThroughputParams, nodes: ArrayLike, gpus: ArrayLike, racks: ArrayLike = 1) -> Floats:
+    """T_sync: gradient synchronisation alone [s]; zero on one GPU. `racks`: how many the placement spans."""
     nodes, gpus = _floats(nodes), _floats(gpus)
     beyond = np.maximum(gpus - 2.0, 0.0)
     local = params.alpha_local + params.beta_local * beyond
     across = params.alpha_node + params.beta_node * beyond
+    alpha_rack, beta_rack = rack_pair(params)
+    afar = alpha_rack + beta_rack * beyond
+    across = np.where(_floats(racks) < 2, across, afar)
     return np.where(gpus < 2, 0.0, np.where(nodes < 2, local, across))
+
+
+def rack_pair(params: ThroughputParams) -> tuple[float, float]:
+    """(alpha, beta) of synchronisation over racks: as over nodes where it was not measured."""
+    if params.alpha_rack is None or params.beta_rack is None:
+        return params.alpha_node, params.beta_node
+    return params.alpha_rack, params.beta_rack
 
 
 def _overlap(grad: Floats, sync: Floats, gamma: ArrayLike) -> Floats:
@@ -129,19 +143,29 @@ def _overlap(grad: Floats, sync: Floats, gamma: ArrayLike) -> Floats:
 
 
 def step_time(
-    params: ThroughputParams, nodes: ArrayLike, gpus: ArrayLike, m: ArrayLike, s: ArrayLike = 0
+    params: ThroughputParams,
+    nodes: ArrayLike,
+    gpus: ArrayLike,
+    m: ArrayLike,
+    s: ArrayLike = 0,
+    racks: ArrayLike = 1,
 ) -> Floats:
     """T_iter: one optimizer step of `s` accumulation passes and a synchronising one [s]."""
     grad = accumulation_time(params, m)
-    return _floats(s) * grad + _overlap(grad, sync_time(params, nodes, gpus), params.gamma)
+    return _floats(s) * grad + _overlap(grad, sync_time(params, nodes, gpus, racks), params.gamma)
 
 
 def throughput(
-    params: ThroughputParams, nodes: ArrayLike, gpus: ArrayLike, m: ArrayLike, s: ArrayLike = 0
+    params: ThroughputParams,
+    nodes: ArrayLike,
+    gpus: ArrayLike,
+    m: ArrayLike,
+    s: ArrayLike = 0,
+    racks: ArrayLike = 1,
 ) -> Floats:
     """Examples per second, M / T_iter."""
     batch = _floats(gpus) * _floats(m) * (_floats(s) + 1.0)
-    return batch / step_time(params, nodes, gpus, m, s)
+    return batch / step_time(params, nodes, gpus, m, s, racks)
 
 
 def efficiency(noise: NoiseScale | None, m0: ArrayLike, batch_size: ArrayLike) -> Floats:
@@ -190,21 +214,23 @@ class Goodput:
     limits: BatchLimits
     adaptive: bool = True
 
-    def evaluate(self, nodes: ArrayLike, gpus: ArrayLike, m: ArrayLike, s: ArrayLike = 0) -> Floats:
+    def evaluate(
+        self, nodes: ArrayLike, gpus: ArrayLike, m: ArrayLike, s: ArrayLike = 0, racks: ArrayLike = 1
+    ) -> Floats:
         """Goodput [examples/s] at a local batch and accumulation; broadcasts, limits unchecked."""
         batch = _floats(gpus) * _floats(m) * (_floats(s) + 1.0)
         noise = self.noise if self.adaptive else None
-        return (
-            batch / step_time(self.params, nodes, gpus, m, s) * efficiency(noise, self.limits.initial, batch)
-        )
+        time = step_time(self.params, nodes, gpus, m, s, racks)
+        return batch / time * efficiency(noise, self.limits.initial, batch)
 
-    def optimize(self, nodes: ArrayLike, gpus: ArrayLike) -> Optimum:
+    def optimize(self, nodes: ArrayLike, gpus: ArrayLike, racks: ArrayLike = 1) -> Optimum:
         """(m*, s*) = argmax GOODPUT for each placement (equation 13); zeros where no batch size is feasible.
 
-        A placement needs K >= 1, 1 <= N <= K.
+        A placement needs K >= 1, 1 <= N <= K; `racks` is how many racks its nodes lie in.
         """
-        nodes, gpus = np.broadcast_arrays(np.asarray(nodes), np.asarray(gpus))
-        best = optimize_pairs(pack([self]), np.zeros(nodes.size, dtype=np.int64), nodes.ravel(), gpus.ravel())
+        nodes, gpus, racks = np.broadcast_arrays(np.asarray(nodes), np.asarray(gpus), np.asarray(racks))
+        index = np.zeros(nodes.size, dtype=np.int64)
+        best = optimize_pairs(pack([self]), index, nodes.ravel(), gpus.ravel(), racks.ravel())
         shape = nodes.shape
         return Optimum(
             best.goodput.reshape(shape),
@@ -215,7 +241,7 @@ class Goodput:
 
 
 class Packed(NamedTuple):
-    """Many goodput functions as columns of one array each, [J] or [J, 7]; see `pack`."""
+    """Many goodput functions as columns of one array each, [J] or [J, 9]; see `pack`."""
 
     theta: Floats
     var: Floats
@@ -231,7 +257,8 @@ class Packed(NamedTuple):
 
 def pack(jobs: Sequence[Goodput]) -> Packed:
     """Columns of all the jobs' parameters, for `optimize_pairs`."""
-    theta = np.array([g.params for g in jobs], dtype=np.float64).reshape(len(jobs), 7)
+    theta = np.array([(*g.params[:7], *rack_pair(g.params)) for g in jobs], dtype=np.float64)
+    theta = theta.reshape(len(jobs), 9)
     noise = np.array(
         [(0.0, 1.0) if g.noise is None or not g.adaptive else (g.noise.var, g.noise.sqr) for g in jobs],
         dtype=np.float64,
@@ -246,22 +273,30 @@ def pack(jobs: Sequence[Goodput]) -> Packed:
     return Packed(theta, var, sqr, limits, fixed, rigid)
 
 
-def optimize_pairs(packed: Packed, index: ArrayLike, nodes: ArrayLike, gpus: ArrayLike) -> Optimum:
-    """The optimum of pair i: job `index[i]` on `gpus[i]` GPUs over `nodes[i]` nodes. All three are [P]."""
+def optimize_pairs(
+    packed: Packed, index: ArrayLike, nodes: ArrayLike, gpus: ArrayLike, racks: ArrayLike | None = None
+) -> Optimum:
+    """The optimum of pair i: job `index[i]` on `gpus[i]` GPUs over `nodes[i]` nodes in `racks[i]` racks. All are [P].
+
+    No `racks`: every placement lies in one.
+    """
     index = np.asarray(index, dtype=np.int64)
     nodes, gpus = _floats(nodes), _floats(gpus)
+    afar = np.zeros(index.size, dtype=np.bool_) if racks is None else np.asarray(racks) > 1
     best = Optimum(np.zeros(index.size), *(np.zeros(index.size, dtype=np.int64) for _ in range(3)))
     single = packed.fixed[index] | packed.rigid[index]
     for group, points in ((np.flatnonzero(single), 1), (np.flatnonzero(~single), BATCH_SIZES)):
         for start in range(0, group.size, _CHUNK):
             rows = group[start : start + _CHUNK]
-            part = _optimize_chunk(packed, index[rows], nodes[rows], gpus[rows], points)
+            part = _optimize_chunk(packed, index[rows], nodes[rows], gpus[rows], afar[rows], points)
             for whole, piece in zip(best, part, strict=True):
                 whole[rows] = piece
     return best
 
 
-def _optimize_chunk(packed: Packed, index: Ints, nodes: Floats, gpus: Floats, points: int) -> Optimum:
+def _optimize_chunk(
+    packed: Packed, index: Ints, nodes: Floats, gpus: Floats, afar: NDArray[np.bool_], points: int
+) -> Optimum:
     """`optimize_pairs` over one slice; temporaries are [P, points]."""
     m0, top, low, high = (packed.limits[index, c].astype(np.float64)[:, None] for c in range(4))
     rigid = packed.rigid[index][:, None]
@@ -287,6 +322,8 @@ def _optimize_chunk(packed: Packed, index: Ints, nodes: Floats, gpus: Floats, po
     beyond = np.maximum(gpus - 2.0, 0.0)
     local = theta[:, 2] + theta[:, 3] * beyond
     across = theta[:, 4] + theta[:, 5] * beyond
+    if afar.any():
+        across = np.where(afar, theta[:, 7] + theta[:, 8] * beyond, across)
     sync = np.where(gpus < 2, 0.0, np.where(nodes < 2, local, across))[:, None]
     time = s * grad + _overlap(grad, sync, theta[:, 6:7])
     scale = batch / m0
@@ -303,11 +340,9 @@ def _optimize_chunk(packed: Packed, index: Ints, nodes: Floats, gpus: Floats, po
     return Optimum(np.where(good, value, 0.0), *picked)
 
 
-def goodput_table(jobs: Sequence[Goodput], nodes: ArrayLike, gpus: ArrayLike) -> Floats:
+def goodput_table(jobs: Sequence[Goodput], nodes: ArrayLike, gpus: ArrayLike, racks: ArrayLike = 1) -> Floats:
     """Best goodput of each job in each configuration, [J, C] for inputs of [C]; 0 where infeasible."""
-    nodes, gpus = np.broadcast_arrays(np.asarray(nodes), np.asarray(gpus))
+    nodes, gpus, racks = np.broadcast_arrays(np.asarray(nodes), np.asarray(gpus), np.asarray(racks))
     index = np.repeat(np.arange(len(jobs)), nodes.size)
-    best = optimize_pairs(
-        pack(jobs), index, np.tile(nodes.ravel(), len(jobs)), np.tile(gpus.ravel(), len(jobs))
-    )
+    best = optimize_pairs(pack(jobs), index, *(np.tile(a.ravel(), len(jobs)) for a in (nodes, gpus, racks)))
     return best.goodput.reshape(len(jobs), nodes.size)

@@ -24,7 +24,9 @@ def report_of(job: Job) -> dict[str, Any]:
     report: dict[str, Any] = {
         "v": 1,
         "at": time.time(),
-        "params": None if params is None else _finite(params._asdict()),
+        "params": None
+        if params is None
+        else _finite({k: v for k, v in params._asdict().items() if v is not None}),
         "noise": None if noise is None else _finite(noise._asdict()),
         "limits": {
             "initial": limits.initial,

@@ -69,14 +69,15 @@ def _report(report: Report, doubts: list[str]) -> Report:
 
 def _odd_params(params: ThroughputParams) -> str:
     """What is wrong with the fit, in words; nothing where it may be true."""
-    bounded = min(params) >= 0.0 and max(params) <= SLOWEST
+    known = [value for value in params if value is not None]
+    bounded = min(known) >= 0.0 and max(known) <= SLOWEST
     # NaN compares as false, but min and max may pass over one: the sum does not.
-    if bounded and _steep_enough(params.gamma) and math.isfinite(sum(params)):
+    if bounded and _steep_enough(params.gamma) and math.isfinite(sum(known)):
         return ""
     odd = [
         f"{name}={value:g}"
         for name, value in params._asdict().items()
-        if not (_steep_enough(value) if name == "gamma" else 0.0 <= value <= SLOWEST)
+        if value is not None and not (_steep_enough(value) if name == "gamma" else 0.0 <= value <= SLOWEST)
     ]
     return " ".join(odd)
 

@@ -98,7 +98,7 @@ def report(row: Row, now: float) -> Report:
         limits = BatchLimits(row["batch_initial"], row["batch_maximum"], row["local_min"], row["local_max"])
     except ValueError as error:
         raise ReportError(f"job {row['job_id']}: {error}") from None
-    theta = [row[name] for name in ThroughputParams._fields]
+    theta = [row[name] for name in ThroughputParams._fields if name not in ThroughputParams._field_defaults]
     first_step_at = row["times"].get("first_step_at")
     return Report(
         attempt=row["attempt"],

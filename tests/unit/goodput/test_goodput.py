@@ -65,6 +65,32 @@ def test_step_time_is_equation_by_equation():
     assert throughput(THETA, 2, 8, 100, 2) == pytest.approx(8 * 100 * 3 / expected)
 
 
+def test_a_placement_over_racks_has_a_pair_of_its_own_where_it_was_measured():
+    afar = THETA._replace(alpha_rack=0.3, beta_rack=0.02)
+    assert sync_time(afar, 2, 8, 2) == pytest.approx(0.3 + 0.02 * 6)
+    assert sync_time(afar, 2, 8, 1) == sync_time(afar, 2, 8) == sync_time(THETA, 2, 8)
+    assert sync_time(THETA, 2, 8, 2) == sync_time(THETA, 2, 8), "not measured: as over nodes"
+    assert sync_time(afar, 1, 4, 1) == sync_time(THETA, 1, 4)
+    expected = 2 * 0.15 + (0.15**1.6 + 0.42**1.6) ** (1 / 1.6)
+    assert step_time(afar, 2, 8, 100, 2, racks=2) == pytest.approx(expected)
+    assert throughput(afar, 2, 8, 100, 2, racks=2) == pytest.approx(8 * 100 * 3 / expected)
+
+
+def test_the_table_over_racks_agrees_with_the_function():
+    nodes, gpus, racks = np.array([1, 2, 2, 4]), np.array([4, 8, 8, 16]), np.array([1, 1, 2, 2])
+    jobs = [Goodput(t, NOISE, LIMITS) for t in (THETA, THETA._replace(alpha_rack=0.3, beta_rack=0.02))]
+    table = goodput_table(jobs, nodes, gpus, racks)
+    for job, row in zip(jobs, table, strict=True):
+        best = job.optimize(nodes, gpus, racks)
+        assert row == pytest.approx(best.goodput)
+        for n, k, r, m, s, value in zip(
+            nodes, gpus, racks, best.local_batch, best.accumulation, row, strict=True
+        ):
+            assert value == pytest.approx(float(job.evaluate(n, k, m, s, racks=r)), rel=0.02)
+    assert table[0, 1] == table[0, 2]
+    assert table[1, 2] < table[1, 1] == table[0, 1]
+
+
 def test_gamma_runs_from_no_overlap_to_perfect_overlap():
     none, perfect = THETA._replace(gamma=1.0), THETA._replace(gamma=10.0)
     assert step_time(none, 2, 8, 100) == pytest.approx(0.15 + 0.11)
