@@ -1,4 +1,5 @@
-"""What one decision may take over from the last: goodput per job and shape, and the shapes that nodes offer.
+"""What one decision may take over from the last: goodput per job and shape, the shapes
+that nodes offer, and reasons already put into words.
 
 A job's table depends on its fit, its noise scale, its batch limits and the shapes asked for, and on nothing else:
 while those are equal, so are the numbers, bit for bit, and a plan never shows whether there was a cache.
@@ -13,8 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polluxd.model import Job, Node, Settings
+from polluxd.policy import reasons
 from polluxd.policy.domains import Domain, gpu_types
 from polluxd.policy.feasible import Offers
+from polluxd.policy.reasons import Said
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -35,6 +38,7 @@ class Cache:
     def __init__(self) -> None:
         self._tables: dict[int, _Table] = {}
         self._offers: dict[str, tuple[tuple[Node, ...], tuple[object, ...], Offers]] = {}
+        self._sentences: dict[int, tuple[Said, str]] = {}
         self.hits = 0
         """Jobs of the last decision whose table was still good."""
         self.misses = 0
@@ -76,10 +80,18 @@ class Cache:
         found = [self._tables[job.job_id] for job in jobs]
         return np.concatenate([t.goodput for t in found]), np.concatenate([t.batch for t in found])
 
+    def sentence(self, job_id: int, said: Said) -> str:
+        """The reason that says this, put into words anew only where a job has something else to say."""
+        known = self._sentences.get(job_id)
+        if known is None or known[0] != said:
+            known = self._sentences[job_id] = said, reasons.of(said)
+        return known[1]
+
     def begin(self, job_ids: Collection[int]) -> None:
         """Start a decision over these jobs: forget those that are gone."""
         self.hits = self.misses = 0
         self._tables = {number: table for number, table in self._tables.items() if number in job_ids}
+        self._sentences = {number: known for number, known in self._sentences.items() if number in job_ids}
 
 
 def _key(job: Job, rows: object) -> tuple[object, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from polluxd.model import NO_PLACEMENT, Allocation, Plan, Settings, Snapshot
+from polluxd.model import NO_PLACEMENT, Allocation, JobSpec, Plan, Settings, Snapshot
 from polluxd.policy import assignment, exchange, fairness, objective, reasons, sanity, search
 from polluxd.policy.cache import Cache
 from polluxd.policy.choice import Choice, choose
@@ -18,6 +18,7 @@ from polluxd.policy.packing import Packing
 from polluxd.policy.placement import Seating
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 ROUNDS, DIVISIONS = 3, 400
 """Turns of the two searches, and pairs of nodes divided anew in all: bounds on work, so that a replay is exact."""
@@ -90,13 +91,13 @@ def _solve(domain: Domain, settings: Settings, mean_weight: float, cache: Cache)
     bound = choice.bound
     if bound - seating.total() > CERTAIN * abs(bound):
         bound = min(bound, assignment.improve(seating))
-    explainer = Explainer(seating, int(np.maximum(packing.free, 0).sum()))
     # The starvation bound orders plans before the objective does: it is no part of either side of the gap.
-    idle = float(sum(menu.penalty[j] for j in range(len(menu.jobs)) if not seating.gpus[seating.option[j]]))
     moved = np.array([packing.moved(j) for j in range(len(menu.jobs))], dtype=np.bool_)
-    x = menu.x(np.array(seating.option, dtype=np.int64), moved)
+    explainer = Explainer(seating, moved, rule=settings.gpu_counts)
+    idle = float(menu.penalty[explainer.held == 0].sum())
+    x = menu.x(explainer.option, moved)
     return _Solved(
-        absent + [_allocation(explainer, j, bool(moved[j])) for j in range(len(menu.jobs))],
+        absent + _allocations(seating, moved, explainer, cache),
         x,
         menu.x(choice.chosen, ~menu.kept[choice.chosen]),
         menu.weight,
@@ -129,20 +130,64 @@ def _place(seating: Seating, choice: Choice) -> None:
             break
 
 
-def _allocation(explainer: Explainer, j: int, moved: bool) -> Allocation:
-    seating = explainer.seating
-    menu, option = seating.menu, seating.option[j]
-    explanation = explainer.of(j)
-    job = menu.jobs[j]
-    # A pinned job may hold nodes that are no longer known here; what it holds is not ours to edit.
-    place = job.placement if menu.pinned[j] or not moved else seating.packing.placement(j)
-    return Allocation(
-        job_id=job.job_id,
-        placement=place,
-        goodput=float(menu.goodput[option]) if place else 0.0,
-        speedup=float(menu.speedup[option]) if place else 0.0,
-        batch_size=int(menu.batch_size[option]) if place else 0,
-        changed=place != job.placement,
-        reason=reasons.of(explainer, j, place, explanation),
-        explanation=explanation,
-    )
+def _allocations(seating: Seating, moved: Bools, explainer: Explainer, cache: Cache) -> list[Allocation]:
+    """Every job's allocation with its reason, in the menu's order."""
+    menu, packing = seating.menu, seating.packing
+    option = explainer.option
+    pinned = seating.pinned
+    found: list[Allocation] = []
+    for j, (job, moves, goodput, speedup, batch, before, explanation) in enumerate(
+        zip(
+            menu.jobs,
+            moved.tolist(),
+            menu.goodput[option].tolist(),
+            menu.speedup[option].tolist(),
+            menu.batch_size[option].tolist(),
+            explainer.goodput_before.tolist(),
+            explainer.all(),
+            strict=True,
+        )
+    ):
+        # A pinned job may hold nodes that are no longer known here; what it holds is not ours to edit.
+        now = job.placement
+        place = packing.placement(j) if moves and not pinned[j] else now
+        if pinned[j]:
+            reason = reasons.of_pinned(job)
+        else:
+            limit = explanation.limit
+            about: str | int | tuple[JobSpec, int, int] | None = None
+            if limit == "contention":
+                about = explanation.taken_by
+            elif limit == "fragmentation":
+                about = explainer.free
+            elif limit == "ceiling":
+                about = explainer.ceilings(j)
+            elif explanation.next_gpus is None and limit != "goodput":
+                about = reasons.own(job)
+            said = reasons.Said(
+                now,
+                place,
+                job.started,
+                speedup,
+                goodput,
+                before,
+                limit,
+                explanation.next_gpus or 0,
+                explanation.next_goodput,
+                about,
+            )
+            reason = cache.sentence(job.job_id, said)
+        held = bool(place.nodes)
+        found.append(
+            Allocation(
+                job.job_id,
+                place,
+                goodput if held else 0.0,
+                speedup if held else 0.0,
+                batch if held else 0,
+                place is not now and place != now,
+                reason,
+                explanation,
+            )
+        )
+    return found

@@ -1,103 +1,151 @@
-"""Why a job got what it got, as data: its limit, what the next GPUs would bring it, and who has them instead."""
+"""Why every job got what it got, as data: its limit, what the next GPUs would bring it, and who has them instead.
+
+One vectorised pass over the jobs and options of a finished seating.
+"""
 
 from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from polluxd.model import Explanation, Job
 from polluxd.policy import exploration
 from polluxd.policy.placement import Seating
+from polluxd.policy.shapes import ANY
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+_NONE = np.iinfo(np.int64).max
 
 
 class Explainer:
-    """Explanations of one finished seating."""
+    """Explanations of one finished seating, in which jobs of `moved` [J] sit elsewhere than before."""
 
-    def __init__(self, seating: Seating, free: int) -> None:
-        self.seating = seating
-        self.free = free
+    def __init__(self, seating: Seating, moved: Bools, *, rule: str = ANY) -> None:
+        menu, start = seating.menu, seating.menu.start[:-1]
+        self.seating, self._rule = seating, rule
+        self.free = int(np.maximum(seating.packing.free, 0).sum())
         """GPUs that stay unused."""
-        jobs = range(len(seating.option))
-        last = [(self._last_worth(j), j) for j in jobs]
-        self._donors = sorted((w, j) for w, j in last if w is not None)[:2]
-        self.price = self._donors[0][0] if self._donors else 0.0
-
-    def _last_worth(self, j: int) -> float | None:
-        """Utility per GPU that the job would lose by giving up its last ones in the best way; None if it cannot."""
-        seating, held = self.seating, self.seating.gpus[self.seating.option[j]]
-        if held == 0 or seating.pinned[j]:
-            return None
-        now = seating.utility(j)
-        return min(
-            (now - seating.value(o)) / (held - seating.gpus[o])
-            for o in seating.menu.options(j)
-            if seating.gpus[o] < held
+        self.option: Ints = np.array(seating.option, dtype=np.int64)
+        self.held: Ints = menu.gpus[self.option]
+        """[J]: GPUs of each job."""
+        now = np.where(moved, menu.move[self.option], menu.stay[self.option])
+        owner, gpus, value = menu.owner, menu.gpus, menu.value
+        more = gpus - self.held[owner]
+        better = (more > 0) & (menu.goodput > (menu.goodput[self.option] * (1 + 1e-9))[owner])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            rate = (value - now[owner]) / more
+        # Utility per GPU that a job would lose by giving up its last ones in the best way.
+        last = _each(np.minimum, np.where((more < 0) & ~menu.pinned[owner], rate, np.inf), start)
+        self._donors = np.argsort(last, kind="stable")[:2].tolist()
+        self._donors = [j for j in self._donors if last[j] < np.inf]
+        self.price = float(last[self._donors[0]]) if self._donors else 0.0
+        number = np.arange(gpus.size)
+        self.step: Ints = _each(np.minimum, np.where(better, number, _NONE), start)
+        """[J]: the option of fewest GPUs, of those of more GPUs with more goodput; beyond all numbers: none."""
+        self.has_step: Bools = self.step < _NONE
+        self._next: Ints = np.where(self.has_step, self.step, self.option)
+        best = _each(np.maximum, np.where(better, rate, -np.inf), start)
+        self._marginal = np.where(self.has_step, best, 0.0)
+        self._larger = _each(np.logical_or, more > 0, start)
+        self._too_dear = _each(np.maximum, np.where(better, menu.move, -np.inf), start) <= now
+        before = _each(np.minimum, np.where(menu.kept, number, _NONE), start)
+        self.goodput_before: Floats = np.where(
+            before < _NONE, menu.goodput[np.where(before < _NONE, before, 0)] if gpus.size else 0.0, 0.0
         )
+        """[J]: goodput on what the job holds, 0 where it cannot stay."""
 
-    def better(self, j: int) -> list[int]:
-        """Options of more GPUs with more goodput, fewest GPUs first."""
-        seating, option = self.seating, self.seating.option[j]
-        goodput = float(seating.menu.goodput[option]) * (1 + 1e-9)
+    def all(self) -> list[Explanation]:
+        """One explanation per job of the menu."""
+        menu = self.seating.menu
+        limits = self._limits()
+        takers = [self._taker(j) for j in range(len(self._donors) + 1)]
+        donors = {j: takers[number] for number, j in enumerate(self._donors)}
+        anybody = takers[-1]
+        price = self.price
         return [
-            o
-            for o in seating.menu.options(j)
-            if seating.gpus[o] > seating.gpus[option] and seating.menu.goodput[o] > goodput
+            Explanation(
+                share.nodes,
+                share.gpus,
+                weight,
+                limit,
+                gpus if steps else None,
+                goodput if steps else 0.0,
+                marginal,
+                price,
+                donors.get(j, anybody) if limit == "contention" else None,
+                factor,
+                job.reallocation_cost if job.started else 0.0,
+            )
+            for j, (job, share, weight, limit, steps, gpus, goodput, marginal, factor) in enumerate(
+                zip(
+                    menu.jobs,
+                    menu.shares,
+                    menu.weight.tolist(),
+                    limits,
+                    self.has_step.tolist(),
+                    menu.gpus[self._next].tolist(),
+                    menu.goodput[self._next].tolist(),
+                    self._marginal.tolist(),
+                    menu.factor.tolist(),
+                    strict=True,
+                )
+            )
         ]
 
-    def of(self, j: int) -> Explanation:
+    def _taker(self, number: int) -> int | None:
+        """Of the jobs but donor `number`, the one whose last GPUs are worth the least."""
+        others = [j for place, j in enumerate(self._donors) if place != number]
+        return self.seating.menu.jobs[others[0]].job_id if others else None
+
+    def _limits(self) -> list[str]:
+        """[J]: what keeps each job from more."""
         seating, menu = self.seating, self.seating.menu
-        job, held, now = menu.jobs[j], seating.gpus[seating.option[j]], seating.utility(j)
-        better = self.better(j)
-        step = better[0] if better else None
-        marginal = max(((seating.value(o) - now) / (seating.gpus[o] - held) for o in better), default=0.0)
-        limit = self._limit(j, better)
-        taker = next((i for _, i in self._donors if i != j), None) if limit == "contention" else None
-        return Explanation(
-            fair_nodes=menu.shares[j].nodes,
-            fair_gpus=menu.shares[j].gpus,
-            weight=float(menu.weight[j]),
-            limit=limit,
-            next_gpus=None if step is None else seating.gpus[step],
-            next_goodput=0.0 if step is None else float(menu.goodput[step]),
-            marginal=marginal,
-            price=self.price,
-            taken_by=None if taker is None else menu.jobs[taker].job_id,
-            move_factor=float(menu.factor[j]),
-            move_seconds=job.reallocation_cost if job.started else 0.0,
-        )
+        needed = menu.gpus[self._next] - self.held
+        found = np.where(self.free >= needed, "fragmentation", "contention").astype(object)
+        if menu.groups:
+            for j in np.flatnonzero(self.has_step).tolist():
+                if not seating.packing.within_ceilings(j, int(needed[j])):
+                    found[j] = "ceiling"
+        found[self._too_dear] = "move-cost"
+        found[~self.has_step] = "goodput"
+        for j in np.flatnonzero(~self.has_step & ~self._larger & ~menu.pinned).tolist():
+            found[j] = own_limit(menu.jobs[j], int(self.held[j]), self._rule)
+        found[menu.pinned] = "pinned"
+        return list(found.tolist())
 
-    def _limit(self, j: int, better: list[int]) -> str:
-        seating = self.seating
-        held = seating.gpus[seating.option[j]]
-        if seating.pinned[j]:
-            return "pinned"
-        if not better:
-            if any(seating.gpus[o] > held for o in seating.menu.options(j)):
-                return "goodput"
-            return _own_limit(seating.menu.jobs[j], held)
-        if max(seating.move[o] for o in better) <= seating.utility(j):
-            return "move-cost"
-        needed = seating.gpus[better[0]] - held
-        if not seating.packing.within_ceilings(j, needed):
-            return "ceiling"
-        return "fragmentation" if self.free >= needed else "contention"
-
-    def ceilings(self, j: int) -> list[str]:
+    def ceilings(self, j: int) -> str:
         """The full groups that the job belongs to, in words."""
         packing = self.seating.packing
-        more = self.seating.gpus[self.better(j)[0]] - self.seating.gpus[self.seating.option[j]]
-        return [
+        more = int(self.seating.menu.gpus[self._next[j]] - self.held[j])
+        return " and ".join(
             group.name
             for group, held in zip(packing.groups, packing.held, strict=True)
             if j in group.members and held + more > group.ceiling
-        ]
+        )
 
 
-def _own_limit(job: Job, held: int) -> str:
-    """For a job with no larger option: which of its limits that is."""
+def _each(fold: np.ufunc, values: NDArray[Any], start: Ints) -> NDArray[Any]:
+    """The values of every job's options [O] as one per job [J]."""
+    return np.asarray(fold.reduceat(values, start)) if start.size else values
+
+
+def own_limit(job: Job, held: int, rule: str = ANY) -> str:
+    """For a job with no option of more than the `held` GPUs: which of its limits that is. `rule`: the cluster's."""
     spec, most = job.spec, exploration.cap(job)
-    if spec.max_gpus is not None and (held >= spec.max_gpus or spec.max_gpus <= most):
+    if spec.max_gpus is not None and held >= spec.max_gpus:
         return "max-gpus"
     limits = job.report.limits if job.report is not None else None
     if limits is not None:
         top = limits.maximum if spec.adaptive else limits.initial
         if (held + 1) * limits.local_min > top:
             return "batch"
-    return "exploration" if held * exploration.GROWTH > most or held >= most else "nodes"
+    if spec.max_gpus is not None and spec.max_gpus <= most:
+        return "max-gpus"
+    if held * exploration.GROWTH > most or held >= most:
+        return "exploration"
+    return "nodes" if rule == spec.gpu_counts == ANY else "counts"

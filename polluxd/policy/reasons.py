@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
-from polluxd.model import Explanation, Job, Placement
+from typing import NamedTuple
+
+from polluxd.model import Job, JobSpec, Placement
 from polluxd.policy import exploration
-from polluxd.policy.explain import Explainer
-from polluxd.policy.menu import Menu
+
+
+class Said(NamedTuple):
+    """All that the reason of a job which takes part speaks of: equal facts make equal sentences."""
+
+    now: Placement
+    place: Placement
+    """What it holds, and what it gets."""
+    started: bool
+    speedup: float
+    goodput: float
+    before: float
+    """Goodput on what it holds now; 0 where it cannot stay."""
+    limit: str
+    step: int
+    """GPUs of the next larger placement that would raise its goodput; 0: there is none."""
+    next_goodput: float
+    about: str | int | tuple[JobSpec, int, int] | None
+    """Of a ceiling its name, of fragmentation the GPUs left free, of contention the job that could give GPUs up, of
+    a limit of its own the spec, the most GPUs measured on, and the most that this allows."""
 
 
 def count(gpus: int) -> str:
@@ -25,72 +45,77 @@ def percent(ratio: float) -> str:
     return f"{change:+.0f} %" if abs(change) < 1000 else f"x{ratio:.0f}"
 
 
-def of(explainer: Explainer, j: int, placement: Placement, explanation: Explanation) -> str:
-    """The reason for job `j` of the menu: what happens, and why not more."""
-    menu = explainer.seating.menu
-    if menu.pinned[j]:
-        return _pinned(menu.jobs[j])
-    change = _change(menu, j, explainer.seating.option[j], placement)
-    return f"{change}; {_why_not_more(explainer, j, explanation)}"
+def of(said: Said) -> str:
+    """The reason: what happens, and why not more."""
+    return f"{_change(said)}; {_why_not_more(said)}"
 
 
-def _pinned(job: Job) -> str:
+def of_pinned(job: Job) -> str:
+    """The reason for a job that this plan must leave as it is."""
     reason = job.pin_reason or ("not preemptible" if not job.spec.preemptible else "pinned")
     if not job.placement:
         return f"waits: {reason}"
     return f"keeps {count(job.placement.gpus)} on {where(job.placement)}: {reason}"
 
 
-def _change(menu: Menu, j: int, option: int, placement: Placement) -> str:
-    job, now = menu.jobs[j], menu.jobs[j].placement
-    speed = f"{menu.speedup[option]:.2f} times its fair share"
-    if not placement:
+def _change(said: Said) -> str:
+    now, place = said.now, said.place
+    speed = f"{said.speedup:.2f} times its fair share"
+    if not place:
         return f"parked, gives up {count(now.gpus)}" if now else "waits for GPUs"
-    there = f"{count(placement.gpus)} on {where(placement)}"
+    there = f"{count(place.gpus)} on {where(place)}"
     if not now:
-        return f"{'restarts' if job.started else 'starts'} with {there}, {speed}"
-    if placement == now:
+        return f"{'restarts' if said.started else 'starts'} with {there}, {speed}"
+    if place == now:
         return f"keeps {there}, {speed}"
-    before = [o for o in menu.options(j) if menu.kept[o]]
-    gained = ""
-    if before and menu.goodput[before[0]] > 0:
-        gained = f", goodput {percent(float(menu.goodput[option] / menu.goodput[before[0]]))}"
-    if placement.gpus == now.gpus:
+    gained = f", goodput {percent(said.goodput / said.before)}" if said.before > 0 else ""
+    if place.gpus == now.gpus:
         return f"moves from {where(now)} to {there}{gained}"
-    verb = "grows" if placement.gpus > now.gpus else "shrinks"
+    verb = "grows" if place.gpus > now.gpus else "shrinks"
     return f"{verb} from {now.gpus} to {there}{gained}"
 
 
-def _why_not_more(explainer: Explainer, j: int, explanation: Explanation) -> str:
-    menu, option = explainer.seating.menu, explainer.seating.option[j]
-    step, limit = explanation.next_gpus, explanation.limit
-    if step is None:
-        return _own_limit(menu.jobs[j], limit, explainer.seating.gpus[option])
-    if explainer.seating.gpus[option] == 0:
+def _why_not_more(said: Said) -> str:
+    step, limit, about = said.step, said.limit, said.about
+    if not step:
+        return _own_limit(limit, about, said.place.gpus)
+    if not said.place:
         gain = f"{count(step)} would be its least"
     else:
-        gain = f"{count(step)} would bring {percent(explanation.next_goodput / float(menu.goodput[option]))}"
+        gain = f"{count(step)} would bring {percent(said.next_goodput / said.goodput)}"
     if limit == "move-cost":
         return f"{gain}, less than another move would cost"
     if limit == "ceiling":
-        return f"{gain}, but the ceiling of {' and '.join(explainer.ceilings(j))} is reached"
+        return f"{gain}, but the ceiling of {about} is reached"
     if limit == "fragmentation":
-        return f"{gain}, but the {count(explainer.free)} left free do not make up such a placement"
-    taker = f", those of job {explanation.taken_by} the least" if explanation.taken_by is not None else ""
+        return f"{gain}, but the {count(int(str(about)))} left free do not make up such a placement"
+    taker = f", those of job {about} the least" if about is not None else ""
     return f"{gain}, but every GPU serves others more{taker}"
 
 
-def _own_limit(job: Job, limit: str, held: int) -> str:
-    spec = job.spec
-    if limit == "goodput":
+def _own_limit(limit: str, about: object, held: int) -> str:
+    if limit == "goodput" or not isinstance(about, tuple):
         return "more GPUs would not raise its goodput"
+    spec, explored, most = about
     if limit == "max-gpus":
-        return f"max-gpus={spec.max_gpus} allows no more"
+        if held >= spec.max_gpus:
+            return f"max-gpus={spec.max_gpus} allows no more"
+        between = (
+            count(spec.max_gpus) if held + 1 == spec.max_gpus else f"{held + 1} to {count(spec.max_gpus)}"
+        )
+        return f"no placement of {between} is possible, and max-gpus={spec.max_gpus} allows no more"
     if limit == "batch":
         return "its batch limits allow no more GPUs"
     if limit == "exploration":
-        explored = job.report.explored_gpus if job.report is not None else 0
         if explored == 0:
             return f"not measured yet, so it begins with min-gpus={spec.min_gpus}"
-        return f"measured on at most {count(explored)} so far, so at most {exploration.cap(job)} now"
+        return f"measured on at most {count(explored)} so far, so at most {most} now"
+    if limit == "counts":
+        return f"no placement of more than {count(held)} has a count that gpu-counts allows"
     return f"no placement of more than {count(held)} is possible on the nodes in service"
+
+
+def own(job: Job) -> tuple[JobSpec, int, int]:
+    """What a limit of the job's own is told with."""
+    report = job.report
+    return job.spec, 0 if report is None else report.explored_gpus, exploration.cap(job)
