@@ -50,6 +50,8 @@ class Node:
     partitions: frozenset[str] = frozenset()
     cpus: int = 0
     foreign_cpus: int = 0
+    rack: str = ""
+    """The leaf switch (or rack) that the node hangs on; empty: not known, which counts as one more rack."""
 
     @property
     def capacity(self) -> int:
@@ -137,6 +139,13 @@ class Report:
     """Measured by the agent: last step before to first step after the newest re-allocation [s]."""
     params_by_type: Mapping[str, ThroughputParams] = field(default_factory=dict)
     """Fits by GPU type, where known; `params` holds for every type not named here."""
+    gpu_type: str = ""
+    """The GPU type that `params` was measured on, as Slurm names it where its nodes are typed; empty: not known."""
+    prior_gpus: int = 0
+    """Most GPUs that `params` knows from earlier runs of the same training; 0: nothing in it is theirs (any more)."""
+    prior_nodes: int = 0
+    data_wait: float | None = None
+    """Share of the training time spent waiting for the data loader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,3 +324,7 @@ class Reallocation:
     times: Mapping[Step, float]
     """When each step was reached."""
     detail: str = ""
+    cancelled_by: str = ""
+    """Who took the move back (`polluxctl cancel-move`); obeyed until the job is requeued."""
+    ends_at: float | None = None
+    """When Slurm would have ended the attempt that drains, by its time limit; None: unlimited, or no such attempt."""

@@ -18,6 +18,7 @@ from polluxd.policy.ceilings import NO_CEILING
 from polluxd.policy.domains import classes
 from polluxd.policy.packing import NOWHERE, Seat
 from polluxd.policy.placement import Seating
+from polluxd.policy.shapes import ONE_RACK, OVER_RACKS
 
 Floats = NDArray[np.float64]
 
@@ -29,7 +30,7 @@ _ROUNDING = 1e-8
 
 
 class _Part(NamedTuple):
-    """A variable: the job's option, whole (`node` -1) or its part on one node, within a class of nodes."""
+    """A variable: the job's option, whole (`node` -1) or its part on one node, within a class of nodes (and a rack)."""
 
     job: int
     option: int
@@ -87,13 +88,18 @@ def _parts(seating: Seating) -> list[_Part] | None:
                         parts.append(_Part(j, o, n, len(parts), value))
                 continue
             for numbers, size in zip(kinds, sizes, strict=True):
-                inside = numbers[open_to[numbers]].tolist()
+                inside = numbers[open_to[numbers]]
                 fits = shape.per_node == size or (packing.partial and shape.per_node < size)
-                if fits and len(inside) >= shape.nodes:
-                    whole = len(parts)
-                    # Whether it stays is not followed node by node: its value is the better of both.
-                    parts.append(_Part(j, o, -1, whole, seating.value(o)))
-                    parts += [_Part(j, o, n, whole, 0.0) for n in inside]
+                found = packing.rack[inside]
+                groups = (
+                    [inside[found == r] for r in np.unique(found)] if shape.racks == ONE_RACK else [inside]
+                )
+                for group in groups if fits else ():
+                    if group.size >= shape.nodes:
+                        whole = len(parts)
+                        # Whether it stays is not followed node by node: its value is the better of both.
+                        parts.append(_Part(j, o, -1, whole, seating.value(o)))
+                        parts += [_Part(j, o, n, whole, 0.0) for n in group.tolist()]
             if len(parts) > MOST_PARTS:
                 return None
     return parts if parts and len(parts) <= MOST_PARTS else None
@@ -129,6 +135,7 @@ def _constraints(seating: Seating, parts: list[_Part], wholes: list[int]) -> lis
             together[several[i], i] = -int(menu.nodes[part.option])
         elif part.whole in several:
             together[several[part.whole], i] = 1
+    spread = _spread(seating, parts)
     free = [float(not pinned) for pinned in seating.pinned]
     ceilings = [
         max(group.ceiling - sum(seating.gpus[seating.option[j]] for j in own if seating.pinned[j]), 0)
@@ -143,8 +150,21 @@ def _constraints(seating: Seating, parts: list[_Part], wholes: list[int]) -> lis
         (spans_on, np.full(nodes, -np.inf), spans),
         (together, np.zeros(len(several)), np.zeros(len(several))),
         (held, np.full(len(menu.groups), -np.inf), np.array(ceilings)),
+        (spread, np.full(len(spread), -np.inf), np.zeros(len(spread))),
     ]
     return [LinearConstraint(matrix, low, high) for matrix, low, high in rows if matrix.size]
+
+
+def _spread(seating: Seating, parts: list[_Part]) -> Floats:
+    """Rows that must not be above 0: of an option over racks, no rack has every node."""
+    packing, menu = seating.packing, seating.menu
+    rows: dict[tuple[int, int], Floats] = {}
+    for i, part in enumerate(parts):
+        if part.whole != i and menu.racks[part.option] == OVER_RACKS:
+            row = rows.setdefault((part.whole, int(packing.rack[part.node])), np.zeros(len(parts)))
+            row[part.whole] = 1 - int(menu.nodes[part.option])
+            row[i] = 1
+    return np.array(list(rows.values())).reshape(len(rows), len(parts))
 
 
 def _take(seating: Seating, parts: list[_Part], x: Floats) -> None:

@@ -15,10 +15,13 @@ from polluxd.policy.ceilings import Group, nested
 from polluxd.policy.domains import Domain
 from polluxd.policy.menu import Menu
 from polluxd.policy.packing import Packing
+from polluxd.policy.shapes import ONE_RACK
 
 Ints = NDArray[np.int64]
 
 _ROUNDING = 1e-9
+MOST_VARIABLES = 6_000
+"""Options, and options by rack, up to which racks are part of the integer program."""
 
 
 class Choice(NamedTuple):
@@ -63,8 +66,12 @@ def choose(menu: Menu, domain: Domain, packing: Packing, power: float) -> Choice
 
 def _choose(menu: Menu, packing: Packing, gpus: Ints, limits: list[Group], fair_bound: float) -> Choice:
     capacity = int(np.maximum(packing.free, 0).sum())
-    if menu.types:
-        return _by_type(menu, packing, gpus, limits, fair_bound)
+    by_rack = bool(np.any(menu.racks))
+    if menu.types or by_rack:
+        racks = _racks(menu, packing, gpus) if by_rack else None
+        if menu.types or racks is not None:
+            return _by_program(menu, packing, gpus, limits, fair_bound, racks)
+    # Beyond that size, racks are left to the placement: where no rack has room, an option over several is taken.
     priced = price.solve(gpus, menu.value, menu.start, capacity, limits)
     if priced.proven:
         return Choice(priced.chosen, priced.total, priced.bound, fair_bound, "dynamic program")
@@ -75,13 +82,42 @@ def _choose(menu: Menu, packing: Packing, gpus: Ints, limits: list[Group], fair_
     return Choice(priced.chosen, aim, priced.bound, fair_bound, "price")
 
 
-def _by_type(menu: Menu, packing: Packing, gpus: Ints, limits: list[Group], fair_bound: float) -> Choice:
-    """Counts per GPU type; a bound over all types as one is a bound too."""
-    free = np.maximum(packing.free, 0)
-    capacity = [
-        int(sum(free[n] for n, node in enumerate(packing.nodes) if node.gpu_type == kind))
-        for kind in menu.types
-    ]
-    pools = integer.Pools(np.where(gpus > 0, menu.kind, -1), capacity)
+def _by_program(
+    menu: Menu,
+    packing: Packing,
+    gpus: Ints,
+    limits: list[Group],
+    fair_bound: float,
+    racks: integer.Racks | None,
+) -> Choice:
+    """Counts per GPU type, and per rack where `racks` tells of them; a bound over all types as one is a bound too."""
+    free, pool = np.maximum(packing.free, 0), _pool_of_node(menu, packing)
+    capacity = [int(free[pool == k].sum()) for k in range(max(len(menu.types), 1))]
+    kind = menu.kind if menu.types else np.zeros_like(menu.kind)
+    pools = integer.Pools(np.where(gpus > 0, kind, -1), capacity, racks)
     found = integer.solve(gpus, menu.value, menu.start, pools, limits)
     return Choice(found.chosen, found.bound, found.bound, fair_bound, "integer program")
+
+
+def _pool_of_node(menu: Menu, packing: Packing) -> Ints:
+    """Per node the number of its GPU type; 0 where types make no difference."""
+    number = {kind: k for k, kind in enumerate(menu.types)}
+    return np.array(
+        [number[n.gpu_type] if number and n.gpus > 0 else 0 for n in packing.nodes], dtype=np.int64
+    )
+
+
+def _racks(menu: Menu, packing: Packing, gpus: Ints) -> integer.Racks | None:
+    """The racks' GPUs, and the nodes that a job on several could have for itself; None where they are too many."""
+    spans = (gpus > 0) & (menu.nodes > 1)
+    within = spans & (menu.racks == ONE_RACK)
+    racks = int(packing.rack.max()) + 1
+    if gpus.size + int(within.sum()) * racks > MOST_VARIABLES:
+        return None
+    free, pool = np.maximum(packing.free, 0), _pool_of_node(menu, packing)
+    sizes = np.array([n.gpus for n in packing.nodes], dtype=np.int64)
+    alone = (packing.spanned == 0) & (free > 0) & (packing.partial | (free == sizes))
+    found = np.zeros((2, int(pool.max()) + 1, racks), dtype=np.int64)
+    np.add.at(found[0], (pool, packing.rack), free)
+    np.add.at(found[1], (pool, packing.rack), alone)
+    return integer.Racks(within, np.where(spans, menu.nodes, 0), found[0], found[1])

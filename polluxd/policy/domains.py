@@ -127,6 +127,20 @@ def gpu_types(domain: Domain) -> tuple[str, ...]:
     return ()
 
 
+def racks(nodes: Sequence[Node]) -> tuple[str, ...]:
+    """The racks that the nodes with GPUs lie in, in order; none where there is but one."""
+    found = tuple(sorted({n.rack for n in nodes if n.gpus > 0}))
+    return found if len(found) > 1 else ()
+
+
+def tells_racks(job: Job) -> bool:
+    """Whether the job was measured over racks: else one rack and several are alike to it."""
+    report = job.report
+    if report is None or report.params is None:
+        return False
+    return any(fit.alpha_rack is not None for fit in (report.params, *report.params_by_type.values()))
+
+
 def classes(nodes: Sequence[Node]) -> dict[tuple[str, int], list[int]]:
     """Node numbers by (GPU type, size): a multi-node placement stays within one class."""
     found: dict[tuple[str, int], list[int]] = {}

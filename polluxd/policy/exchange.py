@@ -125,7 +125,11 @@ def _choices(seating: Seating, j: int, a: int, b: int, room: tuple[int, ...]) ->
         seats: list[tuple[Seat, tuple[int, int]]] = []
         if nodes == 1:
             seats = [(((a,), k), (k, 0)), (((b,), k), (0, k))]
-        elif nodes == 2 and _spans(packing.nodes[a].gpus, packing.nodes[b].gpus, k, packing.partial):
+        elif (
+            nodes == 2
+            and _spans(packing.nodes[a].gpus, packing.nodes[b].gpus, k, packing.partial)
+            and packing.lies_in(both, int(menu.racks[o]))
+        ):
             seats = [((both, k), (k, k))]
         for seat, used in seats:
             if used[0] > room[0] or used[1] > room[1] or not all(allowed[n] for n in seat[0]):

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from polluxd.model import Job, JobSpec, Node, Settings
 from polluxd.policy import exploration
-from polluxd.policy.domains import Domain, eligible, gpu_types, partitions_of
-from polluxd.policy.shapes import ANY, Shape, Stock, available, bare, stock
+from polluxd.policy.domains import Domain, eligible, gpu_types, partitions_of, racks, tells_racks
+from polluxd.policy.shapes import ANY, ANYWHERE, ONE_RACK, OVER_RACKS, Shape, Stock, available, bare, stock
 
 NOTHING = Shape(0, 0)
 
@@ -17,8 +17,8 @@ def present(job: Job) -> Shape:
     return Shape(len(job.placement.nodes), job.placement.gpus_per_node)
 
 
-def _order(shape: Shape) -> tuple[int, int, str]:
-    return shape.gpus, shape.nodes, shape.gpu_type or ""
+def _order(shape: Shape) -> tuple[int, int, str, int]:
+    return shape.gpus, shape.nodes, shape.gpu_type or "", shape.racks
 
 
 def is_pinned(job: Job) -> bool:
@@ -34,10 +34,16 @@ class Offers:
         self._by_name = {n.name: n for n in domain.nodes}
         self.types = gpu_types(domain)
         """GPU types to tell apart; none where they make no difference."""
+        self.racks = racks(domain.nodes)
+        """Racks to tell apart, for jobs that do; none where there is but one."""
+        self.roomiest = max(
+            (sum(n.rack == r and n.gpus > 0 for n in domain.nodes) for r in self.racks), default=0
+        )
+        """Nodes of the largest rack."""
         self._partial = settings.partial_nodes
         self._rule = settings.gpu_counts
         self._eligible: dict[frozenset[str], list[Node]] = {}
-        self._stocks: dict[tuple[frozenset[str], int, str | None], Stock] = {}
+        self._stocks: dict[tuple[frozenset[str], int, str | None, str | None], Stock] = {}
         self._known: dict[tuple[object, ...], list[Shape]] = {}
 
     def nodes(self, job: Job) -> list[Node]:
@@ -73,37 +79,63 @@ class Offers:
         return found
 
     def present(self, job: Job) -> Shape:
-        """The shape of what the job holds, its GPU type with it where types differ."""
+        """The shape of what the job holds, its GPU type and racks with it where they make a difference."""
         shape = present(job)
-        if not self.types:
+        if not self.types and not self.racks:
             return shape
-        kinds = {n.gpu_type for n in map(self._by_name.get, job.placement.nodes) if n is not None}
-        return shape._replace(gpu_type=kinds.pop()) if len(kinds) == 1 else shape
+        held = [n for n in map(self._by_name.get, job.placement.nodes) if n is not None]
+        kinds, over = {n.gpu_type for n in held}, {n.rack for n in held}
+        if self.types and len(kinds) == 1:
+            shape = shape._replace(gpu_type=kinds.pop())
+        if shape.nodes > 1 and over and self._by_rack(job):
+            shape = shape._replace(racks=ONE_RACK if len(over) == 1 else OVER_RACKS)
+        return shape
+
+    def _by_rack(self, job: Job) -> bool:
+        return bool(self.racks) and tells_racks(job)
 
     def _rules(self, job: Job) -> tuple[str, ...]:
         return tuple(rule for rule in (self._rule, job.spec.gpu_counts) if rule != ANY)
 
-    def _stock(self, job: Job, kind: str | None) -> Stock:
-        key = (partitions_of(job), job.spec.cpus_per_gpu, kind)
+    def _stock(self, job: Job, kind: str | None, rack: str | None = None) -> Stock:
+        key = (partitions_of(job), job.spec.cpus_per_gpu, kind, rack)
         if key not in self._stocks:
-            nodes = [n for n in self.nodes(job) if kind is None or n.gpu_type == kind]
+            nodes = [
+                n
+                for n in self.nodes(job)
+                if (kind is None or n.gpu_type == kind) and (rack is None or n.rack == rack)
+            ]
             self._stocks[key] = stock(nodes, job.spec.cpus_per_gpu)
         return self._stocks[key]
 
     def _between(self, job: Job, lowest: int, highest: int | None) -> list[Shape]:
-        key = (partitions_of(job), job.spec.cpus_per_gpu, lowest, highest, job.spec.gpu_counts)
+        by_rack = self._by_rack(job)
+        key = (partitions_of(job), job.spec.cpus_per_gpu, lowest, highest, job.spec.gpu_counts, by_rack)
         if key not in self._known:
-            found = [
-                shape._replace(gpu_type=kind)
-                for kind in self.types or (None,)
-                for shape in available(
-                    self._stock(job, kind),
+
+            def here(kind: str | None, rack: str | None = None) -> list[Shape]:
+                return available(
+                    self._stock(job, kind, rack),
                     partial=self._partial,
                     lowest=lowest,
                     highest=highest,
                     rules=self._rules(job),
                 )
-            ]
+
+            found: set[Shape] = set()
+            for kind in self.types or (None,):
+                found.update(
+                    shape._replace(
+                        gpu_type=kind, racks=OVER_RACKS if by_rack and shape.nodes > 1 else ANYWHERE
+                    )
+                    for shape in here(kind)
+                )
+                for rack in self.racks if by_rack else ():
+                    found.update(
+                        shape._replace(gpu_type=kind, racks=ONE_RACK)
+                        for shape in here(kind, rack)
+                        if shape.nodes > 1
+                    )
             self._known[key] = sorted(found, key=_order)
         return self._known[key]
 

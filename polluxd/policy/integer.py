@@ -1,6 +1,9 @@
-"""Counts where GPU types differ: an integer program (HiGHS), one row of capacity per type (as Sia, SOSP 2023).
+"""Counts where GPU types or racks differ: an integer program (HiGHS), one row of capacity per type (as Sia, SOSP 2023).
 
     maximise sum value[o] x[o]     each job one option, GPUs of each type within its capacity, limits of groups
+
+An option that must lie within one rack is divided among the racks that could hold it, x[o] = sum_r y[o, r], each with
+rows for its GPUs and for the nodes that its spanning jobs may have.
 
 The work is bounded by branch-and-bound nodes, so that a replay is exact; a clock is the last resort. The dual bound
 holds whenever the search ends. With many jobs the relaxation bounds the program, and only the jobs at its margin are
@@ -17,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
-from scipy.sparse import csr_array
+from scipy.sparse import csr_array, hstack
 
 from polluxd.policy.ceilings import NO_CEILING, Group
 from polluxd.policy.counts import frontier
@@ -46,6 +49,22 @@ class Pools:
 
     of_option: Ints
     capacity: Sequence[int]
+    racks: Racks | None = None
+    """Racks, where some job tells them apart."""
+
+
+@dataclass(frozen=True)
+class Racks:
+    """What the racks hold, for the options that span nodes: such a job shares no node with another."""
+
+    within: NDArray[np.bool_]
+    """[O]: whether the option must lie within one rack."""
+    nodes: Ints
+    """[O]: nodes that the option takes for itself; 0 for one on a single node or on none."""
+    gpus: Ints
+    """[pools, racks]: GPUs free."""
+    open: Ints
+    """[pools, racks]: nodes that a spanning job could be given."""
 
 
 def solve(
@@ -64,7 +83,8 @@ def solve(
     loss = best[owner[listed]] - value[listed]
     scale = max(float(loss.max()), 1e-300)
     problem = _Program(listed, gpus, owner, pools, groups)
-    if listed.size > LARGE and not any(g.floor for g in groups):
+    cost = problem.padded(loss / scale)
+    if pools.racks is None and listed.size > LARGE and not any(g.floor for g in groups):
         large = _through_core(_Given(gpus, value, start, pools, groups), problem, loss / scale, nodes)
         if large is not None:
             chosen, least = large
@@ -72,8 +92,8 @@ def solve(
             return Priced(chosen, total, max(bound, total), 0.0)
     for floors in (True, False) if any(g.floor for g in groups) else (False,):
         found = milp(
-            loss / scale,
-            integrality=np.ones(listed.size),
+            cost,
+            integrality=np.ones(cost.size),
             bounds=Bounds(0, 1),
             constraints=problem.constraints(floors=floors),
             options={"node_limit": nodes, "time_limit": SECONDS, "mip_rel_gap": GAP},
@@ -85,9 +105,9 @@ def solve(
     if not np.isfinite(dual):
         dual = 0.0
     bound = ideal - dual * scale + _ROUNDING * scale
-    x = found.x if found.x is not None else _relaxed(loss / scale, problem)
+    x = found.x if found.x is not None else _relaxed(cost, problem)
     chosen = start[:-1].copy()
-    for o, share in zip(listed.tolist(), x.tolist(), strict=True):
+    for o, share in zip(listed.tolist(), x[: listed.size].tolist(), strict=True):
         if share > _WHOLE:
             chosen[owner[o]] = o
     total = float(value[chosen].sum())
@@ -96,13 +116,19 @@ def solve(
 
 
 def _worth_having(gpus: Ints, value: Floats, start: Ints, pools: Pools) -> Ints:
-    """Options that no other of the same job and pool beats with as few GPUs; the first of each job always."""
+    """Options that no other of the same job and pool beats with as few GPUs; the first of each job always.
+
+    Where racks are told apart, an option is compared with those that are as hard to place.
+    """
     kept: list[int] = []
+    room = pools.of_option
+    if pools.racks is not None:
+        room = np.where(room < 0, -1, 3 * room + (pools.racks.nodes > 0) + pools.racks.within)
     for begin, end in zip(start[:-1].tolist(), start[1:].tolist(), strict=True):
         own = np.arange(begin, end)
         found = {begin}
-        for pool in np.unique(pools.of_option[own]).tolist():
-            part = own[pools.of_option[own] == pool]
+        for pool in np.unique(room[own]).tolist():
+            part = own[room[own] == pool]
             found.update(part[frontier(gpus[part], value[part])].tolist())
         kept += sorted(found)
     return np.array(kept, dtype=np.int64)
@@ -118,6 +144,12 @@ class _Program:
         self._pool = pools.of_option[listed]
         self._pools = pools
         self._groups = groups
+        # Pairs of an option (by its place in `listed`) and a rack that could hold it: variables of their own.
+        self._placed, self._rack = _pairs(listed, pools)
+
+    def padded(self, cost: Floats) -> Floats:
+        """Costs of all variables: an option's rack costs nothing."""
+        return np.append(cost, np.zeros(self._placed.size))
 
     def constraints(self, *, floors: bool) -> list[LinearConstraint]:
         count = self._size.size
@@ -132,7 +164,46 @@ class _Program:
             low.append(float(group.floor if floors else 0))
             high.append(float(group.ceiling) if group.ceiling < NO_CEILING else np.inf)
         limits = csr_array(np.stack(rows)) if rows else csr_array((0, count))
-        return [LinearConstraint(one, 1, 1), LinearConstraint(limits, low, high)]
+        found = [LinearConstraint(one, 1, 1), LinearConstraint(limits, low, high)]
+        return found if self._pools.racks is None else self._over_racks(found, self._pools.racks)
+
+    def _over_racks(self, found: list[LinearConstraint], racks: Racks) -> list[LinearConstraint]:
+        """The rows over options with columns for their racks beside them, and the rows of the racks."""
+        pairs, count = self._placed.size, self._size.size
+        wide = [
+            LinearConstraint(hstack([csr_array(c.A), csr_array((c.A.shape[0], pairs))]), c.lb, c.ub)
+            for c in found
+        ]
+        taken = racks.nodes[self.listed].astype(np.float64)
+        held = np.flatnonzero(racks.within[self.listed])
+        # x[o] = sum_r y[o, r]
+        divided = np.zeros((held.size, count + pairs))
+        divided[np.arange(held.size), held] = -1
+        divided[np.searchsorted(held, self._placed), count + np.arange(pairs)] = 1
+        rows, high = [], []
+        for pool, number in np.ndindex(racks.gpus.shape):
+            here = (self._pool[self._placed] == pool) & (self._rack == number)
+            for amount, most in ((self._size, racks.gpus), (taken, racks.open)):
+                rows.append(np.append(np.zeros(count), np.where(here, amount[self._placed], 0.0)))
+                high.append(float(most[pool, number]))
+        for pool, most in enumerate(racks.open.sum(axis=1).tolist()):
+            rows.append(np.append(np.where(self._pool == pool, taken, 0.0), np.zeros(pairs)))
+            high.append(float(most))
+        return [
+            *wide,
+            LinearConstraint(csr_array(divided), 0, 0),
+            LinearConstraint(csr_array(np.stack(rows)), -np.inf, high),
+        ]
+
+
+def _pairs(listed: Ints, pools: Pools) -> tuple[Ints, Ints]:
+    """Places in `listed` of options within a rack, each with every rack that has the nodes for it."""
+    if pools.racks is None:
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    within = np.flatnonzero(pools.racks.within[listed])
+    room = pools.racks.open[pools.of_option[listed[within]]]
+    place, rack = np.nonzero(room >= pools.racks.nodes[listed[within]][:, None])
+    return within[place], rack
 
 
 class _Given(NamedTuple):
@@ -205,4 +276,5 @@ def _relaxed(cost: Floats, problem: _Program) -> Floats:
         bounds=Bounds(0, 1),
         constraints=problem.constraints(floors=False),
     )
+    # An option taken whole by parts in several racks may have no place in any one: placement then finds another.
     return np.zeros(cost.size) if found.x is None else np.asarray(found.x, dtype=np.float64)

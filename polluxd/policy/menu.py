@@ -21,7 +21,7 @@ from polluxd.policy.cache import Cache
 from polluxd.policy.ceilings import Group, groups
 from polluxd.policy.domains import Domain
 from polluxd.policy.feasible import NOTHING, Offers, is_pinned, why_no_batch
-from polluxd.policy.shapes import Shape
+from polluxd.policy.shapes import ONE_RACK, OVER_RACKS, Shape
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -46,6 +46,8 @@ class Menu:
     per_node: Ints
     kind: Ints
     """[O]: number of the GPU type in `types`; -1: any."""
+    racks: Ints
+    """[O]: `ANYWHERE`, `ONE_RACK` or `OVER_RACKS`."""
     types: tuple[str, ...]
     """GPU types that are told apart; none where they make no difference."""
     goodput: Floats
@@ -93,7 +95,10 @@ class Menu:
     def shape(self, option: int) -> Shape:
         kind = int(self.kind[option])
         return Shape(
-            int(self.nodes[option]), int(self.per_node[option]), None if kind < 0 else self.types[kind]
+            int(self.nodes[option]),
+            int(self.per_node[option]),
+            None if kind < 0 else self.types[kind],
+            int(self.racks[option]),
         )
 
     def x(self, options: Ints, moved: Bools) -> Floats:
@@ -153,15 +158,17 @@ def _evaluate(
     size, count = domain.gpus_per_node, len(listing.jobs)
     shares = [fairness.fair_share(domain.capacity, count, size, job) for job in listing.jobs]
     types = listing.offers.types
-    rows = _rows(listing.shapes, shares, types)
-    nodes, gpus, kind, owner, is_share = rows
+    rows = _rows(listing.shapes, shares, types, listing.offers.roomiest)
+    nodes, gpus, kind, racks, owner, is_share = rows
     goodput, batch = _goodput(listing, shares, rows, cache)
 
     held = [listing.offers.present(j) for j in listing.jobs]
-    now = np.array([(s.nodes, s.per_node, _number(types, s)) for s in held], dtype=np.int64).reshape(-1, 3)
+    now = np.array([(s.nodes, s.per_node, _number(types, s), s.racks) for s in held], dtype=np.int64)
+    now = now.reshape(-1, 4)
     per_node = gpus // np.maximum(nodes, 1)
     kept = np.array(listing.stays, dtype=np.bool_)[owner]
     kept &= (nodes == now[owner, 0]) & (per_node == now[owner, 1]) & (kind == now[owner, 2]) & ~is_share
+    kept &= racks == now[owner, 3]
 
     pinned = np.array([is_pinned(j) for j in listing.jobs], dtype=np.bool_)
     best = np.zeros(count)
@@ -209,6 +216,7 @@ def _evaluate(
         nodes=nodes[row],
         per_node=per_node[row],
         kind=kind[row],
+        racks=racks[row],
         types=types,
         goodput=goodput[row],
         batch_size=batch[row],
@@ -256,28 +264,36 @@ class _Rows(NamedTuple):
     nodes: Ints
     gpus: Ints
     kind: Ints
+    racks: Ints
     owner: Ints
     is_share: Bools
 
 
 def _rows(
-    shapes: Sequence[Sequence[Shape]], shares: Sequence[fairness.FairShare], types: tuple[str, ...]
+    shapes: Sequence[Sequence[Shape]],
+    shares: Sequence[fairness.FairShare],
+    types: tuple[str, ...],
+    roomiest: int,
 ) -> _Rows:
     kinds = range(len(types)) if types else (-1,)
     flat = [
         row
         for own, share in zip(shapes, shares, strict=True)
         for row in (
-            *((share.nodes, share.gpus, k) for k in kinds),
-            *((s.nodes, s.gpus, _number(types, s)) for s in own),
+            # Packed into one rack, where one is large enough.
+            *(
+                (share.nodes, share.gpus, k, OVER_RACKS if 0 < roomiest < share.nodes else ONE_RACK)
+                for k in kinds
+            ),
+            *((s.nodes, s.gpus, _number(types, s), s.racks) for s in own),
         )
     ]
-    nodes, gpus, kind = np.array(flat, dtype=np.int64).reshape(-1, 3).T
+    nodes, gpus, kind, racks = np.array(flat, dtype=np.int64).reshape(-1, 4).T
     lengths = np.array([len(own) + len(kinds) for own in shapes], dtype=np.int64)
     is_share = np.zeros(nodes.size, dtype=np.bool_)
     for k in range(len(kinds)):
         is_share[np.cumsum(lengths) - lengths + k] = True
-    return _Rows(nodes, gpus, kind, np.repeat(np.arange(len(shapes)), lengths), is_share)
+    return _Rows(nodes, gpus, kind, racks, np.repeat(np.arange(len(shapes)), lengths), is_share)
 
 
 def _number(types: tuple[str, ...], shape: Shape) -> int:
@@ -296,7 +312,7 @@ def _goodput(
     listing: _Listing, shares: Sequence[fairness.FairShare], rows: _Rows, cache: Cache
 ) -> tuple[Floats, Ints]:
     """Best goodput and its batch size per row; only jobs whose table the cache lacks are evaluated."""
-    nodes, gpus, kind, owner, _ = rows
+    nodes, gpus, kind, racks, owner, _ = rows
     count, types = len(listing.jobs), listing.offers.types
     lengths = np.bincount(owner, minlength=count)
 
@@ -306,9 +322,16 @@ def _goodput(
         wanted = np.flatnonzero(number[owner] >= 0)
         jobs = [listing.jobs[j] for j in fresh]
         own = number[owner[wanted]]
-        return _optimum(jobs, types, _Rows(nodes[wanted], gpus[wanted], kind[wanted], own, rows.is_share))
+        return _optimum(
+            jobs,
+            types,
+            _Rows(nodes[wanted], gpus[wanted], kind[wanted], racks[wanted], own, rows.is_share),
+        )
 
-    asked = [(share, own, types) for share, own in zip(shares, listing.shapes, strict=True)]
+    asked = [
+        (share, own, types, listing.offers.roomiest)
+        for share, own in zip(shares, listing.shapes, strict=True)
+    ]
     return cache.tables(listing.jobs, asked, lengths, evaluate)
 
 
@@ -317,7 +340,7 @@ def _optimum(jobs: Sequence[Job], types: tuple[str, ...], rows: _Rows) -> tuple[
 
     Jobs whose fit and limits are the same share one evaluation.
     """
-    nodes, gpus, kind, owner, _ = rows
+    nodes, gpus, kind, racks, owner, _ = rows
     known: dict[object, int] = {}
     functions: list[Goodput] = []
     # Per job: the function on any type, then on each that is told apart.
@@ -342,9 +365,11 @@ def _optimum(jobs: Sequence[Job], types: tuple[str, ...], rows: _Rows) -> tuple[
     batch = np.where(gpus > 0, batch_of[owner], 0)
     fitted = np.flatnonzero((function >= 0) & (gpus > 0))
     if fitted.size:
-        triples = np.stack([function[fitted], nodes[fitted], gpus[fitted]])
-        distinct, back = np.unique(triples, axis=1, return_inverse=True)
-        found = optimize_pairs(pack(functions), *distinct)
+        # Nodes, and whether they lie in several racks, as one number: rows to compare are what this costs.
+        spread = 2 * nodes[fitted] + (racks[fitted] == OVER_RACKS)
+        triples = np.stack([function[fitted], spread, gpus[fitted]])
+        (number, spread, total), back = np.unique(triples, axis=1, return_inverse=True)
+        found = optimize_pairs(pack(functions), number, spread // 2, total, 1 + spread % 2)
         goodput[fitted], batch[fitted] = found.goodput[back.ravel()], found.batch_size[back.ravel()]
     return goodput, batch
 
@@ -355,7 +380,7 @@ def _fair_goodput(goodput: Floats, rows: _Rows, mix: Floats, jobs: int) -> Float
     Where batch limits forbid it, the most that fits inside it, or else the least that is possible.
     A job that can run nowhere gets infinity: its speedup is 0.
     """
-    _, gpus, _, owner, is_share = rows
+    _, gpus, _, _, owner, is_share = rows
     fair = goodput[is_share].reshape(jobs, mix.size) @ mix if mix.size > 1 else goodput[is_share].copy()
     shared = gpus[is_share].reshape(jobs, mix.size)[:, 0]
     for j in np.flatnonzero(fair <= 0):

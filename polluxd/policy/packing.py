@@ -7,16 +7,16 @@ Pollux section 4.2.1).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polluxd.model import Job, Node, Placement
 from polluxd.policy.ceilings import Group, of_job
-from polluxd.policy.domains import classes, eligible, partitions_of
+from polluxd.policy.domains import classes, eligible, partitions_of, racks
 from polluxd.policy.feasible import is_pinned
-from polluxd.policy.shapes import Shape
+from polluxd.policy.shapes import ANYWHERE, ONE_RACK, OVER_RACKS, Shape
 
 Bools = NDArray[np.bool_]
 
@@ -57,6 +57,9 @@ class Packing:
         self._pinned = [is_pinned(j) for j in jobs]
         self._number = {n.name: i for i, n in enumerate(nodes)}
         self._classes = [(size, np.array(numbers)) for (_, size), numbers in classes(nodes).items()]
+        number = {name: i for i, name in enumerate(racks(nodes))}
+        self.rack = np.array([number.get(n.rack, -1) for n in nodes], dtype=np.int64)
+        """Per node, the number of its rack; -1 where there is but one."""
         self._allowed: dict[frozenset[str], Bools] = {}
         self._of_type = {
             kind: np.array([n.gpu_type == kind for n in nodes], dtype=np.bool_)
@@ -118,25 +121,60 @@ class Packing:
         leftover = np.where(unclaimed >= shape.per_node, unclaimed, free)
         for number in self.home[j][0]:
             leftover[numbers == number] = -1
-        ranked = numbers[np.lexsort((leftover, self.popularity[numbers], leftover >= 0, evicts))]
+        order = np.lexsort((leftover, self.popularity[numbers], leftover >= 0, evicts))
+        ranked = numbers[order]
         if shape.nodes == 1:
             return (int(ranked[0]),), shape.per_node
-        return self._span(shape, ranked)
+        return self._span(shape, ranked, evicts[order] > 0)
 
-    def _span(self, shape: Shape, ranked: NDArray[np.int64]) -> Seat | None:
+    def _span(self, shape: Shape, ranked: NDArray[np.int64], evicts: Bools) -> Seat | None:
         """Nodes of one class for a multi-node shape, the first of it in the ranking; the class that ranks best."""
-        best: tuple[int, tuple[int, ...]] | None = None
+        best: tuple[tuple[int, ...], tuple[int, ...]] | None = None
         place = np.full(len(self.nodes), -1, dtype=np.int64)
         place[ranked] = np.arange(ranked.size)
         for size, members in self._classes:
             if shape.per_node > size or (shape.per_node != size and not self.partial):
                 continue
             inside = np.sort(place[members][place[members] >= 0])
-            if inside.size >= shape.nodes:
-                rank = int(inside[shape.nodes - 1])
-                if best is None or rank < best[0]:
-                    best = rank, tuple(sorted(ranked[inside[: shape.nodes]].tolist()))
+            if inside.size < shape.nodes:
+                continue
+            for preference, picked in self._sets(shape, self.rack[ranked[inside]], inside, evicts):
+                order = (*preference, int(picked[-1]))
+                if best is None or order < best[0]:
+                    best = order, tuple(sorted(ranked[picked].tolist()))
         return None if best is None else (best[1], shape.per_node)
+
+    def _sets(
+        self, shape: Shape, rack: NDArray[np.int64], inside: NDArray[np.int64], evicts: Bools
+    ) -> Iterator[tuple[tuple[int, int, int], NDArray[np.int64]]]:
+        """Places in the ranking for a shape, with an order of preference, out of those `inside` (of racks `rack`).
+
+        One rack is preferred where it makes no difference to the job; of those that hold it all, one where nobody
+        is in the way, then the one of least room.
+        """
+        if rack[0] < 0:
+            yield (0, 0, 0), inside[: shape.nodes]
+            return
+        if shape.racks != OVER_RACKS:
+            for number in np.unique(rack).tolist():
+                group = inside[rack == number]
+                picked = group[: shape.nodes]
+                if group.size >= shape.nodes:
+                    yield (0, int(evicts[picked].any()), group.size), picked
+        if shape.racks != ONE_RACK:
+            picked = inside[: shape.nodes]
+            if shape.racks == OVER_RACKS and np.all(rack[: shape.nodes] == rack[0]):
+                others = inside[rack != rack[0]]
+                if others.size == 0:
+                    return
+                picked = np.append(picked[:-1], others[0])
+            yield (1, 0, 0), picked
+
+    def lies_in(self, numbers: Sequence[int], racks: int) -> bool:
+        """Whether these nodes lie in one rack, or in several, as a shape asks for."""
+        if racks == ANYWHERE or len(numbers) < 2:
+            return True
+        return (len(set(self.rack[list(numbers)].tolist())) == 1) == (racks == ONE_RACK)
 
     def can_stay(self, j: int) -> bool:
         """Whether the job's present seat is free for it."""

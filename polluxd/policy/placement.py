@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from polluxd.policy.menu import Menu
 from polluxd.policy.packing import NOWHERE, Packing, Seat
+from polluxd.policy.shapes import OVER_RACKS
 
 Ints = NDArray[np.int64]
 
@@ -144,12 +145,17 @@ class Seating:
         return left
 
     def _largest_first(self, chosen: Ints) -> list[int]:
-        """Jobs with something to place: spanning ones first, then by GPUs; those of few nodes before those of many."""
+        """Jobs with something to place: spanning ones first, then by GPUs; those of few nodes before those of many.
+
+        Of the spanning ones, first those that need one rack.
+        """
         menu = self.menu
         picked = [j for j in range(len(self.option)) if not self.pinned[j] and self.gpus[int(chosen[j])] > 0]
         return sorted(
             picked,
             key=lambda j: (
+                int(menu.nodes[chosen[j]]) == 1,
+                int(menu.racks[chosen[j]]) == OVER_RACKS,
                 -int(menu.nodes[chosen[j]]),
                 -int(menu.per_node[chosen[j]]),
                 self.packing.nodes_open_to(j),

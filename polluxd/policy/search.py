@@ -12,7 +12,7 @@ import numpy as np
 
 from polluxd.policy.packing import NOWHERE, Seat
 from polluxd.policy.placement import Seating
-from polluxd.policy.shapes import Shape
+from polluxd.policy.shapes import ANYWHERE, ONE_RACK, Shape
 
 ATTEMPTS = 400
 """Attempts whatever the number of jobs; see `PER_JOB`."""
@@ -166,17 +166,27 @@ def _least_loss(seating: Seating, i: int) -> float:
 
 
 def _together(seating: Seating, shape: Shape, found: list[_Way]) -> list[_Way]:
-    """For several nodes: per class, those that are cheapest to clear; a victim that spans counts once."""
+    """For several nodes: per class, those that are cheapest to clear; a victim that spans counts once.
+
+    Within one rack where the shape asks for it; over several, the last gives way to the cheapest of another.
+    """
     packing = seating.packing
-    by_class: dict[tuple[str, int], list[_Way]] = {}
+    by_class: dict[tuple[str, int, int], list[_Way]] = {}
     for way in found:
         node = packing.nodes[way.seat[0][0]]
         if node.gpus == shape.per_node or (packing.partial and node.gpus > shape.per_node):
-            by_class.setdefault((node.gpu_type, node.gpus), []).append(way)
+            rack = int(packing.rack[way.seat[0][0]]) if shape.racks == ONE_RACK else -1
+            by_class.setdefault((node.gpu_type, node.gpus, rack), []).append(way)
     sets: list[_Way] = []
     for members in by_class.values():
         for first in range(min(len(members) - shape.nodes + 1, CANDIDATES)):
             picked = members[first : first + shape.nodes]
+            if shape.racks != ANYWHERE and not packing.lies_in([w.seat[0][0] for w in picked], shape.racks):
+                away = packing.rack[picked[0].seat[0][0]]
+                other = next((w for w in members if packing.rack[w.seat[0][0]] != away), None)
+                if other is None:
+                    continue
+                picked = [*picked[:-1], other]
             victims = sorted({i for way in picked for i in way.victims})
             numbers = tuple(sorted(way.seat[0][0] for way in picked))
             cost = sum(_least_loss(seating, i) for i in victims)

@@ -15,12 +15,17 @@ DENSE = 16
 """Up to this many nodes, every node count is a shape; beyond, they are spaced by an eighth."""
 
 
+ANYWHERE, ONE_RACK, OVER_RACKS = 0, 1, 2
+"""Where several nodes lie: it makes no difference, all in one rack, in two racks or more."""
+
+
 class Shape(NamedTuple):
-    """`nodes` nodes with `per_node` GPUs each, of one GPU type or (None) of any."""
+    """`nodes` nodes with `per_node` GPUs each, of one GPU type or (None) of any, in racks as `racks` says."""
 
     nodes: int
     per_node: int
     gpu_type: str | None = None
+    racks: int = ANYWHERE
 
     @property
     def gpus(self) -> int:
@@ -109,4 +114,4 @@ def _cpu_room(node: Node, cpus_per_gpu: int) -> int:
 
 def bare(node: Node) -> Node:
     """The node as it is when all is well: schedulable, and used by nobody else."""
-    return Node(node.name, node.gpus, node.gpu_type, 0, True, node.partitions, node.cpus, 0)
+    return Node(node.name, node.gpus, node.gpu_type, 0, True, node.partitions, node.cpus, 0, node.rack)

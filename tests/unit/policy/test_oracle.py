@@ -8,11 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from polluxd.model import Snapshot
+from polluxd.model import Placement, Snapshot
 from polluxd.policy import decide, fairness, objective
 from polluxd.policy.domains import split
 from polluxd.policy.menu import build
 from polluxd.policy.packing import NOWHERE, Packing
+from polluxd.policy.shapes import ANYWHERE, ONE_RACK
 from tests.unit.policy.scenarios import random_snapshot
 
 POWERS = (-1.0, 0.0, 1.0)
@@ -34,7 +35,9 @@ def every_seat(menu, packing, j):
             seat = (numbers, shape.per_node)
             sizes = {packing.nodes[n].gpus for n in numbers}
             whole = shape.nodes == 1 or packing.partial or sizes == {shape.per_node}
-            open_to = whole and len(sizes) == 1 and all(allowed[n] for n in numbers)
+            racks = {packing.nodes[n].rack for n in numbers}
+            lies_well = shape.racks == ANYWHERE or (len(racks) == 1) == (shape.racks == ONE_RACK)
+            open_to = whole and len(sizes) == 1 and all(allowed[n] for n in numbers) and lies_well
             if open_to and (seat == packing.home[j] or inside):
                 found.append((option, seat))
     return found
@@ -96,6 +99,58 @@ def with_types(snap: Snapshot, seed: int) -> Snapshot:
             found = replace(found, params_by_type={"b": fit})
         jobs.append(replace(j, report=found))
     return replace(snap, nodes=nodes, jobs=tuple(jobs))
+
+
+def with_racks(snap: Snapshot, seed: int) -> Snapshot:
+    """The same cluster with its nodes in two or three racks, which most jobs tell apart; some hold nodes of two."""
+    rng = np.random.default_rng(seed)
+    names = [f"r{rng.integers(0, 2 + seed % 2)}" for _ in snap.nodes]
+    nodes = tuple(replace(n, rack=rack) for n, rack in zip(snap.nodes, names, strict=True))
+    left = {n.name: n.capacity for n in nodes}
+    for j in snap.jobs:
+        for name in j.placement.nodes:
+            left[name] -= j.placement.gpus_per_node
+    whole = [n.name for n in nodes if left[n.name] == n.gpus]
+    jobs = []
+    for j in snap.jobs:
+        found = j.report
+        if found is not None and found.params is not None and rng.random() < 0.8:
+            worse = rng.uniform(1, 30)
+            fit = found.params._replace(
+                alpha_rack=found.params.alpha_node * worse, beta_rack=found.params.beta_node * worse
+            )
+            found = replace(found, params=fit)
+        j = replace(j, report=found, partition="main,side")
+        if not j.placement and len(whole) > 1 and rng.random() < 0.3:
+            held, whole = whole[:2], whole[2:]
+            j = replace(j, placement=Placement(tuple(held), nodes[0].gpus), started=True)
+        jobs.append(j)
+    return replace(snap, nodes=nodes, jobs=tuple(jobs))
+
+
+@pytest.mark.parametrize("block", range(3))
+def test_plan_over_racks_lies_within_its_gap_of_the_best_there_is(block):
+    short, tried = [], 0
+    for seed in range(block * 60, block * 60 + 60):
+        snap = small(seed)
+        snap = with_racks(
+            random_snapshot(seed, jobs=1 + seed % 4, count=3 + seed % 2, power=snap.settings.power), seed
+        )
+        settings = replace(snap.settings, account_guarantees={}, starvation_bound=None)
+        jobs = tuple(replace(j, pinned=False, spec=replace(j.spec, preemptible=True)) for j in snap.jobs)
+        snap = replace(snap, settings=settings, jobs=jobs)
+        if len(split(snap)) != 1 or max((n.gpus for n in snap.nodes), default=9) > 4:
+            continue
+        plan, best = decide(snap), best_plan(snap)
+        if plan.solver != "integer program" or not np.isfinite(best):
+            continue
+        tried += 1
+        assert plan.objective <= best * (1 + 1e-9), seed
+        assert best <= plan.upper_bound * (1 + 1e-9), seed
+        if plan.objective < best * (1 - 1e-6):
+            short.append((seed, plan.objective / best))
+    assert tried >= 10
+    assert len(short) <= 0.05 * tried, short
 
 
 @pytest.mark.parametrize("block", range(3))
