@@ -199,6 +199,8 @@ class Realloc(_Section):
     training_timeout_s: Seconds = 120.0
     """Running, and no training step reported."""
 
+    moves_per_hour: Annotated[int, Field(ge=0)] = 0
+    """Running jobs ordered to leave their GPUs within an hour, of the whole cluster; 0: no limit."""
 
 class Config(_Section):
     """The whole file."""

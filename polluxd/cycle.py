@@ -46,13 +46,15 @@ class Controller:
         store: Store,
         reconciler: Reconciler,
         *,
-        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        policy: Callable[[Snapshot, Cache], Plan] = lambda snapshot, cache: decide(snapshot, cache=cache),
     ) -> None:
         self._config = config
         self._slurm = slurm
         self._store = store
         self._reconciler = reconciler
-        self._clock = clock
+        self._monotonic = monotonic
+        self._policy = policy
         self._decided_at = float("-inf")
         self._seen: frozenset[object] = frozenset()
         self._cache = Cache()
@@ -82,9 +84,12 @@ class Controller:
                 settings=settings,
                 default_cost=self._config.realloc.default_cost_s,
                 resting=self._reconciler.resting,
+                racks=self._racks,
             )
+                pins=self._store.pins(),
+                stay="" if self._reconciler.budget_left() else self._reconciler.budget_spent,
             observed = time.perf_counter()
-            plan = decide(snapshot, cache=self._cache)
+            plan = self._policy(snapshot, self._cache)
             decided = time.perf_counter()
             self._confirm_lead()
             if acting and not settings.paused:
@@ -99,7 +104,7 @@ class Controller:
                     "act_s": time.perf_counter() - decided,
                 },
             )
-            self._decided_at = self._clock()
+            self._decided_at = self._monotonic()
             self._seen = _occasion(state)
         return StepResult(open_moves, due, settings.paused)
 
@@ -113,7 +118,7 @@ class Controller:
 
     def _due(self, state: ClusterState) -> bool:
         """Every interval; at once when jobs or nodes came or went; never more often than the floor."""
-        since = self._clock() - self._decided_at
+        since = self._monotonic() - self._decided_at
         cycle = self._config.cycle
         return since >= cycle.interval_s or (since >= cycle.floor_s and _occasion(state) != self._seen)
 

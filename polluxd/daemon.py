@@ -69,8 +69,8 @@ class Daemon:
             cooldown=r.cooldown_s,
             lease=config.slurm.lease_s,
             max_concurrent=r.max_concurrent,
+            moves_per_hour=r.moves_per_hour,
             authorize=self._authorize,
-            clock=time.time,
         )
         self._controller = Controller(config, slurm, self._store, reconciler)
 

@@ -31,13 +31,16 @@ def build_snapshot(
     default_cost: float,
     resting: Callable[[int], float] = lambda _job_id: 0.0,
 ) -> Snapshot:
+    pins: Mapping[int, str] | None = None,
+    stay: str = "",
     """The snapshot of this cycle.
 
     Left out are jobs that cannot be given GPUs now: held, waiting for a dependency or for their own --begin, ending,
     or running on uneven GPUs per node (which no placement of ours describes). What such jobs hold counts as used.
     `times` has what Slurm forgets at a requeue: first submission, and when GPUs were last held.
     `default_cost` is delta_j [s] until a job's own re-allocations are measured; `resting` gives the seconds for
-    which a job is still to be left alone.
+    which a job is still to be left alone. `pins` has who pinned a job; `stay`, where not empty, is why no running
+    job may move now.
     """
     under_way = {move.job_id: move for move in moves}
     jobs = []
@@ -53,7 +56,9 @@ def build_snapshot(
         total = totals.get(job.job_id)
         report = reports.get(job.job_id)
         known = times.get(job.job_id, JobTimes(job.submit_time))
-        pin_reason = _pin_reason(job, report, move, resting(job.job_id))
+        pin_reason = _pin_reason(
+            job, report, move, resting(job.job_id), (pins or {}).get(job.job_id, ""), stay
+        )
         jobs.append(
             Job(
                 job_id=job.job_id,
@@ -94,7 +99,9 @@ def _eligible(job: SlurmJob, *, moving: bool, now: float) -> bool:
     return job.state is JobState.PENDING and not waiting
 
 
-def _pin_reason(job: SlurmJob, report: Report | None, move: Reallocation | None, rest: float) -> str:
+def _pin_reason(
+    job: SlurmJob, report: Report | None, move: Reallocation | None, rest: float, pinned_by: str, stay: str
+) -> str:
     """Why the job must stay where it is in this plan; empty when it may move."""
     assert job.spec is not None
     if move is not None:
@@ -110,3 +117,7 @@ def _pin_reason(job: SlurmJob, report: Report | None, move: Reallocation | None,
     if report is None or report.attempt != job.restart_count or report.first_step_at is None:
         return "has not reported a training step since it started: moving it could lose its work"
     return ""
+    if pinned_by:
+        return f"pinned by {pinned_by}"
+    if stay:
+        return stay

@@ -193,6 +193,7 @@ SET step = CAST(:step AS text),
 WHERE r.id = :id AND r.cluster = :cluster AND r.step NOT IN ('training', 'parked', 'failed')
   AND pollux.step_rank(r.step) < pollux.step_rank(:step)
 RETURNING r.id;
+    ends_at = coalesce(to_timestamp(CAST(:ends_at AS double precision)), r.ends_at),
 
 -- name: open_reallocations
 SELECT * FROM pollux.reallocation
@@ -203,6 +204,31 @@ SELECT * FROM pollux.reallocation
 WHERE cluster = :cluster AND (CAST(:job_id AS bigint) IS NULL OR job_id = :job_id) ORDER BY id;
 
 -- name: completed_reallocations
+-- name: drains_since
+SELECT count(*) FROM pollux.reallocation
+WHERE cluster = :cluster AND times ? 'draining' AND (times ->> 'draining')::double precision >= :since;
+
+-- name: cancel_move
+-- The move with the step at which the order found it.
+UPDATE pollux.reallocation SET cancelled_by = :cancelled_by
+WHERE cluster = :cluster AND job_id = :job_id AND step NOT IN ('training', 'parked', 'failed')
+RETURNING *;
+
+-- name: pins
+SELECT job_id, pinned_by FROM pollux.job
+WHERE cluster = :cluster AND ended_at IS NULL AND pinned_by IS NOT NULL;
+
+-- name: pin_of
+SELECT pinned_by FROM pollux.job WHERE cluster = :cluster AND job_id = :job_id AND ended_at IS NULL FOR UPDATE;
+
+-- name: set_pin
+UPDATE pollux.job SET pinned_by = :pinned_by WHERE cluster = :cluster AND job_id = :job_id;
+
+-- name: audit_order
+-- An order is no setting; it is listed with their changes.
+INSERT INTO pollux.setting_audit (cluster, who, name, from_value, to_value)
+VALUES (:cluster, :who, :name, CAST(:from_value AS jsonb), CAST(:to_value AS jsonb));
+
 -- Moves that ended in training, of jobs that still matter (:active) or of all; a job id used again counts anew.
 SELECT r.* FROM pollux.reallocation r
 LEFT JOIN pollux.job j ON j.cluster = r.cluster AND j.job_id = r.job_id

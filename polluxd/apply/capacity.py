@@ -18,18 +18,23 @@ class Capacity:
 
     free: Counter[str] = field(default_factory=Counter)
     leaving: Counter[str] = field(default_factory=Counter)
+    closed: set[str] = field(default_factory=set)
+    """Nodes that Slurm starts nothing on (drained, down), whatever is or comes free there."""
 
     def fits_now(self, target: Placement) -> bool:
         """True when every node of `target` has its GPUs free at this moment."""
-        return all(self.free[n] >= target.gpus_per_node for n in target.nodes)
+        return self._open(target) and all(self.free[n] >= target.gpus_per_node for n in target.nodes)
 
     def fits_soon(self, target: Placement, own: Placement) -> bool:
         """True when `target` fits once `own` is given up and the jobs already leaving have left."""
-        return all(
+        return self._open(target) and all(
             self.free[n] + self.leaving[n] + (own.gpus_per_node if n in own.nodes else 0)
             >= target.gpus_per_node
             for n in target.nodes
         )
+
+    def _open(self, target: Placement) -> bool:
+        return self.closed.isdisjoint(target.nodes)
 
     def take(self, target: Placement) -> None:
         """Set `target` aside, so that a later move of the same tick does not count on it."""
@@ -51,6 +56,8 @@ def capacity(nodes: Iterable[Node], jobs: Mapping[int, SlurmJob], moves: Iterabl
     result = Capacity()
     for node in nodes:
         result.free[node.name] = (node.gpus - node.foreign_gpus) if node.schedulable else 0
+        if not node.schedulable:
+            result.closed.add(node.name)
     for job in jobs.values():
         for name, gpus in job.gpus_per_node_held.items():
             result.free[name] -= gpus

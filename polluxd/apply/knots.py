@@ -22,7 +22,7 @@ def knot(moves: Iterable[Reallocation], room: Capacity) -> list[Reallocation]:
                 left[name] += move.source.gpus_per_node
             for name in move.target.nodes:
                 left[name] -= move.target.gpus_per_node
-        short = {name for name, gpus in left.items() if gpus < 0}
+        short = {name for name, gpus in left.items() if gpus < 0} | room.closed
         blocked = [m for m in ring if short.intersection(m.target.nodes)]
         if not blocked:
             return ring

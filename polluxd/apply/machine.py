@@ -75,7 +75,18 @@ class Fail:
     keep_back: bool = False
 
 
-Action = Wait | Drain | Remind | Requeue | Configure | Reach | Fail
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Write `failed`, though nothing failed: somebody took the move back before it cost anything."""
+
+    reason: str
+    rest: bool
+    """Leave the job alone for a cooldown; else the next plan may ask for the same again."""
+
+
+Action = Wait | Drain | Remind | Requeue | Configure | Reach | Fail | Withdraw
+
+_REVOCABLE = (Step.PLANNED, Step.DRAINING, Step.CHECKPOINTED)
 
 
 def held(job: SlurmJob) -> Placement | None:
@@ -98,27 +109,33 @@ def next_action(
     job: SlurmJob | None,
     report: Report | None,
     room: Capacity,
-    now: float,
     *,
+    now: float,
+    waited: float,
+    since_try: float = float("inf"),
     limits: Limits,
-    last_try: float = float("-inf"),
     paused: bool = False,
 ) -> Action:
-    """The next action of `move`; `last_try` is when its last signal or requeue was sent [POSIX s]."""
+    """The next action of `move`, at POSIX time `now`.
+
+    `waited` is how long it has been at its step and `since_try` how long ago its last signal or requeue was sent [s],
+    both by a clock that does not step.
+    """
     if job is None:
         return Fail("the job is no longer known to Slurm")
     if job.state.finished:
         return Fail(f"the job ended ({job.raw_state}) in the midst of the move")
     if job.state is JobState.PENDING and job.held_by_user and move.step is not Step.PLANNED:
         return Fail("the job was held (scontrol hold) in the midst of the move")
-    waited = now - max(move.times.values(), default=now)
+    if move.cancelled_by and job.state is JobState.RUNNING and move.step in _REVOCABLE:
+        return Withdraw(f"cancelled by {move.cancelled_by}", rest=True)
     match move.step:
         case Step.PLANNED:
             return _planned(move, job, room, waited, limits, paused=paused)
         case Step.DRAINING:
-            return _draining(move, job, report, waited, now - last_try, limits)
+            return _draining(move, job, report, waited, since_try, limits)
         case Step.CHECKPOINTED:
-            return _checkpointed(move, job, waited, now - last_try, limits)
+            return _checkpointed(move, job, waited, since_try, limits)
         case Step.REQUEUED:
             return _requeued(move, job, room, now, waited, limits)
         case Step.CONFIGURED:
@@ -135,7 +152,7 @@ def _planned(
     if job.restart_count != move.attempt:
         return Fail(f"the job restarted (attempt {job.restart_count}) after the move was planned")
     if paused:
-        return Fail("paused by an administrator before the move began")
+        return Withdraw("paused by an administrator before the move began", rest=False)
     if waited > limits.planned:
         return Fail(f"the GPUs of {move.target} did not come free within {limits.planned:.0f} s")
     if move.path == "start":
@@ -201,8 +218,10 @@ def _requeued(
         return Fail(
             f"the GPUs of {move.target} did not come free within {limits.requeued:.0f} s", keep_back=True
         )
-    # A start in the second of the requeue, on the same node, ends in "Job credential revoked" (1 in 8).
-    if floor(now) <= floor(move.times.get(Step.REQUEUED, now)):
+    # A start in the second of the requeue, on the same node, ends in "Job credential revoked" (1 in 8). Where the
+    # clock was set back since, that second may be far off, or come again: a whole one has to pass then.
+    requeued_at = move.times.get(Step.REQUEUED, now)
+    if floor(now) == floor(requeued_at) or (now < requeued_at and waited <= 1.0):
         return Wait()
     return Configure() if room.fits_now(move.target) else Wait()
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 
 from polluxd.apply.capacity import Capacity, capacity
 from polluxd.apply.intents import Intent
@@ -19,9 +21,11 @@ from polluxd.apply.machine import (
     Remind,
     Requeue,
     Wait,
+    Withdraw,
     next_action,
     same_place,
 )
+from polluxd.apply.stopwatch import Stopwatch
 from polluxd.errors import SlurmRefused
 from polluxd.model import JobState, Placement, Reallocation, Report, Step
 from polluxd.slurm.protocol import ClusterState, Geometry, SlurmClient, SlurmJob
@@ -29,6 +33,7 @@ from polluxd.store import Store
 
 log = logging.getLogger(__name__)
 
+_NEVER = float("-inf")
 _RENEWED_AT_ONCE = 250
 """scontrol asks slurmctld for one job after the other: more of them might not be done within its time limit."""
 
@@ -37,7 +42,8 @@ _RENEWED_AT_ONCE = 250
 class _History:
     """What this process remembers of a job's moves; lost at a restart, at no more cost than one early retry."""
 
-    ended_at: float = float("-inf")
+    ended_at: float
+    """By a clock that does not step."""
     failures: int = 0
 
 
@@ -45,8 +51,17 @@ class Reconciler:
     """Brings Slurm to the plan, one safe action at a time.
 
     `tick` may be called at any moment, by a process that knows nothing but the database and Slurm: it finds the
-    moves under way and takes the next action of each. `authorize` is called before each action on Slurm and raises
-    `LeaderLost` once this process may no longer act.
+    moves under way and takes the next action of each.
+
+    Args:
+        cooldown: a job that was moved is left alone for so long [s].
+        lease: for how long a waiting job is kept back at a time [s].
+        max_concurrent: moves under way at one time; 0: no limit.
+        moves_per_hour: running jobs ordered to leave their GPUs, of the whole cluster; 0: no limit.
+        authorize: called before each action on Slurm and each write; the epoch, or LeaderLost once this process may
+            no longer act.
+        clock: POSIX time [s].
+        monotonic: seconds that only go forward, whatever is done to the clock.
     """
 
     def __init__(
@@ -58,8 +73,10 @@ class Reconciler:
         cooldown: float,
         lease: float,
         max_concurrent: int,
+        moves_per_hour: int = 0,
         authorize: Callable[[], int],
-        clock: Callable[[], float],
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._slurm = slurm
         self._store = store
@@ -67,15 +84,18 @@ class Reconciler:
         self._cooldown = cooldown
         self._lease = lease
         self._max_concurrent = max_concurrent
+        self._moves_per_hour = moves_per_hour
         self._authorize = authorize
         self._clock = clock
-        self._last_try: dict[tuple[int, Step], float] = {}
+        self._monotonic = monotonic
+        self._stopwatch = Stopwatch(clock, monotonic)
         self._history: dict[int, _History] = {}
         self._renewed: dict[int, float] = {}
 
     def begin(self, wished: Sequence[Intent], under_way: Sequence[Reallocation]) -> list[Reallocation]:
-        """Write the intents of a plan as moves, up to the cluster's limit of moves at one time."""
+        """Write the intents of a plan as moves, up to the cluster's limits of moves at one time and per hour."""
         epoch = self._authorize()
+        restarts = self.budget_left()
         busy = {move.job_id for move in under_way}
         room = self._max_concurrent - len(under_way) if self._max_concurrent else len(wished)
         begun: list[Reallocation] = []
@@ -84,6 +104,11 @@ class Reconciler:
                 continue
             if len(begun) >= room:
                 break
+            if intent.source:
+                if restarts < 1:
+                    log.info("job %d stays: %s", intent.job_id, self.budget_spent)
+                    continue
+                restarts -= 1
             begun.append(
                 self._store.plan_reallocation(
                     intent.job_id,
@@ -104,12 +129,26 @@ class Reconciler:
         if past is None:
             return 0.0
         rest = self._cooldown * (2.0 ** min(past.failures, 6))
-        return max(0.0, past.ended_at + rest - self._clock())
+        return max(0.0, past.ended_at + rest - self._monotonic())
+
+    def budget_left(self) -> float:
+        """How many more running jobs may be ordered to leave their GPUs now; infinite without a limit."""
+        if not self._moves_per_hour:
+            return float("inf")
+        # A clock set back may leave moves in the future: they count, and the budget is short for a while.
+        return max(0, self._moves_per_hour - self._store.drains_since(self._clock() - 3600.0))
+
+    @property
+    def budget_spent(self) -> str:
+        """What to say of a job that stays for want of budget."""
+        return f"the cluster's {self._moves_per_hour} re-allocations an hour are used up"
 
     def tick(self, state: ClusterState, reports: Mapping[int, Report], *, paused: bool = False) -> int:
         """Take the next action of each move under way; returns how many moves are still open."""
         moves = self._store.open_reallocations()
         jobs = {job.job_id: job for job in state.jobs if job.spec is not None}
+        self._stopwatch.keep(moves)
+        self._history = {j: past for j, past in self._history.items() if j in jobs}
         if not paused:
             # Before anything is started: a renewal after it would keep back what was just let go.
             self._renew_leases(jobs, moves)
@@ -125,15 +164,16 @@ class Reconciler:
                 job,
                 reports.get(move.job_id),
                 room,
-                self._clock(),
+                now=self._clock(),
+                waited=self._stopwatch.waited(move),
+                since_try=self._stopwatch.since_try(move),
                 limits=self._limits,
-                last_try=self._last_try.get((move.id, move.step), float("-inf")),
                 paused=paused,
             )
             stuck = stuck and isinstance(action, Wait)
             still_open += self._carry_out(move, job, action, room)
         if stuck and not paused:
-            self._untie(ordered, room)
+            self._untie(ordered, jobs, room)
         return still_open
 
     def _carry_out(self, move: Reallocation, job: SlurmJob | None, action: Action, room: Capacity) -> bool:
@@ -142,7 +182,7 @@ class Reconciler:
             case Wait():
                 return True
             case Drain():
-                self._drain(move, room)
+                self._drain(move, job, room)
             case Remind():
                 self._tell(move)
             case Requeue():
@@ -151,27 +191,33 @@ class Reconciler:
                 if job is not None:
                     self._configure(move, job, room)
             case Reach(step=step, detail=detail):
+                if step is Step.PARKED and job is not None:
+                    self._limit_time(move, job)
                 self._reach(move, step, detail)
                 return not step.terminal
+            case Withdraw(reason=reason, rest=rest):
+                self._withdraw(move, reason, rest=rest)
+                return False
             case Fail(reason=reason, keep_back=keep_back):
-                self._fail(move, reason, keep_back=keep_back)
+                self._fail(move, job, reason, keep_back=keep_back)
                 return False
         return True
 
-    def _untie(self, ordered: Sequence[Reallocation], room: Capacity) -> None:
+    def _untie(self, ordered: Sequence[Reallocation], jobs: Mapping[int, SlurmJob], room: Capacity) -> None:
         """Where all moves wait for each other's GPUs: the least of them gives its own up first."""
         for move in knot(ordered, room)[:1]:
             log.info("job %d: its move goes first, others wait for its GPUs and it for theirs", move.job_id)
-            self._drain(move, room)
+            self._drain(move, jobs.get(move.job_id), room)
 
-    def _drain(self, move: Reallocation, room: Capacity) -> None:
+    def _drain(self, move: Reallocation, job: SlurmJob | None, room: Capacity) -> None:
         room.promise(move.target, move.source)
-        self._reach(move, Step.DRAINING)
-        self._tell(move)
+        # Slurm forgets at the requeue when the attempt began.
+        self._reach(move, Step.DRAINING, ends_at=_ends_at(job))
+        self._tell(replace(move, step=Step.DRAINING))
 
     def _tell(self, move: Reallocation) -> None:
         self._authorize()
-        self._last_try[move.id, Step.DRAINING] = self._clock()
+        self._stopwatch.try_now(move)
         try:
             self._slurm.signal(move.job_id)
         except SlurmRefused as error:
@@ -181,13 +227,13 @@ class Reconciler:
     def _requeue(self, move: Reallocation) -> bool:
         """Send the job back to the queue; True while the move stays open. A refusal concerns this job alone."""
         self._authorize()
-        self._last_try[move.id, move.step] = self._clock()
+        self._stopwatch.try_now(move)
         try:
             self._slurm.requeue(move.job_id)
         except SlurmRefused as error:
             now = self._slurm.jobs([move.job_id]).get(move.job_id)
             if now is not None and now.state is JobState.RUNNING:
-                self._fail(move, f"Slurm refused the requeue: {error}", keep_back=False)
+                self._fail(move, now, f"Slurm refused the requeue: {error}", keep_back=False)
                 return False
             log.info("job %d: requeue refused (%s); it has left its nodes by itself", move.job_id, error)
         return True
@@ -196,25 +242,41 @@ class Reconciler:
         self._authorize()
         room.take(move.target)
         try:
-            self._slurm.configure(move.job_id, geometry(job, move.target), start=True)
+            size = geometry(job, move.target)
+            self._slurm.configure(move.job_id, size, start=True, time_limit_s=_time_left(move, job))
         except SlurmRefused as error:
             # An earlier update that timed out may have been carried out since: then the job is where it should be.
             now = self._slurm.jobs([move.job_id]).get(move.job_id)
             if now is None or not same_place(now, move.target):
-                self._fail(move, f"Slurm refused the new size: {error}", keep_back=True)
+                self._fail(move, now, f"Slurm refused the new size: {error}", keep_back=True)
                 return
         self._reach(move, Step.CONFIGURED)
 
-    def _reach(self, move: Reallocation, step: Step, detail: str = "") -> None:
+    def _limit_time(self, move: Reallocation, job: SlurmJob) -> None:
+        """Leave a parked job what is left of its time limit, which a requeue starts anew."""
+        left = _time_left(move, job)
+        if left is None:
+            return
+        self._authorize()
+        try:
+            self._slurm.limit_time(job.job_id, left)
+        except SlurmRefused as error:
+            log.warning("job %d: its time limit starts anew: %s", job.job_id, error)
+
+    def _reach(
+        self, move: Reallocation, step: Step, detail: str = "", *, ends_at: float | None = None
+    ) -> None:
         epoch = self._authorize()
-        self._store.advance(move.id, step, self._clock(), epoch=epoch, detail=detail)
+        self._store.advance(move.id, step, self._clock(), epoch=epoch, detail=detail, ends_at=ends_at)
         log.info("job %d: move %d reached %s %s", move.job_id, move.id, step, detail)
         if step.terminal:
             self._forget(move, failed=False)
 
-    def _fail(self, move: Reallocation, reason: str, *, keep_back: bool) -> None:
+    def _fail(self, move: Reallocation, job: SlurmJob | None, reason: str, *, keep_back: bool) -> None:
         epoch = self._authorize()
         if keep_back:
+            if job is not None:
+                self._limit_time(move, job)
             try:
                 self._slurm.renew([move.job_id], self._clock() + self._lease)
             except SlurmRefused as error:
@@ -223,23 +285,31 @@ class Reconciler:
         log.warning("job %d: move %d to %s failed: %s", move.job_id, move.id, move.target, reason)
         self._forget(move, failed=True)
 
+    def _withdraw(self, move: Reallocation, reason: str, *, rest: bool) -> None:
+        epoch = self._authorize()
+        self._store.advance(move.id, Step.FAILED, self._clock(), epoch=epoch, detail=reason)
+        log.info("job %d: move %d to %s withdrawn: %s", move.job_id, move.id, move.target, reason)
+        if rest:
+            past = self._history.setdefault(move.job_id, _History(self._monotonic()))
+            past.ended_at = self._monotonic()
+
     def _forget(self, move: Reallocation, *, failed: bool) -> None:
-        for step in Step:
-            self._last_try.pop((move.id, step), None)
-        past = self._history.setdefault(move.job_id, _History())
-        past.ended_at = self._clock()
-        past.failures = past.failures + 1 if failed else 0
+        past = self._history.get(move.job_id)
+        failures = past.failures + 1 if failed and past else int(failed)
+        self._history[move.job_id] = _History(self._monotonic(), failures)
 
     def _renew_leases(self, jobs: Mapping[int, SlurmJob], moves: Sequence[Reallocation]) -> None:
         """Keep waiting jobs back, many in one call; a third of the lease may pass between renewals."""
-        now = self._clock()
+        now, ticks = self._clock(), self._monotonic()
         starting = {m.job_id for m in moves if m.step in (Step.CONFIGURED, Step.STARTED)}
         waiting = [
             job
             for job in jobs.values()
             if job.state is JobState.PENDING and job.job_id not in starting and not job.held_by_user
         ]
-        due = [job.job_id for job in waiting if now - self._renewed.get(job.job_id, 0.0) > self._lease / 3]
+        due = [
+            job.job_id for job in waiting if ticks - self._renewed.get(job.job_id, _NEVER) > self._lease / 3
+        ]
         self._renewed = {j.job_id: self._renewed[j.job_id] for j in waiting if j.job_id in self._renewed}
         # A job's own --begin, when later than the lease, stays.
         due = [j for j in due if (jobs[j].begin_time or 0.0) <= now]
@@ -252,7 +322,7 @@ class Reconciler:
                 # Tried again in a third of the lease. What stays refused starts as a plain job; the others' moves
                 # must not wait for it.
                 log.warning("leases could not be renewed: %s", error)
-            self._renewed.update(dict.fromkeys(some, now))
+            self._renewed.update(dict.fromkeys(some, ticks))
 
 
 def geometry(job: SlurmJob, target: Placement) -> Geometry:
@@ -266,3 +336,22 @@ def geometry(job: SlurmJob, target: Placement) -> Geometry:
         cpus_per_task=job.spec.cpus_per_gpu * gpus,
         mem_per_node_mb=memory * gpus if memory else None,
     )
+
+
+def _ends_at(job: SlurmJob | None) -> float | None:
+    """When Slurm will end the running attempt; None: never, or it does not run."""
+    if job is None or job.start_time is None or job.time_limit_s is None:
+        return None
+    return job.start_time + job.time_limit_s
+
+
+def _time_left(move: Reallocation, job: SlurmJob) -> float | None:
+    """The time limit for the attempt to come [s, whole minutes]; None: it stays as it is.
+
+    What the job had left when it was requeued, a minute at least; never more than it is asking for now.
+    """
+    requeued_at = move.times.get(Step.REQUEUED)
+    if move.ends_at is None or requeued_at is None or job.time_limit_s is None:
+        return None
+    left = 60.0 * max(1, ceil((move.ends_at - requeued_at) / 60.0))
+    return left if left < job.time_limit_s else None

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import floor
+from math import ceil, floor
 
-from polluxd.errors import SlurmError, SlurmRefused
+from polluxd.errors import SlurmError, SlurmRefused, SlurmUnavailable
 from polluxd.model import JobSpec, JobState, Node
 from polluxd.slurm.protocol import ClusterState, Geometry, SlurmJob
 
@@ -37,6 +37,7 @@ class _Job:
     cpus_per_task: int
     mem_per_node_mb: int | None
     runtime: float | None
+    time_limit_s: float | None
     state: JobState = JobState.PENDING
     raw_state: str = "PENDING"
     required: tuple[str, ...] = ()
@@ -85,6 +86,7 @@ class FakeSlurm:
         self._start_s = start_s
         self._jobs: dict[int, _Job] = {}
         self._faults: list[_Fault] = []
+        self._answers_at = now
         self.calls: list[tuple[str, int]] = []
         """Each writing call that was tried, as (name, job id), in order."""
         self.signals: list[tuple[int, str]] = []
@@ -109,6 +111,7 @@ class FakeSlurm:
         begin: float | None = None,
         depends_on: int | None = None,
         runtime: float | None = None,
+        time_limit_s: float | None = None,
     ) -> int:
         """As sbatch with the submission hook: with a spec the job is kept back by a lease, else it starts at once."""
         job_id = len(self._jobs) + 1
@@ -126,6 +129,7 @@ class FakeSlurm:
             cpus_per_task=cpus_per_task,
             mem_per_node_mb=mem_per_node_mb,
             runtime=runtime,
+            time_limit_s=time_limit_s,
             depends_on=depends_on,
         )
         return job_id
@@ -136,6 +140,10 @@ class FakeSlurm:
         while self._now < until:
             self._now = min(until, self._now + 0.05)
             self._pass_time()
+
+    def truth(self, job_id: int) -> SlurmJob:
+        """The job as it is, whether slurmctld answers or not."""
+        return self._show(self._jobs[job_id])
 
     def finish(self, job_id: int, state: JobState = JobState.COMPLETED) -> None:
         """The job ends by itself (or is cancelled, or fails)."""
@@ -148,6 +156,24 @@ class FakeSlurm:
     def hold(self, job_id: int, on: bool = True) -> None:
         """`scontrol hold` or, with on=False, `release`."""
         self._jobs[job_id].on_hold = on
+
+    def break_controller(self, seconds: float, *, forgets_s: float = 0.0) -> None:
+        """slurmctld dies: no call is answered for so long, and jobs that had started in the last `forgets_s` are
+        pending again, with the restart count that they had (their processes are killed)."""
+        self._answers_at = self._now + seconds
+        for job in self._jobs.values():
+            young = job.started is not None and job.started > self._now - forgets_s
+            if job.state is JobState.RUNNING and young:
+                job.held, job.started = {}, None
+                job.state, job.raw_state = JobState.PENDING, "PENDING"
+
+    def break_node(self, name: str) -> None:
+        """The node goes down: what ran there is requeued by Slurm itself, at once and at its present size."""
+        self.set_schedulable(name, False)
+        for job in self._jobs.values():
+            if job.state is JobState.RUNNING and name in job.held:
+                job.restarts += job.spec is not None
+                self._leave(job, JobState.PENDING if job.spec is not None else JobState.FAILED)
 
     def set_schedulable(self, node: str, schedulable: bool) -> None:
         """Drain or resume a node; what runs there goes on."""
@@ -196,7 +222,9 @@ class FakeSlurm:
             self._leave(job, JobState.PENDING)
         self._fault("requeue", applied=True)
 
-    def configure(self, job_id: int, geometry: Geometry, *, start: bool) -> None:
+    def configure(
+        self, job_id: int, geometry: Geometry, *, start: bool, time_limit_s: float | None = None
+    ) -> None:
         job = self._ours("configure", job_id)
         unknown = [n for n in geometry.nodes if n not in self._nodes]
         if unknown or job.state is not JobState.PENDING:
@@ -207,9 +235,16 @@ class FakeSlurm:
         job.cpus_per_task = geometry.cpus_per_task
         if geometry.mem_per_node_mb is not None:
             job.mem_per_node_mb = geometry.mem_per_node_mb
+        if time_limit_s is not None:
+            job.time_limit_s = 60.0 * ceil(time_limit_s / 60.0)
         if start:
             job.begin = self._now
         self._fault("configure", applied=True)
+
+    def limit_time(self, job_id: int, seconds: float) -> None:
+        job = self._ours("limit_time", job_id)
+        job.time_limit_s = 60.0 * ceil(seconds / 60.0)
+        self._fault("limit_time", applied=True)
 
     def renew(self, job_ids: Sequence[int], until: float) -> None:
         jobs = [self._ours("renew", job_id) for job_id in job_ids]
@@ -229,6 +264,8 @@ class FakeSlurm:
         return job
 
     def _fault(self, call: str, *, applied: bool) -> None:
+        if self._now < self._answers_at:
+            raise SlurmUnavailable(f"{call}: slurmctld does not answer")
         for fault in self._faults:
             if fault.call == call and fault.applied is applied and fault.times > 0:
                 fault.times -= 1
@@ -241,10 +278,17 @@ class FakeSlurm:
             )
             if job.state is JobState.RUNNING and over:
                 self._leave(job, JobState.COMPLETED)
+            if job.state is JobState.RUNNING and self._out_of_time(job):
+                self._leave(job, JobState.FAILED)
             if job.state is JobState.COMPLETING and self._now >= job.leaves_at:
                 self._gone(job)
         for job in self._jobs.values():
             self._try_start(job)
+
+    def _out_of_time(self, job: _Job) -> bool:
+        if job.started is None or job.time_limit_s is None:
+            return False
+        return self._now >= job.started + job.time_limit_s
 
     def _leave(self, job: _Job, becomes: JobState) -> None:
         job.state, job.raw_state, job.becomes = JobState.COMPLETING, "COMPLETING", becomes
@@ -316,6 +360,7 @@ class FakeSlurm:
             start_time=job.started,
             eligible_time=job.begin,
             end_time=job.ended if job.state.finished else None,
+            time_limit_s=job.time_limit_s,
             nodes=tuple(sorted(job.held)),
             gpus_per_node_held=dict(job.held),
             cpus_per_node_held=dict.fromkeys(job.held, job.cpus_per_task),

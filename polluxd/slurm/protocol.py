@@ -114,11 +114,18 @@ class SlurmClient(Protocol):
         """End the job and put it back into the queue; does nothing to a job that has ended or is waiting."""
         ...
 
-    def configure(self, job_id: int, geometry: Geometry, *, start: bool) -> None:
+    def configure(
+        self, job_id: int, geometry: Geometry, *, start: bool, time_limit_s: float | None = None
+    ) -> None:
         """Give a waiting job another geometry, and with `start` end its lease, so that it starts now.
 
-        After an error part of it may be applied: it is safe to repeat.
+        `time_limit_s` (None: stays) is rounded up to whole minutes. After an error part of it may be applied: it is
+        safe to repeat.
         """
+        ...
+
+    def limit_time(self, job_id: int, seconds: float) -> None:
+        """Give a job another time limit, rounded up to whole minutes."""
         ...
 
     def renew(self, job_ids: Sequence[int], until: float) -> None:

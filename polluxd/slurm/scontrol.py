@@ -83,7 +83,9 @@ class ScontrolClient:
         # Plain `requeue` runs a job again that has ended a moment ago; `incomplete` passes over it.
         self._run("scontrol", "requeue", "incomplete", str(job_id))
 
-    def configure(self, job_id: int, geometry: Geometry, *, start: bool) -> None:
+    def configure(
+        self, job_id: int, geometry: Geometry, *, start: bool, time_limit_s: float | None = None
+    ) -> None:
         self._must_be_ours([job_id])
         k, cpus = len(geometry.nodes), geometry.cpus_per_task
         words = [
@@ -122,15 +124,23 @@ class ScontrolClient:
                 raise
 
     def _all_jobs(self) -> tuple[SlurmJob, ...]:
-        return self._learn(parse_jobs(self._run("scontrol", "-a", "-o", "-d", "show", "job")))
+        jobs = parse_jobs(self._run("scontrol", "-a", "-o", "-d", "show", "job"))
+        self._ours.clear()  # those that Slurm has forgotten too: a service runs for months
+        return self._learn(jobs)
 
     def _learn(self, jobs: tuple[SlurmJob, ...]) -> tuple[SlurmJob, ...]:
         for job in jobs:
+        if time_limit_s is not None:
+            words.append(_time_limit(time_limit_s))
             if job.spec is not None:
                 self._ours.add(job.job_id)
             else:
                 self._ours.discard(job.job_id)
         return jobs
+    def limit_time(self, job_id: int, seconds: float) -> None:
+        self._must_be_ours([job_id])
+        self._run("scontrol", "update", f"JobId={job_id}", _time_limit(seconds))
+
 
     def _must_be_ours(self, job_ids: Sequence[int]) -> None:
         """Raises SlurmRefused for a job that does not carry Pollux' AdminComment."""
@@ -177,3 +187,7 @@ def _failure(argv: Sequence[str], status: int, complaint: str) -> SlurmError:
 def _short(argv: Sequence[str]) -> str:
     text = " ".join(argv)
     return text if len(text) <= 160 else text[:157] + "..."
+def _time_limit(seconds: float) -> str:
+    return f"TimeLimit={max(1, ceil(seconds / 60.0))}"
+
+

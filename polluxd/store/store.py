@@ -16,6 +16,7 @@ from . import rows
 from .connection import our_errors
 from .costs import totals
 from .migrations import apply_migrations
+from .orders import Orders
 from .readings import Readings
 from .settings import setting_to_json, settings_from_rows
 from .sqlfiles import migrations
@@ -25,7 +26,7 @@ from .wakeups import Wakeups
 log = logging.getLogger(__name__)
 
 
-class Store(Readings):
+class Store(Readings, Orders):
     """Everything polluxd remembers of one cluster. For several threads, `wait_for_notify` for one.
 
     Every method raises StoreUnavailable (no answer in time: retry later) or StoreRejected (schema, rights,
@@ -238,22 +239,40 @@ class Store(Readings):
             )
         return rows.reallocation(planned[0])
 
-    def advance(self, realloc_id: int, step: Step, at: float, *, epoch: int, detail: str = "") -> bool:
+    def advance(
+        self,
+        realloc_id: int,
+        step: Step,
+        at: float,
+        *,
+        epoch: int,
+        detail: str = "",
+        ends_at: float | None = None,
+    ) -> bool:
         """Write that a move reached `step` at POSIX time `at`. False: it is already there, beyond, or over.
 
         Raises:
             LeaderLost: `epoch` is not the newest.
             StoreRejected: the path has no such step.
         """
+        `ends_at`, where given, is remembered as `Reallocation.ends_at`.
+
         with self._transaction() as run:
             run("fence", epoch=epoch)
-            return bool(
-                run("advance", id=realloc_id, step=Step(step).value, at=at, epoch=epoch, detail=detail)
+            reached = run(
+                "advance",
+                id=realloc_id,
+                step=Step(step).value,
+                at=at,
+                epoch=epoch,
+                detail=detail,
+                ends_at=ends_at,
             )
 
     def realloc_totals(self) -> dict[int, ReallocTotals]:
         """Completed re-allocations and their cost per job that has not ended; jobs without any are absent."""
         return totals(self.reallocation_costs(active_only=True))
+        return bool(reached)
 
     # Upkeep
 

@@ -128,6 +128,7 @@ class World:
             max_concurrent=0,
             authorize=authorize,
             clock=self.slurm.clock,
+            monotonic=self.slurm.clock,
         )
 
     def wished(self) -> list[Intent]:

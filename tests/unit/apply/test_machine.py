@@ -18,6 +18,7 @@ from polluxd.apply.machine import (
     Remind,
     Requeue,
     Wait,
+    Withdraw,
     held,
     next_action,
 )
@@ -97,10 +98,15 @@ def room(free: dict[str, int] | None = None) -> Capacity:
 
 
 def act(the_move: Reallocation, job: SlurmJob | None, rep: Report | None = None, **more: object) -> object:
-    given: dict[str, object] = {"limits": Limits(), "room": room(), "now": NOW, **more}
+    given: dict[str, object] = {
+        "limits": Limits(),
+        "room": room(),
+        "now": NOW,
+        "waited": NOW - max(the_move.times.values()),
+        **more,
+    }
     where = given.pop("room")
-    now = given.pop("now")
-    return next_action(the_move, job, rep, where, now, **given)  # type: ignore[arg-type]
+    return next_action(the_move, job, rep, where, **given)  # type: ignore[arg-type]
 
 
 def test_a_grow_drains_once_its_gpus_are_free() -> None:
@@ -129,8 +135,8 @@ def test_a_job_that_ended_is_never_requeued(step: Step, state: JobState) -> None
 
 def test_the_agent_is_reminded_then_given_up_on() -> None:
     running = slurm_job()
-    assert act(move(Step.DRAINING), running, last_try=NOW - 1) == Wait()
-    assert act(move(Step.DRAINING), running, last_try=NOW - 4) == Remind()
+    assert act(move(Step.DRAINING), running, since_try=1.0) == Wait()
+    assert act(move(Step.DRAINING), running, since_try=4.0) == Remind()
     late = move(Step.DRAINING, waited=31)
     gone_back = act(late, running, report())
     assert isinstance(gone_back, Reach)
@@ -148,7 +154,7 @@ def test_a_drain_that_nobody_looked_after_is_not_carried_out_later() -> None:
 def test_a_requeue_is_sent_once_and_only_repeated_when_it_shows_no_effect() -> None:
     the_move = move(Step.CHECKPOINTED)
     assert act(the_move, slurm_job()) == Requeue()
-    assert act(the_move, slurm_job(), last_try=NOW - 1) == Wait()
+    assert act(the_move, slurm_job(), since_try=1.0) == Wait()
     assert act(the_move, slurm_job(JobState.COMPLETING)) == Wait()
     assert act(the_move, slurm_job(JobState.PENDING, restarts=1)) == Reach(Step.REQUEUED)
 
@@ -192,7 +198,9 @@ def test_training_is_confirmed_by_a_report_of_this_attempt() -> None:
 
 
 def test_pause_stops_what_has_not_begun_and_finishes_what_has() -> None:
-    assert isinstance(act(move(Step.PLANNED), slurm_job(), paused=True), Fail)
+    paused = act(move(Step.PLANNED), slurm_job(), paused=True)
+    assert isinstance(paused, Withdraw)
+    assert not paused.rest
     assert act(move(Step.CHECKPOINTED), slurm_job(), paused=True) == Requeue()
 
 

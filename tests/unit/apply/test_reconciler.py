@@ -22,7 +22,7 @@ class MemoryStore:
     def open_reallocations(self) -> list[Reallocation]:
         return self.moves
 
-    def advance(self, number: int, step: Step, at: float, *, epoch: int, detail: str = "") -> bool:
+    def advance(self, number: int, step: Step, at: float, **more: Any) -> bool:
         self.reached.append((number, step))
         return True
 
@@ -37,6 +37,7 @@ def reconciler(slurm: FakeSlurm, store: Any) -> Reconciler:
         max_concurrent=0,
         authorize=lambda: 1,
         clock=slurm.clock,
+        monotonic=slurm.clock,
     )
 
 

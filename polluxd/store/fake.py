@@ -1,0 +1,205 @@
+"""The database in memory, for tests: what polluxd's cycle reads and writes, with the real one's rules for moves and
+leaders (`tests/integration/store/test_fake.py` holds it to the real one), and faults.
+
+    rows = FakeRows(clock)
+    one, two = FakeStore(rows), FakeStore(rows)     # two processes
+    one.lead()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from polluxd.errors import LeaderLost, StoreRejected, StoreUnavailable
+from polluxd.model import Mode, Placement, Plan, Reallocation, Report, Settings, Step
+
+from .views import JobTimes, ObservedJob, ReallocTotals
+
+_ORDER = {step: rank for rank, step in enumerate(Step)}
+
+
+@dataclass
+class FakeRows:
+    """The tables, shared by every process."""
+
+    clock: Callable[[], float]
+    """Seconds that only go forward: the server's."""
+    moves: list[Reallocation] = field(default_factory=list)
+    reports: dict[int, Report] = field(default_factory=dict)
+    jobs: dict[int, ObservedJob] = field(default_factory=dict)
+    settings: dict[str, object] = field(default_factory=dict)
+    pins: dict[int, str] = field(default_factory=dict)
+    cycles: int = 0
+    epoch: int = 0
+    lease_until: float = float("-inf")
+    down: bool = False
+
+    def acknowledge(self, realloc_id: int, at: float) -> bool:
+        """As an agent does: the checkpoint that a drain asked for is there."""
+        move = self.moves[realloc_id - 1]
+        if self.down or move.step is not Step.DRAINING:
+            return False
+        times = {**move.times, Step.CHECKPOINTED: at}
+        self.moves[realloc_id - 1] = replace(move, step=Step.CHECKPOINTED, times=times)
+        return True
+
+
+class FakeStore:
+    """One polluxd's door to `FakeRows`; has what `Controller` and `Reconciler` call.
+
+    Args:
+        lease_s: how long a leader may act after it was last confirmed [s].
+    """
+
+    def __init__(self, rows: FakeRows, *, lease_s: float = 15.0) -> None:
+        self.rows = rows
+        self.epoch: int | None = None
+        self._lease_s = lease_s
+        self._confirmed_at = float("-inf")
+
+    # Leadership
+
+    def lead(self) -> int | None:
+        self._must_answer()
+        if self.still_leading():
+            return self.epoch
+        if self.rows.clock() < self.rows.lease_until:
+            return None
+        self.rows.epoch += 1
+        self.epoch = self.rows.epoch
+        self._confirm()
+        return self.epoch
+
+    def still_leading(self) -> bool:
+        if self.epoch is None:
+            return False
+        if self.rows.down or self.epoch != self.rows.epoch:
+            self.epoch = None
+            return False
+        self._confirm()
+        return True
+
+    @property
+    def lease_left(self) -> float:
+        if self.epoch is None:
+            return 0.0
+        return max(0.0, self._confirmed_at + self._lease_s - self.rows.clock())
+
+    def _confirm(self) -> None:
+        self._confirmed_at = self.rows.clock()
+        self.rows.lease_until = self._confirmed_at + self._lease_s
+
+    def _must_answer(self, epoch: int | None = None) -> None:
+        if self.rows.down:
+            raise StoreUnavailable
+        if epoch is not None and epoch != self.rows.epoch:
+            raise LeaderLost(f"epoch {epoch} no longer leads (now: {self.rows.epoch})")
+
+    # What is observed and decided
+
+    def settings(self, defaults: Settings | None = None) -> Settings:
+        self._must_answer()
+        return replace(defaults or Settings(), **self.rows.settings)  # type: ignore[arg-type]
+
+    def reports(self) -> dict[int, Report]:
+        self._must_answer()
+        return dict(self.rows.reports)
+
+    def sync_jobs(self, jobs: Sequence[ObservedJob]) -> None:
+        self._must_answer(self.epoch)
+        self.rows.jobs = {job.job_id: job for job in jobs if job.spec is not None}
+
+    def job_times(self) -> dict[int, JobTimes]:
+        self._must_answer()
+        return {j: JobTimes(job.submit_time) for j, job in self.rows.jobs.items()}
+
+    def realloc_totals(self) -> dict[int, ReallocTotals]:
+        self._must_answer()
+        return {}
+
+    def pins(self) -> dict[int, str]:
+        self._must_answer()
+        return dict(self.rows.pins)
+
+    def record_cycle(
+        self,
+        plan: Plan | None,
+        *,
+        mode: Mode | str,
+        note: str = "",
+        durations: Mapping[str, float],
+        started_at: float,
+        snapshot_json: str | None = None,
+    ) -> int:
+        self._must_answer(self.epoch)
+        self.rows.cycles += 1
+        return self.rows.cycles
+
+    # Moves
+
+    def open_reallocations(self) -> list[Reallocation]:
+        self._must_answer()
+        return [move for move in self.rows.moves if not move.step.terminal]
+
+    def reallocations(self, job_id: int | None = None) -> list[Reallocation]:
+        self._must_answer()
+        return [move for move in self.rows.moves if job_id in (None, move.job_id)]
+
+    def drains_since(self, since: float) -> int:
+        self._must_answer()
+        return sum(move.times.get(Step.DRAINING, 0.0) >= since for move in self.rows.moves)
+
+    def plan_reallocation(
+        self,
+        job_id: int,
+        attempt: int,
+        path: str,
+        source: Placement,
+        target: Placement,
+        reason: str,
+        epoch: int,
+        *,
+        at: float | None = None,
+    ) -> Reallocation:
+        self._must_answer(epoch)
+        if any(move.job_id == job_id and not move.step.terminal for move in self.rows.moves):
+            raise StoreRejected(f"reallocation_one_open: job {job_id} has a move under way")
+        times = {Step.PLANNED: self.rows.clock() if at is None else at}
+        number = len(self.rows.moves) + 1
+        move = Reallocation(number, job_id, attempt, path, source, target, reason, Step.PLANNED, times)
+        self.rows.moves.append(move)
+        return move
+
+    def advance(
+        self,
+        realloc_id: int,
+        step: Step,
+        at: float,
+        *,
+        epoch: int,
+        detail: str = "",
+        ends_at: float | None = None,
+    ) -> bool:
+        self._must_answer(epoch)
+        move = self.rows.moves[realloc_id - 1]
+        if move.step.terminal or _ORDER[step] <= _ORDER[move.step]:
+            return False
+        if step in (Step.TRAINING, Step.PARKED) and (move.path == "park") is (step is Step.TRAINING):
+            raise StoreRejected(f"re-allocation {realloc_id} ({move.path}) cannot go to step {step}")
+        self.rows.moves[realloc_id - 1] = replace(
+            move,
+            step=step,
+            times={**move.times, step: at},
+            detail="; ".join(part for part in (move.detail, detail) if part),
+            ends_at=move.ends_at if ends_at is None else ends_at,
+        )
+        return True
+
+    def cancel_move(self, job_id: int, who: str) -> Reallocation | None:
+        self._must_answer()
+        for move in self.open_reallocations():
+            if move.job_id == job_id:
+                self.rows.moves[move.id - 1] = replace(move, cancelled_by=who)
+                return move
+        return None

@@ -1,0 +1,206 @@
+"""polluxd dies before or after each of its calls to Slurm and to the database, while something else goes wrong: the
+next one finishes every move. Slurm and the database are the fakes, held to the real ones by their contract tests;
+`tests/integration/apply/test_crashes.py` has the same with a real Postgres."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from polluxd.apply.machine import held
+from polluxd.errors import SlurmUnavailable
+from polluxd.model import NO_PLACEMENT, Allocation, JobState, Placement, Plan, Snapshot, Step
+
+from .world import LEADER_LEASE_S, Killed, Process, World
+
+WRITES = {"signal", "requeue", "configure", "renew", "limit_time", "plan_reallocation", "advance"}
+FAULTS = (
+    "nothing",
+    "database down",
+    "scontrol times out",
+    "applied but timed out",
+    "slurmctld restarts",
+    "second leader",
+)
+
+
+def moves_of(world: World) -> dict[int, Placement]:
+    """Four jobs on two nodes: a swap, a first start, a park; by job id, where each is to be."""
+    moves = [
+        (Placement(("n1",), 3), Placement(("n2",), 2)),
+        (Placement(("n2",), 2), Placement(("n1",), 3)),
+        (NO_PLACEMENT, Placement(("n2",), 1)),
+        (Placement(("n2",), 1), NO_PLACEMENT),
+    ]
+    return {world.submit(at=source or None, time_limit_s=7200.0): target for source, target in moves}
+
+
+def asking_for(targets: dict[int, Placement]) -> Callable[[Snapshot], Plan]:
+    def policy(snapshot: Snapshot) -> Plan:
+        wanted = {j.job_id: j.placement if j.pinned else targets[j.job_id] for j in snapshot.jobs}
+        changed = {j.job_id: wanted[j.job_id] != j.placement for j in snapshot.jobs}
+        return Plan(
+            tuple(Allocation(j, p, 1.0, 1.0, 32, changed[j], "by hand") for j, p in wanted.items()),
+            1.0,
+            1.0,
+            "by hand",
+        )
+
+    return policy
+
+
+class Failpoints:
+    """The n-th writing call (or, for a freeze, the n-th leave to act) is the last for a while, or for ever."""
+
+    def __init__(self, at: int, *, after: bool, then: Callable[[], None]) -> None:
+        self.passed = 0
+        self._at, self._after, self._then = at, after, then
+
+    def door(self, freeze: bool) -> Callable[[str, Any], Any]:
+        def wrap(name: str, inner: Any) -> Any:
+            if name == "authorize":
+                return self._point(inner) if freeze and not self._after else inner
+            return _Door(self, inner, watched=not freeze or self._after)
+
+        return wrap
+
+    def _point(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def pointed(*args: Any, **words: Any) -> Any:
+            self.passed += 1
+            now = self.passed == self._at
+            if now and not self._after:
+                self._then()
+            answer = call(*args, **words)
+            if now and self._after:
+                self._then()
+            return answer
+
+        return pointed
+
+
+class _Door:
+    def __init__(self, points: Failpoints, inner: Any, *, watched: bool) -> None:
+        self._points, self._inner, self._watched = points, inner, watched
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        return self._points._point(found) if self._watched and name in WRITES else found
+
+
+def kill() -> None:
+    raise Killed
+
+
+def live(world: World, process: Process, seconds: float, targets: dict[int, Placement]) -> None:
+    """polluxd runs until everything is where it is to be."""
+    until = world.slurm.clock() + seconds
+    while world.slurm.clock() < until:
+        process.turn()
+        world.pass_time(0.3)
+        world.assert_sound()
+        settled = {j: held(world.truth(j)) for j in targets} == targets
+        if settled and not any(not m.step.terminal for m in world.rows.moves):
+            return
+
+
+def scenario(fault: str, at: int, *, after: bool) -> tuple[bool, list[str]]:
+    """One run; (was there such a failpoint, what is wrong at the end)."""
+    world = World()
+    try:
+        targets = moves_of(world)
+        foreign = world.submit_foreign(1)
+        world.pass_time(4.0)
+        world.policy = asking_for(targets)
+        second: list[Process] = []
+
+        def take_over() -> None:
+            """This process stands still; its lease ends; another leads, acts, and stands in mid-move."""
+            world.pass_time(LEADER_LEASE_S + 0.5)
+            second.append(Process(world))
+            for _ in range(4):
+                second[0].turn()
+                world.pass_time(0.3)
+
+        freeze = fault == "second leader"
+        points = Failpoints(at, after=after, then=take_over if freeze else kill)
+        first = Process(world, points.door(freeze))
+        try:
+            live(world, first, 60.0, targets)
+        except Killed:
+            first._store.epoch = None  # type: ignore[misc]
+        if points.passed < at:
+            return False, []
+        match fault:
+            case "database down":
+                world.rows.down = True
+            case "scontrol times out" | "applied but timed out":
+                for call in ("observe", "signal", "requeue", "configure", "renew"):
+                    error = SlurmUnavailable("no answer in time")
+                    world.slurm.fail(call, error, applied=fault.startswith("applied"), times=2)
+            case "slurmctld restarts":
+                world.slurm.break_controller(2.0, forgets_s=1.0)
+        world.pass_time(0.5)
+        last = second[0] if second else Process(world)
+        for _ in range(8):
+            last.turn()
+            if freeze:
+                first.turn()  # awake again, and no leader any more
+            world.pass_time(0.5)
+        world.rows.down = False
+        live(world, last, 120.0, targets)
+        return True, wrong(world, targets, foreign)
+    finally:
+        world.close()
+
+
+def wrong(world: World, targets: dict[int, Placement], foreign: int) -> list[str]:
+    faults = [
+        f"job {j}: {held(world.truth(j))}, not {p}"
+        for j, p in targets.items()
+        if held(world.truth(j)) != p or world.truth(j).state.finished
+    ]
+    if any(not m.step.terminal for m in world.rows.moves):
+        faults.append("a move is still open")
+    if world.truth(foreign).state is not JobState.RUNNING:
+        faults.append("the foreign job is gone")
+    drained = Counter(m.job_id for m in world.rows.moves if Step.REQUEUED in m.times)
+    restarts = {j: world.truth(j).restart_count for j in targets}
+    if restarts != {j: drained[j] for j in targets} or any(
+        world.requeued[j] > n for j, n in restarts.items()
+    ):
+        faults.append(f"requeued {restarts}, by moves {dict(drained)}")
+    most = {1: 1, 2: 1, 3: 0, 4: 1}
+    if any(restarts[j] != most[j] for j in targets):
+        faults.append(f"restarts {restarts}, expected {most}")
+    return faults
+
+
+def test_the_moves_converge_undisturbed() -> None:
+    assert scenario("nothing", 10_000, after=False) == (False, [])
+    world = World()
+    targets = moves_of(world)
+    foreign = world.submit_foreign(1)
+    world.pass_time(4.0)
+    world.policy = asking_for(targets)
+    live(world, Process(world), 60.0, targets)
+    world.close()
+    assert wrong(world, targets, foreign) == []
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_killed_at_every_failpoint_while(fault: str) -> None:
+    tried, unsound = 0, []
+    for after in (False, True):
+        for at in itertools.count(1):
+            there, faults = scenario(fault, at, after=after)
+            if not there:
+                break
+            tried += 1
+            unsound += [f"{'after' if after else 'before'} call {at}: {f}" for f in faults]
+    print(f"killed at each of {tried} failpoints, {fault}: {tried - len(unsound)}/{tried} converged")
+    assert tried >= 50
+    assert not unsound, "\n".join(unsound)

@@ -1,0 +1,279 @@
+"""A cluster in memory with its jobs, their agents and one polluxd or two; and what must hold of it at every moment."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pollux.goodput import BatchLimits
+from polluxd.apply.machine import Limits
+from polluxd.apply.reconciler import Reconciler
+from polluxd.config import Config, parse_config
+from polluxd.cycle import Controller
+from polluxd.daemon import Daemon
+from polluxd.model import JobSpec, JobState, Node, Placement, Plan, Report, Snapshot, Step
+from polluxd.slurm.fake import FakeSlurm
+from polluxd.slurm.protocol import Geometry
+from polluxd.store.fake import FakeRows, FakeStore
+
+TIMEOUT_S, LEADER_LEASE_S, LEASE_S = 1.0, 3.0, 60.0
+LIMITS = Limits(planned=30.0, drain=6.0, requeued=20.0, start=10.0, training=10.0)
+DRAIN_WAIT_S = 120.0
+"""pollux.restart: so long a drained agent waits to be killed before it trains on."""
+
+Policy = Callable[[Snapshot], Plan]
+
+
+class Killed(BaseException):
+    """kill -9 of polluxd."""
+
+
+@dataclass
+class Training:
+    """A job of ours as its agent lives it."""
+
+    work_s: float
+    """Seconds of training that it needs."""
+    done_s: float = 0.0
+    saved_s: float = 0.0
+    """What its newest checkpoint has."""
+    attempt: int = -1
+    stopped_at: float | None = None
+    """When it acknowledged a drain."""
+    silent: bool = False
+    """Its agent hears nothing (a script that never attaches)."""
+
+
+def config(mode: str = "enforce") -> Config:
+    return parse_config(
+        {
+            "mode": mode,
+            "slurm": {"cluster": "c", "timeout_s": TIMEOUT_S, "lease_s": LEASE_S},
+            "database": {"url": "postgresql://pollux_daemon@127.0.0.1:1/pollux"},
+            "cycle": {
+                "interval_s": 5.0,
+                "floor_s": 1.0,
+                "poll_s": 0.5,
+                "busy_poll_s": 0.5,
+                "leader_lease_s": LEADER_LEASE_S,
+            },
+        },
+        "test",
+    )
+
+
+class Process(Daemon):
+    """polluxd's own loop, turn by turn, over the fakes; `door` wraps what it reaches Slurm and the store through."""
+
+    def __init__(self, world: World, door: Callable[[str, Any], Any] = lambda _name, inner: inner) -> None:
+        self._world, self._door = world, door
+        super().__init__(config)
+
+    def _assemble(self, config: Config) -> None:
+        world = self._world
+        self._config = config
+        self._schema_known = True
+        self._pruned = float("inf")
+        store = FakeStore(world.rows, lease_s=config.cycle.leader_lease_s)
+        self._store = store  # type: ignore[assignment]
+        slurm = self._door("slurm", Watched(world, store))
+        door: Any = self._door("store", store)
+        reconciler = Reconciler(
+            slurm,
+            door,
+            limits=LIMITS,
+            cooldown=2.0,
+            lease=LEASE_S,
+            max_concurrent=0,
+            authorize=self._door("authorize", self._authorize),
+            clock=world.wall,
+            monotonic=world.slurm.clock,
+        )
+        self._controller = Controller(
+            config,
+            slurm,
+            door,
+            reconciler,
+            monotonic=world.slurm.clock,
+            policy=lambda snapshot, _cache: world.policy(snapshot),
+        )
+
+    def turn(self) -> None:
+        self._turn()
+
+
+class Watched:
+    """Slurm as one polluxd reaches it, with each writing call held against what is allowed."""
+
+    def __init__(self, world: World, store: FakeStore) -> None:
+        self._world, self._store, self._slurm = world, store, world.slurm
+
+    def observe(self) -> Any:
+        return self._slurm.observe()
+
+    def jobs(self, job_ids: Sequence[int]) -> Any:
+        return self._slurm.jobs(job_ids)
+
+    def signal(self, job_id: int) -> None:
+        self._about_to("signal", job_id)
+        self._slurm.signal(job_id)
+
+    def requeue(self, job_id: int) -> None:
+        self._about_to("requeue", job_id)
+        world, job = self._world, self._world.truth(job_id)
+        if job.state is JobState.RUNNING:
+            moves = [m for m in world.rows.moves if m.job_id == job_id and m.step is Step.CHECKPOINTED]
+            assert [m.attempt for m in moves] == [job.restart_count], f"requeued outside of a move: {moves}"
+            training = world.trainings[job_id]
+            stopped = training.stopped_at is not None
+            # What an acknowledgement promised: no step is trained twice.
+            assert not stopped or training.done_s == training.saved_s, "requeued after it had trained on"
+        before = world.truth(job_id).restart_count
+        try:
+            self._slurm.requeue(job_id)
+        finally:
+            world.requeued[job_id] += world.truth(job_id).restart_count - before
+
+    def configure(self, job_id: int, geometry: Geometry, **words: Any) -> None:
+        self._about_to("configure", job_id)
+        world = self._world
+        promised = Counter[str]()
+        for job in world.ours():
+            promised.update(job.gpus_per_node_held)
+        for move in world.rows.moves:
+            starts = move.step is Step.CONFIGURED and world.truth(move.job_id).state is JobState.PENDING
+            if starts and move.job_id != job_id:
+                promised.update(dict.fromkeys(move.target.nodes, move.target.gpus_per_node))
+        promised.update(dict.fromkeys(geometry.nodes, geometry.gpus_per_node))
+        over = {n: g for n, g in promised.items() if g > world.gpus[n]}
+        assert not over, f"more promised than there is: {over}"
+        self._slurm.configure(job_id, geometry, **words)
+
+    def limit_time(self, job_id: int, seconds: float) -> None:
+        self._about_to("limit_time", job_id)
+        self._slurm.limit_time(job_id, seconds)
+
+    def renew(self, job_ids: Sequence[int], until: float) -> None:
+        for job_id in job_ids:
+            self._about_to("renew", job_id)
+        self._slurm.renew(job_ids, until)
+
+    def _about_to(self, call: str, job_id: int) -> None:
+        world = self._world
+        assert job_id not in world.foreign, f"{call} of foreign job {job_id}"
+        assert self._store.epoch == world.rows.epoch, f"{call} by a former leader"
+
+
+class World:
+    """Nodes, jobs, agents, and the time that passes for all of them."""
+
+    def __init__(self, nodes: int = 2, gpus: int = 4, *, policy: Policy | None = None) -> None:
+        self.gpus = {f"n{i + 1}": gpus for i in range(nodes)}
+        self.slurm = FakeSlurm([Node(name, gpus, cpus=64) for name in self.gpus])
+        self.rows = FakeRows(self.slurm.clock)
+        self.skew = 0.0
+        """By how much polluxd's clock is wrong."""
+        self.policy: Policy = policy or (lambda snapshot: Plan((), 1.0, 1.0, "none"))
+        self.trainings: dict[int, Training] = {}
+        self.foreign: set[int] = set()
+        self.requeued = Counter[int]()
+        """Restarts that polluxd's own calls made."""
+        self.faults: list[str] = []
+        self._handler = _Errors(self.faults)
+        logging.getLogger("polluxd").addHandler(self._handler)
+
+    def close(self) -> None:
+        logging.getLogger("polluxd").removeHandler(self._handler)
+
+    def wall(self) -> float:
+        return self.slurm.clock() + self.skew
+
+    def submit(self, *, work_s: float = 1e9, at: Placement | None = None, **words: Any) -> int:
+        job_id = self.slurm.submit(JobSpec(), lease=LEASE_S, **words)
+        self.trainings[job_id] = Training(work_s)
+        if at is not None:
+            self.slurm.configure(job_id, Geometry(at.nodes, at.gpus_per_node, 1), start=True)
+        return job_id
+
+    def submit_foreign(self, gpus: int, **words: Any) -> int:
+        job_id = self.slurm.submit(None, gpus_per_node=gpus, **words)
+        self.foreign.add(job_id)
+        return job_id
+
+    def truth(self, job_id: int) -> Any:
+        """The job as it is, whether slurmctld answers or not."""
+        return self.slurm.truth(job_id)
+
+    def ours(self) -> list[Any]:
+        return [self.truth(job_id) for job_id in self.trainings]
+
+    def pass_time(self, seconds: float) -> None:
+        """Slurm and the agents live on, 0.5 s at a time."""
+        left = seconds
+        while left > 1e-9:
+            part = min(left, 0.5)
+            self.slurm.advance(part)
+            self._live(part)
+            left -= part
+
+    def _live(self, seconds: float) -> None:
+        now = self.slurm.clock()
+        for job_id, training in self.trainings.items():
+            job = self.truth(job_id)
+            if job.state is not JobState.RUNNING:
+                training.stopped_at = None
+                continue
+            if training.attempt != job.restart_count:
+                training.attempt, training.stopped_at = job.restart_count, None
+                training.done_s = training.saved_s
+            if training.silent or now < job.start_time + 1.0:
+                continue
+            self._train(job_id, training, seconds, now)
+            if training.done_s >= training.work_s:
+                self.slurm.finish(job_id)
+                continue
+            if not self.rows.down:
+                self.rows.reports[job_id] = Report(
+                    attempt=job.restart_count,
+                    at=now,
+                    limits=BatchLimits(32, 256, 8, 64),
+                    first_step_at=job.start_time + 1.0,
+                    checkpointed=training.saved_s > 0.0,
+                )
+
+    def _train(self, job_id: int, training: Training, seconds: float, now: float) -> None:
+        stopped = training.stopped_at
+        if stopped is None or now > stopped + DRAIN_WAIT_S:
+            training.stopped_at = None
+            training.done_s += seconds
+        for move in self.rows.moves:
+            asked = move.job_id == job_id and move.step is Step.DRAINING and move.attempt == training.attempt
+            if asked:
+                training.saved_s = training.done_s
+                if self.rows.acknowledge(move.id, self.wall()):
+                    training.stopped_at = now
+
+    def assert_sound(self) -> None:
+        """What holds at every moment."""
+        assert not self.faults, self.faults
+        used = Counter[str]()
+        for job in self.ours():
+            used.update(job.gpus_per_node_held)
+        assert all(used[name] <= gpus for name, gpus in self.gpus.items()), used
+        open_moves = Counter(m.job_id for m in self.rows.moves if not m.step.terminal)
+        assert not open_moves or max(open_moves.values()) == 1
+
+
+class _Errors(logging.Handler):
+    """Faults of polluxd's own, which its loop survives and logs."""
+
+    def __init__(self, found: list[str]) -> None:
+        super().__init__(logging.ERROR)
+        self._found = found
+
+    def emit(self, record: logging.LogRecord) -> None:
+        shown = logging.Formatter().format(record)
+        self._found.append(shown)
