@@ -186,6 +186,8 @@ class Realloc(_Section):
     """A moved job is left alone for this long."""
     max_concurrent: Annotated[int, Field(ge=0)] = 0
     """Moves under way at one time; 0: no limit."""
+    moves_per_hour: Annotated[int, Field(ge=0)] = 0
+    """Running jobs ordered to leave their GPUs within an hour, of the whole cluster; 0: no limit."""
     default_cost_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
     """What a move is expected to cost until a job's own moves are measured (the paper's constant)."""
     planned_timeout_s: Seconds = 60.0
@@ -199,8 +201,6 @@ class Realloc(_Section):
     training_timeout_s: Seconds = 120.0
     """Running, and no training step reported."""
 
-    moves_per_hour: Annotated[int, Field(ge=0)] = 0
-    """Running jobs ordered to leave their GPUs within an hour, of the whole cluster; 0: no limit."""
 
 class Config(_Section):
     """The whole file."""

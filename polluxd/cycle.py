@@ -21,6 +21,7 @@ from polluxd.errors import LeaderLost
 from polluxd.model import Mode, Plan, Snapshot
 from polluxd.policy import Cache, decide
 from polluxd.slurm.protocol import ClusterState, SlurmClient
+from polluxd.slurm.topology import racks_of
 from polluxd.snapshot import build_snapshot
 from polluxd.store import Store
 
@@ -84,10 +85,9 @@ class Controller:
                 settings=settings,
                 default_cost=self._config.realloc.default_cost_s,
                 resting=self._reconciler.resting,
-                racks=self._racks,
-            )
                 pins=self._store.pins(),
                 stay="" if self._reconciler.budget_left() else self._reconciler.budget_spent,
+            )
             observed = time.perf_counter()
             plan = self._policy(snapshot, self._cache)
             decided = time.perf_counter()

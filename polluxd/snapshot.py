@@ -30,9 +30,9 @@ def build_snapshot(
     settings: Settings,
     default_cost: float,
     resting: Callable[[int], float] = lambda _job_id: 0.0,
-) -> Snapshot:
     pins: Mapping[int, str] | None = None,
     stay: str = "",
+) -> Snapshot:
     """The snapshot of this cycle.
 
     Left out are jobs that cannot be given GPUs now: held, waiting for a dependency or for their own --begin, ending,
@@ -112,12 +112,12 @@ def _pin_reason(
         return f"left alone for {rest:.0f} s more after its last move"
     if job.state is not JobState.RUNNING:
         return ""
+    if pinned_by:
+        return f"pinned by {pinned_by}"
+    if stay:
+        return stay
     if not job.spec.preemptible:
         return "not preemptible (preemptible=no)"
     if report is None or report.attempt != job.restart_count or report.first_step_at is None:
         return "has not reported a training step since it started: moving it could lose its work"
     return ""
-    if pinned_by:
-        return f"pinned by {pinned_by}"
-    if stay:
-        return stay

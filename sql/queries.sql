@@ -184,6 +184,7 @@ UPDATE pollux.reallocation r
 SET step = CAST(:step AS text),
     times = r.times || jsonb_build_object(CAST(:step AS text), CAST(:at AS double precision)),
     detail = concat_ws('; ', nullif(r.detail, ''), nullif(CAST(:detail AS text), '')),
+    ends_at = coalesce(to_timestamp(CAST(:ends_at AS double precision)), r.ends_at),
     epoch = :epoch,
     resumed = coalesce(r.resumed, CASE WHEN :step = 'training' THEN (
         SELECT p.times || jsonb_strip_nulls(jsonb_build_object('restart_cost', p.restart_cost))
@@ -193,17 +194,7 @@ SET step = CAST(:step AS text),
 WHERE r.id = :id AND r.cluster = :cluster AND r.step NOT IN ('training', 'parked', 'failed')
   AND pollux.step_rank(r.step) < pollux.step_rank(:step)
 RETURNING r.id;
-    ends_at = coalesce(to_timestamp(CAST(:ends_at AS double precision)), r.ends_at),
 
--- name: open_reallocations
-SELECT * FROM pollux.reallocation
-WHERE cluster = :cluster AND step NOT IN ('training', 'parked', 'failed') ORDER BY id;
-
--- name: reallocations
-SELECT * FROM pollux.reallocation
-WHERE cluster = :cluster AND (CAST(:job_id AS bigint) IS NULL OR job_id = :job_id) ORDER BY id;
-
--- name: completed_reallocations
 -- name: drains_since
 SELECT count(*) FROM pollux.reallocation
 WHERE cluster = :cluster AND times ? 'draining' AND (times ->> 'draining')::double precision >= :since;
@@ -229,6 +220,15 @@ UPDATE pollux.job SET pinned_by = :pinned_by WHERE cluster = :cluster AND job_id
 INSERT INTO pollux.setting_audit (cluster, who, name, from_value, to_value)
 VALUES (:cluster, :who, :name, CAST(:from_value AS jsonb), CAST(:to_value AS jsonb));
 
+-- name: open_reallocations
+SELECT * FROM pollux.reallocation
+WHERE cluster = :cluster AND step NOT IN ('training', 'parked', 'failed') ORDER BY id;
+
+-- name: reallocations
+SELECT * FROM pollux.reallocation
+WHERE cluster = :cluster AND (CAST(:job_id AS bigint) IS NULL OR job_id = :job_id) ORDER BY id;
+
+-- name: completed_reallocations
 -- Moves that ended in training, of jobs that still matter (:active) or of all; a job id used again counts anew.
 SELECT r.* FROM pollux.reallocation r
 LEFT JOIN pollux.job j ON j.cluster = r.cluster AND j.job_id = r.job_id

@@ -104,10 +104,16 @@ class ScontrolClient:
         ]
         if geometry.mem_per_node_mb is not None:
             words.append(f"MinMemoryNode={geometry.mem_per_node_mb}")
+        if time_limit_s is not None:
+            words.append(_time_limit(time_limit_s))
         if start:
             # Wakes the scheduler at once. Left out, the job waits for cred_expire + 1 s after its requeue.
             words.append("StartTime=now")
         self._run("scontrol", "update", *words)
+
+    def limit_time(self, job_id: int, seconds: float) -> None:
+        self._must_be_ours([job_id])
+        self._run("scontrol", "update", f"JobId={job_id}", _time_limit(seconds))
 
     def renew(self, job_ids: Sequence[int], until: float) -> None:
         if not job_ids:
@@ -130,17 +136,11 @@ class ScontrolClient:
 
     def _learn(self, jobs: tuple[SlurmJob, ...]) -> tuple[SlurmJob, ...]:
         for job in jobs:
-        if time_limit_s is not None:
-            words.append(_time_limit(time_limit_s))
             if job.spec is not None:
                 self._ours.add(job.job_id)
             else:
                 self._ours.discard(job.job_id)
         return jobs
-    def limit_time(self, job_id: int, seconds: float) -> None:
-        self._must_be_ours([job_id])
-        self._run("scontrol", "update", f"JobId={job_id}", _time_limit(seconds))
-
 
     def _must_be_ours(self, job_ids: Sequence[int]) -> None:
         """Raises SlurmRefused for a job that does not carry Pollux' AdminComment."""
@@ -176,6 +176,10 @@ class ScontrolClient:
         raise _failure(argv, done.returncode, (done.stderr or done.stdout).strip())
 
 
+def _time_limit(seconds: float) -> str:
+    return f"TimeLimit={max(1, ceil(seconds / 60.0))}"
+
+
 def _failure(argv: Sequence[str], status: int, complaint: str) -> SlurmError:
     if status < 0 or _NO_ANSWER.search(complaint):
         return SlurmUnavailable(
@@ -187,7 +191,3 @@ def _failure(argv: Sequence[str], status: int, complaint: str) -> SlurmError:
 def _short(argv: Sequence[str]) -> str:
     text = " ".join(argv)
     return text if len(text) <= 160 else text[:157] + "..."
-def _time_limit(seconds: float) -> str:
-    return f"TimeLimit={max(1, ceil(seconds / 60.0))}"
-
-

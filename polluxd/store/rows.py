@@ -135,6 +135,8 @@ def reallocation(row: Row) -> Reallocation:
         step=Step(row["step"]),
         times={Step(step): float(at) for step, at in row["times"].items()},
         detail=row["detail"],
+        cancelled_by=row["cancelled_by"] or "",
+        ends_at=seconds(row["ends_at"]),
     )
 
 
@@ -168,8 +170,6 @@ def allocations_to_json(plan: Plan) -> str:
                 "gpus_per_node": a.placement.gpus_per_node,
                 "gpus": a.placement.gpus,
                 "goodput": finite_or_none(float(a.goodput)),
-        cancelled_by=row["cancelled_by"] or "",
-        ends_at=seconds(row["ends_at"]),
                 "speedup": finite_or_none(float(a.speedup)),
                 "batch_size": int(a.batch_size),
                 "changed": bool(a.changed),

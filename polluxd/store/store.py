@@ -251,12 +251,12 @@ class Store(Readings, Orders):
     ) -> bool:
         """Write that a move reached `step` at POSIX time `at`. False: it is already there, beyond, or over.
 
+        `ends_at`, where given, is remembered as `Reallocation.ends_at`.
+
         Raises:
             LeaderLost: `epoch` is not the newest.
             StoreRejected: the path has no such step.
         """
-        `ends_at`, where given, is remembered as `Reallocation.ends_at`.
-
         with self._transaction() as run:
             run("fence", epoch=epoch)
             reached = run(
@@ -268,11 +268,11 @@ class Store(Readings, Orders):
                 detail=detail,
                 ends_at=ends_at,
             )
+        return bool(reached)
 
     def realloc_totals(self) -> dict[int, ReallocTotals]:
         """Completed re-allocations and their cost per job that has not ended; jobs without any are absent."""
         return totals(self.reallocation_costs(active_only=True))
-        return bool(reached)
 
     # Upkeep
 
