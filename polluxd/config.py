@@ -22,6 +22,7 @@ from sqlalchemy.exc import ArgumentError
 
 from polluxd.errors import ConfigError
 from polluxd.model import Mode, Settings
+from polluxd.slurm.topology import racks_of
 
 DEFAULT_PATH = Path("/etc/pollux/polluxd.toml")
 
@@ -50,6 +51,14 @@ class Slurm(_Section):
     """For how long a waiting job is kept back at a time; polluxd dead, it starts by itself after this."""
     heartbeat_file: Annotated[Path | None, Field(strict=False)] = None
     """Touched every cycle; the submit hook keeps jobs back only while it is fresh."""
+    racks: dict[str, str] = Field(default_factory=dict)
+    """Node lists by rack, for nodes that Slurm's own topology does not place."""
+
+    @field_validator("racks")
+    @classmethod
+    def _are_apart(cls, value: dict[str, str]) -> dict[str, str]:
+        racks_of(value)
+        return value
 
 
 class Database(_Section):

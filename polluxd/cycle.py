@@ -59,6 +59,7 @@ class Controller:
         self._decided_at = float("-inf")
         self._seen: frozenset[object] = frozenset()
         self._cache = Cache()
+        self._racks = racks_of(config.slurm.racks)
 
     def step(self) -> StepResult:
         """Observe; act on what is under way; decide anew when due."""
@@ -84,6 +85,7 @@ class Controller:
                 totals=self._store.realloc_totals(),
                 settings=settings,
                 default_cost=self._config.realloc.default_cost_s,
+                racks=self._racks,
                 resting=self._reconciler.resting,
                 pins=self._store.pins(),
                 stay="" if self._reconciler.budget_left() else self._reconciler.budget_spent,

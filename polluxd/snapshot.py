@@ -29,6 +29,7 @@ def build_snapshot(
     totals: Mapping[int, ReallocTotals],
     settings: Settings,
     default_cost: float,
+    racks: Mapping[str, str] | None = None,
     resting: Callable[[int], float] = lambda _job_id: 0.0,
     pins: Mapping[int, str] | None = None,
     stay: str = "",
@@ -38,6 +39,7 @@ def build_snapshot(
     Left out are jobs that cannot be given GPUs now: held, waiting for a dependency or for their own --begin, ending,
     or running on uneven GPUs per node (which no placement of ours describes). What such jobs hold counts as used.
     `times` has what Slurm forgets at a requeue: first submission, and when GPUs were last held.
+    `racks` has the rack of nodes that Slurm's own topology does not place.
     `default_cost` is delta_j [s] until a job's own re-allocations are measured; `resting` gives the seconds for
     which a job is still to be left alone. `pins` has who pinned a job; `stay`, where not empty, is why no running
     job may move now.
@@ -86,7 +88,15 @@ def build_snapshot(
     for job in state.jobs:
         if job.spec is not None and job.job_id not in ours:
             others.update(job.gpus_per_node_held)
-    nodes = tuple(replace(node, foreign_gpus=node.foreign_gpus + others[node.name]) for node in state.nodes)
+    racks = racks or {}
+    nodes = tuple(
+        replace(
+            node,
+            foreign_gpus=node.foreign_gpus + others[node.name],
+            rack=node.rack or racks.get(node.name, ""),
+        )
+        for node in state.nodes
+    )
     return Snapshot(cluster, state.taken_at, nodes, tuple(sorted(jobs, key=lambda j: j.job_id)), settings)
 
 

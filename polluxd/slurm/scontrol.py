@@ -3,17 +3,26 @@ with Operator rights (or as SlurmUser or root where there is no slurmdbd)."""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import ceil
 from pathlib import Path
 
 from polluxd.errors import SlurmError, SlurmGarbled, SlurmRefused, SlurmUnavailable
 from polluxd.model import JobState
 from polluxd.slurm.protocol import ClusterState, Geometry, SlurmJob
 from polluxd.slurm.records import parse_jobs, parse_nodes
+from polluxd.slurm.topology import parse_topology
+
+log = logging.getLogger(__name__)
+
+TOPOLOGY_S = 300.0
+"""Racks change with slurm.conf: they are asked for no more often than this."""
 
 # What the client commands print when slurmctld did not answer, as opposed to when it said no. Some come from
 # Slurm's communication layer, some from munge.
@@ -42,6 +51,8 @@ class ScontrolClient:
         self._timeout = timeout
         self._clock = clock
         self._ours: set[int] = set()
+        self._rack: Mapping[str, str] = {}
+        self._racks_at: float | None = None
         # Nothing of another cluster or job may leak in, and times are to be UTC both ways, whatever the machine's
         # zone and its daylight saving.
         dropped = ("SLURM_", "SBATCH_", "SCANCEL_", "SQUEUE_", "SINFO_")
@@ -56,7 +67,20 @@ class ScontrolClient:
         nodes = parse_nodes(self._run("scontrol", "-a", "-o", "-d", "show", "node"), jobs)
         if not nodes:
             raise SlurmGarbled("scontrol shows no node at all")
+        rack = self._racks(taken_at)
+        if rack:
+            nodes = tuple(replace(node, rack=rack.get(node.name, "")) for node in nodes)
         return ClusterState(taken_at, nodes, jobs)
+
+    def _racks(self, now: float) -> Mapping[str, str]:
+        """The leaf switch of each node, as last heard: placement can do without, so no error ends an observation."""
+        if self._racks_at is None or not 0 <= now - self._racks_at < TOPOLOGY_S:
+            self._racks_at = now
+            try:
+                self._rack = parse_topology(self._run("scontrol", "show", "topology"))
+            except SlurmError as error:
+                log.warning("racks are as they were known before (%d nodes): %s", len(self._rack), error)
+        return self._rack
 
     def jobs(self, job_ids: Sequence[int]) -> dict[int, SlurmJob]:
         # scontrol takes a single job id or all jobs; one call is what matters.

@@ -13,6 +13,7 @@ from polluxd import config as config_module
 from polluxd.config import Config, load_config, parse_config
 from polluxd.errors import ConfigError
 from polluxd.model import Mode, Settings
+from polluxd.slurm.topology import racks_of
 
 EXAMPLE = Path(__file__).parents[2] / "contrib" / "systemd" / "polluxd.toml"
 LEAST = '[slurm]\ncluster = "c"\n[database]\nurl = "postgresql://pollux_daemon@h/pollux"\n'
@@ -199,3 +200,12 @@ def test_every_key_has_an_effect(section: str) -> None:
     behind = {"address": "url", "passfile": "url", "secret_file": "secret"}
     keys = [behind.get(k, k) for k in Config.model_fields[section].annotation.model_fields]
     assert [k for k in keys if re.search(rf"\b(?:{section}|r)\.{k}\b", read) is None] == []
+
+
+def test_racks_by_node_list():
+    racks = (
+        '[slurm]\ncluster = "c"\nracks = { r1 = "n[1-2]", r2 = "n3" }\n[database]\nurl = "postgresql://h/p"\n'
+    )
+    assert racks_of(parsed(racks).slurm.racks) == {"n1": "r1", "n2": "r1", "n3": "r2"}
+    assert "slurm.racks: node n2 is in two racks" in fault(racks.replace('"n3"', '"n[2-3]"'))
+    assert "slurm.racks: rack r2: expected a node list" in fault(racks.replace('"n3"', '"n[3"'))

@@ -131,3 +131,19 @@ def test_a_stored_snapshot_comes_back_bit_for_bit() -> None:
     )
     assert decode_snapshot(json.loads(json.dumps(encode(original), allow_nan=False))) == original
     assert original.jobs[1].placement == NO_PLACEMENT
+
+
+def test_nodes_that_slurms_topology_does_not_place_have_the_configured_rack() -> None:
+    state = ClusterState(100.0, (replace(NODES[0], rack="s1"), *NODES[1:]), ())
+    given = {
+        "times": {},
+        "reports": {},
+        "moves": (),
+        "totals": {},
+        "settings": Settings(),
+        "default_cost": 30.0,
+    }
+    racks = {NODES[0].name: "r1", NODES[1].name: "r2"}
+    seen = build_snapshot("dev", state, racks=racks, **given)  # type: ignore[arg-type]
+    assert [n.rack for n in seen.nodes[:2]] == ["s1", "r2"]
+    assert all(not n.rack for n in build_snapshot("dev", state, **given).nodes[1:])  # type: ignore[arg-type]

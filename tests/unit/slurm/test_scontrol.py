@@ -12,7 +12,7 @@ import pytest
 
 from polluxd.errors import SlurmGarbled, SlurmRefused, SlurmUnavailable
 from polluxd.slurm.protocol import Geometry
-from polluxd.slurm.scontrol import ScontrolClient
+from polluxd.slurm.scontrol import TOPOLOGY_S, ScontrolClient
 
 OURS = (
     "JobId={id} JobName=train UserId=alice(1000) GroupId=users(100) MCS_label=N/A Priority=1 Nice=0 Account=(null) "
@@ -27,7 +27,7 @@ import json, os, sys, time
 folder = {folder!r}
 with open(folder + "/calls", "a") as calls:
     print(json.dumps([sys.argv[1:], dict(os.environ)]), file=calls)
-name = "show-" + sys.argv[-1] if "show" in sys.argv and sys.argv[-1] in ("job", "node") else "other"
+name = "show-" + sys.argv[-1] if "show" in sys.argv and sys.argv[-1] in ("job", "node", "topology") else "other"
 answer = json.load(open(folder + "/answers")).get(name) or dict()
 time.sleep(answer.get("sleep", 0))
 sys.stdout.write(answer.get("out", ""))
@@ -76,12 +76,38 @@ def client(timeout: float = 10.0) -> ScontrolClient:
     return ScontrolClient(conf="/etc/other/slurm.conf", timeout=timeout, clock=lambda: 1000.0)
 
 
-def test_one_poll_is_two_calls_whatever_the_number_of_jobs(commands: Commands) -> None:
+def test_one_poll_is_a_few_calls_whatever_the_number_of_jobs(commands: Commands) -> None:
     many = "".join(OURS.format(id=i, state="PENDING", eligible=5) for i in range(1, 300))
     commands.answer(show_job={"out": many})
-    state = client().observe()
+    now = 1000.0
+    slurm = ScontrolClient(clock=lambda: now)
+    state = slurm.observe()
     assert (len(state.jobs), len(state.nodes), state.taken_at) == (299, 1, 1000.0)
-    assert [call[-2:] for call, _ in commands.calls] == [["show", "job"], ["show", "node"]]
+    poll = [["show", "job"], ["show", "node"]]
+    assert [call[-2:] for call, _ in commands.calls] == [*poll, ["show", "topology"]]
+    slurm.observe()
+    assert [call[-2:] for call, _ in commands.calls[3:]] == poll, "racks hardly ever change"
+    now += TOPOLOGY_S
+    slurm.observe()
+    assert [call[-2:] for call, _ in commands.calls[5:]] == [*poll, ["show", "topology"]]
+
+
+def test_nodes_have_the_rack_of_the_topology_and_no_garbage_ends_a_poll(
+    commands: Commands, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 1000.0
+    slurm = ScontrolClient(clock=lambda: now)
+    commands.answer(show_topology={"out": "SwitchName=s7 Level=0 LinkSpeed=1 Nodes=n[1-2]\n"})
+    assert [(n.name, n.rack) for n in slurm.observe().nodes] == [("n1", "s7")]
+    for answer in ({"out": "what is this\n"}, {"err": "Invalid user", "rc": 1}):
+        commands.answer(show_topology=answer)
+        now += TOPOLOGY_S
+        assert [(n.name, n.rack) for n in slurm.observe().nodes] == [("n1", "s7")]
+        assert "racks are as they were known before" in caplog.text
+        caplog.clear()
+    commands.answer()
+    now += TOPOLOGY_S
+    assert [(n.name, n.rack) for n in slurm.observe().nodes] == [("n1", "")], "the topology is gone"
 
 
 def test_the_environment_is_this_clusters_and_nobody_elses(
