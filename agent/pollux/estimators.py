@@ -23,6 +23,7 @@ from torch import Tensor
 
 from pollux.noise_scale import NoiseAverages, SampleKind
 from pollux.precondition import GradientNorms
+from pollux.sharding import local_part
 
 
 class SampleBuffer:
@@ -33,11 +34,19 @@ class SampleBuffer:
     """
 
     def __init__(
-        self, groups: int, device: torch.device, *, rows: int = 8, group: dist.ProcessGroup | None
+        self,
+        groups: int,
+        device: torch.device,
+        *,
+        rows: int = 8,
+        group: dist.ProcessGroup | None,
+        parts: bool = False,
     ) -> None:
         self.groups = groups
         self.rows = rows
         self._group = group
+        self._parts = parts
+        """Each rank has its part of both squared norms, which add up; else its own gradient's and the total's."""
         self._device = device
         self._data = torch.zeros(rows, 2 * groups, dtype=torch.float32, device=device)
         self._kinds: list[SampleKind] = []
@@ -65,7 +74,8 @@ class SampleBuffer:
         work = None
         if self._group is not None:
             # The totals are equal on all ranks: their mean is themselves, and one message carries all.
-            data.div_(dist.get_world_size(self._group))
+            if not self._parts:
+                data.div_(dist.get_world_size(self._group))
             work = dist.all_reduce(data, group=self._group, async_op=True)
         self._pending = (data, kinds, work)
 
@@ -260,7 +270,8 @@ class DifferencedEstimator:
         """Remember this step's gradient (times `unscale`, AMP's inverse loss scale) for the next to compare with."""
         seen = [(p, p.grad) for p in self._params if p.grad is not None]
         self._previous = [
-            (p, g.detach() * unscale if unscale is not None else g.detach().clone()) for p, g in seen
+            (p, local_part(g) * unscale if unscale is not None else local_part(g.detach()).clone())
+            for p, g in seen
         ]
 
     def compare(self, unscale: Tensor | None) -> tuple[Tensor, Tensor] | None:
@@ -273,7 +284,7 @@ class DifferencedEstimator:
             return None
         old = [g for _, g in previous]
         new = [
-            p.grad.detach() * unscale if unscale is not None else p.grad.detach()
+            local_part(p.grad) * unscale if unscale is not None else local_part(p.grad.detach())
             for p in params
             if p.grad is not None
         ]

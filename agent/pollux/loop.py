@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from pollux.sharding import synchronise
 from pollux.stepping import Stepper
 
 if TYPE_CHECKING:
@@ -60,11 +61,15 @@ class MicroBatch:
         self._model = model
         self._stepper = stepper
         self._unsynchronised: Any = None
+        self._sharded = stepper.meter.sharded
 
     def __enter__(self) -> None:
         stepper = self._stepper
         stepper.accumulates = True
-        if isinstance(self._model, DistributedDataParallel) and not stepper.synchronises:
+        if self._sharded:
+            # One rank has nothing to communicate: it accumulates in its shards, where no second copy is needed.
+            synchronise(self._model, stepper.synchronises or not stepper.meter.distributed)
+        elif isinstance(self._model, DistributedDataParallel) and not stepper.synchronises:
             self._unsynchronised = self._model.no_sync()
             self._unsynchronised.__enter__()
         stepper.meter.before_pass(stepper.synchronises)
@@ -75,7 +80,9 @@ class MicroBatch:
         stepper = self._stepper
         if self._unsynchronised is not None:
             self._unsynchronised.__exit__(kind, error, trace)
-        if kind is not None:
+        if self._sharded and not stepper.synchronises:
+            synchronise(self._model, True)  # for passes outside of this context
+        if error is not None:
             stepper.meter.abandon_pass()
             return
         stepper.timer.passed()

@@ -25,6 +25,10 @@ from pollux.estimators import (
 from pollux.goodput import NoiseScale
 from pollux.noise_scale import NoiseAverages, SampleKind
 from pollux.precondition import GradientNorms
+from pollux.sharding import is_sharded
+
+if TYPE_CHECKING:
+    from pollux.sharded_noise import ReduceScatterEstimator
 
 READ_EVERY = 20
 """Optimizer steps after which samples are read back even if the buffer has room."""
@@ -63,17 +67,24 @@ class NoiseMeter:
         self._source: _Source | None = None
         self._kind: SampleKind | None = None
         self._flushed_at = 0
-        self._hook: HookEstimator | None = None
+        self._hook: HookEstimator | ReduceScatterEstimator | None = None
+        self.sharded = is_sharded(model)
+        """The model is under fully_shard."""
         group = None
         if isinstance(model, DistributedDataParallel):
             size = dist.get_world_size(model.process_group)
             self._hook = HookEstimator(norms, size, on_ready=on_ready, inner=comm_hook)
             model.register_comm_hook(model.process_group, self._hook.hook)
             group = model.process_group
+        elif self.sharded and dist.get_world_size() > 1:
+            from pollux.sharded_noise import ReduceScatterEstimator  # noqa: PLC0415 - loads torch's sharding
+
+            self._hook = ReduceScatterEstimator(norms, model, dist.get_world_size())
+            group = dist.group.WORLD
         params = [p for p in model.parameters() if p.requires_grad]
         self._accumulation = AccumulationEstimator(norms, params)
         self._differenced = DifferencedEstimator(norms, params)
-        self._buffer = SampleBuffer(norms.groups, device, group=group)
+        self._buffer = SampleBuffer(norms.groups, device, group=group, parts=self.sharded)
 
     def begin(self, initial: int) -> None:
         """Training begins with batches of `initial` (M0) examples; what a checkpoint knew of the noise counts on."""

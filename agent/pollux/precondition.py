@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from pollux.sharding import local_part
+
 WARM_STEPS = 5
 """Steps before an Adam-like's second moment is taken for a preconditioner (model.md)."""
 
@@ -45,7 +47,7 @@ class GradientNorms:
         """Parameter groups when this was made. One that the user adds later is not measured: all buffers, on all
         ranks, have their length."""
         self.group_of = {p: i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
-        self._size: int = sum(p.numel() for p in self.group_of)
+        self._size: int = sum(local_part(p).numel() for p in self.group_of)
 
     @property
     def warm(self) -> bool:
@@ -54,7 +56,7 @@ class GradientNorms:
 
     @property
     def size(self) -> int:
-        """Parameters, counted one by one."""
+        """Parameters on this rank, counted one by one."""
         return self._size
 
     def count_from_state(self) -> None:
@@ -72,7 +74,7 @@ class GradientNorms:
 
     def of(self, params: Sequence[Tensor], grads: Sequence[Tensor]) -> Tensor:
         """Squared norm per parameter group, float32 [groups], on the gradients' device; no host synchronisation."""
-        device = grads[0].device if grads else torch.device("cpu")
+        device = local_part(grads[0]).device if grads else torch.device("cpu")
         out = torch.zeros(self.groups, dtype=torch.float32, device=device)
         for group, pieces, moments in self._chunks(params, grads):
             seen = pieces if self.moment is None else self._preconditioned(pieces, moments, group)
@@ -80,12 +82,40 @@ class GradientNorms:
             out[group] += torch.dot(norms, norms)
         return out
 
-    def _preconditioned(self, grads: list[Tensor], moments: list[Tensor], group: int) -> list[Tensor]:
+    def of_flat(self, param: Tensor, piece: Tensor, start: int) -> Tensor:
+        """As `of`, for a run of elements of one parameter from `start` on, flattened; of its shard where it is sharded.
+
+        Beyond the shard's end there is only padding. At most CHUNK elements.
+        """
+        out = torch.zeros(self.groups, dtype=torch.float32, device=piece.device)
+        group = self.group_of.get(param)
+        if group is None or piece.numel() == 0:
+            return out
+        if self.moment is not None:
+            moment = self._second_moment(param)
+            if moment is None:
+                return out
+            flat = moment.reshape(-1)
+            part = flat[start : start + piece.numel()]
+            if part.numel() == 0:
+                return out
+            typical = flat.sum(dtype=torch.float32).div_(flat.numel()).sqrt_()
+            piece = self._preconditioned([piece[: part.numel()]], [part], group, typical)[0]
+        norm = torch.linalg.vector_norm(piece, dtype=torch.float32)
+        out[group] = norm * norm
+        return out
+
+    def _preconditioned(
+        self, grads: list[Tensor], moments: list[Tensor], group: int, typical: Tensor | None = None
+    ) -> list[Tensor]:
+        """P g. `typical`: the root mean square of the gradient so far, where `moments` are a part of a tensor's."""
         options = self.optimizer.param_groups[group]
         roots = list(torch._foreach_sqrt([v.to(torch.float32) for v in moments]))
+        corrected = 1.0
         if "betas" in options:  # RMSprop and Adagrad do not correct for the average's start at zero
             beta2 = float(options["betas"][1])
-            torch._foreach_div_(roots, (1.0 - beta2 ** max(self.steps, 1)) ** 0.5)
+            corrected = (1.0 - beta2 ** max(self.steps, 1)) ** 0.5
+            torch._foreach_div_(roots, corrected)
             newest = 1.0 - beta2
         else:
             newest = 1.0 - float(options.get("alpha", 0.0))
@@ -94,7 +124,10 @@ class GradientNorms:
             # 1/eps far when it gets one, and outweigh all others in the averages for good. The optimizer does not
             # step so far: its moment then holds `newest` of the present gradient's square too. As P must not depend
             # on that gradient, the tensor's typical one stands for it; a tensor that never had any has no say.
-            least = torch.linalg.vector_norm(root) * (newest / root.numel()) ** 0.5
+            if typical is None:
+                least = torch.linalg.vector_norm(root) * (newest / root.numel()) ** 0.5
+            else:
+                least = typical * (newest**0.5 / corrected)
             root.clamp_(min=torch.where(least > 0, least, torch.inf))
         torch._foreach_add_(roots, float(options["eps"]))
         return list(torch._foreach_div([g.to(torch.float32) for g in grads], roots))
@@ -104,9 +137,11 @@ class GradientNorms:
     ) -> Iterator[tuple[int, list[Tensor], list[Tensor]]]:
         """Runs of (group, gradients, second moments) of at most CHUNK elements each."""
         by_group: dict[int, list[tuple[Tensor, Tensor]]] = {}
-        for param, grad in zip(params, grads, strict=True):
-            group = self.group_of.get(param)
-            if group is not None:  # a parameter that this optimizer does not train has no say
+        for param, whole_grad in zip(params, grads, strict=True):
+            group, grad = self.group_of.get(param), local_part(whole_grad)
+            if (
+                group is not None and grad.numel()
+            ):  # a parameter that this optimizer does not train has no say
                 by_group.setdefault(group, []).append((param, grad))
         for group, pairs in by_group.items():
             pieces: list[Tensor] = []
@@ -138,7 +173,7 @@ class GradientNorms:
         moment: Tensor | None = state.get(
             "max_exp_avg_sq", state.get(self.moment)
         )  # AMSGrad steps by the maximum
-        return moment
+        return None if moment is None else local_part(moment)
 
 
 def _cuts(grad: Tensor) -> list[tuple[int, int]]:

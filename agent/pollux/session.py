@@ -45,6 +45,7 @@ from pollux.snapshot import Stateful
 from pollux.stepping import Stepper
 from pollux.tuning import Advisor, BatchChoice, choose, initial_choice, nearest_choice
 from pollux.world import World, join
+from pollux.sharding import check_sharded, is_sharded
 
 
 def attach(
@@ -142,8 +143,12 @@ class Job:
         restart.restore(self._parts(), self._exchange)
         norms.count_from_state()
         self.model: torch.nn.Module = model
-        """The model to train with: wrapped in DistributedDataParallel where there are other ranks."""
-        if world.distributed:
+        """The model to train with: wrapped in DistributedDataParallel where there are other ranks and it is plain."""
+        if is_sharded(model):
+            check_sharded(model, world.size)
+            if comm_hook is not None or ddp:
+                raise PolluxAgentError("expected `ddp` and `comm_hook` for a plain model, got one under fully_shard")
+        elif world.distributed:
             # Wrapped after restoring: its broadcast from rank 0 makes all ranks equal.
             if world.device.type == "cuda":
                 ddp.setdefault("device_ids", [world.device])

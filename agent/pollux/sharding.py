@@ -1,0 +1,151 @@
+"""Models under FSDP2 (`fully_shard`): how to tell them, how their ranks synchronise, and their state as shards.
+
+Nothing here imports torch's sharding before the user's script has: a model of plain tensors never pays for it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from pollux.errors import CheckpointError, PolluxAgentError
+
+
+def is_shard(tensor: object) -> bool:
+    """Whether it is a DTensor, of which this rank holds a part."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """This rank's part of a DTensor, as a view; any other tensor as it is."""
+    if not is_shard(tensor):
+        return tensor
+    part: Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]
+    return part
+
+
+def is_sharded(model: torch.nn.Module) -> bool:
+    """Whether `fully_shard` was applied to the model or a part of it."""
+    return any(is_shard(p) for p in model.parameters())
+
+
+def sharded_modules(model: torch.nn.Module) -> Iterator[Any]:
+    """The modules to which `fully_shard` was applied, the model itself among them."""
+    from torch.distributed.fsdp import FSDPModule  # noqa: PLC0415 - the script has imported it already
+
+    return (module for module in model.modules() if isinstance(module, FSDPModule))
+
+
+def check_sharded(model: torch.nn.Module, world_size: int) -> None:
+    """Raise PolluxAgentError where some parameter is trained but not synchronised over all ranks."""
+    plain = [name for name, p in model.named_parameters() if p.requires_grad and not is_shard(p)]
+    if plain:
+        raise PolluxAgentError(
+            f"expected all trained parameters under fully_shard, found {plain[0]!r} and {len(plain) - 1} more outside: "
+            "nothing would average their gradients; call fully_shard on the whole model last"
+        )
+    sizes = {unit.mesh_info.mesh.size() for unit in units(model)}
+    if sizes - {world_size}:
+        raise PolluxAgentError(
+            f"expected fully_shard over all {world_size} ranks as data-parallel ones, found meshes of {sorted(sizes)}: "
+            "tensor and pipeline parallelism are not supported"
+        )
+
+
+def units(model: torch.nn.Module) -> Iterator[Any]:
+    """torch's groups of parameters that are gathered and reduced together."""
+    for module in sharded_modules(model):
+        yield from module._get_fsdp_state()._fsdp_param_groups
+
+
+def synchronise(model: torch.nn.Module, reduce: bool) -> None:
+    """Whether the next backward passes reduce their gradients over the ranks, as `no_sync` does for DDP."""
+    model.set_requires_gradient_sync(reduce)  # type: ignore[operator]
+    model.set_is_last_backward(reduce)  # type: ignore[operator]
+
+
+class ShardedModel:
+    """A sharded model's state in two parts: shards, and what every rank holds whole (buffers)."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
+
+    def shards(self) -> dict[str, Tensor]:
+        """Name to this rank's DTensor; loading into them loads the model."""
+        return {name: value for name, value in self._state().items() if is_shard(value)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rest."""
+        return {name: value for name, value in self._state().items() if not is_shard(value)}
+
+    def template(self, saved: Mapping[str, Any]) -> dict[str, Tensor]:
+        """DTensors to load saved shards into."""
+        return self.shards()
+
+    def load_state_dict(self, saved: Mapping[str, Any], shards: Mapping[str, Tensor]) -> None:
+        """Put back the rest, once the shards are loaded. Raises RuntimeError where names do not match."""
+        found = self.model.load_state_dict(dict(saved), strict=False)
+        missing = set(found.missing_keys) - set(shards)
+        if missing or found.unexpected_keys:
+            raise RuntimeError(f"missing {sorted(missing)}, unexpected {list(found.unexpected_keys)}")
+
+    def _state(self) -> dict[str, Any]:
+        state: dict[str, Any] = self.model.state_dict()
+        return state
+
+
+class ShardedOptimizer:
+    """A sharded model's optimizer: its moments are sharded as the parameters are. Named by torch's own numbers."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def shards(self) -> dict[str, Tensor]:
+        """ "number.key" to this rank's DTensor."""
+        return {
+            f"{number}.{key}": value
+            for number, values in self.optimizer.state_dict()["state"].items()
+            for key, value in values.items()
+            if is_shard(value)
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Settings, counts of steps, and which shards there are."""
+        state = self.optimizer.state_dict()
+        state["shards"] = {name: str(value.dtype) for name, value in self.shards().items()}
+        state["state"] = {
+            number: {key: value for key, value in values.items() if not is_shard(value)}
+            for number, values in state["state"].items()
+        }
+        return state
+
+    def template(self, saved: Mapping[str, Any]) -> dict[str, Tensor]:
+        """New DTensors, sharded as the parameters are now, to load saved shards into."""
+        params = dict(enumerate(self._params()))
+        found = {}
+        for name, dtype in saved["shards"].items():
+            number = int(name.partition(".")[0])
+            if number not in params:
+                raise CheckpointError(
+                    f"the checkpoint's optimizer has a parameter {number}, this script's has {len(params)}"
+                )
+            kind = getattr(torch, dtype.removeprefix("torch."))
+            found[name] = torch.zeros_like(params[number], dtype=kind, requires_grad=False)
+        return found
+
+    def load_state_dict(self, saved: Mapping[str, Any], shards: Mapping[str, Tensor]) -> None:
+        """Put everything back, once the shards are loaded."""
+        state = {number: dict(values) for number, values in saved["state"].items()}
+        for name, value in shards.items():
+            number, _, key = name.partition(".")
+            state.setdefault(int(number), {})[key] = value
+        self.optimizer.load_state_dict({"state": state, "param_groups": saved["param_groups"]})
+
+    def _params(self) -> Iterable[Tensor]:
+        return (p for group in self.optimizer.param_groups for p in group["params"])
