@@ -66,8 +66,8 @@ class Polluxd:
                 url=json.dumps(cluster.database_url),
                 cluster=json.dumps(cluster.cluster_name),
                 conf=json.dumps(str(cluster.slurm_conf)),
-                secret=json.dumps(str(cluster.secret_file)),
-                heartbeat=json.dumps(str(cluster.heartbeat_file)),
+                secret=json.dumps(str(cluster.hooks.secret_file)),
+                heartbeat=json.dumps(str(cluster.hooks.heartbeat_file)),
             )
         )
         self.config.chmod(0o600)  # it holds the database's password

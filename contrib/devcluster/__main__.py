@@ -1,6 +1,6 @@
 """Start, stop or try the private cluster from a shell.
 
-python -m contrib.devcluster up|down|shell [--directory D] [--nodes N] [--gpus G] [--lease S]
+python -m contrib.devcluster up|down|shell [--directory D] [--nodes N] [--gpus G] [--lease S] [--accounting]
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--gpus", type=int, default=4, help="per node")
     parser.add_argument("--lease", type=float, default=120, help="seconds that #POLLUX jobs wait for polluxd")
+    parser.add_argument(
+        "--accounting", action="store_true", help="with slurmdbd and MariaDB: users and rights"
+    )
     arguments = parser.parse_args()
     try:
         return run(arguments)
@@ -44,7 +47,11 @@ def run(arguments: argparse.Namespace) -> int:
     if (arguments.directory / "running.json").exists():
         raise DevClusterError(f"a cluster already runs in {arguments.directory}: take it `down` first")
     cluster = DevCluster(
-        arguments.directory, nodes=arguments.nodes, gpus_per_node=arguments.gpus, lease_s=arguments.lease
+        arguments.directory,
+        nodes=arguments.nodes,
+        gpus_per_node=arguments.gpus,
+        lease_s=arguments.lease,
+        accounting=arguments.accounting,
     )
     if arguments.action == "up":
         try:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
+import pwd
 import shutil
 import signal
 import socket
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from .accounting import DevAccounting
 from .errors import DevClusterError
+from .hooks import Hooks
 from .postgres import DevPostgres
 from .processes import Daemon, descendants, free_ports, kill_all, pids_with_environment, program, wait_until
-from .slurmconf import Layout, cli_filter_lua, gres_conf, hook_script, job_submit_lua, slurm_conf
+from .slurmconf import Layout, gres_conf, slurm_conf
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 _LONGEST_SOCKET_NAME = 107  # sockaddr_un.sun_path, unix(7)
@@ -33,10 +34,13 @@ class DevCluster:
     Args:
         directory: all data and logs; must be reachable by user `postgres` (so not below root's home).
         lease_s: how long the submission hook keeps an opted-in job back for polluxd [s].
-        heartbeat_stale_s: age of `heartbeat_file` from which the hook takes polluxd for dead and lets
+        heartbeat_stale_s: age of `hooks.heartbeat_file` from which the hook takes polluxd for dead and lets
             opted-in jobs start as plain ones [s]; None: the hook does not look.
         publish_interval_s: what the tickets tell the agents [s].
         postgres: False leaves the database out.
+        accounting: with slurmdbd and MariaDB, hence with users and rights: `daemon_user` becomes an Operator, whom
+            the submission hook trusts. Needed to run polluxd unprivileged and to shrink a running job.
+        daemon_user: polluxd's account, where it is not root; must exist.
     """
 
     def __init__(
@@ -53,13 +57,12 @@ class DevCluster:
         publish_interval_s: float = 2.0,
         cluster_name: str = "dev",
         postgres: bool = True,
+        accounting: bool = False,
+        daemon_user: str = "root",
     ) -> None:
         self.directory = Path(directory).absolute()
         self.cluster_name = cluster_name
         self.postgres: DevPostgres | None = DevPostgres(self.directory / "postgres") if postgres else None
-        self._lease_s = lease_s
-        self._heartbeat_stale_s = heartbeat_stale_s
-        self._publish_interval_s = publish_interval_s
         ports = free_ports(nodes + 1)
         self._layout = Layout(
             directory=self.directory,
@@ -74,10 +77,18 @@ class DevCluster:
             slurmctld_port=ports[0],
             slurmd_ports=tuple(ports[1:]),
         )
+        self._accounting = DevAccounting(self._layout) if accounting else None
+        self.daemon_user = pwd.getpwnam(daemon_user)
+        self.hooks = Hooks(
+            self._layout,
+            self.daemon_user,
+            lease_s=lease_s,
+            heartbeat_stale_s=heartbeat_stale_s,
+            publish_interval_s=publish_interval_s,
+        )
         self._munged: Daemon | None = None
         self._slurmctld: Daemon | None = None
         self._slurmd: dict[str, Daemon] = {}
-        self._hook_time = 0.0
 
     # --- what the users of the cluster need to know ------------------------------------------------
 
@@ -106,20 +117,6 @@ class DevCluster:
         return self._layout.logs
 
     @property
-    def ticket_dir(self) -> Path:
-        return self.directory / "tickets"
-
-    @property
-    def secret_file(self) -> Path:
-        """The HMAC secret of the tickets: hexadecimal text, root only."""
-        return self._layout.etc / "ticket.secret"
-
-    @property
-    def heartbeat_file(self) -> Path:
-        """polluxd's sign of life, which the submission hook looks at when `heartbeat_stale_s` is set."""
-        return self.directory / "polluxd.heartbeat"
-
-    @property
     def database_url(self) -> str:
         """SQLAlchemy URL of `pollux_daemon`."""
         return self._postgres().url
@@ -143,6 +140,7 @@ class DevCluster:
             self.postgres.start()
         self._write_configuration()
         self._start_munged()
+        self._start_accounting()
         self.start_slurmctld()
         for name in self._layout.nodes:
             self.start_slurmd(name)
@@ -158,6 +156,8 @@ class DevCluster:
         for daemon in self._slurmd.values():
             daemon.stop()
         self._kill_left_overs(below)
+        if self._accounting is not None:
+            self._accounting.stop()
         if self._munged is not None:
             self._munged.stop()
         if self.postgres is not None:
@@ -259,7 +259,7 @@ class DevCluster:
 
     def _lay_out(self) -> None:
         layout = self._layout
-        for old in (layout.etc, layout.logs, layout.state, layout.devices, self.ticket_dir):
+        for old in (layout.etc, layout.logs, layout.state, layout.devices, self.hooks.ticket_dir):
             shutil.rmtree(old, ignore_errors=True)
         if self.postgres is not None:
             shutil.rmtree(self.postgres.directory, ignore_errors=True)
@@ -270,9 +270,10 @@ class DevCluster:
             layout.devices,
             layout.munge_socket.parent,
         )
-        for folder in (self.directory, self.ticket_dir, *folders):
+        for folder in (self.directory, self.hooks.ticket_dir, self.hooks.daemon_folder, *folders):
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(0o755)
+        os.chown(self.hooks.daemon_folder, self.daemon_user.pw_uid, self.daemon_user.pw_gid)
         for name in layout.nodes:
             (layout.state / name).mkdir(exist_ok=True)
         # GPUs must be character devices: plain files are refused, a bare count makes the node invalid.
@@ -283,49 +284,10 @@ class DevCluster:
 
     def _write_configuration(self) -> None:
         layout = self._layout
-        (layout.etc / "slurm.conf").write_text(slurm_conf(layout))
+        accounting = self._accounting.settings if self._accounting is not None else None
+        (layout.etc / "slurm.conf").write_text(slurm_conf(layout, accounting))
         (layout.etc / "gres.conf").write_text(gres_conf(layout))
-        (layout.etc / "cli_filter.lua").write_text(cli_filter_lua(layout))
-        self.write_submit_hook()
-        self.secret_file.touch(mode=0o600)
-        self.secret_file.write_text(secrets.token_hex(32) + "\n")
-        config = layout.etc / "hooks.json"
-        config.touch(mode=0o600)  # the connection string holds the agents' password
-        config.write_text(
-            json.dumps(
-                {
-                    "cluster": self.cluster_name,
-                    "ticket_dir": str(self.ticket_dir),
-                    "secret_file": str(self.secret_file),
-                    "dsn": self.postgres.agent_dsn if self.postgres is not None else "",
-                    "publish_interval_s": self._publish_interval_s,
-                },
-                indent=2,
-            )
-        )
-        for name in ("prolog", "epilog"):
-            script = layout.etc / name
-            script.write_text(hook_script(layout, name, config))
-            script.chmod(0o755)
-
-    def write_submit_hook(self, **overrides: str | float | int) -> None:
-        """Write the site's job_submit.lua, with these settings over the usual ones; in force at the next submission."""
-        layout = self._layout
-        settings: dict[str, str | float | int] = {
-            "ticket_dir": str(self.ticket_dir),
-            "lease_s": self._lease_s,
-            "cluster_gpus": len(layout.nodes) * layout.gpus_per_node,
-        }
-        if self._heartbeat_stale_s is not None:
-            settings |= {
-                "heartbeat_file": str(self.heartbeat_file),
-                "heartbeat_stale_s": self._heartbeat_stale_s,
-            }
-        script = layout.etc / "job_submit.lua"
-        script.write_text(job_submit_lua(layout, settings | overrides))
-        # slurmctld reads it again only when its time, in whole seconds, is past what it knows.
-        self._hook_time = max(self._hook_time + 1, time.time() + 1)
-        os.utime(script, (self._hook_time, self._hook_time))
+        self.hooks.write(self.postgres.agent_dsn if self.postgres is not None else "")
 
     def _start_munged(self) -> None:
         folder = self._layout.munge_socket.parent
@@ -344,6 +306,18 @@ class DevCluster:
         self._munged.start()
         wait_until(self._munge_ready, 10, "munged")
 
+    def _start_accounting(self) -> None:
+        if self._accounting is None:
+            return
+        environment = self._daemon_environment()
+        self._accounting.start(environment)
+        self._accounting.manage(environment, "add", "account", "research", "description=research")
+        name = self.daemon_user.pw_name
+        if name != "root":
+            self._accounting.manage(
+                environment, "add", "user", name, "account=research", "adminlevel=operator"
+            )
+
     def _munge_ready(self) -> bool:
         assert self._munged is not None
         self._munged.must_run()
@@ -359,7 +333,7 @@ class DevCluster:
     def _all_idle(self) -> bool:
         for daemon in self._slurmd.values():
             daemon.must_run()
-        states = self.command("sinfo", "-h", "-N", "-o", "%T").split()
+        states = self.command("sinfo", "-h", "-N", "-p", "main", "-o", "%T").split()
         return len(states) == len(self._layout.nodes) and set(states) == {"idle"}
 
     def _kill_left_overs(self, known: set[int]) -> None:

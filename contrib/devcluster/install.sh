@@ -15,6 +15,8 @@ venv=$repository/.venv
 stamp=$venv/.installed
 log=$(mktemp /tmp/pollux-install.XXXXXX.log)
 packages=(munge slurmctld slurmd slurm-client slurm-wlm-basic-plugins postgresql python3-venv lua5.1)
+# slurmdbd and its MariaDB: users and rights, for the tests of polluxd without root.
+packages+=(slurmdbd slurm-wlm-mysql-plugin mariadb-server-core mariadb-client-core)
 
 fail() {
   echo "install.sh: $1 failed. The end of $log:" >&2
@@ -71,6 +73,11 @@ if ! installed; then
   }
   step "package lists" apt-get update -q
   step "Slurm, munge, Postgres" apt_install
+fi
+
+if ! id -u pollux >/dev/null 2>&1; then
+  # As contrib/systemd/polluxd.sysusers makes it: the account that polluxd runs as.
+  step "user pollux" useradd --system --home-dir /var/lib/polluxd --no-create-home --shell /usr/sbin/nologin pollux
 fi
 
 exec 9<"$0" # the script itself is the lock between two runs

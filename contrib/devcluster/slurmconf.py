@@ -8,6 +8,15 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
+class Accounting:
+    """Where slurmdbd and its database listen on loopback, and the database's password."""
+
+    slurmdbd_port: int
+    mariadb_port: int
+    password: str
+
+
+@dataclass(frozen=True)
 class Layout:
     """Where everything lies, and the sizes."""
 
@@ -45,7 +54,7 @@ class Layout:
         return self.directory / "dev"
 
 
-def slurm_conf(layout: Layout) -> str:
+def slurm_conf(layout: Layout, accounting: Accounting | None = None) -> str:
     gres = (
         f"gpu:{layout.gpu_type}:{layout.gpus_per_node}" if layout.gpu_type else f"gpu:{layout.gpus_per_node}"
     )
@@ -71,7 +80,7 @@ def slurm_conf(layout: Layout) -> str:
         "SwitchType=switch/none",
         "MpiDefault=none",
         "JobAcctGatherType=jobacct_gather/none",
-        "AccountingStorageType=accounting_storage/none",
+        *_accounting_lines(layout, accounting),
         "PropagateResourceLimits=NONE",
         # The nodes are imaginary: believe this file, not the machine.
         "SlurmdParameters=config_overrides",
@@ -103,8 +112,46 @@ def slurm_conf(layout: Layout) -> str:
         f"CPUs={layout.cpus_per_node} RealMemory={layout.memory_mb} Gres={gres} State=UNKNOWN"
         for name, port in zip(layout.nodes, layout.slurmd_ports, strict=True)
     ]
-    lines.append(f"PartitionName=main Nodes={','.join(layout.nodes)} Default=YES MaxTime=UNLIMITED State=UP")
+    nodes = ",".join(layout.nodes)
+    lines.append(f"PartitionName=main Nodes={nodes} Default=YES MaxTime=UNLIMITED State=UP")
+    # Above `main`: GPUs that a move frees are offered to this partition's jobs first, not to whoever waits.
+    lines.append(f"PartitionName=pollux Nodes={nodes} PriorityTier=10 MaxTime=UNLIMITED State=UP")
     return "\n".join(lines) + "\n"
+
+
+def _accounting_lines(layout: Layout, accounting: Accounting | None) -> list[str]:
+    if accounting is None:
+        return ["AccountingStorageType=accounting_storage/none"]
+    return [
+        "AccountingStorageType=accounting_storage/slurmdbd",
+        "AccountingStorageHost=127.0.0.1",
+        f"AccountingStoragePort={accounting.slurmdbd_port}",
+        # Not a password: the munge socket that clients use to talk to slurmdbd.
+        f"AccountingStoragePass={layout.munge_socket}",
+        "AccountingStorageTRES=gres/gpu",
+    ]
+
+
+def slurmdbd_conf(layout: Layout, accounting: Accounting) -> str:
+    return "\n".join(
+        [
+            "AuthType=auth/munge",
+            f"AuthInfo=socket={layout.munge_socket}",
+            "DbdHost=localhost",
+            "DbdAddr=127.0.0.1",
+            f"DbdPort={accounting.slurmdbd_port}",
+            "SlurmUser=root",
+            f"LogFile={layout.logs}/slurmdbd.log",
+            f"PidFile={layout.state}/slurmdbd.pid",
+            "StorageType=accounting_storage/mysql",
+            "StorageHost=127.0.0.1",
+            f"StoragePort={accounting.mariadb_port}",
+            "StorageUser=slurm",
+            f"StoragePass={accounting.password}",
+            "StorageLoc=slurm_acct_db",
+            "",
+        ]
+    )
 
 
 def gres_conf(layout: Layout) -> str:
@@ -114,10 +161,14 @@ def gres_conf(layout: Layout) -> str:
     return f"AutoDetect=off\nNodeName={','.join(layout.nodes)} Name=gpu {kind}File={files}\n"
 
 
-def job_submit_lua(layout: Layout, settings: dict[str, str | float | int]) -> str:
+def job_submit_lua(layout: Layout, settings: dict[str, str | float | int | list[int]]) -> str:
     """The site's wrapper: settings first, then the hook of the repository."""
-    pairs = ",\n".join(f"  {name} = {json.dumps(value)}" for name, value in settings.items())
+    pairs = ",\n".join(f"  {name} = {_lua(value)}" for name, value in settings.items())
     return f"pollux_config = {{\n{pairs},\n}}\ndofile({json.dumps(str(layout.hooks / 'job_submit.lua'))})\n"
+
+
+def _lua(value: str | float | int | list[int]) -> str:
+    return f"{{ {', '.join(map(str, value))} }}" if isinstance(value, list) else json.dumps(value)
 
 
 def cli_filter_lua(layout: Layout) -> str:

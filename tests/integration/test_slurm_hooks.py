@@ -103,7 +103,7 @@ def site(dev_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory, scra
     folder.chmod(0o777)
     made = Site(dev_cluster, folder)
     yield made
-    dev_cluster.write_submit_hook()
+    dev_cluster.hooks.write_submit_hook()
     if made.submitted:
         dev_cluster.command("scancel", *map(str, made.submitted))
         made.wait_for(lambda: all(j.state.finished for j in made.client.jobs(made.submitted).values()))
@@ -116,7 +116,7 @@ def script(*directives: str, body: str = "true") -> str:
 def test_a_wrong_directive_is_refused_and_the_user_is_told_why(site: Site) -> None:
     done = site.sbatch(script("#POLLUX min-gpu=2"))
     assert done.returncode != 0
-    message = "#POLLUX line 3: unknown key 'min-gpu' (allowed: min-gpus, max-gpus, gpu-counts, adaptive, preemptible)"
+    message = "#POLLUX line 3: unknown key 'min-gpu' (allowed: min-gpus, max-gpus, gpu-counts, adaptive, preemptible, prior)"
     assert message in done.stderr
 
 
@@ -160,7 +160,7 @@ def test_the_same_options_are_fine_without_directives(site: Site) -> None:
     assert job.spec is None
     assert job.admin_comment in ("", "(null)")
     assert "POLLUX" not in site.output(job_id)
-    assert not list(site.cluster.ticket_dir.glob(f"{job_id}.*"))
+    assert not list(site.cluster.hooks.ticket_dir.glob(f"{job_id}.*"))
 
 
 def test_a_foreign_jobs_sizes_stay_as_slurm_set_them(site: Site) -> None:
@@ -187,16 +187,16 @@ def test_the_job_is_marked_kept_back_and_made_requeueable(site: Site) -> None:
 
 
 def test_an_unrenewed_lease_starts_the_job_as_a_plain_one(site: Site) -> None:
-    site.cluster.write_submit_hook(lease_s=2)
+    site.cluster.hooks.write_submit_hook(lease_s=2)
     job_id = site.submit(script("#POLLUX", body=LOOP), "--gres=gpu:2")
     assert site.job(job_id).state is JobState.PENDING
     assert sum(site.wait(job_id, JobState.RUNNING).gpus_per_node_held.values()) == 2
 
 
 def test_no_lease_while_the_heartbeat_is_stale(site: Site) -> None:
-    heartbeat = site.cluster.heartbeat_file
+    heartbeat = site.cluster.hooks.heartbeat_file
     heartbeat.write_text(f"{time.time() - 1000:.0f}\n")
-    site.cluster.write_submit_hook(heartbeat_file=str(heartbeat), heartbeat_stale_s=60)
+    site.cluster.hooks.write_submit_hook(heartbeat_file=str(heartbeat), heartbeat_stale_s=60)
     alone = site.submit(script("#POLLUX", body=LOOP))
     heartbeat.write_text(f"{time.time():.0f}\n")
     kept = site.submit(script("#POLLUX", body=LOOP))
@@ -221,7 +221,7 @@ def test_every_attempt_finds_its_ticket_on_every_node(site: Site) -> None:
     tickets = [line for line in site.output(job_id).splitlines() if line.startswith("Ticket(")]
     assert len(tickets) == sum(map(len, places))
     expected = [attempt for attempt, nodes in enumerate(places) for _ in nodes]
-    secret = site.cluster.secret_file.read_text().strip().encode()
+    secret = site.cluster.hooks.secret_file.read_text().strip().encode()
     for attempt, ticket in zip(expected, tickets, strict=True):
         token = hmac.new(secret, f"dev:{job_id}:{attempt}:0".encode(), hashlib.sha256).hexdigest()
         assert f"attempt={attempt}" in ticket
@@ -229,13 +229,13 @@ def test_every_attempt_finds_its_ticket_on_every_node(site: Site) -> None:
         assert site.cluster.agent_dsn not in ticket
     site.cluster.command("scancel", str(job_id))
     site.wait(job_id, JobState.CANCELLED)
-    folder = site.cluster.ticket_dir
+    folder = site.cluster.hooks.ticket_dir
     site.wait_for(lambda: not [p for p in folder.glob(f"{job_id}.*") if not p.name.endswith(".next.json")])
 
 
 def test_a_ticket_belongs_to_the_jobs_user(site: Site) -> None:
     job_id = site.submit(script("#POLLUX", body="cat $POLLUX_TICKET_DIR/*.json; sleep 1"), user="nobody")
-    path = site.cluster.ticket_dir / f"{job_id}.n1.json"
+    path = site.cluster.hooks.ticket_dir / f"{job_id}.n1.json"
     foreign = site.submit(script("#POLLUX", body=LOOP))
     site.start(foreign, ("n1",), 1)
     site.start(job_id, ("n1",), 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,25 +48,34 @@ training_timeout_s = {training_timeout}
 """
 
 
+def identity(user: str) -> dict[str, Any]:
+    """What subprocess needs to run something as `user`, who keeps none of root's groups."""
+    account = pwd.getpwnam(user)
+    return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []} if account.pw_uid else {}
+
+
 class Daemon:
-    """polluxd as a process of its own, to be killed and started again."""
+    """polluxd as a process of its own, to be killed and started again; it and its commands run as the cluster's
+    `daemon_user`."""
 
     def __init__(self, cluster: DevCluster, folder: Path, *, training_timeout: float = 60.0) -> None:
         self.config = folder / "polluxd.toml"
         self.log = folder / "polluxd.log"
         self._env = {**os.environ, **cluster.client_environment}
+        self._identity = identity(cluster.daemon_user.pw_name)
         self._process: subprocess.Popen[bytes] | None = None
         self.config.write_text(
             CONFIG.format(
                 url=json.dumps(cluster.database_url),
                 cluster=json.dumps(cluster.cluster_name),
                 conf=json.dumps(str(cluster.slurm_conf)),
-                secret=json.dumps(str(cluster.secret_file)),
-                heartbeat=json.dumps(str(cluster.heartbeat_file)),
+                secret=json.dumps(str(cluster.hooks.secret_file)),
+                heartbeat=json.dumps(str(cluster.hooks.heartbeat_file)),
                 training_timeout=training_timeout,
             )
         )
         self.config.chmod(0o600)
+        os.chown(self.config, cluster.daemon_user.pw_uid, cluster.daemon_user.pw_gid)
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -74,6 +85,8 @@ class Daemon:
             text=True,
             check=False,
             timeout=60,
+            cwd="/",
+            **self._identity,
         )
 
     def start(self) -> None:
@@ -84,6 +97,8 @@ class Daemon:
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
+                cwd="/",
+                **self._identity,
             )
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
@@ -93,6 +108,10 @@ class Daemon:
         process, self._process = self._process, None
         process.send_signal(number)
         return process.wait(20)
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
 
     @property
     def running(self) -> bool:
@@ -106,6 +125,8 @@ class Loop:
     cluster: DevCluster
     daemon: Daemon
     folder: Path
+    user: str = "root"
+    """Who submits."""
     submitted: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -143,6 +164,8 @@ class Loop:
             capture_output=True,
             text=True,
             check=False,
+            cwd=self.folder,
+            **identity(self.user),
         )
 
     def train(
