@@ -244,6 +244,10 @@ class Explanation:
     """What a move would multiply its speedup by in this plan."""
     move_seconds: float = 0.0
     """What a move is expected to cost it."""
+    racks: int = 0
+    """Racks that its nodes lie in, where it has several nodes and racks are known; else 0."""
+    one_rack: float = 0.0
+    """Its goodput on as many nodes of one rack [examples/s], where it spans several and was measured so; else 0."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polluxd.model import NO_PLACEMENT, Allocation, JobSpec, Plan, Settings, Snapshot
-from polluxd.policy import assignment, exchange, fairness, objective, reasons, sanity, search
+from polluxd.policy import assignment, exchange, fairness, objective, racks, reasons, sanity, search
 from polluxd.policy.cache import Cache
 from polluxd.policy.choice import Choice, choose
 from polluxd.policy.domains import Domain, split
@@ -61,6 +61,7 @@ def decide(snapshot: Snapshot, *, cache: Cache | None = None) -> Plan:
             replace(a, reason=f"{a.reason}; {doubts[a.job_id]}") if a.job_id in doubts else a
             for a in allocations
         ]
+    allocations = racks.tell(snapshot, allocations)
     empty, power = np.zeros(0), snapshot.settings.power
     weight = np.concatenate([empty, *(part.weight for part in solved)])
     fitness = objective.fitness(np.concatenate([empty, *(part.x for part in solved)]), weight, power)

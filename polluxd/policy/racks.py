@@ -1,0 +1,54 @@
+"""Racks in the explanation: where a placement lies, and what one rack would bring where it spans several."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from pollux.goodput import Goodput
+from polluxd.model import Allocation, Job, Snapshot
+from polluxd.policy.domains import racks, tells_racks
+from polluxd.policy.reasons import percent
+
+
+def tell(snapshot: Snapshot, allocations: Sequence[Allocation]) -> list[Allocation]:
+    """The allocations, those over several nodes with their racks in words and data; as they are without racks."""
+    if not racks(snapshot.nodes):
+        return list(allocations)
+    rack = {n.name: n.rack for n in snapshot.nodes}
+    kind = {n.name: n.gpu_type for n in snapshot.nodes}
+    jobs = {job.job_id: job for job in snapshot.jobs}
+    return [
+        _told(a, jobs[a.job_id], sorted({rack.get(n, "") for n in a.placement.nodes}), kind)
+        if len(a.placement.nodes) > 1
+        else a
+        for a in allocations
+    ]
+
+
+def _told(allocation: Allocation, job: Job, over: Sequence[str], kind: Mapping[str, str]) -> Allocation:
+    names = [name or "unknown" for name in over]
+    if len(over) == 1:
+        words, together = f"in rack {names[0]}", 0.0
+    else:
+        named = " and ".join(names) if len(names) == 2 else f"{names[0]} and {len(names) - 1} more"
+        words, together = f"over racks {named}", _in_one_rack(allocation, job, kind)
+    if together > 0 and allocation.goodput > 0:
+        words += f", where one rack would bring {percent(together / allocation.goodput)}"
+    explained = allocation.explanation
+    return replace(
+        allocation,
+        reason=f"{allocation.reason}; {words}",
+        explanation=None if explained is None else replace(explained, racks=len(over), one_rack=together),
+    )
+
+
+def _in_one_rack(allocation: Allocation, job: Job, kind: Mapping[str, str]) -> float:
+    """Goodput on the same nodes, were they in one rack; 0 where the job was not measured over racks."""
+    report = job.report
+    if report is None or report.params is None or not tells_racks(job):
+        return 0.0
+    place = allocation.placement
+    fit = report.params_by_type.get(kind.get(place.nodes[0], ""), report.params)
+    function = Goodput(fit, report.noise, report.limits, job.spec.adaptive)
+    return float(function.optimize(len(place.nodes), place.gpus).goodput)
