@@ -8,7 +8,6 @@ while those are equal, so are the numbers, bit for bit, and a plan never shows w
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,19 +16,25 @@ from polluxd.model import Job, Node, Settings
 from polluxd.policy import reasons
 from polluxd.policy.domains import Domain, gpu_types
 from polluxd.policy.feasible import Offers
+from polluxd.policy.listing import Asked, Listed, Listing
 from polluxd.policy.reasons import Said
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 Evaluate = Callable[[Sequence[int]], tuple[Floats, Ints]]
-"""Goodput and batch size of all rows of some jobs, given by number, job after job."""
+"""Goodput and batch size of all configurations of some jobs, given by number, job after job."""
 
 
-class _Table(NamedTuple):
-    key: tuple[object, ...]
-    goodput: Floats
-    batch: Ints
+class _Table:
+    """Goodput and batch size of one job's configurations, good while its key is the same."""
+
+    __slots__ = ("batch", "goodput", "key")
+
+    def __init__(self, key: tuple[object, ...]) -> None:
+        self.key = key
+        self.goodput: Floats = np.zeros(0)
+        self.batch: Ints = np.zeros(0, dtype=np.int64)
 
 
 class Cache:
@@ -38,6 +43,8 @@ class Cache:
     def __init__(self) -> None:
         self._tables: dict[int, _Table] = {}
         self._offers: dict[str, tuple[tuple[Node, ...], tuple[object, ...], Offers]] = {}
+        self.listed: dict[int, Listed] = {}
+        """What each job may be given, and the configurations that this means."""
         self._sentences: dict[int, tuple[Said, str]] = {}
         self.hits = 0
         """Jobs of the last decision whose table was still good."""
@@ -54,31 +61,31 @@ class Cache:
         self._offers[name] = domain.nodes, rules, found
         return found
 
-    def tables(
-        self, jobs: Sequence[Job], asked: Sequence[object], lengths: Ints, evaluate: Evaluate
-    ) -> tuple[Floats, Ints]:
-        """Goodput and batch size of every row, job after job.
+    def tables(self, listing: Listing, evaluate: Evaluate) -> tuple[Floats, Ints]:
+        """Goodput and batch size of every configuration, job after job.
 
-        `asked` [J] says what each job's rows are, compared by equality; `lengths` [J] how many there are. Only the
-        jobs whose table is not known are passed to `evaluate`.
+        Only the jobs whose table is not known are passed to `evaluate`.
         """
-        keys = [_key(job, rows) for job, rows in zip(jobs, asked, strict=True)]
-        fresh = []
-        for j, job in enumerate(jobs):
-            known = self._tables.get(job.job_id)
-            if known is None or known.key != keys[j]:
+        tables: list[_Table] = []
+        fresh: list[int] = []
+        for j, (job, asked) in enumerate(zip(listing.jobs, listing.asked, strict=True)):
+            table, key = self._tables.get(job.job_id), _key(job, asked)
+            if table is None or table.key != key:
+                table = self._tables[job.job_id] = _Table(key)
                 fresh.append(j)
-        self.hits += len(jobs) - len(fresh)
+            tables.append(table)
+        self.hits += len(tables) - len(fresh)
         self.misses += len(fresh)
         if fresh:
             goodput, batch = evaluate(fresh)
-            ends = np.cumsum(lengths[fresh]).tolist()
+            ends = np.cumsum(listing.lengths[fresh]).tolist()
             for j, begin, end in zip(fresh, [0, *ends[:-1]], ends, strict=True):
-                self._tables[jobs[j].job_id] = _Table(keys[j], goodput[begin:end], batch[begin:end])
-        if len(fresh) == len(jobs):
-            return (goodput, batch) if fresh else (np.zeros(0), np.zeros(0, dtype=np.int64))
-        found = [self._tables[job.job_id] for job in jobs]
-        return np.concatenate([t.goodput for t in found]), np.concatenate([t.batch for t in found])
+                tables[j].goodput, tables[j].batch = goodput[begin:end], batch[begin:end]
+            if len(fresh) == len(tables):
+                return goodput, batch
+        if not tables:
+            return np.zeros(0), np.zeros(0, dtype=np.int64)
+        return np.concatenate([t.goodput for t in tables]), np.concatenate([t.batch for t in tables])
 
     def sentence(self, job_id: int, said: Said) -> str:
         """The reason that says this, put into words anew only where a job has something else to say."""
@@ -91,11 +98,12 @@ class Cache:
         """Start a decision over these jobs: forget those that are gone."""
         self.hits = self.misses = 0
         self._tables = {number: table for number, table in self._tables.items() if number in job_ids}
+        self.listed = {number: entry for number, entry in self.listed.items() if number in job_ids}
         self._sentences = {number: known for number, known in self._sentences.items() if number in job_ids}
 
 
-def _key(job: Job, rows: object) -> tuple[object, ...]:
+def _key(job: Job, asked: Asked) -> tuple[object, ...]:
     report = job.report
     if report is None:
-        return (rows,)
-    return rows, report.params, report.params_by_type, report.noise, report.limits, job.spec.adaptive
+        return (asked,)
+    return asked, report.params, report.params_by_type, report.noise, report.limits, job.spec.adaptive

@@ -87,11 +87,12 @@ class Offers:
         kinds, over = {n.gpu_type for n in held}, {n.rack for n in held}
         if self.types and len(kinds) == 1:
             shape = shape._replace(gpu_type=kinds.pop())
-        if shape.nodes > 1 and over and self._by_rack(job):
+        if shape.nodes > 1 and over and self.by_rack(job):
             shape = shape._replace(racks=ONE_RACK if len(over) == 1 else OVER_RACKS)
         return shape
 
-    def _by_rack(self, job: Job) -> bool:
+    def by_rack(self, job: Job) -> bool:
+        """Whether the job is offered one rack and several as different shapes."""
         return bool(self.racks) and tells_racks(job)
 
     def _rules(self, job: Job) -> tuple[str, ...]:
@@ -109,7 +110,7 @@ class Offers:
         return self._stocks[key]
 
     def _between(self, job: Job, lowest: int, highest: int | None) -> list[Shape]:
-        by_rack = self._by_rack(job)
+        by_rack = self.by_rack(job)
         key = (partitions_of(job), job.spec.cpus_per_gpu, lowest, highest, job.spec.gpu_counts, by_rack)
         if key not in self._known:
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import NamedTuple
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +19,9 @@ from polluxd.policy import fairness, objective
 from polluxd.policy.cache import Cache
 from polluxd.policy.ceilings import Group, groups
 from polluxd.policy.domains import Domain
-from polluxd.policy.feasible import NOTHING, Offers, is_pinned, why_no_batch
-from polluxd.policy.shapes import ONE_RACK, OVER_RACKS, Shape
+from polluxd.policy.feasible import is_pinned, why_no_batch
+from polluxd.policy.listing import GPUS, KIND, NODES, RACKS, Listing, list_jobs
+from polluxd.policy.shapes import OVER_RACKS, Shape
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -113,86 +113,39 @@ def build(domain: Domain, settings: Settings, mean_weight: float = 1.0, cache: C
     Jobs that cannot be given anything now are left out, with the reason.
     """
     cache = Cache() if cache is None else cache
-    offers = cache.offers(domain, settings)
-    listed: list[Job] = []
-    shapes: list[list[Shape]] = []
-    stays: list[bool] = []
-    absent: list[tuple[Job, str]] = []
-    for job in domain.jobs:
-        if is_pinned(job):
-            shapes.append([offers.present(job)])
-            stays.append(True)
-        else:
-            stay = offers.may_stay(job)
-            found = offers.shapes(job, stays=stay)
-            if not found and job.placement:
-                # Nothing can be offered in exchange for what it holds: it is left alone.
-                shapes.append([offers.present(job)])
-                stays.append(True)
-                job = replace(job, pinned=True, pin_reason=offers.why_none(job))  # noqa: PLW2901
-            elif not found:
-                absent.append((job, offers.why_none(job)))
-                continue
-            else:
-                shapes.append([NOTHING, *found])
-                stays.append(stay or not job.placement)
-        listed.append(job)
-    return _evaluate(domain, settings, _Listing(listed, shapes, stays, absent, offers), mean_weight, cache)
-
-
-@dataclass(frozen=True, slots=True)
-class _Listing:
-    """Jobs with their shapes, before anything is known of their worth."""
-
-    jobs: list[Job]
-    shapes: list[list[Shape]]
-    stays: list[bool]
-    absent: list[tuple[Job, str]]
-    offers: Offers
-
-
-def _evaluate(
-    domain: Domain, settings: Settings, listing: _Listing, mean_weight: float, cache: Cache
-) -> Menu:
-    """Goodput, speedup and utility of every option; jobs with no feasible batch size drop out."""
-    size, count = domain.gpus_per_node, len(listing.jobs)
-    shares = [fairness.fair_share(domain.capacity, count, size, job) for job in listing.jobs]
-    types = listing.offers.types
-    rows = _rows(listing.shapes, shares, types, listing.offers.roomiest)
-    nodes, gpus, kind, racks, owner, is_share = rows
-    goodput, batch = _goodput(listing, shares, rows, cache)
-
-    held = [listing.offers.present(j) for j in listing.jobs]
-    now = np.array([(s.nodes, s.per_node, _number(types, s), s.racks) for s in held], dtype=np.int64)
-    now = now.reshape(-1, 4)
-    per_node = gpus // np.maximum(nodes, 1)
-    kept = np.array(listing.stays, dtype=np.bool_)[owner]
-    kept &= (nodes == now[owner, 0]) & (per_node == now[owner, 1]) & (kind == now[owner, 2]) & ~is_share
-    kept &= racks == now[owner, 3]
+    listing = list_jobs(domain, cache.offers(domain, settings), cache.listed)
+    size, count, types = domain.gpus_per_node, len(listing.jobs), listing.offers.types
+    nodes, gpus, kind, racks, held, shared = listing.block
+    owner, is_share = np.repeat(np.arange(count), listing.lengths), shared > 0
+    goodput, batch = cache.tables(listing, partial(_evaluate, listing, owner))
+    kept, stays = held > 0, np.array([e.stays for e in listing.entries], dtype=np.bool_)
 
     pinned = np.array([is_pinned(j) for j in listing.jobs], dtype=np.bool_)
-    best = np.zeros(count)
-    np.maximum.at(best, owner[~is_share], goodput[~is_share])
+    begin = np.cumsum(listing.lengths) - listing.lengths
+    best = np.maximum.reduceat(np.where(is_share, 0.0, goodput), begin) if count else np.zeros(0)
     hopeless = ~pinned & (best <= 0)
     # A running job without any feasible batch size is left where it is: its own agent knows better.
-    stuck = hopeless & (now[:, 0] > 0) & np.array(listing.stays, dtype=np.bool_)
+    stuck = hopeless & stays & np.array([bool(j.placement.nodes) for j in listing.jobs], dtype=np.bool_)
     gone = hopeless & ~stuck
-    why = {j: why_no_batch(listing.jobs[j], listing.shapes[j]) for j in np.flatnonzero(hopeless).tolist()}
+    why = {
+        j: why_no_batch(listing.jobs[j], listing.entries[j].shapes) for j in np.flatnonzero(hopeless).tolist()
+    }
     offered = (gpus == 0) | (goodput > 0) | pinned[owner]
     row = np.flatnonzero(~is_share & ~gone[owner] & np.where(stuck[owner], kept, offered))
     present_jobs = np.flatnonzero(~gone).tolist()
     jobs = tuple(
-        replace(listing.jobs[j], pinned=True, pin_reason=why[j]) if stuck[j] else listing.jobs[j]
+        replace(listing.jobs[j], pinned=True, pin_reason=why[j]) if j in why else listing.jobs[j]
         for j in present_jobs
     )
     job_of = (np.cumsum(~gone) - 1)[owner[row]]
     start = np.searchsorted(job_of, np.arange(len(jobs) + 1))
-    fair = _fair_goodput(goodput, rows, _mix(domain, types), count)
+    fair = _fair_goodput(goodput, listing, _mix(domain, types), begin)
     with np.errstate(over="ignore"):
         speedup = np.minimum((goodput / fair[owner])[row], _MOST_SPEEDUP)
     weight = np.array([fairness.weight(j, settings) for j in jobs], dtype=np.float64) / mean_weight
-    remaining = [_remaining(listing.jobs[j], float(fair[j])) for j in present_jobs]
-    weight *= np.array(fairness.work_factors(remaining, settings.remaining_work_power), dtype=np.float64)
+    if settings.remaining_work_power:
+        remaining = [_remaining(job, alone) for job, alone in zip(jobs, fair[~gone].tolist(), strict=True)]
+        weight *= np.array(fairness.work_factors(remaining, settings.remaining_work_power), dtype=np.float64)
     factor = np.array([fairness.reallocation_factor(j, settings.hysteresis) for j in jobs], dtype=np.float64)
     limited = groups(jobs, settings, domain.capacity)
 
@@ -210,11 +163,11 @@ def _evaluate(
     nothing = (gpus[row] == 0) * (penalty + _PARKING * holds * np.abs(stay[start[:-1]]))[job_of]
     return Menu(
         jobs=jobs,
-        shares=tuple(shares[j] for j in present_jobs),
+        shares=tuple(listing.shares[j] for j in present_jobs),
         gpus_per_node=size,
         start=start,
         nodes=nodes[row],
-        per_node=per_node[row],
+        per_node=gpus[row] // np.maximum(nodes[row], 1),
         kind=kind[row],
         racks=racks[row],
         types=types,
@@ -258,48 +211,6 @@ def _overdue(jobs: Sequence[Job], settings: Settings, stay: Floats, move: Floats
     return np.where(late >= 1, (1.0 + everything) * np.minimum(late, 10.0), 0.0)
 
 
-class _Rows(NamedTuple):
-    """Configurations to evaluate: each job's fair share, on every type that is told apart, then its options."""
-
-    nodes: Ints
-    gpus: Ints
-    kind: Ints
-    racks: Ints
-    owner: Ints
-    is_share: Bools
-
-
-def _rows(
-    shapes: Sequence[Sequence[Shape]],
-    shares: Sequence[fairness.FairShare],
-    types: tuple[str, ...],
-    roomiest: int,
-) -> _Rows:
-    kinds = range(len(types)) if types else (-1,)
-    flat = [
-        row
-        for own, share in zip(shapes, shares, strict=True)
-        for row in (
-            # Packed into one rack, where one is large enough.
-            *(
-                (share.nodes, share.gpus, k, OVER_RACKS if 0 < roomiest < share.nodes else ONE_RACK)
-                for k in kinds
-            ),
-            *((s.nodes, s.gpus, _number(types, s), s.racks) for s in own),
-        )
-    ]
-    nodes, gpus, kind, racks = np.array(flat, dtype=np.int64).reshape(-1, 4).T
-    lengths = np.array([len(own) + len(kinds) for own in shapes], dtype=np.int64)
-    is_share = np.zeros(nodes.size, dtype=np.bool_)
-    for k in range(len(kinds)):
-        is_share[np.cumsum(lengths) - lengths + k] = True
-    return _Rows(nodes, gpus, kind, racks, np.repeat(np.arange(len(shapes)), lengths), is_share)
-
-
-def _number(types: tuple[str, ...], shape: Shape) -> int:
-    return types.index(shape.gpu_type) if shape.gpu_type in types else -1
-
-
 def _mix(domain: Domain, types: tuple[str, ...]) -> Floats:
     """Each type's part of the capacity: a fair share is such a part of every type."""
     if not types:
@@ -308,39 +219,25 @@ def _mix(domain: Domain, types: tuple[str, ...]) -> Floats:
     return found / found.sum() if found.sum() > 0 else np.full(found.size, 1.0 / found.size)
 
 
-def _goodput(
-    listing: _Listing, shares: Sequence[fairness.FairShare], rows: _Rows, cache: Cache
-) -> tuple[Floats, Ints]:
-    """Best goodput and its batch size per row; only jobs whose table the cache lacks are evaluated."""
-    nodes, gpus, kind, racks, owner, _ = rows
-    count, types = len(listing.jobs), listing.offers.types
-    lengths = np.bincount(owner, minlength=count)
-
-    def evaluate(fresh: Sequence[int]) -> tuple[Floats, Ints]:
-        number = np.full(count, -1, dtype=np.int64)
-        number[fresh] = np.arange(len(fresh))
-        wanted = np.flatnonzero(number[owner] >= 0)
-        jobs = [listing.jobs[j] for j in fresh]
-        own = number[owner[wanted]]
-        return _optimum(
-            jobs,
-            types,
-            _Rows(nodes[wanted], gpus[wanted], kind[wanted], racks[wanted], own, rows.is_share),
-        )
-
-    asked = [
-        (share, own, types, listing.offers.roomiest)
-        for share, own in zip(shares, listing.shapes, strict=True)
-    ]
-    return cache.tables(listing.jobs, asked, lengths, evaluate)
+def _evaluate(listing: Listing, owner: Ints, fresh: Sequence[int]) -> tuple[Floats, Ints]:
+    """Goodput and batch size of all configurations of some jobs, given by number, job after job."""
+    number = np.full(len(listing.jobs), -1, dtype=np.int64)
+    number[fresh] = np.arange(len(fresh))
+    wanted = np.flatnonzero(number[owner] >= 0)
+    return _optimum(
+        [listing.jobs[j] for j in fresh],
+        listing.offers.types,
+        listing.block[:, wanted],
+        number[owner[wanted]],
+    )
 
 
-def _optimum(jobs: Sequence[Job], types: tuple[str, ...], rows: _Rows) -> tuple[Floats, Ints]:
-    """Best goodput and its batch size per row. A job without a fit yet is taken to scale linearly.
+def _optimum(jobs: Sequence[Job], types: tuple[str, ...], block: Ints, owner: Ints) -> tuple[Floats, Ints]:
+    """Best goodput and its batch size per configuration. A job without a fit yet is taken to scale linearly.
 
     Jobs whose fit and limits are the same share one evaluation.
     """
-    nodes, gpus, kind, racks, owner, _ = rows
+    nodes, gpus, kind, racks = block[[NODES, GPUS, KIND, RACKS]]
     known: dict[object, int] = {}
     functions: list[Goodput] = []
     # Per job: the function on any type, then on each that is told apart.
@@ -374,17 +271,17 @@ def _optimum(jobs: Sequence[Job], types: tuple[str, ...], rows: _Rows) -> tuple[
     return goodput, batch
 
 
-def _fair_goodput(goodput: Floats, rows: _Rows, mix: Floats, jobs: int) -> Floats:
+def _fair_goodput(goodput: Floats, listing: Listing, mix: Floats, begin: Ints) -> Floats:
     """[J]: goodput on the fair share, over types the mean of the cluster's mix.
 
     Where batch limits forbid it, the most that fits inside it, or else the least that is possible.
-    A job that can run nowhere gets infinity: its speedup is 0.
+    A job that can run nowhere gets infinity: its speedup is 0. `begin` [J]: where each job's configurations begin.
     """
-    _, gpus, _, _, owner, is_share = rows
-    fair = goodput[is_share].reshape(jobs, mix.size) @ mix if mix.size > 1 else goodput[is_share].copy()
-    shared = gpus[is_share].reshape(jobs, mix.size)[:, 0]
-    for j in np.flatnonzero(fair <= 0):
-        values, own = goodput[(owner == j) & ~is_share], gpus[(owner == j) & ~is_share]
-        inside = float(values[own <= shared[j]].max(initial=0.0))
-        fair[j] = inside if inside > 0 else float(values[values > 0].min(initial=np.inf))
+    shares = begin[:, None] + np.arange(mix.size)
+    fair = goodput[shares] @ mix if mix.size > 1 else goodput[begin]
+    gpus = listing.block[GPUS]
+    for j in np.flatnonzero(fair <= 0).tolist():
+        own = slice(int(begin[j]) + mix.size, int(begin[j] + listing.lengths[j]))
+        inside = float(goodput[own][gpus[own] <= gpus[begin[j]]].max(initial=0.0))
+        fair[j] = inside if inside > 0 else float(goodput[own][goodput[own] > 0].min(initial=np.inf))
     return fair

@@ -1,0 +1,177 @@
+"""Who takes part in a decision, and the configurations at which each job is to be evaluated.
+
+What is found for one job depends on what it asks for, what it holds, how far it was measured and on the nodes; while
+those stay as they are from one decision to the next, so does its entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polluxd.model import Job, JobSpec, Placement
+from polluxd.policy import exploration, fairness
+from polluxd.policy.domains import Domain
+from polluxd.policy.feasible import NOTHING, Offers, is_pinned
+from polluxd.policy.shapes import ONE_RACK, OVER_RACKS, Shape
+
+Ints = NDArray[np.int64]
+
+NODES, GPUS, KIND, RACKS, KEPT, SHARE = range(6)
+"""Rows of a block of configurations [6, C]: nodes; GPUs; number of the GPU type, -1 for any; racks as in `Shape`;
+whether the job holds just that and may keep it; whether it is the job's fair share (one per type that is told apart)
+rather than an option."""
+
+_FairShareOf = tuple[int, int, int]
+
+
+class Asked(NamedTuple):
+    """What a job's goodput table is asked for: equal ones mean the same configurations."""
+
+    share: fairness.FairShare
+    shapes: tuple[Shape, ...]
+    types: tuple[str, ...]
+    roomiest: int
+
+
+@dataclass(slots=True)
+class Listed:
+    """One job's entry; the fields down to `by_rack` are what it depends on."""
+
+    offers: Offers
+    spec: JobSpec
+    partition: str
+    placement: Placement
+    pinned: bool
+    most: int
+    """What its measurements justify, as `exploration.cap`."""
+    by_rack: bool
+    shapes: tuple[Shape, ...]
+    """Its options; none: nothing can be offered."""
+    stays: bool
+    """Whether it may keep what it holds, or holds nothing."""
+    now: Shape
+    why: str
+    """Why nothing can be offered to it."""
+    share_of: _FairShareOf | None = None
+    """GPUs, jobs and GPUs per node of which it has its share."""
+    asked: Asked | None = None
+    block: Ints | None = None
+    """[6, C]: its configurations, the fair share first."""
+
+    def holds(self, offers: Offers, job: Job) -> bool:
+        """Whether the entry is still good for the job."""
+        return (
+            self.offers is offers
+            and self.pinned == job.pinned
+            and (self.placement is job.placement or self.placement == job.placement)
+            and (self.spec is job.spec or self.spec == job.spec)
+            and self.partition == job.partition
+            and self.most == exploration.cap(job)
+            and self.by_rack == offers.by_rack(job)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Jobs with their entries, before anything is known of their worth."""
+
+    jobs: list[Job]
+    entries: list[Listed]
+    absent: list[tuple[Job, str]]
+    """Jobs that cannot be given anything, and why."""
+    offers: Offers
+    asked: list[Asked]
+    shares: list[fairness.FairShare]
+    block: Ints
+    """[6, C]: all jobs' configurations, job after job."""
+    lengths: Ints
+    """[J]: how many each has."""
+
+
+def list_jobs(domain: Domain, offers: Offers, known: MutableMapping[int, Listed]) -> Listing:
+    """The domain's jobs; entries of `known` (by job id) that still hold are used again, others are put there."""
+    jobs: list[Job] = []
+    entries: list[Listed] = []
+    absent: list[tuple[Job, str]] = []
+    for job in domain.jobs:
+        entry = known.get(job.job_id)
+        if entry is None or not entry.holds(offers, job):
+            entry = known[job.job_id] = _entry(offers, job)
+        if not entry.shapes:
+            absent.append((job, entry.why))
+            continue
+        # Nothing can be offered in exchange for what it holds: it is left alone.
+        jobs.append(replace(job, pinned=True, pin_reason=entry.why) if entry.why else job)
+        entries.append(entry)
+    share_of = (domain.capacity, len(jobs), domain.gpus_per_node)
+    asked: list[Asked] = []
+    blocks: list[Ints] = []
+    for job, entry in zip(jobs, entries, strict=True):
+        if entry.asked is None or entry.block is None or entry.share_of != share_of:
+            entry.share_of = share_of
+            wanted = Asked(fairness.fair_share(*share_of, job), entry.shapes, offers.types, offers.roomiest)
+            if entry.asked != wanted or entry.block is None:
+                entry.asked, entry.block = wanted, _block(entry, wanted)
+        asked.append(entry.asked)
+        blocks.append(entry.block)
+    return Listing(
+        jobs,
+        entries,
+        absent,
+        offers,
+        asked,
+        [own.share for own in asked],
+        np.concatenate(blocks, axis=1) if blocks else np.zeros((6, 0), dtype=np.int64),
+        np.array([own.shape[1] for own in blocks], dtype=np.int64),
+    )
+
+
+def _entry(offers: Offers, job: Job) -> Listed:
+    now = offers.present(job)
+    shapes: tuple[Shape, ...] = (now,)
+    stays, why = True, ""
+    if not is_pinned(job):
+        stays = offers.may_stay(job)
+        found = offers.shapes(job, stays=stays)
+        if found:
+            shapes, stays = (NOTHING, *found), stays or not job.placement
+        else:
+            why = offers.why_none(job)
+            shapes, stays = ((now,), True) if job.placement else ((), False)
+    return Listed(
+        offers,
+        job.spec,
+        job.partition,
+        job.placement,
+        job.pinned,
+        exploration.cap(job),
+        offers.by_rack(job),
+        shapes,
+        stays,
+        now,
+        why,
+    )
+
+
+def _block(entry: Listed, asked: Asked) -> Ints:
+    share, types = asked.share, asked.types
+    # The share is packed into one rack, where one is large enough.
+    racks = OVER_RACKS if 0 < asked.roomiest < share.nodes else ONE_RACK
+    rows = [(share.nodes, share.gpus, k, racks, 0, 1) for k in (range(len(types)) if types else (-1,))]
+    rows += [
+        (
+            shape.nodes,
+            shape.nodes * shape.per_node,
+            types.index(shape.gpu_type) if shape.gpu_type in types else -1,
+            shape.racks,
+            int(entry.stays and shape == entry.now),
+            0,
+        )
+        for shape in asked.shapes
+    ]
+    return np.array(rows, dtype=np.int64).T
