@@ -23,7 +23,7 @@ Runs inside slurmctld, under Lua 5.1 to 5.4: no database, no command, one small 
 
 local NO_VAL16, NO_VAL = 65534, 4294967294
 
-local KEYS = { "min-gpus", "max-gpus", "gpu-counts", "adaptive", "preemptible" }
+local KEYS = { "min-gpus", "max-gpus", "gpu-counts", "adaptive", "preemptible", "prior" }
 
 local function log_user(format, ...)
   slurm.log_user("%s", string.format(format, ...))
@@ -86,6 +86,7 @@ local READERS = {
   ["gpu-counts"] = gpu_counts,
   ["adaptive"] = yes_or_no,
   ["preemptible"] = yes_or_no,
+  ["prior"] = yes_or_no,
 }
 
 -- The smallest number of GPUs that the directives allow; nil where they contradict each other. How many GPUs whole
@@ -315,6 +316,7 @@ function pollux_submit(job, part_list, submit_uid)
   job.environment["POLLUX_SUBMITTED"] = tostring(now) -- tells this job from others of its id
   -- Read by the agent, which does not ask Slurm; set always, a job submitted from within another inherits that one's.
   job.environment["POLLUX_ADAPTIVE"] = wanted["adaptive"] or "yes"
+  job.environment["POLLUX_PRIOR"] = wanted["prior"] or "yes"
   -- A lease, not a hold: if polluxd dies, the job starts by itself when the lease lapses.
   if polluxd_alive(config, now) then
     job.begin_time = math.max(now, begin or 0) + (config.lease_s or 300)

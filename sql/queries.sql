@@ -68,6 +68,15 @@ SELECT r.* FROM pollux.report r
 LEFT JOIN pollux.job j ON j.cluster = r.cluster AND j.job_id = r.job_id
 WHERE r.cluster = :cluster AND j.ended_at IS NULL;
 
+-- name: fits_by_type
+-- What runs of the same training, of the same user, have measured on each GPU type, for jobs that have not ended.
+SELECT f.job_id, p.gpu_type, p.alpha_grad, p.beta_grad, p.alpha_local, p.beta_local, p.alpha_node, p.beta_node,
+       p.gamma, p.alpha_rack, p.beta_rack
+FROM pollux.fingerprint f
+JOIN pollux.prior p ON p.cluster = f.cluster AND p.uid = f.uid AND p.fingerprint = f.fingerprint
+LEFT JOIN pollux.job j ON j.cluster = f.cluster AND j.job_id = f.job_id
+WHERE f.cluster = :cluster AND j.ended_at IS NULL AND p.gpu_type <> '';
+
 -- name: report_of
 SELECT * FROM pollux.report WHERE cluster = :cluster AND job_id = :job_id;
 
@@ -263,9 +272,9 @@ ORDER BY j.job_id;
 
 -- name: prune_priors
 -- What no run has confirmed for long, and what one user has beyond a thousand trainings.
-DELETE FROM pollux.prior p WHERE p.cluster = :cluster AND (p.at < to_timestamp(:before) OR (p.uid, p.fingerprint) IN (
-    SELECT q.uid, q.fingerprint FROM (
-        SELECT uid, fingerprint, row_number() OVER (PARTITION BY uid ORDER BY at DESC) AS place
+DELETE FROM pollux.prior p WHERE p.cluster = :cluster AND (p.at < to_timestamp(:before) OR (p.uid, p.fingerprint, p.gpu_type) IN (
+    SELECT q.uid, q.fingerprint, q.gpu_type FROM (
+        SELECT uid, fingerprint, gpu_type, row_number() OVER (PARTITION BY uid ORDER BY at DESC) AS place
         FROM pollux.prior WHERE cluster = :cluster) q
     WHERE q.place > 1000));
 

@@ -7,7 +7,6 @@ at a time.
 from __future__ import annotations
 
 import contextlib
-import logging
 import select
 import time
 from typing import Any
@@ -17,8 +16,6 @@ import psycopg2.extensions
 from psycopg2.extensions import POLL_OK, POLL_READ
 
 from .ticket import Ticket
-
-log = logging.getLogger(__name__)
 
 _OVER = ("PX401", "PX409")  # token refused, attempt over
 _BAD_PAYLOAD = "PX422"
@@ -58,9 +55,12 @@ class JobDatabase:
         statement = "pollux.acknowledge_v1(%s, %s, %s, %s, %s, %s, %s::jsonb)"
         return bool(self._call(statement, reallocation_id, payload))
 
-    def prior(self, fingerprint: str) -> Any:
-        """What earlier runs of this fingerprint have measured, or None."""
-        return self._call("pollux.prior_v1(%s, %s, %s, %s, %s, %s)", fingerprint)
+    def prior(self, fingerprint: str, gpu_type: str) -> Any:
+        """What the same user's earlier runs of this fingerprint have measured on GPUs of this type, or None.
+
+        It also lets later runs know what this attempt measures. `fingerprint`: 16 to 64 hexadecimal digits.
+        """
+        return self._call("pollux.prior_v1(%s, %s, %s, %s, %s, %s, %s)", fingerprint, gpu_type)
 
     def close(self) -> None:
         if self._connection is not None:
@@ -120,24 +120,3 @@ class JobDatabase:
         for secret in filter(None, secrets):
             text = text.replace(secret, "***")
         return text
-
-
-def fetch_prior(ticket: Ticket, fingerprint: str, *, answer_s: float = 2.0) -> dict[str, Any] | None:
-    """What earlier runs of this training, by the same user, have measured; None where nothing is known.
-
-    `{"params": {"alpha_grad": ..., "gamma": ...}, "explored_gpus": int, "explored_nodes": int}`. It also lets later
-    runs know what this attempt measures. For once, before the first step: some milliseconds, and at most twice
-    `answer_s` seconds where the database is away (then None: training never depends on it).
-
-    Args:
-        fingerprint: 16 to 64 hexadecimal digits, the same for runs whose step times are alike.
-    """
-    database = JobDatabase(ticket, answer_s=answer_s)
-    try:
-        found = database.prior(fingerprint)
-    except (DatabaseAway, TicketOver, PayloadRefused) as error:
-        log.info("nothing learned from earlier runs: %s", error)
-        return None
-    finally:
-        database.close()
-    return found if isinstance(found, dict) else None

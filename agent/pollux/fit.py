@@ -8,6 +8,7 @@ that a job never starves for want of data: it is tried there, and then measured.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import minimize, nnls
 
-from pollux.goodput import ThroughputParams
+from pollux.goodput import ThroughputParams, rack_pair
 
 Floats = NDArray[np.float64]
 
@@ -34,13 +35,24 @@ NODE_FACTOR = 1.1
 
 _SMOOTH = 1e-8  # keeps the root differentiable at a perfect fit; an RMSLE of 1e-4
 _GAMMA_STARTS = (1.5, 4.0)
+_SIZE = 9
+_GAMMA = 6
+_PAIRS = ((2, 3), (4, 5), (7, 8))
+"""Where alpha and beta of synchronisation stand in theta, by how far a placement reaches: node, nodes, racks."""
+_ALPHAS, _BETAS = (np.array(column) for column in zip(*_PAIRS, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class _Data:
-    nodes: Floats
-    gpus: Floats
+    """The rows, those of one GPU first: what synchronises nothing needs no masks."""
+
     m: Floats
+    single: int
+    """How many rows are of one GPU."""
+    reach: NDArray[np.int64]
+    """Of the other rows: 0 on one node, 1 over nodes, 2 over racks."""
+    beyond: Floats
+    """Of the other rows: GPUs beyond the second."""
     grad_seen: NDArray[np.bool_]
     """Rows whose accumulation time was measured."""
     log_grad: Floats
@@ -57,30 +69,33 @@ def fit(
     accum_time: ArrayLike,
     optim_time: ArrayLike,
     *,
+    racks: ArrayLike | None = None,
     weights: ArrayLike | None = None,
     prior: ThroughputParams | None = None,
-    tolerance: float = 1e-12,
+    tolerance: float = 1e-8,
 ) -> ThroughputParams:
     """Fit theta to measurements, one row per configuration.
 
     All arguments are [n]: nodes, GPUs, examples per GPU and pass, seconds of a local pass (NaN where not
-    measured) and seconds of a synchronising pass (T_iter at s = 0). `weights` says how much each row counts
+    measured) and seconds of a synchronising pass (T_iter at s = 0). `racks` is how many racks each row's nodes lie
+    in (1 where not given); without a row over racks, theirs are not fitted. `weights` says how much each row counts
     (say, how often it was seen). `prior` is an earlier fit: it stands where nothing is measured, and gives
     way where something is. The search ends where a step lowers the error by less than `tolerance` of it (1e-6
-    costs a third of the time, and at most 0.003 of RMSLE). Rows with a time that is not positive and finite are
-    left out. Raises ValueError when none is left, or when the lengths differ.
+    takes two thirds of the time, and costs at most 0.003 of RMSLE). Rows with a time that is not positive and finite
+    are left out. Raises ValueError when none is left, or when the lengths differ.
     """
-    data = _clean((nodes, gpus, m, accum_time, optim_time), weights)
+    data = _clean((nodes, gpus, m, accum_time, optim_time), weights, racks)
     free, base, tie = _degrees_of_freedom(data, prior)
     best_value, best = np.inf, _start(data, prior, _GAMMA_STARTS[0])
+    pulled_to = None if prior is None else _logs(prior)
     starts = [_start(data, prior, gamma) for gamma in _GAMMA_STARTS]
-    if not np.any(data.gpus > 1):
+    if not data.reach.size:
         starts = starts[:1]  # gamma has no say on one GPU
-    lower = np.array([np.log(SMALLEST)] * 6 + [GAMMA_RANGE[0]])
-    upper = np.array([np.log(LARGEST)] * 6 + [GAMMA_RANGE[1]])
+    lower, upper = np.full(_SIZE, np.log(SMALLEST)), np.full(_SIZE, np.log(LARGEST))
+    lower[_GAMMA], upper[_GAMMA] = GAMMA_RANGE
 
     def objective(x: Floats) -> tuple[float, Floats]:
-        value, slope = _loss(base + tie @ x, data, prior)
+        value, slope = _loss(base + tie @ x, data, pulled_to)
         return value, tie.T @ slope
 
     for start in starts:
@@ -100,35 +115,40 @@ def fit(
 def error(params: ThroughputParams, *columns: ArrayLike) -> float:
     """RMSLE of `params` on `fit`'s five columns; accumulation and optimizer steps added, as there."""
     data = _clean(columns, None)
-    grad, step, *_ = _predict(_logs(params), data)
+    log_grad, log_step = _predict(_logs(params), data)[:2]
     return float(
-        np.sqrt(np.sum(data.weight_grad * (grad - data.log_grad) ** 2))
-        + np.sqrt(np.sum(data.weight_step * (step - data.log_step) ** 2))
+        np.sqrt(np.sum(data.weight_grad * (log_grad - data.log_grad) ** 2))
+        + np.sqrt(np.sum(data.weight_step * (log_step - data.log_step) ** 2))
     )
 
 
-def _clean(columns: Sequence[ArrayLike], weights: ArrayLike | None) -> _Data:
+def _clean(columns: Sequence[ArrayLike], weights: ArrayLike | None, racks: ArrayLike | None = None) -> _Data:
     given = [np.atleast_1d(np.asarray(a, dtype=np.float64)) for a in columns]
-    given.append(
-        np.ones_like(given[0]) if weights is None else np.atleast_1d(np.asarray(weights, np.float64))
-    )
+    for more in (weights, racks):
+        given.append(
+            np.ones_like(given[0]) if more is None else np.atleast_1d(np.asarray(more, dtype=np.float64))
+        )
     if len({a.shape for a in given}) != 1 or given[0].ndim != 1:
         raise ValueError(f"measurements must be lists of one length, got shapes {[a.shape for a in given]}")
-    n, k, batch, accum, optim, weight = given
+    n, k, batch, accum, optim, weight, spans = given
     sound = np.isfinite(optim) & (optim > 0) & np.isfinite(weight) & (weight > 0)
     sound &= (n >= 1) & (k >= n) & (batch >= 1) & np.isfinite(batch)
     if not np.any(sound):
         raise ValueError("no usable measurement to fit: need at least one positive, finite step time")
-    n, k, batch, accum, optim, weight = (a[sound] for a in (n, k, batch, accum, optim, weight))
+    rows = np.flatnonzero(sound)
+    rows = rows[np.argsort(k[rows] >= 2, kind="stable")]
+    n, k, batch, accum, optim, weight, spans = (a[rows] for a in (n, k, batch, accum, optim, weight, spans))
     seen = np.isfinite(accum) & (accum > 0)
     # On one GPU nothing is synchronised: the step itself is a measurement of the local pass.
     grad = np.where(seen, accum, np.where(k < 2, optim, 1.0))
     seen |= k < 2
     weight_grad = np.where(seen, weight, 0.0)
+    single = int(np.sum(k < 2))
     return _Data(
-        nodes=n,
-        gpus=k,
         m=batch,
+        single=single,
+        reach=np.where(n < 2, 0, np.where(spans < 2, 1, 2))[single:].astype(np.int64),
+        beyond=k[single:] - 2.0,
         grad_seen=seen,
         log_grad=np.log(np.where(seen, grad, 1.0)),
         log_step=np.log(optim),
@@ -138,37 +158,35 @@ def _clean(columns: Sequence[ArrayLike], weights: ArrayLike | None) -> _Data:
 
 
 def _logs(params: ThroughputParams) -> Floats:
-    """theta as the fit sees it: logarithms of the six times, and gamma itself."""
-    return np.array(
-        [*np.log(np.clip(params[:6], SMALLEST, LARGEST)), np.clip(params.gamma, *GAMMA_RANGE)],
-        dtype=np.float64,
-    )
+    """theta [9] as the fit sees it: logarithms of the times, and gamma itself; an unknown pair is that over nodes."""
+    logs = np.empty(_SIZE)
+    logs[:_GAMMA] = np.log(np.clip(params[:_GAMMA], SMALLEST, LARGEST))
+    logs[_GAMMA] = np.clip(params.gamma, *GAMMA_RANGE)
+    logs[7:] = np.log(np.clip(rack_pair(params), SMALLEST, LARGEST))
+    return logs
 
 
 def _degrees_of_freedom(
     data: _Data, prior: ThroughputParams | None
 ) -> tuple[NDArray[np.int64], Floats, Floats]:
-    """Which of the seven the data can tell: x [f] maps to theta as base [7] + tie [7, f] @ x."""
-    local = (data.gpus >= 2) & (data.nodes < 2)
-    across = data.nodes >= 2
-    known = np.array(
-        [
-            True,
-            True,
-            bool(np.any(local)),
-            bool(np.any(local & (data.gpus > 2))),
-            bool(np.any(across)),
-            bool(np.any(across & (data.gpus > 2))),
-            bool(np.any(data.gpus >= 2)),
-        ]
-    )
-    base = np.array([np.log(SMALLEST)] * 6 + [GAMMA_RANGE[0]]) if prior is None else _logs(prior)
+    """Which of theta the data can tell: x [f] maps to theta as base [9] + tie [9, f] @ x."""
+    known = np.zeros(_SIZE, dtype=np.bool_)
+    known[:2] = True
+    known[_GAMMA] = data.reach.size > 0
+    for reach, (alpha, beta) in enumerate(_PAIRS):
+        known[alpha] = np.any(data.reach == reach)
+        known[beta] = np.any((data.reach == reach) & (data.beyond > 0))
+    if prior is None:
+        base = np.full(_SIZE, np.log(SMALLEST))
+        base[_GAMMA] = GAMMA_RANGE[0]
+    else:
+        base = _logs(prior)
     one_batch_size = prior is None and np.unique(data.m).size == 1
     if one_batch_size:
         known[0] = False
     free = np.flatnonzero(known)
     base = np.where(known, 0.0, base)
-    tie = np.zeros((7, free.size))
+    tie = np.zeros((_SIZE, free.size))
     tie[free, np.arange(free.size)] = 1.0
     if one_batch_size:
         # The measured time is split evenly: alpha_grad = beta_grad * m.
@@ -181,7 +199,7 @@ def _start(data: _Data, prior: ThroughputParams | None, gamma: float) -> Floats:
     """A starting point: local passes by non-negative least squares, synchronisation from what remains."""
     if prior is not None:
         start = _logs(prior)
-        start[6] = np.clip(gamma, *GAMMA_RANGE) if gamma != _GAMMA_STARTS[0] else start[6]
+        start[_GAMMA] = np.clip(gamma, *GAMMA_RANGE) if gamma != _GAMMA_STARTS[0] else start[_GAMMA]
         return start
     times = np.exp(np.where(data.grad_seen, data.log_grad, data.log_step - np.log(2.0)))
     root = np.sqrt(np.where(data.grad_seen, data.weight_step, 1e-3 * data.weight_step)) / times
@@ -190,65 +208,71 @@ def _start(data: _Data, prior: ThroughputParams | None, gamma: float) -> Floats:
     shortest = float(times.min())
     # A term at zero has no slope in the logarithm: start it small, not nowhere.
     alpha, beta = max(alpha, 0.02 * shortest), max(beta, 0.02 * shortest / float(data.m.max()))
-    grad, step = alpha + beta * data.m, np.exp(data.log_step)
+    grad, step = (alpha + beta * data.m)[data.single :], np.exp(data.log_step[data.single :])
     rest = np.maximum(step**gamma - grad**gamma, (0.05 * step) ** gamma) ** (1.0 / gamma)
-    start = np.array([alpha, beta, 1.0, 1.0, 1.0, 1.0, gamma])
-    for first, rows in ((2, (data.gpus >= 2) & (data.nodes < 2)), (4, data.nodes >= 2)):
+    start = np.array([alpha, beta, 1.0, 1.0, 1.0, 1.0, gamma, 1.0, 1.0])
+    for reach, (first, second) in enumerate(_PAIRS):
+        rows = data.reach == reach
         if np.any(rows):
-            k, t = data.gpus[rows] - 2.0, rest[rows]
+            k, t = data.beyond[rows], rest[rows]
             (a, b), _ = nnls(np.stack([1.0 / t, k / t], axis=1), np.ones_like(t))
             start[first] = max(a, 0.1 * float(t.min()))
-            start[first + 1] = max(b, 0.01 * float(t.min()))
-    return np.concatenate([np.log(np.clip(start[:6], SMALLEST, LARGEST)), start[6:]])
+            start[second] = max(b, 0.01 * float(t.min()))
+    logs = np.log(np.clip(start, SMALLEST, LARGEST))
+    logs[_GAMMA] = gamma
+    return logs
 
 
-def _predict(u: Floats, data: _Data) -> tuple[Floats, Floats, Floats, Floats]:
-    """log T_grad [n], log T_step [n] and their derivatives in u, [7, n] each."""
-    a, gamma = np.exp(u[:6]), u[6]
+def _predict(u: Floats, data: _Data) -> tuple[Floats, Floats, Floats, Floats, Floats, Floats]:
+    """log T_grad [n] and log T_step [n]; then what their slopes need: alpha_grad's share of T_grad [n], and of the rows
+    of several GPUs log T_sync, alpha's share of it, and T_grad's share of the step's slope."""
+    a = np.exp(u)
     grad = a[0] + a[1] * data.m
     log_grad = np.log(grad)
-    d_grad = np.zeros((7, data.m.size))
-    d_grad[0], d_grad[1] = a[0] / grad, a[1] * data.m / grad
-    across = data.nodes >= 2
-    alpha, beta = np.where(across, a[4], a[2]), np.where(across, a[5], a[3])
-    beyond = np.maximum(data.gpus - 2.0, 0.0)
-    sync = alpha + beta * beyond
+    alpha, beta = a[_ALPHAS][data.reach], a[_BETAS][data.reach]
+    sync = alpha + beta * data.beyond
     log_sync = np.log(sync)
-    many = data.gpus >= 2
-    share = np.where(many, 1.0 / (1.0 + np.exp(np.clip(gamma * (log_sync - log_grad), -700, 700))), 1.0)
-    rest = 1.0 - share
-    joint = np.logaddexp(gamma * log_grad, gamma * log_sync) / gamma
-    log_step = np.where(many, joint, log_grad)
-    d_step = d_grad * share
-    d_alpha, d_beta = rest * alpha / sync, rest * beta * beyond / sync
-    d_step[2], d_step[3] = np.where(across, 0.0, d_alpha), np.where(across, 0.0, d_beta)
-    d_step[4], d_step[5] = np.where(across, d_alpha, 0.0), np.where(across, d_beta, 0.0)
-    d_step[6] = np.where(many, (share * log_grad + rest * log_sync - joint) / gamma, 0.0)
-    return log_grad, log_step, d_grad, d_step
+    local, gamma = log_grad[data.single :], u[_GAMMA]
+    # T_step^gamma = T_grad^gamma (1 + e^x); beyond e^700 the sum is its larger term to the last digit.
+    powers = np.exp(np.clip(gamma * (log_sync - local), -700.0, 700.0))
+    log_step = log_grad.copy()
+    log_step[data.single :] += np.log1p(powers) / gamma
+    return log_grad, log_step, a[0] / grad, log_sync, alpha / sync, 1.0 / (1.0 + powers)
 
 
-def _loss(u: Floats, data: _Data, prior: ThroughputParams | None) -> tuple[float, Floats]:
-    """RMSLE of both kinds of step plus the pulls, and its gradient [7]."""
-    log_grad, log_step, d_grad, d_step = _predict(u, data)
-    value, slope = 0.0, np.zeros(7)
-    for predicted, measured, weight, derivative in (
-        (log_grad, data.log_grad, data.weight_grad, d_grad),
-        (log_step, data.log_step, data.weight_step, d_step),
-    ):
-        off = predicted - measured
-        rmsle = np.sqrt(np.sum(weight * off * off) + _SMOOTH)
-        value += rmsle
-        slope += derivative @ (weight * off) / rmsle
+def _loss(u: Floats, data: _Data, prior: Floats | None) -> tuple[float, Floats]:
+    """RMSLE of both kinds of step plus the pulls (`prior`: as `_logs` has it), and its gradient [9]."""
+    log_grad, log_step, first, log_sync, fixed, share = _predict(u, data)
+    off_grad, off_step = log_grad - data.log_grad, log_step - data.log_step
+    pull_grad, pull_step = data.weight_grad * off_grad, data.weight_step * off_step
+    rmsle_grad = math.sqrt(pull_grad @ off_grad + _SMOOTH)
+    rmsle_step = math.sqrt(pull_step @ off_step + _SMOOTH)
+    value, slope = rmsle_grad + rmsle_step, np.zeros(_SIZE)
+    by_grad, by_step = pull_grad / rmsle_grad, pull_step / rmsle_step
+    many = by_step[data.single :].copy()
+    by_step[data.single :] *= share
+    by_grad += by_step
+    slope[0] = by_grad @ first
+    slope[1] = by_grad.sum() - slope[0]
+    if many.size:
+        rest = many * (1.0 - share)
+        whole = np.bincount(data.reach, rest, minlength=3)
+        slope[_ALPHAS] = np.bincount(data.reach, rest * fixed, minlength=3)
+        slope[_BETAS] = whole - slope[_ALPHAS]
+        local = log_grad[data.single :]
+        # d log T_step / d gamma, with log T_step = log T_grad + log(1 + e^x) / gamma.
+        bend = (1.0 - share) * (log_sync - local) - (log_step[data.single :] - local)
+        slope[_GAMMA] = (many @ bend) / u[_GAMMA]
     if prior is None:
-        value += GAMMA_PULL * (u[6] - 1.0) ** 2
-        slope[6] += 2 * GAMMA_PULL * (u[6] - 1.0)
-        for alpha, beta in ((2, 3), (4, 5)):
-            ratio = np.exp(2.0 * (u[beta] - u[alpha]))
+        value += GAMMA_PULL * (u[_GAMMA] - 1.0) ** 2
+        slope[_GAMMA] += 2 * GAMMA_PULL * (u[_GAMMA] - 1.0)
+        for alpha, beta in _PAIRS:
+            ratio = math.exp(2.0 * (u[beta] - u[alpha]))
             value += RATIO_PULL * ratio
             slope[beta] += 2 * RATIO_PULL * ratio
             slope[alpha] -= 2 * RATIO_PULL * ratio
     else:
-        off = u - _logs(prior)
+        off = u - prior
         value += PRIOR_PULL * float(off @ off)
         slope += 2 * PRIOR_PULL * off
     return float(value), slope
@@ -256,8 +280,12 @@ def _loss(u: Floats, data: _Data, prior: ThroughputParams | None) -> tuple[float
 
 def _finish(u: Floats, data: _Data, prior: ThroughputParams | None) -> ThroughputParams:
     """theta from logarithms, unseen node terms raised to what they cost at least."""
-    theta = [*(max(float(x), SMALLEST) for x in np.exp(u[:6])), float(u[6])]
-    if not np.any(data.nodes >= 2) and np.any(data.gpus >= 2):
+    theta = [max(float(x), SMALLEST) for x in np.exp(u)]
+    theta[_GAMMA] = float(u[_GAMMA])
+    across = bool(np.any(data.reach == 1))
+    if not across and data.reach.size:
         for local, node in ((2, 4), (3, 5)):
             theta[node] = max(theta[node] if prior is not None else 0.0, NODE_FACTOR * theta[local])
+    if not np.any(data.reach == 2):
+        return ThroughputParams(*theta[:7], *((None, None) if prior is None else prior[7:]))
     return ThroughputParams(*theta)

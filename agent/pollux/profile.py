@@ -1,7 +1,8 @@
 """Measured step times, per (nodes, GPUs, local batch): what the throughput model is fitted to.
 
 Each configuration keeps its newest measurements only, and offers their median: neither a straggler nor a pause of
-the machine moves it, and a profile from before the cluster changed is forgotten as new steps come in.
+the machine moves it, and a profile from before the cluster changed is forgotten as new steps come in. Times belong to
+the GPU type that they were measured on; those of another are kept for when the job comes back to it.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pollux.goodput import ThroughputParams
+
+if TYPE_CHECKING:
+    from pollux.knowledge import Prior
 
 WINDOW = 64
 """Measurements kept per configuration and kind."""
@@ -25,8 +29,11 @@ WINDOW = 64
 SAVED = 8
 """Of these, how many a checkpoint carries on."""
 
-WARM_PASSES = 3
-"""Passes of a new configuration that the profile leaves out: first kernels, first connections, cold caches."""
+EXPIRY = 24 * 3600.0
+"""Seconds after which a configuration that was not measured again is forgotten: the cluster has moved on."""
+
+MOST_CONFIGURATIONS = 200
+"""Configurations kept, the newest: a job whose batch size never settles costs no more memory and fitting than that."""
 
 
 class Configuration(NamedTuple):
@@ -35,6 +42,7 @@ class Configuration(NamedTuple):
     nodes: int
     gpus: int
     local_batch: int
+    racks: int = 1
 
 
 @dataclass
@@ -43,6 +51,8 @@ class _Times:
     """Local forward and backward passes, the wait for other ranks excluded [s]."""
     final: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     """Synchronising passes, whole [s]."""
+    at: float = 0.0
+    """When the newest was added [POSIX s]."""
 
 
 class ProfileRows(NamedTuple):
@@ -51,6 +61,7 @@ class ProfileRows(NamedTuple):
     nodes: NDArray[np.float64]
     gpus: NDArray[np.float64]
     local_batch: NDArray[np.float64]
+    racks: NDArray[np.float64]
     local: NDArray[np.float64]
     """T_grad as measured; NaN where never."""
     final: NDArray[np.float64]
@@ -59,13 +70,26 @@ class ProfileRows(NamedTuple):
 
 
 class StepProfile:
-    """Times by configuration. One thread adds, another may read."""
+    """Times by configuration, on GPUs of one type. One thread adds, others may read.
 
-    def __init__(self) -> None:
-        self._times: dict[Configuration, _Times] = {}
-        self._lock = threading.Lock()
+    `clock` gives POSIX seconds.
+    """
+
+    def __init__(self, gpu_type: str = "", *, clock: Callable[[], float] = time.time) -> None:
+        self.gpu_type = gpu_type
         self.version = 0
         """Grows with each measurement: says whether a refit could find anything new."""
+        self.prior_refuted = False
+        """What earlier runs left was found wrong, and dropped."""
+        self._clock = clock
+        self._times: dict[Configuration, _Times] = {}
+        self._elsewhere: dict[str, list[Any]] = {}
+        """Saved rows of other GPU types."""
+        self._most = (0, 0)
+        """Most GPUs and most nodes ever measured on, whatever the type."""
+        self._prior: Prior | None = None
+        self._prior_at = 0.0
+        self._lock = threading.Lock()
 
     def add_local(self, key: Configuration, seconds: float) -> None:
         """An accumulation pass, or the local part of a synchronising one [s]."""
@@ -77,12 +101,26 @@ class StepProfile:
 
     def _add(self, key: Configuration, local: float | None = None, final: float | None = None) -> None:
         with self._lock:
-            times = self._times.setdefault(key, _Times())
+            times = self._times.get(key)
+            if times is None:
+                times = self._times[key] = _Times()
+                self._forget_old()
             if local is not None and math.isfinite(local) and local > 0:
                 times.local.append(local)
             if final is not None and math.isfinite(final) and final > 0:
                 times.final.append(final)
+                self._most = (max(self._most[0], key.gpus), max(self._most[1], key.nodes))
+            times.at = self._clock()
             self.version += 1
+
+    def _forget_old(self) -> None:
+        """Before the newest configuration, which has no time yet, come those last measured."""
+        oldest = self._clock() - EXPIRY
+        known = sorted((t.at or math.inf, key) for key, t in self._times.items())
+        surplus = len(known) - MOST_CONFIGURATIONS
+        for rank, (at, key) in enumerate(known):
+            if rank < surplus or at < oldest:
+                del self._times[key]
 
     def rows(self) -> ProfileRows:
         """Medians of all configurations with a whole synchronising pass, or on one GPU with any pass."""
@@ -95,7 +133,7 @@ class StepProfile:
             if steps:
                 t_local = float(np.median(local)) if local else math.nan
                 rows.append((*key, t_local, float(np.median(steps)), float(len(steps))))
-        columns = np.array(rows, dtype=np.float64).reshape(len(rows), 6).T
+        columns = np.array(rows, dtype=np.float64).reshape(len(rows), 7).T
         return ProfileRows(*columns)
 
     def final_time(self, key: Configuration) -> float | None:
@@ -114,102 +152,88 @@ class StepProfile:
 
     @property
     def explored_gpus(self) -> int:
-        """Most GPUs that steps were ever measured on."""
-        with self._lock:
-            return max((k.gpus for k, t in self._times.items() if t.final), default=0)
+        """Most GPUs that steps were ever measured on, of any type."""
+        return self._most[0]
 
     @property
     def explored_nodes(self) -> int:
-        with self._lock:
-            return max((k.nodes for k, t in self._times.items() if t.final), default=0)
+        return self._most[1]
 
-    def fit(self, prior: ThroughputParams | None = None) -> ThroughputParams | None:
-        """The throughput model's parameters for what was measured; None before the first measurement."""
-        rows = self.rows()
+    def measured(self) -> tuple[int, int]:
+        """(most GPUs, most nodes) that the fit rests on: measured on this type of GPU, and not forgotten."""
+        with self._lock:
+            keys = [key for key, times in self._times.items() if times.final]
+        return max((k.gpus for k in keys), default=0), max((k.nodes for k in keys), default=0)
+
+    @property
+    def prior(self) -> Prior | None:
+        """What earlier runs have left, as far as it still counts; None where there is nothing, or it was wrong."""
+        with self._lock:
+            prior, at = self._prior, self._prior_at
+        return None if prior is None else prior.after(self._clock() - at)
+
+    def learn(self, prior: Prior) -> None:
+        """Take over what earlier runs have measured."""
+        with self._lock:
+            self._prior, self._prior_at = prior, self._clock()
+            self.version += 1
+
+    def fit(self) -> ThroughputParams | None:
+        """The throughput model's parameters for what was measured, or as earlier runs left them; None without both."""
+        rows, prior = self.rows(), self.prior
+        if prior is not None and prior.refuted(
+            rows.nodes, rows.gpus, rows.local_batch, rows.final, rows.weights
+        ):
+            with self._lock:
+                self._prior, self.prior_refuted = None, True
+            prior = None
         if rows.nodes.size == 0:
-            return None
+            return None if prior is None else prior.params
         from pollux.fit import fit  # noqa: PLC0415 - scipy costs a second to import: in the thread that needs it
 
         return fit(
-            rows.nodes, rows.gpus, rows.local_batch, rows.local, rows.final, weights=rows.weights, prior=prior
+            rows.nodes,
+            rows.gpus,
+            rows.local_batch,
+            rows.local,
+            rows.final,
+            racks=rows.racks,
+            weights=rows.weights,
+            prior=None if prior is None else prior.params,
         )
 
     def state_dict(self) -> dict[str, Any]:
         with self._lock:
+            rows = [
+                [list(key), list(t.local)[-SAVED:], list(t.final)[-SAVED:], t.at]
+                for key, t in self._times.items()
+            ]
             return {
-                "rows": [
-                    [list(key), list(t.local)[-SAVED:], list(t.final)[-SAVED:]]
-                    for key, t in self._times.items()
-                ]
+                "gpu_type": self.gpu_type,
+                "rows": rows,
+                "elsewhere": dict(self._elsewhere),
+                "most": list(self._most),
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up a saved profile; what it holds of this GPU type counts, the rest is carried along."""
+        types = dict(state.get("elsewhere", {}))
+        types[state.get("gpu_type", self.gpu_type)] = state["rows"]
+        now = self._clock()
         with self._lock:
             self._times = {
-                Configuration(*key): _Times(deque(local, WINDOW), deque(final, WINDOW))
-                for key, local, final in state["rows"]
+                Configuration(*key): _Times(deque(local, WINDOW), deque(final, WINDOW), *(at or [now]))
+                for key, local, final, *at in types.pop(self.gpu_type, [])
             }
+            self._elsewhere = types
+            seen = [Configuration(*key) for key, _, final, *_ in state["rows"] if final]
+            gpus, nodes = state.get("most", (0, 0))
+            self._most = (max([gpus, *(k.gpus for k in seen)]), max([nodes, *(k.nodes for k in seen)]))
+            self._forget_old()
             self.version += 1
 
-
-class PassTimer:
-    """Times passes on the host's clock and files them under their configuration.
-
-    The wait for other ranks is the time from the last local gradient (the hook on the last bucket) to the end of
-    the pass; the rest of the step is this rank's own work. The queue of a device that is busy holds the host back, so
-    that over many steps the host's clock is the device's.
-    """
-
-    def __init__(self, profile: StepProfile) -> None:
-        self.profile = profile
-        self._from: float | None = None
-        self._ready: float | None = None
-        self._wait: float | None = None
-        self._key: Configuration | None = None
-        self._warming = WARM_PASSES
-
-    def pause(self) -> None:
-        """Training did something else than training: what ran until now is no measurement."""
-        self._from = None
-
-    def cool(self) -> None:
-        """A new configuration: leave its first passes out."""
-        self._warming = WARM_PASSES
-        self.pause()
-
-    def fetch(self) -> None:
-        """The next pass begins with the wait for its data."""
-        if self._from is None:
-            self._from = time.perf_counter()
-
-    def ready(self) -> None:
-        """The last local gradient of the synchronising pass is there (called by the communication hook)."""
-        self._ready = time.perf_counter()
-
-    def begin(self, key: Configuration) -> None:
-        """The data is there."""
-        self._key, self._ready, self._wait = key, None, None
-
-    def passed(self) -> None:
-        """The backward pass is over, synchronisation included."""
-        if self._ready is not None:
-            self._wait = time.perf_counter() - self._ready
-
-    def end(self, *, synchronised: bool, counts: bool) -> None:
-        """The loop's body is over; `counts`: a whole micro-batch like any other of its configuration."""
-        now = time.perf_counter()
-        started, self._from = self._from, now
-        if started is None or self._key is None or not counts:
-            return
-        if self._warming > 0:
-            self._warming -= 1
-            return
-        seconds = now - started
-        if not synchronised:
-            self.profile.add_local(self._key, seconds)
-            return
-        self.profile.add_final(self._key, seconds)
-        if self._key.gpus == 1:
-            self.profile.add_local(self._key, seconds)
-        elif self._wait is not None:
-            self.profile.add_local(self._key, seconds - self._wait)
+    @property
+    def of_other_type(self) -> bool:
+        """A checkpoint of this training knows another type of GPU, and nothing of this one."""
+        with self._lock:
+            return bool(self._elsewhere) and not self._times

@@ -19,12 +19,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .database import DatabaseAway, JobDatabase, PayloadRefused, TicketOver
+from .knowledge import Introduction
 from .ticket import Ticket
 
 log = logging.getLogger(__name__)
 
 _LONGEST_BACKOFF_S = 60.0
 _ACKNOWLEDGE_RETRY_S = 0.5
+
+INTRODUCTIONS = 100
+"""Times that a run tries to say which training it is: an hour or two of a database that is away."""
 
 
 @dataclass(slots=True)
@@ -44,6 +48,7 @@ class Publisher:
         on_drain: called from the reporter's thread with a re-allocation's id, when the job is asked to stop,
             checkpoint and acknowledge: once per id, and again where its acknowledgement found nobody.
         interval_s: between reports; the ticket's by default.
+        introduction: made before the first report; None: neither learn from earlier runs nor teach later ones.
     """
 
     def __init__(
@@ -53,10 +58,13 @@ class Publisher:
         on_drain: Callable[[int], None],
         *,
         interval_s: float | None = None,
+        introduction: Introduction | None = None,
     ) -> None:
         self._database = JobDatabase(ticket)
         self._collect = collect
         self._on_drain = on_drain
+        self._introduction = introduction
+        self._introductions_left = INTRODUCTIONS
         self._interval_s = ticket.publish_interval_s if interval_s is None else interval_s
         self._thread = threading.Thread(target=self._run, name="pollux-report", daemon=True)
         # A pipe rather than an Event: a signal handler that takes a lock of the thread it interrupts never returns.
@@ -145,6 +153,7 @@ class Publisher:
     def _exchange(self) -> None:
         """One round: acknowledge if asked to, publish, take the instructions."""
         self._acknowledge_pending()
+        self._introduce()
         report = self._report()
         try:
             instructions = self._database.instructions() if report is None else self._database.publish(report)
@@ -153,6 +162,30 @@ class Publisher:
             instructions = self._database.instructions()
         self._obey(instructions)
         self._acknowledge_pending()
+
+    def _introduce(self) -> None:
+        """Hear what earlier runs have measured, before the first report; not for ever where that cannot be heard."""
+        mine = self._introduction
+        if mine is None:
+            return
+        try:
+            answer = self._database.prior(mine.fingerprint, mine.gpu_type)
+        except DatabaseAway as error:
+            self._introductions_left -= 1
+            if self._introductions_left <= 0:
+                self._introduction = None
+                self._complain(f"nothing is learned from earlier runs: {error}")
+            # Away for reports too, or only without this function: reporting finds out which.
+            return
+        except PayloadRefused as error:
+            self._introduction = None
+            self._complain(f"nothing is learned from earlier runs: {error}")
+            return
+        self._introduction = None
+        try:
+            mine.learn(answer)
+        except Exception:
+            log.exception("what earlier runs have measured could not be taken over")
 
     def _report(self) -> str | None:
         try:

@@ -28,6 +28,7 @@ from pollux.ticket import Ticket, read_ticket
 from pollux.world import World
 
 if TYPE_CHECKING:
+    from pollux.knowledge import Introduction
     from pollux.report import Publisher
 
 logger = logging.getLogger("pollux")
@@ -167,15 +168,18 @@ class Restart:
             data.load_state_dict(self._state["loader"])
             self._state = None  # it holds a second copy of the model
 
-    def publish(self, collect: Callable[[], dict[str, Any]]) -> None:
+    def publish(
+        self, collect: Callable[[], dict[str, Any]], introduction: Introduction | None = None
+    ) -> None:
         """Begin to report to the scheduler and to hear from it; only rank 0 of a Pollux job does."""
         if self.ticket is None:
             return
         if self.world.rank == 0:
             from pollux.report import Publisher  # noqa: PLC0415 - loads the database driver
 
+            interval = self.ticket.publish_interval_s
             publisher = Publisher(
-                self.ticket, collect, self.ask_drain, interval_s=self.ticket.publish_interval_s
+                self.ticket, collect, self.ask_drain, interval_s=interval, introduction=introduction
             )
             publisher.start()
             self._publisher = publisher

@@ -26,16 +26,19 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
+from pollux import knowledge
 from pollux.control import ControlExchange, Decision
 from pollux.data import ElasticLoader
 from pollux.errors import BatchError, PolluxAgentError
 from pollux.estimators import CommunicationHook
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
+from pollux.knowledge import introduction
 from pollux.loop import MicroBatch, TrainingLoader
 from pollux.measuring import NoiseMeter
 from pollux.noise_scale import DECAY, NoiseAverages
+from pollux.pass_timer import PassTimer, clock_of
 from pollux.precondition import GradientNorms
-from pollux.profile import PassTimer, StepProfile
+from pollux.profile import StepProfile
 from pollux.progress import Progress
 from pollux.reporting import report_of
 from pollux.restart import Restart, Times
@@ -133,7 +136,7 @@ class Job:
         self.world = world
         self.adaptive = adaptive
         self.progress = Progress(initial=1)
-        self.profile = StepProfile()
+        self.profile = StepProfile(knowledge.gpu_type(world.device, restart.ticket))
         norms = GradientNorms(optimizer)
         self._rule, self._restart, self._sampling = rule, restart, sampling
         self._averages = NoiseAverages(norms.groups, decay=noise_decay)
@@ -153,7 +156,7 @@ class Job:
             if world.device.type == "cuda":
                 ddp.setdefault("device_ids", [world.device])
             self.model = DistributedDataParallel(model, **ddp)
-        self._timer = PassTimer(self.profile)
+        self._timer = PassTimer(self.profile, clock_of(world.device))
         self._meter = NoiseMeter(
             self.model,
             norms,
@@ -306,7 +309,7 @@ class Job:
             advisor=self._start_advisor(limits) if self.is_main else None,
             scaled=self.scaler is not None and self.scaler.is_enabled(),
         )
-        self._restart.publish(lambda: report_of(self))
+        self._restart.publish(lambda: report_of(self), introduction(self.module, limits, self.profile))
         return TrainingLoader(self, self._stepper)
 
     def epochs(self, count: float, *, passes: bool = False) -> Iterator[int]:
@@ -360,7 +363,7 @@ class Job:
             self.world.size,
             lambda: (self.noise_scale, self.stepper.choice),
             adaptive=self.adaptive,
-            params=self._restart.known.params if self._restart.known is not None else None,
+            params=knowledge.kept(self._restart.known, self.profile),
         )
         advisor.start()
         return advisor
@@ -372,8 +375,8 @@ class Job:
         if not self.adaptive or known is None or noise is None:
             return initial_choice(limits, nodes, gpus, adaptive=self.adaptive)
         found = None
-        if known.params is not None:
-            found = choose(known.params, noise, limits, nodes, gpus, None, current_size=known.batch_size)
+        if (params := knowledge.kept(known, self.profile)) is not None:
+            found = choose(params, noise, limits, nodes, gpus, None, current_size=known.batch_size)
         return found or nearest_choice(limits, nodes, gpus, known.batch_size)
 
     def _parts(self) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from pollux.control import EXCHANGE_INTERVAL, ControlExchange, Decision
 from pollux.data import ElasticLoader
 from pollux.goodput import BatchLimits, NoiseScale, gain
 from pollux.measuring import NoiseMeter
-from pollux.profile import Configuration, PassTimer
+from pollux.pass_timer import PassTimer
+from pollux.profile import Configuration
 from pollux.progress import Progress
 from pollux.restart import Known, Restart
 from pollux.scaling import LearningRateScaler, Rule
@@ -195,7 +196,8 @@ class Stepper:
         if self.accumulates or not self._looped:
             self.share *= self.data.samples / self.group.samples
         self._uncommitted += self.data.samples
-        self.timer.begin(Configuration(self._world.nodes, self._world.size, self.group.local_batch))
+        world = self._world
+        self.timer.begin(Configuration(world.nodes, world.size, self.group.local_batch, world.racks))
 
     def end_pass(self) -> None:
         """The user's body for this micro-batch is over."""

@@ -30,6 +30,8 @@ class Ticket:
     dsn: str = field(repr=False)
     """libpq connection string of role `pollux_agent`."""
     publish_interval_s: float = 30.0
+    gpu_type: str = ""
+    """The type of the GPUs on this node in Slurm's words; empty where Slurm has none."""
 
 
 class _Unusable(Exception):
@@ -123,4 +125,13 @@ def _parse(text: str) -> Ticket:
         token=take("token", str, "text"),
         dsn=take("dsn", str, "text"),
         publish_interval_s=interval,
+        gpu_type=_gpu_type(document),
     )
+
+
+def _gpu_type(document: dict[str, Any]) -> str:
+    """Absent in tickets of prologs that knew none."""
+    value = document.get("gpu_type", "")
+    if not isinstance(value, str) or len(value) > 64 or not (value.isprintable()):
+        raise _Unusable("gpu_type must be text of at most 64 printable characters")
+    return value

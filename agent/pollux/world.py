@@ -25,6 +25,8 @@ class World:
     device: torch.device
     control: dist.ProcessGroup | None
     """A gloo group of all ranks, for the control exchange; None with one rank."""
+    racks: int = 1
+    """Leaf switches of Slurm's topology that the nodes hang on; 1 where it has none."""
 
     @property
     def distributed(self) -> bool:
@@ -54,7 +56,16 @@ def join(device: torch.device, environ: Mapping[str, str] = os.environ) -> World
             f"expected the same number of ranks on each node, got {size} ranks with {per_node} on this one"
         )
     control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
-    return World(rank, size, size // per_node, device, control)
+    return World(rank, size, size // per_node, device, control, _racks(control, environ))
+
+
+def _racks(control: dist.ProcessGroup, environ: Mapping[str, str]) -> int:
+    """How many racks the ranks are in, by what Slurm told each of them (topology/tree: "core.rack1.node7")."""
+    address = environ.get("SLURM_TOPOLOGY_ADDR", "")
+    mine = address.split(".")[-2] if address.count(".") >= 1 else ""
+    names: list[str | None] = [None] * dist.get_world_size(control)
+    dist.all_gather_object(names, mine, group=control)
+    return len(set(names))
 
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, replace
 from datetime import datetime
 from typing import Any
 
@@ -98,13 +98,13 @@ def report(row: Row, now: float) -> Report:
         limits = BatchLimits(row["batch_initial"], row["batch_maximum"], row["local_min"], row["local_max"])
     except ValueError as error:
         raise ReportError(f"job {row['job_id']}: {error}") from None
-    theta = [row[name] for name in ThroughputParams._fields if name not in ThroughputParams._field_defaults]
+    params = _params(row)
     first_step_at = row["times"].get("first_step_at")
     return Report(
         attempt=row["attempt"],
         at=at,
         limits=limits,
-        params=None if None in theta else ThroughputParams(*theta),
+        params=params,
         noise=None if row["noise_sqr"] is None else NoiseScale(row["noise_sqr"], row["noise_var"]),
         explored_gpus=row["explored_gpus"],
         explored_nodes=row["explored_nodes"],
@@ -120,7 +120,40 @@ def report(row: Row, now: float) -> Report:
         checkpointed=row["checkpointed"],
         first_step_at=None if first_step_at is None else float(first_step_at),
         restart_cost=row["restart_cost"],
+        gpu_type=row.get("gpu_type") or "",
+        prior_gpus=row.get("prior_gpus") or 0,
+        prior_nodes=row.get("prior_nodes") or 0,
+        data_wait=row.get("data_wait"),
     )
+
+
+def _params(row: Row) -> ThroughputParams | None:
+    """The fit in a row of `report` or `prior`; None where there is none. The pair over racks may be missing alone."""
+    theta: dict[str, Any] = {name: row.get(name) for name in ThroughputParams._fields}
+    if any(theta[name] is None for name in ThroughputParams._fields[:7]):
+        return None
+    return ThroughputParams(**theta)
+
+
+def with_types(report: Report, others: Mapping[str, ThroughputParams]) -> Report:
+    """The report with what is known of other GPU types; of its own type, its own fit is the newest."""
+    if not others:
+        return report
+    fits = dict(others)
+    if report.params is not None:
+        fits[report.gpu_type] = report.params
+        fits.pop("", None)
+    return replace(report, params_by_type=fits)
+
+
+def fits_by_type(found: Sequence[Row]) -> dict[int, dict[str, ThroughputParams]]:
+    """Fits by job and GPU type, from rows of `fits_by_type`; those that make no sense are left out."""
+    fits: dict[int, dict[str, ThroughputParams]] = {}
+    for row in found:
+        params = _params(row)
+        if params is not None and all(math.isfinite(x) and x >= 0 for x in params if x is not None):
+            fits.setdefault(row["job_id"], {})[row["gpu_type"]] = params
+    return fits
 
 
 def reallocation(row: Row) -> Reallocation:

@@ -131,15 +131,19 @@ class Store(Readings, Orders):
     # Reports
 
     def reports(self) -> dict[int, Report]:
-        """The latest report of each job that has not ended, less the unusable ones (`rejected_reports`)."""
+        """The latest report of each job that has not ended, less the unusable ones (`rejected_reports`).
+
+        Each has the fits that runs of the same training left on other GPU types, where they are known.
+        """
         with self._transaction() as run:
             found = run("reports")
+            by_type = rows.fits_by_type(run("fits_by_type"))
         usable: dict[int, Report] = {}
         rejected: dict[int, str] = {}
         now = time.time()
         for row in found:
             try:
-                usable[row["job_id"]] = rows.report(row, now)
+                usable[row["job_id"]] = rows.with_types(rows.report(row, now), by_type.get(row["job_id"], {}))
             except ReportError as error:
                 rejected[row["job_id"]] = str(error)
                 if self._rejected.get(row["job_id"]) != str(error):

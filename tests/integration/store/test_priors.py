@@ -7,23 +7,41 @@ import time
 import psycopg2
 import pytest
 
-from pollux.database import fetch_prior
+from pollux.database import DatabaseAway, JobDatabase, PayloadRefused, TicketOver
+from pollux.goodput import BatchLimits, ThroughputParams, accumulation_time, step_time
+from pollux.knowledge import Introduction, Prior
+from pollux.profile import Configuration, StepProfile
+from pollux.report import Publisher
 from pollux.ticket import Ticket
 
 pytestmark = pytest.mark.slurm
 
 PRINT = "0123456789abcdef"
+TRUTH = ThroughputParams(0.05, 0.001, 0.02, 0.003, 0.06, 0.005, 2.0)
 
 
 @pytest.fixture
-def ask(postgres, cluster, sign):
+def ticket(postgres, cluster, sign):
+    def ticket(job_id, *, attempt=0, uid=1000):
+        return Ticket(
+            cluster, job_id, attempt, uid, sign(cluster, job_id, attempt, uid), postgres.agent_dsn, 0.2
+        )
+
+    return ticket
+
+
+@pytest.fixture
+def ask(ticket):
     """What a job of a user hears of a fingerprint."""
 
-    def ask(job_id, *, attempt=0, uid=1000, fingerprint=PRINT):
-        ticket = Ticket(
-            cluster, job_id, attempt, uid, sign(cluster, job_id, attempt, uid), postgres.agent_dsn
-        )
-        return fetch_prior(ticket, fingerprint)
+    def ask(job_id, *, attempt=0, uid=1000, fingerprint=PRINT, gpu_type=""):
+        database = JobDatabase(ticket(job_id, attempt=attempt, uid=uid))
+        try:
+            return database.prior(fingerprint, gpu_type)
+        except (DatabaseAway, TicketOver, PayloadRefused):
+            return None
+        finally:
+            database.close()
 
     return ask
 
@@ -73,15 +91,133 @@ def test_reports_of_an_attempt_that_never_said_what_it_is_are_not_remembered(sto
 def test_a_fingerprint_is_hexadecimal(store, ask, agent, fingerprint):
     job = agent(7)
     with pytest.raises(psycopg2.Error) as caught:
-        job.sql("SELECT pollux.prior_v1(%s, %s, %s, %s, %s, %s)", *job.credentials, fingerprint)
+        job.sql("SELECT pollux.prior_v1(%s, %s, %s, %s, %s, %s, %s)", *job.credentials, fingerprint, "")
     assert caught.value.pgcode == "PX422"
     assert ask(7, fingerprint=fingerprint) is None
+
+
+def test_gpu_types_are_known_apart_and_the_scheduler_sees_them_all(store, ask, agent, report):
+    for job_id, kind, alpha in ((7, "a100", 0.25), (8, "v100", 0.75)):
+        ask(job_id, gpu_type=kind)
+        agent(job_id).publish(fitted(report, alpha, 4) | {"gpu_type": kind})
+    assert ask(9, gpu_type="h100") is None
+    assert ask(9, gpu_type="v100")["params"]["alpha_grad"] == 0.75
+    agent(9).publish(report(gpu_type="v100", params=None, prior_gpus=4, prior_nodes=1))
+    seen = store.reports()
+    assert {t: p.alpha_grad for t, p in seen[7].params_by_type.items()} == {"a100": 0.25, "v100": 0.75}
+    assert {t: p.alpha_grad for t, p in seen[9].params_by_type.items()} == {"a100": 0.25, "v100": 0.75}
+    assert (seen[9].gpu_type, seen[9].prior_gpus, seen[9].prior_nodes) == ("v100", 4, 1)
+
+
+def test_a_report_of_another_type_than_it_was_introduced_with_teaches_nothing(store, ask, agent, report):
+    ask(7, gpu_type="a100")
+    agent(7).publish(fitted(report, 0.25, 4) | {"gpu_type": "v100"})
+    assert ask(8, gpu_type="a100") is None
+    assert ask(8, gpu_type="v100") is None
+
+
+def test_what_was_found_wrong_does_not_stay_however_much_it_had_seen(store, ask, agent, report):
+    ask(7)
+    agent(7).publish(fitted(report, 5.0, 8, 2))
+    ask(8)
+    agent(8).publish(
+        fitted(report, 1.0, 2) | {"prior_refuted": True, "measured_gpus": 2, "measured_nodes": 1}
+    )
+    assert (ask(9)["params"]["alpha_grad"], ask(9)["explored_gpus"]) == (1.0, 2)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"gpu_type": "x" * 65},
+        {"gpu_type": "a\nb"},
+        {"prior_gpus": -1},
+        {"prior_refuted": 1},
+        {"data_wait": 1.5},
+        {"measured_gpus": "4"},
+    ],
+)
+def test_members_that_make_no_sense_are_refused_and_nothing_of_the_report_stays(store, agent, report, wrong):
+    with pytest.raises(psycopg2.Error) as caught:
+        agent(7).publish(report(**wrong))
+    assert caught.value.pgcode == "PX422"
+    assert store.reports() == {}
+
+
+def test_the_pair_over_racks_and_the_wait_for_data_are_kept(store, ask, agent, report):
+    ask(7)
+    body = fitted(report, 0.25, 16, 4) | {"data_wait": 0.25}
+    body["params"] |= {"alpha_rack": 0.5, "beta_rack": 0.125}
+    agent(7).publish(body)
+    seen = store.reports()[7]
+    assert seen.params is not None
+    assert (seen.params.alpha_rack, seen.params.beta_rack, seen.data_wait) == (0.5, 0.125, 0.25)
+    prior = Prior.from_answer(ask(8))
+    assert prior is not None
+    assert (prior.params.alpha_rack, prior.gpus, prior.nodes) == (0.5, 16, 4)
+
+
+def test_a_training_is_begun_with_what_the_one_before_has_measured(store, ticket, report):
+    """The agent's own publisher and profile at both ends, a least-privileged role between them."""
+
+    def run(job_id, measured):
+        profile = StepProfile("a100")
+        for nodes, gpus, m in measured:
+            key = Configuration(nodes, gpus, m)
+            for _ in range(8):
+                profile.add_local(key, float(accumulation_time(TRUTH, m)))
+                profile.add_final(key, float(step_time(TRUTH, nodes, gpus, m)))
+
+        def learn(answer):
+            prior = Prior.from_answer(answer)
+            if prior is not None:
+                profile.learn(prior)
+
+        def collect():
+            fit = profile.fit()
+            params = None if fit is None else {k: v for k, v in fit._asdict().items() if v is not None}
+            gpus, nodes = profile.measured()
+            prior = profile.prior
+            return report(
+                params=params,
+                explored_gpus=gpus,
+                explored_nodes=nodes,
+                gpu_type="a100",
+                prior_gpus=prior.gpus if prior else 0,
+                prior_nodes=prior.nodes if prior else 0,
+            )
+
+        publisher = Publisher(
+            ticket(job_id),
+            collect,
+            lambda number: None,
+            introduction=Introduction("ab" * 16, "a100", learn),
+        )
+        publisher.start()
+        deadline = time.monotonic() + 60
+        while job_id not in store.reports() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        publisher.close()
+        return store.reports()[job_id]
+
+    places = [(1, 1, 32), (1, 1, 64), (1, 2, 32), (1, 4, 64), (2, 8, 32), (2, 8, 64), (2, 4, 64)]
+    first = run(7, places)
+    assert (first.prior_gpus, first.explored_gpus) == (0, 8)
+    second = run(8, [])
+    assert (second.prior_gpus, second.prior_nodes, second.explored_gpus) == (8, 2, 0)
+    assert second.params is not None
+    limits = BatchLimits(32, 1024, 8, 256)
+    assert limits == second.limits
+    for nodes, gpus, m in ((1, 4, 32), (2, 6, 48)):
+        assert float(step_time(second.params, nodes, gpus, m)) == pytest.approx(
+            float(step_time(TRUTH, nodes, gpus, m)), rel=0.1
+        )
 
 
 def test_a_forged_token_learns_nothing(store, agent, cluster, sign):
     job = agent(8, by=sign(cluster, 7, 0, 1000))
     with pytest.raises(psycopg2.Error) as caught:
-        job.sql("SELECT pollux.prior_v1(%s, %s, %s, %s, %s, %s)", *job.credentials, PRINT)
+        job.sql("SELECT pollux.prior_v1(%s, %s, %s, %s, %s, %s, %s)", *job.credentials, PRINT, "")
     assert caught.value.pgcode == "PX401"
 
 

@@ -70,7 +70,13 @@ def bits(snapshot: Snapshot) -> list[bytes]:
     assert report is not None
     assert report.params is not None
     assert report.noise is not None
-    numbers += [*report.params, *report.noise, report.at, report.goodput, snapshot.taken_at]
+    numbers += [
+        *(x for x in report.params if x is not None),
+        *report.noise,
+        report.at,
+        report.goodput,
+        snapshot.taken_at,
+    ]
     assert all(type(x) is float for x in numbers)
     return [struct.pack(">d", x) for x in (*numbers, *(x for _, x in weights))]
 

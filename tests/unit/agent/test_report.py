@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import itertools
 import json
 import logging
@@ -10,10 +12,12 @@ import signal
 import socket
 import threading
 import time
+import tracemalloc
 
 import pytest
 
-from pollux.database import fetch_prior
+from pollux.database import DatabaseAway
+from pollux.knowledge import Introduction
 from pollux.report import Publisher
 from pollux.ticket import Ticket, read_ticket
 
@@ -46,6 +50,12 @@ def test_a_ticket_is_read_and_shows_no_secret(write):
     assert (ticket.job_id, ticket.attempt, ticket.publish_interval_s) == (7, 0, 30.0)
     assert "hunter2" not in repr(ticket)
     assert ticket.token not in repr(ticket)
+
+
+def test_a_ticket_may_name_the_gpu_type(write):
+    assert read_ticket(write()).gpu_type == ""
+    assert read_ticket(write({"gpu_type": "a100"})).gpu_type == "a100"
+    assert read_ticket(write({"gpu_type": 3})) is None
 
 
 def test_a_restarted_job_has_the_ticket_of_its_attempt(write):
@@ -186,14 +196,49 @@ def test_closing_before_the_start_and_twice_is_harmless(nobody):
     assert publisher.acknowledge(1, {}) is False
 
 
-def test_without_a_database_nothing_is_learned_and_nothing_is_raised(nobody, caplog):
-    caplog.set_level(logging.INFO)
-    assert fetch_prior(ticket(nobody), "0" * 16) is None
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        dsn = f"host=127.0.0.1 port={silent.getsockname()[1]} user=u dbname=d password=hunter2"
-        assert fetch_prior(ticket(dsn), "0" * 16, answer_s=0.05) is None
-    assert caplog.text.count("nothing learned") == 2
-    assert "hunter2" not in caplog.text
+def test_an_introduction_that_nobody_hears_is_given_up_and_reports_go_on(nobody, monkeypatch):
+    monkeypatch.setattr("pollux.report.INTRODUCTIONS", 3)
+    heard = []
+    publisher = Publisher(
+        ticket(nobody), dict, lambda number: None, introduction=Introduction("0" * 32, "", heard.append)
+    )
+    for _ in range(3):
+        with pytest.raises(DatabaseAway):
+            publisher._exchange()
+    assert publisher._introduction is None
+    assert heard == []
+    with pytest.raises(DatabaseAway):
+        publisher._exchange()
+
+
+def test_an_hour_without_a_database_costs_no_memory_and_no_step(nobody):
+    """As many rounds as an hour at one a second has; training makes its reports' worth of progress meanwhile."""
+    made = []
+
+    def collect():
+        made.append(None)
+        return {"batch_size": len(made), "ballast": "x" * 10_000}
+
+    publisher = Publisher(ticket(nobody), collect, lambda number: None, interval_s=1.0)
+
+    def rounds(count):
+        for _ in range(count):
+            with contextlib.suppress(DatabaseAway):
+                publisher._exchange()
+            publisher._failures += 1
+            assert publisher._pause() <= 66
+
+    rounds(100)
+    gc.collect()
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    rounds(3500)
+    gc.collect()
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert len(made) == 3600
+    assert grown < 100_000
+    publisher.close()
 
 
 def test_backoff_grows_and_is_bounded(nobody):

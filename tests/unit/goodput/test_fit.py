@@ -62,14 +62,15 @@ def test_steps_alone_suffice_where_accumulation_was_never_measured():
 
 
 def test_gradient_is_that_of_the_loss():
-    data = fitting._clean(measure(PLANTED, FULL, noise=0.1, seed=1), None)
+    racks = [1] * 5 + [1, 2, 2, 1, 1, 1]
+    data = fitting._clean(measure(PLANTED, FULL, noise=0.1, seed=1), None, racks)
     rng = np.random.default_rng(0)
-    for prior in (None, PLANTED._replace(alpha_grad=0.1)):
+    for prior in (None, fitting._logs(PLANTED._replace(alpha_grad=0.1))):
         for _ in range(5):
-            u = fitting._logs(PLANTED) + 0.3 * rng.random(7)
+            u = fitting._logs(PLANTED) + 0.3 * rng.random(9)
             _, slope = fitting._loss(u, data, prior)
-            for i in range(7):
-                step = np.zeros(7)
+            for i in range(9):
+                step = np.zeros(9)
                 step[i] = 1e-6
                 up, down = (fitting._loss(u + d, data, prior)[0] for d in (step, -step))
                 assert slope[i] == pytest.approx((up - down) / 2e-6, rel=1e-4, abs=1e-7)

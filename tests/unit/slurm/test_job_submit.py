@@ -32,7 +32,7 @@ for _, text in ipairs(said) do print((string.gsub(text, "\\n", " "))) end
 for _, key in ipairs({{"admin_comment", "begin_time", "requeue", "tres_per_job"}}) do
   print(tostring(job[key]))
 end
-for _, key in ipairs({{"POLLUX_TICKET_DIR", "POLLUX_ADAPTIVE"}}) do
+for _, key in ipairs({{"POLLUX_TICKET_DIR", "POLLUX_ADAPTIVE", "POLLUX_PRIOR"}}) do
   print(tostring(job.environment and job.environment[key]))
 end
 """
@@ -64,6 +64,7 @@ class Outcome:
     tres_per_job: str | None
     ticket_dir: str | None
     adaptive: str | None = None
+    prior: str | None = None
 
 
 def lua(value: object) -> str:
@@ -88,7 +89,7 @@ def run(call: str, job: dict[str, object], config: dict[str, object]) -> Outcome
     lines = done.stdout.splitlines()
     said = lines[2 : 2 + int(lines[1])]
     rest = [None if text == "nil" else text for text in lines[2 + int(lines[1]) :]]
-    return Outcome(lines[0] == "0", said, rest[0], float(rest[1] or 0), rest[2] or "", *rest[3:6])
+    return Outcome(lines[0] == "0", said, rest[0], float(rest[1] or 0), rest[2] or "", *rest[3:])
 
 
 def submit(head: str, config: dict[str, object] | None = None, **job: object) -> Outcome:
@@ -144,6 +145,13 @@ def test_all_keys_over_several_lines_with_a_comment_and_dos_line_ends() -> None:
     assert outcome.adaptive == "no"
 
 
+def test_earlier_runs_count_unless_the_job_opts_out() -> None:
+    assert submit("#POLLUX").prior == "yes"
+    outcome = submit("#POLLUX prior=no")
+    assert outcome.prior == "no"
+    assert "prior" not in comment(outcome)  # the scheduler has no use for it
+
+
 def test_polluxd_reads_what_the_hook_writes() -> None:
     outcome = submit("#POLLUX max-gpus=8 adaptive=no", begin_time=4_000_000_000, min_mem_per_node=600)
     read = parse_admin_comment(outcome.admin_comment or "")
@@ -183,7 +191,8 @@ def test_gpu_counts_reach_polluxd(rule: str, noted: str) -> None:
     [
         (
             "#POLLUX min-gpu=2",
-            "#POLLUX line 3: unknown key 'min-gpu' (allowed: min-gpus, max-gpus, gpu-counts, adaptive, preemptible)",
+            "#POLLUX line 3: unknown key 'min-gpu' (allowed: min-gpus, max-gpus, gpu-counts, adaptive, preemptible, "
+            "prior)",
         ),
         (
             "#POLLUX\n#POLLUX min-gpus=two",

@@ -69,9 +69,30 @@ def test_the_ticket(site: dict[str, str], tmp_path: Path) -> None:
         "token": hmac.new(SECRET.encode(), message, hashlib.sha256).hexdigest(),
         "dsn": "host=db",
         "publish_interval_s": 30,
+        "gpu_type": "",
         "later": {},
     }
     assert [p.name for p in path.parent.iterdir()] == ["42.n1.json"]
+
+
+@pytest.mark.parametrize(
+    ("detail", "kind"),
+    [
+        ("GRES=gpu:a100:2(IDX:0-1)", "a100"),
+        ("Nodes=n1 GRES=gpu:a100:2(IDX:0-1) Nodes=n2 GRES=gpu:a100:2(IDX:0-1)", "a100"),
+        ("GRES=gpu:2(IDX:0-1)", ""),
+        ("Nodes=n1 GRES=gpu:a100:2(IDX:0-1) Nodes=n2 GRES=gpu:h100:2(IDX:0-1)", ""),
+        ("", ""),
+    ],
+)
+def test_the_ticket_names_the_type_of_the_gpus_and_the_next_one_keeps_it(
+    site: dict[str, str], tmp_path: Path, detail: str, kind: str
+) -> None:
+    scontrol(tmp_path, f"JobId=42 Restarts=3 AdminComment=pollux:v1 min-gpus=1   {detail} StdErr=z")
+    run("prolog", site)
+    assert json.loads((tmp_path / "tickets" / "42.n1.json").read_text())["gpu_type"] == kind
+    run("epilog", site)
+    assert json.loads((tmp_path / "tickets" / "42.n1.next.json").read_text())["gpu_type"] == kind
 
 
 def test_the_epilog_leaves_a_ticket_for_the_attempts_to_come(site: dict[str, str], tmp_path: Path) -> None:

@@ -1,0 +1,187 @@
+"""What earlier runs leave: who it is for, how it is taken over, and how a wrong one is outgrown."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+
+from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams, accumulation_time, step_time
+from pollux.knowledge import HALF_LIFE, Prior, fingerprint, gpu_type, introduction
+from pollux.profile import Configuration, StepProfile
+from pollux.ticket import Ticket
+from pollux.tuning import Advisor, BatchChoice
+
+TRUTH = ThroughputParams(0.05, 0.001, 0.02, 0.003, 0.06, 0.005, 2.0)
+LIMITS = BatchLimits(32, 1024, 4, 128)
+NOISE = NoiseScale(sqr=1.0, var=20.0)
+
+
+def model(width: int = 4, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.Linear(width, 1)).to(dtype)
+
+
+def test_a_fingerprint_is_of_script_shapes_and_per_gpu_batches_only() -> None:
+    same = fingerprint(model(), LIMITS, ["/home/a/train.py", "--epochs", "3"])
+    assert same == fingerprint(model(), BatchLimits(64, 128, 4, 128), ["run-7/train.py"])
+    others = {
+        same,
+        fingerprint(model(5), LIMITS, ["train.py"]),
+        fingerprint(model(dtype=torch.float64), LIMITS, ["train.py"]),
+        fingerprint(model(), LIMITS, ["evaluate.py"]),
+        fingerprint(model(), BatchLimits(32, 1024, 4, 64), ["train.py"]),
+    }
+    frozen = model()
+    next(frozen.parameters()).requires_grad_(False)
+    others.add(fingerprint(frozen, LIMITS, ["train.py"]))
+    assert len(others) == 6
+    assert all(len(f) == 32 and set(f) <= set("0123456789abcdef") for f in others)
+
+
+def test_the_gpu_type_is_slurms_where_it_has_one() -> None:
+    ticket = Ticket("c", 7, 0, 1000, "t", "d", gpu_type="a100")
+    assert gpu_type(torch.device("cpu"), ticket) == "a100"
+    assert gpu_type(torch.device("cpu"), None) == ""
+
+
+def test_a_job_may_opt_out_and_an_answer_without_sense_is_none() -> None:
+    profile = StepProfile()
+    assert introduction(model(), LIMITS, profile, {"POLLUX_PRIOR": "no"}) is None
+    told = introduction(model(), LIMITS, profile, {"POLLUX_PRIOR": "yes"})
+    assert told is not None
+    good = {
+        "params": dict(zip(TRUTH._fields[:7], TRUTH[:7], strict=True)),
+        "explored_gpus": 8,
+        "explored_nodes": 2,
+    }
+    for answer in (
+        None,
+        {},
+        {**good, "explored_gpus": 0},
+        {**good, "params": {**good["params"], "alpha_grad": -1.0}},
+        {**good, "params": {**good["params"], "gamma": math.inf}},
+        {**good, "params": {**good["params"], "rogue": 1.0}},
+        {**good, "params": 3},
+    ):
+        told.learn(answer)
+        assert profile.prior is None
+    told.learn(good)
+    assert profile.prior is not None
+    assert profile.fit() == pytest.approx((*TRUTH[:7], None, None), abs=1e-6)
+
+
+@dataclass
+class Run:
+    """A job with a planted truth: steps are measured, the model refitted, the batch size followed, report by report."""
+
+    nodes: int = 1
+    gpus: int = 1
+    at: float = 0.0
+    choice: BatchChoice = field(default_factory=lambda: BatchChoice(32, 0))
+    sizes: list[int] = field(default_factory=list)
+    errors: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.profile = StepProfile(clock=lambda: self.at)
+        self.random = np.random.default_rng(1)
+        self.advisor = self._advisor()
+
+    def _advisor(self) -> Advisor:
+        return Advisor(
+            self.profile, LIMITS, self.nodes, self.gpus, lambda: (NOISE, self.choice), adaptive=True
+        )
+
+    def move(self, nodes: int, gpus: int) -> None:
+        self.nodes, self.gpus, self.choice = (
+            nodes,
+            gpus,
+            BatchChoice(max(self.choice.local_batch // gpus, 4), 0),
+        )
+        self.advisor = self._advisor()
+
+    def report(self, seconds: float = 30.0) -> None:
+        """Train for so long, refit, take the advice."""
+        end = self.at + seconds
+        while self.at < end:
+            m = self.choice.local_batch
+            key, off = Configuration(self.nodes, self.gpus, m), math.exp(0.03 * self.random.standard_normal())
+            final = float(step_time(TRUTH, self.nodes, self.gpus, m)) * off
+            self.profile.add_local(key, float(accumulation_time(TRUTH, m)) * off)
+            self.profile.add_final(key, final)
+            self.at += final
+        self.advisor.advise()
+        assert self.advisor.params is not None
+        here = (self.nodes, self.gpus, self.choice.local_batch)
+        predicted, true = (float(step_time(p, *here)) for p in (self.advisor.params, TRUTH))
+        self.errors.append(abs(predicted / true - 1.0))
+        self.sizes.append(self.choice.size(self.gpus))
+        if self.advisor.proposal is not None:
+            self.choice, self.advisor.proposal = self.advisor.proposal, None
+
+
+def wrong(factor: float, *names: str) -> ThroughputParams:
+    values = TRUTH._asdict()
+    return TRUTH._replace(**{name: factor * values[name] for name in names or TRUTH._fields[:6]})
+
+
+def test_a_right_prior_is_right_from_the_start() -> None:
+    known, new = Run(), Run()
+    known.profile.learn(Prior(TRUTH, 8, 2))
+    for run in (known, new):
+        run.report(seconds=1.0)
+    # One batch size on one GPU says nothing of how larger ones and more GPUs compare.
+    guess, true = (float(step_time(p, 2, 8, 16)) for p in (new.advisor.params, TRUTH))
+    assert abs(guess / true - 1.0) > 0.2
+    for place in ((1, 1, 128), (1, 4, 64), (2, 8, 64), (2, 8, 16)):
+        true = float(step_time(TRUTH, *place))
+        assert float(step_time(known.advisor.params, *place)) == pytest.approx(true, rel=0.1)
+
+
+@pytest.mark.parametrize("factor", [5.0, 0.2])
+def test_a_prior_wrong_by_a_factor_of_five_is_outgrown_within_minutes(factor: float) -> None:
+    """Errors and batch sizes report by report (30 s each), against a run that was told nothing."""
+    plain, told = Run(gpus=2), Run(gpus=2)
+    told.profile.learn(Prior(wrong(factor), 8, 2))
+    assert told.profile.fit() is not None
+    misled = float(step_time(told.profile.fit(), 1, 2, 64)) / float(step_time(TRUTH, 1, 2, 64))
+    assert misled == pytest.approx(factor, rel=1e-6)
+    for _ in range(8):
+        plain.report()
+        told.report()
+    assert told.errors == pytest.approx(plain.errors, abs=0.02)
+    assert max(told.errors) < 0.1
+    assert told.sizes[-1] > 2 * LIMITS.initial
+    assert told.sizes == plain.sizes
+    assert told.profile.prior is None
+    assert told.profile.prior_refuted
+
+
+def test_what_one_gpu_cannot_refute_fades_and_is_refuted_where_it_can_be() -> None:
+    """Synchronisation wrong by 5 keeps nobody on one GPU for long, as it would if it stood until measured."""
+    run = Run()
+    run.profile.learn(Prior(wrong(5.0, "alpha_local", "beta_local", "alpha_node", "beta_node"), 8, 2))
+    run.report()
+    assert not run.profile.prior_refuted
+    dear = float(step_time(run.advisor.params, 1, 4, 64))
+    run.at += 5 * HALF_LIFE
+    run.report()
+    faded = float(step_time(run.advisor.params, 1, 4, 64))
+    assert faded < float(step_time(TRUTH, 1, 4, 64)) < dear
+    run.profile.learn(Prior(wrong(5.0, "alpha_local", "beta_local", "alpha_node", "beta_node"), 8, 2))
+    run.move(1, 4)
+    for _ in range(4):
+        run.report()
+    assert run.profile.prior_refuted
+    assert run.errors[-1] < 0.1
+
+
+def test_a_few_steps_refute_nothing() -> None:
+    prior = Prior(wrong(5.0), 8, 2)
+    columns = ([1.0], [1.0], [64.0], [float(step_time(TRUTH, 1, 1, 64))])
+    assert not prior.refuted(*columns, [7.0])
+    assert prior.refuted(*columns, [8.0])
+    assert not Prior(TRUTH, 8, 2).refuted(*columns, [64.0])
+    assert not prior.refuted([], [], [], [], [])
