@@ -140,6 +140,8 @@ class Policy(_Section):
     partial_nodes: bool = False
     account_weights: dict[str, Weight] = Field(default_factory=dict)
     user_weights: dict[str, Weight] = Field(default_factory=dict)
+    qos_weights: dict[str, Weight] = Field(default_factory=dict)
+    """By Slurm's QOS."""
     account_ceilings: dict[str, Gpus] = Field(default_factory=dict)
     """Most GPUs that an account's jobs may hold together."""
     user_ceilings: dict[str, Gpus] = Field(default_factory=dict)

@@ -174,6 +174,7 @@ class Job:
     """Seconds since it last held GPUs; None: since submission, where it holds none now."""
     attempt: int = 0
     """Slurm's restart count."""
+    qos: str = ""
     reallocations: int = 0
     lost_seconds: float = 0.0
     """C_j: seconds lost to re-allocations so far."""
@@ -189,6 +190,10 @@ class Settings:
     """p of the p-mean fitness; -inf is max-min."""
     account_weights: Mapping[str, float] = field(default_factory=dict)
     user_weights: Mapping[str, float] = field(default_factory=dict)
+    qos_weights: Mapping[str, float] = field(default_factory=dict)
+    job_weights: Mapping[str, float] = field(default_factory=dict)
+    """By job id, as text. A job's weight is the product of its own and its account's, user's and QOS'; each 1 if not
+    named."""
     paused: bool = False
     partial_nodes: bool = False
     """Multi-node placements may take equal parts of nodes instead of whole ones."""

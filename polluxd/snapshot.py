@@ -78,6 +78,7 @@ def build_snapshot(
                 pin_reason=pin_reason,
                 started=report is not None or job.state is not JobState.PENDING,
                 attempt=job.restart_count,
+                qos=job.qos,
                 reallocations=total.count if total else 0,
                 lost_seconds=total.lost_seconds if total else 0.0,
                 reallocation_cost=total.mean_cost if total and total.count else default_cost,

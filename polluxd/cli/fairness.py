@@ -22,6 +22,8 @@ class Words:
     power: str | None = None
     accounts: Sequence[str] | None = None
     users: Sequence[str] | None = None
+    qos: Sequence[str] | None = None
+    jobs: Sequence[str] | None = None
     account_ceilings: Sequence[str] | None = None
     user_ceilings: Sequence[str] | None = None
     account_guarantees: Sequence[str] | None = None
@@ -41,7 +43,12 @@ class Words:
         wanted: dict[str, Any] = {}
         if self.power is not None:
             wanted["power"] = power_value(parse_power(self.power))
-        for kind, words in (("account", self.accounts), ("user", self.users)):
+        for kind, words in (
+            ("account", self.accounts),
+            ("user", self.users),
+            ("qos", self.qos),
+            ("job", self.jobs),
+        ):
             if words:
                 name = f"{kind}_weights"
                 wanted[name] = parse_weights(words, getattr(present, name), kind)
@@ -177,6 +184,8 @@ def lines(settings: Settings) -> list[str]:
         ("power", power_text(settings.power) + (f"  ({said})" if said else "")),
         ("account weights", _table(settings.account_weights, "all 1")),
         ("user weights", _table(settings.user_weights, "all 1")),
+        ("QOS weights", _table(settings.qos_weights, "all 1")),
+        ("job weights", _table(settings.job_weights, "all 1")),
         ("GPU ceilings", _limits(settings.account_ceilings, settings.user_ceilings)),
         ("GPU guarantees", _limits(settings.account_guarantees, settings.user_guarantees)),
         ("GPU counts", settings.gpu_counts),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -22,56 +25,105 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-PowerOption = Annotated[
-    str | None,
-    typer.Option(
-        "--power",
-        "-p",
-        metavar="P",
-        help="p of the p-mean: 1 mean, 0 geometric, -1 harmonic, -inf max-min",
-    ),
-]
-AccountOption = Annotated[
-    list[str] | None,
-    typer.Option("--account", "--account-weight", metavar="NAME=WEIGHT", help="weight of an account's jobs"),
-]
-UserOption = Annotated[
-    list[str] | None,
-    typer.Option("--user", "--user-weight", metavar="NAME=WEIGHT", help="weight of a user's jobs"),
-]
-AccountCeilingOption = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME=GPUS", help="most GPUs that an account's jobs may hold; none: no limit"),
-]
-UserCeilingOption = Annotated[
-    list[str] | None, typer.Option(metavar="NAME=GPUS", help="most GPUs that a user's jobs may hold")
-]
-AccountGuaranteeOption = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME=GPUS", help="GPUs kept for an account's jobs whenever they can use them"),
-]
-UserGuaranteeOption = Annotated[
-    list[str] | None, typer.Option(metavar="NAME=GPUS", help="the same for a user's jobs")
-]
-GpuCountsOption = Annotated[
-    str | None,
-    typer.Option(metavar="RULE", help="counts that a job may get: any, powers-of-two, whole-nodes, 1,2,4,8"),
-]
-StarvationOption = Annotated[
-    str | None,
-    typer.Option(metavar="SECONDS", help="a job that waits longer goes before all others; none: no bound"),
-]
-RemainingWorkOption = Annotated[
-    float | None,
-    typer.Option(metavar="Q", help="weight by (remaining work)^Q: 0 no, -0.25 favours jobs near their end"),
-]
-HysteresisOption = Annotated[
-    float | None, typer.Option(metavar="SHARE", help="a move must raise a job's goodput by more than this")
-]
-PartialOption = Annotated[
-    bool | None,
-    typer.Option("--partial-nodes/--whole-nodes", help="what jobs on several nodes may take of each"),
-]
+OPTIONS: Mapping[str, object] = {
+    "power": Annotated[
+        str | None,
+        typer.Option(
+            "--power",
+            "-p",
+            metavar="P",
+            help="p of the p-mean: 1 mean, 0 geometric, -1 harmonic, -inf max-min",
+        ),
+    ],
+    "accounts": Annotated[
+        list[str] | None,
+        typer.Option(
+            "--account", "--account-weight", metavar="NAME=WEIGHT", help="weight of an account's jobs"
+        ),
+    ],
+    "users": Annotated[
+        list[str] | None,
+        typer.Option("--user", "--user-weight", metavar="NAME=WEIGHT", help="weight of a user's jobs"),
+    ],
+    "qos": Annotated[
+        list[str] | None,
+        typer.Option("--qos", "--qos-weight", metavar="NAME=WEIGHT", help="weight of the jobs of a QOS"),
+    ],
+    "jobs": Annotated[
+        list[str] | None,
+        typer.Option("--job", "--job-weight", metavar="ID=WEIGHT", help="weight of one job"),
+    ],
+    "account_ceilings": Annotated[
+        list[str] | None,
+        typer.Option(
+            "--account-ceiling",
+            metavar="NAME=GPUS",
+            help="most GPUs that an account's jobs may hold; none: no limit",
+        ),
+    ],
+    "user_ceilings": Annotated[
+        list[str] | None,
+        typer.Option("--user-ceiling", metavar="NAME=GPUS", help="most GPUs that a user's jobs may hold"),
+    ],
+    "account_guarantees": Annotated[
+        list[str] | None,
+        typer.Option(
+            "--account-guarantee",
+            metavar="NAME=GPUS",
+            help="GPUs kept for an account's jobs whenever they can use them",
+        ),
+    ],
+    "user_guarantees": Annotated[
+        list[str] | None,
+        typer.Option("--user-guarantee", metavar="NAME=GPUS", help="the same for a user's jobs"),
+    ],
+    "gpu_counts": Annotated[
+        str | None,
+        typer.Option(
+            metavar="RULE", help="counts that a job may get: any, powers-of-two, whole-nodes, 1,2,4,8"
+        ),
+    ],
+    "starvation_bound": Annotated[
+        str | None,
+        typer.Option(
+            metavar="SECONDS", help="a job that waits longer goes before all others; none: no bound"
+        ),
+    ],
+    "remaining_work_power": Annotated[
+        float | None,
+        typer.Option(
+            metavar="Q", help="weight by (remaining work)^Q: 0 no, -0.25 favours jobs near their end"
+        ),
+    ],
+    "hysteresis": Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="a move must raise a job's goodput by more than this"),
+    ],
+    "partial_nodes": Annotated[
+        bool | None,
+        typer.Option("--partial-nodes/--whole-nodes", help="what jobs on several nodes may take of each"),
+    ],
+}
+"""The options of `set` and `preview`, each named as the field of `fairness.Words` that it fills."""
+
+
+def _said(command: Callable[[Path | None, fair.Words, bool], None]) -> Callable[..., None]:
+    """The command with `OPTIONS` as its options, passed on as one value."""
+
+    def run(config: Path | None = None, as_json: bool = False, **words: Any) -> None:
+        command(config, fair.Words(**words), as_json)
+
+    kinds = {"config": ConfigOption, **OPTIONS, "as_json": JsonOption}
+    defaults = {name: False if name == "as_json" else None for name in kinds}
+    run.__doc__, run.__annotations__ = command.__doc__, dict(kinds)
+    # Typer reads a command's options off its signature.
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=kind)
+            for name, kind in kinds.items()
+        ]
+    )
+    return run
 
 
 def _show(settings: Settings, as_json: bool) -> None:
@@ -89,76 +141,19 @@ def get(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
 
 @app.command("set")
-def set_(
-    config: ConfigOption = None,
-    power: PowerOption = None,
-    account: AccountOption = None,
-    user: UserOption = None,
-    account_ceiling: AccountCeilingOption = None,
-    user_ceiling: UserCeilingOption = None,
-    account_guarantee: AccountGuaranteeOption = None,
-    user_guarantee: UserGuaranteeOption = None,
-    gpu_counts: GpuCountsOption = None,
-    starvation_bound: StarvationOption = None,
-    remaining_work_power: RemainingWorkOption = None,
-    hysteresis: HysteresisOption = None,
-    partial_nodes: PartialOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Change them; all values are checked first, every change is audited."""
-    words = fair.Words(
-        power=power,
-        accounts=account,
-        users=user,
-        account_ceilings=account_ceiling,
-        user_ceilings=user_ceiling,
-        account_guarantees=account_guarantee,
-        user_guarantees=user_guarantee,
-        gpu_counts=gpu_counts,
-        starvation_bound=starvation_bound,
-        remaining_work_power=remaining_work_power,
-        hysteresis=hysteresis,
-        partial_nodes=partial_nodes,
-    )
+@_said
+def set_(config: Path | None, words: fair.Words, as_json: bool) -> None:
+    """Change them; all values are checked first and set together, every change is audited."""
     words.over(Settings())  # the values' form is checked before the database is asked for anything
     store, defaults = access.open_store(config)
-    for name, value in words.over(store.settings(defaults)).items():
-        store.set_setting(name, value, access.who())
+    store.set_settings(words.over(store.settings(defaults)), access.who())
     _show(store.settings(defaults), as_json)
 
 
 @app.command("preview")
-def preview_(
-    config: ConfigOption = None,
-    power: PowerOption = None,
-    account: AccountOption = None,
-    user: UserOption = None,
-    account_ceiling: AccountCeilingOption = None,
-    user_ceiling: UserCeilingOption = None,
-    account_guarantee: AccountGuaranteeOption = None,
-    user_guarantee: UserGuaranteeOption = None,
-    gpu_counts: GpuCountsOption = None,
-    starvation_bound: StarvationOption = None,
-    remaining_work_power: RemainingWorkOption = None,
-    hysteresis: HysteresisOption = None,
-    partial_nodes: PartialOption = None,
-    as_json: JsonOption = False,
-) -> None:
+@_said
+def preview_(config: Path | None, words: fair.Words, as_json: bool) -> None:
     """Show what the same options would change for each job now; changes nothing."""
-    words = fair.Words(
-        power=power,
-        accounts=account,
-        users=user,
-        account_ceilings=account_ceiling,
-        user_ceilings=user_ceiling,
-        account_guarantees=account_guarantee,
-        user_guarantees=user_guarantee,
-        gpu_counts=gpu_counts,
-        starvation_bound=starvation_bound,
-        remaining_work_power=remaining_work_power,
-        hysteresis=hysteresis,
-        partial_nodes=partial_nodes,
-    )
     words.over(Settings())
     store, defaults = access.open_store(config)
     present = store.settings(defaults)

@@ -25,10 +25,12 @@ def fair_share(capacity: int, jobs: int, gpus_per_node: int, job: Job) -> FairSh
 
 
 def weight(job: Job, settings: Settings) -> float:
-    """The job's weight times its account's and its user's; 1 each unless set."""
+    """The job's weight times its account's, its user's and its QOS'; 1 each unless set."""
     value = (
         job.weight * settings.account_weights.get(job.account, 1.0) * settings.user_weights.get(job.user, 1.0)
     )
+    if settings.qos_weights or settings.job_weights:
+        value *= settings.qos_weights.get(job.qos, 1.0) * settings.job_weights.get(str(job.job_id), 1.0)
     if not math.isfinite(value):
         return 1.0
     # A weight of nothing would divide by zero: such a job comes after all others, but is not forgotten.

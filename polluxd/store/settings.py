@@ -42,6 +42,11 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "power": (lambda v: v == -math.inf or (_number(v) and v <= 1), _A_POWER),
     "account_weights": (_weights, _WEIGHTS),
     "user_weights": (_weights, _WEIGHTS),
+    "qos_weights": (_weights, _WEIGHTS),
+    "job_weights": (
+        lambda v: _weights(v) and all(re.fullmatch(r"[1-9][0-9]*", k) for k in v),
+        'finite weights above 0 by job id, such as {"1234": 2}',
+    ),
     "account_ceilings": (_gpus, _GPUS),
     "user_ceilings": (_gpus, _GPUS),
     "account_guarantees": (_gpus, _GPUS),

@@ -123,10 +123,15 @@ class Store(Readings, Orders):
 
     def set_setting(self, name: str, value: object, who: str) -> None:
         """Set one field of model.Settings, audited. Raises ConfigError for a value that makes no sense."""
-        encoded = setting_to_json(name, value)
+        self.set_settings({name: value}, who)
+
+    def set_settings(self, values: Mapping[str, object], who: str) -> None:
+        """Set several in one transaction, all or none. Raises ConfigError for a value that makes no sense."""
+        encoded = {name: setting_to_json(name, value) for name, value in values.items()}
         with self._transaction() as run:
             run("set_who", who=who)
-            run("set_setting", name=name, value=encoded)
+            for name, value in encoded.items():
+                run("set_setting", name=name, value=value)
 
     # Reports
 

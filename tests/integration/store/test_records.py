@@ -8,7 +8,7 @@ import time
 import psycopg2
 import pytest
 
-from polluxd.errors import ConfigError
+from polluxd.errors import ConfigError, StoreRejected
 from polluxd.model import (
     NO_PLACEMENT,
     Allocation,
@@ -189,6 +189,8 @@ def test_the_view_shows_the_newest_move(store, seen):
         ("power", -math.inf),
         ("account_weights", {"physics": 2.0}),
         ("user_weights", {"bob": 0.5}),
+        ("qos_weights", {"high": 4.0}),
+        ("job_weights", {"17": 2.0}),
         ("paused", True),
         ("partial_nodes", True),
         ("account_ceilings", {"physics": 16}),
@@ -208,6 +210,18 @@ def test_settings_come_back_and_are_audited(store, name, value):
     (change,) = store.setting_audit()
     assert (change.who, change.name, change.from_value) == ("root@head", name, None)
     assert time.time() - change.at < 60
+
+
+def test_settings_set_together_are_set_at_once(store):
+    store.set_settings({"power": -2.0, "qos_weights": {"high": 4.0}}, "root@head")
+    assert store.settings() == Settings(power=-2.0, qos_weights={"high": 4.0})
+    assert {change.name for change in store.setting_audit()} == {"power", "qos_weights"}
+    with pytest.raises(ConfigError, match="hysteresis"):
+        store.set_settings({"power": 1.0, "hysteresis": 7.0}, "root@head")
+    with pytest.raises(StoreRejected):  # a name that only Postgres refuses, when the first is already written
+        store.set_settings({"power": 1.0, "user_weights": {"a\0": 2.0}}, "root@head")
+    assert store.settings() == Settings(power=-2.0, qos_weights={"high": 4.0})
+    assert len(store.setting_audit()) == 2
 
 
 def test_settings_lie_over_the_configurations(store):
@@ -233,6 +247,7 @@ def test_senseless_settings_are_refused(store, name, value):
         ("power", '"x"'),
         ("paused", "1"),
         ("user_weights", '{"a": -1}'),
+        ("qos_weights", '{"a": 0}'),
         ("colour", "1"),
         ("user_weights", '{"a": "1"}'),
         ("user_weights", "3"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -151,6 +152,10 @@ class MemoryStore:
         before = getattr(self.current, name)
         self.current = replace(self.current, **{name: -math.inf if value == "-inf" else value})
         self.changes.insert(0, SettingChange(NOW, who, name, before, value))
+
+    def set_settings(self, values: Mapping[str, Any], who: str) -> None:
+        for name, value in values.items():
+            self.set_setting(name, value, who)
 
     def setting_audit(self) -> list[SettingChange]:
         return self.changes

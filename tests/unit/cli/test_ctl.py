@@ -225,6 +225,15 @@ def test_fairness_set_checks_everything_before_it_changes_anything(store, pollux
     assert store.changes == []
 
 
+def test_fairness_set_weighs_qos_and_jobs(store, polluxctl):
+    said = polluxctl("fairness", "set", "--qos", "high=4", "--qos", "low=0.5", "--job", "17=2")
+    assert "high=4, low=0.5" in said.out
+    assert (store.current.qos_weights, store.current.job_weights) == ({"high": 4.0, "low": 0.5}, {"17": 2.0})
+    wrong = polluxctl("fairness", "set", "--power", "1", "--job", "resnet=2")
+    assert (wrong.status, store.current.power) == (2, -1.0)
+    assert "by job id" in wrong.err
+
+
 def test_fairness_set_merges_weights_and_shows_the_result(store, polluxctl):
     store.current = replace(store.current, account_weights={"vision": 2.0, "nlp": 3.0})
     words = ("--power", "max-min", "--account", "vision=1", "--account", "bio=0.5", "--user", "ada=4")

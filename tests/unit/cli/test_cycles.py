@@ -213,6 +213,8 @@ def test_every_setting_can_be_said():
         power="max-min",
         accounts=["a=2"],
         users=["u=3"],
+        qos=["high=4"],
+        jobs=["17=2"],
         account_ceilings=["a=8"],
         user_ceilings=["u=0"],
         account_guarantees=["a=8"],

@@ -216,10 +216,24 @@ def test_cpus_limit_the_gpus_that_can_be_used():
     assert "CPUs run out" in never.of(1).reason
 
 
-def test_weights_shift_the_shares():
-    jobs = [job(1, report=report(), account="big"), job(2, report=report(), account="lab")]
+@pytest.mark.parametrize(
+    "weights",
+    [
+        {"account_weights": {"big": 4.0}},
+        {"user_weights": {"eve": 4.0}},
+        {"qos_weights": {"high": 4.0}},
+        {"job_weights": {"1": 4.0}},
+        {"account_weights": {"big": 8.0}, "qos_weights": {"high": 2.0}, "user_weights": {"ada": 4.0}},
+    ],
+)
+def test_weights_shift_the_shares(weights):
+    jobs = [
+        job(1, report=report(), account="big", user="eve", qos="high"),
+        job(2, report=report(), account="lab", user="ada", qos="normal"),
+    ]
     even = decide(snapshot(nodes(4), jobs))
-    uneven = decide(snapshot(nodes(4), jobs, account_weights={"big": 4.0}))
+    uneven = decide(snapshot(nodes(4), jobs, **weights))
+    assert uneven.of(1).explanation.weight == 4 * uneven.of(2).explanation.weight
     assert even.of(1).placement.gpus == even.of(2).placement.gpus == 8
     assert uneven.of(1).placement.gpus > uneven.of(2).placement.gpus > 0
 

@@ -74,6 +74,8 @@ def test_a_setting_of_a_later_version_is_passed_over():
         ("paused", 1, "true or false"),
         ("user_weights", {"a": math.inf}, "above 0"),
         ("user_weights", {"a": True}, "above 0"),
+        ("qos_weights", {"a": 0}, "above 0"),
+        ("job_weights", {"resnet": 2.0}, "by job id"),
         ("user_weights", [1], "above 0"),
         ("account_ceilings", {"a": 1.5}, "whole numbers"),
         ("user_guarantees", {"a": -1}, "whole numbers"),
