@@ -45,6 +45,20 @@ def improve(seating: Seating) -> float:
     parts = _parts(seating)
     if parts is None:
         return np.inf
+    found, bound = _solve(seating, parts)
+    if found is not None:
+        _take(seating, parts, found)
+    return bound
+
+
+def limit(seating: Seating) -> float:
+    """A bound on the total of any plan, infinite where none was found; the seating stays as it is."""
+    parts = _parts(seating)
+    return np.inf if parts is None else _solve(seating, parts)[1]
+
+
+def _solve(seating: Seating, parts: list[_Part]) -> tuple[Floats | None, float]:
+    """The program's solution, if it found one, and its bound on the total."""
     wholes = [i for i, part in enumerate(parts) if part.whole == i]
     value = np.array([part.value for part in parts])
     fixed = sum(seating.utility(j) for j, pinned in enumerate(seating.pinned) if pinned)
@@ -56,11 +70,9 @@ def improve(seating: Seating) -> float:
         constraints=_constraints(seating, parts, wholes),
         options={"node_limit": NODES, "time_limit": SECONDS, "mip_rel_gap": _GAP},
     )
-    if found.x is not None:
-        _take(seating, parts, found.x)
     if found.mip_dual_bound is None or not np.isfinite(found.mip_dual_bound):
-        return np.inf
-    return float(-found.mip_dual_bound * scale + fixed + _ROUNDING * scale)
+        return found.x, np.inf
+    return found.x, float(-found.mip_dual_bound * scale + fixed + _ROUNDING * scale)
 
 
 def _parts(seating: Seating) -> list[_Part] | None:

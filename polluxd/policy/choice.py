@@ -37,7 +37,8 @@ class Choice(NamedTuple):
     """On the sum of utilities without that: infinite where nothing better than `bound` is known."""
     solver: str
     plain_bound: float = np.inf
-    """On the sum of what the fitness itself adds up, at powers where utilities order plans beyond it."""
+    """At powers where utilities order plans beyond the fitness: on the sum of what that adds up, or on the fitness
+    itself under max-min."""
 
 
 def choose(menu: Menu, domain: Domain, packing: Packing, power: float) -> Choice:
@@ -55,10 +56,15 @@ def choose(menu: Menu, domain: Domain, packing: Packing, power: float) -> Choice
         plain = menu.value + np.where(menu.gpus == 0, menu.penalty[menu.owner], 0.0)
         fair_bound = price.solve(gpus, plain, menu.start, capacity, limits).bound
     choice = _choose(menu, packing, gpus, limits, fair_bound)
-    if power > objective.GENTLE or not np.isfinite(power):
+    if power > objective.GENTLE:
         return choice
     weight = menu.weight[menu.owner]
     x = menu.speedup / menu.gpus_per_node * np.where(menu.kept, 1.0, menu.factor[menu.owner])
+    if not np.isfinite(power):
+        reached = (x + objective.FLOOR) / weight
+        return choice._replace(
+            plain_bound=objective.highest_worst(reached, gpus, menu.start, capacity, limits)
+        )
     value = objective.plain(x, weight, power)
     bound = price.solve(gpus, value, menu.start, capacity, limits).bound
     return choice._replace(plain_bound=bound + _ROUNDING * abs(bound))

@@ -8,7 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polluxd.model import NO_PLACEMENT, Allocation, JobSpec, Plan, Settings, Snapshot
-from polluxd.policy import assignment, exchange, fairness, objective, racks, reasons, sanity, search
+from polluxd.policy import (
+    assignment,
+    certificate,
+    exchange,
+    fairness,
+    objective,
+    racks,
+    reasons,
+    sanity,
+    search,
+)
 from polluxd.policy.cache import Cache
 from polluxd.policy.choice import Choice, choose
 from polluxd.policy.domains import Domain, split
@@ -22,25 +32,22 @@ Bools = NDArray[np.bool_]
 
 ROUNDS, DIVISIONS = 3, 400
 """Turns of the two searches, and pairs of nodes divided anew in all: bounds on work, so that a replay is exact."""
-CERTAIN = 1e-3
-"""A plan this near the bound of its counts needs no better one."""
 TOLERANCE = 1e-4
 """The search stops this near the bound on total utility: fits are not known any better."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Solved:
-    """One domain's outcome: per job of its menu, x as planned and in the relaxation that bounds it."""
+    """One domain's outcome: per job of its menu, x as planned and its weight."""
 
     allocations: list[Allocation]
     x: Floats
-    bound_x: Floats
     weight: Floats
     solver: str
     bound: float
     """On the sum of utilities."""
     plain_bound: float
-    """On the sum of what the fitness itself adds up, where utilities order plans beyond that."""
+    """On the sum of what the fitness itself adds up, where utilities order plans beyond that; of max-min on itself."""
 
 
 def decide(snapshot: Snapshot, *, cache: Cache | None = None) -> Plan:
@@ -71,8 +78,8 @@ def decide(snapshot: Snapshot, *, cache: Cache | None = None) -> Plan:
         # Plans are ordered beyond what one number shows; that number has a bound of its own.
         bound = objective.of_total(sum(part.plain_bound for part in solved), float(weight.sum()), power)
     else:
-        # The relaxed plan raises the worst-off as far as counts allow.
-        bound = objective.fitness(np.concatenate([empty, *(part.bound_x for part in solved)]), weight, power)
+        # The worst-off job of all is in one of the domains.
+        bound = min((part.plain_bound for part in solved if part.weight.size), default=0.0)
     solvers = sorted({part.solver for part in solved if part.weight.size}) or ["none"]
     return Plan(tuple(allocations), fitness, max(fitness, bound), " and ".join(solvers))
 
@@ -90,21 +97,23 @@ def _solve(domain: Domain, settings: Settings, mean_weight: float, cache: Cache)
     choice = choose(menu, domain, packing, settings.power)
     _place(seating, choice)
     bound = choice.bound
-    if bound - seating.total() > CERTAIN * abs(bound):
+    if bound - seating.total() > certificate.CERTAIN * abs(bound):
         bound = min(bound, assignment.improve(seating))
     # The starvation bound orders plans before the objective does: it is no part of either side of the gap.
     moved = np.array([packing.moved(j) for j in range(len(menu.jobs))], dtype=np.bool_)
     explainer = Explainer(seating, moved, rule=settings.gpu_counts)
     idle = float(menu.penalty[explainer.held == 0].sum())
     x = menu.x(explainer.option, moved)
+    plain_bound = choice.plain_bound
+    if settings.power <= objective.GENTLE:
+        plain_bound = certificate.tighten(seating, x, settings.power, plain_bound)
     return _Solved(
         absent + _allocations(seating, moved, explainer, cache),
         x,
-        menu.x(choice.chosen, ~menu.kept[choice.chosen]),
         menu.weight,
         choice.solver,
         min(bound + idle, choice.fair_bound),
-        choice.plain_bound,
+        plain_bound,
     )
 
 

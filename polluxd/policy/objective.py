@@ -24,6 +24,10 @@ GENTLE = -2.0
 """Below this power the floor of a starved job swamps float64: such jobs are counted first, apart."""
 MAX_MIN_POWER = -10.0
 """What orders plans of equal minimum under max-min fairness."""
+_BELOW_LEVEL = -50.0
+"""What orders levels that the counts promise and the nodes do not keep, under max-min."""
+_DIGITS = 5e11
+"""How much larger than the rest the losses of starved jobs may be in sum."""
 
 
 def fitness(x: Floats, weight: Floats, power: float) -> float:
@@ -60,17 +64,23 @@ def utilities(x: Floats, weight: Floats, power: float, *, level: float, total: f
     if power > GENTLE:
         return plain(x, weight, power)
     # The plan at the level loses at most `total` in all: an option that loses more by itself is never part of the
-    # best plan. Such losses need only keep their order.
-    beyond = 10.0 * max(total, 1e-300)
+    # best plan, if counts are all there is to it, and little more where nodes matter too. Losses beyond that need only
+    # keep their order; how far beyond, and how much more heavy jobs count, is what float64 has the digits for.
+    digits = _DIGITS / max(jobs, 1) ** 2
+    beyond = min(max(math.sqrt(digits), 10.0), 1e5)
+    heaviest = min(max(digits / beyond, 1.0), 1e6)
+    beyond *= max(total, 1e-300)
     ratio = np.clip(x / (weight * max(level, 1e-300)), 1e-30, 1e30)
+    steep: Floats | float = power
     if math.isinf(power):
-        loss = weight * ratio**MAX_MIN_POWER
-        loss = np.where(ratio < 1.0 - 1e-9, beyond * (2.0 - ratio), loss)
-    else:
-        exponent = np.log(weight) + power * np.log(ratio)
-        loss = np.exp(np.minimum(exponent, math.log(beyond)))
-        loss *= 1.0 + 1e-5 * np.maximum(exponent - math.log(beyond), 0.0) / max(-power, 1.0)
-    return -np.where(x > 0, loss, 2.0 * beyond * jobs * (1.0 + weight))
+        steep = np.where(ratio < 1.0 - 1e-9, _BELOW_LEVEL, MAX_MIN_POWER)
+    exponent = np.log(weight) + steep * np.log(ratio)
+    loss = np.exp(np.minimum(exponent, math.log(beyond)))
+    loss *= 1.0 + 1e-5 * np.maximum(exponent - math.log(beyond), 0.0) / np.maximum(-steep, 1.0)
+    # Of the jobs with nothing the heavier count as much more as in the fitness.
+    lightest = float(np.min(weight, initial=np.inf))
+    heavier = np.log(weight / lightest) * (1.0 - max(power, MAX_MIN_POWER))
+    return -np.where(x > 0, loss, 2.0 * beyond * jobs * np.exp(np.minimum(heavier, math.log(heaviest))))
 
 
 def plain(x: Floats, weight: Floats, power: float) -> Floats:
@@ -80,6 +90,32 @@ def plain(x: Floats, weight: Floats, power: float) -> Floats:
         return weight * np.log(z)
     with np.errstate(over="ignore"):
         return np.asarray(np.sign(power) * np.minimum(weight * z**power, 1e300))
+
+
+def highest_worst(
+    reached: Floats,
+    gpus: NDArray[np.int64],
+    start: NDArray[np.int64],
+    capacity: int,
+    groups: Sequence[Group] = (),
+) -> float:
+    """No choice of counts lifts the worst-off job higher: a bound on the fitness of max-min.
+
+    `reached` [O]: (x + floor) / w of each option at best; the other arguments as `worst_level`.
+    """
+    if start.size < 2:
+        return math.inf
+    levels = np.unique(reached)
+
+    def possible(level: float) -> bool:
+        cost = np.minimum.reduceat(np.where(reached >= level, gpus, np.inf), start[:-1])
+        return bool(cost.sum() <= capacity) and all(cost[list(g.members)].sum() <= g.ceiling for g in groups)
+
+    low, high = 0, levels.size - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if possible(float(levels[middle])) else (low, middle - 1)
+    return float(levels[low])
 
 
 def worst_level(

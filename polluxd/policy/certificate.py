@@ -1,0 +1,83 @@
+"""How good any plan could be, where utilities order plans beyond what the fitness shows (powers of -2 and below).
+
+The counts alone promise too much on small, tight clusters. There the assignment program, which knows the nodes, is
+asked again: for the fitness' own sum, or under max-min for the highest level that all jobs can reach at once.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polluxd.policy import assignment, objective
+from polluxd.policy.placement import Seating
+
+Floats = NDArray[np.float64]
+
+CERTAIN = 1e-3
+"""A plan this near its bound needs no better one."""
+_SLACK = 1e-6
+"""What the program's tolerances may add, relative to the plan's own sum."""
+
+
+def tighten(seating: Seating, x: Floats, power: float, bound: float) -> float:
+    """The bound on the sum that the fitness adds up (finite powers), or on the fitness (max-min), as low as is known.
+
+    `x` [J]: of the plan at hand, `bound`: what the counts say.
+    """
+    menu = seating.menu
+    if not menu.jobs:
+        return bound
+    weight = menu.weight[menu.owner]
+    stay = menu.speedup / menu.gpus_per_node
+    move = stay * menu.factor[menu.owner]
+    if np.isfinite(power):
+        return _of_sum(seating, objective.plain(x, menu.weight, power), stay, move, weight, power, bound)
+    return _of_worst(
+        seating,
+        objective.fitness(x, menu.weight, power),
+        (stay + objective.FLOOR) / weight,
+        (move + objective.FLOOR) / weight,
+        bound,
+    )
+
+
+def _of_sum(
+    seating: Seating, own: Floats, stay: Floats, move: Floats, weight: Floats, power: float, bound: float
+) -> float:
+    total = float(own.sum())
+    if bound - total <= CERTAIN * abs(power * total):
+        return bound
+    # No better plan has an option that costs more than this whole plan does: cut there, the numbers keep their digits.
+    found = _limit(
+        seating,
+        np.maximum(objective.plain(stay, weight, power), total),
+        np.maximum(objective.plain(move, weight, power), total),
+    )
+    return min(bound, max(found - _SLACK * total, total))
+
+
+def _of_worst(seating: Seating, worst: float, stay: Floats, move: Floats, bound: float) -> float:
+    if bound <= worst * (1 + CERTAIN):
+        return bound
+    levels = np.unique(np.concatenate([stay, move]))
+    levels = levels[(levels > worst * (1 + 1e-12)) & (levels <= bound)]
+    low, high = -1, levels.size - 1
+    # Level `low` may be possible for all at once, those above `high` are not; -1 is the plan at hand.
+    while low < high:
+        middle = (low + high + 1) // 2
+        level = float(levels[middle])
+        if _limit(seating, np.where(stay >= level, 0.0, -1.0), np.where(move >= level, 0.0, -1.0)) >= -0.5:
+            low = middle
+        else:
+            high = middle - 1
+    return worst if low < 0 else float(levels[low])
+
+
+def _limit(seating: Seating, stay: Floats, move: Floats) -> float:
+    """The assignment program's bound on the sum of these numbers per option."""
+    other = copy.copy(seating)
+    other.stay, other.move = stay.tolist(), move.tolist()
+    return assignment.limit(other)

@@ -1,0 +1,76 @@
+"""Plans and bounds at powers of -2 and below, max-min included, against every plan there is."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from polluxd.policy import decide, objective
+from polluxd.policy.domains import split
+from tests.unit.policy.scenarios import job, nodes, report, snapshot
+from tests.unit.policy.test_oracle import best_plan, small
+
+MANY = 4_000 if os.environ.get("POLLUX_BENCH") else 130
+LOW_POWERS = (-2.0, -5.0, -10.0, -np.inf)
+
+
+@pytest.mark.parametrize("power", LOW_POWERS)
+def test_plan_lies_within_its_gap_of_the_best_there_is_and_the_bound_is_tight(power):
+    tried, short, loose = 0, [], []
+    for seed in range(MANY):
+        snap = small(seed)
+        snap = replace(snap, settings=replace(snap.settings, power=power))
+        if len(split(snap)) != 1 or max((n.gpus for n in snap.nodes), default=9) > 4:
+            continue
+        best = best_plan(snap)
+        if not np.isfinite(best):
+            continue
+        tried += 1
+        plan = decide(snap)
+        assert plan.objective <= best * (1 + 1e-9), seed
+        assert best <= plan.upper_bound * (1 + 1e-9), seed
+        if plan.objective < best * (1 - 1e-3):
+            short.append((seed, plan.objective / best))
+        if plan.upper_bound > best * (1 + 2e-3):
+            loose.append((seed, plan.upper_bound / best))
+    assert tried >= 60
+    assert len(short) <= 0.02 * tried, short
+    assert len(loose) <= 0.02 * tried, loose
+
+
+@pytest.mark.parametrize("power", LOW_POWERS)
+def test_of_two_jobs_of_which_one_must_wait_the_heavier_runs(power):
+    jobs = [job(1, report=report(), account="lab"), job(2, report=report(), account="big")]
+    plan = decide(snapshot(nodes(1, gpus=1), jobs, power=power, account_weights={"big": 5.0}))
+    assert not plan.of(1).placement
+    assert plan.of(2).placement.gpus == 1
+    assert plan.gap <= 1e-3
+
+
+def test_no_choice_of_counts_lifts_the_worst_off_job_above_the_bound():
+    rng = np.random.default_rng(7)
+    for _ in range(300):
+        jobs, most = int(rng.integers(1, 5)), 4
+        gpus = np.tile(np.arange(most), jobs)
+        reached = np.sort(rng.random((jobs, most)), axis=1).ravel()
+        start, capacity = np.arange(jobs + 1) * most, int(rng.integers(0, 8))
+        best = max(
+            reached[start[:-1] + np.array(counts)].min()
+            for counts in np.ndindex(*[most] * jobs)
+            if sum(counts) <= capacity
+        )
+        assert objective.highest_worst(reached, gpus, start, capacity) == best
+
+
+def test_losses_keep_their_order_however_many_jobs_wait_and_whatever_they_weigh():
+    x = np.tile([0.0, 1e-4, 0.2, 0.4, 0.8], 2_000)
+    weight = np.repeat(np.geomspace(1e-2, 1e2, 2_000), 5)
+    total = float(weight.sum() / 5)
+    for power in LOW_POWERS:
+        found = objective.utilities(x, weight, power, level=0.3, total=total, jobs=2_000).reshape(-1, 5)
+        assert np.all(np.diff(found, axis=1) > 0), power
+        # One more job that waits costs more than all others together could lose.
+        assert found[:, 0].max() < found[:, 1].sum(), power
