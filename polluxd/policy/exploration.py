@@ -13,5 +13,6 @@ GROWTH = 2
 
 def cap(job: Job) -> int:
     """The most GPUs that the job's measurements justify; what it asks for at least is always granted."""
-    explored = job.report.explored_gpus if job.report is not None else 0
+    # What an earlier run of the same training was measured on counts as measured; until this one finds it wrong.
+    explored = max(job.report.explored_gpus, job.report.prior_gpus) if job.report is not None else 0
     return max(GROWTH * explored, job.spec.min_gpus, 1)
