@@ -6,12 +6,16 @@
     |-- CheckpointError     a checkpoint could not be written, or none that stands here can be used
     |   `-- ForeignCheckpoint   it belongs to another job or another model
     |-- LaunchError         the launcher cannot start the workers
+    |-- OutOfMemory         (memory.py) a rank ran out of GPU memory; all start again with a smaller batch
     `-- RankLost            a rank left, or never came
 
 A class's docstring is its default message. Messages say what was expected, what came, and what to do.
 """
 
 from __future__ import annotations
+
+RETRY_STATUS = 75
+"""Exit status of a rank that asks for all ranks to be started again (EX_TEMPFAIL of sysexits.h)."""
 
 
 class PolluxAgentError(Exception):

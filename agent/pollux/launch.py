@@ -32,7 +32,7 @@ from pollux.allocation import (  # noqa: E402
     visible_gpus,
     without_stale,
 )
-from pollux.errors import LaunchError, PolluxAgentError  # noqa: E402
+from pollux.errors import RETRY_STATUS, LaunchError, PolluxAgentError  # noqa: E402
 from pollux.link import CANDIDATES, Link, free_port, gather, interface_of, join, listen  # noqa: E402
 from pollux.supervise import WATCHED, Supervisor, Verdict, describe  # noqa: E402
 from pollux.ticket import read_ticket  # noqa: E402
@@ -48,6 +48,9 @@ PRELOAD = (
 )
 """What every worker needs, imported once before the fork. Making a torch optimizer or wrapping a model in
 DistributedDataParallel imports torch._dynamo, which costs about as much CPU as torch itself."""
+
+MAX_RETRIES = 3
+"""Starts beside --max-restarts after a rank has asked for one (out of memory: once per type of GPU)."""
 
 DESCRIPTION = """\
 Run a PyTorch training script on every GPU that this job holds.
@@ -190,20 +193,31 @@ def _run_workers(allocation: Allocation, options: argparse.Namespace) -> int:
     if link is not None:
         link.signal_arrivals()
     launched, restarts, port = _LAUNCHED_AT, 0, link.port if link is not None else free_port()
+    retries = 0
     while True:
         env = _shared_environment(allocation, link, port)
         env |= {"POLLUX_LAUNCHED_AT": repr(launched), "POLLUX_IMPORTED_AT": repr(time.time())}
-        env["POLLUX_RESTARTS"] = str(restarts)
-        verdict = _start_once(allocation, options, link, env, may_restart=restarts < options.max_restarts)
+        env["POLLUX_RESTARTS"] = str(restarts + retries)
+        verdict = _start_once(
+            allocation,
+            options,
+            link,
+            env,
+            may_restart=restarts < options.max_restarts,
+            may_retry=retries < MAX_RETRIES,
+        )
         if verdict.failure is not None and (link is None or link.is_hub):
             _say(describe(verdict.failure))
         if verdict.restart_port is None:
             return verdict.status
-        restarts, launched, port = restarts + 1, time.time(), verdict.restart_port
+        launched, port = time.time(), verdict.restart_port
+        if verdict.failure is not None and verdict.failure.status == RETRY_STATUS and retries < MAX_RETRIES:
+            retries, count = retries + 1, "as the rank has asked"
+        else:
+            restarts += 1
+            count = f"{restarts} of {options.max_restarts}"
         if link is None or link.is_hub:
-            _say(
-                f"starting all ranks again, from the newest checkpoint: {restarts} of {options.max_restarts}"
-            )
+            _say(f"starting all ranks again, from the newest checkpoint: {count}")
 
 
 def _start_once(
@@ -213,6 +227,7 @@ def _start_once(
     env: dict[str, str],
     *,
     may_restart: bool,
+    may_retry: bool,
 ) -> Verdict:
     def body() -> int:
         if link is not None:
@@ -228,7 +243,9 @@ def _start_once(
             own["CUDA_VISIBLE_DEVICES"] = allocation.gpu_ids[local_rank % len(allocation.gpu_ids)]
         unblock = WATCHED - {wake.WAKE_SIGNAL}
         workers.append(start_worker(first + local_rank, local_rank, own, body, notes, unblock=unblock))
-    return Supervisor(workers, notes, where=_host(), link=link, may_restart=may_restart).wait()
+    return Supervisor(
+        workers, notes, where=_host(), link=link, may_restart=may_restart, may_retry=may_retry
+    ).wait()
 
 
 class _Meeting:

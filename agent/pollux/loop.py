@@ -76,7 +76,7 @@ class MicroBatch:
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    ) -> bool:
         stepper = self._stepper
         if self._unsynchronised is not None:
             self._unsynchronised.__exit__(kind, error, trace)
@@ -84,6 +84,7 @@ class MicroBatch:
             synchronise(self._model, True)  # for passes outside of this context
         if error is not None:
             stepper.meter.abandon_pass()
-            return
+            return stepper.memory.caught(error, stepper)
         stepper.timer.passed()
         stepper.meter.after_pass(stepper.synchronises, stepper.share)
+        return False

@@ -99,6 +99,8 @@ class Restart:
         self.adaptive = _yes(environ.get("POLLUX_ADAPTIVE"), self.ticket is not None)
         self._environ = environ
         directory = _directory(checkpoint_dir, environ)
+        self.directory = directory
+        """Where this job's checkpoints are; None without any."""
         self._store: CheckpointStore | None = None
         if directory is not None:
             self._store = CheckpointStore(directory)

@@ -47,6 +47,32 @@ def none(scale: float, noise: NoiseScale | None) -> float:
     return 1.0
 
 
+class Legw:
+    """sqrt(M / M0), with a warm-up that is longer by M / M0: linear-epoch gradual warm-up (You et al., 2019).
+
+    For a user's own schedule that warms up linearly over its first `warmup` steps of M0 examples (0: no warm-up). The
+    factor stretches that ramp to `warmup * M / M0` scale-invariant steps, whatever sizes came before, and is the plain
+    square root from there on.
+    """
+
+    def __init__(self, warmup: float) -> None:
+        if not (math.isfinite(warmup) and warmup >= 0):
+            raise PolluxAgentError(f"expected a warm-up of 0 steps or more for LEGW, got {warmup}")
+        self.warmup = warmup
+        self._steps: Callable[[], float] = lambda: 0.0
+
+    def follow(self, steps: Callable[[], float]) -> None:
+        """Learn where the training is: `steps` gives the scale-invariant steps made so far. Called by `attach`."""
+        self._steps = steps
+
+    def __call__(self, scale: float, noise: NoiseScale | None) -> float:
+        made = max(self._steps(), 1e-9)
+        if made >= self.warmup * scale:
+            return math.sqrt(scale)
+        wanted, given = made / (self.warmup * scale), min(made / self.warmup, 1.0)
+        return math.sqrt(scale) * wanted / given
+
+
 RULES: dict[str, Rule] = {
     "adascale": adascale,
     "sqrt-adascale": square_root_adascale,
@@ -56,19 +82,55 @@ RULES: dict[str, Rule] = {
 }
 
 
+class _Checked:
+    """A user's own rule: one factor that is no finite, positive number would spoil the model for good."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+
+    def __call__(self, scale: float, noise: NoiseScale | None) -> float:
+        factor = self.rule(scale, noise)
+        try:
+            good = math.isfinite(factor) and factor >= 0
+        except TypeError:
+            good = False
+        if not good:
+            raise PolluxAgentError(
+                f"expected the learning-rate rule to give a finite factor of 0 or more, got {factor!r} at "
+                f"{scale:g} times the initial batch size"
+            )
+        return float(factor)
+
+
 def rule_for(name: str | Rule, optimizer: Optimizer) -> Rule:
-    """The rule of that name; "auto": AdaScale, its square root for Adam-likes. Raises PolluxAgentError."""
+    """The rule of that name; "auto": AdaScale, its square root for Adam-likes. Raises PolluxAgentError.
+
+    "legw:500" is Legw(500). A function of the user's own is called with (scale, noise scale of the group or None) for
+    each parameter group at each step above M0.
+    """
     if callable(name):
-        return name
+        return name if isinstance(name, Legw) or name in RULES.values() else _Checked(name)
     if name == "auto":
         return adascale if second_moment_name(optimizer) is None else square_root_adascale
+    if name.startswith("legw:"):
+        try:
+            return Legw(float(name.partition(":")[2]))
+        except ValueError:
+            raise PolluxAgentError(f"expected legw:STEPS, such as legw:500, got {name!r}") from None
     try:
         return RULES[name]
     except KeyError:
-        known = ", ".join(["auto", *sorted(RULES)])
+        known = ", ".join(["auto", *sorted(RULES), "legw:STEPS"])
         raise PolluxAgentError(
             f"expected a learning-rate rule of {known}, or a function; got {name!r}"
         ) from None
+
+
+def follow(rule: Rule, steps: Callable[[], float]) -> None:
+    """Give a rule that asks for it (by a method `follow`, as Legw has one) the scale-invariant steps made so far."""
+    given = getattr(rule.rule if isinstance(rule, _Checked) else rule, "follow", None)
+    if callable(given):
+        given(steps)
 
 
 class LearningRateScaler:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,12 +28,14 @@ from torch.utils.data import Dataset
 from pollux import knowledge
 from pollux.control import ControlExchange, Decision
 from pollux.data import ElasticLoader
-from pollux.errors import BatchError, PolluxAgentError
+from pollux.errors import PolluxAgentError
 from pollux.estimators import CommunicationHook
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from pollux.knowledge import introduction
 from pollux.loop import MicroBatch, TrainingLoader
 from pollux.measuring import NoiseMeter
+from pollux.memory import MemoryBounds
+from pollux.mode import Mode, mode_for
 from pollux.noise_scale import DECAY, NoiseAverages
 from pollux.pass_timer import PassTimer, clock_of
 from pollux.precondition import GradientNorms
@@ -42,13 +43,13 @@ from pollux.profile import StepProfile
 from pollux.progress import Progress
 from pollux.reporting import report_of
 from pollux.restart import Restart, Times
-from pollux.scaling import LearningRateScaler, Rule, rule_for
+from pollux.scaling import LearningRateScaler, Rule, follow, rule_for
 from pollux.schedule import ScaledSchedule
+from pollux.sharding import check_sharded, is_sharded
 from pollux.snapshot import Stateful
 from pollux.stepping import Stepper
-from pollux.tuning import Advisor, BatchChoice, choose, initial_choice, nearest_choice
+from pollux.tuning import Advisor, BatchChoice, batch_limits, choose_on_arrival, initial_choice, within_pass
 from pollux.world import World, join
-from pollux.sharding import check_sharded, is_sharded
 
 
 def attach(
@@ -59,6 +60,7 @@ def attach(
     scaler: Any | None = None,
     scaling: str | Rule = "auto",
     adaptive: bool | None = None,
+    mode: str | None = None,
     checkpoint_dir: str | os.PathLike[str] | None = None,
     seed: int = 0,
     state: Stateful | None = None,
@@ -72,10 +74,11 @@ def attach(
     `model` and `optimizer` are as for plain PyTorch, the model on its device; train with `job.model`, step with
     `optimizer`. `scheduler` and `scaler` (AMP) are saved, restored and scaled along. `scaling` names the
     learning-rate rule. `adaptive` lets the batch size change; None: inside a Pollux job, unless its directives say
-    `adaptive=no`; elsewhere where POLLUX_ADAPTIVE=yes. `state` is the user's own, with `state_dict` and
-    `load_state_dict`. `sampling` is the number of optimizer steps from one measured gradient to the next (None: 1 to
-    20, by cost). `ddp` holds further arguments for DistributedDataParallel, and `comm_hook` is a communication hook for
-    it, as (state, function): Pollux' own, which measures the noise, calls it.
+    `adaptive=no`; elsewhere where POLLUX_ADAPTIVE=yes, or with mode="enforce" here. `mode` is observe (measure and
+    report only), advise (say what would be chosen, too) or enforce; None: POLLUX_MODE's, else enforce. `state` is the
+    user's own, with `state_dict` and `load_state_dict`. `sampling` is the number of optimizer steps from one measured
+    gradient to the next (None: 1 to 20, by cost). `ddp` holds further arguments for DistributedDataParallel, and
+    `comm_hook` is a communication hook for it, as (state, function): Pollux' own, which measures the noise, calls it.
 
     Raises LaunchError where the ranks' environment makes no sense, CheckpointError where a checkpoint cannot be used.
     """
@@ -97,7 +100,7 @@ def attach(
         world,
         restart,
         rule=rule,
-        adaptive=restart.adaptive if adaptive is None else adaptive,
+        mode=mode_for(mode, adaptive, restart.adaptive),
         state=state,
         noise_decay=noise_decay,
         sampling=sampling,
@@ -119,7 +122,7 @@ class Job:
         restart: Restart,
         *,
         rule: Rule,
-        adaptive: bool,
+        mode: tuple[Mode, bool],
         state: Stateful | None,
         noise_decay: float,
         sampling: int | None,
@@ -134,13 +137,15 @@ class Job:
         """The model as the user passed it."""
         self.optimizer, self.scheduler, self.scaler, self.state = optimizer, scheduler, scaler, state
         self.world = world
-        self.adaptive = adaptive
+        self.mode, self.adaptive = mode
         self.progress = Progress(initial=1)
         self.profile = StepProfile(knowledge.gpu_type(world.device, restart.ticket))
         norms = GradientNorms(optimizer)
         self._rule, self._restart, self._sampling = rule, restart, sampling
         self._averages = NoiseAverages(norms.groups, decay=noise_decay)
         self._schedule = ScaledSchedule(scheduler)
+        follow(rule, lambda: self.progress.steps)
+        self._memory = MemoryBounds(world.device, restart.directory)
         self._exchange = ControlExchange(world.control, norms.groups)
         self._stepper: Stepper | None = None
         restart.restore(self._parts(), self._exchange)
@@ -150,7 +155,9 @@ class Job:
         if is_sharded(model):
             check_sharded(model, world.size)
             if comm_hook is not None or ddp:
-                raise PolluxAgentError("expected `ddp` and `comm_hook` for a plain model, got one under fully_shard")
+                raise PolluxAgentError(
+                    "expected `ddp` and `comm_hook` for a plain model, got one under fully_shard"
+                )
         elif world.distributed:
             # Wrapped after restoring: its broadcast from rank 0 makes all ranks equal.
             if world.device.type == "cuda":
@@ -268,12 +275,8 @@ class Job:
             raise PolluxAgentError(
                 "expected one training loader per job; use torch's DataLoader for evaluation"
             )
-        low, high = per_gpu if per_gpu is not None else (max(1, batch_size // 32), batch_size)
-        try:
-            most = batch_size if max_batch_size is None else max_batch_size
-            limits = BatchLimits(batch_size, most, low, high)
-        except ValueError as error:
-            raise BatchError(str(error)) from error
+        limits = batch_limits(batch_size, max_batch_size, per_gpu, adaptive=self.adaptive)
+        limits = self._memory.within(limits, self._exchange.gather)
         self.progress.initial = batch_size
         self._meter.begin(batch_size)
         at_first = initial_choice(limits, self.world.nodes, self.world.size, adaptive=self.adaptive)
@@ -285,14 +288,15 @@ class Job:
             seed=self._restart.seed,
             **options,
         )
-        # No step holds more than a pass does: a larger batch would never be whole, and so never measured.
-        limits = replace(limits, maximum=max(min(limits.maximum, data.length), limits.initial))
+        limits = within_pass(limits, data.length)
         choice = self._exchange.agree(Decision().with_choice(self._first_choice(limits))).choice
         data.set_batch(choice.local_batch)
         self._restart.restore_loader(data)
         self._stepper = Stepper(
             world=self.world,
             meter=self._meter,
+            memory=self._memory,
+            splits=self.mode is Mode.ENFORCE,
             timer=self._timer,
             progress=self.progress,
             rates=self._rates,
@@ -363,21 +367,18 @@ class Job:
             self.world.size,
             lambda: (self.noise_scale, self.stepper.choice),
             adaptive=self.adaptive,
+            advises=self.mode is Mode.ADVISE,
             params=knowledge.kept(self._restart.known, self.profile),
         )
         advisor.start()
         return advisor
 
     def _first_choice(self, limits: BatchLimits) -> BatchChoice:
-        """On a new placement: by the model where it is known already, near the batch size in use before."""
-        known, noise = self._restart.known, self.noise_scale
-        nodes, gpus = self.world.nodes, self.world.size
-        if not self.adaptive or known is None or noise is None:
+        known, nodes, gpus = self._restart.known, self.world.nodes, self.world.size
+        if not self.adaptive or known is None:
             return initial_choice(limits, nodes, gpus, adaptive=self.adaptive)
-        found = None
-        if (params := knowledge.kept(known, self.profile)) is not None:
-            found = choose(params, noise, limits, nodes, gpus, None, current_size=known.batch_size)
-        return found or nearest_choice(limits, nodes, gpus, known.batch_size)
+        params, noise = knowledge.kept(known, self.profile), self.noise_scale
+        return choose_on_arrival(limits, nodes, gpus, noise=noise, params=params, size=known.batch_size)
 
     def _parts(self) -> dict[str, Any]:
         """Everything with `state_dict` that a checkpoint holds, by name."""
@@ -389,6 +390,7 @@ class Job:
             "user": self.state,
             "progress": self.progress,
             "noise": self._averages,
+            "memory": self._memory,
             "profile": self.profile,
             "schedule": self._schedule,
         }

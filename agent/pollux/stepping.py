@@ -16,13 +16,14 @@ from pollux.control import EXCHANGE_INTERVAL, ControlExchange, Decision
 from pollux.data import ElasticLoader
 from pollux.goodput import BatchLimits, NoiseScale, gain
 from pollux.measuring import NoiseMeter
+from pollux.memory import MemoryBounds
 from pollux.pass_timer import PassTimer
 from pollux.profile import Configuration
 from pollux.progress import Progress
 from pollux.restart import Known, Restart
 from pollux.scaling import LearningRateScaler, Rule
 from pollux.schedule import ScaledSchedule
-from pollux.tuning import Advisor, BatchChoice
+from pollux.tuning import Advisor, BatchChoice, initial_choice, nearest_choice
 from pollux.world import World
 
 logger = logging.getLogger("pollux")
@@ -59,6 +60,8 @@ class Stepper:
         *,
         world: World,
         meter: NoiseMeter,
+        memory: MemoryBounds,
+        splits: bool,
         timer: PassTimer,
         progress: Progress,
         rates: LearningRateScaler,
@@ -77,6 +80,7 @@ class Stepper:
     ) -> None:
         self.data, self.limits, self.choice, self.advisor = data, limits, choice, advisor
         self.meter, self.timer, self.progress = meter, timer, progress
+        self.memory, self._may_split = memory, splits
         self.group: StepGroup | None = None
         self.share = 1.0
         """Weight of the present micro-batch's mean loss in the step's."""
@@ -97,6 +101,8 @@ class Stepper:
         self._scaled = scaled
         """AMP's loss scaling is in use."""
         self._uncommitted = 0
+        self._failed = False
+        """The last pass ran out of memory, and its step will be taken again."""
         self._looped = False
         self._step_seconds = 0.0
         self._last_end: float | None = None
@@ -108,7 +114,9 @@ class Stepper:
     @property
     def synchronises(self) -> bool:
         """Whether the present pass is a step's last one."""
-        return self.group is None or not self.accumulates or self.group.synchronises
+        if self.group is None:
+            return not self._failed
+        return not self.accumulates or self.group.synchronises
 
     # -- the loop over the loader -----------------------------------------------------------------------------
 
@@ -170,6 +178,7 @@ class Stepper:
         """
         return (
             passes == 1
+            and self._may_split
             and not self.meter.distributed
             and self.accumulates
             and local // 2 >= max(self.limits.local_min, 2)
@@ -191,7 +200,7 @@ class Stepper:
         """A micro-batch has been fetched."""
         assert self.group is not None
         self.group.begun += 1
-        self.stepped = False
+        self.stepped = self._failed = False
         self.share = self.data.weight
         if self.accumulates or not self._looped:
             self.share *= self.data.samples / self.group.samples
@@ -201,10 +210,26 @@ class Stepper:
 
     def end_pass(self) -> None:
         """The user's body for this micro-batch is over."""
-        assert self.group is not None
+        if self.group is None:
+            return  # it ran out of memory
         whole = self.data.samples == self._world.size * self.group.local_batch
         self.timer.end(synchronised=self.synchronises, counts=whole)
         self._looped = True
+
+    def retry(self, limits: BatchLimits) -> None:
+        """The pass ran out of memory: take its step again from its first sample, within smaller `limits`."""
+        self.limits, size, world = limits, self.batch_size, self._world
+        if self._adaptive:
+            self.choice = nearest_choice(limits, world.nodes, world.size, size)
+        else:
+            self.choice = initial_choice(limits, world.nodes, world.size, adaptive=False)
+        if self.advisor is not None:
+            self.advisor.limits, self.advisor.proposal = limits, None
+        self._rates.optimizer.zero_grad(set_to_none=True)
+        self.data.rewind()
+        self.group, self._uncommitted, self._failed = None, 0, True
+        self.meter.reset_batch()
+        self.timer.cool()
 
     # -- the end of a step ------------------------------------------------------------------------------------
 
@@ -238,7 +263,7 @@ class Stepper:
     @property
     def skipped(self) -> bool:
         """A step was due and AMP's loss scaling has dropped it: its gradients were not finite."""
-        return self._scaled and self.synchronises and not self.stepped
+        return self._scaled and self.synchronises and not self.stepped and not self._failed
 
     def skip_step(self) -> None:
         """The batch is used up, as in plain training, and earned no progress."""
@@ -260,6 +285,8 @@ class Stepper:
         choice = None
         if self.advisor is not None:
             choice, self.advisor.proposal = self.advisor.proposal, None
+            if choice is not None and choice.local_batch > self.limits.local_max:
+                choice = None  # chosen before memory ran out
         reallocation, checkpoint = self._restart.wanted()
         seconds = self._step_seconds
         decision = Decision(
@@ -283,7 +310,7 @@ class Stepper:
     def _act(self, decision: Decision) -> None:
         self.meter.agreed = decision.noise or self.meter.agreed
         self.meter.sampling = decision.sampling
-        if decision.local_batch:
+        if 0 < decision.local_batch <= self.limits.local_max:
             self.choice = decision.choice
             self.meter.reset_batch()
             self.timer.cool()

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pollux.errors import RETRY_STATUS
 from pollux.link import Link, Message, free_port
 from pollux.wake import WAKE_SIGNAL
 from pollux.workers import Notes, Worker, kill_descendants, reap
@@ -78,13 +79,14 @@ class Supervisor:
         where: str,
         link: Link | None,
         may_restart: bool = False,
+        may_retry: bool = False,
     ) -> None:
         self._workers = list(workers)
         self._running = {worker.pid: worker for worker in self._workers}
         self._notes = notes
         self._where = where
         self._link = link
-        self._may_restart = may_restart
+        self._may_restart, self._may_retry = may_restart, may_retry
         self._reports: dict[int, Failure | None] = {}
         """Node 0 only: what each node has reported at its end."""
         self._verdict: Verdict | None = None
@@ -179,7 +181,7 @@ class Supervisor:
         """This node's workers have ended: tell node 0, or decide."""
         mine = self._first_failure()
         if self._link is None:
-            restart = free_port() if mine is not None and self._may_restart else None
+            restart = free_port() if mine is not None and self._restarts(mine) else None
             self._verdict = Verdict(mine, restart_port=restart)
             return
         if not self._reported:
@@ -200,9 +202,13 @@ class Supervisor:
         failures = [failure for failure in self._reports.values() if failure is not None]
         first = min(failures, key=lambda failure: (failure.at, failure.rank), default=None)
         complete = everybody and len(link.channels) == len(link.workers) - 1
-        restart = free_port() if first is not None and self._may_restart and complete else None
+        restart = free_port() if first is not None and self._restarts(first) and complete else None
         link.tell({"type": "verdict", "failure": asdict(first) if first else None, "restart": restart})
         self._verdict = Verdict(first, restart_port=restart)
+
+    def _restarts(self, failure: Failure) -> bool:
+        """Whether all ranks are started again after this first failure; or because a rank has asked for it."""
+        return self._may_restart or (self._may_retry and failure.status == RETRY_STATUS)
 
     def _overdue(self) -> bool:
         return self._verdict_by is not None and time.monotonic() >= self._verdict_by

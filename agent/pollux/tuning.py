@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from pollux.errors import BatchError
 from pollux.goodput import BatchLimits, Goodput, NoiseScale, ThroughputParams
 from pollux.profile import StepProfile
 
@@ -37,6 +39,47 @@ class BatchChoice:
         return gpus * self.local_batch * (self.accumulation + 1)
 
 
+def batch_limits(
+    initial: int, maximum: int | None, per_gpu: tuple[int, int] | None, *, adaptive: bool
+) -> BatchLimits:
+    """The limits that a user's words mean: M0, M_max (None: M0), and the range of m (None: M0 / 32 to M0).
+
+    Raises BatchError where they contradict each other. Where no batch size could be run on one GPU, because the least
+    share of a GPU is above M0 and the batch size may not grow that far, M0 itself is the least share.
+    """
+    low, high = per_gpu if per_gpu is not None else (max(1, initial // 32), initial)
+    try:
+        limits = BatchLimits(initial, initial if maximum is None else maximum, low, high)
+    except ValueError as error:
+        raise BatchError(str(error)) from error
+    if low > limits.maximum:
+        raise BatchError(
+            f"one GPU's share is at least {low} examples, more than the largest batch size ({limits.maximum}): "
+            "lower per_gpu's first number, or raise max_batch_size"
+        )
+    # One GPU accumulates at least once above M0, so that the noise scale stays measurable.
+    if low > initial and (not adaptive or 2 * low > limits.maximum):
+        logger.warning(
+            "per_gpu starts at %d examples, above the batch size of %d: it is taken to start there",
+            low,
+            initial,
+        )
+        limits = replace(limits, local_min=initial)
+    return limits
+
+
+def within_pass(limits: BatchLimits, length: int) -> BatchLimits:
+    """No step holds more than a pass of `length` examples: a larger batch would never be whole, nor measured.
+
+    Raises BatchError where not even M0 fits; at every number of GPUs alike, as the job may get any.
+    """
+    if limits.initial > length:
+        raise BatchError(
+            f"the dataset has {length} samples, fewer than the batch size of {limits.initial}: use a smaller batch size"
+        )
+    return replace(limits, maximum=min(limits.maximum, length))
+
+
 def initial_choice(limits: BatchLimits, nodes: int, gpus: int, *, adaptive: bool) -> BatchChoice:
     """M0, as near as the division among GPUs and passes allows; never fewer than one example per GPU."""
     best = Goodput(_UNMEASURED, None, limits, adaptive).optimize(nodes, gpus)
@@ -63,14 +106,17 @@ def choose(
     current: BatchChoice | None,
     *,
     current_size: int | None = None,
+    growth: float = GROWTH,
 ) -> BatchChoice | None:
     """A better batch size than `current` on this placement, or None where none promises 5 % more.
 
-    `current_size` is the batch size that was in use (at another placement, perhaps): no choice leaves it by more
-    than a factor of GROWTH.
+    `current_size` is the batch size that was in use (at another placement, perhaps): no choice is larger than it by
+    more than a factor of `growth`, except to reach the smallest batch size that the placement can run.
     """
     size = current_size if current_size is not None else current.size(gpus) if current else limits.initial
-    top = max(min(limits.maximum, int(GROWTH * size)), limits.initial)
+    # The least examples per GPU may lift the smallest batch size above M0; a cap below it would forbid everything.
+    least = max(limits.initial, min(gpus * limits.local_min, limits.maximum))
+    top = int(max(min(limits.maximum, growth * size), least))
     goodput = Goodput(params, noise, replace(limits, maximum=top))
     best = goodput.optimize(nodes, gpus)
     if int(best.batch_size) <= 0:
@@ -84,11 +130,62 @@ def choose(
     return choice
 
 
+def choose_on_arrival(
+    limits: BatchLimits,
+    nodes: int,
+    gpus: int,
+    *,
+    noise: NoiseScale | None,
+    params: ThroughputParams | None,
+    size: int | None,
+) -> BatchChoice:
+    """On a new placement: by the model where it is known already, near `size`, the batch size in use before.
+
+    M0 where there was none, or where nothing is known of the noise.
+    """
+    if size is None or noise is None:
+        return initial_choice(limits, nodes, gpus, adaptive=True)
+    found = None
+    if params is not None:
+        found = choose(params, noise, limits, nodes, gpus, None, current_size=size)
+    return found or nearest_choice(limits, nodes, gpus, size)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What mode `advise` would train with, were it `enforce`."""
+
+    choice: BatchChoice
+    batch_size: int
+    goodput: float
+    """Predicted, over the goodput predicted of the batch size in use; above HYSTERESIS."""
+
+
+def advise(
+    params: ThroughputParams,
+    noise: NoiseScale,
+    limits: BatchLimits,
+    nodes: int,
+    gpus: int,
+    current: BatchChoice,
+) -> Advice | None:
+    """Where `choose` would end on this placement, one step of growth after the other; None: where it is."""
+    choice = choose(params, noise, limits, nodes, gpus, current, growth=math.inf)
+    if choice is None:
+        return None
+    goodput = Goodput(params, noise, limits)
+    now, then = (
+        float(goodput.evaluate(nodes, gpus, c.local_batch, c.accumulation)) for c in (current, choice)
+    )
+    return Advice(choice, choice.size(gpus), then / now)
+
+
 class Advisor:
     """Refits the model and looks for a better batch size in a thread of its own, on rank 0.
 
     `inputs` gives what the main thread knows now (noise, current choice) from plain attributes; the result waits in
-    `proposal` until the main thread takes it at a step's end.
+    `proposal` until the main thread takes it at a step's end. In mode `advise` it becomes `advice` instead, which
+    nobody follows.
     """
 
     def __init__(
@@ -100,15 +197,18 @@ class Advisor:
         inputs: Callable[[], tuple[NoiseScale | None, BatchChoice]],
         *,
         adaptive: bool,
+        advises: bool = False,
         params: ThroughputParams | None = None,
     ) -> None:
         self.params = params
         self.proposal: BatchChoice | None = None
+        self.advice: Advice | None = None
+        """The newest, in mode `advise`; None where the batch size in use is as good as any."""
         self._profile = profile
-        self._limits = limits
+        self.limits = limits
         self._nodes, self._gpus = nodes, gpus
         self._inputs = inputs
-        self._adaptive = adaptive
+        self._adaptive, self._advises = adaptive, advises
         self._seen = -1
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -136,9 +236,24 @@ class Advisor:
                 return False
             self.params, self._seen = params, version
         noise, current = self._inputs()
-        if self._adaptive and self.params is not None and noise is not None:
-            self.proposal = choose(self.params, noise, self._limits, self._nodes, self._gpus, current)
+        if self.params is not None and noise is not None:
+            if self._adaptive:
+                self.proposal = choose(self.params, noise, self.limits, self._nodes, self._gpus, current)
+            elif self._advises:
+                self._say(advise(self.params, noise, self.limits, self._nodes, self._gpus, current))
         return self.params is not None
+
+    def _say(self, advice: Advice | None) -> None:
+        """Log advice that is news: another batch size than the last time."""
+        before, self.advice = self.advice, advice
+        if advice is not None and (before is None or before.choice != advice.choice):
+            logger.info(
+                "would train with batches of %d (%d per GPU, %d accumulation passes): %.0f %% more goodput",
+                advice.batch_size,
+                advice.choice.local_batch,
+                advice.choice.accumulation,
+                100 * (advice.goodput - 1),
+            )
 
     def close(self) -> None:
         self._closed.set()

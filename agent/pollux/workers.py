@@ -92,7 +92,7 @@ def start_worker(
         # Printed here, so that the trace begins in the user's script and not in the launcher.
         error.__traceback__ = _in_script(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
-        code = 1
+        code = getattr(error, "exit_status", 1)
     # Ends the worker through the interpreter's ordinary exit, so that atexit functions run.
     raise SystemExit(code)
 
