@@ -177,7 +177,8 @@ local REFUSED = {
   { function(j) return given(j.req_nodes) end, "--nodelist", "polluxd chooses the nodes" },
   { function(j) return given(j.exc_nodes) end, "--exclude", "polluxd chooses the nodes; drain a bad node" },
   { function(j) return given(j.reservation) end, "--reservation", "polluxd does not place into reservations" },
-  { function(j) return given(j.tres_per_task) end, "--gpus-per-task", "use --gres=gpu:N or --gpus-per-node=N" },
+  -- From Slurm 24.11 --cpus-per-task stands in it too, as "cpu=2".
+  { function(j) return string.find(given(j.tres_per_task) or "", "gpu", 1, true) end, "--gpus-per-task", "use --gres=gpu:N or --gpus-per-node=N" },
   { function(j) return given(j.tres_per_socket) end, "--gpus-per-socket", "use --gres=gpu:N or --gpus-per-node=N" },
   { function(j) return given(j.ntasks_per_tres) end, "--ntasks-per-gpu", "`pollux run` starts one worker per GPU" },
   { function(j) return j.requeue == 0 end, "--no-requeue", "re-allocation works by requeueing; leave the option out" },

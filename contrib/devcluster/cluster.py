@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import shutil
 import signal
 import socket
@@ -286,6 +287,8 @@ class DevCluster:
         layout = self._layout
         accounting = self._accounting.settings if self._accounting is not None else None
         (layout.etc / "slurm.conf").write_text(slurm_conf(layout, accounting))
+        if slurm_version() >= (23,):  # without it slurmd wants a cgroup filesystem; before, no such setting exists
+            (layout.etc / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
         (layout.etc / "gres.conf").write_text(gres_conf(layout))
         self.hooks.write(self.postgres.agent_dsn if self.postgres is not None else "")
 
@@ -362,6 +365,15 @@ class DevCluster:
         if self.postgres is None:
             raise DevClusterError("this cluster was started without Postgres")
         return self.postgres
+
+
+def slurm_version() -> tuple[int, ...]:
+    """Of the machine's slurmctld, such as (22, 5, 8)."""
+    said = subprocess.run([program("slurmctld"), "-V"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"(\d+)\.(\d+)\.(\d+)", said)
+    if found is None:
+        raise DevClusterError(f"slurmctld -V: expected a version such as 22.05.8, got {said.strip()!r}")
+    return tuple(map(int, found.groups()))
 
 
 def _without_slurm(environment: os._Environ[str]) -> dict[str, str]:

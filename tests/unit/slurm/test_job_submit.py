@@ -277,6 +277,7 @@ def test_an_option_that_fixes_the_size_or_the_place_is_refused(option: str, job:
         {"priority": 0},
         {"time_limit": 60},
         {"licenses": "matlab"},
+        {"tres_per_task": "cpu=2"},  # what --cpus-per-task is from Slurm 24.11 on
     ],
 )
 def test_what_does_not_fix_the_size_is_accepted(job: dict[str, object]) -> None:
