@@ -160,7 +160,7 @@ def read_state(path: Path) -> dict[str, Any]:
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
-            if not _own(path):
+            if not own(path):
                 raise CheckpointError(
                     f"{path} holds Python objects and others may have written it; give it to yourself alone "
                     f"(chown, chmod go-w) to load it: {error}"
@@ -176,7 +176,8 @@ def read_state(path: Path) -> dict[str, Any]:
     return state
 
 
-def _own(path: Path) -> bool:
+def own(path: Path) -> bool:
+    """Whether nobody but this user or root can have written the file."""
     return all(
         status.st_uid in (os.geteuid(), 0) and not status.st_mode & 0o022
         for status in (path.stat(), path.parent.stat())

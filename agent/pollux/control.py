@@ -115,12 +115,19 @@ class ControlExchange:
                 raise RankLost(f"a rank left while all were to agree: {error}") from error
         return Decision.decode(vector.tolist())
 
-    def gather(self, value: object) -> list[object]:
-        """Every rank's value, on every rank, by rank."""
+    @property
+    def rank(self) -> int:
+        return 0 if self.group is None else dist.get_rank(self.group)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, on every rank, by rank. Raises RankLost where a rank left."""
         if self.group is None:
             return [value]
-        values: list[object] = [None] * dist.get_world_size(self.group)
-        dist.all_gather_object(values, value, group=self.group)
+        values: list[Any] = [None] * dist.get_world_size(self.group)
+        try:
+            dist.all_gather_object(values, value, group=self.group)
+        except RuntimeError as error:
+            raise RankLost(f"a rank left while all were to tell each other something: {error}") from error
         return values
 
     def barrier(self, timeout: timedelta) -> None:

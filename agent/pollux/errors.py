@@ -5,6 +5,7 @@
     |-- DataError           the dataset, sampler or loader state cannot give every sample exactly once
     |-- CheckpointError     a checkpoint could not be written, or none that stands here can be used
     |   `-- ForeignCheckpoint   it belongs to another job or another model
+    |-- RestartLoop         restarts came to nothing, one after the other
     |-- LaunchError         the launcher cannot start the workers
     |-- OutOfMemory         (memory.py) a rank ran out of GPU memory; all start again with a smaller batch
     `-- RankLost            a rank left, or never came
@@ -39,6 +40,10 @@ class CheckpointError(PolluxAgentError):
 
 class ForeignCheckpoint(CheckpointError):
     """The checkpoint belongs to another job or another model; it was left alone."""
+
+
+class RestartLoop(PolluxAgentError):
+    """One restart after the other ended without a new checkpoint."""
 
 
 class LaunchError(PolluxAgentError):

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pollux import snapshot
-from pollux.checkpoint import CheckpointStore
-from pollux.checkpoint_background import BackgroundSaver
 from pollux.control import ControlExchange, Decision
 from pollux.data import ElasticLoader
-from pollux.errors import CheckpointError, PolluxAgentError, RankLost
+from pollux.environment import checkpoint_directory, number, yes
+from pollux.errors import CheckpointError, RankLost, RestartLoop
 from pollux.goodput import ThroughputParams
+from pollux.keeping import FruitlessRestarts, Keeper, fingerprint_of, keeper_for
 from pollux.ticket import Ticket, read_ticket
 from pollux.world import World
 
@@ -38,6 +38,9 @@ DRAIN_WAIT = 120.0
 
 KILL_WAIT = 20.0
 """Seconds for which a drained rank whose peers are gone waits to be killed too, before it calls that an error."""
+
+MAX_FRUITLESS = 10
+"""Automatic restarts in a row that may end without a new checkpoint."""
 
 CHECKPOINT_INTERVAL = 300.0
 """Seconds between periodic checkpoints."""
@@ -61,8 +64,8 @@ class Times:
         """The launcher's two; without a launcher, now."""
         now = time.time()
         return cls(
-            launched_at=_number(environ, "POLLUX_LAUNCHED_AT", now),
-            imported_at=_number(environ, "POLLUX_IMPORTED_AT", now),
+            launched_at=number(environ, "POLLUX_LAUNCHED_AT", now),
+            imported_at=number(environ, "POLLUX_IMPORTED_AT", now),
         )
 
 
@@ -96,21 +99,16 @@ class Restart:
         self.cost: float | None = None
         """Seconds from the last step before the newest restart to the first step after it."""
         self.ticket: Ticket | None = read_ticket()
-        self.adaptive = _yes(environ.get("POLLUX_ADAPTIVE"), self.ticket is not None)
+        self.adaptive = yes(environ.get("POLLUX_ADAPTIVE"), self.ticket is not None)
         self._environ = environ
-        directory = _directory(checkpoint_dir, environ)
+        directory = checkpoint_directory(checkpoint_dir, environ)
         self.directory = directory
         """Where this job's checkpoints are; None without any."""
-        self._store: CheckpointStore | None = None
-        if directory is not None:
-            self._store = CheckpointStore(directory)
-        self._interval = _number(environ, "POLLUX_CHECKPOINT_INTERVAL", CHECKPOINT_INTERVAL)
-        self._wait = _number(environ, "POLLUX_DRAIN_WAIT", DRAIN_WAIT)
+        self._keeper: Keeper | None = None
+        self._restarts: FruitlessRestarts | None = None
+        self._interval = number(environ, "POLLUX_CHECKPOINT_INTERVAL", CHECKPOINT_INTERVAL)
+        self._wait = number(environ, "POLLUX_DRAIN_WAIT", DRAIN_WAIT)
         self._saved_at = time.monotonic()
-        self._saved: int | None = None
-        """The optimizer step of the newest durable checkpoint."""
-        self._saving: int | None = None
-        self._saver: BackgroundSaver | None = None
         self._state: dict[str, Any] | None = None
         self._drain = 0
         self._drained: set[int] = set()
@@ -125,44 +123,61 @@ class Restart:
     def restore(self, parts: Mapping[str, Any], exchange: ControlExchange) -> None:
         """Load the newest checkpoint, if there is one, into `parts` (by name, with `load_state_dict`), on every rank.
 
-        Raises CheckpointError where ranks see different files or the checkpoint does not fit the objects.
+        Raises, on every rank, CheckpointError where it cannot be read everywhere or does not fit the objects,
+        ForeignCheckpoint where it is another model's, RestartLoop where restarts come to nothing.
         """
-        loaded = self._store.load_latest() if self._store is not None else None
-        seen = exchange.gather(None if loaded is None else loaded[0]["progress"]["optimizer_steps"])
-        if any(s != seen[0] for s in seen):
-            raise CheckpointError(
-                f"ranks found different checkpoints (optimizer steps {seen}): the checkpoint directory must lie on a "
-                "file system that all nodes share"
-            )
+        state = None
+        if self.directory is not None:
+            self._count_restarts(self.directory, exchange)
+            self._keeper = keeper_for(parts["model"], self.directory, self.world.size)
+            self._keeper.store.fingerprint = fingerprint_of([parts["model"]])
+            state = self._keeper.open(exchange)
         self.times.restored_at = time.time()
-        if loaded is None:
+        if state is None or self._keeper is None:
+            snapshot.tell_ranks_apart(self.world.rank, self.seed)
             return
-        state = loaded[0]
         if state.get("version") != STATE_VERSION:
             raise CheckpointError(
                 f"expected a checkpoint of version {STATE_VERSION}, found {state.get('version')!r}"
             )
         for name, part in parts.items():
-            if name not in state:
-                logger.warning("the checkpoint holds no state for %r: it starts anew", name)
-                continue
-            try:
-                part.load_state_dict(state[name])
-            except (RuntimeError, KeyError, ValueError, TypeError) as error:
-                raise CheckpointError(
-                    f"the checkpoint's {name} does not fit this script's: {error}. Restore the script that wrote "
-                    "it, or train into another checkpoint directory"
-                ) from error
+            self._load(name, part, state)
         steps = state["progress"]["optimizer_steps"]
         snapshot.restore_rng(state["rng"], self.world.rank, self.seed, steps, self.world.device)
         params = state["params"]
         self.known = Known(state["batch_size"], None if params is None else ThroughputParams(*params))
         self._interrupted_at = state["last_step_at"] or None
-        self._saved = steps
+        self._keeper.saved = steps
         self._state = state
         self.times.restored_at = time.time()
         if self.world.rank == 0:
             logger.info("restored the checkpoint of optimizer step %d", steps)
+
+    def _load(self, name: str, part: Any, state: Mapping[str, Any]) -> None:
+        assert self._keeper is not None
+        if name not in state:
+            logger.warning("the checkpoint holds no state for %r: it starts anew", name)
+            return
+        try:
+            self._keeper.load(name, self._keeper.part(part), state[name])
+        except (RuntimeError, KeyError, ValueError, TypeError) as error:
+            raise CheckpointError(
+                f"the checkpoint's {name} does not fit this script's: {error}. Restore the script that wrote "
+                "it, or train into another checkpoint directory"
+            ) from error
+
+    def _count_restarts(self, directory: Path, exchange: ControlExchange) -> None:
+        trouble = None
+        if self.world.rank == 0:
+            most = int(number(self._environ, "POLLUX_FRUITLESS_RESTARTS", MAX_FRUITLESS))
+            self._restarts = FruitlessRestarts(directory, most, self._environ)
+            try:
+                self._restarts.begin()
+            except RestartLoop as error:
+                trouble = error
+        trouble = exchange.gather(trouble)[0]
+        if isinstance(trouble, RestartLoop):
+            raise trouble
 
     def restore_loader(self, data: ElasticLoader) -> None:
         """Take the data up where the checkpoint left it."""
@@ -212,12 +227,13 @@ class Restart:
 
     def wanted(self) -> tuple[int, bool]:
         """What rank 0 asks of all ranks now: (re-allocation to drain for or 0, whether a checkpoint is due)."""
-        if self._saver is not None and not self._saver.busy:
-            self._await_saver()
+        if self._keeper is not None and not self._keeper.busy:
+            self._keeper.settle()
+            self._note_checkpoint()
         reallocation, self._drain = self._drain, 0
         if reallocation in self._drained:
             reallocation = 0
-        due = self._store is not None and time.monotonic() - self._saved_at >= self._interval
+        due = self._keeper is not None and time.monotonic() - self._saved_at >= self._interval
         if due:
             self._saved_at = time.monotonic()
         return reallocation, due
@@ -246,47 +262,47 @@ class Restart:
         `durable` waits until it is on disk; else only until it is copied, and a thread writes it. A checkpoint that
         cannot be written is logged: the earlier one stands, and training goes on.
         """
-        rng = exchange.gather(snapshot.rng_state(self.world.device))
-        if self.world.rank != 0 or self._store is None:
+        keeper = self._keeper
+        if keeper is None:
             return None
-        state: dict[str, Any] = {name: part.state_dict() for name, part in parts.items()}
-        steps = state["progress"]["optimizer_steps"]
-        state.update(
-            version=STATE_VERSION,
-            rng=rng,
-            loader=data.state_dict(),
-            batch_size=known.batch_size,
-            params=None if known.params is None else list(known.params),
-            last_step_at=self._last_step_at,
-        )
-        self._saved_at = time.monotonic()
+        mine = (snapshot.rng_state(self.world.device), snapshot.is_finite(parts["model"]))
+        answers = exchange.gather(mine)
+        self._saved_at = started = time.monotonic()
+        if not all(finite for _, finite in answers):
+            if self.world.rank == 0:
+                logger.error("the model's parameters are not finite: no checkpoint, the earlier ones stand")
+            return None
+        steps = parts["progress"].optimizer_steps
+
+        def rest() -> dict[str, Any]:
+            return {
+                "version": STATE_VERSION,
+                "rng": [rng for rng, _ in answers],
+                "loader": data.state_dict(),
+                "batch_size": known.batch_size,
+                "params": None if known.params is None else list(known.params),
+                "last_step_at": self._last_step_at,
+            }
+
         meta = {"optimizer_steps": steps, "world_size": self.world.size}
-        started = time.monotonic()
-        self._await_saver()
+        kept = {name: keeper.part(part) for name, part in parts.items()}
         try:
-            if durable:
-                self._store.save(state, meta=meta)
-                self._saved = steps
-            else:
-                self._saver = self._saver or BackgroundSaver(self._store)
-                self._saver.save(state, meta=meta)
-                self._saving = steps
+            keeper.save(kept, rest, meta, rank=self.world.rank, durable=durable)
         except CheckpointError as error:
             logger.error("%s", error)
             return None
+        self._note_checkpoint()
         self._saved_at = time.monotonic()
         return self._saved_at - started
 
-    def _await_saver(self) -> None:
-        """Wait for a checkpoint that is being written; one that failed is logged, once."""
-        if self._saver is None or self._saving is None:
-            return
-        try:
-            self._saver.wait()
-            self._saved = self._saving
-        except CheckpointError as error:
-            logger.error("%s", error)
-        self._saving = None
+    @property
+    def _saved(self) -> int | None:
+        """The optimizer step of the newest durable checkpoint."""
+        return None if self._keeper is None else self._keeper.saved
+
+    def _note_checkpoint(self) -> None:
+        if self._restarts is not None and self._keeper is not None and self._keeper.written:
+            self._restarts.checkpointed()
 
     def drain(self, reallocation: int, seconds: float | None, exchange: ControlExchange) -> None:
         """After the checkpoint of a drain: acknowledge, and wait to be killed."""
@@ -332,7 +348,7 @@ class Restart:
         self, parts: Mapping[str, Any], data: ElasticLoader, exchange: ControlExchange, known: Known
     ) -> None:
         """The training loop is over: a last checkpoint, so that a restart repeats no step of it."""
-        if self._store is None or self.save(parts, data, exchange, known, durable=True) is not None:
+        if self._keeper is None or self.save(parts, data, exchange, known, durable=True) is not None:
             self.rest()
 
     def rest(self) -> None:
@@ -359,46 +375,6 @@ class Restart:
             self._stop_watching = None
         if self._publisher is not None:
             self._publisher.close()
-
-
-def _directory(given: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> Path | None:
-    """Where checkpoints go: the argument as it is; else, in a Pollux job, a folder of the job's own in
-    POLLUX_CHECKPOINT_DIR or beside where it was submitted; else POLLUX_CHECKPOINT_DIR, if that is set.
-
-    Of the job's own, because a variable exported once is shared by many jobs, and a cluster set up anew counts its jobs
-    from 1 again. It needs no ticket, so that a job that lost its ticket still goes on where it was.
-    """
-    if given is not None:
-        return Path(given)
-    named = environ.get("POLLUX_CHECKPOINT_DIR")
-    job_id = environ.get("SLURM_JOB_ID")
-    if not (job_id and environ.get("POLLUX_TICKET_DIR")):
-        return Path(named) if named else None
-    own = "-".join(filter(None, (job_id, environ.get("POLLUX_SUBMITTED"))))
-    beside = Path(environ.get("SLURM_SUBMIT_DIR") or Path.cwd()) / "pollux-checkpoints"
-    return (Path(named) if named else beside) / own
-
-
-def _yes(text: str | None, default: bool) -> bool:
-    match (text or "").strip().lower():
-        case "":
-            return default
-        case "yes" | "true" | "1" | "on":
-            return True
-        case "no" | "false" | "0" | "off":
-            return False
-        case other:
-            raise PolluxAgentError(f"expected POLLUX_ADAPTIVE to be yes or no, got {other!r}")
-
-
-def _number(environ: Mapping[str, str], name: str, default: float) -> float:
-    text = environ.get(name, "")
-    if not text:
-        return default
-    try:
-        return float(text)
-    except ValueError:
-        raise PolluxAgentError(f"expected {name} to be a number of seconds, got {text!r}") from None
 
 
 def _ignore() -> None:

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from pollux.sharding import local_part
+
 
 class Stateful(Protocol):
     """Two methods, as torch's modules, optimizers and schedulers have them."""
@@ -56,7 +58,31 @@ def restore_rng(
     if rank < len(states):
         set_rng_state(states[rank], device)
         return
-    words = np.random.SeedSequence([seed & (2**64 - 1), step, rank]).generate_state(3, np.uint64)
+    _seed(seed, step, rank)
+
+
+def tell_ranks_apart(rank: int, seed: int) -> None:
+    """At a training's start: give each rank beyond the first random numbers of its own.
+
+    Scripts seed all ranks alike, for equal initial weights; from here on equal numbers would mean equal dropout masks
+    for different examples.
+    """
+    if rank:
+        _seed(seed, torch.initial_seed(), rank)
+
+
+def is_finite(model: torch.nn.Module) -> bool:
+    """Whether all of this rank's parameters are finite; waits for the device once."""
+    parts = [local_part(p.detach()) for p in model.parameters() if p.is_floating_point()]
+    parts = [part for part in parts if part.numel()]
+    if not parts:
+        return True
+    largest = torch.stack([n.float() for n in torch._foreach_norm(parts, float("inf"))])
+    return bool(largest.isfinite().all())
+
+
+def _seed(*numbers: int) -> None:
+    words = np.random.SeedSequence([n & (2**64 - 1) for n in numbers]).generate_state(3, np.uint64)
     torch.manual_seed(int(words[0]) >> 1)
     np.random.seed(int(words[1]) & 0xFFFFFFFF)
     random.seed(int(words[2]))

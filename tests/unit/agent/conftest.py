@@ -81,3 +81,8 @@ def run_ranks(
 @pytest.fixture
 def ranks() -> Callable[..., list[Any]]:
     return run_ranks
+
+
+@pytest.fixture
+def free_port() -> Callable[[], int]:
+    return _free_port

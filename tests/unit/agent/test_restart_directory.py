@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pollux.restart import _directory
+from pollux.environment import checkpoint_directory
 
 JOB = {"SLURM_JOB_ID": "1", "SLURM_SUBMIT_DIR": "/home/ann", "POLLUX_TICKET_DIR": "/run/pollux"}
 
 
 def test_a_reused_job_id_does_not_find_another_jobs_checkpoint() -> None:
-    first = _directory(None, {**JOB, "POLLUX_SUBMITTED": "1700000000"})
-    second = _directory(None, {**JOB, "POLLUX_SUBMITTED": "1800000000"})
+    first = checkpoint_directory(None, {**JOB, "POLLUX_SUBMITTED": "1700000000"})
+    second = checkpoint_directory(None, {**JOB, "POLLUX_SUBMITTED": "1800000000"})
     assert first == Path("/home/ann/pollux-checkpoints/1-1700000000")
     assert first != second
 
 
 def test_an_argument_is_taken_as_it_is_and_a_shared_variable_is_divided() -> None:
     named = {**JOB, "POLLUX_SUBMITTED": "1700000000", "POLLUX_CHECKPOINT_DIR": "/scratch/a"}
-    assert _directory("/scratch/b", named) == Path("/scratch/b")
-    assert _directory(None, named) == Path("/scratch/a/1-1700000000")
-    assert _directory(None, {"POLLUX_CHECKPOINT_DIR": "/scratch/a"}) == Path("/scratch/a")
+    assert checkpoint_directory("/scratch/b", named) == Path("/scratch/b")
+    assert checkpoint_directory(None, named) == Path("/scratch/a/1-1700000000")
+    assert checkpoint_directory(None, {"POLLUX_CHECKPOINT_DIR": "/scratch/a"}) == Path("/scratch/a")
 
 
 def test_outside_a_pollux_job_none_is_written_unasked() -> None:
-    assert _directory(None, {"SLURM_JOB_ID": "1", "SLURM_SUBMIT_DIR": "/home/ann"}) is None
-    assert _directory(None, {}) is None
+    assert checkpoint_directory(None, {"SLURM_JOB_ID": "1", "SLURM_SUBMIT_DIR": "/home/ann"}) is None
+    assert checkpoint_directory(None, {}) is None

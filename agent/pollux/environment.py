@@ -1,0 +1,51 @@
+"""What the environment says of this job: where its checkpoints go, and settings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from pollux.errors import PolluxAgentError
+
+
+def checkpoint_directory(given: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> Path | None:
+    """Where checkpoints go: the argument as it is; else, in a Pollux job, a folder of the job's own in
+    POLLUX_CHECKPOINT_DIR or beside where it was submitted; else POLLUX_CHECKPOINT_DIR, if that is set.
+
+    Of the job's own, because a variable exported once is shared by many jobs, and a cluster set up anew counts its jobs
+    from 1 again. It needs no ticket, so that a job that lost its ticket still goes on where it was.
+    """
+    if given is not None:
+        return Path(given)
+    named = environ.get("POLLUX_CHECKPOINT_DIR")
+    job_id = environ.get("SLURM_JOB_ID")
+    if not (job_id and environ.get("POLLUX_TICKET_DIR")):
+        return Path(named) if named else None
+    own = "-".join(filter(None, (job_id, environ.get("POLLUX_SUBMITTED"))))
+    beside = Path(environ.get("SLURM_SUBMIT_DIR") or Path.cwd()) / "pollux-checkpoints"
+    return (Path(named) if named else beside) / own
+
+
+def yes(text: str | None, default: bool) -> bool:
+    """POLLUX_ADAPTIVE as it stands, or `default`. Raises PolluxAgentError."""
+    match (text or "").strip().lower():
+        case "":
+            return default
+        case "yes" | "true" | "1" | "on":
+            return True
+        case "no" | "false" | "0" | "off":
+            return False
+        case other:
+            raise PolluxAgentError(f"expected POLLUX_ADAPTIVE to be yes or no, got {other!r}")
+
+
+def number(environ: Mapping[str, str], name: str, default: float) -> float:
+    """A variable that holds seconds or a count. Raises PolluxAgentError."""
+    text = environ.get(name, "")
+    if not text:
+        return default
+    try:
+        return float(text)
+    except ValueError:
+        raise PolluxAgentError(f"expected {name} to be a number, got {text!r}") from None

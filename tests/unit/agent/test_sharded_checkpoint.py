@@ -1,0 +1,272 @@
+"""Checkpoints of fully_shard trainings: any number of ranks to any other, and one intact one at every instant."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo  # by any optimizer, at a cost that forked ranks need not pay each
+import torch.distributed as dist
+from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.fsdp import fully_shard
+from torch.nn.functional import mse_loss
+from torch.utils.data import TensorDataset
+
+from pollux import attach
+from pollux.checkpoint_sharded import ShardedStore
+from pollux.errors import CheckpointError, ForeignCheckpoint
+
+EXAMPLES = 96
+EPOCHS = 4
+
+
+def data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(EXAMPLES, 7, generator=generator)
+    y = x.sum(1, keepdim=True) + 0.1 * torch.randn(EXAMPLES, 1, generator=generator)
+    return TensorDataset(x, y, torch.arange(EXAMPLES))
+
+
+class Network(torch.nn.Module):
+    def __init__(self, width: int = 5) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = torch.nn.Linear(7, width)
+        self.second = torch.nn.Linear(width, 1)
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.second(torch.tanh(self.first(x)))
+        return out
+
+
+def sharded(width: int = 5) -> Network:
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    model = Network(width)
+    fully_shard(model.first)
+    fully_shard(model)
+    return model
+
+
+def train(directory: str, steps: int, shard: bool = True) -> tuple[int, list[int], list[torch.Tensor], float]:
+    """Go on from the checkpoint, for `steps` more optimizer steps; then leave as a drained job does."""
+    model = sharded() if shard else Network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    job = attach(model, optimizer, adaptive=False, checkpoint_dir=directory)
+    loader = job.loader(data(), 16, per_gpu=(1, 16))
+    used: list[int] = []
+    last = job.progress.optimizer_steps + steps
+    for _ in job.epochs(EPOCHS):
+        for x, y, ids in loader:
+            if job.progress.optimizer_steps == last:
+                break
+            used += ids.tolist() if loader.data.local_samples else []
+            with job.micro_batch():
+                job.backward(mse_loss(job.model(x), y))
+            if job.sync_gradients:
+                model.seen += 1
+                optimizer.step()
+                optimizer.zero_grad()
+        if job.progress.optimizer_steps == last:
+            save(job, durable=True)
+            break
+    weights = [whole(p) for p in model.parameters()]
+    reached = job.progress.optimizer_steps
+    job.close()
+    return reached, used, weights, float(model.seen)
+
+
+def save(job: Any, *, durable: bool) -> None:
+    stepper = job.stepper
+    job._restart.save(job._parts(), stepper.data, job._exchange, stepper._known(), durable=durable)
+
+
+def whole(tensor: Any) -> torch.Tensor:
+    with torch.no_grad():
+        full: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        return full.detach().clone()
+
+
+def test_a_training_moves_between_numbers_of_ranks(ranks: Any, tmp_path: Path) -> None:
+    """4 -> 2 -> 1 -> 8 ranks: an undisturbed plain run's weights, no example lost or repeated."""
+    plain = ranks(2, train, str(tmp_path / "plain"), 1000, False)[0]
+    used: Counter[int] = Counter()
+    reached = 0
+    for size, steps in ((4, 5), (2, 4), (1, 8), (8, 1000)):
+        results = ranks(size, train, str(tmp_path / "moved"), steps)
+        assert results[0][0] == (reached + steps if steps < 1000 else plain[0])
+        reached = results[0][0]
+        for result in results:
+            used.update(result[1])
+            assert all(torch.equal(a, b) for a, b in zip(result[2], results[0][2], strict=True))
+            assert result[3] == reached, "the buffer went on where it was"
+    assert set(used.values()) == {EPOCHS}
+    assert len(used) == EXAMPLES
+    for a, b in zip(plain[2], results[0][2], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+    assert len(ShardedStore(tmp_path / "moved", group=None).paths()) == 2
+
+
+def spoil(directory: str) -> list[Any]:
+    """Train on past damage of several kinds: (what was resumed from, or what was refused), by rank."""
+    path = Path(directory)
+    train(directory, 2)
+    train(directory, 2)
+    store = ShardedStore(path, group=dist.group.WORLD)
+    seen: list[Any] = []
+    rank = dist.get_rank()
+    newest = store.paths()[-1]
+    dist.barrier()
+    if rank == 0:
+        victim = max(newest.glob("*.distcp"), key=lambda file: file.stat().st_size)
+        raw = bytearray(victim.read_bytes())
+        raw[len(raw) // 2] ^= 1
+        victim.write_bytes(raw)
+    dist.barrier()
+    seen.append(train(directory, 0)[0])
+    for body in (
+        lambda: attach(other := sharded(9), torch.optim.SGD(other.parameters(), lr=0.1), checkpoint_dir=path),
+        lambda: train(directory, 1, shard=False),
+    ):
+        try:
+            body()
+        except ForeignCheckpoint as error:
+            seen.append(str(error))
+    dist.barrier()
+    if rank == 1:
+        for checkpoint in store.paths():
+            (checkpoint / "state.pt").unlink()
+    dist.barrier()
+    try:
+        train(directory, 1)
+    except CheckpointError as error:
+        seen.append(str(error))
+    return seen
+
+
+def test_damaged_and_foreign_checkpoints(ranks: Any, tmp_path: Path) -> None:
+    for step, foreign, other_kind, none_left in ranks(2, spoil, str(tmp_path)):
+        assert step == 2, "the damaged newest gives way to the one before"
+        assert "another training" in foreign
+        assert "fully_shard" in other_kind
+        assert "move them away" in none_left
+
+
+def periodic(directory: str) -> tuple[list[int | None], list[float], int]:
+    """Background saves are of the moment of the call, whatever training does meanwhile; failing ones are told."""
+    model = sharded()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    job = attach(model, optimizer, adaptive=False, checkpoint_dir=directory)
+    saved: list[int | None] = []
+    loader = job.loader(data(), 16)
+    keeper: Any = job._restart._keeper
+    weights: list[float] = []
+    for x, y, _ in loader:
+        job.backward(mse_loss(job.model(x), y))
+        optimizer.step()
+        optimizer.zero_grad()
+        if len(weights) < 2:
+            keeper.settle()
+            if len(weights) == 1 and dist.get_rank() == 1:
+                FileSystemWriter.write_data = full  # type: ignore[method-assign]  # one rank's disk
+            save(job, durable=False)
+            weights.append(float(whole(next(model.parameters())).sum()))
+        else:
+            break
+    keeper.settle()
+    saved.append(job._restart._saved)
+    job.close()
+    again = sharded()
+    resumed = attach(again, torch.optim.AdamW(again.parameters()), checkpoint_dir=directory)
+    weights.append(float(whole(next(again.parameters())).sum()))
+    resumed.close()
+    return saved, weights, len(ShardedStore(directory, group=None).paths())
+
+
+def full(*_: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_saves_beside_the_training(ranks: Any, tmp_path: Path) -> None:
+    for saved, (first, second, resumed), count in ranks(2, periodic, str(tmp_path)):
+        assert saved == [0]
+        assert count == 1, "the save that one rank could not make is none"
+        assert resumed == first != second
+
+
+def save_until_killed(directory: str, port: str, rank: int, told: int) -> None:
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port, GLOO_SOCKET_IFNAME="lo"
+    )
+    torch.set_num_threads(1)
+    model = sharded(64)
+    store = ShardedStore(directory, group=dist.group.WORLD)
+    found = store.newest()
+    step = store.read_rest(found)[0]["step"] if found else 0
+    shards = {name: p.detach() for name, p in model.named_parameters()}
+    if found:
+        store.read_shards(found, dict(shards))
+        assert all(bool(p.to_local().eq(step).all()) for p in shards.values())
+    os.write(told, b"0\n")
+    while True:
+        step += 1
+        for p in shards.values():
+            p.to_local().fill_(step)
+        store.save(shards, {"step": step}, meta={})
+        os.write(told, b"%d\n" % step)
+
+
+def test_kill_9_of_a_rank_in_mid_save_leaves_an_intact_checkpoint(free_port: Any, tmp_path: Path) -> None:
+    chance = random.Random(3)
+    last = interrupted = 0
+    for attempt in range(6):
+        listen, told = os.pipe()
+        children = []
+        port = str(free_port())
+        for rank in range(2):
+            if not (child := os.fork()):
+                try:
+                    save_until_killed(str(tmp_path), port, rank, told)
+                finally:
+                    os._exit(1)
+            children.append(child)
+        os.close(told)
+        with os.fdopen(listen, "rb") as lines:
+            assert [lines.readline(), lines.readline()] == [b"0\n", b"0\n"]
+            if attempt % 3:
+                last = max(last, int(lines.readline()))
+            time.sleep(chance.uniform(0.0, 0.15))
+            os.kill(children[attempt % 2], signal.SIGKILL)
+            time.sleep(0.05)  # the survivor meets it, and must publish nothing half
+            for child in children:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+            rest = [int(line) for line in lines.read().split()]
+        last = max([last, *rest])
+        interrupted += any(path.name.endswith(".tmp") for path in tmp_path.iterdir())
+        store = ShardedStore(tmp_path, group=None)
+        found = store.newest()
+        step = store.read_rest(found)[0]["step"] if found else 0
+        assert last <= step <= last + 1
+        last = step
+    assert last > 0
+    assert interrupted > 0, "no save was interrupted: the kills came at no interesting time"
+
+
+def test_an_empty_directory_and_a_directory_that_cannot_be_made(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = ShardedStore(tmp_path / "none", group=None)
+    assert store.newest() is None
+    (tmp_path / "file").write_text("")
+    with caplog.at_level(logging.WARNING), pytest.raises(CheckpointError, match="earlier ones stand"):
+        ShardedStore(tmp_path / "file" / "below", group=None).save({}, {}, meta={})
