@@ -54,6 +54,9 @@ class Slurm(_Section):
     racks: dict[str, str] = Field(default_factory=dict)
     """Node lists by rack, for nodes that Slurm's own topology does not place."""
 
+    gpu_speeds: dict[str, Weight] = Field(default_factory=dict)
+    """How fast the GPU types compute, relative to one another; a type not named is explored by trying it."""
+
     @field_validator("racks")
     @classmethod
     def _are_apart(cls, value: dict[str, str]) -> dict[str, str]:

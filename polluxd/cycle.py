@@ -86,6 +86,7 @@ class Controller:
                 settings=settings,
                 default_cost=self._config.realloc.default_cost_s,
                 racks=self._racks,
+                speeds=self._config.slurm.gpu_speeds,
                 resting=self._reconciler.resting,
                 pins=self._store.pins(),
                 stay="" if self._reconciler.budget_left() else self._reconciler.budget_spent,

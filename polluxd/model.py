@@ -144,6 +144,8 @@ class Report:
     prior_gpus: int = 0
     """Most GPUs that `params` knows from earlier runs of the same training; 0: nothing in it is theirs (any more)."""
     prior_nodes: int = 0
+    assumed_types: frozenset[str] = frozenset()
+    """Of `params_by_type`, the types on which this training was never measured: taken from another one's fit."""
     data_wait: float | None = None
     """Share of the training time spent waiting for the data loader."""
 

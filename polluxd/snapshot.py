@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from polluxd.apply.machine import held
+from polluxd.gpu_types import with_types
 from polluxd.model import (
+    NO_PLACEMENT,
     Job,
     JobState,
     Reallocation,
@@ -30,6 +32,7 @@ def build_snapshot(
     settings: Settings,
     default_cost: float,
     racks: Mapping[str, str] | None = None,
+    speeds: Mapping[str, float] | None = None,
     resting: Callable[[int], float] = lambda _job_id: 0.0,
     pins: Mapping[int, str] | None = None,
     stay: str = "",
@@ -39,12 +42,13 @@ def build_snapshot(
     Left out are jobs that cannot be given GPUs now: held, waiting for a dependency or for their own --begin, ending,
     or running on uneven GPUs per node (which no placement of ours describes). What such jobs hold counts as used.
     `times` has what Slurm forgets at a requeue: first submission, and when GPUs were last held.
-    `racks` has the rack of nodes that Slurm's own topology does not place.
+    `racks` has the rack of nodes that Slurm's own topology does not place, `speeds` the relative speed of GPU types.
     `default_cost` is delta_j [s] until a job's own re-allocations are measured; `resting` gives the seconds for
     which a job is still to be left alone. `pins` has who pinned a job; `stay`, where not empty, is why no running
     job may move now.
     """
     under_way = {move.job_id: move for move in moves}
+    by_name = {node.name: node for node in state.nodes}
     jobs = []
     for job in state.jobs:
         move = under_way.get(job.job_id)
@@ -57,6 +61,9 @@ def build_snapshot(
             continue
         total = totals.get(job.job_id)
         report = reports.get(job.job_id)
+        if report is not None:
+            here = held(job) if report.attempt == job.restart_count else None
+            report = with_types(report, here or NO_PLACEMENT, by_name, speeds or {})
         known = times.get(job.job_id, JobTimes(job.submit_time))
         pin_reason = _pin_reason(
             job, report, move, resting(job.job_id), (pins or {}).get(job.job_id, ""), stay

@@ -14,8 +14,8 @@ from polluxd.policy import (
     exchange,
     fairness,
     objective,
-    racks,
     reasons,
+    remarks,
     sanity,
     search,
 )
@@ -68,7 +68,7 @@ def decide(snapshot: Snapshot, *, cache: Cache | None = None) -> Plan:
             replace(a, reason=f"{a.reason}; {doubts[a.job_id]}") if a.job_id in doubts else a
             for a in allocations
         ]
-    allocations = racks.tell(snapshot, allocations)
+    allocations = remarks.add(snapshot, allocations)
     empty, power = np.zeros(0), snapshot.settings.power
     weight = np.concatenate([empty, *(part.weight for part in solved)])
     fitness = objective.fitness(np.concatenate([empty, *(part.x for part in solved)]), weight, power)

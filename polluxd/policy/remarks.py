@@ -1,4 +1,4 @@
-"""Racks in the explanation: where a placement lies, and what one rack would bring where it spans several."""
+"""What the explanation says beside the decision: racks and what one would bring, and speeds that are assumed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,27 @@ from polluxd.policy.domains import racks, tells_racks
 from polluxd.policy.reasons import percent
 
 
-def tell(snapshot: Snapshot, allocations: Sequence[Allocation]) -> list[Allocation]:
-    """The allocations, those over several nodes with their racks in words and data; as they are without racks."""
+def add(snapshot: Snapshot, allocations: Sequence[Allocation]) -> list[Allocation]:
+    """The allocations with remarks where there is something to say."""
+    return _of_types(snapshot, _of_racks(snapshot, allocations))
+
+
+def _of_types(snapshot: Snapshot, allocations: Sequence[Allocation]) -> list[Allocation]:
+    """Those on GPUs where their training was never measured say so."""
+    assumed = {job.job_id: job.report.assumed_types for job in snapshot.jobs if job.report is not None}
+    if not any(assumed.values()):
+        return list(allocations)
+    kind = {n.name: n.gpu_type for n in snapshot.nodes}
+    found = []
+    for a in allocations:
+        here = {kind.get(n, "") for n in a.placement.nodes} & assumed.get(a.job_id, frozenset())
+        words = f"; its speed on {' and '.join(sorted(here))} is assumed, not measured" if here else ""
+        found.append(replace(a, reason=a.reason + words) if words else a)
+    return found
+
+
+def _of_racks(snapshot: Snapshot, allocations: Sequence[Allocation]) -> list[Allocation]:
+    """Those over several nodes have their racks in words and data; as they are without racks."""
     if not racks(snapshot.nodes):
         return list(allocations)
     rack = {n.name: n.rack for n in snapshot.nodes}

@@ -1,0 +1,167 @@
+"""Fits on GPU types where a training was never measured, and the cycle of a cluster of two types."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
+from polluxd.apply.machine import Limits
+from polluxd.apply.reconciler import Reconciler
+from polluxd.config import parse_config
+from polluxd.cycle import Controller
+from polluxd.encoding import decode_snapshot, encode
+from polluxd.gpu_types import OPTIMISM, with_types
+from polluxd.model import NO_PLACEMENT, JobSpec, Node, Placement, Report
+from polluxd.policy import Cache, decide
+from polluxd.slurm.fake import FakeSlurm
+from polluxd.store.fake import FakeRows, FakeStore
+
+THETA = ThroughputParams(0.05, 0.002, 0.005, 0.0005, 0.01, 0.001, 2.0)
+QUICK = THETA._replace(alpha_grad=0.01, beta_grad=0.0004)
+REPORT = Report(
+    0, 0.0, BatchLimits(64, 64 * 256, 16, 512), THETA, NoiseScale(1.0, 30.0), explored_gpus=8, gpu_type="t4"
+)
+NODES = {
+    n.name: n for n in (Node("n1", 4, "t4"), Node("n2", 4, "t4"), Node("n3", 4, "a100"), Node("head", 0))
+}
+
+
+def test_a_type_with_a_speed_computes_as_much_faster() -> None:
+    found = with_types(REPORT, NO_PLACEMENT, NODES, {"t4": 2.0, "a100": 5.0})
+    assert found.params_by_type["t4"] == THETA == found.params
+    there = found.params_by_type["a100"]
+    assert (there.alpha_grad, there.beta_grad) == (pytest.approx(0.02), pytest.approx(0.0008))
+    assert there[2:] == THETA[2:], "synchronising takes as long"
+    assert found.assumed_types == {"a100"}
+
+
+@pytest.mark.parametrize("speeds", [{}, {"a100": 5.0}, {"t4": 5.0}])
+def test_a_type_of_unknown_speed_is_a_little_faster_than_the_best_measured(speeds: dict[str, float]) -> None:
+    there = with_types(REPORT, NO_PLACEMENT, NODES, speeds).params_by_type["a100"]
+    assert there.beta_grad == THETA.beta_grad / OPTIMISM
+    nodes = {**NODES, "n4": Node("n4", 4, "h100")}
+    known = with_types(replace(REPORT, params_by_type={"a100": QUICK}), NO_PLACEMENT, nodes, speeds)
+    assert known.params_by_type["h100"].beta_grad == QUICK.beta_grad / OPTIMISM
+    assert known.assumed_types == {"h100"}
+
+
+def test_what_earlier_runs_measured_stands() -> None:
+    found = with_types(
+        replace(REPORT, params_by_type={"a100": QUICK}), NO_PLACEMENT, NODES, {"t4": 1.0, "a100": 9.0}
+    )
+    assert found.params_by_type == {"t4": THETA, "a100": QUICK}
+    assert found.assumed_types == frozenset()
+
+
+def test_the_fit_belongs_to_the_type_that_the_job_holds_where_its_agent_does_not_say() -> None:
+    for kind in ("", "NVIDIA A100-SXM4-40GB"):
+        told = replace(REPORT, gpu_type=kind)
+        assert with_types(told, Placement(("n3",), 2), NODES, {}).params_by_type["a100"] == THETA
+        assert with_types(told, NO_PLACEMENT, NODES, {}) == told
+        assert with_types(told, Placement(("n1", "n3"), 4), NODES, {}) == told
+
+
+def test_nothing_is_assumed_of_one_type_or_of_no_fit() -> None:
+    alike = {name: replace(n, gpu_type="t4") for name, n in NODES.items()}
+    assert with_types(REPORT, NO_PLACEMENT, alike, {"t4": 1.0, "a100": 5.0}) == REPORT
+    for params in (None, THETA._replace(beta_grad=math.nan), THETA._replace(alpha_grad=-1.0)):
+        bare = replace(REPORT, params=params)
+        assert with_types(bare, NO_PLACEMENT, NODES, {}) == bare
+
+
+class Cycle:
+    """polluxd's cycle, observing, over a cluster of two GPU types in memory."""
+
+    def __init__(self, **slurm: object) -> None:
+        self.slurm = FakeSlurm([replace(n, cpus=64, partitions=frozenset({"main"})) for n in NODES.values()])
+        self.rows = FakeRows(self.slurm.clock)
+        store = FakeStore(self.rows)
+        store.lead()
+        config = parse_config(
+            {
+                "mode": "observe",
+                "slurm": {"cluster": "c", **slurm},
+                "database": {"url": "postgresql://pollux_daemon@127.0.0.1:1/pollux"},
+            },
+            "test",
+        )
+        self.seen: list[tuple[object, object]] = []
+        reconciler = Reconciler(
+            self.slurm,
+            store,  # type: ignore[arg-type]
+            limits=Limits(planned=30.0, drain=6.0, requeued=20.0, start=10.0, training=10.0),
+            cooldown=0.0,
+            lease=60.0,
+            max_concurrent=0,
+            authorize=lambda: None,
+            clock=self.slurm.clock,
+            monotonic=self.slurm.clock,
+        )
+        self.controller = Controller(
+            config,
+            self.slurm,
+            store,  # type: ignore[arg-type]
+            reconciler,
+            monotonic=self.slurm.clock,
+            policy=self._decide,
+        )
+
+    def _decide(self, snapshot, cache: Cache):  # type: ignore[no-untyped-def]
+        plan = decide(snapshot, cache=cache)
+        self.seen.append((snapshot, plan))
+        return plan
+
+    def step(self):  # type: ignore[no-untyped-def]
+        # A move costs a job that came this instant everything it is worth.
+        self.slurm.advance(61.0)
+        self.controller.step()
+        return self.seen[-1]
+
+
+def test_the_cycle_of_two_types_is_decided_by_type() -> None:
+    """Two trainings measured on t4: one known to be quick on a100, the other to gain nothing there."""
+    cycle = Cycle()
+    first, second = (cycle.slurm.submit(JobSpec(max_gpus=4), lease=1e6) for _ in range(2))
+    cycle.rows.reports[first] = replace(REPORT, params_by_type={"a100": QUICK})
+    cycle.rows.reports[second] = replace(REPORT, params_by_type={"a100": THETA})
+    snapshot, plan = cycle.step()
+    assert plan.solver == "integer program"
+    assert plan.of(first).placement.nodes == ("n3",)
+    assert set(plan.of(second).placement.nodes) <= {"n1", "n2"}
+    assert "assumed" not in plan.of(first).reason
+    stored = decode_snapshot(json.loads(json.dumps(encode(snapshot))))
+    assert stored == snapshot
+    assert decide(stored) == plan
+
+
+def test_the_cycle_scales_by_the_configured_speeds_and_says_so() -> None:
+    cycle = Cycle(gpu_speeds={"t4": 1.0, "a100": 5.0})
+    only = cycle.slurm.submit(JobSpec(max_gpus=4), lease=1e6)
+    cycle.rows.reports[only] = REPORT
+    snapshot, plan = cycle.step()
+    assert plan.solver == "integer program"
+    assert plan.of(only).placement.nodes == ("n3",)
+    assert plan.of(only).reason.endswith("; its speed on a100 is assumed, not measured")
+    assert snapshot.jobs[0].report.assumed_types == {"a100"}
+    slower = Cycle(gpu_speeds={"t4": 5.0, "a100": 1.0})
+    only = slower.slurm.submit(JobSpec(max_gpus=4), lease=1e6)
+    slower.rows.reports[only] = REPORT
+    assert set(slower.step()[1].of(only).placement.nodes) <= {"n1", "n2"}
+
+
+def test_an_unknown_type_is_tried_once_and_left_when_it_disappoints() -> None:
+    cycle = Cycle()
+    only = cycle.slurm.submit(JobSpec(max_gpus=4), lease=1e6)
+    cycle.rows.reports[only] = REPORT
+    assert cycle.step()[1].of(only).placement.nodes == ("n3",)
+    slow = THETA._replace(alpha_grad=0.2, beta_grad=0.01)
+    cycle.rows.reports[only] = replace(
+        REPORT, params=slow, gpu_type="a100", params_by_type={"t4": THETA, "a100": slow}
+    )
+    plan = cycle.step()[1]
+    assert set(plan.of(only).placement.nodes) <= {"n1", "n2"}
+    assert "assumed" not in plan.of(only).reason
