@@ -287,5 +287,6 @@ def _finish(u: Floats, data: _Data, prior: ThroughputParams | None) -> Throughpu
         for local, node in ((2, 4), (3, 5)):
             theta[node] = max(theta[node] if prior is not None else 0.0, NODE_FACTOR * theta[local])
     if not np.any(data.reach == 2):
-        return ThroughputParams(*theta[:7], *((None, None) if prior is None else prior[7:]))
+        alpha, beta = (None, None) if prior is None else (prior.alpha_rack, prior.beta_rack)
+        return ThroughputParams(*theta[:7], alpha, beta)
     return ThroughputParams(*theta)
