@@ -156,6 +156,7 @@ class Reconciler:
         # Smallest growth first: what gives GPUs back comes before what takes them.
         ordered = sorted(moves, key=lambda m: (m.target.gpus - m.source.gpus, m.id))
         still_open = 0
+        waiting: list[Reallocation] = []
         stuck = all(move.step in (Step.PLANNED, Step.REQUEUED, Step.STARTED) for move in ordered)
         for move in ordered:
             job = jobs.get(move.job_id)
@@ -171,9 +172,13 @@ class Reconciler:
                 paused=paused,
             )
             stuck = stuck and isinstance(action, Wait)
+            if isinstance(action, Wait) and move.step is Step.PLANNED:
+                waiting.append(move)
             still_open += self._carry_out(move, job, action, room)
-        if stuck and not paused:
-            self._untie(ordered, jobs, room)
+        if not paused:
+            # Others may be under way for ever on a busy cluster; those that wait in a ring gain nothing by them.
+            long = {m.id for m in waiting if stuck or self._stopwatch.waited(m) > self._limits.planned / 4}
+            self._untie([m for m in waiting if m.id in long], jobs, room)
         return still_open
 
     def _carry_out(self, move: Reallocation, job: SlurmJob | None, action: Action, room: Capacity) -> bool:
@@ -203,9 +208,9 @@ class Reconciler:
                 return False
         return True
 
-    def _untie(self, ordered: Sequence[Reallocation], jobs: Mapping[int, SlurmJob], room: Capacity) -> None:
-        """Where all moves wait for each other's GPUs: the least of them gives its own up first."""
-        for move in knot(ordered, room)[:1]:
+    def _untie(self, waiting: Sequence[Reallocation], jobs: Mapping[int, SlurmJob], room: Capacity) -> None:
+        """Where moves wait for each other's GPUs: the least of them gives its own up first."""
+        for move in knot(waiting, room)[:1]:
             log.info("job %d: its move goes first, others wait for its GPUs and it for theirs", move.job_id)
             self._drain(move, jobs.get(move.job_id), room)
 

@@ -141,6 +141,18 @@ class FakeSlurm:
             self._now = min(until, self._now + 0.05)
             self._pass_time()
 
+    def requeue_by_hand(self, job_id: int) -> None:
+        """`scontrol requeue` by the job's user."""
+        job = self._jobs[job_id]
+        if job.state is JobState.RUNNING:
+            job.restarts += 1
+            self._leave(job, JobState.PENDING)
+
+    def mend(self) -> None:
+        """No fault is left."""
+        self._faults.clear()
+        self._answers_at = self._now
+
     def truth(self, job_id: int) -> SlurmJob:
         """The job as it is, whether slurmctld answers or not."""
         return self._show(self._jobs[job_id])

@@ -17,6 +17,8 @@ from polluxd.model import NO_PLACEMENT, Allocation, JobState, Placement, Plan, S
 
 from .world import LEADER_LEASE_S, Killed, Process, World
 
+pytestmark = pytest.mark.timeout(900)
+
 WRITES = {"signal", "requeue", "configure", "renew", "limit_time", "plan_reallocation", "advance"}
 FAULTS = (
     "nothing",

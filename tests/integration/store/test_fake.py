@@ -1,0 +1,84 @@
+"""The database in memory (`polluxd.store.fake`) has the real one's rules for moves: same calls, same answers."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from polluxd.errors import LeaderLost, StoreError
+from polluxd.model import NO_PLACEMENT, Placement, Step
+from polluxd.store.fake import FakeRows, FakeStore
+
+pytestmark = pytest.mark.slurm
+
+HERE, THERE = Placement(("n1",), 2), Placement(("n1", "n2"), 4)
+PATHS = {"start": (NO_PLACEMENT, HERE), "requeue": (HERE, THERE), "park": (HERE, NO_PLACEMENT)}
+
+
+def answer(store: Any, name: str, *args: object, **words: object) -> object:
+    try:
+        given = getattr(store, name)(*args, **words)
+    except (StoreError, LeaderLost) as error:
+        return type(error)
+    return None if name == "plan_reallocation" else given
+
+
+def test_moves_in_any_order(store, seen):
+    epoch = store.lead()
+    rows = FakeRows(lambda: 0.0)
+    rows.epoch = epoch - 1
+    fake = FakeStore(rows)
+    assert fake.lead() == epoch
+    store.sync_jobs([seen(job_id) for job_id in (1, 2, 3)])
+    chance = random.Random(1)
+    for number in range(250):
+        job_id = chance.choice((1, 2, 3))
+        at = 1000.0 + number
+        said = chance.choice((epoch, epoch, epoch, epoch - 1))
+        kind = chance.random()
+        if kind < 0.3:
+            path = chance.choice(list(PATHS))
+            source, target = PATHS[path]
+            call = ("plan_reallocation", (job_id, 0, path, source, target, "why", said), {"at": at})
+        elif kind < 0.35:
+            call = ("drains_since", (at - 50.0,), {})
+        else:
+            step = chance.choice(list(Step))
+            which = chance.randint(1, max(1, len(rows.moves)))
+            if not rows.moves:
+                continue
+            ends = chance.choice((None, at + 60.0))
+            call = ("advance", (which, step, at), {"epoch": said, "detail": str(number), "ends_at": ends})
+        name, args, words = call
+        real = list(args)
+        if name == "advance":
+            real[0] = store.reallocations()[args[0] - 1].id  # the real ids are the whole database's
+        assert answer(store, name, *real, **words) == answer(fake, name, *args, **words), call
+    told = [
+        [(m.job_id, m.path, m.step, m.times, m.detail, m.ends_at) for m in s.reallocations()]
+        for s in (store, fake)
+    ]
+    assert told[0] == told[1]
+    assert {m.step for m in rows.moves} >= {Step.FAILED, Step.TRAINING, Step.PARKED}
+
+
+def test_a_move_taken_back_and_pins(store, seen):
+    epoch = store.lead()
+    store.sync_jobs([seen(7)])
+    assert store.cancel_move(7, "ann@host") is None
+    move = store.plan_reallocation(7, 0, "requeue", HERE, THERE, "why", epoch)
+    assert store.cancel_move(7, "ann@host").step is Step.PLANNED
+    assert [m.cancelled_by for m in store.open_reallocations()] == ["ann@host"]
+    assert store.set_pin(7, "ann@host", pinned=True)
+    assert store.set_pin(7, "bob@host", pinned=True)  # already: nothing new to audit
+    assert store.pins() == {7: "ann@host"}
+    assert store.set_pin(7, "ann@host", pinned=False)
+    assert store.pins() == {}
+    assert not store.set_pin(8, "ann@host", pinned=True)
+    assert [(c.who, c.name, c.to_value) for c in store.setting_audit()] == [
+        ("ann@host", "pin of job 7", False),
+        ("ann@host", "pin of job 7", True),
+        ("ann@host", f"move {move.id} of job 7", "cancelled"),
+    ]
