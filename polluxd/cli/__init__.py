@@ -1,0 +1,6 @@
+"""The command lines. Their matrices are small: a second thread of the linear algebra only costs, unless asked for."""
+
+import os
+
+# Read once, when numpy and scipy are loaded: before any module of this package loads them.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1"))

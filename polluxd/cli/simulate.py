@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from polluxd.errors import ConfigError
 from polluxd.sim import plots, recorded
-from polluxd.sim.cluster import Scenario
+from polluxd.sim.cluster import Cloud, NodeGroup, Scenario
 from polluxd.sim.comparison import Heard, applications_of, compare
 from polluxd.sim.generator import generate
 from polluxd.sim.policies import POLICIES
@@ -35,6 +35,7 @@ COLUMNS = (
     Column("avg_efficiency", "EFFICIENCY", number(3), right=True, rank=6),
     Column("fairness_mean", "FAIRNESS", number(3), right=True, rank=3),
     Column("fairness_worst", "WORST", number(3), right=True, rank=7),
+    Column("cost", "COST", number(4), right=True, rank=1),
     Column("decision_median", "DECISION [ms]", number(3), right=True, rank=8),
 )
 
@@ -82,6 +83,40 @@ def simulate(
     failures_per_day: Annotated[
         float, typer.Option("--failures-per-day", min=0, help="node failures, in the whole cluster")
     ] = 0.0,
+    repair_seconds: Annotated[
+        float, typer.Option("--repair-seconds", min=0, help="until a failed node is back")
+    ] = 1800.0,
+    gpu_types: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--gpu-types",
+            metavar="NAME:NODES:GPUS[:SPEED]",
+            help="nodes of one GPU type, again for more; instead of --nodes and --gpus-per-node. Times there are those "
+            "of PROFILES/APPLICATION/NAME where given (the shipped applications know t4, v100 and a100), and SPEED "
+            "times as fast",
+        ),
+    ] = None,
+    nodes_per_rack: Annotated[
+        int, typer.Option("--nodes-per-rack", min=0, help="nodes on one switch; 0: all of them")
+    ] = 0,
+    rack_slowdown: Annotated[
+        float,
+        typer.Option(
+            "--rack-slowdown", min=0, max=100, help="synchronising over racks takes this share longer"
+        ),
+    ] = 0.0,
+    autoscale: Annotated[
+        str | None,
+        typer.Option(
+            "--autoscale",
+            metavar="LEAST,MOST",
+            help="rent nodes as their use justifies it (pollux; others rent the most); adds node hours and cost",
+        ),
+    ] = None,
+    boot_seconds: Annotated[
+        float, typer.Option("--boot-seconds", min=0, help="from the order of a node to its use")
+    ] = 120.0,
+    node_price: Annotated[float, typer.Option("--node-price", min=0, help="of one node for an hour")] = 1.0,
     seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
     in_parallel: Annotated[
         int,
@@ -97,8 +132,9 @@ def simulate(
     unknown = [name for name in names if name not in POLICIES]
     if unknown:
         raise ConfigError(f"--policy {unknown[0]}: no such policy; there are {', '.join(POLICIES)}")
+    cloud = _cloud(autoscale, boot_seconds, node_price)
     scenario = Scenario(
-        nodes=nodes,
+        nodes=nodes if cloud is None else cloud.most,
         gpus_per_node=gpus_per_node,
         interval=interval,
         floor=min(Scenario().floor, interval),
@@ -110,6 +146,11 @@ def simulate(
         failures_per_day=failures_per_day,
         power=parse_power(power),
         seed=seed,
+        repair_seconds=repair_seconds,
+        groups=tuple(NodeGroup.parse(text) for text in gpu_types or ()),
+        nodes_per_rack=nodes_per_rack,
+        rack_slowdown=rack_slowdown,
+        cloud=cloud,
     )
     for path in (as_json, plot):
         if path is not None and not path.absolute().parent.is_dir():
@@ -122,7 +163,7 @@ def simulate(
     if as_json is not None:
         as_json.write_text(json.dumps(jsonable(document), indent=1, allow_nan=False) + "\n")
     if plot is not None:
-        plots.page(results, f"{title}: {len(jobs)} jobs on {nodes} x {gpus_per_node} GPUs", plot)
+        plots.page(results, f"{title}: {len(jobs)} jobs on {_hardware(scenario)}", plot)
     console = Console(highlight=False)
     if from_sacct is not None or (workload is not None and recorded.recognise(workload)):
         # The trace does not say what was trained: the reader of the table must know what was assumed.
@@ -196,6 +237,26 @@ def _range(text: str | None) -> tuple[float, float] | None:
     if not 0 < low <= high < 86400:
         raise ConfigError(f"--restart-range {text}: expected LOW,HIGH in seconds, such as 15,250")
     return low, high
+
+
+def _cloud(text: str | None, boot_seconds: float, price: float) -> Cloud | None:
+    """LEAST,MOST nodes."""
+    if text is None:
+        return None
+    try:
+        least, most = (int(part) for part in text.split(","))
+    except ValueError:
+        least = most = 0
+    if not 1 <= least <= most:
+        raise ConfigError(f"--autoscale {text}: expected LEAST,MOST nodes from 1, such as 4,16")
+    return Cloud(least, most, boot_seconds=boot_seconds, price=price)
+
+
+def _hardware(scenario: Scenario) -> str:
+    """In a few words."""
+    if not scenario.groups:
+        return f"{scenario.nodes} x {scenario.gpus_per_node} GPUs"
+    return ", ".join(f"{g.nodes} x {g.gpus_per_node} {g.gpu_type}" for g in scenario.groups)
 
 
 @contextmanager

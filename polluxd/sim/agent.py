@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
-from pollux.goodput import BatchLimits, Goodput, NoiseScale, ThroughputParams
+from pollux.goodput import BatchLimits, Goodput, NoiseScale, ThroughputParams, rack_pair
 
-Row = tuple[int, int, int, float, float]
-"""Nodes, GPUs, local batch; seconds of a local pass and of a synchronising one."""
+Row = tuple[int, int, int, float, float, int]
+"""Nodes, GPUs, local batch; seconds of a local pass and of a synchronising one; racks."""
 
 
 @lru_cache(maxsize=8192)
@@ -19,7 +21,8 @@ def fitted(rows: tuple[Row, ...], prior: ThroughputParams | None = None) -> Thro
     """The agent's own fit of these rows. Jobs of one kind measure the same things first: fits are shared."""
     from pollux.fit import fit  # noqa: PLC0415 - scipy: half a second that no other command should pay
 
-    return fit(*zip(*rows, strict=True), prior=prior, tolerance=1e-6)
+    *columns, racks = zip(*rows, strict=True)
+    return fit(*columns, racks=racks, prior=prior, tolerance=1e-6)
 
 
 @lru_cache(maxsize=65536)
@@ -31,20 +34,25 @@ def best_batch(
     return int(best.local_batch), int(best.accumulation)
 
 
-def kinds(nodes: int, gpus: int) -> int:
-    """Which terms of the model a measurement tells about, as bits: local and node synchronisation, and their slopes."""
+def kinds(nodes: int, gpus: int, racks: int = 1) -> int:
+    """Which terms of the model a measurement tells about, as bits: synchronisation within a node, over nodes and over
+    racks, and its slope in each."""
     if gpus < 2:
         return 0
-    return (1 if nodes < 2 else 4) * (3 if gpus > 2 else 1)
+    return (1 if nodes < 2 else 4 if racks < 2 else 16) * (3 if gpus > 2 else 1)
 
 
 def foretold(params: ThroughputParams, row: Row) -> bool:
     """Whether a fit predicts a measurement to 5 %, as near as the model comes: fitting it too would change little."""
-    nodes, gpus, m, local, step = row
+    nodes, gpus, m, local, step, racks = row
     grad = params.alpha_grad + params.beta_grad * m
     sync = 0.0
     if gpus > 1:
-        alpha, beta = params[2:4] if nodes < 2 else params[4:6]
+        alpha, beta = params.alpha_node, params.beta_node
+        if nodes < 2:
+            alpha, beta = params.alpha_local, params.beta_local
+        elif racks > 1:
+            alpha, beta = rack_pair(params)
         sync = alpha + beta * (gpus - 2)
     whole = max(grad, sync) * (1.0 + (min(grad, sync) / max(grad, sync)) ** params.gamma) ** (
         1.0 / params.gamma
@@ -55,52 +63,103 @@ def foretold(params: ThroughputParams, row: Row) -> bool:
 OTHER_RUN = 0.05
 """Log-error between a run and the next of the same kind: other nodes, other neighbours, other data."""
 
+_TIMES = ("alpha_grad", "beta_grad", "alpha_local", "beta_local", "alpha_node", "beta_node")
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """The fit that a run left, and what it rests on."""
+
+    params: ThroughputParams
+    gpus: int
+    """Most GPUs that were measured."""
+    nodes: int
+    kinds: int
+    """Which terms of the model; see `kinds`."""
+
+    def another(self, random: np.random.Generator) -> Remembered:
+        """What it is worth to the next run: off as a whole, and each term by itself."""
+        whole = random.normal(0.0, OTHER_RUN)
+        own = np.exp(whole + random.normal(0.0, OTHER_RUN, len(_TIMES)))
+        values = self.params._asdict()
+        changed = {name: values[name] * float(by) for name, by in zip(_TIMES, own, strict=True)}
+        return replace(self, params=self.params._replace(**changed))
+
 
 class Memory:
-    """What earlier runs of one application left in the database: their measurements, and how noise grew.
+    """What the runs of one application left in the database: per GPU type one fit, that of the run which saw most.
 
-    No run is like another: what one leaves is off by `OTHER_RUN` for the next, however exact its own measurements.
-
-    Runs are told apart by fingerprint in production; here the application is the fingerprint. Its fit is renewed
-    where a third more was measured than it knows, or a larger allocation was.
+    As `pollux.prior` keeps them: a later fit replaces an earlier one unless that had seen more GPUs or nodes. Noise
+    scales are not kept. Runs are told apart by fingerprint in production; here the application is the fingerprint.
     """
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[int, int, int], list[tuple[float, float]]] = {}
-        self._noise: dict[int, NoiseScale] = {}
-        self._fitted_rows = 0
-        self._fitted_gpus = 0
+        self._fits: dict[str, Remembered] = {}
+
+    def leave(self, gpu_type: str, fit: Remembered) -> None:
+        known = self._fits.get(gpu_type)
+        if known is None or (fit.gpus >= known.gpus and fit.nodes >= known.nodes):
+            self._fits[gpu_type] = fit
+
+    def fits(self) -> Mapping[str, Remembered]:
+        """By GPU type."""
+        return self._fits
+
+
+class _Profile:
+    """One job's measurements on one GPU type, the fit to them, and what earlier runs left."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[int, int, int, int], Row] = {}
+        self.prior: Remembered | None = None
+        self.gpus = 0
+        self.nodes = 0
+        self._kinds = 0
+        self._batches: set[int] = set()
+        self._stale = False
+        self._fitted_at = float("-inf")
         self._params: ThroughputParams | None = None
-        self.explored_gpus = 0
-        self.explored_nodes = 0
 
-    def learn(self, nodes: int, gpus: int, m: int, local: float, step: float) -> None:
-        self._rows.setdefault((nodes, gpus, m), []).append((local, step))
-        self.explored_gpus = max(self.explored_gpus, gpus)
-        self.explored_nodes = max(self.explored_nodes, nodes)
+    def fetch(self, left: Remembered) -> None:
+        """Take over what earlier runs know now; what this run measured outweighs it."""
+        self.prior = left
+        if self.rows:
+            self._stale = True
+        else:
+            self._params, self._kinds = left.params, left.kinds
 
-    def learn_noise(self, epoch: int, noise: NoiseScale) -> None:
-        self._noise.setdefault(epoch, noise)
+    def add(self, key: tuple[int, int, int, int], local: float, step: float) -> None:
+        nodes, gpus, m, racks = key
+        row = self.rows[key] = (nodes, gpus, m, local, step, racks)
+        # What the fit foretells needs no new fit, unless it frees a term that was at its bound till now, or is
+        # news to the runs that come after.
+        new = bool(kinds(nodes, gpus, racks) & ~self._kinds)
+        new |= self.prior is None and m not in self._batches and len(self._batches) < 2
+        new |= self.prior is not None and gpus > max(self.prior.gpus, self.gpus)
+        self._stale |= new or self._params is None or not foretold(self._params, row)
+        self._kinds |= kinds(nodes, gpus, racks)
+        self._batches.add(m)
+        self.gpus, self.nodes = max(self.gpus, gpus), max(self.nodes, nodes)
 
-    def noise(self, epoch: int) -> NoiseScale | None:
-        """The noise scale that an earlier run had in this epoch."""
-        return self._noise.get(epoch)
+    def fit(self, now: float, apart: float) -> tuple[ThroughputParams | None, bool]:
+        """The fit to what was measured, else what earlier runs left, else None; and whether it is new."""
+        if not self._stale or (self._params is not None and now - self._fitted_at < apart):
+            return self._params, False
+        self._fitted_at = now
+        self._params = fitted(tuple(self.rows.values()), None if self.prior is None else self.prior.params)
+        self._stale = False
+        return self._params, True
 
-    @property
-    def params(self) -> ThroughputParams | None:
-        rows = len(self._rows)
-        if rows and (rows > 1.3 * self._fitted_rows or self.explored_gpus > self._fitted_gpus):
-            means = ((key, np.mean(times, axis=0)) for key, times in sorted(self._rows.items()))
-            self._params = fitted(tuple((*key, float(a), float(b)) for key, (a, b) in means))
-            self._fitted_rows, self._fitted_gpus = rows, self.explored_gpus
-        return self._params
+    def remembered(self, params: ThroughputParams) -> Remembered:
+        return Remembered(params, self.gpus, self.nodes, self._kinds)
 
 
 class Agent:
     """Profile, fit and batch choice of one job (the paper, section 4.1). `jitter` is the log-error of measurements.
 
     Measurements are of the run's own: each configuration is measured once, with one error for the whole run (other
-    nodes, other neighbours) and one for the configuration.
+    nodes, other neighbours) and one for the configuration. GPU types are told apart; a type on which nothing was
+    measured, by this run or an earlier one, is not known at all. Fits are made no more often than `seconds_apart`.
     """
 
     def __init__(
@@ -111,66 +170,97 @@ class Agent:
         seed: int = 0,
         jitter: float = 0.0,
         memory: Memory | None = None,
+        seconds_apart: float = 0.0,
     ) -> None:
         self.limits = limits
+        self.now = 0.0
+        self._apart = seconds_apart
         self.noise: NoiseScale | None = None
-        self.explored_gpus = 0
-        self.explored_nodes = 0
-        self._rows: dict[tuple[int, int, int], Row] = {}
-        self._kinds = 0
-        self._batches: set[int] = set()
-        self._stale = False
-        self._params: ThroughputParams | None = None
-        self.memory = memory
+        self.gpu_type = ""
+        """The type that it last ran on."""
+        self._profiles: dict[str, _Profile] = {}
+        self._memory = memory
         self._jitter = jitter
         # A stream per job, by its name: what others do, and in which process, changes nothing.
         self._random = np.random.default_rng([seed, zlib.crc32(name.encode())])
         self._bias = self._error(0.5)
-        self._left_behind = self._drawn(OTHER_RUN) if memory is not None else 1.0
 
     def _error(self, share: float = 1.0) -> float:
-        return self._drawn(share * self._jitter) if self._jitter else 1.0
+        return float(np.exp(self._random.normal(0.0, share * self._jitter))) if self._jitter else 1.0
 
-    def _drawn(self, sigma: float) -> float:
-        return float(np.exp(self._random.normal(0.0, sigma)))
+    @property
+    def explored_gpus(self) -> int:
+        """Most GPUs that it was measured on, of any type."""
+        return max((p.gpus for p in self._profiles.values()), default=0)
+
+    @property
+    def explored_nodes(self) -> int:
+        return max((p.nodes for p in self._profiles.values()), default=0)
+
+    @property
+    def prior_gpus(self) -> int:
+        """Most GPUs that earlier runs were measured on, as far as it has asked."""
+        return max((p.prior.gpus for p in self._profiles.values() if p.prior is not None), default=0)
+
+    @property
+    def prior_nodes(self) -> int:
+        return max((p.prior.nodes for p in self._profiles.values() if p.prior is not None), default=0)
+
+    def begin(self, gpu_type: str = "") -> None:
+        """A start on GPUs of a type: what earlier runs left is fetched, where they saw more than is known."""
+        self.gpu_type = gpu_type
+        if self._memory is None:
+            return
+        for kind, left in sorted(self._memory.fits().items()):
+            profile = self._profiles.setdefault(kind, _Profile())
+            if left.gpus > max(profile.gpus, 0 if profile.prior is None else profile.prior.gpus):
+                profile.fetch(left.another(self._random))
 
     def measure(
-        self, nodes: int, gpus: int, m: int, step: float, sync: float, noise: NoiseScale, epoch: int
+        self,
+        nodes: int,
+        gpus: int,
+        m: int,
+        step: float,
+        sync: float,
+        noise: NoiseScale,
+        gpu_type: str = "",
+        racks: int = 1,
     ) -> None:
         """One configuration's times, and the gradient statistics of the moment."""
-        key = (nodes, gpus, m)
         if self._jitter:
             noise = NoiseScale(noise.sqr * self._error(2.0), noise.var * self._error(2.0))
         self.noise = noise
-        if self.memory is not None:
-            error = self._drawn(OTHER_RUN), self._drawn(OTHER_RUN)
-            self.memory.learn_noise(epoch, NoiseScale(noise.sqr * error[0], noise.var * error[1]))
-        if key in self._rows:
+        self.gpu_type = gpu_type
+        profile = self._profiles.setdefault(gpu_type, _Profile())
+        key = nodes, gpus, m, racks
+        if key in profile.rows:
             return
         own = self._bias * self._error()
-        row = (nodes, gpus, m, max(step - sync, 1e-9) * own * self._error(0.3), step * own)
-        self._rows[key] = row
-        # What the fit foretells needs no new fit, unless it frees a term that was at its bound till now.
-        new = kinds(nodes, gpus) & ~self._kinds or (m not in self._batches and len(self._batches) < 2)
-        self._stale |= bool(new) or self._params is None or not foretold(self._params, row)
-        self._kinds |= kinds(nodes, gpus)
-        self._batches.add(m)
-        self.explored_gpus = max(self.explored_gpus, gpus)
-        self.explored_nodes = max(self.explored_nodes, nodes)
-        if self.memory is not None:
-            apart = self._left_behind * self._drawn(0.5 * OTHER_RUN)
-            self.memory.learn(*key, row[3] * apart, row[4] * apart)
+        profile.add(key, max(step - sync, 1e-9) * own * self._error(0.3), step * own)
+
+    def known_on(self, gpu_type: str) -> ThroughputParams | None:
+        """The fit on one GPU type; None where nothing is known of it."""
+        profile = self._profiles.get(gpu_type)
+        if profile is None:
+            return None
+        params, fresh = profile.fit(self.now, self._apart)
+        if fresh and params is not None and self._memory is not None:
+            self._memory.leave(gpu_type, profile.remembered(params))
+        return params
 
     @property
     def params(self) -> ThroughputParams | None:
-        """The fit to what was measured; before that, what earlier runs left; None without either."""
-        prior = self.memory.params if self.memory is not None else None
-        if not self._rows:
-            return prior
-        if self._stale:
-            self._params = fitted(tuple(self._rows.values()), prior)
-            self._stale = False
-        return self._params
+        """The fit on the type that it last ran on; else on any that is known."""
+        here = self.known_on(self.gpu_type)
+        if here is not None or len(self._profiles) == 0:
+            return here
+        return next(iter(self.by_type().values()), None)
+
+    def by_type(self) -> dict[str, ThroughputParams]:
+        """The fits by GPU type, as far as any is known."""
+        found = {kind: self.known_on(kind) for kind in sorted(self._profiles)}
+        return {kind: params for kind, params in found.items() if params is not None}
 
     def choose(self, nodes: int, gpus: int) -> tuple[int, int]:
         """The batch size to train at on this placement: (m, s)."""

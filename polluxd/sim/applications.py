@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams, accumulation_time, step_time
@@ -44,6 +44,9 @@ class Application(Protocol):
     def iterations(self, batch_size: int, epoch: int) -> float:
         """Optimizer steps of a run at one fixed batch size, up to the end of epoch index `epoch`."""
 
+    def on(self, gpu_type: str) -> Application | None:
+        """The same training on another type of GPU; None where nothing is known of its times there."""
+
 
 def most_gpus(app: Application) -> int:
     """The most GPUs that the application can use at all."""
@@ -67,6 +70,15 @@ class ParametricApplication:
     noise_scale: tuple[float, float]
     most_gpus: int | None = None
     fixed_batch: int | None = None
+    speeds: Mapping[str, float] = field(default_factory=dict, compare=False)
+    """Speed of local passes by GPU type, against `theta`."""
+
+    def on(self, gpu_type: str) -> Application | None:
+        speed = self.speeds.get(gpu_type.lower())
+        if speed is None:
+            return None
+        changed = {name: getattr(self.theta, name) / speed for name in ("alpha_grad", "beta_grad")}
+        return replace(self, theta=self.theta._replace(**changed))
 
     def times(self, placement: tuple[int, ...], local_batch: int) -> tuple[float, float]:
         gpus = sum(placement)
@@ -91,6 +103,10 @@ class ParametricApplication:
         return steps
 
 
+SHIPPED_TYPES = ("t4", "v100", "a100")
+"""GPU types that the shipped applications know, the first being the one that their parameters are of."""
+
+
 def _application(
     name: str,
     theta: tuple[float, ...],
@@ -98,9 +114,16 @@ def _application(
     epochs: int,
     examples: int,
     noise_scale: tuple[float, float],
+    speeds: tuple[float, float, float],
 ) -> ParametricApplication:
     return ParametricApplication(
-        name, ThroughputParams(*theta), BatchLimits(*limits), epochs, examples, noise_scale
+        name,
+        ThroughputParams(*theta),
+        BatchLimits(*limits),
+        epochs,
+        examples,
+        noise_scale,
+        speeds=dict(zip(SHIPPED_TYPES, speeds, strict=True)),
     )
 
 
@@ -143,35 +166,92 @@ class ScaledApplication:
     def iterations(self, batch_size: int, epoch: int) -> float:
         return self.work * self.app.iterations(batch_size, epoch)
 
+    def on(self, gpu_type: str) -> Application | None:
+        there = self.app.on(gpu_type)
+        return None if there is None else ScaledApplication(there, self.work)
+
+
+@dataclass(frozen=True)
+class FasterApplication:
+    """An application whose local passes take less time (or more); the wait for others is the network's."""
+
+    app: Application
+    speed: float
+
+    @property
+    def name(self) -> str:
+        return self.app.name
+
+    @property
+    def limits(self) -> BatchLimits:
+        return self.app.limits
+
+    @property
+    def epochs(self) -> int:
+        return self.app.epochs
+
+    @property
+    def most_gpus(self) -> int | None:
+        return self.app.most_gpus
+
+    @property
+    def fixed_batch(self) -> int | None:
+        return self.app.fixed_batch
+
+    def times(self, placement: tuple[int, ...], local_batch: int) -> tuple[float, float]:
+        step, sync = self.app.times(placement, local_batch)
+        return (step - sync) / self.speed + sync, sync
+
+    def noise(self, batch_size: int, epoch: int) -> NoiseScale:
+        return self.app.noise(batch_size, epoch)
+
+    def progress(self, epoch: int) -> float:
+        return self.app.progress(epoch)
+
+    def iterations(self, batch_size: int, epoch: int) -> float:
+        return self.app.iterations(batch_size, epoch)
+
+    def on(self, gpu_type: str) -> Application | None:
+        there = self.app.on(gpu_type)
+        return None if there is None else FasterApplication(there, self.speed)
+
+
+def on_type(app: Application, gpu_type: str, speed: float = 1.0) -> Application:
+    """The application on a type of GPU: by its profile there where it has one, and that many times as fast."""
+    there = app.on(gpu_type) or app
+    return there if speed == 1.0 else FasterApplication(there, speed)
+
 
 BUILT_IN: Mapping[str, ParametricApplication] = {
     app.name: app
     for app in (
         # Orders of magnitude of common trainings on one mid-range GPU per worker and 10 to 25 Gb/s between nodes:
-        # the small ones end in minutes on one GPU, the large ones take GPU-days.
+        # the small ones end in minutes on one GPU, the large ones take GPU-days. The last triple: local passes on
+        # the shipped GPU types, against the first of them: most for
+        # dense arithmetic, least for small kernels and embeddings.
         _application(
             "vision-small", (0.02, 7e-4, 0.01, 1e-3, 0.09, 4e-3, 2.0),
-            (128, 4096, 16, 1024), 60, 50_000, (80, 9e3),
+            (128, 4096, 16, 1024), 60, 50_000, (80, 9e3), (1.0, 2.0, 3.5),
         ),
         _application(
             "vision-large", (0.07, 4.3e-3, 0.01, 2e-3, 0.28, 6e-3, 2.5),
-            (200, 12800, 20, 200), 40, 1_281_167, (2e3, 6e4),
+            (200, 12800, 20, 200), 40, 1_281_167, (2e3, 6e4), (1.0, 2.8, 6.0),
         ),
         _application(
             "detection", (0.08, 4e-2, 0.06, 2e-2, 0.50, 2e-2, 1.6),
-            (8, 512, 4, 16), 40, 16_551, (30, 2e3),
+            (8, 512, 4, 16), 40, 16_551, (30, 2e3), (1.0, 2.2, 4.0),
         ),
         _application(
             "speech", (0.20, 2.6e-2, 0.06, 1.5e-2, 0.30, 1e-2, 1.8),
-            (20, 640, 10, 80), 60, 7_176, (20, 1e3),
+            (20, 640, 10, 80), 60, 7_176, (20, 1e3), (1.0, 1.8, 2.6),
         ),
         _application(
             "language-tuning", (0.22, 5.9e-2, 0.05, 1.5e-2, 0.90, 5e-2, 1.3),
-            (12, 384, 4, 12), 2, 88_644, (15, 400),
+            (12, 384, 4, 12), 2, 88_644, (15, 400), (1.0, 3.0, 7.0),
         ),
         _application(
             "recommendation", (7e-3, 5e-7, 3e-3, 5e-4, 0.02, 1e-3, 1.2),
-            (256, 32768, 32, 32768), 10, 4_970_000, (5e3, 5e4),
+            (256, 32768, 32, 32768), 10, 4_970_000, (5e3, 5e4), (1.0, 1.3, 1.6),
         ),
     )
 }  # fmt: skip

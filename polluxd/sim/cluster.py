@@ -3,9 +3,55 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+
+from polluxd.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGroup:
+    """Nodes of one GPU type."""
+
+    gpu_type: str
+    nodes: int
+    gpus_per_node: int
+    speed: float = 1.0
+    """Of local passes against the profiles; for types that have profiles of their own, against those."""
+
+    @classmethod
+    def parse(cls, text: str) -> NodeGroup:
+        """`NAME:NODES:GPUS[:SPEED]`. Raises ConfigError."""
+        name, *numbers = text.split(":")
+        try:
+            nodes, gpus = int(numbers[0]), int(numbers[1])
+            speed = float(numbers[2]) if len(numbers) == 3 else 1.0
+            sound = name.strip() != "" and len(numbers) <= 3 and min(nodes, gpus) >= 1 and 0 < speed < 1e3
+        except (ValueError, IndexError):
+            sound = False
+        if not sound:
+            raise ConfigError(
+                f"--gpu-types {text}: expected NAME:NODES:GPUS_PER_NODE[:SPEED], such as a100:4:8 or t4:12:4:0.5"
+            )
+        return cls(name.strip(), nodes, gpus, speed)
+
+
+@dataclass(frozen=True, slots=True)
+class Cloud:
+    """Nodes that are rented and given back, by the policy's own judgement of their use."""
+
+    least: int
+    most: int
+    boot_seconds: float = 120.0
+    price: float = 1.0
+    """Of one node for an hour, from the order to the return."""
+    patience: float = 300.0
+    """Seconds between two changes of size."""
+    low: float = 0.35
+    high: float = 0.65
+    """UTILITY thresholds (Pollux, section 4.2.2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +78,50 @@ class Scenario:
     repair_seconds: float = 1800.0
     power: float = -1.0
     seed: int = 0
+    groups: tuple[NodeGroup, ...] = ()
+    """GPU types; none: all nodes alike. They say how many nodes there are, and the largest is the usual size."""
+    nodes_per_rack: int = 0
+    """0: one switch for all."""
+    rack_slowdown: float = 0.0
+    """Synchronising over racks takes this share longer than over nodes of one."""
+    cloud: Cloud | None = None
+    """Autoscaling; `nodes` is then the most that there are."""
+
+    def __post_init__(self) -> None:
+        if self.groups:
+            object.__setattr__(self, "nodes", sum(group.nodes for group in self.groups))
+            object.__setattr__(self, "gpus_per_node", max(group.gpus_per_node for group in self.groups))
+        if self.cloud is not None and not 1 <= self.cloud.least <= self.cloud.most == self.nodes:
+            raise ConfigError(
+                f"autoscaling from {self.cloud.least} to {self.cloud.most} nodes: expected 1 <= least <= most, "
+                f"and the most to be the cluster's {self.nodes}"
+            )
 
     @property
     def gpus(self) -> int:
-        return self.nodes * self.gpus_per_node
+        return sum(self.sizes) if self.groups else self.nodes * self.gpus_per_node
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """GPUs of each node."""
+        if not self.groups:
+            return (self.gpus_per_node,) * self.nodes
+        return tuple(group.gpus_per_node for group in self.groups for _ in range(group.nodes))
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """GPU type of each node; empty names where all are alike."""
+        if not self.groups:
+            return ("",) * self.nodes
+        return tuple(group.gpu_type for group in self.groups for _ in range(group.nodes))
+
+    def rack(self, node: int) -> str:
+        """The node's rack; empty where all hang on one switch."""
+        return f"r{node // self.nodes_per_rack:04d}" if self.nodes_per_rack else ""
+
+    def racks(self, nodes: Iterable[int]) -> int:
+        """How many racks these nodes stand in."""
+        return len({node // self.nodes_per_rack for node in nodes}) if self.nodes_per_rack else 1
 
     def restart_of(self, application: str) -> float:
         """What one restart of the application costs [s]."""

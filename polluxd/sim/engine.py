@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from polluxd.sim.agent import Agent, Memory
-from polluxd.sim.applications import Application, ScaledApplication
+from polluxd.sim.applications import Application, ScaledApplication, on_type
 from polluxd.sim.cluster import Scenario
 from polluxd.sim.training import Seats, Training
 from polluxd.sim.workload import Submission
@@ -32,6 +32,8 @@ class View:
     """GPUs per node; 0 while it is down."""
     jobs: tuple[Training, ...]
     """Submitted and not ended, in order of submission."""
+    absent: frozenset[int] = frozenset()
+    """Nodes that are not rented at present; their capacity is 0."""
 
 
 class Policy(Protocol):
@@ -43,9 +45,18 @@ class Policy(Protocol):
     """Decides on arrivals and departures too, not only every interval."""
     remembers: bool
     """Agents know what earlier runs of their application measured."""
+    seconds_between_fits: float
+    """Agents renew their fit no more often."""
 
     def decide(self, view: View) -> Mapping[int, Seats]:
         """Seats of each job by its number; a job left out gets none."""
+
+
+class Scaling(Policy, Protocol):
+    """A policy that says how large a cloud cluster should be; others rent all of it all the time."""
+
+    def nodes_wanted(self, view: View) -> int:
+        """How many nodes to have, within the scenario's limits."""
 
 
 class Sharing(Policy, Protocol):
@@ -75,6 +86,8 @@ class Run:
     moments: tuple[Moment, ...]
     decision_seconds: tuple[float, ...]
     """Wall-clock; the one thing in a run that is not reproducible."""
+    node_seconds: float = 0.0
+    """Nodes rented, from the first arrival to the last end."""
 
 
 class Unfinished(RuntimeError):
@@ -102,9 +115,11 @@ class _Engine:
     ) -> None:
         self._policy = policy
         self._scenario = scenario
-        memories = {name: Memory() for name in applications} if policy.remembers else {}
+        present = {job.application: applications[job.application] for job in submissions}
+        memories = {name: Memory() for name in present} if policy.remembers else {}
+        on = {name: _by_type(app, scenario) for name, app in present.items()}
         self._jobs = tuple(
-            _training(i, job, applications[job.application], policy, scenario, memories.get(job.application))
+            _training(i, job, on[job.application], policy, scenario, memories.get(job.application))
             for i, job in enumerate(submissions)
         )
         self._restart = {name: scenario.restart_of(name) for name in applications}
@@ -116,7 +131,14 @@ class _Engine:
         horizon = max(job.time for job in submissions) + 30 * 86400.0
         self._outages = scenario.outages(horizon)
         self._down: dict[int, float] = {}
+        self._sizes = scenario.sizes
         self._borrowers: dict[int, float] = {}
+        self._rented = list(range(scenario.nodes))
+        self._booting: dict[int, float] = {}
+        self._resized_at = float("-inf")
+        self._node_seconds = 0.0
+        if scenario.cloud is not None and hasattr(policy, "nodes_wanted"):
+            self._rented = self._rented[: scenario.cloud.least]
 
     def run(self, progress: Progress | None) -> Run:
         waiting = list(self._jobs)
@@ -127,9 +149,13 @@ class _Engine:
         while waiting or active:
             if not active and waiting[0].submission.time > self._now + step:
                 # Nothing happens until the next arrival; the grid of ticks stays where it is.
-                self._now += step * ((waiting[0].submission.time - self._now) // step)
+                skipped = step * ((waiting[0].submission.time - self._now) // step)
+                self._now += skipped
+                self._resize(active, skipped if self._moments else 0.0)
             self._advance(active, step)
             self._now += step
+            if active or self._moments:
+                self._node_seconds += step * len(self._rented)
             self._fail(active)
             still = [job for job in active if job.ended_at is None]
             if len(still) < len(active):
@@ -143,14 +169,18 @@ class _Engine:
                 self._decide(active)
             if self._now > 400 * 86400.0:
                 raise Unfinished(f"{len(waiting) + len(active)} jobs have not ended after 400 simulated days")
-        return Run(self._jobs, tuple(self._moments), tuple(self._decision_seconds))
+        return Run(self._jobs, tuple(self._moments), tuple(self._decision_seconds), self._node_seconds)
 
     def _due(self, active: Sequence[Training]) -> bool:
         since = self._now - self._decided_at
         if since >= self._scenario.interval:
             return True
-        present = frozenset([*(job.number for job in active), *(-1 - node for node in self._down)])
-        return since >= self._scenario.floor and present != self._seen
+        return since >= self._scenario.floor and self._present(active) != self._seen
+
+    def _present(self, active: Sequence[Training]) -> frozenset[int]:
+        """Jobs, and nodes that cannot be used: a change of either is news."""
+        unusable = [*self._down, *(node for node, at in self._booting.items() if at > self._now)]
+        return frozenset([*(job.number for job in active), *(-1 - node for node in unusable)])
 
     def _advance(self, active: Sequence[Training], seconds: float) -> None:
         slow: set[int] = set()
@@ -174,17 +204,49 @@ class _Engine:
                 if any(seat == node for seat, _ in job.seats):
                     job.fail(self._now, 0.5)
 
-    def _decide(self, active: Sequence[Training]) -> None:
-        scenario = self._scenario
+    def _view(self, active: Sequence[Training]) -> View:
+        absent = frozenset(range(len(self._rented), self._scenario.nodes)) | {
+            node for node, at in self._booting.items() if at > self._now
+        }
         capacity = tuple(
-            0 if node in self._down else scenario.gpus_per_node for node in range(scenario.nodes)
+            0 if node in self._down or node in absent else size for node, size in enumerate(self._sizes)
         )
+        return View(self._now, self._scenario, capacity, tuple(active), absent)
+
+    def _resize(self, active: Sequence[Training], idle_seconds: float = 0.0) -> None:
+        """Order nodes, which take their time to boot, or give some back; jobs on those stop at a checkpoint."""
+        cloud = self._scenario.cloud
+        wanted = getattr(self._policy, "nodes_wanted", None)
+        if cloud is None or wanted is None:
+            self._node_seconds += idle_seconds * len(self._rented)
+            return
+        self._booting = {node: at for node, at in self._booting.items() if at > self._now}
+        if active and self._now - self._resized_at < cloud.patience:
+            return
+        size = wanted(self._view(active)) if active else cloud.least
+        size = min(max(size, cloud.least), cloud.most)
+        if size != len(self._rented):
+            self._resized_at = self._now
+        for node in self._rented[size:]:
+            self._booting.pop(node, None)
+            for job in active:
+                if any(seat == node for seat, _ in job.seats):
+                    job.place((), self._now, 0.0)
+        for node in range(len(self._rented), size):
+            self._booting[node] = self._now + cloud.boot_seconds
+        self._rented = list(range(size))
+        self._node_seconds += idle_seconds * size
+
+    def _decide(self, active: Sequence[Training]) -> None:
+        self._resize(active)
+        view = self._view(active)
+        capacity = view.capacity
         if self._policy.chooses_batch:
             for job in active:
                 # Fits are the agents' work: they are ready when the daemon looks.
                 job.agent.params  # noqa: B018
         began = time.perf_counter()
-        placed = self._policy.decide(View(self._now, scenario, capacity, tuple(active)))
+        placed = self._policy.decide(view)
         self._decision_seconds.append(time.perf_counter() - began)
         self._borrowers = dict(getattr(self._policy, "borrowers", {}))
         used = Counter[int]()
@@ -198,21 +260,46 @@ class _Engine:
             if seats != job.seats:
                 job.place(seats, self._now, self._restart[job.app.name])
         self._decided_at = self._now
-        self._seen = frozenset([*(job.number for job in active), *(-1 - node for node in self._down)])
+        self._seen = self._present(active)
         busy = sum(used.values())
         weight = sum(job.gpus * job.efficiency for job in active if job.number not in self._borrowers)
         self._moments.append(Moment(self._now, len(active), busy, weight / busy if busy else 0.0))
 
 
+def _by_type(app: Application, scenario: Scenario) -> dict[str, Application]:
+    """The application on each GPU type; under the empty name where all nodes are alike."""
+    if not scenario.groups:
+        return {"": app}
+    return {group.gpu_type: on_type(app, group.gpu_type, group.speed) for group in scenario.groups}
+
+
 def _training(
     number: int,
     job: Submission,
-    app: Application,
+    on: Mapping[str, Application],
     policy: Policy,
     scenario: Scenario,
     memory: Memory | None,
 ) -> Training:
-    agent = Agent(app.limits, name=job.name, seed=scenario.seed, jitter=scenario.jitter, memory=memory)
+    if job.work != 1.0:
+        on = {kind: ScaledApplication(app, job.work) for kind, app in on.items()}
+    app = next(iter(on.values()))
+    agent = Agent(
+        app.limits,
+        name=job.name,
+        seed=scenario.seed,
+        jitter=scenario.jitter,
+        memory=memory,
+        seconds_apart=policy.seconds_between_fits,
+    )
     batch = app.fixed_batch if policy.chooses_batch else job.batch_size
-    truth = app if job.work == 1.0 else ScaledApplication(app, job.work)
-    return Training(number, job, truth, batch_size=batch, agent=agent, measures=policy.chooses_batch)
+    return Training(
+        number,
+        job,
+        app,
+        batch_size=batch,
+        agent=agent,
+        measures=policy.chooses_batch,
+        scenario=scenario,
+        on=on,
+    )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,10 @@ def measure(run: Run, scenario: Scenario) -> dict[str, Any]:
     rho = fairness(jobs, scenario)
     trained = sum(job.trained_seconds for job in jobs)
     decisions = np.array(run.decision_seconds or [0.0]) * 1e3
+    cloud = scenario.cloud
+    node_hours = run.node_seconds / 3600.0
     return {
+        **({"node_hours": node_hours, "cost": node_hours * cloud.price} if cloud is not None else {}),
         "avg_jct_s": float(jct.mean()),
         "p50_jct_s": float(np.percentile(jct, 50)),
         "p99_jct_s": float(np.percentile(jct, 99)),
@@ -64,11 +68,25 @@ def fairness(jobs: Sequence[Training], scenario: Scenario) -> Floats:
     """[J]: rho, the completion time over the time alone on 1/contention of the cluster; at most 1 is fair."""
     submitted = np.array([job.submission.time for job in jobs])
     ended = np.array([job.ended_at for job in jobs], dtype=np.float64)
-    whole = {j.app.name: j.app.app if isinstance(j.app, ScaledApplication) else j.app for j in jobs}
-    alone: Mapping[str, Alone] = {name: Alone(app, scenario.gpus_per_node) for name, app in whole.items()}
+    part = Counter[str]()
+    sizes: dict[str, int] = {}
+    for kind, size in zip(scenario.types, scenario.sizes, strict=True):
+        part[kind] += size
+        sizes[kind] = max(size, sizes.get(kind, 0))
+    known: dict[tuple[str, str], Alone] = {}
+
+    def alone(job: Training, gpus: float) -> float:
+        """Seconds of the whole training alone on such a share, made up of the types as the cluster is."""
+        rate = 0.0
+        for kind, of_kind in part.items():
+            app = job.on[kind]
+            key = job.app.name, kind
+            if key not in known:
+                known[key] = Alone(app.app if isinstance(app, ScaledApplication) else app, sizes[kind])
+            rate += of_kind / scenario.gpus / known[key].on(gpus)
+        return 1.0 / rate
+
     share = scenario.gpus / contention(submitted, ended)
-    ideal = np.array(
-        [job.submission.work * alone[job.app.name].on(float(s)) for job, s in zip(jobs, share, strict=True)]
-    )
+    ideal = np.array([job.submission.work * alone(job, float(s)) for job, s in zip(jobs, share, strict=True)])
     rho: Floats = (ended - submitted) / ideal
     return rho

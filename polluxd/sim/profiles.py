@@ -2,7 +2,8 @@
 
 Per application a directory with `placements.csv` (placement, local_bsz, step_time, sync_time), `scalability.csv`
 (num_nodes, num_replicas, local_bsz, step_time, sync_time) and `validation-M.csv` (one row per epoch at batch M:
-progress, iteration, metric, grad_sqr, grad_var).
+progress, iteration, metric, grad_sqr, grad_var). Of further GPU types, a folder TYPE in it with its own
+`placements.csv` and `scalability.csv`; how training converges does not depend on the type.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pollux.goodput import BatchLimits, NoiseScale
+from polluxd.sim.applications import Application
 from polluxd.sim.tables import TraceError, lines
 
 Floats = NDArray[np.float64]
@@ -45,13 +47,16 @@ class Curve:
 class MeasuredApplication:
     """Noise-free measurements, interpolated as the artifact's simulator does."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, times: Path | None = None) -> None:
+        """Of a directory; `times`: where the step times stand, if not there."""
         self.name = directory.name
+        self._directory = directory
         self._curves = _curves(directory)
+        times = times or directory
         sizes = sorted(self._curves)
         self._sizes = sizes
         self._rows: dict[str, list[tuple[int, float, float]]] = {}
-        for line in lines(directory / "placements.csv", ("placement", "local_bsz", "step_time", "sync_time")):
+        for line in lines(times / "placements.csv", ("placement", "local_bsz", "step_time", "sync_time")):
             row = (
                 line.whole("local_bsz", 1),
                 line.number_in("step_time", 1e-9),
@@ -59,10 +64,10 @@ class MeasuredApplication:
             )
             self._rows.setdefault(line.text("placement"), []).append(row)
         if not self._rows:
-            raise TraceError(f"{directory / 'placements.csv'}: no measurement; at least one row is needed")
+            raise TraceError(f"{times / 'placements.csv'}: no measurement; at least one row is needed")
         for rows in self._rows.values():
             rows.sort()
-        self._scalability = directory / "scalability.csv"
+        self._scalability = times / "scalability.csv"
         measured = [row[0] for rows in self._rows.values() for row in rows]
         self.limits = BatchLimits(
             sizes[0], sizes[-1], min(measured), min(max(measured), LOCAL_MAX.get(self.name, max(measured)))
@@ -83,6 +88,10 @@ class MeasuredApplication:
         ]
         self._times: dict[tuple[tuple[int, ...], int], tuple[float, float]] = {}
         self._noise: dict[tuple[int, int], NoiseScale] = {}
+
+    def on(self, gpu_type: str) -> Application | None:
+        there = self._directory / gpu_type
+        return MeasuredApplication(self._directory, there) if (there / "placements.csv").is_file() else None
 
     def times(self, placement: tuple[int, ...], local_batch: int) -> tuple[float, float]:
         key = (placement, local_batch)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from polluxd.sim.agent import Agent
 from polluxd.sim.applications import Application, split_batch
+from polluxd.sim.cluster import Scenario
 from polluxd.sim.workload import Submission
 
 Seats = tuple[tuple[int, int], ...]
@@ -14,6 +17,7 @@ class Training:
     """A job that trains by the application's truth.
 
     `batch_size` is held; None: its agent chooses. `measures`: some policy looks at what the agent measured.
+    `on` is the application on each GPU type of the scenario's.
     """
 
     def __init__(
@@ -25,8 +29,13 @@ class Training:
         batch_size: int | None,
         agent: Agent,
         measures: bool,
+        scenario: Scenario,
+        on: Mapping[str, Application],
     ) -> None:
         self.number = number
+        self.on = on
+        self._scenario = scenario
+        self._types = scenario.types if scenario.groups else ()
         self.submission = submission
         self.app = app
         self.agent = agent
@@ -88,6 +97,8 @@ class Training:
             self.lost_seconds += restart_seconds
         self.moved_at = now
         self.restarting = restart_seconds
+        if self._measures:
+            self.agent.begin(self._slowest())
         self._choose()
 
     def fail(self, now: float, lost_share: float) -> None:
@@ -111,10 +122,24 @@ class Training:
             self._rate = None
         self._batch = chosen
 
+    def _slowest(self) -> str:
+        """The GPU type that sets the pace: of those that it holds, the one with the longest pass."""
+        kinds = sorted({self._types[node] for node, _ in self.seats}) if self._types else [""]
+        if len(kinds) == 1:
+            return kinds[0]
+        m = max(self._batch[0], self.app.limits.local_min)
+        return max(kinds, key=lambda kind: self.on[kind].times((1,), m)[0])
+
     def _measure(self) -> float:
         """M0-iterations per second in the present configuration; the agent sees what it came from."""
         m, s = self._batch
-        step, sync = self.app.times(tuple(gpus for _, gpus in self.seats), m)
+        placement = tuple(gpus for _, gpus in self.seats)
+        kind = self._slowest()
+        step, sync = self.on[kind].times(placement, m)
+        racks = self._scenario.racks(node for node, _ in self.seats)
+        if racks > 1:
+            longer = self._scenario.rack_slowdown * sync
+            step, sync = step + longer, sync + longer
         batch = self.total_batch
         noise = self.app.noise(batch, self.epoch)
         scale = batch / self.app.limits.initial
@@ -122,7 +147,7 @@ class Training:
             (noise.var + noise.sqr) / (noise.var / scale + noise.sqr) if noise.var + noise.sqr > 0 else scale
         )
         if self._measures:
-            self.agent.measure(self.nodes, self.gpus, m, step, sync, noise, self.epoch)
+            self.agent.measure(self.nodes, self.gpus, m, step, sync, noise, kind, racks)
         self.efficiency = gain / scale
         return gain / (step + s * (step - sync))
 
@@ -131,6 +156,7 @@ class Training:
         if not self.seats or self.ended_at is not None:
             return
         gpus = self.gpus
+        self.agent.now = now
         delay = min(self.restarting, seconds)
         self.restarting -= delay
         self.gpu_seconds += delay * gpus

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from polluxd.sim.cluster import Scenario
 from polluxd.sim.engine import View, simulate
 from polluxd.sim.policies import POLICIES
-from polluxd.sim.policies.gavel import share
+from polluxd.sim.policies.gavel import share, shares
 from polluxd.sim.policies.packing import compact, emptiest_first, seated
+from polluxd.sim.policies.sia import Option, program
 from polluxd.sim.workload import Submission
 
 TWO = Scenario(nodes=2)
@@ -54,7 +56,7 @@ def test_optimus_gives_more_to_who_has_more_left(apps):
     seen = {}
 
     class Watched:
-        chooses_batch, reacts, remembers = False, False, False
+        chooses_batch, reacts, remembers, seconds_between_fits = False, False, False, 0.0
 
         def decide(self, view: View):
             found = policy.decide(view)
@@ -89,6 +91,30 @@ def test_gavel_shares_time_alike(apps):
     found = run("gavel", [job("a", 0, 8), job("b", 0, 8), job("c", 0, 8)], apps)
     ends = sorted(j.ended_at for j in found.values())
     assert ends[0] > 0.6 * ends[-1], "nobody is served to the end first"
+
+
+def test_gavel_gives_each_job_the_type_that_serves_it_most():
+    # The first job gains five times on the fast type, the second nothing.
+    found = shares([4, 4], np.array([[1.0, 5.0], [1.0, 1.0]]), [4, 4])
+    assert found == pytest.approx(np.array([[0.0, 1.0], [1.0, 0.0]]), abs=1e-6)
+    alike = shares([8, 8], np.array([[1.0, 2.0], [1.0, 2.0]]), [8, 8])
+    assert alike.sum(axis=1) == pytest.approx([1.0, 1.0])
+    assert alike @ [1.0, 2.0] == pytest.approx([1.5, 1.5])
+
+
+def test_gavel_leaves_out_the_type_that_a_job_does_not_fit():
+    found = shares([8, 2], np.array([[1.0, 9.0], [1.0, 9.0]]), [8, 4])
+    assert found[0, 1] == 0
+    assert found[0, 0] > 0
+
+
+def test_sia_s_program_keeps_each_type_within_its_gpus():
+    options = [
+        [Option("a", 0, -1.1), Option("a", 4, -0.1), Option("b", 4, -0.5)],
+        [Option("a", 0, -1.1), Option("a", 4, -0.2), Option("b", 4, -0.9)],
+    ]
+    chosen = program(options, {"a": 4, "b": 4})
+    assert [(o.kind, o.gpus) for o in chosen] == [("b", 4), ("a", 4)]
 
 
 def test_antman_lets_the_overflow_borrow_idle_cycles(apps):

@@ -26,6 +26,7 @@ class AntMan:
     chooses_batch = False
     reacts = False
     remembers = False
+    seconds_between_fits = 0.0
 
     def __init__(self) -> None:
         self.borrowers: Mapping[int, float] = {}

@@ -10,7 +10,8 @@ from polluxd.sim.training import Training
 _known: WeakKeyDictionary[Application, dict[tuple[int, int, int], float]] = WeakKeyDictionary()
 
 
-def _steps_per_second(app: Application, batch_size: int, gpus: int, per_node: int) -> float:
+def steps_per_second(app: Application, batch_size: int, gpus: int, per_node: int) -> float:
+    """Optimizer steps per second on so many packed GPUs."""
     rates, key = _known.setdefault(app, {}), (batch_size, gpus, per_node)
     if key not in rates:
         rates[key] = _measured_rate(app, *key)
@@ -38,10 +39,10 @@ def remaining_seconds(job: Training, gpus: int, per_node: int) -> float:
     part = (job.progress - begun) / max(goal - begun, 1e-12)
     here = job.app.iterations(size, job.epoch) - done
     steps = job.app.iterations(size, last) - done - part * here
-    return max(steps, 0.0) / _steps_per_second(job.app, size, gpus, per_node)
+    return max(steps, 0.0) / steps_per_second(job.app, size, gpus, per_node)
 
 
 def whole_seconds(job: Training, gpus: int, per_node: int) -> float:
     """The same from the first step."""
     size = job.submission.batch_size
-    return job.app.iterations(size, job.app.epochs - 1) / _steps_per_second(job.app, size, gpus, per_node)
+    return job.app.iterations(size, job.app.epochs - 1) / steps_per_second(job.app, size, gpus, per_node)

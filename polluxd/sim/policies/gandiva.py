@@ -25,6 +25,7 @@ class Gandiva:
     chooses_batch = False
     reacts = False
     remembers = False
+    seconds_between_fits = 0.0
 
     def __init__(self) -> None:
         self._turn: dict[int, float] = {}

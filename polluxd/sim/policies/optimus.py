@@ -22,6 +22,7 @@ class Optimus:
     chooses_batch = False
     reacts = False
     remembers = False
+    seconds_between_fits = 0.0
 
     def __init__(self) -> None:
         self._times: dict[tuple[str, int, int, int], float] = {}

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from polluxd.sim.engine import View
 from polluxd.sim.training import Seats
+
+
+def only(view: View, gpu_type: str) -> tuple[int, ...]:
+    """The nodes' capacity, 0 for those of other GPU types."""
+    if not view.scenario.groups:
+        return view.capacity
+    return tuple(
+        room if kind == gpu_type else 0 for room, kind in zip(view.capacity, view.scenario.types, strict=True)
+    )
 
 
 def free_gpus(capacity: Sequence[int], held: Mapping[int, Seats]) -> list[int]:

@@ -26,6 +26,7 @@ class Plain:
     chooses_batch = False
     reacts = True
     remembers = False
+    seconds_between_fits = 0.0
 
     def __init__(self, *, backfills: bool, shares: bool = False) -> None:
         self._backfills = backfills

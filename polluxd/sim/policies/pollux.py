@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from polluxd.model import Job, Report, Settings
 from polluxd.policy import decide
+from polluxd.policy.autoscale import desired_nodes
+from polluxd.policy.cache import Cache
 from polluxd.sim.engine import View
 from polluxd.sim.policies import snapshots
 from polluxd.sim.training import Seats, Training
@@ -27,8 +29,9 @@ class Knowledge:
 
     reacts: bool = True
     remembers: bool = True
-    from_submission: bool = True
-    """What earlier runs left is known of jobs that never ran, too (by user, script and job name)."""
+    from_submission: bool = False
+    """What earlier runs left is known of jobs that never ran, too. The daemon knows which training a job is once its
+    agent has started."""
     remaining_work_power: float = -0.25
     hysteresis: float = 0.05
     cooldown: float = 60.0
@@ -39,11 +42,14 @@ class Pollux:
     """The daemon's policy."""
 
     chooses_batch = True
+    seconds_between_fits = 30.0
+    """As often as agents publish (the daemon's `agent.publish_interval_s`)."""
 
     def __init__(self, power: float = -1.0, knowledge: Knowledge | None = None) -> None:
         self._knowledge = knowledge or Knowledge()
         self.reacts = self._knowledge.reacts
         self.remembers = self._knowledge.remembers
+        self._cache = Cache()
         self._settings = Settings(
             power=power,
             remaining_work_power=self._knowledge.remaining_work_power,
@@ -52,8 +58,17 @@ class Pollux:
 
     def decide(self, view: View) -> Mapping[int, Seats]:
         jobs = tuple(self._job(job, view) for job in view.jobs)
-        plan = decide(snapshots.snapshot(view, jobs, self._settings))
+        plan = decide(snapshots.snapshot(view, jobs, self._settings), cache=self._cache)
         return snapshots.plan_seats(plan, {job.number: job for job in view.jobs})
+
+    def nodes_wanted(self, view: View) -> int:
+        """By the utility of the present size (the paper, section 4.2.2), as `polluxd.policy.autoscale` has it."""
+        cloud = view.scenario.cloud
+        assert cloud is not None
+        jobs = tuple(self._job(job, view) for job in view.jobs)
+        seen = snapshots.snapshot(view, jobs, self._settings)
+        scale = desired_nodes(seen, least=cloud.least, most=cloud.most, low=cloud.low, high=cloud.high)
+        return scale.nodes
 
     def _job(self, job: Training, view: View) -> Job:
         cost = job.lost_seconds / job.restarts if job.restarts else UNMEASURED_COST
@@ -80,8 +95,10 @@ class Pollux:
         )
 
     def _report(self, job: Training, view: View) -> Report | None:
-        if job.started_at is None and not self._knowledge.from_submission:
-            return None
+        if job.started_at is None:
+            if not self._knowledge.from_submission:
+                return None
+            job.agent.begin(job.agent.gpu_type)
         return snapshots.report(job, view, remaining=True)
 
     def _why_pinned(self, job: Training, now: float) -> str:

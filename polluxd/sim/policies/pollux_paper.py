@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from polluxd.model import Job, Settings
 from polluxd.policy import decide
+from polluxd.policy.cache import Cache
 from polluxd.sim.engine import View
 from polluxd.sim.policies import snapshots
 from polluxd.sim.training import Seats, Training
@@ -27,13 +28,15 @@ class PolluxPaper:
     chooses_batch = True
     reacts = False
     remembers = False
+    seconds_between_fits = 0.0
 
     def __init__(self, power: float = -1.0) -> None:
+        self._cache = Cache()
         self._settings = Settings(power=power, hysteresis=0.0)
 
     def decide(self, view: View) -> Mapping[int, Seats]:
         jobs = tuple(self._job(job, view) for job in view.jobs)
-        plan = decide(snapshots.snapshot(view, jobs, self._settings))
+        plan = decide(snapshots.snapshot(view, jobs, self._settings), cache=self._cache)
         return snapshots.plan_seats(plan, {job.number: job for job in view.jobs})
 
     def _job(self, job: Training, view: View) -> Job:

@@ -28,6 +28,7 @@ class Slaq:
     chooses_batch = False
     reacts = False
     remembers = False
+    seconds_between_fits = 0.0
 
     def decide(self, view: View) -> Mapping[int, Seats]:
         size, left = view.scenario.gpus_per_node, sum(view.capacity)

@@ -20,8 +20,13 @@ def node_name(number: int) -> str:
 
 def nodes(view: View) -> tuple[Node, ...]:
     """The view's nodes; those that are down are not schedulable."""
-    size = view.scenario.gpus_per_node
-    return tuple(Node(node_name(i), size, schedulable=room > 0) for i, room in enumerate(view.capacity))
+    scenario = view.scenario
+    listed = zip(view.capacity, scenario.sizes, scenario.types, strict=True)
+    return tuple(
+        Node(node_name(i), size, kind, schedulable=room > 0, rack=scenario.rack(i))
+        for i, (room, size, kind) in enumerate(listed)
+        if i not in view.absent
+    )
 
 
 def placement(seats: Seats) -> Placement:
@@ -36,29 +41,20 @@ def seats_of(placed: Placement) -> Seats:
 
 
 def report(job: Training, view: View, *, remaining: bool) -> Report | None:
-    """What the job's agent published last; None where there is nothing to go by.
-
-    A job that never ran has only what earlier runs of its kind left; see `Memory`.
-    """
+    """What the job's agent published last; None where there is nothing to go by."""
     agent = job.agent
     params = agent.params
     if params is None:
         return None
-    remembered = agent.memory
-    explored, explored_nodes = agent.explored_gpus, agent.explored_nodes
-    noise = agent.noise
-    if remembered is not None:
-        explored = max(explored, remembered.explored_gpus)
-        explored_nodes = max(explored_nodes, remembered.explored_nodes)
-        noise = noise if noise is not None else remembered.noise(job.epoch)
     return Report(
         attempt=0,
         at=view.now,
         limits=job.app.limits,
         params=params,
-        noise=noise,
-        explored_gpus=explored,
-        explored_nodes=explored_nodes,
+        noise=agent.noise,
+        # What earlier runs were measured on counts as measured (`polluxd.policy.exploration`).
+        explored_gpus=max(agent.explored_gpus, agent.prior_gpus),
+        explored_nodes=max(agent.explored_nodes, agent.prior_nodes),
         gpus=job.gpus,
         nodes=job.nodes,
         batch_size=job.total_batch,
@@ -66,6 +62,7 @@ def report(job: Training, view: View, *, remaining: bool) -> Report | None:
         target=job.target if remaining else None,
         checkpointed=job.started_at is not None,
         first_step_at=job.started_at,
+        params_by_type=agent.by_type() if view.scenario.groups else {},
     )
 
 

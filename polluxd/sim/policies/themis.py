@@ -24,6 +24,7 @@ class Themis:
     chooses_batch = False
     reacts = False
     remembers = False
+    seconds_between_fits = 0.0
 
     def decide(self, view: View) -> Mapping[int, Seats]:
         leased = [j for j in view.jobs if j.seats and view.now - (j.moved_at or 0.0) < LEASE]

@@ -24,6 +24,7 @@ class Tiresias:
     chooses_batch = False
     reacts = False
     remembers = False
+    seconds_between_fits = 0.0
 
     def __init__(self) -> None:
         self._first: list[int] = []

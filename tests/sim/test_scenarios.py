@@ -1,0 +1,119 @@
+"""What a cluster may be besides nodes all alike: GPU types, racks, rented nodes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from polluxd.errors import ConfigError
+from polluxd.sim.applications import on_type
+from polluxd.sim.cluster import Cloud, NodeGroup, Scenario
+from polluxd.sim.engine import simulate
+from polluxd.sim.measures import measure
+from polluxd.sim.policies import POLICIES
+from polluxd.sim.profiles import load_profiles
+from polluxd.sim.workload import Submission
+
+MIXED = Scenario(groups=(NodeGroup("t4", 2, 4), NodeGroup("a100", 2, 4)))
+
+
+def test_groups_say_what_the_nodes_are():
+    found = NodeGroup.parse("a100:4:8")
+    assert found == NodeGroup("a100", 4, 8, 1.0)
+    scenario = Scenario(groups=(found, NodeGroup.parse("t4:2:4:0.5")))
+    assert (scenario.nodes, scenario.gpus, scenario.gpus_per_node) == (6, 40, 8)
+    assert Counter(scenario.types) == {"a100": 4, "t4": 2}
+
+
+@pytest.mark.parametrize(
+    "text", ["a100", "a100:4", "a100:0:8", ":4:8", "a100:4:8:0", "a100:4:8:1:2", "a100:x:8"]
+)
+def test_a_group_that_makes_no_sense_is_refused(text):
+    with pytest.raises(ConfigError, match="expected NAME:NODES:GPUS_PER_NODE"):
+        NodeGroup.parse(text)
+
+
+def test_a_type_has_its_own_times_or_a_stated_speed(apps, tmp_path):
+    app = apps["language-tuning"]
+    step, sync = app.times((4,), 8)
+    quick = on_type(app, "a100").times((4,), 8)
+    assert quick[0] < step / 3
+    there, wait = on_type(app, "unheard-of", 2.0).times((4,), 8)
+    assert there - wait == pytest.approx((step - sync) / 2)
+    assert wait == sync
+    folder = tmp_path / "toy"
+    (folder / "h100").mkdir(parents=True)
+    times = "placement,local_bsz,step_time,sync_time\n1,8,{},0.0\n1,16,{},0.0\n"
+    spread = "num_nodes,num_replicas,local_bsz,step_time,sync_time\n"
+    (folder / "placements.csv").write_text(times.format(1.0, 2.0))
+    (folder / "scalability.csv").write_text(spread)
+    (folder / "h100" / "placements.csv").write_text(times.format(0.1, 0.2))
+    (folder / "h100" / "scalability.csv").write_text(spread)
+    (folder / "validation-16.csv").write_text("progress,iteration,grad_sqr,grad_var\n10,10,2.0,2.0\n")
+    toy = load_profiles(tmp_path)["toy"]
+    assert on_type(toy, "h100").times((1,), 12) == pytest.approx((0.15, 0.0))
+    assert toy.on("t4") is None
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_every_policy_ends_a_trace_on_several_types(name, burst, apps):
+    run = simulate(burst, apps, POLICIES[name](MIXED), MIXED)
+    found = measure(run, MIXED)
+    assert all(job.ended_at is not None for job in run.jobs)
+    assert found["finish_time_fairness"]["mean"] > 0
+
+
+@pytest.mark.parametrize("name", ["pollux", "sia", "gavel"])
+def test_policies_that_know_types_keep_each_job_to_one_at_a_time(name, burst, apps):
+    policy = POLICIES[name](MIXED)
+    kinds = []
+    decide = policy.decide
+
+    def watched(view):
+        found = decide(view)
+        kinds.extend(len({MIXED.types[node] for node, _ in seats}) for seats in found.values() if seats)
+        return found
+
+    policy.decide = watched
+    simulate(burst, apps, policy, MIXED)
+    assert set(kinds) == {1}
+
+
+def test_a_faster_type_shortens_the_trace(burst, apps):
+    slow = Scenario(groups=(NodeGroup("t4", 4, 4),))
+    means = [measure(simulate(burst, apps, POLICIES["gavel"](s), s), s)["avg_jct_s"] for s in (slow, MIXED)]
+    assert means[1] < 0.9 * means[0]
+
+
+def test_synchronising_over_racks_takes_longer(apps):
+    wide = [Submission("wide", 0.0, "vision-small", 8, 1024)]
+    one, two = (
+        simulate(wide, apps, POLICIES["fifo"](s), s).jobs[0].ended_at
+        for s in (Scenario(nodes=2), Scenario(nodes=2, nodes_per_rack=1, rack_slowdown=3.0))
+    )
+    assert two > 1.2 * one
+
+
+def test_pollux_learns_of_racks(burst, apps):
+    racked = Scenario(nodes=4, nodes_per_rack=2, rack_slowdown=2.0)
+    run = simulate(burst, apps, POLICIES["pollux"](racked), racked)
+    assert all(job.ended_at is not None for job in run.jobs)
+
+
+def test_rented_nodes_follow_the_use_that_is_made_of_them(burst, apps):
+    fixed = Scenario(nodes=8, cloud=Cloud(1, 8, price=2.0))
+    ours = measure(simulate(burst, apps, POLICIES["pollux"](fixed), fixed), fixed)
+    theirs = measure(simulate(burst, apps, POLICIES["fifo"](fixed), fixed), fixed)
+    assert ours["cost"] == pytest.approx(2.0 * ours["node_hours"])
+    assert theirs["node_hours"] == pytest.approx(8 * theirs["makespan_s"] / 3600, rel=0.05)
+    assert ours["node_hours"] < 0.8 * theirs["node_hours"]
+    slow = replace(fixed, cloud=replace(fixed.cloud, boot_seconds=1800.0))
+    later = measure(simulate(burst, apps, POLICIES["pollux"](slow), slow), slow)
+    assert later["avg_jct_s"] > ours["avg_jct_s"], "what has to boot is not there at once"
+
+
+def test_a_cloud_has_sane_limits():
+    with pytest.raises(ConfigError, match="expected 1 <= least <= most"):
+        Scenario(nodes=8, cloud=Cloud(0, 8))
