@@ -73,6 +73,8 @@ class Packing:
         for partitions, j in {partitions: j for j, partitions in enumerate(self._partitions)}.items():
             self.popularity += self.allowed(j)
             self.reach[partitions] = int(self.allowed(j).sum())
+        self.open_to = np.array([self.reach[p] for p in self._partitions], dtype=np.int64)
+        """Per job, how many nodes it could use."""
         self._journal: list[tuple[int, Seat]] = []
         self.home: list[Seat] = [self._seat(j.placement) for j in jobs]
         """Where each job sits at present, as far as its nodes are known here."""
@@ -80,10 +82,6 @@ class Packing:
     def _seat(self, placement: Placement) -> Seat:
         numbers = tuple(sorted(self._number[n] for n in placement.nodes if n in self._number))
         return (numbers, placement.gpus_per_node) if numbers else NOWHERE
-
-    def nodes_open_to(self, j: int) -> int:
-        """How many nodes the job's partitions allow."""
-        return self.reach[self._partitions[j]]
 
     def allowed(self, j: int) -> Bools:
         """Nodes that the job's partitions allow."""
@@ -193,6 +191,45 @@ class Packing:
             and (alone or self.spanned[n] == 0)
             for n in numbers
         )
+
+    def seat_at_home(self, jobs: Sequence[int]) -> bool:
+        """Seat these jobs, which sit nowhere and could each stay alone, where they are: all at once, or none of them."""
+        seats = [self.home[j] for j in jobs]
+        taken = [
+            (n, per_node, j, len(numbers) > 1)
+            for j, (numbers, per_node) in zip(jobs, seats, strict=True)
+            for n in numbers
+        ]
+        if not taken:
+            return True
+        number, gpus, job, several = (np.array(column, dtype=np.int64) for column in zip(*taken, strict=True))
+        each = np.array([j.spec.cpus_per_gpu for j in self.jobs], dtype=np.int64)
+        used, cpus, spans = (np.zeros(len(self.nodes), dtype=np.int64) for _ in range(3))
+        np.add.at(used, number, gpus)
+        np.add.at(cpus, number, gpus * each[job])
+        np.add.at(spans, number, several)
+        held = list(self.held)
+        for j, (numbers, per_node) in zip(jobs, seats, strict=True):
+            for group in self._groups[j]:
+                held[group] += len(numbers) * per_node
+        if (
+            np.any(used > self.free)
+            or np.any(cpus > self.cpus)
+            or np.any((spans > 0) & (spans + self.spanned > 1))
+            or any(now > group.ceiling for now, group in zip(held, self.groups, strict=True))
+        ):
+            return False
+        self.free -= used
+        self.cpus -= cpus
+        self.spanned += spans
+        self.movable += used
+        self.held = held
+        for n, per_node, j, _ in taken:
+            self.guests[n][j] = per_node
+        for j, seat in zip(jobs, seats, strict=True):
+            self._journal.append((j, self.seats[j]))
+            self.seats[j] = seat
+        return True
 
     def put(self, j: int, seat: Seat) -> None:
         """Move the job to the seat (NOWHERE: off); the caller has made sure that it fits."""

@@ -114,11 +114,18 @@ class Seating:
 
     def fill(self, chosen: Ints) -> list[int]:
         """Seat the chosen options, jobs whose shape stays first, in their place; returns those without room."""
+        order = self._largest_first(chosen)
+        staying = [j for j in order if self.kept[int(chosen[j])]]
         others: list[int] = []
-        for j in self._largest_first(chosen):
-            option = int(chosen[j])
-            if not (self.kept[option] and self.packing.can_stay(j) and self._take(j, option)):
-                others.append(j)
+        if self.packing.seat_at_home(staying):
+            for j in staying:
+                self.option[j] = int(chosen[j])
+            others = [j for j in order if not self.kept[int(chosen[j])]]
+        else:
+            for j in order:
+                option = int(chosen[j])
+                if not (self.kept[option] and self.packing.can_stay(j) and self._take(j, option)):
+                    others.append(j)
         return [j for j in others if not self._take(j, int(chosen[j]))]
 
     def repack(self, chosen: Ints) -> list[int]:
@@ -149,20 +156,19 @@ class Seating:
 
         Of the spanning ones, first those that need one rack.
         """
-        menu = self.menu
-        picked = [j for j in range(len(self.option)) if not self.pinned[j] and self.gpus[int(chosen[j])] > 0]
-        return sorted(
-            picked,
-            key=lambda j: (
-                int(menu.nodes[chosen[j]]) == 1,
-                int(menu.racks[chosen[j]]) == OVER_RACKS,
-                -int(menu.nodes[chosen[j]]),
-                -int(menu.per_node[chosen[j]]),
-                self.packing.nodes_open_to(j),
-                not self.kept[int(chosen[j])],
-                j,
-            ),
+        menu, picked = self.menu, np.asarray(chosen, dtype=np.int64)
+        nodes = menu.nodes[picked]
+        ranked = np.lexsort(
+            (
+                ~menu.kept[picked],
+                self.packing.open_to,
+                -menu.per_node[picked],
+                -nodes,
+                menu.racks[picked] == OVER_RACKS,
+                nodes == 1,
+            )
         )
+        return list(ranked[(menu.gpus[picked] > 0)[ranked] & ~menu.pinned[ranked]].tolist())
 
     def _take(self, j: int, option: int) -> bool:
         found = self.seat_for(j, option)
