@@ -9,7 +9,7 @@ PYTHON := $(VENV)/bin/python
 # Two cores and sixteen ranks: one thread per rank, as a job's launcher sets it too.
 export OMP_NUM_THREADS := 1
 
-.PHONY: help setup demo compare bench-sim test unit integration lint types bench-policy bench-agent bench-accuracy clean
+.PHONY: help setup demo compare bench-sim test test-newer-slurm unit integration lint types bench-policy bench-agent bench-accuracy clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ test: setup ## everything that must hold: style, types, arrows, unit tests, real
 	$(MAKE) --no-print-directory types || status=1; \
 	$(PYTHON) -m pytest tests/unit tests/sim tests/integration || status=$$?; \
 	exit $$status
+
+test-newer-slurm: ## the Slurm tests on a newer Slurm, in a Debian root of its own (minutes; root)
+	@contrib/devcluster/newer.sh
 
 unit: setup ## the pure tests only (seconds)
 	@$(PYTHON) -m pytest -q tests/unit
