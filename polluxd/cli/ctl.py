@@ -22,6 +22,7 @@ from . import explain as explaining
 from . import fairness as fair
 from . import top as live
 from .access import ConfigOption, JsonOption
+from .autoscale import autoscale
 from .jobs import JOB_COLUMNS
 from .output import Column, Row, clock, duration, emit, emit_json, number, plain, table
 from .simulate import simulate
@@ -37,6 +38,7 @@ app = typer.Typer(
 app.add_typer(tuning.app, name="fairness")
 app.add_typer(cycles.app, name="cycle")
 app.command()(simulate)
+app.command()(autoscale)
 
 JobArgument = Annotated[int, typer.Argument(metavar="JOB", min=1, help="Slurm job id")]
 

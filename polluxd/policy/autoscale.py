@@ -33,10 +33,16 @@ class Scale:
     expected: float
     """At the desired size."""
     reason: str
+    tried: tuple[tuple[int, float], ...] = ()
+    """(nodes, utility) of the sizes that were looked at, smallest first."""
 
 
 def utility(snapshot: Snapshot, plan: Plan) -> float:
-    """UTILITY of a plan on the snapshot's nodes; 0 without GPUs. A job not fitted yet counts as scaling linearly."""
+    """UTILITY of a plan on the snapshot's nodes; 0 without GPUs. A job not fitted yet counts as scaling linearly.
+
+    The one GPU that a job is compared with is of the type that it has.
+    """
+    kind = {n.name: n.gpu_type for n in snapshot.nodes}
     gpus = sum(n.capacity for n in snapshot.nodes)
     if gpus == 0:
         return 0.0
@@ -49,7 +55,8 @@ def utility(snapshot: Snapshot, plan: Plan) -> float:
         if report is None or report.params is None:
             total += allocation.placement.gpus
             continue
-        function = Goodput(report.params, report.noise, report.limits, job.spec.adaptive)
+        fit = report.params_by_type.get(kind.get(allocation.placement.nodes[0], ""), report.params)
+        function = Goodput(fit, report.noise, report.limits, job.spec.adaptive)
         alone = float(function.optimize(1, 1).goodput)
         if alone <= 0:
             # One GPU is not enough for its least batch: per GPU, it is worth what it makes of those it has.
@@ -67,7 +74,7 @@ def desired_nodes(
     high: float = HIGH,
     template: Node | None = None,
 ) -> Scale:
-    """The number of nodes to have, between `least` and `most`.
+    """The number of nodes with GPUs to have, between `least` and `most`.
 
     Sizes are tried on copies of the snapshot: the first nodes by name stay, new ones copy `template` (default: the
     first node). Raises ValueError when the limits contradict each other or there is no node to copy.
@@ -76,6 +83,7 @@ def desired_nodes(
         raise ValueError(f"autoscaling needs 0 <= least <= most, got least={least}, most={most}")
     if not 0 <= low <= high:
         raise ValueError(f"autoscaling needs 0 <= low <= high, got low={low}, high={high}")
+    snapshot = replace(snapshot, nodes=tuple(n for n in snapshot.nodes if n.gpus > 0))
     present = len(snapshot.nodes)
     if not snapshot.jobs:
         return Scale(least, 0.0, 0.0, "no job: the least that is allowed")
@@ -90,13 +98,19 @@ def desired_nodes(
     start = min(max(present, least), most)
     now = at(start) if start else float("inf")
     if low <= now <= high:
-        return Scale(start, now, now, f"utility {now:.2f} lies between {low} and {high}")
+        return Scale(start, now, now, f"utility {now:.2f} lies between {low} and {high}", ((start, now),))
     if start == 0:
         start, now = 1 if most else 0, at(1) if most else 0.0
     middle = (low + high) / 2
     best = _search(at, middle, max(least, 1), start) if now < low else _search(at, middle, start, most)
     side = "below" if now < low else "above"
-    return Scale(best, now, at(best), f"utility {now:.2f} is {side} the range {low} to {high}")
+    return Scale(
+        best,
+        now,
+        at(best),
+        f"utility {now:.2f} is {side} the range {low} to {high}",
+        tuple(sorted(known.items())),
+    )
 
 
 def _search(at: Callable[[int], float], aim: float, low: int, high: int) -> int:

@@ -16,6 +16,7 @@ from polluxd.encoding import encode
 from polluxd.errors import ConfigError
 from polluxd.model import Allocation, Job, JobSpec, Node, Placement, Plan, Report, Settings, Snapshot
 from polluxd.policy import decide
+from polluxd.policy.autoscale import desired_nodes
 from polluxd.store import CycleSummary, CycleView
 
 THETA = ThroughputParams(0.05, 0.002, 0.005, 0.0005, 0.01, 0.001, 2.0)
@@ -269,3 +270,24 @@ def test_every_setting_is_shown_in_words():
     )
     for part in ("GPU ceilings     account a=8", "user u=2", "90 s", "1,2", "hysteresis       0.05"):
         assert part in text
+
+
+def test_autoscale_shows_the_size_that_the_policy_wishes_for(recorded, polluxctl):
+    said = polluxctl("autoscale", "--least", "1", "--most", "6", "--json")
+    assert said.status == 0, said.err
+    found, wished = json.loads(said.out), desired_nodes(SNAPSHOT, least=1, most=6)
+    assert (found["desired"], found["utility"], found["reason"]) == (
+        wished.nodes,
+        wished.utility,
+        wished.reason,
+    )
+    assert found["nodes"] == len(SNAPSHOT.nodes)
+    assert [(t["nodes"], t["utility"]) for t in found["tried"]] == list(wished.tried)
+    words = polluxctl("autoscale", "--least", "1", "--most", "6").out
+    assert f"{wished.reason}." in words
+    assert f"Desired: {wished.nodes} node" in words
+    forced = polluxctl("autoscale", "--least", "5", "--most", "5", "--json")
+    assert json.loads(forced.out)["desired"] == 5
+    assert polluxctl("autoscale", "--least", "3", "--most", "2").status == 2
+    recorded.data = None
+    assert "no snapshot is kept yet" in polluxctl("autoscale").err

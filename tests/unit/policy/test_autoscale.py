@@ -7,7 +7,7 @@ import pytest
 from polluxd.model import JobSpec
 from polluxd.policy import decide
 from polluxd.policy.autoscale import HIGH, LOW, desired_nodes, utility
-from tests.unit.policy.scenarios import job, node, nodes, report, running, snapshot
+from tests.unit.policy.scenarios import THETAS, job, node, nodes, report, running, snapshot
 
 
 def stubborn(count):
@@ -53,3 +53,20 @@ def test_limits_are_kept_and_no_job_needs_no_node():
 def test_jobs_on_nodes_that_would_go_are_placed_anew():
     jobs = [running(1, ["n003"], 1, JobSpec(max_gpus=1), report=report())]
     assert desired_nodes(snapshot(nodes(8), jobs), least=1, most=8).nodes == 1
+
+
+def test_what_was_tried_is_told_and_nodes_without_gpus_do_not_count():
+    found = desired_nodes(snapshot([*nodes(16), node("login", 0)], stubborn(2)), least=1, most=32)
+    assert dict(found.tried)[16] == found.utility
+    assert dict(found.tried)[found.nodes] == found.expected
+    assert found == desired_nodes(snapshot(nodes(16), stubborn(2)), least=1, most=32)
+
+
+def test_a_job_is_compared_with_one_gpu_of_its_own_type():
+    quick = THETAS["scalable"]._replace(alpha_grad=0.005, beta_grad=0.0002)
+    spec = JobSpec(max_gpus=1)
+    members = [node("a", 4, gpu_type="a100"), node("t", 4, gpu_type="t4")]
+    snap = snapshot(members, [job(1, spec, report=report(params_by_type={"a100": quick}))])
+    plan = decide(snap)
+    assert plan.of(1).placement.nodes == ("a",)
+    assert utility(snap, plan) == pytest.approx(1 / 8)

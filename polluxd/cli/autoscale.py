@@ -1,0 +1,61 @@
+"""`polluxctl autoscale`: how many nodes a cloud cluster should have now, and why. Shows; acts on nothing."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from polluxd.encoding import decode_snapshot
+from polluxd.errors import ConfigError, PolluxError
+from polluxd.policy.autoscale import HIGH, LOW, desired_nodes
+
+from . import access
+from .access import ConfigOption, JsonOption
+from .output import count, emit_json
+
+
+def autoscale(
+    config: ConfigOption = None,
+    least: Annotated[int, typer.Option(metavar="NODES", help="never fewer")] = 0,
+    most: Annotated[
+        int | None, typer.Option(metavar="NODES", help="never more; default: twice the present nodes")
+    ] = None,
+    low: Annotated[float, typer.Option(metavar="UTILITY", help="below it, nodes are to go")] = LOW,
+    high: Annotated[float, typer.Option(metavar="UTILITY", help="above it, nodes are to come")] = HIGH,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how many nodes the jobs of the newest decision make good use of; starts and stops none."""
+    newest = access.open_store(config)[0].newest_snapshot()
+    if newest is None:
+        raise PolluxError("no snapshot is kept yet: polluxd stores one with each decision")
+    cycle, data = newest
+    snapshot = decode_snapshot(data)
+    present = sum(n.gpus > 0 for n in snapshot.nodes)
+    try:
+        wished = desired_nodes(
+            snapshot, least=least, most=max(2 * present, least) if most is None else most, low=low, high=high
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if as_json:
+        emit_json(
+            {
+                "cycle": cycle,
+                "nodes": present,
+                "desired": wished.nodes,
+                "utility": wished.utility,
+                "expected": wished.expected,
+                "reason": wished.reason,
+                "tried": [{"nodes": nodes, "utility": found} for nodes, found in wished.tried],
+            }
+        )
+        return
+    change = wished.nodes - present
+    step = f"{abs(change)} {'more' if change > 0 else 'fewer'}" if change else "as now"
+    typer.echo(
+        f"On the jobs and nodes of cycle {cycle}, {count(present, 'node')} with GPUs: {wished.reason}."
+    )
+    typer.echo(f"Desired: {count(wished.nodes, 'node')} ({step}), expected utility {wished.expected:.2f}.")
+    for nodes, found in wished.tried:
+        typer.echo(f"  {count(nodes, 'node'):<12} utility {found:.2f}")
