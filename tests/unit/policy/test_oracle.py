@@ -120,11 +120,11 @@ def with_racks(snap: Snapshot, seed: int) -> Snapshot:
                 alpha_rack=found.params.alpha_node * worse, beta_rack=found.params.beta_node * worse
             )
             found = replace(found, params=fit)
-        j = replace(j, report=found, partition="main,side")
-        if not j.placement and len(whole) > 1 and rng.random() < 0.3:
+        place, started = j.placement, j.started
+        if not place and len(whole) > 1 and rng.random() < 0.3:
             held, whole = whole[:2], whole[2:]
-            j = replace(j, placement=Placement(tuple(held), nodes[0].gpus), started=True)
-        jobs.append(j)
+            place, started = Placement(tuple(held), nodes[0].gpus), True
+        jobs.append(replace(j, report=found, partition="main,side", placement=place, started=started))
     return replace(snap, nodes=nodes, jobs=tuple(jobs))
 
 
