@@ -127,7 +127,9 @@ def next_action(
         return Fail(f"the job ended ({job.raw_state}) in the midst of the move")
     if job.state is JobState.PENDING and job.held_by_user and move.step is not Step.PLANNED:
         return Fail("the job was held (scontrol hold) in the midst of the move")
-    if move.cancelled_by and job.state is JobState.RUNNING and move.step in _REVOCABLE:
+    if move.cancelled_by and (
+        move.step is Step.PLANNED or (job.state is JobState.RUNNING and move.step in _REVOCABLE)
+    ):
         return Withdraw(f"cancelled by {move.cancelled_by}", rest=True)
     match move.step:
         case Step.PLANNED:

@@ -17,13 +17,14 @@ import typer
 from polluxd.errors import ConfigError, PolluxError
 from polluxd.store import Store
 
-from . import access, cycles, tuning
+from . import access, cycles, orders, tuning
 from . import explain as explaining
 from . import fairness as fair
 from . import top as live
 from .access import ConfigOption, JsonOption
 from .autoscale import autoscale
 from .jobs import JOB_COLUMNS
+from .orders import JobArgument
 from .output import Column, Row, clock, duration, emit, emit_json, number, plain, table
 from .simulate import simulate
 from .view import audit_rows, job_row, job_rows, move_rows, status_row
@@ -39,8 +40,9 @@ app.add_typer(tuning.app, name="fairness")
 app.add_typer(cycles.app, name="cycle")
 app.command()(simulate)
 app.command()(autoscale)
-
-JobArgument = Annotated[int, typer.Argument(metavar="JOB", min=1, help="Slurm job id")]
+app.command()(orders.pin)
+app.command()(orders.unpin)
+app.command("cancel-move")(orders.cancel_move)
 
 MOVE_COLUMNS = (
     Column("id", "ID", right=True, rank=4),

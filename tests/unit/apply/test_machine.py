@@ -250,3 +250,33 @@ def test_intents_give_back_before_they_take() -> None:
         tuple(Allocation(j, p, 1.0, 1.0, 32, True, "why") for j, p in wanted.items()), 1.0, 1.0, "by hand"
     )
     assert [(i.job_id, i.path) for i in intents(plan, jobs)] == [(2, "requeue"), (3, "park"), (1, "start")]
+
+
+def test_a_move_taken_back_ends_while_the_job_still_runs_and_not_later() -> None:
+    def cancelled(step: Step, path: str = "requeue") -> Reallocation:
+        return replace(move(step, path), cancelled_by="ann@host")
+
+    for step in (Step.PLANNED, Step.DRAINING, Step.CHECKPOINTED):
+        assert act(cancelled(step), slurm_job(), report()) == Withdraw("cancelled by ann@host", rest=True)
+    assert act(cancelled(Step.PLANNED, "start"), slurm_job(JobState.PENDING)) == Withdraw(
+        "cancelled by ann@host", rest=True
+    )
+    free = room({"n1": 4, "n2": 4})
+    assert act(cancelled(Step.REQUEUED), slurm_job(JobState.PENDING), room=free) == Configure()
+    assert act(cancelled(Step.CHECKPOINTED), slurm_job(JobState.PENDING, restarts=1)) == Reach(Step.REQUEUED)
+
+
+def test_a_clock_set_back_ends_no_wait_early_and_prolongs_none() -> None:
+    pending, free = slurm_job(JobState.PENDING), room({"n1": 4, "n2": 4})
+    ahead = move(Step.REQUEUED, waited=-3600.0)  # requeued in what is now the future
+    assert act(ahead, pending, room=free, waited=0.4) == Wait()
+    assert act(ahead, pending, room=free, waited=1.5) == Configure()
+
+
+def test_a_node_drained_in_the_meantime_is_no_target() -> None:
+    nodes = (Node("n1", 4, schedulable=False), Node("n2", 4))
+    smaller = move(Step.PLANNED, target=Placement(("n1",), 1))
+    now = capacity(nodes, {7: slurm_job()}, [smaller])
+    assert act(smaller, slurm_job(), room=now) == Wait()
+    away = move(Step.PLANNED, target=Placement(("n2",), 2))
+    assert act(away, slurm_job(), room=now) == Drain()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from polluxd.apply.intents import Intent
 from polluxd.apply.machine import Limits
 from polluxd.apply.reconciler import Reconciler
 from polluxd.errors import SlurmRefused
-from polluxd.model import JobSpec, Node, Placement, Reallocation, Step
+from polluxd.model import NO_PLACEMENT, JobSpec, Node, Placement, Reallocation, Step
 from polluxd.slurm.fake import FakeSlurm
 from polluxd.slurm.protocol import Geometry
+from polluxd.store.fake import FakeRows, FakeStore
 
 
 class MemoryStore:
@@ -27,14 +30,15 @@ class MemoryStore:
         return True
 
 
-def reconciler(slurm: FakeSlurm, store: Any) -> Reconciler:
+def reconciler(slurm: FakeSlurm, store: Any, *, cooldown: float = 0.0, moves_per_hour: int = 0) -> Reconciler:
     return Reconciler(
         slurm,
         store,
         limits=Limits(),
-        cooldown=0.0,
+        cooldown=cooldown,
         lease=300.0,
         max_concurrent=0,
+        moves_per_hour=moves_per_hour,
         authorize=lambda: 1,
         clock=slurm.clock,
         monotonic=slurm.clock,
@@ -89,3 +93,81 @@ def test_leases_of_many_jobs_are_renewed_in_bounded_calls() -> None:
     reconciler(slurm, MemoryStore()).tick(slurm.observe(), {})
     assert {job_id for call in calls for job_id in call} == waiting
     assert max(len(call) for call in calls) <= 250
+
+
+def planned(slurm: FakeSlurm, job_id: int, **more: Any) -> Reallocation:
+    now = {Step.PLANNED: slurm.clock()}
+    return Reallocation(
+        job_id,
+        job_id,
+        0,
+        "requeue",
+        Placement(("n1",), 1),
+        Placement(("n1",), 2),
+        "",
+        Step.PLANNED,
+        now,
+        **more,
+    )
+
+
+def test_a_pause_costs_no_job_a_cooldown_and_a_move_taken_back_one() -> None:
+    slurm = FakeSlurm([Node("n1", 8, cpus=8)])
+    first, second = running(slurm, "n1"), running(slurm, "n1")
+    store = MemoryStore(planned(slurm, first))
+    acting = reconciler(slurm, store, cooldown=60.0)
+    acting.tick(slurm.observe(), {}, paused=True)
+    assert store.reached == [(first, Step.FAILED)]
+    assert acting.resting(first) == 0.0
+    store.moves = [planned(slurm, second, cancelled_by="ann@host")]
+    acting.tick(slurm.observe(), {})
+    assert store.reached[1:] == [(second, Step.FAILED)]
+    assert acting.resting(second) == 60.0
+
+
+def test_the_restart_budget_holds_running_jobs_back_and_starts_others() -> None:
+    slurm = FakeSlurm([Node("n1", 8, cpus=8)])
+    store = FakeStore(FakeRows(slurm.clock))
+    assert store.lead() == 1
+    acting = reconciler(slurm, store, moves_per_hour=2)
+    here, there = Placement(("n1",), 1), Placement(("n1",), 2)
+    wished = [Intent(j, 0, "requeue", here, there, "") for j in (1, 2, 3)]
+    wished.append(Intent(4, 0, "start", NO_PLACEMENT, here, ""))
+    begun = acting.begin(wished, [])
+    assert [m.job_id for m in begun] == [1, 2, 4]
+    for move_begun in begun[:2]:
+        store.advance(move_begun.id, Step.DRAINING, slurm.clock(), epoch=1)
+    assert acting.budget_left() == 0
+    slurm.advance(10.0)
+    assert acting.begin(wished[2:3], []) == []
+    store.rows.moves = [replace(m, times={Step.DRAINING: slurm.clock() - 3700.0}) for m in store.rows.moves]
+    assert acting.budget_left() == 2
+
+
+def test_a_requeued_job_keeps_what_was_left_of_its_time_limit() -> None:
+    slurm = FakeSlurm([Node("n1", 4, cpus=8)])
+    store = FakeStore(FakeRows(slurm.clock))
+    assert store.lead() == 1
+    job_id = slurm.submit(JobSpec(), time_limit_s=3600.0)
+    slurm.configure(job_id, Geometry(("n1",), 1, 1), start=True)
+    slurm.advance(601.0)
+    acting = reconciler(slurm, store)
+    acting.begin([Intent(job_id, 0, "requeue", Placement(("n1",), 1), Placement(("n1",), 2), "")], [])
+    for _ in range(12):
+        acting.tick(slurm.observe(), {})
+        store.rows.acknowledge(1, slurm.clock())
+        slurm.advance(0.5)
+    now = slurm.truth(job_id)
+    assert (now.restart_count, now.gpus_per_node_held) == (1, {"n1": 2})
+    assert now.time_limit_s == 3000.0
+
+
+def test_what_is_remembered_of_jobs_that_are_gone_is_forgotten() -> None:
+    slurm = FakeSlurm([Node("n1", 4, cpus=8)])
+    store = MemoryStore(planned(slurm, 99))
+    acting = reconciler(slurm, store, cooldown=60.0)
+    acting.tick(slurm.observe(), {})  # no such job: the move fails
+    assert acting.resting(99) > 0.0
+    store.moves = []
+    acting.tick(slurm.observe(), {})
+    assert acting.resting(99) == 0.0

@@ -1,0 +1,58 @@
+"""`polluxctl pin`, `unpin`, `cancel-move`: what an administrator orders of one job."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from polluxd.errors import PolluxError
+from polluxd.model import Step
+
+from . import access
+from .access import ConfigOption
+
+JobArgument = Annotated[int, typer.Argument(metavar="JOB", min=1, help="Slurm job id")]
+
+_TOO_LATE = (Step.REQUEUED, Step.CONFIGURED, Step.STARTED)
+
+
+def _set_pin(job: int, config: ConfigOption, *, pinned: bool) -> None:
+    store, _ = access.open_store(config)
+    if not store.set_pin(job, access.who(), pinned=pinned):
+        raise PolluxError(
+            f"job {job} is not known to polluxd, or has ended (`polluxctl jobs` lists those that it manages)"
+        )
+
+
+def pin(job: JobArgument, config: ConfigOption = None) -> None:
+    """Leave a job's GPUs as they are until `unpin`; one that waits is started first."""
+    _set_pin(job, config, pinned=True)
+    typer.echo(
+        f"job {job} is pinned until `polluxctl unpin {job}`: once it runs, polluxd neither moves nor stops it; a move "
+        f"that has begun goes on (`polluxctl cancel-move {job}`)"
+    )
+
+
+def unpin(job: JobArgument, config: ConfigOption = None) -> None:
+    """Let polluxd move a job again."""
+    _set_pin(job, config, pinned=False)
+    typer.echo(f"job {job} may be moved again")
+
+
+def cancel_move(job: JobArgument, config: ConfigOption = None) -> None:
+    """Take back a job's re-allocation, as long as it still runs where it was."""
+    store, _ = access.open_store(config)
+    move = store.cancel_move(job, access.who())
+    if move is None:
+        raise PolluxError(f"job {job} has no re-allocation under way (`polluxctl reallocations {job}`)")
+    if move.step in _TOO_LATE:
+        raise PolluxError(
+            f"job {job} has left {move.source} already (step {move.step}) and will start on {move.target}: too late"
+        )
+    waits = " within 2 minutes, having drained already" if move.step is Step.CHECKPOINTED else ""
+    typer.echo(
+        f"re-allocation {move.id} of job {job} to {move.target} is taken back: it trains on at {move.source}{waits}"
+        if move.source
+        else f"the start of job {job} on {move.target} is taken back"
+    )

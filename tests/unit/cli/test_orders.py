@@ -1,0 +1,56 @@
+"""polluxctl pin, unpin, cancel-move: what is ordered of one job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from polluxd.model import Step
+
+from .conftest import MOVE
+
+
+@pytest.fixture
+def ordered(store, monkeypatch):
+    """The store, with the orders that it was given."""
+    store.orders = []
+
+    def set_pin(job_id, who, *, pinned):
+        store.orders.append((job_id, pinned))
+        return job_id == MOVE.job_id
+
+    def cancel_move(job_id, who):
+        found = [m for m in store.open_reallocations() if m.job_id == job_id]
+        return found[0] if found else None
+
+    monkeypatch.setattr(store, "set_pin", set_pin, raising=False)
+    monkeypatch.setattr(store, "cancel_move", cancel_move, raising=False)
+    return store
+
+
+def test_pin_and_unpin(polluxctl, ordered):
+    job = str(MOVE.job_id)
+    assert "until `polluxctl unpin" in polluxctl("pin", job).out
+    assert polluxctl("unpin", job).status == 0
+    assert ordered.orders == [(MOVE.job_id, True), (MOVE.job_id, False)]
+    unknown = polluxctl("pin", "999")
+    assert unknown.status == 1
+    assert "job 999 is not known" in unknown.err
+    assert len(unknown.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("step", "status", "says"),
+    [
+        (Step.PLANNED, 0, "is taken back: it trains on at"),
+        (Step.CHECKPOINTED, 0, "within 2 minutes"),
+        (Step.REQUEUED, 1, "too late"),
+        (Step.TRAINING, 1, "no re-allocation under way"),
+    ],
+)
+def test_a_move_is_taken_back_while_its_job_still_runs(polluxctl, ordered, step, status, says):
+    ordered.moves = [replace(MOVE, step=step)]
+    said = polluxctl("cancel-move", str(MOVE.job_id))
+    assert said.status == status
+    assert says in said.out + said.err
