@@ -94,6 +94,10 @@ def initial_choice(limits: BatchLimits, nodes: int, gpus: int, *, adaptive: bool
 def nearest_choice(limits: BatchLimits, nodes: int, gpus: int, size: int) -> BatchChoice:
     """A batch size as near to `size` as the division and the limits allow, where times were never measured."""
     size = min(max(size, limits.initial), limits.maximum)
+    if gpus == 1 and size > limits.initial:
+        # In two passes at least, so that the noise scale stays measurable.
+        passes = max(2, -(-size // limits.local_max))
+        return BatchChoice(max(size // passes, limits.local_min), passes - 1)
     return initial_choice(replace(limits, initial=size), nodes, gpus, adaptive=True)
 
 
@@ -111,7 +115,8 @@ def choose(
     """A better batch size than `current` on this placement, or None where none promises 5 % more.
 
     `current_size` is the batch size that was in use (at another placement, perhaps): no choice is larger than it by
-    more than a factor of `growth`, except to reach the smallest batch size that the placement can run.
+    more than a factor of `growth`, except to reach the smallest batch size that the placement can run. Towards a size
+    beyond that reach which promises as much, it goes as far as it may where that costs under 5 %.
     """
     size = current_size if current_size is not None else current.size(gpus) if current else limits.initial
     # The least examples per GPU may lift the smallest batch size above M0; a cap below it would forbid everything.
@@ -125,9 +130,18 @@ def choose(
     if current is None:
         return choice
     now = float(goodput.evaluate(nodes, gpus, current.local_batch, current.accumulation))
-    if choice == current or float(best.goodput) <= HYSTERESIS * now:
+    if choice != current and float(best.goodput) > HYSTERESIS * now:
+        return choice
+    if top >= limits.maximum:
         return None
-    return choice
+    # What lies beyond the cap may be better than what lies below it: one GPU gains nothing from twice its batch in two
+    # passes, and much from twice its batch in each of them. The way there may cost a little.
+    beyond = Goodput(params, noise, limits).optimize(nodes, gpus)
+    if int(beyond.batch_size) <= top or float(beyond.goodput) <= HYSTERESIS * now:
+        return None
+    edge = nearest_choice(limits, nodes, gpus, top)
+    there = float(goodput.evaluate(nodes, gpus, edge.local_batch, edge.accumulation))
+    return edge if size < edge.size(gpus) <= top and HYSTERESIS * there >= now else None
 
 
 def choose_on_arrival(

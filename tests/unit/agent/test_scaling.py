@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from pollux.errors import PolluxAgentError
 from pollux.goodput import NoiseScale
-from pollux.scaling import LearningRateScaler, adascale, rule_for, square_root_adascale
+from pollux.scaling import LearningRateScaler, Legw, adascale, follow, rule_for, square_root_adascale
 from pollux.schedule import ScaledSchedule
 
 
@@ -50,6 +50,51 @@ def test_rules_by_name_and_by_function() -> None:
     assert rule_for(lambda scale, noise: scale / 2, optimizer)(6.0, None) == 3.0
     with pytest.raises(PolluxAgentError, match="adascale"):
         rule_for("cubic", optimizer)
+
+
+def test_legw_stretches_the_users_warm_up_and_ends_at_the_square_root() -> None:
+    rule = rule_for("legw:100", SGD(nn.Linear(2, 1).parameters(), lr=0.1))
+    assert isinstance(rule, Legw)
+    made = 0.0
+    follow(rule, lambda: made)
+
+    def rate(scale: float) -> float:
+        """What a user's linear warm-up over 100 steps to a rate of 1 becomes."""
+        return min(made / 100, 1.0) * rule(scale, None)
+
+    for made in (1.0, 50.0, 100.0, 250.0, 399.0):
+        assert rate(4.0) == pytest.approx(2.0 * made / 400), "sqrt(4), reached after 4 times the steps"
+        assert rate(1.0) == pytest.approx(min(made / 100, 1.0)), "at M0 the user's own"
+    made = 400.0
+    assert rate(4.0) == pytest.approx(2.0)
+    made = 0.0
+    assert math.isfinite(rule(4.0, None))
+    assert Legw(0)(9.0, None) == 3.0
+    for wrong in ("legw:soon", "legw"):
+        with pytest.raises(PolluxAgentError, match="legw:"):
+            rule_for(wrong, SGD(nn.Linear(2, 1).parameters(), lr=0.1))
+    with pytest.raises(PolluxAgentError, match="warm-up"):
+        Legw(-1)
+
+
+@pytest.mark.parametrize("factor", [math.nan, math.inf, -1.0, "two", None])
+def test_a_users_rule_that_gives_no_factor_is_refused(factor: object) -> None:
+    rule = rule_for(lambda scale, noise: factor, SGD(nn.Linear(2, 1).parameters(), lr=0.1))  # type: ignore[arg-type,return-value]
+    with pytest.raises(PolluxAgentError, match="finite factor"):
+        rule(2.0, None)
+
+
+def test_a_users_rule_may_follow_the_training() -> None:
+    class Mine:
+        def follow(self, steps: object) -> None:
+            self.steps = steps
+
+        def __call__(self, scale: float, noise: NoiseScale | None) -> float:
+            return 1.0 + float(self.steps())  # type: ignore[operator]
+
+    rule = rule_for(Mine(), SGD(nn.Linear(2, 1).parameters(), lr=0.1))
+    follow(rule, lambda: 5.0)
+    assert rule(2.0, None) == 6.0
 
 
 @pytest.mark.parametrize("as_tensor", [False, True])

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from pollux.errors import BatchError
 from pollux.goodput import BatchLimits, Goodput, NoiseScale, ThroughputParams
 from pollux.profile import Configuration, StepProfile
-from pollux.tuning import Advisor, BatchChoice, choose, initial_choice, nearest_choice
+from pollux.tuning import (
+    GROWTH,
+    HYSTERESIS,
+    Advisor,
+    BatchChoice,
+    batch_limits,
+    choose,
+    initial_choice,
+    nearest_choice,
+    within_pass,
+)
 
 PARAMS = ThroughputParams(0.05, 0.001, 0.04, 0.0, 0.1, 0.0, 1.0)
 LIMITS = BatchLimits(32, 1024, 4, 128)
@@ -106,3 +117,88 @@ def test_a_straggler_does_not_move_the_profile_and_old_times_fade() -> None:
     again = StepProfile()
     again.load_state_dict(profile.state_dict())
     assert again.final_time(key) == pytest.approx(0.2)
+
+
+# -- the user's bounds ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "most", "per_gpu", "message"),
+    [
+        (32, 16, None, "largest batch size \\(16\\) is below the initial one"),
+        (32, 0, None, "from 1"),
+        (32, 64, (8, 4), "from 8 to 4"),
+        (32, 64, (0, 4), "from 1"),
+        (32, 64, (65, 128), "at least 65 examples, more than the largest batch size \\(64\\)"),
+        (0, None, None, "from 1"),
+    ],
+)
+def test_bounds_that_contradict_each_other_are_refused(
+    batch_size: int, most: int | None, per_gpu: tuple[int, int] | None, message: str
+) -> None:
+    with pytest.raises(BatchError, match=message):
+        batch_limits(batch_size, most, per_gpu, adaptive=True)
+
+
+def test_a_dataset_smaller_than_the_batch_is_refused_at_any_number_of_gpus() -> None:
+    with pytest.raises(BatchError, match="31 samples, fewer than the batch size of 32"):
+        within_pass(LIMITS, 31)
+    assert within_pass(LIMITS, 32).maximum == 32
+    assert within_pass(LIMITS, 5000) == LIMITS
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+@pytest.mark.parametrize("most", [64, 100, 127, 128, 1024])
+def test_a_least_share_above_m0_can_always_be_run_on_one_gpu(most: int, adaptive: bool) -> None:
+    limits = batch_limits(32, most, (64, 128), adaptive=adaptive)
+    assert int(Goodput(PARAMS, NOISY, limits, adaptive).optimize(1, 1).batch_size) > 0
+    first = initial_choice(limits, 1, 1, adaptive=adaptive)
+    assert limits.local_min <= first.local_batch <= limits.local_max
+    assert 32 <= first.size(1) <= most
+    if not adaptive:
+        assert first == BatchChoice(32, 0)
+
+
+def test_the_growth_cap_never_forbids_the_least_size_of_a_placement() -> None:
+    limits = batch_limits(32, 1024, (64, 128), adaptive=True)
+    choice = choose(PARAMS, NOISY, limits, 1, 4, None, current_size=32)
+    assert choice is not None
+    assert choice.local_batch >= 64
+
+
+def test_each_step_of_advice_keeps_hysteresis_and_growth() -> None:
+    for noise in (NOISY, CALM, NoiseScale(1.0, 200.0), NoiseScale(1.0, 0.1)):
+        for gpus in (1, 2, 4, 8):
+            current = initial_choice(LIMITS, 1, gpus, adaptive=True)
+            for _ in range(20):
+                found = choose(PARAMS, noise, LIMITS, 1, gpus, current)
+                if found is None:
+                    break
+                goodput = Goodput(PARAMS, noise, LIMITS)
+                before, after = (
+                    float(goodput.evaluate(1, gpus, c.local_batch, c.accumulation)) for c in (current, found)
+                )
+                assert after > before / HYSTERESIS
+                if found.size(gpus) < GROWTH * current.size(gpus) - gpus * (found.accumulation + 1):
+                    assert after > HYSTERESIS * before, "only the way to something better may cost anything"
+                assert found.size(gpus) <= GROWTH * current.size(gpus)
+                assert LIMITS.initial <= found.size(gpus) <= LIMITS.maximum
+                assert LIMITS.local_min <= found.local_batch <= LIMITS.local_max
+                current = found
+            else:
+                pytest.fail(f"never settled with {noise} on {gpus} GPUs")
+
+
+def test_growth_goes_on_where_only_the_second_doubling_pays() -> None:
+    """One GPU above M0 accumulates: twice M0 in two passes gains nothing, four times M0 gains much."""
+    limits = BatchLimits(32, 1024, 4, 64)
+    at_first = BatchChoice(32, 0)
+    on_the_way = choose(PARAMS, NOISY, limits, 1, 1, at_first)
+    assert on_the_way == BatchChoice(32, 1)
+    goodput = Goodput(PARAMS, NOISY, limits)
+    there = choose(PARAMS, NOISY, limits, 1, 1, on_the_way)
+    assert there is not None
+    assert there.size(1) <= 128
+    gain = goodput.evaluate(1, 1, there.local_batch, there.accumulation) / goodput.evaluate(1, 1, 32, 0)
+    assert float(gain) > HYSTERESIS
+    assert choose(PARAMS, CALM, limits, 1, 1, at_first) is None

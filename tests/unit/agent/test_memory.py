@@ -1,0 +1,185 @@
+"""Memory that runs out: caught once, turned into a bound, without losing a sample."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.utils.data import TensorDataset
+
+from pollux import attach
+from pollux.errors import BatchError
+from pollux.memory import FILE, is_out_of_memory
+
+EXAMPLES = 101
+
+
+def data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(EXAMPLES, 4, generator=generator)
+    return TensorDataset(x, x.sum(1, keepdim=True), torch.arange(EXAMPLES))
+
+
+class Fails(nn.Module):
+    """Raises as CUDA does for a batch above `most`, after `healthy` passes, in its forward or its backward pass."""
+
+    def __init__(self, most: int, healthy: int = 0, *, backward: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = nn.Linear(4, 1)
+        self.most, self.healthy, self.backward, self.passes = most, healthy, backward, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        out: torch.Tensor = self.inner(x)
+        if len(x) > self.most and self.passes > self.healthy:
+            if not self.backward:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+            out.register_hook(self._fail)
+        return out
+
+    def _fail(self, grad: torch.Tensor) -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+
+def train(
+    model: Fails, directory: Path | None = None, *, per_gpu: tuple[int, int] = (2, 32), **options: Any
+) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    job = attach(model, optimizer, checkpoint_dir=directory, **options)
+    loader = job.loader(data(), 32, per_gpu=per_gpu)
+    seen: list[int] = []
+    steps = []
+    for _ in job.epochs(1, passes=True):
+        uncounted: list[int] = []
+        for x, y, ids in loader:
+            with job.micro_batch():
+                job.backward(mse_loss(job.model(x), y))
+                uncounted += ids.tolist()
+            if job.sync_gradients:
+                assert all(p.grad is not None for p in model.parameters())
+                optimizer.step()
+                optimizer.zero_grad()
+                steps.append((job.local_batch, job.accumulation))
+                seen, uncounted = seen + uncounted, []
+    job.close()
+    return job, seen, steps
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_one_rank_takes_the_step_again_in_smaller_passes(backward: bool) -> None:
+    model = Fails(20, healthy=2, backward=backward)
+    job, seen, steps = train(model, sampling=1000)
+    assert sorted(seen) == list(range(EXAMPLES)), "no sample lost, none used twice"
+    assert (job.limits.local_max, job.batch_size) == (16, 32), "the bound is kept, and the batch size too"
+    assert (16, 1) in steps
+
+
+def test_the_failed_step_is_the_one_that_plain_training_takes() -> None:
+    whole, halved = Fails(1000), Fails(20)
+    train(whole, sampling=1000)
+    train(halved, sampling=1000)
+    for one, other in zip(whole.parameters(), halved.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_memory_that_runs_out_at_the_bound_is_an_error() -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        train(Fails(10), sampling=1000)
+
+
+def test_a_batch_that_may_not_shrink_is_an_error() -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        train(Fails(20), per_gpu=(20, 32), sampling=1000)
+
+
+def test_other_errors_are_the_users() -> None:
+    assert not is_out_of_memory(RuntimeError("shapes cannot be multiplied"))
+    assert is_out_of_memory(RuntimeError("CUDA error: out of memory"))
+    assert is_out_of_memory(MemoryError())
+
+
+def test_the_bound_outlives_the_process_and_is_held_to(tmp_path: Path) -> None:
+    train(Fails(20), tmp_path, sampling=1000)
+    job, _, _ = train(Fails(20), tmp_path, sampling=1000)
+    assert job.limits.local_max == 16
+    with pytest.raises(BatchError, match="lower it to 16"):
+        train(Fails(20), tmp_path, per_gpu=(20, 32))
+    (tmp_path / FILE).write_text("{ half a file")
+    job, _, _ = train(Fails(20), tmp_path, sampling=1000)
+    assert job.limits.local_max == 16, "the checkpoint holds it too"
+
+
+SCRIPT = """
+import json, sys
+import torch, torch.distributed as dist
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.utils.data import TensorDataset
+import pollux
+
+generator = torch.Generator().manual_seed(3)
+x = torch.randn(101, 4, generator=generator)
+dataset = TensorDataset(x, x.sum(1, keepdim=True), torch.arange(101))
+
+class Seen:
+    ids: list = []
+    def state_dict(self):
+        return {"ids": list(self.ids)}
+    def load_state_dict(self, state):
+        self.ids = list(state["ids"])
+
+torch.manual_seed(0)
+model, seen = nn.Linear(4, 1), Seen()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+job = pollux.attach(model, optimizer, state=seen, checkpoint_dir=sys.argv[1])
+loader = job.loader(dataset, 32, per_gpu=(1, 32))
+passes = 0
+for _ in job.epochs(2, passes=True):
+    for inputs, targets, ids in loader:
+        with job.micro_batch():
+            out = job.model(inputs)
+            passes += 1
+            if job.rank == 1 and len(inputs) > 10 and passes > 5:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+            job.backward(mse_loss(out, targets))
+            every = [None, None]
+            dist.all_gather_object(every, ids.tolist() if job.stepper.data.local_samples else [])
+            seen.ids += every[0] + every[1]
+        if job.sync_gradients:
+            optimizer.step()
+            optimizer.zero_grad()
+if job.is_main:
+    print(json.dumps({"ids": seen.ids, "local_max": job.limits.local_max, "m": job.local_batch}))
+"""
+
+
+def test_several_ranks_start_again_from_the_checkpoint_with_the_bound(tmp_path: Path) -> None:
+    script, checkpoints = tmp_path / "train.py", tmp_path / "checkpoints"
+    script.write_text(SCRIPT)
+    agent = Path(__file__).parents[3] / "agent"
+    done = subprocess.run(
+        [sys.executable, "-m", "pollux.launch", "run", "--nproc", "2", str(script), str(checkpoints)],
+        env={**os.environ, "PYTHONPATH": str(agent), "POLLUX_CHECKPOINT_INTERVAL": "0.001"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "rank 1" in done.stderr
+    assert "do not fit into the memory" in done.stderr
+    assert "starting all ranks again" in done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert (result["local_max"], result["m"]) == (8, 8)
+    assert Counter(result["ids"]) == dict.fromkeys(range(EXAMPLES), 2), "every sample once in each pass"
+    assert json.loads((checkpoints / FILE).read_text()) == {"cpu": 8}

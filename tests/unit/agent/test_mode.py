@@ -1,0 +1,116 @@
+"""Modes observe, advise and enforce: who may change what, and who says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.utils.data import TensorDataset
+
+from pollux import attach
+from pollux.errors import PolluxAgentError
+from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
+from pollux.mode import Mode, mode_for
+from pollux.profile import Configuration, StepProfile
+from pollux.reporting import report_of
+from pollux.tuning import HYSTERESIS, Advisor, BatchChoice
+
+PARAMS = ThroughputParams(0.05, 0.001, 0.04, 0.0, 0.1, 0.0, 1.0)
+NOISY = NoiseScale(sqr=1.0, var=20.0)
+
+
+def test_script_then_environment_then_enforce() -> None:
+    assert mode_for("observe", None, True, {"POLLUX_MODE": "advise"}) == (Mode.OBSERVE, False)
+    assert mode_for(None, None, True, {"POLLUX_MODE": "advise"}) == (Mode.ADVISE, False)
+    assert mode_for(None, None, True, {}) == (Mode.ENFORCE, True)
+    assert mode_for(None, None, False, {}) == (Mode.ENFORCE, False), "plain training outside of Pollux"
+    assert mode_for("enforce", None, False, {}) == (Mode.ENFORCE, True), "a script may ask for it there"
+    assert mode_for("enforce", False, True, {}) == (Mode.ENFORCE, False), "adaptive=False has the last word"
+    assert mode_for("advise", True, True, {}) == (Mode.ADVISE, False)
+    with pytest.raises(PolluxAgentError, match=r"POLLUX_MODE.*observe, advise, enforce.*'asdvise'"):
+        mode_for(None, None, True, {"POLLUX_MODE": "asdvise"})
+
+
+def train(mode: str, sampling: int = 1) -> tuple[Any, list[tuple[int, ...]], dict[str, Any]]:
+    """Passes at a batch of 32; once the noise is known, it is said to be such that larger batches are worth while."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(320, 4, generator=generator)
+    dataset = TensorDataset(x, x.sum(1, keepdim=True))
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    job = attach(model, optimizer, mode=mode, sampling=sampling)
+    loader = job.loader(dataset, 32, max_batch_size=320, per_gpu=(4, 64))
+    advisor = job.stepper.advisor
+    assert advisor is not None
+    advisor.close()  # its thread: here the test asks for advice
+    shapes, told = [], False
+    for _ in job.epochs(40, passes=True):
+        for inputs, targets in loader:
+            with job.micro_batch():
+                shapes.append((len(inputs), job.batch_size, *job.lr_factors))
+                job.backward(mse_loss(job.model(inputs), targets))
+            if job.sync_gradients:
+                optimizer.step()
+                optimizer.zero_grad()
+            if not told and job.noise_scale is not None:
+                told = True
+                advisor.params = PARAMS
+                job._meter.agreed = (NOISY,)
+                job._averages.add = lambda *_: None  # type: ignore[method-assign]
+                job._averages.groups = lambda: [NOISY]  # type: ignore[method-assign]
+                advisor._seen = job.profile.version
+                advisor.advise()
+    assert told, "the noise is measured in every mode"
+    report = report_of(job)
+    job.close()
+    return job, shapes, report
+
+
+def test_observe_changes_nothing() -> None:
+    job, shapes, report = train("observe")
+    assert set(shapes) == {(32, 32)}, "no batch is cut, not even to measure it"
+    assert job.noise_scale is not None
+    assert (report["mode"], report["advice"]) == ("observe", None)
+    assert report["limits"]["maximum"] == 32, "the scheduler counts on the one batch size"
+
+
+def test_advise_says_what_it_would_do(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="pollux"):
+        _, shapes, report = train("advise")
+    assert set(shapes) == {(32, 32)}
+    assert report["mode"] == "advise"
+    assert report["advice"]["batch_size"] > 64, "where growth would lead, not its first step"
+    assert report["advice"]["goodput_ratio"] > HYSTERESIS
+    assert any("would train with batches of" in line for line in caplog.messages)
+
+
+def test_enforce_does_it() -> None:
+    _, shapes, report = train("enforce")
+    assert max(size for _, size, *_ in shapes) > 32
+    assert any(factors and factors[0] > 1.0 for _, _, *factors in shapes)
+    assert (report["mode"], report["advice"]) == ("enforce", None)
+    assert report["limits"]["maximum"] == 320
+
+
+def test_advice_is_logged_once_and_ends_where_it_is_followed(caplog: pytest.LogCaptureFixture) -> None:
+    profile = StepProfile()
+    for m in (8, 16):
+        for _ in range(4):
+            profile.add_local(Configuration(1, 4, m), 0.05 + 0.001 * m)
+            profile.add_final(Configuration(1, 4, m), 0.09 + 0.001 * m)
+    now = BatchChoice(8, 0)
+    limits = BatchLimits(32, 1024, 4, 128)
+    advisor = Advisor(profile, limits, 1, 4, lambda: (NOISY, now), adaptive=False, advises=True)
+    with caplog.at_level("INFO", logger="pollux"):
+        assert advisor.advise()
+        assert advisor.advise()
+    assert len([line for line in caplog.messages if "would train" in line]) == 1
+    assert advisor.proposal is None
+    assert advisor.advice is not None
+    now = advisor.advice.choice
+    assert advisor.advise()
+    assert advisor.advice is None
