@@ -1,0 +1,113 @@
+"""What cannot be, on clusters of one GPU type and of several, with racks and without."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from pollux.goodput import ThroughputParams
+from polluxd.model import JobSpec
+from polluxd.policy import decide
+from polluxd.policy.autoscale import desired_nodes
+from tests.unit.policy.scenarios import THETAS, job, node, report, running, snapshot
+from tests.unit.policy.test_decision import check
+
+THETA = THETAS["scalable"]._replace(alpha_rack=0.2, beta_rack=0.01)
+QUICK = THETA._replace(alpha_grad=0.01, beta_grad=0.0004)
+
+
+def cluster(kind, count=6):
+    return [
+        node(
+            f"n{i}",
+            gpu_type="ab"[i % 2] if "types" in kind else "",
+            rack=f"r{i // 2}" if "racks" in kind else "",
+        )
+        for i in range(count)
+    ]
+
+
+def fitted(theta=THETA, **more):
+    return report(theta, params_by_type={"b": QUICK}, **more)
+
+
+KINDS = pytest.mark.parametrize("kind", ["plain", "types", "racks", "types and racks"])
+
+
+@KINDS
+@pytest.mark.parametrize("field", ThroughputParams._fields)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, 1e300])
+def test_a_fit_that_cannot_be_is_put_aside_and_bends_nobody_elses_plan(kind, field, value):
+    good = [job(n, report=fitted()) for n in (1, 2)]
+    broken = job(3, report=fitted(THETA._replace(**{field: value})))
+    plan = decide(snapshot(cluster(kind), [*good, broken]))
+    check(snapshot(cluster(kind), [*good, broken]), plan)
+    assert f"its fit ({field}={value:g}), so its prior is used" in plan.of(3).reason
+    assert plan.of(3).placement.gpus == 1
+    bare = decide(snapshot(cluster(kind), [*good, job(3, report=replace(fitted(None), explored_gpus=0))]))
+    assert [a.placement for a in plan.allocations] == [a.placement for a in bare.allocations]
+
+
+@pytest.mark.parametrize("kind", ["types", "types and racks"])
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_a_fit_of_another_type_that_cannot_be_is_put_aside_alone(kind, value):
+    bad = report(THETA, params_by_type={"b": QUICK._replace(beta_rack=value)})
+    jobs = [job(1, report=bad), job(2, report=fitted())]
+    plan = decide(snapshot(cluster(kind), jobs))
+    assert f"its fit on b (beta_rack={value:g})" in plan.of(1).reason
+    same = decide(snapshot(cluster(kind), [job(1, report=report(THETA)), jobs[1]]))
+    assert [a.placement for a in plan.allocations] == [a.placement for a in same.allocations]
+
+
+@KINDS
+def test_limits_that_contradict_each_other_or_the_cluster_are_told(kind):
+    asked = {
+        JobSpec(min_gpus=8, max_gpus=4): "infeasible: max-gpus=4 is below min-gpus=8",
+        JobSpec(min_gpus=25): "infeasible: min-gpus=25, but partition main could never give more than",
+        JobSpec(min_gpus=5, max_gpus=7): "infeasible: no placement has between 5 and 7 GPUs",
+        JobSpec(min_gpus=3, max_gpus=3, gpu_counts="powers-of-two"): "gpu-counts=powers-of-two allows",
+    }
+    jobs = [job(n, spec, report=fitted()) for n, spec in enumerate(asked, 1)]
+    plan = decide(snapshot(cluster(kind), [*jobs, job(9, report=fitted())]))
+    for a, words in zip(plan.allocations, asked.values(), strict=False):
+        assert not a.placement
+        assert words in a.reason
+    assert plan.of(9).placement.gpus >= 4
+
+
+@KINDS
+def test_a_job_larger_than_any_rack_or_any_type_s_part(kind):
+    """Twenty GPUs of one type are not there; over racks they are."""
+    plan = decide(snapshot(cluster(kind), [job(1, JobSpec(min_gpus=20, max_gpus=20), report=fitted())]))
+    assert plan.of(1).placement.gpus == (0 if "types" in kind else 20)
+    if "types" in kind:
+        assert plan.of(1).reason.startswith(("infeasible: ", "waits: "))
+
+
+@KINDS
+def test_zero_jobs_zero_nodes_and_nodes_that_have_nothing(kind):
+    jobs = [job(1, report=fitted()), running(2, ["n0"], 2, report=fitted())]
+    none = decide(snapshot(cluster(kind), []))
+    assert (none.allocations, none.gap) == ((), 0.0)
+    gone = decide(snapshot([], jobs))
+    assert "infeasible: no node of partition main is known" in gone.of(1).reason
+    for lost in (
+        [replace(n, schedulable=False) for n in cluster(kind)],
+        [replace(n, foreign_gpus=4) for n in cluster(kind)],
+    ):
+        plan = decide(snapshot(lost, jobs))
+        assert not plan.of(1).placement
+        assert plan.of(1).reason.startswith("waits: ")
+        assert plan.gap < 1e-12
+    assert desired_nodes(snapshot(cluster(kind), []), least=0, most=9).nodes == 0
+
+
+def test_ten_thousand_identical_jobs_of_whom_few_find_room():
+    jobs = [job(n, report=fitted(explored=2)) for n in range(10_000)]
+    plan = decide(snapshot(cluster("types and racks"), jobs))
+    held = [a.placement.gpus for a in plan.allocations]
+    assert sum(held) == 24
+    assert max(held) == 1
+    assert plan.gap < 0.01
