@@ -9,7 +9,7 @@ PYTHON := $(VENV)/bin/python
 # Two cores and sixteen ranks: one thread per rank, as a job's launcher sets it too.
 export OMP_NUM_THREADS := 1
 
-.PHONY: help setup demo compare bench-sim test test-newer-slurm unit integration lint types bench-policy bench-agent bench-accuracy clean
+.PHONY: help setup demo compare bench-sim bench-sim-week test test-newer-slurm unit integration lint types bench-policy bench-agent bench-accuracy clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,6 +22,9 @@ demo: setup ## real trainings on a private Slurm, re-allocated live; then demo-o
 
 compare: setup ## the demo's workload under Pollux, then under plain Slurm; then demo-out/compare.json
 	@$(PYTHON) -m contrib.demo --compare
+
+bench-sim-week: setup ## a week of 5,000 jobs on 2,048 GPUs (half an hour at most); then tests/benchmarks/simulator_week.md
+	@PYTHONPATH=.:agent $(PYTHON) tests/benchmarks/simulator_week.py
 
 bench-sim: setup ## the paper's evaluation replayed (minutes); then tests/benchmarks/simulator.md
 	@PYTHONPATH=.:agent $(PYTHON) tests/benchmarks/simulator.py

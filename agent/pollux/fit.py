@@ -32,6 +32,9 @@ PRIOR_PULL = 1e-3
 """L2 pull towards a prior, per unit of log: measurements, whose error has slope 1, outweigh it."""
 NODE_FACTOR = 1.1
 """Synchronising over nodes is taken to cost at least this much more than on one, until measured."""
+NARROW = 1.25
+"""Batch sizes within this factor tell the time of a local pass, and nothing of how it grows with the batch: what seems
+a slope is the error of the measurements, and would decide whether the job is ever given more GPUs."""
 
 _SMOOTH = 1e-8  # keeps the root differentiable at a perfect fit; an RMSLE of 1e-4
 _GAMMA_STARTS = (1.5, 4.0)
@@ -160,7 +163,7 @@ def _clean(columns: Sequence[ArrayLike], weights: ArrayLike | None, racks: Array
 def _logs(params: ThroughputParams) -> Floats:
     """theta [9] as the fit sees it: logarithms of the times, and gamma itself; an unknown pair is that over nodes."""
     logs = np.empty(_SIZE)
-    logs[:_GAMMA] = np.log(np.clip(params[:_GAMMA], SMALLEST, LARGEST))
+    logs[:_GAMMA] = np.log(np.clip(np.array(params[:_GAMMA], dtype=np.float64), SMALLEST, LARGEST))
     logs[_GAMMA] = np.clip(params.gamma, *GAMMA_RANGE)
     logs[7:] = np.log(np.clip(rack_pair(params), SMALLEST, LARGEST))
     return logs
@@ -181,16 +184,17 @@ def _degrees_of_freedom(
         base[_GAMMA] = GAMMA_RANGE[0]
     else:
         base = _logs(prior)
-    one_batch_size = prior is None and np.unique(data.m).size == 1
-    if one_batch_size:
+    narrow = float(data.m.max()) < NARROW * float(data.m.min())
+    if narrow:
         known[0] = False
     free = np.flatnonzero(known)
     base = np.where(known, 0.0, base)
     tie = np.zeros((_SIZE, free.size))
     tie[free, np.arange(free.size)] = 1.0
-    if one_batch_size:
-        # The measured time is split evenly: alpha_grad = beta_grad * m.
-        base[0] = np.log(data.m[0])
+    if narrow:
+        # The measured time is split evenly, alpha_grad = beta_grad * m, or as earlier runs have found.
+        log_prior = None if prior is None else _logs(prior)
+        base[0] = np.mean(np.log(data.m)) if log_prior is None else log_prior[0] - log_prior[1]
         tie[0] = tie[1]
     return free, base, tie
 
@@ -287,6 +291,8 @@ def _finish(u: Floats, data: _Data, prior: ThroughputParams | None) -> Throughpu
         for local, node in ((2, 4), (3, 5)):
             theta[node] = max(theta[node] if prior is not None else 0.0, NODE_FACTOR * theta[local])
     if not np.any(data.reach == 2):
-        alpha, beta = (None, None) if prior is None else (prior.alpha_rack, prior.beta_rack)
-        return ThroughputParams(*theta[:7], alpha, beta)
+        found = ThroughputParams(*theta[:7])
+        return (
+            found if prior is None else found._replace(alpha_rack=prior.alpha_rack, beta_rack=prior.beta_rack)
+        )
     return ThroughputParams(*theta)

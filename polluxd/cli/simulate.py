@@ -56,6 +56,9 @@ def simulate(
     sweep: Annotated[
         int, typer.Option("--sweep", min=1, help="trials of the synthetic trace's hyper-parameter searches")
     ] = 1,
+    length: Annotated[
+        float, typer.Option("--length", min=0.01, help="of its trainings, against the applications' own")
+    ] = 1.0,
     most_jobs: Annotated[
         int | None, typer.Option("--most-jobs", min=1, help="only the first jobs of a recorded trace")
     ] = None,
@@ -155,7 +158,7 @@ def simulate(
     for path in (as_json, plot):
         if path is not None and not path.absolute().parent.is_dir():
             raise ConfigError(f"{path}: its folder does not exist; make it first")
-    source = _Source(workload, from_sacct, generate_jobs, hours, sweep, most_jobs)
+    source = _Source(workload, from_sacct, generate_jobs, hours, sweep, length, most_jobs)
     jobs, title = source.read(profiles, scenario)
     with _watched(names, len(jobs)) as heard:
         results = compare(jobs, profiles, names, scenario, in_parallel=in_parallel, heard=heard)
@@ -181,6 +184,7 @@ class _Source:
     jobs: int | None
     hours: float
     sweep: int
+    length: float
     most_jobs: int | None
 
     def read(self, profiles: Path | None, scenario: Scenario) -> tuple[tuple[Submission, ...], str]:
@@ -198,6 +202,7 @@ class _Source:
                 cluster_gpus=scenario.gpus,
                 seed=scenario.seed,
                 sweep=self.sweep,
+                length=self.length,
             )
             return made, f"{self.jobs} jobs generated over {self.hours:g} h"
         path = self.sacct or self.workload

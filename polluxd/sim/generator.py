@@ -4,7 +4,7 @@ Arrivals: a Poisson process whose rate follows the working day, 1 - 0.6 cos(2 pi
 two at night, highest at two in the afternoon, beginning at eight. Applications: each is drawn with a weight falling
 with the square root of its GPU time, since small trainings outnumber large ones in every published trace. GPUs: 1, 2,
 4, 8 or 16 with probabilities .5, .15, .2, .1 and .05 (after Philly), as far as the application can use them; the batch
-size scales with them. Length: log-normal around the application's own, sigma 0.5. Sweeps: one arrival in ten is a
+size scales with them. Length: log-normal around `length` times the application's own, sigma 0.5. Sweeps: one arrival in ten is a
 hyper-parameter search of `sweep` like jobs of one GPU at one moment, where `sweep` is above one.
 """
 
@@ -33,6 +33,7 @@ def generate(
     cluster_gpus: int,
     seed: int = 0,
     sweep: int = 1,
+    length: float = 1.0,
 ) -> tuple[Submission, ...]:
     """So many jobs over about so many hours (fewer where there are sweeps). The same seed gives the same trace."""
     random = np.random.default_rng([seed, 0x6E])
@@ -51,7 +52,7 @@ def generate(
         limits = app.limits
         batch = app.fixed_batch or min(max(limits.initial, limits.local_min) * gpus, limits.maximum)
         for _ in range(trials):
-            work = float(np.exp(random.normal(0.0, 0.5)))
+            work = length * float(np.exp(random.normal(0.0, 0.5)))
             found.append(Submission(f"{name}-{len(found)}", time, name, gpus, batch, work))
     return tuple(found)
 

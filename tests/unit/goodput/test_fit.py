@@ -61,6 +61,18 @@ def test_steps_alone_suffice_where_accumulation_was_never_measured():
     assert step_time(found, *rows[:3], 0) == pytest.approx(rows[4], rel=0.03)
 
 
+def test_batch_sizes_nearly_alike_tell_nothing_of_the_slope():
+    rows = [(1, 1, 200), (1, 2, 198), (1, 4, 195), (4, 16, 192)]
+    # The small differences are other nodes' and other neighbours': taken for a slope, there would be none.
+    nodes, gpus, m, accum, optim = measure(PLANTED, rows)
+    flat = accum * np.array([1.0, 1.0, 1.04, 1.05])
+    found = fit(nodes, gpus, m, flat, optim + flat - accum)
+    assert 0.8 < found.alpha_grad / (found.beta_grad * 196) < 1.25
+    prior = PLANTED._replace(alpha_grad=0.02, beta_grad=0.001)
+    kept = fit(nodes, gpus, m, flat, optim + flat - accum, prior=prior)
+    assert kept.alpha_grad / kept.beta_grad == pytest.approx(20.0)
+
+
 def test_gradient_is_that_of_the_loss():
     racks = [1] * 5 + [1, 2, 2, 1, 1, 1]
     data = fitting._clean(measure(PLANTED, FULL, noise=0.1, seed=1), None, racks)
