@@ -38,7 +38,7 @@ KINDS = pytest.mark.parametrize("kind", ["plain", "types", "racks", "types and r
 
 @KINDS
 @pytest.mark.parametrize("field", ThroughputParams._fields)
-@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, 1e300])
+@pytest.mark.parametrize("value", [math.nan, -1.0])
 def test_a_fit_that_cannot_be_is_put_aside_and_bends_nobody_elses_plan(kind, field, value):
     good = [job(n, report=fitted()) for n in (1, 2)]
     broken = job(3, report=fitted(THETA._replace(**{field: value})))
