@@ -9,7 +9,7 @@ PYTHON := $(VENV)/bin/python
 # Two cores and sixteen ranks: one thread per rank, as a job's launcher sets it too.
 export OMP_NUM_THREADS := 1
 
-.PHONY: help setup demo compare bench-sim bench-sim-week test test-newer-slurm unit integration lint types bench-policy bench-agent bench-accuracy clean
+.PHONY: help setup demo compare bench-sim bench-sim-week test test-newer-slurm unit integration lint types bench-policy bench-agent bench-accuracy bench-realloc clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ bench-agent: setup ## what the agent costs per step against plain DDP; bench-out
 bench-accuracy: setup ## accuracy under resizes against plain training, several seeds; bench-out/accuracy.json
 	@mkdir -p bench-out
 	@$(PYTHON) tests/benchmarks/accuracy.py --json bench-out/accuracy.json
+
+bench-realloc: setup ## what a move costs, split by step (minutes); bench-out/realloc.json, tests/benchmarks/realloc.md
+	@$(PYTHON) tests/benchmarks/realloc.py --json bench-out/realloc.json --markdown tests/benchmarks/realloc.md
 
 clean: ## remove what the targets made, the virtual environment excepted
 	rm -rf demo-out bench-out .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist
