@@ -26,18 +26,41 @@ from pollux.data_stream import ElasticStream
 from pollux.errors import BatchError, DataError
 
 
-def elastic_loader(dataset: Any, **options: Any) -> ElasticData:
-    """The loader for a dataset of either kind: ElasticLoader where it is indexed, ElasticStream where only iterated."""
+def elastic_loader(dataset: Any, *, batch_size: int, **options: Any) -> ElasticData:
+    """The loader for a dataset of either kind: ElasticLoader where it is indexed, ElasticStream where only iterated.
+
+    `batch_size` is M0. Raises BatchError where a pass has fewer samples, whatever the ranks: no step would be whole.
+    """
     indexed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
     if isinstance(dataset, IterableDataset) or not indexed:
-        stream = ElasticStream(dataset, **options)
+        if isinstance(dataset, Iterator):
+            raise DataError(
+                f"expected a dataset that starts anew with each iter(), got the iterator {type(dataset).__name__}"
+            )
+        unknown = sorted(set(options) & {"shuffle", "sampler", "num_workers"})
+        if any(options[name] for name in unknown):
+            raise DataError(
+                f"an iterable dataset has its own order and is read in this process: leave out {', '.join(unknown)}, "
+                "shuffle in the dataset, and for workers pass a DataLoader of it with batch_size=None"
+            )
+        stream = ElasticStream(dataset, **{k: v for k, v in options.items() if k not in unknown})
         if not stream.length:
             raise DataError(
                 f"{type(dataset).__name__} has no len(): give the samples of a pass, about, as length=... so that "
                 "epochs and progress can be told"
             )
+        _check_length(stream.length, batch_size)
         return stream
+    sampler = options.get("sampler")
+    _check_length(_length_of(sampler if sampler is not None else dataset), batch_size)
     return ElasticLoader(dataset, **options)
+
+
+def _check_length(length: int, batch_size: int) -> None:
+    if length < batch_size:
+        raise BatchError(
+            f"the dataset has {length} samples, fewer than the batch size of {batch_size}; use a smaller batch size"
+        )
 
 
 class ElasticLoader(ElasticData):

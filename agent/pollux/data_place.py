@@ -23,6 +23,8 @@ class ElasticData(ABC):
 
     def __init__(self, *, rank: int, world_size: int, local_batch: int, seed: int, drop_last: bool) -> None:
         self.drop_last = drop_last
+        self.num_workers = 0
+        """Processes that read ahead: a change of sizes makes them read again."""
         self._rank, self._world_size, self._local_batch = rank, world_size, local_batch
         self._seed = seed
         self._pass = 0

@@ -61,7 +61,6 @@ class ElasticStream(ElasticData):
         if length is not None and length < 1:
             raise DataError(f"expected a stream of at least 1 sample, got length={length}")
         self.dataset = dataset
-        self.num_workers = 0
         self._length = length if length is not None else _told_length(dataset)
         self._transform = transform
         self._collate = collate_fn or default_collate

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class TrainingLoader:
-    """What `job.loader` returns: iterate over it once per epoch. `data` is the ElasticLoader beneath."""
+    """What `job.loader` returns: iterate over it once per epoch. `data` is the loader beneath."""
 
     def __init__(self, job: Job, stepper: Stepper) -> None:
         self.job = job

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pollux import snapshot
 from pollux.control import ControlExchange, Decision
-from pollux.data import ElasticLoader
+from pollux.data_place import ElasticData
 from pollux.environment import checkpoint_directory, number, yes
 from pollux.errors import CheckpointError, RankLost, RestartLoop
 from pollux.goodput import ThroughputParams
@@ -179,7 +179,7 @@ class Restart:
         if isinstance(trouble, RestartLoop):
             raise trouble
 
-    def restore_loader(self, data: ElasticLoader) -> None:
+    def restore_loader(self, data: ElasticData) -> None:
         """Take the data up where the checkpoint left it."""
         if self._state is not None:
             data.load_state_dict(self._state["loader"])
@@ -251,7 +251,7 @@ class Restart:
     def save(
         self,
         parts: Mapping[str, Any],
-        data: ElasticLoader,
+        data: ElasticData,
         exchange: ControlExchange,
         known: Known,
         *,
@@ -345,7 +345,7 @@ class Restart:
     # -- ending -----------------------------------------------------------------------------------------------
 
     def finish(
-        self, parts: Mapping[str, Any], data: ElasticLoader, exchange: ControlExchange, known: Known
+        self, parts: Mapping[str, Any], data: ElasticData, exchange: ControlExchange, known: Known
     ) -> None:
         """The training loop is over: a last checkpoint, so that a restart repeats no step of it."""
         if self._keeper is None or self.save(parts, data, exchange, known, durable=True) is not None:

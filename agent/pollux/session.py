@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from torch.utils.data import Dataset
 
 from pollux import knowledge
 from pollux.control import ControlExchange, Decision
-from pollux.data import ElasticLoader
+from pollux.data import elastic_loader
 from pollux.errors import PolluxAgentError
 from pollux.estimators import CommunicationHook
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
@@ -258,7 +258,7 @@ class Job:
 
     def loader(
         self,
-        dataset: Dataset[Any],
+        dataset: Dataset[Any] | Iterable[Any],
         batch_size: int,
         *,
         max_batch_size: int | None = None,
@@ -268,8 +268,9 @@ class Job:
         """The training data, `batch_size` (M0) examples per step over all GPUs, up to `max_batch_size` as it pays.
 
         `per_gpu` bounds one GPU's share of a pass: by default M0 / 32 to M0, which the user is taken to have run on
-        one GPU. Other options are ElasticLoader's: shuffle, sampler, collate_fn, num_workers, pin_memory, drop_last.
-        Raises BatchError for sizes that contradict each other.
+        one GPU. Other options are ElasticLoader's: shuffle, sampler, collate_fn, num_workers, pin_memory, drop_last; of
+        an iterable dataset ElasticStream's: length (samples of a pass, about), transform, collate_fn, pin_memory,
+        drop_last. Raises BatchError for sizes that contradict each other, DataError for data that cannot be divided.
         """
         if self._stepper is not None:
             raise PolluxAgentError(
@@ -280,8 +281,9 @@ class Job:
         self.progress.initial = batch_size
         self._meter.begin(batch_size)
         at_first = initial_choice(limits, self.world.nodes, self.world.size, adaptive=self.adaptive)
-        data = ElasticLoader(
+        data = elastic_loader(
             dataset,
+            batch_size=batch_size,
             rank=self.rank,
             world_size=self.world.size,
             local_batch=at_first.local_batch,

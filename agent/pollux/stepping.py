@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pollux.control import EXCHANGE_INTERVAL, ControlExchange, Decision
-from pollux.data import ElasticLoader
+from pollux.data_place import ElasticData
 from pollux.goodput import BatchLimits, NoiseScale, gain
 from pollux.measuring import NoiseMeter
 from pollux.memory import MemoryBounds
@@ -72,7 +72,7 @@ class Stepper:
         parts: Callable[[], Mapping[str, Any]],
         adaptive: bool,
         sampling: int | None,
-        data: ElasticLoader,
+        data: ElasticData,
         limits: BatchLimits,
         choice: BatchChoice,
         advisor: Advisor | None,

@@ -343,7 +343,7 @@ def test_transform_runs_on_own_samples_alone() -> None:
 
 def test_a_stream_may_be_read_in_a_worker_process() -> None:
     source: DataLoader[int] = DataLoader(Stream(20), batch_size=None, num_workers=1)
-    loader = elastic_loader(source, rank=0, world_size=1, local_batch=6, length=20)
+    loader = elastic_loader(source, rank=0, world_size=1, local_batch=6, batch_size=6, length=20)
     assert [len(batch) for batch in loader] == [6, 6, 6, 2]
     assert isinstance(loader, ElasticStream)
 
@@ -354,7 +354,7 @@ def test_the_length_of_a_stream_is_found_or_told() -> None:
     assert len(list(stream)) == 4
     assert stream.length == 20
     with pytest.raises(DataError, match="length="):
-        elastic_loader(Stream(20), rank=0, world_size=1, local_batch=6)
+        elastic_loader(Stream(20), rank=0, world_size=1, local_batch=6, batch_size=6)
 
 
 def test_streams_that_cannot_work_are_told() -> None:
