@@ -82,6 +82,8 @@ def _parts(seating: Seating) -> list[_Part] | None:
     kinds = [np.array(numbers) for numbers in classes(packing.nodes).values()]
     sizes = [packing.nodes[int(numbers[0])].gpus for numbers in kinds]
     parts: list[_Part] = []
+    if len(menu.jobs) - sum(seating.pinned) > MOST_PARTS:
+        return None
     for j in range(len(menu.jobs)):
         if seating.pinned[j]:
             continue

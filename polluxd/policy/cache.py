@@ -8,12 +8,14 @@ while those are equal, so are the numbers, bit for bit, and a plan never shows w
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from math import isfinite
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polluxd.model import Job, Node, Settings
-from polluxd.policy import reasons
+from polluxd.model import Job, Node, Report, Settings, Snapshot
+from polluxd.policy import reasons, sanity
 from polluxd.policy.domains import Domain, gpu_types
 from polluxd.policy.feasible import Offers
 from polluxd.policy.listing import Asked, Listed, Listing
@@ -45,10 +47,29 @@ class Cache:
         self._offers: dict[str, tuple[tuple[Node, ...], tuple[object, ...], Offers]] = {}
         self.listed: dict[int, Listed] = {}
         """What each job may be given, and the configurations that this means."""
+        self._sound: dict[int, Report | None] = {}
         self._sentences: dict[int, tuple[Said, str]] = {}
         self.hits = 0
         """Jobs of the last decision whose table was still good."""
         self.misses = 0
+
+    def believable(self, snapshot: Snapshot) -> tuple[Snapshot, dict[int, str]]:
+        """As `sanity.believable`; a report once found sound is not gone through again."""
+        sound = self._sound
+        doubtful = tuple(
+            j
+            for j in snapshot.jobs
+            if sound.get(j.job_id) is not j.report
+            or not isfinite(j.weight + j.age + j.lost_seconds + j.reallocation_cost + (j.waiting or 0.0))
+        )
+        if not doubtful:
+            return snapshot, {}
+        checked, notes = sanity.believable(replace(snapshot, jobs=doubtful))
+        sound.update((j.job_id, j.report) for j in doubtful if j.job_id not in notes)
+        if notes:
+            kept = {j.job_id: j for j in checked.jobs}
+            snapshot = replace(snapshot, jobs=tuple(kept.get(j.job_id, j) for j in snapshot.jobs))
+        return snapshot, notes
 
     def offers(self, domain: Domain, settings: Settings) -> Offers:
         """What the domain's nodes offer, anew if any of them changed."""
@@ -98,6 +119,7 @@ class Cache:
         """Start a decision over these jobs: forget those that are gone."""
         self.hits = self.misses = 0
         self._tables = {number: table for number, table in self._tables.items() if number in job_ids}
+        self._sound = {number: report for number, report in self._sound.items() if number in job_ids}
         self.listed = {number: entry for number, entry in self.listed.items() if number in job_ids}
         self._sentences = {number: known for number, known in self._sentences.items() if number in job_ids}
 

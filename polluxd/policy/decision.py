@@ -16,7 +16,6 @@ from polluxd.policy import (
     objective,
     reasons,
     remarks,
-    sanity,
     search,
 )
 from polluxd.policy.cache import Cache
@@ -59,7 +58,7 @@ def decide(snapshot: Snapshot, *, cache: Cache | None = None) -> Plan:
     """
     cache = Cache() if cache is None else cache
     cache.begin({job.job_id for job in snapshot.jobs})
-    snapshot, doubts = sanity.believable(snapshot)
+    snapshot, doubts = cache.believable(snapshot)
     mean = fairness.mean_weight(snapshot)
     solved = [_solve(domain, snapshot.settings, mean, cache) for domain in split(snapshot)]
     allocations = sorted((a for part in solved for a in part.allocations), key=lambda a: a.job_id)

@@ -70,13 +70,15 @@ def split(snapshot: Snapshot) -> list[Domain]:
     if open_to_all:
         group.join([*(p for n in nodes for p in n.partitions), *(p for w in wanted for p in w), ""])
     limited = [*_limited(jobs, snapshot.settings)]
-    for names in [*(n.partitions for n in nodes), *wanted, *limited]:
+    offered = dict.fromkeys(n.partitions for n in nodes)
+    for names in [*offered, *wanted, *limited]:
         group.join(names)
+    root = {names: group.of(names) for names in {*offered, *wanted}}
     members: dict[str, tuple[list[Node], list[Job]]] = {}
     for node in nodes:
-        members.setdefault(group.of(node.partitions), ([], []))[0].append(node)
+        members.setdefault(root[node.partitions], ([], []))[0].append(node)
     for job in jobs:
-        members.setdefault(group.of(partitions_of(job)), ([], []))[1].append(job)
+        members.setdefault(root[partitions_of(job)], ([], []))[1].append(job)
     return [Domain(tuple(ns), tuple(js)) for ns, js in members.values() if js]
 
 

@@ -193,7 +193,7 @@ class Packing:
         )
 
     def seat_at_home(self, jobs: Sequence[int]) -> bool:
-        """Seat these jobs, which sit nowhere and could each stay alone, where they are: all at once, or none of them."""
+        """Seat these jobs, which sit nowhere and could each stay alone, where they are: all at once, or none."""
         seats = [self.home[j] for j in jobs]
         taken = [
             (n, per_node, j, len(numbers) > 1)

@@ -40,7 +40,13 @@ class Seating:
         return (self.move if self.packing.seats[j] != self.packing.home[j] else self.stay)[self.option[j]]
 
     def total(self) -> float:
-        return sum(self.utility(j) for j in range(len(self.option)))
+        seats, stay, move = zip(self.packing.seats, self.packing.home, strict=True), self.stay, self.move
+        return sum(
+            [
+                stay[o] if seat is home or seat == home else move[o]
+                for o, (seat, home) in zip(self.option, seats, strict=True)
+            ]
+        )
 
     def value(self, option: int) -> float:
         """What the option is worth at best."""
