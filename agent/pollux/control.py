@@ -42,8 +42,8 @@ class Decision:
     """Optimizer steps from one measured gradient to the next."""
     next_exchange: int = 1
     """Optimizer steps until the next exchange."""
-    noise: tuple[NoiseScale, ...] = field(default=())
-    """Per parameter group; empty while unknown."""
+    noise: tuple[NoiseScale | None, ...] = field(default=())
+    """Per parameter group, one model's after the other's; None while unknown."""
 
     @property
     def choice(self) -> BatchChoice:
@@ -55,17 +55,16 @@ class Decision:
         return replace(self, local_batch=choice.local_batch, accumulation=choice.accumulation)
 
     def encode(self, groups: int) -> list[float]:
-        scales = [x for n in self.noise for x in n] if len(self.noise) == groups else [-1.0] * (2 * groups)
+        noise = self.noise if len(self.noise) == groups else (None,) * groups
+        scales = [x for n in noise for x in (n if n is not None else (-1.0, -1.0))]
         head = [self.reallocation, float(self.checkpoint), self.local_batch, self.accumulation]
         return [float(x) for x in (*head, self.sampling, self.next_exchange)] + scales
 
     @classmethod
     def decode(cls, values: list[float]) -> Decision:
         head, scales = [int(x) for x in values[:_HEAD]], values[_HEAD:]
-        known = bool(scales) and scales[0] >= 0
-        noise = (
-            tuple(NoiseScale(q, v) for q, v in zip(scales[::2], scales[1::2], strict=True)) if known else ()
-        )
+        pairs = zip(scales[::2], scales[1::2], strict=True)
+        noise = tuple(NoiseScale(q, v) if q >= 0 else None for q, v in pairs)
         return cls(head[0], bool(head[1]), head[2], head[3], max(head[4], 1), max(head[5], 1), noise)
 
 
@@ -74,7 +73,8 @@ class ControlExchange:
 
     def __init__(self, group: dist.ProcessGroup | None, groups: int) -> None:
         self.group = group
-        self._groups = groups
+        self.groups = groups
+        """Parameter groups of all models together; not to be changed after the first exchange."""
         self._pending: tuple[torch.Tensor, Any] | None = None
         self._countdown = 1
 
@@ -87,7 +87,7 @@ class ControlExchange:
         """Send (rank 0) or expect the next decision; returns the one sent an exchange earlier, None the first time."""
         taken = self.take()
         self._countdown = taken.next_exchange if taken is not None else 1
-        vector = torch.tensor(decision.encode(self._groups), dtype=torch.float64)
+        vector = torch.tensor(decision.encode(self.groups), dtype=torch.float64)
         work = None if self.group is None else dist.broadcast(vector, src=0, group=self.group, async_op=True)
         self._pending = (vector, work)
         return taken
@@ -107,7 +107,7 @@ class ControlExchange:
 
     def agree(self, decision: Decision) -> Decision:
         """Rank 0's decision on every rank at once, waiting for it: for starts and restarts only."""
-        vector = torch.tensor(decision.encode(self._groups), dtype=torch.float64)
+        vector = torch.tensor(decision.encode(self.groups), dtype=torch.float64)
         if self.group is not None:
             try:
                 dist.broadcast(vector, src=0, group=self.group)

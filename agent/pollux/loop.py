@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from pollux.measuring import NoiseMeter
 from pollux.sharding import synchronise
 from pollux.stepping import Stepper
 
@@ -57,22 +58,23 @@ class TrainingLoader:
 class MicroBatch:
     """One forward and backward pass: without synchronisation except in a step's last one."""
 
-    def __init__(self, model: torch.nn.Module, stepper: Stepper) -> None:
+    def __init__(self, model: torch.nn.Module, stepper: Stepper, meter: NoiseMeter) -> None:
         self._model = model
         self._stepper = stepper
+        self._meter = meter
         self._unsynchronised: Any = None
-        self._sharded = stepper.meter.sharded
+        self._sharded = meter.sharded
 
     def __enter__(self) -> None:
         stepper = self._stepper
         stepper.accumulates = True
         if self._sharded:
             # One rank has nothing to communicate: it accumulates in its shards, where no second copy is needed.
-            synchronise(self._model, stepper.synchronises or not stepper.meter.distributed)
+            synchronise(self._model, stepper.synchronises or not self._meter.distributed)
         elif isinstance(self._model, DistributedDataParallel) and not stepper.synchronises:
             self._unsynchronised = self._model.no_sync()
             self._unsynchronised.__enter__()
-        stepper.meter.before_pass(stepper.synchronises)
+        self._meter.before_pass(stepper.synchronises)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -83,8 +85,8 @@ class MicroBatch:
         if self._sharded and not stepper.synchronises:
             synchronise(self._model, True)  # for passes outside of this context
         if error is not None:
-            stepper.meter.abandon_pass()
+            self._meter.abandon_pass()
             return stepper.memory.caught(error, stepper)
         stepper.timer.passed()
-        stepper.meter.after_pass(stepper.synchronises, stepper.share)
+        self._meter.after_pass(stepper.synchronises, stepper.share)
         return False

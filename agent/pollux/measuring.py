@@ -67,6 +67,8 @@ class NoiseMeter:
         self._source: _Source | None = None
         self._kind: SampleKind | None = None
         self._flushed_at = 0
+        self._step = 0
+        self._due_from = 0
         self._hook: HookEstimator | ReduceScatterEstimator | None = None
         self.sharded = is_sharded(model)
         """The model is under fully_shard."""
@@ -104,11 +106,11 @@ class NoiseMeter:
 
     def due(self, step: int) -> bool:
         """Whether optimizer step `step` is to be measured."""
-        return self.norms.warm and (step % self.sampling == 0 or self._differenced.holding)
+        return self.norms.warm and (step >= self._due_from or self._differenced.holding)
 
     def begin_group(self, step: int, passes: int, local_batch: int, batch_size: int, *, whole: bool) -> None:
         """Before a step's first pass. `whole`: it is not cut short by the end of a pass through the data."""
-        self._source = None
+        self._source, self._step = None, step
         if not whole:
             self._differenced.forget()
             return
@@ -160,16 +162,22 @@ class NoiseMeter:
                 pair = self._accumulation.end()
             case _Source.KEEP:
                 self._differenced.keep(unscale)
+                self._measured()
             case _Source.DIFFERENCE:
                 pair = self._differenced.compare(unscale)
                 unscale = None  # already undone in both gradients, whose loss scales may differ
         self._source = None
         if pair is None:
             return
+        self._measured()
         local, total = pair
         if unscale is not None:
             local, total = local * unscale**2, total * unscale**2
         self._buffer.add(self._kind, local, total)
+
+    def _measured(self) -> None:
+        """The next one is due an interval after this one: a model that steps seldom gets its turn too."""
+        self._due_from = self._step + self.sampling
 
     def _unscale(self) -> Tensor | None:
         """AMP's inverse loss scale as a tensor on the device, so that reading it waits for nothing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pollux.profile import Configuration, StepProfile
@@ -70,7 +70,8 @@ class _Pass:
     data: Any
     """Its data was there."""
     ready: Any = None
-    synced: Any = None
+    waits: list[tuple[Any, Any]] = field(default_factory=list)
+    """From the last local gradient to the end of the synchronisation; one for each model that a pass trains."""
     ended: Any = None
     synchronised: bool = False
     counts: bool = False
@@ -129,7 +130,8 @@ class PassTimer:
     def passed(self) -> None:
         """The backward pass is over, synchronisation included."""
         if self._pass is not None and self._pass.ready is not None:
-            self._pass.synced = self._clock.mark()
+            self._pass.waits.append((self._pass.ready, self._clock.mark()))
+            self._pass.ready = None
 
     def end(self, *, synchronised: bool, counts: bool) -> None:
         """The loop's body is over; `counts`: a whole micro-batch like any other of its configuration."""
@@ -157,8 +159,9 @@ class PassTimer:
         self.profile.add_final(done.key, seconds)
         if done.key.gpus == 1:
             self.profile.add_local(done.key, seconds)
-        elif done.ready is not None and done.synced is not None:
-            self.profile.add_local(done.key, seconds - self._clock.seconds(done.ready, done.synced))
+        elif done.waits:
+            waited = sum(self._clock.seconds(*wait) for wait in done.waits)
+            self.profile.add_local(done.key, seconds - waited)
 
     def _stalled(self, wait: float, seconds: float) -> bool:
         """Whether this wait for data is out of proportion to the usual one, which it moves a little."""

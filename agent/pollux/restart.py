@@ -153,6 +153,12 @@ class Restart:
         if self.world.rank == 0:
             logger.info("restored the checkpoint of optimizer step %d", steps)
 
+    def restore_more(self, parts: Mapping[str, Any]) -> None:
+        """Load further parts of the checkpoint that `restore` has opened; before the loader. Raises CheckpointError."""
+        for name, part in parts.items():
+            if part is not None and self._state is not None:
+                self._load(name, part, self._state)
+
     def _load(self, name: str, part: Any, state: Mapping[str, Any]) -> None:
         assert self._keeper is not None
         if name not in state:
@@ -265,7 +271,8 @@ class Restart:
         keeper = self._keeper
         if keeper is None:
             return None
-        mine = (snapshot.rng_state(self.world.device), snapshot.is_finite(parts["model"]))
+        models = [part for name, part in parts.items() if name.endswith("model")]
+        mine = (snapshot.rng_state(self.world.device), all(map(snapshot.is_finite, models)))
         answers = exchange.gather(mine)
         self._saved_at = started = time.monotonic()
         if not all(finite for _, finite in answers):

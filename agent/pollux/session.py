@@ -21,11 +21,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from pollux import knowledge
+from pollux.companion import Companion
 from pollux.control import ControlExchange, Decision
 from pollux.data import elastic_loader
 from pollux.errors import PolluxAgentError
@@ -33,21 +33,18 @@ from pollux.estimators import CommunicationHook
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from pollux.knowledge import introduction
 from pollux.loop import MicroBatch, TrainingLoader
-from pollux.measuring import NoiseMeter
 from pollux.memory import MemoryBounds
 from pollux.mode import Mode, mode_for
-from pollux.noise_scale import DECAY, NoiseAverages
+from pollux.noise_scale import DECAY
 from pollux.pass_timer import PassTimer, clock_of
-from pollux.precondition import GradientNorms
 from pollux.profile import StepProfile
 from pollux.progress import Progress
 from pollux.reporting import report_of
 from pollux.restart import Restart, Times
-from pollux.scaling import LearningRateScaler, Rule, follow, rule_for
-from pollux.schedule import ScaledSchedule
-from pollux.sharding import check_sharded, is_sharded
+from pollux.scaling import Rule, follow, rule_for
 from pollux.snapshot import Stateful
 from pollux.stepping import Stepper
+from pollux.trainee import Trainee, least_noise
 from pollux.tuning import Advisor, BatchChoice, batch_limits, choose_on_arrival, initial_choice, within_pass
 from pollux.world import World, join
 
@@ -84,9 +81,7 @@ def attach(
     """
     parameter = next((p for p in model.parameters() if p.requires_grad), None)
     if parameter is None:
-        raise PolluxAgentError(
-            "expected a model with parameters to train, found none that requires a gradient"
-        )
+        raise PolluxAgentError("expected a model to train, found no parameter that requires a gradient")
     rule = rule_for(scaling, optimizer)
     times = Times.from_environment()
     world = join(parameter.device)
@@ -129,10 +124,6 @@ class Job:
         ddp: dict[str, Any],
         comm_hook: CommunicationHook | None,
     ) -> None:
-        if sampling is not None and sampling < 1:
-            raise PolluxAgentError(
-                f"expected to measure every so many steps, 1 or more, got sampling={sampling}"
-            )
         self.module = model
         """The model as the user passed it."""
         self.optimizer, self.scheduler, self.scaler, self.state = optimizer, scheduler, scaler, state
@@ -140,41 +131,19 @@ class Job:
         self.mode, self.adaptive = mode
         self.progress = Progress(initial=1)
         self.profile = StepProfile(knowledge.gpu_type(world.device, restart.ticket))
-        norms = GradientNorms(optimizer)
-        self._rule, self._restart, self._sampling = rule, restart, sampling
-        self._averages = NoiseAverages(norms.groups, decay=noise_decay)
-        self._schedule = ScaledSchedule(scheduler)
-        follow(rule, lambda: self.progress.steps)
+        self._restart, self._sampling, self._decay = restart, sampling, noise_decay
+        first = self._first = Trainee(model, optimizer, scheduler, rule, noise_decay)
+        self._companions: dict[str, Trainee] = {}
+        self._averages = first.averages
         self._memory = MemoryBounds(world.device, restart.directory)
-        self._exchange = ControlExchange(world.control, norms.groups)
+        self._exchange = ControlExchange(world.control, first.norms.groups)
         self._stepper: Stepper | None = None
         restart.restore(self._parts(), self._exchange)
-        norms.count_from_state()
-        self.model: torch.nn.Module = model
-        """The model to train with: wrapped in DistributedDataParallel where there are other ranks and it is plain."""
-        if is_sharded(model):
-            check_sharded(model, world.size)
-            if comm_hook is not None or ddp:
-                raise PolluxAgentError(
-                    "expected `ddp` and `comm_hook` for a plain model, got one under fully_shard"
-                )
-        elif world.distributed:
-            # Wrapped after restoring: its broadcast from rank 0 makes all ranks equal.
-            if world.device.type == "cuda":
-                ddp.setdefault("device_ids", [world.device])
-            self.model = DistributedDataParallel(model, **ddp)
         self._timer = PassTimer(self.profile, clock_of(world.device))
-        self._meter = NoiseMeter(
-            self.model,
-            norms,
-            self._averages,
-            device=world.device,
-            scaler=scaler,
-            on_ready=self._timer.ready,
-            sampling=sampling or 1,
-            comm_hook=comm_hook,
-        )
-        self._rates = LearningRateScaler(optimizer, on_step=self._on_optimizer_step)
+        self._wrap(first, ddp, comm_hook)
+        self.model: torch.nn.Module = first.model
+        """The model to train with: wrapped in DistributedDataParallel where there are other ranks and it is plain."""
+        self._meter = first.meter
         restart.times.attached_at = time.time()
 
     # -- what the user reads ----------------------------------------------------------------------------------
@@ -215,12 +184,12 @@ class Job:
     @property
     def lr_factors(self) -> tuple[float, ...]:
         """The factor on each parameter group's learning rate; empty where there is none."""
-        return tuple(self._rates.factors)
+        return tuple(self._first.rates.factors)
 
     @property
     def noise_scale(self) -> NoiseScale | None:
-        """The gradient noise scale as all ranks know it; None until measured."""
-        return self._meter.total
+        """The gradient noise scale as all ranks know it, of several models the least; None until measured."""
+        return least_noise(self._trainees())
 
     @property
     def params(self) -> ThroughputParams | None:
@@ -256,6 +225,34 @@ class Job:
 
     # -- what the user calls ----------------------------------------------------------------------------------
 
+    def also(
+        self,
+        name: str,
+        model: torch.nn.Module,
+        optimizer: Optimizer,
+        scheduler: Any | None = None,
+        *,
+        scaling: str | Rule = "auto",
+        ddp: Mapping[str, Any] | None = None,
+        comm_hook: CommunicationHook | None = None,
+    ) -> Companion:
+        """Train a further model by this job, as a GAN's critic; call it before `loader`, on all ranks alike.
+
+        It is saved and restored under `name`, has a noise scale and learning-rate factors of its own, and shares
+        the batches: the model with the least noise scale, to which a larger batch is worth least, decides on their
+        size and on what a step counts. Arguments are as for `attach`. Raises PolluxAgentError.
+        """
+        if self._stepper is not None or not name or name in self._companions:
+            raise PolluxAgentError(
+                f"expected a further model before the loader is made, and under a name of its own; got {name!r}"
+            )
+        rule = rule_for(scaling, optimizer)
+        trainee = self._companions[name] = Trainee(model, optimizer, scheduler, rule, self._decay)
+        self._exchange.groups += trainee.norms.groups
+        self._restart.restore_more(trainee.parts(f"{name}."))
+        self._wrap(trainee, dict(ddp or {}), comm_hook)
+        return Companion(self, trainee)
+
     def loader(
         self,
         dataset: Dataset[Any] | Iterable[Any],
@@ -273,13 +270,12 @@ class Job:
         drop_last. Raises BatchError for sizes that contradict each other, DataError for data that cannot be divided.
         """
         if self._stepper is not None:
-            raise PolluxAgentError(
-                "expected one training loader per job; use torch's DataLoader for evaluation"
-            )
+            raise PolluxAgentError("expected one training loader per job; evaluate with torch's DataLoader")
         limits = batch_limits(batch_size, max_batch_size, per_gpu, adaptive=self.adaptive)
         limits = self._memory.within(limits, self._exchange.gather)
         self.progress.initial = batch_size
-        self._meter.begin(batch_size)
+        for trainee in self._trainees():
+            trainee.meter.begin(batch_size)
         at_first = initial_choice(limits, self.world.nodes, self.world.size, adaptive=self.adaptive)
         data = elastic_loader(
             dataset,
@@ -296,14 +292,11 @@ class Job:
         self._restart.restore_loader(data)
         self._stepper = Stepper(
             world=self.world,
-            meter=self._meter,
+            trainees=self._trainees(),
             memory=self._memory,
             splits=self.mode is Mode.ENFORCE,
             timer=self._timer,
             progress=self.progress,
-            rates=self._rates,
-            rule=self._rule,
-            schedule=self._schedule,
             restart=self._restart,
             exchange=self._exchange,
             parts=self._parts,
@@ -336,7 +329,7 @@ class Job:
 
     def micro_batch(self) -> MicroBatch:
         """Context of one forward and backward pass; only a step's last one synchronises the ranks."""
-        return MicroBatch(self.model, self.stepper)
+        return MicroBatch(self.model, self.stepper, self._meter)
 
     def backward(self, loss: Tensor) -> None:
         """Backpropagate this micro-batch's mean loss by its share of the step (and AMP's loss scale)."""
@@ -351,15 +344,26 @@ class Job:
         self._exchange.take()
         if self._stepper is not None and self._stepper.advisor is not None:
             self._stepper.advisor.close()
-        self._meter.close()
-        self._rates.remove()
+        for trainee in self._trainees():
+            trainee.close()
         self._restart.close()
 
     # -- within -----------------------------------------------------------------------------------------------
 
-    def _on_optimizer_step(self) -> None:
-        if self._stepper is not None:
-            self._stepper.on_optimizer_step()
+    def _trainees(self) -> list[Trainee]:
+        return [self._first, *self._companions.values()]
+
+    def _wrap(self, trainee: Trainee, ddp: dict[str, Any], comm_hook: CommunicationHook | None) -> None:
+        follow(trainee.rule, lambda: self.progress.steps)
+        trainee.wrap(
+            self.world,
+            scaler=self.scaler,
+            sampling=self._sampling,
+            ddp=ddp,
+            comm_hook=comm_hook,
+            on_ready=self._timer.ready,
+            on_step=lambda: self._stepper.on_optimizer_step() if self._stepper is not None else None,
+        )
 
     def _start_advisor(self, limits: BatchLimits) -> Advisor:
         advisor = Advisor(
@@ -384,16 +388,13 @@ class Job:
 
     def _parts(self) -> dict[str, Any]:
         """Everything with `state_dict` that a checkpoint holds, by name."""
-        parts: dict[str, Any] = {
-            "model": self.module,
-            "optimizer": self.optimizer,
-            "scheduler": self.scheduler,
+        parts: dict[str, Any] = self._first.parts() | {
             "scaler": self.scaler,
             "user": self.state,
             "progress": self.progress,
-            "noise": self._averages,
             "memory": self._memory,
             "profile": self.profile,
-            "schedule": self._schedule,
         }
+        for name, trainee in self._companions.items():
+            parts |= trainee.parts(f"{name}.")
         return {name: part for name, part in parts.items() if part is not None}

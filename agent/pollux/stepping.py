@@ -14,15 +14,13 @@ from typing import Any
 
 from pollux.control import EXCHANGE_INTERVAL, ControlExchange, Decision
 from pollux.data_place import ElasticData
-from pollux.goodput import BatchLimits, NoiseScale, gain
-from pollux.measuring import NoiseMeter
+from pollux.goodput import BatchLimits, gain
 from pollux.memory import MemoryBounds
 from pollux.pass_timer import PassTimer
 from pollux.profile import Configuration
 from pollux.progress import Progress
 from pollux.restart import Known, Restart
-from pollux.scaling import LearningRateScaler, Rule
-from pollux.schedule import ScaledSchedule
+from pollux.trainee import Trainee, least_noise
 from pollux.tuning import Advisor, BatchChoice, initial_choice, nearest_choice
 from pollux.world import World
 
@@ -59,14 +57,11 @@ class Stepper:
         self,
         *,
         world: World,
-        meter: NoiseMeter,
+        trainees: Sequence[Trainee],
         memory: MemoryBounds,
         splits: bool,
         timer: PassTimer,
         progress: Progress,
-        rates: LearningRateScaler,
-        rule: Rule,
-        schedule: ScaledSchedule,
         restart: Restart,
         exchange: ControlExchange,
         parts: Callable[[], Mapping[str, Any]],
@@ -79,7 +74,8 @@ class Stepper:
         scaled: bool,
     ) -> None:
         self.data, self.limits, self.choice, self.advisor = data, limits, choice, advisor
-        self.meter, self.timer, self.progress = meter, timer, progress
+        self.trainees, self.timer, self.progress = trainees, timer, progress
+        self.meter = trainees[0].meter
         self.memory, self._may_split = memory, splits
         self.group: StepGroup | None = None
         self.share = 1.0
@@ -95,7 +91,6 @@ class Stepper:
         self.managed = False
         """`job.epochs` counts the epochs; else each loop over the loader is one."""
         self._world = world
-        self._rates, self._rule, self._schedule = rates, rule, schedule
         self._restart, self._exchange, self._parts = restart, exchange, parts
         self._adaptive, self._sampling = adaptive, sampling
         self._scaled = scaled
@@ -167,9 +162,11 @@ class Stepper:
         samples = min(left, passes * full)
         self.group = StepGroup(passes, samples, local)
         whole = samples == wanted * full
-        self.meter.begin_group(self.progress.optimizer_steps, passes, local, samples, whole=whole)
-        self._schedule.begin()
-        self._rates.factors = self._factors(samples)
+        # At the end of a pass a step may be small, and its gradient noisy: it takes the rate of its own size.
+        scale = samples / self.limits.initial if self._adaptive else None
+        step = self.progress.optimizer_steps
+        for trainee in self.trainees:
+            trainee.begin_step(step, passes, local, samples, whole=whole, scale=scale)
 
     def _splits(self, local: int, passes: int) -> bool:
         """Measure one GPU's gradient in two halves, which compare without the drift between successive steps.
@@ -183,18 +180,8 @@ class Stepper:
             and self.accumulates
             and local // 2 >= max(self.limits.local_min, 2)
             and self.data.num_workers == 0
-            and self.meter.due(self.progress.optimizer_steps)
+            and any(t.meter.due(self.progress.optimizer_steps) for t in self.trainees)
         )
-
-    def _factors(self, samples: int) -> list[float]:
-        """Per parameter group, for a step of `samples` examples: at the end of a pass they may be few, and noisy."""
-        scale = samples / self.limits.initial
-        if not self._adaptive or scale <= 1.0:
-            return []
-        noise: Sequence[NoiseScale | None] = self.meter.agreed or [None] * self.meter.norms.groups
-        # Groups that the user has added since are not measured one by one.
-        added = len(self._rates.optimizer.param_groups) - len(noise)
-        return [self._rule(scale, group) for group in (*noise, *[self.meter.total] * added)]
 
     def begin_pass(self) -> None:
         """A micro-batch has been fetched."""
@@ -225,18 +212,18 @@ class Stepper:
             self.choice = initial_choice(limits, world.nodes, world.size, adaptive=False)
         if self.advisor is not None:
             self.advisor.limits, self.advisor.proposal = limits, None
-        self._rates.optimizer.zero_grad(set_to_none=True)
+        for trainee in self.trainees:
+            trainee.optimizer.zero_grad(set_to_none=True)
+            trainee.meter.reset_batch()
         self.data.rewind()
         self.group, self._uncommitted, self._failed = None, 0, True
-        self.meter.reset_batch()
         self.timer.cool()
 
     # -- the end of a step ------------------------------------------------------------------------------------
 
     def on_optimizer_step(self) -> None:
-        """Called by the optimizer's hook: a step that AMP skips does not come here."""
+        """Called by the optimizers' hooks: a step that AMP skips does not come here."""
         self.stepped = True
-        self.meter.norms.steps += 1
 
     def _count(self) -> None:
         """An optimizer step is behind us: its examples are used, and worth something."""
@@ -245,14 +232,16 @@ class Stepper:
         scale = samples / self.limits.initial
         worth = 1.0
         if self._adaptive and scale > 1.0:
-            worth = min(float(gain(self.meter.total, 1.0, scale)) / scale, 1.0)
+            worth = min(float(gain(least_noise(self.trainees), 1.0, scale)) / scale, 1.0)
         self.gain = self.progress.advance(samples, worth)
-        self._schedule.end(self.gain)
+        for trainee in self.trainees:
+            trainee.schedule.end(self.gain)
 
     def end_step(self) -> None:
         """Count the step, and act on what rank 0 decided; at the same step on every rank."""
         self._count()
-        self.meter.end_step(self.progress.optimizer_steps)
+        for trainee in self.trainees:
+            trainee.meter.end_step(self.progress.optimizer_steps)
         self._time_step()
         self._restart.after_step()
         if self._exchange.due():
@@ -294,7 +283,7 @@ class Stepper:
             checkpoint=checkpoint,
             sampling=self._sampling or self._sampling_interval(),
             next_exchange=min(max(1, round(EXCHANGE_INTERVAL / seconds)), 50) if seconds > 0 else 1,
-            noise=tuple(self.meter.averages.groups() or ()),
+            noise=tuple(n for trainee in self.trainees for n in trainee.measured()),
         )
         return decision if choice is None else decision.with_choice(choice)
 
@@ -303,16 +292,18 @@ class Stepper:
         if self._step_seconds <= 0:
             return 1
         # Launching kernels, and memory traffic at some GB/s: right within a factor of a few, which is enough.
-        norms = self.meter.norms
-        cost = 2e-4 + 4e-9 * norms.size * (3 if norms.moment else 1)
+        cost = sum(2e-4 + 4e-9 * t.norms.size * (3 if t.norms.moment else 1) for t in self.trainees)
         return int(min(max(cost / (MEASURING_SHARE * self._step_seconds), 1), MAX_SAMPLING))
 
     def _act(self, decision: Decision) -> None:
-        self.meter.agreed = decision.noise or self.meter.agreed
-        self.meter.sampling = decision.sampling
+        noise = list(decision.noise)
+        for trainee in self.trainees:
+            own, noise = noise[: trainee.norms.groups], noise[trainee.norms.groups :]
+            trainee.agree(own, decision.sampling)
         if 0 < decision.local_batch <= self.limits.local_max:
             self.choice = decision.choice
-            self.meter.reset_batch()
+            for trainee in self.trainees:
+                trainee.meter.reset_batch()
             self.timer.cool()
             if self._world.rank == 0:
                 logger.info("batch size %d: %s", self.batch_size, self.choice)
