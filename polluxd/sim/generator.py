@@ -4,8 +4,8 @@ Arrivals: a Poisson process whose rate follows the working day, 1 - 0.6 cos(2 pi
 two at night, highest at two in the afternoon, beginning at eight. Applications: each is drawn with a weight falling
 with the square root of its GPU time, since small trainings outnumber large ones in every published trace. GPUs: 1, 2,
 4, 8 or 16 with probabilities .5, .15, .2, .1 and .05 (after Philly), as far as the application can use them; the batch
-size scales with them. Length: log-normal around `length` times the application's own, sigma 0.5. Sweeps: one arrival in ten is a
-hyper-parameter search of `sweep` like jobs of one GPU at one moment, where `sweep` is above one.
+size scales with them. Length: log-normal around `length` times the application's own, sigma 0.5. Sweeps: one
+arrival in ten is a hyper-parameter search of `sweep` like jobs of one GPU at one moment, where `sweep` is above one.
 """
 
 from __future__ import annotations

@@ -60,16 +60,18 @@ def _helios(line: Line) -> Recorded | None:
     return Recorded(line, name, _stamp(line, "submit_time"), line.number_in("duration", 0), gpus)
 
 
-_TRES = re.compile(r"gres/gpu(?::[^=,]+)?=(\d+)")
+_TRES = re.compile(r"gres/gpu(:[^=,]+)?=(\d+)")
 _ELAPSED = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
 
 
 def _sacct(line: Line) -> Recorded | None:
     number = line.text("JobID")
     tres = line.values.get("AllocTRES") or ""
-    found = [int(n) for n in _TRES.findall(tres)]
+    found = [(kind, int(n)) for kind, n in _TRES.findall(tres)]
+    # A GPU of a named type is counted under its own name and, where Slurm is told to, under the plain one.
+    gpus = max(sum(n for kind, n in found if not kind), sum(n for kind, n in found if kind))
     # Steps repeat their job; jobs without GPUs, or that never ran, have nothing to replay.
-    if "." in number or not found or max(found) == 0:
+    if "." in number or gpus == 0:
         return None
     elapsed = _ELAPSED.fullmatch(line.text("Elapsed"))
     if elapsed is None:
@@ -78,8 +80,7 @@ def _sacct(line: Line) -> Recorded | None:
         )
     days, hours, minutes, seconds = (int(part or 0) for part in elapsed.groups())
     total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-    # A GPU of a named type is counted under its own name and under the plain one.
-    return Recorded(line, f"job-{number}", _stamp(line, "Submit"), float(total), max(found))
+    return Recorded(line, f"job-{number}", _stamp(line, "Submit"), float(total), gpus)
 
 
 @dataclass(frozen=True, slots=True)

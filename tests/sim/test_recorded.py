@@ -20,6 +20,15 @@ SACCT_TEXT = """JobID|Submit|Elapsed|AllocTRES|State
 74|2024-05-01T10:06:00|00:00:05|cpu=8,gres/gpu=1,node=1|FAILED
 75|Unknown-no-GPUs|00:00:00||CANCELLED
 """
+FULL_TEXT = """JobID|JobName|User|Account|Partition|Submit|Start|End|Elapsed|AllocTRES|State|ExitCode
+9001_[3-7]|sweep|ann|lab|gpu|2024-05-02T08:00:00|Unknown|Unknown|00:00:00||PENDING|0:0
+9001_1|sweep|ann|lab|gpu|2024-05-02T08:00:00|2024-05-02T08:00:09|2024-05-02T09:00:09|01:00:00|billing=4,cpu=4,gres/gpu:v100=1,gres/gpu=1,mem=32G,node=1|COMPLETED|0:0
+9001_1.batch|batch||lab||2024-05-02T08:00:09|2024-05-02T08:00:09|2024-05-02T09:00:09|01:00:00|cpu=4,gres/gpu:v100=1,gres/gpu=1,mem=32G,node=1|COMPLETED|0:0
+9001_1.extern|extern||lab||2024-05-02T08:00:09|2024-05-02T08:00:09|2024-05-02T09:00:09|01:00:00|billing=4,cpu=4,gres/gpu=1,node=1|COMPLETED|0:0
+9002|train|bob|lab|gpu|2024-05-02T08:30:00|2024-05-02T08:40:00|2024-05-03T10:40:00|1-02:00:00|billing=8,cpu=8,gres/gpu:a100=4,gres/gpu:v100=2,mem=1T,node=2|CANCELLED by 1004|0:15
+9002|train|bob|lab|gpu|2024-05-02T08:30:00|2024-05-03T11:00:00|2024-05-03T12:00:00|01:00:00|billing=8,cpu=8,gres/gpu=6,node=2|REQUEUED|0:0
+9003+0|het|bob|lab|gpu|2024-05-02T08:31:00|2024-05-02T08:40:00|2024-05-02T08:50:00|00:10:00|cpu=8,gres/gpu=2,node=1|OUT_OF_MEMORY|0:125
+"""  # noqa: E501 - as sacct prints it
 
 
 def read(tmp_path, kind, text, apps, **more):
@@ -35,6 +44,16 @@ def test_sacct_output_becomes_jobs_that_take_as_long_as_recorded(tmp_path, apps)
     run = simulate(jobs, apps, POLICIES["fifo"](scenario), scenario)
     lasted = [job.ended_at - job.started_at for job in run.jobs]
     assert lasted == pytest.approx([86400.0, 3600.0], rel=0.02)
+
+
+def test_arrays_requeues_types_and_steps_are_told_apart(tmp_path, apps):
+    jobs = read(tmp_path, SACCT, FULL_TEXT, apps)
+    assert [(j.name, j.time, j.gpus) for j in jobs] == [
+        ("job-9001_1", 0.0, 1),
+        ("job-9002", 1800.0, 6),
+        ("job-9002+1", 1800.0, 6),
+        ("job-9003+0", 1860.0, 2),
+    ]
 
 
 def test_philly_and_helios_are_told_by_their_headers(tmp_path, apps):

@@ -5,7 +5,7 @@ once as opportunistic jobs, each on GPUs of guaranteed ones, in the cycles that 
 their gradients: the sync share of the resident's step, and never less than a tenth. The resident is not slowed, as
 AntMan's kernel-level scheduling intends. When GPUs come free, the opportunistic job that waits longest becomes
 guaranteed (a restart). Simplified: one tenant with the whole cluster as its quota, memory always fits, one
-opportunistic job per GPU.
+opportunistic job per GPU, all GPU types alike.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ Jobs get what they asked for. Where they do not all fit, they take turns in slic
 waits, jobs grow to twice what they asked for, and shrink back when a job arrives; a job spread over more nodes than
 it needs is migrated when that brings it together. Batch sizes are the users'. Simplified: a slice is ten minutes,
 since a switch costs a restart here, where Gandiva's own suspension takes under a second; GPUs are not shared by
-packing two jobs on one; introspection, which undoes unprofitable growth, is an oracle that skips it.
+packing two jobs on one; introspection, which undoes unprofitable growth, is an oracle that skips it; GPU types are
+alike to it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 `fifo` is sched/builtin: strictly in order of submission. `backfill` is sched/backfill: a later job may start where it
 does not delay the first that waits, by the time limits. `fairshare` orders by priority/multifactor's fair-share
 factor first, with the default half-life of seven days, and backfills. Traces carry neither limits nor users: a limit
-is taken to be twice the true run time, and jobs of one application to be one user's.
+is taken to be twice the true run time, and jobs of one application to be one user's. Jobs ask for GPUs of any type.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Fitness is the power mean (p = -1) of fair-share speedups over GPUs per node; a 
 speedup by max(T - 30 R, 0) / (T + 30), first starts included, as in the artifact. Jobs know what they measured
 themselves, may take at most twice the most GPUs they ever had, and decisions come every interval. Simplifications:
 the exact solver of `polluxd.policy` stands for the genetic algorithm (which finds 98 to 99.5 % of the same optimum),
-and placements over several nodes take whole nodes.
+and placements over several nodes take whole nodes. It knows of no GPU types and no racks.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class PolluxPaper:
             submitted_at=job.submission.time,
             age=age,
             placement=snapshots.placement(job.seats),
-            report=snapshots.report(job, view, remaining=False),
+            report=snapshots.report(job, view, remaining=False, types=False),
             # The artifact penalises first starts like any other change.
             started=True,
             reallocations=job.restarts,

@@ -1,8 +1,9 @@
 """SLAQ: GPUs go where they reduce loss most in the coming interval (Zhang et al., SoCC 2017).
 
 Loss is normalised per job, as in the paper, and predicted from the past; here it falls as 1 / (1 + c p) in the share p
-of training done, the sublinear family that SLAQ fits, with one c for all (traces carry no losses). Each job gets one
-GPU while there are any, then one by one by marginal loss reduction. Batch sizes are the users'; step times are true.
+of training done, the sublinear family that SLAQ fits, with one c for all (traces carry no losses). Each job gets
+one GPU while there are any, then one by one by marginal loss reduction. Batch sizes are the users'; step times are
+true. GPU types are alike to it.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ def seats_of(placed: Placement) -> Seats:
     return tuple((int(name[1:]), placed.gpus_per_node) for name in placed.nodes)
 
 
-def report(job: Training, view: View, *, remaining: bool) -> Report | None:
-    """What the job's agent published last; None where there is nothing to go by."""
+def report(job: Training, view: View, *, remaining: bool, types: bool = True) -> Report | None:
+    """What the job's agent published last, fits by GPU type included where asked for; None where it knows nothing."""
     agent = job.agent
     params = agent.params
     if params is None:
@@ -62,7 +62,7 @@ def report(job: Training, view: View, *, remaining: bool) -> Report | None:
         target=job.target if remaining else None,
         checkpointed=job.started_at is not None,
         first_step_at=job.started_at,
-        params_by_type=agent.by_type() if view.scenario.groups else {},
+        params_by_type=agent.by_type() if types and view.scenario.groups else {},
     )
 
 

@@ -4,6 +4,7 @@ rho is the predicted completion time over that on an exclusive 1/N of the cluste
 jobs of the largest rho, each up to what it asked for; others keep theirs to the end of their lease. Simplified: the
 partial-allocation auction with hidden payments becomes this greedy rule (agents here do not lie), the fairness knob f
 is 0.8 as published (the worst fifth bids first), and predictions are an oracle's at the user's batch size.
+GPU types are alike to it.
 """
 
 from __future__ import annotations

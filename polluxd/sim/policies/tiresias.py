@@ -3,7 +3,8 @@
 Jobs keep the GPUs and the batch size that their users asked for. The first queue holds jobs with less than 16
 GPU-hours of service, the second the others; within a queue, first come first served. All that fit run, in that
 order; a job that is overtaken is preempted whole. Left out, as in the artifact: promotion of starved jobs (its knob
-is 0) and the profile-based choice of which jobs to consolidate (all are packed onto the emptiest nodes).
+is 0) and the profile-based choice of which jobs to consolidate (all are packed onto the emptiest nodes). GPU
+types are alike to it.
 """
 
 from __future__ import annotations
