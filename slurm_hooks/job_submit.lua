@@ -111,11 +111,23 @@ local function least_count(found)
   return count and count <= most and count or nil
 end
 
+-- "#pollux min-gpus=2", "# POLLUX min-gpus=2", "#POLLUX: min-gpus=2", "#pollux": a directive in all but the letter.
+-- Not "##POLLUX min-gpus=2", by which people take a line out, nor prose about Pollux.
+local function almost(line)
+  local rest = string.match(string.upper(line), "^%s*#%s*POLLUX(.*)$")
+  if not rest then
+    return false
+  end
+  local key = string.match(rest, "^[%s:,]*([%w-]+)%s*=")
+  return (key ~= nil and READERS[string.lower(key)] ~= nil) or string.match(string.upper(line), "^%s*#POLLUX%s*$") ~= nil
+end
+
 -- Reads the #POLLUX lines among the comments that head a batch script, where sbatch reads its own #SBATCH.
 -- Returns nil when there is none; else the values by key; or false and a message for the user.
--- A third value is the number of the first #POLLUX line after the head, where it has no effect.
+-- A third value is the number of the first #POLLUX line after the head, where it has no effect; a fourth that of the
+-- first line of the head that was meant as one and is none.
 function pollux_directives(script)
-  local found, head, number, stray = nil, true, 0, nil
+  local found, head, number, stray, mistyped = nil, true, 0, nil, nil
   local line_of = {}
   for line in string.gmatch(script .. "\n", "(.-)\r?\n") do
     number = number + 1
@@ -125,6 +137,8 @@ function pollux_directives(script)
     local rest = string.match(line, "^#POLLUX$") and "" or string.match(line, "^#POLLUX%s(.*)$")
     if rest and not head then
       stray = stray or number
+    elseif head and not rest and almost(line) then
+      mistyped = mistyped or number
     elseif rest then
       found = found or {}
       for word in string.gmatch(rest, "%S+") do
@@ -161,7 +175,7 @@ function pollux_directives(script)
       "#POLLUX line %d: no count of gpu-counts=%s is within min-gpus=%d and max-gpus=%s",
       line_of["gpu-counts"], found["gpu-counts"], found["min-gpus"] or 1, found["max-gpus"] or "any")
   end
-  return found, nil, stray
+  return found, nil, stray, mistyped
 end
 
 -- What of sbatch's options an elastic job cannot have --------------------------------------------------------
@@ -246,9 +260,13 @@ function pollux_submit(job, part_list, submit_uid)
   if job.script == nil then
     return slurm.SUCCESS -- salloc, srun: no batch script, so nothing that could be started again
   end
-  local wanted, complaint, stray = pollux_directives(job.script)
+  local wanted, complaint, stray, mistyped = pollux_directives(job.script)
   if stray then
     log_user("note: the #POLLUX line %d comes after the first command of the script and has no effect", stray)
+  end
+  if mistyped then
+    log_user("note: line %d looks like a Pollux directive and is none: write '#POLLUX key=value' from its first column",
+      mistyped)
   end
   if wanted == nil then
     return slurm.SUCCESS

@@ -121,7 +121,7 @@ def comment(outcome: Outcome) -> str:
 
 
 def test_a_job_without_directives_is_left_entirely_alone() -> None:
-    outcome = submit("# POLLUX min-gpus=2\n#POLLUXX\n## a comment", array_inx="1-3", requeue=0)
+    outcome = submit("##POLLUX min-gpus=2\n#POLLUXX\n## a comment", array_inx="1-3", requeue=0)
     assert outcome == Outcome(True, [], None, 0.0, "0", None, None)
 
 
@@ -341,6 +341,35 @@ def test_a_directive_behind_the_first_command_is_pointed_out() -> None:
     assert outcome.said == [
         "note: the #POLLUX line 4 comes after the first command of the script and has no effect"
     ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "#pollux min-gpus=2",
+        "# POLLUX min-gpus=2",
+        "#Pollux: max-gpus=4",
+        "#POLLUX,min-gpus=1",
+        "  #POLLUX min-gpus=2",
+        "#POLLUXmin-gpus=2",
+        "#pollux",
+    ],
+)
+def test_a_mistyped_directive_is_pointed_out(line: str) -> None:
+    outcome = submit(line)
+    assert outcome.accepted
+    assert outcome.admin_comment is None
+    assert len(outcome.said) == 1
+    assert "line 3 looks like a Pollux directive and is none" in outcome.said[0]
+
+
+@pytest.mark.parametrize(
+    "line", ["##POLLUX min-gpus=2", "# pollux is a scheduler", "# about Pollux: x=1", "#pollux4"]
+)
+def test_a_comment_is_a_comment(line: str) -> None:
+    outcome = submit(line)
+    assert outcome.accepted
+    assert outcome.said == []
 
 
 @pytest.mark.parametrize(

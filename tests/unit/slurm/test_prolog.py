@@ -54,6 +54,18 @@ def run(name: str, environment: dict[str, str]) -> subprocess.CompletedProcess[s
     return done
 
 
+def test_scontrol_by_its_path(site: dict[str, str], tmp_path: Path) -> None:
+    elsewhere = tmp_path / "slurm" / "bin"
+    elsewhere.mkdir(parents=True)
+    (tmp_path / "scontrol").rename(elsewhere / "scontrol")
+    site["PATH"] = "/usr/bin:/bin"
+    assert "no ticket" in run("prolog", site).stderr or not (tmp_path / "tickets").exists()
+    config = json.loads((tmp_path / "hooks.json").read_text())
+    (tmp_path / "hooks.json").write_text(json.dumps(config | {"scontrol": str(elsewhere / "scontrol")}))
+    assert run("prolog", site).stderr == ""
+    assert (tmp_path / "tickets" / "42.n1.json").exists()
+
+
 def test_the_ticket(site: dict[str, str], tmp_path: Path) -> None:
     done = run("prolog", site)
     path = tmp_path / "tickets" / "42.n1.json"
