@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pollux.bucket_norms import BucketNorms, Measure
 from pollux.noise_scale import NoiseAverages, SampleKind
 from pollux.precondition import GradientNorms
 from pollux.sharding import local_part
@@ -104,12 +105,6 @@ CommunicationHook = tuple[object, Callable[[Any, Any], torch.futures.Future[Tens
 """As `DistributedDataParallel.register_comm_hook` takes it: its state, and the function."""
 
 
-def _views(copy: Tensor, buffer: Tensor, grads: Sequence[Tensor]) -> list[Tensor]:
-    """The parts of `copy` that lie where `grads` lie in `buffer`."""
-    start = buffer.storage_offset()
-    return [copy.as_strided(g.shape, g.stride(), g.storage_offset() - start) for g in grads]
-
-
 class HookEstimator:
     """Two ranks or more: the DDP communication hook.
 
@@ -128,74 +123,65 @@ class HookEstimator:
         on_ready: Callable[[], None],
         inner: CommunicationHook | None = None,
     ) -> None:
-        self._norms = norms
+        self._buckets = BucketNorms(norms)
         self._size = world_size
         self._on_ready = on_ready
         self._inner = inner
-        self._aside: list[torch.futures.Future[Any]] = []
+        self._aside: list[Any] = []
         self._measuring = False
         self._local: list[Tensor] = []
-        self._total: list[Tensor] = []
+        self._reduced: list[tuple[Measure, Tensor]] = []
 
     def begin(self, measuring: bool) -> None:
         """Before the synchronising pass: whether this one is measured (the same answer on every rank)."""
         self._measuring = measuring
-        self._local, self._total, self._aside = [], [], []
+        self._local, self._reduced, self._aside = [], [], []
+        self._buckets.begin()
 
     def end(self) -> tuple[Tensor, Tensor] | None:
         """After it: (|g_b|^2 of this rank, |g_B|^2), each [groups] on the device; None where nothing was measured."""
-        for future in self._aside:
-            future.wait()
-        self._aside = []
-        if not self._measuring or not self._local or len(self._local) != len(self._total):
+        if not self._measuring:
             return None
         self._measuring = False
-        local, total = torch.stack(self._local).sum(0), torch.stack(self._total).sum(0)
-        self._local, self._total = [], []
-        return local, total
+        for work in self._aside:
+            work.wait()
+        # The buckets still hold what was reduced: measured here, and not in a callback of each bucket's reduction, for
+        # that would contend with the backward pass for the interpreter.
+        totals = [measure(buffer) for measure, buffer in self._reduced]
+        local, self._local, self._reduced, self._aside = self._local, [], [], []
+        if not totals:
+            return None
+        return torch.stack(local).sum(0), torch.stack(totals).sum(0)
 
     def hook(self, group: dist.ProcessGroup | None, bucket: Any) -> torch.futures.Future[Tensor]:
         """The communication hook itself (`DistributedDataParallel.register_comm_hook`)."""
         buffer = bucket.buffer()
-        measuring = self._measuring
-        params: Sequence[Tensor] = ()
-        grads: Sequence[Tensor] = ()
-        if measuring:
-            params, grads = bucket.parameters(), bucket.gradients()
-            self._local.append(self._norms.of_buffer(buffer, params, grads))
+        measure: Measure | None = None
+        if self._measuring:
+            measure = self._buckets.measure(buffer, bucket.parameters(), bucket.gradients())
+            self._local.append(measure(buffer))
         if bucket.is_last():
             self._on_ready()
-
-        def measure(reduced: Tensor, grads: Sequence[Tensor]) -> None:
-            total = self._norms.of_buffer(reduced, params, grads)
-            if total.is_cuda:
-                total.record_stream(torch.cuda.default_stream(total.device))
-            # Two gloo threads may end two buckets at once: appending is atomic, adding would not be.
-            self._total.append(total)
-
         if self._inner is not None:
-            if measuring:
+            if measure is not None:
                 copy = buffer * (1.0 / self._size)
-                views = _views(copy, buffer, grads)
-                aside = dist.all_reduce(copy, group=group, async_op=True).get_future()
-                self._aside.append(aside.then(lambda finished: measure(finished.value()[0], views)))
+                self._aside.append(dist.all_reduce(copy, group=group, async_op=True))
+                self._reduced.append((measure, copy))
             state, inner = self._inner
             return inner(state, bucket)
-
         buffer.mul_(1.0 / self._size)
+        if measure is not None:
+            self._reduced.append((measure, buffer))
         future = dist.all_reduce(buffer, group=group, async_op=True).get_future()
-
-        def done(finished: torch.futures.Future[list[Tensor]]) -> Tensor:
-            reduced = finished.value()[0]
-            if measuring:
-                measure(reduced, grads)
-            return reduced
-
-        answer: torch.futures.Future[Tensor] = future.then(done)
+        answer: torch.futures.Future[Tensor] = future.then(_first)
         return answer
 
     # DDP compares a hook's annotations with classes, and postponed ones are strings: it accepts none at all.
     hook.__annotations__.clear()
+
+
+def _first(finished: torch.futures.Future[list[Tensor]]) -> Tensor:
+    return finished.value()[0]
 
 
 class AccumulationEstimator:

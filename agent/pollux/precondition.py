@@ -8,6 +8,8 @@ the step: independent of the gradient that is measured. Nothing here writes to t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +35,35 @@ def second_moment_name(optimizer: Optimizer) -> str | None:
             case "Adagrad":
                 return "sum"
     return None
+
+
+class StepRule(NamedTuple):
+    """How an Adam-like makes a preconditioner of its second moment v: 1 / (sqrt(v) / corrected + eps)."""
+
+    corrected: float
+    """Root of what of v's weights does not come from its start at zero."""
+    newest: float
+    """Weight of the newest squared gradient in v."""
+    eps: float
+
+
+def floor(roots: list[Tensor], rule: StepRule) -> None:
+    """Raise elements of sqrt(v), one tensor per parameter, to the least that the optimizer can be taken to step by.
+
+    An element that had next to no gradient so far (a dead unit, a pixel that is always blank) would step 1/eps far when
+    it gets one, and outweigh all others in the averages for good. The optimizer does not step so far: its moment then
+    holds `newest` of the present gradient's square too. As P must not depend on that gradient, the tensor's typical
+    one stands for it; a tensor that never had any has no say.
+    """
+    sizes = tuple(root.numel() for root in roots)
+    least = torch.stack(list(torch._foreach_norm(roots, 2))) * _shares(sizes, rule.newest, roots[0].device)
+    torch._foreach_clamp_min_(roots, list(torch.where(least > 0, least, torch.inf).unbind()))
+
+
+@lru_cache(maxsize=256)
+def _shares(sizes: tuple[int, ...], newest: float, device: torch.device) -> Tensor:
+    """From a tensor's norm to its floor, per tensor; kept on the device, as copying it there may wait for that."""
+    return torch.tensor([(newest / size) ** 0.5 for size in sizes], dtype=torch.float32, device=device)
 
 
 class GradientNorms:
@@ -66,12 +97,6 @@ class GradientNorms:
                 self.steps = max(self.steps, int(state["step"]))
                 return
 
-    def of_buffer(self, buffer: Tensor, params: Sequence[Tensor], grads: Sequence[Tensor]) -> Tensor:
-        """As `of`, for gradients that lie in one flat buffer: one kernel where nothing tells parameters apart."""
-        if self.moment is None and self.groups == 1 and buffer.dtype == torch.float32:
-            return torch.dot(buffer, buffer).reshape(1)
-        return self.of(params, grads)
-
     def of(self, params: Sequence[Tensor], grads: Sequence[Tensor]) -> Tensor:
         """Squared norm per parameter group, float32 [groups], on the gradients' device; no host synchronisation."""
         device = local_part(grads[0]).device if grads else torch.device("cpu")
@@ -92,7 +117,7 @@ class GradientNorms:
         if group is None or piece.numel() == 0:
             return out
         if self.moment is not None:
-            moment = self._second_moment(param)
+            moment = self.second_moment(param)
             if moment is None:
                 return out
             flat = moment.reshape(-1)
@@ -109,28 +134,25 @@ class GradientNorms:
         self, grads: list[Tensor], moments: list[Tensor], group: int, typical: Tensor | None = None
     ) -> list[Tensor]:
         """P g. `typical`: the root mean square of the gradient so far, where `moments` are a part of a tensor's."""
-        options = self.optimizer.param_groups[group]
+        rule = self.step_rule(group)
         roots = list(torch._foreach_sqrt([v.to(torch.float32) for v in moments]))
-        corrected = 1.0
-        if "betas" in options:  # RMSprop and Adagrad do not correct for the average's start at zero
-            beta2 = float(options["betas"][1])
-            corrected = (1.0 - beta2 ** max(self.steps, 1)) ** 0.5
-            torch._foreach_div_(roots, corrected)
-            newest = 1.0 - beta2
+        if typical is None:
+            floor(roots, rule)
         else:
-            newest = 1.0 - float(options.get("alpha", 0.0))
-        for root in roots:
-            # An element that had next to no gradient so far (a dead unit, a pixel that is always blank) would step
-            # 1/eps far when it gets one, and outweigh all others in the averages for good. The optimizer does not
-            # step so far: its moment then holds `newest` of the present gradient's square too. As P must not depend
-            # on that gradient, the tensor's typical one stands for it; a tensor that never had any has no say.
-            if typical is None:
-                least = torch.linalg.vector_norm(root) * (newest / root.numel()) ** 0.5
-            else:
-                least = typical * (newest**0.5 / corrected)
-            root.clamp_(min=torch.where(least > 0, least, torch.inf))
-        torch._foreach_add_(roots, float(options["eps"]))
+            least = typical * rule.newest**0.5
+            torch._foreach_clamp_min_(roots, [torch.where(least > 0, least, torch.inf)] * len(roots))
+        torch._foreach_div_(roots, rule.corrected)
+        torch._foreach_add_(roots, rule.eps)
         return list(torch._foreach_div([g.to(torch.float32) for g in grads], roots))
+
+    def step_rule(self, group: int) -> StepRule:
+        """How the present second moments of a parameter group become its preconditioner."""
+        options = self.optimizer.param_groups[group]
+        eps = float(options["eps"])
+        if "betas" not in options:  # RMSprop and Adagrad do not correct for the average's start at zero
+            return StepRule(1.0, 1.0 - float(options.get("alpha", 0.0)), eps)
+        beta2 = float(options["betas"][1])
+        return StepRule((1.0 - beta2 ** max(self.steps, 1)) ** 0.5, 1.0 - beta2, eps)
 
     def _chunks(
         self, params: Sequence[Tensor], grads: Sequence[Tensor]
@@ -148,7 +170,7 @@ class GradientNorms:
             moments: list[Tensor] = []
             size = 0
             for param, grad in pairs:
-                moment = self._second_moment(param)
+                moment = self.second_moment(param)
                 if self.moment is not None and moment is None:
                     continue  # never stepped so far (unused until now): it has no preconditioner yet
                 for start, stop in _cuts(grad):
@@ -164,7 +186,8 @@ class GradientNorms:
             if pieces:
                 yield group, pieces, moments
 
-    def _second_moment(self, param: Tensor) -> Tensor | None:
+    def second_moment(self, param: Tensor) -> Tensor | None:
+        """What the optimizer holds of a parameter's squared gradients (its shard); None before its first step."""
         if self.moment is None:
             return None
         state = self.optimizer.state.get(param)
