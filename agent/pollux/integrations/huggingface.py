@@ -1,0 +1,327 @@
+"""Hugging Face Trainer with an elastic batch size.
+
+    from pollux.integrations.huggingface import ElasticTrainer
+
+    trainer = ElasticTrainer(model=model, args=args, train_dataset=data, max_batch_size=4096, per_gpu=(4, 64))
+    trainer.train()
+
+What Trainer takes for one batch is one optimizer step: it sees the step's first micro-batch, and `training_step`
+fetches and accumulates the others. So the agent may change both sizes in mid-epoch, and clipping, logging, callbacks
+and the schedule go on as they are, once per step. Trainer's lengths (`num_train_epochs`, `max_steps`, the schedule's)
+count steps of the initial batch size: per_device_train_batch_size times gradient_accumulation_steps unless said
+otherwise.
+
+Resuming is the agent's affair: its checkpoints hold Trainer's state too, and go on at any number of GPUs. Trainer's
+own checkpoints are written as its arguments say and are not read. What differs from plain Trainer: losses are means
+over examples, not over the tokens of the whole step; the train dataset must be indexed; FSDP, DeepSpeed and
+DataParallel are refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from pollux.checkpoint import CheckpointStore
+from pollux.errors import PolluxAgentError
+from pollux.integrations.scalars import scalars
+from pollux.session import Job, attach
+
+try:
+    from transformers import Trainer, TrainerCallback
+except ImportError as missing:
+    raise PolluxAgentError(
+        "transformers is not installed here: install it, or this package's extra `huggingface`"
+    ) from missing
+
+if TYPE_CHECKING:
+    from pollux.loop import TrainingLoader
+
+_KEPT = (
+    "global_step",
+    "log_history",
+    "best_metric",
+    "best_global_step",
+    "best_model_checkpoint",
+    "total_flos",
+    "num_input_tokens_seen",
+)
+"""Of Trainer's state, what goes on after a restart; the rest follows from its arguments."""
+
+
+class _Steps:
+    """In the place of Trainer's DataLoader: iterates over the elastic loader once the job has it."""
+
+    def __init__(self, dataset: Any, initial: int) -> None:
+        self.dataset = dataset
+        self._length = -(-len(dataset) // initial)
+        self.loader: TrainingLoader | None = None
+        self.micro_batches: Iterator[Any] = iter(())
+
+    def __len__(self) -> int:
+        """Steps of an epoch at the initial batch size."""
+        return self._length
+
+    def __iter__(self) -> Iterator[Any]:
+        assert self.loader is not None
+        self.micro_batches = iter(self.loader)
+        return self.micro_batches
+
+
+class _TrainerState:
+    """Trainer's state as a part of the agent's checkpoints."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, str]:
+        state = asdict(self._trainer.state)
+        return {"trainer": json.dumps({name: state[name] for name in _KEPT if name in state})}
+
+    def load_state_dict(self, state: Mapping[str, str]) -> None:
+        for name, value in json.loads(state["trainer"]).items():
+            setattr(self._trainer.state, name, value)
+
+
+class _Pace(TrainerCallback):  # type: ignore[misc]
+    """Keeps Trainer's view of time true: its epochs end when the agent's do, and pauses are no steps."""
+
+    def __init__(self, trainer: ElasticMixin) -> None:
+        self._trainer = trainer
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        # How many steps of changing size there will be, nobody knows; the epochs decide.
+        state.max_steps = max(state.max_steps, state.global_step + 2)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        job = self._trainer.job
+        group = job.stepper.group
+        made = job.progress.examples + (group.samples if group is not None else 0)
+        state.epoch = made / job.dataset_length
+
+    def _pause(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._trainer.job.stepper.timer.pause()
+
+    on_save = _pause
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._trainer.is_in_train:
+            self._pause(args, state, control)
+
+
+class ElasticMixin:
+    """Makes a Trainer elastic: `class Mine(ElasticMixin, Seq2SeqTrainer)`.
+
+    `batch_size` is M0, over all GPUs; `max_batch_size` and `per_gpu` bound what the agent may choose, as in
+    `Job.loader`. `attach` holds further arguments of `pollux.attach` (scaling, mode, checkpoint_dir, ...).
+    """
+
+    is_in_train: bool
+
+    def __init__(
+        self,
+        *args: Any,
+        batch_size: int | None = None,
+        max_batch_size: int | None = None,
+        per_gpu: tuple[int, int] | None = None,
+        attach: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        this: Any = self
+        _check(this)
+        own = this.args.per_device_train_batch_size
+        self.initial_batch = batch_size or own * this.args.gradient_accumulation_steps
+        self._most, self._per_gpu = max_batch_size, per_gpu or (1, max(own, 1))
+        self._attach = dict(attach or {})
+        self._job: Job | None = None
+        self._steps: _Steps | None = None
+        self._epochs: Iterator[int] = iter(())
+        self._over = False
+        # One of its batches is one whole step.
+        this.args.gradient_accumulation_steps = 1
+        this.accelerator.gradient_accumulation_steps = 1
+        this.add_callback(_Pace(self))
+
+    @property
+    def job(self) -> Job:
+        """The agent's job; raises PolluxAgentError before `train` has begun."""
+        if self._job is None:
+            raise PolluxAgentError("expected training to have begun: the job is made by train()")
+        return self._job
+
+    # -- what Trainer calls -----------------------------------------------------------------------------------
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As Trainer's. Resuming goes by the agent's checkpoints; raises PolluxAgentError where there is none."""
+        if resume_from_checkpoint:
+            from pollux.environment import checkpoint_directory  # noqa: PLC0415
+
+            directory = checkpoint_directory(self._attach.get("checkpoint_dir"), os.environ)
+            if directory is None or not CheckpointStore(directory).paths():
+                raise PolluxAgentError(
+                    f"expected to resume from the agent's own checkpoints, and there is none; Trainer's "
+                    f"({resume_from_checkpoint!r}) are not read: load the weights into the model instead"
+                )
+        return super().train(None, *args, **kwargs)  # type: ignore[misc]
+
+    def get_train_dataloader(self) -> Any:
+        """The elastic loader's steps."""
+        this: Any = self
+        dataset = this.train_dataset
+        if dataset is None or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            raise PolluxAgentError(
+                f"expected a train_dataset with len() and indexing, got {type(dataset).__name__}"
+            )
+        self._steps = _Steps(dataset, self.initial_batch)
+        return self._steps
+
+    def _prepare_for_training(
+        self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any
+    ) -> tuple[Any, Any]:
+        this: Any = self
+        accelerator = this.accelerator
+        # The agent wraps the model in DistributedDataParallel itself, after restoring.
+        plain = functools.partial(type(accelerator).prepare_model, accelerator, evaluation_mode=True)
+        accelerator.prepare_model = plain
+        try:
+            super()._prepare_for_training(max_steps, train_dataloader, None)  # type: ignore[misc]
+        finally:
+            del accelerator.prepare_model
+        options: dict[str, Any] = {"seed": this.args.data_seed or this.args.seed, **self._attach}
+        ddp = getattr(accelerator, "ddp_handler", None)
+        job = attach(
+            this.model,
+            getattr(this.optimizer, "optimizer", this.optimizer),
+            this.lr_scheduler,
+            scaler=accelerator.scaler,
+            state=_TrainerState(self),
+            ddp=ddp.to_kwargs() if ddp is not None else None,
+            **options,
+        )
+        self._job, self._over = job, job.progress.finished
+        assert self._steps is not None
+        self._steps.loader = self._make_loader(job)
+        length = len(self._steps)
+        epochs = this.args.max_steps / length if this.args.max_steps > 0 else this.args.num_train_epochs
+        self._epochs = job.epochs(epochs)
+        self._backward: Callable[..., Any] = accelerator.backward
+        accelerator.backward = self._weighted_backward
+        return job.model, train_dataloader
+
+    def _make_loader(self, job: Job) -> TrainingLoader:
+        this: Any = self
+        args, dataset, collate = this.args, this.train_dataset, this.data_collator
+        if hasattr(dataset, "column_names"):  # a datasets.Dataset
+            dataset = this._remove_unused_columns(dataset, description="training")
+        else:
+            collate = this._get_collator_with_removed_columns(collate, description="training")
+        return job.loader(
+            dataset,
+            self.initial_batch,
+            max_batch_size=self._most,
+            per_gpu=self._per_gpu,
+            collate_fn=collate,
+            num_workers=args.dataloader_num_workers,
+            pin_memory=args.dataloader_pin_memory and job.device.type == "cuda",
+            drop_last=args.dataloader_drop_last,
+        )
+
+    def _run_epoch(self, *, epoch: int, **kwargs: Any) -> None:
+        this: Any = self
+        job = self.job
+        if self._over or epoch < job.progress.epoch or next(self._epochs, None) is None:
+            return  # trained before the restart
+        if job.stepper.epoch_done():
+            # Restored at an epoch's very end: what is due there is still due.
+            this.control = this.callback_handler.on_epoch_end(this.args, this.state, this.control)
+            tail = (
+                kwargs["model"],
+                kwargs["trial"],
+                epoch,
+                kwargs["ignore_keys_for_eval"],
+                kwargs["start_time"],
+            )
+            this._maybe_log_save_evaluate(this._tr_loss, None, *tail)
+            return
+        kwargs["num_update_steps_per_epoch"] = 2**62  # get_batch_samples ends the epoch
+        try:
+            super()._run_epoch(epoch=epoch, **kwargs)  # type: ignore[misc]
+        finally:
+            assert self._steps is not None
+            self._steps.micro_batches.close()  # type: ignore[attr-defined]
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> Any:
+        """The first micro-batch of the next step; the agent acts (drains, saves, resizes) as it fetches it."""
+        try:
+            return [next(epoch_iterator)], None
+        except StopIteration:
+            this: Any = self
+            this.control.should_epoch_stop = True
+            return [], None
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        """One optimizer step's passes; returns its mean loss over this rank's share."""
+        this: Any = self
+        job, total, counted = self.job, None, True
+        assert self._steps is not None
+        while True:
+            if not counted:
+                this.current_flos += float(this.floating_point_ops(inputs))
+                this._track_num_input_tokens(inputs)
+            loss = None
+            with job.micro_batch():
+                loss = super().training_step(job.model, inputs, None)  # type: ignore[misc]
+            if loss is None:
+                total = None  # it ran out of memory, and the step begins anew
+            else:
+                total = loss * job.stepper.share if total is None else total + loss * job.stepper.share
+                if job.sync_gradients:
+                    return total
+            inputs, counted = next(self._steps.micro_batches), False
+
+    def _weighted_backward(self, loss: Any, **kwargs: Any) -> None:
+        self._backward(loss * self.job.stepper.share, **kwargs)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """As Trainer's, with the agent's numbers added to those of training."""
+        if self.is_in_train and self._job is not None and "loss" in logs:
+            logs.update(scalars(self._job))
+        super().log(logs, *args, **kwargs)  # type: ignore[misc]
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        this: Any = self
+        job = self.job
+        if not self._over and next(self._epochs, None) is not None:
+            job.stepper.finish()  # stopped early, by a callback
+        result = super()._finalize_training(*args, **kwargs)  # type: ignore[misc]
+        this.accelerator.backward = self._backward
+        job.close()
+        return result
+
+
+class ElasticTrainer(ElasticMixin, Trainer):  # type: ignore[misc]
+    """`transformers.Trainer`, elastic."""
+
+
+def _check(trainer: Any) -> None:
+    for name in ("_prepare_for_training", "_run_epoch", "_finalize_training", "get_batch_samples"):
+        if not hasattr(Trainer, name):
+            raise PolluxAgentError(
+                f"expected a Trainer with {name}, as transformers 5.23 has it; see this package's extra `huggingface`"
+            )
+    refused = {
+        "DataParallel over several GPUs in one process (start one process per GPU: pollux run, torchrun)": (
+            trainer.args.n_gpu > 1
+        ),
+        "FSDP": trainer.is_fsdp_enabled,
+        "DeepSpeed": trainer.is_deepspeed_enabled,
+        "auto_find_batch_size (the agent halves a batch that does not fit)": trainer.args.auto_find_batch_size,
+    }
+    for what, used in refused.items():
+        if used:
+            raise PolluxAgentError(f"ElasticTrainer does not go with {what}")

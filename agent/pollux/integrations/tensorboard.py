@@ -1,0 +1,63 @@
+"""TensorBoard scalars of a job, written by rank 0 as it trains.
+
+job = pollux.attach(model, optimizer)
+loader = job.loader(...)
+board = Board(job, "runs/mine")
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from pollux.errors import PolluxAgentError
+from pollux.integrations.scalars import scalars
+
+if TYPE_CHECKING:
+    from pollux.session import Job
+
+
+class Board:
+    """Writes `scalars(job)` after every `every`-th optimizer step, over optimizer steps.
+
+    `to` is a directory, or a SummaryWriter of the user's own. In a directory, what an earlier attempt wrote beyond the
+    checkpoint that this one started from is dropped, so that no curve runs twice. Make it after `job.loader`. Raises
+    PolluxAgentError where TensorBoard is missing.
+    """
+
+    def __init__(self, job: Job, to: str | os.PathLike[str] | Any, *, every: int = 10) -> None:
+        if every < 1:
+            raise PolluxAgentError(
+                f"expected to write after every so many steps, 1 or more, got every={every}"
+            )
+        self._job, self._every = job, every
+        self._step = job.progress.optimizer_steps
+        self._own = isinstance(to, str | os.PathLike)
+        self.writer: Any = None
+        """The SummaryWriter; None on ranks other than 0."""
+        if job.is_main:
+            self.writer = _writer(os.fspath(to), self._step + 1) if self._own else to
+        self._handle = job.optimizer.register_step_post_hook(self._after_step)
+
+    def _after_step(self, *_: Any) -> None:
+        self._step += 1
+        if self.writer is None or self._step % self._every:
+            return
+        for name, value in scalars(self._job).items():
+            self.writer.add_scalar(name, value, self._step)
+
+    def close(self) -> None:
+        """Write no more; a writer that was passed in stays open."""
+        self._handle.remove()
+        if self.writer is not None and self._own:
+            self.writer.close()
+
+
+def _writer(directory: str, purge_step: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - needs the extra
+    except ImportError as error:
+        raise PolluxAgentError(
+            "TensorBoard is not installed here: install it, or this package's extra `tensorboard`"
+        ) from error
+    return SummaryWriter(directory, purge_step=purge_step)

@@ -1,0 +1,232 @@
+"""Hugging Face Trainer under the agent: a real Trainer, a small BERT built here, one rank and two."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+transformers = pytest.importorskip("transformers")
+
+from pollux.errors import PolluxAgentError  # noqa: E402
+from pollux.integrations.huggingface import ElasticTrainer  # noqa: E402
+from pollux.tuning import BatchChoice  # noqa: E402
+
+EXAMPLES = 83  # prime to every batch size here: uneven tails
+BASE = 16
+
+
+class Numbers(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Sequences that spell their own index, so that the model's inputs tell which examples were used."""
+
+    def __len__(self) -> int:
+        return EXAMPLES
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        tokens = torch.tensor([1 + index // BASE, 1 + index % BASE, 3, 5, 7])
+        return {"input_ids": tokens, "labels": torch.tensor(index % 2)}
+
+
+def model() -> Any:
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=32,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=8,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        num_labels=2,
+    )
+    return transformers.BertForSequenceClassification(config)
+
+
+class Stop(Exception):
+    """The scheduler kills the job after its drain."""
+
+
+class Script(transformers.TrainerCallback):  # type: ignore[misc]
+    """Orders batch sizes as the advisor would, and a drain as the scheduler would, at given steps."""
+
+    def __init__(self, choices: dict[int, BatchChoice], drain_at: int | None) -> None:
+        self.choices, self.drain_at = choices, drain_at
+        self.trainer: Any = None
+        self.factors: set[float] = set()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        job = self.trainer.job
+        if job._restart._drained:
+            raise Stop
+        if job.is_main and state.global_step in self.choices:
+            job.stepper.advisor.proposal = self.choices[state.global_step]
+        if job.is_main and state.global_step == self.drain_at:
+            job._restart.ask_drain(7)
+        self.factors.update(job.lr_factors)
+
+
+class Recording(ElasticTrainer):
+    """Notes which examples each step used, and at which sizes."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.used: list[int] = []
+        self.sizes: list[tuple[int, int]] = []
+        self.evaluations = 0
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.is_in_train and model.training and self.job.stepper.data.local_samples:
+            ids = inputs["input_ids"]
+            self.used += ((ids[:, 0] - 1) * BASE + ids[:, 1] - 1).tolist()
+        if model.training:
+            self.sizes.append((self.job.local_batch, self.job.accumulation))
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        self.evaluations += 1
+        return super().evaluate(*args, **kwargs)
+
+
+def train(
+    output: str,
+    checkpoints: str | None,
+    *,
+    epochs: float = 3,
+    choices: dict[int, BatchChoice] | None = None,
+    drain_at: int | None = None,
+    adaptive: bool = False,
+    **options: Any,
+) -> dict[str, Any]:
+    script = Script(choices or {}, drain_at)
+    args = transformers.TrainingArguments(
+        output,
+        use_cpu=True,
+        per_device_train_batch_size=16,
+        num_train_epochs=epochs,
+        learning_rate=1e-3,
+        warmup_steps=2,
+        logging_steps=1,
+        report_to=[],
+        save_strategy="no",
+        eval_strategy="epoch",
+        disable_tqdm=True,
+        seed=5,
+        **options,
+    )
+    trainer = Recording(
+        model=model(),
+        args=args,
+        train_dataset=Numbers(),
+        eval_dataset=Numbers(),
+        callbacks=[script],
+        max_batch_size=64,
+        per_gpu=(1, 32),
+        attach={"checkpoint_dir": checkpoints, "adaptive": adaptive, "sampling": 1},
+    )
+    script.trainer = trainer
+    stopped = False
+    try:
+        trainer.train()
+    except Stop:
+        stopped = True
+    job = trainer.job
+    return {
+        "stopped": stopped,
+        "used": trainer.used,
+        "committed": job.progress.samples,
+        "sizes": trainer.sizes,
+        "steps": trainer.state.global_step,
+        "weights": [p.detach().clone().numpy() for p in trainer.model.parameters()],
+        "logs": trainer.state.log_history,
+        "epoch": job.progress.epoch,
+        "schedule": trainer.lr_scheduler.last_epoch,
+        "evaluations": trainer.evaluations,
+        "noise": job.noise_scale,
+        "factors": script.factors,
+        "finished": job.progress.finished,
+    }
+
+
+def test_a_training_moves_between_world_sizes_and_uses_each_example_once_per_pass(
+    ranks: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    def first() -> Any:
+        sizes = {1: BatchChoice(4, 1), 3: BatchChoice(8, 1)}
+        return train(str(tmp_path / "out"), str(tmp_path / "checkpoints"), choices=sizes, drain_at=6)
+
+    def second() -> Any:
+        return train(str(tmp_path / "out"), str(tmp_path / "checkpoints"), choices={9: BatchChoice(5, 2)})
+
+    def third() -> Any:
+        return train(str(tmp_path / "out"), str(tmp_path / "checkpoints"))
+
+    env = {"POLLUX_DRAIN_WAIT": "0"}
+    moved = ranks(2, first, env=env)
+    assert all(part["stopped"] for part in moved), "drained: checkpoint, acknowledgement, exit"
+    assert {(4, 1), (8, 1)} <= set(moved[0]["sizes"])
+    [rest] = ranks(1, second, env=env)
+    assert not rest["stopped"]
+    assert (5, 2) in rest["sizes"]
+    used = Counter(moved[0]["used"] + moved[1]["used"] + rest["used"])
+    assert used == dict.fromkeys(range(EXAMPLES), 3)
+    assert rest["steps"] > moved[0]["steps"], "Trainer's own counts go on"
+    assert [entry["step"] for entry in rest["logs"] if "loss" in entry] == list(range(1, rest["steps"] + 1))
+    assert rest["finished"]
+    assert moved[0]["evaluations"] + rest["evaluations"] == 3, "one evaluation per epoch"
+    logged = [entry for entry in rest["logs"] if "loss" in entry]
+    assert {entry["pollux/batch_size"] for entry in logged} >= {16.0, 32.0, 15.0}
+    assert all("pollux/goodput" in entry for entry in logged)
+    [again] = ranks(1, third, env=env)
+    assert (again["used"], again["finished"]) == ([], True), "a finished training trains no more"
+
+
+def test_two_ranks_that_accumulate_train_as_one_that_does_not(
+    ranks: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    def body(local: int, passes: int) -> Any:
+        sizes = {0: BatchChoice(local, passes - 1)}
+        return train(str(tmp_path), None, epochs=1, choices=sizes)
+
+    alone, two = ranks(1, body, 16, 1)[0], ranks(2, body, 4, 2)[0]
+    assert (4, 1) in two["sizes"]
+    assert alone["steps"] == two["steps"] == -(-EXAMPLES // 16)
+    for one, other in zip(alone["weights"], two["weights"], strict=True):
+        assert one == pytest.approx(other, abs=2e-5)
+    assert alone["logs"][-1].get("train_loss") is not None
+
+
+def test_noise_learning_rate_and_schedule_follow_a_larger_batch(
+    ranks: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    def body() -> Any:
+        return train(str(tmp_path), None, epochs=12, choices={20: BatchChoice(32, 1)}, adaptive=True)
+
+    [result] = ranks(1, body)
+    assert result["noise"] is not None
+    assert (32, 1) in result["sizes"]
+    assert max(result["factors"], default=1.0) > 1.0
+    planned = 12 * -(-EXAMPLES // 16)
+    assert result["steps"] < planned, "larger steps, so fewer"
+    assert result["schedule"] == pytest.approx(planned, abs=8), (
+        "the schedule counts steps of the initial batch size"
+    )
+
+
+def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
+    def make(**options: Any) -> ElasticTrainer:
+        args = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[], **options)
+        return ElasticTrainer(model=model(), args=args, train_dataset=Numbers())
+
+    with pytest.raises(PolluxAgentError, match="auto_find_batch_size"):
+        make(auto_find_batch_size=True)
+    with pytest.raises(PolluxAgentError, match="agent's own checkpoints"):
+        make().train(resume_from_checkpoint=True)
+    with pytest.raises(PolluxAgentError, match="training to have begun"):
+        make().job  # noqa: B018
