@@ -9,7 +9,7 @@ PYTHON := $(VENV)/bin/python
 # Two cores and sixteen ranks: one thread per rank, as a job's launcher sets it too.
 export OMP_NUM_THREADS := 1
 
-.PHONY: help setup demo compare bench-sim bench-sim-week test test-newer-slurm unit integration lint types bench-policy bench-agent bench-accuracy bench-realloc clean
+.PHONY: help setup demo compare bench-sim bench-sim-week test test-newer-slurm unit integration lint types bench-policy bench-fit bench-agent bench-accuracy bench-realloc clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ types: setup ## mypy --strict
 
 bench-policy: setup ## seconds per decision and distance to the bound, by size of cluster; bench-out/policy.json
 	@$(PYTHON) tests/benchmarks/policy.py
+
+bench-fit: setup ## what the step-time fit predicts of unseen configurations; bench-out/fit.json, tests/benchmarks/fit.md
+	@PYTHONPATH=.:agent $(PYTHON) tests/benchmarks/fit.py
 
 bench-agent: setup ## what the agent costs per step against plain DDP; bench-out/agent.json
 	@mkdir -p bench-out

@@ -38,6 +38,7 @@ a slope is the error of the measurements, and would decide whether the job is ev
 
 _SMOOTH = 1e-8  # keeps the root differentiable at a perfect fit; an RMSLE of 1e-4
 _GAMMA_STARTS = (1.5, 4.0)
+_ROUGH = 1e-3  # of the error: from where on the better start is the better one
 _SIZE = 9
 _GAMMA = 6
 _PAIRS = ((2, 3), (4, 5), (7, 8))
@@ -75,7 +76,7 @@ def fit(
     racks: ArrayLike | None = None,
     weights: ArrayLike | None = None,
     prior: ThroughputParams | None = None,
-    tolerance: float = 1e-8,
+    tolerance: float = 1e-9,
 ) -> ThroughputParams:
     """Fit theta to measurements, one row per configuration.
 
@@ -89,7 +90,6 @@ def fit(
     """
     data = _clean((nodes, gpus, m, accum_time, optim_time), weights, racks)
     free, base, tie = _degrees_of_freedom(data, prior)
-    best_value, best = np.inf, _start(data, prior, _GAMMA_STARTS[0])
     pulled_to = None if prior is None else _logs(prior)
     starts = [_start(data, prior, gamma) for gamma in _GAMMA_STARTS]
     if not data.reach.size:
@@ -97,21 +97,28 @@ def fit(
     lower, upper = np.full(_SIZE, np.log(SMALLEST)), np.full(_SIZE, np.log(LARGEST))
     lower[_GAMMA], upper[_GAMMA] = GAMMA_RANGE
 
+    limits = list(zip(lower[free], upper[free], strict=True))
+
     def objective(x: Floats) -> tuple[float, Floats]:
         value, slope = _loss(base + tie @ x, data, pulled_to)
         return value, tie.T @ slope
 
-    for start in starts:
+    def search(start: Floats, within: float) -> tuple[float, Floats]:
         result = minimize(
             objective,
-            start[free],
+            start,
             jac=True,
             method="L-BFGS-B",
-            bounds=list(zip(lower[free], upper[free], strict=True)),
-            options={"maxiter": 300, "ftol": tolerance, "gtol": max(1e-8, 10 * tolerance)},
+            bounds=limits,
+            options={"maxiter": 300, "ftol": within, "gtol": max(1e-8, 10 * within)},
         )
-        if np.isfinite(result.fun) and result.fun < best_value:
-            best_value, best = float(result.fun), base + tie @ np.asarray(result.x)
+        return (float(result.fun) if np.isfinite(result.fun) else np.inf), np.asarray(result.x)
+
+    # Roughly from each start, then from the better end to the end: most of the way to another optimum is wasted.
+    value, found = min((search(start[free], max(tolerance, _ROUGH)) for start in starts), key=lambda f: f[0])
+    if tolerance < _ROUGH and np.isfinite(value):
+        value, found = search(found, tolerance)
+    best = base + tie @ found if np.isfinite(value) else starts[0]
     return _finish(np.clip(best, lower, upper), data, prior)
 
 

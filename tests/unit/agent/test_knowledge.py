@@ -159,7 +159,7 @@ def test_a_prior_wrong_by_a_factor_of_five_is_outgrown_within_minutes(factor: fl
     assert told.profile.prior_refuted
 
 
-def test_what_one_gpu_cannot_refute_fades_and_is_refuted_where_it_can_be() -> None:
+def test_what_one_gpu_cannot_refute_fades_and_yields_where_it_is_measured() -> None:
     """Synchronisation wrong by 5 keeps nobody on one GPU for long, as it would if it stood until measured."""
     run = Run()
     run.profile.learn(Prior(wrong(5.0, "alpha_local", "beta_local", "alpha_node", "beta_node"), 8, 2))
@@ -174,8 +174,7 @@ def test_what_one_gpu_cannot_refute_fades_and_is_refuted_where_it_can_be() -> No
     run.move(1, 4)
     for _ in range(4):
         run.report()
-    assert run.profile.prior_refuted
-    assert run.errors[-1] < 0.1
+        assert run.errors[-1] < 0.1
 
 
 def test_a_few_steps_refute_nothing() -> None:
