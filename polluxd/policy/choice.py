@@ -118,12 +118,21 @@ def _racks(menu: Menu, packing: Packing, gpus: Ints) -> integer.Racks | None:
     spans = (gpus > 0) & (menu.nodes > 1)
     within = spans & (menu.racks == ONE_RACK)
     racks = int(packing.rack.max()) + 1
-    if gpus.size + int(within.sum()) * racks > MOST_VARIABLES:
-        return None
     free, pool = np.maximum(packing.free, 0), _pool_of_node(menu, packing)
     sizes = np.array([n.gpus for n in packing.nodes], dtype=np.int64)
     alone = (packing.spanned == 0) & (free > 0) & (packing.partial | (free == sizes))
     found = np.zeros((2, int(pool.max()) + 1, racks), dtype=np.int64)
     np.add.at(found[0], (pool, packing.rack), free)
     np.add.at(found[1], (pool, packing.rack), alone)
-    return integer.Racks(within, np.where(spans, menu.nodes, 0), found[0], found[1])
+    # Racks of as many open nodes stand as one: which is which is for the placement.
+    gathered = np.unique(found[1], axis=1, return_inverse=True)[1].ravel()
+    kinds = int(gathered.max()) + 1
+    if gpus.size + int(within.sum()) * kinds > MOST_VARIABLES:
+        return None
+    held = np.zeros((found.shape[1], kinds), dtype=np.int64)
+    alone_in = np.zeros_like(held)
+    np.add.at(held.T, gathered, found[0].T)
+    alone_in[:, gathered] = found[1]
+    return integer.Racks(
+        within, np.where(spans, menu.nodes, 0), held, alone_in, np.bincount(gathered, minlength=kinds)
+    )

@@ -38,6 +38,8 @@ GAP = 1e-6
 LARGE = 6_000
 """Options beyond which only the relaxation is solved over all jobs, and the program over the jobs at its margin."""
 CORE_JOBS = 150
+CUTS = (1, 2, 3)
+"""Families of cuts on what racks of one kind can hold: halves, thirds and quarters of a rack."""
 _ROUNDING = 1e-9
 _WHOLE = 1 - 1e-4
 """A share from which on an option counts as taken."""
@@ -55,16 +57,22 @@ class Pools:
 
 @dataclass(frozen=True)
 class Racks:
-    """What the racks hold, for the options that span nodes: such a job shares no node with another."""
+    """What the racks hold, for the options that span nodes: such a job shares no node with another.
+
+    Several racks of as many open nodes may stand as one column, `many` of them: what fits into all of them together,
+    and what no packing of them allows, is then a relaxation, and their number no longer matters.
+    """
 
     within: NDArray[np.bool_]
     """[O]: whether the option must lie within one rack."""
     nodes: Ints
     """[O]: nodes that the option takes for itself; 0 for one on a single node or on none."""
     gpus: Ints
-    """[pools, racks]: GPUs free."""
+    """[pools, racks]: GPUs free, of all racks of the column."""
     open: Ints
-    """[pools, racks]: nodes that a spanning job could be given."""
+    """[pools, racks]: nodes that a spanning job could be given, of each rack of the column."""
+    many: Ints
+    """[racks]"""
 
 
 def solve(
@@ -183,10 +191,14 @@ class _Program:
         rows, high = [], []
         for pool, number in np.ndindex(racks.gpus.shape):
             here = (self._pool[self._placed] == pool) & (self._rack == number)
-            for amount, most in ((self._size, racks.gpus), (taken, racks.open)):
+            size, many = int(racks.open[pool, number]), int(racks.many[number])
+            limits = [(self._size, float(racks.gpus[pool, number])), (taken, float(many * size))]
+            if many > 1 and size > 0:
+                limits += [(_dual_feasible(taken / size, k), float(many)) for k in CUTS]
+            for amount, most in limits:
                 rows.append(np.append(np.zeros(count), np.where(here, amount[self._placed], 0.0)))
-                high.append(float(most[pool, number]))
-        for pool, most in enumerate(racks.open.sum(axis=1).tolist()):
+                high.append(most)
+        for pool, most in enumerate((racks.open * racks.many).sum(axis=1).tolist()):
             rows.append(np.append(np.where(self._pool == pool, taken, 0.0), np.zeros(pairs)))
             high.append(float(most))
         return [
@@ -194,6 +206,13 @@ class _Program:
             LinearConstraint(csr_array(divided), 0, 0),
             LinearConstraint(csr_array(np.stack(rows)), -np.inf, high),
         ]
+
+
+def _dual_feasible(share: Floats, k: int) -> Floats:
+    """Of parts of a bin: numbers that add up to at most 1 wherever the parts fit (Fekete and Schepers, 2001)."""
+    scaled = (k + 1) * share
+    whole = np.rint(scaled)
+    return np.where(np.abs(scaled - whole) < _ROUNDING, share, np.floor(scaled) / k)
 
 
 def _pairs(listed: Ints, pools: Pools) -> tuple[Ints, Ints]:

@@ -28,6 +28,8 @@ class Seating:
         self.gpus: list[int] = menu.gpus.tolist()
         self.kept: list[bool] = menu.kept.tolist()
         self.pinned: list[bool] = menu.pinned.tolist()
+        self.by_rack = bool(np.any(menu.racks))
+        """Whether some job tells racks apart."""
         self._ranked: dict[int, list[int]] = {}
         self.owed: list[int] = [0] * len(menu.groups)
         """GPUs that each group's guarantee comes to, as far as the counts make use of it."""

@@ -66,7 +66,7 @@ def _raise(seating: Seating, j: int, smallest: float) -> tuple[float, int]:
         gained = _attempt(seating, j, option, [], None, smallest)
         if gained > 0:
             return gained, tries
-    for option in wanted[:OPTIONS]:
+    for option in [*wanted[:OPTIONS], *_least(seating, j, wanted)]:
         for way in ways(seating, j, seating.menu.shape(option)):
             if way.cost > seating.value(option) - now:
                 continue
@@ -75,6 +75,16 @@ def _raise(seating: Seating, j: int, smallest: float) -> tuple[float, int]:
             if gained > 0:
                 return gained, tries
     return 0.0, tries
+
+
+def _least(seating: Seating, j: int, wanted: list[int]) -> list[int]:
+    """Of the options wanted, those of fewest GPUs, for a job that has nothing where racks are told apart.
+
+    There counts promise more than racks can hold, and a job left over needs others to give up a node, not a rack.
+    """
+    if seating.packing.seats[j] != NOWHERE or not seating.by_rack:
+        return []
+    return sorted(wanted[OPTIONS:], key=lambda o: (seating.gpus[o], o))[:OPTIONS]
 
 
 def _attempt(

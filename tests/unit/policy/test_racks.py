@@ -174,3 +174,33 @@ def test_beyond_its_size_the_program_gives_way_to_prices_and_the_plan_stays_soun
     assert plan.objective <= exact.upper_bound * (1 + 1e-9)
     assert plan.objective >= 0.97 * exact.objective
     assert plan.upper_bound >= exact.objective * (1 - 1e-9)
+
+
+def crowd(seed, jobs=25, racks=16):
+    """Racks of four nodes of eight GPUs, and jobs that would each like one or two racks for themselves."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for n in range(jobs):
+        near = THETAS["scalable"]._replace(
+            beta_grad=rng.uniform(0.001, 0.004), beta_node=rng.uniform(1e-4, 1e-3)
+        )
+        own = near._replace(alpha_rack=0.01 * rng.uniform(1, 8), beta_rack=near.beta_node * rng.uniform(1, 8))
+        found.append(job(n, report=report(own, explored=int(rng.choice([8, 32, 128])))))
+    return snapshot(racked(*[4] * racks, gpus=8), found)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_many_jobs_over_many_racks_end_near_a_certified_bound(seed, monkeypatch):
+    snap = crowd(seed)
+    plan = decide(snap)
+    check(snap, plan)
+    assert plan.solver == "integer program"
+    assert plan.gap < 0.01
+    assert any(len(a.placement.nodes) > 1 for a in plan.allocations)
+    # Counts that know no racks promise too much: nobody is left without for that.
+    monkeypatch.setattr(choice, "MOST_VARIABLES", 0)
+    priced = decide(snap)
+    check(snap, priced)
+    assert all(a.placement for a in priced.allocations)
+    assert priced.objective <= plan.upper_bound * (1 + 1e-9)
+    assert priced.upper_bound >= plan.objective * (1 - 1e-9)
