@@ -155,8 +155,8 @@ class Policy(_Section):
     """Numbers of GPUs that any job may be given."""
     starvation_bound: Seconds | None = None
     """A job that has waited for longer goes before all others."""
-    remaining_work_power: Annotated[float, Field(ge=-4, le=4, allow_inf_nan=False)] = 0.0
-    """Exponent of remaining work in a job's weight."""
+    remaining_work_power: Annotated[float, Field(ge=-4, le=4, allow_inf_nan=False)] = -0.25
+    """Exponent of remaining work in a job's weight: jobs near their end come first, within bounds."""
     hysteresis: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.05
     """A running job moves only where its predicted goodput rises by more than this share."""
 

@@ -172,7 +172,8 @@ def simulate(
         # The trace does not say what was trained: the reader of the table must know what was assumed.
         assumed = ", ".join(f"{count} {name}" for name, count in recorded.kinds(jobs))
         console.print(f"{len(jobs)} jobs, taken to train as the nearest in duration: {assumed}", markup=False)
-    console.print(table([_row(name, results[name]) for name in names], COLUMNS, console.width))
+    shown = [column for column in COLUMNS if column.key != "cost" or cloud is not None]
+    console.print(table([_row(name, results[name]) for name in names], shown, console.width))
 
 
 @dataclass(frozen=True, slots=True)

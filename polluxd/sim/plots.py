@@ -40,11 +40,13 @@ def page(results: Mapping[str, Mapping[str, Any]], title: str, path: Path) -> No
         xlabel="job completion time [h]",
         ylabel="share of jobs",
         title="Completion times (mean)",
+        ylim=(0, 1.05),
     )
     gpus.set(xlabel="time [h]", ylabel="GPUs in use", title="GPUs")
+    gpus.set_ylim(bottom=0)
     efficiency.set(xlabel="time [h]", ylabel="statistical efficiency", ylim=(0, 1.05), title="Efficiency")
     fair.set(xlabel="completion time / time alone on a fair share", ylabel="share of jobs", title="Fairness")
-    fair.set_xlim(0, 4)
+    fair.set(xlim=(0, 4), ylim=(0, 1.05))
     fair.axvline(1.0, color="grey", linewidth=0.8)
     jct.legend()
     try:

@@ -41,6 +41,8 @@ class Training:
         self.agent = agent
         self.batch_size = batch_size
         self.seats: Seats = ()
+        self.gpus = 0
+        """That it holds; with `seats`, see `place`."""
         self.epoch = 0
         self.progress = 0.0
         self.restarting = 0.0
@@ -48,6 +50,8 @@ class Training:
         self.restarts = 0
         self.started_at: float | None = None
         self.moved_at: float | None = None
+        self.trains_at = 0.0
+        """When its last move is over."""
         self.ended_at: float | None = None
         self.lost_seconds = 0.0
         """To re-allocations, the first start left out."""
@@ -59,14 +63,10 @@ class Training:
         self._end = app.progress(app.epochs)
         self._batch = (0, 0)
         self._rate: float | None = None
-        self.efficiency = 0.0
-        """Statistical, in the present configuration."""
+        self.efficiency = 1.0
+        """Statistical, in the present configuration; of M0 until one is measured."""
         self._measures = measures
         self._chosen_for: tuple[int, object] | None = None
-
-    @property
-    def gpus(self) -> int:
-        return sum(gpus for _, gpus in self.seats)
 
     @property
     def nodes(self) -> int:
@@ -87,6 +87,7 @@ class Training:
         if self.seats:
             self.held_at = now
         self.seats = seats
+        self.gpus = sum(gpus for _, gpus in seats)
         if not seats:
             self._rate = None
             return
@@ -97,6 +98,7 @@ class Training:
             self.lost_seconds += restart_seconds
         self.moved_at = now
         self.restarting = restart_seconds
+        self.trains_at = now + restart_seconds
         if self._measures:
             self.agent.begin(self._slowest())
         self._choose()
@@ -179,7 +181,7 @@ class Training:
             left -= spent
             if self.epoch >= self.app.epochs:
                 self.ended_at = now + seconds - left
-                self.seats = ()
+                self.seats, self.gpus = (), 0
                 return
             self._reconsider()
 

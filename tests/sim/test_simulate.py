@@ -59,6 +59,24 @@ def test_a_generated_trace_and_a_log_need_no_other_file(tmp_path):
     assert "1 jobs, taken to train as the nearest in duration" in shown.output
 
 
+def test_scenario_options_reach_the_result(tmp_path):
+    out = tmp_path / "out.json"
+    shown = command(
+        "--generate", 3, "--hours", 1, "--policy", "fifo", "--autoscale", "1,3", "--node-price", 2,
+        "--nodes-per-rack", 2, "--rack-slowdown", 0.5, "--json", out,
+    )  # fmt: skip
+    assert shown.exit_code == 0, shown.output
+    assert "COST" in shown.output
+    document = json.loads(out.read_text())
+    assert document["scenario"]["cloud"]["most"] == document["scenario"]["nodes"] == 3
+    assert document["policies"]["fifo"]["cost"] == pytest.approx(
+        2 * document["policies"]["fifo"]["node_hours"]
+    )
+    shown = command("--generate", 3, "--hours", 1, "--policy", "fifo", "--gpu-types", "t4:1:4", "--json", out)
+    assert "COST" not in shown.output
+    assert json.loads(out.read_text())["scenario"]["groups"][0]["gpu_type"] == "t4"
+
+
 def test_only_one_source_of_jobs_is_taken(trace):
     for arguments in ((), (trace, "--generate", 3)):
         assert "one of them" in str(command(*arguments).exception)
@@ -70,6 +88,8 @@ def test_only_one_source_of_jobs_is_taken(trace):
         (["--policy", "nonsense"], "no such policy; there are .*pollux"),
         (["--restart-range", "9"], "expected LOW,HIGH"),
         (["--power", "2"], "power must be"),
+        (["--gpu-types", "t4:4"], "expected NAME:NODES:GPUS_PER_NODE"),
+        (["--autoscale", "4,2"], "expected LEAST,MOST nodes"),
         (["--json", "no/such/folder.json"], "its folder does not exist"),
         (["--profiles", "no-such-folder"], "no such directory"),
         (["--nodes", "1", "--gpus-per-node", "2"], "line 3: num_replicas is 4 and the cluster has 2 GPUs"),

@@ -50,7 +50,7 @@ class Pollux:
         self.reacts = self._knowledge.reacts
         self.remembers = self._knowledge.remembers
         self._cache = Cache()
-        self._settings = Settings(
+        self.settings = Settings(
             power=power,
             remaining_work_power=self._knowledge.remaining_work_power,
             hysteresis=self._knowledge.hysteresis,
@@ -58,7 +58,7 @@ class Pollux:
 
     def decide(self, view: View) -> Mapping[int, Seats]:
         jobs = tuple(self._job(job, view) for job in view.jobs)
-        plan = decide(snapshots.snapshot(view, jobs, self._settings), cache=self._cache)
+        plan = decide(snapshots.snapshot(view, jobs, self.settings), cache=self._cache)
         return snapshots.plan_seats(plan, {job.number: job for job in view.jobs})
 
     def nodes_wanted(self, view: View) -> int:
@@ -66,7 +66,7 @@ class Pollux:
         cloud = view.scenario.cloud
         assert cloud is not None
         jobs = tuple(self._job(job, view) for job in view.jobs)
-        seen = snapshots.snapshot(view, jobs, self._settings)
+        seen = snapshots.snapshot(view, jobs, self.settings)
         scale = desired_nodes(seen, least=cloud.least, most=cloud.most, low=cloud.low, high=cloud.high)
         return scale.nodes
 
@@ -106,6 +106,6 @@ class Pollux:
             return ""
         if job.restarting > 0:
             return "re-allocation under way"
-        if now - job.moved_at < self._knowledge.cooldown:
+        if now - job.trains_at < self._knowledge.cooldown:
             return "moved lately"
         return ""

@@ -1,0 +1,25 @@
+"""Policy `pollux` is what the daemon runs: its defaults are the daemon's."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from polluxd.config import Cycle, Policy, Realloc
+from polluxd.sim.cluster import Scenario
+from polluxd.sim.policies.pollux import UNMEASURED_COST, Knowledge, Pollux
+
+
+def test_settings_are_those_of_a_fresh_installation():
+    assert Pollux().settings == Policy().settings()
+    assert {f.name for f in fields(Knowledge)} >= {"remaining_work_power", "hysteresis", "cooldown"}
+
+
+def test_times_are_those_of_the_configuration():
+    scenario, cycle, moves = Scenario(), Cycle(), Realloc()
+    assert (scenario.interval, scenario.floor, scenario.poll) == (
+        cycle.interval_s,
+        cycle.floor_s,
+        cycle.poll_s,
+    )
+    assert Knowledge().cooldown == moves.cooldown_s
+    assert moves.default_cost_s == UNMEASURED_COST
