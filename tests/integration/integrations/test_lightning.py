@@ -1,0 +1,223 @@
+"""Lightning under the agent: a real Trainer and LightningModule, one rank and two."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import mse_loss
+from torch.utils.data import DataLoader, TensorDataset
+
+lightning = pytest.importorskip("lightning.pytorch")
+
+from pollux.errors import PolluxAgentError  # noqa: E402
+from pollux.integrations.lightning import ElasticStrategy  # noqa: E402
+from pollux.tuning import BatchChoice  # noqa: E402
+
+EXAMPLES = 83  # prime to every batch size here: uneven tails
+
+
+def data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(EXAMPLES, 6, generator=generator)
+    y = x.sum(1, keepdim=True) + 0.3 * torch.randn(EXAMPLES, 1, generator=generator)
+    return TensorDataset(x, y, torch.arange(EXAMPLES))
+
+
+class Module(lightning.LightningModule):  # type: ignore[misc]
+    """Notes which examples were used, and at which sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        self.used: list[int] = []
+        self.sizes: list[tuple[int, int]] = []
+        self.factors: set[float] = set()
+        self.validations: list[int] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y, ids = batch
+        job = self.trainer.strategy.job
+        if job.stepper.data.local_samples:
+            self.used += ids.tolist()
+        self.sizes.append((job.local_batch, job.accumulation))
+        self.factors.update(job.lr_factors)
+        loss = mse_loss(self.net(x), y)
+        self.log("loss", loss)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", mse_loss(self.net(batch[0]), batch[1]), sync_dist=True)
+
+    def on_validation_epoch_end(self) -> None:
+        if not self.trainer.sanity_checking:
+            self.validations.append(self.trainer.current_epoch)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+        total = self.trainer.estimated_stepping_batches
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: max(1 - n / (2 * total), 0.1))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+class Stop(Exception):
+    """The scheduler kills the job after its drain."""
+
+
+class Script(lightning.Callback):  # type: ignore[misc]
+    """Orders batch sizes as the advisor would, and a drain as the scheduler would, at given steps."""
+
+    def __init__(self, choices: dict[int, BatchChoice], drain_at: int | None) -> None:
+        self.choices, self.drain_at = choices, drain_at
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        job, step = trainer.strategy.job, trainer.global_step
+        if job._restart._drained:
+            raise Stop
+        if job.is_main and step in self.choices:
+            job.stepper.advisor.proposal = self.choices[step]
+        if job.is_main and step == self.drain_at:
+            job._restart.ask_drain(7)
+
+
+def train(
+    directory: Path,
+    checkpoints: Path | None,
+    *,
+    epochs: int = 3,
+    choices: dict[int, BatchChoice] | None = None,
+    drain_at: int | None = None,
+    adaptive: bool = False,
+) -> dict[str, Any]:
+    strategy = ElasticStrategy(
+        max_batch_size=64,
+        per_gpu=(1, 32),
+        attach={"checkpoint_dir": checkpoints, "adaptive": adaptive, "sampling": 1},
+    )
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        strategy=strategy,
+        max_epochs=epochs,
+        logger=lightning.loggers.CSVLogger(str(directory)),
+        log_every_n_steps=1,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        gradient_clip_val=10.0,
+        use_distributed_sampler=False,
+        callbacks=[Script(choices or {}, drain_at)],
+    )
+    module, stopped = Module(), False
+    try:
+        trainer.fit(
+            module, DataLoader(data(), batch_size=16, shuffle=True), DataLoader(data(), batch_size=40)
+        )
+    except Stop:
+        stopped = True
+    job = strategy.job
+    return {
+        "stopped": stopped,
+        "used": module.used,
+        "sizes": module.sizes,
+        "factors": module.factors,
+        "validations": module.validations,
+        "steps": trainer.global_step,
+        "weights": [p.detach().clone().numpy() for p in module.parameters()],
+        "metrics": {name: float(value) for name, value in trainer.logged_metrics.items()},
+        "schedule": trainer.lr_scheduler_configs[0].scheduler.last_epoch,
+        "noise": job.noise_scale,
+        "finished": job.progress.finished,
+        "epoch": trainer.current_epoch,
+    }
+
+
+def test_a_training_moves_between_world_sizes_and_uses_each_example_once_per_pass(
+    ranks: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    def first() -> Any:
+        sizes = {1: BatchChoice(4, 1), 3: BatchChoice(8, 1)}
+        return train(tmp_path, tmp_path / "checkpoints", choices=sizes, drain_at=6)
+
+    def second() -> Any:
+        return train(tmp_path, tmp_path / "checkpoints", choices={9: BatchChoice(5, 2)})
+
+    def third() -> Any:
+        return train(tmp_path, tmp_path / "checkpoints")
+
+    env = {"POLLUX_DRAIN_WAIT": "0"}
+    moved = ranks(2, first, env=env)
+    assert all(part["stopped"] for part in moved), "drained: checkpoint, acknowledgement, exit"
+    assert {(4, 1), (8, 1)} <= set(moved[0]["sizes"])
+    [rest] = ranks(1, second, env=env)
+    assert not rest["stopped"]
+    assert (5, 2) in rest["sizes"]
+    used = Counter(moved[0]["used"] + moved[1]["used"] + rest["used"])
+    assert used == dict.fromkeys(range(EXAMPLES), 3)
+    assert rest["steps"] > moved[0]["steps"], "Lightning's own counts go on"
+    assert moved[0]["validations"] + rest["validations"] == [0, 1, 2], "validated once after each epoch"
+    assert (rest["finished"], rest["epoch"]) == (True, 3)
+    assert rest["metrics"]["pollux/batch_size"] == 15.0
+    assert "val_loss" in rest["metrics"]
+    [again] = ranks(1, third, env=env)
+    assert (again["used"], again["finished"]) == ([], True), "a finished training trains no more"
+
+
+def test_two_ranks_that_accumulate_train_as_one_that_does_not(
+    ranks: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    def body(local: int, passes: int) -> Any:
+        return train(tmp_path, None, choices={0: BatchChoice(local, passes - 1)})
+
+    alone, two = ranks(1, body, 16, 1)[0], ranks(2, body, 4, 2)[0]
+    assert (4, 1) in two["sizes"]
+    assert alone["steps"] == two["steps"] == 3 * -(-EXAMPLES // 16)
+    for one, other in zip(alone["weights"], two["weights"], strict=True):
+        assert one == pytest.approx(other, abs=2e-5)
+    assert alone["metrics"]["val_loss"] == pytest.approx(two["metrics"]["val_loss"], rel=1e-3)
+
+
+def test_noise_learning_rate_and_schedule_follow_a_larger_batch(
+    ranks: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    def body() -> Any:
+        return train(tmp_path, None, epochs=12, choices={20: BatchChoice(32, 1)}, adaptive=True)
+
+    [result] = ranks(1, body)
+    assert result["noise"] is not None
+    assert (32, 1) in result["sizes"]
+    assert max(result["factors"], default=1.0) > 1.0
+    planned = 12 * -(-EXAMPLES // 16)
+    assert result["steps"] < planned, "larger steps, so fewer"
+    assert result["schedule"] == pytest.approx(planned, abs=8), (
+        "the schedule counts steps of the initial batch size"
+    )
+    assert result["validations"] == list(range(12))
+
+
+def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
+    def fit(module: Any, **options: Any) -> None:
+        trainer = lightning.Trainer(
+            accelerator="cpu",
+            strategy=ElasticStrategy(),
+            max_epochs=1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            **options,
+        )
+        trainer.fit(module, DataLoader(data(), batch_size=16))
+
+    manual = Module()
+    manual.automatic_optimization = False
+    with pytest.raises(PolluxAgentError, match="manual optimization"):
+        fit(manual)
+    with pytest.raises(PolluxAgentError, match="limit_train_batches"):
+        fit(Module(), limit_train_batches=2)
+    with pytest.raises(PolluxAgentError, match="training to have begun"):
+        ElasticStrategy().job  # noqa: B018
