@@ -115,7 +115,10 @@ def test_the_password_file_goes_into_the_url():
 
 
 def test_every_setting_of_the_policy_has_its_default_here():
-    assert set(Config.model_fields["policy"].annotation.model_fields) == set(Settings.__slots__) - {"paused", "job_weights"}
+    assert set(Config.model_fields["policy"].annotation.model_fields) == set(Settings.__slots__) - {
+        "paused",
+        "job_weights",
+    }
     said = parsed(
         LEAST + '[policy]\naccount_ceilings = {a = 8}\nuser_guarantees = {u = 2}\ngpu_counts = "1,2,4"\n'
         "starvation_bound = 3600.0\nremaining_work_power = -0.5\nhysteresis = 0.1\n"
