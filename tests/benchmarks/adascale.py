@@ -1,0 +1,159 @@
+"""Quality and examples used at batches 8 and 32 times as large: AdaScale against linear scaling.
+
+    python tests/benchmarks/adascale.py [--seeds 10] [--page tests/benchmarks/adascale.md]
+
+A perceptron on scikit-learn's digits, trained by SGD at M0 = 16 examples per step for 12 epochs; then at scale S by
+accumulation, so that nothing but the batch differs: under AdaScale for 12 statistical epochs, under linear scaling for
+12 passes through the data: its promise is the same result after as many examples. For 12 statistical epochs, with more
+examples than AdaScale uses, it trains further than the run at M0 does: given too, but no equal comparison.
+
+Examples: what AdaScale's gain predicts is that a loss is reached after as much scale-invariant progress as at M0. So
+for losses along the way the examples used until then are compared with the examples that the run had used when its
+progress was that of the run at M0 at this loss. The loss is that of the whole training set, after every step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import statistics
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path[:0] = [str(Path(__file__).parents[2] / part) for part in ("contrib/examples", "agent")]
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from emulated import accuracy, digits  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn.functional import cross_entropy  # noqa: E402
+
+import pollux  # noqa: E402
+from pollux.tuning import BatchChoice  # noqa: E402
+
+M0 = 16
+EPOCHS = 12
+RATE = 0.05
+SCALES = (8, 32)
+TARGETS = (1.0, 0.5, 0.3, 0.2)
+"""Training losses along the way."""
+
+
+class Trace(NamedTuple):
+    """One training: [steps] each, and how well it ended."""
+
+    samples: np.ndarray
+    progress: np.ndarray
+    loss: np.ndarray
+    accuracy: float
+
+
+def train(seed: int, scale: int, rule: str, *, passes: bool = False, epochs: int = EPOCHS) -> Trace:
+    """One training on one rank, at a fixed scale."""
+    torch.manual_seed(seed)
+    torch.set_num_threads(1)
+    data = digits()
+    x, y = data.train.tensors
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    job = pollux.attach(model, optimizer, seed=seed, adaptive=True, scaling=rule, sampling=1)
+    loader = job.loader(data.train, M0, max_batch_size=M0 * scale, per_gpu=(M0, M0))
+    stepper = job.stepper
+    assert stepper.advisor is not None
+    stepper.advisor.close()  # the batch size stays what it is here
+    stepper.choice = BatchChoice(M0, scale - 1)
+    rows: list[tuple[float, float, float]] = []
+    for _ in job.epochs(epochs, passes=passes):
+        for a, b in loader:
+            with job.micro_batch():
+                job.backward(cross_entropy(job.model(a), b))
+            if job.sync_gradients:
+                optimizer.step()
+                optimizer.zero_grad()
+                with torch.no_grad():
+                    loss = float(cross_entropy(model(x), y))
+                # The step just made counts as soon as the next batch is asked for.
+                rows.append((job.progress.samples, job.progress.steps, loss))
+    trace = Trace(*np.array(rows).T, accuracy(model, data.test))
+    job.close()
+    return trace
+
+
+def first_below(trace: Trace, target: float) -> int | None:
+    """The step at which the loss, smoothed over some steps, first is below the target; None: never."""
+    width = max(len(trace.loss) // 100, 1)
+    padded = np.pad(trace.loss, (width // 2, width - 1 - width // 2), mode="edge")
+    smooth = np.convolve(padded, np.ones(width) / width, "valid")
+    found = np.flatnonzero(smooth < target)
+    return int(found[0]) if found.size else None
+
+
+def predicted(base: Trace, trace: Trace, target: float) -> tuple[float, float] | None:
+    """(examples used, examples predicted) until the target loss; None where one of the two never reached it."""
+    here, there = first_below(trace, target), first_below(base, target)
+    if here is None or there is None or base.progress[there] > trace.progress[-1]:
+        return None
+    return float(trace.samples[here]), float(np.interp(base.progress[there], trace.progress, trace.samples))
+
+
+def _mean(values: list[float]) -> str:
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return f"{statistics.mean(values):.4f} +- {error:.4f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--page", type=Path, help="write the tables there too")
+    options = parser.parse_args()
+    seeds = range(options.seeds)
+    lines = [
+        "| rule | scale | training loss at the end | held-out accuracy | steps | examples, of those at M0 |",
+        "|---|---|---|---|---|---|",
+    ]
+    base = [train(seed, 1, "adascale") for seed in seeds]
+
+    def add(label: str, scale: int, runs: list[Trace]) -> None:
+        share = statistics.mean(r.samples[-1] / b.samples[-1] for r, b in zip(runs, base, strict=True))
+        lines.append(
+            f"| {label} | {scale} | {_mean([float(r.loss[-1]) for r in runs])} | {_mean([r.accuracy for r in runs])} "
+            f"| {statistics.mean(len(r.loss) for r in runs):.0f} | {share:.2f} |"
+        )
+        print(lines[-1], flush=True)
+
+    print("\n".join(lines))
+    add("M0", 1, base)
+    adapted: dict[int, list[Trace]] = {}
+    for scale in SCALES:
+        adapted[scale] = [train(seed, scale, "adascale") for seed in seeds]
+        add("AdaScale", scale, adapted[scale])
+        add("linear, as many examples", scale, [train(seed, scale, "linear", passes=True) for seed in seeds])
+        add("linear, as much progress", scale, [train(seed, scale, "linear") for seed in seeds])
+    lines += ["", "| scale | loss | examples used | predicted by the gain | ratio |", "|---|---|---|---|---|"]
+    print("\n".join(lines[-3:]))
+    for scale, runs in adapted.items():
+        for target in TARGETS:
+            pairs: list[Any] = [predicted(b, r, target) for b, r in zip(base, runs, strict=True)]
+            if None in pairs:
+                lines.append(f"| {scale} | {target} | never on some seed | | |")
+            else:
+                used, wanted = (statistics.mean(p[i] for p in pairs) for i in (0, 1))
+                lines.append(f"| {scale} | {target} | {used:.0f} | {wanted:.0f} | {used / wanted:.3f} |")
+            print(lines[-1], flush=True)
+    if options.page is not None:
+        text = (__doc__ or "").strip().split("\n")
+        title, rest = text[0], "\n".join(line for line in text[1:] if "python " not in line).strip()
+        options.page.write_text(
+            f"# {title}\n\n`make bench-adascale`, {options.seeds} seeds, means and their standard errors.\n\n{rest}\n\n"
+            + "\n".join(lines)
+            + "\n"
+        )
+
+
+if __name__ == "__main__":
+    main()
