@@ -1,17 +1,24 @@
 """What the agent costs per optimizer step, against plain DistributedDataParallel.
 
-    python tests/benchmarks/agent_overhead.py [--ranks 4] [--rounds 40] [--device cpu] [--json bench-out/agent.json]
+    python tests/benchmarks/agent_overhead.py [--ranks 4] [--minutes 8] [--device cpu|cuda]
+        [--json bench-out/agent.json] [--markdown tests/benchmarks/agent_overhead.md]
 
-Paired and interleaved: in each round every variant trains a block of steps, in random order, all in the same processes;
-a variant's overhead is the mean over rounds of (its block time / the plain block time of the same round - 1). A second
-plain variant, the null pair, shows how much of that is noise. CPU time is given beside: other
-processes move it less. Plain: DDP, torch's DataLoader with a DistributedSampler. Pollux: `attach`, its loader, hook,
-timing, control exchange and refitting thread, fixed batch size.
+Paired and interleaved: all variants train in the same processes, in blocks of five steps and in random order, so that
+whatever else the machine does falls on all of them. A round is 20 steps of each, one of which is measured at the
+default sampling of 1/20. Its overhead is (its time / plain time of the same round - 1), the mean of two plain
+variants; these two against each other, the null pair, show how much of it is noise. A block is timed from barrier to
+barrier, by its slowest rank. The ranks' CPU time is given beside: waiting for others does not count in it.
+
+Plain: DDP, torch's DataLoader with a DistributedSampler. Pollux: `attach`, its loader, hook, timing, control exchange
+and refitting thread, at a fixed batch size. AdaptDL is measured beside them where it can be imported. Left out are the
+first 60 steps of each variant, in which kernels, connections and an Adam's second moments warm up, and SciPy's import
+by the refitting thread, about a second of one core once per start.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -19,6 +26,7 @@ import random
 import socket
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,9 +43,18 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 from torch.utils.data.distributed import DistributedSampler  # noqa: E402
 
 import pollux  # noqa: E402
+import pollux.fit  # noqa: E402 - SciPy's import, once per start and in a thread, is no part of a step
 
-SAMPLINGS = (1, 20)
 SEED = 1
+STEPS = 20
+"""Optimizer steps of each variant in a round."""
+BLOCK = 5
+"""Of these, steps in a row."""
+WARM_ROUNDS = 3
+LEAST_ROUNDS = 12
+"""Rounds on a machine so slow that the time is up before."""
+SAMPLINGS = {"every step": 1, "1/20": 20}
+PLAIN = ("plain", "null pair")
 
 
 def conv_net() -> tuple[nn.Module, TensorDataset, int]:
@@ -52,7 +69,7 @@ def conv_net() -> tuple[nn.Module, TensorDataset, int]:
 
 
 class Transformer(nn.Module):
-    """Two encoder layers over sequences of 32 symbols, 128 wide: 0.4 million parameters."""
+    """Encodes sequences of symbols, and sorts their mean into ten classes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +84,8 @@ class Transformer(nn.Module):
 
 
 def transformer() -> tuple[nn.Module, TensorDataset, int]:
-    return Transformer(), TensorDataset(torch.randint(256, (4096, 32)), torch.randint(10, (4096,))), 8
+    """Two encoder layers over sequences of 32 symbols, 128 wide: 0.3 million parameters; 16 sequences per rank."""
+    return Transformer(), TensorDataset(torch.randint(256, (4096, 32)), torch.randint(10, (4096,))), 16
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, TensorDataset, int]]] = {
@@ -113,6 +131,7 @@ def _pollux(
     model.to(device)
     optimizer = _optimizer(optimizer_name, model)
     job = pollux.attach(model, optimizer, adaptive=False, sampling=sampling)
+    # On one rank a lone pass is measured in two halves, as it would be in training.
     loader = job.loader(data, local * size, drop_last=True)
     for _ in job.epochs(1e9):
         for x, y in loader:
@@ -121,62 +140,130 @@ def _pollux(
             if job.sync_gradients:
                 optimizer.step()
                 optimizer.zero_grad()
+                yield
+
+
+def _adaptdl(model_name: str, optimizer_name: str, size: int, device: torch.device) -> Iterator[None]:
+    """One optimizer step under AdaptDL per `next`; it measures every one."""
+    import adaptdl.torch  # type: ignore[import-not-found]
+
+    torch.manual_seed(SEED)
+    model, data, local = MODELS[model_name]()
+    model.to(device)
+    optimizer = _optimizer(optimizer_name, model)
+    loader = adaptdl.torch.AdaptiveDataLoader(data, batch_size=local * size, shuffle=True, drop_last=True)
+    parallel = adaptdl.torch.AdaptiveDataParallel(model, optimizer)
+    for _ in adaptdl.torch.remaining_epochs_until(10**9):
+        for x, y in loader:
+            optimizer.zero_grad()
+            cross_entropy(parallel(x.to(device)), y.to(device)).backward()
+            optimizer.step()
             yield
 
 
-def _block(steps: Iterator[None], count: int, device: torch.device, group: Any) -> tuple[float, float]:
-    """Seconds per step of `count` steps: on the wall's clock, and of this process's CPU time."""
-    if torch.distributed.is_initialized():
-        torch.distributed.barrier(group=group)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    start, cpu = time.perf_counter(), time.process_time()
-    for _ in range(count):
-        next(steps)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return (time.perf_counter() - start) / count, (time.process_time() - cpu) / count
+def _join(rank: int, options: argparse.Namespace, port: int) -> Any:
+    """Join the other ranks; returns the group whose barriers part the blocks."""
+    size = options.ranks
+    os.environ.update(LOCAL_WORLD_SIZE=str(size), GLOO_SOCKET_IFNAME="lo")
+    backend = "nccl" if options.device == "cuda" else "gloo"
+    if options.adaptdl:
+        import adaptdl.torch
+
+        adaptdl.torch.init_process_group(backend, f"tcp://127.0.0.1:{port}", size, rank)
+        os.environ.update(
+            ADAPTDL_REPLICA_RANK=str(rank), ADAPTDL_NUM_REPLICAS=str(size), ADAPTDL_NUM_NODES="1"
+        )
+    if size == 1 and not options.adaptdl:
+        return None
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group(backend)
+    return torch.distributed.new_group(backend="gloo")
 
 
-def _worker(rank: int, options: argparse.Namespace, port: int, pipe: Any) -> None:
+def _worker(rank: int, options: argparse.Namespace, model: str, optimizer: str, port: int, pipe: Any) -> None:
+    """One rank: trains all variants, and sends each round's seconds per step, on the wall's clock and of CPU time."""
+    warnings.filterwarnings("ignore")
     size = options.ranks
     device = torch.device("cuda", rank) if options.device == "cuda" else torch.device("cpu")
     torch.set_num_threads(1)
-    group = None
-    os.environ.update(LOCAL_WORLD_SIZE=str(size), GLOO_SOCKET_IFNAME="lo")
-    if size > 1:
-        os.environ.update(
-            RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
-        )
-        torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
-        group = torch.distributed.new_group(backend="gloo")
-    results = []
-    for model in options.models:
-        for optimizer in options.optimizers:
-            variants: dict[Any, Iterator[None]] = {
-                "plain": _plain(model, optimizer, rank, size, device),
-                "null": _plain(model, optimizer, rank, size, device),
-            }
-            for sampling in SAMPLINGS:
-                variants[sampling] = _pollux(model, optimizer, size, device, sampling)
-            for steps in variants.values():
-                _block(steps, 40, device, group)
-            order = random.Random(SEED)
-            times: dict[Any, list[tuple[float, float]]] = {name: [] for name in variants}
-            for _ in range(options.rounds):
-                names = list(variants)
-                order.shuffle(names)
-                for name in names:
-                    times[name].append(_block(variants[name], options.steps, device, group))
-            for steps in variants.values():
-                steps.close()  # type: ignore[attr-defined]
-            results.append((model, optimizer, times))
-    if rank == 0:
-        pipe.send(results)
+    group = _join(rank, options, port)
+
+    def meet() -> float:
+        if group is not None:
+            torch.distributed.barrier(group=group)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    variants: dict[str, Iterator[None]] = {
+        name: _plain(model, optimizer, rank, size, device) for name in PLAIN
+    }
+    for name, sampling in SAMPLINGS.items():
+        variants[name] = _pollux(model, optimizer, size, device, sampling)
+    if options.adaptdl:
+        variants["AdaptDL"] = _adaptdl(model, optimizer, size, device)
+    order = random.Random(SEED)
+    rounds: list[dict[str, tuple[float, float]]] = []
+    begun = time.monotonic()
+    going = True
+    while going:
+        spent = {name: [0.0, 0.0] for name in variants}
+        for _ in range(STEPS // BLOCK):
+            for name in order.sample(list(variants), len(variants)):
+                start = meet()
+                cpu = time.process_time()
+                for _ in range(BLOCK):
+                    next(variants[name])
+                used = time.process_time() - cpu
+                spent[name][0] += (meet() - start) / STEPS
+                spent[name][1] += used / STEPS
+        rounds.append({name: (wall, cpu) for name, (wall, cpu) in spent.items()})
+        late = time.monotonic() - begun > options.seconds
+        going = _agreed(len(rounds) < WARM_ROUNDS + (LEAST_ROUNDS if late else options.rounds), group)
+    pipe.send(rounds[WARM_ROUNDS:])
     pipe.close()
+    meet()
+    os._exit(0)  # each variant holds a group and threads, which nobody needs ended in order
 
 
-def _interval(ratios: np.ndarray) -> tuple[float, float, float]:
+def _agreed(mine: bool, group: Any) -> bool:
+    """Rank 0's answer, on all ranks."""
+    if group is None:
+        return mine
+    vector = torch.tensor([mine])
+    torch.distributed.broadcast(vector, src=0, group=group)
+    return bool(vector)
+
+
+def measure(options: argparse.Namespace, model: str, optimizer: str) -> dict[str, np.ndarray]:
+    """Seconds per step [rounds, ranks, (wall, CPU)] of each variant. Raises SystemExit where a rank failed."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    context = multiprocessing.get_context("spawn" if options.device == "cuda" else "fork")
+    running = []
+    for rank in range(options.ranks):
+        here, there = context.Pipe(duplex=False)
+        process = context.Process(target=_worker, args=(rank, options, model, optimizer, port, there))
+        process.start()
+        there.close()
+        running.append((process, here))
+    try:
+        ranks = [pipe.recv() for _, pipe in running]
+    except EOFError:
+        raise SystemExit("a rank failed; its trace is above") from None
+    finally:
+        for process, _ in running:
+            process.join(10)
+            process.kill()
+    names = ranks[0][0]
+    return {
+        name: np.array([[one[name] for one in rounds] for rounds in ranks]).swapaxes(0, 1) for name in names
+    }
+
+
+def interval(ratios: np.ndarray) -> tuple[float, float, float]:
     """Mean of the middle 80 % of rounds (other processes hit some), and its 95 % bootstrap interval."""
 
     def trimmed(values: np.ndarray) -> Any:
@@ -188,73 +275,104 @@ def _interval(ratios: np.ndarray) -> tuple[float, float, float]:
     return float(trimmed(ratios)), float(low), float(high)
 
 
+def rows_of(
+    options: argparse.Namespace, model: str, optimizer: str, times: dict[str, np.ndarray]
+) -> list[dict[str, Any]]:
+    """One row per variant but the first plain one: step times, and overheads with their intervals."""
+    wall = {name: t[:, :, 0].max(1) for name, t in times.items()}
+    cpu = {name: t[:, :, 1].sum(1) for name, t in times.items()}
+    rows = []
+    for name in times:
+        if name == PLAIN[0]:
+            continue
+        rivals = PLAIN[:1] if name in PLAIN else PLAIN
+        found = [
+            interval(clock[name] / np.mean([clock[rival] for rival in rivals], axis=0) - 1.0)
+            for clock in (wall, cpu)
+        ]
+        rows.append(
+            {
+                "model": model,
+                "device": options.device,
+                "ranks": options.ranks,
+                "optimizer": optimizer,
+                "variant": name,
+                "sampling": 1.0 / SAMPLINGS[name] if name in SAMPLINGS else None,
+                "plain_step_s": float(np.median(wall[PLAIN[0]])),
+                "pollux_step_s": float(np.median(wall[name])),
+                "overhead": found[0][0],
+                "overhead_ci_low": found[0][1],
+                "overhead_ci_high": found[0][2],
+                "plain_cpu_s_by_rank": np.median(times[PLAIN[0]][:, :, 1], axis=0).tolist(),
+                "pollux_cpu_s_by_rank": np.median(times[name][:, :, 1], axis=0).tolist(),
+                "cpu_overhead": found[1][0],
+                "cpu_overhead_ci_low": found[1][1],
+                "cpu_overhead_ci_high": found[1][2],
+                "rounds": len(wall[name]),
+            }
+        )
+    return rows
+
+
+HEAD = (
+    "| model | optimizer | measured | plain step [ms] | step [ms] | overhead | 95 % interval "
+    "| CPU per step, plain, all ranks | overhead of it | 95 % interval |\n|---|---|---|---|---|---|---|---|---|---|"
+)
+
+
+def line_of(row: dict[str, Any]) -> str:
+    return (
+        f"| {row['model']} | {row['optimizer']} | {row['variant']} | {1e3 * row['plain_step_s']:.2f} "
+        f"| {1e3 * row['pollux_step_s']:.2f} | {100 * row['overhead']:+.2f} % "
+        f"| {100 * row['overhead_ci_low']:+.2f} to {100 * row['overhead_ci_high']:+.2f} % "
+        f"| {1e3 * sum(row['plain_cpu_s_by_rank']):.2f} ms | {100 * row['cpu_overhead']:+.2f} % "
+        f"| {100 * row['cpu_overhead_ci_low']:+.2f} to {100 * row['cpu_overhead_ci_high']:+.2f} % |"
+    )
+
+
+def page_of(options: argparse.Namespace, rows: list[dict[str, Any]]) -> str:
+    """The committed page."""
+    about = (__doc__ or "").split("\n\n", 2)[2].strip()
+    models = "\n".join(f"- {name}: {MODELS[name].__doc__ or ''}" for name in options.models)
+    rounds = [row["rounds"] for row in rows]
+    return (
+        f"# The agent's overhead per optimizer step\n\n`make bench-agent`: {options.ranks} ranks on {options.device}, "
+        f"torch {torch.__version__}, {os.cpu_count()} cores, {min(rounds)} to {max(rounds)} rounds.\n\n{HEAD}\n"
+        + "\n".join(map(line_of, rows))
+        + "\n\nGoals for the intervals' upper ends: 3 % (SGD) and 15 % (Adam) at every step, 2 % at 1/20.\n\n"
+        + f"{about}\n\n{models}\n"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument(
-        "--steps", type=int, default=20, help="optimizer steps per block; sampling 1/20 measures one"
-    )
+    parser.add_argument("--ranks", type=int, help="4 on CPU, as many as there are on GPUs")
+    parser.add_argument("--rounds", type=int, default=80, help="at most, for each model and optimizer")
+    parser.add_argument("--minutes", type=float, default=8.0, help="for all of them together, about")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--models", nargs="+", choices=sorted(MODELS), default=sorted(MODELS))
     parser.add_argument("--optimizers", nargs="+", choices=["sgd", "adam"], default=["sgd", "adam"])
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--markdown", type=Path, help="write the table there, as a page")
     options = parser.parse_args()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    context = multiprocessing.get_context("spawn" if options.device == "cuda" else "fork")
-    here, there = context.Pipe(duplex=False)
-    processes = [
-        context.Process(target=_worker, args=(r, options, port, there)) for r in range(options.ranks)
-    ]
-    for process in processes:
-        process.start()
-    there.close()
-    try:
-        results = here.recv()
-    except EOFError:
-        raise SystemExit("a rank failed; its trace is above") from None
-    for process in processes:
-        process.join()
-    rows = []
-    print(
-        "| model | optimizer | sampling | plain step [ms] | Pollux step [ms] "
-        "| overhead | 95 % interval | of CPU time | 95 % interval |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|")
-    for model, optimizer, times in results:
-        plain = np.array(times["plain"])
-        for name in ["null", *SAMPLINGS]:
-            ratios = np.array(times[name]) / plain - 1.0
-            (mean, low, high), (cpu, cpu_low, cpu_high) = _interval(ratios[:, 0]), _interval(ratios[:, 1])
-            label = "null pair" if name == "null" else "every step" if name == 1 else f"1/{name}"
-            plain_s, ours_s = float(np.median(plain[:, 0])), float(np.median(np.array(times[name])[:, 0]))
-            print(
-                f"| {model} | {optimizer} | {label} | {1e3 * plain_s:.2f} | {1e3 * ours_s:.2f} | {100 * mean:+.2f} % "
-                f"| {100 * low:+.2f} to {100 * high:+.2f} % | {100 * cpu:+.2f} % "
-                f"| {100 * cpu_low:+.2f} to {100 * cpu_high:+.2f} % |"
-            )
-            rows.append(
-                {
-                    "model": model,
-                    "device": options.device,
-                    "ranks": options.ranks,
-                    "optimizer": optimizer,
-                    "sampling": 0.0 if name == "null" else 1.0 / float(name),
-                    "plain_step_s": plain_s,
-                    "pollux_step_s": ours_s,
-                    "overhead": mean,
-                    "overhead_ci_high": high,
-                    "cpu_overhead": cpu,
-                    "cpu_overhead_ci_high": cpu_high,
-                }
-            )
+    if options.ranks is None:
+        options.ranks = 4 if options.device == "cpu" else max(torch.cuda.device_count(), 1)
+    options.adaptdl = importlib.util.find_spec("adaptdl") is not None
+    options.seconds = 60.0 * options.minutes / (len(options.models) * len(options.optimizers))
+    rows: list[dict[str, Any]] = []
+    print(HEAD, flush=True)
+    for model in options.models:
+        for optimizer in options.optimizers:
+            new = rows_of(options, model, optimizer, measure(options, model, optimizer))
+            print("\n".join(line_of(row) for row in new), flush=True)
+            rows += new
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(rows, indent=2))
+    if options.markdown is not None:
+        options.markdown.write_text(page_of(options, rows))
 
 
 if __name__ == "__main__":
