@@ -39,6 +39,10 @@ test: setup ## everything that must hold: style, types, arrows, unit tests, real
 test-newer-slurm: ## the Slurm tests on a newer Slurm, in a Debian root of its own (minutes; root)
 	@contrib/devcluster/newer.sh
 
+soak: setup ## hours: real faults by path, 100,000 random steps, MINUTES (60) of chaos with JOBS (20); chaos-out/
+	@POLLUX_SOAK=1 $(PYTHON) -m pytest -s --timeout 7200 tests/unit/apply/test_model.py tests/integration/loop/test_real_faults.py
+	@$(PYTHON) -m contrib.chaos --minutes $(or $(MINUTES),60) --jobs $(or $(JOBS),20)
+
 unit: setup ## the pure tests only (seconds)
 	@$(PYTHON) -m pytest -q tests/unit
 
@@ -71,5 +75,5 @@ bench-realloc: setup ## what a move costs, split by step (minutes); bench-out/re
 	@$(PYTHON) tests/benchmarks/realloc.py --json bench-out/realloc.json --markdown tests/benchmarks/realloc.md
 
 clean: ## remove what the targets made, the virtual environment excepted
-	rm -rf demo-out bench-out .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist
+	rm -rf demo-out bench-out chaos-out .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -222,6 +223,11 @@ def open_store(config: Config) -> Store:
 def _write_atomically(path: Path, text: str) -> None:
     """Replace the file by one that everybody may read: slurmctld runs as another user, and the unit's umask is 0027."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text)
-    temporary.chmod(0o644)
-    temporary.replace(path)
+    try:
+        temporary.write_text(text)
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)  # on a full disk even an empty file is one too many
+        raise

@@ -208,6 +208,11 @@ class DevCluster:
         """The steps on the node live on, as they do when a real slurmd is restarted."""
         self._slurmd.pop(name).stop(signal.SIGKILL if kill else signal.SIGTERM)
 
+    def signal_slurmd(self, name: str, number: int) -> None:
+        """STOP makes the node deaf: jobs neither start nor end there until CONT."""
+        if name in self._slurmd:
+            self._slurmd[name].send(number)
+
     def stop_postgres(self, *, immediate: bool = False) -> None:
         self._postgres().stop(immediate=immediate)
 

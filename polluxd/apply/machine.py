@@ -84,7 +84,12 @@ class Withdraw:
     """Leave the job alone for a cooldown; else the next plan may ask for the same again."""
 
 
-Action = Wait | Drain | Remind | Requeue | Configure | Reach | Fail | Withdraw
+@dataclass(frozen=True, slots=True)
+class RunAgain:
+    """Slurm could not start the job that it had been told to start: put it back into the queue, and write `failed`."""
+
+
+Action = Wait | Drain | Remind | Requeue | Configure | Reach | Fail | Withdraw | RunAgain
 
 _REVOCABLE = (Step.PLANNED, Step.DRAINING, Step.CHECKPOINTED)
 
@@ -102,6 +107,22 @@ def held(job: SlurmJob) -> Placement | None:
 def same_place(job: SlurmJob, target: Placement) -> bool:
     """True when the job holds exactly `target`, in whatever order of nodes."""
     return job.gpus_per_node_held == dict.fromkeys(target.nodes, target.gpus_per_node)
+
+
+def failed_to_start(move: Reallocation, job: SlurmJob) -> bool:
+    """True where Slurm ended the job in the second of its new start, as it does over a revoked credential.
+
+    Its record then says NonZeroExitCode like that of a script which failed at once (22.05). Such a script is run once
+    more: the restart count is the fence.
+    """
+    return (
+        job.raw_state == "FAILED"
+        and move.path == "requeue"
+        and move.step in (Step.REQUEUED, Step.CONFIGURED)
+        and job.restart_count == move.attempt + 1
+        and job.start_time is not None
+        and job.start_time == job.end_time
+    )
 
 
 def next_action(
@@ -123,6 +144,8 @@ def next_action(
     """
     if job is None:
         return Fail("the job is no longer known to Slurm")
+    if failed_to_start(move, job):
+        return RunAgain()
     if job.state.finished:
         return Fail(f"the job ended ({job.raw_state}) in the midst of the move")
     if job.state is JobState.PENDING and job.held_by_user and move.step is not Step.PLANNED:

@@ -20,6 +20,7 @@ from polluxd.apply.machine import (
     Reach,
     Remind,
     Requeue,
+    RunAgain,
     Wait,
     Withdraw,
     next_action,
@@ -200,6 +201,9 @@ class Reconciler:
                     self._limit_time(move, job)
                 self._reach(move, step, detail)
                 return not step.terminal
+            case RunAgain():
+                self._run_again(move, job)
+                return False
             case Withdraw(reason=reason, rest=rest):
                 self._withdraw(move, reason, rest=rest)
                 return False
@@ -242,6 +246,16 @@ class Reconciler:
                 return False
             log.info("job %d: requeue refused (%s); it has left its nodes by itself", move.job_id, error)
         return True
+
+    def _run_again(self, move: Reallocation, job: SlurmJob | None) -> None:
+        """The next plan starts it, as any job that waits."""
+        self._authorize()
+        reason = "Slurm ended the job at its start (a revoked credential?): queued again"
+        try:
+            self._slurm.run_again(move.job_id)
+        except SlurmRefused as error:
+            reason = f"Slurm ended the job at its start, and refused to queue it again: {error}"
+        self._fail(move, job, reason, keep_back=True)
 
     def _configure(self, move: Reallocation, job: SlurmJob, room: Capacity) -> None:
         self._authorize()

@@ -12,46 +12,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import ceil, floor
 
 from polluxd.errors import SlurmError, SlurmRefused, SlurmUnavailable
 from polluxd.model import JobSpec, JobState, Node
+from polluxd.slurm.fake_job import FakeJob, shown
 from polluxd.slurm.protocol import ClusterState, Geometry, SlurmJob
 
 CRED_EXPIRE_S = 120.0
 """slurm.conf's AuthInfo=cred_expire: a requeued job waits one second more than this unless it is told otherwise."""
-
-
-@dataclass(slots=True)
-class _Job:
-    job_id: int
-    name: str
-    user: str
-    spec: JobSpec | None
-    submitted: float
-    begin: float
-    own_begin: float | None
-    nodes_wanted: int
-    gpus_per_node: int
-    cpus_per_task: int
-    mem_per_node_mb: int | None
-    runtime: float | None
-    time_limit_s: float | None
-    state: JobState = JobState.PENDING
-    raw_state: str = "PENDING"
-    required: tuple[str, ...] = ()
-    held: dict[str, int] = field(default_factory=dict)
-    restarts: int = 0
-    started: float | None = None
-    ended: float | None = None
-    on_hold: bool = False
-    depends_on: int | None = None
-    left_at: float | None = None
-    left_nodes: frozenset[str] = frozenset()
-    becomes: JobState | None = None
-    """What follows COMPLETING."""
-    leaves_at: float = 0.0
 
 
 @dataclass(slots=True)
@@ -84,7 +54,7 @@ class FakeSlurm:
         self._now = now
         self._exit_s = exit_s
         self._start_s = start_s
-        self._jobs: dict[int, _Job] = {}
+        self._jobs: dict[int, FakeJob] = {}
         self._faults: list[_Fault] = []
         self._answers_at = now
         self.calls: list[tuple[str, int]] = []
@@ -116,7 +86,7 @@ class FakeSlurm:
         """As sbatch with the submission hook: with a spec the job is kept back by a lease, else it starts at once."""
         job_id = len(self._jobs) + 1
         earliest = max(self._now, begin or 0.0)
-        self._jobs[job_id] = _Job(
+        self._jobs[job_id] = FakeJob(
             job_id=job_id,
             name=name,
             user=user,
@@ -234,6 +204,16 @@ class FakeSlurm:
             self._leave(job, JobState.PENDING)
         self._fault("requeue", applied=True)
 
+    def run_again(self, job_id: int) -> None:
+        job = self._ours("run_again", job_id)
+        if job.state is not JobState.FAILED:
+            raise SlurmRefused(f"scontrol requeue {job_id}: Job is pending execution")
+        job.restarts += 1
+        job.state, job.raw_state = JobState.PENDING, "PENDING"
+        job.started = job.ended = None
+        job.begin = self._now + CRED_EXPIRE_S + 1
+        self._fault("run_again", applied=True)
+
     def configure(
         self, job_id: int, geometry: Geometry, *, start: bool, time_limit_s: float | None = None
     ) -> None:
@@ -267,7 +247,7 @@ class FakeSlurm:
 
     # --- inside -------------------------------------------------------------------------------
 
-    def _ours(self, call: str, job_id: int) -> _Job:
+    def _ours(self, call: str, job_id: int) -> FakeJob:
         self.calls.append((call, job_id))
         self._fault(call, applied=False)
         job = self._jobs.get(job_id)
@@ -297,16 +277,16 @@ class FakeSlurm:
         for job in self._jobs.values():
             self._try_start(job)
 
-    def _out_of_time(self, job: _Job) -> bool:
+    def _out_of_time(self, job: FakeJob) -> bool:
         if job.started is None or job.time_limit_s is None:
             return False
         return self._now >= job.started + job.time_limit_s
 
-    def _leave(self, job: _Job, becomes: JobState) -> None:
+    def _leave(self, job: FakeJob, becomes: JobState) -> None:
         job.state, job.raw_state, job.becomes = JobState.COMPLETING, "COMPLETING", becomes
         job.leaves_at = self._now + self._exit_s
 
-    def _gone(self, job: _Job) -> None:
+    def _gone(self, job: FakeJob) -> None:
         assert job.becomes is not None
         job.left_at, job.left_nodes = self._now, frozenset(job.held)
         if job.becomes is JobState.PENDING:
@@ -316,11 +296,11 @@ class FakeSlurm:
         else:
             self._end(job, job.becomes)
 
-    def _end(self, job: _Job, state: JobState) -> None:
+    def _end(self, job: FakeJob, state: JobState) -> None:
         job.held = {}
         job.state, job.raw_state, job.ended = state, state.value, self._now
 
-    def _try_start(self, job: _Job) -> None:
+    def _try_start(self, job: FakeJob) -> None:
         if job.state is not JobState.PENDING or job.on_hold or self._now < job.begin + self._start_s:
             return
         if self._waits(job):
@@ -337,12 +317,13 @@ class FakeSlurm:
         # credential is revoked there, and the new start with it.
         same_second = job.left_at is not None and floor(job.begin) == floor(job.left_at)
         if same_second and not job.left_nodes.isdisjoint(names):
-            job.state, job.raw_state, job.ended = JobState.FAILED, "FAILED", self._now
+            job.state, job.raw_state = JobState.FAILED, "FAILED"
+            job.started = job.ended = self._now
             return
         job.held = dict.fromkeys(names, job.gpus_per_node)
         job.state, job.raw_state, job.started = JobState.RUNNING, "RUNNING", self._now
 
-    def _waits(self, job: _Job) -> bool:
+    def _waits(self, job: FakeJob) -> bool:
         other = self._jobs.get(job.depends_on) if job.depends_on is not None else None
         return other is not None and not other.state.finished
 
@@ -354,45 +335,5 @@ class FakeSlurm:
             name: (node.gpus - used[name]) if node.schedulable else 0 for name, node in self._nodes.items()
         }
 
-    def _show(self, job: _Job) -> SlurmJob:
-        pending = job.state is JobState.PENDING
-        return SlurmJob(
-            job_id=job.job_id,
-            name=job.name,
-            user=job.user,
-            uid=1000,
-            account="",
-            partition="main",
-            qos="",
-            state=job.state,
-            raw_state=job.raw_state,
-            reason=self._reason(job) if pending else "None",
-            restart_count=job.restarts,
-            submit_time=job.submitted,
-            start_time=job.started,
-            eligible_time=job.begin,
-            end_time=job.ended if job.state.finished else None,
-            time_limit_s=job.time_limit_s,
-            nodes=tuple(sorted(job.held)),
-            gpus_per_node_held=dict(job.held),
-            cpus_per_node_held=dict.fromkeys(job.held, job.cpus_per_task),
-            requested_nodes=job.nodes_wanted,
-            requested_gpus_per_node=job.gpus_per_node,
-            requested_cpus=job.nodes_wanted * job.cpus_per_task,
-            cpus_per_task=job.cpus_per_task,
-            mem_per_node_mb=job.mem_per_node_mb,
-            required_nodes=job.required,
-            held_by_user=pending and job.on_hold,
-            dependent=pending and self._waits(job),
-            begin_time=job.own_begin,
-            admin_comment="pollux:v1" if job.spec is not None else "",
-            command="/home/alice/train.sh",
-            spec=job.spec,
-        )
-
-    def _reason(self, job: _Job) -> str:
-        if job.on_hold:
-            return "JobHeldUser"
-        if self._waits(job):
-            return "Dependency"
-        return "BeginTime" if self._now < job.begin else "Resources"
+    def _show(self, job: FakeJob) -> SlurmJob:
+        return shown(job, waits=self._waits(job), now=self._now)

@@ -114,6 +114,10 @@ class SlurmClient(Protocol):
         """End the job and put it back into the queue; does nothing to a job that has ended or is waiting."""
         ...
 
+    def run_again(self, job_id: int) -> None:
+        """Put a job that has failed back into the queue, as long as Slurm remembers it."""
+        ...
+
     def configure(
         self, job_id: int, geometry: Geometry, *, start: bool, time_limit_s: float | None = None
     ) -> None:

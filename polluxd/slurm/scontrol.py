@@ -107,6 +107,10 @@ class ScontrolClient:
         # Plain `requeue` runs a job again that has ended a moment ago; `incomplete` passes over it.
         self._run("scontrol", "requeue", "incomplete", str(job_id))
 
+    def run_again(self, job_id: int) -> None:
+        self._must_be_ours([job_id])
+        self._run("scontrol", "requeue", str(job_id))
+
     def configure(
         self, job_id: int, geometry: Geometry, *, start: bool, time_limit_s: float | None = None
     ) -> None:

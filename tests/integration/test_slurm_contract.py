@@ -29,6 +29,7 @@ class World(Protocol):
         self, *, ours: bool = True, gpus: int = 1, begin_in: float = 0, after: int | None = None
     ) -> int: ...
     def finish(self, job_id: int) -> None: ...
+    def fail(self, job_id: int) -> None: ...
     def hold(self, job_id: int) -> None: ...
 
 
@@ -53,12 +54,15 @@ class FakeWorld:
     def finish(self, job_id: int) -> None:
         self.slurm.finish(job_id)
 
+    def fail(self, job_id: int) -> None:
+        self.slurm.finish(job_id, JobState.FAILED)
+
     def hold(self, job_id: int) -> None:
         self.slurm.hold(job_id)
 
 
 class RealWorld:
-    """Jobs are `sleep`s that end well when their file `stop.<id>` appears."""
+    """Jobs are `sleep`s that end well when their file `stop.<id>` appears, and badly when `fail.<id>` does."""
 
     def __init__(self, cluster: DevCluster, folder: Path) -> None:
         self.cluster = cluster
@@ -77,7 +81,8 @@ class RealWorld:
     ) -> int:
         script = self.folder / ("ours.sh" if ours else "foreign.sh")
         directive = "#POLLUX max-gpus=16\n" if ours else ""
-        wait = f"while [ ! -e {self.folder}/stop.$SLURM_JOB_ID ]; do sleep 0.1; done\n"
+        wait = f"while [ ! -e {self.folder}/stop.$SLURM_JOB_ID ]; do\n"
+        wait += f"[ -e {self.folder}/fail.$SLURM_JOB_ID ] && exit 1\nsleep 0.1; done\n"
         script.write_text(f"#!/bin/sh\n{directive}{wait}")
         options = [f"--gres=gpu:{gpus}", "--output=/dev/null"]
         if begin_in:
@@ -90,6 +95,9 @@ class RealWorld:
 
     def finish(self, job_id: int) -> None:
         (self.folder / f"stop.{job_id}").touch()
+
+    def fail(self, job_id: int) -> None:
+        (self.folder / f"fail.{job_id}").touch()
 
     def hold(self, job_id: int) -> None:
         self.cluster.command("scontrol", "hold", str(job_id))
@@ -179,6 +187,29 @@ def test_a_requeued_job_waits_for_its_fail_safe(world: World) -> None:
     assert waiting.eligible_time is not None
     assert waiting.eligible_time - world.now() > 60
     assert waiting.reason == "BeginTime"
+
+
+def test_a_time_limit_is_set_in_whole_minutes(world: World) -> None:
+    first = world.submit()
+    world.client.configure(first, Geometry(("n1",), 1, 1), start=True, time_limit_s=3601.0)
+    assert wait_state(world, first, JobState.RUNNING).time_limit_s == 3660.0
+    requeue(world, first)
+    assert job(world, first).time_limit_s == 3660.0
+    world.client.limit_time(first, 90.0)
+    assert job(world, first).time_limit_s == 120.0
+
+
+def test_a_failed_job_runs_again(world: World) -> None:
+    first = world.submit()
+    place(world, first, ("n1",), 1)
+    with pytest.raises(SlurmRefused):
+        world.client.run_again(world.submit(begin_in=600))
+    world.fail(first)
+    wait_state(world, first, JobState.FAILED)
+    world.client.requeue(first)  # requeue proper leaves an ended job alone
+    assert job(world, first).state is JobState.FAILED
+    world.client.run_again(first)
+    assert wait_state(world, first, JobState.PENDING).restart_count == 1
 
 
 def test_requeue_of_a_waiting_or_ended_job_does_nothing(world: World) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import stat
@@ -78,6 +79,32 @@ def test_a_heartbeat_that_cannot_be_written_is_said_once(
     said = [record.message for record in caplog.records]
     assert len(said) == 1
     assert "could not be written" in said[0]
+
+
+def test_a_full_disk_is_said_once_leaves_nothing_behind_and_is_got_over(
+    daemon: Daemon, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon._turn()
+    before = (tmp_path / "heartbeat").read_text()
+    real = Path.write_text
+
+    def full(path: Path, text: str) -> int:
+        real(path, "")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with caplog.at_level(logging.INFO), monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", full)
+        for _ in range(3):
+            daemon._turn()
+    assert [record.message for record in caplog.records if "No space left" in record.message] == [
+        record.message for record in caplog.records
+    ]
+    assert len(caplog.records) == 1
+    # Old by and by, so that the hook lets new jobs start as plain ones.
+    assert (tmp_path / "heartbeat").read_text() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["heartbeat"]
+    daemon._turn()
+    assert daemon._trouble == ""
 
 
 def test_a_lease_that_runs_short_is_prolonged_and_one_that_ended_is_not(daemon: Daemon) -> None:

@@ -17,6 +17,9 @@ from typing import Any
 import pytest
 
 from contrib.devcluster import DevCluster
+from polluxd.apply.machine import held
+from polluxd.errors import LeaderLost, StoreRejected
+from polluxd.model import NO_PLACEMENT
 from polluxd.slurm.protocol import SlurmJob
 from polluxd.slurm.scontrol import ScontrolClient
 from polluxd.store import Store
@@ -113,6 +116,15 @@ class Daemon:
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal and go on (STOP, CONT)."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def use_first_in_path(self, folder: Path) -> None:
+        """From its next start on, commands are looked for in `folder` first."""
+        self._env["PATH"] = f"{folder}:{self._env['PATH']}"
+
     @property
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
@@ -190,6 +202,24 @@ class Loop:
                 logs = "\n".join(f"{p.name}: {p.read_text()[-600:]}" for p in self.folder.glob("*.log"))
                 pytest.fail(f"not within {seconds:.0f} s: {why}\n{tail}\n{logs}")
             time.sleep(0.2)
+
+    def park(self, job_id: int) -> None:
+        """Have polluxd send a running job back to the queue, as a plan for more jobs than GPUs does."""
+
+        def planned() -> bool:
+            job, leader = self.job(job_id), self.store.leader()
+            here = held(job)
+            assert not job.state.finished, "it ended before it could be parked"
+            if leader is None or not here:
+                return False
+            words = (job_id, job.restart_count, "park", here, NO_PLACEMENT, "by the test", leader.epoch)
+            try:
+                self.store.plan_reallocation(*words)
+            except (StoreRejected, LeaderLost):  # another move is under way, or the leader has changed
+                return False
+            return True
+
+        self.until(planned, why="a park to be planned")
 
     def result(self, name: str) -> Mapping[str, float]:
         found: Mapping[str, float] = json.loads((self.folder / f"{name}.json").read_text())

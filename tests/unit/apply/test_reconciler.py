@@ -171,3 +171,31 @@ def test_what_is_remembered_of_jobs_that_are_gone_is_forgotten() -> None:
     store.moves = []
     acting.tick(slurm.observe(), {})
     assert acting.resting(99) == 0.0
+
+
+def test_a_job_that_slurm_ends_in_the_second_of_its_start_is_queued_again_once() -> None:
+    slurm = FakeSlurm([Node("n1", 4, cpus=8)], exit_s=0.05, start_s=0.0)
+    store = FakeStore(FakeRows(slurm.clock))
+    assert store.lead() == 1
+    job_id = running(slurm, "n1")
+    acting = reconciler(slurm, store)
+    acting.begin([Intent(job_id, 0, "requeue", Placement(("n1",), 1), Placement(("n1",), 2), "")], [])
+    for step in (Step.DRAINING, Step.CHECKPOINTED):
+        store.advance(1, step, slurm.clock(), epoch=1)
+    slurm.requeue(job_id)
+    slurm.advance(0.1)
+    store.advance(1, Step.REQUEUED, slurm.clock(), epoch=1)
+    # What polluxd itself does not do: start it in the second in which it left.
+    slurm.configure(job_id, Geometry(("n1",), 2, 2), start=True)
+    store.advance(1, Step.CONFIGURED, slurm.clock(), epoch=1)
+    slurm.advance(0.1)
+    assert slurm.truth(job_id).raw_state == "FAILED"
+    acting.tick(slurm.observe(), {})
+    now = slurm.truth(job_id)
+    assert (now.raw_state, now.restart_count) == ("PENDING", 2)
+    assert store.rows.moves[0].step is Step.FAILED
+    acting.begin([Intent(job_id, 2, "start", NO_PLACEMENT, Placement(("n1",), 2), "")], [])
+    slurm.advance(1.0)
+    acting.tick(slurm.observe(), {})
+    slurm.advance(1.0)
+    assert slurm.truth(job_id).gpus_per_node_held == {"n1": 2}

@@ -152,6 +152,10 @@ class Watched:
         assert not over, f"more promised than there is: {over}"
         self._slurm.configure(job_id, geometry, **words)
 
+    def run_again(self, job_id: int) -> None:
+        self._about_to("run_again", job_id)
+        self._slurm.run_again(job_id)
+
     def limit_time(self, job_id: int, seconds: float) -> None:
         self._about_to("limit_time", job_id)
         self._slurm.limit_time(job_id, seconds)

@@ -1,0 +1,61 @@
+"""A training that writes down which samples each optimizer step took, so that the lineage can be counted afterwards.
+
+Each rank appends to a file of its own: a first line with the launch and the step that it resumes from, then a line
+`STEP INDEX INDEX ...` for each micro-batch, before it is computed. What a crash undid is in the files as well:
+`lineage` in workload.py leaves it out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import distributed, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD
+from torch.utils.data import TensorDataset
+
+import pollux
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+from emulated import digits
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--passes", type=int, required=True, help="passes through the data")
+parser.add_argument("--step-s", type=float, default=0.05, help="seconds that a micro-batch takes at least")
+parser.add_argument("--ledger", type=Path, required=True, help="folder of the files")
+args = parser.parse_args()
+
+data = digits().train
+x, y = data.tensors
+model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
+job = pollux.attach(model, optimizer, seed=1)
+loader = job.loader(TensorDataset(x, y, torch.arange(len(y))), 32, max_batch_size=128)
+
+launch = torch.tensor([time.time_ns()])
+if distributed.is_initialized():
+    distributed.broadcast(launch, 0)
+attempt = os.environ.get("SLURM_RESTART_COUNT", "0")
+name = args.ledger / f"{launch.item()}-{attempt}-{job.rank}.txt"
+with name.open("x", buffering=1) as ledger:
+    first = True
+    for _ in job.epochs(args.passes, passes=True):
+        for images, labels, indices in loader:
+            step = job.progress.optimizer_steps
+            if first:
+                print(f"from {step} of {len(y)}", file=ledger)
+                first = False
+            print(step, *indices.tolist(), file=ledger)
+            with job.micro_batch():
+                time.sleep(args.step_s)
+                job.backward(cross_entropy(job.model(images), labels))
+            if job.sync_gradients:
+                optimizer.step()
+                optimizer.zero_grad()
+if job.is_main:
+    print(f"trained {job.progress.epoch} passes in {job.progress.optimizer_steps} steps")

@@ -1,0 +1,205 @@
+"""What goes wrong, how often, and for how long."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from contrib.devcluster import DevCluster
+
+from .service import Polluxd
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of fault: mean seconds between two of them (0: never), and how long one lasts."""
+
+    mean_s: float
+    lasts_s: tuple[float, float]
+    what: str
+
+
+KINDS: dict[str, Kind] = {
+    "polluxd-kill": Kind(60, (0.0, 6.0), "kill -9 of one polluxd, started again"),
+    "polluxd-stop": Kind(120, (6.0, 15.0), "SIGSTOP of one polluxd, past its lease"),
+    "agent-kill": Kind(150, (0.0, 0.0), "kill -9 of one rank"),
+    "agent-stop": Kind(90, (2.0, 8.0), "SIGSTOP of one rank"),
+    "slurmd-kill": Kind(180, (1.0, 6.0), "kill -9 of one slurmd, started again"),
+    "slurmd-stop": Kind(150, (2.0, 8.0), "SIGSTOP of one slurmd"),
+    "slurmctld-restart": Kind(240, (1.0, 4.0), "slurmctld stopped in order, started again"),
+    "slurmctld-kill": Kind(600, (1.0, 4.0), "kill -9 of slurmctld: what changed in the last seconds is lost"),
+    "slurmctld-stop": Kind(120, (2.0, 6.0), "SIGSTOP of slurmctld: every call times out"),
+    "postgres-crash": Kind(180, (1.0, 6.0), "Postgres ended without a checkpoint, started again"),
+}
+
+
+class Chaos:
+    """Begins and ends faults on a running cluster, at times drawn from a seed.
+
+    Args:
+        rates: mean seconds between two faults of a kind, over those of `KINDS`.
+        say: called with a line for each fault.
+    """
+
+    def __init__(
+        self,
+        cluster: DevCluster,
+        daemons: list[Polluxd],
+        *,
+        seed: int,
+        rates: Mapping[str, float],
+        say: Callable[[str], None],
+    ) -> None:
+        self._cluster, self._daemons, self._say = cluster, daemons, say
+        self._chance = random.Random(seed)
+        self._rates = {name: rates.get(name, kind.mean_s) for name, kind in KINDS.items()}
+        self._due: list[tuple[float, int, str]] = []
+        self._ends: list[tuple[float, int, str, Callable[[], None]]] = []
+        self._number = 0
+        self.counts: Counter[str] = Counter()
+
+    def start(self) -> None:
+        for name in self._rates:
+            self._again(name)
+
+    def turn(self) -> None:
+        """Begin and end what is due."""
+        now = time.monotonic()
+        while self._ends and self._ends[0][0] <= now:
+            _, _, name, end = heapq.heappop(self._ends)
+            end()
+            self._again(name)
+        while self._due and self._due[0][0] <= now:
+            _, _, name = heapq.heappop(self._due)
+            self._begin(name)
+
+    def stop(self) -> None:
+        """Everything runs again."""
+        self._due.clear()
+        while self._ends:
+            heapq.heappop(self._ends)[3]()
+
+    def _again(self, name: str) -> None:
+        """A kind of fault is due again only once the last of it is over."""
+        mean = self._rates[name]
+        if mean > 0:
+            self._number += 1
+            at = time.monotonic() + self._chance.expovariate(1.0 / mean)
+            heapq.heappush(self._due, (at, self._number, name))
+
+    def _begin(self, name: str) -> None:
+        lasts = self._chance.uniform(*KINDS[name].lasts_s)
+        begun = getattr(self, "_" + name.replace("-", "_"))()
+        if begun is None:  # there is nothing of the kind now, or another fault has it
+            self._again(name)
+            return
+        whom, end = begun
+        self.counts[name] += 1
+        self._say(f"{name} {whom} for {lasts:.1f} s")
+        self._number += 1
+        heapq.heappush(self._ends, (time.monotonic() + lasts, self._number, name, end))
+
+    # Each: whom it met, and what ends it; None where it cannot be now.
+
+    def _polluxd_kill(self) -> tuple[str, Callable[[], None]] | None:
+        daemon = self._chance.choice(self._daemons)
+        if not daemon.running or daemon.stopped:
+            return None
+        daemon.kill()
+        return daemon.name, daemon.start
+
+    def _polluxd_stop(self) -> tuple[str, Callable[[], None]] | None:
+        daemon = self._chance.choice(self._daemons)
+        if not daemon.running or daemon.stopped:
+            return None
+        daemon.stop_clock()
+        return daemon.name, daemon.go_on
+
+    def _agent_kill(self) -> tuple[str, Callable[[], None]] | None:
+        rank = self._rank()
+        if rank is None:
+            return None
+        _signal(rank, signal.SIGKILL)
+        return f"pid {rank}", lambda: None
+
+    def _agent_stop(self) -> tuple[str, Callable[[], None]] | None:
+        rank = self._rank()
+        if rank is None:
+            return None
+        _signal(rank, signal.SIGSTOP)
+        return f"pid {rank}", lambda: _signal(rank, signal.SIGCONT)
+
+    def _rank(self) -> int | None:
+        ranks = list(ranks_of(self._cluster))
+        return self._chance.choice(ranks) if ranks else None
+
+    def _slurmd_kill(self) -> tuple[str, Callable[[], None]] | None:
+        name = self._free_node()
+        if name is None:
+            return None
+        self._cluster.stop_slurmd(name, kill=True)
+        return name, lambda: self._cluster.start_slurmd(name)
+
+    def _slurmd_stop(self) -> tuple[str, Callable[[], None]] | None:
+        name = self._free_node()
+        if name is None:
+            return None
+        self._cluster.signal_slurmd(name, signal.SIGSTOP)
+        return name, lambda: self._cluster.signal_slurmd(name, signal.SIGCONT)
+
+    def _free_node(self) -> str | None:
+        under = {name for _, _, name, _ in self._ends}
+        free = not under & {"slurmd-kill", "slurmd-stop"}
+        return self._chance.choice(self._cluster.node_names) if free else None
+
+    def _slurmctld_restart(self) -> tuple[str, Callable[[], None]] | None:
+        return self._controller(kill=False)
+
+    def _slurmctld_kill(self) -> tuple[str, Callable[[], None]] | None:
+        return self._controller(kill=True)
+
+    def _controller(self, *, kill: bool) -> tuple[str, Callable[[], None]] | None:
+        if self._controller_busy():
+            return None
+        self._cluster.stop_slurmctld(kill=kill)
+        return "", self._cluster.start_slurmctld
+
+    def _slurmctld_stop(self) -> tuple[str, Callable[[], None]] | None:
+        if self._controller_busy():
+            return None
+        self._cluster.signal_slurmctld(signal.SIGSTOP)
+        return "", lambda: self._cluster.signal_slurmctld(signal.SIGCONT)
+
+    def _controller_busy(self) -> bool:
+        return any(name.startswith("slurmctld") for _, _, name, _ in self._ends)
+
+    def _postgres_crash(self) -> tuple[str, Callable[[], None]] | None:
+        self._cluster.stop_postgres(immediate=True)
+        return "", self._cluster.start_postgres
+
+
+def ranks_of(cluster: DevCluster) -> Iterator[int]:
+    """Processes that train for jobs of this cluster: with a RANK of torch's and the cluster's slurm.conf."""
+    conf = f"SLURM_CONF={cluster.slurm_conf}".encode()
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                environment = Path(f"/proc/{entry}/environ").read_bytes().split(b"\0")
+            except OSError:  # it ended
+                continue
+            if conf in environment and any(word.startswith(b"RANK=") for word in environment):
+                yield int(entry)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return  # its job has ended

@@ -1,0 +1,107 @@
+"""polluxd as a process that is killed, stopped and started again."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from contrib.devcluster import DevCluster
+
+CONFIG = """\
+mode = "enforce"
+
+[database]
+url = {url}
+secret_file = {secret}
+
+[slurm]
+cluster = {cluster}
+conf = {conf}
+timeout_s = 3
+lease_s = 60
+heartbeat_file = {heartbeat}
+
+[cycle]
+interval_s = 10
+floor_s = 2
+poll_s = 0.5
+busy_poll_s = 0.25
+leader_lease_s = 5
+
+[realloc]
+cooldown_s = 10
+default_cost_s = 5
+"""
+
+
+class Polluxd:
+    """One of several on the same cluster; they share a configuration file."""
+
+    def __init__(self, cluster: DevCluster, folder: Path, name: str) -> None:
+        self.name = name
+        self.log = folder / f"{name}.log"
+        self._config = folder / "polluxd.toml"
+        self._env = cluster.client_environment
+        self._process: subprocess.Popen[bytes] | None = None
+        self.stopped = False
+        self._config.write_text(
+            CONFIG.format(
+                url=json.dumps(cluster.database_url),
+                secret=json.dumps(str(cluster.hooks.secret_file)),
+                cluster=json.dumps(cluster.cluster_name),
+                conf=json.dumps(str(cluster.slurm_conf)),
+                heartbeat=json.dumps(str(cluster.hooks.heartbeat_file)),
+            )
+        )
+        self._config.chmod(0o600)  # it holds the database's password
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def migrate(self) -> None:
+        """Bring the schema up to date. Raises CalledProcessError."""
+        subprocess.run(self._command("migrate"), env=self._env, check=True, capture_output=True)
+
+    def start(self) -> None:
+        with self.log.open("ab") as sink:
+            self._process = subprocess.Popen(
+                self._command("run"),
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                start_new_session=True,
+            )
+        self.stopped = False
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def stop_clock(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        self.stopped = True
+
+    def go_on(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+        self.stopped = False
+
+    def end(self) -> None:
+        """In good order, or not at all good."""
+        if self.running and self._process is not None:
+            self.go_on()
+            self._process.terminate()
+            try:
+                self._process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def _command(self, word: str) -> list[str]:
+        return [str(Path(sys.executable).parent / "polluxd"), word, "--config", str(self._config)]

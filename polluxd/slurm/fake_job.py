@@ -1,0 +1,87 @@
+"""A job of the fake Slurm, and how `scontrol show job` would print it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from polluxd.model import JobSpec, JobState
+from polluxd.slurm.protocol import SlurmJob
+
+
+@dataclass(slots=True)
+class FakeJob:
+    """A job as the fake keeps it."""
+
+    job_id: int
+    name: str
+    user: str
+    spec: JobSpec | None
+    submitted: float
+    begin: float
+    own_begin: float | None
+    nodes_wanted: int
+    gpus_per_node: int
+    cpus_per_task: int
+    mem_per_node_mb: int | None
+    runtime: float | None
+    time_limit_s: float | None
+    state: JobState = JobState.PENDING
+    raw_state: str = "PENDING"
+    required: tuple[str, ...] = ()
+    held: dict[str, int] = field(default_factory=dict)
+    restarts: int = 0
+    started: float | None = None
+    ended: float | None = None
+    on_hold: bool = False
+    depends_on: int | None = None
+    left_at: float | None = None
+    left_nodes: frozenset[str] = frozenset()
+    becomes: JobState | None = None
+    """What follows COMPLETING."""
+    leaves_at: float = 0.0
+
+
+def shown(job: FakeJob, *, waits: bool, now: float) -> SlurmJob:
+    """The job's record at POSIX time `now`; `waits`: for another job."""
+    pending = job.state is JobState.PENDING
+    return SlurmJob(
+        job_id=job.job_id,
+        name=job.name,
+        user=job.user,
+        uid=1000,
+        account="",
+        partition="main",
+        qos="",
+        state=job.state,
+        raw_state=job.raw_state,
+        reason=_reason(job, waits, now) if pending else "None",
+        restart_count=job.restarts,
+        submit_time=job.submitted,
+        start_time=job.started,
+        eligible_time=job.begin,
+        end_time=job.ended if job.state.finished else None,
+        time_limit_s=job.time_limit_s,
+        nodes=tuple(sorted(job.held)),
+        gpus_per_node_held=dict(job.held),
+        cpus_per_node_held=dict.fromkeys(job.held, job.cpus_per_task),
+        requested_nodes=job.nodes_wanted,
+        requested_gpus_per_node=job.gpus_per_node,
+        requested_cpus=job.nodes_wanted * job.cpus_per_task,
+        cpus_per_task=job.cpus_per_task,
+        mem_per_node_mb=job.mem_per_node_mb,
+        required_nodes=job.required,
+        held_by_user=pending and job.on_hold,
+        dependent=pending and waits,
+        begin_time=job.own_begin,
+        admin_comment="pollux:v1" if job.spec is not None else "",
+        command="/home/alice/train.sh",
+        spec=job.spec,
+    )
+
+
+def _reason(job: FakeJob, waits: bool, now: float) -> str:
+    if job.on_hold:
+        return "JobHeldUser"
+    if waits:
+        return "Dependency"
+    return "BeginTime" if now < job.begin else "Resources"

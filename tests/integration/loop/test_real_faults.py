@@ -1,0 +1,153 @@
+"""One real case per path and fault: polluxd is killed in the midst of a move while something else goes wrong, and the
+next one finishes it. `make soak` runs these; the whole matrix, on a cluster in memory, is in
+tests/unit/apply/test_matrix.py."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from polluxd.model import JobState, Step
+
+from .conftest import Daemon, Loop
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(
+        not os.environ.get("POLLUX_SOAK"), reason="minutes of it: POLLUX_SOAK=1, or make soak"
+    ),
+]
+
+LATE = """\
+#!/bin/sh
+# scontrol whose writing calls are carried out and then answered too late, the first {times} times.
+case "$1" in
+requeue|update)
+    {scontrol} "$@" > /dev/null 2>&1
+    echo x >> {folder}/late
+    [ "$(wc -l < {folder}/late)" -le {times} ] && sleep 6
+    exit 0
+    ;;
+esac
+exec {scontrol} "$@"
+"""
+
+
+@contextmanager
+def trouble(fault: str, loop: Loop, folder: Path) -> Iterator[Daemon]:
+    """polluxd is gone when this begins, and back, or another in its place, when it ends."""
+    daemon, cluster = loop.daemon, loop.cluster
+    if fault == "second leader":
+        daemon.send(signal.SIGSTOP)
+        (folder / "second").mkdir()
+        second = Daemon(cluster, folder / "second")
+        second.start()
+        loop.until(lambda: "leading cluster" in second.log.read_text(), why="the second to lead")
+        daemon.send(signal.SIGCONT)
+        try:
+            yield second
+        finally:
+            second.end()
+        return
+    daemon.end(signal.SIGKILL)
+    if fault == "database down":
+        cluster.stop_postgres(immediate=True)
+    elif fault == "scontrol times out":
+        cluster.signal_slurmctld(signal.SIGSTOP)
+    elif fault == "slurmctld restarts":
+        cluster.restart_slurmctld()
+    elif fault == "applied but timed out":
+        late = folder / "scontrol"
+        late.write_text(LATE.format(times=2, scontrol=shutil.which("scontrol"), folder=folder))
+        late.chmod(0o755)
+        daemon.use_first_in_path(folder)
+    daemon.start()
+    if fault in ("database down", "scontrol times out"):
+        time.sleep(7.0)
+        cluster.signal_slurmctld(signal.SIGCONT)
+        if fault == "database down":
+            cluster.start_postgres()
+    yield daemon
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "nothing",
+        "database down",
+        "scontrol times out",
+        "applied but timed out",
+        "slurmctld restarts",
+        "second leader",
+    ],
+)
+@pytest.mark.parametrize("path", ["start", "requeue", "park"])
+def test_a_move_outlives_polluxd_and(path: str, fault: str, loop: Loop, tmp_path: Path) -> None:
+    plain = loop.sbatch("plain", "sleep 30", directive=None)
+    first, last = loop.cluster.node_names[0], loop.cluster.node_names[-1]
+
+    def nodes(state: str, *names: str) -> None:
+        for name in names:
+            reason = ["Reason=test"] if state == "DRAIN" else []
+            loop.cluster.command("scontrol", "update", f"NodeName={name}", f"State={state}", *reason)
+
+    def under_way() -> bool:
+        moves = loop.store.reallocations(job_id)
+        return any(m.path == path and (path == "start" or Step.DRAINING in m.times) for m in moves)
+
+    drained = False
+    try:
+        job_id = loop.train("outlives", 14)
+        if path == "park":
+            loop.until(lambda: loop.store.reports().get(job_id), why="a report")
+            drained = True
+            nodes("DRAIN", first, last)
+            loop.park(job_id)
+        loop.until(under_way, why=f"a move of path {path}")
+        with trouble(fault, loop, tmp_path):
+            if path == "park":
+                loop.until(lambda: parked(loop, job_id), why="the job to be parked, or left running")
+                nodes("RESUME", first, last)
+                drained = False
+            loop.until(lambda: loop.job(job_id).state.finished, why="the training's end")
+    finally:
+        if drained:
+            nodes("RESUME", first, last)
+    ended = loop.job(job_id)
+    assert ended.state is JobState.COMPLETED
+    assert loop.result("outlives")["epochs"] == pytest.approx(14, abs=0.01)
+    requeued = [m for m in loop.store.reallocations(job_id) if Step.REQUEUED in m.times]
+    assert ended.restart_count == len(requeued)
+    left_alone = loop.job(plain)
+    assert (left_alone.restart_count, left_alone.admin_comment, left_alone.spec) == (0, "", None)
+
+
+def parked(loop: Loop, job_id: int) -> bool:
+    """The move is over, whichever way."""
+    moves = [m for m in loop.store.reallocations(job_id) if m.path == "park"]
+    return bool(moves) and moves[-1].step.terminal
+
+
+def test_the_late_scontrol_is_carried_out_and_late(loop: Loop, tmp_path: Path) -> None:
+    """The stand-in does what the case needs of it."""
+    script = tmp_path / "scontrol"
+    script.write_text(LATE.format(times=0, scontrol=shutil.which("scontrol"), folder=tmp_path))
+    script.chmod(0o755)
+    done = subprocess.run(
+        [str(script), "update", f"NodeName={loop.cluster.node_names[0]}", "Comment=seen"],
+        env=loop.cluster.client_environment,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert "Comment=seen" in loop.cluster.command(
+        "scontrol", "-o", "show", "node", loop.cluster.node_names[0]
+    )
