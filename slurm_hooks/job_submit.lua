@@ -23,7 +23,7 @@ Runs inside slurmctld, under Lua 5.1 to 5.4: no database, no command, one small 
 
 local NO_VAL16, NO_VAL = 65534, 4294967294
 
-local KEYS = { "min-gpus", "max-gpus", "gpu-counts", "adaptive", "preemptible", "prior" }
+local KEYS = { "min-gpus", "max-gpus", "gpu-counts", "adaptive", "preemptible", "prior", "mode" }
 
 local function log_user(format, ...)
   slurm.log_user("%s", string.format(format, ...))
@@ -58,6 +58,13 @@ local function yes_or_no(text)
   return nil, "yes or no"
 end
 
+local function mode(text)
+  if text == "observe" or text == "advise" or text == "enforce" then
+    return text
+  end
+  return nil, "observe, advise or enforce"
+end
+
 local COUNT_RULES = { ["any"] = true, ["powers-of-two"] = true, ["whole-nodes"] = true }
 
 -- A rule by name, or the counts themselves: ascending and each once, as polluxd reads them.
@@ -87,6 +94,7 @@ local READERS = {
   ["adaptive"] = yes_or_no,
   ["preemptible"] = yes_or_no,
   ["prior"] = yes_or_no,
+  ["mode"] = mode,
 }
 
 -- The smallest number of GPUs that the directives allow; nil where they contradict each other. How many GPUs whole
@@ -310,7 +318,9 @@ function pollux_submit(job, part_list, submit_uid)
   if wanted["gpu-counts"] and wanted["gpu-counts"] ~= "any" then
     fields[#fields + 1] = "gpu-counts=" .. wanted["gpu-counts"]
   end
-  fields[#fields + 1] = "adaptive=" .. (wanted["adaptive"] or "yes")
+  -- Where the agent only looks on, the batch size is as fixed for polluxd as the user can make it.
+  local looks_on = wanted["mode"] == "observe" or wanted["mode"] == "advise"
+  fields[#fields + 1] = "adaptive=" .. (looks_on and "no" or wanted["adaptive"] or "yes")
   fields[#fields + 1] = "preemptible=" .. (wanted["preemptible"] or "yes")
   fields[#fields + 1] = "cpus-per-gpu=" .. share.cpus
   if share.memory then
@@ -336,6 +346,7 @@ function pollux_submit(job, part_list, submit_uid)
   -- Read by the agent, which does not ask Slurm; set always, a job submitted from within another inherits that one's.
   job.environment["POLLUX_ADAPTIVE"] = wanted["adaptive"] or "yes"
   job.environment["POLLUX_PRIOR"] = wanted["prior"] or "yes"
+  job.environment["POLLUX_MODE"] = wanted["mode"] or "enforce"
   -- A lease, not a hold: if polluxd dies, the job starts by itself when the lease lapses.
   if polluxd_alive(config, now) then
     job.begin_time = math.max(now, begin or 0) + (config.lease_s or 300)

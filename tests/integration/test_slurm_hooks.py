@@ -116,7 +116,8 @@ def script(*directives: str, body: str = "true") -> str:
 def test_a_wrong_directive_is_refused_and_the_user_is_told_why(site: Site) -> None:
     done = site.sbatch(script("#POLLUX min-gpu=2"))
     assert done.returncode != 0
-    message = "#POLLUX line 3: unknown key 'min-gpu' (allowed: min-gpus, max-gpus, gpu-counts, adaptive, preemptible, prior)"
+    allowed = "min-gpus, max-gpus, gpu-counts, adaptive, preemptible, prior, mode"
+    message = f"#POLLUX line 3: unknown key 'min-gpu' (allowed: {allowed})"
     assert message in done.stderr
 
 
@@ -164,8 +165,9 @@ def test_the_same_options_are_fine_without_directives(site: Site) -> None:
 
 
 def test_a_foreign_jobs_sizes_stay_as_slurm_set_them(site: Site) -> None:
+    # Without a --gres line: from Slurm 26.05 on the two ways to ask for GPUs exclude each other.
     job_id = site.submit(
-        script(body="env"), "--nodes=2", "--ntasks=4", "--cpus-per-task=2", "--gpus-per-node=1"
+        "#!/bin/bash\nenv\n", "--nodes=2", "--ntasks=4", "--cpus-per-task=2", "--gpus-per-node=1"
     )
     site.wait(job_id, JobState.COMPLETED)
     lines = site.output(job_id).splitlines()

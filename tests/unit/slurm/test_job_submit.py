@@ -32,7 +32,7 @@ for _, text in ipairs(said) do print((string.gsub(text, "\\n", " "))) end
 for _, key in ipairs({{"admin_comment", "begin_time", "requeue", "tres_per_job"}}) do
   print(tostring(job[key]))
 end
-for _, key in ipairs({{"POLLUX_TICKET_DIR", "POLLUX_ADAPTIVE", "POLLUX_PRIOR"}}) do
+for _, key in ipairs({{"POLLUX_TICKET_DIR", "POLLUX_ADAPTIVE", "POLLUX_PRIOR", "POLLUX_MODE"}}) do
   print(tostring(job.environment and job.environment[key]))
 end
 """
@@ -65,6 +65,7 @@ class Outcome:
     ticket_dir: str | None
     adaptive: str | None = None
     prior: str | None = None
+    mode: str | None = None
 
 
 def lua(value: object) -> str:
@@ -192,7 +193,7 @@ def test_gpu_counts_reach_polluxd(rule: str, noted: str) -> None:
         (
             "#POLLUX min-gpu=2",
             "#POLLUX line 3: unknown key 'min-gpu' (allowed: min-gpus, max-gpus, gpu-counts, adaptive, preemptible, "
-            "prior)",
+            "prior, mode)",
         ),
         (
             "#POLLUX\n#POLLUX min-gpus=two",
@@ -477,3 +478,23 @@ def test_a_job_submitted_from_within_another_does_not_inherit_its_adaptivity() -
     outer = {"SLURM_OPEN_MODE": "a", "POLLUX_ADAPTIVE": "no"}
     assert submit("#POLLUX", environment=outer).adaptive == "yes"
     assert submit("#POLLUX adaptive=no", environment=outer).adaptive == "no"
+
+
+@pytest.mark.parametrize("mode", ["observe", "advise"])
+def test_a_job_that_is_only_looked_at_has_one_batch_size(mode: str) -> None:
+    outcome = submit(f"#POLLUX mode={mode} max-gpus=4")
+    assert outcome.mode == mode
+    read = parse_admin_comment(comment(outcome))
+    assert read is not None
+    assert not read.spec.adaptive
+    assert not parse_admin_comment(comment(submit(f"#POLLUX mode={mode} adaptive=yes"))).spec.adaptive  # type: ignore[union-attr]
+
+
+def test_enforce_is_the_default_and_is_inherited_from_nowhere() -> None:
+    outer = {"SLURM_OPEN_MODE": "a", "POLLUX_MODE": "observe"}
+    for outcome in (submit("#POLLUX", environment=outer), submit("#POLLUX mode=enforce")):
+        assert outcome.mode == "enforce"
+        assert "adaptive=yes" in comment(outcome)
+    wrong = submit("#POLLUX mode=watch")
+    assert not wrong.accepted
+    assert "bad value 'watch' for mode (allowed: observe, advise or enforce)" in " ".join(wrong.said)
