@@ -24,6 +24,9 @@ SIZE_COLUMNS = (
     Column("note", "NOTE", flexible=True, rank=1),
 )
 
+DATA_BOUND = 0.1
+"""Share of the time spent waiting for data from which `explain` speaks of it."""
+
 _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -51,7 +54,8 @@ def sizes(found: Explanation, per_node: int, cluster_gpus: int) -> list[dict[str
     report, spec = found.report, found.job.spec
     if report is None or report.params is None or found.job.ended_at is not None:
         return []
-    largest = min(spec.max_gpus or cluster_gpus, cluster_gpus, 4 * max(report.explored_gpus, report.gpus, 1))
+    known = max(report.explored_gpus, report.prior_gpus)
+    largest = min(spec.max_gpus or cluster_gpus, cluster_gpus, 4 * max(known, report.gpus, 1))
     shapes = _shapes((report.nodes, report.gpus), per_node, largest)
     model = Goodput(report.params, report.noise, report.limits, adaptive=spec.adaptive)
     best = model.optimize([n for n, _ in shapes], [k for _, k in shapes])
@@ -63,6 +67,8 @@ def sizes(found: Explanation, per_node: int, cluster_gpus: int) -> list[dict[str
         note = "" if goodput > 0 else "no batch size fits"
         if (nodes, gpus) == (report.nodes, report.gpus):
             note = "now"
+        elif report.explored_gpus < gpus <= report.prior_gpus:
+            note = note or "as earlier runs measured it"
         elif gpus > report.explored_gpus:
             note = note or f"a guess: measured up to {count(report.explored_gpus, 'GPU')} only"
         rows.append(
@@ -141,6 +147,16 @@ def _measured(row: Mapping[str, Any], report: Report | None) -> list[str]:
         lines.append(
             f"Measured: goodput {number(3)(report.goodput)} examples/s, batch size {report.batch_size} "
             f"(submitted with {report.limits.initial}), learning rate x{number(3)(report.lr_factor)}."
+        )
+    if report.prior_gpus:
+        lines.append(
+            f"What it has not measured yet is as earlier runs of the same training left it, measured on up to "
+            f"{count(report.prior_gpus, 'GPU')}."
+        )
+    if report.data_wait is not None and report.data_wait >= DATA_BOUND:
+        lines.append(
+            f"It spends {100 * report.data_wait:.0f} % of its time waiting for its data loader: more GPUs do not help "
+            "that, more workers or faster storage may."
         )
     if report.noise is not None:
         phi = report.noise.phi(report.limits.initial)

@@ -93,6 +93,15 @@ def test_explain_tells_decision_measurements_sizes_and_moves(store, polluxctl):
         assert part in said.out
 
 
+def test_explain_tells_what_rests_on_earlier_runs_and_of_waits_for_data(store, polluxctl):
+    assert "data loader" not in polluxctl("explain", "7").out
+    store.report = replace(store.report, prior_gpus=8, prior_nodes=2, data_wait=0.42)
+    said = polluxctl("explain", "7").out
+    assert "as earlier runs of the same training left it, measured on up to 8 GPUs." in said
+    assert "It spends 42 % of its time waiting for its data loader" in said
+    assert "as earlier runs measured it" in said
+
+
 CONTENDED = Explanation(1, 3, 1.0, "contention", 6, 1950.0, 0.02, 0.05, 9, 0.97, 12.4)
 
 

@@ -1,0 +1,96 @@
+"""Two trainings, one after the other, through `attach` and a real Postgres: the second begins where the first ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pollux.goodput import step_time
+
+pytestmark = pytest.mark.slurm
+
+ROOT = Path(__file__).parents[3]
+
+TRAINING = """
+import sys, time
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+import pollux
+
+torch.set_num_threads(1)
+model = nn.Linear(4, 1)
+job = pollux.attach(model, torch.optim.SGD(model.parameters(), lr=0.01), adaptive=False)
+loader = job.loader(TensorDataset(torch.randn(64, 4), torch.randn(64, 1)), 8)
+wants_fit, deadline = sys.argv[1] == "fit", time.monotonic() + 90
+for epoch in job.epochs(10**6):
+    for x, y in loader:
+        time.sleep(0.01)
+        with job.micro_batch():
+            job.backward(nn.functional.mse_loss(job.model(x), y))
+        if job.sync_gradients:
+            job.optimizer.step()
+            job.optimizer.zero_grad()
+        done = job.params is not None or not wants_fit or time.monotonic() > deadline
+        if done:
+            break
+    if done:
+        break
+job.close()
+"""
+
+
+@pytest.fixture
+def train(postgres: Any, cluster: str, sign: Any, tmp_path: Path) -> Any:
+    """Runs the script as a Slurm job of this user would, with the ticket that its prolog leaves."""
+    (tmp_path / "train.py").write_text(TRAINING)
+
+    def train(job_id: int, until: str, *, dsn: str | None = None) -> None:
+        uid = os.getuid()
+        ticket = {
+            **{"cluster": cluster, "job_id": job_id, "attempt": 0, "uid": uid},
+            "token": sign(cluster, job_id, 0, uid),
+            **{"dsn": dsn or postgres.agent_dsn, "publish_interval_s": 0.2, "gpu_type": "t4"},
+        }
+        path = tmp_path / f"{job_id}.n1.json"
+        path.write_text(json.dumps(ticket))
+        path.chmod(0o600)
+        place = {"POLLUX_TICKET_DIR": str(tmp_path), "SLURM_JOB_ID": str(job_id), "SLURMD_NODENAME": "n1"}
+        place |= {"POLLUX_CHECKPOINT_DIR": str(tmp_path / "checkpoints"), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [sys.executable, str(tmp_path / "train.py"), until],
+            env={**os.environ, **place, "PYTHONPATH": f"{ROOT}/agent"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=200,
+        )
+        assert done.returncode == 0, done.stderr
+
+    return train
+
+
+@pytest.mark.timeout(500)
+def test_the_second_training_begins_with_the_fit_of_the_first(store: Any, train: Any) -> None:
+    train(7, "fit")
+    first = store.reports()[7]
+    assert (first.gpu_type, first.prior_gpus, first.explored_gpus) == ("t4", 0, 1)
+    assert first.params is not None
+    assert first.data_wait is not None
+    train(8, "step")  # nothing of its own is measured yet
+    second = store.reports()[8]
+    assert (second.prior_gpus, second.explored_gpus) == (1, 0)
+    assert second.params is not None
+    assert float(step_time(second.params, 1, 1, 8)) == pytest.approx(float(step_time(first.params, 1, 1, 8)))
+    assert set(second.params_by_type) == {"t4"}
+
+
+@pytest.mark.timeout(300)
+def test_without_a_database_the_same_script_trains(train: Any) -> None:
+    train(7, "step", dsn="host=127.0.0.1 port=1 user=nobody dbname=none connect_timeout=1")
