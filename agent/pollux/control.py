@@ -68,6 +68,14 @@ class Decision:
         return cls(head[0], bool(head[1]), head[2], head[3], max(head[4], 1), max(head[5], 1), noise)
 
 
+def lost_peer(error: BaseException) -> bool:
+    """Whether a collective failed because another rank has ended, or does not answer."""
+    if isinstance(error, dist.DistBackendError | dist.DistNetworkError):
+        return True
+    signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo/transport")
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+
+
 class ControlExchange:
     """The ranks' control channel. With one rank the same protocol runs without messages."""
 
@@ -104,6 +112,11 @@ class ControlExchange:
             except RuntimeError as error:
                 raise RankLost(f"a rank left during the control exchange: {error}") from error
         return Decision.decode(vector.tolist())
+
+    @property
+    def under_way(self) -> Decision | None:
+        """On rank 0: what was sent last and is not acted on yet."""
+        return None if self._pending is None else Decision.decode(self._pending[0].tolist())
 
     def agree(self, decision: Decision) -> Decision:
         """Rank 0's decision on every rank at once, waiting for it: for starts and restarts only."""

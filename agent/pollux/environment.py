@@ -1,12 +1,35 @@
-"""What the environment says of this job: where its checkpoints go, and settings."""
+"""What the environment says of this job: when it was launched, where its checkpoints go, settings."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from pollux.errors import PolluxAgentError
+
+
+@dataclass
+class Times:
+    """When this attempt reached each stage of its start; POSIX times, 0 where it did not (yet)."""
+
+    launched_at: float = 0.0
+    imported_at: float = 0.0
+    rendezvous_at: float = 0.0
+    attached_at: float = 0.0
+    restored_at: float = 0.0
+    first_step_at: float | None = None
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Times:
+        """The launcher's two; without a launcher, now."""
+        now = time.time()
+        return cls(
+            launched_at=number(environ, "POLLUX_LAUNCHED_AT", now),
+            imported_at=number(environ, "POLLUX_IMPORTED_AT", now),
+        )
 
 
 def checkpoint_directory(given: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> Path | None:

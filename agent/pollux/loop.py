@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from pollux.control import lost_peer
+from pollux.errors import RankLost
 from pollux.measuring import NoiseMeter
 from pollux.sharding import synchronise
 from pollux.stepping import Stepper
@@ -86,6 +88,11 @@ class MicroBatch:
             synchronise(self._model, True)  # for passes outside of this context
         if error is not None:
             self._meter.abandon_pass()
+            if lost_peer(error):
+                raise RankLost(
+                    "another rank ended while the ranks added up their gradients; its own output says why. Every rank "
+                    f"has to make the same number of passes: {error}"
+                ) from error
             return stepper.memory.caught(error, stepper)
         stepper.timer.passed()
         self._meter.after_pass(stepper.synchronises, stepper.share)

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 from pollux import snapshot
 from pollux.control import ControlExchange, Decision
 from pollux.data_place import ElasticData
-from pollux.environment import checkpoint_directory, number, yes
+from pollux.environment import Times, checkpoint_directory, number, yes
 from pollux.errors import CheckpointError, RankLost, RestartLoop
 from pollux.goodput import ThroughputParams
-from pollux.keeping import FruitlessRestarts, Keeper, fingerprint_of, keeper_for
+from pollux.keeping import FruitlessRestarts, Keeper, ShardedKeeper, fingerprint_of, keeper_for
 from pollux.ticket import Ticket, read_ticket
 from pollux.world import World
 
@@ -46,27 +46,6 @@ CHECKPOINT_INTERVAL = 300.0
 """Seconds between periodic checkpoints."""
 
 STATE_VERSION = 1
-
-
-@dataclass
-class Times:
-    """When this attempt reached each stage of its start; POSIX times, 0 where it did not (yet)."""
-
-    launched_at: float = 0.0
-    imported_at: float = 0.0
-    rendezvous_at: float = 0.0
-    attached_at: float = 0.0
-    restored_at: float = 0.0
-    first_step_at: float | None = None
-
-    @classmethod
-    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Times:
-        """The launcher's two; without a launcher, now."""
-        now = time.time()
-        return cls(
-            launched_at=number(environ, "POLLUX_LAUNCHED_AT", now),
-            imported_at=number(environ, "POLLUX_IMPORTED_AT", now),
-        )
 
 
 @dataclass(frozen=True)
@@ -117,6 +96,7 @@ class Restart:
         self._last_step_at = 0.0
         self._interrupted_at: float | None = None
         self._done = False
+        self._late: Callable[[], float | None] | None = None
 
     # -- starting ---------------------------------------------------------------------------------------------
 
@@ -224,12 +204,18 @@ class Restart:
     def _acknowledge_at_the_end(self) -> None:
         """The loop is over and its last checkpoint stands: nothing will be lost."""
         reallocation, self._drain = self._drain, 0
-        if not reallocation or self._publisher is None or self._saved is None:
+        if reallocation and self._publisher is not None and reallocation not in self._drained:
+            self._drained.add(reallocation)
+            # Not here: this may be the publisher's own thread, which has to send it.
+            threading.Thread(target=self._answer, args=(reallocation, self._late), daemon=True).start()
+
+    def _answer(self, reallocation: int, late: Callable[[], float | None] | None) -> None:
+        seconds = late() if late is not None else 0.0
+        if seconds is None or self._saved is None or self._publisher is None:
+            logger.error("re-allocation %d: no checkpoint could be written", reallocation)
+        elif self._publisher.acknowledge(reallocation, self._receipt(seconds, self._saved)):
             return
-        # Not here: this may be the publisher's own thread, which has to send it.
-        receipt = self._receipt(0.0, self._saved)
-        acknowledge = self._publisher.acknowledge
-        threading.Thread(target=acknowledge, args=(reallocation, receipt), daemon=True).start()
+        self._drained.discard(reallocation)
 
     def wanted(self) -> tuple[int, bool]:
         """What rank 0 asks of all ranks now: (re-allocation to drain for or 0, whether a checkpoint is due)."""
@@ -358,14 +344,29 @@ class Restart:
         if self._keeper is None or self.save(parts, data, exchange, known, durable=True) is not None:
             self.rest()
 
-    def rest(self) -> None:
-        """Nothing is trained any more beyond the newest checkpoint: an order to drain is answered at once."""
+    def keeps(self, step: int) -> bool:
+        """Whether this rank knows of a checkpoint of that optimizer step; one under way is awaited."""
+        if self._keeper is not None:
+            self._keeper.settle()
+        return self._saved == step
+
+    def rest(self, late: Callable[[], float | None] | None = None) -> None:
+        """Nothing is trained any more beyond the newest checkpoint: an order to drain is answered at once.
+
+        Where that is not written yet, `late` writes it, then, in a thread; seconds it took, None where it failed.
+        """
+        self._late = late
         self._done = True
         self._acknowledge_at_the_end()
 
     def train_on(self) -> None:
         """Steps are taken (again): an order to drain waits for a checkpoint that holds them."""
         self._done = False
+
+    @property
+    def sharded(self) -> bool:
+        """No rank can write a checkpoint alone."""
+        return isinstance(self._keeper, ShardedKeeper)
 
     @property
     def checkpointed(self) -> bool:

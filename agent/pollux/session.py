@@ -28,9 +28,10 @@ from pollux import knowledge
 from pollux.companion import Companion
 from pollux.control import ControlExchange, Decision
 from pollux.data import elastic_loader
+from pollux.environment import Times
 from pollux.errors import PolluxAgentError
 from pollux.estimators import CommunicationHook
-from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
+from pollux.goodput import BatchLimits
 from pollux.knowledge import introduction
 from pollux.loop import MicroBatch, TrainingLoader
 from pollux.memory import MemoryBounds
@@ -39,12 +40,13 @@ from pollux.noise_scale import DECAY
 from pollux.pass_timer import PassTimer, clock_of
 from pollux.profile import StepProfile
 from pollux.progress import Progress
+from pollux.readings import Readings
 from pollux.reporting import report_of
-from pollux.restart import Restart, Times
+from pollux.restart import Restart
 from pollux.scaling import Rule, follow, rule_for
 from pollux.snapshot import Stateful
 from pollux.stepping import Stepper
-from pollux.trainee import Trainee, least_noise
+from pollux.trainee import Trainee
 from pollux.tuning import Advisor, BatchChoice, batch_limits, choose_on_arrival, initial_choice, within_pass
 from pollux.world import World, join
 
@@ -104,7 +106,7 @@ def attach(
     )
 
 
-class Job:
+class Job(Readings):
     """One training, on however many GPUs it has at the moment. Made by `attach`."""
 
     def __init__(
@@ -145,72 +147,6 @@ class Job:
         """The model to train with: wrapped in DistributedDataParallel where there are other ranks and it is plain."""
         self._meter = first.meter
         restart.times.attached_at = time.time()
-
-    # -- what the user reads ----------------------------------------------------------------------------------
-
-    @property
-    def rank(self) -> int:
-        return self.world.rank
-
-    @property
-    def is_main(self) -> bool:
-        """True on rank 0: print, log and write results there."""
-        return self.world.rank == 0
-
-    @property
-    def device(self) -> torch.device:
-        return self.world.device
-
-    @property
-    def local_batch(self) -> int:
-        """m: examples per GPU and pass."""
-        return self.stepper.choice.local_batch
-
-    @property
-    def accumulation(self) -> int:
-        """s: passes without synchronisation before the synchronising one."""
-        return self.stepper.choice.accumulation
-
-    @property
-    def batch_size(self) -> int:
-        """M: examples per optimizer step, over all GPUs."""
-        return self.stepper.batch_size
-
-    @property
-    def gain(self) -> float:
-        """Steps of M0 examples that the last step was worth."""
-        return self.stepper.gain
-
-    @property
-    def lr_factors(self) -> tuple[float, ...]:
-        """The factor on each parameter group's learning rate; empty where there is none."""
-        return tuple(self._first.rates.factors)
-
-    @property
-    def noise_scale(self) -> NoiseScale | None:
-        """The gradient noise scale as all ranks know it, of several models the least; None until measured."""
-        return least_noise(self._trainees())
-
-    @property
-    def params(self) -> ThroughputParams | None:
-        """The fitted throughput model; None before the first fit, and on ranks other than 0."""
-        advisor = self.stepper.advisor
-        return advisor.params if advisor is not None else None
-
-    @property
-    def limits(self) -> BatchLimits:
-        """The batch sizes that the user allows."""
-        return self.stepper.limits
-
-    @property
-    def dataset_length(self) -> int:
-        """|D|: examples in a pass."""
-        return self.stepper.data.length
-
-    @property
-    def sync_gradients(self) -> bool:
-        """True from the last micro-batch of a step on: clip, step and zero the gradients then."""
-        return self.stepper.synchronises
 
     @property
     def stepper(self) -> Stepper:
@@ -323,7 +259,11 @@ class Job:
         progress.target = None if passes else count * length
         while progress.epoch < count:
             stepper.start_over()
-            yield progress.epoch
+            try:
+                yield progress.epoch
+            except GeneratorExit:
+                stepper.left()
+                raise
             progress.next_epoch(length, stepper.data.pass_index)
         stepper.finish()
 
@@ -339,8 +279,20 @@ class Job:
             scaled = self.scaler.scale(scaled)
         scaled.backward()  # type: ignore[no-untyped-call]
 
+    def heed(self) -> None:
+        """Let the scheduler's orders through where no steps are taken: in a long evaluation, every few batches.
+
+        All ranks call it alike, between steps. An order to drain is answered there: this may not return.
+        """
+        self.stepper.heed()
+
     def close(self) -> None:
-        """End the agent's threads and hooks; the model and the optimizer stay usable."""
+        """End the agent's threads and hooks; the model and the optimizer stay usable. All ranks call it.
+
+        After a `break` out of `epochs` a last checkpoint is written: a restart goes on from there.
+        """
+        if self._stepper is not None:
+            self._stepper.stop()
         self._exchange.take()
         if self._stepper is not None and self._stepper.advisor is not None:
             self._stepper.advisor.close()

@@ -7,13 +7,16 @@ next batch: the optimizer step is over, and the user's own calls after it too.
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from pollux.control import EXCHANGE_INTERVAL, ControlExchange, Decision
 from pollux.data_place import ElasticData
+from pollux.errors import RankLost
 from pollux.goodput import BatchLimits, gain
 from pollux.memory import MemoryBounds
 from pollux.pass_timer import PassTimer
@@ -25,6 +28,9 @@ from pollux.tuning import Advisor, BatchChoice, initial_choice, nearest_choice
 from pollux.world import World
 
 logger = logging.getLogger("pollux")
+
+STOP_WAIT = timedelta(seconds=60)
+"""For the other ranks, where a training is closed before its end."""
 
 MAX_SAMPLING = 20
 """Optimizer steps from one measured gradient to the next, at most: 1/20 costs under 2 % of a step."""
@@ -98,7 +104,7 @@ class Stepper:
         self._uncommitted = 0
         self._failed = False
         """The last pass ran out of memory, and its step will be taken again."""
-        self._looped = False
+        self._looped = self._left = False
         self._step_seconds = 0.0
         self._last_end: float | None = None
 
@@ -224,6 +230,9 @@ class Stepper:
     def on_optimizer_step(self) -> None:
         """Called by the optimizers' hooks: a step that AMP skips does not come here."""
         self.stepped = True
+        if self._left:
+            self._left = False
+            self._restart.train_on()
 
     def _count(self) -> None:
         """An optimizer step is behind us: its examples are used, and worth something."""
@@ -244,8 +253,17 @@ class Stepper:
             trainee.meter.end_step(self.progress.optimizer_steps)
         self._time_step()
         self._restart.after_step()
+        self._exchange_decisions()
+
+    def _exchange_decisions(self) -> None:
         if self._exchange.due():
             decision = self._exchange.swap(self._decide())
+            if decision is not None:
+                self._act(decision)
+
+    def heed(self) -> None:
+        """Act on what rank 0 has decided by now, at once and on all ranks."""
+        for decision in (self._exchange.take(), self._exchange.agree(self._decide())):
             if decision is not None:
                 self._act(decision)
 
@@ -258,6 +276,7 @@ class Stepper:
         """The batch is used up, as in plain training, and earned no progress."""
         self._uncommitted = 0
         self.data.commit()
+        self._exchange_decisions()
 
     def _time_step(self) -> None:
         now = time.perf_counter()
@@ -328,8 +347,43 @@ class Stepper:
             self._restart.rest()  # as its checkpoint says: this attempt had nothing left to train
             return
         self.progress.finished = True
+        self._end()
+
+    def stop(self) -> None:
+        """The user is done before the last epoch: what was trained since the newest checkpoint is kept.
+
+        Every rank calls it. A restart goes on from there.
+        """
+        if self.progress.finished or self._restart.directory is None:
+            return
+        if sys.exc_info()[0] is not None:
+            return  # an error is under way: the other ranks may not come, and the state may be half made
+        try:
+            self._exchange.barrier(STOP_WAIT)
+            kept = self._restart.keeps(self.progress.optimizer_steps)
+            self._end(kept=self._exchange.gather(kept)[0])
+        except RankLost as error:
+            logger.warning("no last checkpoint: %s", error)
+
+    def left(self) -> None:
+        """The loop over the epochs was left: rank 0 answers an order to drain by a checkpoint of its own."""
+        self._left = True
+        if self._world.rank == 0 and not self._restart.sharded:
+            self._restart.rest(self._save_alone)
+            if self._exchange.under_way is not None:
+                self._restart.ask_drain(self._exchange.under_way.reallocation)
+
+    def _save_alone(self) -> float | None:
+        return self._restart.save(
+            self._parts(), self.data, ControlExchange(None, 0), self._known(), durable=True
+        )
+
+    def _end(self, *, kept: bool = False) -> None:
         decision = self._exchange.take()
-        self._restart.finish(self._parts(), self.data, self._exchange, self._known())
+        if kept:
+            self._restart.rest()
+        else:
+            self._restart.finish(self._parts(), self.data, self._exchange, self._known())
         if self._world.rank == 0 and decision is not None and decision.reallocation:
             # Its order was on its way to the ranks, who will exchange no more: the last checkpoint answers it.
             self._restart.ask_drain(decision.reallocation)

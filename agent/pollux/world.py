@@ -10,7 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from pollux.errors import LaunchError
+from pollux.errors import LaunchError, RankLost
 
 CONTROL_TIMEOUT = timedelta(minutes=30)
 
@@ -46,7 +46,14 @@ def join(device: torch.device, environ: Mapping[str, str] = os.environ) -> World
         if size < 2:
             # One rank needs nobody to talk to: neither a store nor a port that another job might hold.
             return World(0, 1, 1, device, None)
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        _check(environ, size)
+        try:
+            dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        except (dist.DistError, ValueError) as error:
+            raise RankLost(
+                f"expected {size} ranks to meet at {environ['MASTER_ADDR']}:{environ['MASTER_PORT']}: {error}. Is one "
+                "missing, or does another job hold the port?"
+            ) from error
     rank, size = dist.get_rank(), dist.get_world_size()
     if size < 2:
         return World(rank, size, 1, device, None)
@@ -66,6 +73,20 @@ def _racks(control: dist.ProcessGroup, environ: Mapping[str, str]) -> int:
     names: list[str | None] = [None] * dist.get_world_size(control)
     dist.all_gather_object(names, mine, group=control)
     return len(set(names))
+
+
+def _check(environ: Mapping[str, str], size: int) -> None:
+    """Raise LaunchError where several ranks are announced, and not all that they need to meet."""
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not environ.get(name)]
+    if missing:
+        raise LaunchError(
+            f"expected {', '.join(missing)} beside WORLD_SIZE={size}: start the script by `pollux run` or torchrun, or "
+            "unset WORLD_SIZE to train on one GPU"
+        )
+    if environ["RANK"] not in map(str, range(size)):
+        raise LaunchError(
+            f"expected RANK to be from 0 to {size - 1} (WORLD_SIZE={size}), got {environ['RANK']!r}"
+        )
 
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:

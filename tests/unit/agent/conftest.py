@@ -14,7 +14,7 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-PATIENCE = 60.0
+PATIENCE = 100.0
 
 
 def _free_port() -> int:

@@ -1,0 +1,272 @@
+"""What a training must survive, or refuse with a word that helps."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo  # by any optimizer, at a cost that forked ranks need not pay each
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.utils.data import TensorDataset
+
+from pollux import Job, attach
+from pollux.checkpoint import CheckpointStore
+from pollux.errors import BatchError, CheckpointError, ForeignCheckpoint, LaunchError, RankLost, RestartLoop
+from pollux.keeping import FruitlessRestarts
+from pollux.world import join
+
+
+def data(length: int = 64) -> TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(length, 6, generator=generator)
+    return TensorDataset(x, x.sum(1, keepdim=True))
+
+
+def start(width: int = 4, **options: Any) -> tuple[Job, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    return attach(model, optimizer, adaptive=False, **options), optimizer
+
+
+def step(job: Job, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+    with job.micro_batch():
+        job.backward(mse_loss(job.model(x), y))
+    if job.sync_gradients:
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+# -- sizes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "options"),
+    [
+        (64, {"max_batch_size": 32}),
+        (64, {"per_gpu": (32, 16)}),
+        (64, {"per_gpu": (0, 16)}),
+        (0, {}),
+        (-3, {}),
+    ],
+)
+def test_bounds_that_contradict_each_other(size: int, options: dict[str, Any]) -> None:
+    job, _ = start()
+    with pytest.raises(BatchError, match=r"\d"):
+        job.loader(data(), size, **options)
+    job.close()
+
+
+def test_a_dataset_smaller_than_the_batch() -> None:
+    job, _ = start()
+    with pytest.raises(BatchError, match="the dataset has 10 samples"):
+        job.loader(data(10), 32, per_gpu=(32, 32))
+    job.close()
+
+
+# -- the launch -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"WORLD_SIZE": "2"}, "RANK, MASTER_ADDR, MASTER_PORT"),
+        ({"WORLD_SIZE": "2", "RANK": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}, "from 0 to 1"),
+        ({"WORLD_SIZE": "2", "RANK": "x", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}, "got 'x'"),
+        ({"WORLD_SIZE": "many"}, "whole number"),
+    ],
+)
+def test_an_environment_that_makes_no_sense(environ: dict[str, str], said: str) -> None:
+    with pytest.raises(LaunchError, match=said):
+        join(torch.device("cpu"), environ)
+
+
+# -- the ranks ------------------------------------------------------------------------------------------------
+
+
+def leave_early() -> tuple[str, float]:
+    job, optimizer = start()
+    begun = time.monotonic()
+    try:
+        for n, (x, y) in enumerate(job.loader(data(6400), 8)):
+            if n == 5 and job.rank == 1:
+                return "left", 0.0
+            step(job, optimizer, x, y)
+    except RankLost as error:
+        return str(error), time.monotonic() - begun
+    return "never noticed", 0.0
+
+
+def test_a_rank_that_ends_early_is_noticed_by_the_others(ranks: Any) -> None:
+    said, seconds = ranks(2, leave_early)[0]
+    assert "another rank ended" in said
+    assert seconds < 60
+
+
+def masks() -> tuple[torch.Tensor, torch.Tensor]:
+    job, _ = start()
+    drawn = torch.nn.functional.dropout(torch.ones(256)), torch.randn(4)
+    job.close()
+    return drawn
+
+
+def test_ranks_seeded_alike_draw_other_dropout_masks(ranks: Any) -> None:
+    (first, a), (second, b) = ranks(2, masks)
+    assert not torch.equal(first, second)
+    assert not torch.equal(a, b)
+    # Rank 0 goes on as the script has seeded it, as one GPU would: nothing changes there.
+    torch.testing.assert_close(masks()[0], first)
+
+
+# -- the loss -------------------------------------------------------------------------------------------------
+
+
+def test_a_loss_that_is_no_number_costs_no_good_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("POLLUX_CHECKPOINT_INTERVAL", "0")
+    monkeypatch.setattr("pollux.stepping.EXCHANGE_INTERVAL", 0.0)
+    job, optimizer = start(checkpoint_dir=tmp_path, sampling=1)
+    for n, (x, y) in enumerate(job.loader(data(), 4, per_gpu=(4, 4))):
+        with job.micro_batch():
+            job.backward(mse_loss(job.model(x), y) * (float("nan") if n == 9 else 1.0))
+        optimizer.step()
+        optimizer.zero_grad()
+    skipped = job._averages.skipped
+    job.close()
+    assert job.progress.samples == 64, "as in plain PyTorch, training goes on"
+    assert skipped >= 1
+    assert "not finite" in caplog.text
+    again, _ = start(checkpoint_dir=tmp_path)
+    assert 0 < again.progress.optimizer_steps < 10
+    assert all(bool(p.isfinite().all()) for p in again.module.parameters())
+    again.close()
+
+
+# -- checkpoints ----------------------------------------------------------------------------------------------
+
+
+def test_another_models_checkpoint_is_refused_and_left(tmp_path: Path) -> None:
+    save_one(tmp_path)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(ForeignCheckpoint, match=r"another training.*parameters"):
+        start(width=5, checkpoint_dir=tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_a_stale_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
+    save_one(tmp_path)
+    job, _ = start(checkpoint_dir=tmp_path)
+    with pytest.raises(Exception, match="restore the dataset") as raised:
+        job.loader(data(65), 16)
+    assert type(raised.value).__module__ == "pollux.errors"
+    job.close()
+
+
+def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pollux.restart.STATE_VERSION", 99)
+    save_one(tmp_path)
+    monkeypatch.undo()
+    with pytest.raises(CheckpointError, match="expected a checkpoint of version"):
+        start(checkpoint_dir=tmp_path)
+
+
+def save_one(directory: Path) -> None:
+    job, optimizer = start(checkpoint_dir=directory)
+    loader = job.loader(data(), 16)
+    for _ in job.epochs(1):
+        for x, y in loader:
+            step(job, optimizer, x, y)
+    job.close()
+
+
+def see_foreign(directory: str) -> str:
+    """Rank 0 alone finds that the checkpoint is another's."""
+    try:
+        start(width=9, checkpoint_dir=directory)
+    except ForeignCheckpoint as error:
+        return str(error)
+    return "attached"
+
+
+def test_all_ranks_refuse_what_rank_0_refuses(ranks: Any, tmp_path: Path) -> None:
+    save_one(tmp_path)
+    first, second = ranks(2, see_foreign, str(tmp_path))
+    assert first == second != "attached"
+
+
+def test_a_full_disk_is_told_and_the_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_one(tmp_path)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pollux.checkpoint.write_durably", full)
+    job, optimizer = start(checkpoint_dir=tmp_path)
+    loader = job.loader(data(), 16)
+    for _ in job.epochs(2):
+        for x, y in loader:
+            step(job, optimizer, x, y)
+    job.close()
+    assert job.progress.optimizer_steps == 8
+    assert "no space left" in caplog.text
+    assert CheckpointStore(tmp_path).load_latest()[1]["optimizer_steps"] == 4  # type: ignore[index]
+
+
+# -- restarts -------------------------------------------------------------------------------------------------
+
+AUTOMATIC = {"SLURM_RESTART_COUNT": "3"}
+
+
+def test_restarts_that_come_to_nothing_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(4):
+        FruitlessRestarts(tmp_path, 4, AUTOMATIC).begin()
+    with pytest.raises(RestartLoop, match=r"4 restarts in a row.*remove"):
+        FruitlessRestarts(tmp_path, 4, AUTOMATIC).begin()
+    FruitlessRestarts(tmp_path, 4, {}).begin()  # a person's doing
+    attempt = FruitlessRestarts(tmp_path, 4, AUTOMATIC)
+    attempt.begin()
+    assert json.loads((tmp_path / "restarts.json").read_text()) == {"restarts": 1}
+    attempt.checkpointed()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_checkpoint_makes_restarts_count_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    monkeypatch.setenv("POLLUX_FRUITLESS_RESTARTS", "2")
+    for _ in range(2):
+        job, _ = start(checkpoint_dir=tmp_path)
+    save = job._restart._keeper
+    assert save is not None
+    with pytest.raises(RestartLoop):
+        start(checkpoint_dir=tmp_path)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "0")
+    save_one(tmp_path)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    for _ in range(2):
+        start(checkpoint_dir=tmp_path)[0].close()
+
+
+def loop(directory: str) -> str:
+    try:
+        start(checkpoint_dir=directory)
+    except RestartLoop:
+        return "refused"
+    return "attached"
+
+
+def test_all_ranks_hear_of_the_loop(ranks: Any, tmp_path: Path) -> None:
+    for _ in range(11):
+        answers = ranks(
+            2, loop, str(tmp_path), env={"POLLUX_RESTARTS": "1", "POLLUX_FRUITLESS_RESTARTS": "1"}
+        )
+        if answers != ["attached", "attached"]:
+            break
+    assert answers == ["refused", "refused"]

@@ -1,0 +1,211 @@
+"""A loop that is left, and orders to drain where no optimizer step is taken."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo  # by any optimizer, at a cost that forked ranks need not pay each
+from torch.nn.functional import mse_loss
+from torch.utils.data import TensorDataset
+
+from pollux import Job, attach, stepping
+from pollux.control import Decision
+
+
+def data(length: int = 64) -> TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(length, 6, generator=generator)
+    return TensorDataset(x, x.sum(1, keepdim=True))
+
+
+def start(directory: Path | str, **options: Any) -> tuple[Job, torch.optim.Optimizer, Any]:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(6, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    job = attach(model, optimizer, adaptive=False, checkpoint_dir=directory, **options)
+    return job, optimizer, job.loader(data(), 8, per_gpu=(1, 8))
+
+
+def step(job: Job, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+    job.backward(mse_loss(job.model(x), y))
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+class Line:
+    """Stands for the publisher: takes acknowledgements."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[int, int]] = []
+        self.came = threading.Event()
+
+    def acknowledge(self, reallocation: int, payload: dict[str, Any]) -> bool:
+        self.heard.append((reallocation, payload["step"]))
+        self.came.set()
+        return True
+
+    def wake(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def connected(job: Job) -> Line:
+    line = Line()
+    job._restart._publisher = line  # type: ignore[assignment]
+    job._restart._wait = 0.0
+    return line
+
+
+def leave(job: Job, optimizer: torch.optim.Optimizer, loader: Any, at: int) -> None:
+    for _ in job.epochs(5):
+        for x, y in loader:
+            step(job, optimizer, x, y)
+            if job.progress.optimizer_steps == at:
+                break
+        if job.progress.optimizer_steps >= at:
+            break
+
+
+def left(directory: str) -> tuple[int, int | None]:
+    job, optimizer, loader = start(directory)
+    leave(job, optimizer, loader, 11)
+    job.close()
+    return job.progress.optimizer_steps, job._restart._saved
+
+
+def test_closing_after_a_break_keeps_what_was_trained(ranks: Any, tmp_path: Path) -> None:
+    results = ranks(2, left, str(tmp_path))
+    steps = results[0][0]
+    assert [result[0] for result in results] == [steps, steps]
+    assert results[0][1] == steps >= 11
+    again, *_ = start(tmp_path)
+    assert again.progress.optimizer_steps == steps
+    assert not again.progress.finished
+    again.close()
+
+
+def test_closing_in_an_error_writes_nothing(tmp_path: Path) -> None:
+    job, optimizer, loader = start(tmp_path)
+
+    def script() -> None:
+        try:
+            leave(job, optimizer, loader, 3)
+            raise ZeroDivisionError
+        finally:
+            job.close()
+
+    with pytest.raises(ZeroDivisionError):
+        script()
+    assert not list(tmp_path.glob("checkpoint-*"))
+
+
+def test_after_a_break_an_order_to_drain_is_answered_by_a_checkpoint(tmp_path: Path) -> None:
+    job, optimizer, loader = start(tmp_path)
+    line = connected(job)
+    leave(job, optimizer, loader, 11)
+    job._restart.ask_drain(4)
+    assert line.came.wait(60)
+    steps = job.progress.optimizer_steps
+    assert line.heard == [(4, steps)]
+    assert job._restart._saved == steps
+    # A loop that goes on answers at its own steps again.
+    line.came.clear()
+    leave(job, optimizer, loader, steps + 3)
+    job._restart.ask_drain(5)
+    assert line.came.wait(60)
+    assert line.heard[1] == (5, job.progress.optimizer_steps)
+    job.close()
+
+
+def test_an_order_under_way_at_a_break_is_answered_once(tmp_path: Path) -> None:
+    job, optimizer, loader = start(tmp_path)
+    line = connected(job)
+    for _ in job.epochs(5):
+        for x, y in loader:
+            step(job, optimizer, x, y)
+            if job.progress.optimizer_steps == 3:
+                break
+        job._exchange.swap(Decision(reallocation=6))
+        break
+    assert line.came.wait(60)
+    job.close()
+    deadline = time.monotonic() + 0.2  # a second answer would come at once
+    while time.monotonic() < deadline and len(line.heard) < 2:
+        time.sleep(0.01)
+    assert [number for number, _ in line.heard] == [6]
+
+
+def evaluate(directory: str) -> tuple[int, bool, list[tuple[int, int]]]:
+    """Hear an order in a long evaluation, after which training goes on here as nobody comes."""
+    job, optimizer, loader = start(directory)
+    line = connected(job)
+    for x, y in loader:
+        step(job, optimizer, x, y)
+        if job.progress.optimizer_steps == 4:
+            break
+    if job.is_main:
+        job._restart.ask_drain(7)
+    for _ in range(3):
+        job.heed()
+    heard = list(line.heard)
+    drained = 7 in job._restart._drained
+    for x, y in loader:
+        step(job, optimizer, x, y)
+    job.close()
+    return job.progress.optimizer_steps, drained, heard
+
+
+def test_an_order_is_heard_in_an_evaluation(ranks: Any, tmp_path: Path) -> None:
+    first, second = ranks(2, evaluate, str(tmp_path), env={"POLLUX_DRAIN_WAIT": "0"})
+    assert first[1]
+    assert second[1]
+    assert len(first[2]) == 1
+    assert first[2][0][0] == 7
+    assert first[0] == second[0] == 8
+
+
+def test_an_order_is_heard_while_amp_skips_every_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stepping, "EXCHANGE_INTERVAL", 0.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+    job, optimizer, loader = start(tmp_path, scaler=scaler)
+    line = connected(job)
+    for n, (x, y) in enumerate(loader):
+        if n == 2:
+            job._restart.ask_drain(8)
+        with job.micro_batch():
+            job.backward(mse_loss(job.model(x), y) * float("inf"))
+        if job.sync_gradients:
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        if n == 6:
+            break
+    assert job.progress.optimizer_steps == 0
+    assert line.heard == [(8, 0)]
+    job.close()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_that_amp_skips_inside_a_fused_optimizer_earns_nothing(tmp_path: Path, fused: bool) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(6, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+    job = attach(model, optimizer, scaler=scaler, adaptive=False)
+    for n, (x, y) in enumerate(job.loader(data(), 8, per_gpu=(8, 8))):
+        with job.micro_batch():
+            job.backward(mse_loss(job.model(x), y) * (float("inf") if n in (1, 4) else 1.0))
+        if job.sync_gradients:
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    assert n + 1 == 10, "an epoch of 8 steps took two batches more, for those that were skipped"
+    assert job.progress.optimizer_steps == job._meter.norms.steps == 8
+    job.close()
