@@ -217,6 +217,8 @@ def test_the_task_prolog_leaves_other_steps_and_jobs_alone(tmp_path: Path) -> No
     (tmp_path / "42.n1.json").touch()
     pollux = {"POLLUX_TICKET_DIR": str(tmp_path), "SLURM_JOB_ID": "42", "SLURMD_NODENAME": "n1"}
     assert sizes(pollux | {"SLURM_JOB_NUM_NODES": "2"}) != {}
+    batch_from_26_05 = {"SLURM_STEP_ID": "-5", "SLURM_JOB_NUM_NODES": "2"}
+    assert sizes(pollux | batch_from_26_05) != {}
     assert sizes(pollux | {"SLURM_STEP_ID": "0", "SLURM_JOB_NUM_NODES": "2"}) == {}
     # Submitted from within job 42, with its environment.
     assert sizes(pollux | {"SLURM_JOB_ID": "43", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "64"}) == {}
