@@ -135,7 +135,7 @@ class _Engine:
         self._borrowers: dict[int, float] = {}
         self._rented = list(range(scenario.nodes))
         self._booting: dict[int, float] = {}
-        self._resized_at = float("-inf")
+        self._resized_at = self._looked_at = float("-inf")
         self._node_seconds = 0.0
         if scenario.cloud is not None and hasattr(policy, "nodes_wanted"):
             self._rented = self._rented[: scenario.cloud.least]
@@ -221,8 +221,10 @@ class _Engine:
             self._node_seconds += idle_seconds * len(self._rented)
             return
         self._booting = {node: at for node, at in self._booting.items() if at > self._now}
-        if active and self._now - self._resized_at < cloud.patience:
+        soon = self._now - self._resized_at < cloud.patience
+        if active and (soon or self._now - self._looked_at < self._scenario.interval):
             return
+        self._looked_at = self._now
         size = wanted(self._view(active)) if active else cloud.least
         size = min(max(size, cloud.least), cloud.most)
         if size != len(self._rented):

@@ -81,6 +81,12 @@ def test_policies_that_know_types_keep_each_job_to_one_at_a_time(name, burst, ap
     assert set(kinds) == {1}
 
 
+def test_gavel_refuses_a_job_that_no_type_can_hold(apps):
+    wide = [Submission("wide", 0.0, "vision-small", 12, 1536)]
+    with pytest.raises(ConfigError, match="job wide asks for 12 GPUs, and no GPU type has more than 8"):
+        simulate(wide, apps, POLICIES["gavel"](MIXED), MIXED)
+
+
 def test_a_faster_type_shortens_the_trace(burst, apps):
     slow = Scenario(groups=(NodeGroup("t4", 4, 4),))
     means = [measure(simulate(burst, apps, POLICIES["gavel"](s), s), s)["avg_jct_s"] for s in (slow, MIXED)]

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from polluxd.errors import ConfigError
 from polluxd.sim.engine import View
 from polluxd.sim.policies.estimates import steps_per_second
 from polluxd.sim.policies.packing import only, seated
@@ -46,6 +47,7 @@ class Gavel:
     def decide(self, view: View) -> Mapping[int, Seats]:
         jobs = {job.number: job for job in view.jobs}
         types = sorted(set(view.scenario.types))
+        _check(view, types)
         left = {kind: sum(only(view, kind)) for kind in types}
         since = view.now - self._last
         self._last = view.now
@@ -92,6 +94,18 @@ class Gavel:
                 found = shares(asked, speed, [room[kind] for kind in types])
             self._shares = known, found
         return self._shares[1]
+
+
+def _check(view: View, types: Sequence[str]) -> None:
+    """No job may ask for more than any one type has: it would wait for ever."""
+    sized = list(zip(view.scenario.types, view.scenario.sizes, strict=True))
+    most = max(sum(size for kind, size in sized if kind == wanted) for wanted in types)
+    for job in view.jobs:
+        if job.submission.gpus > most:
+            raise ConfigError(
+                f"job {job.submission.name} asks for {job.submission.gpus} GPUs, and no GPU type has more than {most}; "
+                "gavel keeps a job to one type: lower what it asks for, or simulate more nodes of a type"
+            )
 
 
 def _speed(job: Training, kind: str, view: View) -> float:
