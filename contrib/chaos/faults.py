@@ -186,15 +186,21 @@ class Chaos:
 
 
 def ranks_of(cluster: DevCluster) -> Iterator[int]:
-    """Processes that train for jobs of this cluster: with a RANK of torch's and the cluster's slurm.conf."""
+    """Processes that train for jobs of this cluster: what a launcher within a step has forked, so that both have the
+    same command line and the step's environment."""
     conf = f"SLURM_CONF={cluster.slurm_conf}".encode()
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
-                environment = Path(f"/proc/{entry}/environ").read_bytes().split(b"\0")
+                process = Path("/proc", entry)
+                command = (process / "cmdline").read_bytes()
+                parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+                if b"counted.py" not in command or Path("/proc", parent, "cmdline").read_bytes() != command:
+                    continue
+                environment = (process / "environ").read_bytes().split(b"\0")
             except OSError:  # it ended
                 continue
-            if conf in environment and any(word.startswith(b"RANK=") for word in environment):
+            if conf in environment and any(word.startswith(b"SLURM_STEP_ID=") for word in environment):
                 yield int(entry)
 
 

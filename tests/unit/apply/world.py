@@ -195,8 +195,10 @@ class World:
     def wall(self) -> float:
         return self.slurm.clock() + self.skew
 
-    def submit(self, *, work_s: float = 1e9, at: Placement | None = None, **words: Any) -> int:
-        job_id = self.slurm.submit(JobSpec(), lease=LEASE_S, **words)
+    def submit(
+        self, *, work_s: float = 1e9, at: Placement | None = None, spec: JobSpec | None = None, **words: Any
+    ) -> int:
+        job_id = self.slurm.submit(spec or JobSpec(), lease=LEASE_S, **words)
         self.trainings[job_id] = Training(work_s)
         if at is not None:
             self.slurm.configure(job_id, Geometry(at.nodes, at.gpus_per_node, 1), start=True)

@@ -1,0 +1,77 @@
+"""A drained node and pinned jobs, with the real policy: jobs leave through a checkpoint, where there is room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from polluxd.apply.machine import held
+from polluxd.model import JobSpec, Placement, Step
+from polluxd.policy import decide
+
+from .world import Process, World
+
+N1, N2 = Placement(("n1",), 1), Placement(("n2",), 1)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World(nodes=2, policy=decide)
+    yield made
+    made.close()
+
+
+def run(world: World, process: Process, seconds: float = 40.0) -> None:
+    until = world.slurm.clock() + seconds
+    while world.slurm.clock() < until:
+        process.turn()
+        world.pass_time(0.5)
+        world.assert_sound()
+
+
+def test_jobs_leave_a_drained_node_through_a_checkpoint(world: World) -> None:
+    job_id = world.submit(at=N1, spec=JobSpec(max_gpus=1))
+    process = Process(world)
+    run(world, process)
+    assert held(world.truth(job_id)) == N1
+    world.slurm.set_schedulable("n1", False)
+    run(world, process)
+    assert held(world.truth(job_id)) == N2
+    (move,) = [m for m in world.rows.moves if m.path == "requeue"]
+    assert Step.CHECKPOINTED in move.times
+    assert move.step is Step.TRAINING
+    assert world.truth(job_id).restart_count == 1
+
+
+def test_where_there_is_no_room_they_run_on(world: World) -> None:
+    job_id = world.submit(at=N1, spec=JobSpec(max_gpus=1))
+    process = Process(world)
+    run(world, process, 10.0)
+    for name in ("n1", "n2"):
+        world.slurm.set_schedulable(name, False)
+    run(world, process)
+    assert held(world.truth(job_id)) == N1
+    assert world.truth(job_id).restart_count == 0
+
+
+def test_a_pinned_job_stays_even_there_and_moves_once_unpinned(world: World) -> None:
+    job_id = world.submit(at=N1, spec=JobSpec(max_gpus=1))
+    process = Process(world)
+    run(world, process, 10.0)
+    world.rows.pins[job_id] = "ann@host"
+    world.slurm.set_schedulable("n1", False)
+    run(world, process)
+    assert held(world.truth(job_id)) == N1
+    world.rows.pins.clear()
+    run(world, process)
+    assert held(world.truth(job_id)) == N2
+
+
+def test_a_pinned_job_that_waits_is_started(world: World) -> None:
+    job_id = world.submit(spec=JobSpec(max_gpus=1))
+    world.rows.pins[job_id] = "ann@host"
+    run(world, Process(world), 20.0)
+    placed = held(world.truth(job_id))
+    assert placed is not None
+    assert placed.gpus == 1
