@@ -22,6 +22,7 @@ from pollux.goodput import ThroughputParams
 
 if TYPE_CHECKING:
     from pollux.knowledge import Prior
+    from pollux.throughput import ThroughputModel
 
 WINDOW = 64
 """Measurements kept per configuration and kind."""
@@ -79,6 +80,8 @@ class StepProfile:
         self.gpu_type = gpu_type
         self.version = 0
         """Grows with each measurement: says whether a refit could find anything new."""
+        self.model: ThroughputModel | None = None
+        """The script's own equation of step times; None: Pollux'."""
         self.prior_refuted = False
         """What earlier runs left was found wrong, and dropped."""
         self._clock = clock
@@ -189,6 +192,12 @@ class StepProfile:
             prior = None
         if rows.nodes.size == 0:
             return None if prior is None else prior.params
+        if self.model is not None:
+            from pollux.throughput import sampled  # noqa: PLC0415 - it knows the profile
+
+            found = sampled(self.model, rows)
+            if found is not None:
+                return found
         from pollux.fit import fit  # noqa: PLC0415 - scipy costs a second to import: in the thread that needs it
 
         return fit(

@@ -46,6 +46,7 @@ from pollux.restart import Restart
 from pollux.scaling import Rule, follow, rule_for
 from pollux.snapshot import Stateful
 from pollux.stepping import Stepper
+from pollux.throughput import ThroughputModel
 from pollux.trainee import Trainee
 from pollux.tuning import Advisor, BatchChoice, batch_limits, choose_on_arrival, initial_choice, within_pass
 from pollux.world import World, join
@@ -67,6 +68,7 @@ def attach(
     sampling: int | None = None,
     ddp: Mapping[str, Any] | None = None,
     comm_hook: CommunicationHook | None = None,
+    throughput: ThroughputModel | None = None,
 ) -> Job:
     """Join the job's other ranks, restore the newest checkpoint, and wrap `model` for training.
 
@@ -78,6 +80,7 @@ def attach(
     user's own, with `state_dict` and `load_state_dict`. `sampling` is the number of optimizer steps from one measured
     gradient to the next (None: 1 to 20, by cost). `ddp` holds further arguments for DistributedDataParallel, and
     `comm_hook` is a communication hook for it, as (state, function): Pollux' own, which measures the noise, calls it.
+    `throughput` is an equation of step times in place of Pollux' own (`pollux.throughput`).
 
     Raises LaunchError where the ranks' environment makes no sense, CheckpointError where a checkpoint cannot be used.
     """
@@ -89,7 +92,7 @@ def attach(
     world = join(parameter.device)
     times.rendezvous_at = time.time()
     restart = Restart(world, checkpoint_dir, seed=seed, times=times)
-    return Job(
+    job = Job(
         model,
         optimizer,
         scheduler,
@@ -104,6 +107,8 @@ def attach(
         ddp=dict(ddp or {}),
         comm_hook=comm_hook,
     )
+    job.profile.model = throughput
+    return job
 
 
 class Job(Readings):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pollux.errors import BatchError
 from pollux.goodput import BatchLimits, Goodput, NoiseScale, ThroughputParams
 from pollux.profile import StepProfile
+from pollux.throughput import goodput_of
 
 logger = logging.getLogger("pollux")
 
@@ -122,7 +123,7 @@ def choose(
     # The least examples per GPU may lift the smallest batch size above M0; a cap below it would forbid everything.
     least = max(limits.initial, min(gpus * limits.local_min, limits.maximum))
     top = int(max(min(limits.maximum, growth * size), least))
-    goodput = Goodput(params, noise, replace(limits, maximum=top))
+    goodput = goodput_of(params, noise, replace(limits, maximum=top))
     best = goodput.optimize(nodes, gpus)
     if int(best.batch_size) <= 0:
         return None
@@ -136,7 +137,7 @@ def choose(
         return None
     # What lies beyond the cap may be better than what lies below it: one GPU gains nothing from twice its batch in two
     # passes, and much from twice its batch in each of them. The way there may cost a little.
-    beyond = Goodput(params, noise, limits).optimize(nodes, gpus)
+    beyond = goodput_of(params, noise, limits).optimize(nodes, gpus)
     if int(beyond.batch_size) <= top or float(beyond.goodput) <= HYSTERESIS * now:
         return None
     edge = nearest_choice(limits, nodes, gpus, top)
@@ -187,7 +188,7 @@ def advise(
     choice = choose(params, noise, limits, nodes, gpus, current, growth=math.inf)
     if choice is None:
         return None
-    goodput = Goodput(params, noise, limits)
+    goodput = goodput_of(params, noise, limits)
     now, then = (
         float(goodput.evaluate(nodes, gpus, c.local_batch, c.accumulation)) for c in (current, choice)
     )
