@@ -8,7 +8,7 @@ that was measured, so that it is tried once. What is measured there then counts 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from pollux.goodput import ThroughputParams
@@ -18,38 +18,44 @@ OPTIMISM = 1.1
 """How much faster than the best type measured an unknown one is taken to be: more than the usual hysteresis."""
 
 
-def with_types(
-    report: Report, placement: Placement, nodes: Mapping[str, Node], speeds: Mapping[str, float]
-) -> Report:
-    """The report with a fit for each GPU type of the cluster: measured, scaled by `speeds`, or taken optimistically.
+class GpuTypes:
+    """The cluster's GPU types, and their relative speeds as far as they are configured."""
 
-    As it is where all nodes are of one type, nothing is fitted, or the type that the fit was measured on is not known
-    (neither from the report nor from what the job holds).
-    """
-    types = sorted({n.gpu_type for n in nodes.values() if n.gpus > 0})
-    own = _own_type(report, placement, nodes, types)
-    if len(types) < 2 or own is None or report.params is None or not _sound(report.params):
-        return report
-    measured = {kind: fit for kind, fit in report.params_by_type.items() if kind in types and _sound(fit)}
-    measured[own] = report.params
-    missing = [kind for kind in types if kind not in measured]
-    guesses = {kind: _guess(kind, own, measured, speeds) for kind in missing}
-    return replace(
-        report,
-        gpu_type=own,
-        params_by_type={**report.params_by_type, **measured, **guesses},
-        assumed_types=frozenset(missing),
-    )
+    def __init__(self, nodes: Iterable[Node], speeds: Mapping[str, float]) -> None:
+        self._type = {n.name: n.gpu_type for n in nodes if n.gpus > 0}
+        self._types = sorted(set(self._type.values()))
+        self._speeds = speeds
 
+    def known_to(self, report: Report, placement: Placement) -> Report:
+        """The report with a fit for each GPU type: measured, scaled by the speeds, or taken optimistically.
 
-def _own_type(
-    report: Report, placement: Placement, nodes: Mapping[str, Node], types: Collection[str]
-) -> str | None:
-    """The type that the report's fit was measured on, as Slurm names it."""
-    if report.gpu_type and report.gpu_type in types:
-        return report.gpu_type
-    held = {nodes[name].gpu_type for name in placement.nodes if name in nodes}
-    return held.pop() if len(held) == 1 else None
+        As it is where all nodes are of one type, nothing is fitted, or the type that the fit was measured on is not
+        known (neither from the report nor from what the job holds).
+        """
+        if len(self._types) < 2 or report.params is None or not _sound(report.params):
+            return report
+        own = self._own_type(report, placement)
+        if own is None:
+            return report
+        measured = {
+            kind: fit for kind, fit in report.params_by_type.items() if kind in self._types and _sound(fit)
+        }
+        measured[own] = report.params
+        missing = [kind for kind in self._types if kind not in measured]
+        guesses = {kind: _guess(kind, own, measured, self._speeds) for kind in missing}
+        return replace(
+            report,
+            gpu_type=own,
+            params_by_type={**report.params_by_type, **measured, **guesses},
+            assumed_types=frozenset(missing),
+        )
+
+    def _own_type(self, report: Report, placement: Placement) -> str | None:
+        """The type that the report's fit was measured on, as Slurm names it."""
+        if report.gpu_type and report.gpu_type in self._types:
+            return report.gpu_type
+        held = {self._type[name] for name in placement.nodes if name in self._type}
+        return held.pop() if len(held) == 1 else None
 
 
 def _guess(

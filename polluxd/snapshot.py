@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from polluxd.apply.machine import held
-from polluxd.gpu_types import with_types
+from polluxd.gpu_types import GpuTypes
 from polluxd.model import (
     NO_PLACEMENT,
     Job,
@@ -48,7 +48,7 @@ def build_snapshot(
     job may move now.
     """
     under_way = {move.job_id: move for move in moves}
-    by_name = {node.name: node for node in state.nodes}
+    types = GpuTypes(state.nodes, speeds or {})
     jobs = []
     for job in state.jobs:
         move = under_way.get(job.job_id)
@@ -63,7 +63,7 @@ def build_snapshot(
         report = reports.get(job.job_id)
         if report is not None:
             here = held(job) if report.attempt == job.restart_count else None
-            report = with_types(report, here or NO_PLACEMENT, by_name, speeds or {})
+            report = types.known_to(report, here or NO_PLACEMENT)
         known = times.get(job.job_id, JobTimes(job.submit_time))
         pin_reason = _pin_reason(
             job, report, move, resting(job.job_id), (pins or {}).get(job.job_id, ""), stay

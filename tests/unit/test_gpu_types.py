@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from polluxd.apply.reconciler import Reconciler
 from polluxd.config import parse_config
 from polluxd.cycle import Controller
 from polluxd.encoding import decode_snapshot, encode
-from polluxd.gpu_types import OPTIMISM, with_types
+from polluxd.gpu_types import OPTIMISM, GpuTypes
 from polluxd.model import NO_PLACEMENT, JobSpec, Node, Placement, Report
 from polluxd.policy import Cache, decide
 from polluxd.slurm.fake import FakeSlurm
@@ -28,6 +29,12 @@ REPORT = Report(
 NODES = {
     n.name: n for n in (Node("n1", 4, "t4"), Node("n2", 4, "t4"), Node("n3", 4, "a100"), Node("head", 0))
 }
+
+
+def with_types(
+    report: Report, placement: Placement, nodes: Mapping[str, Node], speeds: Mapping[str, float]
+) -> Report:
+    return GpuTypes(nodes.values(), speeds).known_to(report, placement)
 
 
 def test_a_type_with_a_speed_computes_as_much_faster() -> None:

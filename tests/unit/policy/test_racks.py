@@ -204,3 +204,11 @@ def test_many_jobs_over_many_racks_end_near_a_certified_bound(seed, monkeypatch)
     assert all(a.placement for a in priced.allocations)
     assert priced.objective <= plan.upper_bound * (1 + 1e-9)
     assert priced.upper_bound >= plan.objective * (1 - 1e-9)
+
+
+def test_a_cache_from_before_racks_were_measured_changes_nothing():
+    cache = Cache()
+    members, others = racked(2, 2, 2), [job(n, report=report("middling")) for n in (2, 3)]
+    for found in (report(), afar(alpha=50.0), afar(alpha=0.01), report(), afar(alpha=50.0)):
+        snap = snapshot(members, [job(1, report=found), *others])
+        assert decide(snap, cache=cache) == decide(snap)
