@@ -119,24 +119,31 @@ def _solve(domain: Domain, settings: Settings, mean_weight: float, cache: Cache)
 def _place(seating: Seating, choice: Choice) -> None:
     """Seat the choice, moving no job that need not move; where that loses counts, try moving some, and search."""
     menu, chosen = seating.menu, choice.chosen
-    seating.guarantee(chosen)
+    seating.aim_at(chosen)
     left = seating.fill(chosen)
     seating.settle(left, chosen)
     idle = menu.gpus[chosen] == 0
     tolerance = TOLERANCE * abs(float(menu.value[chosen].sum() + menu.penalty[idle].sum()))
-    if left:
+    limit = _search(seating, choice.aim, tolerance, DIVISIONS)
+    if left and seating.total() < choice.aim - tolerance:
         total, state = seating.total(), seating.state()
         seating.clear()
         seating.settle(seating.repack(chosen), chosen)
-        if seating.total() <= total:
+        if seating.total() > total:
+            _search(seating, choice.aim, tolerance, limit)
+        else:
             seating.restore(state)
-    limit = DIVISIONS
+
+
+def _search(seating: Seating, aim: float, tolerance: float, limit: int) -> int:
+    """Both searches in turn while they gain; returns how many divisions are left of the limit."""
     for _ in range(ROUNDS):
         before = seating.total()
-        search.improve(seating, choice.aim, tolerance)
-        limit -= exchange.improve(seating, choice.aim, tolerance, limit)
+        search.improve(seating, aim, tolerance)
+        limit -= exchange.improve(seating, aim, tolerance, limit)
         if seating.total() <= before + tolerance:
             break
+    return limit
 
 
 def _allocations(seating: Seating, moved: Bools, explainer: Explainer, cache: Cache) -> list[Allocation]:

@@ -30,6 +30,8 @@ class Seating:
         self.pinned: list[bool] = menu.pinned.tolist()
         self.by_rack = bool(np.any(menu.racks))
         """Whether some job tells racks apart."""
+        self.meant: list[int] = list(self.option)
+        """What the counts gave each job."""
         self._ranked: dict[int, list[int]] = {}
         self.owed: list[int] = [0] * len(menu.groups)
         """GPUs that each group's guarantee comes to, as far as the counts make use of it."""
@@ -91,8 +93,9 @@ class Seating:
                 self.give(j, option, found)
                 return
 
-    def guarantee(self, chosen: Ints) -> None:
-        """Note what guarantees ask for: no step of the search may take it away again."""
+    def aim_at(self, chosen: Ints) -> None:
+        """Note what the counts mean to give, and what guarantees ask for: the search never takes that away again."""
+        self.meant = chosen.tolist()
         self.owed = [
             min(g.floor, sum(self.gpus[int(chosen[j])] for j in g.members)) for g in self.menu.groups
         ]

@@ -44,9 +44,13 @@ def improve(seating: Seating, bound: float, tolerance: float) -> int:
     better = True
     while better and work < limit and total < bound - tolerance:
         better = False
-        wish = [(best[j] - seating.utility(j), j) for j in range(jobs) if not seating.pinned[j]]
         smallest = max(_NOISE * abs(bound), tolerance / max(jobs, 1) * 1e-2)
-        for gap, j in sorted((w for w in wish if w[0] > smallest), key=lambda w: (-w[0], w[1])):
+        now = [seating.utility(j) for j in range(jobs)]
+        wish = [(best[j] - now[j], j) for j in range(jobs) if not seating.pinned[j]]
+        # First those that lack what the counts meant for them: what others wish for, others are to keep.
+        lack = [max(seating.value(o) - u, 0.0) for o, u in zip(seating.meant, now, strict=True)]
+        wish = [w for w in wish if w[0] > smallest]
+        for gap, j in sorted(wish, key=lambda w: (-lack[w[1]], -w[0], w[1])):
             if work >= limit or total >= bound - tolerance:
                 break
             gained, tries = _raise(seating, j, smallest)
@@ -78,13 +82,17 @@ def _raise(seating: Seating, j: int, smallest: float) -> tuple[float, int]:
 
 
 def _least(seating: Seating, j: int, wanted: list[int]) -> list[int]:
-    """Of the options wanted, those of fewest GPUs, for a job that has nothing where racks are told apart.
+    """Beside the best of the options wanted: what the counts meant for the job, and the least that is any use to it.
 
-    There counts promise more than racks can hold, and a job left over needs others to give up a node, not a rack.
+    A job left over needs others to give up a node, not ten. Where racks are told apart, counts promise more than
+    racks can hold: there a job that has nothing tries several.
     """
-    if seating.packing.seats[j] != NOWHERE or not seating.by_rack:
-        return []
-    return sorted(wanted[OPTIONS:], key=lambda o: (seating.gpus[o], o))[:OPTIONS]
+    rest = wanted[OPTIONS:]
+    least = sorted(rest, key=lambda o: (seating.gpus[o], o))
+    several = seating.by_rack and seating.packing.seats[j] == NOWHERE
+    return list(
+        dict.fromkeys([o for o in rest if o == seating.meant[j]] + least[: OPTIONS if several else 1])
+    )
 
 
 def _attempt(
@@ -128,20 +136,26 @@ def ways(seating: Seating, j: int, shape: Shape) -> list[_Way]:
     numbers = np.flatnonzero(possible)
     # The fewest GPUs to clear first: others are not looked at.
     few = numbers[np.lexsort((numbers, missing[numbers]))][: max(3 * CANDIDATES, 2 * shape.nodes)].tolist()
-    found = [
-        way
-        for node in few
-        for way in _clear(seating, j, node, shape, int(free[node]), alone=shape.nodes == 1)
-    ]
+    roomiest = np.lexsort((np.arange(free.size), -free))[:2].tolist()
+    found = []
+    for node in few:
+        elsewhere = max((int(free[n]) for n in roomiest if n != node), default=0)
+        found += _clear(seating, j, node, shape, (int(free[node]), elsewhere), alone=shape.nodes == 1)
     found.sort(key=lambda w: (w.cost, w.seat, w.victims))
     if shape.nodes == 1:
         return found[:CANDIDATES]
     return _together(seating, shape, found)
 
 
-def _clear(seating: Seating, j: int, node: int, shape: Shape, free: int, *, alone: bool) -> list[_Way]:
-    """Who would have to leave the node for the shape's part of it: one guest, or the smallest together."""
+def _clear(
+    seating: Seating, j: int, node: int, shape: Shape, room: tuple[int, int], *, alone: bool
+) -> list[_Way]:
+    """Who would have to leave the node for the shape's part of it: one guest, or the smallest together.
+
+    `room`: GPUs free there, and the most that are free on any other node.
+    """
     packing = seating.packing
+    free, elsewhere = room
     guests = [(gpus, i) for i, gpus in packing.guests[node].items() if i != j]
     seat: Seat = ((node,), shape.per_node)
     if alone and free >= shape.per_node:
@@ -157,7 +171,9 @@ def _clear(seating: Seating, j: int, node: int, shape: Shape, free: int, *, alon
     movable = sorted((gpus, i) for gpus, i in guests if not seating.pinned[i] and i not in out)
     if alone:
         ways += [
-            _Way(_least_loss(seating, i), [i], seat) for gpus, i in movable if free + gpus >= shape.per_node
+            _Way(_least_loss(seating, i, max(elsewhere, free + gpus - shape.per_node)), [i], seat)
+            for gpus, i in movable
+            if free + gpus >= shape.per_node
         ]
     for gpus, i in movable:
         if free >= shape.per_node:
@@ -165,14 +181,20 @@ def _clear(seating: Seating, j: int, node: int, shape: Shape, free: int, *, alon
         out = [*out, i]
         free += gpus
     if free >= shape.per_node and (len(out) > 1 or not alone):
-        ways.append(_Way(sum(_least_loss(seating, i) for i in out), sorted(out), seat))
+        elsewhere = max(elsewhere, free - shape.per_node)
+        ways.append(_Way(sum(_least_loss(seating, i, elsewhere) for i in out), sorted(out), seat))
     return ways
 
 
-def _least_loss(seating: Seating, i: int) -> float:
-    """The least that a job can lose by leaving its seat: it moves at the same count, if it does not already."""
-    option = seating.option[i]
-    return max(seating.utility(i) - seating.move[option], 0.0)
+def _least_loss(seating: Seating, i: int, room: int | None = None) -> float:
+    """The least that a job can lose by leaving its seat: it moves at the same count, if it does not already.
+
+    On one node only where so many GPUs (`room`) are free on one; else it shrinks to what has room.
+    """
+    option, now = seating.option[i], seating.utility(i)
+    if room is None or seating.gpus[option] <= room or len(seating.packing.seats[i][0]) > 1:
+        return max(now - seating.move[option], 0.0)
+    return max(now - max(seating.move[o] for o in seating.menu.options(i) if seating.gpus[o] <= room), 0.0)
 
 
 def _together(seating: Seating, shape: Shape, found: list[_Way]) -> list[_Way]:

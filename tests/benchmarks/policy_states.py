@@ -1,0 +1,136 @@
+"""States of a cluster to decide on: made up, and recorded while the simulator ran the daemon's policy."""
+
+from __future__ import annotations
+
+import csv
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
+from polluxd.model import Job, JobSpec, Node, Plan, Report, Snapshot
+from polluxd.sim.cluster import Scenario
+from polluxd.sim.engine import View, simulate
+from polluxd.sim.policies import snapshots
+from polluxd.sim.policies.pollux import Pollux
+from polluxd.sim.profiles import load_profiles
+from polluxd.sim.training import Seats
+from polluxd.sim.workload import Submission
+
+CHURN, REFIT = 0.01, 0.05
+"""Jobs that leave in each cycle, others arriving in their place; jobs whose fit and noise scale are new."""
+INTERVAL = 60.0
+ROUGH = Scenario(jitter=0.1, restart_range=(15.0, 250.0), failures_per_day=2.0, seed=1)
+
+
+def arrival(rng: random.Random, number: int) -> tuple[Job, Report]:
+    """A job never seen before, and what its agent will report once it runs."""
+    theta = ThroughputParams(
+        rng.uniform(0.01, 0.2),
+        10 ** rng.uniform(-4, -2.3),
+        10 ** rng.uniform(-3, -0.7),
+        10 ** rng.uniform(-5, -1.7),
+        10 ** rng.uniform(-2, -0.3),
+        10 ** rng.uniform(-5, -1.3),
+        rng.uniform(1, 5),
+    )
+    initial = rng.choice([32, 64, 128, 256])
+    limits = BatchLimits(initial, initial * 64, 8, 512)
+    report = Report(0, 0.0, limits, theta, NoiseScale(1.0, 10 ** rng.uniform(-1, 2.5)), explored_gpus=1)
+    spec = JobSpec(min_gpus=rng.choice([1] * 9 + [2, 4]), max_gpus=rng.choice([None, None, None, 4, 16]))
+    job = Job(
+        number,
+        f"job{number}",
+        "user",
+        "account",
+        "main",
+        spec,
+        0.0,
+        0.0,
+        reallocation_cost=rng.uniform(10, 40),
+    )
+    return job, report
+
+
+def refitted(rng: random.Random, report: Report) -> Report:
+    """The same training, measured a little differently: nothing that was known of it holds any more."""
+    params, noise = report.params, report.noise
+    if params is None or noise is None:
+        return report
+    return replace(
+        report,
+        params=params._replace(alpha_grad=params.alpha_grad * rng.uniform(0.97, 1.03)),
+        noise=noise._replace(var=noise.var * rng.uniform(0.95, 1.08)),
+    )
+
+
+def life(
+    gpus: int, jobs: int, seed: int, cycles: int, decide: Callable[[Snapshot], Plan], *, per_node: int = 4
+) -> Iterator[Snapshot]:
+    """Snapshots of a cluster in which about `jobs` jobs live, each as `decide` left the one before."""
+    rng = random.Random(seed)
+    nodes = tuple(
+        Node(f"n{i:05d}", per_node, partitions=frozenset({"main"})) for i in range(gpus // per_node)
+    )
+    alive: dict[int, Job] = {}
+    agents: dict[int, Report] = {}
+    newest = 0
+    for _ in range(jobs):
+        newest += 1
+        job, agents[newest] = arrival(rng, newest)
+        # At the outset everybody has run before, for one minute to about nine hours, and grown some.
+        agents[newest] = replace(agents[newest], explored_gpus=rng.choice([1, 1, 2, 2, 4, 8, 16]))
+        alive[newest] = replace(job, age=10 ** rng.uniform(1.8, 4.5), report=agents[newest], started=True)
+    for _ in range(cycles):
+        snapshot = Snapshot("bench", 0.0, nodes, tuple(alive.values()))
+        yield snapshot
+        for a in decide(snapshot).allocations:
+            job, held = alive[a.job_id], a.placement.gpus
+            report = job.report or (agents[a.job_id] if held else None)
+            if report is not None and report.explored_gpus < held:
+                report = replace(report, explored_gpus=held)
+            if report is not None and held and rng.random() < REFIT:
+                report = refitted(rng, report)
+            lost = job.reallocation_cost if a.changed and job.started else 0.0
+            alive[a.job_id] = replace(
+                job,
+                placement=a.placement,
+                report=report,
+                started=job.started or held > 0,
+                age=job.age + INTERVAL,
+                lost_seconds=job.lost_seconds + lost,
+                reallocations=job.reallocations + (lost > 0),
+            )
+        for number in [n for n in alive if rng.random() < CHURN]:
+            del alive[number]
+            newest += 1
+            alive[newest], agents[newest] = arrival(rng, newest)
+
+
+class _Recorder(Pollux):
+    """The daemon's policy, keeping what it decides on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Snapshot] = []
+
+    def decide(self, view: View) -> Mapping[int, Seats]:
+        jobs = tuple(self._job(job, view) for job in view.jobs)
+        self.seen.append(snapshots.snapshot(view, jobs, self._settings))
+        return super().decide(view)
+
+
+def recorded(data: Path, workload: str, scenario: Scenario, keep: int) -> list[Snapshot]:
+    """`keep` states, evenly over the run of one workload (`workloads/workload-1`), that have a job in them."""
+    apps = load_profiles(data / "profiles")
+    with (data / f"{workload}.csv").open() as lines:
+        # The policy sizes jobs itself: what their users asked for (more than some can use) is not looked at.
+        jobs = tuple(
+            Submission(row["name"], float(row["time"]), row["application"], 1, int(row["batch_size"]))
+            for row in csv.DictReader(lines)
+        )
+    policy = _Recorder()
+    simulate(jobs, apps, policy, scenario)
+    busy = [state for state in policy.seen if state.jobs]
+    return busy[:: max(len(busy) // keep, 1)]
