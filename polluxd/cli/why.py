@@ -27,7 +27,13 @@ def sentences(placed: Allocation, others: Sequence[Allocation], max_gpus: int | 
     told = placed.explanation
     if told is None:
         return []
-    return [_measure(told), *_limit(placed, told, max_gpus), *_marginal(told, others), *_move(told)]
+    return [
+        _measure(told),
+        *_limit(placed, told, max_gpus),
+        *_marginal(told, others),
+        *_racks(placed, told),
+        *_move(told),
+    ]
 
 
 def _measure(told: Explanation) -> str:
@@ -74,6 +80,20 @@ def _marginal(told: Explanation, others: Sequence[Allocation]) -> list[str]:
         f"{worth}; of the GPUs given out, the last of some job are worth {number(3)(told.price)} each, and none less. "
         f"Of the other jobs, job {told.taken_by}{has} would lose the least by giving some up, {outcome}."
     ]
+
+
+def _racks(placed: Allocation, told: Explanation) -> list[str]:
+    if told.racks == 0:
+        return []
+    if told.racks == 1:
+        return ["Its nodes lie in one rack."]
+    lines = f"Its nodes lie in {told.racks} racks"
+    if told.one_rack > 0 and placed.goodput > 0:
+        gain = 100 * (told.one_rack / placed.goodput - 1)
+        return [
+            f"{lines}; as many in one rack would bring it {number(3)(told.one_rack)} examples/s, {gain:+.0f} %."
+        ]
+    return [f"{lines}; it was not measured over racks yet."]
 
 
 def _move(told: Explanation) -> list[str]:
