@@ -26,6 +26,8 @@ class Progress:
     """The loader's pass in which it began."""
     target: float | None = None
     """Examples declared: epochs times |D|; None where the length is declared in passes."""
+    passes: float | None = None
+    """Passes declared; None where the length is declared otherwise."""
     finished: bool = False
 
     @property
@@ -33,9 +35,19 @@ class Progress:
         """Scale-invariant steps: steps of M0 examples that this training is worth so far."""
         return self.examples / self.initial
 
-    @property
-    def target_steps(self) -> float | None:
-        return None if self.target is None else self.target / self.initial
+    def target_steps(self, length: int, pass_index: int, position: int, efficiency: float) -> float | None:
+        """Scale-invariant steps at the training's end; None where nothing was declared.
+
+        Passes are worth what they turn out to be: those to come of `length` samples are taken to be worth the present
+        `efficiency`, from `position` of pass `pass_index` on.
+        """
+        if self.target is not None:
+            return self.target / self.initial
+        if self.passes is None:
+            return None
+        done = (pass_index - self.pass_from) * length + position
+        left = max((self.passes - self.epoch) * length - done, 0.0)
+        return self.steps + left * efficiency / self.initial
 
     def advance(self, samples: int, efficiency: float) -> float:
         """Count one optimizer step over `samples` examples; returns the scale-invariant steps that it was worth."""
@@ -63,5 +75,5 @@ class Progress:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore; a job restarted with another M0 keeps its examples, so that its epochs stay where they were."""
         for name, value in state.items():
-            if name not in ("initial", "target") and hasattr(self, name):
+            if name not in ("initial", "target", "passes") and hasattr(self, name):
                 setattr(self, name, value)

@@ -55,7 +55,9 @@ def report_of(job: Job) -> dict[str, Any]:
         "goodput": throughput * min(worth, 1.0),
         "throughput": throughput,
         "progress": progress.steps,
-        "target": progress.target_steps,
+        "target": progress.target_steps(
+            job.dataset_length, job.stepper.data.pass_index, job.stepper.data.position, min(worth, 1.0)
+        ),
         "epoch": progress.examples / job.dataset_length,
         "lr_factor": job.lr_factors[0] if job.lr_factors else 1.0,
         "gain": job.gain,

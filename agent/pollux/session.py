@@ -252,16 +252,25 @@ class Job(Readings):
         self._restart.publish(lambda: report_of(self), introduction(self.module, limits, self.profile))
         return TrainingLoader(self, self._stepper)
 
-    def epochs(self, count: float, *, passes: bool = False) -> Iterator[int]:
+    def epochs(
+        self, count: float | None = None, *, passes: bool = False, steps: float | None = None
+    ) -> Iterator[int]:
         """The epochs still to train, counted from 0: after a restart it goes on with the one that was interrupted.
 
         An epoch is statistical: |D| examples of M0-equivalent progress, however many passes through the data that
-        takes; with `passes=True` one pass. Half an epoch at the end is half an epoch's progress.
+        takes; with `passes=True` one pass. Half an epoch at the end is half an epoch's progress. `steps` declares the
+        length as so many optimizer steps of M0 examples instead, or what is worth as much.
         """
         stepper, progress = self.stepper, self.progress
-        stepper.managed, stepper.passes_only = True, passes
         length = stepper.data.length
-        progress.target = None if passes else count * length
+        if (count is None) == (steps is None) or (passes and steps is not None):
+            raise PolluxAgentError(
+                "expected the length of training as a number of epochs, or as steps=N alone"
+            )
+        count = steps * progress.initial / length if steps is not None else count
+        assert count is not None
+        stepper.managed, stepper.passes_only = True, passes
+        progress.target, progress.passes = (None, count) if passes else (count * length, None)
         while progress.epoch < count:
             stepper.start_over()
             try:

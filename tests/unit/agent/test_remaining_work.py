@@ -1,0 +1,69 @@
+"""What a job says of the work that it has left, from what its script declares."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import mse_loss
+from torch.utils.data import TensorDataset
+
+from pollux import attach
+from pollux.errors import PolluxAgentError
+from pollux.progress import Progress
+from pollux.reporting import report_of
+
+
+def told(**declared: Any) -> tuple[list[tuple[float, float]], int]:
+    """(progress, target) as reported in the loop's course, and the optimizer steps that it took."""
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    job = attach(model, optimizer, adaptive=False)
+    loader = job.loader(TensorDataset(torch.randn(40, 3), torch.randn(40, 1)), 8, shuffle=False)
+    count = declared.pop("count", None)
+    seen = []
+    for _ in job.epochs(*([] if count is None else [count]), **declared):
+        for x, y in loader:
+            report = report_of(job)
+            seen.append((report["progress"], report["target"]))
+            with job.micro_batch():
+                job.backward(mse_loss(job.model(x), y))
+            if job.sync_gradients:
+                optimizer.step()
+                optimizer.zero_grad()
+    report = report_of(job)
+    seen.append((report["progress"], report["target"]))
+    job.close()
+    return seen, job.progress.optimizer_steps
+
+
+@pytest.mark.parametrize(
+    ("declared", "steps"),
+    [({"count": 2}, 10), ({"count": 2, "passes": True}, 10), ({"steps": 7}, 7), ({"count": 0.6}, 3)],
+)
+def test_epochs_passes_and_steps_all_tell_what_is_left(declared: dict[str, Any], steps: int) -> None:
+    seen, taken = told(**declared)
+    assert taken == steps
+    progress, targets = zip(*seen, strict=True)
+    assert targets == pytest.approx([steps] * len(targets))
+    assert list(progress) == sorted(progress)
+    assert (progress[0], progress[-1]) == (0.0, pytest.approx(steps))
+
+
+def test_passes_are_worth_less_at_a_batch_size_that_is_less_efficient() -> None:
+    progress = Progress(initial=8, examples=80.0, epoch=1, pass_from=1, passes=4)
+    assert progress.target_steps(40, 1, 20, 1.0) == pytest.approx(10 + (3 * 40 - 20) / 8)
+    assert progress.target_steps(40, 1, 20, 0.5) == pytest.approx(10 + (3 * 40 - 20) / 16)
+    assert progress.target_steps(40, 5, 0, 0.5) == pytest.approx(10)
+    assert Progress(initial=8).target_steps(40, 0, 0, 1.0) is None
+
+
+def test_a_length_is_declared_once() -> None:
+    model = torch.nn.Linear(3, 1)
+    job = attach(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    job.loader(TensorDataset(torch.randn(40, 3), torch.randn(40, 1)), 8)
+    for declared in ({}, {"count": 2, "steps": 5}, {"steps": 5, "passes": True}):
+        with pytest.raises(PolluxAgentError, match="steps=N alone"):
+            next(job.epochs(**declared))
+    job.close()
