@@ -14,8 +14,10 @@ from dataclasses import replace
 from pollux.goodput import ThroughputParams
 from polluxd.model import Node, Placement, Report
 
-OPTIMISM = 1.1
-"""How much faster than the best type measured an unknown one is taken to be: more than the usual hysteresis."""
+OPTIMISM = 0.1
+"""By how much faster than the best type measured an unknown one is taken to be, less with every move that a job has
+made: more than the usual hysteresis once. What was measured before a move may be forgotten (no fingerprint, knowledge
+refused by `prior=no`), and a job must not go to and fro for it."""
 
 
 class GpuTypes:
@@ -26,11 +28,11 @@ class GpuTypes:
         self._types = sorted(set(self._type.values()))
         self._speeds = speeds
 
-    def known_to(self, report: Report, placement: Placement) -> Report:
+    def known_to(self, report: Report, placement: Placement, *, moves: int = 0) -> Report:
         """The report with a fit for each GPU type: measured, scaled by the speeds, or taken optimistically.
 
-        As it is where all nodes are of one type, nothing is fitted, or the type that the fit was measured on is not
-        known (neither from the report nor from what the job holds).
+        `moves` is how many the job has made. As it is where all nodes are of one type, nothing is fitted, or the type
+        that the fit was measured on is not known (neither from the report nor from what the job holds).
         """
         if len(self._types) < 2 or report.params is None or not _sound(report.params):
             return report
@@ -42,7 +44,8 @@ class GpuTypes:
         }
         measured[own] = report.params
         missing = [kind for kind in self._types if kind not in measured]
-        guesses = {kind: _guess(kind, own, measured, self._speeds) for kind in missing}
+        hope = 1.0 + OPTIMISM / (1 + moves)
+        guesses = {kind: _guess(kind, own, measured, self._speeds, hope) for kind in missing}
         return replace(
             report,
             gpu_type=own,
@@ -59,14 +62,18 @@ class GpuTypes:
 
 
 def _guess(
-    kind: str, own: str, measured: Mapping[str, ThroughputParams], speeds: Mapping[str, float]
+    kind: str,
+    own: str,
+    measured: Mapping[str, ThroughputParams],
+    speeds: Mapping[str, float],
+    hope: float,
 ) -> ThroughputParams:
     known = [own, *(k for k in sorted(measured) if k != own)]
     source = next((k for k in known if k in speeds), None)
     if kind in speeds and source is not None:
         return _faster(measured[source], speeds[kind] / speeds[source])
     best = min(known, key=lambda k: measured[k].beta_grad)
-    return _faster(measured[best], OPTIMISM)
+    return _faster(measured[best], hope)
 
 
 def _faster(fit: ThroughputParams, factor: float) -> ThroughputParams:

@@ -63,7 +63,7 @@ def build_snapshot(
         report = reports.get(job.job_id)
         if report is not None:
             here = held(job) if report.attempt == job.restart_count else None
-            report = types.known_to(report, here or NO_PLACEMENT)
+            report = types.known_to(report, here or NO_PLACEMENT, moves=total.count if total else 0)
         known = times.get(job.job_id, JobTimes(job.submit_time))
         pin_reason = _pin_reason(
             job, report, move, resting(job.job_id), (pins or {}).get(job.job_id, ""), stay

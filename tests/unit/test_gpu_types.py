@@ -19,6 +19,7 @@ from polluxd.gpu_types import OPTIMISM, GpuTypes
 from polluxd.model import NO_PLACEMENT, JobSpec, Node, Placement, Report
 from polluxd.policy import Cache, decide
 from polluxd.slurm.fake import FakeSlurm
+from polluxd.slurm.protocol import Geometry
 from polluxd.store.fake import FakeRows, FakeStore
 
 THETA = ThroughputParams(0.05, 0.002, 0.005, 0.0005, 0.01, 0.001, 2.0)
@@ -49,10 +50,10 @@ def test_a_type_with_a_speed_computes_as_much_faster() -> None:
 @pytest.mark.parametrize("speeds", [{}, {"a100": 5.0}, {"t4": 5.0}])
 def test_a_type_of_unknown_speed_is_a_little_faster_than_the_best_measured(speeds: dict[str, float]) -> None:
     there = with_types(REPORT, NO_PLACEMENT, NODES, speeds).params_by_type["a100"]
-    assert there.beta_grad == THETA.beta_grad / OPTIMISM
+    assert there.beta_grad == THETA.beta_grad / (1 + OPTIMISM)
     nodes = {**NODES, "n4": Node("n4", 4, "h100")}
     known = with_types(replace(REPORT, params_by_type={"a100": QUICK}), NO_PLACEMENT, nodes, speeds)
-    assert known.params_by_type["h100"].beta_grad == QUICK.beta_grad / OPTIMISM
+    assert known.params_by_type["h100"].beta_grad == QUICK.beta_grad / (1 + OPTIMISM)
     assert known.assumed_types == {"h100"}
 
 
@@ -172,3 +173,20 @@ def test_an_unknown_type_is_tried_once_and_left_when_it_disappoints() -> None:
     plan = cycle.step()[1]
     assert set(plan.of(only).placement.nodes) <= {"n1", "n2"}
     assert "assumed" not in plan.of(only).reason
+
+
+def test_a_job_whose_measurements_are_forgotten_does_not_go_to_and_fro() -> None:
+    """The agent knows no fingerprint: on whatever type it is, the other one is unknown again."""
+    cycle = Cycle()
+    job = cycle.slurm.submit(JobSpec(max_gpus=4), lease=1e6)
+    cycle.slurm.configure(job, Geometry(("n1",), 4, 4), start=True)
+    cycle.slurm.advance(3600.0)
+    trip = []
+    for moves, (here, kind) in enumerate((("n1", "t4"), ("n3", "a100"))):
+        cycle.rows.reports[job] = replace(REPORT, gpu_type=kind, first_step_at=1.0)
+        snapshot, _ = cycle.step()
+        (seen,) = snapshot.jobs
+        told = GpuTypes(snapshot.nodes, {}).known_to(cycle.rows.reports[job], seen.placement, moves=moves)
+        held = replace(seen, placement=Placement((here,), 4), report=told, pinned=False, pin_reason="")
+        trip.append(decide(replace(snapshot, jobs=(held,))).of(job).changed)
+    assert trip == [True, False]
