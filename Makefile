@@ -9,7 +9,7 @@ PYTHON := $(VENV)/bin/python
 # Two cores and sixteen ranks: one thread per rank, as a job's launcher sets it too.
 export OMP_NUM_THREADS := 1
 
-.PHONY: help setup demo compare bench-sim bench-sim-week test test-newer-slurm unit integration lint types bench-policy bench-fit bench-agent bench-accuracy bench-realloc clean
+.PHONY: help setup demo compare soak bench-sim bench-sim-week test test-newer-slurm unit integration lint types bench-policy bench-fit bench-agent bench-adascale bench-accuracy bench-realloc clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,13 +63,16 @@ bench-policy: setup ## seconds per decision and distance to the bound, by size o
 bench-fit: setup ## what the step-time fit predicts of unseen configurations; bench-out/fit.json, tests/benchmarks/fit.md
 	@PYTHONPATH=.:agent $(PYTHON) tests/benchmarks/fit.py
 
-bench-agent: setup ## what the agent costs per step against plain DDP; bench-out/agent.json
+bench-agent: setup ## what the agent costs per step against plain DDP (9 minutes); bench-out/agent.json, tests/benchmarks/agent_overhead.md
 	@mkdir -p bench-out
-	@$(PYTHON) tests/benchmarks/agent_overhead.py --json bench-out/agent.json
+	@$(PYTHON) tests/benchmarks/agent_overhead.py --json bench-out/agent.json --markdown tests/benchmarks/agent_overhead.md
 
-bench-accuracy: setup ## accuracy under resizes against plain training, several seeds; bench-out/accuracy.json
+bench-adascale: setup ## AdaScale against linear scaling at large batches (minutes); tests/benchmarks/adascale.md
+	@$(PYTHON) tests/benchmarks/adascale.py --page tests/benchmarks/adascale.md
+
+bench-accuracy: setup ## accuracy under resizes against plain training, ten seeds (12 minutes); bench-out/accuracy.json, tests/benchmarks/accuracy.md
 	@mkdir -p bench-out
-	@$(PYTHON) tests/benchmarks/accuracy.py --json bench-out/accuracy.json
+	@$(PYTHON) tests/benchmarks/accuracy.py --json bench-out/accuracy.json --markdown tests/benchmarks/accuracy.md
 
 bench-realloc: setup ## what a move costs, split by step (minutes); bench-out/realloc.json, tests/benchmarks/realloc.md
 	@$(PYTHON) tests/benchmarks/realloc.py --json bench-out/realloc.json --markdown tests/benchmarks/realloc.md
