@@ -195,6 +195,7 @@ def test_opting_out_is_noticed(commands: Commands) -> None:
         "slurm_load_jobs error: Zero Bytes were transmitted or received",
         "scontrol: fatal: Could not establish a configuration source",
         "slurm_update error: Protocol authentication error",
+        "scontrol: error: slurm_msg_sendto: address:port=127.0.0.1:6817 msg_type=2003: Unexpected missing socket error",
     ],
 )
 def test_no_answer_is_unavailable(commands: Commands, complaint: str) -> None:
