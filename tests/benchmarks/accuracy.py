@@ -217,9 +217,9 @@ def page_of(seeds: int, lines: list[str], details: list[str]) -> str:
     return f"""# Accuracy under re-allocation and batch adaptation
 
 `make bench-accuracy` (some 12 minutes on two quiet cores) trains each example twice per seed: plainly, in one process
-at its own batch size, and through the resizes 1 -> 4 -> 2 -> 8 ranks with batch size and learning rate adapted, checkpoint
-and restart in between. Equal statistical epochs each way; accuracy and loss are of held-out examples: 359 digits, 113
-tumours, so that one example is 0.003 or 0.009 of accuracy. {seeds} seeds, torch {torch.__version__} on CPU.
+at its own batch size, and through the resizes 1 -> 4 -> 2 -> 8 ranks with batch size and learning rate adapted,
+checkpoint and restart in between. Equal statistical epochs each way; accuracy and loss are of held-out examples:
+359 digits, 113 tumours, so that one example is 0.003 or 0.009 of accuracy. {seeds} seeds, torch {torch.__version__}.
 
 The margin: with 95 % confidence adaptive training's accuracy is worse by less than {MARGINS["accuracy"]}, and its
 loss by less than {MARGINS["loss"]}.
