@@ -27,7 +27,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pollux.checkpoint import CheckpointStore
+from pollux.environment import checkpoint_directory
 from pollux.errors import PolluxAgentError
+from pollux.integrations.accelerate import ddp_arguments
 from pollux.integrations.scalars import scalars
 from pollux.session import Job, attach
 
@@ -159,8 +161,6 @@ class ElasticMixin:
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """As Trainer's. Resuming goes by the agent's checkpoints; raises PolluxAgentError where there is none."""
         if resume_from_checkpoint:
-            from pollux.environment import checkpoint_directory  # noqa: PLC0415
-
             directory = checkpoint_directory(self._attach.get("checkpoint_dir"), os.environ)
             if directory is None or not CheckpointStore(directory).paths():
                 raise PolluxAgentError(
@@ -193,14 +193,13 @@ class ElasticMixin:
         finally:
             del accelerator.prepare_model
         options: dict[str, Any] = {"seed": this.args.data_seed or this.args.seed, **self._attach}
-        ddp = getattr(accelerator, "ddp_handler", None)
         job = attach(
             this.model,
             getattr(this.optimizer, "optimizer", this.optimizer),
             this.lr_scheduler,
             scaler=accelerator.scaler,
             state=_TrainerState(self),
-            ddp=ddp.to_kwargs() if ddp is not None else None,
+            ddp=ddp_arguments(accelerator),
             **options,
         )
         self._job, self._over = job, job.progress.finished

@@ -14,6 +14,7 @@ import torch
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 transformers = pytest.importorskip("transformers")
 
+from pollux import stepping  # noqa: E402
 from pollux.errors import PolluxAgentError  # noqa: E402
 from pollux.integrations.huggingface import ElasticTrainer  # noqa: E402
 from pollux.tuning import BatchChoice  # noqa: E402
@@ -104,6 +105,7 @@ def train(
     adaptive: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
+    stepping.EXCHANGE_INTERVAL = 0.0  # the ranks agree after every step, however fast it was
     script = Script(choices or {}, drain_at)
     args = transformers.TrainingArguments(
         output,
@@ -219,14 +221,17 @@ def test_noise_learning_rate_and_schedule_follow_a_larger_batch(
     )
 
 
-def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_work_is_refused(ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
     def make(**options: Any) -> ElasticTrainer:
         args = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[], **options)
         return ElasticTrainer(model=model(), args=args, train_dataset=Numbers())
 
-    with pytest.raises(PolluxAgentError, match="auto_find_batch_size"):
-        make(auto_find_batch_size=True)
-    with pytest.raises(PolluxAgentError, match="agent's own checkpoints"):
-        make().train(resume_from_checkpoint=True)
-    with pytest.raises(PolluxAgentError, match="training to have begun"):
-        make().job  # noqa: B018
+    def body() -> None:
+        with pytest.raises(PolluxAgentError, match="auto_find_batch_size"):
+            make(auto_find_batch_size=True)
+        with pytest.raises(PolluxAgentError, match="agent's own checkpoints"):
+            make().train(resume_from_checkpoint=True)
+        with pytest.raises(PolluxAgentError, match="training to have begun"):
+            make().job  # noqa: B018
+
+    ranks(1, body)  # not here: Accelerate keeps its state for the life of a process

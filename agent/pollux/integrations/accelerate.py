@@ -1,0 +1,84 @@
+"""Accelerate scripts with an elastic batch size.
+
+    accelerator = Accelerator(mixed_precision="bf16")
+    optimizer = accelerator.prepare(optimizer)
+    job = attach(accelerator, model, optimizer, scheduler)          # in the place of prepare(model, loader, scheduler)
+    loader = job.loader(dataset, batch_size=64, max_batch_size=4096)
+    for epoch in job.epochs(3):
+        for batch in loader:
+            batch = send_to_device(batch, accelerator.device)
+            with job.micro_batch():                                 # in the place of accelerator.accumulate(model)
+                job.backward(job.model(**batch).loss)               # in the place of accelerator.backward(loss)
+            if job.sync_gradients:
+                accelerator.clip_grad_norm_(job.model.parameters(), 1.0)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+
+The model is placed, cast and compiled as Accelerate does it, and wrapped by the agent. Data loaders and schedulers stay
+out of `prepare`: the agent divides the data, and steps the scheduler by what each step was worth. Checkpoints are the
+agent's. FSDP, DeepSpeed and Megatron are refused.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pollux.errors import PolluxAgentError
+from pollux.session import Job
+from pollux.session import attach as attach_plainly
+
+try:
+    from accelerate import DistributedType
+    from accelerate.scheduler import AcceleratedScheduler
+except ImportError as missing:
+    raise PolluxAgentError(
+        "accelerate is not installed here: install it, or this package's extra `huggingface`"
+    ) from missing
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+_PLAIN = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+
+
+def attach(
+    accelerator: Accelerator, model: Any, optimizer: Any, scheduler: Any | None = None, **options: Any
+) -> Job:
+    """`pollux.attach` for a model that `accelerator` has not prepared; `optimizer` may be, and is with AMP.
+
+    `options` are those of `pollux.attach`. Raises PolluxAgentError for what does not go with it.
+    """
+    if accelerator.distributed_type not in _PLAIN:
+        raise PolluxAgentError(
+            f"the agent does not go with Accelerate's {accelerator.distributed_type.value}"
+        )
+    if accelerator.gradient_accumulation_steps != 1:
+        raise PolluxAgentError(
+            "expected Accelerator(gradient_accumulation_steps=1), as the agent accumulates by itself, got "
+            f"{accelerator.gradient_accumulation_steps}: multiply the loader's batch_size by it instead"
+        )
+    if isinstance(scheduler, AcceleratedScheduler):
+        raise PolluxAgentError("expected a scheduler that was not passed to accelerator.prepare()")
+    return attach_plainly(
+        # As for evaluation, which is all but DistributedDataParallel: the agent wraps after restoring.
+        accelerator.prepare_model(model, evaluation_mode=True),
+        getattr(optimizer, "optimizer", optimizer),
+        scheduler,
+        scaler=accelerator.scaler,
+        ddp=ddp_arguments(accelerator),
+        **options,
+    )
+
+
+def ddp_arguments(accelerator: Accelerator) -> dict[str, Any]:
+    """What the user has set for DistributedDataParallel. Raises PolluxAgentError for a hook, which goes another way."""
+    handler = getattr(accelerator, "ddp_handler", None)
+    if handler is None:
+        return {}
+    if str(getattr(handler.comm_hook, "value", handler.comm_hook)) != "no":
+        raise PolluxAgentError(
+            "expected DistributedDataParallelKwargs without comm_hook: give it to the agent as comm_hook=(state, hook)"
+        )
+    arguments: dict[str, Any] = handler.to_kwargs()
+    return arguments

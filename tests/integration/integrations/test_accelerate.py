@@ -1,0 +1,133 @@
+"""An Accelerate script under the agent: one rank and two, resumed at another number, in bfloat16."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import mse_loss
+from torch.utils.data import TensorDataset
+
+accelerate = pytest.importorskip("accelerate")
+
+from pollux import stepping  # noqa: E402
+from pollux.errors import PolluxAgentError  # noqa: E402
+from pollux.integrations.accelerate import attach  # noqa: E402
+from pollux.tuning import BatchChoice  # noqa: E402
+
+EXAMPLES = 83  # prime to every batch size here: uneven tails
+
+
+def data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(EXAMPLES, 6, generator=generator)
+    return TensorDataset(x, x.sum(1, keepdim=True), torch.arange(EXAMPLES))
+
+
+def train(
+    checkpoints: Path | None,
+    choices: dict[int, BatchChoice],
+    drain_at: int | None,
+    *,
+    precision: str = "no",
+    epochs: int = 3,
+) -> dict[str, Any]:
+    stepping.EXCHANGE_INTERVAL = 0.0  # the ranks agree after every step, however fast it was
+    accelerator = accelerate.Accelerator(cpu=True, mixed_precision=precision)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 0.99**n)
+    optimizer = accelerator.prepare(optimizer)
+    job = attach(
+        accelerator, model, optimizer, scheduler, checkpoint_dir=checkpoints, adaptive=False, sampling=1
+    )
+    loader = job.loader(data(), 16, max_batch_size=64, per_gpu=(1, 32))
+    used: list[int] = []
+    sizes, kinds = [], set()
+    for _ in job.epochs(epochs):
+        for x, y, ids in loader:
+            step = job.progress.optimizer_steps
+            if job._restart._drained:
+                return {"used": used, "sizes": sizes, "steps": step}
+            if job.is_main and step in choices:
+                job.stepper.advisor.proposal = choices[step]
+            if job.is_main and step == drain_at:
+                job._restart.ask_drain(7)
+            with job.micro_batch():
+                out = job.model(x)
+                with accelerator.autocast():
+                    kinds.add(model[0](x).dtype)
+                job.backward(mse_loss(out.float(), y))
+            used += ids.tolist() if job.stepper.data.local_samples else []
+            sizes.append((job.local_batch, job.accumulation))
+            if job.sync_gradients:
+                accelerator.clip_grad_norm_(job.model.parameters(), 10.0)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+    job.close()
+    return {
+        "used": used,
+        "sizes": sizes,
+        "steps": job.progress.optimizer_steps,
+        "finished": job.progress.finished,
+        "noise": job.noise_scale,
+        "kinds": kinds,
+        "weights": [p.detach().clone().numpy() for p in model.parameters()],
+    }
+
+
+def test_a_training_moves_between_world_sizes_and_uses_each_example_once_per_pass(
+    ranks: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    env = {"POLLUX_DRAIN_WAIT": "0"}
+    moved = ranks(2, train, tmp_path, {1: BatchChoice(4, 1), 3: BatchChoice(8, 1)}, 6, env=env)
+    assert {(4, 1), (8, 1)} <= set(moved[0]["sizes"])
+    assert "finished" not in moved[0], "drained: checkpoint, acknowledgement, exit"
+    [rest] = ranks(1, train, tmp_path, {9: BatchChoice(5, 2)}, None, env=env)
+    assert (5, 2) in rest["sizes"]
+    assert Counter(moved[0]["used"] + moved[1]["used"] + rest["used"]) == dict.fromkeys(range(EXAMPLES), 3)
+    assert rest["finished"]
+
+
+def test_two_ranks_that_accumulate_train_as_one_that_does_not(ranks: Callable[..., list[Any]]) -> None:
+    alone = ranks(1, train, None, {}, None)[0]
+    two = ranks(2, train, None, {0: BatchChoice(4, 1)}, None)[0]
+    assert (4, 1) in two["sizes"]
+    for one, other in zip(alone["weights"], two["weights"], strict=True):
+        assert one == pytest.approx(other, abs=1e-4)
+
+
+def test_its_mixed_precision_stays(ranks: Callable[..., list[Any]]) -> None:
+    def body() -> Any:
+        return train(None, {}, None, precision="bf16", epochs=12)
+
+    [result] = ranks(1, body)
+    assert result["kinds"] == {torch.bfloat16}
+    assert result["noise"] is not None
+
+
+def test_what_cannot_work_is_refused(ranks: Callable[..., list[Any]]) -> None:
+    def body() -> None:
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1.0)
+        accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=4)
+        with pytest.raises(PolluxAgentError, match="gradient_accumulation_steps=1"):
+            attach(accelerator, model, optimizer)
+        hooked = accelerate.DistributedDataParallelKwargs(
+            comm_hook=accelerate.utils.DDPCommunicationHookType.BF16
+        )
+        accelerator = accelerate.Accelerator(cpu=True, kwargs_handlers=[hooked])
+        with pytest.raises(PolluxAgentError, match="comm_hook"):
+            attach(accelerator, model, optimizer)
+        accelerator = accelerate.Accelerator(cpu=True)
+        with pytest.raises(PolluxAgentError, match="scheduler that was not passed"):
+            attach(accelerator, model, optimizer, accelerator.prepare(scheduler))
+
+    ranks(1, body)

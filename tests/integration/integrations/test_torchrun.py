@@ -1,0 +1,104 @@
+"""A plain script under torchrun: two real ranks that adapt without a daemon, and their curves in TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tensorboard")
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+EXAMPLES = 83
+
+SCRIPT = """
+import json, sys
+import torch, torch.distributed as dist
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.utils.data import TensorDataset
+import pollux
+from pollux import stepping
+from pollux.tuning import BatchChoice
+from pollux.integrations.tensorboard import Board
+
+stepping.EXCHANGE_INTERVAL = 0.0  # the ranks agree after every step, however fast it was
+generator = torch.Generator().manual_seed(3)
+x = torch.randn(83, 4, generator=generator)
+dataset = TensorDataset(x, x.sum(1, keepdim=True), torch.arange(83))
+
+class Seen:
+    ids: list = []
+    def state_dict(self):
+        return {"ids": list(self.ids)}
+    def load_state_dict(self, state):
+        self.ids = list(state["ids"])
+
+torch.manual_seed(0)
+model, seen = nn.Linear(4, 1), Seen()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+job = pollux.attach(model, optimizer, state=seen, checkpoint_dir=sys.argv[1], mode="enforce", sampling=1)
+assert job.adaptive and dist.get_world_size() == 2
+loader = job.loader(dataset, 16, max_batch_size=64, per_gpu=(1, 16))
+board = Board(job, sys.argv[2], every=1)
+passes = 0
+for _ in job.epochs(4, passes=True):
+    for inputs, targets, ids in loader:
+        with job.micro_batch():
+            out = job.model(inputs)
+            passes += 1
+            if job.is_main and passes == 4:
+                job.stepper.advisor.proposal = BatchChoice(16, 0)
+            job.backward(mse_loss(out, targets))
+            every = [None, None]
+            dist.all_gather_object(every, ids.tolist() if job.stepper.data.local_samples else [])
+            seen.ids += every[0] + every[1]
+        if job.sync_gradients:
+            optimizer.step()
+            optimizer.zero_grad()
+board.close()
+job.close()
+if job.is_main:
+    steps = job.progress.optimizer_steps
+    print(json.dumps({"ids": seen.ids, "steps": steps}))
+"""
+
+
+def test_a_plain_script_under_torchrun(tmp_path: Path) -> None:
+    script, runs = tmp_path / "train.py", tmp_path / "runs"
+    script.write_text(SCRIPT)
+    agent = Path(__file__).parents[3] / "agent"
+    arguments = [str(script), str(tmp_path / "checkpoints"), str(runs)]
+    elastic = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", *elastic, *arguments],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(agent),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert Counter(result["ids"]) == dict.fromkeys(range(EXAMPLES), 4)
+    events = EventAccumulator(str(runs))
+    events.Reload()
+    names = events.Tags()["scalars"]
+    wanted = ("batch_size", "gain", "progress", "goodput", "lr_factor", "epoch")
+    assert {f"pollux/{name}" for name in wanted} <= set(names)
+    sizes = events.Scalars("pollux/batch_size")
+    steps = [event.step for event in sizes]
+    assert steps == list(range(1, result["steps"] + 1))
+    assert {event.value for event in sizes} >= {16.0, 32.0}
+    progress = [event.value for event in events.Scalars("pollux/progress")]
+    assert progress == sorted(progress)
