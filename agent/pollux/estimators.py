@@ -127,6 +127,9 @@ class HookEstimator:
         self._size = world_size
         self._on_ready = on_ready
         self._inner = inner
+        # PowerSGD goes on from a thread of the process group's; in one group its messages and ours would come in
+        # another order on each rank.
+        self._own_group = None if inner is None else dist.new_group()
         self._aside: list[Any] = []
         self._measuring = False
         self._local: list[Tensor] = []
@@ -165,7 +168,7 @@ class HookEstimator:
         if self._inner is not None:
             if measure is not None:
                 copy = buffer * (1.0 / self._size)
-                self._aside.append(dist.all_reduce(copy, group=group, async_op=True))
+                self._aside.append(dist.all_reduce(copy, group=self._own_group, async_op=True))
                 self._reduced.append((measure, copy))
             state, inner = self._inner
             return inner(state, bucket)

@@ -44,12 +44,13 @@ def precondition(optimizer: torch.optim.Optimizer) -> None:
 
 
 class Matrix(torch.nn.Module):
-    """The planted problem with its parameters in a matrix of full rank, and one that no output depends on."""
+    """The planted problem with its parameters in a matrix of full rank, and perhaps one that no output depends on."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, unused: bool) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(8, D // 8))
-        self.unused = torch.nn.Parameter(torch.ones(5, 5))
+        if unused:
+            self.unused = torch.nn.Parameter(torch.ones(5, 5))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (x * self.weight.reshape(-1)).sum(1)
@@ -72,8 +73,10 @@ def hook_of(name: str) -> Any:
 
 def measure(name: str, per_gpu: tuple[int, int]) -> tuple[float, float, int]:
     """Run one pass with frozen parameters; (sqr, var, samples) as measured."""
-    matrix = name in ("sgd PowerSGD", "sgd unused")
-    model: torch.nn.Module = Matrix() if matrix else torch.nn.Linear(D, 1, bias=False)
+    unused = name == "sgd unused"
+    model: torch.nn.Module = torch.nn.Linear(D, 1, bias=False)
+    if unused or name == "sgd PowerSGD":
+        model = Matrix(unused=unused)
     optimizer: torch.optim.Optimizer
     scaler = torch.amp.GradScaler("cpu", init_scale=512.0, enabled=name in ("sgd with AMP", "sgd clipped"))
     if name.startswith("sgd"):
@@ -89,7 +92,7 @@ def measure(name: str, per_gpu: tuple[int, int]) -> tuple[float, float, int]:
         adaptive=False,
         sampling=1,
         noise_decay=1 - 1e-9,
-        ddp={"find_unused_parameters": True} if matrix else None,
+        ddp={"find_unused_parameters": True} if unused else None,
     )
     loader = job.loader(planted(), M0, per_gpu=per_gpu)
     for _ in job.epochs(1):
@@ -152,7 +155,7 @@ def test_hook_under_accumulation(ranks: Any, name: str) -> None:
 
 def what_arrives(name: str) -> float:
     """How far `.grad` is from the mean gradient after the user's hook, relative to it."""
-    model = Matrix()
+    model = Matrix(unused=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     job = attach(
         model,
@@ -160,7 +163,6 @@ def what_arrives(name: str) -> float:
         comm_hook=hook_of(name),
         adaptive=False,
         sampling=2,
-        ddp={"find_unused_parameters": True},
     )
     rows = planted().tensors[0]
     off = 0.0
