@@ -235,3 +235,21 @@ def test_what_cannot_work_is_refused(ranks: Callable[..., list[Any]], tmp_path: 
             make().job  # noqa: B018
 
     ranks(1, body)  # not here: Accelerate keeps its state for the life of a process
+
+
+def test_memory_that_runs_out_becomes_smaller_passes(ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
+    def body() -> Any:
+        plain = Recording.compute_loss
+
+        def fails(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if model.training and len(inputs["labels"]) > 10:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+            return plain(self, model, inputs, *args, **kwargs)
+
+        Recording.compute_loss = fails  # type: ignore[method-assign]  # in this process only
+        return train(str(tmp_path), None, epochs=1)
+
+    [result] = ranks(1, body)
+    assert Counter(result["used"]) == dict.fromkeys(range(EXAMPLES), 1)
+    assert set(result["sizes"]) == {(8, 1)}
+    assert result["steps"] == -(-EXAMPLES // 16)

@@ -223,3 +223,46 @@ def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
         fit(Module(), limit_train_batches=2)
     with pytest.raises(PolluxAgentError, match="training to have begun"):
         ElasticStrategy().job  # noqa: B018
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_memory_that_runs_out_becomes_smaller_passes(
+    ranks: Callable[..., list[Any]], tmp_path: Path, where: str
+) -> None:
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            if where == "forward" and len(x) > 10:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            if len(gradient) > 10:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+            return gradient
+
+    def body() -> Any:
+        plain = Module.training_step
+
+        def step(self: Any, batch: Any, batch_idx: int) -> torch.Tensor:
+            hook = self.net[0].register_forward_hook(lambda *a: Fails.apply(a[-1]))  # type: ignore[no-untyped-call]
+            try:
+                before = len(self.used)
+                return plain(self, batch, batch_idx)
+            except torch.OutOfMemoryError:
+                del self.used[before:]
+                raise
+            finally:
+                hook.remove()
+
+        Module.training_step = step  # type: ignore[method-assign]  # in this process only
+        return train(tmp_path, None, epochs=1)
+
+    [result] = ranks(1, body)
+    used = Counter(result["used"])
+    assert set(used) == set(range(EXAMPLES))
+    # A backward pass that fails has used its examples once in vain.
+    assert sum(used.values()) == EXAMPLES + (16 if where == "backward" else 0)
+    assert result["sizes"][-1] == (8, 1)
+    assert result["steps"] == -(-EXAMPLES // 16)

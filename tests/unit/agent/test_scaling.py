@@ -7,13 +7,17 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import mse_loss
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+from torch.utils.data import TensorDataset
 
+from pollux import attach
 from pollux.errors import PolluxAgentError
 from pollux.goodput import NoiseScale
 from pollux.scaling import LearningRateScaler, Legw, adascale, follow, rule_for, square_root_adascale
 from pollux.schedule import ScaledSchedule
+from pollux.tuning import BatchChoice
 
 
 def test_adascale_gain_is_the_papers() -> None:
@@ -176,3 +180,35 @@ def test_a_plateau_is_the_users_affair() -> None:
     scheduler.step(1.0)
     scaled.end(50.0)
     assert scheduler.last_epoch == 1
+
+
+def test_each_parameter_group_has_its_own_factor_and_all_is_observable() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
+    optimizer = SGD(
+        [{"params": model[0].parameters()}, {"params": model[1].parameters(), "lr": 0.02}], lr=0.01
+    )
+    rates: list[list[float]] = []
+    job = attach(model, optimizer, mode="enforce")
+    # Registered after the agent's own, so it sees the rates that the step is taken with.
+    optimizer.register_step_pre_hook(lambda *_: rates.append([g["lr"] for g in optimizer.param_groups]))
+    x = torch.randn(64, 4)
+    loader = job.loader(TensorDataset(x, x.sum(1, keepdim=True)), 8, max_batch_size=32, per_gpu=(1, 16))
+    job.stepper.choice = BatchChoice(16, 1)
+    calm, noisy = NoiseScale(sqr=1.0, var=0.0), NoiseScale(sqr=0.0, var=1.0)
+    job.stepper.trainees[0].meter.agreed = (calm, noisy)
+    for _ in job.epochs(1):
+        for inputs, targets in loader:
+            with job.micro_batch():
+                job.backward(mse_loss(job.model(inputs), targets))
+            if job.sync_gradients:
+                assert job.lr_factors == pytest.approx((1.0, 4.0))
+                optimizer.step()
+                optimizer.zero_grad()
+                break
+        break
+    assert rates[0] == pytest.approx([0.01, 0.08])
+    assert [g["lr"] for g in optimizer.param_groups] == [0.01, 0.02]
+    # (1 + 1) / (1 / 4 + 1) steps of M0 for a step of four times M0
+    assert job.gain == job.progress.steps == pytest.approx(1.6)
+    job.close()
