@@ -37,7 +37,8 @@ GAP = 1e-6
 """Relative distance to the bound at which the search ends."""
 LARGE = 6_000
 """Options beyond which only the relaxation is solved over all jobs, and the program over the jobs at its margin."""
-CORE_JOBS = 150
+CORE_JOBS, CORE_OPTIONS = 150, 3_000
+"""Of the jobs at the margin, so many, and of those as many as have so many options together."""
 CUTS = (1, 2, 3)
 """Families of cuts on what racks of one kind can hold: halves, thirds and quarters of a rack."""
 _ROUNDING = 1e-9
@@ -92,7 +93,7 @@ def solve(
     scale = max(float(loss.max()), 1e-300)
     problem = _Program(listed, gpus, owner, pools, groups)
     cost = problem.padded(loss / scale)
-    if pools.racks is None and listed.size > LARGE and not any(g.floor for g in groups):
+    if pools.racks is None and jobs > 1 and listed.size > LARGE and not any(g.floor for g in groups):
         large = _through_core(_Given(gpus, value, start, pools, groups), problem, loss / scale, nodes)
         if large is not None:
             chosen, least = large
@@ -260,7 +261,10 @@ def _through_core(given: _Given, problem: _Program, cost: Floats, nodes: int) ->
     slack = np.full(start.size - 1, np.inf)
     np.minimum.at(slack, owner[problem.listed[~taken]], np.maximum(priced[~taken], 0.0))
     slack[np.setdiff1d(np.arange(slack.size), owner[problem.listed[taken]])] = -1.0
-    core = np.sort(np.argsort(slack, kind="stable")[:CORE_JOBS])
+    nearest = np.argsort(slack, kind="stable")[:CORE_JOBS]
+    # A core as large as the whole would be no core.
+    size = np.cumsum(np.bincount(owner[problem.listed], minlength=slack.size)[nearest])
+    core = np.sort(nearest[: max(int(np.searchsorted(size, CORE_OPTIONS, side="right")), 1)])
     outside = np.setdiff1d(np.arange(slack.size), core)
     kept = chosen[outside]
     left = [c - int(gpus[kept][pools.of_option[kept] == k].sum()) for k, c in enumerate(pools.capacity)]

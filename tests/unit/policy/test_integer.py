@@ -212,3 +212,23 @@ def test_a_fit_for_one_type_that_cannot_be_is_put_aside_alone():
 def test_a_stored_snapshot_keeps_its_types():
     snap = snapshot(mixed(), [job(1, report=typed())])
     assert decode_snapshot(json.loads(json.dumps(encode(snap)))) == snap
+
+
+def test_jobs_of_so_many_options_that_those_at_the_margin_are_too_many_as_well():
+    rng = np.random.default_rng(4)
+    jobs, sizes = 160, np.arange(1, 25)
+    gpus, value, pool, start = [], [], [], [0]
+    for _ in range(jobs):
+        gpus, value, pool = [*gpus, 0], [*value, -1000.0], [*pool, -1]
+        for k in range(3):
+            speed, scaling = rng.uniform(0.3, 3), rng.uniform(0.3, 1)
+            gpus, pool = [*gpus, *sizes.tolist()], [*pool, *[k] * sizes.size]
+            value = [*value, *(-1 / (speed * sizes**scaling)).tolist()]
+        start.append(len(gpus))
+    gpus, value, pool, start = np.array(gpus), np.array(value), np.array(pool), np.array(start)
+    assert integer.CORE_JOBS * (1 + 3 * sizes.size) > integer.LARGE, "the margin alone is large"
+    capacity = [300, 200, 100]
+    found = integer.solve(gpus, value, start, integer.Pools(pool, capacity), [])
+    held = [gpus[found.chosen][pool[found.chosen] == k].sum() for k in range(3)]
+    assert all(h <= c for h, c in zip(held, capacity, strict=True))
+    assert found.bound >= found.total >= found.bound - 0.01 * abs(found.bound)
