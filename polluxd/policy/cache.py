@@ -29,14 +29,30 @@ Evaluate = Callable[[Sequence[int]], tuple[Floats, Ints]]
 
 
 class _Table:
-    """Goodput and batch size of one job's configurations, good while its key is the same."""
+    """Goodput and batch size of one job's configurations, good while what they follow from is the same."""
 
-    __slots__ = ("batch", "goodput", "key")
+    __slots__ = ("adaptive", "asked", "batch", "goodput", "report")
 
-    def __init__(self, key: tuple[object, ...]) -> None:
-        self.key = key
+    def __init__(self, job: Job, asked: Asked) -> None:
+        self.asked, self.report, self.adaptive = asked, job.report, job.spec.adaptive
         self.goodput: Floats = np.zeros(0)
         self.batch: Ints = np.zeros(0, dtype=np.int64)
+
+    def holds(self, job: Job, asked: Asked) -> bool:
+        old, new = self.report, job.report
+        if self.adaptive != job.spec.adaptive or (self.asked is not asked and self.asked != asked):
+            return False
+        if old is new:
+            return True
+        if old is None or new is None:
+            return False
+        # Reports differ from one to the next in much that no goodput depends on.
+        return (
+            old.params == new.params
+            and old.noise == new.noise
+            and old.limits == new.limits
+            and old.params_by_type == new.params_by_type
+        )
 
 
 class Cache:
@@ -90,9 +106,9 @@ class Cache:
         tables: list[_Table] = []
         fresh: list[int] = []
         for j, (job, asked) in enumerate(zip(listing.jobs, listing.asked, strict=True)):
-            table, key = self._tables.get(job.job_id), _key(job, asked)
-            if table is None or table.key != key:
-                table = self._tables[job.job_id] = _Table(key)
+            table = self._tables.get(job.job_id)
+            if table is None or not table.holds(job, asked):
+                table = self._tables[job.job_id] = _Table(job, asked)
                 fresh.append(j)
             tables.append(table)
         self.hits += len(tables) - len(fresh)
@@ -122,10 +138,3 @@ class Cache:
         self._sound = {number: report for number, report in self._sound.items() if number in job_ids}
         self.listed = {number: entry for number, entry in self.listed.items() if number in job_ids}
         self._sentences = {number: known for number, known in self._sentences.items() if number in job_ids}
-
-
-def _key(job: Job, asked: Asked) -> tuple[object, ...]:
-    report = job.report
-    if report is None:
-        return (asked,)
-    return asked, report.params, report.params_by_type, report.noise, report.limits, job.spec.adaptive

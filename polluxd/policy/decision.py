@@ -172,9 +172,7 @@ def _allocations(seating: Seating, moved: Bools, explainer: Explainer, cache: Ca
         else:
             limit = explanation.limit
             about: str | int | tuple[JobSpec, int, int] | None = None
-            if limit == "contention":
-                about = explanation.taken_by
-            elif limit == "fragmentation":
+            if limit == "fragmentation":
                 about = explainer.free
             elif limit == "ceiling":
                 about = explainer.ceilings(j)
@@ -193,6 +191,8 @@ def _allocations(seating: Seating, moved: Bools, explainer: Explainer, cache: Ca
                 about,
             )
             reason = cache.sentence(job.job_id, said)
+            if explanation.taken_by is not None:
+                reason += reasons.of_taker(explanation.taken_by)
         held = bool(place.nodes)
         found.append(
             Allocation(

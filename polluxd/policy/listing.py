@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from polluxd.model import Job, JobSpec, Placement
+from polluxd.model import Job, JobSpec, Placement, Report
 from polluxd.policy import exploration, fairness
 from polluxd.policy.domains import Domain
 from polluxd.policy.feasible import NOTHING, Offers, is_pinned
@@ -40,7 +40,7 @@ class Asked(NamedTuple):
 
 @dataclass(slots=True)
 class Listed:
-    """One job's entry; the fields down to `by_rack` are what it depends on."""
+    """One job's entry; the fields down to `report` are what it depends on."""
 
     offers: Offers
     spec: JobSpec
@@ -50,6 +50,8 @@ class Listed:
     most: int
     """What its measurements justify, as `exploration.cap`."""
     by_rack: bool
+    report: Report | None
+    """The newest that those two were found to follow from."""
     shapes: tuple[Shape, ...]
     """Its options; none: nothing can be offered."""
     stays: bool
@@ -65,15 +67,18 @@ class Listed:
 
     def holds(self, offers: Offers, job: Job) -> bool:
         """Whether the entry is still good for the job."""
-        return (
+        if (
             self.offers is offers
             and self.pinned == job.pinned
             and (self.placement is job.placement or self.placement == job.placement)
             and (self.spec is job.spec or self.spec == job.spec)
             and self.partition == job.partition
-            and self.most == exploration.cap(job)
-            and self.by_rack == offers.by_rack(job)
-        )
+        ):
+            if self.report is job.report:
+                return True
+            self.report = job.report
+            return self.most == exploration.cap(job) and self.by_rack == offers.by_rack(job)
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +156,7 @@ def _entry(offers: Offers, job: Job) -> Listed:
         job.pinned,
         exploration.cap(job),
         offers.by_rack(job),
+        job.report,
         shapes,
         stays,
         now,

@@ -80,6 +80,9 @@ class Packing:
         """Where each job sits at present, as far as its nodes are known here."""
 
     def _seat(self, placement: Placement) -> Seat:
+        if len(placement.nodes) == 1:
+            number = self._number.get(placement.nodes[0])
+            return NOWHERE if number is None else ((number,), placement.gpus_per_node)
         numbers = tuple(sorted(self._number[n] for n in placement.nodes if n in self._number))
         return (numbers, placement.gpus_per_node) if numbers else NOWHERE
 

@@ -24,8 +24,8 @@ class Said(NamedTuple):
     """GPUs of the next larger placement that would raise its goodput; 0: there is none."""
     next_goodput: float
     about: str | int | tuple[JobSpec, int, int] | None
-    """Of a ceiling its name, of fragmentation the GPUs left free, of contention the job that could give GPUs up, of
-    a limit of its own the spec, the most GPUs measured on, and the most that this allows."""
+    """Of a ceiling its name, of fragmentation the GPUs left free, of a limit of its own the spec, the most GPUs
+    measured on, and the most that this allows."""
 
 
 def count(gpus: int) -> str:
@@ -48,6 +48,11 @@ def percent(ratio: float) -> str:
 def of(said: Said) -> str:
     """The reason: what happens, and why not more."""
     return f"{_change(said)}; {_why_not_more(said)}"
+
+
+def of_taker(job_id: int) -> str:
+    """What a reason of contention goes on with: apart, since it is another job in nearly every decision."""
+    return f", those of job {job_id} the least"
 
 
 def of_pinned(job: Job) -> str:
@@ -89,8 +94,7 @@ def _why_not_more(said: Said) -> str:
         return f"{gain}, but the ceiling of {about} is reached"
     if limit == "fragmentation":
         return f"{gain}, but the {count(int(str(about)))} left free do not make up such a placement"
-    taker = f", those of job {about} the least" if about is not None else ""
-    return f"{gain}, but every GPU serves others more{taker}"
+    return f"{gain}, but every GPU serves others more"
 
 
 def _own_limit(limit: str, about: object, held: int) -> str:
