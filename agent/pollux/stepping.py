@@ -10,7 +10,6 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -23,6 +22,7 @@ from pollux.pass_timer import PassTimer
 from pollux.profile import Configuration
 from pollux.progress import Progress
 from pollux.restart import Known, Restart
+from pollux.step_group import StepGroup
 from pollux.trainee import Trainee, least_noise
 from pollux.tuning import Advisor, BatchChoice, initial_choice, nearest_choice
 from pollux.world import World
@@ -37,23 +37,6 @@ MAX_SAMPLING = 20
 
 MEASURING_SHARE = 0.005
 """Share of the step time that measuring gradients may cost, by a rough estimate."""
-
-
-@dataclass
-class StepGroup:
-    """The micro-batches of one optimizer step."""
-
-    passes: int
-    """s + 1; fewer where the pass through the data ends."""
-    samples: int
-    """Examples that they hold together, over all ranks."""
-    local_batch: int
-    begun: int = 0
-    """Passes begun."""
-
-    @property
-    def synchronises(self) -> bool:
-        return self.begun >= self.passes
 
 
 class Stepper:
@@ -192,11 +175,11 @@ class Stepper:
     def begin_pass(self) -> None:
         """A micro-batch has been fetched."""
         assert self.group is not None
-        self.group.begun += 1
+        weight = self.group.begin(self.data.samples, last=self.data.last_of_pass)
         self.stepped = self._failed = False
         self.share = self.data.weight
         if self.accumulates or not self._looped:
-            self.share *= self.data.samples / self.group.samples
+            self.share *= weight
         self._uncommitted += self.data.samples
         world = self._world
         self.timer.begin(Configuration(world.nodes, world.size, self.group.local_batch, world.racks))
