@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pollux.goodput import BatchLimits, ThroughputParams, step_time
-from pollux.profile import StepProfile
+from pollux.profile import ProfileRows, StepProfile
 from pollux.ticket import Ticket
 
 if TYPE_CHECKING:
@@ -99,15 +99,17 @@ class Prior:
         faded = {name: values[name] * share for name in _SYNC if values[name] is not None}
         return replace(self, params=self.params._replace(**faded))
 
-    def refuted(self, nodes: Any, gpus: Any, local_batch: Any, seconds: Any, weights: Any) -> bool:
-        """Whether measured synchronising passes contradict it; all are [n], `weights` counts the steps of each row."""
-        if len(gpus) == 0:
+    def refuted(self, rows: ProfileRows) -> bool:
+        """Whether measured synchronising passes contradict it; they are judged by how far their placements reach."""
+        if rows.gpus.size == 0:
             return False
-        off = np.log(np.asarray(seconds) / step_time(self.params, nodes, gpus, local_batch))
-        kinds = np.where(np.asarray(gpus) < 2, 0, np.where(np.asarray(nodes) < 2, 1, 2))
-        for kind in np.unique(kinds):
-            weight = np.asarray(weights)[kinds == kind]
-            if weight.sum() >= EVIDENCE and abs(np.average(off[kinds == kind], weights=weight)) > math.log(
+        predicted = step_time(self.params, rows.nodes, rows.gpus, rows.local_batch, racks=rows.racks)
+        off = np.log(rows.final / predicted)
+        reach = np.select([rows.gpus < 2, rows.nodes < 2, rows.racks < 2], [0, 1, 2], 3)
+        for kind in np.unique(reach):
+            chosen = reach == kind
+            weights = rows.weights[chosen]
+            if weights.sum() >= EVIDENCE and abs(np.average(off[chosen], weights=weights)) > math.log(
                 REFUTED
             ):
                 return True

@@ -184,9 +184,7 @@ class StepProfile:
     def fit(self) -> ThroughputParams | None:
         """The throughput model's parameters for what was measured, or as earlier runs left them; None without both."""
         rows, prior = self.rows(), self.prior
-        if prior is not None and prior.refuted(
-            rows.nodes, rows.gpus, rows.local_batch, rows.final, rows.weights
-        ):
+        if prior is not None and prior.refuted(rows):
             with self._lock:
                 self._prior, self.prior_refuted = None, True
             prior = None

@@ -11,7 +11,7 @@ import torch
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams, accumulation_time, step_time
 from pollux.knowledge import HALF_LIFE, Prior, fingerprint, gpu_type, introduction
-from pollux.profile import Configuration, StepProfile
+from pollux.profile import Configuration, ProfileRows, StepProfile
 from pollux.ticket import Ticket
 from pollux.tuning import Advisor, BatchChoice
 
@@ -177,10 +177,25 @@ def test_what_one_gpu_cannot_refute_fades_and_yields_where_it_is_measured() -> N
         assert run.errors[-1] < 0.1
 
 
+def rows(*places: tuple[int, int, int, int], of: ThroughputParams = TRUTH, count: float = 8.0) -> ProfileRows:
+    nodes, gpus, racks, m = (np.array(column, dtype=float) for column in zip(*places, strict=True))
+    final = step_time(of, nodes, gpus, m, racks=racks)
+    return ProfileRows(nodes, gpus, m, racks, np.full(m.size, np.nan), final, np.full(m.size, count))
+
+
 def test_a_few_steps_refute_nothing() -> None:
     prior = Prior(wrong(5.0), 8, 2)
-    columns = ([1.0], [1.0], [64.0], [float(step_time(TRUTH, 1, 1, 64))])
-    assert not prior.refuted(*columns, [7.0])
-    assert prior.refuted(*columns, [8.0])
-    assert not Prior(TRUTH, 8, 2).refuted(*columns, [64.0])
-    assert not prior.refuted([], [], [], [], [])
+    assert not prior.refuted(rows((1, 1, 1, 64), count=7.0))
+    assert prior.refuted(rows((1, 1, 1, 64)))
+    assert not Prior(TRUTH, 8, 2).refuted(rows((1, 1, 1, 64), (1, 4, 1, 64), (2, 8, 1, 64)))
+    assert not prior.refuted(StepProfile().rows())
+
+
+def test_each_reach_of_a_placement_is_judged_by_itself() -> None:
+    """Many steps on one GPU do not outvote what a few over nodes or racks say."""
+    across = Prior(wrong(20.0, "alpha_node", "beta_node"), 8, 2)
+    assert not across.refuted(rows((1, 1, 1, 64), (1, 4, 1, 64)))
+    assert across.refuted(rows(*[(1, 1, 1, m) for m in range(8, 72, 8)], (2, 8, 1, 64)))
+    spread = TRUTH._replace(alpha_rack=2.0, beta_rack=0.1)
+    assert not Prior(spread, 8, 2).refuted(rows((2, 8, 2, 64), (2, 8, 1, 64), of=spread))
+    assert Prior(TRUTH, 8, 2).refuted(rows((2, 8, 2, 64), of=spread))

@@ -113,6 +113,24 @@ def test_one_batch_size_splits_the_time_evenly():
     assert found.alpha_grad == pytest.approx(0.1, rel=0.01)
 
 
+def test_the_pair_over_racks_is_fitted_where_it_was_measured_and_unknown_elsewhere():
+    planted = PLANTED._replace(alpha_rack=0.3, beta_rack=0.02)
+    places = [*FULL, (2, 8, 64), (4, 16, 64), (4, 8, 200), (2, 2, 128)]
+    racks = np.array([1] * len(FULL) + [2, 2, 4, 2])
+    nodes, gpus, m = (np.array(column, dtype=float) for column in zip(*places, strict=True))
+    accum, optim = accumulation_time(planted, m), step_time(planted, nodes, gpus, m, racks=racks)
+    found = fit(nodes, gpus, m, accum, optim, racks=racks)
+    assert step_time(found, nodes, gpus, m, racks=racks) == pytest.approx(optim, rel=0.02)
+    assert step_time(found, 3, 12, 64, racks=3) == pytest.approx(
+        float(step_time(planted, 3, 12, 64, racks=3)), rel=0.05
+    )
+    one = racks == 1
+    near = fit(nodes[one], gpus[one], m[one], accum[one], optim[one])
+    assert (near.alpha_rack, near.beta_rack) == (None, None)
+    known = fit(nodes[one], gpus[one], m[one], accum[one], optim[one], prior=planted)
+    assert (known.alpha_rack, known.beta_rack) == (0.3, 0.02)
+
+
 def test_prior_stands_where_nothing_is_measured_and_yields_where_something_is():
     slower = PLANTED._replace(alpha_grad=0.5, beta_grad=0.01)
     found = fit(*measure(PLANTED, [(1, 1, 32), (1, 1, 128)]), prior=slower)
