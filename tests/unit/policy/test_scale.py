@@ -1,0 +1,133 @@
+"""Prices against the integer optimum, ten thousand identical jobs, counts far apart, and limits in words."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from pollux.goodput import BatchLimits
+from polluxd.model import JobSpec
+from polluxd.policy import counts, decide, price
+from polluxd.policy.shapes import spaced
+from tests.unit.policy.scenarios import job, nodes, report, running, snapshot
+
+
+def instance(jobs: int, seed: int):
+    """Options of 0 to 16 GPUs per job, rough and of falling returns, as utilities under p = -1."""
+    rng = np.random.default_rng(seed)
+    gpus, value, start = [], [], [0]
+    for _ in range(jobs):
+        own = [0, *sorted(rng.choice(np.arange(1, 17), size=int(rng.integers(2, 9)), replace=False).tolist())]
+        speed = (
+            np.array(own) ** rng.uniform(0.3, 1.0) * rng.uniform(0.2, 2.0) * rng.uniform(0.9, 1.1, len(own))
+        )
+        gpus += own
+        value += (-1.0 / (speed + 1e-2)).tolist()
+        start.append(len(gpus))
+    return np.array(gpus), np.array(value), np.array(start)
+
+
+def integer_optimum(gpus, value, start, capacity):
+    """HiGHS to the end: one option per job within the capacity."""
+    one = np.zeros((start.size - 1, gpus.size))
+    for j in range(start.size - 1):
+        one[j, start[j] : start[j + 1]] = 1
+    found = milp(
+        -value,
+        integrality=np.ones(gpus.size),
+        bounds=Bounds(0, 1),
+        constraints=[LinearConstraint(one, 1, 1), LinearConstraint(gpus[None, :], 0, capacity)],
+        options={"mip_rel_gap": 1e-7},
+    )
+    assert found.status == 0
+    return -found.fun
+
+
+@pytest.mark.parametrize("jobs", [50, 75, 120])
+@pytest.mark.parametrize("share", [0.6, 1.5, 4.0])
+def test_prices_end_within_a_percent_of_the_integer_optimum(jobs, share):
+    gpus, value, start = instance(jobs, jobs)
+    capacity = int(share * jobs)
+    best = integer_optimum(gpus, value, start, capacity)
+    found = price.solve(gpus, value, start, capacity)
+    assert int(gpus[found.chosen].sum()) <= capacity
+    assert found.total <= best + 1e-6 * abs(best)
+    assert found.total >= best - 0.01 * abs(best)
+    assert found.bound >= best - 1e-6 * abs(best)
+    exact, total = counts.solve(gpus, value, start, capacity)
+    assert int(gpus[exact].sum()) <= capacity
+    assert total == pytest.approx(best, rel=1e-6)
+
+
+def test_prices_alone_end_within_a_percent_as_well(monkeypatch):
+    # What the exact programs settle at the margin is taken away down to very few jobs.
+    monkeypatch.setattr(price, "EXACT_WORK", 0)
+    monkeypatch.setattr(price, "CORE_JOBS", 4)
+    for jobs in (50, 100):
+        gpus, value, start = instance(jobs, jobs + 1)
+        best = integer_optimum(gpus, value, start, 2 * jobs)
+        found = price.solve(gpus, value, start, 2 * jobs)
+        assert not found.proven or found.total == pytest.approx(best, rel=1e-6)
+        assert found.total >= best - 0.01 * abs(best)
+
+
+def test_ten_thousand_identical_jobs_get_one_gpu_each_in_order_until_there_are_none():
+    jobs = [job(n, JobSpec(max_gpus=4), report=report()) for n in range(1, 10_001)]
+    plan = decide(snapshot(nodes(64), jobs))
+    held = [a.placement.gpus for a in plan.allocations]
+    assert sum(held) == 256
+    assert held == [1] * 256 + [0] * 9_744
+    assert plan.gap <= 1e-6
+
+
+def test_one_job_larger_than_the_cluster_leaves_the_others_their_share():
+    plan = decide(snapshot(nodes(2), [job(1, JobSpec(min_gpus=9), report=report()), job(2, report=report())]))
+    assert "infeasible" in plan.of(1).reason
+    assert plan.of(2).placement.gpus == 8
+
+
+def test_node_counts_are_dense_at_first_and_an_eighth_apart_beyond():
+    for most in (1, 2, 15, 16, 17, 100, 4_096):
+        found = spaced(most)
+        assert found == sorted(set(found))
+        assert found[-1:] == ([most] if most >= 2 else [])
+        assert found[:15] == list(range(2, min(most, 16) + 1))
+        assert all(b <= a + max(a // 8, 1) for a, b in itertools.pairwise(found))
+    assert len(spaced(4_096)) < 70
+
+
+@pytest.mark.parametrize(
+    ("spec", "held", "limit", "words"),
+    [
+        (JobSpec(max_gpus=2), 2, "max-gpus", "max-gpus=2 allows no more"),
+        (
+            JobSpec(max_gpus=7),
+            4,
+            "max-gpus",
+            "no placement of 5 to 7 GPUs is possible, and max-gpus=7 allows no more",
+        ),
+        (
+            JobSpec(max_gpus=5),
+            4,
+            "max-gpus",
+            "no placement of 5 GPUs is possible, and max-gpus=5 allows no more",
+        ),
+        (
+            JobSpec(gpu_counts="1,2"),
+            2,
+            "counts",
+            "no placement of more than 2 GPUs has a count that gpu-counts allows",
+        ),
+        (JobSpec(), 8, "nodes", "no placement of more than 8 GPUs is possible on the nodes in service"),
+    ],
+)
+def test_a_limit_of_the_job_s_own_is_told_as_it_is(spec, held, limit, words):
+    names = ["n000"] if held <= 4 else ["n000", "n001"]
+    found = report(limits=BatchLimits(64, 64 * 256, 1, 512))
+    plan = decide(snapshot(nodes(2), [running(1, names, held // len(names), spec, report=found, age=1e6)]))
+    assert plan.of(1).placement.gpus == held
+    assert plan.of(1).explanation.limit == limit
+    assert words in plan.of(1).reason
