@@ -72,11 +72,16 @@ class MicroBatch:
         stepper.accumulates = True
         if self._sharded:
             # One rank has nothing to communicate: it accumulates in its shards, where no second copy is needed.
-            synchronise(self._model, stepper.synchronises or not self._meter.distributed)
+            self._reduce(stepper.synchronises or not self._meter.distributed)
         elif isinstance(self._model, DistributedDataParallel) and not stepper.synchronises:
             self._unsynchronised = self._model.no_sync()
             self._unsynchronised.__enter__()
         self._meter.before_pass(stepper.synchronises)
+
+    def _reduce(self, reduce: bool) -> None:
+        if self._meter.reduces is not reduce:  # it walks through all modules
+            synchronise(self._model, reduce)
+            self._meter.reduces = reduce
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -85,7 +90,7 @@ class MicroBatch:
         if self._unsynchronised is not None:
             self._unsynchronised.__exit__(kind, error, trace)
         if self._sharded and not stepper.synchronises:
-            synchronise(self._model, True)  # for passes outside of this context
+            self._reduce(True)  # for passes outside of this context
         if error is not None:
             self._meter.abandon_pass()
             if lost_peer(error):

@@ -72,6 +72,10 @@ class NoiseMeter:
         self._hook: HookEstimator | ReduceScatterEstimator | None = None
         self.sharded = is_sharded(model)
         """The model is under fully_shard."""
+        self.reduces = True
+        """Its backward passes reduce their gradients, as it is set at present."""
+        self.hooked = isinstance(model, DistributedDataParallel) and not model.gradient_as_bucket_view
+        """What was reduced is seen apart from `.grad`, whatever the user's loop does to that before the step."""
         group = None
         if isinstance(model, DistributedDataParallel):
             size = dist.get_world_size(model.process_group)

@@ -319,6 +319,10 @@ class Job(Readings):
     def _trainees(self) -> list[Trainee]:
         return [self._first, *self._companions.values()]
 
+    def _before_step(self, trainee: Trainee) -> None:
+        if self._stepper is not None:
+            self._stepper.before_optimizer_step(trainee)
+
     def _wrap(self, trainee: Trainee, ddp: dict[str, Any], comm_hook: CommunicationHook | None) -> None:
         follow(trainee.rule, lambda: self.progress.steps)
         trainee.wrap(
@@ -328,6 +332,7 @@ class Job(Readings):
             ddp=ddp,
             comm_hook=comm_hook,
             on_ready=self._timer.ready,
+            before_step=self._before_step,
             on_step=lambda: self._stepper.on_optimizer_step() if self._stepper is not None else None,
         )
 

@@ -91,7 +91,8 @@ class ReduceScatterEstimator:
         """A unit's gradient on this rank, [ranks x columns], about to be reduced."""
         if not self._measuring or self._spoiled:
             return
-        if op != dist.ReduceOp.AVG or unit.divisor is not None:
+        aside = gradient.device != local_part(unit.params[0].detach()).device
+        if op != dist.ReduceOp.AVG or unit.divisor is not None or aside:
             self._give_up()
             return
         size = dist.get_world_size(group)
@@ -133,8 +134,8 @@ class ReduceScatterEstimator:
         if not self._warned:
             self._warned = True
             logger.warning(
-                "gradients are reduced in another way than by their average (float16, or a divisor of the user's): the "
-                "noise scale is not measured"
+                "gradients are reduced in another way than by their average (float16, or a divisor of the user's), or "
+                "their shards lie on the CPU: the noise scale is not measured"
             )
 
 

@@ -84,8 +84,8 @@ class Stepper:
         self._adaptive, self._sampling = adaptive, sampling
         self._scaled = scaled
         """AMP's loss scaling is in use."""
-        self._uncommitted = 0
-        self._failed = False
+        self._uncommitted = self._unstepped = 0
+        self.failed = False
         """The last pass ran out of memory, and its step will be taken again."""
         self._looped = self._left = False
         self._step_seconds = 0.0
@@ -99,8 +99,13 @@ class Stepper:
     def synchronises(self) -> bool:
         """Whether the present pass is a step's last one."""
         if self.group is None:
-            return not self._failed
+            return not self.failed
         return not self.accumulates or self.group.synchronises
+
+    @property
+    def _bare(self) -> bool:
+        """The loop does without `micro_batch`, and its gradients can be measured all the same."""
+        return self._looped and not self.accumulates and self.meter.hooked
 
     # -- the loop over the loader -----------------------------------------------------------------------------
 
@@ -155,6 +160,9 @@ class Stepper:
         scale = samples / self.limits.initial if self._adaptive else None
         step = self.progress.optimizer_steps
         for trainee in self.trainees:
+            if self.failed:
+                # Now, and not before: another model's pass over the batch that did not fit may have come after it.
+                trainee.optimizer.zero_grad(set_to_none=True)
             trainee.begin_step(step, passes, local, samples, whole=whole, scale=scale)
 
     def _splits(self, local: int, passes: int) -> bool:
@@ -176,11 +184,15 @@ class Stepper:
         """A micro-batch has been fetched."""
         assert self.group is not None
         weight = self.group.begin(self.data.samples, last=self.data.last_of_pass)
-        self.stepped = self._failed = False
+        self.stepped = self.failed = False
         self.share = self.data.weight
         if self.accumulates or not self._looped:
             self.share *= weight
         self._uncommitted += self.data.samples
+        self._unstepped += 1
+        if self._bare:
+            for trainee in self.trainees:
+                trainee.meter.before_pass(True)
         world = self._world
         self.timer.begin(Configuration(world.nodes, world.size, self.group.local_batch, world.racks))
 
@@ -202,17 +214,22 @@ class Stepper:
         if self.advisor is not None:
             self.advisor.limits, self.advisor.proposal = limits, None
         for trainee in self.trainees:
-            trainee.optimizer.zero_grad(set_to_none=True)
             trainee.meter.reset_batch()
         self.data.rewind()
-        self.group, self._uncommitted, self._failed = None, 0, True
+        self.group, self._uncommitted, self.failed = None, 0, True
         self.timer.cool()
 
     # -- the end of a step ------------------------------------------------------------------------------------
 
+    def before_optimizer_step(self, trainee: Trainee) -> None:
+        """Called by the optimizers' hooks: where the loop has no contexts that would end a measured pass, this does."""
+        if self._bare and self._unstepped <= 1:  # 0: another model of the job has stepped in this pass
+            trainee.meter.after_pass(True, self.share)
+
     def on_optimizer_step(self) -> None:
         """Called by the optimizers' hooks: a step that AMP skips does not come here."""
         self.stepped = True
+        self._unstepped = 0
         if self._left:
             self._left = False
             self._restart.train_on()
@@ -253,7 +270,7 @@ class Stepper:
     @property
     def skipped(self) -> bool:
         """A step was due and AMP's loss scaling has dropped it: its gradients were not finite."""
-        return self._scaled and self.synchronises and not self.stepped and not self._failed
+        return self._scaled and self.synchronises and not self.stepped and not self.failed
 
     def skip_step(self) -> None:
         """The batch is used up, as in plain training, and earned no progress."""

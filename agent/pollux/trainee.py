@@ -62,6 +62,7 @@ class Trainee:
         ddp: dict[str, Any],
         comm_hook: CommunicationHook | None,
         on_ready: Callable[[], None],
+        before_step: Callable[[Trainee], None],
         on_step: Callable[[], None],
     ) -> None:
         """After restoring: DistributedDataParallel around it where ranks are several and it is plain; its meter."""
@@ -93,6 +94,7 @@ class Trainee:
             comm_hook=comm_hook,
         )
         self._on_step = on_step
+        self._hook = self.optimizer.register_step_pre_hook(lambda *_: before_step(self))
         self.rates = LearningRateScaler(self.optimizer, on_step=self._stepped)
 
     def begin_step(
@@ -131,6 +133,7 @@ class Trainee:
         """End its hooks."""
         self.meter.close()
         self.rates.remove()
+        self._hook.remove()
 
 
 def least_noise(trainees: Sequence[Trainee]) -> NoiseScale | None:

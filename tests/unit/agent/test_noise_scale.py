@@ -153,6 +153,37 @@ def test_hook_under_accumulation(ranks: Any, name: str) -> None:
     check(name, 2, ranks(2, measure, name, (1, M0 // 4)))
 
 
+def measure_bare(name: str) -> tuple[float, float, int]:
+    """As `measure`, by a loop that knows nothing of micro-batches, clips, and accumulates by itself now and then."""
+    model = torch.nn.Linear(D, 1, bias=False)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    if name == "adam":
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.0, betas=(0.9, 1 - 1e-7))
+        precondition(optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
+    job = attach(model, optimizer, scaler=scaler, adaptive=False, sampling=1, noise_decay=1 - 1e-9)
+    for n, (x,) in enumerate(job.loader(planted(), M0)):
+        if n % 10 == 7:
+            with job.model.no_sync():
+                scaler.scale(job.model(x).mean()).backward()
+            continue
+        scaler.scale(job.model(x).mean()).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    noise, samples = job.noise_scale, job._averages.samples
+    job.close()
+    assert noise is not None
+    return noise.sqr, noise.var, samples
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_a_loop_without_contexts_is_measured_between_ranks(ranks: Any, name: str) -> None:
+    check(name, 2, ranks(2, measure_bare, name))
+
+
 def what_arrives(name: str) -> float:
     """How far `.grad` is from the mean gradient after the user's hook, relative to it."""
     model = Matrix(unused=False)
