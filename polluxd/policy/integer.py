@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
-from scipy.sparse import csr_array, hstack
+from scipy.sparse import csr_array, hstack, vstack
 
 from polluxd.policy.ceilings import NO_CEILING, Group
 from polluxd.policy.counts import frontier
@@ -93,7 +93,7 @@ def solve(
     scale = max(float(loss.max()), 1e-300)
     problem = _Program(listed, gpus, owner, pools, groups)
     cost = problem.padded(loss / scale)
-    if pools.racks is None and jobs > 1 and listed.size > LARGE and not any(g.floor for g in groups):
+    if pools.racks is None and jobs > 1 and listed.size > LARGE:
         large = _through_core(_Given(gpus, value, start, pools, groups), problem, loss / scale, nodes)
         if large is not None:
             chosen, least = large
@@ -238,23 +238,28 @@ def _through_core(given: _Given, problem: _Program, cost: Floats, nodes: int) ->
     """A choice and a lower bound on the cost: the relaxation over all jobs, the program over those at its margin.
 
     Jobs whose second-best option costs least at the relaxation's prices are settled anew, and with them all that it
-    divides; the others keep what it gives them. None where the relaxation has no answer.
+    divides; the others keep what it gives them. Guarantees that not even the relaxation can keep are left out. None
+    where it has no answer.
     """
     gpus, value, start, pools, groups = given
     owner = np.repeat(np.arange(start.size - 1), np.diff(start))
-    one, limits = problem.constraints(floors=False)
-    real = np.isfinite(limits.ub)
-    found = linprog(
-        cost,
-        A_ub=limits.A[real],
-        b_ub=limits.ub[real],
-        A_eq=one.A,
-        b_eq=np.ones(start.size - 1),
-        bounds=(0, 1),
-    )
-    if found.x is None:
+    for floors in (True, False) if any(g.floor for g in groups) else (False,):
+        one, limits = problem.constraints(floors=floors)
+        above, below = np.isfinite(limits.ub), np.asarray(limits.lb) > 0
+        rows = vstack([limits.A[above], -limits.A[below]], format="csr")
+        found = linprog(
+            cost,
+            A_ub=rows,
+            b_ub=np.concatenate([limits.ub[above], -limits.lb[below]]),
+            A_eq=one.A,
+            b_eq=np.ones(start.size - 1),
+            bounds=(0, 1),
+        )
+        if found.x is not None:
+            break
+    else:
         return None
-    priced = cost - one.A.T @ found.eqlin.marginals - limits.A[real].T @ found.ineqlin.marginals
+    priced = cost - one.A.T @ found.eqlin.marginals - rows.T @ found.ineqlin.marginals
     chosen = start[:-1].copy()
     taken = found.x > _WHOLE
     chosen[owner[problem.listed[taken]]] = problem.listed[taken]
