@@ -196,7 +196,7 @@ class Policy(_Section):
 class Realloc(_Section):
     """Bounds on moving jobs."""
 
-    cooldown_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 60.0
+    cooldown_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
     """A moved job is left alone for this long."""
     max_concurrent: Annotated[int, Field(ge=0)] = 0
     """Moves under way at one time; 0: no limit."""

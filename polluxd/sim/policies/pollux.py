@@ -34,8 +34,8 @@ class Knowledge:
     agent has started."""
     remaining_work_power: float = -0.25
     hysteresis: float = 0.05
-    cooldown: float = 60.0
-    """Seconds for which a moved job is left alone (the daemon's `realloc.cooldown_s`)."""
+    cooldown: float = 30.0
+    """Seconds for which a moved job is left alone once it trains again (the daemon's `realloc.cooldown_s`)."""
 
 
 class Pollux:
