@@ -107,7 +107,8 @@ def _parser() -> argparse.ArgumentParser:
         type=_count,
         default=0,
         metavar="N",
-        help="after a failure, start all ranks again from the newest checkpoint, at most N times (default 0)",
+        help="after a failure, start all ranks again from the newest checkpoint, at most N times (default 0); "
+        "a rank that ran out of memory, or exits with status 75, asks for a start beside these",
     )
     run_parser.add_argument("script", metavar="SCRIPT", help="the training script, or a module with -m")
     run_parser.add_argument(

@@ -86,7 +86,11 @@ class MemoryBounds:
 
         Raises OutOfMemory where all ranks have to start again. False: the error is nothing that a bound could mend.
         """
-        if not is_out_of_memory(error) or stepper.group is None or self.bound is not None:
+        if not is_out_of_memory(error):
+            return False
+        if stepper.failed:
+            return True  # another model's pass over the same batch, which is given up already
+        if stepper.group is None or self.bound is not None:
             return False
         failed, limits = stepper.group.local_batch, stepper.limits
         bound = failed // 2

@@ -123,7 +123,8 @@ class _Numbers(Callback):  # type: ignore[misc]
         self._strategy = strategy
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        pl_module.log_dict(scalars(self._strategy.job))
+        if trainer.global_step % trainer.log_every_n_steps == 0:
+            pl_module.log_dict(scalars(self._strategy.job))
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         if not trainer.sanity_checking and self._strategy.has_job:

@@ -183,3 +183,50 @@ def test_several_ranks_start_again_from_the_checkpoint_with_the_bound(tmp_path: 
     assert (result["local_max"], result["m"]) == (8, 8)
     assert Counter(result["ids"]) == dict.fromkeys(range(EXAMPLES), 2), "every sample once in each pass"
     assert json.loads((checkpoints / FILE).read_text()) == {"cpu": 8}
+
+
+@pytest.mark.parametrize("second_too", [False, True])
+def test_with_several_models_the_whole_batch_is_taken_again(second_too: bool) -> None:
+    """The loop goes on to the second model's pass after the first one's has failed: that pass counts for nothing."""
+
+    def weights(most: int) -> list[torch.Tensor]:
+        first, second = Fails(most), Fails(most if second_too else 1000)
+        one, two = (torch.optim.SGD(model.parameters(), lr=0.01) for model in (first, second))
+        job = attach(first, one, sampling=1000)
+        other = job.also("second", second, two)
+        loader = job.loader(data(), 32, per_gpu=(2, 32))
+        used: list[int] = []
+        for _ in job.epochs(1, passes=True):
+            fresh: list[int] = []
+            for x, y, ids in loader:
+                with job.micro_batch():
+                    job.backward(mse_loss(job.model(x), y))
+                    fresh += ids.tolist()
+                with other.micro_batch():
+                    other.backward(mse_loss(other.model(x), -y))
+                if job.sync_gradients:
+                    for optimizer in (one, two):
+                        optimizer.step()
+                        optimizer.zero_grad()
+                    used, fresh = used + fresh, []
+        job.close()
+        assert sorted(used) == list(range(EXAMPLES))
+        return [*first.parameters(), *second.parameters()]
+
+    for whole, halved in zip(weights(1000), weights(20), strict=True):
+        torch.testing.assert_close(whole, halved)
+
+
+def test_ranks_that_keep_asking_for_another_start_get_three(tmp_path: Path) -> None:
+    script = tmp_path / "again.py"
+    script.write_text("import sys; print('started'); sys.exit(75)")
+    agent = Path(__file__).parents[3] / "agent"
+    done = subprocess.run(
+        [sys.executable, "-m", "pollux.launch", "run", str(script)],
+        env={**os.environ, "PYTHONPATH": str(agent)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.count("started")) == (75, 4), done.stderr
