@@ -1,9 +1,10 @@
 """Pollux as the daemon runs it: `polluxd.policy.decide`, unchanged, on what a real daemon would know.
 
-Beyond the paper's: each job's own measured restart cost; the fits and noise scales that earlier runs of the same
-application left in the database (those of this trace; it starts empty; off by 5 % from one run to the next); the
-training length that users declare, so that remaining work weighs; decisions when jobs arrive and end. As the daemon
-does, a job under re-allocation is left alone until it trains again and for a cooldown after that.
+Beyond the paper's: each job's own measured restart cost; per GPU type the fit that earlier runs of the same application
+left in the database, from the first start on (see `polluxd.sim.agent.Memory`; it begins empty, and a fit is off by 5 %
+from one run to the next); the training length that users declare, so that remaining work weighs; decisions when jobs
+arrive and end. As the daemon does, a job under re-allocation is left alone until it trains again and for a cooldown
+after that. GPU types are told apart once a job, or an earlier run, was measured on them.
 """
 
 from __future__ import annotations
