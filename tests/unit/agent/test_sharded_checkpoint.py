@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset
 
-from pollux import attach
+from pollux import attach, stepping
 from pollux.checkpoint_sharded import ShardedStore
 from pollux.errors import CheckpointError, ForeignCheckpoint
 
@@ -190,6 +190,40 @@ def periodic(directory: str) -> tuple[list[int | None], list[float], int]:
     weights.append(float(whole(next(again.parameters())).sum()))
     resumed.close()
     return saved, weights, len(ShardedStore(directory, group=None).paths())
+
+
+def drained(directory: str) -> tuple[int, int | None, bool]:
+    """Asked to drain in mid-training: (optimizer step, that of the checkpoint, whether the order was followed)."""
+    model = sharded()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    job = attach(model, optimizer, adaptive=False, checkpoint_dir=directory)
+    stepping.EXCHANGE_INTERVAL = 0.0
+    job._restart._wait_for_end = lambda: None  # type: ignore[method-assign]
+    saved: int | None = None
+    for n, (x, y, _) in enumerate(job.loader(data(), 8)):
+        if n == 3 and job.is_main:
+            job._restart.ask_drain(7)
+        if saved is None and 7 in job._restart._drained:
+            saved = job._restart._saved
+            break
+        with job.micro_batch():
+            job.backward(mse_loss(job.model(x), y))
+        if job.sync_gradients:
+            optimizer.step()
+            optimizer.zero_grad()
+    result = job.progress.optimizer_steps, saved, 7 in job._restart._drained
+    job.close()
+    return result
+
+
+def test_a_drain_writes_all_shards_at_the_same_step(ranks: Any, tmp_path: Path) -> None:
+    results = ranks(2, drained, str(tmp_path))
+    assert results[0] == results[1]
+    step, saved, followed = results[0]
+    assert followed
+    assert step == saved
+    assert 3 < step < 12
+    assert len(ShardedStore(tmp_path, group=None).paths()) == 1, "closing found the step kept already"
 
 
 def full(*_: Any) -> None:

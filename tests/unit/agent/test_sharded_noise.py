@@ -52,7 +52,7 @@ def optimizer_of(kind: str, model: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 def train(
-    kind: str, per_gpu: int, sharded: bool
+    kind: str, per_gpu: int, sharded: bool, replicas: int = 1
 ) -> tuple[list[Any], list[torch.Tensor], list[torch.Tensor], int]:
     """(noise per group, the weights, the last gradient, samples taken) of a pass over the data."""
     torch.manual_seed(0)
@@ -60,8 +60,11 @@ def train(
     if not dist.is_initialized():
         dist.init_process_group("gloo")
     if sharded:
-        fully_shard(model.first)
-        fully_shard(model)
+        shape = (replicas, dist.get_world_size() // replicas)
+        names = ("replicas", "shards")
+        mesh = dist.device_mesh.init_device_mesh("cpu", shape, mesh_dim_names=names) if replicas > 1 else None
+        fully_shard(model.first, mesh=mesh)
+        fully_shard(model, mesh=mesh)
     optimizer = optimizer_of(kind, model)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0, enabled=kind == "amp")
     ddp = {} if sharded else {"find_unused_parameters": True}
@@ -87,17 +90,17 @@ def whole(tensor: Any) -> torch.Tensor:
     return full.detach().clone()
 
 
-def both(kinds: list[tuple[str, int]]) -> list[Any]:
-    return [(train(kind, per_gpu, False), train(kind, per_gpu, True)) for kind, per_gpu in kinds]
+def both(kinds: list[tuple[str, int]], replicas: int = 1) -> list[Any]:
+    return [(train(kind, size, False), train(kind, size, True, replicas)) for kind, size in kinds]
 
 
 CASES = [("sgd", M0), ("groups", M0), ("adam", M0), ("adam", 4), ("amp", M0), ("unused", M0)]
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_estimates_and_gradients_are_those_of_plain_ddp(ranks: Any, size: int) -> None:
-    cases = CASES if size > 1 else [("groups", 16), ("adam", 16)]
-    for results in ranks(size, both, cases):
+@pytest.mark.parametrize(("size", "replicas"), [(1, 1), (3, 1), (4, 2)])
+def test_estimates_and_gradients_are_those_of_plain_ddp(ranks: Any, size: int, replicas: int) -> None:
+    cases = {1: [("groups", 16), ("adam", 16)], 3: CASES, 4: [("sgd", M0), ("adam", M0)]}[size]
+    for results in ranks(size, both, cases, replicas):
         for (kind, _), (plain, sharded) in zip(cases, results, strict=True):
             assert plain[3] == sharded[3] > 8, kind
             # Which parameters a reduction leaves out is known after the first: that sample is lost.
