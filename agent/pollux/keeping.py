@@ -275,7 +275,7 @@ class ShardedKeeper(Keeper):
 
 
 class FruitlessRestarts:
-    """Counts automatic restarts since the newest checkpoint, in a file beside it; rank 0 only.
+    """Counts automatic restarts since the newest checkpoint, in a file beside it, which rank 0 keeps.
 
     A training that dies before its first checkpoint would otherwise be started over and over, for as long as Slurm
     requeues it. Starts by a person's hand count as none.
@@ -287,10 +287,21 @@ class FruitlessRestarts:
             environ.get(name, "0") not in ("", "0") for name in ("SLURM_RESTART_COUNT", "POLLUX_RESTARTS")
         )
         self._most = most
-        self._counted = True
+        self._counted = False
 
-    def begin(self) -> None:
-        """An attempt begins. Raises RestartLoop where too many before it came to nothing."""
+    def begin(self, exchange: ControlExchange) -> None:
+        """An attempt begins. Raises RestartLoop, on every rank, where too many before it came to nothing."""
+        trouble: RestartLoop | None = None
+        if exchange.rank == 0:
+            try:
+                self._count()
+            except RestartLoop as error:
+                trouble = error
+        trouble = exchange.gather(trouble)[0]
+        if trouble is not None:
+            raise trouble
+
+    def _count(self) -> None:
         count = self._read() + 1 if self._automatic else 0
         if count > self._most:
             raise RestartLoop(

@@ -14,14 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pollux import snapshot
 from pollux.control import ControlExchange, Decision
 from pollux.data_place import ElasticData
 from pollux.environment import Times, checkpoint_directory, number, yes
-from pollux.errors import CheckpointError, RankLost, RestartLoop
+from pollux.errors import CheckpointError, RankLost
 from pollux.goodput import ThroughputParams
 from pollux.keeping import FruitlessRestarts, Keeper, ShardedKeeper, fingerprint_of, keeper_for
 from pollux.ticket import Ticket, read_ticket
@@ -89,6 +88,9 @@ class Restart:
         self._wait = number(environ, "POLLUX_DRAIN_WAIT", DRAIN_WAIT)
         self._saved_at = time.monotonic()
         self._state: dict[str, Any] | None = None
+        self._random: list[dict[str, Any]] | None = None
+        """The checkpoint's, until the loop begins."""
+        self._begun = False
         self._drain = 0
         self._drained: set[int] = set()
         self._publisher: Publisher | None = None
@@ -108,13 +110,14 @@ class Restart:
         """
         state = None
         if self.directory is not None:
-            self._count_restarts(self.directory, exchange)
+            most = int(number(self._environ, "POLLUX_FRUITLESS_RESTARTS", MAX_FRUITLESS))
+            self._restarts = FruitlessRestarts(self.directory, most, self._environ)
+            self._restarts.begin(exchange)
             self._keeper = keeper_for(parts["model"], self.directory, self.world.size)
             self._keeper.store.fingerprint = fingerprint_of([parts["model"]])
             state = self._keeper.open(exchange)
         self.times.restored_at = time.time()
         if state is None or self._keeper is None:
-            snapshot.tell_ranks_apart(self.world.rank, self.seed)
             return
         if state.get("version") != STATE_VERSION:
             raise CheckpointError(
@@ -123,7 +126,7 @@ class Restart:
         for name, part in parts.items():
             self._load(name, part, state)
         steps = state["progress"]["optimizer_steps"]
-        snapshot.restore_rng(state["rng"], self.world.rank, self.seed, steps, self.world.device)
+        self._random = state["rng"]
         params = state["params"]
         self.known = Known(state["batch_size"], None if params is None else ThroughputParams(*params))
         self._interrupted_at = state["last_step_at"] or None
@@ -152,18 +155,20 @@ class Restart:
                 "it, or train into another checkpoint directory"
             ) from error
 
-    def _count_restarts(self, directory: Path, exchange: ControlExchange) -> None:
-        trouble = None
-        if self.world.rank == 0:
-            most = int(number(self._environ, "POLLUX_FRUITLESS_RESTARTS", MAX_FRUITLESS))
-            self._restarts = FruitlessRestarts(directory, most, self._environ)
-            try:
-                self._restarts.begin()
-            except RestartLoop as error:
-                trouble = error
-        trouble = exchange.gather(trouble)[0]
-        if isinstance(trouble, RestartLoop):
-            raise trouble
+    def begin_training(self) -> None:
+        """The loop begins: from here on random numbers are the checkpoint's, or each rank's own.
+
+        Not before: what a script draws on its way to the loop (a split of its data) is to be the same on every rank and
+        at every attempt.
+        """
+        if not self._begun:
+            self._begun = True
+            if self._random is None:
+                snapshot.tell_ranks_apart(self.world.rank, self.seed)
+            else:
+                steps, device = self._saved or 0, self.world.device
+                snapshot.restore_rng(self._random, self.world.rank, self.seed, steps, device)
+                self._random = None
 
     def restore_loader(self, data: ElasticData) -> None:
         """Take the data up where the checkpoint left it."""

@@ -73,16 +73,20 @@ def attach(
     """Join the job's other ranks, restore the newest checkpoint, and wrap `model` for training.
 
     `model` and `optimizer` are as for plain PyTorch, the model on its device; train with `job.model`, step with
-    `optimizer`. `scheduler` and `scaler` (AMP) are saved, restored and scaled along. `scaling` names the
-    learning-rate rule. `adaptive` lets the batch size change; None: inside a Pollux job, unless its directives say
-    `adaptive=no`; elsewhere where POLLUX_ADAPTIVE=yes, or with mode="enforce" here. `mode` is observe (measure and
-    report only), advise (say what would be chosen, too) or enforce; None: POLLUX_MODE's, else enforce. `state` is the
-    user's own, with `state_dict` and `load_state_dict`. `sampling` is the number of optimizer steps from one measured
-    gradient to the next (None: 1 to 20, by cost). `ddp` holds further arguments for DistributedDataParallel, and
-    `comm_hook` is a communication hook for it, as (state, function): Pollux' own, which measures the noise, calls it.
-    `throughput` is an equation of step times in place of Pollux' own (`pollux.throughput`).
+    `optimizer`. A model under `fully_shard` (FSDP2, over all ranks; its optimizer made after that) stays as it is,
+    any other is wrapped in DistributedDataParallel where ranks are several. `scheduler` and `scaler` (AMP) are
+    saved, restored and scaled along. `scaling` names the learning-rate rule. `adaptive` lets the batch size change;
+    None: inside a Pollux job, unless its directives say `adaptive=no`; elsewhere where POLLUX_ADAPTIVE=yes, or with
+    mode="enforce" here. `mode` is observe (measure and report only), advise (say what would be chosen, too) or
+    enforce; None: POLLUX_MODE's, else enforce. `state` is the user's own, with `state_dict` and `load_state_dict`.
+    `sampling` is the number of optimizer steps from one measured gradient to the next (None: 1 to 20, by cost).
+    `ddp` holds further arguments for DistributedDataParallel, and `comm_hook` is a communication hook for it, as
+    (state, function): Pollux' own, which measures the noise, calls it. `throughput` is an equation of step times in
+    place of Pollux' own (`pollux.throughput`).
 
-    Raises LaunchError where the ranks' environment makes no sense, CheckpointError where a checkpoint cannot be used.
+    Raises LaunchError where the ranks' environment makes no sense, RankLost where they do not all come,
+    CheckpointError where a checkpoint cannot be used (ForeignCheckpoint: another model's), RestartLoop where one
+    restart after the other has come to nothing.
     """
     parameter = next((p for p in model.parameters() if p.requires_grad), None)
     if parameter is None:

@@ -110,6 +110,7 @@ class Stepper:
     # -- the loop over the loader -----------------------------------------------------------------------------
 
     def enter(self) -> None:
+        self._restart.begin_training()
         self._pause()
 
     def leave(self) -> None:

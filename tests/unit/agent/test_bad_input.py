@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 
 from pollux import Job, attach
 from pollux.checkpoint import CheckpointStore
+from pollux.control import ControlExchange
 from pollux.errors import BatchError, CheckpointError, ForeignCheckpoint, LaunchError, RankLost, RestartLoop
 from pollux.keeping import FruitlessRestarts
 from pollux.world import join
@@ -108,19 +109,32 @@ def test_a_rank_that_ends_early_is_noticed_by_the_others(ranks: Any) -> None:
     assert seconds < 60
 
 
-def masks() -> tuple[torch.Tensor, torch.Tensor]:
-    job, _ = start()
-    drawn = torch.nn.functional.dropout(torch.ones(256)), torch.randn(4)
+def masks(directory: str | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """What is drawn between `attach` and the loop, and in the loop."""
+    job, optimizer = start(checkpoint_dir=directory)
+    loader = job.loader(data(), 16, per_gpu=(1, 16))
+    split = torch.randperm(64)
+    drawn = torch.empty(0)
+    for _ in job.epochs(1 if directory is None or not list(Path(directory).glob("*.pt")) else 2):
+        for x, y in loader:
+            drawn = drawn if drawn.numel() else torch.nn.functional.dropout(torch.ones(256))
+            step(job, optimizer, x, y)
     job.close()
-    return drawn
+    return split, drawn
 
 
-def test_ranks_seeded_alike_draw_other_dropout_masks(ranks: Any) -> None:
-    (first, a), (second, b) = ranks(2, masks)
+def test_ranks_seeded_alike_draw_other_dropout_masks_but_split_data_alike(ranks: Any, tmp_path: Path) -> None:
+    (split, first), (other, second) = ranks(2, masks)
+    assert torch.equal(split, other)
     assert not torch.equal(first, second)
-    assert not torch.equal(a, b)
     # Rank 0 goes on as the script has seeded it, as one GPU would: nothing changes there.
-    torch.testing.assert_close(masks()[0], first)
+    alone_split, alone = masks()
+    assert torch.equal(split, alone_split)
+    torch.testing.assert_close(alone, first)
+    attempts = [ranks(size, masks, str(tmp_path)) for size in (2, 3)]
+    assert all(torch.equal(split, found[0]) for attempt in attempts for found in attempt)
+    masks_of = [tuple(found[1].tolist()) for attempt in attempts for found in attempt]
+    assert len(set(masks_of)) == 5, "a restart draws on, and a rank that is new draws its own"
 
 
 # -- the loss -------------------------------------------------------------------------------------------------
@@ -222,17 +236,18 @@ def test_a_full_disk_is_told_and_the_training_goes_on(
 
 # -- restarts -------------------------------------------------------------------------------------------------
 
+ALONE = ControlExchange(None, 1)
 AUTOMATIC = {"SLURM_RESTART_COUNT": "3"}
 
 
 def test_restarts_that_come_to_nothing_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(4):
-        FruitlessRestarts(tmp_path, 4, AUTOMATIC).begin()
+        FruitlessRestarts(tmp_path, 4, AUTOMATIC).begin(ALONE)
     with pytest.raises(RestartLoop, match=r"4 restarts in a row.*remove"):
-        FruitlessRestarts(tmp_path, 4, AUTOMATIC).begin()
-    FruitlessRestarts(tmp_path, 4, {}).begin()  # a person's doing
+        FruitlessRestarts(tmp_path, 4, AUTOMATIC).begin(ALONE)
+    FruitlessRestarts(tmp_path, 4, {}).begin(ALONE)  # a person's doing
     attempt = FruitlessRestarts(tmp_path, 4, AUTOMATIC)
-    attempt.begin()
+    attempt.begin(ALONE)
     assert json.loads((tmp_path / "restarts.json").read_text()) == {"restarts": 1}
     attempt.checkpointed()
     assert not list(tmp_path.iterdir())
