@@ -81,7 +81,9 @@ class _Batches:
         loader = self._strategy.begin_epoch()
         if loader is not None:
             self.micro_batches = iter(loader)
-            yield from self.micro_batches
+            # Not `yield from`: Lightning drops this iterator at an epoch's end, and `end` still needs the other.
+            for batch in self.micro_batches:  # noqa: UP028
+                yield batch
 
     def end(self) -> None:
         """Let the last step of an epoch be counted: Lightning knew it for the last and asked for no further one."""

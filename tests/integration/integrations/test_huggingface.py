@@ -21,6 +21,14 @@ from pollux.tuning import BatchChoice  # noqa: E402
 
 EXAMPLES = 83  # prime to every batch size here: uneven tails
 BASE = 16
+SLURM = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_NTASKS": "1",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_JOB_NAME": "t",
+}
+"""What one launcher per node leaves its workers with: not their ranks."""
 
 
 class Numbers(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -54,11 +62,15 @@ class Stop(Exception):
     """The scheduler kills the job after its drain."""
 
 
+def stop() -> None:
+    raise Stop
+
+
 class Script(transformers.TrainerCallback):  # type: ignore[misc]
     """Orders batch sizes as the advisor would, and a drain as the scheduler would, at given steps."""
 
-    def __init__(self, choices: dict[int, BatchChoice], drain_at: int | None) -> None:
-        self.choices, self.drain_at = choices, drain_at
+    def __init__(self, choices: dict[int, BatchChoice], drain_at: int | None, killed: bool) -> None:
+        self.choices, self.drain_at, self.killed = choices, drain_at, killed
         self.trainer: Any = None
         self.factors: set[float] = set()
 
@@ -70,6 +82,8 @@ class Script(transformers.TrainerCallback):  # type: ignore[misc]
             job.stepper.advisor.proposal = self.choices[state.global_step]
         if job.is_main and state.global_step == self.drain_at:
             job._restart.ask_drain(7)
+            if self.killed:
+                job._restart._wait_for_end = stop
         self.factors.update(job.lr_factors)
 
 
@@ -102,11 +116,12 @@ def train(
     epochs: float = 3,
     choices: dict[int, BatchChoice] | None = None,
     drain_at: int | None = None,
+    killed: bool = False,
     adaptive: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
     stepping.EXCHANGE_INTERVAL = 0.0  # the ranks agree after every step, however fast it was
-    script = Script(choices or {}, drain_at)
+    script = Script(choices or {}, drain_at, killed)
     args = transformers.TrainingArguments(
         output,
         use_cpu=True,
@@ -169,7 +184,7 @@ def test_a_training_moves_between_world_sizes_and_uses_each_example_once_per_pas
     def third() -> Any:
         return train(str(tmp_path / "out"), str(tmp_path / "checkpoints"))
 
-    env = {"POLLUX_DRAIN_WAIT": "0"}
+    env = {"POLLUX_DRAIN_WAIT": "0", **SLURM}
     moved = ranks(2, first, env=env)
     assert all(part["stopped"] for part in moved), "drained: checkpoint, acknowledgement, exit"
     assert {(4, 1), (8, 1)} <= set(moved[0]["sizes"])
@@ -187,6 +202,19 @@ def test_a_training_moves_between_world_sizes_and_uses_each_example_once_per_pas
     assert all("pollux/goodput" in entry for entry in logged)
     [again] = ranks(1, third, env=env)
     assert (again["used"], again["finished"]) == ([], True), "a finished training trains no more"
+
+
+def test_a_drain_after_an_epochs_last_step_leaves_its_evaluation_due(
+    ranks: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    def body(drain_at: int | None) -> Any:
+        # Asked for at the fifth step, obeyed after the sixth, with which the first epoch ends.
+        return train(str(tmp_path / "out"), str(tmp_path / "c"), epochs=2, drain_at=drain_at, killed=True)
+
+    [part], [rest] = ranks(1, body, 4), ranks(1, body, None)
+    assert (part["stopped"], part["steps"], part["evaluations"]) == (True, 6, 0)
+    assert (rest["steps"], rest["evaluations"], rest["finished"]) == (12, 2, True)
+    assert Counter(part["used"] + rest["used"]) == dict.fromkeys(range(EXAMPLES), 2)
 
 
 def test_two_ranks_that_accumulate_train_as_one_that_does_not(

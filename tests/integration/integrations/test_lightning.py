@@ -20,6 +20,14 @@ from pollux.integrations.lightning import ElasticStrategy  # noqa: E402
 from pollux.tuning import BatchChoice  # noqa: E402
 
 EXAMPLES = 83  # prime to every batch size here: uneven tails
+SLURM = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_NTASKS": "1",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_JOB_NAME": "t",
+}
+"""What one launcher per node leaves its workers with: not their ranks."""
 
 
 def data() -> TensorDataset:
@@ -70,11 +78,15 @@ class Stop(Exception):
     """The scheduler kills the job after its drain."""
 
 
+def stop() -> None:
+    raise Stop
+
+
 class Script(lightning.Callback):  # type: ignore[misc]
     """Orders batch sizes as the advisor would, and a drain as the scheduler would, at given steps."""
 
-    def __init__(self, choices: dict[int, BatchChoice], drain_at: int | None) -> None:
-        self.choices, self.drain_at = choices, drain_at
+    def __init__(self, choices: dict[int, BatchChoice], drain_at: int | None, killed: bool) -> None:
+        self.choices, self.drain_at, self.killed = choices, drain_at, killed
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
         job, step = trainer.strategy.job, trainer.global_step
@@ -84,6 +96,8 @@ class Script(lightning.Callback):  # type: ignore[misc]
             job.stepper.advisor.proposal = self.choices[step]
         if job.is_main and step == self.drain_at:
             job._restart.ask_drain(7)
+            if self.killed:
+                job._restart._wait_for_end = stop
 
 
 def train(
@@ -93,6 +107,7 @@ def train(
     epochs: int = 3,
     choices: dict[int, BatchChoice] | None = None,
     drain_at: int | None = None,
+    killed: bool = False,
     adaptive: bool = False,
 ) -> dict[str, Any]:
     stepping.EXCHANGE_INTERVAL = 0.0  # the ranks agree after every step, however fast it was
@@ -112,7 +127,7 @@ def train(
         enable_model_summary=False,
         gradient_clip_val=10.0,
         use_distributed_sampler=False,
-        callbacks=[Script(choices or {}, drain_at)],
+        callbacks=[Script(choices or {}, drain_at, killed)],
     )
     module, stopped = Module(), False
     try:
@@ -151,7 +166,7 @@ def test_a_training_moves_between_world_sizes_and_uses_each_example_once_per_pas
     def third() -> Any:
         return train(tmp_path, tmp_path / "checkpoints")
 
-    env = {"POLLUX_DRAIN_WAIT": "0"}
+    env = {"POLLUX_DRAIN_WAIT": "0", **SLURM}
     moved = ranks(2, first, env=env)
     assert all(part["stopped"] for part in moved), "drained: checkpoint, acknowledgement, exit"
     assert {(4, 1), (8, 1)} <= set(moved[0]["sizes"])
@@ -167,6 +182,21 @@ def test_a_training_moves_between_world_sizes_and_uses_each_example_once_per_pas
     assert "val_loss" in rest["metrics"]
     [again] = ranks(1, third, env=env)
     assert (again["used"], again["finished"]) == ([], True), "a finished training trains no more"
+
+
+@pytest.mark.parametrize("drain_at", [4, 10])
+def test_a_drain_after_an_epochs_last_step(
+    ranks: Callable[..., list[Any]], tmp_path: Path, drain_at: int
+) -> None:
+    def body(drain_at: int | None) -> Any:
+        # Obeyed after the step after the next, with which the first epoch ends, or the second and last.
+        return train(tmp_path, tmp_path / "checkpoints", epochs=2, drain_at=drain_at, killed=True)
+
+    [part], [rest] = ranks(1, body, drain_at), ranks(1, body, None)
+    assert (part["stopped"], part["steps"]) == (True, drain_at + 2)
+    assert (rest["steps"], rest["epoch"]) == (12, 2)
+    assert part["validations"] + rest["validations"] == [0, 1], "validated once after each epoch"
+    assert Counter(part["used"] + rest["used"]) == dict.fromkeys(range(EXAMPLES), 2)
 
 
 def test_two_ranks_that_accumulate_train_as_one_that_does_not(
