@@ -54,7 +54,7 @@ def commands_in(text: str) -> list[str]:
         bare = line.strip(" │╭╰─╮╯")
         if re.match(r"(Commands:?|positional arguments:)$", bare):
             inside = True
-        elif inside and (match := re.match(r"[\s│]{2,6}([a-z]+)\s{2,}\S", line)):
+        elif inside and (match := re.match(r"[\s│]{2,6}([a-z]+(?:-[a-z]+)*)\s{2,}\S", line)):
             found.append(match[1])
         elif inside and not bare:
             inside = False
