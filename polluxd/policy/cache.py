@@ -7,9 +7,10 @@ while those are equal, so are the numbers, bit for bit, and a plan never shows w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from math import isfinite
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,6 @@ from polluxd.policy import reasons, sanity
 from polluxd.policy.domains import Domain, gpu_types
 from polluxd.policy.feasible import Offers
 from polluxd.policy.listing import Asked, Listed, Listing
-from polluxd.policy.reasons import Said
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -64,7 +64,7 @@ class Cache:
         self.listed: dict[int, Listed] = {}
         """What each job may be given, and the configurations that this means."""
         self._sound: dict[int, Report | None] = {}
-        self._sentences: dict[int, tuple[Said, str]] = {}
+        self._sentences: dict[int, tuple[tuple[Any, ...], str]] = {}
         self.hits = 0
         """Jobs of the last decision whose table was still good."""
         self.misses = 0
@@ -124,17 +124,17 @@ class Cache:
             return np.zeros(0), np.zeros(0, dtype=np.int64)
         return np.concatenate([t.goodput for t in tables]), np.concatenate([t.batch for t in tables])
 
-    def sentence(self, job_id: int, said: Said) -> str:
-        """The reason that says this, put into words anew only where a job has something else to say."""
+    def sentence(self, job_id: int, facts: tuple[Any, ...]) -> str:
+        """The reason that says this (the fields of `Said`), put into words anew only where it says something else."""
         known = self._sentences.get(job_id)
-        if known is None or known[0] != said:
-            known = self._sentences[job_id] = said, reasons.of(said)
+        if known is None or known[0] != facts:
+            known = self._sentences[job_id] = facts, reasons.of(reasons.Said(*facts))
         return known[1]
 
-    def begin(self, job_ids: Collection[int]) -> None:
+    def begin(self, job_ids: Set[int]) -> None:
         """Start a decision over these jobs: forget those that are gone."""
         self.hits = self.misses = 0
-        self._tables = {number: table for number, table in self._tables.items() if number in job_ids}
-        self._sound = {number: report for number, report in self._sound.items() if number in job_ids}
-        self.listed = {number: entry for number, entry in self.listed.items() if number in job_ids}
-        self._sentences = {number: known for number, known in self._sentences.items() if number in job_ids}
+        kept: tuple[dict[int, Any], ...] = (self._tables, self._sound, self.listed, self._sentences)
+        for known in kept:
+            for gone in known.keys() - job_ids:
+                del known[gone]

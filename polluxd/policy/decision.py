@@ -178,7 +178,7 @@ def _allocations(seating: Seating, moved: Bools, explainer: Explainer, cache: Ca
                 about = explainer.ceilings(j)
             elif explanation.next_gpus is None and limit != "goodput":
                 about = reasons.own(job)
-            said = reasons.Said(
+            facts = (
                 now,
                 place,
                 job.started,
@@ -190,7 +190,7 @@ def _allocations(seating: Seating, moved: Bools, explainer: Explainer, cache: Ca
                 explanation.next_goodput,
                 about,
             )
-            reason = cache.sentence(job.job_id, said)
+            reason = cache.sentence(job.job_id, facts)
             if explanation.taken_by is not None:
                 reason += reasons.of_taker(explanation.taken_by)
         held = bool(place.nodes)

@@ -39,18 +39,19 @@ def improve(seating: Seating, bound: float, tolerance: float) -> int:
     limit, work = int(ATTEMPTS + PER_JOB * jobs), 0
     if jobs == 0:
         return 0
-    best = np.maximum.reduceat(menu.value, menu.start[:-1]).tolist()
+    best = np.maximum.reduceat(menu.value, menu.start[:-1])
     total = seating.total()
     better = True
     while better and work < limit and total < bound - tolerance:
         better = False
         smallest = max(_NOISE * abs(bound), tolerance / max(jobs, 1) * 1e-2)
-        now = [seating.utility(j) for j in range(jobs)]
-        wish = [(best[j] - now[j], j) for j in range(jobs) if not seating.pinned[j]]
+        now = np.array([seating.utility(j) for j in range(jobs)])
+        wish = np.where(menu.pinned, 0.0, best - now)
         # First those that lack what the counts meant for them: what others wish for, others are to keep.
-        lack = [max(seating.value(o) - u, 0.0) for o, u in zip(seating.meant, now, strict=True)]
-        wish = [w for w in wish if w[0] > smallest]
-        for gap, j in sorted(wish, key=lambda w: (-lack[w[1]], -w[0], w[1])):
+        lack = np.maximum(menu.value[seating.meant] - now, 0.0)
+        order = np.lexsort((-wish, -lack))
+        order = order[wish[order] > smallest]
+        for j, gap in zip(order.tolist(), wish[order].tolist(), strict=True):
             if work >= limit or total >= bound - tolerance:
                 break
             gained, tries = _raise(seating, j, smallest)

@@ -21,7 +21,8 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,37 +131,24 @@ def against_reference(what: str, states: Iterable[Snapshot]) -> Row:
     }
 
 
-def sizes(quick: bool) -> list[Row]:
-    rows = []
+def sizes(quick: bool) -> Iterator[Row]:
     for gpus, jobs in SIZES[:3] if quick else SIZES:
         small = gpus <= 512
-        row = measure(gpus, jobs, seeds=3 if small and not quick else 1, cycles=8 if small else 7)
-        print(
-            f"{gpus} GPUs, {jobs} jobs: {row['median_s']} s, {row['cheaper']} times cheaper with a cache",
-            flush=True,
-        )
-        rows.append(row)
-    return rows
+        yield measure(gpus, jobs, seeds=3 if small and not quick else 1, cycles=8 if small else 7)
 
 
-def made_up(quick: bool) -> list[Row]:
-    rows = []
+def made_up(quick: bool) -> Iterator[Row]:
     for jobs in (10, 25, 46, 160):
         # Seeds that nothing was tuned on.
         states = [s for seed in range(100, 101 if quick else 106) for s in life(64, jobs, seed, 8, decide)]
-        rows.append(against_reference(f"made up, {jobs} jobs", states))
-        print(rows[-1], flush=True)
-    return rows
+        yield against_reference(f"made up, {jobs} jobs", states)
 
 
-def from_runs(data: Path, quick: bool) -> list[Row]:
+def from_runs(data: Path, quick: bool) -> Iterator[Row]:
     runs = [(f"workloads/workload-{n}", Scenario(), "") for n in (1, 2, 3, 6)]
     runs += [(f"workloads-realistic/workload-{n}", ROUGH, ", rough") for n in (1, 2, 3, 6)]
-    rows = []
     for workload, scenario, how in runs[:1] if quick else runs:
-        rows.append(against_reference(workload + how, recorded(data, workload, scenario, KEPT)))
-        print(rows[-1], flush=True)
-    return rows
+        yield against_reference(workload + how, recorded(data, workload, scenario, KEPT))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -245,6 +233,11 @@ def main() -> int:
         "made-up": options.out / "policy-made-up.json",
         "recorded": options.out / "policy-recorded.json",
     }
+    running: dict[str, Callable[[bool], Iterator[Row]]] = {
+        "sizes": sizes,
+        "made-up": made_up,
+        "recorded": partial(from_runs, options.data),
+    }
     for stage in wanted:
         if stage == "recorded" and not options.data.is_dir():
             print(
@@ -252,11 +245,12 @@ def main() -> int:
                 file=sys.stderr,
             )
             continue
-        if stage == "sizes":
-            rows = sizes(options.quick)
-        else:
-            rows = made_up(options.quick) if stage == "made-up" else from_runs(options.data, options.quick)
-        files[stage].write_text(json.dumps(rows, indent=1) + "\n")
+        found_so_far: list[Row] = []
+        for row in running[stage](options.quick):
+            print(row, flush=True)
+            # Row by row: a run cut short leaves what it has.
+            found_so_far.append(row)
+            files[stage].write_text(json.dumps(found_so_far, indent=1) + "\n")
     found = {stage: json.loads(path.read_text()) if path.exists() else [] for stage, path in files.items()}
     text = page(found["sizes"], [*found["recorded"], *found["made-up"]])
     print("\n" + text)

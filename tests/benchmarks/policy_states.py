@@ -117,7 +117,7 @@ class _Recorder(Pollux):
 
     def decide(self, view: View) -> Mapping[int, Seats]:
         jobs = tuple(self._job(job, view) for job in view.jobs)
-        self.seen.append(snapshots.snapshot(view, jobs, self._settings))
+        self.seen.append(snapshots.snapshot(view, jobs, self.settings))
         return super().decide(view)
 
 
