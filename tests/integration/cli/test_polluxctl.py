@@ -45,7 +45,7 @@ class Seen:
 @pytest.fixture(scope="module")
 def store(dev_postgres):
     """A migrated database with one job, one decision on it and one move that completed."""
-    made = Store(dev_postgres.url, CLUSTER)
+    made = Store(dev_postgres.url, CLUSTER, lease_s=3600)  # nobody renews it here, however slow the machine
     made.migrate()
     epoch = made.lead()
     assert epoch is not None
