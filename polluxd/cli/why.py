@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from polluxd.model import Allocation, Explanation
+from polluxd.policy.exploration import GROWTH
 
 from .output import count, duration, number
 
@@ -12,7 +13,8 @@ LIMITS = {
     "contention": "the other jobs: every GPU is worth more to them",
     "move-cost": "the cost of a move, which more GPUs would not make up for",
     "goodput": "its own scaling: more GPUs would not raise its goodput",
-    "exploration": "caution: it may take twice what it was measured on, and no more until measured there",
+    "exploration": f"caution: it may take {'twice' if GROWTH == 2 else f'{GROWTH} times'} what it was measured on, "
+    "and no more until measured there",
     "batch": "its batch limits: the largest batch does not divide over more GPUs",
     "counts": "the numbers of GPUs that it may be given (gpu-counts)",
     "nodes": "the nodes in service: none of its larger placements fits on them",
