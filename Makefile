@@ -57,7 +57,7 @@ lint: setup ## ruff format --check, ruff check, lint-imports
 types: setup ## mypy --strict
 	@$(VENV)/bin/mypy
 
-bench-policy: setup ## seconds per decision and distance to the bound, by size of cluster; bench-out/policy.json
+bench-policy: setup ## decisions timed, bounded and held against the paper's algorithm; tests/benchmarks/policy.md
 	@$(PYTHON) tests/benchmarks/policy.py
 
 bench-fit: setup ## what the step-time fit predicts of unseen configurations; bench-out/fit.json, tests/benchmarks/fit.md
