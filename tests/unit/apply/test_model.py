@@ -141,7 +141,7 @@ class Cluster(RuleBasedStateMachine):
         for _ in range(turns):
             self.turn()
 
-    @rule(seconds=st.sampled_from([4.0, 12.0, 40.0]))
+    @rule(seconds=st.sampled_from([4.0, 12.0, 40.0, 150.0]))
     def rest(self, seconds: float) -> None:
         """Nobody looks for a while."""
         self.step()

@@ -148,7 +148,8 @@ class Watched:
             if starts and move.job_id != job_id:
                 promised.update(dict.fromkeys(move.target.nodes, move.target.gpus_per_node))
         promised.update(dict.fromkeys(geometry.nodes, geometry.gpus_per_node))
-        over = {n: g for n, g in promised.items() if g > world.gpus[n]}
+        # Elsewhere a job whose lease lapsed may have taken what was promised: that is for Slurm to sort out.
+        over = {n: promised[n] for n in geometry.nodes if promised[n] > world.gpus[n]}
         assert not over, f"more promised than there is: {over}"
         self._slurm.configure(job_id, geometry, **words)
 
