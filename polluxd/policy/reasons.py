@@ -122,4 +122,6 @@ def _own_limit(limit: str, about: object, held: int) -> str:
 def own(job: Job) -> tuple[JobSpec, int, int]:
     """What a limit of the job's own is told with."""
     report = job.report
-    return job.spec, 0 if report is None else report.explored_gpus, exploration.cap(job)
+    # As the cap counts them: what earlier runs of the same training were measured on is among it.
+    explored = 0 if report is None else max(report.explored_gpus, report.prior_gpus)
+    return job.spec, explored, exploration.cap(job)
