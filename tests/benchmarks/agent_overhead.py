@@ -205,6 +205,7 @@ def _worker(rank: int, options: argparse.Namespace, model: str, optimizer: str, 
         variants["AdaptDL"] = _adaptdl(model, optimizer, size, device)
     order = random.Random(SEED)
     rounds: list[dict[str, tuple[float, float]]] = []
+    least = min(LEAST_ROUNDS, options.rounds)
     begun = time.monotonic()
     going = True
     while going:
@@ -220,7 +221,7 @@ def _worker(rank: int, options: argparse.Namespace, model: str, optimizer: str, 
                 spent[name][1] += used / STEPS
         rounds.append({name: (wall, cpu) for name, (wall, cpu) in spent.items()})
         late = time.monotonic() - begun > options.seconds
-        going = _agreed(len(rounds) < WARM_ROUNDS + (LEAST_ROUNDS if late else options.rounds), group)
+        going = _agreed(len(rounds) < WARM_ROUNDS + (least if late else options.rounds), group)
     pipe.send(rounds[WARM_ROUNDS:])
     pipe.close()
     meet()
