@@ -95,7 +95,7 @@ class MicroBatch:
             self._meter.abandon_pass()
             if lost_peer(error):
                 raise RankLost(
-                    "another rank ended while the ranks added up their gradients; its own output says why. Every rank "
+                    "another rank ended in a pass that needs all of them; its own output says why. Every rank "
                     f"has to make the same number of passes: {error}"
                 ) from error
             return stepper.memory.caught(error, stepper)

@@ -26,6 +26,9 @@ from pollux.sharding import local_part, sharded_modules
 
 logger = logging.getLogger("pollux")
 
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+"""By its name of torch 2.13 on, or by the one before."""
+
 
 class _Part(NamedTuple):
     """A run of elements of one parameter's shard."""
@@ -119,7 +122,7 @@ class ReduceScatterEstimator:
         squares = rows[:, first:end].to(torch.float32).square()
         if self._norms.moment is not None:
             summed = torch.empty(end - first, dtype=torch.float32, device=rows.device)
-            dist.reduce_scatter_tensor(summed, squares.view(-1), group=group)
+            _reduce_scatter(summed, squares.view(-1), group=group)
             squares = summed[None]
         out = torch.zeros(self._norms.groups, dtype=torch.float32, device=rows.device)
         for param, start, stop, column in run:
