@@ -78,6 +78,8 @@ class Script(transformers.TrainerCallback):  # type: ignore[misc]
         job = self.trainer.job
         if job._restart._drained:
             raise Stop
+        if job.is_main:
+            job.stepper.advisor.close()  # its thread: here the test is the advisor
         if job.is_main and state.global_step in self.choices:
             job.stepper.advisor.proposal = self.choices[state.global_step]
         if job.is_main and state.global_step == self.drain_at:
@@ -244,9 +246,8 @@ def test_noise_learning_rate_and_schedule_follow_a_larger_batch(
     assert max(result["factors"], default=1.0) > 1.0
     planned = 12 * -(-EXAMPLES // 16)
     assert result["steps"] < planned, "larger steps, so fewer"
-    assert result["schedule"] == pytest.approx(planned, abs=8), (
-        "the schedule counts steps of the initial batch size"
-    )
+    # Examples by M0 at least; and the short step at a pass's end counts whole where no larger one makes up for it.
+    assert 12 * EXAMPLES // 16 - 1 <= result["schedule"] <= planned + 2
 
 
 def test_what_cannot_work_is_refused(ranks: Callable[..., list[Any]], tmp_path: Path) -> None:

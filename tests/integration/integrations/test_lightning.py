@@ -92,6 +92,8 @@ class Script(lightning.Callback):  # type: ignore[misc]
         job, step = trainer.strategy.job, trainer.global_step
         if job._restart._drained:
             raise Stop
+        if job.is_main:
+            job.stepper.advisor.close()  # its thread: here the test is the advisor
         if job.is_main and step in self.choices:
             job.stepper.advisor.proposal = self.choices[step]
         if job.is_main and step == self.drain_at:
@@ -225,9 +227,8 @@ def test_noise_learning_rate_and_schedule_follow_a_larger_batch(
     assert max(result["factors"], default=1.0) > 1.0
     planned = 12 * -(-EXAMPLES // 16)
     assert result["steps"] < planned, "larger steps, so fewer"
-    assert result["schedule"] == pytest.approx(planned, abs=8), (
-        "the schedule counts steps of the initial batch size"
-    )
+    # Examples by M0 at least; and the short step at a pass's end counts whole where no larger one makes up for it.
+    assert 12 * EXAMPLES // 16 - 1 <= result["schedule"] <= planned + 2
     assert result["validations"] == list(range(12))
 
 

@@ -45,6 +45,8 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 job = pollux.attach(model, optimizer, state=seen, checkpoint_dir=sys.argv[1], mode="enforce", sampling=1)
 assert job.adaptive and dist.get_world_size() == 2
 loader = job.loader(dataset, 16, max_batch_size=64, per_gpu=(1, 16))
+if job.is_main:
+    job.stepper.advisor.close()  # its thread: here the test is the advisor
 board = Board(job, sys.argv[2], every=1)
 passes = 0
 for _ in job.epochs(4, passes=True):
