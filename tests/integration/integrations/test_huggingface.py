@@ -224,7 +224,8 @@ def test_two_ranks_that_accumulate_train_as_one_that_does_not(
 ) -> None:
     def body(local: int, passes: int) -> Any:
         sizes = {0: BatchChoice(local, passes - 1)}
-        return train(str(tmp_path), None, epochs=1, choices=sizes)
+        # Not Adam: it would make as much of rounding, where a gradient is zero by nature, as of a gradient.
+        return train(str(tmp_path), None, epochs=1, choices=sizes, optim="sgd")
 
     alone, two = ranks(1, body, 16, 1)[0], ranks(2, body, 4, 2)[0]
     assert (4, 1) in two["sizes"]
