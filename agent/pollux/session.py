@@ -44,6 +44,7 @@ from pollux.readings import Readings
 from pollux.reporting import report_of
 from pollux.restart import Restart
 from pollux.scaling import Rule, follow, rule_for
+from pollux.sharding import is_sharded
 from pollux.snapshot import Stateful
 from pollux.stepping import Stepper
 from pollux.throughput import ThroughputModel
@@ -190,6 +191,10 @@ class Job(Readings):
         if self._stepper is not None or not name or name in self._companions:
             raise PolluxAgentError(
                 f"expected a further model before the loader is made, and under a name of its own; got {name!r}"
+            )
+        if is_sharded(model) and not is_sharded(self.module):
+            raise PolluxAgentError(
+                f"expected the model under fully_shard in `attach`, and {name!r} only beside it"
             )
         rule = rule_for(scaling, optimizer)
         trainee = self._companions[name] = Trainee(model, optimizer, scheduler, rule, self._decay)

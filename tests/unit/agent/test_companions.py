@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch._dynamo  # by any optimizer, at a cost that forked ranks need not pay each
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import binary_cross_entropy_with_logits as bce
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import TensorDataset
@@ -205,6 +206,48 @@ def test_a_further_model_is_named_once_and_in_time() -> None:
     with pytest.raises(PolluxAgentError, match="before the loader"):
         job.also("other", critic, optimizer)
     job.close()
+
+
+def sharded_pair(directory: str, steps: int) -> tuple[int, list[Tensor], str]:
+    """Generator and critic both under fully_shard, saved and resumed; and what is refused."""
+    torch.distributed.init_process_group("gloo")
+    generator, critic = (fully_shard(player) for player in players())
+    first, second = (torch.optim.Adam(p.parameters(), lr=0.01) for p in (generator, critic))
+    job = attach(generator, first, adaptive=False, checkpoint_dir=directory)
+    judge = job.also("critic", critic, second)
+    last = job.progress.optimizer_steps + steps
+    for real, ids in job.loader(data(), 24, per_gpu=(1, 24)):
+        with judge.micro_batch():
+            judge.backward(judge.model(real).square().mean())
+        with job.micro_batch():
+            job.backward(job.model(latent(ids)).square().mean())
+        if job.sync_gradients:
+            for optimizer in (first, second):
+                optimizer.step()
+                optimizer.zero_grad()
+        if job.sync_gradients and job.progress.optimizer_steps == last - 1:
+            break
+    job.close()
+    weights = [p.detach().full_tensor() for model in (generator, critic) for p in model.parameters()]
+    plain = players()[0]
+    other = attach(plain, torch.optim.SGD(plain.parameters(), lr=0.1), adaptive=False)
+    try:
+        other.also("critic", critic, second)
+        said = "taken"
+    except PolluxAgentError as error:
+        said = str(error)
+    other.close()
+    return job.progress.optimizer_steps, weights, said
+
+
+def test_both_may_be_sharded(ranks: Any, tmp_path: Path) -> None:
+    whole = ranks(2, sharded_pair, str(tmp_path / "whole"), 8)[0]
+    for size in (2, 1):
+        results = ranks(size, sharded_pair, str(tmp_path / "moved"), 4)
+    assert results[0][0] == whole[0] == 8
+    for a, b in zip(whole[1], results[0][1], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+    assert "only beside it" in whole[2]
 
 
 def test_a_decision_tells_unknown_noise_from_none() -> None:
