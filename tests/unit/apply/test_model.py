@@ -254,6 +254,21 @@ class Cluster(RuleBasedStateMachine):
         self.step()
         self.process = Process(self.world)
 
+    @rule(
+        step=st.sampled_from([Step.DRAINING, Step.CHECKPOINTED, Step.REQUEUED, Step.CONFIGURED]),
+        seconds=st.sampled_from([4.0, 40.0, 150.0]),
+    )
+    def kill_at(self, step: Step, seconds: float) -> None:
+        """polluxd dies while some move is at this step, and nobody looks for a while."""
+        self.step()
+        for _ in range(20):
+            if any(move.step is step for move in self.world.rows.moves):
+                break
+            self.turn()
+        self.process = Process(self.world)
+        self.world.pass_time(seconds)
+        self.check()
+
     @precondition(lambda self: self.frozen is None and len(self.thawed) < 2)
     @rule(waited=st.sampled_from([0.0, LEADER_LEASE_S + 0.5]))
     def freeze(self, waited: float) -> None:
