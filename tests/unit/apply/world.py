@@ -128,9 +128,9 @@ class Watched:
             moves = [m for m in world.rows.moves if m.job_id == job_id and m.step is Step.CHECKPOINTED]
             assert [m.attempt for m in moves] == [job.restart_count], f"requeued outside of a move: {moves}"
             training = world.trainings[job_id]
-            stopped = training.stopped_at is not None
             # What an acknowledgement promised: no step is trained twice.
-            assert not stopped or training.done_s == training.saved_s, "requeued after it had trained on"
+            kept = moves[0].id not in world.acknowledged or training.done_s == training.saved_s
+            assert kept, "requeued after it had trained on"
         before = world.truth(job_id).restart_count
         try:
             self._slurm.requeue(job_id)
@@ -186,6 +186,8 @@ class World:
         self.foreign: set[int] = set()
         self.requeued = Counter[int]()
         """Restarts that polluxd's own calls made."""
+        self.acknowledged: set[int] = set()
+        """Moves whose agent has said that its checkpoint is there."""
         self.faults: list[str] = []
         self._handler = _Errors(self.faults)
         logging.getLogger("polluxd").addHandler(self._handler)
@@ -262,6 +264,7 @@ class World:
                 training.saved_s = training.done_s
                 if self.rows.acknowledge(move.id, self.wall()):
                     training.stopped_at = now
+                    self.acknowledged.add(move.id)
 
     def assert_sound(self) -> None:
         """What holds at every moment."""
