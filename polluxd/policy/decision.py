@@ -98,6 +98,7 @@ def _solve(domain: Domain, settings: Settings, mean_weight: float, cache: Cache)
     bound = choice.bound
     if bound - seating.total() > certificate.CERTAIN * abs(bound):
         bound = min(bound, assignment.improve(seating))
+    seating.return_home()
     # The starvation bound orders plans before the objective does: it is no part of either side of the gap.
     moved = np.array([packing.moved(j) for j in range(len(menu.jobs))], dtype=np.bool_)
     explainer = Explainer(seating, moved, rule=settings.gpu_counts)

@@ -193,3 +193,23 @@ class Seating:
             left, key=lambda j: (self.stay[int(self.menu.start[j])] - self.value(int(chosen[j])), j)
         ):
             self.best_fit(j)
+
+    def return_home(self) -> None:
+        """Put jobs that moved to a seat like their own back where that came free: the search looks at gains only."""
+        packing = self.packing
+        astray = [
+            j for j, o in enumerate(self.option) if self.kept[o] and packing.moved(j) and not self.pinned[j]
+        ]
+        returned = True
+        while returned and astray:
+            returned = False
+            for j in list(astray):
+                seat = packing.seats[j]
+                packing.put(j, NOWHERE)
+                if packing.can_stay(j):
+                    packing.put(j, packing.home[j])
+                    astray.remove(j)
+                    returned = True  # which may be what the next one waits for
+                else:
+                    packing.put(j, seat)
+        packing.forget()
