@@ -50,6 +50,11 @@ def checkpoint_directory(given: str | os.PathLike[str] | None, environ: Mapping[
     return (Path(named) if named else beside) / own
 
 
+def stands_alone(ticket: object | None, environ: Mapping[str, str]) -> bool:
+    """Outside of Slurm, under python or torchrun. A Slurm job without a ticket is a plain one: nobody opted in."""
+    return ticket is None and not environ.get("SLURM_JOB_ID")
+
+
 def yes(text: str | None, default: bool) -> bool:
     """POLLUX_ADAPTIVE as it stands, or `default`. Raises PolluxAgentError."""
     match (text or "").strip().lower():

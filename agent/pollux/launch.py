@@ -69,8 +69,9 @@ examples:
   pollux run -m mypackage.train -- -v      a module instead of a file
   pollux run --nproc 4 train.py            four workers on this machine
 
-environment: OMP_NUM_THREADS (1 unless set), POLLUX_TICKET_DIR (set by Slurm's job_submit hook; without
-a ticket the script trains plainly, not scheduled by Pollux).
+environment: OMP_NUM_THREADS (1 unless set), POLLUX_TICKET_DIR (set by Slurm's job_submit hook; a Slurm job
+without a ticket trains plainly, not scheduled by Pollux), POLLUX_ADAPTIVE (yes or no: whether the batch size may
+change; outside of Slurm it may, up to the script's max_batch_size).
 """
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pollux import snapshot
 from pollux.control import ControlExchange, Decision
 from pollux.data_place import ElasticData
-from pollux.environment import Times, checkpoint_directory, number, yes
+from pollux.environment import Times, checkpoint_directory, number, stands_alone, yes
 from pollux.errors import CheckpointError, RankLost
 from pollux.goodput import ThroughputParams
 from pollux.keeping import FruitlessRestarts, Keeper, ShardedKeeper, fingerprint_of, keeper_for
@@ -77,7 +77,9 @@ class Restart:
         self.cost: float | None = None
         """Seconds from the last step before the newest restart to the first step after it."""
         self.ticket: Ticket | None = read_ticket()
-        self.adaptive = yes(environ.get("POLLUX_ADAPTIVE"), self.ticket is not None)
+        self.alone = stands_alone(self.ticket, environ)
+        """No scheduler is near: what the GPUs here can do is all there is to adapt to."""
+        self.adaptive = yes(environ.get("POLLUX_ADAPTIVE"), self.ticket is not None or self.alone)
         self._environ = environ
         directory = checkpoint_directory(checkpoint_dir, environ)
         self.directory = directory

@@ -77,13 +77,13 @@ def attach(
     `optimizer`. A model under `fully_shard` (FSDP2, over all ranks; its optimizer made after that) stays as it is,
     any other is wrapped in DistributedDataParallel where ranks are several. `scheduler` and `scaler` (AMP) are
     saved, restored and scaled along. `scaling` names the learning-rate rule. `adaptive` lets the batch size change;
-    None: inside a Pollux job, unless its directives say `adaptive=no`; elsewhere where POLLUX_ADAPTIVE=yes, or with
-    mode="enforce" here. `mode` is observe (measure and report only), advise (say what would be chosen, too) or
-    enforce; None: POLLUX_MODE's, else enforce. `state` is the user's own, with `state_dict` and `load_state_dict`.
-    `sampling` is the number of optimizer steps from one measured gradient to the next (None: 1 to 20, by cost).
-    `ddp` holds further arguments for DistributedDataParallel, and `comm_hook` is a communication hook for it, as
-    (state, function): Pollux' own, which measures the noise, calls it. `throughput` is an equation of step times in
-    place of Pollux' own (`pollux.throughput`).
+    None: as POLLUX_ADAPTIVE says (yes, no), which a Pollux job's directives set; else outside of Slurm, and not in a
+    plain Slurm job unless `mode` is given. `mode` is observe (measure and report only), advise (say what would be
+    chosen, too) or enforce; None: POLLUX_MODE's, else enforce. `state` is the user's own, with `state_dict` and
+    `load_state_dict`. `sampling` is the number of optimizer steps from one measured gradient to the next (None: 1 to
+    20, by cost). `ddp` holds further arguments for DistributedDataParallel, and `comm_hook` is a communication hook
+    for it, as (state, function): Pollux' own, which measures the noise, calls it. `throughput` is an equation of step
+    times in place of Pollux' own (`pollux.throughput`).
 
     Raises LaunchError where the ranks' environment makes no sense, RankLost where they do not all come,
     CheckpointError where a checkpoint cannot be used (ForeignCheckpoint: another model's), RestartLoop where one
@@ -221,6 +221,8 @@ class Job(Readings):
         """
         if self._stepper is not None:
             raise PolluxAgentError("expected one training loader per job; evaluate with torch's DataLoader")
+        if max_batch_size is None and self._restart.alone:
+            self.adaptive = False  # nobody has asked for anything but plain training
         limits = batch_limits(batch_size, max_batch_size, per_gpu, adaptive=self.adaptive)
         limits = self._memory.within(limits, self._exchange.gather)
         self.progress.initial = batch_size

@@ -137,9 +137,8 @@ def plain(script: Path, seed: int) -> dict[str, Any]:
     """The script as plain PyTorch would run it."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
-        _run(
-            script, ["--seed", str(seed), "--result", str(result)], 1, 1.0, Path(folder), {"WORLD_SIZE": "1"}
-        )
+        env = {"POLLUX_ADAPTIVE": "no"}
+        _run(script, ["--seed", str(seed), "--result", str(result)], 1, 1.0, Path(folder), env)
         return dict(json.loads(result.read_text()))
 
 

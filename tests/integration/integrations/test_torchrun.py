@@ -42,7 +42,7 @@ class Seen:
 torch.manual_seed(0)
 model, seen = nn.Linear(4, 1), Seen()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-job = pollux.attach(model, optimizer, state=seen, checkpoint_dir=sys.argv[1], mode="enforce", sampling=1)
+job = pollux.attach(model, optimizer, state=seen, checkpoint_dir=sys.argv[1], sampling=1)
 assert job.adaptive and dist.get_world_size() == 2
 loader = job.loader(dataset, 16, max_batch_size=64, per_gpu=(1, 16))
 if job.is_main:
@@ -80,7 +80,11 @@ def test_a_plain_script_under_torchrun(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", *elastic, *arguments],
         env={
-            **os.environ,
+            **{
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith(("SLURM_", "POLLUX_"))
+            },
             "PYTHONPATH": str(agent),
             "GLOO_SOCKET_IFNAME": "lo",
             "OMP_NUM_THREADS": "1",

@@ -11,6 +11,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset
 
 from pollux import attach
+from pollux.environment import stands_alone
 from pollux.errors import PolluxAgentError
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from pollux.mode import Mode, mode_for
@@ -32,6 +33,42 @@ def test_script_then_environment_then_enforce() -> None:
     assert mode_for("advise", True, True, {}) == (Mode.ADVISE, False)
     with pytest.raises(PolluxAgentError, match=r"POLLUX_MODE.*observe, advise, enforce.*'asdvise'"):
         mode_for(None, None, True, {"POLLUX_MODE": "asdvise"})
+
+
+def begin(maximum: int | None, **options: Any) -> tuple[bool, int]:
+    """(Whether the batch size may change, its limit) of a script that says no more than this about it."""
+    model = nn.Linear(4, 1)
+    job = attach(model, torch.optim.SGD(model.parameters(), lr=0.01), **options)
+    job.loader(TensorDataset(torch.randn(320, 4), torch.randn(320, 1)), 32, max_batch_size=maximum)
+    job.close()
+    return job.adaptive, report_of(job)["limits"]["maximum"]
+
+
+def test_a_script_outside_of_slurm_adapts_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SLURM_JOB_ID", "POLLUX_ADAPTIVE", "POLLUX_MODE", "POLLUX_TICKET_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    assert begin(320) == (True, 320)
+    assert begin(None) == (False, 32), "no larger batch was allowed"
+    assert begin(320, mode="observe") == (False, 32)
+    assert begin(320, adaptive=False) == (False, 32)
+    monkeypatch.setenv("POLLUX_ADAPTIVE", "no")
+    assert begin(320) == (False, 32)
+    assert begin(320, mode="enforce") == (True, 320), "the script's own word counts for more"
+
+
+def test_a_slurm_job_that_did_not_opt_in_trains_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("POLLUX_ADAPTIVE", "POLLUX_MODE", "POLLUX_TICKET_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert begin(320) == (False, 32)
+    monkeypatch.setenv("POLLUX_ADAPTIVE", "yes")
+    assert begin(320) == (True, 320)
+
+
+def test_a_ticket_is_the_schedulers_wherever_it_is_read() -> None:
+    assert stands_alone(None, {})
+    assert not stands_alone(None, {"SLURM_JOB_ID": "7"})
+    assert not stands_alone(object(), {})
 
 
 def train(mode: str, sampling: int = 1) -> tuple[Any, list[tuple[int, ...]], dict[str, Any]]:
