@@ -96,7 +96,8 @@ class Reconciler:
     def begin(self, wished: Sequence[Intent], under_way: Sequence[Reallocation]) -> list[Reallocation]:
         """Write the intents of a plan as moves, up to the cluster's limits of moves at one time and per hour."""
         epoch = self._authorize()
-        restarts = self.budget_left()
+        # Those that wait for their turn will be ordered out too.
+        restarts = self.budget_left() - sum(m.step is Step.PLANNED and bool(m.source) for m in under_way)
         busy = {move.job_id for move in under_way}
         room = self._max_concurrent - len(under_way) if self._max_concurrent else len(wished)
         begun: list[Reallocation] = []

@@ -135,6 +135,7 @@ def test_the_restart_budget_holds_running_jobs_back_and_starts_others() -> None:
     wished.append(Intent(4, 0, "start", NO_PLACEMENT, here, ""))
     begun = acting.begin(wished, [])
     assert [m.job_id for m in begun] == [1, 2, 4]
+    assert acting.begin(wished[2:3], begun) == [], "two are planned already, though none was ordered out yet"
     for move_begun in begun[:2]:
         store.advance(move_begun.id, Step.DRAINING, slurm.clock(), epoch=1)
     assert acting.budget_left() == 0
