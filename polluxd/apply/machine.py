@@ -235,6 +235,8 @@ def _requeued(
         if same_place(job, move.target):
             return Reach(Step.CONFIGURED)
         return Fail(f"the job started on {held(job)} instead of {move.target}")
+    if job.state is JobState.SUSPENDED:
+        return Fail(f"the job started on its own, on {held(job)}, and was suspended there")
     if job.state is not JobState.PENDING:
         return Wait()
     if move.path == "park":

@@ -163,6 +163,11 @@ def test_a_stale_acknowledgement_is_not_acted_on() -> None:
     assert isinstance(act(move(Step.CHECKPOINTED, waited=100), slurm_job()), Fail)
 
 
+def test_a_requeued_job_that_started_by_itself_and_was_suspended_is_not_waited_for() -> None:
+    elsewhere = slurm_job(JobState.SUSPENDED, restarts=1, gpus_per_node_held={"n2": 1})
+    assert isinstance(act(move(Step.REQUEUED), elsewhere), Fail)
+
+
 def test_a_requeued_job_waits_for_the_next_second_and_for_its_gpus() -> None:
     pending = slurm_job(JobState.PENDING)
     free = room({"n1": 4, "n2": 4})
