@@ -47,9 +47,9 @@ def cancel_move(job: JobArgument, config: ConfigOption = None) -> None:
     if move is None:
         raise PolluxError(f"job {job} has no re-allocation under way (`polluxctl reallocations {job}`)")
     if move.step in _TOO_LATE:
-        raise PolluxError(
-            f"job {job} has left {move.source} already (step {move.step}) and will start on {move.target}: too late"
-        )
+        left = f"has left {move.source} already" if move.source else "has been told to start"
+        goes = f"will start on {move.target}" if move.target else "waits for GPUs"
+        raise PolluxError(f"job {job} {left} (step {move.step}) and {goes}: too late")
     waits = " within 2 minutes, having drained already" if move.step is Step.CHECKPOINTED else ""
     typer.echo(
         f"re-allocation {move.id} of job {job} to {move.target} is taken back: it trains on at {move.source}{waits}"

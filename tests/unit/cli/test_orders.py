@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from polluxd.model import Step
+from polluxd.model import NO_PLACEMENT, Step
 
 from .conftest import MOVE
 
@@ -54,3 +54,24 @@ def test_a_move_is_taken_back_while_its_job_still_runs(polluxctl, ordered, step,
     said = polluxctl("cancel-move", str(MOVE.job_id))
     assert said.status == status
     assert says in said.out + said.err
+
+
+@pytest.mark.parametrize(
+    ("path", "changes", "says"),
+    [
+        (
+            "start",
+            {"source": NO_PLACEMENT, "step": Step.CONFIGURED},
+            "has been told to start (step configured)",
+        ),
+        ("park", {"target": NO_PLACEMENT, "step": Step.REQUEUED}, "and waits for GPUs: too late"),
+    ],
+)
+def test_what_cannot_be_taken_back_names_no_placement_that_there_is_not(
+    polluxctl, ordered, path, changes, says
+):
+    ordered.moves = [replace(MOVE, path=path, **changes)]
+    said = polluxctl("cancel-move", str(MOVE.job_id))
+    assert said.status == 1
+    assert says in said.err
+    assert "none" not in said.err
