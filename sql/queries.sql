@@ -89,7 +89,8 @@ WHERE cluster = :cluster AND (CAST(:job_id AS bigint) IS NULL OR job_id = :job_i
 ORDER BY job_id, received_at;
 
 -- name: forget_reused_jobs
--- Slurm's job ids begin again when its state is wiped: an earlier job's row and report must not stand for the new one.
+-- Slurm's job ids begin again when its state is wiped: an earlier job's row, report and fingerprint must not stand for
+-- the new one.
 WITH seen AS (
     SELECT * FROM jsonb_to_recordset(CAST(:jobs AS jsonb)) AS s(job_id bigint, attempt integer, ended boolean)
 ), reused AS (
@@ -99,6 +100,8 @@ WITH seen AS (
     RETURNING j.job_id
 ), reports AS (
     DELETE FROM pollux.report r USING reused u WHERE r.cluster = :cluster AND r.job_id = u.job_id
+), fingerprints AS (
+    DELETE FROM pollux.fingerprint f USING reused u WHERE f.cluster = :cluster AND f.job_id = u.job_id
 )
 SELECT job_id FROM reused;
 

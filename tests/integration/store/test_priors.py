@@ -144,6 +144,18 @@ def test_members_that_make_no_sense_are_refused_and_nothing_of_the_report_stays(
     assert store.reports() == {}
 
 
+def test_a_job_id_used_again_takes_over_no_fits_of_the_former_job(store, ask, agent, report, seen):
+    store.lead()
+    store.sync_jobs([seen(7, restart_count=3)])
+    ask(7, attempt=3, gpu_type="a100")
+    agent(7, attempt=3).publish(fitted(report, 0.25, 4) | {"gpu_type": "a100"})
+    assert set(store.reports()[7].params_by_type) == {"a100"}
+    store.sync_jobs([seen(7, restart_count=0, uid=1001, user="bob")])
+    agent(7, uid=1001).publish(report() | {"gpu_type": "t4"})
+    assert store.reports()[7].params_by_type == {}
+    assert Prior.from_answer(ask(8, gpu_type="a100")) is not None, "what its user knows stays"
+
+
 def test_the_pair_over_racks_and_the_wait_for_data_are_kept(store, ask, agent, report):
     ask(7)
     body = fitted(report, 0.25, 16, 4) | {"data_wait": 0.25}
