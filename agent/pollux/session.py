@@ -246,7 +246,6 @@ class Job(Readings):
             world=self.world,
             trainees=self._trainees(),
             memory=self._memory,
-            splits=self.mode is Mode.ENFORCE,
             timer=self._timer,
             progress=self.progress,
             restart=self._restart,

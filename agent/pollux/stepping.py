@@ -48,7 +48,6 @@ class Stepper:
         world: World,
         trainees: Sequence[Trainee],
         memory: MemoryBounds,
-        splits: bool,
         timer: PassTimer,
         progress: Progress,
         restart: Restart,
@@ -65,7 +64,7 @@ class Stepper:
         self.data, self.limits, self.choice, self.advisor = data, limits, choice, advisor
         self.trainees, self.timer, self.progress = trainees, timer, progress
         self.meter = trainees[0].meter
-        self.memory, self._may_split = memory, splits
+        self.memory = memory
         self.group: StepGroup | None = None
         self.share = 1.0
         """Weight of the present micro-batch's mean loss in the step's."""
@@ -169,11 +168,12 @@ class Stepper:
     def _splits(self, local: int, passes: int) -> bool:
         """Measure one GPU's gradient in two halves, which compare without the drift between successive steps.
 
-        Not where workers would have to fetch the batch anew, or a half would fall below what the user allows.
+        Not where the batch is to stay as it is (batch norm sees the halves), where workers would have to fetch it anew,
+        or a half would fall below what the user allows.
         """
         return (
             passes == 1
-            and self._may_split
+            and self._adaptive
             and not self.meter.distributed
             and self.accumulates
             and local // 2 >= max(self.limits.local_min, 2)

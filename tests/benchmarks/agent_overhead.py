@@ -130,9 +130,9 @@ def _pollux(
     model, data, local = MODELS[model_name]()
     model.to(device)
     optimizer = _optimizer(optimizer_name, model)
-    job = pollux.attach(model, optimizer, adaptive=False, sampling=sampling)
-    # On one rank a lone pass is measured in two halves, as it would be in training.
-    loader = job.loader(data, local * size, drop_last=True)
+    # On one rank a lone pass is measured in two halves, as it would be in training; the batch size stays.
+    job = pollux.attach(model, optimizer, adaptive=size == 1, sampling=sampling)
+    loader = job.loader(data, local * size, max_batch_size=local * size, drop_last=True)
     for _ in job.epochs(1e9):
         for x, y in loader:
             with job.micro_batch():

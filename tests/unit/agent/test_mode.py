@@ -71,7 +71,9 @@ def test_a_ticket_is_the_schedulers_wherever_it_is_read() -> None:
     assert not stands_alone(object(), {})
 
 
-def train(mode: str, sampling: int = 1) -> tuple[Any, list[tuple[int, ...]], dict[str, Any]]:
+def train(
+    mode: str, sampling: int = 1, adaptive: bool | None = None
+) -> tuple[Any, list[tuple[int, ...]], dict[str, Any]]:
     """Passes at a batch of 32; once the noise is known, it is said to be such that larger batches are worth while."""
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(320, 4, generator=generator)
@@ -79,7 +81,7 @@ def train(mode: str, sampling: int = 1) -> tuple[Any, list[tuple[int, ...]], dic
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    job = attach(model, optimizer, mode=mode, sampling=sampling)
+    job = attach(model, optimizer, mode=mode, adaptive=adaptive, sampling=sampling)
     loader = job.loader(dataset, 32, max_batch_size=320, per_gpu=(4, 64))
     advisor = job.stepper.advisor
     assert advisor is not None
@@ -113,6 +115,12 @@ def test_observe_changes_nothing() -> None:
     assert job.noise_scale is not None
     assert (report["mode"], report["advice"]) == ("observe", None)
     assert report["limits"]["maximum"] == 32, "the scheduler counts on the one batch size"
+
+
+def test_a_batch_that_is_to_stay_is_not_cut_either() -> None:
+    job, shapes, _ = train("enforce", adaptive=False)
+    assert set(shapes) == {(32, 32)}, "batch norm would see the halves"
+    assert job.noise_scale is not None
 
 
 def test_advise_says_what_it_would_do(caplog: pytest.LogCaptureFixture) -> None:

@@ -71,8 +71,8 @@ def hook_of(name: str) -> Any:
     return None
 
 
-def measure(name: str, per_gpu: tuple[int, int]) -> tuple[float, float, int]:
-    """Run one pass with frozen parameters; (sqr, var, samples) as measured."""
+def measure(name: str, per_gpu: tuple[int, int], adaptive: bool = False) -> tuple[float, float, int]:
+    """Run one pass with frozen parameters; (sqr, var, samples) as measured; `adaptive`: a batch may be cut in two."""
     unused = name == "sgd unused"
     model: torch.nn.Module = torch.nn.Linear(D, 1, bias=False)
     if unused or name == "sgd PowerSGD":
@@ -89,12 +89,12 @@ def measure(name: str, per_gpu: tuple[int, int]) -> tuple[float, float, int]:
         optimizer,
         scaler=scaler,
         comm_hook=hook_of(name),
-        adaptive=False,
+        adaptive=adaptive,
         sampling=1,
         noise_decay=1 - 1e-9,
         ddp={"find_unused_parameters": True} if unused else None,
     )
-    loader = job.loader(planted(), M0, per_gpu=per_gpu)
+    loader = job.loader(planted(), M0, max_batch_size=M0, per_gpu=per_gpu)
     for _ in job.epochs(1):
         for (x,) in loader:
             with job.micro_batch():
@@ -230,7 +230,7 @@ def test_accumulation_on_one_rank(name: str) -> None:
 
 
 def test_split_batch_on_one_rank() -> None:
-    check("sgd", 2, [measure("sgd", (1, M0))])
+    check("sgd", 2, [measure("sgd", (1, M0), adaptive=True)])
 
 
 def test_differenced_on_one_rank_when_nothing_else_is_possible() -> None:
@@ -338,8 +338,9 @@ def test_a_real_network_against_every_examples_own_gradient(per_gpu: int) -> Non
     var_error = (spread / (n - 1) / steps) ** 0.5
     sqr_error = ((4 * float(mean @ covariance @ mean) / m0 + spread * n / (n - 1)) / steps) ** 0.5
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    job = attach(model, optimizer, adaptive=False, sampling=1, noise_decay=1 - 1e-9)
-    for a, b in job.loader(TensorDataset(x, y), m0, per_gpu=(1, per_gpu if per_gpu == 8 else m0)):
+    job = attach(model, optimizer, adaptive=True, sampling=1, noise_decay=1 - 1e-9)
+    high = per_gpu if per_gpu == 8 else m0
+    for a, b in job.loader(TensorDataset(x, y), m0, max_batch_size=m0, per_gpu=(1, high)):
         with job.micro_batch():
             job.backward(loss(job.model(a), b))
         if job.sync_gradients:

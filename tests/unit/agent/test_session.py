@@ -191,14 +191,13 @@ def test_a_loop_without_micro_batch_works() -> None:
 def test_leaving_an_epoch_early_keeps_the_place() -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    job = attach(model, optimizer, adaptive=False)
-    loader = job.loader(data(), 16)
+    job = attach(model, optimizer, adaptive=True)
+    loader = job.loader(data(), 16, max_batch_size=16)
     seen: list[int] = []
     for _ in job.epochs(3):
         for n, (x, y, ids) in enumerate(loader):
-            train_step(
-                job, optimizer, x, y
-            )  # measured steps are cut in two: some breaks come half-way through one
+            # Measured steps are cut in two: some breaks come half-way through one.
+            train_step(job, optimizer, x, y)
             seen += ids.tolist()
             if n == 4:
                 break
