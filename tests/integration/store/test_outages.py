@@ -35,7 +35,7 @@ def server():
 
 @pytest.fixture
 def store(server):
-    made = Store(server.url, "c", connect_timeout=1, statement_timeout=1, lease_s=0.3)
+    made = Store(server.url, "c", connect_timeout=3, statement_timeout=3, lease_s=0.3)
     made.migrate()
     made.install_secret(SECRET)
     yield made
@@ -103,7 +103,7 @@ def test_a_crash_under_a_leader_is_noticed(store, server):
 
 def test_a_frozen_database_holds_nobody_up(store, server):
     eventually(lambda: store.lead() is not None)
-    fresh = Store(server.url, "c", connect_timeout=1, statement_timeout=1)
+    fresh = Store(server.url, "c", connect_timeout=3, statement_timeout=3)
     freeze(server, signal.SIGSTOP)
     try:
         for call in (store.settings, fresh.settings, fresh.lead):
@@ -174,7 +174,7 @@ def test_a_drain_is_heard_and_acknowledged(publisher, store, training):
     move = store.plan_reallocation(7, 0, "requeue", N1, N1, "x", store.epoch)
     store.advance(move.id, Step.DRAINING, time.time(), epoch=store.epoch)
     publisher.wake()
-    assert training.drained.wait(10)
+    assert training.drained.wait(80)
     assert publisher.acknowledge(move.id, {"last_step_at": time.time(), "checkpoint_s": 0.5, "step": 3})
     (now,) = store.open_reallocations()
     assert now.step is Step.CHECKPOINTED
@@ -190,11 +190,13 @@ def test_an_acknowledgement_is_retried_through_an_outage(publisher, store, serve
     store.advance(move.id, Step.DRAINING, time.time(), epoch=store.epoch)
     server.stop()
     answers = []
-    waiting = threading.Thread(target=lambda: answers.append(publisher.acknowledge(move.id, {"step": 1})))
+    waiting = threading.Thread(
+        target=lambda: answers.append(publisher.acknowledge(move.id, {"step": 1}, timeout_s=80))
+    )
     waiting.start()
     time.sleep(0.3)
     server.start()
-    waiting.join(80)
+    waiting.join(100)
     assert answers == [True]
     eventually(lambda: store.lead() is not None)
     store.advance(move.id, Step.FAILED, time.time(), epoch=store.epoch)
@@ -217,7 +219,7 @@ def test_a_report_that_is_refused_does_not_deafen_the_job(publisher, store, trai
     eventually(lambda: "no report could be made" in caplog.text)
     move = store.plan_reallocation(7, 0, "requeue", N1, N1, "x", store.epoch)
     store.advance(move.id, Step.DRAINING, time.time(), epoch=store.epoch)
-    assert training.drained.wait(10)
+    assert training.drained.wait(80)
     store.advance(move.id, Step.FAILED, time.time(), epoch=store.epoch)
 
 
@@ -236,7 +238,7 @@ def test_a_ticket_that_is_over_stops_the_reports_and_says_so_once(
         ticket = Ticket("c", 9, 0, 1000, sign("c", 9, 0, 1000), server.agent_dsn, 0.02)
     publisher = Publisher(ticket, training.collect, training.on_drain)
     publisher.start()
-    publisher._thread.join(10)
+    publisher._thread.join(80)
     assert not publisher._thread.is_alive()
     assert caplog.text.count("no more reports to Pollux") == 1
     assert ticket.token not in caplog.text
