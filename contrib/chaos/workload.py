@@ -47,7 +47,14 @@ def trainings(count: int, minutes: float, seed: int) -> list[Training]:
 
 
 def submit(training: Training, folder: Path, environment: Mapping[str, str]) -> int | None:
-    """sbatch it; None where slurmctld does not answer now."""
+    """sbatch it, once: an sbatch that timed out may have been carried out. None where slurmctld does not answer now."""
+    known = _asked(
+        ["squeue", "--noheader", "--format=%A", "--states=all", f"--name={training.name}"], environment
+    )
+    if known is None:
+        return None
+    if known.split():
+        return int(known.split()[0])
     script = folder / f"{training.name}.sbatch"
     script.write_text(
         SCRIPT.format(
@@ -69,9 +76,15 @@ def submit_plain(folder: Path, environment: Mapping[str, str]) -> int | None:
 
 
 def _sbatch(words: list[str], environment: Mapping[str, str]) -> int | None:
+    said = _asked(["sbatch", "--parsable", *words], environment)
+    return None if said is None else int(said.split(";")[0])
+
+
+def _asked(command: list[str], environment: Mapping[str, str]) -> str | None:
+    """What a command of Slurm's prints; None where it fails, or takes too long."""
     try:
         done = subprocess.run(
-            ["sbatch", "--parsable", *words],
+            command,
             env=dict(environment),
             capture_output=True,
             text=True,
@@ -80,7 +93,7 @@ def _sbatch(words: list[str], environment: Mapping[str, str]) -> int | None:
         )
     except subprocess.TimeoutExpired:
         return None
-    return int(done.stdout.split(";")[0]) if done.returncode == 0 else None
+    return done.stdout if done.returncode == 0 else None
 
 
 @dataclass(frozen=True)
