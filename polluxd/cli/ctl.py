@@ -139,7 +139,9 @@ def explain(job: JobArgument, config: ConfigOption = None, as_json: JsonOption =
         console.print(line, soft_wrap=not console.is_terminal, markup=False)
     if sizes:
         console.print()
-        console.print(table(sizes, explaining.SIZE_COLUMNS, console.width, "What other sizes would bring"))
+        kind = explaining.fit_type(snapshot, found.report)
+        title = "What other sizes would bring" + (f", on GPUs of type {kind}" if kind else "")
+        console.print(table(sizes, explaining.SIZE_COLUMNS, console.width, title))
     if moves:
         console.print()
         columns = [c for c in MOVE_COLUMNS if c.key not in ("id", "job_id")]

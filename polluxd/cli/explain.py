@@ -30,9 +30,20 @@ DATA_BOUND = 0.1
 _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
+def fit_type(snapshot: Mapping[str, Any] | None, report: Report | None) -> str:
+    """The GPU type that the job's own fit is of, where the stored snapshot's nodes are of several; else empty."""
+    types = {node.get("gpu_type", "") for node in (snapshot or {}).get("nodes", ()) if node["gpus"]}
+    return report.gpu_type if report is not None and len(types) > 1 and report.gpu_type in types else ""
+
+
 def node_size(snapshot: Mapping[str, Any] | None, report: Report | None) -> tuple[int, int]:
-    """(GPUs of a usual node, GPUs of all), as the cycle's stored snapshot has them; else as the job shows."""
-    gpus = [int(node["gpus"]) for node in (snapshot or {}).get("nodes", ()) if node["gpus"]]
+    """(GPUs of a usual node, GPUs of all), as the cycle's stored snapshot has them; else as the job shows.
+
+    Of the nodes of `fit_type`, where that is one.
+    """
+    own = fit_type(snapshot, report)
+    nodes = [node for node in (snapshot or {}).get("nodes", ()) if not own or node["gpu_type"] == own]
+    gpus = [int(node["gpus"]) for node in nodes if node["gpus"]]
     if gpus:
         return mode(gpus), sum(gpus)
     held = report.gpus // max(report.nodes, 1) if report else 0

@@ -95,6 +95,7 @@ class MemoryStore:
 
     cluster: str = "dev"
     node_gpus: int = 8
+    node_types: tuple[str, ...] = ("",)
     views: list[JobView] = field(default_factory=lambda: [VIEW])
     moves: list[Reallocation] = field(default_factory=lambda: [MOVE])
     report: Report | None = REPORT
@@ -118,7 +119,12 @@ class MemoryStore:
         return Explanation(view, self.report, placed, self.latest_cycle(), tuple(self.reallocations(job_id)))
 
     def cycle_snapshot(self, cycle_id: int) -> dict[str, Any]:
-        return {"nodes": [{"name": f"n{i}", "gpus": self.node_gpus} for i in range(4)]}
+        types = self.node_types
+        return {
+            "nodes": [
+                {"name": f"n{i}", "gpus": self.node_gpus, "gpu_type": types[i % len(types)]} for i in range(4)
+            ]
+        }
 
     def newest_snapshot(self) -> tuple[int, Any] | None:
         return self.newest

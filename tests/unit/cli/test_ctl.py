@@ -102,6 +102,15 @@ def test_explain_tells_what_rests_on_earlier_runs_and_of_waits_for_data(store, p
     assert "as earlier runs measured it" in said
 
 
+def test_explain_tells_other_sizes_of_the_gpu_type_that_was_measured(store, polluxctl):
+    assert ", on GPUs of type" not in polluxctl("explain", "7").out
+    store.node_gpus, store.node_types = 2, ("t4", "a100")
+    store.report = replace(store.report, gpu_type="a100")
+    assert "What other sizes would bring, on GPUs of type a100" in polluxctl("explain", "7").out
+    told = json.loads(polluxctl("explain", "7", "--json").out)["sizes"]
+    assert max(row["gpus"] for row in told) == 4, "two of the four nodes of two GPUs have that type"
+
+
 CONTENDED = Explanation(1, 3, 1.0, "contention", 6, 1950.0, 0.02, 0.05, 9, 0.97, 12.4)
 
 
