@@ -184,13 +184,15 @@ def own(path: Path) -> bool:
     )
 
 
-def write_durably(path: Path, write: Callable[[IO[bytes]], int]) -> int:
+def write_durably(path: Path, write: Callable[[IO[bytes]], int], *, mark: str = "") -> int:
     """Let `write` fill a new file that appears under `path` whole or not at all, and lasts. Raises OSError.
+
+    Writers that may come at the same time give their temporary files a `mark` each.
 
     Temporary file, fsync, rename, fsync of the directory: after a crash at any point the old file, or none, or
     the whole new one is there.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}{mark}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:

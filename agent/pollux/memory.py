@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -126,7 +127,9 @@ class MemoryBounds:
         text = json.dumps(self.state_dict()).encode()
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_durably(self._directory / FILE, lambda file: file.write(text))
+            # Ranks with equal batches run out of memory together, and are ended at the first one's exit.
+            mark = f".{secrets.token_hex(4)}"
+            write_durably(self._directory / FILE, lambda file: file.write(text), mark=mark)
         except OSError as error:
             logger.error("the bound on the batch per GPU could not be kept in %s: %s", self._directory, error)
 

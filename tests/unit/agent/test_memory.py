@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 
 from pollux import attach
 from pollux.errors import BatchError
-from pollux.memory import FILE, is_out_of_memory
+from pollux.memory import FILE, MemoryBounds, is_out_of_memory
 
 EXAMPLES = 101
 
@@ -117,6 +117,28 @@ def test_the_bound_outlives_the_process_and_is_held_to(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text("{ half a file")
     job, _, _ = train(Fails(20), tmp_path, sampling=1000)
     assert job.limits.local_max == 16, "the checkpoint holds it too"
+
+
+def test_ranks_that_run_out_together_do_not_spoil_each_others_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = (MemoryBounds(torch.device("cpu"), tmp_path) for _ in range(2))
+    first.load_state_dict({"cpu": 16})
+    second.load_state_dict({"cpu": 8})
+    original, met = os.fsync, []
+
+    def meanwhile(descriptor: int) -> None:
+        original(descriptor)
+        if not met:
+            met.append(descriptor)
+            second._write()  # another rank, while this one's file is not in its place yet
+
+    monkeypatch.setattr(os, "fsync", meanwhile)
+    first._write()
+    assert met
+    assert not caplog.messages
+    assert json.loads((tmp_path / FILE).read_text()) == {"cpu": 16}, "whole, and the last one's"
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
 
 
 SCRIPT = """
