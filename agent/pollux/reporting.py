@@ -6,7 +6,6 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
-from pollux.goodput import gain
 from pollux.profile import Configuration
 
 if TYPE_CHECKING:
@@ -22,8 +21,7 @@ def report_of(job: Job) -> dict[str, Any]:
     params = job.params or (None if prior is None else prior.params)
     throughput = _throughput(job)
     # Not the last step's gain: that may have been the short one at a pass's end.
-    scale = job.batch_size / limits.initial
-    worth = float(gain(noise, 1.0, scale)) / scale if job.adaptive and scale > 1.0 else 1.0
+    worth = job.stepper.efficiency(job.batch_size)
     report: dict[str, Any] = {
         "v": 1,
         "at": time.time(),
@@ -52,11 +50,11 @@ def report_of(job: Job) -> dict[str, Any]:
         "batch_size": job.batch_size,
         "local_batch": job.local_batch,
         "accumulation": job.accumulation,
-        "goodput": throughput * min(worth, 1.0),
+        "goodput": throughput * worth,
         "throughput": throughput,
         "progress": progress.steps,
         "target": progress.target_steps(
-            job.dataset_length, job.stepper.data.pass_index, job.stepper.data.position, min(worth, 1.0)
+            job.dataset_length, job.stepper.data.pass_index, job.stepper.data.position, worth
         ),
         "epoch": progress.examples / job.dataset_length,
         "lr_factor": job.lr_factors[0] if job.lr_factors else 1.0,

@@ -235,15 +235,18 @@ class Stepper:
             self._left = False
             self._restart.train_on()
 
+    def efficiency(self, samples: int) -> float:
+        """Progress per example of a step over `samples` examples, by what is known of the noise now: 1 up to M0."""
+        scale = samples / self.limits.initial
+        if not self._adaptive or scale <= 1.0:
+            return 1.0
+        return min(float(gain(least_noise(self.trainees), 1.0, scale)) / scale, 1.0)
+
     def _count(self) -> None:
         """An optimizer step is behind us: its examples are used, and worth something."""
         samples, self._uncommitted, self.stepped = self._uncommitted, 0, False
         self.data.commit()
-        scale = samples / self.limits.initial
-        worth = 1.0
-        if self._adaptive and scale > 1.0:
-            worth = min(float(gain(least_noise(self.trainees), 1.0, scale)) / scale, 1.0)
-        self.gain = self.progress.advance(samples, worth)
+        self.gain = self.progress.advance(samples, self.efficiency(samples))
         for trainee in self.trainees:
             trainee.schedule.end(self.gain)
 

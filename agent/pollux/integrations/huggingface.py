@@ -101,8 +101,9 @@ class _Pace(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         job = self._trainer.job
-        group = job.stepper.group
-        made = job.progress.examples + (group.samples if group is not None else 0)
+        stepper, made = job.stepper, job.progress.examples
+        if stepper.group is not None:  # this step, which is counted only with the next batch
+            made += stepper.group.samples * stepper.efficiency(stepper.group.samples)
         state.epoch = made / job.dataset_length
 
     def _pause(self, args: Any, state: Any, control: Any, **_: Any) -> None:

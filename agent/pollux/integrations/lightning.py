@@ -29,7 +29,6 @@ from torch.utils.data import RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from pollux.errors import PolluxAgentError
-from pollux.goodput import gain
 from pollux.integrations.scalars import scalars
 from pollux.session import Job, attach
 
@@ -284,10 +283,7 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
         job = self.job
         stepper, progress = job.stepper, job.progress
         assert stepper.group is not None
-        worth = float(stepper.group.samples)
-        scale = worth / job.limits.initial
-        if job.adaptive and scale > 1.0:
-            worth *= min(float(gain(job.noise_scale, 1.0, scale)) / scale, 1.0)
+        worth = stepper.group.samples * stepper.efficiency(stepper.group.samples)
         end = progress.epoch_from + job.dataset_length
         return progress.examples + worth >= min(end, progress.target or end) - 0.5
 

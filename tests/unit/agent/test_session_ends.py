@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 
 from pollux import Job, attach
 from pollux.control import Decision
+from pollux.goodput import NoiseScale
 from pollux.profile import Configuration
 from pollux.reporting import report_of
 from pollux.schedule import ScaledSchedule
@@ -88,6 +89,27 @@ def test_a_short_step_takes_the_learning_rate_of_its_own_size() -> None:
     job.close()
     # Two examples at four times the rate that the user chose for eight would be a leap in a random direction.
     assert factors == [(32, 4.0), (2,)]
+
+
+def test_a_step_is_worth_what_was_said_before_it_was_taken() -> None:
+    job, optimizer = start(adaptive=True, sampling=1000)
+    loader = job.loader(data(106), 8, max_batch_size=32, per_gpu=(1, 32))
+    job.stepper.choice = BatchChoice(32, 0)
+    job._first.meter.agreed = (NoiseScale(sqr=1.0, var=3.0),)
+    job._averages.groups = lambda: None  # type: ignore[method-assign]
+    said: list[float] = []
+    for x, y in loader:
+        if said:
+            assert job.gain == said[-1]
+        group = job.stepper.group
+        assert group is not None
+        if job.sync_gradients:  # a measured step may be cut in two
+            said.append(group.samples * job.stepper.efficiency(group.samples) / 8)
+        step(job, optimizer, x, y)
+    job.close()
+    # AdaScale's gain at 4 times M0, and at the short step's own size.
+    assert said[:4] == pytest.approx([4 / 1.75] * 3 + [4 / 3.4])
+    assert job.gain == said[-1]
 
 
 def test_the_report_after_a_short_step_speaks_of_whole_ones() -> None:
