@@ -87,7 +87,7 @@ class Daemon:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=120,
             cwd="/",
             **self._identity,
         )
@@ -110,7 +110,7 @@ class Daemon:
             return 0
         process, self._process = self._process, None
         process.send_signal(number)
-        return process.wait(20)
+        return process.wait(90)
 
     @property
     def pid(self) -> int | None:
@@ -233,7 +233,7 @@ class Loop:
                 capture_output=True,
                 check=False,
             )
-            self.until(lambda: all(self.job(j).state.finished for j in self.submitted), 30, why="scancel")
+            self.until(lambda: all(self.job(j).state.finished for j in self.submitted), why="scancel")
         self.submitted.clear()
 
 
@@ -249,7 +249,9 @@ def loop(loop_cluster: DevCluster, tmp_path: Path) -> Iterator[Loop]:
     assert daemon.command("polluxd", "migrate").returncode == 0
     daemon.start()
     made = Loop(loop_cluster, daemon, tmp_path)
-    yield made
-    made.cancel_all()
-    daemon.end()
-    made.store.close()
+    try:
+        yield made
+        made.cancel_all()
+    finally:
+        made.daemon.end()
+        made.store.close()

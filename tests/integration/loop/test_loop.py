@@ -36,6 +36,7 @@ def test_a_training_grows_and_ends_as_a_plain_one_would(loop: Loop) -> None:
     assert result["accuracy"] > 0.93
     assert result["epochs"] == pytest.approx(20, abs=0.01)
     assert result["gpus"] > 1
+    loop.until(lambda: loop.job(plain).state.finished, why="the plain job's end")
     left_alone = loop.job(plain)
     assert (left_alone.restart_count, left_alone.admin_comment, left_alone.spec) == (0, "", None)
     assert left_alone.state is JobState.COMPLETED
@@ -76,9 +77,12 @@ def test_the_database_and_slurmctld_go_away_in_mid_run(loop: Loop) -> None:
         60,
         why="polluxd saying that the database is away",
     )
+    before = loop.job(job_id)
     time.sleep(3)
     assert loop.daemon.running
-    assert loop.job(job_id).state is JobState.RUNNING
+    now = loop.job(job_id)
+    assert not now.state.finished or now.state is JobState.COMPLETED
+    assert now.restart_count == before.restart_count, "moved without the database"
     loop.cluster.start_postgres()
     loop.until(lambda: "recovered" in loop.daemon.log.read_text(), 80, why="polluxd's recovery")
     loop.cluster.stop_slurmctld()

@@ -23,10 +23,12 @@ def pair(loop: Loop, tmp_path: Path) -> Iterator[tuple[Daemon, Daemon]]:
     folder.mkdir()
     second = Daemon(loop.cluster, folder)
     second.start()
-    for daemon in (loop.daemon, second):
-        loop.until(lambda d=daemon: _decided(d), why="both to lead or to stand by")  # type: ignore[misc]
-    yield loop.daemon, second
-    second.end()
+    try:
+        for daemon in (loop.daemon, second):
+            loop.until(lambda d=daemon: _decided(d), why="both to lead or to stand by")  # type: ignore[misc]
+        yield loop.daemon, second
+    finally:
+        second.end()
 
 
 def _decided(daemon: Daemon) -> bool:
@@ -57,7 +59,7 @@ def decided_since(loop: Loop, at: float) -> bool:
 
 
 def ends_well(loop: Loop, job_id: int, name: str, epochs: int) -> None:
-    loop.until(lambda: loop.job(job_id).state.finished, why="the training's end")
+    loop.until(lambda: loop.job(job_id).state.finished, 400, why="the training's end")
     assert loop.job(job_id).state is JobState.COMPLETED
     assert loop.result(name)["epochs"] == pytest.approx(epochs, abs=0.01)
     requeued = [m for m in loop.store.reallocations(job_id) if Step.REQUEUED in m.times]
@@ -128,7 +130,7 @@ def test_without_any_polluxd_parked_and_waiting_jobs_start_by_themselves(loop: L
         for name in (first, last):
             loop.cluster.command("scontrol", "update", "State=RESUME", f"NodeName={name}")
     for name, job_id, epochs in (("parked", parked, 16), ("waiting", waiting, 2)):
-        loop.until(lambda j=job_id: loop.job(j).state.finished, why=f"{name} to run without polluxd")  # type: ignore[misc]
+        loop.until(lambda j=job_id: loop.job(j).state.finished, 400, why=f"{name} to run without polluxd")  # type: ignore[misc]
         assert loop.job(job_id).state is JobState.COMPLETED
         assert loop.result(name)["epochs"] == pytest.approx(epochs, abs=0.01)
     assert loop.job(parked).restart_count == 1
