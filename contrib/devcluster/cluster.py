@@ -219,7 +219,7 @@ class DevCluster:
     def start_postgres(self) -> None:
         self._postgres().start()
 
-    def command(self, *argv: str, timeout_s: float = 15) -> str:
+    def command(self, *argv: str, timeout_s: float = 60) -> str:
         """Run a Slurm client command against this cluster and give back what it printed.
 
         Raises:
@@ -312,7 +312,7 @@ class DevCluster:
         argv += [f"--key-file={key}", f"--pid-file={folder}/pid", f"--seed-file={folder}/seed"]
         self._munged = Daemon("munged", argv, self.logs / "munged.log", env=self._daemon_environment())
         self._munged.start()
-        wait_until(self._munge_ready, 10, "munged")
+        wait_until(self._munge_ready, 90, "munged")
 
     def _start_accounting(self) -> None:
         if self._accounting is None:

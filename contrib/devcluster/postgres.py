@@ -92,7 +92,7 @@ class DevPostgres:
         argv += [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
         self._daemon = Daemon("postgres", argv, self.log, env=_clean_environment(), user="postgres")
         self._daemon.start()
-        wait_until(self._accepts, 30, f"Postgres on port {self.port}")
+        wait_until(self._accepts, 90, f"Postgres on port {self.port}")
         if fresh:
             self._bootstrap()
 
