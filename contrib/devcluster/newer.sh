@@ -64,7 +64,8 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$digest" ]; then
   # Without the hosts each call waits seconds for a name server; the certificates are the machine's own.
   cp /etc/hosts /etc/resolv.conf "$root/etc/"
   [ ! -e /etc/ssl/certs/ca-certificates.crt ] || cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
-  [ -z "${PIP_INDEX_URL:-}" ] || printf '[global]\nindex-url = %s\n' "$PIP_INDEX_URL" >"$root/etc/pip.conf"
+  # An index's address may hold a password.
+  [ -z "${PIP_INDEX_URL:-}" ] || (umask 077 && printf '[global]\nindex-url = %s\n' "$PIP_INDEX_URL" >"$root/etc/pip.conf")
   inside python3 -m venv /venv >>"$log" 2>&1 || fail "virtual environment"
   inside /venv/bin/pip install -q -c constraints.txt "${python_packages[@]}" >>"$log" 2>&1 || fail "pip install"
   echo "$digest" >"$stamp"
