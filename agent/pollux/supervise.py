@@ -191,7 +191,7 @@ class Supervisor:
                 self._link.tell({"type": "done", "failure": asdict(mine) if mine else None})
         if self._link.is_hub:
             self._decide(self._link)
-        elif not self._link.channels or self._overdue():
+        elif self._verdict is None and (not self._link.channels or self._overdue()):
             # Node 0 is gone, and with it whoever would have said more.
             self._verdict = Verdict(mine)
 

@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.cli.preview import preview
 from polluxd.cli.replay import differences
+from polluxd.config import Policy
 from polluxd.encoding import decode_snapshot, encode
 from polluxd.model import Job, JobSpec, Mode, Node, Placement, Report, Settings, Snapshot
 from polluxd.policy import Cache, decide
@@ -163,7 +165,8 @@ def test_a_preview_changes_nothing(store, polluxctl):
     done = polluxctl("fairness", "preview", "--power", "1", "--account-weight", "vision=4", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    rows, _ = preview(snapshot, Settings(), Settings(power=1.0, account_weights={"vision": 4.0}))
+    now = Policy().settings()  # nothing is set in the database: the configuration's defaults hold
+    rows, _ = preview(snapshot, now, replace(now, power=1.0, account_weights={"vision": 4.0}))
     assert found["cycle"] == cycle
     assert found["jobs"] == rows
     assert store.settings() == Settings()

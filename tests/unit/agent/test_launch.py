@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -493,6 +494,19 @@ def test_a_failure_on_one_node_ends_all_nodes_with_its_status(failing: int) -> N
     for status, text in on_nodes(*bodies):
         assert status == 7, text
         assert f"rank {failing} (pid" in text
+
+
+def test_a_verdict_holds_that_is_read_together_with_the_end_of_the_line() -> None:
+    """As on a busy node: node 0 has decided and ended before this launcher comes to read."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        line = socket.create_connection(server.getsockname())
+        node_0, _ = server.accept()
+    failure = {"at": 1.0, "rank": 0, "status": 7, "why": "sys.exit(7)", "where": "pid 1, n1"}
+    message = {"type": "verdict", "failure": failure, "restart": None}
+    node_0.sendall(json.dumps(message).encode() + b"\n")
+    node_0.close()
+    mine = link.Link(1, [link.Channel(line, 0)], [1, 1], "127.0.0.1", 1)
+    assert Supervisor([], Notes(1), where="here", link=mine).wait().status == 7
 
 
 def test_success_of_all_nodes_is_success_of_each() -> None:
