@@ -87,7 +87,7 @@ def run(task: Task, data: Path) -> dict[str, Any]:
     kind, number = task.workload.rsplit("-", 1)
     if kind == "generated":
         apps: Any = BUILT_IN
-        jobs = generate(apps, 160, 8.0, cluster_gpus=task.scenario.gpus, seed=int(number))
+        jobs = generate(apps, 120, 12.0, cluster_gpus=task.scenario.gpus, seed=int(number))
     else:
         apps = load_profiles(data / "profiles")
         folder = {"workload": "workloads", "realistic": "workloads-realistic"}[kind]
@@ -346,7 +346,7 @@ The third row stands for what is not known today: which training a job is before
 
 {elsewhere(bench)}
 `realistic`: the artifact's workloads with GPUs and batch sizes as users chose them (`workloads-realistic`).
-`generated`: 160 jobs over 8 hours by `--generate`, the shipped applications, three seeds.
+`generated`: 120 jobs over 12 hours by `--generate`, the shipped applications, three seeds.
 
 ## Several GPU types
 
