@@ -29,11 +29,17 @@ bench-sim-week: setup ## a week of 5,000 jobs on 2,048 GPUs (half an hour at mos
 bench-sim: setup ## the paper's evaluation replayed (minutes); then tests/benchmarks/simulator.md
 	@PYTHONPATH=.:agent $(PYTHON) tests/benchmarks/simulator.py
 
+# The integration tests mostly wait, for Slurm and for trainings: beside everything else, and shown after it.
 test: setup ## everything that must hold: style, types, arrows, unit tests, real Slurm and Postgres
-	@status=0; \
+	@status=0; log=$$(mktemp); \
+	env --default-signal=INT $(PYTHON) -m pytest tests/integration >"$$log" 2>&1 & integration=$$!; \
+	trap 'wait $$integration || true; rm -f "$$log"; exit 130' INT; \
+	trap 'kill -INT $$integration; wait $$integration || true; rm -f "$$log"; exit 143' TERM; \
 	$(MAKE) --no-print-directory lint || status=1; \
 	$(MAKE) --no-print-directory types || status=1; \
-	$(PYTHON) -m pytest tests/unit tests/sim tests/integration || status=$$?; \
+	$(PYTHON) -m pytest tests/unit tests/sim || status=$$?; \
+	wait $$integration || status=$$?; \
+	cat "$$log"; rm -f "$$log"; \
 	exit $$status
 
 test-newer-slurm: ## the Slurm tests on a newer Slurm, in a Debian root of its own (minutes; root)
