@@ -253,6 +253,7 @@ ORDER BY r.id;
 SELECT j.job_id, j.name, j.user_name, j.account, j.partition, j.state, j.slurm_reason, j.attempt, j.spec, j.nodes,
        j.gpus, j.submitted_at, j.started_at, j.ended_at,
        p.at AS reported_at, p.batch_size, p.goodput, p.throughput, p.progress, p.target, p.epoch, p.checkpointed,
+       p.mode, p.advice,
        a.speedup, a.reason AS decision_reason, a.cycle_id,
        m.path AS move_path, m.step AS move_step, m.reason AS move_reason, m.detail AS move_detail,
        coalesce(n.count, 0) AS reallocations

@@ -135,6 +135,7 @@ def story(
     elif row["ended_at"] is None:
         lines.append("Nothing was decided on it yet: that comes with the next cycle.")
     lines += _measured(row, found.report)
+    lines += _agent(row)
     if row["moving"]:
         lines.append(f"Moving now, step {row['moving']}: {found.job.move_reason or 'no reason recorded'}")
     elif found.job.move_step == "failed":
@@ -173,3 +174,18 @@ def _measured(row: Mapping[str, Any], report: Report | None) -> list[str]:
         phi = report.noise.phi(report.limits.initial)
         lines.append(f"Gradient noise scale: {number(3)(phi)} examples.")
     return lines
+
+
+def _agent(row: Mapping[str, Any]) -> list[str]:
+    """What the job's own agent leaves alone, and what it would do instead; nothing in the usual mode."""
+    advice = row["advice"]
+    if row["mode"] == "observe":
+        return ["Its agent observes only (mode observe): batch size and learning rate stay the user's."]
+    if row["mode"] != "advise":
+        return []
+    if advice is None:
+        return ["Its agent changes nothing (mode advise), and knows of no better batch size so far."]
+    return [
+        f"Its agent changes nothing (mode advise): batches of {advice['batch_size']:.0f} ({advice['local_batch']:.0f} "
+        f"per GPU and pass) would bring {100 * (advice['goodput_ratio'] - 1):.0f} % more goodput."
+    ]

@@ -46,6 +46,8 @@ def job_row(view: JobView, lost_s: float, now: float) -> dict[str, Any]:
         "goodput": view.goodput if running else None,
         "throughput": view.throughput if running else None,
         "speedup": view.speedup if not over else None,
+        "mode": view.mode if running else None,
+        "advice": view.advice if running else None,
         "progress": done,
         "epoch": view.epoch,
         "reallocations": view.reallocations,

@@ -124,6 +124,10 @@ class JobView:
     """Step of the newest move; one that is not terminal is under way."""
     move_reason: str | None
     move_detail: str | None
+    mode: str | None = None
+    """What the job's agent may change (observe, advise, enforce); None: not told."""
+    advice: Mapping[str, float] | None = None
+    """In mode advise, the better batch size: `batch_size`, `local_batch`, `accumulation`, `goodput_ratio`."""
 
     @property
     def fraction_done(self) -> float | None:

@@ -16,11 +16,14 @@ def read(postgres, cluster):
         return cursor.fetchone()
 
 
-def test_mode_and_advice_are_kept_and_go_again(store, agent, report, postgres, cluster):
+def test_mode_and_advice_are_kept_and_go_again(store, agent, seen, report, postgres, cluster):
+    store.sync_jobs([seen(7)])
     agent(7).publish(report())
     assert read(postgres, cluster) == (None, None), "an agent of an earlier version"
     agent(7).publish(report(mode="advise", advice=ADVICE | {"else": "dropped"}))
     assert read(postgres, cluster) == ("advise", ADVICE)
+    (row,) = store.jobs_view()
+    assert (row.mode, row.advice) == ("advise", ADVICE)
     agent(7).publish(report(mode="enforce", advice=None))
     assert read(postgres, cluster) == ("enforce", None)
 

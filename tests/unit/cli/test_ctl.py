@@ -102,6 +102,22 @@ def test_explain_tells_what_rests_on_earlier_runs_and_of_waits_for_data(store, p
     assert "as earlier runs measured it" in said
 
 
+def test_explain_tells_what_an_agent_that_changes_nothing_would_do(store, polluxctl):
+    view = store.views[0]
+    advice = {"batch_size": 512, "local_batch": 64, "accumulation": 1, "goodput_ratio": 1.25}
+    for mode, found, said in (
+        ("observe", None, "mode observe"),
+        ("advise", None, "knows of no better batch size"),
+        ("advise", advice, "batches of 512 (64 per GPU and pass) would bring 25 % more goodput"),
+    ):
+        store.views = [replace(view, mode=mode, advice=found)]
+        assert said in polluxctl("explain", "7").out
+    job = json.loads(polluxctl("explain", "7", "--json").out)["job"]
+    assert (job["mode"], job["advice"]) == ("advise", advice)
+    store.views = [replace(view, mode="enforce")]
+    assert "Its agent" not in polluxctl("explain", "7").out
+
+
 def test_explain_tells_other_sizes_of_the_gpu_type_that_was_measured(store, polluxctl):
     assert ", on GPUs of type" not in polluxctl("explain", "7").out
     store.node_gpus, store.node_types = 2, ("t4", "a100")
