@@ -19,7 +19,7 @@ import pytest
 from contrib.devcluster import DevCluster
 from polluxd.apply.machine import held
 from polluxd.errors import LeaderLost, StoreRejected
-from polluxd.model import NO_PLACEMENT
+from polluxd.model import NO_PLACEMENT, Step
 from polluxd.slurm.protocol import SlurmJob
 from polluxd.slurm.scontrol import ScontrolClient
 from polluxd.store import Store
@@ -220,6 +220,10 @@ class Loop:
             return True
 
         self.until(planned, why="a park to be planned")
+
+    def requeues(self, job_id: int) -> int:
+        """How often a move, finished or not, has sent the job back to the queue."""
+        return sum(Step.REQUEUED in move.times for move in self.store.reallocations(job_id))
 
     def result(self, name: str) -> Mapping[str, float]:
         found: Mapping[str, float] = json.loads((self.folder / f"{name}.json").read_text())

@@ -62,8 +62,7 @@ def ends_well(loop: Loop, job_id: int, name: str, epochs: int) -> None:
     loop.until(lambda: loop.job(job_id).state.finished, 400, why="the training's end")
     assert loop.job(job_id).state is JobState.COMPLETED
     assert loop.result(name)["epochs"] == pytest.approx(epochs, abs=0.01)
-    requeued = [m for m in loop.store.reallocations(job_id) if Step.REQUEUED in m.times]
-    assert loop.job(job_id).restart_count == len(requeued)
+    assert loop.job(job_id).restart_count == loop.requeues(job_id)
 
 
 def test_the_standby_leads_after_kill_9_and_the_training_goes_on(
