@@ -17,7 +17,7 @@ log=$root.log
 packages=munge,slurmctld,slurmd,slurm-client,slurm-wlm-basic-plugins,slurmdbd,slurm-wlm-mysql-plugin
 packages+=,mariadb-server-core,mariadb-client-core,postgresql,python3-venv,lua5.1,ca-certificates,procps
 # What the tests of the daemon's side import: no torch, no agent.
-python_packages=(numpy scipy sqlalchemy psycopg2-binary pydantic typer rich ClusterShell sdnotify prometheus-client
+python_packages=(numpy scipy sqlalchemy psycopg2-binary pydantic typer rich ClusterShell sdnotify
   pytest pytest-timeout hypothesis)
 tests=(tests/integration/test_slurm_contract.py tests/integration/test_slurm_hooks.py
   tests/integration/test_slurm_faults.py tests/unit/slurm)
