@@ -37,6 +37,8 @@ class Packing:
         self.jobs = jobs
         self.partial = partial
         self.free = np.array([n.capacity for n in nodes], dtype=np.int64)
+        self.spare = int(np.maximum(self.free, 0).sum())
+        """GPUs that are free anywhere: less than a shape wants, and no node needs to be looked at."""
         self.cpus = np.array(
             [max(n.cpus - n.foreign_cpus, 0) if n.cpus > 0 else _UNLIMITED for n in nodes], dtype=np.int64
         )
@@ -223,6 +225,7 @@ class Packing:
         ):
             return False
         self.free -= used
+        self.spare = int(np.maximum(self.free, 0).sum())
         self.cpus -= cpus
         self.spanned += spans
         self.movable += used
@@ -243,7 +246,9 @@ class Packing:
         cpus = self.jobs[j].spec.cpus_per_gpu
         for (numbers, per_node), sign in ((self.seats[j], 1), (seat, -1)):
             for n in numbers:
-                self.free[n] += sign * per_node
+                free = int(self.free[n])
+                self.spare += max(free + sign * per_node, 0) - max(free, 0)
+                self.free[n] = free + sign * per_node
                 self.cpus[n] += sign * per_node * cpus
                 self.spanned[n] -= sign * (len(numbers) > 1)
                 self.movable[n] -= 0 if self._pinned[j] else sign * per_node

@@ -79,7 +79,9 @@ class Seating:
             return None
         if self.kept[option] and self.packing.can_stay(j):
             return self.packing.home[j]
-        return self.packing.find(j, self.menu.shape(option)) if self.may_move_to(j, option) else None
+        if self.gpus[option] > self.packing.spare or not self.may_move_to(j, option):
+            return None
+        return self.packing.find(j, self.menu.shape(option))
 
     def give(self, j: int, option: int, seat: Seat) -> None:
         self.packing.put(j, seat)
