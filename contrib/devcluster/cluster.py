@@ -292,7 +292,8 @@ class DevCluster:
         layout = self._layout
         accounting = self._accounting.settings if self._accounting is not None else None
         (layout.etc / "slurm.conf").write_text(slurm_conf(layout, accounting))
-        if slurm_version() >= (23,):  # without it slurmd wants a cgroup filesystem; before, no such setting exists
+        # Without it slurmd wants a cgroup filesystem; before 23 there is no such setting.
+        if slurm_version() >= (23,):
             (layout.etc / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
         (layout.etc / "gres.conf").write_text(gres_conf(layout))
         self.hooks.write(self.postgres.agent_dsn if self.postgres is not None else "")
