@@ -18,6 +18,12 @@ from __future__ import annotations
 RETRY_STATUS = 75
 """Exit status of a rank that asks for all ranks to be started again (EX_TEMPFAIL of sysexits.h)."""
 
+LEFT_STATUS = 76
+"""Exit status of a rank that a resize has dropped: its part is done, and nothing has failed."""
+
+RELAUNCH_STATUS = 77
+"""Exit status of a rank that is to start again in the same allocation, after others have left it."""
+
 
 class PolluxAgentError(Exception):
     """The training agent could not do what was asked."""
