@@ -2,39 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
-from contrib.devcluster import DevCluster
+from contrib.devcluster import DevCluster, write_configuration
 
-CONFIG = """\
-mode = "enforce"
-
-[database]
-url = {url}
-secret_file = {secret}
-
-[slurm]
-cluster = {cluster}
-conf = {conf}
-timeout_s = 3
-lease_s = 60
-heartbeat_file = {heartbeat}
-
-[cycle]
-interval_s = 10
-floor_s = 2
-poll_s = 0.5
-busy_poll_s = 0.25
-leader_lease_s = 5
-
-[realloc]
-cooldown_s = 10
-default_cost_s = 5
-"""
+PACE: Mapping[str, Mapping[str, float]] = {
+    "slurm": {"timeout_s": 3, "lease_s": 60},
+    "cycle": {"interval_s": 10, "floor_s": 2, "poll_s": 0.5, "busy_poll_s": 0.25, "leader_lease_s": 5},
+    "realloc": {"cooldown_s": 10, "default_cost_s": 5},
+}
 
 
 class Polluxd:
@@ -47,16 +27,7 @@ class Polluxd:
         self._env = cluster.client_environment
         self._process: subprocess.Popen[bytes] | None = None
         self.stopped = False
-        self._config.write_text(
-            CONFIG.format(
-                url=json.dumps(cluster.database_url),
-                secret=json.dumps(str(cluster.hooks.secret_file)),
-                cluster=json.dumps(cluster.cluster_name),
-                conf=json.dumps(str(cluster.slurm_conf)),
-                heartbeat=json.dumps(str(cluster.hooks.heartbeat_file)),
-            )
-        )
-        self._config.chmod(0o600)  # it holds the database's password
+        write_configuration(cluster, self._config, **PACE)
 
     @property
     def running(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from contrib.devcluster import DevCluster
+from contrib.devcluster import DevCluster, write_configuration
 from polluxd.cli.view import job_rows
 from polluxd.errors import PolluxError
 from polluxd.store import Store
@@ -19,30 +18,11 @@ from polluxd.store import Store
 from .run import RunFailedError, stop_child, tail
 from .summary import Move, Series
 
-CONFIG = """\
-# polluxd as `make demo` runs it: everything quicker than on a real cluster, where the defaults are meant.
-mode = "enforce"
-
-[database]
-url = {url}
-secret_file = {secret}
-
-[slurm]
-cluster = {cluster}
-conf = {conf}
-lease_s = 120
-heartbeat_file = {heartbeat}
-
-[cycle]
-interval_s = 10
-floor_s = 3
-poll_s = 0.5
-busy_poll_s = 0.25
-
-[realloc]
-cooldown_s = 15
-default_cost_s = 10
-"""
+PACE: Mapping[str, Mapping[str, float]] = {
+    "slurm": {"lease_s": 120},
+    "cycle": {"interval_s": 10, "floor_s": 3, "poll_s": 0.5, "busy_poll_s": 0.25},
+    "realloc": {"cooldown_s": 15, "default_cost_s": 10},
+}
 
 
 class Polluxd:
@@ -60,17 +40,7 @@ class Polluxd:
 
     def start(self) -> None:
         """Write the configuration, bring the schema up to date, start; RunFailedError says what failed."""
-        cluster = self._cluster
-        self.config.write_text(
-            CONFIG.format(
-                url=json.dumps(cluster.database_url),
-                cluster=json.dumps(cluster.cluster_name),
-                conf=json.dumps(str(cluster.slurm_conf)),
-                secret=json.dumps(str(cluster.hooks.secret_file)),
-                heartbeat=json.dumps(str(cluster.hooks.heartbeat_file)),
-            )
-        )
-        self.config.chmod(0o600)  # it holds the database's password
+        write_configuration(self._cluster, self.config, **PACE)
         done = subprocess.run(
             self._command("migrate"), env=self._env, capture_output=True, text=True, check=False
         )

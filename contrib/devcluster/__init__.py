@@ -9,7 +9,8 @@ Slurm or Postgres is used or touched.
 """
 
 from .cluster import DevCluster
+from .configuration import write_configuration
 from .errors import DevClusterError
 from .postgres import DevPostgres
 
-__all__ = ["DevCluster", "DevClusterError", "DevPostgres"]
+__all__ = ["DevCluster", "DevClusterError", "DevPostgres", "write_configuration"]

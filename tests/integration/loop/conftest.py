@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from contrib.devcluster import DevCluster
+from contrib.devcluster import DevCluster, write_configuration
 from polluxd.apply.machine import held
 from polluxd.errors import LeaderLost, StoreRejected
 from polluxd.model import NO_PLACEMENT, Step
@@ -26,29 +26,6 @@ from polluxd.store import Store
 
 ROOT = Path(__file__).resolve().parents[3]
 BIN = Path(sys.executable).parent
-
-CONFIG = """\
-mode = "enforce"
-[database]
-url = {url}
-secret_file = {secret}
-[slurm]
-cluster = {cluster}
-conf = {conf}
-timeout_s = 3
-lease_s = 60
-heartbeat_file = {heartbeat}
-[cycle]
-interval_s = 5
-floor_s = 1
-poll_s = 0.5
-busy_poll_s = 0.2
-leader_lease_s = 5
-[realloc]
-cooldown_s = 5
-default_cost_s = 5
-training_timeout_s = {training_timeout}
-"""
 
 
 def identity(user: str) -> dict[str, Any]:
@@ -67,18 +44,13 @@ class Daemon:
         self._env = {**os.environ, **cluster.client_environment}
         self._identity = identity(cluster.daemon_user.pw_name)
         self._process: subprocess.Popen[bytes] | None = None
-        self.config.write_text(
-            CONFIG.format(
-                url=json.dumps(cluster.database_url),
-                cluster=json.dumps(cluster.cluster_name),
-                conf=json.dumps(str(cluster.slurm_conf)),
-                secret=json.dumps(str(cluster.hooks.secret_file)),
-                heartbeat=json.dumps(str(cluster.hooks.heartbeat_file)),
-                training_timeout=training_timeout,
-            )
+        write_configuration(
+            cluster,
+            self.config,
+            slurm={"timeout_s": 3, "lease_s": 60},
+            cycle={"interval_s": 5, "floor_s": 1, "poll_s": 0.5, "busy_poll_s": 0.2, "leader_lease_s": 5},
+            realloc={"cooldown_s": 5, "default_cost_s": 5, "training_timeout_s": training_timeout},
         )
-        self.config.chmod(0o600)
-        os.chown(self.config, cluster.daemon_user.pw_uid, cluster.daemon_user.pw_gid)
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -1,0 +1,50 @@
+"""polluxd's configuration on a private cluster: the cluster's own, and as fast a pace as its user asks for."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from .cluster import DevCluster
+
+
+def write_configuration(
+    cluster: DevCluster,
+    path: Path,
+    *,
+    slurm: Mapping[str, float],
+    cycle: Mapping[str, float],
+    realloc: Mapping[str, float],
+) -> None:
+    """Write a configuration in mode `enforce`, readable by the cluster's `daemon_user` alone.
+
+    Args:
+        slurm, cycle, realloc: what else stands in these sections, by polluxd's names (polluxd(8)).
+
+    Raises:
+        DevClusterError: the cluster has no Postgres.
+    """
+    sections: Mapping[str, Mapping[str, object]] = {
+        "database": {"url": cluster.database_url, "secret_file": str(cluster.hooks.secret_file)},
+        "slurm": {
+            "cluster": cluster.cluster_name,
+            "conf": str(cluster.slurm_conf),
+            "heartbeat_file": str(cluster.hooks.heartbeat_file),
+            **slurm,
+        },
+        "cycle": cycle,
+        "realloc": realloc,
+    }
+    lines = [
+        "# Everything quicker than on a real cluster, where the defaults are meant.",
+        'mode = "enforce"',
+    ]
+    for name, entries in sections.items():
+        lines += ["", f"[{name}]"]
+        lines += [f"{key} = {json.dumps(value)}" for key, value in entries.items()]
+    path.touch()
+    path.chmod(0o600)  # it holds the database's password
+    path.write_text("\n".join(lines) + "\n")
+    os.chown(path, cluster.daemon_user.pw_uid, cluster.daemon_user.pw_gid)
