@@ -14,7 +14,7 @@ from math import ceil
 from pathlib import Path
 
 from polluxd.errors import SlurmError, SlurmGarbled, SlurmRefused, SlurmUnavailable
-from polluxd.model import JobState
+from polluxd.model import JobState, Node
 from polluxd.slurm.protocol import ClusterState, Geometry, SlurmJob
 from polluxd.slurm.records import parse_jobs, parse_nodes
 from polluxd.slurm.topology import parse_topology
@@ -64,10 +64,10 @@ class ScontrolClient:
 
     def observe(self) -> ClusterState:
         taken_at = self._clock()
-        jobs = self._all_jobs()
-        nodes = parse_nodes(self._run("scontrol", "-a", "-o", "-d", "show", "node"), jobs)
+        jobs, nodes = self._read_all()
+        self._learn_all(jobs)
         if not nodes:
-            raise SlurmGarbled("scontrol shows no node at all")
+            raise SlurmGarbled("Slurm shows no node at all")
         rack = self._racks(taken_at)
         if rack:
             nodes = tuple(replace(node, rack=rack.get(node.name, "")) for node in nodes)
@@ -90,13 +90,9 @@ class ScontrolClient:
         if len(job_ids) > 1:
             wanted = set(job_ids)
             return {job.job_id: job for job in self._all_jobs() if job.job_id in wanted}
-        try:
-            text = self._run("scontrol", "-a", "-o", "-d", "show", "job", str(job_ids[0]))
-        except SlurmRefused as error:
-            if _UNKNOWN_JOB.search(str(error)):
-                return {}
-            raise
-        return {job.job_id: job for job in self._learn(parse_jobs(text)) if job.job_id == job_ids[0]}
+        return {
+            job.job_id: job for job in self._learn(self._read_job(job_ids[0])) if job.job_id == job_ids[0]
+        }
 
     def signal(self, job_id: int, name: str = "USR1") -> None:
         self._must_be_ours([job_id])
@@ -159,7 +155,25 @@ class ScontrolClient:
                 raise
 
     def _all_jobs(self) -> tuple[SlurmJob, ...]:
-        jobs = parse_jobs(self._run("scontrol", "-a", "-o", "-d", "show", "job"))
+        return self._learn_all(self._read_jobs())
+
+    def _read_all(self) -> tuple[tuple[SlurmJob, ...], tuple[Node, ...]]:
+        jobs = self._read_jobs()
+        return jobs, parse_nodes(self._run("scontrol", "-a", "-o", "-d", "show", "node"), jobs)
+
+    def _read_jobs(self) -> tuple[SlurmJob, ...]:
+        return parse_jobs(self._run("scontrol", "-a", "-o", "-d", "show", "job"))
+
+    def _read_job(self, job_id: int) -> tuple[SlurmJob, ...]:
+        """None where Slurm has forgotten it."""
+        try:
+            return parse_jobs(self._run("scontrol", "-a", "-o", "-d", "show", "job", str(job_id)))
+        except SlurmRefused as error:
+            if _UNKNOWN_JOB.search(str(error)):
+                return ()
+            raise
+
+    def _learn_all(self, jobs: tuple[SlurmJob, ...]) -> tuple[SlurmJob, ...]:
         self._ours.clear()  # those that Slurm has forgotten too: a service runs for months
         return self._learn(jobs)
 
