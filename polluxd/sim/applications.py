@@ -128,11 +128,10 @@ def _application(
 
 
 @dataclass(frozen=True)
-class ScaledApplication:
-    """An application trained for longer or shorter, the noise scale growing over it as over the whole."""
+class _Altered:
+    """An application that is like another in all but what its subclass says."""
 
     app: Application
-    work: float
 
     @property
     def name(self) -> str:
@@ -161,51 +160,6 @@ class ScaledApplication:
         return self.app.noise(batch_size, epoch)
 
     def progress(self, epoch: int) -> float:
-        return self.work * self.app.progress(epoch)
-
-    def iterations(self, batch_size: int, epoch: int) -> float:
-        return self.work * self.app.iterations(batch_size, epoch)
-
-    def on(self, gpu_type: str) -> Application | None:
-        there = self.app.on(gpu_type)
-        return None if there is None else ScaledApplication(there, self.work)
-
-
-@dataclass(frozen=True)
-class FasterApplication:
-    """An application whose local passes take less time (or more); the wait for others is the network's."""
-
-    app: Application
-    speed: float
-
-    @property
-    def name(self) -> str:
-        return self.app.name
-
-    @property
-    def limits(self) -> BatchLimits:
-        return self.app.limits
-
-    @property
-    def epochs(self) -> int:
-        return self.app.epochs
-
-    @property
-    def most_gpus(self) -> int | None:
-        return self.app.most_gpus
-
-    @property
-    def fixed_batch(self) -> int | None:
-        return self.app.fixed_batch
-
-    def times(self, placement: tuple[int, ...], local_batch: int) -> tuple[float, float]:
-        step, sync = self.app.times(placement, local_batch)
-        return (step - sync) / self.speed + sync, sync
-
-    def noise(self, batch_size: int, epoch: int) -> NoiseScale:
-        return self.app.noise(batch_size, epoch)
-
-    def progress(self, epoch: int) -> float:
         return self.app.progress(epoch)
 
     def iterations(self, batch_size: int, epoch: int) -> float:
@@ -213,7 +167,31 @@ class FasterApplication:
 
     def on(self, gpu_type: str) -> Application | None:
         there = self.app.on(gpu_type)
-        return None if there is None else FasterApplication(there, self.speed)
+        return None if there is None else replace(self, app=there)
+
+
+@dataclass(frozen=True)
+class ScaledApplication(_Altered):
+    """An application trained for longer or shorter, the noise scale growing over it as over the whole."""
+
+    work: float
+
+    def progress(self, epoch: int) -> float:
+        return self.work * self.app.progress(epoch)
+
+    def iterations(self, batch_size: int, epoch: int) -> float:
+        return self.work * self.app.iterations(batch_size, epoch)
+
+
+@dataclass(frozen=True)
+class FasterApplication(_Altered):
+    """An application whose local passes take less time (or more); the wait for others is the network's."""
+
+    speed: float
+
+    def times(self, placement: tuple[int, ...], local_batch: int) -> tuple[float, float]:
+        step, sync = self.app.times(placement, local_batch)
+        return (step - sync) / self.speed + sync, sync
 
 
 def on_type(app: Application, gpu_type: str, speed: float = 1.0) -> Application:
