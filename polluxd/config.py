@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import re
 import stat
 import tomllib
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
 from polluxd.errors import ConfigError
+from polluxd.gpu_counts import RULES, is_rule
 from polluxd.model import Mode, Settings
 from polluxd.slurm.topology import racks_of
 
@@ -29,8 +29,6 @@ DEFAULT_PATH = Path("/etc/pollux/polluxd.toml")
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Gpus = Annotated[int, Field(ge=0)]
-
-_COUNTS = re.compile(r"any|powers-of-two|whole-nodes|[1-9][0-9]*(,[1-9][0-9]*)*", re.ASCII)
 
 
 class _Section(BaseModel):
@@ -170,8 +168,8 @@ class Policy(_Section):
     @field_validator("gpu_counts")
     @classmethod
     def _is_rule(cls, value: str) -> str:
-        if _COUNTS.fullmatch(value) is None:
-            raise ValueError("expected any, powers-of-two, whole-nodes, or a list of counts such as 1,2,4,8")
+        if not is_rule(value):
+            raise ValueError(f"expected {RULES}")
         return value
 
     @model_validator(mode="after")

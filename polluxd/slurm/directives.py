@@ -9,16 +9,15 @@ Users can read it and cannot set it; an administrator can, so it is checked like
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from polluxd.errors import DirectiveError
+from polluxd.gpu_counts import RULES, is_rule
 from polluxd.model import JobSpec
 
 MARK = "pollux:"
 _VERSION = "pollux:v1"
-_COUNTS = re.compile(r"any|powers-of-two|whole-nodes|[1-9][0-9]{0,8}(,[1-9][0-9]{0,8})*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +74,8 @@ def _count(key: str, text: str) -> float:
 
 def _gpu_counts(text: str) -> str:
     """The rule as `JobSpec.gpu_counts` has it."""
-    if _COUNTS.fullmatch(text) is None:
-        raise DirectiveError(
-            "AdminComment: gpu-counts is any, powers-of-two, whole-nodes, or a list of counts such as 1,2,4,8, "
-            f"not {text!r}"
-        )
+    if not is_rule(text):
+        raise DirectiveError(f"AdminComment: gpu-counts is {RULES}, not {text!r}")
     return text
 
 

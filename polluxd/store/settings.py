@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from polluxd.errors import ConfigError
+from polluxd.gpu_counts import RULES, is_rule
 from polluxd.model import Settings
-
-_COUNTS = re.compile(r"any|powers-of-two|whole-nodes|[1-9][0-9]*(,[1-9][0-9]*)*")
 
 
 def _number(value: object) -> bool:
@@ -53,10 +52,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "user_guarantees": (_gpus, _GPUS),
     "paused": (_switch, "true or false"),
     "partial_nodes": (_switch, "true or false"),
-    "gpu_counts": (
-        lambda v: isinstance(v, str) and _COUNTS.fullmatch(v) is not None,
-        "any, powers-of-two, whole-nodes, or a list such as 1,2,4,8",
-    ),
+    "gpu_counts": (lambda v: isinstance(v, str) and is_rule(v), RULES),
     "starvation_bound": (
         lambda v: v is None or (_number(v) and v > 0),
         "seconds above 0, or none",
