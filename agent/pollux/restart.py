@@ -1,26 +1,21 @@
-"""What outlives a process: checkpoints, the scheduler's instructions, and what a restart cost.
-
-A drain goes: polluxd asks through the publisher; rank 0 passes it on in its next decision; all ranks come here after
-the same optimizer step; rank 0 writes a checkpoint and acknowledges; all wait to be killed, for a bounded
-time, and train on if nobody came.
-"""
+"""What outlives a process: checkpoints, the line to the scheduler, and what a restart cost."""
 
 from __future__ import annotations
 
 import atexit
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from pollux import snapshot
-from pollux.control import ControlExchange, Decision
+from pollux.control import ControlExchange
 from pollux.data_place import ElasticData
+from pollux.draining import DRAIN_WAIT, Draining
 from pollux.environment import Times, checkpoint_directory, number, stands_alone, yes
-from pollux.errors import CheckpointError, RankLost
+from pollux.errors import CheckpointError
 from pollux.goodput import ThroughputParams
 from pollux.keeping import FruitlessRestarts, Keeper, ShardedKeeper, fingerprint_of, keeper_for
 from pollux.ticket import Ticket, read_ticket
@@ -31,12 +26,6 @@ if TYPE_CHECKING:
     from pollux.report import Publisher
 
 logger = logging.getLogger("pollux")
-
-DRAIN_WAIT = 120.0
-"""Seconds that a drained job waits to be killed before it trains on."""
-
-KILL_WAIT = 20.0
-"""Seconds for which a drained rank whose peers are gone waits to be killed too, before it calls that an error."""
 
 MAX_FRUITLESS = 10
 """Automatic restarts in a row that may end without a new checkpoint."""
@@ -57,7 +46,7 @@ class Known:
     """The throughput model as last fitted."""
 
 
-class Restart:
+class Restart(Draining):
     """This job's checkpoints and its line to the scheduler, on every rank."""
 
     def __init__(
@@ -69,6 +58,7 @@ class Restart:
         times: Times,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
+        super().__init__(number(environ, "POLLUX_DRAIN_WAIT", DRAIN_WAIT))
         self.world = world
         self.seed = seed
         self.times = times
@@ -87,20 +77,15 @@ class Restart:
         self._keeper: Keeper | None = None
         self._restarts: FruitlessRestarts | None = None
         self._interval = number(environ, "POLLUX_CHECKPOINT_INTERVAL", CHECKPOINT_INTERVAL)
-        self._wait = number(environ, "POLLUX_DRAIN_WAIT", DRAIN_WAIT)
         self._saved_at = time.monotonic()
         self._state: dict[str, Any] | None = None
         self._random: list[dict[str, Any]] | None = None
         """The checkpoint's, until the loop begins."""
         self._begun = False
-        self._drain = 0
-        self._drained: set[int] = set()
         self._publisher: Publisher | None = None
         self._stop_watching: Callable[[], None] | None = None
         self._last_step_at = 0.0
         self._interrupted_at: float | None = None
-        self._done = False
-        self._late: Callable[[], float | None] | None = None
 
     # -- starting ---------------------------------------------------------------------------------------------
 
@@ -201,29 +186,6 @@ class Restart:
 
     # -- in the loop ------------------------------------------------------------------------------------------
 
-    def ask_drain(self, reallocation: int) -> None:
-        """Called off the main thread: the scheduler wants this job to stop at a checkpoint."""
-        self._drain = reallocation
-        # In this order, and in `finish` the other way round: whichever comes last sees the other.
-        if self._done:
-            self._acknowledge_at_the_end()
-
-    def _acknowledge_at_the_end(self) -> None:
-        """The loop is over and its last checkpoint stands: nothing will be lost."""
-        reallocation, self._drain = self._drain, 0
-        if reallocation and self._publisher is not None and reallocation not in self._drained:
-            self._drained.add(reallocation)
-            # Not here: this may be the publisher's own thread, which has to send it.
-            threading.Thread(target=self._answer, args=(reallocation, self._late), daemon=True).start()
-
-    def _answer(self, reallocation: int, late: Callable[[], float | None] | None) -> None:
-        seconds = late() if late is not None else 0.0
-        if seconds is None or self._saved is None or self._publisher is None:
-            logger.error("re-allocation %d: no checkpoint could be written", reallocation)
-        elif self._publisher.acknowledge(reallocation, self._receipt(seconds, self._saved)):
-            return
-        self._drained.discard(reallocation)
-
     def wanted(self) -> tuple[int, bool]:
         """What rank 0 asks of all ranks now: (re-allocation to drain for or 0, whether a checkpoint is due)."""
         if self._keeper is not None and not self._keeper.busy:
@@ -304,44 +266,6 @@ class Restart:
         if self._restarts is not None and self._keeper is not None and self._keeper.written:
             self._restarts.checkpointed()
 
-    def drain(self, reallocation: int, seconds: float | None, exchange: ControlExchange) -> None:
-        """After the checkpoint of a drain: acknowledge, and wait to be killed."""
-        self._drained.add(reallocation)
-        if self.world.rank == 0:
-            if seconds is None or self._saved is None:
-                logger.error(
-                    "re-allocation %d: no checkpoint could be written, so training goes on", reallocation
-                )
-            elif self._publisher is None or self._publisher.acknowledge(
-                reallocation, self._receipt(seconds, self._saved)
-            ):
-                logger.info("drained for re-allocation %d in %.2f s", reallocation, seconds)
-                self._wait_for_end()
-            else:
-                # Refused, or nobody heard it: in the second case the order comes again.
-                self._drained.discard(reallocation)
-                logger.error("re-allocation %d: acknowledgement not taken, training goes on", reallocation)
-        try:
-            exchange.agree(Decision())
-        except RankLost:
-            # The other node's ranks were killed a moment before this one will be; if not, it is a loss like any.
-            time.sleep(min(self._wait, KILL_WAIT))
-            raise
-
-    def _wait_for_end(self) -> None:
-        end = time.monotonic() + self._wait
-        while (left := end - time.monotonic()) > 0:
-            time.sleep(min(left, 1.0))
-        logger.warning("nobody ended this job in %.0f s after its drain: it trains on", self._wait)
-
-    def _receipt(self, seconds: float, step: int) -> dict[str, Any]:
-        return {
-            "last_step_at": self._last_step_at,
-            "stopped_at": time.time(),
-            "checkpoint_s": seconds,
-            "step": step,
-        }
-
     # -- ending -----------------------------------------------------------------------------------------------
 
     def finish(
@@ -356,19 +280,6 @@ class Restart:
         if self._keeper is not None:
             self._keeper.settle()
         return self._saved == step
-
-    def rest(self, late: Callable[[], float | None] | None = None) -> None:
-        """Nothing is trained any more beyond the newest checkpoint: an order to drain is answered at once.
-
-        Where that is not written yet, `late` writes it, then, in a thread; seconds it took, None where it failed.
-        """
-        self._late = late
-        self._done = True
-        self._acknowledge_at_the_end()
-
-    def train_on(self) -> None:
-        """Steps are taken (again): an order to drain waits for a checkpoint that holds them."""
-        self._done = False
 
     @property
     def sharded(self) -> bool:
