@@ -18,8 +18,7 @@ from pollux import stepping  # noqa: E402
 from pollux.errors import PolluxAgentError  # noqa: E402
 from pollux.integrations.accelerate import attach  # noqa: E402
 from pollux.tuning import BatchChoice  # noqa: E402
-
-EXAMPLES = 83  # prime to every batch size here: uneven tails
+from tests.integration.integrations.orders import EXAMPLES  # noqa: E402
 
 
 def data() -> TensorDataset:

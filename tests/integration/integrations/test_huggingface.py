@@ -18,17 +18,9 @@ from pollux import stepping  # noqa: E402
 from pollux.errors import PolluxAgentError  # noqa: E402
 from pollux.integrations.huggingface import ElasticTrainer  # noqa: E402
 from pollux.tuning import BatchChoice  # noqa: E402
+from tests.integration.integrations.orders import EXAMPLES, SLURM, Orders, Stop  # noqa: E402
 
-EXAMPLES = 83  # prime to every batch size here: uneven tails
 BASE = 16
-SLURM = {
-    "SLURM_JOB_ID": "7",
-    "SLURM_NTASKS": "1",
-    "SLURM_PROCID": "0",
-    "SLURM_LOCALID": "0",
-    "SLURM_JOB_NAME": "t",
-}
-"""What one launcher per node leaves its workers with: not their ranks."""
 
 
 class Numbers(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -58,35 +50,17 @@ def model() -> Any:
     return transformers.BertForSequenceClassification(config)
 
 
-class Stop(Exception):
-    """The scheduler kills the job after its drain."""
-
-
-def stop() -> None:
-    raise Stop
-
-
 class Script(transformers.TrainerCallback):  # type: ignore[misc]
-    """Orders batch sizes as the advisor would, and a drain as the scheduler would, at given steps."""
+    """Gives the orders, and notes the learning rate's factors."""
 
-    def __init__(self, choices: dict[int, BatchChoice], drain_at: int | None, killed: bool) -> None:
-        self.choices, self.drain_at, self.killed = choices, drain_at, killed
+    def __init__(self, orders: Orders) -> None:
+        self.orders = orders
         self.trainer: Any = None
         self.factors: set[float] = set()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        job = self.trainer.job
-        if job._restart._drained:
-            raise Stop
-        if job.is_main:
-            job.stepper.advisor.close()  # its thread: here the test is the advisor
-        if job.is_main and state.global_step in self.choices:
-            job.stepper.advisor.proposal = self.choices[state.global_step]
-        if job.is_main and state.global_step == self.drain_at:
-            job._restart.ask_drain(7)
-            if self.killed:
-                job._restart._wait_for_end = stop
-        self.factors.update(job.lr_factors)
+        self.orders.give(self.trainer.job, state.global_step)
+        self.factors.update(self.trainer.job.lr_factors)
 
 
 class Recording(ElasticTrainer):
@@ -123,7 +97,7 @@ def train(
     **options: Any,
 ) -> dict[str, Any]:
     stepping.EXCHANGE_INTERVAL = 0.0  # the ranks agree after every step, however fast it was
-    script = Script(choices or {}, drain_at, killed)
+    script = Script(Orders(choices or {}, drain_at, killed))
     args = transformers.TrainingArguments(
         output,
         use_cpu=True,

@@ -18,16 +18,7 @@ from pollux import stepping  # noqa: E402
 from pollux.errors import PolluxAgentError  # noqa: E402
 from pollux.integrations.lightning import ElasticStrategy  # noqa: E402
 from pollux.tuning import BatchChoice  # noqa: E402
-
-EXAMPLES = 83  # prime to every batch size here: uneven tails
-SLURM = {
-    "SLURM_JOB_ID": "7",
-    "SLURM_NTASKS": "1",
-    "SLURM_PROCID": "0",
-    "SLURM_LOCALID": "0",
-    "SLURM_JOB_NAME": "t",
-}
-"""What one launcher per node leaves its workers with: not their ranks."""
+from tests.integration.integrations.orders import EXAMPLES, SLURM, Orders, Stop  # noqa: E402
 
 
 def data() -> TensorDataset:
@@ -74,32 +65,14 @@ class Module(lightning.LightningModule):  # type: ignore[misc]
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
-class Stop(Exception):
-    """The scheduler kills the job after its drain."""
-
-
-def stop() -> None:
-    raise Stop
-
-
 class Script(lightning.Callback):  # type: ignore[misc]
-    """Orders batch sizes as the advisor would, and a drain as the scheduler would, at given steps."""
+    """Gives the orders."""
 
-    def __init__(self, choices: dict[int, BatchChoice], drain_at: int | None, killed: bool) -> None:
-        self.choices, self.drain_at, self.killed = choices, drain_at, killed
+    def __init__(self, orders: Orders) -> None:
+        self.orders = orders
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
-        job, step = trainer.strategy.job, trainer.global_step
-        if job._restart._drained:
-            raise Stop
-        if job.is_main:
-            job.stepper.advisor.close()  # its thread: here the test is the advisor
-        if job.is_main and step in self.choices:
-            job.stepper.advisor.proposal = self.choices[step]
-        if job.is_main and step == self.drain_at:
-            job._restart.ask_drain(7)
-            if self.killed:
-                job._restart._wait_for_end = stop
+        self.orders.give(trainer.strategy.job, trainer.global_step)
 
 
 def train(
@@ -129,7 +102,7 @@ def train(
         enable_model_summary=False,
         gradient_clip_val=10.0,
         use_distributed_sampler=False,
-        callbacks=[Script(choices or {}, drain_at, killed)],
+        callbacks=[Script(Orders(choices or {}, drain_at, killed))],
     )
     module, stopped = Module(), False
     try:

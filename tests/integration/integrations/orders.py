@@ -1,0 +1,52 @@
+"""What reaches a library's own training loop from outside, at steps that a test chooses: sizes and drains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pollux.tuning import BatchChoice
+
+EXAMPLES = 83
+"""Of the data sets here; prime to every batch size: uneven tails."""
+
+SLURM = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_NTASKS": "1",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_JOB_NAME": "t",
+}
+"""What one launcher per node leaves its workers with: not their ranks."""
+
+
+class Stop(Exception):
+    """The scheduler kills the job after its drain."""
+
+
+def stop() -> None:
+    raise Stop
+
+
+@dataclass(frozen=True)
+class Orders:
+    """Batch sizes as the advisor would order them, and a drain as the scheduler would, by optimizer step."""
+
+    choices: dict[int, BatchChoice] = field(default_factory=dict)
+    drain_at: int | None = None
+    killed: bool = False
+    """The scheduler's kill comes while the drained job waits for it, not at the next step."""
+
+    def give(self, job: Any, step: int) -> None:
+        """To be called before each step. Raises Stop once the job has drained."""
+        if job._restart._drained:
+            raise Stop
+        if not job.is_main:
+            return
+        job.stepper.advisor.close()  # its thread: here the test is the advisor
+        if step in self.choices:
+            job.stepper.advisor.proposal = self.choices[step]
+        if step == self.drain_at:
+            job._restart.ask_drain(7)
+            if self.killed:
+                job._restart._wait_for_end = stop
