@@ -16,65 +16,39 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 EXAMPLES = 83
 
-SCRIPT = """
+SCRIPT = f"""
 import json, sys
-import torch, torch.distributed as dist
-from torch import nn
-from torch.nn.functional import mse_loss
-from torch.utils.data import TensorDataset
-import pollux
+from torch import distributed
+from every_sample import Training
 from pollux import stepping
 from pollux.tuning import BatchChoice
 from pollux.integrations.tensorboard import Board
 
 stepping.EXCHANGE_INTERVAL = 0.0  # the ranks agree after every step, however fast it was
-generator = torch.Generator().manual_seed(3)
-x = torch.randn(83, 4, generator=generator)
-dataset = TensorDataset(x, x.sum(1, keepdim=True), torch.arange(83))
-
-class Seen:
-    ids: list = []
-    def state_dict(self):
-        return {"ids": list(self.ids)}
-    def load_state_dict(self, state):
-        self.ids = list(state["ids"])
-
-torch.manual_seed(0)
-model, seen = nn.Linear(4, 1), Seen()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-job = pollux.attach(model, optimizer, state=seen, checkpoint_dir=sys.argv[1], sampling=1)
-assert job.adaptive and dist.get_world_size() == 2
-loader = job.loader(dataset, 16, max_batch_size=64, per_gpu=(1, 16))
+training = Training(checkpoint_dir=sys.argv[1], sampling=1)
+job = training.job
+assert job.adaptive and distributed.get_world_size() == 2
+loader = job.loader(training.data({EXAMPLES}), 16, max_batch_size=64, per_gpu=(1, 16))
 if job.is_main:
     job.stepper.advisor.close()  # its thread: here the test is the advisor
 board = Board(job, sys.argv[2], every=1)
-passes = 0
-for _ in job.epochs(4, passes=True):
-    for inputs, targets, ids in loader:
-        with job.micro_batch():
-            out = job.model(inputs)
-            passes += 1
-            if job.is_main and passes == 4:
-                job.stepper.advisor.proposal = BatchChoice(16, 0)
-            job.backward(mse_loss(out, targets))
-            every = [None, None]
-            dist.all_gather_object(every, ids.tolist() if job.stepper.data.local_samples else [])
-            seen.ids += every[0] + every[1]
-        if job.sync_gradients:
-            optimizer.step()
-            optimizer.zero_grad()
+
+def propose(number, size):
+    if job.is_main and number == 4:
+        job.stepper.advisor.proposal = BatchChoice(16, 0)
+
+training.run(loader, 4, propose)
 board.close()
 job.close()
 if job.is_main:
-    steps = job.progress.optimizer_steps
-    print(json.dumps({"ids": seen.ids, "steps": steps}))
+    print(json.dumps({{"ids": training.used.ids, "steps": job.progress.optimizer_steps}}))
 """
 
 
 def test_a_plain_script_under_torchrun(tmp_path: Path) -> None:
     script, runs = tmp_path / "train.py", tmp_path / "runs"
     script.write_text(SCRIPT)
-    agent = Path(__file__).parents[3] / "agent"
+    root = Path(__file__).parents[3]
     arguments = [str(script), str(tmp_path / "checkpoints"), str(runs)]
     elastic = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
     done = subprocess.run(
@@ -85,7 +59,7 @@ def test_a_plain_script_under_torchrun(tmp_path: Path) -> None:
                 for name, value in os.environ.items()
                 if not name.startswith(("SLURM_", "POLLUX_"))
             },
-            "PYTHONPATH": str(agent),
+            "PYTHONPATH": f"{root}/agent:{root}/tests/unit/agent",
             "GLOO_SOCKET_IFNAME": "lo",
             "OMP_NUM_THREADS": "1",
         },

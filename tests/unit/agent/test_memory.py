@@ -141,57 +141,32 @@ def test_ranks_that_run_out_together_do_not_spoil_each_others_file(
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
 
 
-SCRIPT = """
+SCRIPT = f"""
 import json, sys
-import torch, torch.distributed as dist
-from torch import nn
-from torch.nn.functional import mse_loss
-from torch.utils.data import TensorDataset
-import pollux
+import torch
+from every_sample import Training
 
-generator = torch.Generator().manual_seed(3)
-x = torch.randn(101, 4, generator=generator)
-dataset = TensorDataset(x, x.sum(1, keepdim=True), torch.arange(101))
+training = Training(checkpoint_dir=sys.argv[1])
+job = training.job
 
-class Seen:
-    ids: list = []
-    def state_dict(self):
-        return {"ids": list(self.ids)}
-    def load_state_dict(self, state):
-        self.ids = list(state["ids"])
+def fail(number, size):
+    if job.rank == 1 and size > 10 and number > 5:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
 
-torch.manual_seed(0)
-model, seen = nn.Linear(4, 1), Seen()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-job = pollux.attach(model, optimizer, state=seen, checkpoint_dir=sys.argv[1])
-loader = job.loader(dataset, 32, per_gpu=(1, 32))
-passes = 0
-for _ in job.epochs(2, passes=True):
-    for inputs, targets, ids in loader:
-        with job.micro_batch():
-            out = job.model(inputs)
-            passes += 1
-            if job.rank == 1 and len(inputs) > 10 and passes > 5:
-                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
-            job.backward(mse_loss(out, targets))
-            every = [None, None]
-            dist.all_gather_object(every, ids.tolist() if job.stepper.data.local_samples else [])
-            seen.ids += every[0] + every[1]
-        if job.sync_gradients:
-            optimizer.step()
-            optimizer.zero_grad()
+training.run(job.loader(training.data({EXAMPLES}), 32, per_gpu=(1, 32)), 2, fail)
 if job.is_main:
-    print(json.dumps({"ids": seen.ids, "local_max": job.limits.local_max, "m": job.local_batch}))
+    print(json.dumps({{"ids": training.used.ids, "local_max": job.limits.local_max, "m": job.local_batch}}))
 """
 
 
 def test_several_ranks_start_again_from_the_checkpoint_with_the_bound(tmp_path: Path) -> None:
     script, checkpoints = tmp_path / "train.py", tmp_path / "checkpoints"
     script.write_text(SCRIPT)
-    agent = Path(__file__).parents[3] / "agent"
+    here = Path(__file__).parent
+    search_path = f"{here.parents[2]}/agent:{here}"
     done = subprocess.run(
         [sys.executable, "-m", "pollux.launch", "run", "--nproc", "2", str(script), str(checkpoints)],
-        env={**os.environ, "PYTHONPATH": str(agent), "POLLUX_CHECKPOINT_INTERVAL": "0.001"},
+        env={**os.environ, "PYTHONPATH": search_path, "POLLUX_CHECKPOINT_INTERVAL": "0.001"},
         capture_output=True,
         text=True,
         timeout=100,
@@ -244,7 +219,7 @@ def test_ranks_that_keep_asking_for_another_start_get_three(tmp_path: Path) -> N
     script.write_text("import sys; print('started'); sys.exit(75)")
     agent = Path(__file__).parents[3] / "agent"
     # Without the import of torch, which this script has no use for.
-    launch = "import sys; from pollux import launch; launch.PRELOAD = (); sys.exit(launch.main(sys.argv[1:]))"
+    launch = "import sys; from pollux import launch, node; node.PRELOAD = (); sys.exit(launch.main(sys.argv[1:]))"
     done = subprocess.run(
         [sys.executable, "-c", launch, "run", str(script)],
         env={**os.environ, "PYTHONPATH": str(agent)},

@@ -1,0 +1,63 @@
+"""A training on two ranks that keeps the number of every sample it used: for scripts that tests start as processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.nn.functional import mse_loss
+from torch.utils.data import TensorDataset
+
+import pollux
+
+
+class Used:
+    """The numbers of the samples used so far, saved with the job's checkpoints."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"ids": list(self.ids)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.ids = list(state["ids"])
+
+
+class Training:
+    """One linear layer that learns the sum of its four inputs.
+
+    Args:
+        options: of `pollux.attach`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1)
+        self.used = Used()
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        self.job: Any = pollux.attach(model, self.optimizer, state=self.used, **options)
+
+    def data(self, examples: int) -> TensorDataset:
+        x = torch.randn(examples, 4, generator=torch.Generator().manual_seed(3))
+        return TensorDataset(x, x.sum(1, keepdim=True), torch.arange(examples))
+
+    def run(self, loader: Any, epochs: int, before_backward: Callable[[int, int], None]) -> None:
+        """So many passes; `before_backward` is told each micro-batch's number (from 1, in this process) and size."""
+        number = 0
+        for _ in self.job.epochs(epochs, passes=True):
+            for inputs, targets, ids in loader:
+                with self.job.micro_batch():
+                    out = self.job.model(inputs)
+                    number += 1
+                    before_backward(number, len(inputs))
+                    self.job.backward(mse_loss(out, targets))
+                    every: list[Any] = [None, None]
+                    mine = ids.tolist() if self.job.stepper.data.local_samples else []
+                    distributed.all_gather_object(every, mine)
+                    self.used.ids += every[0] + every[1]
+                if self.job.sync_gradients:
+                    self.optimizer.step()
+                    self.optimizer.zero_grad()
