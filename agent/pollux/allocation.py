@@ -193,5 +193,29 @@ def node_address(node: str) -> str:
     return found.group(1) if found else node
 
 
+def nodes_now(env: Mapping[str, str]) -> int:
+    """How many nodes the job of this batch script has now.
+
+    A batch script's SLURM_JOB_NUM_NODES is that of its start, and a Pollux job may have shrunk since: Slurm is asked,
+    where it may have. Falls back to the variable where scontrol does not answer.
+    """
+    known = _number(env.get("SLURM_JOB_NUM_NODES", "")) or 1
+    if known == 1 or not env.get("POLLUX_TICKET_DIR"):
+        return known
+    try:
+        shown = subprocess.run(
+            ["scontrol", "show", "job", "-o", env.get("SLURM_JOB_ID", "")],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return known
+    found = re.search(r"\bNumNodes=(\d+)", shown)
+    # A job never grows while its batch script runs.
+    return min(int(found.group(1)) or known, known) if found else known
+
+
 def _number(text: str) -> int:
     return int(text) if text.isdigit() else 0

@@ -46,7 +46,8 @@ class Channel:
         self.open = True
         self._received = b""
         connection.settimeout(SEND_TIMEOUT_S)
-        _keep_alive(connection)
+        if connection.family != socket.AF_UNIX:
+            keep_alive(connection)
 
     def send(self, message: Message) -> None:
         """Send, or find the other side gone; either way no exception: `receive` reports the end."""
@@ -117,14 +118,28 @@ class Link:
     channels: list[Channel]
     workers: list[int]
     """Workers of each node."""
+    names: list[str]
+    """What Slurm calls each node."""
     address: str
     """Where node 0 is reached, as seen from here."""
+    here: str
+    """This node's own address on the line."""
     port: int
     """MASTER_PORT of the coming start."""
+
+    @classmethod
+    def alone(cls, workers: int, name: str) -> Link:
+        """A job of one node."""
+        return cls(0, [], [workers], [name], "127.0.0.1", "127.0.0.1", free_port())
 
     @property
     def is_hub(self) -> bool:
         return self.node_rank == 0
+
+    @property
+    def first_rank(self) -> int:
+        """The rank of this node's first worker in the coming start."""
+        return sum(self.workers[: self.node_rank])
 
     def tell(self, message: Message) -> None:
         for channel in self.channels:
@@ -142,12 +157,23 @@ class Link:
                 yield channel.node, {"type": "gone"}
 
     def signal_arrivals(self) -> None:
-        """Have the kernel send this process SIGIO when something comes. fcntl(2), F_SETOWN, O_ASYNC."""
+        """Have this process sent SIGIO when something comes."""
         for channel in self.channels:
-            descriptor = channel.socket.fileno()
-            fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
-            flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-            fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_ASYNC)
+            signal_arrivals(channel.socket)
+
+    def keep(self, nodes: Sequence[int], port: int) -> None:
+        """Go on with these nodes alone, of which this is one, numbered anew in this order; node 0 stays first."""
+        place = {node: number for number, node in enumerate(nodes)}
+        if self.is_hub:
+            for channel in list(self.channels):
+                if channel.node in place:
+                    channel.node = place[channel.node]
+                else:
+                    self.channels.remove(channel)
+                    channel.close()
+        self.workers = [self.workers[node] for node in nodes]
+        self.names = [self.names[node] for node in nodes]
+        self.node_rank, self.port = place[self.node_rank], port
 
     def close(self) -> None:
         for channel in self.channels:
@@ -172,11 +198,17 @@ def listen(ports: Sequence[int]) -> socket.socket:
 
 
 def gather(
-    listener: socket.socket, key: bytes, workers: int, num_nodes: int, *, timeout: float = JOIN_TIMEOUT_S
+    listener: socket.socket,
+    key: bytes,
+    workers: int,
+    num_nodes: int,
+    *,
+    name: str = "",
+    timeout: float = JOIN_TIMEOUT_S,
 ) -> Link:
     """On node 0: wait for all other launchers, and tell them the world. Raises RankLost naming who did not come."""
     deadline = time.monotonic() + timeout
-    found: dict[int, tuple[Channel, int]] = {}
+    found: dict[int, tuple[Channel, int, str]] = {}
     while len(found) < num_nodes - 1:
         listener.settimeout(max(deadline - time.monotonic(), 0.001))
         try:
@@ -191,14 +223,14 @@ def gather(
         if greeted is None:
             connection.close()
             continue
-        channel, count = greeted
-        found[channel.node] = (channel, count)
+        found[greeted[0].node] = greeted
     listener.close()
-    counts = [workers] + [found[node][1] for node in range(1, num_nodes)]
-    channels = [found[node][0] for node in range(1, num_nodes)]
+    others = [found[node] for node in range(1, num_nodes)]
+    counts, names = [workers, *(each[1] for each in others)], [name, *(each[2] for each in others)]
+    channels = [each[0] for each in others]
     address = channels[0].socket.getsockname()[0] if channels else "127.0.0.1"
-    link = Link(0, channels, counts, address, free_port())
-    link.tell({"type": "start", "workers": counts, "port": link.port})
+    link = Link(0, channels, counts, names, address, address, free_port())
+    link.tell({"type": "start", "workers": counts, "names": names, "port": link.port})
     return link
 
 
@@ -209,6 +241,7 @@ def join(
     node_rank: int,
     workers: int,
     *,
+    name: str = "",
     timeout: float = JOIN_TIMEOUT_S,
 ) -> Link:
     """On the other nodes: find launcher 0 and wait for its start. Raises RankLost where it is not found in time."""
@@ -222,7 +255,7 @@ def join(
             except OSError as error:
                 why = str(error)
                 continue
-            channel = _present(connection, key, node_rank, workers)
+            channel = _present(connection, key, node_rank, workers, name)
             if channel is None:
                 stranger = f"; whoever listens on port {port} is not this job's launcher"
                 connection.close()
@@ -230,7 +263,8 @@ def join(
             start = channel.receive(max(deadline - time.monotonic(), 1.0))
             if start is None or start.get("type") != "start":
                 raise RankLost("node 0's launcher ended before all nodes had joined")
-            return Link(node_rank, [channel], list(start["workers"]), address, int(start["port"]))
+            counts, names, here = start["workers"], start["names"], channel.socket.getsockname()[0]
+            return Link(node_rank, [channel], list(counts), list(names), address, here, int(start["port"]))
         time.sleep(pause)
         pause = min(pause * 2, 1.0)
     raise RankLost(
@@ -271,8 +305,8 @@ def interface_of(address: str) -> str | None:
     return None
 
 
-def _greet(connection: socket.socket, key: bytes, num_nodes: int) -> tuple[Channel, int] | None:
-    """Node 0's half of the handshake: (channel, workers), or None for one who is not of this job."""
+def _greet(connection: socket.socket, key: bytes, num_nodes: int) -> tuple[Channel, int, str] | None:
+    """Node 0's half of the handshake: (channel, workers, name), or None for one who is not of this job."""
     channel = Channel(connection, -1)
     hello = channel.receive(HANDSHAKE_TIMEOUT_S)
     if hello is None or not isinstance(hello.get("nonce"), str):
@@ -287,10 +321,12 @@ def _greet(connection: socket.socket, key: bytes, num_nodes: int) -> tuple[Chann
     if not (isinstance(node, int) and isinstance(workers, int) and 1 <= node < num_nodes and workers >= 1):
         return None
     channel.node = node
-    return channel, workers
+    return channel, workers, str(answer.get("name", ""))
 
 
-def _present(connection: socket.socket, key: bytes, node_rank: int, workers: int) -> Channel | None:
+def _present(
+    connection: socket.socket, key: bytes, node_rank: int, workers: int, name: str
+) -> Channel | None:
     """The other nodes' half: None where the other side is not this job's launcher 0."""
     channel = Channel(connection, 0)
     mine = secrets.token_hex(16)
@@ -301,15 +337,23 @@ def _present(connection: socket.socket, key: bytes, node_rank: int, workers: int
     both = f"{mine}.{answer.get('nonce')}"
     if not hmac.compare_digest(str(answer.get("proof")), _proof(key, "hub", both)):
         return None
-    channel.send({"proof": _proof(key, "node", both), "node": node_rank, "workers": workers})
+    proof = _proof(key, "node", both)
+    channel.send({"proof": proof, "node": node_rank, "workers": workers, "name": name})
     return channel if channel.open else None
+
+
+def signal_arrivals(connection: socket.socket) -> None:
+    """Have the kernel send this process SIGIO when something comes. fcntl(2), F_SETOWN, O_ASYNC."""
+    fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
+    flags = fcntl.fcntl(connection, fcntl.F_GETFL)
+    fcntl.fcntl(connection, fcntl.F_SETFL, flags | os.O_ASYNC)
 
 
 def _proof(key: bytes, role: str, nonces: str) -> str:
     return hmac.new(key, f"pollux-link {role} {nonces}".encode(), "sha256").hexdigest()
 
 
-def _keep_alive(connection: socket.socket) -> None:
+def keep_alive(connection: socket.socket) -> None:
     """A node that vanishes without a word is noticed within half a minute. tcp(7)."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,11 +1,16 @@
 """See a node's workers through to their end, together with the launchers of the job's other nodes.
 
 No Python signal handler is installed: all signals that matter here are blocked, and one loop takes them with
-sigtimedwait, so none is lost and none interrupts anything. SIGIO tells of messages from other launchers (link).
+sigtimedwait, so none is lost and none interrupts anything. SIGIO tells of messages from other launchers (link), from
+rank 0 (launcher_line), and of the end of a companion's parent (invitation).
 
 When a worker fails, its launcher alerts all others at once; every launcher gives its own workers a moment to say
 what they saw, then ends them. Each then reports its first failure to node 0, which names the earliest of all as
 the cause: that is the exit status of every launcher, and so of srun.
+
+When rank 0 announces a move, node 0's launcher passes it on. On a node that leaves, and everywhere in a relaunch,
+the workers may end in any way, and are made to within a bound: nothing of that is a failure. A leaving launcher then
+ends with status 0; in a relaunch node 0 has the others start workers anew as soon as all of that is over.
 """
 
 from __future__ import annotations
@@ -15,21 +20,27 @@ import os
 import signal
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field
 
-from pollux.errors import RETRY_STATUS
-from pollux.link import Link, Message, free_port
+from pollux.departures import Move, Roll
+from pollux.errors import LEFT_STATUS, RELAUNCH_STATUS, RETRY_STATUS
+from pollux.invitation import Parent
+from pollux.link import Channel, Link, Message, free_port
+from pollux.verdict import Again, Failure, Resized, Verdict, describe_status
 from pollux.wake import WAKE_SIGNAL
 from pollux.workers import Notes, Worker, kill_descendants, reap
 
 ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 WATCHED = ENDING | {signal.SIGCHLD, signal.SIGIO, WAKE_SIGNAL}
+MOVED = {LEFT_STATUS, RELAUNCH_STATUS}
 
 SIBLING_GRACE_S = 3.0
 """How long workers live on after one has died: long enough for them to print why they fail."""
 TERM_GRACE_S = 10.0
 """From TERM to KILL: within Slurm's default KillWait of 30 s, so workers end before the launcher is killed."""
+LEAVE_GRACE_S = 8.0
+"""How long workers have to end by themselves after the move that ends them was announced. With as long again from TERM
+to KILL, all are gone before rank 0 stops waiting for them and Slurm takes their node."""
 SUDDEN = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL}
 """Deaths that are never an answer to another rank's failure, as an exception or an abort may be."""
 HEAD_START_S = 1.0
@@ -37,56 +48,42 @@ HEAD_START_S = 1.0
 raise, before this process is told of it."""
 VERDICT_WAIT_S = SIBLING_GRACE_S + TERM_GRACE_S + 5.0
 """How long node 0 waits for the other nodes' reports of a failure."""
+RELAUNCH_WAIT_S = 2 * LEAVE_GRACE_S + 4.0
+"""How long node 0 waits for all workers to end in a relaunch."""
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """The first worker of a node, or of the job, that failed. `at` is a POSIX time, `status` a shell's."""
+class Standing:
+    """What a start of the workers is part of. `where` names this node in messages."""
 
-    at: float
-    rank: int
-    status: int
-    why: str
     where: str
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """How a start of the workers ended."""
-
-    failure: Failure | None = None
-    ended_by: int | None = None
-    """The signal that asked this launcher to end."""
-    restart_port: int | None = None
-    """MASTER_PORT of the next start, where the workers are to be started again."""
-
-    @property
-    def status(self) -> int:
-        """Exit status of the launcher."""
-        if self.ended_by is not None:
-            return 128 + self.ended_by
-        return self.failure.status if self.failure is not None else 0
+    may_restart: bool = False
+    may_retry: bool = False
+    resized: Resized = field(default_factory=Resized)
+    """Of the starts before."""
+    parent: Parent | None = None
+    """The job whose companion this one is: the ranks it was lent may leave at any time."""
 
 
 class Supervisor:
-    """One start of one node's workers. `where` names this node in messages."""
+    """One start of one node's workers. `line` is node 0's to rank 0."""
 
     def __init__(
         self,
         workers: Iterable[Worker],
         notes: Notes,
-        *,
-        where: str,
-        link: Link | None,
-        may_restart: bool = False,
-        may_retry: bool = False,
+        link: Link,
+        standing: Standing,
+        line: Channel | None = None,
     ) -> None:
         self._workers = list(workers)
         self._running = {worker.pid: worker for worker in self._workers}
         self._notes = notes
-        self._where = where
         self._link = link
-        self._may_restart, self._may_retry = may_restart, may_retry
+        self._standing = standing
+        self._roll = Roll(link, line, standing.resized)
+        self._move: Move | None = None
+        """The newest one that was announced."""
         self._reports: dict[int, Failure | None] = {}
         """Node 0 only: what each node has reported at its end."""
         self._verdict: Verdict | None = None
@@ -94,11 +91,19 @@ class Supervisor:
         self._ended_by: int | None = None
         self._reported = False
         self._alerted = False
+        self._asked = False
+        """Workers have ended as in a move; node 0 knows whether there is one."""
+        self._orphaned: Failure | None = None
         self._term_at: float | None = None
         self._kill_at: float | None = None
         self._killed_from = math.inf
         """When this launcher began to kill workers itself; a POSIX time."""
         self._verdict_by: float | None = None
+
+    @property
+    def moved(self) -> bool:
+        """Whether rank 0 has announced a move in this start."""
+        return self._move is not None
 
     def wait(self) -> Verdict:
         """Return when all workers of this node have ended and the cause of a failure is agreed."""
@@ -111,7 +116,7 @@ class Supervisor:
                     return Verdict(ended_by=self._ended_by)
                 self._report()
                 if self._verdict is not None:
-                    if self._verdict.failure is not None:
+                    if self._verdict != Verdict():
                         kill_descendants()
                     return self._verdict
             taken = signal.sigtimedwait(WATCHED, self._patience())
@@ -128,13 +133,31 @@ class Supervisor:
         if number == signal.SIGCHLD:
             for worker in reap(self._running):
                 if worker.status and self._ended_by is None:
-                    self._alert()
+                    self._mind(worker.status)
         elif number == WAKE_SIGNAL:
             self._signal_workers(WAKE_SIGNAL)
         elif number in ENDING:
             self._ended_by = self._ended_by or number
             self._signal_workers(number)
             self._kill_at = self._kill_at or time.monotonic() + TERM_GRACE_S
+
+    def _mind(self, status: int) -> None:
+        """A worker has ended with a status other than 0."""
+        self._hear_rank_0()
+        if self._excused(status):
+            return
+        if status in MOVED and not self._link.is_hub:
+            # The answer is an alert, where the move that would explain this is not on the line already.
+            self._asked = True
+            self._link.tell({"type": "ask"})
+        else:
+            self._alert()
+
+    def _excused(self, status: int) -> bool:
+        """Whether a worker of this node may end so."""
+        if self._move is not None and self._move.ends(self._link.node_rank):
+            return True
+        return self._standing.parent is not None and status == LEFT_STATUS
 
     def _signal_workers(self, number: int) -> None:
         for pid in self._running:
@@ -158,121 +181,155 @@ class Supervisor:
         self._alerted = True
         self._term_at = time.monotonic() + SIBLING_GRACE_S
         self._verdict_by = time.monotonic() + VERDICT_WAIT_S
-        if self._link is not None:
-            self._link.tell({"type": "alert"})
+        self._link.tell({"type": "alert"})
+
+    def _begin(self, move: Move) -> None:
+        """Rank 0 has announced a move."""
+        self._move, self._asked = move, False
+        me, now = self._link.node_rank, time.monotonic()
+        if move.ends(me):
+            self._term_at, self._kill_at = now + LEAVE_GRACE_S, now + 2 * LEAVE_GRACE_S
+            if self._link.is_hub:
+                self._verdict_by = now + RELAUNCH_WAIT_S
+        else:
+            # The agent numbers its ranks anew, and so do messages.
+            before = sum(self._link.workers[node] for node in move.leaving if node < me)
+            for worker in self._workers:
+                worker.rank -= before
 
     def _first_failure(self) -> Failure | None:
         failures = [self._lost] if self._lost is not None else []
         for worker in self._workers:
-            if worker.status:
+            if worker.status and not self._excused(worker.status):
                 sudden = worker.status - 128 in SUDDEN and worker.ended_at < self._killed_from
                 at, why = self._notes.read(worker.local_rank) or (
                     worker.ended_at - (HEAD_START_S if sudden else 0.0),
                     describe_status(worker.status),
                 )
-                failures.append(
-                    Failure(at, worker.rank, worker.status, why, f"pid {worker.pid}, {self._where}")
-                )
+                where = f"pid {worker.pid}, {self._standing.where}"
+                failures.append(Failure(at, worker.rank, worker.status, why, where))
+        if failures and self._orphaned is not None:
+            failures.append(self._orphaned)
         return min(failures, key=lambda failure: (failure.at, failure.rank), default=None)
 
     # -- the other launchers ----------------------------------------
 
     def _report(self) -> None:
         """This node's workers have ended: tell node 0, or decide."""
-        mine = self._first_failure()
-        if self._link is None:
-            restart = free_port() if mine is not None and self._restarts(mine) else None
-            self._verdict = Verdict(mine, restart_port=restart)
+        link = self._link
+        if self._move is not None and link.node_rank in self._move.leaving:
+            link.tell({"type": "left"})
+            self._verdict = Verdict(left=True)
             return
+        if self._asked and not self._alerted and link.channels:
+            return
+        mine = self._first_failure()
         if not self._reported:
             self._reported = True
-            self._reports[self._link.node_rank] = mine
-            if not self._link.is_hub:
-                self._link.tell({"type": "done", "failure": asdict(mine) if mine else None})
-        if self._link.is_hub:
-            self._decide(self._link)
-        elif self._verdict is None and (not self._link.channels or self._overdue()):
+            self._reports[link.node_rank] = mine
+            if not link.is_hub:
+                link.tell({"type": "done", "failure": asdict(mine) if mine else None})
+        if link.is_hub:
+            self._decide()
+        elif self._verdict is None and (not link.channels or self._overdue()):
             # Node 0 is gone, and with it whoever would have said more.
             self._verdict = Verdict(mine)
 
-    def _decide(self, link: Link) -> None:
-        everybody = len(self._reports) == len(link.workers)
-        if not everybody and not self._overdue():
+    def _decide(self) -> None:
+        link, roll = self._link, self._roll
+        everybody, overdue = roll.staying <= self._reports.keys(), self._overdue()
+        if not everybody and not overdue:
             return
-        failures = [failure for failure in self._reports.values() if failure is not None]
-        first = min(failures, key=lambda failure: (failure.at, failure.rank), default=None)
-        complete = everybody and len(link.channels) == len(link.workers) - 1
-        restart = free_port() if first is not None and self._restarts(first) and complete else None
-        link.tell({"type": "verdict", "failure": asdict(first) if first else None, "restart": restart})
-        self._verdict = Verdict(first, restart_port=restart)
+        relaunch = self._relaunches
+        failures = [self._reports[node] for node in roll.staying & self._reports.keys()]
+        if relaunch and not everybody:
+            failures.append(self._stuck(min(roll.staying - self._reports.keys())))
+        known = [failure for failure in failures if failure is not None]
+        first = min(known, key=lambda failure: (failure.at, failure.rank), default=None)
+        again = None
+        if relaunch if first is None else self._restarts(first):
+            # Slurm takes the nodes that leave as soon as the next rank 0 says that they are free.
+            if roll.leaving and not overdue:
+                self._verdict_by = self._verdict_by or time.monotonic() + RELAUNCH_WAIT_S
+                return
+            if everybody and roll.staying <= {0, *(channel.node for channel in link.channels)}:
+                again = Again(free_port(), tuple(sorted(roll.staying)), roll.resized)
+        self._verdict = Verdict(first, again=again)
+        link.tell(self._verdict.message())
 
     def _restarts(self, failure: Failure) -> bool:
         """Whether all ranks are started again after this first failure; or because a rank has asked for it."""
-        return self._may_restart or (self._may_retry and failure.status == RETRY_STATUS)
+        asked = failure.status == RETRY_STATUS
+        return self._standing.may_restart or (asked and (self._standing.may_retry or self.moved))
+
+    def _stuck(self, node: int) -> Failure:
+        why = "its workers did not end in time to be started again"
+        return Failure(time.time(), self._rank_of(node), 1, why, f"node {node} of the step")
+
+    def _rank_of(self, node: int) -> int:
+        """The rank of a node's first worker as the agent counts now."""
+        return sum(self._link.workers[other] for other in self._roll.staying if other < node)
+
+    @property
+    def _relaunches(self) -> bool:
+        return self._move is not None and self._move.relaunch
 
     def _overdue(self) -> bool:
         return self._verdict_by is not None and time.monotonic() >= self._verdict_by
 
     def _hear(self) -> None:
-        if self._link is None:
-            return
+        self._hear_rank_0()
         for node, message in self._link.heard():
+            # What a node says of its end may be explained by what rank 0 has said before.
+            self._hear_rank_0()
             try:
                 self._understand(node, message)
             except (KeyError, TypeError, ValueError):
                 # The line is authenticated, so this is another version of this program: the exit statuses suffice.
                 continue
+        parent = self._standing.parent
+        if parent is not None and self._orphaned is None and self._running and parent.gone():
+            why = "the job that this one is a companion of has ended, or started again"
+            self._orphaned = Failure(time.time(), self._workers[0].rank, 1, why, self._standing.where)
+            self._term_at = time.monotonic() + SIBLING_GRACE_S
+
+    def _hear_rank_0(self) -> None:
+        if self._alerted or self._ended_by is not None:
+            self._roll.refuse("the ranks are being ended")
+            return
+        for move in self._roll.announced():
+            self._begin(move)
+            self._link.tell(move.message())
 
     def _understand(self, node: int, message: Message) -> None:
-        assert self._link is not None
+        ends = self._move is not None and self._move.ends(node)
         match message["type"]:
-            case "alert":
+            case "move":
+                self._begin(Move.from_message(message))
+            case "ask" if not ends:
+                self._alert()
+            case "alert" if not (ends and self._link.is_hub):
                 self._alert()
             case "done":
-                self._reports[node] = _failure(message["failure"])
+                self._reports[node] = None if ends else Failure.from_message(message["failure"])
                 if self._reports[node] is not None:
                     self._alert()
             case "verdict":
-                restart = message["restart"]
-                self._verdict = Verdict(
-                    _failure(message["failure"]), restart_port=None if restart is None else int(restart)
-                )
+                self._verdict = Verdict.from_message(message)
             case "gone" if self._verdict is None and self._ended_by is None:
-                self._lose(self._link, node)
+                self._lose(node)
 
-    def _lose(self, link: Link, node: int) -> None:
+    def _lose(self, node: int) -> None:
         """A launcher has gone without a report: its node failed, or somebody killed it."""
-        if link.is_hub:
-            if node in self._reports:
-                return
-            rank = sum(link.workers[:node])
-            why = f"the launcher of node {node} has gone without a word (node failure, or killed)"
-            self._reports[node] = Failure(time.time(), rank, 1, why, f"node {node} of the step")
-            self._alert()
-        elif self._running:
+        if self._link.is_hub:
+            if node in self._roll.leaving:
+                self._roll.gone(node)
+            elif node not in self._reports or self._relaunches:
+                why = f"the launcher of node {node} has gone without a word (node failure, or killed)"
+                rank, where = self._rank_of(node), f"node {node} of the step"
+                self._reports[node] = Failure(time.time(), rank, 1, why, where)
+                self._alert()
+        elif self._running or self._relaunches:
             why = "the launcher of node 0 has gone without a word (node failure, or killed)"
             self._lost = Failure(time.time(), 0, 1, why, "node 0 of the step")
             self._alert()
-
-
-def describe_status(status: int) -> str:
-    """Say in words how a process ended, from its shell-like exit status."""
-    if status <= 128:
-        return f"exited with status {status}"
-    try:
-        name = signal.Signals(status - 128).name
-    except ValueError:
-        return f"exited with status {status}"
-    hint = " (out of memory, or someone's kill -9)" if name == "SIGKILL" else ""
-    return f"was ended by {name}{hint}"
-
-
-def describe(failure: Failure) -> str:
-    """One line for the job's log."""
-    return f"rank {failure.rank} ({failure.where}) failed first: {failure.why} (exit status {failure.status})"
-
-
-def _failure(raw: Any) -> Failure | None:
-    if raw is None:
-        return None
-    return Failure(float(raw["at"]), int(raw["rank"]), int(raw["status"]), str(raw["why"]), str(raw["where"]))

@@ -34,8 +34,8 @@ class Ticket:
     """The type of the GPUs on this node in Slurm's words; empty where Slurm has none."""
 
 
-class _Unusable(Exception):
-    """Why a ticket is not usable."""
+class Unusable(Exception):
+    """Why a file of this user's alone, as a ticket, is not usable."""
 
 
 def read_ticket(environ: Mapping[str, str] | None = None) -> Ticket | None:
@@ -54,10 +54,10 @@ def read_ticket(environ: Mapping[str, str] | None = None) -> Ticket | None:
     paths = [Path(folder) / f"{job_id}.{node}{kind}" for kind in (".json", ".next.json")]
     for path in paths:
         try:
-            return _usable(_read_private(path), job_id, environ.get("SLURM_RESTART_COUNT"))
+            return _usable(read_private(path), job_id, environ.get("SLURM_RESTART_COUNT"))
         except FileNotFoundError:
             continue
-        except (OSError, ValueError, _Unusable) as error:
+        except (OSError, ValueError, Unusable) as error:
             _refuse(path, error)
             return None
     log.warning("this is a Pollux job, but it has no ticket at %s; training goes on without Pollux", paths[0])
@@ -67,13 +67,13 @@ def read_ticket(environ: Mapping[str, str] | None = None) -> Ticket | None:
 def _usable(text: str, job_id: str, attempt: str | None) -> Ticket:
     ticket = _parse(text)
     if str(ticket.job_id) != job_id:
-        raise _Unusable(f"it is of job {ticket.job_id}, this is job {job_id}")
+        raise Unusable(f"it is of job {ticket.job_id}, this is job {job_id}")
     # Slurm leaves the count unset in a first attempt.
     if not attempt or ticket.attempt == int(attempt):
         return ticket
     token = json.loads(text).get("later", {}).get(attempt)
     if not isinstance(token, str):
-        raise _Unusable(f"it is of attempt {ticket.attempt}, this is attempt {attempt}")
+        raise Unusable(f"it is of attempt {ticket.attempt}, this is attempt {attempt}")
     return replace(ticket, attempt=int(attempt), token=token)
 
 
@@ -81,21 +81,24 @@ def _refuse(path: Path, error: Exception) -> None:
     log.warning("the Pollux ticket %s is not usable: %s; training goes on without Pollux", path, error)
 
 
-def _read_private(path: Path) -> str:
-    """The text of a file that is this user's alone: anybody else's could send our reports elsewhere."""
+def read_private(path: Path) -> str:
+    """The text of a file that is this user's alone: anybody else's could send us elsewhere.
+
+    Raises OSError and Unusable.
+    """
     # No link is followed and nothing blocks, whatever somebody put there.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         facts = os.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode):
-            raise _Unusable("expected a regular file")
+            raise Unusable("expected a regular file")
         if facts.st_uid not in (os.geteuid(), 0):
-            raise _Unusable(f"it belongs to uid {facts.st_uid}, expected {os.geteuid()}")
+            raise Unusable(f"it belongs to uid {facts.st_uid}, expected {os.geteuid()}")
         if facts.st_mode & 0o077:
-            raise _Unusable(f"expected mode 0600, its mode is {stat.S_IMODE(facts.st_mode):04o}")
+            raise Unusable(f"expected mode 0600, its mode is {stat.S_IMODE(facts.st_mode):04o}")
         content = file.read(_LARGEST + 1)
     if len(content) > _LARGEST:
-        raise _Unusable(f"expected at most {_LARGEST} bytes")
+        raise Unusable(f"expected at most {_LARGEST} bytes")
     return content.decode()
 
 
@@ -104,19 +107,19 @@ def _parse(text: str) -> Ticket:
         document: Any = json.loads(text)
     except json.JSONDecodeError as error:
         # Its message has line and column only.
-        raise _Unusable(f"not JSON: {error}") from None
+        raise Unusable(f"not JSON: {error}") from None
     if not isinstance(document, dict):
-        raise _Unusable("expected a JSON object")
+        raise Unusable("expected a JSON object")
 
     def take(name: str, kind: type, what: str) -> Any:
         value = document.get(name)
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise _Unusable(f"{name} must be {what}")
+            raise Unusable(f"{name} must be {what}")
         return value
 
     interval = float(take("publish_interval_s", int | float, "a number of seconds"))  # type: ignore[arg-type]
     if not math.isfinite(interval) or interval <= 0:
-        raise _Unusable("publish_interval_s must be above 0")
+        raise Unusable("publish_interval_s must be above 0")
     return Ticket(
         cluster=take("cluster", str, "text"),
         job_id=take("job_id", int, "a whole number"),
@@ -133,5 +136,5 @@ def _gpu_type(document: dict[str, Any]) -> str:
     """Absent in tickets of prologs that knew none."""
     value = document.get("gpu_type", "")
     if not isinstance(value, str) or len(value) > 64 or not (value.isprintable()):
-        raise _Unusable("gpu_type must be text of at most 64 printable characters")
+        raise Unusable("gpu_type must be text of at most 64 printable characters")
     return value

@@ -1,0 +1,130 @@
+"""Launchers in processes of their own, with workers that do as a test says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from pollux import link, supervise, verdict, wake
+from pollux.link import Link
+from pollux.supervise import WATCHED, Standing, Supervisor
+from pollux.verdict import Verdict
+from pollux.workers import Notes, start_worker
+
+
+@pytest.fixture
+def launcher_signals() -> Iterator[None]:
+    """Block what the launcher blocks, and give the test process its own mask back."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    yield
+    while signal.sigtimedwait(WATCHED, 0) is not None:
+        pass
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def in_child(body: Callable[[], int]) -> tuple[int, str]:
+    """Run `body` in a forked process: (exit status, what it and its children printed to standard error)."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        os.dup2(write, 1)
+        os.dup2(write, 2)
+        os.close(read)
+        os.close(write)
+        sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+        code = 99
+        try:
+            code = body()
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else 98
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    os.close(write)
+    with os.fdopen(read, errors="replace") as output:
+        text = output.read()
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status), text
+
+
+def run_workers(*bodies: Callable[[], int], node_link: Link | None = None, first: int = 0) -> Verdict:
+    """Fork one worker per body and see them through, as the launcher does."""
+    notes = Notes(len(bodies))
+    unblock = WATCHED - {wake.WAKE_SIGNAL}
+    workers = [
+        start_worker(first + number, number, {"RANK": str(first + number)}, body, notes, unblock=unblock)
+        for number, body in enumerate(bodies)
+    ]
+    return Supervisor(workers, notes, node_link or Link.alone(len(bodies), "here"), Standing("here")).wait()
+
+
+def succeed() -> int:
+    return 0
+
+
+def linger() -> int:
+    time.sleep(60)
+    return 0
+
+
+def hold_on() -> int:
+    """Ignore TERM, as a worker stuck in a kernel does."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return linger()
+
+
+def killed() -> int:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return 0
+
+
+def fail() -> int:
+    raise ValueError("on purpose")
+
+
+@pytest.fixture
+def short_graces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "SIBLING_GRACE_S", 0.1)
+    monkeypatch.setattr(supervise, "TERM_GRACE_S", 0.3)
+
+
+def ports() -> list[int]:
+    return [link.free_port() for _ in range(4)]
+
+
+def on_nodes(*bodies: Callable[[], int]) -> list[tuple[int, str]]:
+    """One launcher per body, each in its own process with one worker: (exit status, output) of each."""
+    candidates = ports()
+    results: dict[int, tuple[int, str]] = {}
+
+    def node(number: int, body: Callable[[], int]) -> None:
+        def launcher() -> int:
+            if number == 0:
+                mine = link.gather(link.listen(candidates), b"key", 1, len(bodies), timeout=80)
+            else:
+                mine = link.join("127.0.0.1", candidates, b"key", number, 1, timeout=80)
+            mine.signal_arrivals()
+
+            def worker() -> int:
+                mine.close()
+                return body()
+
+            ended = run_workers(worker, node_link=mine, first=number)
+            if ended.failure is not None:
+                print(verdict.describe(ended.failure), file=sys.stderr)
+            return ended.status
+
+        results[number] = in_child(launcher)
+
+    threads = [threading.Thread(target=node, args=item) for item in enumerate(bodies)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [results[number] for number in range(len(bodies))]

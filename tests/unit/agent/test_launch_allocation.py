@@ -1,0 +1,120 @@
+"""What the launcher reads from Slurm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pollux.allocation import (
+    expand_indices,
+    fewest_cpus,
+    first_host,
+    in_batch_script,
+    machine_gpus,
+    node_address,
+    read_allocation,
+    visible_gpus,
+    without_stale,
+)
+from pollux.errors import LaunchError
+
+STEP = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_RESTART_COUNT": "3",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_NODELIST": "n[3-4]",
+    "SLURM_NODEID": "1",
+    "SLURM_LOCALID": "0",
+    "SLURMD_NODENAME": "n4",
+    "CUDA_VISIBLE_DEVICES": "0,1,2",
+    # Stale, of the submission:
+    "SLURM_NTASKS": "8",
+    "SLURM_GPUS": "16",
+    "SLURM_NNODES": "4",
+}
+
+
+def test_the_allocation_is_what_slurm_wrote_for_this_start() -> None:
+    found = read_allocation(STEP)
+    assert (found.node_rank, found.num_nodes, found.workers) == (1, 2, 3)
+    assert (found.first_node, found.attempt, found.gpu_ids) == ("n3", 3, ("0", "1", "2"))
+    assert read_allocation(STEP, workers=1).workers == 1
+
+
+def test_ports_are_derived_alike_and_differ_between_attempts() -> None:
+    one, other = read_allocation(STEP), read_allocation(STEP | {"SLURM_NODEID": "0"})
+    assert one.link_ports(16) == other.link_ports(16)
+    assert len(set(one.link_ports(16))) == 16
+    assert all(1024 < port < 32768 for port in one.link_ports(16))
+    assert one.link_ports(4) != read_allocation(STEP | {"SLURM_RESTART_COUNT": "4"}).link_ports(4)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"SLURM_LOCALID": "1"}, {"SLURM_STEP_NUM_TASKS": "8"}, {"SLURM_NODEID": "x"}, {"SLURM_JOB_ID": ""}],
+)
+def test_a_step_that_cannot_be_ours_is_refused(change: dict[str, str]) -> None:
+    with pytest.raises(LaunchError, match=r"expected"):
+        read_allocation(STEP | change)
+
+
+def test_stale_sizes_do_not_reach_srun() -> None:
+    cleaned = without_stale(
+        STEP | {"SLURM_CPUS_PER_TASK": "2", "RANK": "1", "PATH": "/bin", "SLURM_CONF": "/c"}
+    )
+    assert not {"SLURM_NTASKS", "SLURM_GPUS", "SLURM_NNODES", "SLURM_CPUS_PER_TASK", "RANK"} & set(cleaned)
+    assert {"PATH", "SLURM_CONF", "SLURM_JOB_ID"} <= set(cleaned)
+
+
+def test_batch_script_and_task_are_told_apart() -> None:
+    assert in_batch_script({"SLURM_JOB_ID": "7"})
+    assert not in_batch_script(STEP)
+    assert not in_batch_script({})
+
+
+@pytest.mark.parametrize(
+    ("env", "gpus"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "2,3", "SLURM_STEP_GPUS": "6,7"}, ("2", "3")),
+        ({"CUDA_VISIBLE_DEVICES": ""}, ()),
+        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, ()),
+        ({"SLURM_STEP_GPUS": "4-6"}, ("0", "1", "2")),
+        ({"SLURM_JOB_GPUS": "0,2"}, ("0", "1")),
+        ({"SLURM_GPUS_ON_NODE": "2"}, ("0", "1")),
+        ({}, ()),
+    ],
+)
+def test_gpus_of_this_node(env: dict[str, str], gpus: tuple[str, ...]) -> None:
+    assert visible_gpus(env) == gpus
+
+
+def test_outside_of_slurm_the_machines_gpus_are_counted(tmp_path: Path) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    assert machine_gpus(tmp_path) == ("0", "1")
+
+
+def test_slurm_lists() -> None:
+    assert expand_indices("0-2,5") == [0, 1, 2, 5]
+    with pytest.raises(LaunchError, match="GPU indices"):
+        expand_indices("a-b")
+    assert first_host("gpu[03-05,9],login") == "gpu03"
+    assert first_host("n1,n2") == "n1"
+    assert first_host("rack[1-2]node[4-5]") == "rack1node4"
+    assert first_host("") == ""
+    assert fewest_cpus("8(x2),4") == 4
+    assert fewest_cpus("16") == 16
+    assert fewest_cpus("") == 0
+
+
+def test_the_node_address_comes_from_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text('#!/bin/sh\necho "NodeName=$5 Arch=x NodeAddr=10.1.2.3 NodeHostName=x"\n')
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    assert node_address("n1") == "10.1.2.3"
+    scontrol.write_text("#!/bin/sh\nexit 1\n")
+    assert node_address("n1") == "n1"

@@ -1,0 +1,175 @@
+"""How a node's workers start and end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pollux import wake
+from pollux.link import Link
+from pollux.node import Task
+from pollux.supervise import Standing, Supervisor
+from pollux.verdict import describe
+from pollux.workers import Notes, Worker, adopt_orphans
+from tests.unit.agent.launching import (  # noqa: F401 - fixtures among them
+    fail,
+    hold_on,
+    in_child,
+    killed,
+    launcher_signals,
+    linger,
+    run_workers,
+    short_graces,
+    succeed,
+)
+
+pytestmark = [
+    pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning"),
+    pytest.mark.usefixtures("launcher_signals", "short_graces"),
+]
+
+
+def test_all_succeed() -> None:
+    assert in_child(lambda: run_workers(succeed, succeed).status)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "why"),
+    [
+        (fail, 1, "ValueError: on purpose"),
+        (lambda: sys.exit(7), 7, "sys.exit(7)"),
+        (lambda: sys.exit("in words"), 1, "in words"),
+        (killed, 137, "SIGKILL (out of memory"),
+        (lambda: os._exit(5), 5, "exited with status 5"),
+    ],
+)
+def test_when_one_fails_the_others_end_and_the_cause_is_told(
+    body: Callable[[], int], status: int, why: str
+) -> None:
+    def launcher() -> int:
+        ended = run_workers(linger, body, hold_on)
+        assert ended.failure is not None
+        print(describe(ended.failure), file=sys.stderr)
+        return ended.status
+
+    code, text = in_child(launcher)
+    assert code == status, text
+    assert "rank 1 (pid" in text
+    assert why in text
+
+
+def test_of_two_failures_the_earlier_one_is_the_cause() -> None:
+    def later() -> int:
+        time.sleep(0.05)
+        raise RuntimeError("connection closed by peer")
+
+    def slow_to_exit() -> int:
+        import atexit
+
+        atexit.register(time.sleep, 0.1)
+        return fail()
+
+    def launcher() -> int:
+        ended = run_workers(later, slow_to_exit)
+        assert ended.failure is not None
+        return 10 + ended.failure.rank
+
+    assert in_child(launcher)[0] == 11
+
+
+@pytest.mark.parametrize(("number", "first"), [(signal.SIGKILL, 1), (signal.SIGABRT, 0)])
+def test_a_killed_rank_is_the_cause_though_its_peers_raised_before_it_was_reaped(
+    number: signal.Signals, first: int
+) -> None:
+    notes = Notes(2)
+    notes.write(0, "RuntimeError: Connection closed by peer")
+    dead = [Worker(0, 0, 11, 1, time.time()), Worker(1, 1, 12, 128 + number, time.time() + 0.1)]
+    failure = Supervisor(dead, notes, Link.alone(2, "here"), Standing("here"))._first_failure()
+    assert failure is not None
+    assert failure.rank == first
+
+
+def test_a_trace_begins_in_the_script(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("def deep():\n    raise ValueError('on purpose')\ndeep()\n")
+    task = Task(str(script), [], [])
+    _, text = in_child(lambda: run_workers(task.run).status)
+    assert "workers.py" not in text
+    assert "runpy" not in text
+    assert f'File "{script}", line 3' in text
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_the_launcher_ends_all(number: signal.Signals) -> None:
+    def launcher() -> int:
+        threading.Timer(0.1, os.kill, (os.getpid(), number)).start()
+        return run_workers(linger, hold_on).status
+
+    assert in_child(launcher)[0] == 128 + number
+
+
+def test_usr1_is_passed_on_and_ends_nobody() -> None:
+    def take_it() -> int:
+        signal.sigwait({signal.SIGUSR1})
+        return 0
+
+    def launcher() -> int:
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        return run_workers(take_it, take_it).status
+
+    assert in_child(launcher)[0] == 0
+
+
+def test_what_a_worker_leaves_behind_is_ended() -> None:
+    def leave_orphans() -> int:
+        # Each in a session of its own, holding the output open as a data-loading process would.
+        subprocess.Popen(["sh", "-c", "sleep 60 & sleep 60"], start_new_session=True)
+        return 3
+
+    def launcher() -> int:
+        adopt_orphans()
+        return run_workers(leave_orphans).status
+
+    # in_child reads the output to its end, so it returns only when no descendant holds it.
+    before = time.monotonic()
+    assert in_child(launcher)[0] == 3
+    assert time.monotonic() - before < 50
+
+
+def test_workers_die_with_a_killed_launcher() -> None:
+    def launcher() -> int:
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        return run_workers(linger, hold_on).status
+
+    before = time.monotonic()
+    assert in_child(launcher)[0] == -signal.SIGKILL
+    assert time.monotonic() - before < 50
+
+
+def test_wake_calls_back_off_the_main_thread() -> None:
+    def body() -> int:
+        calls: list[int | None] = []
+        called = threading.Event()
+
+        def callback() -> None:
+            calls.append(threading.current_thread().ident)
+            called.set()
+
+        stop = wake.watch(callback)
+        assert wake.is_blocked()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert called.wait(20)
+        stop()
+        os.kill(os.getpid(), signal.SIGUSR1)  # ends nobody afterwards either
+        return 0 if calls[0] != threading.main_thread().ident else 1
+
+    code, text = in_child(body)
+    assert code == 0, text
