@@ -1,13 +1,14 @@
 """How the ranks agree: rank 0 decides, and all of them act on it after the same optimizer step.
 
 Rank 0 broadcasts a small vector over a gloo group of its own, asynchronously, after one step; every rank takes it in
-after a later one, by when it has long arrived: an all-reduce lies between. So no rank ever waits for a decision, and
+after the next one, by when it has long arrived: an all-reduce lies between. So no rank ever waits for a decision, and
 none acts before the others. The vector also says after how many steps the next exchange is, which keeps its cost a
 small share of a short step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -19,11 +20,11 @@ from pollux.errors import RankLost
 from pollux.goodput import NoiseScale
 from pollux.tuning import BatchChoice
 
-EXCHANGE_INTERVAL = 0.05
-"""Seconds between two exchanges, about: soon enough for a drain, seldom enough for steps of a millisecond."""
+EXCHANGE_INTERVAL = 0.25
+"""Seconds between two exchanges, about: soon enough for a drain, and 0.1 % of the time of a rank on a busy core."""
 
 
-_HEAD = 6  # numbers of a decision beside the noise scales
+_HEAD = 7  # numbers of a decision beside the noise scales
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class Decision:
 
     reallocation: int = 0
     """Drain for the re-allocation of this id: checkpoint, acknowledge, wait; 0: go on."""
+    resize: int = 0
+    """Go through with the resize or relaunch of this re-allocation, whose order rank 0 then tells; 0: none."""
     checkpoint: bool = False
     """Write a periodic checkpoint."""
     local_batch: int = 0
@@ -57,7 +60,7 @@ class Decision:
     def encode(self, groups: int) -> list[float]:
         noise = self.noise if len(self.noise) == groups else (None,) * groups
         scales = [x for n in noise for x in (n if n is not None else (-1.0, -1.0))]
-        head = [self.reallocation, float(self.checkpoint), self.local_batch, self.accumulation]
+        head = [self.reallocation, self.resize, float(self.checkpoint), self.local_batch, self.accumulation]
         return [float(x) for x in (*head, self.sampling, self.next_exchange)] + scales
 
     @classmethod
@@ -65,7 +68,8 @@ class Decision:
         head, scales = [int(x) for x in values[:_HEAD]], values[_HEAD:]
         pairs = zip(scales[::2], scales[1::2], strict=True)
         noise = tuple(NoiseScale(q, v) if q >= 0 else None for q, v in pairs)
-        return cls(head[0], bool(head[1]), head[2], head[3], max(head[4], 1), max(head[5], 1), noise)
+        orders, sizes = (head[0], head[1], bool(head[2])), (head[3], head[4])
+        return cls(*orders, *sizes, max(head[5], 1), max(head[6], 1), noise)
 
 
 def lost_peer(error: BaseException) -> bool:
@@ -85,20 +89,34 @@ class ControlExchange:
         """Parameter groups of all models together; not to be changed after the first exchange."""
         self._pending: tuple[torch.Tensor, Any] | None = None
         self._countdown = 1
+        self._options = dist.BroadcastOptions()
+        self._options.rootRank = self._options.rootTensor = 0
+        self._options.asyncOp = True
 
-    def due(self) -> bool:
-        """Count one optimizer step; True where an exchange is due at its end."""
-        self._countdown -= 1
-        return self._countdown <= 0
+    def begin_anew(self, group: dist.ProcessGroup | None) -> None:
+        """Go on in the group of other ranks; nothing may be under way in the old one."""
+        assert self._pending is None
+        self.group, self._countdown = group, 1
 
-    def swap(self, decision: Decision) -> Decision | None:
-        """Send (rank 0) or expect the next decision; returns the one sent an exchange earlier, None the first time."""
+    def step(self, decide: Callable[[], Decision]) -> Decision | None:
+        """Count one optimizer step; returns the decision sent at the last one's end, where one was.
+
+        Where an exchange is due, rank 0 sends what `decide` gives, and the others expect it.
+        """
         taken = self.take()
-        self._countdown = taken.next_exchange if taken is not None else 1
-        vector = torch.tensor(decision.encode(self.groups), dtype=torch.float64)
-        work = None if self.group is None else dist.broadcast(vector, src=0, group=self.group, async_op=True)
-        self._pending = (vector, work)
+        if taken is not None:
+            self._countdown = taken.next_exchange
+        self._countdown -= 1
+        if self._countdown <= 0:
+            self.send(decide())
         return taken
+
+    def send(self, decision: Decision) -> None:
+        """Send rank 0's decision, without waiting for it."""
+        vector = torch.tensor(decision.encode(self.groups), dtype=torch.float64)
+        # The group's own call: torch.distributed's, made for large tensors, costs twice as much again.
+        work = None if self.group is None else self.group.broadcast([vector], self._options)
+        self._pending = (vector, work)
 
     def take(self) -> Decision | None:
         """The decision under way, waited for; raises RankLost where a rank left meanwhile."""

@@ -1,7 +1,8 @@
 """Where the gradients that a noise scale compares come from.
 
-- Two ranks or more: a DDP communication hook sees each rank's accumulated gradient before the all-reduce, and the
-  mean after it (`HookEstimator`): n = K, b = m (s + 1).
+- Two ranks or more: each rank's accumulated gradient before DDP's reduction, and the mean after it: n = K,
+  b = m (s + 1). Seen from the two ends of the backward pass (`ReductionEstimator`), or by a communication hook, where
+  there is one of the user's or `.grad` is reduced in place (`HookEstimator`).
 - One rank that accumulates: the micro-batches' gradients are compared with their mean (`AccumulationEstimator`):
   n = s + 1, b = m.
 - One rank, one micro-batch: successive steps' gradients are differenced (`DifferencedEstimator`), a last resort: the
@@ -106,7 +107,7 @@ CommunicationHook = tuple[object, Callable[[Any, Any], torch.futures.Future[Tens
 
 
 class HookEstimator:
-    """Two ranks or more: the DDP communication hook.
+    """Two ranks or more: the DDP communication hook, where `ReductionEstimator` cannot be.
 
     `.grad` afterwards is bit for bit what DDP without a hook gives: each bucket is multiplied by 1/K, then summed. On
     steps that are not measured nothing else happens.
@@ -200,16 +201,13 @@ class AccumulationEstimator:
         self._aside: list[Tensor | None] | None = None
         self._local: Tensor | None = None
         self._passes = 0
-        self._dirty = False
 
     def begin_group(self) -> None:
-        self._local, self._passes, self._dirty = None, 0, False
+        self._local, self._passes = None, 0
 
     def before_backward(self) -> None:
         """Set `.grad` aside."""
         self._aside = [p.grad for p in self._params]
-        if self._passes == 0 and any(g is not None and bool(g.is_sparse) for g in self._aside):
-            self._dirty = True
         for p in self._params:
             p.grad = None
 

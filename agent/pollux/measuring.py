@@ -25,6 +25,7 @@ from pollux.estimators import (
 from pollux.goodput import NoiseScale
 from pollux.noise_scale import NoiseAverages, SampleKind
 from pollux.precondition import GradientNorms
+from pollux.reduction import ReductionEstimator
 from pollux.sharding import is_sharded
 
 if TYPE_CHECKING:
@@ -69,25 +70,29 @@ class NoiseMeter:
         self._flushed_at = 0
         self._step = 0
         self._due_from = 0
-        self._hook: HookEstimator | ReduceScatterEstimator | None = None
+        self._reduction: ReductionEstimator | None = None
+        self._hook: ReductionEstimator | HookEstimator | ReduceScatterEstimator | None = None
         self.sharded = is_sharded(model)
         """The model is under fully_shard."""
         self.reduces = True
         """Its backward passes reduce their gradients, as it is set at present."""
         self.hooked = isinstance(model, DistributedDataParallel) and not model.gradient_as_bucket_view
         """What was reduced is seen apart from `.grad`, whatever the user's loop does to that before the step."""
+        params = [p for p in model.parameters() if p.requires_grad]
         group = None
         if isinstance(model, DistributedDataParallel):
-            size = dist.get_world_size(model.process_group)
-            self._hook = HookEstimator(norms, size, on_ready=on_ready, inner=comm_hook)
-            model.register_comm_hook(model.process_group, self._hook.hook)
             group = model.process_group
+            if comm_hook is not None or model.gradient_as_bucket_view or model.static_graph:
+                size = dist.get_world_size(group)
+                self._hook = HookEstimator(norms, size, on_ready=on_ready, inner=comm_hook)
+                model.register_comm_hook(group, self._hook.hook)
+            else:
+                self._hook = self._reduction = ReductionEstimator(norms, params, on_ready=on_ready)
         elif self.sharded and dist.get_world_size() > 1:
             from pollux.sharded_noise import ReduceScatterEstimator  # noqa: PLC0415 - loads torch's sharding
 
             self._hook = ReduceScatterEstimator(norms, model, dist.get_world_size())
             group = dist.group.WORLD
-        params = [p for p in model.parameters() if p.requires_grad]
         self._accumulation = AccumulationEstimator(norms, params)
         self._differenced = DifferencedEstimator(norms, params)
         self._buffer = SampleBuffer(norms.groups, device, group=group, parts=self.sharded)
@@ -146,11 +151,17 @@ class NoiseMeter:
         """After it. `share` is the weight of its mean loss in the step's."""
         if self._source is _Source.ACCUMULATION:
             self._accumulation.after_backward(share)
-        if synchronises and self._source is not None:
+        if not synchronises:
+            return
+        if self._reduction is not None:
+            self._reduction.passed()
+        if self._source is not None:
             self._end_group()
 
     def abandon_pass(self) -> None:
         """The pass raised: leave the gradients as they would be without us."""
+        if self._reduction is not None:
+            self._reduction.abandon()
         if self._source is _Source.ACCUMULATION:
             self._accumulation.abandon()
         self._source = None
@@ -204,3 +215,5 @@ class NoiseMeter:
 
     def close(self) -> None:
         self._buffer.clear()
+        if self._reduction is not None:
+            self._reduction.close()

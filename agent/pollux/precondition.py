@@ -66,6 +66,12 @@ def _shares(sizes: tuple[int, ...], newest: float, device: torch.device) -> Tens
     return torch.tensor([(newest / size) ** 0.5 for size in sizes], dtype=torch.float32, device=device)
 
 
+@lru_cache(maxsize=256)
+def _index(groups: tuple[int, ...], device: torch.device) -> Tensor:
+    """Each tensor's parameter group, kept on the device as `_shares` are."""
+    return torch.tensor(groups, device=device)
+
+
 class GradientNorms:
     """Squared norms [groups] of gradients of the optimizer's parameters, preconditioned where it is Adam-like."""
 
@@ -100,12 +106,29 @@ class GradientNorms:
     def of(self, params: Sequence[Tensor], grads: Sequence[Tensor]) -> Tensor:
         """Squared norm per parameter group, float32 [groups], on the gradients' device; no host synchronisation."""
         device = local_part(grads[0]).device if grads else torch.device("cpu")
+        if self.moment is None:
+            return self._plain(params, grads, device)
         out = torch.zeros(self.groups, dtype=torch.float32, device=device)
         for group, pieces, moments in self._chunks(params, grads):
-            seen = pieces if self.moment is None else self._preconditioned(pieces, moments, group)
+            seen = self._preconditioned(pieces, moments, group)
             norms = torch.stack(list(torch._foreach_norm(seen, 2, torch.float32)))
             out[group] += torch.dot(norms, norms)
         return out
+
+    def _plain(self, params: Sequence[Tensor], grads: Sequence[Tensor], device: torch.device) -> Tensor:
+        """Without a preconditioner nothing needs a workspace, nor cutting."""
+        of, seen, groups = self.group_of, [], []
+        for param, grad in zip(params, grads, strict=True):
+            if param in of and grad.numel():
+                seen.append(local_part(grad))
+                groups.append(of[param])
+        if not seen:
+            return torch.zeros(self.groups, dtype=torch.float32, device=device)
+        norms = torch.stack(list(torch._foreach_norm(seen, 2, torch.float32)))
+        if self.groups == 1:
+            return torch.dot(norms, norms).reshape(1)
+        out = torch.zeros(self.groups, dtype=torch.float32, device=device)
+        return out.index_add_(0, _index(tuple(groups), device), norms * norms)
 
     def of_flat(self, param: Tensor, piece: Tensor, start: int) -> Tensor:
         """As `of`, for a run of elements of one parameter from `start` on, flattened; of its shard where it is sharded.
@@ -160,28 +183,21 @@ class GradientNorms:
         """Runs of (group, gradients, second moments) of at most CHUNK elements each."""
         by_group: dict[int, list[tuple[Tensor, Tensor]]] = {}
         for param, whole_grad in zip(params, grads, strict=True):
-            group, grad = self.group_of.get(param), local_part(whole_grad)
-            if (
-                group is not None and grad.numel()
-            ):  # a parameter that this optimizer does not train has no say
-                by_group.setdefault(group, []).append((param, grad))
+            group, grad, moment = self.group_of.get(param), local_part(whole_grad), self.second_moment(param)
+            # One that this optimizer does not train, or has never stepped so far (unused until now), has no say.
+            if group is not None and moment is not None and grad.numel():
+                by_group.setdefault(group, []).append((grad, moment))
         for group, pairs in by_group.items():
             pieces: list[Tensor] = []
             moments: list[Tensor] = []
             size = 0
-            for param, grad in pairs:
-                moment = self.second_moment(param)
-                if self.moment is not None and moment is None:
-                    continue  # never stepped so far (unused until now): it has no preconditioner yet
-                for start, stop in _cuts(grad):
-                    whole = start == 0 and stop == -1
-                    piece = grad if whole else grad[start:stop]
+            for grad, whole in pairs:
+                for piece, moment in _pieces(grad, whole):
                     if pieces and size + piece.numel() > CHUNK:
                         yield group, pieces, moments
                         pieces, moments, size = [], [], 0
                     pieces.append(piece)
-                    if moment is not None:
-                        moments.append(moment if whole else moment[start:stop])
+                    moments.append(moment)
                     size += piece.numel()
             if pieces:
                 yield group, pieces, moments
@@ -199,9 +215,15 @@ class GradientNorms:
         return None if moment is None else local_part(moment)
 
 
-def _cuts(grad: Tensor) -> list[tuple[int, int]]:
-    """Where to cut a tensor along its first axis so that the pieces have about CHUNK elements; (0, -1): nowhere."""
-    if grad.numel() <= CHUNK or grad.dim() == 0 or grad.shape[0] < 2:
-        return [(0, -1)]
-    rows = max(1, CHUNK * grad.shape[0] // grad.numel())
-    return [(i, min(i + rows, grad.shape[0])) for i in range(0, grad.shape[0], rows)]
+def _pieces(grad: Tensor, moment: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Parts of at most CHUNK elements of two tensors alike, cut along the first axes as far as that takes."""
+    if grad.numel() <= CHUNK:
+        yield grad, moment
+        return
+    rows = CHUNK * grad.shape[0] // grad.numel()
+    if not rows:
+        for row, its in zip(grad, moment, strict=True):
+            yield from _pieces(row, its)
+        return
+    for i in range(0, grad.shape[0], rows):
+        yield grad[i : i + rows], moment[i : i + rows]

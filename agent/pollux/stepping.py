@@ -255,10 +255,9 @@ class Stepper(Endings):
         self._exchange_decisions()
 
     def _exchange_decisions(self) -> None:
-        if self._exchange.due():
-            decision = self._exchange.swap(self._decide())
-            if decision is not None:
-                self._act(decision)
+        decision = self._exchange.step(self._decide)
+        if decision is not None:
+            self._act(decision)
 
     def heed(self) -> None:
         """Act on what rank 0 has decided by now, at once and on all ranks."""
@@ -282,7 +281,8 @@ class Stepper(Endings):
         if self._last_end is not None:
             seconds = now - self._last_end
             before = self._step_seconds
-            self._step_seconds = 0.9 * before + 0.1 * seconds if before else seconds
+            # A pause now and then, of which the agent is not told, is no step.
+            self._step_seconds = 0.9 * before + 0.1 * min(seconds, 2.0 * before) if before else seconds
         self._last_end = now
 
     def _decide(self) -> Decision:

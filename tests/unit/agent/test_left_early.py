@@ -130,7 +130,7 @@ def test_an_order_under_way_at_a_break_is_answered_once(tmp_path: Path) -> None:
             step(job, optimizer, x, y)
             if job.progress.optimizer_steps == 3:
                 break
-        job._exchange.swap(Decision(reallocation=6))
+        job._exchange.send(Decision(reallocation=6))
         break
     assert line.came.wait(60)
     job.close()

@@ -142,7 +142,7 @@ def test_an_order_to_drain_under_way_at_the_end_is_answered_by_the_last_checkpoi
     for _ in job.epochs(1):
         for x, y in loader:
             step(job, optimizer, x, y)
-        job._exchange.swap(Decision(reallocation=5))
+        job._exchange.send(Decision(reallocation=5))
         job._restart.ask_drain(6)
     job.close()
     assert heard(line, 2) == [(5, 2), (6, 2)]

@@ -1,0 +1,98 @@
+"""Gradients measured twice by the same preconditioner: as `GradientNorms.of` measures them, one parameter at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from pollux import pair_norms, precondition
+from pollux.pair_norms import PairNorms
+from pollux.precondition import GradientNorms
+
+SHAPES = [(4, 3), (7,), (2, 3, 2, 2), (1,), (11, 5)]
+CASES = [
+    (torch.optim.SGD, {}),
+    (torch.optim.Adam, {}),
+    (torch.optim.Adam, {"amsgrad": True}),
+    (torch.optim.AdamW, {"betas": (0.9, 0.95), "eps": 1e-3}),
+    (torch.optim.RMSprop, {}),
+]
+
+
+def trained(kind: Any, split: bool, **options: Any) -> tuple[list[torch.nn.Parameter], GradientNorms]:
+    """Parameters with gradients and an optimizer that has stepped; some elements never had a gradient."""
+    generator = torch.Generator().manual_seed(3)
+    params = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
+    params[2].data = params[2].data.contiguous(memory_format=torch.channels_last)
+    groups: Any = [{"params": params[3:]}, {"params": params[:3], "lr": 0.2}] if split else params
+    optimizer = kind(groups, lr=0.1, **options)
+    for _ in range(6):
+        for p in params:
+            p.grad = torch.randn(p.shape, generator=generator)
+            p.grad[..., 0] = 0.0
+        optimizer.step()
+    for p in params:
+        p.grad = torch.randn(p.shape, generator=generator)
+    norms = GradientNorms(optimizer)
+    norms.steps = 6
+    return params, norms
+
+
+def expected(norms: GradientNorms, params: list[torch.nn.Parameter]) -> torch.Tensor:
+    """One parameter after the other, by the optimizer's own formula."""
+    out = torch.zeros(norms.groups)
+    for p in params:
+        assert p.grad is not None
+        out += norms.of([p], [p.grad])
+    return out
+
+
+@pytest.mark.parametrize(("kind", "options"), CASES)
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("chunk", [1 << 21, 20, 8])
+def test_both_measurements(
+    kind: Any, options: dict[str, Any], split: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params, norms = trained(kind, split, **options)
+    wanted = expected(norms, params)
+    # Runs of a few parameters, of one, and parameters that are cut: 11 x 5 goes in rows.
+    monkeypatch.setattr(pair_norms, "CHUNK", chunk)
+    monkeypatch.setattr(pair_norms, "KEPT", 2 * chunk)
+    pair = PairNorms(norms)
+    assert torch.allclose(pair.first(params), wanted, rtol=1e-5)
+    for p in params:
+        assert p.grad is not None
+        p.grad.mul_(0.5)
+    assert torch.allclose(pair.second(params), 0.25 * wanted, rtol=1e-5)
+
+
+def test_parameters_that_others_train_or_only_others_have_used() -> None:
+    params, norms = trained(torch.optim.Adam, False)
+    alone = torch.nn.Parameter(torch.ones(3))
+    alone.grad = torch.ones(3)
+    pair = PairNorms(norms)
+    wanted = expected(norms, params[1:])
+    assert torch.allclose(pair.first([*params[1:], alone]), wanted, rtol=1e-5)
+    assert torch.allclose(pair.second([*params, alone]), expected(norms, params), rtol=1e-5)
+    fresh = GradientNorms(torch.optim.Adam(params))
+    assert PairNorms(fresh).first(params).count_nonzero() == 0
+
+
+def test_a_tensor_whose_rows_are_beyond_the_workspace_is_cut_within_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    param = torch.nn.Parameter(torch.randn(2, 3, 40))
+    optimizer = torch.optim.Adam([param])
+    for _ in range(6):
+        param.grad = torch.ones_like(param)
+        optimizer.step()
+    norms = GradientNorms(optimizer)
+    norms.steps = 6
+    wanted = norms.of([param], [param.grad])
+    monkeypatch.setattr(precondition, "CHUNK", 16)
+    sizes = [sum(piece.numel() for piece in pieces) for _, pieces, _ in norms._chunks([param], [param.grad])]
+    assert max(sizes) <= 16
+    assert sum(sizes) == param.numel()
+    assert torch.allclose(norms.of([param], [param.grad]), wanted, rtol=1e-5)
