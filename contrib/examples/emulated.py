@@ -112,9 +112,8 @@ class Accelerator:
 
     def __init__(self, args: argparse.Namespace, job: pollux.Job) -> None:
         self._alpha, self._beta = args.alpha, args.beta
+        self._local, self._node = args.sync
         self._job = job
-        world = job.world
-        self._sync = 0.0 if world.size < 2 else args.sync[0] if world.nodes < 2 else args.sync[1]
 
     def compute(self, examples: int) -> None:
         """One forward and backward pass over so many examples."""
@@ -122,8 +121,9 @@ class Accelerator:
 
     def synchronise(self) -> None:
         """The all-reduce, in the passes that have one."""
-        if self._job.sync_gradients:
-            _sleep(self._sync)
+        world = self._job.world  # of this moment: a job may be resized in place
+        if self._job.sync_gradients and world.size > 1:
+            _sleep(self._local if world.nodes < 2 else self._node)
 
 
 def _sleep(seconds: float) -> None:
