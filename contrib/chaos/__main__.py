@@ -25,8 +25,9 @@ from polluxd.slurm.scontrol import ScontrolClient
 from polluxd.store import Store
 
 from .faults import KINDS, Chaos
+from .ledger import ledgers, lineage
 from .service import Polluxd
-from .workload import Training, lineage, submit, submit_plain, trainings
+from .workload import Training, submit, submit_plain, trainings
 
 ROOT = Path(__file__).resolve().parents[2]
 AFTERWARDS_S = 1200.0
@@ -122,7 +123,7 @@ class Run:
         faults: list[str] = []
         rows = []
         for job_id, training in self.jobs.items():
-            job, ledger = self.last.get(job_id), lineage(self._folder / f"ledger-{training.name}")
+            job, ledger = self.last.get(job_id), lineage(ledgers(self._folder / f"ledger-{training.name}"))
             state = job.raw_state if job is not None else "unknown to Slurm"
             wrong = ledger.faults(training.passes)
             if job is None or job.state is not JobState.COMPLETED:

@@ -1,8 +1,8 @@
 """A training that writes down which samples each optimizer step took, so that the lineage can be counted afterwards.
 
-Each rank appends to a file of its own: a first line with the launch and the step that it resumes from, then a line
-`STEP INDEX INDEX ...` for each micro-batch, before it is computed. What a crash undid is in the files as well:
-`lineage` in workload.py leaves it out.
+Each rank appends to a file of its own, of lines that ledger.py reads: where it began and in which process; each
+micro-batch, before it is computed; each optimizer step, after it, with the time and the number of ranks. What a crash
+undid is in the files as well.
 """
 
 from __future__ import annotations
@@ -25,10 +25,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 from emulated import digits
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--passes", type=int, required=True, help="passes through the data")
+parser.add_argument("--passes", type=int, required=True, help="passes through the data, at most")
+parser.add_argument(
+    "--until", type=Path, help="file whose appearance ends the training with the pass under way"
+)
 parser.add_argument("--step-s", type=float, default=0.05, help="seconds that a micro-batch takes at least")
 parser.add_argument("--ledger", type=Path, required=True, help="folder of the files")
 args = parser.parse_args()
+
+
+def to_end() -> bool:
+    """Whether any rank has seen the file; all ranks ask alike."""
+    seen = torch.tensor([int(args.until is not None and args.until.exists())])
+    if distributed.is_initialized():
+        distributed.all_reduce(seen)
+    return bool(seen)
+
 
 data = digits().train
 x, y = data.tensors
@@ -40,6 +52,8 @@ loader = job.loader(TensorDataset(x, y, torch.arange(len(y))), 32, max_batch_siz
 launch = torch.tensor([time.time_ns()])
 if distributed.is_initialized():
     distributed.broadcast(launch, 0)
+# A rank of a companion comes into a training that goes on; any other goes back to the checkpoint that it begins from.
+began = "joined" if os.environ.get("POLLUX_COMPANION") else "from"
 attempt = os.environ.get("SLURM_RESTART_COUNT", "0")
 name = args.ledger / f"{launch.item()}-{attempt}-{job.rank}.txt"
 with name.open("x", buffering=1) as ledger:
@@ -48,7 +62,7 @@ with name.open("x", buffering=1) as ledger:
         for images, labels, indices in loader:
             step = job.progress.optimizer_steps
             if first:
-                print(f"from {step} of {len(y)}", file=ledger)
+                print(f"{began} {step} of {len(y)} in {os.getpid()}", file=ledger)
                 first = False
             print(step, *indices.tolist(), file=ledger)
             with job.micro_batch():
@@ -57,5 +71,9 @@ with name.open("x", buffering=1) as ledger:
             if job.sync_gradients:
                 optimizer.step()
                 optimizer.zero_grad()
+                print("done", step, time.time(), job.world.size, file=ledger)
+        if to_end():
+            break
 if job.is_main:
     print(f"trained {job.progress.epoch} passes in {job.progress.optimizer_steps} steps")
+job.close()

@@ -1,19 +1,15 @@
-"""The jobs of a chaos run, and what their ledgers say of the samples that they trained on."""
+"""The jobs of a chaos run."""
 
 from __future__ import annotations
 
 import random
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SAMPLES = 1438
-"""Of the digits that are trained on (contrib/examples/emulated.py)."""
-
 SCRIPT = """\
 #!/bin/bash
 #SBATCH --job-name={name} --nodes=1 --ntasks-per-node=1 --gpus-per-node=1 --cpus-per-task=1
@@ -94,50 +90,3 @@ def _asked(command: list[str], environment: Mapping[str, str]) -> str | None:
     except subprocess.TimeoutExpired:
         return None
     return done.stdout if done.returncode == 0 else None
-
-
-@dataclass(frozen=True)
-class Lineage:
-    """What of a training lives on in its last state."""
-
-    launches: int
-    undone: int
-    """Samples that were trained on and then undone, since a crash went back to a checkpoint before them."""
-    counts: Counter[int]
-
-    def faults(self, passes: int) -> list[str]:
-        """What is not as it must be: each sample once per pass, and no other."""
-        if not self.launches:
-            return ["it never trained"]
-        odd = {i: n for i in range(SAMPLES) if (n := self.counts[i]) != passes}
-        foreign = sorted(set(self.counts) - set(range(SAMPLES)))
-        told = (
-            [f"{len(odd)} samples not seen {passes} times, such as {dict(list(odd.items())[:3])}"]
-            if odd
-            else []
-        )
-        return told + ([f"samples that do not exist: {foreign[:3]}"] if foreign else [])
-
-
-def lineage(folder: Path) -> Lineage:
-    """Read a job's ledger. A step counts where no later launch began at it or before it."""
-    launches: dict[int, tuple[int, list[tuple[int, list[int]]]]] = {}
-    for path in sorted(folder.glob("*.txt")):
-        lines = path.read_text().split("\n")[:-1]  # the last one is empty, or was cut off by a kill
-        if not lines:
-            continue  # killed before its first step
-        number, start = int(path.name.split("-")[0]), int(lines[0].split()[1])
-        _, steps = launches.setdefault(number, (start, []))
-        for line in lines[1:]:
-            step, *indices = map(int, line.split())
-            steps.append((step, indices))
-    counts, undone, bound = Counter[int](), 0, sys.maxsize
-    for number in sorted(launches, reverse=True):
-        start, steps = launches[number]
-        for step, indices in steps:
-            if step < bound:
-                counts.update(indices)
-            else:
-                undone += len(indices)
-        bound = min(bound, start)
-    return Lineage(len(launches), undone, counts)

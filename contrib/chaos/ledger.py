@@ -1,0 +1,115 @@
+"""What the ledgers of a training say: which samples live on in its last state, and in which processes it was made."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SAMPLES = 1438
+"""Of the digits that are trained on (contrib/examples/emulated.py)."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """An optimizer step, once it was over."""
+
+    step: int
+    at: float
+    """POSIX time [s]."""
+    ranks: int
+
+
+@dataclass
+class Ledger:
+    """One rank's file, written by counted.py."""
+
+    launch: int
+    """Equal for all ranks of one start, and greater for a later one."""
+    joined: bool
+    """It came into a training under way, from a companion job."""
+    start: int
+    """The optimizer step that it began with."""
+    pid: int
+    batches: list[tuple[int, list[int]]] = field(default_factory=list)
+    """(step, samples) of each micro-batch."""
+    done: list[Done] = field(default_factory=list)
+
+    def sizes(self) -> list[int]:
+        """The numbers of ranks that this process trained among, one after the other."""
+        seen = [done.ranks for done in self.done]
+        return [n for i, n in enumerate(seen) if i == 0 or seen[i - 1] != n]
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """What of a training lives on in its last state."""
+
+    launches: int
+    undone: int
+    """Samples that were trained on and then undone, since a crash went back to a checkpoint before them."""
+    repeated: int
+    """Optimizer steps that were over, and made once more by a later start: none where every move was acknowledged."""
+    counts: Counter[int]
+
+    def faults(self, passes: int) -> list[str]:
+        """What is not as it must be: each sample once per pass, and no other."""
+        if not self.launches:
+            return ["it never trained"]
+        odd = {i: n for i in range(SAMPLES) if (n := self.counts[i]) != passes}
+        foreign = sorted(set(self.counts) - set(range(SAMPLES)))
+        told = (
+            [f"{len(odd)} samples not seen {passes} times, such as {dict(list(odd.items())[:3])}"]
+            if odd
+            else []
+        )
+        return told + ([f"samples that do not exist: {foreign[:3]}"] if foreign else [])
+
+
+def ledgers(folder: Path) -> list[Ledger]:
+    """A job's ledgers, the oldest start first; ranks that were killed before their first step have none."""
+    found = []
+    for path in sorted(folder.glob("*.txt")):
+        lines = path.read_text().split("\n")[:-1]  # the last one is empty, or was cut off by a kill
+        if lines:
+            found.append(_read(int(path.name.split("-")[0]), lines))
+    return sorted(found, key=lambda ledger: ledger.launch)
+
+
+def _read(launch: int, lines: Sequence[str]) -> Ledger:
+    began, start, _, _, _, pid = lines[0].split()
+    ledger = Ledger(launch, began == "joined", int(start), int(pid))
+    for line in lines[1:]:
+        first, *rest = line.split()
+        if first == "done":
+            ledger.done.append(Done(int(rest[0]), float(rest[1]), int(rest[2])))
+        else:
+            ledger.batches.append((int(first), [int(index) for index in rest]))
+    return ledger
+
+
+def lineage(found: Sequence[Ledger]) -> Lineage:
+    """What lives on of a training, from its `ledgers`.
+
+    A step counts where no later start began at it or before it. A rank that joined belongs to the start that was in
+    force when it came.
+    """
+    starts: dict[int, list[Ledger]] = {}
+    newest = 0
+    for ledger in found:
+        newest = newest if ledger.joined else ledger.launch
+        starts.setdefault(newest, []).append(ledger)
+    counts, undone, repeated, bound = Counter[int](), 0, 0, sys.maxsize
+    for launch in sorted(starts, reverse=True):
+        for ledger in starts[launch]:
+            for step, indices in ledger.batches:
+                if step < bound:
+                    counts.update(indices)
+                else:
+                    undone += len(indices)
+        over = {done.step for ledger in starts[launch] for done in ledger.done}
+        repeated += sum(step >= bound for step in over)
+        bound = min([bound, *(ledger.start for ledger in starts[launch] if not ledger.joined)])
+    return Lineage(len(starts), undone, repeated, counts)
