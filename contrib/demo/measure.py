@@ -9,9 +9,11 @@ import re
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 _GPUS = re.compile(r"gpu(?::[^,:=(]+)?[:=](\d+)")
+_COMPANION = ".companion"
+"""How the names of jobs end that lend nodes to another one, of the name before it."""
 
 
 class SlurmSilentError(Exception):
@@ -44,15 +46,28 @@ class Seen:
 
 
 def observe(env: Mapping[str, str]) -> dict[int, Seen]:
-    """All jobs that squeue lists, by job id."""
+    """All jobs that squeue lists, by job id; companions as part of the job that they lend to."""
     # %b: GPUs per node as requested, which is what a running job holds on each of its %D nodes.
-    out = slurm(["squeue", "-h", "-a", "-t", "all", "-o", "%i|%T|%D|%b|%N"], env)
-    seen = {}
-    for line in out.splitlines():
-        ident, state, nodes, gres, names = line.split("|", 4)
+    out = slurm(["squeue", "-h", "-a", "-t", "all", "-o", "%i|%T|%D|%b|%N|%j"], env)
+    seen: dict[int, Seen] = {}
+    named: dict[str, int] = {}
+    companions: list[tuple[str, Seen]] = []
+    for line in sorted(out.splitlines(), key=lambda line: int(line.split("|", 1)[0])):
+        ident, state, nodes, gres, names, job = line.split("|", 5)
         found = _GPUS.search(gres)
         held = int(nodes) * int(found[1]) if found and state == "RUNNING" else 0
-        seen[int(ident)] = Seen(state, held, names)
+        one = Seen(state, held, names)
+        if job.endswith(_COMPANION):
+            companions.append((job.removesuffix(_COMPANION), one))
+        else:
+            named[job] = int(ident)  # of two jobs of a name, the other one has ended
+            seen[int(ident)] = one
+    for job, companion in companions:
+        parent = named.get(job)
+        if parent is not None and companion.gpus and seen[parent].gpus:
+            whole = seen[parent]
+            nodes = f"{whole.nodes},{companion.nodes}"
+            seen[parent] = replace(whole, gpus=whole.gpus + companion.gpus, nodes=nodes)
     return seen
 
 

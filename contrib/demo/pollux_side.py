@@ -110,9 +110,10 @@ class Database:
         return [
             Move(
                 *(cost["job_id"], cost["path"], cost["from"], cost["to"], cost["planned_at"]),
-                # The order to drain starts the clock, and training goes on until its last step.
+                # The order to drain starts the clock, and training goes on until its last step. In place it goes on
+                # until the ranks form their groups anew: no order stops it.
                 total_s=cost["drained_s"] + cost["total_s"],
-                steps={"drain": cost["drained_s"]} | cost["steps"],
+                steps=({} if cost["path"] == "resize" else {"drain": cost["drained_s"]}) | cost["steps"],
             )
             for cost in self._open().reallocation_costs()
         ]

@@ -130,7 +130,8 @@ def _close_pollux_run(stage: Stage, summary: Summary) -> None:
     console.print()
     if summary.moves:
         console.print(
-            f"{len(summary.moves)} re-allocations: seconds from the order to drain to the first step after it, by part",
+            f"{len(summary.moves)} re-allocations: seconds, by part. In place: without a training step. Else: from the "
+            "order to drain to the first step after it",
             style="bold",
             highlight=False,
         )

@@ -138,15 +138,20 @@ def job_table(summary: Summary) -> Table:
 
 
 def move_table(moves: Sequence[Move]) -> Table:
-    """What a re-allocation cost, split by step: median and worst."""
+    """What a re-allocation cost, by path, split by step: median and worst."""
     table = Table(pad_edge=False, box=None, header_style="bold")
+    table.add_column("path")
     table.add_column("part")
     for column in ("median", "mean", "worst"):
         table.add_column(column, justify="right")
-    names = list(dict.fromkeys(name for m in sorted(moves, key=lambda m: -len(m.steps)) for name in m.steps))
-    rows: list[tuple[str, list[float]]] = [(n, [m.steps[n] for m in moves if n in m.steps]) for n in names]
-    rows.append(("in all", [m.total_s for m in moves]))
-    for name, values in rows:
-        if values:
-            table.add_row(name, f"{median(values):.2f}", f"{mean(values):.2f}", f"{max(values):.2f}")
+    for path in sorted({m.path for m in moves}):
+        mine = [m for m in moves if m.path == path]
+        names = dict.fromkeys(name for m in sorted(mine, key=lambda m: -len(m.steps)) for name in m.steps)
+        rows: list[tuple[str, list[float]]] = [(n, [m.steps[n] for m in mine if n in m.steps]) for n in names]
+        rows = [*rows, ("in all", [m.total_s for m in mine])] if len(rows) > 1 else rows
+        for title, (name, values) in zip([f"{path} ({len(mine)})", *[""] * len(rows)], rows, strict=False):
+            table.add_row(
+                *(title, name, f"{median(values):.2f}", f"{mean(values):.2f}", f"{max(values):.2f}")
+            )
+        table.add_section()
     return table

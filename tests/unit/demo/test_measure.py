@@ -25,7 +25,7 @@ def squeue(tmp_path):
 @pytest.mark.parametrize("gres", ["gres:gpu:3", "gres/gpu:3", "gpu:3", "gres:gpu:a100:3", "gres/gpu=3"])
 def test_held_gpus_are_nodes_times_gpus_per_node_while_running(squeue, gres):
     env = squeue(
-        f"echo '5|RUNNING|2|{gres}|n[1-2]'; echo '6|PENDING|2|{gres}|'; echo '7|COMPLETING|2|{gres}|n3'"
+        f"echo '7|COMPLETING|2|{gres}|n3|c'; echo '5|RUNNING|2|{gres}|n[1-2]|a'; echo '6|PENDING|2|{gres}||b'"
     )
     assert observe(env) == {
         5: Seen("RUNNING", 6, "n[1-2]"),
@@ -35,7 +35,23 @@ def test_held_gpus_are_nodes_times_gpus_per_node_while_running(squeue, gres):
 
 
 def test_a_job_without_gpus_holds_none(squeue):
-    assert observe(squeue("echo '5|RUNNING|1|N/A|n1'")) == {5: Seen("RUNNING", 0, "n1")}
+    assert observe(squeue("echo '5|RUNNING|1|N/A|n1|a'")) == {5: Seen("RUNNING", 0, "n1")}
+
+
+def test_companions_are_part_of_the_job_that_they_lend_to(squeue):
+    lines = (
+        *("3|COMPLETED|1|gres:gpu:4||a", "4|COMPLETED|1|gres:gpu:4||a.companion"),
+        *("5|RUNNING|1|gres:gpu:4|n1|a", "6|RUNNING|1|gres:gpu:2|n4|b"),
+        *("7|RUNNING|2|gres:gpu:4|n[2-3]|a.companion", "8|PENDING|1|gres:gpu:2||b.companion"),
+    )
+    assert observe(squeue("; ".join(f"echo '{line}'" for line in lines))) == {
+        3: Seen("COMPLETED", 0, ""),
+        5: Seen("RUNNING", 12, "n1,n[2-3]"),
+        6: Seen("RUNNING", 2, "n4"),
+    }
+    # A companion outlives its parent for a moment, at most.
+    alone = ("5|COMPLETED|1|gres:gpu:4||a", "7|RUNNING|1|gres:gpu:4|n2|a.companion")
+    assert observe(squeue("; ".join(f"echo '{line}'" for line in alone))) == {5: Seen("COMPLETED", 0, "")}
 
 
 def test_a_command_that_fails_is_an_error_with_its_complaint(squeue):

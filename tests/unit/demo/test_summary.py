@@ -109,6 +109,16 @@ def test_tables_tell_sizes_over_time_and_costs(summary):
     assert "12.50" in text
 
 
+def test_costs_are_told_by_path():
+    resized = replace(MOVE, path="resize", total_s=0.25, steps={"resize": 0.25})
+    lines = rendered(move_table([MOVE, MOVE, resized])).splitlines()
+    (told,) = (line.split() for line in lines if "resize" in line)
+    assert told == ["resize", "(1)", "resize", "0.25", "0.25", "0.25"]
+    (first,) = (line for line in lines if line.startswith("requeue"))
+    assert "(2)" in first
+    assert sum("in all" in line for line in lines) == 1
+
+
 def test_the_picture_is_drawn_for_any_series(summary, tmp_path):
     from contrib.demo.timeline import draw
 
