@@ -58,8 +58,9 @@ class Roll:
             move = self._understood(reallocation, message)
             if isinstance(move, Move):
                 self._take(move)
-                self._line.send({"taken": reallocation})
                 yield move
+                # Last: by now the other launchers have been told, whatever rank 0 does to this one.
+                self._line.send({"taken": reallocation})
             else:
                 self._line.send({"refused": reallocation, "why": move})
 

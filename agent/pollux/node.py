@@ -206,6 +206,9 @@ class _Meeting:
         return self._link
 
     def _meet(self, allocation: Allocation) -> None:
+        # This thread may outlive its end, as Python sees it, by a moment, and must not be the one that takes a signal
+        # which the main thread has blocked by then: SIGIO of the link would end the process.
+        signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
         ports, workers, num_nodes = (
             allocation.link_ports(CANDIDATES),
             allocation.workers,

@@ -1,0 +1,163 @@
+"""Real launchers on one machine, one per node that Slurm would have, and scripts whose ranks note how they fare."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+PATIENCE_S = 100.0
+
+# Without the import of torch, for which these scripts have no use; and with short graces, if a test says so.
+LAUNCHER = """
+import sys
+from pollux import launch, node, supervise
+node.PRELOAD = ()
+for setting in sys.argv.pop(1).split():
+    name, _, value = setting.partition("=")
+    setattr(supervise, name, float(value))
+sys.exit(launch.main(["run", *sys.argv[1:]]))
+"""
+
+PRELUDE = '''
+import json, os, signal, sys, time
+from pathlib import Path
+
+here = Path(sys.argv[1])
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+node = os.environ["SLURMD_NODENAME"]
+
+def note(kind, **more):
+    """One line of the log, written at once."""
+    more |= {"kind": kind, "rank": rank, "world": world, "node": node}
+    line = os.open(here / "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(line, json.dumps(more).encode() + b"\\\\n")
+    os.close(line)
+
+def mark(name):
+    (here / name).touch()
+
+def wait_for(name):
+    deadline = time.monotonic() + 100
+    while not (here / name).exists():
+        assert time.monotonic() < deadline, name
+        time.sleep(0.01)
+
+def line():
+    from pollux.launcher_line import LauncherLine
+    return LauncherLine.from_environment()
+
+def kill(pid):
+    os.kill(pid, signal.SIGKILL)
+    time.sleep(100)
+
+def stuck():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(100)
+
+start = 0
+while True:  # how often this rank was started before
+    try:
+        os.close(os.open(here / f"start-{start}-{node}-{os.environ['LOCAL_RANK']}", os.O_CREAT | os.O_EXCL))
+        break
+    except FileExistsError:
+        start += 1
+NAMES = ("GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_PORT", "POLLUX_RESIZED", "POLLUX_LEFT", "POLLUX_RESTARTS")
+note("started", start=start, line=line() is not None, **{name: os.environ.get(name) for name in NAMES})
+'''.replace("\\\\n", "\\n")
+
+
+class Step:
+    """Launchers of the nodes n0, n1, ..., each with `workers` ranks that run `body` after the prelude."""
+
+    def __init__(
+        self,
+        folder: Path,
+        nodes: int,
+        body: str,
+        *options: str,
+        workers: int = 2,
+        settings: str = "",
+        **env: str,
+    ) -> None:
+        self.folder = folder
+        script = folder / "train.py"
+        script.write_text(PRELUDE + body)
+        scontrol = folder / "scontrol"
+        scontrol.write_text("#!/bin/sh\necho NodeAddr=127.0.0.1\n")
+        scontrol.chmod(0o755)
+        plain = {
+            name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "POLLUX"))
+        }
+        agent = Path(__file__).parents[3] / "agent"
+        plain |= {"PYTHONPATH": str(agent), "PATH": f"{folder}:{plain['PATH']}", "CUDA_VISIBLE_DEVICES": ""}
+        plain |= {
+            "SLURM_JOB_ID": str(random.randrange(1, 1 << 30)),
+            "SLURM_STEP_ID": "0",
+            "SLURM_STEP_NUM_NODES": str(nodes),
+            "SLURM_STEP_NUM_TASKS": str(nodes),
+            "SLURM_STEP_NODELIST": "n0",
+        }
+        self.launchers: list[subprocess.Popen[bytes]] = []
+        for number in range(nodes):
+            own = {"SLURM_NODEID": str(number), "SLURMD_NODENAME": f"n{number}"}
+            with (folder / f"out-{number}").open("wb") as out:
+                command = [sys.executable, "-c", LAUNCHER, settings, "--nproc", str(workers), *options]
+                self.launchers.append(
+                    subprocess.Popen(
+                        [*command, str(script), str(folder)] if "--companion" not in options else command,
+                        env=plain | own | env,
+                        stdin=subprocess.DEVNULL,
+                        stdout=out,
+                        stderr=out,
+                    )
+                )
+
+    def statuses(self) -> list[int]:
+        """Every launcher's exit status, waited for."""
+        deadline = time.monotonic() + PATIENCE_S
+        return [each.wait(max(deadline - time.monotonic(), 0.1)) for each in self.launchers]
+
+    def output(self) -> str:
+        return "".join(path.read_text(errors="replace") for path in sorted(self.folder.glob("out-*")))
+
+    def log(self, kind: str) -> list[dict[str, Any]]:
+        """What ranks have noted under `kind`, in order."""
+        path = self.folder / "log"
+        lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [line for line in lines if line["kind"] == kind]
+
+    def placed(self, start: int, **only: str) -> list[tuple[int, str]]:
+        """(rank, node) of the ranks in order, of those notes of a start that say so."""
+        asked = {name: value for name, value in only.items()}
+        found = [note for note in self.log("started") if note["start"] == start]
+        assert all(note[name] == value for note in found for name, value in asked.items()), found
+        return sorted((note["rank"], note["node"]) for note in found)
+
+    def end(self) -> None:
+        for each in self.launchers:
+            if each.poll() is None:
+                each.kill()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    each.wait(20)
+
+
+@contextlib.contextmanager
+def step(folder: Path, nodes: int, body: str, *options: str, **more: Any) -> Iterator[Step]:
+    """A step that leaves no process behind."""
+    made = Step(folder, nodes, body, *options, **more)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+STOPPED = -signal.SIGKILL

@@ -1,0 +1,251 @@
+"""Moves that end ranks of a running step: nodes are seen off, and the others go on or start again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.agent.launched_step import STOPPED, Step, step
+
+# How a rank that has to leave ends: as asked, or in another way.
+WAYS = {
+    "as asked": "sys.exit(76)",
+    "launcher killed": "kill(os.getppid())",
+    "worker killed": "kill(os.getpid())",
+    "failed": "raise ValueError('on the way out')",
+    "stuck": "stuck()",
+}
+SHORT = "LEAVE_GRACE_S=0.5"
+
+SHRINK = """
+LEAVING = {leaving!r}
+if rank == 0:
+    line = line()
+    line.announce(5, "resize", LEAVING + ["elsewhere"])
+    mark("announced")
+    note("gone", early=sorted(line.gone(LEAVING, 0.2)))
+    mark("go")
+    note("gone", names=sorted(line.gone(LEAVING, 90)))
+    mark("shrunk")
+wait_for("announced")
+if node in LEAVING:
+    wait_for("go")
+    {way}
+wait_for("shrunk")
+note("survived")
+"""
+
+
+@pytest.mark.parametrize(
+    ("leaving", "way"),
+    [(["n2"], "as asked"), (["n1", "n2"], "as asked"), *((["n1"], way) for way in WAYS)],
+)
+def test_nodes_that_leave_end_well_and_the_others_train_on(
+    tmp_path: Path, leaving: list[str], way: str
+) -> None:
+    settings = SHORT if way == "stuck" else ""
+    with step(tmp_path, 3, SHRINK.format(leaving=leaving, way=WAYS[way]), settings=settings) as launched:
+        expected = [0, 0, 0]
+        if way == "launcher killed":
+            expected[1] = STOPPED
+        assert launched.statuses() == expected, launched.output()
+    early, late = launched.log("gone")
+    # A stuck rank may have been ended by its launcher meanwhile.
+    assert early["early"] == [] or way == "stuck"
+    assert late["names"] == leaving
+    survivors = {note["node"] for note in launched.log("survived")}
+    assert survivors == {"n0", "n1", "n2"} - set(leaving)
+    assert len(launched.log("started")) == 6, "nobody was started again"
+
+
+@pytest.mark.parametrize("status", [76, 77])
+@pytest.mark.parametrize("node", ["n0", "n1"])
+def test_without_an_announcement_these_statuses_are_failures(tmp_path: Path, node: str, status: int) -> None:
+    body = f"if node == '{node}': sys.exit({status})\ntime.sleep(90)"
+    with step(tmp_path, 2, body, workers=1, settings="SIBLING_GRACE_S=0.1") as launched:
+        assert launched.statuses() == [status, status]
+    assert f"sys.exit({status})" in launched.output()
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        ("5, 'resize', ['n0']", "expected n0, where rank 0 is, to stay"),
+        ("5, 'expand', []", "expected a number, resize or relaunch"),
+        ("0, 'resize', ['n1']", "expected a number, resize or relaunch"),
+    ],
+)
+def test_an_announcement_that_makes_no_sense_is_refused_and_nobody_is_let_go(
+    tmp_path: Path, call: str, why: str
+) -> None:
+    body = f"""
+if rank == 0:
+    try:
+        line().announce({call})
+    except Exception as error:
+        note("refused", why=f"{{type(error).__name__}}: {{error}}")
+    mark("refused")
+wait_for("refused")
+sys.exit(76 if node == "n1" else 0)
+"""
+    with step(tmp_path, 2, body, workers=1, settings="SIBLING_GRACE_S=0.1") as launched:
+        assert launched.statuses() == [76, 76], launched.output()
+    (refused,) = launched.log("refused")
+    assert refused["why"].startswith("LaunchError")
+    assert why in refused["why"]
+
+
+def test_the_last_of_several_shrinks_counts_and_failures_name_ranks_as_they_are_then(tmp_path: Path) -> None:
+    body = """
+if start == 0:
+    if rank == 0:
+        line = line()
+        for number, leaver in ((5, "n1"), (6, "n3")):
+            line.announce(number, "resize", [leaver])
+            mark(leaver)
+            assert line.gone([leaver], 90) == {leaver}
+        mark("shrunk")
+    if node in ("n1", "n3"):
+        wait_for(node)
+        sys.exit(76)
+    wait_for("shrunk")
+    if node == "n2":
+        sys.exit(3)
+    time.sleep(90)
+"""
+    options = ("--max-restarts", "1")
+    with step(tmp_path, 4, body, *options, workers=1, settings="SIBLING_GRACE_S=0.1") as launched:
+        assert launched.statuses() == [0, 0, 0, 0], launched.output()
+    # Rank 2 of four, and rank 1 of the two that were left.
+    assert "rank 1 (pid" in launched.output()
+    assert launched.placed(1, POLLUX_RESIZED="6", POLLUX_LEFT="n3", POLLUX_RESTARTS="1") == [
+        (0, "n0"),
+        (1, "n2"),
+    ]
+    assert {note["world"] for note in launched.log("started") if note["start"]} == {2}
+
+
+RELAUNCH = """
+if start == 0:
+    if rank == 0:
+        line().announce(7, "relaunch", ["n1"])
+        mark("announced")
+    wait_for("announced")
+    if node == "n1":
+        {leaver}
+    if node == "n2" and os.environ["LOCAL_RANK"] == "1":
+        {survivor}
+    sys.exit(77)
+if start == 1 and {fails_again}:
+    sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("leaver", "survivor"),
+    [("as asked", "as asked"), *((way, "as asked") for way in list(WAYS)[1:]), ("as asked", "worker killed"),
+     ("as asked", "failed"), ("as asked", "stuck")],
+)  # fmt: skip
+def test_a_relaunch_starts_the_others_at_once_numbered_anew(
+    tmp_path: Path, leaver: str, survivor: str
+) -> None:
+    way = WAYS[survivor] if survivor != "as asked" else "pass"
+    body = RELAUNCH.format(leaver=WAYS[leaver], survivor=way, fails_again=False)
+    with step(tmp_path, 3, body, settings=SHORT) as launched:
+        expected = [0, STOPPED if leaver == "launcher killed" else 0, 0]
+        assert launched.statuses() == expected, launched.output()
+    known = {"POLLUX_RESIZED": "7", "POLLUX_LEFT": "n1", "POLLUX_RESTARTS": "0", "GROUP_WORLD_SIZE": "2"}
+    assert launched.placed(1, **known) == [(0, "n0"), (1, "n0"), (2, "n2"), (3, "n2")]
+    again = [note for note in launched.log("started") if note["start"] == 1]
+    assert {(note["world"], note["node"], note["GROUP_RANK"]) for note in again} == {
+        (4, "n0", "0"),
+        (4, "n2", "1"),
+    }
+    assert len({note["MASTER_PORT"] for note in again}) == 1
+    assert [note["rank"] for note in again if note["line"]] == [0]
+    assert "for re-allocation 7, on 2 node(s)" in launched.output()
+
+
+def test_a_relaunch_leaves_max_restarts_as_it_was(tmp_path: Path) -> None:
+    body = RELAUNCH.format(leaver="sys.exit(76)", survivor="pass", fails_again="rank == 3")
+    with step(tmp_path, 3, body, "--max-restarts", "1", settings="SIBLING_GRACE_S=0.1") as launched:
+        assert launched.statuses() == [0, 0, 0], launched.output()
+    assert "from the newest checkpoint: 1 of 1" in launched.output()
+    # Its rank 0 may have ended before it could say that n1 has left: the next one is told, too.
+    known = {"POLLUX_RESIZED": "7", "POLLUX_LEFT": "n1", "POLLUX_RESTARTS": "1"}
+    assert launched.placed(2, **known) == [(0, "n0"), (1, "n0"), (2, "n2"), (3, "n2")]
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_a_staying_launcher_that_is_lost_in_a_relaunch_fails_the_job(tmp_path: Path, lost: int) -> None:
+    body = f"""
+if rank == 0:
+    line().announce(7, "relaunch", ["n1"])
+    mark("announced")
+wait_for("announced")
+if node == "n{lost}":
+    kill(os.getppid())
+sys.exit(76 if node == "n1" else 77)
+"""
+    with step(tmp_path, 3, body, workers=1, settings=SHORT) as launched:
+        statuses = launched.statuses()
+    assert statuses[lost] == STOPPED
+    assert statuses[2 - lost] == 1, launched.output()
+    assert len(launched.log("started")) == 3
+    assert lost == 0 or "has gone without a word" in launched.output()
+
+
+def test_a_relaunch_on_one_node(tmp_path: Path) -> None:
+    """As where a companion was dropped by a job that cannot be resized in place."""
+    body = """
+if start == 0:
+    if rank == 0:
+        line().announce(8, "relaunch", [])
+        mark("announced")
+    wait_for("announced")
+    sys.exit(77)
+"""
+    with step(tmp_path, 1, body) as launched:
+        assert launched.statuses() == [0], launched.output()
+    assert launched.placed(1, POLLUX_RESIZED="8", POLLUX_LEFT="") == [(0, "n0"), (1, "n0")]
+
+
+def starts(launched: Step) -> int:
+    return max(note["start"] for note in launched.log("started")) + 1
+
+
+def test_retries_count_anew_from_each_move(tmp_path: Path) -> None:
+    """Each lost companion costs a start; a job that has lost many goes on."""
+    body = """
+if rank == 0 and start < 6:
+    line().announce(start + 1, "resize", [])  # it grows
+    mark(f"grown-{start}")
+if start < 6:
+    wait_for(f"grown-{start}")
+    sys.exit(75)
+"""
+    with step(tmp_path, 2, body, workers=1, settings="SIBLING_GRACE_S=0.1") as launched:
+        assert launched.statuses() == [0, 0], launched.output()
+    assert starts(launched) == 7
+    assert all(note["POLLUX_RESIZED"] is None for note in launched.log("started")), (
+        "a lost grow is in no effect"
+    )
+
+
+def test_after_a_move_ranks_that_keep_asking_get_three_starts_more(tmp_path: Path) -> None:
+    body = """
+if start == 1:
+    if rank == 0:
+        line().announce(5, "resize", ["n1"])
+        mark("announced")
+    wait_for("announced")
+    if node == "n1":
+        sys.exit(76)
+    time.sleep(0.3)
+sys.exit(75)
+"""
+    with step(tmp_path, 3, body, workers=1, settings="SIBLING_GRACE_S=0.1") as launched:
+        assert launched.statuses() == [75, 0, 75], launched.output()
+    assert starts(launched) == 5
+    assert launched.placed(4, POLLUX_RESIZED="5", POLLUX_LEFT="n1") == [(0, "n0"), (1, "n2")]
