@@ -103,6 +103,23 @@ class Draining(ABC):
             time.sleep(min(left, 1.0))
         logger.warning("nobody ended this job in %.0f s after its drain: it trains on", self._wait)
 
+    def wake(self) -> None:
+        """Report now: there is news that the scheduler waits for."""
+        if self._publisher is not None:
+            self._publisher.wake()
+
+    @property
+    def last_step_at(self) -> float:
+        """When the newest optimizer step was over; POSIX seconds, 0 before the first."""
+        return self._last_step_at
+
+    def answer_resize(self, reallocation: int, *, seconds: float, step: int, last_step_at: float) -> bool:
+        """Acknowledge a resize: whoever was to leave has left. May take a while; False where it is over, or unheard."""
+        if self._publisher is None:
+            return False
+        receipt = self._receipt(seconds, step) | {"last_step_at": last_step_at}
+        return self._publisher.acknowledge(reallocation, receipt)
+
     def _receipt(self, seconds: float, step: int) -> dict[str, Any]:
         return {
             "last_step_at": self._last_step_at,
@@ -119,6 +136,11 @@ class Draining(ABC):
         self._late = late
         self._done = True
         self._acknowledge_at_the_end()
+
+    @property
+    def resting(self) -> bool:
+        """No steps are taken any more."""
+        return self._done
 
     def train_on(self) -> None:
         """Steps are taken (again): an order to drain waits for a checkpoint that holds them."""

@@ -58,3 +58,7 @@ class LaunchError(PolluxAgentError):
 
 class RankLost(PolluxAgentError):
     """A rank of this job has ended or does not answer."""
+
+    exit_status = 1
+    """Of the process that it ends. While a companion job lends ranks it is RETRY_STATUS (`resize.py`): the job's own
+    can do without them."""

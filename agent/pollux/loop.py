@@ -53,6 +53,12 @@ class TrainingLoader:
                             break
                     elif stepper.skipped:
                         stepper.skip_step()
+        except RuntimeError as error:
+            if lost_peer(error):
+                raise RankLost(
+                    f"another rank ended between two passes; its own output says why: {error}"
+                ) from error
+            raise
         finally:
             stepper.leave()
 

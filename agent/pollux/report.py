@@ -47,6 +47,8 @@ class Publisher:
             thread, so it must be cheap and thread-safe.
         on_drain: called from the reporter's thread with a re-allocation's id, when the job is asked to stop,
             checkpoint and acknowledge: once per id, and again where its acknowledgement found nobody.
+        on_resize: called from the reporter's thread with an order to resize in place, or to relaunch (as
+            `instructions_v1` gives it), once per id; and with None when that order stands no more.
         interval_s: between reports; the ticket's by default.
         introduction: made before the first report; None: neither learn from earlier runs nor teach later ones.
     """
@@ -56,6 +58,7 @@ class Publisher:
         ticket: Ticket,
         collect: Callable[[], dict[str, Any]],
         on_drain: Callable[[int], None],
+        on_resize: Callable[[Any], None] | None = None,
         *,
         interval_s: float | None = None,
         introduction: Introduction | None = None,
@@ -63,6 +66,7 @@ class Publisher:
         self._database = JobDatabase(ticket)
         self._collect = collect
         self._on_drain = on_drain
+        self._on_resize = on_resize
         self._introduction = introduction
         self._introductions_left = INTRODUCTIONS
         self._interval_s = ticket.publish_interval_s if interval_s is None else interval_s
@@ -79,6 +83,7 @@ class Publisher:
         self._failures = 0
         self._complaint = ""
         self._drain_seen: int | None = None
+        self._resize_seen: int | None = None
 
     def start(self) -> None:
         """Begin to report, at once and then every interval."""
@@ -196,7 +201,9 @@ class Publisher:
             return None
 
     def _obey(self, instructions: Any) -> None:
-        drain = instructions.get("drain") if isinstance(instructions, dict) else None
+        orders = instructions if isinstance(instructions, dict) else {}
+        self._obey_resize(orders.get("resize"))
+        drain = orders.get("drain")
         if drain is None or drain == self._drain_seen:
             return
         self._drain_seen = int(drain)
@@ -204,6 +211,16 @@ class Publisher:
             self._on_drain(self._drain_seen)
         except Exception:
             log.exception("the order to drain (re-allocation %d) could not be passed on", self._drain_seen)
+
+    def _obey_resize(self, order: Any) -> None:
+        number = order.get("id") if isinstance(order, dict) else None
+        if number == self._resize_seen or self._on_resize is None:
+            return
+        self._resize_seen = number
+        try:
+            self._on_resize(None if number is None else order)
+        except Exception:
+            log.exception("the order to resize (re-allocation %s) could not be passed on", number)
 
     def _acknowledge_pending(self) -> None:
         with self._lock:

@@ -79,12 +79,14 @@ class Restart(Draining):
         self._interval = number(environ, "POLLUX_CHECKPOINT_INTERVAL", CHECKPOINT_INTERVAL)
         self._saved_at = time.monotonic()
         self._state: dict[str, Any] | None = None
-        self._random: list[dict[str, Any]] | None = None
-        """The checkpoint's, until the loop begins."""
+        self._random: tuple[list[dict[str, Any]], int] | None = None
+        """The checkpoint's, by rank, and its optimizer step; until the loop begins."""
         self._begun = False
         self._publisher: Publisher | None = None
         self._stop_watching: Callable[[], None] | None = None
         self._last_step_at = 0.0
+        self.resized_for = int(number(environ, "POLLUX_RESIZED", 0))
+        """The newest resize that these processes were started for, or after; 0: none."""
         self._interrupted_at: float | None = None
 
     # -- starting ---------------------------------------------------------------------------------------------
@@ -96,7 +98,10 @@ class Restart(Draining):
         ForeignCheckpoint where it is another model's, RestartLoop where restarts come to nothing.
         """
         state = None
-        if self.directory is not None:
+        if self.directory is not None and self.world.waiting:
+            # Its state comes from rank 0, and any attempt that it counts would be rank 0's.
+            self._keeper = keeper_for(parts["model"], self.directory, 1)
+        elif self.directory is not None:
             most = int(number(self._environ, "POLLUX_FRUITLESS_RESTARTS", MAX_FRUITLESS))
             self._restarts = FruitlessRestarts(self.directory, most, self._environ)
             self._restarts.begin(exchange)
@@ -112,16 +117,32 @@ class Restart(Draining):
             )
         for name, part in parts.items():
             self._load(name, part, state)
-        steps = state["progress"]["optimizer_steps"]
-        self._random = state["rng"]
-        params = state["params"]
-        self.known = Known(state["batch_size"], None if params is None else ThroughputParams(*params))
+        steps = self._take(state)
         self._interrupted_at = state["last_step_at"] or None
         self._keeper.saved = steps
         self._state = state
         self.times.restored_at = time.time()
         if self.world.rank == 0:
             logger.info("restored the checkpoint of optimizer step %d", steps)
+
+    def _take(self, state: Mapping[str, Any]) -> int:
+        """What is no part's own; returns the optimizer step."""
+        steps = int(state["progress"]["optimizer_steps"])
+        self._random = (state["rng"], steps)
+        params = state["params"]
+        self.known = Known(state["batch_size"], None if params is None else ThroughputParams(*params))
+        return steps
+
+    def state(self, parts: Mapping[str, Any], data: ElasticData, known: Known) -> dict[str, Any]:
+        """What a checkpoint written now would hold, but for the ranks' random numbers: for ranks that come in."""
+        return {name: part.state_dict() for name, part in parts.items()} | self._rest([], data, known)
+
+    def take_over(self, parts: Mapping[str, Any], data: ElasticData, state: Mapping[str, Any]) -> None:
+        """On a rank that comes in: go on from rank 0's `state`, as from a checkpoint. Raises CheckpointError."""
+        for name, part in parts.items():
+            self._load(name, part, state)
+        self._take(state)
+        data.load_state_dict(state["loader"])
 
     def restore_more(self, parts: Mapping[str, Any]) -> None:
         """Load further parts of the checkpoint that `restore` has opened; before the loader. Raises CheckpointError."""
@@ -153,8 +174,8 @@ class Restart(Draining):
             if self._random is None:
                 snapshot.tell_ranks_apart(self.world.rank, self.seed)
             else:
-                steps, device = self._saved or 0, self.world.device
-                snapshot.restore_rng(self._random, self.world.rank, self.seed, steps, device)
+                states, steps = self._random
+                snapshot.restore_rng(states, self.world.rank, self.seed, steps, self.world.device)
                 self._random = None
 
     def restore_loader(self, data: ElasticData) -> None:
@@ -164,7 +185,10 @@ class Restart(Draining):
             self._state = None  # it holds a second copy of the model
 
     def publish(
-        self, collect: Callable[[], dict[str, Any]], introduction: Introduction | None = None
+        self,
+        collect: Callable[[], dict[str, Any]],
+        introduction: Introduction | None = None,
+        on_resize: Callable[[Any], None] | None = None,
     ) -> None:
         """Begin to report to the scheduler and to hear from it; only rank 0 of a Pollux job does."""
         if self.ticket is None:
@@ -174,7 +198,12 @@ class Restart(Draining):
 
             interval = self.ticket.publish_interval_s
             publisher = Publisher(
-                self.ticket, collect, self.ask_drain, interval_s=interval, introduction=introduction
+                self.ticket,
+                collect,
+                self.ask_drain,
+                on_resize,
+                interval_s=interval,
+                introduction=introduction,
             )
             publisher.start()
             self._publisher = publisher
@@ -237,14 +266,7 @@ class Restart(Draining):
         steps = parts["progress"].optimizer_steps
 
         def rest() -> dict[str, Any]:
-            return {
-                "version": STATE_VERSION,
-                "rng": [rng for rng, _ in answers],
-                "loader": data.state_dict(),
-                "batch_size": known.batch_size,
-                "params": None if known.params is None else list(known.params),
-                "last_step_at": self._last_step_at,
-            }
+            return self._rest([rng for rng, _ in answers], data, known)
 
         meta = {"optimizer_steps": steps, "world_size": self.world.size}
         kept = {name: keeper.part(part) for name, part in parts.items()}
@@ -256,6 +278,16 @@ class Restart(Draining):
         self._note_checkpoint()
         self._saved_at = time.monotonic()
         return self._saved_at - started
+
+    def _rest(self, rng: list[dict[str, Any]], data: ElasticData, known: Known) -> dict[str, Any]:
+        return {
+            "version": STATE_VERSION,
+            "rng": rng,
+            "loader": data.state_dict(),
+            "batch_size": known.batch_size,
+            "params": None if known.params is None else list(known.params),
+            "last_step_at": self._last_step_at,
+        }
 
     @property
     def _saved(self) -> int | None:
@@ -280,6 +312,11 @@ class Restart(Draining):
         if self._keeper is not None:
             self._keeper.settle()
         return self._saved == step
+
+    @property
+    def interrupted_at(self) -> float | None:
+        """When the last optimizer step before the newest restart was over; None where there was none."""
+        return self._interrupted_at
 
     @property
     def sharded(self) -> bool:

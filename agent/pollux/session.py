@@ -32,8 +32,10 @@ from pollux.environment import Times
 from pollux.errors import PolluxAgentError
 from pollux.estimators import CommunicationHook
 from pollux.goodput import BatchLimits
+from pollux.joining import Joiner
 from pollux.knowledge import introduction
 from pollux.loop import MicroBatch, TrainingLoader
+from pollux.measuring import NoiseMeter
 from pollux.memory import MemoryBounds
 from pollux.mode import Mode, mode_for
 from pollux.noise_scale import DECAY
@@ -42,6 +44,7 @@ from pollux.profile import StepProfile
 from pollux.progress import Progress
 from pollux.readings import Readings
 from pollux.reporting import report_of
+from pollux.resize import Resizer
 from pollux.restart import Restart
 from pollux.scaling import Rule, follow, rule_for
 from pollux.sharding import is_sharded
@@ -94,7 +97,8 @@ def attach(
         raise PolluxAgentError("expected a model to train, found no parameter that requires a gradient")
     rule = rule_for(scaling, optimizer)
     times = Times.from_environment()
-    world = join(parameter.device)
+    joiner = Joiner.from_environment()
+    world = join(parameter.device) if joiner is None else joiner.world(parameter.device)
     times.rendezvous_at = time.time()
     restart = Restart(world, checkpoint_dir, seed=seed, times=times)
     job = Job(
@@ -111,6 +115,7 @@ def attach(
         sampling=sampling,
         ddp=dict(ddp or {}),
         comm_hook=comm_hook,
+        joiner=joiner,
     )
     job.profile.model = throughput
     return job
@@ -135,6 +140,7 @@ class Job(Readings):
         sampling: int | None,
         ddp: dict[str, Any],
         comm_hook: CommunicationHook | None,
+        joiner: Joiner | None = None,
     ) -> None:
         self.module = model
         """The model as the user passed it."""
@@ -149,13 +155,13 @@ class Job(Readings):
         self._averages = first.averages
         self._memory = MemoryBounds(world.device, restart.directory)
         self._exchange = ControlExchange(world.control, first.norms.groups)
+        self._resizer = Resizer(self, restart, self._exchange, joiner)
         self._stepper: Stepper | None = None
         restart.restore(self._parts(), self._exchange)
         self._timer = PassTimer(self.profile, clock_of(world.device))
         self._wrap(first, ddp, comm_hook)
         self.model: torch.nn.Module = first.model
         """The model to train with: wrapped in DistributedDataParallel where there are other ranks and it is plain."""
-        self._meter = first.meter
         restart.times.attached_at = time.time()
 
     @property
@@ -166,8 +172,8 @@ class Job(Readings):
         return self._stepper
 
     def restart_report(self) -> dict[str, Any]:
-        """Checkpoints and times of this attempt, as reported to the scheduler."""
-        return self._restart.report()
+        """Checkpoints, times and resizes of this attempt, as reported to the scheduler."""
+        return self._restart.report() | self._resizer.report()
 
     # -- what the user calls ----------------------------------------------------------------------------------
 
@@ -257,9 +263,12 @@ class Job(Readings):
             limits=limits,
             choice=choice,
             advisor=self._start_advisor(limits) if self.is_main else None,
+            resizer=self._resizer,
             scaled=self.scaler is not None and self.scaler.is_enabled(),
         )
-        self._restart.publish(lambda: report_of(self), introduction(self.module, limits, self.profile))
+        told = introduction(self.module, limits, self.profile)
+        self._restart.publish(lambda: report_of(self), told, self._resizer.ask)
+        self._resizer.arrived()
         return TrainingLoader(self, self._stepper)
 
     def epochs(
@@ -281,6 +290,7 @@ class Job(Readings):
         assert count is not None
         stepper.managed, stepper.passes_only = True, passes
         progress.target, progress.passes = (None, count) if passes else (count * length, None)
+        self._resizer.begin()
         while progress.epoch < count:
             stepper.start_over()
             try:
@@ -315,6 +325,7 @@ class Job(Readings):
 
         After a `break` out of `epochs` a last checkpoint is written: a restart goes on from there.
         """
+        self._resizer.close()
         if self._stepper is not None:
             self._stepper.stop()
         self._exchange.take()
@@ -328,6 +339,10 @@ class Job(Readings):
 
     def _trainees(self) -> list[Trainee]:
         return [self._first, *self._companions.values()]
+
+    @property
+    def _meter(self) -> NoiseMeter:
+        return self._first.meter
 
     def _before_step(self, trainee: Trainee) -> None:
         if self._stepper is not None:

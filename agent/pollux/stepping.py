@@ -19,6 +19,7 @@ from pollux.memory import MemoryBounds
 from pollux.pass_timer import PassTimer
 from pollux.profile import Configuration
 from pollux.progress import Progress
+from pollux.resize import Resizer
 from pollux.restart import Known, Restart
 from pollux.step_group import StepGroup
 from pollux.trainee import Trainee, least_noise
@@ -54,6 +55,7 @@ class Stepper(Endings):
         limits: BatchLimits,
         choice: BatchChoice,
         advisor: Advisor | None,
+        resizer: Resizer,
         scaled: bool,
     ) -> None:
         self.data, self.limits, self.choice, self.advisor = data, limits, choice, advisor
@@ -76,6 +78,7 @@ class Stepper(Endings):
         self._world = world
         self._restart, self._exchange, self._parts = restart, exchange, parts
         self._adaptive, self._sampling = adaptive, sampling
+        self._resizer = resizer
         self._scaled = scaled
         """AMP's loss scaling is in use."""
         self._uncommitted = self._unstepped = 0
@@ -252,6 +255,7 @@ class Stepper(Endings):
             trainee.meter.end_step(self.progress.optimizer_steps)
         self._time_step()
         self._restart.after_step()
+        self._resizer.after_step()
         self._exchange_decisions()
 
     def _exchange_decisions(self) -> None:
@@ -263,7 +267,7 @@ class Stepper(Endings):
         """Act on what rank 0 has decided by now, at once and on all ranks."""
         for decision in (self._exchange.take(), self._exchange.agree(self._decide())):
             if decision is not None:
-                self._act(decision)
+                self._act(decision, resizes=False)
 
     @property
     def skipped(self) -> bool:
@@ -298,6 +302,7 @@ class Stepper(Endings):
         seconds = self._step_seconds
         decision = Decision(
             reallocation=reallocation,
+            resize=self._resizer.wanted(),
             checkpoint=checkpoint,
             sampling=self._sampling or self._sampling_interval(),
             next_exchange=min(max(1, round(EXCHANGE_INTERVAL / seconds)), 50) if seconds > 0 else 1,
@@ -313,7 +318,8 @@ class Stepper(Endings):
         cost = sum(2e-4 + 4e-9 * t.norms.size * (3 if t.norms.moment else 1) for t in self.trainees)
         return int(min(max(cost / (MEASURING_SHARE * self._step_seconds), 1), MAX_SAMPLING))
 
-    def _act(self, decision: Decision) -> None:
+    def _act(self, decision: Decision, *, resizes: bool = True) -> None:
+        """`resizes`: a step has just ended, where ranks may leave and come; not in the midst of an evaluation."""
         noise = list(decision.noise)
         for trainee in self.trainees:
             own, noise = noise[: trainee.norms.groups], noise[trainee.norms.groups :]
@@ -326,16 +332,51 @@ class Stepper(Endings):
             if self._world.rank == 0:
                 logger.info("batch size %d: %s", self.batch_size, self.choice)
         if decision.reallocation or decision.checkpoint:
-            seconds = self._restart.save(
-                self._parts(),
-                self.data,
-                self._exchange,
-                self._known(),
-                durable=bool(decision.reallocation),
-            )
+            seconds = self.save(durable=bool(decision.reallocation))
             if decision.reallocation:
                 self._restart.drain(decision.reallocation, seconds, self._exchange)
             self._pause()
+        if decision.resize and resizes:
+            self._resizer.act(decision.resize)
+        elif decision.resize:
+            self._resizer.put_off()
+
+    def save(self, *, durable: bool) -> float | None:
+        """A checkpoint, on all ranks after the same step; see `Restart.save`."""
+        return self._restart.save(self._parts(), self.data, self._exchange, self._known(), durable=durable)
+
+    # -- other ranks ------------------------------------------------------------------------------------------
+
+    def whole(self) -> dict[str, Any]:
+        """Rank 0's state at a step's end, for ranks that come in: a checkpoint's, and what ranks have agreed on."""
+        return {
+            "state": self._restart.state(self._parts(), self.data, self._known()),
+            "meters": [(t.meter.agreed, t.meter.sampling, t.norms.steps) for t in self.trainees],
+            "limits": self.limits,
+            "loop": (self._looped, self.accumulates),
+        }
+
+    def take_over(self, told: Mapping[str, Any]) -> None:
+        """On a rank that comes in: go on from rank 0's state. Raises CheckpointError where it does not fit."""
+        self._restart.take_over(self._parts(), self.data, told["state"])
+        for trainee, (agreed, sampling, steps) in zip(self.trainees, told["meters"], strict=True):
+            trainee.meter.agreed, trainee.meter.sampling, trainee.norms.steps = agreed, sampling, steps
+        self.limits = told["limits"]
+        self._looped, self.accumulates = told["loop"]
+
+    def settle(self, world: World, choice: BatchChoice) -> None:
+        """Go on among other ranks, from the next step on; every rank of `world` does so at the same one."""
+        self._world, self._restart.world, self.choice, self.group = world, world, choice, None
+        self._exchange.begin_anew(world.control)
+        for trainee in self.trainees:
+            trainee.rewrap(world)
+        self.meter = self.trainees[0].meter
+        self.data.resize(world.rank, world.size, choice.local_batch)
+        if self.advisor is not None:
+            self.advisor.moved(world.nodes, world.size)
+        self._step_seconds = 0.0
+        self.timer.cool()
+        self._pause()
 
     def _known(self) -> Known:
         return Known(self.batch_size, None if self.advisor is None else self.advisor.params)

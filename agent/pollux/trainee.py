@@ -25,6 +25,9 @@ from pollux.schedule import ScaledSchedule
 from pollux.sharding import check_sharded, is_sharded
 from pollux.world import World
 
+_KEPT = ("training", *(name for name in vars(torch.nn.Module()) if "hook" in name))
+"""What a module's `__init__` would reset of what the script has set on the wrapper."""
+
 
 class Trainee:
     """A model in training. Made in two steps: a checkpoint is restored between them."""
@@ -83,19 +86,47 @@ class Trainee:
             if world.device.type == "cuda":
                 ddp.setdefault("device_ids", [world.device])
             self.model = DistributedDataParallel(self.module, **ddp)
-        self.meter = NoiseMeter(
-            self.model,
-            self.norms,
-            self.averages,
-            device=world.device,
-            scaler=scaler,
-            on_ready=on_ready,
-            sampling=sampling or 1,
-            comm_hook=comm_hook,
-        )
+        self._ddp = ddp
+
+        def metered(world: World, sampling: int) -> NoiseMeter:
+            alone = world.size < 2 and not is_sharded(self.module)
+            return NoiseMeter(
+                self.module if alone else self.model,
+                self.norms,
+                self.averages,
+                device=world.device,
+                scaler=scaler,
+                on_ready=on_ready,
+                sampling=sampling,
+                comm_hook=comm_hook,
+            )
+
+        self._metered = metered
+        self.meter = metered(world, sampling or 1)
         self._on_step = on_step
         self._hook = self.optimizer.register_step_pre_hook(lambda *_: before_step(self))
         self.rates = LearningRateScaler(self.optimizer, on_step=self._stepped)
+
+    def leave_group(self) -> None:
+        """Before the process groups are given up: wait for what the meter has under way in them."""
+        self.meter.close()
+
+    def rewrap(self, world: World) -> None:
+        """In the process groups of `world`: make the wrapper anew, within the object that the script holds.
+
+        Parameters and buffers are equal on all ranks already, and not sent again.
+        """
+        if isinstance(self.model, DistributedDataParallel):
+            wrapper = self.model
+            kept = {name: wrapper.__dict__[name] for name in _KEPT if name in wrapper.__dict__}
+            wrapper._remove_autograd_hooks()  # type: ignore[no-untyped-call]
+            # The old reducer goes before the new one: their hooks hang on the same parameters.
+            del wrapper.reducer
+            type(wrapper).__init__(wrapper, self.module, **{**self._ddp, "init_sync": False})
+            wrapper.__dict__.update(kept)
+        before = self.meter
+        self.meter = self._metered(world, before.sampling)
+        self.meter.initial, self.meter.agreed = before.initial, before.agreed
 
     def begin_step(
         self, step: int, passes: int, local_batch: int, samples: int, *, whole: bool, scale: float | None

@@ -232,6 +232,12 @@ class Advisor:
         self._thread = threading.Thread(target=self._run, name="pollux-advisor", daemon=True)
         self._thread.start()
 
+    def moved(self, nodes: int, gpus: int) -> None:
+        """The job has other GPUs now: what was found for those before is void."""
+        self._nodes, self._gpus = nodes, gpus
+        self.proposal = self.advice = None
+        self._seen = -1
+
     def _run(self) -> None:
         pause = FIRST_REFIT
         while not self._closed.wait(pause):
@@ -250,12 +256,15 @@ class Advisor:
             if params is None:
                 return False
             self.params, self._seen = params, version
+        nodes, gpus = self._nodes, self._gpus
         noise, current = self._inputs()
         if self.params is not None and noise is not None:
             if self._adaptive:
-                self.proposal = choose(self.params, noise, self.limits, self._nodes, self._gpus, current)
+                proposal = choose(self.params, noise, self.limits, nodes, gpus, current)
+                if gpus == self._gpus:  # the job may have been resized meanwhile
+                    self.proposal = proposal
             elif self._advises:
-                self._say(advise(self.params, noise, self.limits, self._nodes, self._gpus, current))
+                self._say(advise(self.params, noise, self.limits, nodes, gpus, current))
         return self.params is not None
 
     def _say(self, advice: Advice | None) -> None:

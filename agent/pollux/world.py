@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,10 +28,23 @@ class World:
     """A gloo group of all ranks, for the control exchange; None with one rank."""
     racks: int = 1
     """Leaf switches of Slurm's topology that the nodes hang on; 1 where it has none."""
+    places: tuple[str, ...] = ()
+    """Each rank's node, by Slurm's name."""
+    lent: int = 0
+    """Ranks that a companion job lends; they are the last ones."""
+    own: bool = True
+    """Its process groups are the agent's own, and not the user's."""
+    waiting: bool = False
+    """A joiner's, as it will be: its process group is of itself alone, until the job's ranks take it in."""
 
     @property
     def distributed(self) -> bool:
         return self.size > 1
+
+    @property
+    def per_node(self) -> int:
+        """Ranks on each node."""
+        return self.size // self.nodes
 
 
 def join(device: torch.device, environ: Mapping[str, str] = os.environ) -> World:
@@ -39,16 +53,18 @@ def join(device: torch.device, environ: Mapping[str, str] = os.environ) -> World
     A process group that the user has initialised is used as it is. Raises LaunchError where the environment
     contradicts itself.
     """
+    here = (node_name(environ),)
     if not dist.is_available():
-        return World(0, 1, 1, device, None)
-    if not dist.is_initialized():
+        return World(0, 1, 1, device, None, places=here)
+    own = not dist.is_initialized()
+    if own:
         size = _number(environ, "WORLD_SIZE", 1)
         if size < 2:
             # One rank needs nobody to talk to: neither a store nor a port that another job might hold.
-            return World(0, 1, 1, device, None)
+            return World(0, 1, 1, device, None, places=here)
         _check(environ, size)
         try:
-            dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+            dist.init_process_group(backend_for(device))
         except (dist.DistError, ValueError) as error:
             raise RankLost(
                 f"expected {size} ranks to meet at {environ['MASTER_ADDR']}:{environ['MASTER_PORT']}: {error}. Is one "
@@ -56,23 +72,37 @@ def join(device: torch.device, environ: Mapping[str, str] = os.environ) -> World
             ) from error
     rank, size = dist.get_rank(), dist.get_world_size()
     if size < 2:
-        return World(rank, size, 1, device, None)
+        return World(rank, size, 1, device, None, places=here, own=own)
     per_node = _number(environ, "LOCAL_WORLD_SIZE", size)
     if size % per_node:
         raise LaunchError(
             f"expected the same number of ranks on each node, got {size} ranks with {per_node} on this one"
         )
     control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
-    return World(rank, size, size // per_node, device, control, _racks(control, environ))
+    racks, places = where(control, environ)
+    return World(rank, size, size // per_node, device, control, racks, places, own=own)
 
 
-def _racks(control: dist.ProcessGroup, environ: Mapping[str, str]) -> int:
-    """How many racks the ranks are in, by what Slurm told each of them (topology/tree: "core.rack1.node7")."""
+def backend_for(device: torch.device) -> str:
+    """The backend of the process group that gradients are reduced in."""
+    return "nccl" if device.type == "cuda" else "gloo"
+
+
+def node_name(environ: Mapping[str, str] = os.environ) -> str:
+    """This node's name: Slurm's, which its address and its host's name need not resemble."""
+    return environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def where(control: dist.ProcessGroup, environ: Mapping[str, str] = os.environ) -> tuple[int, tuple[str, ...]]:
+    """How many racks the ranks are in, and each rank's node, by what Slurm told each of them.
+
+    Of topology/tree it is "core.rack1.node7". All ranks call it.
+    """
     address = environ.get("SLURM_TOPOLOGY_ADDR", "")
     mine = address.split(".")[-2] if address.count(".") >= 1 else ""
-    names: list[str | None] = [None] * dist.get_world_size(control)
-    dist.all_gather_object(names, mine, group=control)
-    return len(set(names))
+    found: list[tuple[str, str]] = [("", "")] * dist.get_world_size(control)
+    dist.all_gather_object(found, (mine, node_name(environ)), group=control)
+    return len({rack for rack, _ in found}), tuple(node for _, node in found)
 
 
 def _check(environ: Mapping[str, str], size: int) -> None:

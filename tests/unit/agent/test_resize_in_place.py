@@ -1,0 +1,296 @@
+"""Resizes in place on real ranks: gloo on the loopback interface, orders put in by hand, joiners started by the test."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo  # before the forks: each rank would else import it
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import TensorDataset
+
+from pollux import Job, attach, recruit, resize, stepping
+from pollux.ability import Ability
+from pollux.errors import LEFT_STATUS, RankLost
+from pollux.reporting import report_of
+
+PATIENCE = 100.0
+EXAMPLES = 203  # prime to every batch size here: passes end in uneven tails
+
+
+class Stage:
+    """Ranks as forked processes: those that a test starts, and those of the companions that rank 0 asks for."""
+
+    def __init__(self, directory: Path, free_port: Callable[[], int]) -> None:
+        self.directory, self._port = directory, str(free_port())
+        self._context = multiprocessing.get_context("fork")
+        self._running: list[tuple[str, Any, Any]] = []
+        self._companions: set[Path] = set()
+
+    def start(self, nodes: list[str], body: Callable[..., Any], *args: Any) -> None:
+        """One rank on each node, in name."""
+        for rank, node in enumerate(nodes):
+            place = {"RANK": str(rank), "WORLD_SIZE": str(len(nodes)), "MASTER_PORT": self._port}
+            self._fork(node, place, body, args)
+
+    def _fork(self, node: str, place: dict[str, str], body: Callable[..., Any], args: Any) -> None:
+        fixed = {
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "SLURMD_NODENAME": node,
+        }
+        here, there = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=_rank, args=(body, args, fixed | place, there))
+        process.start()
+        there.close()
+        self._running.append((node, process, here))
+
+    def _bring_companions(self, names: list[str], body: Callable[..., Any], args: Any) -> None:
+        for path in self.directory.glob("companion-*.json"):
+            try:
+                told = json.loads(path.read_text())
+            except (OSError, ValueError):
+                continue  # half written, or taken away again
+            if path in self._companions:
+                continue
+            self._companions.add(path)
+            for index in range(told["size"] - told["first"]):
+                place = {"RANK": str(index), "GROUP_RANK": str(index), "WORLD_SIZE": "2"}
+                self._fork(names.pop(0), place | {"POLLUX_COMPANION": str(path)}, body, args)
+
+    def results(self, names: list[str], body: Callable[..., Any] | None = None, *args: Any) -> dict[str, Any]:
+        """What every rank returned, by node; companions are started as they are asked for, on the nodes `names`."""
+        end = time.monotonic() + PATIENCE
+        found: dict[str, Any] = {}
+        troubles: list[str] = []
+        try:
+            while len(found) < len(self._running):
+                if troubles and time.monotonic() >= end:
+                    break
+                assert time.monotonic() < end, f"silent: {[n for n, *_ in self._running if n not in found]}"
+                if body is not None:
+                    self._bring_companions(names, body, args)
+                for node, _, pipe in self._running:
+                    if node in found or not pipe.poll(0.01):
+                        continue
+                    try:
+                        good, found[node] = pickle.loads(pipe.recv_bytes())
+                    except EOFError:
+                        good, found[node] = True, "died"
+                    if not good:
+                        troubles.append(f"{node}: {found[node]}")
+                        end = min(
+                            end, time.monotonic() + 5
+                        )  # the others' troubles come of this one, or say more
+            assert not troubles, "\n".join(troubles)
+        finally:
+            for _, process, _ in self._running:
+                if len(found) < len(self._running):
+                    process.kill()
+                process.join(10)
+        return found
+
+
+def _rank(body: Callable[..., Any], args: tuple[Any, ...], env: dict[str, str], pipe: Any) -> None:
+    os.environ.update(env)
+    torch.set_num_threads(1)
+    try:
+        pipe.send_bytes(pickle.dumps((True, body(*args))))
+    except BaseException:
+        pipe.send_bytes(pickle.dumps((False, traceback.format_exc())))
+    pipe.close()
+    os._exit(0)  # no interpreter shutdown: pytest's own exit handlers are not this process's
+
+
+@pytest.fixture
+def stage(tmp_path: Path, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> Stage:
+    # The ranks are forked: what is set here holds in them.
+    monkeypatch.setattr(resize, "ability_of", lambda *_: Ability.IN_PLACE)
+    monkeypatch.setattr(recruit, "submit", lambda *_: "1")
+    monkeypatch.setattr(stepping, "EXCHANGE_INTERVAL", 0.0)
+    return Stage(tmp_path, free_port)
+
+
+class Line:
+    """Stands for the publisher: takes acknowledgements."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[int, int]] = []
+
+    def acknowledge(self, reallocation: int, payload: dict[str, Any]) -> bool:
+        self.heard.append((reallocation, payload["step"]))
+        return True
+
+    def wake(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def order(number: int, nodes: str, kind: str, path: str = "resize") -> dict[str, Any]:
+    return {"id": number, "path": path, "kind": kind, "nodes": nodes.split(), "gpus_per_node": 1}
+
+
+def data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(EXAMPLES, 6, generator=generator)
+    y = x @ torch.randn(6, 1, generator=generator) + 0.3 * torch.randn(EXAMPLES, 1, generator=generator)
+    return TensorDataset(x, y, torch.arange(EXAMPLES))
+
+
+class Training:
+    """A script with a bit of everything that has state."""
+
+    def __init__(self, directory: Path) -> None:
+        torch.manual_seed(0)
+        layers = [nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 1)]
+        self.network = nn.Sequential(*layers)
+        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=0.01)
+        self.scheduler = LambdaLR(self.optimizer, lambda n: 0.99**n)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=7)
+        self.job: Job = attach(
+            self.network,
+            self.optimizer,
+            self.scheduler,
+            scaler=self.scaler,
+            adaptive=False,
+            sampling=2,
+            checkpoint_dir=directory,
+        )
+        self.model = self.job.model  # as a script keeps it
+        self.line = Line()
+        self.job._restart._publisher = self.line  # type: ignore[assignment]
+        self.loader = self.job.loader(data(), 24, per_gpu=(1, 12))
+        self.used: list[tuple[int, int]] = []
+        self.worlds: list[tuple[int, int]] = []
+        """(optimizer step, ranks) where the number of ranks was new."""
+
+    def step(self, x: Tensor, y: Tensor, ids: Tensor) -> None:
+        job, place = self.job, self.loader.data
+        if place.local_samples:
+            self.used += [(place.pass_index, int(i)) for i in ids]
+        if not self.worlds or self.worlds[-1][1] != job.world.size:
+            self.worlds.append((job.progress.optimizer_steps, job.world.size))
+        with job.micro_batch():
+            job.backward(mse_loss(self.model(x), y))
+        if job.sync_gradients:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.optimizer.zero_grad()
+            self.scheduler.step()
+
+    def state(self) -> dict[str, Any]:
+        moments = self.optimizer.state_dict()["state"].values()
+        return {
+            "steps": self.job.progress.optimizer_steps,
+            "samples": self.job.progress.samples,
+            "place": (self.loader.data.pass_index, self.loader.data.position),
+            "weights": torch.cat([p.detach().flatten() for p in self.network.parameters()]),
+            "moments": torch.cat([v.detach().float().flatten() for m in moments for v in m.values()]),
+            "statistics": torch.cat([b.detach().float().flatten() for b in self.network.buffers()]),
+            "schedule": (self.scheduler.last_epoch, self.scheduler.get_last_lr()),
+            "scale": self.scaler.state_dict(),
+            "noise": self.job._averages.state_dict(),
+            "batch": (self.job.local_batch, self.job.accumulation, self.job.batch_size),
+            "random": torch.get_rng_state(),
+        }
+
+
+def follow(directory: Path, orders: list[dict[str, Any]]) -> dict[str, Any]:
+    """Train through the orders, each a few steps after the one before, and a dozen steps more."""
+    training = Training(directory)
+    job, resizer = training.job, training.job._resizer
+    end = time.monotonic() + PATIENCE
+    asked, since, code = 0, 0, None
+    try:
+        for _ in job.epochs(10_000, passes=True):
+            for batch in training.loader:
+                assert time.monotonic() < end
+                steps = job.progress.optimizer_steps
+                if not training.worlds or training.worlds[-1][1] != job.world.size:
+                    since = steps
+                if resizer.generation == len(orders) and steps >= since + 12:
+                    break
+                if job.is_main and asked == resizer.generation and asked < len(orders) and steps >= since + 4:
+                    resizer.ask(orders[asked])
+                    asked += 1
+                training.step(*batch)
+                time.sleep(0.003)
+            else:
+                continue
+            break
+    except SystemExit as left:
+        code = left.code
+    return {
+        "code": code,
+        "used": training.used,
+        "worlds": training.worlds,
+        "state": training.state(),
+        "heard": training.line.heard,
+        "report": report_of(job),
+        "exit": RankLost.exit_status,
+    }
+
+
+def retrace(directory: Path, until: int) -> dict[str, Any]:
+    """The same training restarted from the checkpoint, up to an optimizer step; its state there, checkpointed."""
+    training = Training(directory)
+    for _ in training.job.epochs(10_000, passes=True):
+        for batch in training.loader:
+            if training.job.progress.optimizer_steps == until:
+                break
+            training.step(*batch)
+        else:
+            continue
+        break
+    training.job.stepper.save(durable=True)
+    return training.state()
+
+
+def assert_same(found: Any, expected: Any, what: str, **tolerance: float) -> None:
+    if isinstance(expected, Tensor) and expected.is_floating_point():
+        torch.testing.assert_close(found, expected, msg=lambda m: f"{what}: {m}", **tolerance)
+    elif isinstance(expected, Tensor):
+        assert torch.equal(found, expected), what
+    elif isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for key in expected:
+            assert_same(found[key], expected[key], f"{what}.{key}", **tolerance)
+    elif isinstance(expected, list | tuple):
+        assert len(found) == len(expected)
+        for a, b in zip(found, expected, strict=True):
+            assert_same(a, b, what, **tolerance)
+    else:
+        assert found == pytest.approx(expected, rel=1e-4), what
+
+
+def test_a_training_goes_through_resizes_as_through_restarts(stage: Stage, tmp_path: Path) -> None:
+    """4 -> 2 -> 3 -> 1 -> 2 ranks in living processes, against checkpoints and restarts at the same steps."""
+    orders = [
+        order(11, "n1 n2", "shrink"),
+        order(12, "n1 n2 n5", "grow"),
+        order(13, "n1", "shrink"),
+        order(14, "n1 n6", "grow"),
+    ]
+    stage.start(["n1", "n2", "n3", "n4"], follow, tmp_path, orders)
+    found = stage.results(["n5", "n6"], follow, tmp_path, orders)
+    assert {n: r["code"] for n, r in found.items()} == {
+        **{"n1": None, "n6": None},
+        **dict.fromkeys(["n2", "n3", "n4", "n5"], LEFT_STATUS),
+    }
+    first = found["n1"]
+    sizes = [size for _, size in first["worlds"]]
+    assert sizes == [4, 2, 3, 1, 2]
+    print(first["report"]["resize_cost"], first["heard"], first["worlds"])
