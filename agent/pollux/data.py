@@ -1,7 +1,7 @@
 """A data loader whose place in the data survives any change of ranks and batch size.
 
-`ElasticLoader` yields this rank's micro-batches through torch's own DataLoader (workers, pinning and
-collation are torch's). Three positions in the pass's global order matter (see data_plan):
+`ElasticLoader` yields this rank's micro-batches, through torch's own DataLoader where there are workers or pinning
+(collation is torch's or the user's). Three positions in the pass's global order matter (see data_plan):
 
     committed <= cursor <= planned
 
@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
 
 from pollux.data_place import ElasticData, check_sizes, mix_seed
 from pollux.data_plan import MicroBatch, Order, order_digest, pass_order
@@ -114,6 +114,9 @@ class ElasticLoader(ElasticData):
         self._feed = _Feed(self)
         self._source: Iterator[Any] | None = None
         self._generator = torch.Generator()
+        self._collate = None if num_workers or pin_memory or options else collate_fn or default_collate
+        """Batches are made here, as torch's DataLoader would without workers, only sooner; None: it makes them."""
+        self._many = getattr(dataset, "__getitems__", None)
         if num_workers > 0:
             # Kept alive, the workers are reused when the batch size changes in mid-pass.
             options.setdefault("persistent_workers", True)
@@ -132,8 +135,12 @@ class ElasticLoader(ElasticData):
         return self._length
 
     def _fetch(self) -> tuple[Any, MicroBatch] | None:
-        if self._plan(self._cursor, self._length) is None:
+        micro = self._plan(self._cursor, self._length)
+        if micro is None:
             return None
+        if self._collate is not None:
+            chosen, data = self._indices(micro), self.dataset
+            return self._collate(self._many(chosen) if self._many else [data[i] for i in chosen]), micro
         if self._source is None:
             # Augmentation in workers follows (seed, pass, place, rank); the global generator is not touched.
             self._generator.manual_seed(mix_seed(self._seed, self._pass, self._cursor, self._rank))
@@ -153,6 +160,14 @@ class ElasticLoader(ElasticData):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self._expected_digest = state.get("order")
+
+    def _indices(self, micro: MicroBatch) -> list[int]:
+        """This rank's samples. A stand-in is any of this very micro-batch: loaded like others, it weighs nothing."""
+        start, stop = micro.local_start, micro.local_stop
+        if start == stop:
+            start, stop = micro.start, micro.start + 1
+        chosen: list[int] = self._current_order()[start:stop].tolist()
+        return chosen
 
     def _current_order(self) -> Order:
         key = (self._seed, self._pass)
@@ -189,20 +204,14 @@ class _Feed:
 
     def __iter__(self) -> Iterator[list[int]]:
         self.planned.clear()
-        return self._indices(self._loader._cursor)
+        return self._plan_from(self._loader._cursor)
 
-    def _indices(self, position: int) -> Iterator[list[int]]:
-        order = self._loader._current_order()
-        while (micro := self._loader._plan(position, self._loader.length)) is not None:
+    def _plan_from(self, position: int) -> Iterator[list[int]]:
+        loader = self._loader
+        while (micro := loader._plan(position, loader.length)) is not None:
             self.planned.append(micro)
-            # A stand-in is any sample of this very micro-batch: loaded like the others, it weighs nothing.
-            chosen = (
-                slice(micro.local_start, micro.local_stop)
-                if micro.local_samples
-                else slice(micro.start, micro.start + 1)
-            )
             position = micro.stop
-            yield order[chosen].tolist()
+            yield loader._indices(micro)
 
     def __len__(self) -> int:
         return len(self._loader)

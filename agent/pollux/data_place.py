@@ -150,7 +150,8 @@ class ElasticData(ABC):
 
     def set_batch(self, local_batch: int) -> None:
         """Change the samples per rank from the next micro-batch on; what was prefetched comes again."""
-        self.resize(self._rank, self._world_size, local_batch)
+        if local_batch != self._local_batch:
+            self.resize(self._rank, self._world_size, local_batch)
 
     def resize(self, rank: int, world_size: int, local_batch: int) -> None:
         """Change rank, ranks and batch from the next micro-batch on; every rank does so at the same place."""

@@ -12,7 +12,7 @@ collectives still match the others'.
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,7 @@ import numpy.typing as npt
 Order = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
+class MicroBatch(NamedTuple):
     """One micro-step: the global slice `start:stop` of the order, this rank's `local_start:local_stop`."""
 
     start: int

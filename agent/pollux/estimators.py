@@ -58,6 +58,11 @@ class SampleBuffer:
     def full(self) -> bool:
         return len(self._kinds) >= self.rows
 
+    @property
+    def empty(self) -> bool:
+        """No samples wait to be read, and none are being read."""
+        return self._pending is None and not self._kinds
+
     def add(self, kind: SampleKind, local: Tensor, total: Tensor) -> None:
         """Queue one sample (`local`, `total`: [groups] on the device); dropped where the buffer is full."""
         if self.full:

@@ -203,6 +203,8 @@ class NoiseMeter:
 
     def end_step(self, step: int) -> bool:
         """After the optimizer step: take in what was read back, start reading what is there. True at new estimates."""
+        if self._buffer.empty:
+            return False
         new = self._buffer.collect(self.averages, self.initial)
         if self._buffer.full or step - self._flushed_at >= READ_EVERY or not self.averages.ready:
             self._buffer.flush()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from pollux.profile import Configuration, StepProfile
 
@@ -18,12 +18,16 @@ STALL = 0.5
 _USUAL_WAIT_FACTOR = 4.0
 _PENDING = 64  # passes whose marks a device has not reached yet
 
+FILE_EVERY = 0.25
+"""Seconds after which passes are filed, if there are not _TOGETHER before."""
+
+_TOGETHER = 16
+
 
 class HostClock:
     """Marks in time as the host sees them: right on a CPU, where nothing runs on behind its back."""
 
-    def mark(self) -> Any:
-        return time.perf_counter()
+    mark: Callable[[], Any] = staticmethod(time.perf_counter)
 
     def passed(self, mark: Any) -> bool:
         """Whether what came before the mark is over."""
@@ -59,8 +63,7 @@ def clock_of(device: Any) -> HostClock | CudaClock:
     return CudaClock(device) if device.type == "cuda" else HostClock()
 
 
-@dataclass
-class _Pass:
+class _Pass(NamedTuple):
     """The marks of one pass; None where there was none."""
 
     key: Configuration
@@ -69,30 +72,35 @@ class _Pass:
     """The wait for its data began here; it may lie after `started`, where the user did something in between."""
     data: Any
     """Its data was there."""
-    ready: Any = None
-    waits: list[tuple[Any, Any]] = field(default_factory=list)
+    waits: tuple[tuple[Any, Any], ...]
     """From the last local gradient to the end of the synchronisation; one for each model that a pass trains."""
-    ended: Any = None
-    synchronised: bool = False
-    counts: bool = False
+    ended: Any
+    synchronised: bool
+    counts: bool
 
 
 class PassTimer:
     """Times passes on the device's clock (the host's on a CPU) and files them under their configuration.
 
-    The wait for other ranks is the time from the last local gradient (the hook on the last bucket) to the end of
-    the pass; the rest of the step is this rank's own work. On a GPU nothing is waited for: a pass is filed when a later
-    one finds it over. A wait for data that is out of all proportion is a stall: it is told (`data_wait`), and the pass
-    is left out of the profile; a loader that is always slow is part of what a pass costs.
+    The wait for other ranks is the time from the last local gradient (as the estimator between ranks sees it) to the
+    end of the pass; the rest of the step is this rank's own work. On a GPU nothing is waited for: a pass is filed when
+    a later one finds it over. A wait for data that is out of all proportion is a stall: it is told (`data_wait`), and
+    the pass is left out of the profile; a loader that is always slow is part of what a pass costs.
     """
 
     def __init__(self, profile: StepProfile, clock: HostClock | CudaClock | None = None) -> None:
         self.profile = profile
         self._clock = clock or HostClock()
+        self._mark = self._clock.mark
         self._from: Any = None
         self._fetched: Any = None
-        self._pass: _Pass | None = None
+        self._data: Any = None
+        self._ready: Any = None
+        self._waits: tuple[tuple[Any, Any], ...] = ()
+        self._key: Configuration | None = None
+        """Of the pass under way."""
         self._pending: deque[_Pass] = deque(maxlen=_PENDING)
+        self._filed_at = 0.0
         self._warming = WARM_PASSES
         self._usual_wait, self._usual_body = 0.0, 0.0
         self._waited, self._total = 0.0, 0.0
@@ -105,45 +113,62 @@ class PassTimer:
     def pause(self) -> None:
         """Training did something else than training: what ran until now is no measurement."""
         self._from = self._fetched = None
+        self._file_all()
 
     def cool(self) -> None:
         """A new configuration: leave its first passes out."""
+        self.pause()
         self._warming = WARM_PASSES
         self._usual_wait, self._usual_body = 0.0, 0.0
-        self.pause()
 
     def fetch(self) -> None:
         """The next pass begins with the wait for its data."""
-        self._fetched = self._clock.mark()
+        self._fetched = self._mark()
         if self._from is None:
             self._from = self._fetched
 
     def ready(self) -> None:
-        """The last local gradient of the synchronising pass is there (called by the communication hook)."""
-        if self._pass is not None:
-            self._pass.ready = self._clock.mark()
+        """The last local gradient of the synchronising pass is there (called in the backward pass)."""
+        if self._key is not None:
+            self._ready = self._mark()
 
     def begin(self, key: Configuration) -> None:
         """The data is there."""
-        self._pass = _Pass(key, self._from, self._fetched, self._clock.mark())
+        self._key, self._data, self._ready, self._waits = key, self._mark(), None, ()
 
     def passed(self) -> None:
         """The backward pass is over, synchronisation included."""
-        if self._pass is not None and self._pass.ready is not None:
-            self._pass.waits.append((self._pass.ready, self._clock.mark()))
-            self._pass.ready = None
+        if self._ready is not None:
+            self._waits = (*self._waits, (self._ready, self._mark()))
+            self._ready = None
 
     def end(self, *, synchronised: bool, counts: bool) -> None:
         """The loop's body is over; `counts`: a whole micro-batch like any other of its configuration."""
-        done, self._pass = self._pass, None
-        started, self._from = self._from, self._clock.mark()
-        if started is None or done is None:
+        key, self._key, self._ready = self._key, None, None
+        started, self._from = self._from, self._mark()
+        if started is None or key is None:
             return
-        done.started, done.ended = started, self._from
-        done.synchronised, done.counts = synchronised, counts and self._warming <= 0
-        if counts and self._warming > 0:
+        warm = self._warming <= 0
+        if counts and not warm:
             self._warming -= 1
-        self._pending.append(done)
+        self._pending.append(
+            _Pass(
+                key,
+                started,
+                self._fetched,
+                self._data,
+                self._waits,
+                self._from,
+                synchronised,
+                counts and warm,
+            )
+        )
+        if len(self._pending) >= _TOGETHER or time.monotonic() - self._filed_at >= FILE_EVERY:
+            self._file_all()
+
+    def _file_all(self) -> None:
+        """File the passes that the device is through with: several together cost a fraction of one after another."""
+        self._filed_at = time.monotonic()
         while self._pending and self._reached(self._pending[0]):
             self._file(self._pending.popleft())
 

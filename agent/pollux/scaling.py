@@ -148,7 +148,8 @@ class LearningRateScaler:
         ]
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._restore()  # a step that raised never came to its post hook
+        if self._saved:
+            self._restore()  # a step that raised never came to its post hook
         for group, factor in zip(optimizer.param_groups, self.factors, strict=False):
             if factor == 1.0 or "lr" not in group:
                 continue
@@ -162,7 +163,8 @@ class LearningRateScaler:
                 group["lr"] = rate * factor
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._restore()
+        if self._saved:
+            self._restore()
         self._on_step()
 
     def _restore(self) -> None:

@@ -12,6 +12,11 @@ ONE = Configuration(1, 1, 32)
 FOUR = Configuration(1, 4, 32)
 
 
+@pytest.fixture(autouse=True)
+def _filed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pass_timer, "FILE_EVERY", 0.0)
+
+
 class Device(HostClock):
     """A stream that is `lag` seconds behind the host: marks are not reached before."""
 
@@ -70,6 +75,18 @@ def test_the_wait_for_other_ranks_is_not_this_ranks_own_time() -> None:
     for _ in range(WARM_PASSES + 3):
         run(timer, clock, 1.0, sync=0.5, key=FOUR)
     assert (profile.local_time(FOUR), profile.final_time(FOUR)) == (pytest.approx(1.0), pytest.approx(1.5))
+
+
+def test_passes_are_filed_together_and_none_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pass_timer, "FILE_EVERY", 1e9)
+    clock, profile = Device(), StepProfile()
+    timer = PassTimer(profile, clock)
+    for _ in range(WARM_PASSES + 40):
+        run(timer, clock, 1.0)
+    (filed,) = profile.rows().weights.tolist()
+    assert 0 < filed < 40
+    timer.pause()
+    assert profile.rows().weights.tolist() == [40.0]
 
 
 def test_a_data_stall_is_told_and_left_out_and_a_slow_loader_is_part_of_the_cost() -> None:
