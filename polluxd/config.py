@@ -12,7 +12,7 @@ import stat
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self, get_origin
+from typing import Annotated, Any, Literal, Self, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
@@ -199,11 +199,20 @@ class Realloc(_Section):
     max_concurrent: Annotated[int, Field(ge=0)] = 0
     """Moves under way at one time; 0: no limit."""
     moves_per_hour: Annotated[int, Field(ge=0)] = 0
-    """Running jobs ordered to leave their GPUs within an hour, of the whole cluster; 0: no limit."""
+    """Running jobs ordered to end their processes within an hour, of the whole cluster; 0: no limit. A resize in place
+    costs little, and is not counted."""
     default_cost_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
     """What a move is expected to cost until a job's own moves are measured (the paper's constant)."""
     planned_timeout_s: Seconds = 60.0
     """GPUs of the target did not come free."""
+    default_resize_cost_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 2.0
+    """The same, of a job that holds whole nodes and can be resized in place."""
+    paths: Annotated[tuple[Literal["resize", "relaunch", "requeue"], ...], Field(strict=False)] = (
+        "resize",
+        "relaunch",
+        "requeue",
+    )
+    """How running jobs may be moved; the fastest that a job is able to is taken."""
     drain_timeout_s: Seconds = 30.0
     """No checkpoint was acknowledged."""
     requeued_timeout_s: Seconds = 120.0
@@ -211,7 +220,20 @@ class Realloc(_Section):
     start_timeout_s: Seconds = 30.0
     """Placed, and not started by Slurm."""
     training_timeout_s: Seconds = 120.0
-    """Running, and no training step reported."""
+    """Running (or resized), and no training step reported."""
+    recruit_timeout_s: Seconds = 60.0
+    """Told to grow in place, and no companion job submitted."""
+    give_back_timeout_s: Seconds = 60.0
+    """Shrunk in place, and its nodes not taken back by Slurm."""
+
+    @field_validator("paths")
+    @classmethod
+    def _has_the_last_resort(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if "requeue" not in value or len(set(value)) != len(value):
+            raise ValueError(
+                'expected each path once, and "requeue" among them: every job can be moved by it'
+            )
+        return value
 
 
 class Config(_Section):

@@ -10,15 +10,17 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from polluxd.apply.companions import Gathered
 from polluxd.apply.intents import Intent, intents
+from polluxd.apply.paths import Means, choose, failed_paths
 from polluxd.apply.reconciler import Reconciler
 from polluxd.config import Config
 from polluxd.encoding import encode
 from polluxd.errors import LeaderLost
-from polluxd.model import Mode, Plan, Snapshot
+from polluxd.model import Job, Mode, Placement, Plan, Report, Snapshot
 from polluxd.policy import Cache, decide
 from polluxd.slurm.protocol import ClusterState, SlurmClient
 from polluxd.slurm.topology import racks_of
@@ -64,18 +66,21 @@ class Controller:
     def step(self) -> StepResult:
         """Observe; act on what is under way; decide anew when due."""
         started = time.perf_counter()
-        state = self._slurm.observe()
+        observed_state = self._slurm.observe()
         self._confirm_lead()
+        seen = self._reconciler.gather(observed_state)
+        state = seen.state
         ours = [job for job in state.jobs if job.spec is not None]
         self._store.sync_jobs(ours)
         reports = self._store.reports()
         settings = self._store.settings(self._config.policy.settings())
         acting = self._config.mode is Mode.ENFORCE
-        open_moves = self._reconciler.tick(state, reports, paused=settings.paused) if acting else 0
+        open_moves = self._reconciler.tick(seen, reports, paused=settings.paused) if acting else 0
 
         due = self._due(state)
         if due:
             moves = self._store.open_reallocations()
+            means = self._means(seen)
             snapshot = build_snapshot(
                 self._config.slurm.cluster,
                 state,
@@ -90,13 +95,17 @@ class Controller:
                 resting=self._reconciler.resting,
                 pins=self._store.pins(),
                 stay="" if self._reconciler.budget_left() else self._reconciler.budget_spent,
+                strays=seen.strays,
+                means=means,
+                default_resize_cost=self._config.realloc.default_resize_cost_s,
             )
             observed = time.perf_counter()
             plan = self._policy(snapshot, self._cache)
             decided = time.perf_counter()
             self._confirm_lead()
             if acting and not settings.paused:
-                open_moves += len(self._reconciler.begin(_wished(plan, snapshot), moves))
+                wished = _wished(plan, snapshot, state, reports, means)
+                open_moves += len(self._reconciler.begin(wished, moves))
             self._record(
                 snapshot,
                 plan,
@@ -110,6 +119,11 @@ class Controller:
             self._decided_at = self._monotonic()
             self._seen = _occasion(state)
         return StepResult(open_moves, due, settings.paused)
+
+    def _means(self, seen: Gathered) -> Means:
+        return Means(
+            frozenset(self._config.realloc.paths), self._slurm.can_shrink(), failed_paths(seen.moves.values())
+        )
 
     def _confirm_lead(self) -> None:
         """Renew the lead after what may take seconds: a busy slurmctld's answer, a decision over many jobs.
@@ -147,8 +161,15 @@ class Controller:
         )
 
 
-def _wished(plan: Plan, snapshot: Snapshot) -> list[Intent]:
-    return intents(plan, {job.job_id: job for job in snapshot.jobs})
+def _wished(
+    plan: Plan, snapshot: Snapshot, state: ClusterState, reports: Mapping[int, Report], means: Means
+) -> list[Intent]:
+    shown = {job.job_id: job for job in state.jobs}
+
+    def way(job: Job, target: Placement) -> tuple[str, Placement]:
+        return choose(job.placement, target, shown[job.job_id], reports.get(job.job_id), means)
+
+    return intents(plan, {job.job_id: job for job in snapshot.jobs}, way)
 
 
 def _occasion(state: ClusterState) -> frozenset[object]:

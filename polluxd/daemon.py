@@ -14,7 +14,7 @@ from types import FrameType
 
 import sdnotify
 
-from polluxd.apply.machine import Limits
+from polluxd.apply.actions import Limits
 from polluxd.apply.reconciler import Reconciler
 from polluxd.config import Config
 from polluxd.cycle import Controller, StepResult
@@ -66,6 +66,8 @@ class Daemon:
                 requeued=r.requeued_timeout_s,
                 start=r.start_timeout_s,
                 training=r.training_timeout_s,
+                recruit=r.recruit_timeout_s,
+                give_back=r.give_back_timeout_s,
             ),
             cooldown=r.cooldown_s,
             lease=config.slurm.lease_s,
@@ -135,6 +137,8 @@ class Daemon:
         Slurm knows no fence: a leader that was stalled for minutes must find out before its next call, without
         asking anybody. A lease that has not ended is prolonged, so that many moves in one tick end no lead.
         """
+        # A tick may make many calls, each of which may take its time: the service is alive all the same.
+        self._notifier.notify("WATCHDOG=1")
         if 0 < self._store.lease_left <= self._config.slurm.timeout_s:
             self._store.still_leading()
         epoch, left = self._store.epoch, self._store.lease_left

@@ -148,6 +148,15 @@ class Report:
     """Of `params_by_type`, the types on which this training was never measured: taken from another one's fit."""
     data_wait: float | None = None
     """Share of the training time spent waiting for the data loader."""
+    resize: str = "requeue"
+    """The fastest way in which the job's size can be changed: `in-place`, `relaunch` or `requeue`."""
+    resized: int = 0
+    """The newest resize or relaunch in effect, by the id of its `Reallocation`; 0: none in this attempt."""
+    refused: int = 0
+    """A resize or relaunch that the agent could not carry out, by its id; 0: none."""
+    refused_why: str = ""
+    resize_cost: float | None = None
+    """Seconds between the optimizer steps before and after the newest resize."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +310,8 @@ class Step(StrEnum):
 
     PLANNED = "planned"
     DRAINING = "draining"
+    RECRUITING = "recruiting"
+    """Growing in place: the agent is told to submit a companion job."""
     CHECKPOINTED = "checkpointed"
     REQUEUED = "requeued"
     CONFIGURED = "configured"
@@ -315,13 +326,25 @@ class Step(StrEnum):
         return self in (Step.TRAINING, Step.PARKED, Step.FAILED)
 
 
+RESTARTING_PATHS = frozenset({"requeue", "park", "relaunch"})
+"""Those that end every process of a running job."""
+
+_LAST_CHANCE = {
+    "resize shrink": Step.DRAINING,
+    "resize grow": Step.CONFIGURED,
+    "start": Step.PLANNED,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Reallocation:
     """A move of one job, written before each action on Slurm (write-ahead intent).
 
     `attempt` is the restart count that the job had when the move was planned: with the job id it is the fence
     that keeps a move from being applied twice. `path` is `start` (first placement of a pending job), `requeue`
-    (running job to another placement) or `park` (running job to none).
+    (running job to another placement), `park` (running job to none), `resize` (in place: the processes that stay
+    live on) or `relaunch` (new processes in what stays of the allocation). The nodes of the latter two's target begin
+    with the job's batch host, and are a subset of the source's (shrink) or a superset (grow).
     """
 
     id: int
@@ -339,3 +362,28 @@ class Reallocation:
     """Who took the move back (`polluxctl cancel-move`); obeyed until the job is requeued."""
     ends_at: float | None = None
     """When Slurm would have ended the attempt that drains, by its time limit; None: unlimited, or no such attempt."""
+
+    @property
+    def in_allocation(self) -> bool:
+        """The job is not requeued: its attempt goes on."""
+        return self.path in ("resize", "relaunch")
+
+    @property
+    def grows(self) -> bool:
+        """In the allocation, by a companion job."""
+        return self.in_allocation and len(self.target.nodes) > len(self.source.nodes)
+
+    @property
+    def added(self) -> Placement:
+        """What a growing move's companion brings; none for other moves."""
+        if not self.grows:
+            return NO_PLACEMENT
+        new = tuple(n for n in self.target.nodes if n not in self.source.nodes)
+        return Placement(new, self.target.gpus_per_node)
+
+    @property
+    def revocable(self) -> bool:
+        """It can still be taken back at its present step, the job staying as it is."""
+        kind = f"resize {'grow' if self.grows else 'shrink'}" if self.in_allocation else self.path
+        steps = list(Step)
+        return steps.index(self.step) <= steps.index(_LAST_CHANCE.get(kind, Step.CHECKPOINTED))

@@ -6,12 +6,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from polluxd.apply.machine import held
+from polluxd.apply.paths import Means, likely
+from polluxd.apply.placed import held
 from polluxd.gpu_types import GpuTypes
 from polluxd.model import (
     NO_PLACEMENT,
     Job,
     JobState,
+    Node,
+    Placement,
     Reallocation,
     Report,
     Settings,
@@ -36,6 +39,9 @@ def build_snapshot(
     resting: Callable[[int], float] = lambda _job_id: 0.0,
     pins: Mapping[int, str] | None = None,
     stay: str = "",
+    strays: Sequence[SlurmJob] = (),
+    means: Means | None = None,
+    default_resize_cost: float = 2.0,
 ) -> Snapshot:
     """The snapshot of this cycle.
 
@@ -43,16 +49,18 @@ def build_snapshot(
     or running on uneven GPUs per node (which no placement of ours describes). What such jobs hold counts as used.
     `times` has what Slurm forgets at a requeue: first submission, and when GPUs were last held.
     `racks` has the rack of nodes that Slurm's own topology does not place, `speeds` the relative speed of GPU types.
-    `default_cost` is delta_j [s] until a job's own re-allocations are measured; `resting` gives the seconds for
-    which a job is still to be left alone. `pins` has who pinned a job; `stay`, where not empty, is why no running
-    job may move now.
+    delta_j is what a job's moves by the path that its next one would most likely take have cost on average
+    (`paths.likely`, by `means`), and until one was measured `default_resize_cost` in place, else `default_cost` [s].
+    `resting` gives the seconds for which a job is still to be left alone. `pins` has who pinned a job; `stay`, where
+    not empty, is why no running job may be restarted now. `strays` are companions of no job; others are in their jobs.
     """
+    means = means or Means()
     under_way = {move.job_id: move for move in moves}
     types = GpuTypes(state.nodes, speeds or {})
     jobs = []
     for job in state.jobs:
         move = under_way.get(job.job_id)
-        placement = move.target if move is not None else held(job)
+        placement = _sorted(move.target) if move is not None else held(job)
         if (
             job.spec is None
             or placement is None
@@ -65,9 +73,16 @@ def build_snapshot(
             here = held(job) if report.attempt == job.restart_count else None
             report = types.known_to(report, here or NO_PLACEMENT, moves=total.count if total else 0)
         known = times.get(job.job_id, JobTimes(job.submit_time))
+        path = likely(job, report, means, whole_nodes=_whole(placement, state.nodes))
         pin_reason = _pin_reason(
-            job, report, move, resting(job.job_id), (pins or {}).get(job.job_id, ""), stay
+            job,
+            report,
+            move,
+            resting(job.job_id),
+            (pins or {}).get(job.job_id, ""),
+            "" if path == "resize" else stay,
         )
+        costs = total.mean_cost if total else {}
         jobs.append(
             Job(
                 job_id=job.job_id,
@@ -88,12 +103,12 @@ def build_snapshot(
                 qos=job.qos,
                 reallocations=total.count if total else 0,
                 lost_seconds=total.lost_seconds if total else 0.0,
-                reallocation_cost=total.mean_cost if total and total.count else default_cost,
+                reallocation_cost=costs.get(path, default_resize_cost if path == "resize" else default_cost),
             )
         )
     ours = {job.job_id for job in jobs}
     others = Counter[str]()
-    for job in state.jobs:
+    for job in (*state.jobs, *strays):
         if job.spec is not None and job.job_id not in ours:
             others.update(job.gpus_per_node_held)
     racks = racks or {}
@@ -106,6 +121,17 @@ def build_snapshot(
         for node in state.nodes
     )
     return Snapshot(cluster, state.taken_at, nodes, tuple(sorted(jobs, key=lambda j: j.job_id)), settings)
+
+
+def _sorted(placement: Placement) -> Placement:
+    """As the policy has it; a move's target may begin with the batch host."""
+    return Placement(tuple(sorted(placement.nodes)), placement.gpus_per_node)
+
+
+def _whole(placement: Placement, nodes: Sequence[Node]) -> bool:
+    """It takes all GPUs of each of its nodes."""
+    gpus = {node.name: node.gpus for node in nodes}
+    return bool(placement) and all(gpus.get(name) == placement.gpus_per_node for name in placement.nodes)
 
 
 def _eligible(job: SlurmJob, *, moving: bool, now: float) -> bool:

@@ -199,7 +199,9 @@ SET step = CAST(:step AS text),
     ends_at = coalesce(to_timestamp(CAST(:ends_at AS double precision)), r.ends_at),
     epoch = :epoch,
     resumed = coalesce(r.resumed, CASE WHEN :step = 'training' THEN (
-        SELECT p.times || jsonb_strip_nulls(jsonb_build_object('restart_cost', p.restart_cost))
+        SELECT CASE r.path WHEN 'resize' THEN '{}' ELSE p.times END || jsonb_strip_nulls(
+            CASE WHEN r.path IN ('resize', 'relaunch') THEN jsonb_build_object('resize_cost', p.resize_cost)
+            ELSE jsonb_build_object('restart_cost', p.restart_cost) END)
         FROM pollux.report p
         WHERE p.cluster = r.cluster AND p.job_id = r.job_id
           AND p.attempt >= r.attempt + CASE r.path WHEN 'requeue' THEN 1 ELSE 0 END) END)
@@ -208,14 +210,17 @@ WHERE r.id = :id AND r.cluster = :cluster AND r.step NOT IN ('training', 'parked
 RETURNING r.id;
 
 -- name: drains_since
+-- A job that is resized in place drains no process but those on the nodes that it gives back.
 SELECT count(*) FROM pollux.reallocation
-WHERE cluster = :cluster AND times ? 'draining' AND (times ->> 'draining')::double precision >= :since;
+WHERE cluster = :cluster AND path <> 'resize' AND times ? 'draining' AND (times ->> 'draining')::double precision >= :since;
+
+-- name: move_to_cancel
+-- The move under way, which stands still until it is decided whether it can be taken back.
+SELECT * FROM pollux.reallocation
+WHERE cluster = :cluster AND job_id = :job_id AND step NOT IN ('training', 'parked', 'failed') FOR UPDATE;
 
 -- name: cancel_move
--- The move with the step at which the order found it.
-UPDATE pollux.reallocation SET cancelled_by = :cancelled_by
-WHERE cluster = :cluster AND job_id = :job_id AND step NOT IN ('training', 'parked', 'failed')
-RETURNING *;
+UPDATE pollux.reallocation SET cancelled_by = :cancelled_by WHERE cluster = :cluster AND id = :id;
 
 -- name: pins
 SELECT job_id, pinned_by FROM pollux.job
@@ -235,6 +240,16 @@ VALUES (:cluster, :who, :name, CAST(:from_value AS jsonb), CAST(:to_value AS jso
 -- name: open_reallocations
 SELECT * FROM pollux.reallocation
 WHERE cluster = :cluster AND step NOT IN ('training', 'parked', 'failed') ORDER BY id;
+
+-- name: resizes
+-- Moves within allocations: those that companions name (:ids), and those of present attempts that failed once begun.
+SELECT r.* FROM pollux.reallocation r
+LEFT JOIN pollux.job j ON j.cluster = r.cluster AND j.job_id = r.job_id
+WHERE r.cluster = :cluster AND r.path IN ('resize', 'relaunch')
+  AND (r.id = ANY(CAST(:ids AS bigint[]))
+       OR r.step = 'failed' AND r.times ?| ARRAY['draining', 'recruiting']
+          AND j.ended_at IS NULL AND r.attempt = j.attempt)
+ORDER BY r.id;
 
 -- name: reallocations
 SELECT * FROM pollux.reallocation

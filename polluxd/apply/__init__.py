@@ -3,6 +3,8 @@
     planned -> draining -> checkpointed -> requeued -> configured -> started -> training
                                               `-> parked            (from anywhere: -> failed)
 
-`intents` turns a plan into moves, `machine` says what the next action of a move is (pure), `capacity` keeps every
-intermediate state within the cluster, `reconciler` carries the actions out: intent first, then Slurm, then confirm.
+`paths` chooses the way that a job takes: through the queue, as above, or within its allocation (`resizing`, which has
+fewer steps). `intents` turns a plan into moves, `machine` says what the next action of a move is (pure), `capacity`
+keeps every intermediate state within the cluster, `companions` puts jobs that lend nodes to others where they belong,
+`reconciler` carries the actions out: intent first, then Slurm, then confirm.
 """

@@ -33,6 +33,10 @@ class Capacity:
             for n in target.nodes
         )
 
+    def kept(self, target: Placement) -> bool:
+        """True when what was set aside for `target` is still there."""
+        return self._open(target) and all(self.free[n] >= 0 for n in target.nodes)
+
     def _open(self, target: Placement) -> bool:
         return self.closed.isdisjoint(target.nodes)
 
@@ -47,25 +51,36 @@ class Capacity:
             self.leaving[n] -= target.gpus_per_node - (own.gpus_per_node if n in own.nodes else 0)
 
 
-def capacity(nodes: Iterable[Node], jobs: Mapping[int, SlurmJob], moves: Iterable[Reallocation]) -> Capacity:
+def capacity(
+    nodes: Iterable[Node],
+    jobs: Mapping[int, SlurmJob],
+    moves: Iterable[Reallocation],
+    *,
+    recruits: Mapping[int, SlurmJob] | None = None,
+    strays: Iterable[SlurmJob] = (),
+) -> Capacity:
     """What is free, given Slurm's present state and the moves under way.
 
     GPUs held by any job (running, suspended or completing) are taken; so are those of a move that was configured but
-    has not started, and those that a requeued job waits for are promised to it.
+    has not started, and those that a requeued job waits for are promised to it. `recruits` (by move) and `strays` are
+    companions that no job counts as its own.
     """
+    recruits = recruits or {}
     result = Capacity()
     for node in nodes:
         result.free[node.name] = (node.gpus - node.foreign_gpus) if node.schedulable else 0
         if not node.schedulable:
             result.closed.add(node.name)
-    for job in jobs.values():
+    for job in (*jobs.values(), *recruits.values(), *strays):
         for name, gpus in job.gpus_per_node_held.items():
             result.free[name] -= gpus
     for move in moves:
         job_now = jobs.get(move.job_id)
         if job_now is None:
             continue
-        if move.step is Step.CONFIGURED and job_now.state is JobState.PENDING:
+        if move.in_allocation:
+            _within(result, move, job_now, recruits.get(move.id))
+        elif move.step is Step.CONFIGURED and job_now.state is JobState.PENDING:
             result.take(move.target)
         elif move.step in _LEAVING:
             for name, gpus in job_now.gpus_per_node_held.items():
@@ -76,3 +91,15 @@ def capacity(nodes: Iterable[Node], jobs: Mapping[int, SlurmJob], moves: Iterabl
             # It may still fail to drain: what it holds is not counted on, what it will take is.
             result.promise(move.target, move.source)
     return result
+
+
+def _within(result: Capacity, move: Reallocation, job: SlurmJob, companion: SlurmJob | None) -> None:
+    """What a move within the allocation has coming in, or is about to leave."""
+    if move.grows:
+        arrived = companion is not None and companion.gpus_per_node_held
+        if move.step in (Step.RECRUITING, Step.CONFIGURED, Step.STARTED) and not arrived:
+            result.take(move.added)
+    elif move.step is Step.CHECKPOINTED:
+        for name, gpus in job.gpus_per_node_held.items():
+            if name not in move.target.nodes:
+                result.leaving[name] += gpus

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from polluxd.model import Job, Placement, Plan
+
+Way = Callable[[Job, Placement], tuple[str, Placement]]
+"""The path of a job to a target, and the target as the path wants it (`paths.choose`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +23,12 @@ class Intent:
     reason: str
 
 
-def intents(plan: Plan, jobs: Mapping[int, Job]) -> list[Intent]:
+def through_the_queue(job: Job, target: Placement) -> tuple[str, Placement]:
+    """The path that every job can take."""
+    return "start" if not job.placement else "requeue" if target else "park", target
+
+
+def intents(plan: Plan, jobs: Mapping[int, Job], way: Way = through_the_queue) -> list[Intent]:
     """The moves of `plan`, those that give GPUs back first.
 
     Pinned jobs never move; an allocation equal to what the job holds is no move. Order: parks and shrinks, then
@@ -31,8 +39,6 @@ def intents(plan: Plan, jobs: Mapping[int, Job]) -> list[Intent]:
         job = jobs.get(allocation.job_id)
         if job is None or job.pinned or allocation.placement == job.placement:
             continue
-        path = "start" if not job.placement else "requeue" if allocation.placement else "park"
-        wished.append(
-            Intent(job.job_id, job.attempt, path, job.placement, allocation.placement, allocation.reason)
-        )
+        path, target = way(job, allocation.placement)
+        wished.append(Intent(job.job_id, job.attempt, path, job.placement, target, allocation.reason))
     return sorted(wished, key=lambda i: (i.target.gpus - i.source.gpus, i.job_id))

@@ -6,107 +6,27 @@ safe to repeat, so that a daemon killed between any two lines finishes the move 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import floor
 
+from polluxd.apply import resizing
+from polluxd.apply.actions import (
+    PAUSED,
+    Action,
+    Configure,
+    Drain,
+    Fail,
+    Limits,
+    Reach,
+    Remind,
+    Requeue,
+    RunAgain,
+    Wait,
+    Withdraw,
+)
 from polluxd.apply.capacity import Capacity
-from polluxd.model import JobState, Placement, Reallocation, Report, Step
+from polluxd.apply.placed import held, same_place
+from polluxd.model import JobState, Reallocation, Report, Step
 from polluxd.slurm.protocol import SlurmJob
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounded waits of a move, in seconds (configuration section `realloc`)."""
-
-    planned: float = 60.0
-    """GPUs did not come free: the move is dropped and the next cycle plans anew."""
-    drain: float = 30.0
-    """No acknowledgement of a checkpoint."""
-    acknowledged: float = 90.0
-    """Agents wait 120 s to be killed and then train on: past this an acknowledgement is stale."""
-    requeued: float = 120.0
-    start: float = 30.0
-    """Configured, free GPUs, and still not running."""
-    training: float = 120.0
-    """Running, and no step reported."""
-    repeat: float = 3.0
-    """A signal or requeue that shows no effect is sent again after this."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Nothing to do yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """Write `draining`, then tell the agent."""
-
-
-@dataclass(frozen=True, slots=True)
-class Remind:
-    """Tell the agent again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Requeue:
-    """`scontrol requeue incomplete`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Configure:
-    """Give the pending job its new geometry and let it start; then write `configured`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """Write that `step` was reached."""
-
-    step: Step
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """Write `failed`; with `keep_back` the pending job gets its lease back first, so that it does not start at a
-    placement that the next plan gives to another."""
-
-    reason: str
-    keep_back: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Withdraw:
-    """Write `failed`, though nothing failed: somebody took the move back before it cost anything."""
-
-    reason: str
-    rest: bool
-    """Leave the job alone for a cooldown; else the next plan may ask for the same again."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunAgain:
-    """Slurm could not start the job that it had been told to start: put it back into the queue, and write `failed`."""
-
-
-Action = Wait | Drain | Remind | Requeue | Configure | Reach | Fail | Withdraw | RunAgain
-
-_REVOCABLE = (Step.PLANNED, Step.DRAINING, Step.CHECKPOINTED)
-
-
-def held(job: SlurmJob) -> Placement | None:
-    """The placement that Slurm shows, or None where the GPUs per node are uneven."""
-    if not job.gpus_per_node_held:
-        return Placement()
-    counts = set(job.gpus_per_node_held.values())
-    if len(counts) != 1:
-        return None
-    return Placement(tuple(sorted(job.gpus_per_node_held)), counts.pop())
-
-
-def same_place(job: SlurmJob, target: Placement) -> bool:
-    """True when the job holds exactly `target`, in whatever order of nodes."""
-    return job.gpus_per_node_held == dict.fromkeys(target.nodes, target.gpus_per_node)
 
 
 def failed_to_start(move: Reallocation, job: SlurmJob) -> bool:
@@ -136,23 +56,32 @@ def next_action(
     since_try: float = float("inf"),
     limits: Limits,
     paused: bool = False,
+    companion: SlurmJob | None = None,
 ) -> Action:
     """The next action of `move`, at POSIX time `now`.
 
-    `waited` is how long it has been at its step and `since_try` how long ago its last signal or requeue was sent [s],
-    both by a clock that does not step.
+    `waited` is how long it has been at its step and `since_try` how long ago its last signal, requeue or shrink was
+    sent [s], both by a clock that does not step. `companion` is the job that was submitted for it, where it is one
+    that grows in place.
     """
     if job is None:
         return Fail("the job is no longer known to Slurm")
-    if failed_to_start(move, job):
-        return RunAgain()
-    if job.state.finished:
-        return Fail(f"the job ended ({job.raw_state}) in the midst of the move")
-    if job.state is JobState.PENDING and job.held_by_user and move.step is not Step.PLANNED:
-        return Fail("the job was held (scontrol hold) in the midst of the move")
-    if move.cancelled_by and (
-        move.step is Step.PLANNED or (job.state is JobState.RUNNING and move.step in _REVOCABLE)
-    ):
+    if (end := _ended(move, job)) is not None:
+        return end
+    if move.in_allocation:
+        return resizing.next_action(
+            move,
+            job,
+            report,
+            companion,
+            room,
+            waited=waited,
+            since_try=since_try,
+            limits=limits,
+            paused=paused,
+        )
+    running = job.state is JobState.RUNNING
+    if move.cancelled_by and move.revocable and (running or move.step is Step.PLANNED):
         return Withdraw(f"cancelled by {move.cancelled_by}", rest=True)
     match move.step:
         case Step.PLANNED:
@@ -167,8 +96,19 @@ def next_action(
             return _configured(move, job, waited, limits)
         case Step.STARTED:
             return _started(job, report, waited, limits)
-        case Step.TRAINING | Step.PARKED | Step.FAILED:
+        case Step.RECRUITING | Step.TRAINING | Step.PARKED | Step.FAILED:
             return Wait()
+
+
+def _ended(move: Reallocation, job: SlurmJob) -> Action | None:
+    """What ends a move of any kind, at whatever step."""
+    if failed_to_start(move, job):
+        return RunAgain()
+    if job.state.finished:
+        return Fail(f"the job ended ({job.raw_state}) in the midst of the move")
+    if job.state is JobState.PENDING and job.held_by_user and move.step is not Step.PLANNED:
+        return Fail("the job was held (scontrol hold) in the midst of the move")
+    return None
 
 
 def _planned(
@@ -177,9 +117,11 @@ def _planned(
     if job.restart_count != move.attempt:
         return Fail(f"the job restarted (attempt {job.restart_count}) after the move was planned")
     if paused:
-        return Withdraw("paused by an administrator before the move began", rest=False)
+        return Withdraw(PAUSED, rest=False)
     if waited > limits.planned:
-        return Fail(f"the GPUs of {move.target} did not come free within {limits.planned:.0f} s")
+        late = f"the GPUs of {move.target} did not come free within {limits.planned:.0f} s"
+        # A job that waits has lost nothing by it, and is not to wait longer for that.
+        return Fail(late) if move.source else Withdraw(late, rest=False)
     if move.path == "start":
         if same_place(job, move.target):
             return Reach(Step.CONFIGURED, "the answer to its start had been lost")
@@ -220,12 +162,19 @@ def _checkpointed(
     if job.state is JobState.PENDING:
         return Reach(Step.REQUEUED)
     if job.state is JobState.COMPLETING:
-        return Wait()
+        return _completing(waited, limits)
     if job.restart_count != move.attempt:
         return Fail("the job restarted before it was requeued")
     if waited > limits.acknowledged:
         return Fail("the checkpoint was acknowledged too long ago: the job has gone on training")
     return Requeue() if since_try > limits.repeat else Wait()
+
+
+def _completing(waited: float, limits: Limits) -> Action:
+    """Slurm waits for processes that cannot be killed for as long as it takes."""
+    if waited > limits.requeued:
+        return Fail(f"its processes did not end within {limits.requeued:.0f} s of the requeue")
+    return Wait()
 
 
 def _requeued(
@@ -238,7 +187,7 @@ def _requeued(
     if job.state is JobState.SUSPENDED:
         return Fail(f"the job started on its own, on {held(job)}, and was suspended there")
     if job.state is not JobState.PENDING:
-        return Wait()
+        return _completing(waited, limits)
     if move.path == "park":
         return Reach(Step.PARKED)
     if waited > limits.requeued:

@@ -8,35 +8,37 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
-from polluxd.apply.capacity import Capacity, capacity
-from polluxd.apply.intents import Intent
-from polluxd.apply.knots import knot
-from polluxd.apply.machine import (
+from polluxd.apply.actions import (
     Action,
     Configure,
     Drain,
     Fail,
+    GiveBack,
     Limits,
+    Place,
     Reach,
+    Recruit,
     Remind,
     Requeue,
     RunAgain,
     Wait,
     Withdraw,
-    next_action,
-    same_place,
 )
+from polluxd.apply.capacity import Capacity, capacity
+from polluxd.apply.companions import Gathered, gather, named_moves
+from polluxd.apply.intents import Intent
+from polluxd.apply.knots import knot
+from polluxd.apply.leases import Leases
+from polluxd.apply.machine import next_action
+from polluxd.apply.placed import ends_at, geometry, same_place
+from polluxd.apply.resizer import Resizer
 from polluxd.apply.stopwatch import Stopwatch
 from polluxd.errors import SlurmRefused
-from polluxd.model import JobState, Placement, Reallocation, Report, Step
-from polluxd.slurm.protocol import ClusterState, Geometry, SlurmClient, SlurmJob
+from polluxd.model import RESTARTING_PATHS, JobState, Reallocation, Report, Step
+from polluxd.slurm.protocol import ClusterState, SlurmClient, SlurmJob
 from polluxd.store import Store
 
 log = logging.getLogger(__name__)
-
-_NEVER = float("-inf")
-_RENEWED_AT_ONCE = 250
-"""scontrol asks slurmctld for one job after the other: more of them might not be done within its time limit."""
 
 
 @dataclass(slots=True)
@@ -58,7 +60,8 @@ class Reconciler:
         cooldown: a job that was moved is left alone for so long [s].
         lease: for how long a waiting job is kept back at a time [s].
         max_concurrent: moves under way at one time; 0: no limit.
-        moves_per_hour: running jobs ordered to leave their GPUs, of the whole cluster; 0: no limit.
+        moves_per_hour: running jobs ordered to end their processes, of the whole cluster; 0: no limit. Those that are
+            resized in place do not count.
         authorize: called before each action on Slurm and each write; the epoch, or LeaderLost once this process may
             no longer act.
         clock: POSIX time [s].
@@ -91,13 +94,21 @@ class Reconciler:
         self._monotonic = monotonic
         self._stopwatch = Stopwatch(clock, monotonic)
         self._history: dict[int, _History] = {}
-        self._renewed: dict[int, float] = {}
+        self._leases = Leases(slurm, lease=lease, authorize=authorize, clock=clock, monotonic=monotonic)
+        self._resizer = Resizer(
+            slurm, store, repeat=limits.repeat, authorize=authorize, clock=clock, monotonic=monotonic
+        )
+
+    def gather(self, state: ClusterState) -> Gathered:
+        """The cluster with each companion where it belongs: what all that follows is to be told."""
+        return gather(state, self._store.resizes(named_moves(state)))
 
     def begin(self, wished: Sequence[Intent], under_way: Sequence[Reallocation]) -> list[Reallocation]:
         """Write the intents of a plan as moves, up to the cluster's limits of moves at one time and per hour."""
         epoch = self._authorize()
         # Those that wait for their turn will be ordered out too.
-        restarts = self.budget_left() - sum(m.step is Step.PLANNED and bool(m.source) for m in under_way)
+        waiting = sum(m.step is Step.PLANNED and m.path in RESTARTING_PATHS for m in under_way)
+        restarts = self.budget_left() - waiting
         busy = {move.job_id for move in under_way}
         room = self._max_concurrent - len(under_way) if self._max_concurrent else len(wished)
         begun: list[Reallocation] = []
@@ -106,7 +117,7 @@ class Reconciler:
                 continue
             if len(begun) >= room:
                 break
-            if intent.source:
+            if intent.path in RESTARTING_PATHS:
                 if restarts < 1:
                     log.info("job %d stays: %s", intent.job_id, self.budget_spent)
                     continue
@@ -134,7 +145,7 @@ class Reconciler:
         return max(0.0, past.ended_at + rest - self._monotonic())
 
     def budget_left(self) -> float:
-        """How many more running jobs may be ordered to leave their GPUs now; infinite without a limit."""
+        """How many more running jobs may be ordered to end their processes now; infinite without a limit."""
         if not self._moves_per_hour:
             return float("inf")
         # A clock set back may leave moves in the future: they count, and the budget is short for a while.
@@ -145,23 +156,23 @@ class Reconciler:
         """What to say of a job that stays for want of budget."""
         return f"the cluster's {self._moves_per_hour} re-allocations an hour are used up"
 
-    def tick(self, state: ClusterState, reports: Mapping[int, Report], *, paused: bool = False) -> int:
-        """Take the next action of each move under way; returns how many moves are still open."""
+    def tick(self, seen: Gathered, reports: Mapping[int, Report], *, paused: bool = False) -> int:
+        """Take the next action of each move under way; returns how many things are still to be waited for."""
         moves = self._store.open_reallocations()
-        jobs = {job.job_id: job for job in state.jobs if job.spec is not None}
+        jobs = {job.job_id: job for job in seen.state.jobs if job.spec is not None}
         self._stopwatch.keep(moves)
         self._history = {j: past for j, past in self._history.items() if j in jobs}
         if not paused:
             # Before anything is started: a renewal after it would keep back what was just let go.
-            self._renew_leases(jobs, moves)
-        room = capacity(state.nodes, jobs, moves)
+            self._leases.renew(self._kept_back(jobs, seen.recruits, moves))
+        room = capacity(seen.state.nodes, jobs, moves, recruits=seen.recruits, strays=seen.strays)
         # Smallest growth first: what gives GPUs back comes before what takes them.
         ordered = sorted(moves, key=lambda m: (m.target.gpus - m.source.gpus, m.id))
         still_open = 0
         waiting: list[Reallocation] = []
         stuck = all(move.step in (Step.PLANNED, Step.REQUEUED, Step.STARTED) for move in ordered)
         for move in ordered:
-            job = jobs.get(move.job_id)
+            job, companion = jobs.get(move.job_id), seen.recruits.get(move.id)
             action = next_action(
                 move,
                 job,
@@ -172,18 +183,36 @@ class Reconciler:
                 since_try=self._stopwatch.since_try(move),
                 limits=self._limits,
                 paused=paused,
+                companion=companion,
             )
             stuck = stuck and isinstance(action, Wait)
-            if isinstance(action, Wait) and move.step is Step.PLANNED:
+            if isinstance(action, Wait) and move.step is Step.PLANNED and not move.in_allocation:
                 waiting.append(move)
-            still_open += self._carry_out(move, job, action, room)
+            still_open += self._carry_out(move, job, companion, action, room)
         if not paused:
             # Others may be under way for ever on a busy cluster; those that wait in a ring gain nothing by them.
             long = {m.id for m in waiting if stuck or self._stopwatch.waited(m) > self._limits.planned / 4}
             self._untie([m for m in waiting if m.id in long], jobs, room)
-        return still_open
+            self._resizer.tidy(seen, reports, {m.job_id for m in moves})
+        return still_open + self._resizer.sweep(seen.strays)
 
-    def _carry_out(self, move: Reallocation, job: SlurmJob | None, action: Action, room: Capacity) -> bool:
+    def _kept_back(
+        self, jobs: Mapping[int, SlurmJob], recruits: Mapping[int, SlurmJob], moves: Sequence[Reallocation]
+    ) -> list[SlurmJob]:
+        """Whose leases are to be renewed: jobs and companions that were not told to start."""
+        told = [m for m in moves if m.step in (Step.CONFIGURED, Step.STARTED)]
+        starting, coming = {m.job_id for m in told}, {m.id for m in told}
+        waiting = [job for job_id, job in jobs.items() if job_id not in starting]
+        return waiting + [job for number, job in recruits.items() if number not in coming]
+
+    def _carry_out(
+        self,
+        move: Reallocation,
+        job: SlurmJob | None,
+        companion: SlurmJob | None,
+        action: Action,
+        room: Capacity,
+    ) -> bool:
         """Do `action`; True while the move stays open."""
         match action:
             case Wait():
@@ -193,7 +222,9 @@ class Reconciler:
             case Remind():
                 self._tell(move)
             case Requeue():
-                return self._requeue(move)
+                return self._requeue(move, job)
+            case Recruit() | Place() | GiveBack():
+                return self._resize(move, job, companion, action, room)
             case Configure():
                 if job is not None:
                     self._configure(move, job, room)
@@ -205,11 +236,9 @@ class Reconciler:
             case RunAgain():
                 self._run_again(move, job)
                 return False
-            case Withdraw(reason=reason, rest=rest):
-                self._withdraw(move, reason, rest=rest)
-                return False
-            case Fail(reason=reason, keep_back=keep_back):
-                self._fail(move, job, reason, keep_back=keep_back)
+            case Withdraw() | Fail():
+                self._give_up(move, job, action)
+                self._resizer.dismiss([companion] if companion else [])
                 return False
         return True
 
@@ -222,7 +251,7 @@ class Reconciler:
     def _drain(self, move: Reallocation, job: SlurmJob | None, room: Capacity) -> None:
         room.promise(move.target, move.source)
         # Slurm forgets at the requeue when the attempt began.
-        self._reach(move, Step.DRAINING, ends_at=_ends_at(job))
+        self._reach(move, Step.DRAINING, ends_at=ends_at(job))
         self._tell(replace(move, step=Step.DRAINING))
 
     def _tell(self, move: Reallocation) -> None:
@@ -234,8 +263,43 @@ class Reconciler:
             # No step is running (yet): the agent reads its instructions from the database as well.
             log.info("job %d: signal refused (%s); the agent polls for it", move.job_id, error)
 
-    def _requeue(self, move: Reallocation) -> bool:
-        """Send the job back to the queue; True while the move stays open. A refusal concerns this job alone."""
+    def _give_up(self, move: Reallocation, job: SlurmJob | None, action: Withdraw | Fail) -> None:
+        if isinstance(action, Fail):
+            self._fail(move, job, action.reason, keep_back=action.keep_back)
+        else:
+            self._withdraw(move, action.reason, rest=action.rest)
+
+    def _resize(
+        self,
+        move: Reallocation,
+        job: SlurmJob | None,
+        companion: SlurmJob | None,
+        action: Recruit | Place | GiveBack,
+        room: Capacity,
+    ) -> bool:
+        """The actions of moves within an allocation; True while the move stays open."""
+        why = ""
+        match action:
+            case Recruit():
+                room.take(move.added)
+                self._reach(move, Step.RECRUITING)
+                self._tell(replace(move, step=Step.RECRUITING))
+            case Place() if job is not None and companion is not None:
+                why = self._resizer.place(move, job, companion)
+                if not why:
+                    self._reach(move, Step.CONFIGURED)
+            case GiveBack() if job is not None:
+                self._stopwatch.try_now(move)
+                why = self._resizer.give_back(job, move.target)
+        if why:
+            self._fail(move, job, why, keep_back=False)
+            self._resizer.dismiss([companion] if companion else [])
+        return not why
+
+    def _requeue(self, move: Reallocation, job: SlurmJob | None) -> bool:
+        """Send the job back to the queue, its companions ended first; True while the move stays open. A refusal
+        concerns this job alone."""
+        self._resizer.dismiss(job.companions if job else ())
         self._authorize()
         self._stopwatch.try_now(move)
         try:
@@ -317,52 +381,6 @@ class Reconciler:
         past = self._history.get(move.job_id)
         failures = past.failures + 1 if failed and past else int(failed)
         self._history[move.job_id] = _History(self._monotonic(), failures)
-
-    def _renew_leases(self, jobs: Mapping[int, SlurmJob], moves: Sequence[Reallocation]) -> None:
-        """Keep waiting jobs back, many in one call; a third of the lease may pass between renewals."""
-        now, ticks = self._clock(), self._monotonic()
-        starting = {m.job_id for m in moves if m.step in (Step.CONFIGURED, Step.STARTED)}
-        waiting = [
-            job
-            for job in jobs.values()
-            if job.state is JobState.PENDING and job.job_id not in starting and not job.held_by_user
-        ]
-        due = [
-            job.job_id for job in waiting if ticks - self._renewed.get(job.job_id, _NEVER) > self._lease / 3
-        ]
-        self._renewed = {j.job_id: self._renewed[j.job_id] for j in waiting if j.job_id in self._renewed}
-        # A job's own --begin, when later than the lease, stays.
-        due = [j for j in due if (jobs[j].begin_time or 0.0) <= now]
-        for first in range(0, len(due), _RENEWED_AT_ONCE):
-            some = due[first : first + _RENEWED_AT_ONCE]
-            self._authorize()
-            try:
-                self._slurm.renew(some, now + self._lease)
-            except SlurmRefused as error:
-                # Tried again in a third of the lease. What stays refused starts as a plain job; the others' moves
-                # must not wait for it.
-                log.warning("leases could not be renewed: %s", error)
-            self._renewed.update(dict.fromkeys(some, ticks))
-
-
-def geometry(job: SlurmJob, target: Placement) -> Geometry:
-    """What the job asks of Slurm at `target`; CPUs and memory follow the GPUs, which Slurm itself does not do."""
-    assert job.spec is not None
-    gpus = target.gpus_per_node
-    memory = job.spec.mem_per_gpu_mb
-    return Geometry(
-        nodes=target.nodes,
-        gpus_per_node=gpus,
-        cpus_per_task=job.spec.cpus_per_gpu * gpus,
-        mem_per_node_mb=memory * gpus if memory else None,
-    )
-
-
-def _ends_at(job: SlurmJob | None) -> float | None:
-    """When Slurm will end the running attempt; None: never, or it does not run."""
-    if job is None or job.start_time is None or job.time_limit_s is None:
-        return None
-    return job.start_time + job.time_limit_s
 
 
 def _time_left(move: Reallocation, job: SlurmJob) -> float | None:

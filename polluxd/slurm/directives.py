@@ -4,6 +4,10 @@ what its `#POLLUX` lines ask for:
     pollux:v1 min-gpus=1 max-gpus=8 gpu-counts=1,2,4,8 adaptive=yes preemptible=yes cpus-per-gpu=2 mem-per-gpu=4000
     submitted=T begin=T                                                                        (all on one line)
 
+or, of a companion job:
+
+    pollux:v1 companion-of=J attempt=R reallocation=ID cpus-per-gpu=2 mem-per-gpu=4000 submitted=T
+
 Users can read it and cannot set it; an administrator can, so it is checked like any other input.
 """
 
@@ -15,6 +19,7 @@ from dataclasses import dataclass
 from polluxd.errors import DirectiveError
 from polluxd.gpu_counts import RULES, is_rule
 from polluxd.model import JobSpec
+from polluxd.slurm.protocol import Companion
 
 MARK = "pollux:"
 _VERSION = "pollux:v1"
@@ -29,6 +34,7 @@ class Directives:
     """First submission [POSIX s]; None where the hook did not note it."""
     begin: float | None = None
     """The user's own --begin [POSIX s]."""
+    companion: Companion | None = None
 
 
 def parse_admin_comment(text: str) -> Directives | None:
@@ -63,13 +69,26 @@ def parse_admin_comment(text: str) -> Directives | None:
     )
     if spec.max_gpus is not None and spec.min_gpus > spec.max_gpus:
         raise DirectiveError(f"AdminComment: min-gpus={spec.min_gpus} is above max-gpus={spec.max_gpus}")
-    return Directives(spec, submitted=read.get("submitted"), begin=read.get("begin"))
+    return Directives(spec, read.get("submitted"), read.get("begin"), _companion(read))
+
+
+def _companion(read: dict[str, float]) -> Companion | None:
+    given = [key for key in _COMPANION if key in read]
+    if not given:
+        return None
+    if len(given) < len(_COMPANION):
+        raise DirectiveError(f"AdminComment: a companion has {', '.join(_COMPANION)}, this one {given}")
+    return Companion(*(int(read[key]) for key in _COMPANION))
 
 
 def _count(key: str, text: str) -> float:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise DirectiveError(f"AdminComment: {key} is a whole number from 1 up, not {text!r}")
     return int(text)
+
+
+def _attempt(key: str, text: str) -> float:
+    return 0 if text == "0" else _count(key, text)
 
 
 def _gpu_counts(text: str) -> str:
@@ -94,5 +113,9 @@ _READERS: dict[str, Callable[[str, str], float]] = {
     "mem-per-gpu": _count,
     "submitted": _count,
     "begin": _count,
+    "companion-of": _count,
+    "attempt": _attempt,
+    "reallocation": _count,
 }
+_COMPANION = ("companion-of", "attempt", "reallocation")
 _KEYS = ("gpu-counts", *_READERS)

@@ -18,7 +18,7 @@ from math import ceil, floor
 from polluxd.errors import SlurmError, SlurmRefused, SlurmUnavailable
 from polluxd.model import JobSpec, JobState, Node
 from polluxd.slurm.fake_job import FakeJob, shown
-from polluxd.slurm.protocol import ClusterState, Geometry, SlurmJob
+from polluxd.slurm.protocol import ClusterState, Companion, Geometry, SlurmJob
 
 CRED_EXPIRE_S = 120.0
 """slurm.conf's AuthInfo=cred_expire: a requeued job waits one second more than this unless it is told otherwise."""
@@ -40,6 +40,7 @@ class FakeSlurm:
         now: POSIX time at the start.
         exit_s: how long a job's processes take to go (COMPLETING).
         start_s: how long the scheduler takes after a job may start.
+        slurmdbd: there is one, so that running jobs can shrink.
     """
 
     def __init__(
@@ -49,11 +50,13 @@ class FakeSlurm:
         now: float = 1_700_000_000.0,
         exit_s: float = 0.1,
         start_s: float = 0.7,
+        slurmdbd: bool = True,
     ) -> None:
         self._nodes = {node.name: node for node in nodes}
         self._now = now
         self._exit_s = exit_s
         self._start_s = start_s
+        self._slurmdbd = slurmdbd
         self._jobs: dict[int, FakeJob] = {}
         self._faults: list[_Fault] = []
         self._answers_at = now
@@ -82,6 +85,8 @@ class FakeSlurm:
         depends_on: int | None = None,
         runtime: float | None = None,
         time_limit_s: float | None = None,
+        companion: Companion | None = None,
+        uid: int = 1000,
     ) -> int:
         """As sbatch with the submission hook: with a spec the job is kept back by a lease, else it starts at once."""
         job_id = len(self._jobs) + 1
@@ -101,6 +106,8 @@ class FakeSlurm:
             runtime=runtime,
             time_limit_s=time_limit_s,
             depends_on=depends_on,
+            companion=companion,
+            uid=uid,
         )
         return job_id
 
@@ -112,9 +119,9 @@ class FakeSlurm:
             self._pass_time()
 
     def requeue_by_hand(self, job_id: int) -> None:
-        """`scontrol requeue` by the job's user."""
+        """`scontrol requeue` by the job's user; a companion (--no-requeue) refuses."""
         job = self._jobs[job_id]
-        if job.state is JobState.RUNNING:
+        if job.state is JobState.RUNNING and job.companion is None:
             job.restarts += 1
             self._leave(job, JobState.PENDING)
 
@@ -154,8 +161,9 @@ class FakeSlurm:
         self.set_schedulable(name, False)
         for job in self._jobs.values():
             if job.state is JobState.RUNNING and name in job.held:
-                job.restarts += job.spec is not None
-                self._leave(job, JobState.PENDING if job.spec is not None else JobState.FAILED)
+                again = job.spec is not None and job.companion is None
+                job.restarts += again
+                self._leave(job, JobState.PENDING if again else JobState.FAILED)
 
     def set_schedulable(self, node: str, schedulable: bool) -> None:
         """Drain or resume a node; what runs there goes on."""
@@ -237,6 +245,28 @@ class FakeSlurm:
         job = self._ours("limit_time", job_id)
         job.time_limit_s = 60.0 * ceil(seconds / 60.0)
         self._fault("limit_time", applied=True)
+
+    def can_shrink(self) -> bool:
+        return self._slurmdbd
+
+    def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
+        job = self._ours("shrink", job_id)
+        if job.state is not JobState.RUNNING:
+            raise SlurmRefused(f"job {job_id} does not run (any more)")
+        if set(nodes) != set(job.held):
+            host = next(iter(job.held))
+            if not self._slurmdbd or host not in nodes or not set(nodes) < set(job.held):
+                raise SlurmRefused(f"scontrol update: job {job_id} cannot shrink to {','.join(nodes)}")
+            job.held = {name: gpus for name, gpus in job.held.items() if name in nodes}
+        self._fault("shrink", applied=True)
+
+    def cancel(self, job_ids: Sequence[int]) -> None:
+        jobs = [self._ours("cancel", job_id) for job_id in job_ids]
+        if any(job.companion is None for job in jobs):
+            raise SlurmRefused(f"jobs {job_ids} are no companions (or are gone): polluxd does not end them")
+        for job in jobs:
+            self.finish(job.job_id, JobState.CANCELLED)
+        self._fault("cancel", applied=True)
 
     def renew(self, job_ids: Sequence[int], until: float) -> None:
         jobs = [self._ours("renew", job_id) for job_id in job_ids]
@@ -320,7 +350,7 @@ class FakeSlurm:
             job.state, job.raw_state = JobState.FAILED, "FAILED"
             job.started = job.ended = self._now
             return
-        job.held = dict.fromkeys(names, job.gpus_per_node)
+        job.held = dict.fromkeys(sorted(names), job.gpus_per_node)  # the first has the batch script
         job.state, job.raw_state, job.started = JobState.RUNNING, "RUNNING", self._now
 
     def _waits(self, job: FakeJob) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from polluxd.model import JobSpec, JobState
-from polluxd.slurm.protocol import SlurmJob
+from polluxd.slurm.protocol import Companion, SlurmJob
 
 
 @dataclass(slots=True)
@@ -39,6 +39,8 @@ class FakeJob:
     becomes: JobState | None = None
     """What follows COMPLETING."""
     leaves_at: float = 0.0
+    uid: int = 1000
+    companion: Companion | None = None
 
 
 def shown(job: FakeJob, *, waits: bool, now: float) -> SlurmJob:
@@ -48,7 +50,7 @@ def shown(job: FakeJob, *, waits: bool, now: float) -> SlurmJob:
         job_id=job.job_id,
         name=job.name,
         user=job.user,
-        uid=1000,
+        uid=job.uid,
         account="",
         partition="main",
         qos="",
@@ -76,6 +78,8 @@ def shown(job: FakeJob, *, waits: bool, now: float) -> SlurmJob:
         admin_comment="pollux:v1" if job.spec is not None else "",
         command="/home/alice/train.sh",
         spec=job.spec,
+        batch_host=next(iter(job.held), ""),
+        companion=job.companion,
     )
 
 

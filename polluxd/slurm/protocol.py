@@ -13,6 +13,21 @@ from polluxd.model import JobSpec, JobState, Node
 
 
 @dataclass(frozen=True, slots=True)
+class Companion:
+    """What a companion job says of itself: a worker-only job that lends further whole nodes to a running one.
+
+    It is the user's word: `polluxd.apply.companions` holds it against the parent and its moves.
+    """
+
+    parent: int
+    """Job id."""
+    attempt: int
+    """Restart count of the parent."""
+    reallocation: int
+    """The parent's growing move that it was submitted for."""
+
+
+@dataclass(frozen=True, slots=True)
 class SlurmJob:
     """One job as slurmctld describes it; ours (`spec` is not None) or not."""
 
@@ -60,6 +75,19 @@ class SlurmJob:
     command: str = ""
     spec: JobSpec | None = None
     """What the job asks of Pollux; None: the job did not opt in and is left alone."""
+    batch_host: str = ""
+    """The node that its batch script runs on, which no shrink may give back."""
+    companion: Companion | None = None
+    """Set: it is no job of its own to users, plans and lists."""
+    companions: tuple[SlurmJob, ...] = ()
+    """Those that have joined it; `nodes`, and what it holds per node, then count theirs
+    (`polluxd.apply.companions.gather`)."""
+
+    @property
+    def base(self) -> tuple[str, ...]:
+        """Nodes of the job's own allocation, sorted: those that it holds less its companions'."""
+        lent = {name for companion in self.companions for name in companion.gpus_per_node_held}
+        return tuple(sorted(name for name in self.gpus_per_node_held if name not in lent))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +158,19 @@ class SlurmClient(Protocol):
 
     def limit_time(self, job_id: int, seconds: float) -> None:
         """Give a job another time limit, rounded up to whole minutes."""
+        ...
+
+    def can_shrink(self) -> bool:
+        """Whether Slurm lets a running job give nodes back, which takes slurmdbd. Raises nothing; asks seldom."""
+        ...
+
+    def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
+        """Leave a running job these of its nodes, its batch host among them; Slurm kills at once what runs on the
+        others. Does nothing where it holds exactly these."""
+        ...
+
+    def cancel(self, job_ids: Sequence[int]) -> None:
+        """End companions, waiting or running; those that have ended are passed over. No other job is touched."""
         ...
 
     def renew(self, job_ids: Sequence[int], until: float) -> None:

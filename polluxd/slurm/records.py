@@ -94,16 +94,32 @@ def parse_nodes(text: str, jobs: Iterable[SlurmJob] = ()) -> tuple[Node, ...]:
     Raises:
         SlurmGarbled: a record is incomplete or of an unknown form.
     """
+    nodes = (_node(record) for record in _records(text, "NodeName=", "No nodes in the system", _NODE_HEAD))
+    return with_foreign_use(nodes, jobs)
+
+
+def with_foreign_use(nodes: Iterable[Node], jobs: Iterable[SlurmJob]) -> tuple[Node, ...]:
+    """The nodes, with what jobs without a spec hold there."""
     foreign_gpus, foreign_cpus = Counter[str](), Counter[str]()
     for job in jobs:
         if job.spec is None:
             foreign_gpus.update(job.gpus_per_node_held)
             foreign_cpus.update(job.cpus_per_node_held)
-    nodes = (_node(record) for record in _records(text, "NodeName=", "No nodes in the system", _NODE_HEAD))
     return tuple(
         replace(node, foreign_gpus=foreign_gpus[node.name], foreign_cpus=foreign_cpus[node.name])
         for node in nodes
     )
+
+
+def job_state(word: str) -> JobState:
+    """The state that Slurm's word stands for."""
+    # An unknown word is a state of a later Slurm: the job is left as it is, with what it holds.
+    return _STATES.get(word, JobState.COMPLETING)
+
+
+def schedulable(state: str) -> bool:
+    """Whether a node in a state such as `IDLE+DRAIN` gets new work. (An asterisk: it does not respond.)"""
+    return all(word in _USABLE_NODE_STATES for word in state.split("+"))
 
 
 def parse_gpus(text: str) -> Gpus:
@@ -231,8 +247,7 @@ def _job(record: str) -> SlurmJob:
     job_id = int(head["id"])
     fields = _Fields(record[head.end() - len("GroupId=") :], f"scontrol's record of job {job_id}")
     raw_state = fields.word("JobState")
-    # An unknown word is a state of a later Slurm: the job is left as it is, with what it holds.
-    state = _STATES.get(raw_state, JobState.COMPLETING)
+    state = job_state(raw_state)
     admin_comment = fields.phrase("AdminComment", "SystemComment", "Comment", "StdErr", "StdIn", "StdOut")
     try:
         directives = parse_admin_comment(admin_comment)
@@ -242,7 +257,7 @@ def _job(record: str) -> SlurmJob:
     for nodes, cpu_ids, gres in fields.details():
         for node in nodes:
             gpus[node] += parse_gpus(gres).count
-            cpus[node] += _width(cpu_ids)
+            cpus[node] += index_count(cpu_ids)
     per_node = fields.gpus_per_node()
     if state is JobState.COMPLETING and not +gpus:
         # Slurm 22.05 counts these GPUs as free from the first signal on (GresUsed too), while the job's processes may
@@ -284,6 +299,8 @@ def _job(record: str) -> SlurmJob:
         admin_comment=admin_comment,
         command=fields.phrase("Command", "WorkDir"),
         spec=directives.spec if directives else None,
+        batch_host=_named(fields.own("BatchHost") or ""),
+        companion=directives.companion if directives else None,
     )
 
 
@@ -293,14 +310,12 @@ def _node(record: str) -> Node:
         raise SlurmGarbled(f"expected a node record (NodeName=), got {record[:80]!r}")
     fields = _Fields(record, f"scontrol's record of node {name[1]}")
     gpus = parse_gpus(fields.word("Gres"))
-    # An asterisk means that the node does not respond.
-    words = fields.word("State").split("+")
     partitions = fields.get("Partitions") or ""
     return Node(
         name=name[1],
         gpus=gpus.count,
         gpu_type=gpus.type,
-        schedulable=all(word in _USABLE_NODE_STATES for word in words),
+        schedulable=schedulable(fields.word("State")),
         partitions=frozenset(p for p in partitions.split(",") if p),
         cpus=_number_or(fields.get("CPUEfctv"), fields.number("CPUTot")),
     )
@@ -314,8 +329,8 @@ def _number_or(text: str | None, default: int) -> int:
     return int(text) if text is not None and text.isdigit() else default
 
 
-def _width(indices: str) -> int:
-    """How many indices `0-3,7` names."""
+def index_count(indices: str) -> int:
+    """How many indices `0-3,7` names. Raises SlurmGarbled."""
     try:
         return len(RangeSet(indices)) if indices else 0
     except RangeSetException as error:

@@ -22,7 +22,7 @@ from polluxd.slurm.topology import parse_topology
 log = logging.getLogger(__name__)
 
 TOPOLOGY_S = 300.0
-"""Racks change with slurm.conf: they are asked for no more often than this."""
+"""Racks and abilities change with slurm.conf: they are asked for no more often than this."""
 
 # What the client commands print when slurmctld did not answer, as opposed to when it said no. Some come from
 # Slurm's communication layer, some from munge.
@@ -35,6 +35,7 @@ _NO_ANSWER = re.compile(
     re.IGNORECASE,
 )
 _UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
+_SLURMDBD = re.compile(r"^AccountingStorageType\s*=\s*accounting_storage/slurmdbd\s*$", re.MULTILINE)
 
 
 class ScontrolClient:
@@ -52,6 +53,10 @@ class ScontrolClient:
         self._timeout = timeout
         self._clock = clock
         self._ours: set[int] = set()
+        self._companions: set[int] = set()
+        self._seen: frozenset[int | str] = frozenset()
+        self._shrinks = False
+        self._shrinks_at: float | None = None
         self._rack: Mapping[str, str] = {}
         self._racks_at: float | None = None
         # Nothing of another cluster or job may leak in, and times are to be UTC both ways, whatever the machine's
@@ -65,9 +70,15 @@ class ScontrolClient:
     def observe(self) -> ClusterState:
         taken_at = self._clock()
         jobs, nodes = self._read_all()
+        if gone := self._seen - _to_come_again(jobs, nodes):
+            # An answer that is cut off between two records looks whole. A job stays to be seen for MinJobAge after its
+            # end, a node for good: what is gone all the same is asked for once more, and then believed.
+            log.info("%d jobs and nodes are missing from Slurm's answer: it is asked again", len(gone))
+            jobs, nodes = self._read_all()
         self._learn_all(jobs)
         if not nodes:
             raise SlurmGarbled("Slurm shows no node at all")
+        self._seen = frozenset(j.job_id for j in jobs if not j.state.finished) | {n.name for n in nodes}
         rack = self._racks(taken_at)
         if rack:
             nodes = tuple(replace(node, rack=rack.get(node.name, "")) for node in nodes)
@@ -140,6 +151,44 @@ class ScontrolClient:
         self._must_be_ours([job_id])
         self._run("scontrol", "update", f"JobId={job_id}", _time_limit(seconds))
 
+    def can_shrink(self) -> bool:
+        now = self._clock()
+        if self._shrinks_at is None or not 0 <= now - self._shrinks_at < TOPOLOGY_S:
+            self._shrinks_at = now
+            try:
+                self._shrinks = _SLURMDBD.search(self._run("scontrol", "show", "config")) is not None
+            except SlurmError as error:
+                log.warning("whether running jobs can shrink is as it was known before: %s", error)
+        return self._shrinks
+
+    def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
+        self._must_be_ours([job_id])
+        now = self.jobs([job_id]).get(job_id)
+        if now is None or now.state is not JobState.RUNNING:
+            raise SlurmRefused(f"job {job_id} does not run (any more): it has no nodes to give back")
+        kept, held = set(nodes), set(now.nodes)
+        if kept == held:
+            return
+        # Slurm itself would take the batch host away as well, and the batch script with it.
+        if now.batch_host not in kept or not kept < held:
+            raise SlurmRefused(
+                f"job {job_id} holds {','.join(now.nodes)} with its script on {now.batch_host or 'no node'}: "
+                f"{','.join(nodes)} is no part of that to shrink to"
+            )
+        self._run("scontrol", "update", f"JobId={job_id}", f"NodeList={','.join(nodes)}")
+
+    def cancel(self, job_ids: Sequence[int]) -> None:
+        if not job_ids:
+            return
+        self._must_be_ours(job_ids, companions=True)
+        try:
+            self._run("scancel", *map(str, job_ids))
+        except SlurmRefused:
+            # Those that ended in the meantime are refused, and are no trouble.
+            now = [job for job in self._all_jobs() if job.job_id in job_ids]
+            if any(not job.state.finished and job.state is not JobState.COMPLETING for job in now):
+                raise
+
     def renew(self, job_ids: Sequence[int], until: float) -> None:
         if not job_ids:
             return
@@ -175,6 +224,7 @@ class ScontrolClient:
 
     def _learn_all(self, jobs: tuple[SlurmJob, ...]) -> tuple[SlurmJob, ...]:
         self._ours.clear()  # those that Slurm has forgotten too: a service runs for months
+        self._companions.clear()
         return self._learn(jobs)
 
     def _learn(self, jobs: tuple[SlurmJob, ...]) -> tuple[SlurmJob, ...]:
@@ -183,13 +233,20 @@ class ScontrolClient:
                 self._ours.add(job.job_id)
             else:
                 self._ours.discard(job.job_id)
+            if job.spec is not None and job.companion is not None:
+                self._companions.add(job.job_id)
+            else:
+                self._companions.discard(job.job_id)
         return jobs
 
-    def _must_be_ours(self, job_ids: Sequence[int]) -> None:
-        """Raises SlurmRefused for a job that does not carry Pollux' AdminComment."""
-        if not self._ours.issuperset(job_ids):
+    def _must_be_ours(self, job_ids: Sequence[int], *, companions: bool = False) -> None:
+        """Raises SlurmRefused for a job that does not carry Pollux' AdminComment, or, with `companions`, not theirs."""
+        known = self._companions if companions else self._ours
+        if not known.issuperset(job_ids):
             self._all_jobs()
-        foreign = sorted(set(job_ids) - self._ours)
+        foreign = sorted(set(job_ids) - known)
+        if foreign and companions:
+            raise SlurmRefused(f"jobs {foreign} are no companions (or are gone): polluxd does not end them")
         if foreign:
             raise SlurmRefused(f"jobs {foreign} did not opt in (or are gone): polluxd does not touch them")
 
@@ -216,14 +273,20 @@ class ScontrolClient:
             ) from error
         if done.returncode == 0:
             return done.stdout
-        raise _failure(argv, done.returncode, (done.stderr or done.stdout).strip())
+        raise failure(argv, done.returncode, (done.stderr or done.stdout).strip())
+
+
+def _to_come_again(jobs: Sequence[SlurmJob], nodes: Sequence[Node]) -> frozenset[int | str]:
+    """Ids of jobs, ended or not, and names of nodes."""
+    return frozenset(job.job_id for job in jobs) | {node.name for node in nodes}
 
 
 def _time_limit(seconds: float) -> str:
     return f"TimeLimit={max(1, ceil(seconds / 60.0))}"
 
 
-def _failure(argv: Sequence[str], status: int, complaint: str) -> SlurmError:
+def failure(argv: Sequence[str], status: int, complaint: str) -> SlurmError:
+    """What a request that failed with this complaint is raised as: no answer, or a no."""
     if status < 0 or _NO_ANSWER.search(complaint):
         return SlurmUnavailable(
             f"{_short(argv)}: slurmctld does not answer: {complaint or f'signal {-status}'}"

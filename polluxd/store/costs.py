@@ -35,8 +35,11 @@ def cost_of(row: Mapping[str, Any], source: Placement, target: Placement) -> Rea
 
     The pause begins at the agent's last step (else at the order to drain, else at the plan) and ends at the
     first step after (else when that was noticed). Clocks of several machines are in it: an interval that
-    would be negative counts as 0, so that the intervals still add up to the pause.
+    would be negative counts as 0, so that the intervals still add up to the pause. Of a move within the allocation
+    the agent says itself how long its pause was: a job that is resized in place trains through all the rest.
     """
+    if row["path"] == "resize":
+        return _resize_cost(row, source, target)
     stamps = {
         "times": row["times"] or {},
         "acknowledged": row["acknowledged"] or {},
@@ -48,6 +51,11 @@ def cost_of(row: Mapping[str, Any], source: Placement, target: Placement) -> Rea
         stamps["acknowledged"] = {**stamps["acknowledged"], "saving_at": saving_at}
     last_step = stamps["acknowledged"].get("last_step_at")
     first_step = stamps["resumed"].get("first_step_at")
+    pause = stamps["resumed"].get("resize_cost")
+    if pause is not None and first_step is not None:
+        # A relaunch: its new processes acknowledge, and what polluxd does of it they need not wait for.
+        last_step = float(first_step) - float(pause)
+        stamps |= {"acknowledged": {}, "times": {}}
     ordered = times.get(Step.DRAINING, times.get(Step.CONFIGURED, times[Step.PLANNED]))
     begin = float(ordered if last_step is None else last_step)
     end = max(begin, float(times[Step.TRAINING] if first_step is None else first_step))
@@ -75,6 +83,26 @@ def cost_of(row: Mapping[str, Any], source: Placement, target: Placement) -> Rea
     }
 
 
+def _resize_cost(row: Mapping[str, Any], source: Placement, target: Placement) -> ReallocationCost:
+    """As told by the agent; else the time from the last thing that it waited for, which bounds it from above."""
+    times = row["times"]
+    told = (row["resumed"] or {}).get("resize_cost")
+    begun = max(float(at) for step, at in times.items() if step != Step.TRAINING)
+    pause = max(0.0, float(times[Step.TRAINING]) - begun) if told is None else float(told)
+    return {
+        "id": int(row["id"]),
+        "job_id": int(row["job_id"]),
+        "path": "resize",
+        "from": str(source),
+        "to": str(target),
+        "planned_at": float(times[Step.PLANNED]),
+        "total_s": pause,
+        "drained_s": 0.0,
+        "measured": told is not None,
+        "steps": {"resize": pause},
+    }
+
+
 def _saving_at(acknowledged: Mapping[str, Any], checkpointed_at: float | None) -> float | None:
     """When the agent began to write its checkpoint: a checkpoint's time before it was there, at the latest."""
     known = [] if (stopped := acknowledged.get("stopped_at")) is None else [float(stopped)]
@@ -84,8 +112,16 @@ def _saving_at(acknowledged: Mapping[str, Any], checkpointed_at: float | None) -
 
 
 def totals(costs: Iterable[ReallocationCost]) -> dict[int, ReallocTotals]:
-    """Sums per job."""
-    seconds: dict[int, list[float]] = {}
+    """Sums per job, and means per path."""
+    by_path: dict[int, dict[str, list[float]]] = {}
     for cost in costs:
-        seconds.setdefault(cost["job_id"], []).append(cost["total_s"])
-    return {job_id: ReallocTotals(len(s), sum(s), sum(s) / len(s)) for job_id, s in seconds.items()}
+        kind = cost["path"] if cost["path"] in ("resize", "relaunch") else "requeue"
+        by_path.setdefault(cost["job_id"], {}).setdefault(kind, []).append(cost["total_s"])
+    return {
+        job_id: ReallocTotals(
+            sum(len(s) for s in paths.values()),
+            sum(sum(s) for s in paths.values()),
+            {path: sum(s) / len(s) for path, s in paths.items()},
+        )
+        for job_id, paths in by_path.items()
+    }

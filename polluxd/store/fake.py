@@ -148,7 +148,23 @@ class FakeStore:
 
     def drains_since(self, since: float) -> int:
         self._must_answer()
-        return sum(move.times.get(Step.DRAINING, 0.0) >= since for move in self.rows.moves)
+        return sum(
+            move.times.get(Step.DRAINING, 0.0) >= since for move in self.rows.moves if move.path != "resize"
+        )
+
+    def resizes(self, ids: Sequence[int]) -> dict[int, Reallocation]:
+        self._must_answer()
+        return {
+            move.id: move
+            for move in self.rows.moves
+            if move.in_allocation and (move.id in ids or self._broken(move))
+        }
+
+    def _broken(self, move: Reallocation) -> bool:
+        begun = not move.times.keys().isdisjoint((Step.DRAINING, Step.RECRUITING))
+        job = self.rows.jobs.get(move.job_id)
+        ours = job is not None and not job.state.finished and job.restart_count == move.attempt
+        return move.step is Step.FAILED and begun and ours
 
     def plan_reallocation(
         self,
@@ -200,6 +216,7 @@ class FakeStore:
         self._must_answer()
         for move in self.open_reallocations():
             if move.job_id == job_id:
-                self.rows.moves[move.id - 1] = replace(move, cancelled_by=who)
+                if move.revocable:
+                    self.rows.moves[move.id - 1] = replace(move, cancelled_by=who)
                 return move
         return None

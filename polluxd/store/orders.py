@@ -36,21 +36,27 @@ class Orders(Session):
         return True
 
     def cancel_move(self, job_id: int, who: str) -> Reallocation | None:
-        """Take back the job's move under way, audited; the move as it was, None where there is none."""
+        """Take back the job's move under way, audited; the move as it was, None where there is none.
+
+        One that is not `revocable` any more goes on, and nothing is written.
+        """
         with self._transaction() as run:
-            found = run("cancel_move", job_id=job_id, cancelled_by=who)
+            found = run("move_to_cancel", job_id=job_id)
             if not found:
                 return None
-            run(
-                "audit_order",
-                who=who,
-                name=f"move {found[0]['id']} of job {job_id}",
-                from_value=json.dumps(found[0]["step"]),
-                to_value=json.dumps("cancelled"),
-            )
-        return rows.reallocation(found[0])
+            move = rows.reallocation(found[0])
+            if move.revocable:
+                run("cancel_move", id=move.id, cancelled_by=who)
+                run(
+                    "audit_order",
+                    who=who,
+                    name=f"move {move.id} of job {job_id}",
+                    from_value=json.dumps(move.step.value),
+                    to_value=json.dumps("cancelled"),
+                )
+        return move
 
     def drains_since(self, since: float) -> int:
-        """How many running jobs were ordered to leave their GPUs since a POSIX time."""
+        """How many running jobs were ordered to end their processes since a POSIX time."""
         with self._transaction() as run:
             return int(run("drains_since", since=since)[0]["count"])

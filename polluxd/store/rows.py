@@ -124,6 +124,11 @@ def report(row: Row, now: float) -> Report:
         prior_gpus=row.get("prior_gpus") or 0,
         prior_nodes=row.get("prior_nodes") or 0,
         data_wait=row.get("data_wait"),
+        resize=row.get("resize") or "requeue",
+        resized=row.get("resized") or 0,
+        refused=int((row.get("resize_refused") or {}).get("id", 0)),
+        refused_why=str((row.get("resize_refused") or {}).get("why", "")),
+        resize_cost=row.get("resize_cost"),
     )
 
 

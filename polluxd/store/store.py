@@ -215,6 +215,11 @@ class Store(Readings, Orders):
         with self._transaction() as run:
             return [rows.reallocation(row) for row in run("open_reallocations")]
 
+    def resizes(self, ids: Sequence[int]) -> dict[int, Reallocation]:
+        """Moves within allocations, by id: these, and all of present attempts that failed once begun."""
+        with self._transaction() as run:
+            return {row["id"]: rows.reallocation(row) for row in run("resizes", ids=list(ids))}
+
     def plan_reallocation(
         self,
         job_id: int,

@@ -52,8 +52,9 @@ class ReallocTotals:
     """R_j: completed re-allocations; a first start is none."""
     lost_seconds: float
     """C_j."""
-    mean_cost: float
-    """Seconds per re-allocation."""
+    mean_cost: Mapping[str, float]
+    """Seconds per re-allocation, by path: `resize`, `relaunch`, or `requeue` for all that go through the queue; paths
+    that were never taken are left out."""
 
 
 @dataclass(frozen=True, slots=True)

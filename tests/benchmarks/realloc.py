@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "agent")]
 
 from contrib.devcluster import DevCluster  # noqa: E402
-from polluxd.apply.machine import Limits  # noqa: E402
+from polluxd.apply.actions import Limits  # noqa: E402
 from polluxd.apply.reconciler import Reconciler  # noqa: E402
 from polluxd.config import parse_config  # noqa: E402
 from polluxd.cycle import Controller  # noqa: E402

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
-from polluxd.apply.machine import Limits
+from polluxd.apply.actions import Limits
 from polluxd.apply.reconciler import Reconciler
 from polluxd.config import parse_config
 from polluxd.cycle import Controller

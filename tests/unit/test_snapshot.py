@@ -108,7 +108,7 @@ def test_age_and_cost_come_from_the_database() -> None:
         running,
         times={1: JobTimes(40.0, 50.0, 90.0)},
         reports={1: REPORT},
-        totals={1: ReallocTotals(2, 14.0, 7.0)},
+        totals={1: ReallocTotals(2, 14.0, {"requeue": 7.0})},
     ).jobs[0]
     assert job.waiting == 10.0
     assert (job.age, job.lost_seconds, job.reallocation_cost) == (60.0, 14.0, 7.0)

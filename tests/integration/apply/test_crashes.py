@@ -14,8 +14,9 @@ import pytest
 
 from contrib.devcluster.postgres import DevPostgres
 from pollux.goodput import BatchLimits
+from polluxd.apply.actions import Limits
 from polluxd.apply.intents import Intent
-from polluxd.apply.machine import Limits, held
+from polluxd.apply.placed import held
 from polluxd.apply.reconciler import Reconciler
 from polluxd.errors import SlurmError, SlurmRefused, SlurmUnavailable, StoreError, StoreUnavailable
 from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Node, Placement, Report, Step
@@ -150,7 +151,7 @@ class World:
             moves = self.store.open_reallocations()
             state = self.slurm.observe()
             reconciler.begin(self.wished(), moves)
-            reconciler.tick(state, self.reports())
+            reconciler.tick(reconciler.gather(state), self.reports())
             self.agents_answer()
             self.slurm.advance(0.3)
             used = Counter[str]()
@@ -256,7 +257,7 @@ def test_a_job_cancelled_in_the_midst_of_a_move_is_not_brought_back(store: Store
     world = World(store)
     reconciler = world.reconciler(world.slurm, store)
     reconciler.begin(world.wished(), [])
-    reconciler.tick(world.slurm.observe(), world.reports())
+    reconciler.tick(reconciler.gather(world.slurm.observe()), world.reports())
     world.slurm.finish(4, JobState.CANCELLED)
     world.agents_answer()
     world.run(reconciler, seconds=10.0)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from contrib.devcluster import DevCluster, write_configuration
-from polluxd.apply.machine import held
+from polluxd.apply.placed import held
 from polluxd.errors import LeaderLost, StoreRejected
 from polluxd.model import NO_PLACEMENT, Step
 from polluxd.slurm.protocol import SlurmJob
@@ -38,7 +38,9 @@ class Daemon:
     """polluxd as a process of its own, to be killed and started again; it and its commands run as the cluster's
     `daemon_user`."""
 
-    def __init__(self, cluster: DevCluster, folder: Path, *, training_timeout: float = 60.0) -> None:
+    def __init__(
+        self, cluster: DevCluster, folder: Path, *, training_timeout: float = 60.0, cooldown: float = 5.0
+    ) -> None:
         self.config = folder / "polluxd.toml"
         self.log = folder / "polluxd.log"
         self._env = {**os.environ, **cluster.client_environment}
@@ -49,7 +51,7 @@ class Daemon:
             self.config,
             slurm={"timeout_s": 3, "lease_s": 60},
             cycle={"interval_s": 5, "floor_s": 1, "poll_s": 0.5, "busy_poll_s": 0.2, "leader_lease_s": 5},
-            realloc={"cooldown_s": 5, "default_cost_s": 5, "training_timeout_s": training_timeout},
+            realloc={"cooldown_s": cooldown, "default_cost_s": 5, "training_timeout_s": training_timeout},
         )
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:

@@ -26,7 +26,7 @@ def refusal(call, *args, **words):
 def test_a_report_arrives_as_it_was_sent(store, agent, seen, report):
     store.sync_jobs([seen(7)])
     body = report(times={"first_step_at": 1000.5}, restart_cost=4.25)
-    assert agent(7).publish(body) == {"drain": None}
+    assert agent(7).publish(body) == {"drain": None, "resize": None}
     got = store.reports()[7]
     assert (got.attempt, got.batch_size, got.goodput, got.target) == (0, 128, 90.0, 500.0)
     assert got.at == pytest.approx(body["at"], abs=1e-3)
@@ -197,7 +197,7 @@ def test_the_agents_functions_are_all_an_agent_may_execute(store, agent):
         " WHERE n.nspname LIKE 'pollux%%' AND has_schema_privilege(n.oid, 'USAGE')"
         " AND has_function_privilege(p.oid, 'EXECUTE')"
     )
-    assert allowed == ["acknowledge_v1", "instructions_v1", "prior_v1", "publish_v1"]
+    assert allowed == ["acknowledge_v1", "instructions_v1", "prior_v1", "prior_v1", "publish_v1"]
 
 
 def test_readers_read_all_but_the_secret_and_write_nothing(store, postgres):
@@ -247,12 +247,12 @@ def test_a_drain_is_told_to_the_attempt_it_is_meant_for(store, agent):
     epoch = store.lead()
     before, after = agent(7), agent(7, attempt=1)
     move = store.plan_reallocation(7, 0, "requeue", N1, N2, "grow", epoch)
-    assert before.instructions() == {"drain": None}
+    assert before.instructions() == {"drain": None, "resize": None}
     store.advance(move.id, Step.DRAINING, time.time(), epoch=epoch)
-    assert before.instructions() == {"drain": move.id}
-    assert before.publish() == {"drain": move.id}
-    assert after.instructions() == {"drain": None}
-    assert agent(8).instructions() == {"drain": None}
+    assert before.instructions() == {"drain": move.id, "resize": None}
+    assert before.publish() == {"drain": move.id, "resize": None}
+    assert after.instructions() == {"drain": None, "resize": None}
+    assert agent(8).instructions() == {"drain": None, "resize": None}
 
 
 def test_an_acknowledgement_counts_once_and_may_be_repeated(store, agent):

@@ -154,6 +154,6 @@ def test_pgcrypto_installed_elsewhere_is_used(postgres, database, sign):
     connection = psycopg2.connect(dsn.render_as_string(hide_password=False))
     with connection.cursor() as cursor:
         cursor.execute("SELECT pollux.instructions_v1('c', 7, 0, 1000, %s)", (sign("c", 7, 0, 1000),))
-        assert cursor.fetchone()[0] == {"drain": None}
+        assert cursor.fetchone()[0] == {"drain": None, "resize": None}
     connection.close()
     store.close()

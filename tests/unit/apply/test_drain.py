@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from polluxd.apply.machine import held
+from polluxd.apply.placed import held
 from polluxd.model import JobSpec, Placement, Step
 from polluxd.policy import decide
 

@@ -7,9 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pollux.goodput import BatchLimits
-from polluxd.apply.capacity import Capacity, capacity
-from polluxd.apply.intents import intents
-from polluxd.apply.machine import (
+from polluxd.apply.actions import (
     Configure,
     Drain,
     Fail,
@@ -19,9 +17,11 @@ from polluxd.apply.machine import (
     Requeue,
     Wait,
     Withdraw,
-    held,
-    next_action,
 )
+from polluxd.apply.capacity import Capacity, capacity
+from polluxd.apply.intents import intents
+from polluxd.apply.machine import next_action
+from polluxd.apply.placed import held
 from polluxd.model import (
     NO_PLACEMENT,
     Allocation,

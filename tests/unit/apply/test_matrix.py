@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from polluxd.apply.machine import held
+from polluxd.apply.placed import held
 from polluxd.errors import SlurmUnavailable
 from polluxd.model import NO_PLACEMENT, Allocation, JobState, Placement, Plan, Snapshot, Step
 

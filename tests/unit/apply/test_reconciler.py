@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from polluxd.apply.actions import Limits
 from polluxd.apply.intents import Intent
-from polluxd.apply.machine import Limits
 from polluxd.apply.reconciler import Reconciler
 from polluxd.errors import SlurmRefused
 from polluxd.model import NO_PLACEMENT, JobSpec, Node, Placement, Reallocation, Step
@@ -24,6 +25,9 @@ class MemoryStore:
 
     def open_reallocations(self) -> list[Reallocation]:
         return self.moves
+
+    def resizes(self, ids: Sequence[int]) -> dict[int, Reallocation]:
+        return {}
 
     def advance(self, number: int, step: Step, at: float, **more: Any) -> bool:
         self.reached.append((number, step))
@@ -43,6 +47,10 @@ def reconciler(slurm: FakeSlurm, store: Any, *, cooldown: float = 0.0, moves_per
         clock=slurm.clock,
         monotonic=slurm.clock,
     )
+
+
+def turn(acting: Reconciler, slurm: FakeSlurm, *, paused: bool = False) -> None:
+    acting.tick(acting.gather(slurm.observe()), {}, paused=paused)
 
 
 def running(slurm: FakeSlurm, node: str) -> int:
@@ -66,7 +74,7 @@ def test_a_refused_requeue_fails_its_move_and_the_others_go_on() -> None:
         move(slurm, first, "n1", Step.CHECKPOINTED), move(slurm, second, "n2", Step.CHECKPOINTED)
     )
     slurm.fail("requeue", SlurmRefused("Requested operation is presently disabled"))
-    reconciler(slurm, store).tick(slurm.observe(), {})
+    turn(reconciler(slurm, store), slurm)
     assert store.reached == [(first, Step.FAILED)]
     slurm.advance(5.0)
     assert [slurm.jobs([j])[j].restart_count for j in (first, second)] == [0, 1]
@@ -79,9 +87,9 @@ def test_a_refused_renewal_stops_no_move_and_is_not_repeated_at_once() -> None:
     store = MemoryStore(move(slurm, job_id, "n1", Step.PLANNED))
     slurm.fail("renew", SlurmRefused("Access denied"), times=2)
     acting = reconciler(slurm, store)
-    acting.tick(slurm.observe(), {})
+    turn(acting, slurm)
     assert store.reached == [(job_id, Step.DRAINING)]
-    acting.tick(slurm.observe(), {})  # a third of the lease has not passed
+    turn(acting, slurm)  # a third of the lease has not passed
 
 
 def test_leases_of_many_jobs_are_renewed_in_bounded_calls() -> None:
@@ -90,7 +98,7 @@ def test_leases_of_many_jobs_are_renewed_in_bounded_calls() -> None:
     calls: list[list[int]] = []
     renew = slurm.renew
     slurm.renew = lambda job_ids, until: (calls.append(list(job_ids)), renew(job_ids, until))[1]  # type: ignore[method-assign]
-    reconciler(slurm, MemoryStore()).tick(slurm.observe(), {})
+    turn(reconciler(slurm, MemoryStore()), slurm)
     assert {job_id for call in calls for job_id in call} == waiting
     assert max(len(call) for call in calls) <= 250
 
@@ -116,11 +124,11 @@ def test_a_pause_costs_no_job_a_cooldown_and_a_move_taken_back_one() -> None:
     first, second = running(slurm, "n1"), running(slurm, "n1")
     store = MemoryStore(planned(slurm, first))
     acting = reconciler(slurm, store, cooldown=60.0)
-    acting.tick(slurm.observe(), {}, paused=True)
+    turn(acting, slurm, paused=True)
     assert store.reached == [(first, Step.FAILED)]
     assert acting.resting(first) == 0.0
     store.moves = [planned(slurm, second, cancelled_by="ann@host")]
-    acting.tick(slurm.observe(), {})
+    turn(acting, slurm)
     assert store.reached[1:] == [(second, Step.FAILED)]
     assert acting.resting(second) == 60.0
 
@@ -155,7 +163,7 @@ def test_a_requeued_job_keeps_what_was_left_of_its_time_limit() -> None:
     acting = reconciler(slurm, store)
     acting.begin([Intent(job_id, 0, "requeue", Placement(("n1",), 1), Placement(("n1",), 2), "")], [])
     for _ in range(12):
-        acting.tick(slurm.observe(), {})
+        turn(acting, slurm)
         store.rows.acknowledge(1, slurm.clock())
         slurm.advance(0.5)
     now = slurm.truth(job_id)
@@ -167,10 +175,10 @@ def test_what_is_remembered_of_jobs_that_are_gone_is_forgotten() -> None:
     slurm = FakeSlurm([Node("n1", 4, cpus=8)])
     store = MemoryStore(planned(slurm, 99))
     acting = reconciler(slurm, store, cooldown=60.0)
-    acting.tick(slurm.observe(), {})  # no such job: the move fails
+    turn(acting, slurm)  # no such job: the move fails
     assert acting.resting(99) > 0.0
     store.moves = []
-    acting.tick(slurm.observe(), {})
+    turn(acting, slurm)
     assert acting.resting(99) == 0.0
 
 
@@ -191,12 +199,12 @@ def test_a_job_that_slurm_ends_in_the_second_of_its_start_is_queued_again_once()
     store.advance(1, Step.CONFIGURED, slurm.clock(), epoch=1)
     slurm.advance(0.1)
     assert slurm.truth(job_id).raw_state == "FAILED"
-    acting.tick(slurm.observe(), {})
+    turn(acting, slurm)
     now = slurm.truth(job_id)
     assert (now.raw_state, now.restart_count) == ("PENDING", 2)
     assert store.rows.moves[0].step is Step.FAILED
     acting.begin([Intent(job_id, 2, "start", NO_PLACEMENT, Placement(("n1",), 2), "")], [])
     slurm.advance(1.0)
-    acting.tick(slurm.observe(), {})
+    turn(acting, slurm)
     slurm.advance(1.0)
     assert slurm.truth(job_id).gpus_per_node_held == {"n1": 2}

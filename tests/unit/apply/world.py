@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pollux.goodput import BatchLimits
-from polluxd.apply.machine import Limits
+from polluxd.apply.actions import Limits
 from polluxd.apply.reconciler import Reconciler
 from polluxd.config import Config, parse_config
 from polluxd.cycle import Controller
@@ -156,6 +156,18 @@ class Watched:
     def run_again(self, job_id: int) -> None:
         self._about_to("run_again", job_id)
         self._slurm.run_again(job_id)
+
+    def can_shrink(self) -> bool:
+        return self._slurm.can_shrink()
+
+    def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
+        self._about_to("shrink", job_id)
+        self._slurm.shrink(job_id, nodes)
+
+    def cancel(self, job_ids: Sequence[int]) -> None:
+        for job_id in job_ids:
+            self._about_to("cancel", job_id)
+        self._slurm.cancel(job_ids)
 
     def limit_time(self, job_id: int, seconds: float) -> None:
         self._about_to("limit_time", job_id)

@@ -74,7 +74,7 @@ def test_first_starts_are_no_reallocations():
 def test_totals_per_job():
     costs = [cost({"planned": 0, "training": seconds}) for seconds in (4, 6)]
     (total,) = totals(costs).values()
-    assert (total.count, total.lost_seconds, total.mean_cost) == (2, 10, 5)
+    assert (total.count, total.lost_seconds, total.mean_cost) == (2, 10, {"requeue": 5})
     assert totals([]) == {}
 
 

@@ -1,0 +1,92 @@
+"""Companion jobs: worker-only jobs that lend further whole nodes to a running one. Slurm has two jobs, users have one.
+
+A companion says itself whose it is, so nothing is believed of that: the parent must be the same user's and account's,
+running, at the attempt that the companion names, and have planned the move that it names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from polluxd.apply.placed import same_place
+from polluxd.model import JobState, Reallocation, Step
+from polluxd.slurm.protocol import ClusterState, SlurmJob
+
+_HOLDS = (JobState.RUNNING, JobState.SUSPENDED)
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """The cluster with each companion where it belongs."""
+
+    state: ClusterState
+    """Its jobs are no companions; those that have companions hold theirs too."""
+    recruits: Mapping[int, SlurmJob]
+    """Companions on their way in, by the id of the move that they are for."""
+    strays: tuple[SlurmJob, ...]
+    """Companions that have not ended and belong to no job: their parent has gone, or is another user's, or did not
+    ask for them, or they are on their way out."""
+    moves: Mapping[int, Reallocation]
+    """Moves within allocations: those that companions name, and those of present attempts that failed once begun."""
+
+    @property
+    def loose(self) -> tuple[SlurmJob, ...]:
+        """Companions that no job counts as its own: what they hold is taken all the same."""
+        return (*self.recruits.values(), *self.strays)
+
+
+def named_moves(state: ClusterState) -> list[int]:
+    """The moves that companions say they were submitted for."""
+    return sorted({job.companion.reallocation for job in state.jobs if job.companion is not None})
+
+
+def gather(state: ClusterState, moves: Mapping[int, Reallocation]) -> Gathered:
+    """Sort out the companions of `state`; `moves` has those of `named_moves`, by id, and may have others."""
+    jobs = {job.job_id: job for job in state.jobs if job.companion is None}
+    joined: dict[int, list[SlurmJob]] = {}
+    recruits: dict[int, SlurmJob] = {}
+    strays: list[SlurmJob] = []
+    for job in sorted(state.jobs, key=lambda j: j.job_id):
+        if job.companion is None or job.state.finished:
+            continue
+        move = moves.get(job.companion.reallocation)
+        if move is None or not _genuine(job, jobs.get(job.companion.parent), move):
+            strays.append(job)
+        elif not move.step.terminal and move.id not in recruits:
+            recruits[move.id] = job
+        elif move.step is Step.TRAINING and job.state in _HOLDS and same_place(job, move.added):
+            joined.setdefault(job.companion.parent, []).append(job)
+        else:
+            strays.append(job)
+    merged = tuple(_together(job, joined.get(job.job_id, ())) for job in jobs.values())
+    return Gathered(replace(state, jobs=merged), recruits, tuple(strays), moves)
+
+
+def _genuine(companion: SlurmJob, parent: SlurmJob | None, move: Reallocation) -> bool:
+    claim = companion.companion
+    assert claim is not None
+    return (
+        parent is not None
+        and parent.spec is not None
+        and (parent.uid, parent.account) == (companion.uid, companion.account)
+        and parent.state in _HOLDS
+        and parent.restart_count == claim.attempt
+        and (move.job_id, move.attempt, move.grows) == (parent.job_id, claim.attempt, True)
+    )
+
+
+def _together(job: SlurmJob, companions: list[SlurmJob] | tuple[()]) -> SlurmJob:
+    if not companions:
+        return job
+    gpus, cpus = dict(job.gpus_per_node_held), dict(job.cpus_per_node_held)
+    for companion in companions:
+        gpus.update(companion.gpus_per_node_held)
+        cpus.update(companion.cpus_per_node_held)
+    return replace(
+        job,
+        nodes=tuple(sorted({*job.nodes, *gpus})),
+        gpus_per_node_held=gpus,
+        cpus_per_node_held=cpus,
+        companions=tuple(companions),
+    )

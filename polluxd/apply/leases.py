@@ -1,0 +1,67 @@
+"""Keeping waiting jobs back: unrenewed, each starts by itself as a plain Slurm job."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+from polluxd.errors import SlurmRefused
+from polluxd.model import JobState
+from polluxd.slurm.protocol import SlurmClient, SlurmJob
+
+log = logging.getLogger(__name__)
+
+_NEVER = float("-inf")
+_RENEWED_AT_ONCE = 250
+"""scontrol asks slurmctld for one job after the other: more of them might not be done within its time limit."""
+
+
+class Leases:
+    """What this process has renewed, and when.
+
+    Args:
+        lease: for how long a waiting job is kept back at a time [s].
+        authorize: called before each call to Slurm.
+        clock: POSIX time [s].
+        monotonic: seconds that only go forward.
+    """
+
+    def __init__(
+        self,
+        slurm: SlurmClient,
+        *,
+        lease: float,
+        authorize: Callable[[], int],
+        clock: Callable[[], float],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._slurm = slurm
+        self._lease = lease
+        self._authorize = authorize
+        self._clock = clock
+        self._monotonic = monotonic
+        self._renewed: dict[int, float] = {}
+
+    def renew(self, jobs: Iterable[SlurmJob]) -> None:
+        """Keep these back, as far as they wait and are not held: many in one call; a third of the lease may pass
+        between renewals."""
+        now, ticks = self._clock(), self._monotonic()
+        waiting = [job for job in jobs if job.state is JobState.PENDING and not job.held_by_user]
+        self._renewed = {j.job_id: self._renewed[j.job_id] for j in waiting if j.job_id in self._renewed}
+        # A job's own --begin, when later than the lease, stays.
+        due = [
+            job.job_id
+            for job in waiting
+            if ticks - self._renewed.get(job.job_id, _NEVER) > self._lease / 3
+            and (job.begin_time or 0.0) <= now
+        ]
+        for first in range(0, len(due), _RENEWED_AT_ONCE):
+            some = due[first : first + _RENEWED_AT_ONCE]
+            self._authorize()
+            try:
+                self._slurm.renew(some, now + self._lease)
+            except SlurmRefused as error:
+                # Tried again in a third of the lease. What stays refused starts as a plain job; the others' moves
+                # must not wait for it.
+                log.warning("leases could not be renewed: %s", error)
+            self._renewed.update(dict.fromkeys(some, ticks))

@@ -1,0 +1,171 @@
+"""What to do next about a move within the allocation: the job is resized in place, or relaunched. Pure.
+
+    shrink:  planned -> draining -> checkpointed -> configured -> training
+             The agent makes the ranks on the nodes to give back leave, and acknowledges; then Slurm takes the nodes.
+    grow:    planned -> recruiting -> configured -> started -> training
+             The agent submits a companion job; polluxd places it on the new nodes; its ranks join.
+
+Until the agent has acknowledged (shrink) or the joiners' first step is reported (grow), the job trains on where it was,
+and a move that fails costs it nothing. What no case here foresees (a node fails, somebody requeues the job) ends the
+move; `companions.gather` and `left_over` find what it leaves behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from polluxd.apply.actions import (
+    PAUSED,
+    Action,
+    Drain,
+    Fail,
+    GiveBack,
+    Limits,
+    Place,
+    Reach,
+    Recruit,
+    Remind,
+    Wait,
+    Withdraw,
+)
+from polluxd.apply.capacity import Capacity
+from polluxd.apply.placed import held, same_place
+from polluxd.model import JobState, Reallocation, Report, Step
+from polluxd.slurm.protocol import SlurmJob
+
+
+def next_action(
+    move: Reallocation,
+    job: SlurmJob,
+    report: Report | None,
+    companion: SlurmJob | None,
+    room: Capacity,
+    *,
+    waited: float,
+    since_try: float,
+    limits: Limits,
+    paused: bool,
+) -> Action:
+    """The next action of a move whose job has not ended; arguments as of `machine.next_action`."""
+    if job.state is not JobState.RUNNING or job.restart_count != move.attempt:
+        return Fail(
+            f"the job is {job.raw_state} at attempt {job.restart_count}: the allocation to resize is gone"
+        )
+    said = report if report is not None and report.attempt == job.restart_count else None
+    if said is not None and said.refused == move.id and (move.grows or move.step is Step.DRAINING):
+        return Fail(f"the job's agent could not: {said.refused_why or 'no reason given'}")
+    waiting = companion is None or companion.state is JobState.PENDING
+    if move.cancelled_by and move.revocable and waiting:
+        return Withdraw(f"cancelled by {move.cancelled_by}", rest=True)
+    if paused and waiting and move.step in (Step.PLANNED, Step.RECRUITING):
+        return Withdraw(PAUSED, rest=False)
+    if move.step is Step.PLANNED:
+        return _planned(move, room, waited, limits)
+    if move.grows:
+        return _grow(move, said, companion, room, waited, since_try, limits)
+    return _shrink(move, job, said, waited, since_try, limits)
+
+
+def left_over(job: SlurmJob, report: Report | None, moves: Mapping[int, Reallocation]) -> Reallocation | None:
+    """The shrink that the job has carried out although its move failed: Slurm still shows nodes that it has left."""
+    if job.state is not JobState.RUNNING or report is None or report.attempt != job.restart_count:
+        return None
+    move = moves.get(report.resized)
+    if move is None or move.job_id != job.job_id or move.attempt != job.restart_count or move.grows:
+        return None
+    unused = set(move.target.nodes) < set(job.gpus_per_node_held)
+    return move if move.step is Step.FAILED and unused else None
+
+
+def _planned(move: Reallocation, room: Capacity, waited: float, limits: Limits) -> Action:
+    if waited > limits.planned:
+        # Nothing was asked of the job: it is not to rest for that.
+        late = f"the GPUs of {move.added} did not come free within {limits.planned:.0f} s"
+        return Withdraw(late if move.grows else "left planned while polluxd was away", rest=False)
+    if not move.grows:
+        return Drain()
+    return Recruit() if room.fits_now(move.added) else Wait()
+
+
+def _shrink(
+    move: Reallocation,
+    job: SlurmJob,
+    said: Report | None,
+    waited: float,
+    since_try: float,
+    limits: Limits,
+) -> Action:
+    match move.step:
+        case Step.DRAINING:
+            if waited > limits.drain:
+                return Fail(f"the job's agent did not shrink it within {limits.drain:.0f} s")
+            return Remind() if since_try > limits.repeat else Wait()
+        case Step.CHECKPOINTED:
+            if same_place(job, move.target):
+                return Reach(Step.CONFIGURED)
+            if waited > limits.give_back:
+                return Fail(f"Slurm shows the job on {held(job)} {limits.give_back:.0f} s after it shrank")
+            return GiveBack() if since_try > limits.repeat else Wait()
+        case _:
+            return _confirm(move, said, waited, limits)
+
+
+def _grow(
+    move: Reallocation,
+    said: Report | None,
+    companion: SlurmJob | None,
+    room: Capacity,
+    waited: float,
+    since_try: float,
+    limits: Limits,
+) -> Action:
+    if companion is None:
+        if move.step is not Step.RECRUITING:
+            return Fail("its companion job is gone")
+        if waited > limits.recruit:
+            return Fail(f"no companion job was submitted within {limits.recruit:.0f} s")
+        return Remind() if since_try > limits.repeat else Wait()
+    if companion.held_by_user:
+        return Fail(f"its companion, job {companion.job_id}, was held (scontrol hold)")
+    if companion.state is JobState.PENDING:
+        return _place(move, companion, room, waited, limits)
+    if companion.state is not JobState.RUNNING:
+        return Fail(f"its companion, job {companion.job_id}, is {companion.raw_state}")
+    if not same_place(companion, move.added):
+        return Fail(
+            f"its companion, job {companion.job_id}, runs on {held(companion)} instead of {move.added}"
+        )
+    match move.step:
+        case Step.RECRUITING:
+            return Reach(Step.CONFIGURED, "the answer to its companion's start had been lost")
+        case Step.CONFIGURED:
+            return Reach(Step.STARTED)
+        case _:
+            return _confirm(move, said, waited, limits)
+
+
+def _place(move: Reallocation, companion: SlurmJob, room: Capacity, waited: float, limits: Limits) -> Action:
+    match move.step:
+        case Step.RECRUITING:
+            if room.kept(move.added):
+                return Place()
+            if waited > limits.recruit:
+                return Fail(f"the GPUs of {move.added} were taken meanwhile")
+            return Wait()
+        case Step.CONFIGURED if waited <= limits.start:
+            return Wait()
+        case Step.CONFIGURED:
+            why = companion.reason
+            return Fail(
+                f"job {companion.job_id} was not started within {limits.start:.0f} s; Slurm says {why!r}"
+            )
+        case _:
+            return Fail(f"its companion, job {companion.job_id}, went back to the queue")
+
+
+def _confirm(move: Reallocation, said: Report | None, waited: float, limits: Limits) -> Action:
+    if said is not None and said.resized == move.id:
+        return Reach(Step.TRAINING)
+    if waited > limits.training:
+        return Fail(f"no training step at the new size was reported within {limits.training:.0f} s")
+    return Wait()

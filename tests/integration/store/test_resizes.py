@@ -1,0 +1,162 @@
+"""Moves within an allocation, as agents hear of them and speak of them, and what they cost."""
+
+from __future__ import annotations
+
+import select
+import time
+
+import psycopg2
+import pytest
+
+from polluxd.model import Placement, Step
+
+pytestmark = pytest.mark.slurm
+
+SMALL, LARGE = Placement(("n1",), 4), Placement(("n1", "n3"), 4)
+
+
+@pytest.fixture
+def epoch(store):
+    return store.lead()
+
+
+def advance(store, epoch, move, *steps):
+    for step in steps:
+        assert store.advance(move.id, step, time.time(), epoch=epoch)
+
+
+def test_a_grow_is_told_from_recruiting_until_its_first_step(store, agent, epoch):
+    job = agent(7)
+    move = store.plan_reallocation(7, 0, "resize", SMALL, LARGE, "grow", epoch)
+    assert job.instructions() == {"drain": None, "resize": None}
+    told = {"id": move.id, "path": "resize", "kind": "grow", "nodes": ["n1", "n3"], "gpus_per_node": 4}
+    for step in (Step.RECRUITING, Step.CONFIGURED, Step.STARTED):
+        advance(store, epoch, move, step)
+        assert job.instructions() == {"drain": None, "resize": told | {"step": step.value}}
+        assert agent(7, attempt=1).instructions()["resize"] is None
+    assert job.acknowledge(move.id) is False, "a grow is not acknowledged"
+    advance(store, epoch, move, Step.TRAINING)
+    assert job.instructions()["resize"] is None
+
+
+@pytest.mark.parametrize(("path", "durable"), [("resize", False), ("relaunch", True)])
+def test_a_shrink_is_told_until_it_is_acknowledged(store, agent, epoch, path, durable):
+    job = agent(7)
+    job.publish()
+    move = store.plan_reallocation(7, 0, path, LARGE, SMALL, "shrink", epoch)
+    advance(store, epoch, move, Step.DRAINING)
+    told = {"id": move.id, "path": path, "kind": "shrink", "nodes": ["n1"], "gpus_per_node": 4}
+    assert job.instructions() == {"drain": None, "resize": told | {"step": "draining"}}
+    assert job.acknowledge(move.id) is True
+    assert job.instructions()["resize"] is None
+    assert store.reports()[7].checkpointed is durable
+    assert store.open_reallocations()[0].step is Step.CHECKPOINTED
+
+
+def test_what_a_job_is_able_to_and_has_done_is_kept(store, agent, report):
+    agent(7).publish(report())
+    before = store.reports()[7]
+    assert (before.resize, before.resized, before.refused, before.resize_cost) == ("requeue", 0, 0, None)
+    refused = {"id": 12, "why": "sbatch is\nforbidden " + "x" * 400}
+    agent(7).publish(report(resize="in-place", resized=11, resize_refused=refused, resize_cost=0.25))
+    after = store.reports()[7]
+    assert (after.resize, after.resized, after.refused, after.resize_cost) == ("in-place", 11, 12, 0.25)
+    assert after.refused_why.startswith("sbatch is forbidden xx")
+    assert len(after.refused_why) == 300
+    agent(7, attempt=1).publish(report())
+    assert store.reports()[7].resized == 0, "another attempt knows nothing of it"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"resize": "fast"},
+        {"resized": -1},
+        {"resized": "7"},
+        {"resize_refused": "no"},
+        {"resize_refused": {"why": "no"}},
+        {"resize_cost": -0.5},
+    ],
+)
+def test_what_makes_no_sense_is_refused(store, agent, report, wrong):
+    with pytest.raises(psycopg2.Error) as caught:
+        agent(7).publish(report(**wrong))
+    assert caught.value.pgcode == "PX422"
+    assert store.reports() == {}
+
+
+def test_news_of_a_resize_wake_polluxd_and_repetitions_do_not(store, agent, report, postgres):
+    agent(7).publish(report())
+    listener = psycopg2.connect(postgres.url.replace("+psycopg2", ""))
+    listener.autocommit = True
+    with listener.cursor() as cursor:
+        cursor.execute("LISTEN pollux")
+
+    def heard():
+        if select.select([listener], [], [], 0.3)[0]:
+            listener.poll()
+        told = [note.payload for note in listener.notifies if note.payload == "resize of job 7"]
+        listener.notifies.clear()
+        return len(told)
+
+    agent(7).publish(report(resized=3))
+    deadline = time.monotonic() + 60
+    while not (told := heard()) and time.monotonic() < deadline:
+        pass
+    assert told == 1
+    agent(7).publish(report(resized=3))
+    agent(7).publish(report(resize_refused={"id": 4, "why": ""}, resized=3))
+    deadline = time.monotonic() + 60
+    while not (told := heard()) and time.monotonic() < deadline:
+        pass
+    assert told == 1, "the repeated report came first, and would have been heard as well"
+    listener.close()
+
+
+def test_a_resize_costs_what_its_agent_says_and_is_counted_by_its_path(store, agent, report, seen, epoch):
+    store.sync_jobs([seen(7)])
+    moves = []
+    for path, source, target in (("resize", SMALL, LARGE), ("relaunch", LARGE, SMALL)):
+        move = store.plan_reallocation(7, 0, path, source, target, "x", epoch)
+        begun = time.time()
+        advance(store, epoch, move, Step.DRAINING, Step.CHECKPOINTED)
+        times = {"launched_at": begun - 1.5, "imported_at": begun - 1.0, "first_step_at": begun}
+        agent(7).publish(report(resized=move.id, resize_cost=2.0, times=times))
+        advance(store, epoch, move, Step.CONFIGURED, Step.TRAINING)
+        moves.append(move)
+    resized, relaunched = store.reallocation_costs(7)
+    assert (resized["path"], resized["total_s"], resized["steps"]) == ("resize", 2.0, {"resize": 2.0})
+    assert relaunched["total_s"] == pytest.approx(2.0)
+    assert relaunched["steps"]["import"] == pytest.approx(0.5)
+    assert all(cost["measured"] for cost in (resized, relaunched))
+    total = store.realloc_totals()[7]
+    assert (total.count, total.lost_seconds) == (2, pytest.approx(4.0))
+    assert total.mean_cost == {"resize": pytest.approx(2.0), "relaunch": pytest.approx(2.0)}
+    assert store.drains_since(0.0) == 1, "the restart budget counts the relaunch alone"
+
+
+def test_moves_that_companions_name_and_those_that_went_wrong_are_found(store, seen, epoch):
+    store.sync_jobs([seen(7), seen(8, restart_count=1)])
+    done = store.plan_reallocation(7, 0, "resize", SMALL, LARGE, "x", epoch)
+    advance(store, epoch, done, Step.RECRUITING, Step.CONFIGURED, Step.STARTED, Step.TRAINING)
+    broken = store.plan_reallocation(7, 0, "resize", LARGE, SMALL, "x", epoch)
+    advance(store, epoch, broken, Step.DRAINING, Step.FAILED)
+    unbegun = store.plan_reallocation(7, 0, "resize", LARGE, SMALL, "x", epoch)
+    advance(store, epoch, unbegun, Step.FAILED)
+    earlier = store.plan_reallocation(8, 0, "resize", SMALL, LARGE, "x", epoch)
+    advance(store, epoch, earlier, Step.RECRUITING, Step.FAILED)
+    queued = store.plan_reallocation(8, 1, "requeue", SMALL, LARGE, "x", epoch)
+    advance(store, epoch, queued, Step.DRAINING, Step.FAILED)
+    assert set(store.resizes([])) == {broken.id}
+    assert set(store.resizes([done.id, queued.id, 10**9])) == {done.id, broken.id}
+    assert store.resizes([done.id])[done.id].step is Step.TRAINING
+
+
+def test_agents_of_an_older_version_find_what_earlier_runs_left(store, agent, report):
+    job = agent(7)
+    fingerprint = "0123456789abcdef"
+    asked = "SELECT pollux.prior_v1(%s, %s, %s, %s, %s, %s)"
+    assert job.sql(asked, *job.credentials, fingerprint) is None
+    job.publish(report(explored_gpus=4, explored_nodes=1))
+    later = agent(8)
+    assert later.sql(asked, *later.credentials, fingerprint)["explored_gpus"] == 4
