@@ -38,7 +38,8 @@ def read_invitation(path: Path) -> Invitation:
         document: Any = json.loads(read_private(path))
         match document:
             case {"address": str(address), "port": int(port), "cwd": str(cwd), "argv": [*argv]}:
-                if all(isinstance(word, str) for word in argv) and 0 < port < 65536:
+                words = all(isinstance(word, str) for word in argv)
+                if words and not isinstance(port, bool) and 0 < port < 65536:
                     return Invitation(address, port, cwd, tuple(argv))
         raise Unusable("expected an object with address, port, cwd and argv")
     except FileNotFoundError:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -110,10 +110,12 @@ class Step:
         for number in range(nodes):
             own = {"SLURM_NODEID": str(number), "SLURMD_NODENAME": f"n{number}"}
             with (folder / f"out-{number}").open("wb") as out:
-                command = [sys.executable, "-c", LAUNCHER, settings, "--nproc", str(workers), *options]
+                command = [sys.executable, "-c", LAUNCHER, settings, *options]
+                if "--companion" not in options:
+                    command = [*command[:4], "--nproc", str(workers), *options, str(script), str(folder)]
                 self.launchers.append(
                     subprocess.Popen(
-                        [*command, str(script), str(folder)] if "--companion" not in options else command,
+                        command,
                         env=plain | own | env,
                         stdin=subprocess.DEVNULL,
                         stdout=out,
@@ -125,6 +127,14 @@ class Step:
         """Every launcher's exit status, waited for."""
         deadline = time.monotonic() + PATIENCE_S
         return [each.wait(max(deadline - time.monotonic(), 0.1)) for each in self.launchers]
+
+    def until(self, done: Callable[[], bool]) -> None:
+        """Wait for something, in vain if a launcher ends first."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not done():
+            assert time.monotonic() < deadline, self.output()
+            assert all(each.poll() is None for each in self.launchers), self.output()
+            time.sleep(0.02)
 
     def output(self) -> str:
         return "".join(path.read_text(errors="replace") for path in sorted(self.folder.glob("out-*")))

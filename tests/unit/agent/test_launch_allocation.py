@@ -13,6 +13,7 @@ from pollux.allocation import (
     in_batch_script,
     machine_gpus,
     node_address,
+    nodes_now,
     read_allocation,
     visible_gpus,
     without_stale,
@@ -118,3 +119,27 @@ def test_the_node_address_comes_from_slurm(tmp_path: Path, monkeypatch: pytest.M
     assert node_address("n1") == "10.1.2.3"
     scontrol.write_text("#!/bin/sh\nexit 1\n")
     assert node_address("n1") == "n1"
+
+
+def test_after_a_shrink_slurm_is_asked_for_the_number_of_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(
+        '#!/bin/sh\necho "$*" >> "$0.asked"\necho "JobId=7 NodeList=n[1-2] NumNodes=2 NumCPUs=8"\n'
+    )
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4", "POLLUX_TICKET_DIR": "/run/pollux"}
+    assert nodes_now(job) == 2
+    assert (tmp_path / "scontrol.asked").read_text() == "show job -o 7\n"
+    # Neither of these can have shrunk.
+    assert nodes_now(job | {"SLURM_JOB_NUM_NODES": "1"}) == 1
+    assert nodes_now(job | {"POLLUX_TICKET_DIR": ""}) == 4
+    assert len((tmp_path / "scontrol.asked").read_text().splitlines()) == 1
+    for answer in ("exit 1", "echo garbled", "echo NumNodes=0", "echo NumNodes=9"):
+        scontrol.write_text(f"#!/bin/sh\n{answer}\n")
+        assert nodes_now(job) == 4
+    scontrol.unlink()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert nodes_now(job) == 4
