@@ -10,7 +10,6 @@ import atexit
 import json
 import logging
 import os
-import stat
 import time
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch
 
 from pollux.errors import LEFT_STATUS, LaunchError, RankLost
 from pollux.meeting import POLL, Meeting, alone
+from pollux.ticket import Unusable, read_private
 from pollux.world import World
 
 logger = logging.getLogger("pollux")
@@ -57,12 +57,8 @@ class Joiner:
             return None
         path = Path(name)
         try:
-            with path.open() as file:
-                status = os.fstat(file.fileno())
-                if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
-                    raise LaunchError(f"expected {path} to be this user's alone")
-                told = json.load(file)
-        except (OSError, ValueError) as error:
+            told = json.loads(read_private(path))
+        except (OSError, ValueError, Unusable) as error:
             raise LaunchError(f"the companion's file {path} cannot be read: {error}") from error
         return cls(told, environ)
 

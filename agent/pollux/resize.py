@@ -211,19 +211,20 @@ class Resizer:
         under_way = exchange.take()
         if job.is_main and under_way is not None and under_way.reallocation:
             restart.ask_drain(under_way.reallocation)
-        order: Order | None = exchange.gather(self._order(number) if job.is_main else None)[0]
-        self._acting = None
-        if order is None:
-            return
         for trainee in stepper.trainees:
             trainee.leave_group()
-        seconds = stepper.save(durable=order.relaunch)
-        if order.relaunch:
-            self._relaunch(order, seconds)
+        # First, as it may take a while: from the order on, leavers have seconds to end in.
+        relaunches = exchange.gather(self._acting is not None and self._acting.path == "relaunch")[0]
+        seconds = stepper.save(durable=relaunches)
+        order: Order | None = exchange.gather(self._order(number, seconds) if job.is_main else None)[0]
+        self._acting = None
+        if order is None:
             return
         rank = job.world.rank
         if rank not in order.stay:
             self._leave(order)
+        if order.relaunch:
+            raise SystemExit(RELAUNCH_STATUS)
         before = (job.world, restart.last_step_at)
         self._move(order, order.stay.index(rank))
         self._moving = (order.number, before[1])
@@ -237,14 +238,16 @@ class Resizer:
                 leavers = Leavers(self._leaving(before[0], order), ranks, order.name)
                 self._answer(order.number, before[1], seconds or 0.0, leavers)
 
-    def _order(self, number: int) -> Order | None:
-        """On rank 0, the last moment at which anything is refused."""
+    def _order(self, number: int, seconds: float | None) -> Order | None:
+        """On rank 0, the last moment at which anything is refused; `seconds` went into the checkpoint."""
         ask, job = self._acting, self._job
         if ask is None or ask.number != number:
             return None
         world, recruit = job.world, self._recruit
         try:
             self._object(ask)
+            if ask.path == "relaunch" and seconds is None:
+                raise PolluxAgentError("no checkpoint could be written")
             grows = ask.kind == "grow"
             if grows and (recruit is None or not recruit.roll_call()):
                 raise PolluxAgentError("not every joiner that was ready answers")
@@ -265,14 +268,17 @@ class Resizer:
                 choice.accumulation,
                 *(("", 0, "") if meeting is None else (meeting.address, meeting.port, meeting.secret)),
             )
-            if not order.relaunch:
-                self._announce(order)
+            if self._line is not None:
+                leaving = self._leaving(world, order)
+                self._line.announce(number, "relaunch" if order.relaunch else "resize", leaving)
             if grows and recruit is not None:
                 recruit.go(asdict(order))
         except PolluxAgentError as error:
-            self.refuse(number, str(error))
-            if recruit is not None:
-                recruit.fail(str(error))
+            if recruit is None:
+                self.refuse(number, str(error))
+            else:
+                # In a thread: Slurm is asked to end the companion.
+                threading.Thread(target=recruit.fail, args=(str(error),), daemon=True).start()
                 self._recruit = None
             return None
         return order
@@ -290,32 +296,13 @@ class Resizer:
         own = range(world.size - world.lent)
         return frozenset(world.places[rank] for rank in own) - {world.places[rank] for rank in order.stay}
 
-    def _announce(self, order: Order) -> None:
-        """Tell the launchers, before any rank ends. Raises LaunchError where they do not take it."""
-        if self._line is not None:
-            leaving = self._leaving(self._job.world, order)
-            self._line.announce(order.number, "relaunch" if order.relaunch else "resize", leaving)
-
-    def _relaunch(self, order: Order, seconds: float | None) -> None:
-        """All ranks end, for their launchers to start those that stay anew; not where no checkpoint stands."""
-        why = None
-        if self._job.is_main:
-            try:
-                if seconds is None:
-                    raise PolluxAgentError("no checkpoint could be written")
-                self._announce(order)
-            except PolluxAgentError as error:
-                why = str(error)
-                self.refuse(order.number, why)
-        if self._exchange.gather(why)[0] is None:
-            raise SystemExit(RELAUNCH_STATUS if self._job.rank in order.stay else LEFT_STATUS)
-
     def _leave(self, order: Order) -> None:
         """This rank's part is done. Its groups stay as they are: the script may still end them itself."""
-        meeting = self._meeting or Meeting.join(order.address, order.port, order.secret)
-        # A peer that is gone would be a failure in groups that are not given up yet.
-        until(lambda: meeting.count(f"{order.name}/free") >= len(order.stay), LEAVE_WAIT)
-        meeting.count(f"{order.name}/left", 1)
+        if not order.relaunch:
+            meeting = self._meeting or Meeting.join(order.address, order.port, order.secret)
+            # A peer that is gone would be a failure in groups that are not given up yet.
+            until(lambda: meeting.count(f"{order.name}/free") >= len(order.stay), LEAVE_WAIT)
+            meeting.count(f"{order.name}/left", 1)
         logger.info("rank %d leaves in re-allocation %d", self._job.rank, order.number)
         raise SystemExit(LEFT_STATUS)
 

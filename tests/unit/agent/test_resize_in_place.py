@@ -1,4 +1,4 @@
-"""Resizes in place on real ranks: gloo on the loopback interface, orders put in by hand, joiners started by the test."""
+"""Resizes in place on real ranks: gloo on the loopback interface, orders put in by hand, joiners started by tests."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import pickle
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from torch.utils.data import TensorDataset
 
 from pollux import Job, attach, recruit, resize, stepping
 from pollux.ability import Ability
-from pollux.errors import LEFT_STATUS, RankLost
+from pollux.errors import LEFT_STATUS, RETRY_STATUS, RankLost
 from pollux.reporting import report_of
 
 PATIENCE = 100.0
@@ -256,7 +257,7 @@ def retrace(directory: Path, until: int) -> dict[str, Any]:
             continue
         break
     training.job.stepper.save(durable=True)
-    return training.state()
+    return {"state": training.state()}
 
 
 def assert_same(found: Any, expected: Any, what: str, **tolerance: float) -> None:
@@ -276,7 +277,9 @@ def assert_same(found: Any, expected: Any, what: str, **tolerance: float) -> Non
         assert found == pytest.approx(expected, rel=1e-4), what
 
 
-def test_a_training_goes_through_resizes_as_through_restarts(stage: Stage, tmp_path: Path) -> None:
+def test_a_training_goes_through_resizes_as_through_restarts(
+    stage: Stage, tmp_path: Path, free_port: Any
+) -> None:
     """4 -> 2 -> 3 -> 1 -> 2 ranks in living processes, against checkpoints and restarts at the same steps."""
     orders = [
         order(11, "n1 n2", "shrink"),
@@ -293,4 +296,35 @@ def test_a_training_goes_through_resizes_as_through_restarts(stage: Stage, tmp_p
     first = found["n1"]
     sizes = [size for _, size in first["worlds"]]
     assert sizes == [4, 2, 3, 1, 2]
-    print(first["report"]["resize_cost"], first["heard"], first["worlds"])
+    assert [rank["exit"] for rank in (first, found["n6"])] == [RETRY_STATUS, 1], (
+        "a companion's loss is mended"
+    )
+
+    # Whoever left said so before the scheduler heard of it, and of the newest move it hears what it cost.
+    steps = [step for step, _ in first["worlds"][1:]]
+    assert first["heard"] == [(11, steps[0]), (13, steps[2])]
+    report = first["report"]
+    assert (report["resize"], report["resized"], report["gpus"]) == ("in-place", 14, 2)
+    assert 0 < report["resize_cost"] < PATIENCE
+    assert "resize_refused" not in report
+    print(f"pause of the last resize: {report['resize_cost']:.3f} s")
+
+    # Each sample once in each pass, whichever ranks there were.
+    counts = Counter(sample for rank in found.values() for sample in rank["used"])
+    passes = max(number for number, _ in counts)
+    assert passes >= 2
+    assert max(counts.values()) == 1
+    assert all((number, i) in counts for number in range(passes) for i in range(EXAMPLES))
+    assert sum(counts.values()) == first["state"]["samples"]
+
+    # The same steps by checkpoints and restarts. All ranks hold the same, but for random numbers and statistics,
+    # which are each rank's own until the next pass.
+    again = tmp_path / "again"
+    for size, until in zip(sizes, [*steps, first["state"]["steps"]], strict=True):
+        stage = Stage(again, free_port)
+        stage.start([f"n{k}" for k in range(1, size + 1)], retrace, again, until)
+        expected = stage.results([])
+    for mine, theirs in (("n1", "n1"), ("n6", "n2")):
+        assert_same(found[mine]["state"], expected[theirs]["state"], mine, rtol=1e-4, atol=1e-5)
+    for part in ("weights", "moments"):
+        assert torch.equal(first["state"][part], found["n6"]["state"][part])
