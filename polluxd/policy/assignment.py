@@ -16,7 +16,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from polluxd.policy.ceilings import NO_CEILING
 from polluxd.policy.domains import classes
-from polluxd.policy.packing import NOWHERE, Seat
+from polluxd.policy.layout import NOWHERE, Seat
 from polluxd.policy.placement import Seating
 from polluxd.policy.shapes import ONE_RACK, OVER_RACKS
 

@@ -72,12 +72,11 @@ class Cache:
     def believable(self, snapshot: Snapshot) -> tuple[Snapshot, dict[int, str]]:
         """As `sanity.believable`; a report once found sound is not gone through again."""
         sound = self._sound
-        doubtful = tuple(
-            j
-            for j in snapshot.jobs
-            if sound.get(j.job_id) is not j.report
-            or not isfinite(j.weight + j.age + j.lost_seconds + j.reallocation_cost + (j.waiting or 0.0))
-        )
+        jobs = snapshot.jobs
+        doubtful = tuple(j for j in jobs if sound.get(j.job_id) is not j.report)
+        times = [j.weight + j.age + j.lost_seconds + j.reallocation_cost + (j.waiting or 0.0) for j in jobs]
+        if not isfinite(sum(times)):
+            doubtful = jobs
         if not doubtful:
             return snapshot, {}
         checked, notes = sanity.believable(replace(snapshot, jobs=doubtful))
@@ -103,14 +102,15 @@ class Cache:
 
         Only the jobs whose table is not known are passed to `evaluate`.
         """
-        tables: list[_Table] = []
-        fresh: list[int] = []
-        for j, (job, asked) in enumerate(zip(listing.jobs, listing.asked, strict=True)):
-            table = self._tables.get(job.job_id)
-            if table is None or not table.holds(job, asked):
-                table = self._tables[job.job_id] = _Table(job, asked)
-                fresh.append(j)
-            tables.append(table)
+        known = self._tables
+        fresh = [
+            j
+            for j, (job, asked) in enumerate(zip(listing.jobs, listing.asked, strict=True))
+            if (table := known.get(job.job_id)) is None or not table.holds(job, asked)
+        ]
+        for j in fresh:
+            known[listing.jobs[j].job_id] = _Table(listing.jobs[j], listing.asked[j])
+        tables = [known[job.job_id] for job in listing.jobs]
         self.hits += len(tables) - len(fresh)
         self.misses += len(fresh)
         if fresh:

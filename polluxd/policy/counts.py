@@ -21,12 +21,20 @@ _Assign = Callable[[int, Ints], None]
 """Writes the options of some jobs, given the GPUs that they have together."""
 
 
-def frontier(gpus: Ints, value: Floats) -> Ints:
-    """Options worth having, by GPUs: each is better than every one that needs no more. Indices into the arrays."""
-    order = np.lexsort((np.arange(gpus.size), -value, gpus))
-    best = np.maximum.accumulate(value[order])
+def frontiers(gpus: Ints, value: Floats, owner: Ints) -> Ints:
+    """Options worth having, by owner [O] and GPUs: each is better than every one of its owner's that needs no more.
+
+    Indices into the arrays, all owners' in one pass; of equal options the first.
+    """
+    order = np.lexsort((np.arange(gpus.size), -value, gpus, owner))
+    # Ranks order as values do, the later of equals below, and an owner's above those of all before it: one running
+    # maximum does for all.
+    number = np.arange(gpus.size)
+    rank = np.empty_like(number)
+    rank[np.lexsort((-number, value[order]))] = number
+    rank += owner[order] * gpus.size
     keep = np.ones(order.size, dtype=np.bool_)
-    keep[1:] = value[order][1:] > best[:-1]
+    keep[1:] = rank[1:] > np.maximum.accumulate(rank)[:-1]
     return order[keep]
 
 
@@ -63,7 +71,10 @@ class _Tables:
     """Best total value of some jobs by the GPUs that they may have together, [capacity + 1]."""
 
     def __init__(self, gpus: Ints, value: Floats, start: Ints) -> None:
-        self._gpus, self._value, self._start = gpus, value, start
+        self._gpus, self._value = gpus, value
+        owner = np.repeat(np.arange(start.size - 1), np.diff(start))
+        self._worth = frontiers(gpus, value, owner)
+        self._begin = np.searchsorted(owner[self._worth], np.arange(start.size))
 
     def of(
         self,
@@ -78,8 +89,7 @@ class _Tables:
         for j in members:
             if j in grouped:
                 continue
-            own = slice(int(self._start[j]), int(self._start[j + 1]))
-            options = own.start + frontier(self._gpus[own], self._value[own])
+            options = self._worth[self._begin[j] : self._begin[j + 1]]
             options = options[self._gpus[options] <= capacity]
             best, picked = _stage(best, self._gpus[options], self._value[options])
             stages.append((options, picked, j, None))

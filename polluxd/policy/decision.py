@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +62,7 @@ def decide(snapshot: Snapshot, *, cache: Cache | None = None) -> Plan:
     snapshot, doubts = cache.believable(snapshot)
     mean = fairness.mean_weight(snapshot)
     solved = [_solve(domain, snapshot.settings, mean, cache) for domain in split(snapshot)]
-    allocations = sorted((a for part in solved for a in part.allocations), key=lambda a: a.job_id)
+    allocations = sorted((a for part in solved for a in part.allocations), key=attrgetter("job_id"))
     if doubts:
         allocations = [
             replace(a, reason=f"{a.reason}; {doubts[a.job_id]}") if a.job_id in doubts else a
@@ -90,7 +91,14 @@ def _solve(domain: Domain, settings: Settings, mean_weight: float, cache: Cache)
         for job, reason in menu.absent
     ]
     seating = Seating(
-        menu, Packing(domain.nodes, menu.jobs, partial=settings.partial_nodes, groups=menu.groups)
+        menu,
+        Packing(
+            domain.nodes,
+            menu.jobs,
+            partial=settings.partial_nodes,
+            groups=menu.groups,
+            layout=menu.layout,
+        ),
     )
     packing = seating.packing
     choice = choose(menu, domain, packing, settings.power)
@@ -100,7 +108,7 @@ def _solve(domain: Domain, settings: Settings, mean_weight: float, cache: Cache)
         bound = min(bound, assignment.improve(seating))
     seating.return_home()
     # The starvation bound orders plans before the objective does: it is no part of either side of the gap.
-    moved = np.array([packing.moved(j) for j in range(len(menu.jobs))], dtype=np.bool_)
+    moved = packing.moved()
     explainer = Explainer(seating, moved, rule=settings.gpu_counts)
     idle = float(menu.penalty[explainer.held == 0].sum())
     x = menu.x(explainer.option, moved)
@@ -140,6 +148,8 @@ def _search(seating: Seating, aim: float, tolerance: float, limit: int) -> int:
     """Both searches in turn while they gain; returns how many divisions are left of the limit."""
     for _ in range(ROUNDS):
         before = seating.total()
+        if before >= aim - tolerance:
+            break
         search.improve(seating, aim, tolerance)
         limit -= exchange.improve(seating, aim, tolerance, limit)
         if seating.total() <= before + tolerance:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from operator import attrgetter
 
 from polluxd.model import Job, Node, Settings, Snapshot
 
@@ -61,9 +62,10 @@ def eligible(partitions: frozenset[str], node: Node) -> bool:
 
 def split(snapshot: Snapshot) -> list[Domain]:
     """The snapshot's domains, in order of their first node's name; jobs without any node come last."""
-    nodes = sorted(snapshot.nodes, key=lambda n: n.name)
-    jobs = sorted(snapshot.jobs, key=lambda j: j.job_id)
-    wanted = {partitions_of(j) for j in jobs}
+    nodes = sorted(snapshot.nodes, key=attrgetter("name"))
+    jobs = sorted(snapshot.jobs, key=attrgetter("job_id"))
+    kinds = {j.partition for j in jobs}
+    wanted = {_partitions(names) for names in kinds}
     group = _Groups()
     # Everything that is open to all joins everything else.
     open_to_all = any(not n.partitions for n in nodes) or frozenset() in wanted
@@ -74,11 +76,12 @@ def split(snapshot: Snapshot) -> list[Domain]:
     for names in [*offered, *wanted, *limited]:
         group.join(names)
     root = {names: group.of(names) for names in {*offered, *wanted}}
+    root_of = {names: root[_partitions(names)] for names in kinds}
     members: dict[str, tuple[list[Node], list[Job]]] = {}
     for node in nodes:
         members.setdefault(root[node.partitions], ([], []))[0].append(node)
     for job in jobs:
-        members.setdefault(root[partitions_of(job)], ([], []))[1].append(job)
+        members.setdefault(root_of[job.partition], ([], []))[1].append(job)
     return [Domain(tuple(ns), tuple(js)) for ns, js in members.values() if js]
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from polluxd.policy.packing import NOWHERE, Seat
+from polluxd.policy.layout import NOWHERE, Seat
 from polluxd.policy.placement import Seating
 
 Floats = NDArray[np.float64]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from polluxd.model import Job, Settings, Snapshot
+
+Floats = NDArray[np.float64]
 
 
 class FairShare(NamedTuple):
@@ -24,38 +29,43 @@ def fair_share(capacity: int, jobs: int, gpus_per_node: int, job: Job) -> FairSh
     return FairShare(-(-gpus // gpus_per_node), gpus)
 
 
-def weight(job: Job, settings: Settings) -> float:
-    """The job's weight times its account's, its user's and its QOS'; 1 each unless set."""
-    value = (
-        job.weight * settings.account_weights.get(job.account, 1.0) * settings.user_weights.get(job.user, 1.0)
-    )
+def weights(jobs: Sequence[Job], settings: Settings) -> Floats:
+    """[J]: each job's weight times its account's, its user's and its QOS'; 1 each unless set."""
+    value = np.array([job.weight for job in jobs], dtype=np.float64)
+    if settings.account_weights:
+        value *= [settings.account_weights.get(job.account, 1.0) for job in jobs]
+    if settings.user_weights:
+        value *= [settings.user_weights.get(job.user, 1.0) for job in jobs]
     if settings.qos_weights or settings.job_weights:
-        value *= settings.qos_weights.get(job.qos, 1.0) * settings.job_weights.get(str(job.job_id), 1.0)
-    if not math.isfinite(value):
-        return 1.0
+        value *= [
+            settings.qos_weights.get(job.qos, 1.0) * settings.job_weights.get(str(job.job_id), 1.0)
+            for job in jobs
+        ]
     # A weight of nothing would divide by zero: such a job comes after all others, but is not forgotten.
-    return min(max(value, 1e-6), 1e6)
+    return np.where(np.isfinite(value), np.clip(value, 1e-6, 1e6), 1.0)
 
 
 def mean_weight(snapshot: Snapshot) -> float:
     """The average weight of the snapshot's jobs, to which weights are taken relative; 1 where there is none."""
-    weights = [weight(job, snapshot.settings) for job in sorted(snapshot.jobs, key=lambda j: j.job_id)]
-    return sum(weights) / len(weights) if weights else 1.0
+    found = weights(sorted(snapshot.jobs, key=attrgetter("job_id")), snapshot.settings).tolist()
+    return sum(found) / len(found) if found else 1.0
 
 
-def reallocation_factor(job: Job, hysteresis: float = 0.0) -> float:
-    """What a move multiplies the job's speedup by: REALLOC = max(T - C, 0) / (T + delta), over 1 + hysteresis.
+def reallocation_factors(jobs: Sequence[Job], hysteresis: float = 0.0) -> Floats:
+    """[J]: what a move multiplies a speedup by: REALLOC = max(T - C, 0) / (T + delta), over 1 + hysteresis.
 
     T is the job's age, C the seconds that moves have cost it so far, delta what one more is expected to cost
     (measured). A job that never ran loses nothing by starting: its factor is 1. The hysteresis is what keeps
     predictions that differ by no more than they err from moving a job back and forth.
     """
-    if not job.started:
-        return 1.0
-    age, cost = max(job.age, 0.0), max(job.reallocation_cost, 0.0)
-    if age + cost <= 0:
-        return 1.0 / (1.0 + max(hysteresis, 0.0))
-    return max(age - max(job.lost_seconds, 0.0), 0.0) / (age + cost) / (1.0 + max(hysteresis, 0.0))
+    age = np.maximum(np.array([job.age for job in jobs], dtype=np.float64), 0.0)
+    cost = np.maximum(np.array([job.reallocation_cost for job in jobs], dtype=np.float64), 0.0)
+    lost = np.maximum(np.array([job.lost_seconds for job in jobs], dtype=np.float64), 0.0)
+    total = age + cost
+    # Of no age, and moved for nothing: what it did so far is neither gained nor lost.
+    left = np.where(total > 0, np.maximum(age - lost, 0.0) / np.where(total > 0, total, 1.0), 1.0)
+    started = np.array([job.started for job in jobs], dtype=np.bool_)
+    return np.where(started, left / (1.0 + max(hysteresis, 0.0)), 1.0)
 
 
 MOST_WORK_FACTOR = 4.0

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from polluxd.model import Job, JobSpec, Node, Settings
 from polluxd.policy import exploration
 from polluxd.policy.domains import Domain, eligible, gpu_types, partitions_of, racks, tells_racks
+from polluxd.policy.layout import Layout
 from polluxd.policy.shapes import ANY, ANYWHERE, ONE_RACK, OVER_RACKS, Shape, Stock, available, bare, stock
 
 NOTHING = Shape(0, 0)
@@ -23,7 +24,7 @@ def _order(shape: Shape) -> tuple[int, int, str, int]:
 
 def is_pinned(job: Job) -> bool:
     """Whether this plan must leave the job as it is."""
-    return job.pinned or (bool(job.placement) and not job.spec.preemptible)
+    return job.pinned or (not job.spec.preemptible and bool(job.placement))
 
 
 class Offers:
@@ -31,6 +32,7 @@ class Offers:
 
     def __init__(self, domain: Domain, settings: Settings) -> None:
         self._nodes = domain.nodes
+        self.layout = Layout(domain.nodes)
         self._by_name = {n.name: n for n in domain.nodes}
         self.types = gpu_types(domain)
         """GPU types to tell apart; none where they make no difference."""

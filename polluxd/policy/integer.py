@@ -23,7 +23,7 @@ from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import csr_array, hstack, vstack
 
 from polluxd.policy.ceilings import NO_CEILING, Group
-from polluxd.policy.counts import frontier
+from polluxd.policy.counts import frontiers
 from polluxd.policy.price import Priced
 
 Floats = NDArray[np.float64]
@@ -129,18 +129,12 @@ def _worth_having(gpus: Ints, value: Floats, start: Ints, pools: Pools) -> Ints:
 
     Where racks are told apart, an option is compared with those that are as hard to place.
     """
-    kept: list[int] = []
     room = pools.of_option
     if pools.racks is not None:
         room = np.where(room < 0, -1, 3 * room + (pools.racks.nodes > 0) + pools.racks.within)
-    for begin, end in zip(start[:-1].tolist(), start[1:].tolist(), strict=True):
-        own = np.arange(begin, end)
-        found = {begin}
-        for pool in np.unique(room[own]).tolist():
-            part = own[room[own] == pool]
-            found.update(part[frontier(gpus[part], value[part])].tolist())
-        kept += sorted(found)
-    return np.array(kept, dtype=np.int64)
+    owner = np.repeat(np.arange(start.size - 1), np.diff(start))
+    kept = frontiers(gpus, value, owner * (int(room.max()) + 2) + room + 1)
+    return np.union1d(kept, start[:-1])
 
 
 class _Program:

@@ -7,7 +7,7 @@ those stay as they are from one decision to the next, so does its entry.
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -38,6 +38,9 @@ class Asked(NamedTuple):
     roomiest: int
 
 
+_NOT_ASKED = Asked(fairness.FairShare(0, 0), (), (), -1)
+
+
 @dataclass(slots=True)
 class Listed:
     """One job's entry; the fields down to `report` are what it depends on."""
@@ -59,26 +62,22 @@ class Listed:
     now: Shape
     why: str
     """Why nothing can be offered to it."""
-    share_of: _FairShareOf | None = None
-    """GPUs, jobs and GPUs per node of which it has its share."""
-    asked: Asked | None = None
-    block: Ints | None = None
+    share_of: _FairShareOf = (-1, -1, -1)
+    """GPUs, jobs and GPUs per node of which it has its share; of no domain's at first."""
+    asked: Asked = _NOT_ASKED
+    block: Ints = field(default_factory=lambda: np.zeros((6, 0), dtype=np.int64))
     """[6, C]: its configurations, the fair share first."""
 
     def holds(self, offers: Offers, job: Job) -> bool:
         """Whether the entry is still good for the job."""
-        if (
-            self.offers is offers
-            and self.pinned == job.pinned
-            and (self.placement is job.placement or self.placement == job.placement)
-            and (self.spec is job.spec or self.spec == job.spec)
-            and self.partition == job.partition
-        ):
-            if self.report is job.report:
-                return True
-            self.report = job.report
-            return self.most == exploration.cap(job) and self.by_rack == offers.by_rack(job)
-        return False
+        # A comparison of tuples: what is the very same object is not looked into.
+        mine = self.offers, self.spec, self.partition, self.placement, self.pinned
+        if mine != (offers, job.spec, job.partition, job.placement, job.pinned):
+            return False
+        if self.report is job.report:
+            return True
+        self.report = job.report
+        return self.most == exploration.cap(job) and self.by_rack == offers.by_rack(job)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +113,14 @@ def list_jobs(domain: Domain, offers: Offers, known: MutableMapping[int, Listed]
         jobs.append(replace(job, pinned=True, pin_reason=entry.why) if entry.why else job)
         entries.append(entry)
     share_of = (domain.capacity, len(jobs), domain.gpus_per_node)
-    asked: list[Asked] = []
-    blocks: list[Ints] = []
     for job, entry in zip(jobs, entries, strict=True):
-        if entry.asked is None or entry.block is None or entry.share_of != share_of:
+        if entry.share_of != share_of:
             entry.share_of = share_of
             wanted = Asked(fairness.fair_share(*share_of, job), entry.shapes, offers.types, offers.roomiest)
-            if entry.asked != wanted or entry.block is None:
+            if entry.asked != wanted:
                 entry.asked, entry.block = wanted, _block(entry, wanted)
-        asked.append(entry.asked)
-        blocks.append(entry.block)
+    asked = [entry.asked for entry in entries]
+    blocks = [entry.block for entry in entries]
     return Listing(
         jobs,
         entries,

@@ -20,6 +20,7 @@ from polluxd.policy.cache import Cache
 from polluxd.policy.ceilings import Group, groups
 from polluxd.policy.domains import Domain
 from polluxd.policy.feasible import is_pinned, why_no_batch
+from polluxd.policy.layout import Layout
 from polluxd.policy.listing import GPUS, KIND, NODES, RACKS, Listing, list_jobs
 from polluxd.policy.shapes import OVER_RACKS, Shape
 
@@ -57,6 +58,8 @@ class Menu:
     """[O]: the shape that the job holds now, where it can stay as it is."""
     factor: Floats
     """[J]: what a move multiplies the speedup by."""
+    pinned: Bools
+    """[J]: those that stay as they are."""
     weight: Floats
     """[J], averaging 1 over the snapshot's jobs."""
     stay: Floats
@@ -67,6 +70,7 @@ class Menu:
     """[J]: what having nothing costs beyond the objective, for jobs that have waited past the starvation bound."""
     groups: tuple[Group, ...]
     """Ceilings and guarantees; members by job number."""
+    layout: Layout
     absent: tuple[tuple[Job, str], ...]
     """Jobs that cannot be given anything, and why."""
 
@@ -83,11 +87,6 @@ class Menu:
     def value(self) -> Floats:
         """[O]: utility as the count solver sees it: a present shape stays in place."""
         return np.where(self.kept, self.stay, self.move)
-
-    @cached_property
-    def pinned(self) -> Bools:
-        """[J]"""
-        return np.array([is_pinned(j) for j in self.jobs], dtype=np.bool_)
 
     def options(self, j: int) -> range:
         return range(int(self.start[j]), int(self.start[j + 1]))
@@ -125,7 +124,8 @@ def build(domain: Domain, settings: Settings, mean_weight: float = 1.0, cache: C
     best = np.maximum.reduceat(np.where(is_share, 0.0, goodput), begin) if count else np.zeros(0)
     hopeless = ~pinned & (best <= 0)
     # A running job without any feasible batch size is left where it is: its own agent knows better.
-    stuck = hopeless & stays & np.array([bool(j.placement.nodes) for j in listing.jobs], dtype=np.bool_)
+    holds = np.array([bool(j.placement.nodes) for j in listing.jobs], dtype=np.bool_)
+    stuck = hopeless & stays & holds
     gone = hopeless & ~stuck
     why = {
         j: why_no_batch(listing.jobs[j], listing.entries[j].shapes) for j in np.flatnonzero(hopeless).tolist()
@@ -134,19 +134,23 @@ def build(domain: Domain, settings: Settings, mean_weight: float = 1.0, cache: C
     row = np.flatnonzero(~is_share & ~gone[owner] & np.where(stuck[owner], kept, offered))
     present_jobs = np.flatnonzero(~gone).tolist()
     jobs = tuple(
-        replace(listing.jobs[j], pinned=True, pin_reason=why[j]) if j in why else listing.jobs[j]
-        for j in present_jobs
+        [
+            replace(listing.jobs[j], pinned=True, pin_reason=why[j]) if j in why else listing.jobs[j]
+            for j in present_jobs
+        ]
+        if why
+        else listing.jobs
     )
     job_of = (np.cumsum(~gone) - 1)[owner[row]]
     start = np.searchsorted(job_of, np.arange(len(jobs) + 1))
     fair = _fair_goodput(goodput, listing, _mix(domain, types), begin)
     with np.errstate(over="ignore"):
         speedup = np.minimum((goodput / fair[owner])[row], _MOST_SPEEDUP)
-    weight = np.array([fairness.weight(j, settings) for j in jobs], dtype=np.float64) / mean_weight
+    weight = fairness.weights(jobs, settings) / mean_weight
     if settings.remaining_work_power:
         remaining = [_remaining(job, alone) for job, alone in zip(jobs, fair[~gone].tolist(), strict=True)]
         weight *= np.array(fairness.work_factors(remaining, settings.remaining_work_power), dtype=np.float64)
-    factor = np.array([fairness.reallocation_factor(j, settings.hysteresis) for j in jobs], dtype=np.float64)
+    factor = fairness.reallocation_factors(jobs, settings.hysteresis)
     limited = groups(jobs, settings, domain.capacity)
 
     x, w = speedup / size, weight[job_of]
@@ -157,10 +161,10 @@ def build(domain: Domain, settings: Settings, mean_weight: float = 1.0, cache: C
         level = objective.worst_level(np.where(kept[row], x, moved), w, gpus[row], start, offer, limited)
     stay = objective.utilities(x, w, settings.power, level=level, total=total, jobs=len(jobs))
     move = objective.utilities(moved, w, settings.power, level=level, total=total, jobs=len(jobs))
-    penalty = _overdue(jobs, settings, stay, move, start)
+    penalty = _overdue(jobs, (pinned | hopeless)[~gone], settings, stay, move, start)
     # Of plans otherwise equal, the one that parks nobody.
-    holds = np.array([bool(j.placement) for j in jobs], dtype=np.bool_)
-    nothing = (gpus[row] == 0) * (penalty + _PARKING * holds * np.abs(stay[start[:-1]]))[job_of]
+    parked = _PARKING * holds[~gone] * np.abs(stay[start[:-1]])
+    nothing = (gpus[row] == 0) * (penalty + parked)[job_of]
     return Menu(
         jobs=jobs,
         shares=tuple(listing.shares[j] for j in present_jobs),
@@ -176,11 +180,13 @@ def build(domain: Domain, settings: Settings, mean_weight: float = 1.0, cache: C
         speedup=speedup,
         kept=kept[row],
         factor=factor,
+        pinned=(pinned | hopeless)[~gone],
         weight=weight,
         stay=stay - nothing,
         move=move - nothing,
         penalty=penalty,
         groups=limited,
+        layout=listing.offers.layout,
         absent=(*listing.absent, *((listing.jobs[j], why[j]) for j in np.flatnonzero(gone).tolist())),
     )
 
@@ -193,7 +199,9 @@ def _remaining(job: Job, fair: float) -> float | None:
     return max(report.target - report.progress, 0.0) * report.limits.initial / fair
 
 
-def _overdue(jobs: Sequence[Job], settings: Settings, stay: Floats, move: Floats, start: Ints) -> Floats:
+def _overdue(
+    jobs: Sequence[Job], pinned: Bools, settings: Settings, stay: Floats, move: Floats, start: Ints
+) -> Floats:
     """[J]: the cost of leaving a job without GPUs that has waited past the bound; more than all else together.
 
     The longer past it, the more: where not all fit, those that have waited longest go first.
@@ -203,7 +211,7 @@ def _overdue(jobs: Sequence[Job], settings: Settings, stay: Floats, move: Floats
     if bound is None or not jobs:
         return penalty
     late = np.array([fairness.waiting(j) / max(bound, 1.0) for j in jobs])
-    late[np.array([is_pinned(j) for j in jobs])] = 0.0
+    late[pinned] = 0.0
     if not np.any(late >= 1):
         return penalty
     low, high = np.minimum(stay, move), np.maximum(stay, move)
@@ -262,10 +270,13 @@ def _optimum(jobs: Sequence[Job], types: tuple[str, ...], block: Ints, owner: In
     batch = np.where(gpus > 0, batch_of[owner], 0)
     fitted = np.flatnonzero((function >= 0) & (gpus > 0))
     if fitted.size:
-        # Nodes, and whether they lie in several racks, as one number: rows to compare are what this costs.
+        # Function, nodes, whether they lie in several racks, and GPUs as one number: quick to sort and compare.
         spread = 2 * nodes[fitted] + (racks[fitted] == OVER_RACKS)
-        triples = np.stack([function[fitted], spread, gpus[fitted]])
-        (number, spread, total), back = np.unique(triples, axis=1, return_inverse=True)
+        wide, most = int(spread.max()) + 1, int(gpus[fitted].max()) + 1
+        triples = (function[fitted] * wide + spread) * most + gpus[fitted]
+        distinct, back = np.unique(triples, return_inverse=True)
+        rest, total = np.divmod(distinct, most)
+        number, spread = np.divmod(rest, wide)
         found = optimize_pairs(pack(functions), number, spread // 2, total, 1 + spread % 2)
         goodput[fitted], batch[fitted] = found.goodput[back.ravel()], found.batch_size[back.ravel()]
     return goodput, batch

@@ -14,34 +14,35 @@ from numpy.typing import NDArray
 
 from polluxd.model import Job, Node, Placement
 from polluxd.policy.ceilings import Group, of_job
-from polluxd.policy.domains import classes, eligible, partitions_of, racks
+from polluxd.policy.domains import partitions_of
 from polluxd.policy.feasible import is_pinned
+from polluxd.policy.layout import NOWHERE, Layout, Seat
 from polluxd.policy.shapes import ANYWHERE, ONE_RACK, OVER_RACKS, Shape
 
 Bools = NDArray[np.bool_]
 
-Seat = tuple[tuple[int, ...], int]
-"""Node numbers and GPUs on each."""
-
-NOWHERE: Seat = ((), 0)
-_UNLIMITED = 1 << 40
-
 
 class Packing:
-    """Mutable state of one packing; jobs are numbers into `jobs`."""
+    """Mutable state of one packing; jobs are numbers into `jobs`, nodes into `nodes`, of which `layout` is known."""
 
     def __init__(
-        self, nodes: Sequence[Node], jobs: Sequence[Job], *, partial: bool, groups: Sequence[Group] = ()
+        self,
+        nodes: Sequence[Node],
+        jobs: Sequence[Job],
+        *,
+        partial: bool,
+        groups: Sequence[Group] = (),
+        layout: Layout | None = None,
     ) -> None:
+        layout = Layout(nodes) if layout is None else layout
+        self.layout = layout
         self.nodes = nodes
         self.jobs = jobs
         self.partial = partial
-        self.free = np.array([n.capacity for n in nodes], dtype=np.int64)
+        self.free = layout.capacity.copy()
         self.spare = int(np.maximum(self.free, 0).sum())
         """GPUs that are free anywhere: less than a shape wants, and no node needs to be looked at."""
-        self.cpus = np.array(
-            [max(n.cpus - n.foreign_cpus, 0) if n.cpus > 0 else _UNLIMITED for n in nodes], dtype=np.int64
-        )
+        self.cpus = layout.cpus.copy()
         self.spanned = np.zeros(len(nodes), dtype=np.int64)
         """Multi-node jobs on each node: 0 or 1, more only where pinned jobs came so."""
         self.guests: list[dict[int, int]] = [{} for _ in nodes]
@@ -57,51 +58,31 @@ class Packing:
         """GPUs that each group's jobs hold."""
         self._groups = of_job(groups, len(jobs))
         self._pinned = [is_pinned(j) for j in jobs]
-        self._number = {n.name: i for i, n in enumerate(nodes)}
-        self._classes = [(size, np.array(numbers)) for (_, size), numbers in classes(nodes).items()]
-        number = {name: i for i, name in enumerate(racks(nodes))}
-        self.rack = np.array([number.get(n.rack, -1) for n in nodes], dtype=np.int64)
-        """Per node, the number of its rack; -1 where there is but one."""
-        self._allowed: dict[frozenset[str], Bools] = {}
-        self._of_type = {
-            kind: np.array([n.gpu_type == kind for n in nodes], dtype=np.bool_)
-            for kind in {n.gpu_type for n in nodes}
-        }
+        self.rack = layout.rack
         self._partitions = [partitions_of(j) for j in jobs]
         self.popularity = np.zeros(len(nodes), dtype=np.int64)
         """Per node, how many kinds of job (by partitions) could use it."""
         self.reach = dict.fromkeys(self._partitions, 0)
         """Per kind of job, how many nodes it could use."""
-        for partitions, j in {partitions: j for j, partitions in enumerate(self._partitions)}.items():
-            self.popularity += self.allowed(j)
-            self.reach[partitions] = int(self.allowed(j).sum())
+        for partitions in self.reach:
+            allowed = layout.allowed(partitions)
+            self.popularity += allowed
+            self.reach[partitions] = int(allowed.sum())
         self.open_to = np.array([self.reach[p] for p in self._partitions], dtype=np.int64)
         """Per job, how many nodes it could use."""
         self._journal: list[tuple[int, Seat]] = []
-        self.home: list[Seat] = [self._seat(j.placement) for j in jobs]
+        self.home: list[Seat] = [layout.seat(j.placement) for j in jobs]
         """Where each job sits at present, as far as its nodes are known here."""
-
-    def _seat(self, placement: Placement) -> Seat:
-        if len(placement.nodes) == 1:
-            number = self._number.get(placement.nodes[0])
-            return NOWHERE if number is None else ((number,), placement.gpus_per_node)
-        numbers = tuple(sorted(self._number[n] for n in placement.nodes if n in self._number))
-        return (numbers, placement.gpus_per_node) if numbers else NOWHERE
 
     def allowed(self, j: int) -> Bools:
         """Nodes that the job's partitions allow."""
-        partitions = self._partitions[j]
-        if partitions not in self._allowed:
-            self._allowed[partitions] = np.array(
-                [eligible(partitions, n) for n in self.nodes], dtype=np.bool_
-            )
-        return self._allowed[partitions]
+        return self.layout.allowed(self._partitions[j])
 
     def suited(self, j: int, shape: Shape) -> Bools:
         """Nodes that the job's partitions and the shape's GPU type allow."""
         if shape.gpu_type is None:
             return self.allowed(j)
-        return self.allowed(j) & self._of_type[shape.gpu_type]
+        return self.allowed(j) & self.layout.of_type[shape.gpu_type]
 
     def roomy(self, j: int, shape: Shape) -> Bools:
         """Nodes that could take the job's part of this shape now."""
@@ -135,7 +116,7 @@ class Packing:
         best: tuple[tuple[int, ...], tuple[int, ...]] | None = None
         place = np.full(len(self.nodes), -1, dtype=np.int64)
         place[ranked] = np.arange(ranked.size)
-        for size, members in self._classes:
+        for size, members in self.layout.classes:
             if shape.per_node > size or (shape.per_node != size and not self.partial):
                 continue
             inside = np.sort(place[members][place[members] >= 0])
@@ -207,14 +188,14 @@ class Packing:
         ]
         if not taken:
             return True
-        number, gpus, job, several = (np.array(column, dtype=np.int64) for column in zip(*taken, strict=True))
-        each = np.array([j.spec.cpus_per_gpu for j in self.jobs], dtype=np.int64)
+        number, gpus, _, several = np.array(taken, dtype=np.int64).T
+        each = np.array([self.jobs[j].spec.cpus_per_gpu for _, _, j, _ in taken], dtype=np.int64)
         used, cpus, spans = (np.zeros(len(self.nodes), dtype=np.int64) for _ in range(3))
         np.add.at(used, number, gpus)
-        np.add.at(cpus, number, gpus * each[job])
+        np.add.at(cpus, number, gpus * each)
         np.add.at(spans, number, several)
         held = list(self.held)
-        for j, (numbers, per_node) in zip(jobs, seats, strict=True):
+        for j, (numbers, per_node) in zip(jobs, seats, strict=True) if held else ():
             for group in self._groups[j]:
                 held[group] += len(numbers) * per_node
         if (
@@ -288,8 +269,10 @@ class Packing:
             self.claimed[n] -= seat[1]
             self.claim_cost[n] = self.claim_cost[n] - cost if self.claimed[n] else 0.0
 
-    def moved(self, j: int) -> bool:
-        return self.seats[j] != self.home[j]
+    def moved(self) -> Bools:
+        """[J]: who sits elsewhere than at present."""
+        pairs = zip(self.seats, self.home, strict=True)
+        return np.array([seat is not home and seat != home for seat, home in pairs], dtype=np.bool_)
 
     def placement(self, j: int) -> Placement:
         numbers, per_node = self.seats[j]

@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from polluxd.policy.layout import NOWHERE, Seat
 from polluxd.policy.menu import Menu
-from polluxd.policy.packing import NOWHERE, Packing, Seat
+from polluxd.policy.packing import Packing
 from polluxd.policy.shapes import OVER_RACKS
 
 Ints = NDArray[np.int64]
@@ -127,19 +128,19 @@ class Seating:
 
     def fill(self, chosen: Ints) -> list[int]:
         """Seat the chosen options, jobs whose shape stays first, in their place; returns those without room."""
-        order = self._largest_first(chosen)
-        staying = [j for j in order if self.kept[int(chosen[j])]]
-        others: list[int] = []
+        order, options, kept = self._largest_first(chosen), chosen.tolist(), self.kept
+        staying = [j for j in order if kept[options[j]]]
         if self.packing.seat_at_home(staying):
             for j in staying:
-                self.option[j] = int(chosen[j])
-            others = [j for j in order if not self.kept[int(chosen[j])]]
+                self.option[j] = options[j]
+            others = [j for j in order if not kept[options[j]]]
         else:
-            for j in order:
-                option = int(chosen[j])
-                if not (self.kept[option] and self.packing.can_stay(j) and self._take(j, option)):
-                    others.append(j)
-        return [j for j in others if not self._take(j, int(chosen[j]))]
+            others = [
+                j
+                for j in order
+                if not (kept[options[j]] and self.packing.can_stay(j) and self._take(j, options[j]))
+            ]
+        return [j for j in others if not self._take(j, options[j])]
 
     def repack(self, chosen: Ints) -> list[int]:
         """Seat the chosen options largest first, jobs that could stay giving way to larger ones where that is cheapest.
@@ -199,9 +200,8 @@ class Seating:
     def return_home(self) -> None:
         """Put jobs that moved to a seat like their own back where that came free: the search looks at gains only."""
         packing = self.packing
-        astray = [
-            j for j, o in enumerate(self.option) if self.kept[o] and packing.moved(j) and not self.pinned[j]
-        ]
+        moved = np.flatnonzero(packing.moved()).tolist()
+        astray = [j for j in moved if self.kept[self.option[j]] and not self.pinned[j]]
         returned = True
         while returned and astray:
             returned = False

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from polluxd.policy import counts
 from polluxd.policy.ceilings import Group, nested, of_job
+from polluxd.policy.counts import frontiers
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -29,6 +30,8 @@ CORE_JOBS = 96
 CORE_CAPACITY = 2048
 """The most GPUs that the core may span; it is cut to fit, which bounds the work."""
 
+CORE_WORK = 500_000
+"""Options times GPUs that are settled before any core is: no more work than a core's."""
 EXACT_WORK = 4_000_000
 """Options times GPUs up to which counts are solved by dynamic programming: some 50 ms."""
 _ROUNDING = 1e-12
@@ -54,27 +57,22 @@ def hull(gpus: Ints, value: Floats, start: Ints) -> Bools:
     Options of a job need not be sorted. Of equal points, the first is kept.
     """
     owner = np.repeat(np.arange(start.size - 1), np.diff(start))
-    order = np.lexsort((np.arange(gpus.size), -value, gpus, owner))
-    on = np.zeros(gpus.size, dtype=np.bool_)
-    left = order
-    while left.size:
-        k, v, j = gpus[left].astype(np.float64), value[left], owner[left]
+    left = frontiers(gpus, value, owner)
+    k, v, j = gpus[left].astype(np.float64), value[left], owner[left]
+    while left.size > 2:
         same = j[1:] == j[:-1]
-        rise, run = v[1:] - v[:-1], k[1:] - k[:-1]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            slope = np.where(run > 0, rise / run, -np.inf)
-        bad = np.zeros(left.size, dtype=np.bool_)
-        # No better than the one before it (nor larger): never on the hull.
-        bad[1:] |= same & (rise <= 0)
+        # A job's options rise both in GPUs and in value; from one job to the next, whatever.
+        slope = (v[1:] - v[:-1]) / np.where(same, k[1:] - k[:-1], 1.0)
         # Below the line from the one before to the one after.
-        inner = same[:-1] & same[1:] & (slope[1:] > slope[:-1])
-        bad[1:-1] |= inner
+        bad = same[:-1] & same[1:] & (slope[1:] > slope[:-1])
         # Neighbours are judged against one another: only every other of a run goes at a time.
-        again = bad[1:] & bad[:-1]
-        bad[1:] &= ~again
-        if not np.any(bad):
+        bad[1:] &= ~(bad[1:] & bad[:-1])
+        if not bad.any():
             break
-        left = left[~bad]
+        kept = np.ones(left.size, dtype=np.bool_)
+        kept[1:-1] = ~bad
+        left, k, v, j = left[kept], k[kept], v[kept], j[kept]
+    on = np.zeros(gpus.size, dtype=np.bool_)
     on[left] = True
     return on
 
@@ -113,18 +111,20 @@ def solve(gpus: Ints, value: Floats, start: Ints, capacity: int, groups: Sequenc
     bound = dual.price * capacity + float(top.sum())
     bound += sum(extra * g.ceiling for g, extra in zip(groups, dual.surcharges, strict=True) if extra)
     problem = _Problem(gpus, value, start, capacity, groups)
-    chosen = _core(problem, chosen, ranked.job, taken.broken)
+    loss = top[job_of] - net
     least = min(bound, float(np.maximum.reduceat(value, start[:-1]).sum()))
-    total = float(value[chosen].sum())
     # A guarantee may cost more than the bound, which leaves it out, can tell.
     plain = not any(g.floor for g in groups)
-    proven = plain and total >= least
-    if plain and not proven:
-        settled = _settle(problem, chosen, top[job_of] - net, bound)
-        if settled is not None:
-            chosen, total = settled, float(value[settled].sum())
-            least, proven = total, True
-    return Priced(chosen, total, max(least, total), taken.price, proven)
+    settled = _settle(problem, chosen, loss, bound, CORE_JOBS, CORE_WORK) if plain else None
+    if settled is None:
+        chosen = _core(problem, chosen, ranked.job, taken.broken)
+        if plain and float(value[chosen].sum()) < least:
+            settled = _settle(problem, chosen, loss, bound, jobs, EXACT_WORK)
+    if settled is not None:
+        total = float(value[settled].sum())
+        return Priced(settled, total, total, taken.price, proven=True)
+    total = float(value[chosen].sum())
+    return Priced(chosen, total, max(least, total), taken.price, proven=plain and total >= least)
 
 
 class _Increments(NamedTuple):
@@ -196,23 +196,25 @@ class _Problem(NamedTuple):
     groups: Sequence[Group]
 
 
-def _settle(problem: _Problem, chosen: Ints, loss: Floats, bound: float) -> Ints | None:
-    """The best choice of all, if few enough jobs are open; None otherwise.
+def _settle(problem: _Problem, chosen: Ints, loss: Floats, bound: float, most: int, work: int) -> Ints | None:
+    """The best choice of all, if at most so many jobs and so much work (options times GPUs) are open; else None.
 
     An option that loses more at the price (`loss` [O]) than lies between the dual value and a choice already at hand
     is part of no better one: most jobs are left with one option, the others are settled exactly.
     """
     gpus, value, start, capacity, groups = problem
-    gap = bound - float(value[chosen].sum())
+    gap, rounding = bound - float(value[chosen].sum()), _ROUNDING * float(np.abs(value[chosen]).sum())
+    if gap <= rounding * 1e-2:
+        return chosen
     if not np.isfinite(gap) or not nested(groups):
         return None
-    keep = loss <= gap * (1 + 1e-9) + _ROUNDING * float(np.abs(value[chosen]).sum())
+    keep = loss <= gap * (1 + 1e-9) + rounding
     keep[chosen] = True
     left = np.add.reduceat(keep.astype(np.int64), start[:-1])
     free = np.flatnonzero(left > 1)
     room = capacity - int(gpus[np.delete(chosen, free)].sum())
     own = np.flatnonzero(keep & np.repeat(left > 1, np.diff(start)))
-    if own.size * room > EXACT_WORK:
+    if free.size > most or own.size * room > work:
         return None
     near = {j: number for number, j in enumerate(free.tolist())}
     limits = [_within(g, near, gpus[chosen]) for g in groups]

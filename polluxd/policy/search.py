@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from polluxd.policy.packing import NOWHERE, Seat
+from polluxd.policy.layout import NOWHERE, Seat
 from polluxd.policy.placement import Seating
 from polluxd.policy.shapes import ANYWHERE, ONE_RACK, Shape
 

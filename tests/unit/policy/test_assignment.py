@@ -6,8 +6,8 @@ import pytest
 
 from polluxd.model import JobSpec
 from polluxd.policy import assignment, decide
+from tests.unit.policy.invariants import check
 from tests.unit.policy.scenarios import job, nodes, random_snapshot, report, snapshot
-from tests.unit.policy.test_decision import check
 
 
 def without(snap):

@@ -11,8 +11,8 @@ from pollux.goodput import ThroughputParams
 from polluxd.model import JobSpec
 from polluxd.policy import decide
 from polluxd.policy.autoscale import desired_nodes
+from tests.unit.policy.invariants import check
 from tests.unit.policy.scenarios import THETAS, job, node, report, running, snapshot
-from tests.unit.policy.test_decision import check
 
 THETA = THETAS["scalable"]._replace(alpha_rack=0.2, beta_rack=0.01)
 QUICK = THETA._replace(alpha_grad=0.01, beta_grad=0.0004)

@@ -2,78 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
-import random
-
 import numpy as np
 import pytest
 
 from polluxd.model import JobSpec, Settings
 from polluxd.policy import counts, decide, price
 from polluxd.policy.ceilings import Group, groups, nested
+from tests.unit.policy.count_instances import best_limited, flat, limited
 from tests.unit.policy.scenarios import job, nodes, report, running, snapshot
-
-
-def instance(rng, *, floors):
-    """A few jobs in two accounts, users within them, all with limits."""
-    menu = [
-        [(0, -50.0), *((k, rng.uniform(-5, 5)) for k in sorted(rng.sample(range(1, 7), rng.randint(1, 3))))]
-        for _ in range(rng.randint(1, 5))
-    ]
-    user = [rng.randint(0, 3) for _ in menu]
-    capacity = rng.randint(0, 12)
-    limited, left = [], capacity
-    for name, keys in (("user", user), ("account", [u // 2 for u in user])):
-        for key in sorted(set(keys)):
-            members = tuple(j for j, k in enumerate(keys) if k == key)
-            ceiling = rng.randint(0, 12)
-            floor = rng.randint(0, min(ceiling, left)) if floors and name == "account" else 0
-            left -= floor
-            limited.append(Group(f"{name} {key}", members, floor, ceiling))
-    start = np.cumsum([0, *(len(options) for options in menu)])
-    gpus = np.array([k for options in menu for k, _ in options], dtype=np.int64)
-    value = np.array([v for options in menu for _, v in options])
-    return menu, gpus, value, start, capacity, limited
-
-
-def brute(menu, capacity, limited):
-    """The best total; a guarantee is GPUs set aside for its group as far as that can use them."""
-    best = -np.inf
-    for pick in itertools.product(*menu):
-        used = {g.name: sum(pick[j][0] for j in g.members) for g in limited}
-        if any(used[g.name] > g.ceiling for g in limited):
-            continue
-        aside = 0
-        for g in limited:
-            if g.floor:
-                aside += max(min(g.floor, useful(menu, g, limited, capacity)) - used[g.name], 0)
-        if sum(k for k, _ in pick) + aside <= capacity:
-            best = max(best, sum(v for _, v in pick))
-    return best
-
-
-def useful(menu, group, limited, capacity):
-    """The fewest GPUs with which the group alone does as well as it ever can."""
-    best, least = -np.inf, 0
-    inner = [g for g in limited if set(g.members) <= set(group.members)]
-    for pick in itertools.product(*(menu[j] for j in group.members)):
-        held = dict(zip(group.members, (k for k, _ in pick), strict=True))
-        gpus, value = sum(held.values()), sum(v for _, v in pick)
-        fits = all(sum(held[j] for j in g.members) <= g.ceiling for g in inner)
-        if fits and gpus <= capacity and (value > best or (value == best and gpus < least)):
-            best, least = value, gpus
-    return least
 
 
 @pytest.mark.parametrize("floors", [False, True])
 def test_counts_under_nested_limits_equal_brute_force(floors):
     for seed in range(400):
-        menu, gpus, value, start, capacity, limited = instance(random.Random(seed), floors=floors)
-        chosen, total = counts.solve(gpus, value, start, capacity, limited)
-        assert total == pytest.approx(brute(menu, capacity, limited)), seed
+        menu, capacity, inside = limited(seed, floors=floors)
+        gpus, value, start = flat(menu)
+        chosen, total = counts.solve(gpus, value, start, capacity, inside)
+        assert total == pytest.approx(best_limited(menu, capacity, inside)), seed
         assert value[chosen].sum() == pytest.approx(total)
         assert gpus[chosen].sum() <= capacity
-        for g in limited:
+        for g in inside:
             assert gpus[chosen][list(g.members)].sum() <= g.ceiling
 
 
@@ -81,12 +29,13 @@ def test_counts_under_nested_limits_equal_brute_force(floors):
 def test_price_keeps_limits_and_its_bound_holds(floors):
     losses = []
     for seed in range(400):
-        menu, gpus, value, start, capacity, limited = instance(random.Random(seed), floors=floors)
-        found = price.solve(gpus, value, start, capacity, limited)
-        best = brute(menu, capacity, limited)
+        menu, capacity, inside = limited(seed, floors=floors)
+        gpus, value, start = flat(menu)
+        found = price.solve(gpus, value, start, capacity, inside)
+        best = best_limited(menu, capacity, inside)
         assert found.bound >= best - 1e-9 * abs(best)
         assert gpus[found.chosen].sum() <= capacity
-        for g in limited:
+        for g in inside:
             assert gpus[found.chosen][list(g.members)].sum() <= g.ceiling
         losses.append(best - found.total)
     if not floors:

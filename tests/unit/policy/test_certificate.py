@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from polluxd.policy import decide, objective
-from polluxd.policy.domains import split
+from tests.unit.policy.every_plan import at_power, compared, outside_the_gap
 from tests.unit.policy.scenarios import job, nodes, report, snapshot
-from tests.unit.policy.test_oracle import best_plan, small
 
 MANY = 4_000 if os.environ.get("POLLUX_BENCH") else 130
 LOW_POWERS = (-2.0, -5.0, -10.0, -np.inf)
@@ -19,26 +17,13 @@ LOW_POWERS = (-2.0, -5.0, -10.0, -np.inf)
 
 @pytest.mark.parametrize("power", LOW_POWERS)
 def test_plan_lies_within_its_gap_of_the_best_there_is_and_the_bound_is_tight(power):
-    tried, short, loose = 0, [], []
-    for seed in range(MANY):
-        snap = small(seed)
-        snap = replace(snap, settings=replace(snap.settings, power=power))
-        if len(split(snap)) != 1 or max((n.gpus for n in snap.nodes), default=9) > 4:
-            continue
-        best = best_plan(snap)
-        if not np.isfinite(best):
-            continue
-        tried += 1
-        plan = decide(snap)
-        assert plan.objective <= best * (1 + 1e-9), seed
-        assert best <= plan.upper_bound * (1 + 1e-9), seed
-        if plan.objective < best * (1 - 1e-3):
-            short.append((seed, plan.objective / best))
-        if plan.upper_bound > best * (1 + 2e-3):
-            loose.append((seed, plan.upper_bound / best))
-    assert tried >= 60
-    assert len(short) <= 0.02 * tried, short
-    assert len(loose) <= 0.02 * tried, loose
+    found = compared(at_power(power), range(MANY))
+    assert len(found) >= 60
+    assert not outside_the_gap(found)
+    short = [c.seed for c in found if c.shortfall > 1e-3]
+    loose = [c.seed for c in found if c.looseness > 2e-3]
+    assert len(short) <= 0.02 * len(found), short
+    assert len(loose) <= 0.02 * len(found), loose
 
 
 @pytest.mark.parametrize("power", LOW_POWERS)

@@ -2,43 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
-import random
-
 import numpy as np
 import pytest
 
-from polluxd.policy.counts import frontier, solve
-
-
-def instance(rng):
-    """Options per job: (GPUs, value), the first of them nothing."""
-    menu = []
-    for _ in range(rng.randint(1, 5)):
-        none = (0, rng.choice([-1000.0, -1.0, 0.0]))
-        sizes = rng.sample(range(1, 9), rng.randint(0, 4))
-        menu.append([none, *((k, rng.choice([rng.uniform(-5, 5), 1.0])) for k in sizes)])
-    return menu, rng.randint(0, 16)
-
-
-def flat(menu):
-    start = np.cumsum([0, *(len(options) for options in menu)])
-    gpus = np.array([k for options in menu for k, _ in options], dtype=np.int64)
-    value = np.array([v for options in menu for _, v in options])
-    return gpus, value, start
+from polluxd.policy.counts import frontiers, solve
+from tests.unit.policy.count_instances import best_plain, flat, plain
 
 
 @pytest.mark.parametrize("block", range(10))
 def test_counts_equal_brute_force_on_random_instances(block):
     for seed in range(block * 200, block * 200 + 200):
-        menu, capacity = instance(random.Random(seed))
+        menu, capacity = plain(seed)
         gpus, value, start = flat(menu)
         chosen, total = solve(gpus, value, start, capacity)
-        best = max(
-            sum(v for _, v in pick)
-            for pick in itertools.product(*menu)
-            if sum(k for k, _ in pick) <= capacity
-        )
+        best = best_plain(menu, capacity)
         assert total == pytest.approx(best)
         assert value[chosen].sum() == pytest.approx(best)
         assert gpus[chosen].sum() <= capacity
@@ -57,5 +34,22 @@ def test_equal_value_takes_fewer_gpus():
     assert gpus[chosen] == [2]
 
 
-def test_frontier_drops_what_is_no_better():
-    assert frontier(np.array([0, 4, 2, 3, 4]), np.array([0.0, 2.0, 1.0, 0.5, 3.0])).tolist() == [0, 2, 4]
+def test_frontiers_drop_what_is_no_better_and_tell_jobs_apart():
+    gpus, value = np.array([0, 4, 2, 3, 4, 0, 1, 1]), np.array([0.0, 2.0, 1.0, 0.5, 3.0, -1.0, -2.0, 4.0])
+    owner = np.array([0, 0, 0, 0, 0, 1, 1, 1])
+    assert frontiers(gpus, value, owner).tolist() == [0, 2, 4, 5, 7]
+    assert frontiers(gpus[:0], value[:0], owner[:0]).size == 0
+
+
+def test_frontiers_are_what_comparing_every_pair_leaves():
+    rng = np.random.default_rng(1)
+    for _ in range(200):
+        many = int(rng.integers(1, 30))
+        gpus, value, owner = (rng.integers(0, top, many) for top in (6, 8, 4))
+        better = (owner == owner[:, None]) & (gpus <= gpus[:, None]) & (value >= value[:, None])
+        first = np.arange(many) < np.arange(many)[:, None]
+        same = (gpus == gpus[:, None]) & (value == value[:, None])
+        beaten = (better & (~same | first)).any(axis=1)
+        kept = frontiers(gpus, value.astype(float), owner)
+        assert sorted(kept.tolist()) == np.flatnonzero(~beaten).tolist()
+        assert np.all(np.diff(owner[kept] * 100 + gpus[kept]) > 0)

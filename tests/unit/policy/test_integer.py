@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from dataclasses import replace
 
@@ -14,8 +13,9 @@ from polluxd.encoding import decode_snapshot, encode
 from polluxd.model import JobSpec, Placement
 from polluxd.policy import Cache, counts, decide, integer
 from polluxd.policy.ceilings import Group
+from tests.unit.policy.count_instances import best_by_type, by_type
+from tests.unit.policy.invariants import check
 from tests.unit.policy.scenarios import THETAS, applied, job, node, random_snapshot, report, running, snapshot
-from tests.unit.policy.test_decision import check
 
 OLD, NEW = "t4", "a100"
 
@@ -36,45 +36,11 @@ def mixed(old=2, new=1, gpus=4):
     ]
 
 
-def instance(seed):
-    rng = np.random.default_rng(seed)
-    jobs, kinds = int(rng.integers(1, 6)), int(rng.integers(2, 4))
-    gpus, value, pool, start = [], [], [], [0]
-    for _ in range(jobs):
-        gpus, value, pool = [*gpus, 0], [*value, -1000.0], [*pool, -1]
-        for k in range(kinds):
-            speed = rng.uniform(0.3, 3)
-            for size in range(1, int(rng.integers(1, 4)) + 1):
-                gpus, pool = [*gpus, size], [*pool, k]
-                value = [*value, -1 / (speed * size ** rng.uniform(0.3, 1))]
-        start.append(len(gpus))
-    capacity = rng.integers(0, 6, kinds).tolist()
-    groups = []
-    if rng.random() < 0.5:
-        groups = [Group("lab", tuple(range((jobs + 1) // 2)), 0, int(rng.integers(0, 6)))]
-    pools = integer.Pools(np.array(pool), capacity)
-    return np.array(gpus), np.array(value), np.array(start), pools, groups
-
-
-def brute(gpus, value, start, pools, groups):
-    best = -np.inf
-    ranges = [range(a, b) for a, b in itertools.pairwise(start.tolist())]
-    for picked in itertools.product(*ranges):
-        chosen = np.array(picked)
-        fits = all(
-            gpus[chosen][pools.of_option[chosen] == k].sum() <= c for k, c in enumerate(pools.capacity)
-        )
-        fits &= all(gpus[chosen[list(g.members)]].sum() <= g.ceiling for g in groups)
-        if fits:
-            best = max(best, float(value[chosen].sum()))
-    return best
-
-
 @pytest.mark.parametrize("block", range(4))
 def test_program_meets_brute_force(block):
     for seed in range(block * 20, block * 20 + 20):
-        given = instance(seed)
-        found, best = integer.solve(*given), brute(*given)
+        given = by_type(seed)
+        found, best = integer.solve(*given), best_by_type(*given)
         assert found.total == pytest.approx(best, rel=1e-5), seed
         assert found.bound >= best - 1e-9 * abs(best)
         assert found.bound - found.total <= 1e-2
@@ -83,7 +49,7 @@ def test_program_meets_brute_force(block):
 
 def test_one_pool_is_the_exact_count_program():
     for seed in range(10):
-        gpus, value, start, _, _ = instance(seed)
+        gpus, value, start, _, _ = by_type(seed)
         pools = integer.Pools(np.where(gpus > 0, 0, -1), [7])
         _, best = counts.solve(gpus, value, start, 7)
         assert integer.solve(gpus, value, start, pools, []).total == pytest.approx(best, rel=1e-5)
@@ -91,13 +57,13 @@ def test_one_pool_is_the_exact_count_program():
 
 def test_out_of_work_there_is_a_plan_and_a_bound_still():
     for seed in range(20):
-        gpus, value, start, pools, groups = instance(seed)
+        gpus, value, start, pools, groups = by_type(seed)
         found = integer.solve(gpus, value, start, pools, groups, nodes=0)
         held = [
             gpus[found.chosen][pools.of_option[found.chosen] == k].sum() for k in range(len(pools.capacity))
         ]
         assert all(h <= c for h, c in zip(held, pools.capacity, strict=True))
-        assert found.bound >= brute(gpus, value, start, pools, groups) - 1e-6
+        assert found.bound >= best_by_type(gpus, value, start, pools, groups) - 1e-6
 
 
 def test_many_jobs_are_settled_near_the_bound_and_within_every_limit():

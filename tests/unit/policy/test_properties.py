@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from polluxd.model import NO_PLACEMENT, Settings
 from polluxd.policy import decide, fairness
 from polluxd.policy.feasible import is_pinned
+from tests.unit.policy.invariants import check
 from tests.unit.policy.scenarios import applied, node, random_snapshot, snapshots
-from tests.unit.policy.test_decision import check
 
 POWERS = (-1.0, 0.0, 1.0, -10.0, float("-inf"))
 

@@ -12,8 +12,8 @@ from pollux.goodput import Goodput
 from polluxd.encoding import decode_snapshot, encode
 from polluxd.model import JobSpec, Placement
 from polluxd.policy import Cache, choice, decide
+from tests.unit.policy.invariants import check
 from tests.unit.policy.scenarios import THETAS, applied, job, node, random_snapshot, report, running, snapshot
-from tests.unit.policy.test_decision import check
 
 
 def racked(*sizes, gpus=4):

@@ -9,8 +9,8 @@ import pytest
 from pollux.goodput import NoiseScale
 from polluxd.model import JobSpec, Placement
 from polluxd.policy import decide
+from tests.unit.policy.invariants import check
 from tests.unit.policy.scenarios import THETAS, job, nodes, report, running, snapshot
-from tests.unit.policy.test_decision import check
 
 NAN, INF = float("nan"), float("inf")
 

@@ -4,52 +4,20 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import pytest
-from scipy.optimize import Bounds, LinearConstraint, milp
 
 from pollux.goodput import BatchLimits
 from polluxd.model import JobSpec
 from polluxd.policy import counts, decide, price
 from polluxd.policy.shapes import spaced
+from tests.unit.policy.count_instances import integer_optimum, rough
 from tests.unit.policy.scenarios import job, nodes, report, running, snapshot
-
-
-def instance(jobs: int, seed: int):
-    """Options of 0 to 16 GPUs per job, rough and of falling returns, as utilities under p = -1."""
-    rng = np.random.default_rng(seed)
-    gpus, value, start = [], [], [0]
-    for _ in range(jobs):
-        own = [0, *sorted(rng.choice(np.arange(1, 17), size=int(rng.integers(2, 9)), replace=False).tolist())]
-        speed = (
-            np.array(own) ** rng.uniform(0.3, 1.0) * rng.uniform(0.2, 2.0) * rng.uniform(0.9, 1.1, len(own))
-        )
-        gpus += own
-        value += (-1.0 / (speed + 1e-2)).tolist()
-        start.append(len(gpus))
-    return np.array(gpus), np.array(value), np.array(start)
-
-
-def integer_optimum(gpus, value, start, capacity):
-    """HiGHS to the end: one option per job within the capacity."""
-    one = np.zeros((start.size - 1, gpus.size))
-    for j in range(start.size - 1):
-        one[j, start[j] : start[j + 1]] = 1
-    found = milp(
-        -value,
-        integrality=np.ones(gpus.size),
-        bounds=Bounds(0, 1),
-        constraints=[LinearConstraint(one, 1, 1), LinearConstraint(gpus[None, :], 0, capacity)],
-        options={"mip_rel_gap": 1e-7},
-    )
-    assert found.status == 0
-    return -found.fun
 
 
 @pytest.mark.parametrize("jobs", [50, 75, 120])
 @pytest.mark.parametrize("share", [0.6, 1.5, 4.0])
 def test_prices_end_within_a_percent_of_the_integer_optimum(jobs, share):
-    gpus, value, start = instance(jobs, jobs)
+    gpus, value, start = rough(jobs, jobs)
     capacity = int(share * jobs)
     best = integer_optimum(gpus, value, start, capacity)
     found = price.solve(gpus, value, start, capacity)
@@ -67,7 +35,7 @@ def test_prices_alone_end_within_a_percent_as_well(monkeypatch):
     monkeypatch.setattr(price, "EXACT_WORK", 0)
     monkeypatch.setattr(price, "CORE_JOBS", 4)
     for jobs in (50, 100):
-        gpus, value, start = instance(jobs, jobs + 1)
+        gpus, value, start = rough(jobs, jobs + 1)
         best = integer_optimum(gpus, value, start, 2 * jobs)
         found = price.solve(gpus, value, start, 2 * jobs)
         assert not found.proven or found.total == pytest.approx(best, rel=1e-6)

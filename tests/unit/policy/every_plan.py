@@ -1,0 +1,198 @@
+"""Every plan there is, on clusters small enough to try them all; and such clusters, at random."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from polluxd.model import Placement, Plan, Snapshot
+from polluxd.policy import decide, fairness, objective
+from polluxd.policy.domains import split
+from polluxd.policy.layout import NOWHERE
+from polluxd.policy.menu import build
+from polluxd.policy.packing import Packing
+from polluxd.policy.shapes import ANYWHERE, ONE_RACK
+from tests.unit.policy.scenarios import random_snapshot
+
+POWERS = (-1.0, 0.0, 1.0)
+
+
+def every_seat(menu, packing, j):
+    """All (option, seat) of a job, by its own rules alone."""
+    if menu.pinned[j]:
+        return [(int(menu.start[j]), packing.home[j])]
+    spec, found = menu.jobs[j].spec, []
+    for option in menu.options(j):
+        shape = menu.shape(option)
+        if shape.nodes == 0:
+            found.append((option, NOWHERE))
+            continue
+        allowed = packing.suited(j, shape)
+        inside = spec.min_gpus <= shape.gpus and (spec.max_gpus is None or shape.gpus <= spec.max_gpus)
+        for numbers in itertools.combinations(range(len(packing.nodes)), shape.nodes):
+            seat = (numbers, shape.per_node)
+            sizes = {packing.nodes[n].gpus for n in numbers}
+            whole = shape.nodes == 1 or packing.partial or sizes == {shape.per_node}
+            racks = {packing.nodes[n].rack for n in numbers}
+            lies_well = shape.racks == ANYWHERE or (len(racks) == 1) == (shape.racks == ONE_RACK)
+            open_to = whole and len(sizes) == 1 and all(allowed[n] for n in numbers) and lies_well
+            if open_to and (seat == packing.home[j] or inside):
+                found.append((option, seat))
+    return found
+
+
+def best_plan(snap: Snapshot) -> float:
+    """The fitness of the best plan of one domain, by trying all."""
+    (domain,) = split(snap)
+    menu = build(domain, snap.settings, fairness.mean_weight(snap))
+    packing = Packing(domain.nodes, menu.jobs, partial=snap.settings.partial_nodes, groups=menu.groups)
+    best, jobs = -np.inf, len(menu.jobs)
+    chosen = np.zeros(jobs, dtype=np.int64)
+
+    def go(j: int) -> None:
+        nonlocal best
+        if j == jobs:
+            moved = packing.moved()
+            best = max(best, objective.fitness(menu.x(chosen, moved), menu.weight, snap.settings.power))
+            return
+        for option, seat in every_seat(menu, packing, j):
+            held = len(seat[0]) * seat[1]
+            free = menu.pinned[j] or seat == NOWHERE
+            if not free and not (packing.fits(j, seat) and packing.within_ceilings(j, held)):
+                continue
+            mark = packing.mark()
+            packing.put(j, seat)
+            chosen[j] = option
+            go(j + 1)
+            packing.roll_back(mark)
+
+    # Pinned jobs first: what they hold is taken before anybody chooses.
+    order = sorted(range(jobs), key=lambda j: not menu.pinned[j])
+    if order != list(range(jobs)):
+        return np.nan
+    go(0)
+    return best
+
+
+def small(seed: int) -> Snapshot:
+    """A few jobs on at most three nodes, with partitions, foreign GPUs, ceilings; no guarantee, no starvation bound."""
+    return _free(random_snapshot(seed, jobs=1 + seed % 4, count=1 + seed % 3, power=POWERS[seed % 3]))
+
+
+def _free(snap: Snapshot) -> Snapshot:
+    """The same with nobody pinned, and without what the fitness alone does not show."""
+    jobs = tuple(replace(j, pinned=False, spec=replace(j.spec, preemptible=True)) for j in snap.jobs)
+    settings = replace(snap.settings, account_guarantees={}, starvation_bound=None)
+    return replace(snap, jobs=jobs, settings=settings)
+
+
+def with_types(snap: Snapshot, seed: int) -> Snapshot:
+    """The same cluster with nodes of two GPU types, each job faster on one of them."""
+    rng = np.random.default_rng(seed)
+    nodes = tuple(replace(n, gpu_type="ab"[i % 2]) for i, n in enumerate(snap.nodes))
+    jobs = []
+    for j in snap.jobs:
+        found = j.report
+        if found is not None and found.params is not None:
+            factor = rng.uniform(0.3, 4)
+            fit = found.params._replace(
+                alpha_grad=found.params.alpha_grad / factor, beta_grad=found.params.beta_grad / factor
+            )
+            found = replace(found, params_by_type={"b": fit})
+        jobs.append(replace(j, report=found))
+    return replace(snap, nodes=nodes, jobs=tuple(jobs))
+
+
+def with_racks(snap: Snapshot, seed: int) -> Snapshot:
+    """The same cluster with its nodes in two or three racks, which most jobs tell apart; some hold nodes of two."""
+    rng = np.random.default_rng(seed)
+    names = [f"r{rng.integers(0, 2 + seed % 2)}" for _ in snap.nodes]
+    nodes = tuple(replace(n, rack=rack) for n, rack in zip(snap.nodes, names, strict=True))
+    left = {n.name: n.capacity for n in nodes}
+    for j in snap.jobs:
+        for name in j.placement.nodes:
+            left[name] -= j.placement.gpus_per_node
+    whole = [n.name for n in nodes if left[n.name] == n.gpus]
+    jobs = []
+    for j in snap.jobs:
+        found = j.report
+        if found is not None and found.params is not None and rng.random() < 0.8:
+            worse = rng.uniform(1, 30)
+            fit = found.params._replace(
+                alpha_rack=found.params.alpha_node * worse, beta_rack=found.params.beta_node * worse
+            )
+            found = replace(found, params=fit)
+        place, started = j.placement, j.started
+        if not place and len(whole) > 1 and rng.random() < 0.3:
+            held, whole = whole[:2], whole[2:]
+            place, started = Placement(tuple(held), nodes[0].gpus), True
+        jobs.append(replace(j, report=found, partition="main,side", placement=place, started=started))
+    return replace(snap, nodes=nodes, jobs=tuple(jobs))
+
+
+def two_types(seed: int) -> Snapshot:
+    return with_types(small(seed), seed)
+
+
+def racked(seed: int) -> Snapshot:
+    """Three or four nodes in racks."""
+    snap = random_snapshot(seed, jobs=1 + seed % 4, count=3 + seed % 2, power=POWERS[seed % 3])
+    return _free(with_racks(snap, seed))
+
+
+def at_power(power: float) -> Callable[[int], Snapshot]:
+    def made(seed: int) -> Snapshot:
+        snap = small(seed)
+        return replace(snap, settings=replace(snap.settings, power=power))
+
+    return made
+
+
+class Compared(NamedTuple):
+    seed: int
+    plan: Plan
+    best: float
+    """The fitness of the best plan there is."""
+
+    @property
+    def shortfall(self) -> float:
+        """How far below the best the plan lies, relative to it."""
+        return max(1.0 - self.plan.objective / self.best, 0.0) if self.best > 0 else 0.0
+
+    @property
+    def looseness(self) -> float:
+        """How far above the best the bound lies, relative to it."""
+        return self.plan.upper_bound / self.best - 1.0 if self.best > 0 else 0.0
+
+
+def compared(make: Callable[[int], Snapshot], seeds: range, *, solver: str = "") -> list[Compared]:
+    """The plans of these seeds' clusters beside the best there are.
+
+    Left out are those of several domains, of large nodes (too many plans to try), where no plan is possible, and
+    where another solver than the one named decided.
+    """
+    found = []
+    for seed in seeds:
+        snap = make(seed)
+        if len(split(snap)) != 1 or max((n.gpus for n in snap.nodes), default=9) > 4:
+            continue
+        best = best_plan(snap)
+        if not np.isfinite(best):
+            continue
+        plan = decide(snap)
+        if solver in plan.solver:
+            found.append(Compared(seed, plan, best))
+    return found
+
+
+def outside_the_gap(compared: list[Compared]) -> list[int]:
+    """Seeds of plans that are better than the best there is, or whose bound is below it: there must be none."""
+    return [
+        c.seed
+        for c in compared
+        if c.plan.objective > c.best * (1 + 1e-9) or c.plan.upper_bound < c.best * (1 - 1e-9)
+    ]

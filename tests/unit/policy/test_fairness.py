@@ -1,0 +1,103 @@
+"""Powers, weights, remaining work and the starvation bound: who is given more, and who is never forgotten."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from polluxd.model import JobSpec
+from polluxd.policy import decide
+from tests.unit.policy.invariants import check
+from tests.unit.policy.scenarios import (
+    applied,
+    job,
+    nodes,
+    report,
+    running,
+    snapshot,
+)
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        {"account_weights": {"big": 4.0}},
+        {"user_weights": {"eve": 4.0}},
+        {"qos_weights": {"high": 4.0}},
+        {"job_weights": {"1": 4.0}},
+        {"account_weights": {"big": 8.0}, "qos_weights": {"high": 2.0}, "user_weights": {"ada": 4.0}},
+    ],
+)
+def test_weights_shift_the_shares(weights):
+    jobs = [
+        job(1, report=report(), account="big", user="eve", qos="high"),
+        job(2, report=report(), account="lab", user="ada", qos="normal"),
+    ]
+    even = decide(snapshot(nodes(4), jobs))
+    uneven = decide(snapshot(nodes(4), jobs, **weights))
+    assert uneven.of(1).explanation.weight == 4 * uneven.of(2).explanation.weight
+    assert even.of(1).placement.gpus == even.of(2).placement.gpus == 8
+    assert uneven.of(1).placement.gpus > uneven.of(2).placement.gpus > 0
+
+
+@pytest.mark.parametrize("power", [1.0, 0.0, -1.0, -2.0, -10.0, -100.0, float("-inf")])
+def test_every_power_gives_a_plan_and_low_powers_raise_the_worst_off(power):
+    jobs = [job(n, report=report(kind)) for n, kind in enumerate(["scalable", "middling", "stubborn"] * 3, 1)]
+    snap = snapshot(nodes(4), jobs, power=power)
+    plan = decide(snap)
+    check(snap, plan)
+    worst = min(a.speedup for a in plan.allocations)
+    best_worst = min(a.speedup for a in decide(snapshot(nodes(4), jobs, power=float("-inf"))).allocations)
+    assert worst <= best_worst * (1 + 1e-9)
+    if power < -5:
+        assert worst >= 0.9 * best_worst
+
+
+def test_starved_jobs_come_first_under_strongly_negative_powers():
+    jobs = [running(1, ["n000", "n001"], 4, report=report()), *(job(n, report=report()) for n in range(2, 6))]
+    plan = decide(snapshot(nodes(2), jobs, power=-10.0))
+    assert all(a.placement for a in plan.allocations)
+
+
+def test_starvation_bound_puts_those_who_waited_longest_first():
+    jobs = [running(n, ["n000"], 1, report=report("scalable", explored=1)) for n in range(1, 5)]
+    jobs += [job(5, JobSpec(min_gpus=4), report=report("stubborn", explored=4), age=7200.0)]
+    jobs += [job(6, report=report(), age=50.0)]
+    patient = decide(snapshot(nodes(1), jobs))
+    assert not patient.of(5).placement
+    bounded = decide(snapshot(nodes(1), jobs, starvation_bound=3600.0))
+    assert bounded.of(5).placement.gpus == 4
+    assert not decide(snapshot(nodes(1), jobs, starvation_bound=86400.0)).of(5).placement
+    assert 0 <= bounded.gap < 1
+
+
+def test_every_job_has_run_within_the_starvation_bound_and_the_time_to_drain_the_queue():
+    """Twelve jobs, none of which ever ends, on four GPUs: each gets its turn."""
+    queue = [job(n, report=report(explored=1), age=0.0) for n in range(1, 13)]
+    snap, longest = snapshot(nodes(1), queue, starvation_bound=600.0), 0.0
+    waits = {j.job_id: 0.0 for j in snap.jobs}
+    for _ in range(60):
+        plan = decide(snap)
+        for a in plan.allocations:
+            waits[a.job_id] = 0.0 if a.placement else waits[a.job_id] + 60.0
+        longest = max(longest, *waits.values())
+        snap = applied(snap, plan)
+        snap = replace(
+            snap, jobs=tuple(replace(j, age=j.age + 60, waiting=waits[j.job_id]) for j in snap.jobs)
+        )
+    assert longest <= 600 + 2 * 60 + 600
+
+
+def test_remaining_work_favours_the_job_near_its_end_within_bounds():
+    def at(power):
+        jobs = [
+            job(1, report=report(progress=9900.0, target=10000.0)),
+            job(2, report=report(progress=0.0, target=10000.0)),
+        ]
+        plan = decide(snapshot(nodes(4), jobs, remaining_work_power=power))
+        return plan.of(1).placement.gpus, plan.of(2).placement.gpus
+
+    assert at(0.0) == (8, 8)
+    near, far = at(-0.25)
+    assert near > far > 0

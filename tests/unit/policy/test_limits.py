@@ -1,0 +1,83 @@
+"""What a job may be given at all: partitions, CPUs, its own limits and counts; where nothing is possible, why."""
+
+from __future__ import annotations
+
+import pytest
+
+from pollux.goodput import BatchLimits
+from polluxd.model import JobSpec, Placement
+from polluxd.policy import decide
+from tests.unit.policy.scenarios import (
+    job,
+    node,
+    nodes,
+    report,
+    running,
+    snapshot,
+)
+
+
+def test_job_larger_than_the_cluster_is_infeasible_and_says_why():
+    plan = decide(snapshot(nodes(4), [job(1, JobSpec(min_gpus=17)), job(2)]))
+    assert not plan.of(1).placement
+    assert "infeasible: min-gpus=17" in plan.of(1).reason
+    assert "16 GPUs" in plan.of(1).reason
+    assert plan.of(2).placement
+
+
+def test_job_between_two_shapes_is_infeasible_and_says_why():
+    plan = decide(snapshot(nodes(4), [job(1, JobSpec(min_gpus=5, max_gpus=7))]))
+    assert not plan.of(1).placement
+    assert "whole nodes" in plan.of(1).reason
+    assert decide(snapshot(nodes(4), [job(1, JobSpec(min_gpus=5))])).of(1).placement.gpus == 8
+
+
+def test_partitions_are_kept_apart():
+    members = [*nodes(2), node("s0", partitions=frozenset({"side"}))]
+    jobs = [job(1, partition="side", report=report()), job(2, report=report()), job(3, partition="nowhere")]
+    plan = decide(snapshot(members, jobs))
+    assert plan.of(1).placement == Placement(("s0",), 4)
+    assert plan.of(2).placement == Placement(("n000", "n001"), 4)
+    assert "no node of partition nowhere" in plan.of(3).reason
+
+
+def test_cpus_limit_the_gpus_that_can_be_used():
+    members = [node("n000", cpus=8), node("n001", cpus=8, foreign_cpus=6)]
+    plan = decide(snapshot(members, [job(1, JobSpec(cpus_per_gpu=4), report=report())]))
+    assert plan.of(1).placement == Placement(("n000",), 2)
+    never = decide(snapshot(members, [job(1, JobSpec(min_gpus=4, cpus_per_gpu=4))]))
+    assert "CPUs run out" in never.of(1).reason
+
+
+def test_running_job_whose_batch_limits_fit_nothing_is_left_alone_and_a_waiting_one_told():
+    limits = BatchLimits(8, 8, 8, 8)
+    jobs = [running(1, ["n000"], 4, report=report(limits=limits))]
+    jobs += [job(2, JobSpec(min_gpus=2), report=report(limits=limits))]
+    plan = decide(snapshot(nodes(1), jobs))
+    assert plan.of(1).placement == Placement(("n000",), 1)
+    assert not plan.of(2).placement
+    assert "batch size would be at least 16" in plan.of(2).reason
+    alone = [running(1, ["n000"], 4, JobSpec(min_gpus=2), report=report(limits=limits))]
+    kept = decide(snapshot(nodes(1), alone)).of(1)
+    assert not kept.changed
+    assert "batch size" in kept.reason
+
+
+@pytest.mark.parametrize(
+    ("rule", "held"), [("any", 12), ("powers-of-two", 8), ("whole-nodes", 12), ("1,2,6,8", 8), ("3", 3)]
+)
+def test_gpu_counts_are_those_allowed(rule, held):
+    alone = [job(1, JobSpec(gpu_counts=rule), report=report())]
+    assert decide(snapshot(nodes(3), alone)).of(1).placement.gpus == held
+    everybody = decide(snapshot(nodes(3), [job(1, report=report())], gpu_counts=rule))
+    assert everybody.of(1).placement.gpus == held
+
+
+def test_allowed_counts_far_apart_are_still_explored():
+    small = [running(1, ["n000"], 1, JobSpec(gpu_counts="1,4,16"), report=report(explored=1))]
+    assert decide(snapshot(nodes(4), small)).of(1).placement.gpus == 4
+
+
+def test_gpu_counts_that_fit_no_node_are_infeasible():
+    plan = decide(snapshot(nodes(2), [job(1, JobSpec(gpu_counts="5,7"))]))
+    assert "gpu-counts=5,7" in plan.of(1).reason
