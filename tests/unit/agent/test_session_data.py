@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SubsetRandomSampler
 
 from pollux import attach
 from pollux.errors import BatchError, DataError
+from tests.unit.agent.regression import network
 
 EXAMPLES = 50
 """With 3 ranks of 8 a pass ends with 2 samples, and a rank that has none."""
@@ -51,11 +52,6 @@ class Stream(IterableDataset[Any]):
             self.given += 1
             self.read += 1
             yield example(self.given - 1)
-
-
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
 
 
 def train(dataset: Any, m0: int, passes: int = 1, **options: Any) -> tuple[list[list[int]], list[Tensor]]:

@@ -1,0 +1,167 @@
+"""Trainings that stop and go on from their checkpoints, on real ranks, at other numbers of them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
+
+from pollux import attach, stepping
+from pollux.errors import CheckpointError
+from pollux.tuning import BatchChoice
+from tests.unit.agent.regression import EXAMPLES, data, network, train_step
+
+
+def stop(directory: str, drain_at: int | None) -> tuple[int, int, list[int], Tensor, int]:
+    """Train until a drain that is ordered after so many steps, or to the end.
+
+    Returns the step, samples counted, the numbers of those that this rank used, the weights, and the schedule's step.
+    """
+    stepping.EXCHANGE_INTERVAL = 0.0  # the ranks agree after every step, however fast it was
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    scheduler = LambdaLR(optimizer, lambda n: 0.999**n)
+    job = attach(model, optimizer, scheduler, adaptive=False, checkpoint_dir=directory)
+    loader = job.loader(data(), 24, per_gpu=(1, 24))
+    drained = threading.Event()
+    job._restart._wait_for_end = drained.set  # type: ignore[method-assign]
+    first = job.progress.optimizer_steps
+    used: list[int] = []
+    ids: list[int] = []
+    for _ in job.epochs(6):
+        for x, y, batch_ids in loader:
+            if 7 in job._restart._drained:
+                break
+            used, ids = used + ids, batch_ids.tolist() if loader.data.local_samples else []
+            train_step(job, optimizer, x, y)
+            if job.sync_gradients:
+                scheduler.step()
+            if job.is_main and job.progress.optimizer_steps == drain_at:
+                job._restart.ask_drain(7)
+        if 7 in job._restart._drained:
+            break
+    used += ids
+    if job.is_main and drain_at is not None:
+        assert drained.is_set()
+    step = job.progress.optimizer_steps
+    assert step > first
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    return step, job.progress.samples, used, weights, scheduler.last_epoch
+
+
+def test_all_ranks_stop_after_the_same_step_and_resume_elsewhere(ranks: Any, tmp_path: Path) -> None:
+    """1 -> 4 -> 2 ranks, drained twice in mid-epoch: an undisturbed run's weights, no example lost or repeated."""
+    env = {"POLLUX_DRAIN_WAIT": "0"}
+    [undisturbed] = ranks(1, stop, str(tmp_path / "whole"), None, env=env)
+    here = str(tmp_path / "moved")
+    used: list[int] = []
+    samples = 0
+    for size, drain_at in ((1, 12), (4, 31), (2, None)):
+        results = ranks(size, stop, here, drain_at, env=env)
+        assert len({r[0] for r in results}) == 1, "ranks stopped at different steps"
+        assert all(r[1] == results[0][1] for r in results)
+        assert all(torch.equal(r[3], results[0][3]) for r in results)
+        used += [i for r in results for i in r[2]]
+        assert results[0][1] > samples
+        samples = results[0][1]
+        assert len(used) == samples, "an example was used and not counted, or counted and not used"
+    assert samples == undisturbed[1] == 6 * EXAMPLES
+    assert torch.bincount(torch.tensor(used), minlength=EXAMPLES).eq(6).all()
+    assert results[0][4] == undisturbed[4], "the scheduler went on where it was"
+    torch.testing.assert_close(results[0][3], undisturbed[3], rtol=1e-4, atol=1e-5)
+
+
+def adapt_and_finish(directory: str, epochs: int) -> tuple[int | None, int, bool]:
+    """(batch size that the checkpoint carried, the one at the end, whether a model of its times was known)."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    job = attach(model, optimizer, adaptive=True, sampling=1, checkpoint_dir=directory)
+    loader = job.loader(data(), 12, max_batch_size=96, per_gpu=(1, 48))
+    known = job.stepper.advisor is None or job.params is not None
+    carried = job._restart.known.batch_size if job._restart.known is not None else None
+    for epoch in job.epochs(epochs):
+        for x, y, _ids in loader:
+            train_step(job, optimizer, x, y)
+        if job.stepper.advisor is not None and epoch == 1:
+            job.stepper.advisor.close()
+            job.stepper.advisor.advise()  # a fit for the checkpoint to carry
+            job.stepper.advisor.proposal = BatchChoice(12, 3)
+    return carried, job.batch_size, known
+
+
+def test_a_restart_knows_the_batch_size_and_the_throughput_model(ranks: Any, tmp_path: Path) -> None:
+    assert adapt_and_finish(str(tmp_path), 6) == (None, 48, False)
+    for carried, _, known in ranks(2, adapt_and_finish, str(tmp_path), 7):
+        assert carried == 48
+        assert known
+
+
+def test_periodic_checkpoints_are_written_beside_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POLLUX_CHECKPOINT_INTERVAL", "0.02")
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    job = attach(model, optimizer, adaptive=False, checkpoint_dir=tmp_path)
+    loader = job.loader(data(), 16)
+    steps = []
+    for _ in job.epochs(40):
+        for x, y, _ids in loader:
+            train_step(job, optimizer, x, y)
+            time.sleep(0.001)
+            if job._restart._saved is not None:
+                steps.append(job._restart._saved)
+        if len(set(steps)) >= 3:
+            break
+    job.close()
+    assert len(set(steps)) >= 3
+    again = network()
+    resumed = attach(again, torch.optim.SGD(again.parameters(), lr=0.01), checkpoint_dir=tmp_path)
+    assert resumed.progress.optimizer_steps >= steps[-1]
+    resumed.close()
+
+
+def test_a_disk_that_is_full_does_not_end_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("POLLUX_CHECKPOINT_INTERVAL", "0.01")
+
+    def full(*_: Any, **__: Any) -> None:
+        raise CheckpointError("no space left for a checkpoint")
+
+    monkeypatch.setattr("pollux.checkpoint.CheckpointStore.save", full)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    job = attach(model, optimizer, adaptive=False, checkpoint_dir=tmp_path)
+    loader = job.loader(data(), 16)
+    for _ in job.epochs(3):
+        for x, y, _ids in loader:
+            train_step(job, optimizer, x, y)
+            time.sleep(0.002)
+    job.close()
+    assert job.progress.samples == 3 * EXAMPLES
+    assert "no space left" in caplog.text
+
+
+def shared_or_not(directory: str) -> str:
+    """Attach with a checkpoint that only rank 0 can see."""
+    model = network()
+    mine = directory if os.environ["RANK"] == "0" else directory + "-elsewhere"
+    try:
+        attach(model, torch.optim.SGD(model.parameters(), lr=0.01), checkpoint_dir=mine)
+    except CheckpointError as error:
+        return str(error)
+    return "attached"
+
+
+def test_ranks_that_see_different_checkpoints_say_so(ranks: Any, tmp_path: Path) -> None:
+    adapt_and_finish(str(tmp_path), 1)
+    for message in ranks(2, shared_or_not, str(tmp_path)):
+        assert "file system that all nodes share" in message
