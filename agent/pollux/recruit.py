@@ -147,6 +147,7 @@ class Recruit:
             **self._facts,
         }
         try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # there may be no checkpoint yet
             # Not where one lies: another life of this job has recruited for the same move, and ended in it.
             line = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with open(line, "w") as file:
