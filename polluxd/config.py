@@ -43,6 +43,8 @@ class Slurm(_Section):
     """ClusterName of slurm.conf."""
     conf: Annotated[Path | None, Field(strict=False)] = None
     """slurm.conf; None: where Slurm's commands look by themselves."""
+    client: Literal["auto", "scontrol", "pyslurm"] = "auto"
+    """What Slurm is read through; auto: pyslurm where it is installed and of Slurm's version, else scontrol."""
     timeout_s: Seconds = 10.0
     """Longest wait for one Slurm command."""
     lease_s: Seconds = 300.0
@@ -203,8 +205,6 @@ class Realloc(_Section):
     costs little, and is not counted."""
     default_cost_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
     """What a move is expected to cost until a job's own moves are measured (the paper's constant)."""
-    planned_timeout_s: Seconds = 60.0
-    """GPUs of the target did not come free."""
     default_resize_cost_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 2.0
     """The same, of a job that holds whole nodes and can be resized in place."""
     paths: Annotated[tuple[Literal["resize", "relaunch", "requeue"], ...], Field(strict=False)] = (
@@ -213,6 +213,8 @@ class Realloc(_Section):
         "requeue",
     )
     """How running jobs may be moved; the fastest that a job is able to is taken."""
+    planned_timeout_s: Seconds = 60.0
+    """GPUs of the target did not come free."""
     drain_timeout_s: Seconds = 30.0
     """No checkpoint was acknowledged."""
     requeued_timeout_s: Seconds = 120.0

@@ -20,7 +20,7 @@ from polluxd.config import Config
 from polluxd.cycle import Controller, StepResult
 from polluxd.errors import ConfigError, LeaderLost, PolluxError, SlurmError, StoreError
 from polluxd.model import Mode
-from polluxd.slurm.scontrol import ScontrolClient
+from polluxd.slurm.pyslurm_client import open_client
 from polluxd.store import Store
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Daemon:
     def _assemble(self, config: Config) -> None:
         """Wire the rooms together for `config`."""
         self._config = config
-        slurm = ScontrolClient(conf=config.slurm.conf, timeout=config.slurm.timeout_s)
+        slurm = open_client(config.slurm.client, conf=config.slurm.conf, timeout=config.slurm.timeout_s)
         self._store = open_store(config)
         self._schema_known = False
         r = config.realloc

@@ -53,7 +53,9 @@ _USABLE_NODE_STATES = frozenset(
 )
 
 _HEAD = re.compile(
-    r"JobId=(?P<id>\d+) (?:\S+=\S* )*?JobName=(?P<name>.*?) UserId=(?P<user>\S*)\((?P<uid>\d+)\) GroupId=",
+    # 26.05 has SLUID=.
+    r"JobId=(?P<id>\d+) (?:\S+=\S* )*?JobName=(?P<name>.*?)(?: SLUID=\S*)? "
+    r"UserId=(?P<user>\S*)\((?P<uid>\d+)\) GroupId=",
     re.DOTALL,
 )
 _NODE_HEAD = re.compile(r"NodeName=(\S+) ")
@@ -297,7 +299,7 @@ def _job(record: str) -> SlurmJob:
         dependent=state is JobState.PENDING and fields.word("Dependency") not in ("(null)", ""),
         begin_time=directives.begin if directives else None,
         admin_comment=admin_comment,
-        command=fields.phrase("Command", "WorkDir"),
+        command=fields.phrase("Command", "SubmitLine", "WorkDir"),
         spec=directives.spec if directives else None,
         batch_host=_named(fields.own("BatchHost") or ""),
         companion=directives.companion if directives else None,

@@ -1,0 +1,190 @@
+"""Slurm through pyslurm where that is installed and of the cluster's version, and else through scontrol.
+
+Reading takes the place of two commands a poll. Of what changes jobs, pyslurm sends signals and runs failed jobs again.
+The rest goes through scontrol: pyslurm's update leaves out the number of nodes, and its requeue would run a job again
+that ended a moment ago.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from polluxd.errors import SlurmError, SlurmGarbled, SlurmRefused, SlurmUnavailable
+from polluxd.model import Node
+from polluxd.slurm.protocol import SlurmClient, SlurmJob
+from polluxd.slurm.pyslurm_process import PyslurmProcess, RequestRefused, WorkerFailed, WorkerHung
+from polluxd.slurm.pyslurm_records import read_cluster, read_jobs
+from polluxd.slurm.scontrol import ScontrolClient, failure
+
+log = logging.getLogger(__name__)
+
+Choice = Literal["auto", "scontrol", "pyslurm"]
+
+FIRST_PAUSE_S = 5.0
+LONGEST_PAUSE_S = 300.0
+"""After a failure scontrol serves alone: at first for 5 s, twice as long each time it happens again."""
+
+LIFETIME_S = 3600.0
+"""A worker is replaced after this: it knows slurm.conf as it was when it started."""
+
+_T = TypeVar("_T")
+
+
+def open_client(choice: Choice, *, conf: Path | None, timeout: float) -> SlurmClient:
+    """The client of the configuration's `slurm.client`; says which it is, and why."""
+    if choice == "scontrol":
+        log.info("Slurm is read through scontrol: slurm.client says so")
+        return ScontrolClient(conf=conf, timeout=timeout)
+    if find_spec("pyslurm") is None:
+        _tell(choice, "pyslurm is not installed")
+        return ScontrolClient(conf=conf, timeout=timeout)
+    return PyslurmClient(conf=conf, timeout=timeout, choice=choice)
+
+
+class PyslurmClient(ScontrolClient):
+    """A SlurmClient that asks a worker process with pyslurm first.
+
+    No call lasts longer for that than `timeout` allows scontrol, but for the one that starts a worker. A call that a
+    worker leaves unanswered is told as SlurmUnavailable and not repeated through scontrol: it may have been carried
+    out. A reading that a worker answers with garbage, is refused or dies of, is made again through scontrol at once.
+    """
+
+    def __init__(
+        self,
+        *,
+        conf: Path | str | None = None,
+        timeout: float = 10.0,
+        clock: Callable[[], float] = time.time,
+        choice: Choice = "auto",
+    ) -> None:
+        super().__init__(conf=conf, timeout=timeout, clock=clock)
+        self._choice = choice
+        self._worker: PyslurmProcess | None = None
+        self._pause = FIRST_PAUSE_S
+        self._paused_until = float("-inf")
+        self._said = ""
+
+    def signal(self, job_id: int, name: str = "USR1") -> None:
+        self._must_be_ours([job_id])
+        if not self._ordered("signal", job=job_id, name=name):
+            super().signal(job_id, name)
+
+    def run_again(self, job_id: int) -> None:
+        self._must_be_ours([job_id])
+        if not self._ordered("run_again", job=job_id):
+            super().run_again(job_id)
+
+    def _read_all(self) -> tuple[tuple[SlurmJob, ...], tuple[Node, ...]]:
+        return self._read(read_cluster, super()._read_all, "observe")
+
+    def _read_jobs(self) -> tuple[SlurmJob, ...]:
+        return self._read(read_jobs, super()._read_jobs, "jobs")
+
+    def _read_job(self, job_id: int) -> tuple[SlurmJob, ...]:
+        return self._read(read_jobs, lambda: ScontrolClient._read_job(self, job_id), "jobs", only=job_id)
+
+    def _read(
+        self, understood: Callable[[object], _T], otherwise: Callable[[], _T], do: str, **arguments: object
+    ) -> _T:
+        worker = self._ready_worker()
+        if worker is None:
+            return otherwise()
+        try:
+            found = understood(self._ask(worker, do, **arguments))
+        except (WorkerFailed, SlurmGarbled, SlurmRefused) as error:
+            self._give_up(str(error))
+            return otherwise()
+        self._pause = FIRST_PAUSE_S
+        self._say(logging.INFO, f"Slurm is read through pyslurm {worker.version}")
+        return found
+
+    def _ordered(self, do: str, **arguments: object) -> bool:
+        """Whether a worker that is there already has carried it out; False: it has not been asked."""
+        if self._worker is None or not self._worker.alive:
+            return False
+        try:
+            self._ask(self._worker, do, **arguments)
+        except WorkerFailed as error:
+            self._give_up(str(error))
+            raise SlurmUnavailable(
+                f"pyslurm, {do} {arguments}: {error}; it may have been applied all the same"
+            ) from None
+        return True
+
+    def _ask(self, worker: PyslurmProcess, do: str, **arguments: object) -> object:
+        try:
+            return worker.ask(do, self._timeout, **arguments)
+        except RequestRefused as error:
+            told = failure(("pyslurm", do, *map(str, arguments.values())), 1, str(error))
+            if isinstance(told, SlurmUnavailable):
+                # slurmctld may have moved since the worker read slurm.conf.
+                self._give_up(str(told))
+            raise told from None
+        except WorkerHung as error:
+            self._give_up(f"{do}: {error}")
+            raise SlurmUnavailable(
+                f"pyslurm, {do} {arguments}: {error}; it may have been applied all the same"
+            ) from None
+
+    def _ready_worker(self) -> PyslurmProcess | None:
+        """A worker of the cluster's version, started where there is none; None while scontrol serves alone."""
+        if self._worker is not None and time.monotonic() - self._worker.started_at > LIFETIME_S:
+            self._end_worker()
+        if self._worker is None and time.monotonic() >= self._paused_until:
+            try:
+                self._worker = self._matching_worker()
+            except (WorkerFailed, SlurmError, OSError) as error:
+                self._give_up(str(error))
+        return self._worker
+
+    def _matching_worker(self) -> PyslurmProcess:
+        worker = PyslurmProcess(self._env, start_s=self._timeout)
+        try:
+            slurm = self._run("scontrol", "--version").strip()
+            if _major(worker.version) is None or _major(worker.version) != _major(slurm):
+                raise WorkerFailed(f"pyslurm {worker.version} is not for this Slurm, {slurm!r}")
+        except BaseException:
+            worker.close()
+            raise
+        return worker
+
+    def _give_up(self, why: str) -> None:
+        """scontrol serves alone for a while."""
+        self._end_worker()
+        self._paused_until = time.monotonic() + self._pause
+        self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
+        self._say(None, why)
+
+    def _end_worker(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+
+    def _say(self, level: int | None, text: str) -> None:
+        """Once, not at every call; without a level it is why scontrol serves."""
+        if text == self._said:
+            return
+        before, self._said = self._said, text
+        if level is not None:
+            log.log(level, "%s", text)
+        else:
+            _tell("pyslurm" if before else self._choice, text)
+
+
+def _tell(choice: Choice, why: str) -> None:
+    """Where pyslurm was wished for, or was in use, that is worth a warning."""
+    log.log(
+        logging.WARNING if choice == "pyslurm" else logging.INFO, "Slurm is read through scontrol: %s", why
+    )
+
+
+def _major(version: str) -> tuple[int, int] | None:
+    """Slurm's major release in `slurm-wlm 26.05.5` or `26.5.2`; None: it names none."""
+    found = re.search(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else None

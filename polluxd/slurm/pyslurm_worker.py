@@ -1,0 +1,173 @@
+"""The process in which pyslurm is imported, and the only one: `pyslurm_process` runs this file by its path.
+
+pyslurm holds the interpreter's lock through every call, for as long as slurmctld keeps it waiting; libslurm ends the
+process that finds no slurm.conf; and importing it changes how the process loads libraries (RTLD_DEEPBIND and
+RTLD_GLOBAL). Here all of that ends, at worst, a process that can be killed and started again. Standard library and
+pyslurm alone: nothing else may be drawn in.
+
+One JSON object per line, both ways. First `{"pyslurm": version}` or `{"unusable": why}`. Then, per request
+`{"id": n, "do": name, ...}`, one of `{"id": n, "done": value}`, `{"id": n, "refused": Slurm's words}` and
+`{"id": n, "fault": exception}`. Times are POSIX timestamps, memory is in MB, time limits are in minutes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+_CONFIGURATIONS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/usr/local/etc/slurm.conf")
+"""Where libslurm looks when SLURM_CONF is not set: distributions, configless nodes, its own default prefix."""
+
+
+class Requests:
+    """What can be asked for, by name. `pyslurm` is the imported module, initialised."""
+
+    def __init__(self, pyslurm: Any) -> None:
+        self._pyslurm = pyslurm
+        self._threads: dict[str, int] = {}
+
+    def observe(self) -> dict[str, Any]:
+        """All nodes and jobs."""
+        nodes = [self._node(node) for node in self._load_nodes()]
+        return {"nodes": nodes, "jobs": self.jobs()}
+
+    def jobs(self, only: int | None = None) -> list[dict[str, Any]]:
+        # All are loaded for a single one too: Job.load leaves out what is in hidden partitions, and asks for steps.
+        loaded = [j for j in self._pyslurm.Jobs.load().values() if only is None or j.id == only]
+        return [self._job(job) for job in loaded]
+
+    def signal(self, job: int, name: str) -> None:
+        """Every step, and not the batch script."""
+        self._pyslurm.Job(job).send_signal(f"SIG{name}", steps="children")
+
+    def run_again(self, job: int) -> None:
+        # `requeue` proper passes over a job that has just ended, and this does not: hence not here.
+        self._pyslurm.Job(job).requeue()
+
+    def _load_nodes(self) -> list[Any]:
+        nodes = list(self._pyslurm.Nodes.load().values())
+        self._threads = {node.name: node.threads_per_core or 1 for node in nodes}
+        return nodes
+
+    def _node(self, node: Any) -> dict[str, Any]:
+        return {
+            "name": node.name,
+            "state": node.state,
+            "gres": _gres(node.configured_gres),
+            "cpus": node.effective_cpus or node.total_cpus,
+            "partitions": node.partitions,
+        }
+
+    def _job(self, job: Any) -> dict[str, Any]:
+        layout = job.get_resource_layout_per_node()
+        if not self._threads.keys() >= layout.keys():
+            self._load_nodes()
+        return {
+            "id": job.id,
+            "name": _text(lambda: job.name),
+            "user": job.user_name,
+            "uid": job.user_id,
+            "account": job.account,
+            "partition": job.partition,
+            "qos": job.qos,
+            "state": job.state,
+            "reason": _text(lambda: job.state_reason),
+            "restarts": job.requeue_count,
+            "submitted": job.submit_time,
+            "eligible": job.eligible_time,
+            "started": job.start_time,
+            "ends": job.end_time,
+            "limit": job.time_limit,
+            "nodes": job.allocated_nodes,
+            "batch_host": job.batch_host,
+            "held": {
+                name: {
+                    "cpu_ids": part["cpu_ids"],
+                    "threads": self._threads.get(name, 1),
+                    "gres": _gres(part["gres"]),
+                }
+                for name, part in layout.items()
+            },
+            "num_nodes": min(job.num_nodes or 1, job.max_nodes or sys.maxsize),
+            "gres_per_node": _gres(job.gres_per_node),
+            "cpus": job.cpus,
+            "cpus_per_task": job.cpus_per_task,
+            "memory_per_node": job.memory_per_node,
+            "required_nodes": job.required_nodes,
+            "priority": job.priority,
+            "dependent": job.dependencies is not None,
+            "admin_comment": _text(lambda: job.admin_comment),
+            "command": _text(lambda: job.command),
+        }
+
+
+def _gres(counts: Mapping[str, Any] | None) -> list[str]:
+    """As Slurm writes them, such as `gpu:a100:2`, from pyslurm's `{"gpu:a100": 2}` or `{...: {"count": 2, ...}}`."""
+    return [
+        f"{name}:{count['count'] if isinstance(count, Mapping) else count}"
+        for name, count in (counts or {}).items()
+    ]
+
+
+def _text(read: Callable[[], str | None]) -> str | None:
+    """A user's own words: pyslurm decodes strictly, and no user may stop the reading of everybody's jobs."""
+    try:
+        return read()
+    except UnicodeDecodeError as error:
+        return error.object.decode(errors="replace")
+
+
+def _configuration() -> str:
+    """The slurm.conf that libslurm will find. Raises FileNotFoundError: none, and libslurm would end the process."""
+    named = os.environ.get("SLURM_CONF")
+    for place in [named] if named else _CONFIGURATIONS:
+        with contextlib.suppress(OSError), Path(place).open("rb"):
+            return place
+    raise FileNotFoundError(f"no slurm.conf can be read at {named or ', '.join(_CONFIGURATIONS)}")
+
+
+def serve(requests: Iterable[bytes], answer: Callable[[dict[str, Any]], None]) -> None:
+    """Answer until the requests end."""
+    try:
+        configuration = _configuration()
+        import pyslurm  # noqa: PLC0415 - only now is it known that libslurm will not end the process
+
+        answer({"pyslurm": str(pyslurm.__version__)})
+    except Exception as error:  # whatever the import of somebody's build may raise
+        answer({"unusable": f"{type(error).__name__}: {error}"})
+        return
+    known: Requests | None = None
+    for line in requests:
+        request = json.loads(line)
+        number, name = request.pop("id"), request.pop("do")
+        try:
+            if known is None:
+                # Here, not before the first answer: another version's library is never initialised.
+                pyslurm.slurm_init(configuration)
+                known = Requests(pyslurm)
+            answer({"id": number, "done": getattr(known, name)(**request)})
+        except pyslurm.RPCError as error:
+            answer({"id": number, "refused": str(error)})
+        except Exception as error:  # a version's other form: the caller has another way
+            answer({"id": number, "fault": f"{type(error).__name__}: {error}"})
+
+
+def main() -> None:
+    # What libslurm prints must not pass for an answer.
+    with os.fdopen(os.dup(1), "w", encoding="ascii") as out:
+        os.dup2(2, 1)
+
+        def answer(message: dict[str, Any]) -> None:
+            out.write(json.dumps(message) + "\n")
+            out.flush()
+
+        serve(sys.stdin.buffer, answer)
+
+
+if __name__ == "__main__":
+    main()

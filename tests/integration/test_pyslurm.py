@@ -1,0 +1,244 @@
+"""pyslurm on a real Slurm, where it is installed (`SUITE=forky make test-newer-slurm`): it reads what scontrol reads,
+and what slurmctld does to it stays in its worker."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from contrib.devcluster import DevCluster
+from polluxd.errors import SlurmRefused, SlurmUnavailable
+from polluxd.model import JobState
+from polluxd.slurm.protocol import Geometry
+from polluxd.slurm.pyslurm_client import PyslurmClient
+from polluxd.slurm.pyslurm_process import PyslurmProcess, WorkerFailed
+from polluxd.slurm.scontrol import ScontrolClient
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.skipif(
+        find_spec("pyslurm") is None, reason="pyslurm is not installed: see SUITE=forky make test-newer-slurm"
+    ),
+]
+
+LOOP = "while [ ! -e {folder}/stop ]; do sleep 0.1; done"
+
+
+@pytest.fixture(scope="module")
+def cluster(scratch: Path) -> Iterator[DevCluster]:
+    """One of its own, with GPUs of a type: slurmctld is stopped, and every job is looked at."""
+    with DevCluster(scratch / "pyslurm", postgres=False, lease_s=60, gpu_type="a100") as made:
+        yield made
+
+
+@pytest.fixture
+def slurm(cluster: DevCluster, caplog: pytest.LogCaptureFixture) -> PyslurmClient:
+    caplog.set_level(logging.INFO, "polluxd.slurm.pyslurm_client")
+    return PyslurmClient(conf=cluster.slurm_conf, timeout=60, choice="pyslurm")
+
+
+class Jobs:
+    """Submits jobs that end when the test does."""
+
+    def __init__(self, cluster: DevCluster, folder: Path) -> None:
+        self._cluster = cluster
+        self.folder = folder
+        self.ids: list[int] = []
+
+    def submit(self, *options: str, ours: bool = False, body: str = LOOP) -> int:
+        script = self.folder / "job.sh"
+        script.write_text(
+            "#!/bin/sh\n" + ("#POLLUX max-gpus=16\n" if ours else "") + body.format(folder=self.folder)
+        )
+        job_id = int(
+            self._cluster.command("sbatch", "--parsable", "--output=/dev/null", *options, str(script))
+        )
+        self.ids.append(job_id)
+        return job_id
+
+    def command(self, *argv: str) -> str:
+        return self._cluster.command(*argv)
+
+
+@pytest.fixture
+def jobs(cluster: DevCluster, tmp_path: Path) -> Iterator[Jobs]:
+    tmp_path.chmod(0o755)
+    made = Jobs(cluster, tmp_path)
+    yield made
+    (tmp_path / "stop").touch()
+    if made.ids:
+        cluster.command("scancel", *map(str, made.ids))
+    plain = ScontrolClient(conf=cluster.slurm_conf)
+    wait_for(lambda: all(job.state.finished for job in plain.jobs(made.ids).values()))
+
+
+def wait_for(true: Callable[[], bool], timeout_s: float = 90.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        time.sleep(0.1)
+
+
+def test_it_reads_what_scontrol_reads(
+    cluster: DevCluster, slurm: PyslurmClient, jobs: Jobs, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = ScontrolClient(conf=cluster.slurm_conf, timeout=60)
+    ended = jobs.submit("--gres=gpu:1", body="exit 0")
+    failed = jobs.submit("--gres=gpu:1", body="exit 3")
+    spread = jobs.submit(
+        "--gres=gpu:a100:2", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2", "--time=1-2:03:00"
+    )
+    uneven = jobs.submit("--gpus=3", "--job-name= x=y JobId=9 é", "--mem=300")
+    bare = jobs.submit("--no-requeue", "--partition=pollux")
+    array = jobs.submit("--array=1-3%1", "--gres=gpu:1")
+    waiting = jobs.submit("--gres=gpu:4", ours=True)
+    held = jobs.submit("--hold", "--comment=x", "--gres=gpu:1", ours=True)
+    dependent = jobs.submit(f"--dependency=afterany:{spread}", "--mem-per-cpu=100", "--gres=gpu:2", ours=True)
+    later = jobs.submit("--begin=now+500", "--nodes=2", "--gres=gpu:1", ours=True)
+    pinned = jobs.submit("--begin=now+500", "--nodelist=n[2-3]", "--nodes=2")
+    moved = jobs.submit("--gres=gpu:1", ours=True)
+    plain.configure(moved, Geometry(("n4",), 2, 2, 500), start=True, time_limit_s=3600)
+    cancelled = jobs.submit("--begin=now+500")
+    jobs.command("scancel", str(cancelled))
+    jobs.command("scontrol", "update", "NodeName=n3", "State=DRAIN", "Reason=a b")
+    ids = [
+        ended,
+        failed,
+        spread,
+        uneven,
+        bare,
+        array,
+        waiting,
+        held,
+        dependent,
+        later,
+        pinned,
+        moved,
+        cancelled,
+    ]
+
+    def settled() -> bool:
+        states = {i: job.state for i, job in plain.jobs(ids).items()}
+        running = {i for i in states if states[i] is JobState.RUNNING}
+        return {spread, uneven, bare, moved} <= running and {ended, failed, cancelled} <= {
+            i for i in states if states[i].finished
+        }
+
+    wait_for(settled)
+    for _ in range(20):  # the scheduler's reasons and an array's tasks may change between two readings
+        one, other, again = plain.observe(), slurm.observe(), plain.observe()
+        if one.jobs == again.jobs and one.nodes == again.nodes:
+            break
+    jobs.command("scontrol", "update", "NodeName=n3", "State=RESUME")
+    assert one.jobs == again.jobs
+    assert {node.name: node for node in other.nodes} == {node.name: node for node in one.nodes}
+    assert {job.job_id: job for job in other.jobs} == {job.job_id: job for job in one.jobs}
+    assert slurm.jobs([moved]) == plain.jobs([moved])
+    assert slurm.jobs([999_999]) == {}
+    seen = {job.job_id: job for job in other.jobs}
+    assert seen[uneven].name == " x=y JobId=9 é"
+    assert sum(seen[uneven].gpus_per_node_held.values()) == 3
+    assert seen[moved].gpus_per_node_held == {"n4": 2}
+    assert [node.schedulable for node in other.nodes if node.name == "n3"] == [False]
+    assert "read through pyslurm" in caplog.text
+    assert "read through scontrol" not in caplog.text
+
+
+def test_a_name_that_is_not_utf_8_stops_no_reading(
+    cluster: DevCluster, slurm: PyslurmClient, jobs: Jobs, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = jobs.folder / "odd.sh"
+    script.write_text("#!/bin/sh\n#POLLUX\nsleep 1000\n")
+    argv = [
+        b"sbatch",
+        b"--parsable",
+        b"--output=/dev/null",
+        b"--gres=gpu:1",
+        b"--job-name=\xff\xfe",
+        os.fsencode(script),
+    ]
+    done = subprocess.run(argv, env=cluster.client_environment, capture_output=True, check=True)
+    jobs.ids.append(int(done.stdout))
+    assert slurm.observe().jobs[-1].spec is not None
+    assert slurm.jobs(jobs.ids)[jobs.ids[0]].name == "\ufffd\ufffd"
+    assert "read through scontrol" not in caplog.text
+
+
+def test_signals_reach_the_steps_and_not_the_script(slurm: PyslurmClient, jobs: Jobs) -> None:
+    step = "trap 'echo got >>{folder}/signals' USR1; touch {folder}/ready; " + LOOP
+    first = jobs.submit("--gres=gpu:1", ours=True, body=f'srun sh -c "{step}"\n')
+    with pytest.raises(SlurmRefused, match="did not opt in"):
+        slurm.signal(jobs.submit())
+    slurm.observe()
+    slurm.configure(first, Geometry(("n1",), 1, 1), start=True)
+    wait_for((jobs.folder / "ready").exists)
+    for times in (1, 2, 3):  # a success must not be taken for an old errno
+        slurm.signal(first)
+        wait_for(lambda n=times: len(signals(jobs)) == n)  # type: ignore[misc]
+    assert slurm.jobs([first])[first].state is JobState.RUNNING
+
+
+def signals(jobs: Jobs) -> list[str]:
+    path = jobs.folder / "signals"
+    return path.read_text().split() if path.exists() else []
+
+
+def test_slurmctld_frozen_gone_and_back(
+    cluster: DevCluster, jobs: Jobs, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "polluxd.slurm.pyslurm_client")
+    hasty = PyslurmClient(conf=cluster.slurm_conf, timeout=3, choice="pyslurm")
+    first = jobs.submit("--gres=gpu:1", ours=True)
+    wait_for(lambda: answers(hasty))
+    pyslurm_serves(hasty, caplog)
+    cluster.signal_slurmctld(signal.SIGSTOP)
+    try:
+        with pytest.raises(SlurmUnavailable):
+            hasty.signal(first)
+        with pytest.raises(SlurmUnavailable):
+            hasty.observe()
+    finally:
+        cluster.signal_slurmctld(signal.SIGCONT)
+    assert "read through scontrol: signal: no answer within 3 s" in caplog.text
+    wait_for(lambda: answers(hasty))
+    pyslurm_serves(hasty, caplog)
+    cluster.stop_slurmctld()
+    for _ in range(2):
+        with pytest.raises(SlurmUnavailable):
+            hasty.observe()
+    cluster.start_slurmctld()
+    wait_for(lambda: answers(hasty))
+    pyslurm_serves(hasty, caplog)
+    assert hasty.jobs([first])[first].spec is not None
+
+
+def answers(slurm: PyslurmClient) -> bool:
+    try:
+        return bool(slurm.observe().nodes)
+    except SlurmUnavailable:
+        return False
+
+
+def pyslurm_serves(slurm: PyslurmClient, caplog: pytest.LogCaptureFixture) -> None:
+    """Until a worker is asked again; whoever answers meanwhile does so rightly."""
+
+    def again() -> bool:
+        answers(slurm)
+        return any("read through pyslurm" in record.message for record in caplog.records)
+
+    wait_for(again)
+    caplog.clear()
+
+
+def test_without_slurm_conf_only_the_worker_says_so(tmp_path: Path) -> None:
+    environment = {**os.environ, "SLURM_CONF": str(tmp_path / "none.conf")}
+    with pytest.raises(WorkerFailed, match=r"no slurm.conf can be read at .*none.conf"):
+        PyslurmProcess(environment, start_s=60)
