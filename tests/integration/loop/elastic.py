@@ -1,0 +1,167 @@
+"""A training that keeps every sample's number, and moves of it that a test orders itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from contrib.chaos.ledger import Ledger, Lineage, ledgers, lineage
+from contrib.devcluster import DevCluster
+from contrib.devcluster.processes import pids_with_environment
+from polluxd.errors import LeaderLost, StoreRejected
+from polluxd.model import JobState, Placement, Reallocation, Step
+from polluxd.slurm.protocol import SlurmJob
+
+from .conftest import Daemon, Loop
+
+
+@contextmanager
+def elastic_loop(cluster: DevCluster, folder: Path) -> Iterator[Loop]:
+    """polluxd on a cluster whose nodes have one GPU each: every placement is of whole nodes, and a rank is a node."""
+    daemon = Daemon(cluster, folder, cooldown=1.0)
+    assert daemon.command("polluxd", "migrate").returncode == 0
+    daemon.start()
+    made = Loop(cluster, daemon, folder)
+    try:
+        yield made
+        made.cancel_all()
+    finally:
+        made.daemon.end()
+        made.store.close()
+
+
+class Elastic:
+    """One job of contrib/chaos/counted.py; where it is, by the moves that were ordered."""
+
+    def __init__(self, loop: Loop, name: str, directive: str, *, first_in_path: Path | None = None) -> None:
+        self.loop, self.name = loop, name
+        self.folder = loop.folder / f"ledger-{name}"
+        self.folder.mkdir()
+        self.folder.chmod(0o777)
+        self._end = loop.folder / f"{name}.end"
+        path = f"PATH={first_in_path}:$PATH " if first_in_path else ""
+        words = ["pollux run contrib/chaos/counted.py --passes 100000"]
+        words += [f"--until {self._end} --ledger {self.folder}"]
+        self.job_id = loop.sbatch(name, path + " ".join(words), directive=directive)
+        self.nodes: tuple[str, ...] = ()
+        """Those that its ranks are on, the batch host first."""
+
+    def begin(self, *, pinned: bool = True) -> None:
+        """Wait for its first steps; with `pinned`, it then moves as the test orders, and not else."""
+        self.trains("its first report")
+        if pinned:
+            assert self.loop.daemon.command("polluxctl", "pin", str(self.job_id)).returncode == 0
+        shown = self.slurm
+        self.nodes = (shown.batch_host, *sorted(set(shown.nodes) - {shown.batch_host}))
+
+    def trains(self, why: str) -> None:
+        """Wait for a step of the present attempt."""
+
+        def reported() -> bool:
+            shown, report = self.slurm, self.loop.store.reports().get(self.job_id)
+            assert not shown.state.finished, f"it ended: {shown.raw_state}"
+            return (
+                report is not None
+                and report.attempt == shown.restart_count
+                and report.first_step_at is not None
+            )
+
+        self.loop.until(reported, why=why)
+
+    @property
+    def slurm(self) -> SlurmJob:
+        """The job by itself, as Slurm shows it."""
+        return self.loop.job(self.job_id)
+
+    def order(self, path: str, nodes: Sequence[str]) -> int:
+        """Have polluxd move it; the move's id, once it is written."""
+        source, target = Placement(self.nodes, 1), Placement(tuple(nodes), 1)
+        planned: list[Reallocation] = []
+
+        def plan() -> bool:
+            job, leader = self.slurm, self.loop.store.leader()
+            assert not job.state.finished, f"it ended before it could be moved: {job.raw_state}"
+            if leader is None:
+                return False
+            words = (self.job_id, job.restart_count, path, source, target, "by the test", leader.epoch)
+            try:
+                planned.append(self.loop.store.plan_reallocation(*words))
+            except (StoreRejected, LeaderLost):  # another move is under way, or the leader has changed
+                return False
+            return True
+
+        self.loop.until(plan, why=f"a {path} to be planned")
+        return planned[0].id
+
+    def moved(self, number: int) -> Reallocation:
+        """Wait for a move's end, whichever it is."""
+        self.loop.until(lambda: self.move(number).step.terminal, why=f"the end of move {number}")
+        return self.move(number)
+
+    def move(self, number: int) -> Reallocation:
+        return next(m for m in self.loop.store.reallocations(self.job_id) if m.id == number)
+
+    def go(self, path: str, *nodes: str) -> Reallocation:
+        """Order a move and see it through."""
+        ended = self.moved(self.order(path, nodes))
+        assert ended.step is Step.TRAINING, (
+            f"move {ended.id} ({path}) to {nodes}: {ended.step}, {ended.detail}"
+        )
+        self.nodes = nodes
+        return ended
+
+    # -- companions -----------------------------------------------------------------------------------------------
+
+    def companions(self) -> list[SlurmJob]:
+        """Its companions that have not ended."""
+        jobs = self.loop.slurm.observe().jobs
+        named = [j for j in jobs if j.companion is not None and j.companion.parent == self.job_id]
+        return [job for job in named if not job.state.finished]
+
+    def alone(self, why: str) -> None:
+        """Wait until it has no companion."""
+        self.loop.until(lambda: not self.companions(), why=f"its companions' end: {why}")
+
+    # -- what its ranks wrote down ------------------------------------------------------------------------------
+
+    def ledgers(self) -> list[Ledger]:
+        return ledgers(self.folder)
+
+    def sizes(self) -> dict[int, list[int]]:
+        """By process id: the numbers of ranks that the process trained among, one after the other."""
+        return {ledger.pid: ledger.sizes() for ledger in self.ledgers()}
+
+    def steps_among(self, ranks: int) -> None:
+        """Wait until the newest step of all was made among so many ranks."""
+
+        def newest() -> int:
+            done = [each.done[-1] for each in self.ledgers() if each.done]
+            return max(done, key=lambda one: one.at).ranks if done else 0
+
+        self.loop.until(lambda: newest() == ranks, why=f"a step among {ranks} ranks")
+
+    def end(self) -> Lineage:
+        """Let the pass under way be the last: the job must complete, every sample having counted once in each pass."""
+        self._end.touch()
+        self.loop.until(lambda: self.slurm.state.finished, why="the training's end")
+        log = (self.loop.folder / f"{self.name}.log").read_text(errors="replace")
+        assert self.slurm.state is JobState.COMPLETED, log[-3000:]
+        told = lineage(self.ledgers())
+        assert told.faults(told.counts[0]) == []
+        assert told.counts[0] > 0
+        return told
+
+
+def kill_processes(cluster: DevCluster, job_id: int) -> int:
+    """kill -9 of all processes of a job's steps and of its script; how many there were."""
+    ours = set(pids_with_environment(f"SLURM_CONF={cluster.slurm_conf}"))
+    theirs = ours & set(pids_with_environment(f"SLURM_JOB_ID={job_id}"))
+    for pid in theirs:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    return len(theirs)
