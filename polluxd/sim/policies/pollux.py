@@ -10,7 +10,7 @@ after that. GPU types are told apart once a job, or an earlier run, was measured
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from polluxd.model import Job, Report, Settings
 from polluxd.policy import decide
@@ -74,17 +74,9 @@ class Pollux:
     def _job(self, job: Training, view: View) -> Job:
         cost = job.lost_seconds / job.restarts if job.restarts else UNMEASURED_COST
         why = self._why_pinned(job, view.now)
-        return Job(
-            job_id=job.number + 1,
-            name=job.submission.name,
-            user="user",
-            account="account",
-            partition="",
-            spec=snapshots.spec(job, view.scenario.gpus),
-            submitted_at=job.submission.time,
-            age=view.now - job.submission.time,
+        return replace(
+            snapshots.slurm_job(job, view),
             waiting=None if job.held_at is None else view.now - job.held_at,
-            placement=snapshots.placement(job.seats),
             report=self._report(job, view),
             pinned=bool(why),
             pin_reason=why,

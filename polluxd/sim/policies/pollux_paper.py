@@ -10,6 +10,7 @@ and placements over several nodes take whole nodes. It knows of no GPU types and
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from polluxd.model import Job, Settings
 from polluxd.policy import decide
@@ -40,17 +41,8 @@ class PolluxPaper:
         return snapshots.plan_seats(plan, {job.number: job for job in view.jobs})
 
     def _job(self, job: Training, view: View) -> Job:
-        age = view.now - job.submission.time
-        return Job(
-            job_id=job.number + 1,
-            name=job.submission.name,
-            user="user",
-            account="account",
-            partition="",
-            spec=snapshots.spec(job, view.scenario.gpus),
-            submitted_at=job.submission.time,
-            age=age,
-            placement=snapshots.placement(job.seats),
+        return replace(
+            snapshots.slurm_job(job, view),
             report=snapshots.report(job, view, remaining=False, types=False),
             # The artifact penalises first starts like any other change.
             started=True,

@@ -40,6 +40,21 @@ def seats_of(placed: Placement) -> Seats:
     return tuple((int(name[1:]), placed.gpus_per_node) for name in placed.nodes)
 
 
+def slurm_job(job: Training, view: View) -> Job:
+    """The job as Slurm alone shows it."""
+    return Job(
+        job_id=job.number + 1,
+        name=job.submission.name,
+        user="user",
+        account="account",
+        partition="",
+        spec=spec(job, view.scenario.gpus),
+        submitted_at=job.submission.time,
+        age=view.now - job.submission.time,
+        placement=placement(job.seats),
+    )
+
+
 def report(job: Training, view: View, *, remaining: bool, types: bool = True) -> Report | None:
     """What the job's agent published last, fits by GPU type included where asked for; None where it knows nothing."""
     agent = job.agent
