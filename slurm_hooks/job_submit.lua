@@ -23,7 +23,10 @@ Runs inside slurmctld, under Lua 5.1 to 5.4: no database, no command, one small 
 
 local NO_VAL16, NO_VAL = 65534, 4294967294
 
-local KEYS = { "min-gpus", "max-gpus", "gpu-counts", "adaptive", "preemptible", "prior", "mode" }
+-- From the folder of this file, wherever that is.
+local folder = string.match(debug.getinfo(1, "S").source, "^@(.*/)") or ""
+dofile(folder .. "directives.lua")
+dofile(folder .. "companion.lua")
 
 local function log_user(format, ...)
   slurm.log_user("%s", string.format(format, ...))
@@ -39,151 +42,6 @@ local function given(value)
     return nil
   end
   return value
-end
-
--- Values of the directive keys -------------------------------------------------------------------------------
-
-local function gpu_count(text)
-  local count = string.match(text, "^%d+$") and tonumber(text)
-  if count and count >= 1 and count <= 65533 then
-    return count
-  end
-  return nil, "a whole number of GPUs from 1 up"
-end
-
-local function yes_or_no(text)
-  if text == "yes" or text == "no" then
-    return text
-  end
-  return nil, "yes or no"
-end
-
-local function mode(text)
-  if text == "observe" or text == "advise" or text == "enforce" then
-    return text
-  end
-  return nil, "observe, advise or enforce"
-end
-
-local COUNT_RULES = { ["any"] = true, ["powers-of-two"] = true, ["whole-nodes"] = true }
-
--- A rule by name, or the counts themselves: ascending and each once, as polluxd reads them.
-local function gpu_counts(text)
-  local allowed = "any, powers-of-two, whole-nodes, or a list of counts such as 1,2,4,8"
-  if COUNT_RULES[text] then
-    return text
-  end
-  local counts, seen = {}, {}
-  for word in string.gmatch(text .. ",", "([^,]*),") do
-    local count = gpu_count(word)
-    if not count or #counts >= 64 then
-      return nil, allowed
-    end
-    if not seen[count] then
-      counts[#counts + 1], seen[count] = count, true
-    end
-  end
-  table.sort(counts)
-  return table.concat(counts, ",")
-end
-
-local READERS = {
-  ["min-gpus"] = gpu_count,
-  ["max-gpus"] = gpu_count,
-  ["gpu-counts"] = gpu_counts,
-  ["adaptive"] = yes_or_no,
-  ["preemptible"] = yes_or_no,
-  ["prior"] = yes_or_no,
-  ["mode"] = mode,
-}
-
--- The smallest number of GPUs that the directives allow; nil where they contradict each other. How many GPUs whole
--- nodes have, only polluxd knows.
-local function least_count(found)
-  local rule, least, most = found["gpu-counts"] or "any", found["min-gpus"] or 1, found["max-gpus"] or math.huge
-  local count = nil
-  if rule == "any" or rule == "whole-nodes" then
-    count = least
-  elseif rule == "powers-of-two" then
-    count = 1
-    while count < least do
-      count = count * 2
-    end
-  else
-    for word in string.gmatch(rule, "%d+") do
-      if not count and tonumber(word) >= least then
-        count = tonumber(word)
-      end
-    end
-  end
-  return count and count <= most and count or nil
-end
-
--- "#pollux min-gpus=2", "# POLLUX min-gpus=2", "#POLLUX: min-gpus=2", "#pollux": a directive in all but the letter.
--- Not "##POLLUX min-gpus=2", by which people take a line out, nor prose about Pollux.
-local function almost(line)
-  local rest = string.match(string.upper(line), "^%s*#%s*POLLUX(.*)$")
-  if not rest then
-    return false
-  end
-  local key = string.match(rest, "^[%s:,]*([%w-]+)%s*=")
-  return (key ~= nil and READERS[string.lower(key)] ~= nil) or string.match(string.upper(line), "^%s*#POLLUX%s*$") ~= nil
-end
-
--- Reads the #POLLUX lines among the comments that head a batch script, where sbatch reads its own #SBATCH.
--- Returns nil when there is none; else the values by key; or false and a message for the user.
--- A third value is the number of the first #POLLUX line after the head, where it has no effect; a fourth that of the
--- first line of the head that was meant as one and is none.
-function pollux_directives(script)
-  local found, head, number, stray, mistyped = nil, true, 0, nil, nil
-  local line_of = {}
-  for line in string.gmatch(script .. "\n", "(.-)\r?\n") do
-    number = number + 1
-    if head and string.match(line, "^%s*[^#%s]") then
-      head = false
-    end
-    local rest = string.match(line, "^#POLLUX$") and "" or string.match(line, "^#POLLUX%s(.*)$")
-    if rest and not head then
-      stray = stray or number
-    elseif head and not rest and almost(line) then
-      mistyped = mistyped or number
-    elseif rest then
-      found = found or {}
-      for word in string.gmatch(rest, "%S+") do
-        local where = string.format("#POLLUX line %d: ", number)
-        if string.sub(word, 1, 1) == "#" then
-          break -- a comment to the end of the line
-        end
-        local key, text = string.match(word, "^([^=]+)=(.*)$")
-        if not key then
-          return false, where .. "expected key=value, got " .. quoted(word) .. " (keys: " .. table.concat(KEYS, ", ") .. ")"
-        end
-        local read = READERS[key]
-        if not read then
-          return false, where .. "unknown key " .. quoted(key) .. " (allowed: " .. table.concat(KEYS, ", ") .. ")"
-        end
-        if found[key] ~= nil then
-          return false, string.format("%skey '%s' is given twice (first on line %d)", where, key, line_of[key])
-        end
-        local value, allowed = read(text)
-        if value == nil then
-          return false, where .. "bad value " .. quoted(text) .. " for " .. key .. " (allowed: " .. allowed .. ")"
-        end
-        found[key], line_of[key] = value, number
-      end
-    end
-  end
-  if found and found["min-gpus"] and found["max-gpus"] and found["min-gpus"] > found["max-gpus"] then
-    return false, string.format(
-      "#POLLUX line %d: min-gpus=%d is above max-gpus=%d",
-      math.max(line_of["min-gpus"], line_of["max-gpus"]), found["min-gpus"], found["max-gpus"])
-  end
-  if found and found["gpu-counts"] and not least_count(found) then
-    return false, string.format(
-      "#POLLUX line %d: no count of gpu-counts=%s is within min-gpus=%d and max-gpus=%s",
-      line_of["gpu-counts"], found["gpu-counts"], found["min-gpus"] or 1, found["max-gpus"] or "any")
-  end
-  return found, nil, stray, mistyped
 end
 
 -- What of sbatch's options an elastic job cannot have --------------------------------------------------------
@@ -203,7 +61,7 @@ local REFUSED = {
   { function(j) return string.find(given(j.tres_per_task) or "", "gpu", 1, true) end, "--gpus-per-task", "use --gres=gpu:N or --gpus-per-node=N" },
   { function(j) return given(j.tres_per_socket) end, "--gpus-per-socket", "use --gres=gpu:N or --gpus-per-node=N" },
   { function(j) return given(j.ntasks_per_tres) end, "--ntasks-per-gpu", "`pollux run` starts one worker per GPU" },
-  { function(j) return j.requeue == 0 end, "--no-requeue", "re-allocation works by requeueing; leave the option out" },
+  { function(j, companion) return j.requeue == 0 and not companion end, "--no-requeue", "re-allocation works by requeueing; leave the option out" },
   { function(j) return given(j.time_min) end, "--time-min", "give --time alone" },
 }
 
@@ -263,10 +121,45 @@ local function polluxd_alive(config, now)
   return beat ~= nil and now - beat <= (config.heartbeat_stale_s or 180)
 end
 
+-- The first option of a job that it cannot have is told to the user; nil where there is none.
+local function refused_option(job, companion)
+  for _, entry in ipairs(REFUSED) do
+    if entry[1](job, companion) then
+      log_user("#POLLUX: %s cannot be used by a Pollux job: %s", entry[2], entry[3])
+      return entry[2]
+    end
+  end
+end
+
+local function submit_companion(job, found, config)
+  local now = os.time()
+  if not polluxd_alive(config, now) then
+    log_user("#POLLUX: polluxd does not answer: nobody would place this companion")
+    return slurm.ERROR
+  end
+  if refused_option(job, true) then
+    return slurm.ERROR
+  end
+  local share, problem = per_gpu(job)
+  if not share or not share.gpus then
+    log_user("#POLLUX: %s", problem or "a companion asks for its GPUs (--gres=gpu:N)")
+    return slurm.ERROR
+  end
+  pollux_mark_companion(job, found, share, now, config.lease_s or 300)
+  return slurm.SUCCESS
+end
+
 -- For a site's slurm_job_submit: slurm.SUCCESS, or slurm.ERROR after telling the user why.
 function pollux_submit(job, part_list, submit_uid)
   if job.script == nil then
     return slurm.SUCCESS -- salloc, srun: no batch script, so nothing that could be started again
+  end
+  local companion, fault = pollux_companion(job.script)
+  if companion then
+    return submit_companion(job, companion, pollux_config or {})
+  elseif companion == false then
+    log_user("%s", fault)
+    return slurm.ERROR
   end
   local wanted, complaint, stray, mistyped = pollux_directives(job.script)
   if stray then
@@ -284,18 +177,15 @@ function pollux_submit(job, part_list, submit_uid)
     log_user("%s", complaint)
     return slurm.ERROR
   end
-  for _, entry in ipairs(REFUSED) do
-    if entry[1](job) then
-      log_user("#POLLUX: %s cannot be used by a Pollux job: %s", entry[2], entry[3])
-      return slurm.ERROR
-    end
+  if refused_option(job) then
+    return slurm.ERROR
   end
   local share, problem = per_gpu(job)
   if not share then
     log_user("#POLLUX: %s", problem)
     return slurm.ERROR
   end
-  local least, smallest = wanted["min-gpus"] or 1, least_count(wanted)
+  local least, smallest = wanted["min-gpus"] or 1, pollux_least_count(wanted)
   if config.cluster_gpus and smallest > config.cluster_gpus then
     local what = smallest == least and "min-gpus=" .. least or "gpu-counts=" .. wanted["gpu-counts"]
     log_user("#POLLUX: %s is above the %d GPUs of this cluster", what, config.cluster_gpus)
@@ -347,6 +237,7 @@ function pollux_submit(job, part_list, submit_uid)
   job.environment["POLLUX_ADAPTIVE"] = wanted["adaptive"] or "yes"
   job.environment["POLLUX_PRIOR"] = wanted["prior"] or "yes"
   job.environment["POLLUX_MODE"] = wanted["mode"] or "enforce"
+  job.environment["POLLUX_RESIZE"] = wanted["resize"] or "in-place"
   -- A lease, not a hold: if polluxd dies, the job starts by itself when the lease lapses.
   if polluxd_alive(config, now) then
     job.begin_time = math.max(now, begin or 0) + (config.lease_s or 300)
@@ -368,7 +259,7 @@ local GUARDED = {
   { "TasksPerNode", function(j) return given(j.ntasks_per_node) end },
   { "Features", function(j) return given(j.features) end },
   { "OverSubscribe", function(j) return given(j.shared) end },
-  { "Requeue", function(j) return j.requeue == 0 end },
+  { "Requeue", function(j, record) return j.requeue == (pollux_is_companion(record) and 1 or 0) end },
   { "AdminComment", function(j) return j.admin_comment ~= nil end },
 }
 
@@ -384,7 +275,7 @@ function pollux_modify(update, record, part_list, modify_uid)
     end
   end
   for _, entry in ipairs(GUARDED) do
-    if entry[2](update) then
+    if entry[2](update, record) then
       local text = string.format("pollux: %s of job %s is polluxd's to change", entry[1], tostring(record.job_id))
       slurm.log_info("%s (refused to uid %s)", text, tostring(modify_uid))
       slurm.log_user("%s", text)

@@ -7,14 +7,12 @@ from typing import Annotated
 import typer
 
 from polluxd.errors import PolluxError
-from polluxd.model import Step
+from polluxd.model import Reallocation, Step
 
 from . import access
 from .access import ConfigOption
 
 JobArgument = Annotated[int, typer.Argument(metavar="JOB", min=1, help="Slurm job id")]
-
-_TOO_LATE = (Step.REQUEUED, Step.CONFIGURED, Step.STARTED)
 
 
 def _set_pin(job: int, config: ConfigOption, *, pinned: bool) -> None:
@@ -46,13 +44,21 @@ def cancel_move(job: JobArgument, config: ConfigOption = None) -> None:
     move = store.cancel_move(job, access.who())
     if move is None:
         raise PolluxError(f"job {job} has no re-allocation under way (`polluxctl reallocations {job}`)")
-    if move.step in _TOO_LATE:
-        left = f"has left {move.source} already" if move.source else "has been told to start"
-        goes = f"will start on {move.target}" if move.target else "waits for GPUs"
-        raise PolluxError(f"job {job} {left} (step {move.step}) and {goes}: too late")
+    if not move.revocable:
+        raise PolluxError(f"job {job} {_beyond(move)} (step {move.step}): too late")
     waits = " within 2 minutes, having drained already" if move.step is Step.CHECKPOINTED else ""
     typer.echo(
         f"re-allocation {move.id} of job {job} to {move.target} is taken back: it trains on at {move.source}{waits}"
         if move.source
         else f"the start of job {job} on {move.target} is taken back"
     )
+
+
+def _beyond(move: Reallocation) -> str:
+    """What has happened that cannot be taken back."""
+    if move.grows:
+        return f"is growing to {move.target}: the new nodes are joining it"
+    if move.in_allocation:
+        return f"has shrunk to {move.target} already"
+    left = f"has left {move.source} already" if move.source else "has been told to start"
+    return f"{left} and {f'will start on {move.target}' if move.target else 'waits for GPUs'}"

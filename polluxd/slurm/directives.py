@@ -23,6 +23,7 @@ from polluxd.slurm.protocol import Companion
 
 MARK = "pollux:"
 _VERSION = "pollux:v1"
+_DIGITS = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,8 @@ def _companion(read: dict[str, float]) -> Companion | None:
 
 
 def _count(key: str, text: str) -> float:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
+    # Of so many digits no number is meant; beyond some thousands Python itself would refuse to read it.
+    if not text.isascii() or not text.isdigit() or len(text) > _DIGITS or int(text) < 1:
         raise DirectiveError(f"AdminComment: {key} is a whole number from 1 up, not {text!r}")
     return int(text)
 

@@ -124,7 +124,7 @@ def test_the_page_starts_as_man_pages_do(name):
 
 
 def test_directives_in_the_page_are_those_of_the_hook():
-    hook = (MAN.parents[1] / "slurm_hooks" / "job_submit.lua").read_text()
+    hook = (MAN.parents[1] / "slurm_hooks" / "directives.lua").read_text()
     keys = re.search(r"local KEYS = \{(.+?)\}", hook, re.DOTALL)
     assert keys is not None
     documented = set(re.findall(r"^\.BR ([a-z]+(?:-[a-z]+)?) =", page("pollux.1"), re.MULTILINE))

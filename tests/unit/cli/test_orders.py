@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from polluxd.model import NO_PLACEMENT, Step
+from polluxd.model import NO_PLACEMENT, Placement, Step
 
 from .conftest import MOVE
 
@@ -62,9 +62,23 @@ def test_a_move_is_taken_back_while_its_job_still_runs(polluxctl, ordered, step,
         (
             "start",
             {"source": NO_PLACEMENT, "step": Step.CONFIGURED},
-            "has been told to start (step configured)",
+            "has been told to start and will start on",
         ),
-        ("park", {"target": NO_PLACEMENT, "step": Step.REQUEUED}, "and waits for GPUs: too late"),
+        (
+            "park",
+            {"target": NO_PLACEMENT, "step": Step.REQUEUED},
+            "and waits for GPUs (step requeued): too late",
+        ),
+        (
+            "resize",
+            {"target": Placement(("n1", "n2"), 2), "step": Step.STARTED},
+            "is growing to n1:2,n2:2: the new nodes are joining it (step started)",
+        ),
+        (
+            "resize",
+            {"source": Placement(("n1", "n2"), 2), "target": Placement(("n1",), 2), "step": Step.CONFIGURED},
+            "has shrunk to n1:2 already",
+        ),
     ],
 )
 def test_what_cannot_be_taken_back_names_no_placement_that_there_is_not(

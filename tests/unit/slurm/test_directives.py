@@ -7,6 +7,7 @@ import pytest
 from polluxd.errors import DirectiveError
 from polluxd.model import JobSpec
 from polluxd.slurm.directives import parse_admin_comment
+from polluxd.slurm.protocol import Companion
 
 
 @pytest.mark.parametrize("text", ["", "(null)", "see the ticket", "not pollux:v1", "apollux:v1"])
@@ -29,6 +30,16 @@ def test_everything() -> None:
     assert read is not None
     assert read.spec == JobSpec(2, 8, False, False, 3, 4000, "2,4,8")
     assert (read.submitted, read.begin) == (17, 18)
+
+
+def test_a_companion() -> None:
+    read = parse_admin_comment(
+        "pollux:v1 companion-of=7 attempt=0 reallocation=12 cpus-per-gpu=2 mem-per-gpu=300 submitted=17"
+    )
+    assert read is not None
+    assert read.companion == Companion(7, 0, 12)
+    assert (read.spec.cpus_per_gpu, read.spec.mem_per_gpu_mb, read.submitted) == (2, 300, 17)
+    assert parse_admin_comment("pollux:v1 min-gpus=1").companion is None  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("rule", ["any", "powers-of-two", "whole-nodes", "1", "1,2,4,8"])
@@ -55,6 +66,10 @@ def test_rules_that_are_none(rule: str) -> None:
         ("pollux:v1 min-gpus=0", "min-gpus is a whole number from 1 up, not '0'"),
         ("pollux:v1 min-gpus=\u0663", "min-gpus is a whole number"),
         ("pollux:v1 adaptive=1", "adaptive is yes or no, not '1'"),
+        ("pollux:v1 companion-of=7 attempt=0", "a companion has companion-of, attempt, reallocation"),
+        ("pollux:v1 companion-of=0 attempt=0 reallocation=1", "companion-of is a whole number"),
+        ("pollux:v1 companion-of=7 attempt=-1 reallocation=1", "attempt is a whole number"),
+        (f"pollux:v1 companion-of={'9' * 5000} attempt=0 reallocation=1", "companion-of is a whole number"),
         ("pollux:v1 min-gpus=1 min-gpus=2", "twice"),
         ("pollux:v1 gpu-counts=any gpu-counts=any", "twice"),
         ("pollux:v1 min-gpus=4 max-gpus=2", "min-gpus=4 is above max-gpus=2"),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from polluxd.slurm.directives import parse_admin_comment
+from polluxd.slurm.protocol import Companion
 
 HOOK = Path(__file__).resolve().parents[3] / "slurm_hooks" / "job_submit.lua"
 LUA = next((found for name in ("lua5.1", "lua5.3", "lua5.4", "lua") if (found := shutil.which(name))), None)
@@ -32,7 +33,7 @@ for _, text in ipairs(said) do print((string.gsub(text, "\\n", " "))) end
 for _, key in ipairs({{"admin_comment", "begin_time", "requeue", "tres_per_job"}}) do
   print(tostring(job[key]))
 end
-for _, key in ipairs({{"POLLUX_TICKET_DIR", "POLLUX_ADAPTIVE", "POLLUX_PRIOR", "POLLUX_MODE"}}) do
+for _, key in ipairs({{"POLLUX_TICKET_DIR", "POLLUX_ADAPTIVE", "POLLUX_PRIOR", "POLLUX_MODE", "POLLUX_RESIZE"}}) do
   print(tostring(job.environment and job.environment[key]))
 end
 """
@@ -66,6 +67,7 @@ class Outcome:
     adaptive: str | None = None
     prior: str | None = None
     mode: str | None = None
+    resize: str | None = None
 
 
 def lua(value: object) -> str:
@@ -193,7 +195,7 @@ def test_gpu_counts_reach_polluxd(rule: str, noted: str) -> None:
         (
             "#POLLUX min-gpu=2",
             "#POLLUX line 3: unknown key 'min-gpu' (allowed: min-gpus, max-gpus, gpu-counts, adaptive, preemptible, "
-            "prior, mode)",
+            "prior, mode, resize)",
         ),
         (
             "#POLLUX\n#POLLUX min-gpus=two",
@@ -498,3 +500,69 @@ def test_enforce_is_the_default_and_is_inherited_from_nowhere() -> None:
     wrong = submit("#POLLUX mode=watch")
     assert not wrong.accepted
     assert "bad value 'watch' for mode (allowed: observe, advise or enforce)" in " ".join(wrong.said)
+
+
+def test_how_a_job_may_be_resized_is_bounded_by_its_user_and_inherited_from_nowhere() -> None:
+    outer = {"SLURM_OPEN_MODE": "a", "POLLUX_RESIZE": "requeue"}
+    assert submit("#POLLUX", environment=outer).resize == "in-place"
+    assert submit("#POLLUX resize=relaunch", environment=outer).resize == "relaunch"
+    wrong = submit("#POLLUX resize=or")
+    assert "bad value 'or' for resize (allowed: in-place, relaunch or requeue)" in " ".join(wrong.said)
+
+
+COMPANION = "#POLLUX companion-of=12 attempt=0 reallocation=345"
+
+
+def test_a_companion_waits_for_polluxd_which_reads_whose_it_is() -> None:
+    before = int(time.time())
+    outcome = submit(COMPANION, requeue=0, min_nodes=2, cpus_per_task=4, num_tasks=2, min_mem_per_node=600)
+    assert (outcome.accepted, outcome.requeue, outcome.ticket_dir, outcome.said) == (True, "0", "", [])
+    assert before + 100 <= outcome.begin_time <= time.time() + 100
+    read = parse_admin_comment(outcome.admin_comment or "")
+    assert read is not None
+    assert read.companion == Companion(12, 0, 345)
+    assert (read.spec.cpus_per_gpu, read.spec.mem_per_gpu_mb) == (2, 300)
+    assert read.submitted is not None
+    assert before <= read.submitted <= time.time()
+    assert submit(COMPANION).requeue == "0", "whatever sbatch was told"
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (
+            "#POLLUX companion-of=12 attempt=0",
+            "a companion has companion-of=JOB attempt=RESTARTS reallocation=ID",
+        ),
+        ("#POLLUX companion-of=x attempt=0 reallocation=3", "a companion has"),
+        (f"#POLLUX companion-of={'9' * 16} attempt=0 reallocation=3", "a companion has"),
+        (COMPANION + " min-gpus=2", "a companion has"),
+        ("#POLLUX min-gpus=2\n" + COMPANION, "no other directive"),
+        (COMPANION + "\n#POLLUX mode=observe", "no other directive"),
+    ],
+)
+def test_a_companion_says_whose_it_is_and_no_more(head: str, message: str) -> None:
+    assert message in refused(submit(head))
+
+
+def test_what_a_companion_cannot_be(tmp_path: Path) -> None:
+    assert "--array" in refused(submit(COMPANION, array_inx="1-3"))
+    assert "--nodelist" in refused(submit(COMPANION, req_nodes="n1"))
+    assert "asks for its GPUs" in refused(submit(COMPANION, tres_per_node=None))
+    stale = tmp_path / "heartbeat"
+    stale.write_text("1000\n")
+    assert "polluxd does not answer" in refused(submit(COMPANION, {"heartbeat_file": str(stale)}))
+
+
+def test_a_companion_behind_the_first_command_is_an_ordinary_job() -> None:
+    outcome = submit("srun true\n" + COMPANION)
+    assert (outcome.accepted, outcome.admin_comment) == (True, None)
+
+
+def test_a_companion_cannot_be_made_one_that_starts_again() -> None:
+    whose = "pollux:v1 companion-of=12 attempt=0 reallocation=3 cpus-per-gpu=1 submitted=1"
+    outcome = modify({"requeue": 1}, comment=whose)
+    assert outcome.said == ["pollux: Requeue of job 7 is polluxd's to change"]
+    assert modify({"requeue": 0}, comment=whose).accepted
+    assert modify({"requeue": 1}).accepted
+    assert not modify({"begin_time": 1_800_000_000}, comment=whose).accepted

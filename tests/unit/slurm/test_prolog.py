@@ -148,7 +148,9 @@ def test_a_stale_ticket_is_replaced(site: dict[str, str], tmp_path: Path) -> Non
     assert json.loads((tmp_path / "tickets" / "42.n1.json").read_text())["attempt"] == 3
 
 
-@pytest.mark.parametrize("comment", ["(null)", "xpollux:v1", "pollux:v10"])
+@pytest.mark.parametrize(
+    "comment", ["(null)", "xpollux:v1", "pollux:v10", "pollux:v1 companion-of=7 attempt=0 reallocation=3"]
+)
 def test_a_foreign_job_gets_none(site: dict[str, str], tmp_path: Path, comment: str) -> None:
     scontrol(tmp_path, f"JobId=42 JobName=x Restarts=0 AdminComment={comment} StdErr=z")
     assert run("prolog", site).stderr == ""

@@ -1,0 +1,60 @@
+--[[
+The part of Pollux' submission hook that is about companion jobs; job_submit.lua runs this file.
+
+A companion is a worker-only job by which a running job of the same user grows in place. The job's own agent submits it,
+with the line
+
+    #POLLUX companion-of=JOB attempt=RESTARTS reallocation=ID
+
+as its only directive. What that says is the user's word: polluxd holds it against the job that it names and ends a
+companion that nobody asked for. So this reads numbers, and sees to it that the companion waits for polluxd.
+]]
+
+-- The line's three numbers as text; nil where the script's head has no such line; or false and a message.
+function pollux_companion(script)
+  local found, directives, number = nil, 0, 0
+  for line in string.gmatch(script .. "\n", "(.-)\r?\n") do
+    number = number + 1
+    if string.match(line, "^%s*[^#%s]") then
+      break
+    end
+    local rest = string.match(line, "^#POLLUX%s+(.*)$")
+    if rest then
+      directives = directives + 1
+      if string.match(rest, "companion%-of") then
+        local job, attempt, move = string.match(rest, "^companion%-of=(%d+) attempt=(%d+) reallocation=(%d+)%s*$")
+        if not job or #job > 15 or #attempt > 15 or #move > 15 then
+          return false, string.format(
+            "#POLLUX line %d: a companion has companion-of=JOB attempt=RESTARTS reallocation=ID, got '%s'", number, rest)
+        end
+        found = { job = job, attempt = attempt, move = move }
+      end
+    end
+  end
+  if found and directives > 1 then
+    return false, "#POLLUX: a companion has no other directive than the line that says whose it is"
+  end
+  return found
+end
+
+-- Makes the job description one of a companion; `share` is what goes with each of its GPUs, `now` the time.
+function pollux_mark_companion(job, found, share, now, lease_s)
+  local fields = {
+    "pollux:v1", "companion-of=" .. found.job, "attempt=" .. found.attempt, "reallocation=" .. found.move,
+    "cpus-per-gpu=" .. share.cpus,
+  }
+  if share.memory then
+    fields[#fields + 1] = "mem-per-gpu=" .. share.memory
+  end
+  fields[#fields + 1] = string.format("submitted=%d", now)
+  job.admin_comment = table.concat(fields, " ")
+  job.requeue = 0 -- it dies with its parent's attempt
+  job.begin_time = now + lease_s
+  -- It reports nothing: no ticket is written for it, and its parent's is none of its own.
+  job.environment["POLLUX_TICKET_DIR"] = ""
+end
+
+-- True for the record of a companion, whose user must not make it one that Slurm starts again by itself.
+function pollux_is_companion(record)
+  return string.match(record.admin_comment or "", "^pollux:v1 companion%-of=") ~= nil
+end
