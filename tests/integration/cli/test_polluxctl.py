@@ -7,39 +7,18 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from polluxd.model import Allocation, JobSpec, JobState, Placement, Plan, Step
+from polluxd.model import Allocation, Placement, Plan, Step
 from polluxd.store import Store
+from tests.integration.store.slurm_job import Seen
 
 pytestmark = pytest.mark.slurm
 
 CLUSTER = "ctl"
 POLLUXCTL = Path(sys.executable).with_name("polluxctl")
-
-
-@dataclass(frozen=True)
-class Seen:
-    """A job as polluxd sees it in Slurm."""
-
-    job_id: int = 11
-    name: str = "resnet"
-    user: str = "ada"
-    uid: int = 1000
-    account: str = "vision"
-    partition: str = "main"
-    state: JobState = JobState.RUNNING
-    raw_state: str = "RUNNING"
-    reason: str = "None"
-    restart_count: int = 0
-    submit_time: float = field(default_factory=lambda: time.time() - 100)
-    start_time: float | None = field(default_factory=lambda: time.time() - 90)
-    end_time: float | None = None
-    gpus_per_node_held: dict[str, int] = field(default_factory=lambda: {"n1": 2})
-    spec: JobSpec | None = field(default_factory=JobSpec)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +28,8 @@ def store(dev_postgres):
     made.migrate()
     epoch = made.lead()
     assert epoch is not None
-    made.sync_jobs([Seen()])
+    job = Seen(*(11, "resnet", "ada"), account="vision", partition="main", gpus_per_node_held={"n1": 2})
+    made.sync_jobs([job])
     placed = Allocation(11, Placement(("n1",), 2), 200.0, 1.5, 64, True, "grows from 1 to 2 GPUs")
     plan = Plan((placed,), 0.5, 0.5, "counts")
     made.record_cycle(plan, mode="enforce", durations={"decide_s": 0.01}, started_at=time.time())

@@ -7,16 +7,15 @@ import hmac
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg2
 import pytest
 
 from contrib.devcluster.postgres import DevPostgres
-from polluxd.model import JobSpec, JobState
 from polluxd.store import Store
+from tests.integration.store.slurm_job import Seen
 
 SECRET = b"a secret for tests only, 32 bytes"
 _names = (f"cluster{n}" for n in itertools.count(1))
@@ -55,27 +54,6 @@ def store(new_store: Callable[..., Store]) -> Store:
     made = new_store()
     made.install_secret(SECRET)
     return made
-
-
-@dataclass(frozen=True)
-class Seen:
-    """A Slurm job as the store reads it."""
-
-    job_id: int
-    name: str = "train"
-    user: str = "alice"
-    uid: int = 1000
-    account: str = "physics"
-    partition: str = "gpu"
-    state: JobState = JobState.RUNNING
-    raw_state: str = "RUNNING"
-    reason: str = "None"
-    restart_count: int = 0
-    submit_time: float = field(default_factory=lambda: time.time() - 100)
-    start_time: float | None = field(default_factory=lambda: time.time() - 90)
-    end_time: float | None = None
-    gpus_per_node_held: Mapping[str, int] = field(default_factory=lambda: {"n1": 4})
-    spec: JobSpec | None = field(default_factory=JobSpec)
 
 
 @pytest.fixture
