@@ -109,6 +109,11 @@ class Draining(ABC):
             self._publisher.wake()
 
     @property
+    def reports(self) -> bool:
+        """This rank talks to the scheduler."""
+        return self._publisher is not None
+
+    @property
     def last_step_at(self) -> float:
         """When the newest optimizer step was over; POSIX seconds, 0 before the first."""
         return self._last_step_at

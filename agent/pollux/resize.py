@@ -88,7 +88,7 @@ class Resizer:
     def arrived(self) -> None:
         """Reports have begun. On rank 0 of processes that a relaunch has started: whoever was to leave has left."""
         number = self._restart.resized_for
-        if number and self._job.is_main and self._restart.ticket is not None:
+        if number and self._restart.reports:
             before = self._restart.interrupted_at
             self._moving = (number, before)
             self._answer(number, before or 0.0, 0.0, Leavers())
@@ -153,6 +153,11 @@ class Resizer:
             if self._recruit is recruit:
                 self._asked = ask
 
+        def failed(why: str) -> None:
+            if self._recruit is recruit:
+                self._recruit = None
+            self.refuse(ask.number, why)
+
         recruit = self._recruit = Recruit(
             Wanted(ask.number, added, world.per_node),
             self._meeting,
@@ -160,7 +165,7 @@ class Resizer:
             facts,
             fingerprint_of([self._job.module]),
             on_ready=ready,
-            on_failure=lambda why: self.refuse(ask.number, why),
+            on_failure=failed,
         )
         recruit.start()
 
@@ -243,16 +248,16 @@ class Resizer:
         ask, job = self._acting, self._job
         if ask is None or ask.number != number:
             return None
-        world, recruit = job.world, self._recruit
+        world, grows = job.world, ask.kind == "grow"
+        recruit = self._recruit if grows else None
         try:
             self._object(ask)
             if ask.path == "relaunch" and seconds is None:
                 raise PolluxAgentError("no checkpoint could be written")
-            grows = ask.kind == "grow"
             if grows and (recruit is None or not recruit.roll_call()):
                 raise PolluxAgentError("not every joiner that was ready answers")
             stay = tuple(r for r, place in enumerate(world.places) if place in ask.nodes)
-            joiners = recruit.wanted.ranks if grows and recruit is not None else 0
+            joiners = 0 if recruit is None else recruit.wanted.ranks
             size = len(stay) + joiners
             choice = self._choice(size // world.per_node, size)
             meeting = self._meeting
@@ -271,7 +276,7 @@ class Resizer:
             if self._line is not None:
                 leaving = self._leaving(world, order)
                 self._line.announce(number, "relaunch" if order.relaunch else "resize", leaving)
-            if grows and recruit is not None:
+            if recruit is not None:
                 recruit.go(asdict(order))
         except PolluxAgentError as error:
             if recruit is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import multiprocessing
 import os
@@ -23,7 +24,9 @@ from torch.utils.data import TensorDataset
 
 from pollux import Job, attach, recruit, resize, stepping
 from pollux.ability import Ability
-from pollux.errors import LEFT_STATUS, RETRY_STATUS, RankLost
+from pollux.errors import LEFT_STATUS, RETRY_STATUS, CheckpointError, RankLost
+from pollux.keeping import fingerprint_of
+from pollux.recruit import RecruitmentFailed
 from pollux.reporting import report_of
 
 PATIENCE = 100.0
@@ -37,7 +40,7 @@ class Stage:
         self.directory, self._port = directory, str(free_port())
         self._context = multiprocessing.get_context("fork")
         self._running: list[tuple[str, Any, Any]] = []
-        self._companions: set[Path] = set()
+        self.companions: set[Path] = set()
 
     def start(self, nodes: list[str], body: Callable[..., Any], *args: Any) -> None:
         """One rank on each node, in name."""
@@ -65,10 +68,10 @@ class Stage:
                 told = json.loads(path.read_text())
             except (OSError, ValueError):
                 continue  # half written, or taken away again
-            if path in self._companions:
+            if path in self.companions:
                 continue
-            self._companions.add(path)
-            for index in range(told["size"] - told["first"]):
+            self.companions.add(path)
+            for index in range(told["size"] - told["first"] if names else 0):
                 place = {"RANK": str(index), "GROUP_RANK": str(index), "WORLD_SIZE": "2"}
                 self._fork(names.pop(0), place | {"POLLUX_COMPANION": str(path)}, body, args)
 
@@ -93,9 +96,8 @@ class Stage:
                         good, found[node] = True, "died"
                     if not good:
                         troubles.append(f"{node}: {found[node]}")
-                        end = min(
-                            end, time.monotonic() + 5
-                        )  # the others' troubles come of this one, or say more
+                        # The others' troubles come of this one, or say more.
+                        end = min(end, time.monotonic() + 5)
             assert not troubles, "\n".join(troubles)
         finally:
             for _, process, _ in self._running:
@@ -108,11 +110,15 @@ class Stage:
 def _rank(body: Callable[..., Any], args: tuple[Any, ...], env: dict[str, str], pipe: Any) -> None:
     os.environ.update(env)
     torch.set_num_threads(1)
+    atexit._clear()  # pytest's own
     try:
         pipe.send_bytes(pickle.dumps((True, body(*args))))
+    except SystemExit as left:
+        pipe.send_bytes(pickle.dumps((True, {"code": left.code})))
     except BaseException:
         pipe.send_bytes(pickle.dumps((False, traceback.format_exc())))
     pipe.close()
+    atexit._run_exitfuncs()
     os._exit(0)  # no interpreter shutdown: pytest's own exit handlers are not this process's
 
 
@@ -140,8 +146,8 @@ class Line:
     def close(self) -> None: ...
 
 
-def order(number: int, nodes: str, kind: str, path: str = "resize") -> dict[str, Any]:
-    return {"id": number, "path": path, "kind": kind, "nodes": nodes.split(), "gpus_per_node": 1}
+def order(number: int, nodes: str, kind: str, path: str = "resize", **more: str) -> dict[str, Any]:
+    return {"id": number, "path": path, "kind": kind, "nodes": nodes.split(), "gpus_per_node": 1, **more}
 
 
 def data() -> TensorDataset:
@@ -199,7 +205,7 @@ class Training:
             "samples": self.job.progress.samples,
             "place": (self.loader.data.pass_index, self.loader.data.position),
             "weights": torch.cat([p.detach().flatten() for p in self.network.parameters()]),
-            "moments": torch.cat([v.detach().float().flatten() for m in moments for v in m.values()]),
+            "moments": torch.tensor([float(v.double().sum()) for m in moments for v in m.values()]),
             "statistics": torch.cat([b.detach().float().flatten() for b in self.network.buffers()]),
             "schedule": (self.scheduler.last_epoch, self.scheduler.get_last_lr()),
             "scale": self.scaler.state_dict(),
@@ -209,40 +215,83 @@ class Training:
         }
 
 
-def follow(directory: Path, orders: list[dict[str, Any]]) -> dict[str, Any]:
-    """Train through the orders, each a few steps after the one before, and a dozen steps more."""
+def follow(directory: Path, orders: list[dict[str, Any]], moves: int) -> dict[str, Any]:
+    """Train through the orders, each a few steps after the one before, and a dozen steps more after the last move."""
     training = Training(directory)
     job, resizer = training.job, training.job._resizer
-    end = time.monotonic() + PATIENCE
-    asked, since, code = 0, 0, None
+    behave_as_joiner(training)
+    end = time.monotonic() + PATIENCE - 10
+    left = list(orders)
+    since, code, number = 0, None, 0
+    refused: dict[int, str] = {}
     try:
         for _ in job.epochs(10_000, passes=True):
             for batch in training.loader:
-                assert time.monotonic() < end
+                assert time.monotonic() < end, (number, refused)
                 steps = job.progress.optimizer_steps
                 if not training.worlds or training.worlds[-1][1] != job.world.size:
                     since = steps
-                if resizer.generation == len(orders) and steps >= since + 12:
+                if resizer.generation == moves and steps >= since + 12:
                     break
-                if job.is_main and asked == resizer.generation and asked < len(orders) and steps >= since + 4:
-                    resizer.ask(orders[asked])
-                    asked += 1
+                if resizer.refused:
+                    refused[resizer.refused["id"]] = resizer.refused["why"]
+                answered = number in (0, resizer.resized) or number in refused
+                if job.is_main and left and answered and steps >= since + 4:
+                    number = ask(training, left.pop(0))
                 training.step(*batch)
                 time.sleep(0.003)
             else:
                 continue
             break
-    except SystemExit as left:
-        code = left.code
+    except SystemExit as exit_:
+        code = exit_.code
     return {
         "code": code,
         "used": training.used,
         "worlds": training.worlds,
         "state": training.state(),
         "heard": training.line.heard,
+        "refused": refused,
         "report": report_of(job),
         "exit": RankLost.exit_status,
     }
+
+
+def ask(training: Training, wanted: dict[str, Any]) -> int:
+    """Put an order in, and bring about the trouble that it names."""
+    trouble = wanted.get("trouble")
+    os.environ["POLLUX_RECRUIT_WAIT"] = "0.2" if trouble == "nobody comes" else "60"
+    store = training.job._restart._keeper.store
+    store.__dict__.pop("save", None)
+    if trouble == "sbatch":
+
+        def forbidden(*_: Any) -> str:
+            raise RecruitmentFailed("sbatch refused the companion job: not from compute nodes")
+
+        recruit.submit = forbidden
+    if trouble == "disk":
+
+        def full(*_: Any, **__: Any) -> None:
+            raise CheckpointError("no space left")
+
+        store.save = full
+    training.job._resizer.ask(wanted)
+    return int(wanted["id"])
+
+
+def behave_as_joiner(training: Training) -> None:
+    """A companion's rank that does not come in, by the move that it was to be for."""
+    joiner = training.job._resizer._joiner
+    if joiner is None:
+        return
+    if joiner._number == 21:
+        raise SystemExit("the data is not on this node")
+    if joiner._number == 22:
+        ready = {"fingerprint": fingerprint_of([training.network])}
+        joiner.meeting.tell(joiner._key("ready/0"), ready)
+        os._exit(9)
+    if joiner._number == 23:
+        training.job.module = nn.Linear(1, 1)
 
 
 def retrace(directory: Path, until: int) -> dict[str, Any]:
@@ -287,8 +336,8 @@ def test_a_training_goes_through_resizes_as_through_restarts(
         order(13, "n1", "shrink"),
         order(14, "n1 n6", "grow"),
     ]
-    stage.start(["n1", "n2", "n3", "n4"], follow, tmp_path, orders)
-    found = stage.results(["n5", "n6"], follow, tmp_path, orders)
+    stage.start(["n1", "n2", "n3", "n4"], follow, tmp_path, orders, len(orders))
+    found = stage.results(["n5", "n6"], follow, tmp_path, orders, len(orders))
     assert {n: r["code"] for n, r in found.items()} == {
         **{"n1": None, "n6": None},
         **dict.fromkeys(["n2", "n3", "n4", "n5"], LEFT_STATUS),
@@ -328,3 +377,48 @@ def test_a_training_goes_through_resizes_as_through_restarts(
         assert_same(found[mine]["state"], expected[theirs]["state"], mine, rtol=1e-4, atol=1e-5)
     for part in ("weights", "moments"):
         assert torch.equal(first["state"][part], found["n6"]["state"][part])
+
+
+# -- what may go wrong ----------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_done_is_refused_and_the_training_goes_on(stage: Stage, tmp_path: Path) -> None:
+    orders = [
+        order(20, "n2", "shrink"),
+        order(21, "n1 n2 n3", "grow"),
+        order(22, "n1 n2 n4", "grow"),
+        order(23, "n1 n2 n5", "grow"),
+        order(24, "n1 n2 n6", "grow", trouble="nobody comes"),
+        order(25, "n1", "shrink", "relaunch", trouble="disk"),
+        order(26, "n1 n2 n7", "grow", trouble="sbatch"),
+        order(27, "n1 n2", "grow"),
+        order(28, "n1 n2 n8", "grow", step="started"),
+        {"id": 29, "path": "resize"},
+        order(30, "n1", "shrink"),
+    ]
+    stage.start(["n1", "n2"], follow, tmp_path, orders, 1)
+    found = stage.results(["n3", "n4", "n5"], follow, tmp_path, orders, 1)
+    first = found["n1"]
+    expected = {
+        20: "rank 0's node, n1, is to stay",
+        21: "script has ended before its training",
+        22: "not every joiner that was ready answers",
+        23: "makes another model",
+        24: "1 of 1 joiners were not ready after 0 s",
+        25: "no checkpoint could be written",
+        26: "not from compute nodes",
+        27: "expected the nodes n1, n2 and more",
+        28: "recruited nobody",
+        29: "not an order that this agent knows",
+    }
+    assert first["refused"].keys() == expected.keys()
+    for number, why in expected.items():
+        assert why in first["refused"][number]
+    assert [size for _, size in first["worlds"]] == [2, 1]
+    assert first["heard"] == [(30, first["worlds"][1][0])]
+    assert (first["report"]["resized"], first["report"]["resize_refused"]["id"]) == (30, 29)
+    counts = Counter(sample for node in ("n1", "n2") for sample in found[node]["used"])
+    assert max(counts.values()) == 1
+    assert sum(counts.values()) == first["state"]["samples"]
+    assert found["n5"]["code"] == LEFT_STATUS, "a joiner that is not wanted ends well"
+    assert not list(tmp_path.glob("companion-*"))
