@@ -15,6 +15,7 @@ import os  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Sequence  # noqa: E402
 from pathlib import Path  # noqa: E402
+from typing import NoReturn  # noqa: E402
 
 from pollux.allocation import (  # noqa: E402
     Allocation,
@@ -29,6 +30,7 @@ from pollux.allocation import (  # noqa: E402
 from pollux.errors import LaunchError, PolluxAgentError  # noqa: E402
 from pollux.invitation import Invitation, read_invitation  # noqa: E402
 from pollux.node import Task, run_node, say  # noqa: E402
+from pollux.workers import end_at_once  # noqa: E402
 
 DESCRIPTION = """\
 Run a PyTorch training script on every GPU that this job holds.
@@ -53,16 +55,18 @@ change; outside of Slurm it may, up to the script's max_batch_size).
 """
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the command `pollux`. Returns the exit status."""
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Entry point of the command `pollux`."""
     # A terminal's Ctrl-C while nothing runs yet ends the launcher without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     options = _parser().parse_args(argv)
     try:
-        return run(options)
+        status = run(options)
     except PolluxAgentError as error:
         say(str(error))
-        return 2
+        status = 2
+    # A requeue, or a node's release, waits for this process.
+    end_at_once(status)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -205,4 +209,4 @@ def _start_on_all_nodes(task: Task) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -24,7 +24,7 @@ node.PRELOAD = ()
 for setting in sys.argv.pop(1).split():
     name, _, value = setting.partition("=")
     setattr(supervise, name, float(value))
-sys.exit(launch.main(["run", *sys.argv[1:]]))
+launch.main(["run", *sys.argv[1:]])
 """
 
 PRELUDE = '''

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from pollux import wake
+from pollux.errors import LEFT_STATUS, RELAUNCH_STATUS
 from pollux.link import Link
 from pollux.node import Task
 from pollux.supervise import Standing, Supervisor
@@ -173,3 +174,33 @@ def test_wake_calls_back_off_the_main_thread() -> None:
 
     code, text = in_child(body)
     assert code == 0, text
+
+
+@pytest.mark.parametrize("status", [LEFT_STATUS, RELAUNCH_STATUS])
+def test_a_rank_that_ends_in_a_move_leaves_nothing_undone(tmp_path: Path, status: int) -> None:
+    """It does not wait for the interpreter to take itself apart, and yet ends as one that does."""
+    script = tmp_path / "train.py"
+    script.write_text(f"""
+import atexit, sys, threading, time
+from pathlib import Path
+here = Path({str(tmp_path)!r})
+text, raw = open(here / "text", "w"), open(here / "raw", "wb")
+text.write("unflushed")
+raw.write(b"unflushed, too")
+closed = open(here / "closed", "w")
+closed.close()
+def late():
+    time.sleep(0.1)
+    (here / "thread").touch()
+threading.Thread(target=late).start()
+atexit.register(lambda: (here / "atexit").touch())
+print("last words", end="")
+sys.exit({status})
+""")
+    ended, text = in_child(lambda: run_workers(Task(str(script), [], []).run).status)
+    assert ended == status, "no move was announced"
+    assert "last words" in text
+    assert (tmp_path / "text").read_text() == "unflushed"
+    assert (tmp_path / "raw").read_bytes() == b"unflushed, too"
+    assert (tmp_path / "thread").exists()
+    assert (tmp_path / "atexit").exists()
