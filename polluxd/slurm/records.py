@@ -64,6 +64,12 @@ _MEMORY = re.compile(r"^(\d+(?:\.\d+)?)([KMGTP]?)$")
 _MB = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
 
 
+_NO_NAME = re.compile(r"[\s!&^/]")
+"""In no node's name: to the library that reads node lists they are set operators, steps or nothing."""
+_MOST_NODES = 1 << 17
+"""Twice what Slurm can have."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gpus:
     """GPUs that a gres expression names; `type` is empty where none or several are named."""
@@ -150,11 +156,25 @@ def node_names(text: str) -> tuple[str, ...]:
     """
     if text in ("", "(null)", "None"):
         return ()
+    if _NO_NAME.search(text) or _reach(text) > _MOST_NODES:
+        raise SlurmGarbled(f"expected a node list of at most {_MOST_NODES} names, got {text[:80]!r}")
     try:
         # No group resolver: a name with "@" must not make the library run commands of the machine's configuration.
         return tuple(NodeSet(text, resolver=RESOLVER_NOGROUP))
     except NodeSetException as error:
         raise SlurmGarbled(f"expected a node list, got {text!r}: {error}") from error
+
+
+def _reach(text: str) -> int:
+    """How many names a node list spells out, about: it is not to be tried with one of billions."""
+    names = 0
+    for part in re.split(r",(?![^\[]*\])", text):
+        product = 1
+        for brackets in re.findall(r"\[([^\]]*)\]", part):
+            ranges = re.findall(r"(\d{1,18})-(\d{1,18})", brackets)
+            product *= max(1, brackets.count(",") + 1 + sum(int(last) - int(first) for first, last in ranges))
+        names += product
+    return names
 
 
 def _records(text: str, first_key: str, none: str, head: re.Pattern[str]) -> Iterator[str]:
@@ -334,9 +354,11 @@ def _number_or(text: str | None, default: int) -> int:
 def index_count(indices: str) -> int:
     """How many indices `0-3,7` names. Raises SlurmGarbled."""
     try:
+        if _reach(f"[{indices}]") > _MOST_NODES:
+            raise RangeSetException(f"more than {_MOST_NODES}")
         return len(RangeSet(indices)) if indices else 0
     except RangeSetException as error:
-        raise SlurmGarbled(f"expected indices such as 0-3,7, got {indices!r}") from error
+        raise SlurmGarbled(f"expected indices such as 0-3,7, got {indices[:80]!r}") from error
 
 
 def _memory_mb(text: str) -> int | None:
