@@ -116,10 +116,10 @@ class Elastic:
     # -- companions -----------------------------------------------------------------------------------------------
 
     def companions(self) -> list[SlurmJob]:
-        """Its companions that have not ended."""
+        """Its companions that wait or run; one that was told to end may take a moment."""
         jobs = self.loop.slurm.observe().jobs
         named = [j for j in jobs if j.companion is not None and j.companion.parent == self.job_id]
-        return [job for job in named if not job.state.finished]
+        return [job for job in named if job.state in (JobState.PENDING, JobState.RUNNING)]
 
     def alone(self, why: str) -> None:
         """Wait until it has no companion."""
