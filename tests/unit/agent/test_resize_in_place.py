@@ -24,7 +24,7 @@ from torch.utils.data import TensorDataset
 
 from pollux import Job, attach, recruit, resize, stepping
 from pollux.ability import Ability
-from pollux.errors import LEFT_STATUS, RETRY_STATUS, CheckpointError, RankLost
+from pollux.errors import LEFT_STATUS, RELAUNCH_STATUS, RETRY_STATUS, CheckpointError, RankLost
 from pollux.keeping import fingerprint_of
 from pollux.recruit import RecruitmentFailed
 from pollux.reporting import report_of
@@ -42,11 +42,17 @@ class Stage:
         self._running: list[tuple[str, Any, Any]] = []
         self.companions: set[Path] = set()
 
-    def start(self, nodes: list[str], body: Callable[..., Any], *args: Any) -> None:
+    def start(
+        self,
+        nodes: list[str],
+        body: Callable[..., Any],
+        *args: Any,
+        environment: dict[str, str] | None = None,
+    ) -> None:
         """One rank on each node, in name."""
         for rank, node in enumerate(nodes):
             place = {"RANK": str(rank), "WORLD_SIZE": str(len(nodes)), "MASTER_PORT": self._port}
-            self._fork(node, place, body, args)
+            self._fork(node, place | (environment or {}), body, args)
 
     def _fork(self, node: str, place: dict[str, str], body: Callable[..., Any], args: Any) -> None:
         fixed = {
@@ -127,6 +133,7 @@ def stage(tmp_path: Path, free_port: Callable[[], int], monkeypatch: pytest.Monk
     # The ranks are forked: what is set here holds in them.
     monkeypatch.setattr(resize, "ability_of", lambda *_: Ability.IN_PLACE)
     monkeypatch.setattr(recruit, "submit", lambda *_: "1")
+    monkeypatch.setattr(resize, "GONE_WAIT", 1.0)
     monkeypatch.setattr(stepping, "EXCHANGE_INTERVAL", 0.0)
     return Stage(tmp_path, free_port)
 
@@ -215,9 +222,11 @@ class Training:
         }
 
 
-def follow(directory: Path, orders: list[dict[str, Any]], moves: int) -> dict[str, Any]:
+def follow(
+    directory: Path, orders: list[dict[str, Any]], moves: int, training: Training | None = None
+) -> dict[str, Any]:
     """Train through the orders, each a few steps after the one before, and a dozen steps more after the last move."""
-    training = Training(directory)
+    training = training or Training(directory)
     job, resizer = training.job, training.job._resizer
     behave_as_joiner(training)
     end = time.monotonic() + PATIENCE - 10
@@ -297,6 +306,7 @@ def behave_as_joiner(training: Training) -> None:
 def retrace(directory: Path, until: int) -> dict[str, Any]:
     """The same training restarted from the checkpoint, up to an optimizer step; its state there, checkpointed."""
     training = Training(directory)
+    begun = training.job.progress.optimizer_steps
     for _ in training.job.epochs(10_000, passes=True):
         for batch in training.loader:
             if training.job.progress.optimizer_steps == until:
@@ -306,7 +316,12 @@ def retrace(directory: Path, until: int) -> dict[str, Any]:
             continue
         break
     training.job.stepper.save(durable=True)
-    return {"state": training.state()}
+    end = time.monotonic() + PATIENCE - 10
+    while training.job._resizer._answering:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    report = report_of(training.job)
+    return {"from": begun, "state": training.state(), "heard": training.line.heard, "report": report}
 
 
 def assert_same(found: Any, expected: Any, what: str, **tolerance: float) -> None:
@@ -422,3 +437,58 @@ def test_what_cannot_be_done_is_refused_and_the_training_goes_on(stage: Stage, t
     assert sum(counts.values()) == first["state"]["samples"]
     assert found["n5"]["code"] == LEFT_STATUS, "a joiner that is not wanted ends well"
     assert not list(tmp_path.glob("companion-*"))
+
+
+def lose(directory: Path, orders: list[dict[str, Any]]) -> dict[str, Any]:
+    """n2 is to leave, and dies; n3 comes in, and dies in its fifth step. What n1 makes of it."""
+    node, steps = os.environ["SLURMD_NODENAME"], 0
+
+    def die(*_: Any) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 5:
+            os._exit(9)
+
+    training = Training(directory)
+    if node == "n2":
+        resize.Resizer._leave = lambda *_: os._exit(9)  # type: ignore[assignment,method-assign,return-value]
+    if node == "n3":
+        training.optimizer.register_step_pre_hook(die)
+    try:
+        return follow(directory, orders, 99, training)
+    except RankLost as error:
+        training.job._restart.keeps(0)  # the checkpoint under way is written
+        return {"status": error.exit_status, "worlds": training.worlds}
+
+
+def test_a_rank_that_dies_instead_of_leaving_and_a_companion_that_is_lost(
+    stage: Stage, tmp_path: Path, free_port: Any
+) -> None:
+    orders = [order(41, "n1", "shrink"), order(42, "n1 n3", "grow")]
+    stage.start(["n1", "n2"], lose, tmp_path, orders)
+    found = stage.results(["n3"], lose, tmp_path, orders)
+    assert (found["n2"], found["n3"]) == ("died", "died")
+    assert found["n1"]["status"] == RETRY_STATUS, "the job's own nodes begin again without it"
+    assert [size for _, size in found["n1"]["worlds"]] == [2, 1, 2]
+    # Nothing is lost but what came after the last resize.
+    last = found["n1"]["worlds"][-1][0]
+    again = Stage(tmp_path, free_port)
+    again.start(["n1"], retrace, tmp_path, last + 2)
+    assert again.results([])["n1"]["from"] == last
+
+
+def test_a_relaunch_goes_on_where_all_ranks_ended(stage: Stage, tmp_path: Path, free_port: Any) -> None:
+    stage.start(["n1", "n2"], follow, tmp_path, [order(51, "n1", "shrink", "relaunch")], 1)
+    found = stage.results([])
+    assert [found[node]["code"] for node in ("n1", "n2")] == [RELAUNCH_STATUS, LEFT_STATUS]
+    stopped = found["n1"]["state"]
+    assert found["n1"]["heard"] == [], "its next life acknowledges"
+
+    again = Stage(tmp_path, free_port)
+    environment = {"POLLUX_RESIZED": "51", "POLLUX_LEFT": "n2"}
+    again.start(["n1"], retrace, tmp_path, stopped["steps"] + 5, environment=environment)
+    relaunched = again.results([])["n1"]
+    assert relaunched["from"] == stopped["steps"]
+    assert relaunched["heard"] == [(51, stopped["steps"])]
+    assert relaunched["report"]["resized"] == 51
+    assert 0 < relaunched["report"]["resize_cost"] < PATIENCE
