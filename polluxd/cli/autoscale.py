@@ -25,7 +25,7 @@ def autoscale(
     high: Annotated[float, typer.Option(metavar="UTILITY", help="above it, nodes are to come")] = HIGH,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how many nodes the jobs of the newest decision make good use of; starts and stops none."""
+    """Show how many nodes the jobs would make good use of. Nothing is started or stopped."""
     newest = access.open_store(config)[0].newest_snapshot()
     if newest is None:
         raise PolluxError("no snapshot is kept yet: polluxd stores one with each decision")

@@ -38,11 +38,6 @@ app = typer.Typer(
 )
 app.add_typer(tuning.app, name="fairness")
 app.add_typer(cycles.app, name="cycle")
-app.command()(simulate)
-app.command()(autoscale)
-app.command()(orders.pin)
-app.command()(orders.unpin)
-app.command("cancel-move")(orders.cancel_move)
 
 MOVE_COLUMNS = (
     Column("id", "ID", right=True, rank=4),
@@ -210,6 +205,11 @@ def resume(config: ConfigOption = None) -> None:
     typer.echo("resumed")
 
 
+app.command()(orders.pin)
+app.command()(orders.unpin)
+app.command("cancel-move")(orders.cancel_move)
+
+
 @app.command("log")
 def audit_log(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """List changes of settings: when, who, from what, to what."""
@@ -220,6 +220,10 @@ def audit_log(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         console=access.console(),
         empty="no changes yet",
     )
+
+
+app.command()(autoscale)
+app.command()(simulate)
 
 
 def main() -> None:

@@ -70,7 +70,7 @@ def replay(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Decide again on a stored snapshot; status 1 unless it is the recorded plan, bit for bit."""
+    """Decide again on a stored snapshot. Status 1 unless it is the recorded plan, bit for bit."""
     store, _ = access.open_store(config)
     recorded = store.cycle(cycle)
     if recorded is None:

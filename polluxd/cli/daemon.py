@@ -14,7 +14,11 @@ from polluxd.daemon import Daemon, open_store
 from polluxd.errors import PolluxError
 
 app = typer.Typer(
-    help="The Pollux scheduling daemon for Slurm.", no_args_is_help=True, pretty_exceptions_enable=False
+    help="The Pollux scheduling daemon for Slurm.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 ConfigOption = Annotated[
@@ -41,7 +45,7 @@ def run(
 
 @app.command()
 def migrate(config: ConfigOption = DEFAULT_PATH) -> None:
-    """Create or upgrade the schema in Postgres and install the ticket secret; safe to repeat."""
+    """Create or upgrade the database, and install the ticket secret. Safe to repeat."""
     loaded = load_config(config)
     store = open_store(loaded)
     applied = store.migrate()

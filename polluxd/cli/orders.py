@@ -24,7 +24,7 @@ def _set_pin(job: int, config: ConfigOption, *, pinned: bool) -> None:
 
 
 def pin(job: JobArgument, config: ConfigOption = None) -> None:
-    """Leave a job's GPUs as they are until `unpin`; one that waits is started first."""
+    """Leave a job's GPUs as they are until `unpin`. One that waits is started first."""
     _set_pin(job, config, pinned=True)
     typer.echo(
         f"job {job} is pinned until `polluxctl unpin {job}`: once it runs, polluxd neither moves nor stops it; a move "
@@ -39,7 +39,7 @@ def unpin(job: JobArgument, config: ConfigOption = None) -> None:
 
 
 def cancel_move(job: JobArgument, config: ConfigOption = None) -> None:
-    """Take back a job's re-allocation, as long as it still runs where it was."""
+    """Take back a job's re-allocation under way. Possible as long as it still runs where it was."""
     store, _ = access.open_store(config)
     move = store.cancel_move(job, access.who())
     if move is None:

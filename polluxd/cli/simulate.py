@@ -68,10 +68,12 @@ def simulate(
     policy: Annotated[
         list[str] | None, typer.Option("--policy", help=f"again for more: {', '.join(POLICIES)} [pollux]")
     ] = None,
-    nodes: Annotated[int, typer.Option("--nodes", min=1, max=100_000)] = 16,
-    gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", min=1, max=64)] = 4,
+    nodes: Annotated[int, typer.Option("--nodes", min=1, max=100_000, help="of the cluster")] = 16,
+    gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", min=1, max=64, help="of each")] = 4,
     interval: Annotated[float, typer.Option("--interval", min=1, help="seconds between decisions")] = 60.0,
-    restart_seconds: Annotated[float, typer.Option("--restart-seconds", min=0)] = 30.0,
+    restart_seconds: Annotated[
+        float, typer.Option("--restart-seconds", min=0, help="what a re-allocation costs a job")
+    ] = 30.0,
     restart_range: Annotated[
         str | None, typer.Option("--restart-range", metavar="LOW,HIGH", help="drawn per application instead")
     ] = None,
@@ -120,7 +122,7 @@ def simulate(
         float, typer.Option("--boot-seconds", min=0, help="from the order of a node to its use")
     ] = 120.0,
     node_price: Annotated[float, typer.Option("--node-price", min=0, help="of one node for an hour")] = 1.0,
-    seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="of everything drawn")] = 0,
     in_parallel: Annotated[
         int,
         typer.Option("--jobs-in-parallel", min=1, help="policies simulated at one time; changes no result"),
@@ -130,7 +132,7 @@ def simulate(
     ] = None,
     plot: Annotated[Path | None, typer.Option("--plot", metavar="OUT.png", help="one page of plots")] = None,
 ) -> None:
-    """Replay a trace under one policy or several."""
+    """Replay a trace of jobs under one policy or several."""
     names = list(dict.fromkeys(policy or ["pollux"]))
     unknown = [name for name in names if name not in POLICIES]
     if unknown:

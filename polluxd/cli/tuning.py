@@ -20,7 +20,7 @@ from .output import emit_json, table
 from .preview import PREVIEW_COLUMNS, preview, sentences
 
 app = typer.Typer(
-    help="How the cluster is shared: power of the p-mean, weights, limits.",
+    help="How the cluster is shared: power, weights, limits.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -143,7 +143,7 @@ def get(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 @app.command("set")
 @_said
 def set_(config: Path | None, words: fair.Words, as_json: bool) -> None:
-    """Change them; all values are checked first and set together, every change is audited."""
+    """Change them, all together or not at all. Every change is audited."""
     words.over(Settings())  # the values' form is checked before the database is asked for anything
     store, defaults = access.open_store(config)
     store.set_settings(words.over(store.settings(defaults)), access.who())
@@ -153,7 +153,7 @@ def set_(config: Path | None, words: fair.Words, as_json: bool) -> None:
 @app.command("preview")
 @_said
 def preview_(config: Path | None, words: fair.Words, as_json: bool) -> None:
-    """Show what the same options would change for each job now; changes nothing."""
+    """Show what a change would bring each job. Nothing is changed."""
     words.over(Settings())
     store, defaults = access.open_store(config)
     present = store.settings(defaults)
