@@ -12,7 +12,7 @@ export OMP_NUM_THREADS := 1
 .PHONY: help setup demo compare soak bench-sim bench-sim-week test test-newer-slurm unit integration lint types bench-policy bench-fit bench-agent bench-adascale bench-accuracy bench-realloc clean
 
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## install what is missing: Debian packages (root) and the virtual environment
 	@contrib/devcluster/install.sh
@@ -22,12 +22,6 @@ demo: setup ## real trainings on a private Slurm, re-allocated live; then demo-o
 
 compare: setup ## the demo's workload under Pollux, then under plain Slurm; then demo-out/compare.json
 	@$(PYTHON) -m contrib.demo --compare
-
-bench-sim-week: setup ## a week of 5,000 jobs on 2,048 GPUs (half an hour at most); then tests/benchmarks/simulator_week.md
-	@PYTHONPATH=.:agent $(PYTHON) tests/benchmarks/simulator_week.py
-
-bench-sim: setup ## the paper's evaluation replayed (minutes); then tests/benchmarks/simulator.md
-	@PYTHONPATH=.:agent $(PYTHON) tests/benchmarks/simulator.py
 
 # The integration tests mostly wait, for Slurm and for trainings: beside everything else, and shown after it.
 test: setup ## everything that must hold: style, types, arrows, unit tests, real Slurm and Postgres
@@ -49,7 +43,7 @@ soak: setup ## hours: real faults by path, 100,000 random steps, MINUTES (60) of
 	@POLLUX_SOAK=1 $(PYTHON) -m pytest -s --timeout 7200 tests/unit/apply/test_model.py tests/integration/loop/test_real_faults.py
 	@$(PYTHON) -m contrib.chaos --minutes $(or $(MINUTES),60) --jobs $(or $(JOBS),20)
 
-unit: setup ## the pure tests only (seconds)
+unit: setup ## the pure tests only (minutes)
 	@$(PYTHON) -m pytest -q tests/unit
 
 integration: setup ## the tests on a private real Slurm and Postgres only
@@ -82,6 +76,12 @@ bench-accuracy: setup ## accuracy under resizes against plain training, ten seed
 
 bench-realloc: setup ## what a move costs, split by step (minutes); bench-out/realloc.json, tests/benchmarks/realloc.md
 	@$(PYTHON) tests/benchmarks/realloc.py --json bench-out/realloc.json --markdown tests/benchmarks/realloc.md
+
+bench-sim: setup ## the paper's evaluation replayed (minutes); then tests/benchmarks/simulator.md
+	@PYTHONPATH=.:agent $(PYTHON) tests/benchmarks/simulator.py
+
+bench-sim-week: setup ## a week of 5,000 jobs on 2,048 GPUs (half an hour at most); then tests/benchmarks/simulator_week.md
+	@PYTHONPATH=.:agent $(PYTHON) tests/benchmarks/simulator_week.py
 
 clean: ## remove what the targets made, the virtual environment excepted
 	rm -rf demo-out bench-out chaos-out .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist
