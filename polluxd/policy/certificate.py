@@ -1,7 +1,8 @@
 """How good any plan could be, where utilities order plans beyond what the fitness shows (powers of -2 and below).
 
-The counts alone promise too much on small, tight clusters. There the assignment program, which knows the nodes, is
-asked again: for the fitness' own sum, or under max-min for the highest level that all jobs can reach at once.
+The counts alone promise too much where nodes are tight. There the assignment program, which knows the nodes, is asked
+again (on larger clusters the bound by node patterns): for the fitness' own sum, or under max-min for the highest level
+that all jobs can reach at once.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import copy
 import numpy as np
 from numpy.typing import NDArray
 
-from polluxd.policy import assignment, objective
+from polluxd.policy import assignment, objective, patterns
 from polluxd.policy.placement import Seating
 
 Floats = NDArray[np.float64]
@@ -77,7 +78,8 @@ def _of_worst(seating: Seating, worst: float, stay: Floats, move: Floats, bound:
 
 
 def _limit(seating: Seating, stay: Floats, move: Floats) -> float:
-    """The assignment program's bound on the sum of these numbers per option."""
+    """A bound on the sum of these numbers per option: the assignment program's, by patterns where that is too large."""
     other = copy.copy(seating)
     other.stay, other.move = stay.tolist(), move.tolist()
-    return assignment.limit(other)
+    found = assignment.limit(other)
+    return found if np.isfinite(found) else patterns.limit(other)

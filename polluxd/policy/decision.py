@@ -15,6 +15,7 @@ from polluxd.policy import (
     exchange,
     fairness,
     objective,
+    patterns,
     reasons,
     remarks,
     search,
@@ -106,6 +107,8 @@ def _solve(domain: Domain, settings: Settings, mean_weight: float, cache: Cache)
     bound = choice.bound
     if bound - seating.total() > certificate.CERTAIN * abs(bound):
         bound = min(bound, assignment.improve(seating))
+    if settings.power > objective.GENTLE and bound - seating.total() > certificate.CERTAIN * abs(bound):
+        bound = min(bound, patterns.limit(seating))
     seating.return_home()
     # The starvation bound orders plans before the objective does: it is no part of either side of the gap.
     moved = packing.moved()
