@@ -1,10 +1,12 @@
-"""What a move costs: one real training moved about a private Slurm, its pause split by step.
+"""What a move costs, by path: two real trainings moved about a private Slurm, one after the other.
 
     python tests/benchmarks/realloc.py [--moves 20] [--json FILE] [--markdown FILE]
 
-The training (digits, up to four ranks over gloo), the checkpoints, Slurm, Postgres and polluxd's controller are real;
-only the decisions are scripted, so that every move happens. Pause: from the last optimizer step before to the first
-after it. Decision to effect: from the intent in the database to the first reported step.
+The trainings (digits, two to four ranks over gloo), the checkpoints, Slurm, its accounting, Postgres and polluxd's
+controller are real; only the decisions are scripted, so that every move happens: one training grows and shrinks in
+place, the other is relaunched within its allocation and goes through the queue. Both write down each optimizer step.
+Pause: from the last one before a move to the first after it, in the longest-waiting of the processes that live through
+it, or of the job where none does. Decision to effect: from the intent in the database to the first reported step.
 """
 
 from __future__ import annotations
@@ -18,69 +20,116 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "agent")]
 
+from contrib.chaos.ledger import Ledger, ledgers, lineage  # noqa: E402
 from contrib.devcluster import DevCluster  # noqa: E402
 from polluxd.apply.actions import Limits  # noqa: E402
 from polluxd.apply.reconciler import Reconciler  # noqa: E402
 from polluxd.config import parse_config  # noqa: E402
 from polluxd.cycle import Controller  # noqa: E402
-from polluxd.model import Allocation, Placement, Plan, Snapshot, Step  # noqa: E402
+from polluxd.model import Allocation, JobState, Placement, Plan, Reallocation, Snapshot, Step  # noqa: E402
 from polluxd.policy.cache import Cache  # noqa: E402
 from polluxd.slurm.scontrol import ScontrolClient  # noqa: E402
 from polluxd.store import Store  # noqa: E402
-
-PLACES = (
-    Placement(("n1",), 1),
-    Placement(("n1",), 4),
-    Placement(("n2", "n3"), 2),
-    Placement(("n2",), 2),
-    Placement(("n3", "n4"), 1),
-    Placement(("n4",), 3),
-)
-"""Grows, shrinks and moves at the same size, on to other nodes and back, of at most four ranks."""
+from polluxd.store.views import ReallocationCost  # noqa: E402
 
 SCRIPT = """\
 #!/bin/bash
-#SBATCH --nodes=1 --gpus-per-node=1 --ntasks-per-node=1 --cpus-per-task=1 --output={folder}/training.log
-#POLLUX max-gpus=4
-export PATH={bin}:$PATH POLLUX_CHECKPOINT_DIR={folder}/checkpoints
+#SBATCH --job-name={name} --nodes=1 --gpus-per-node=1 --ntasks-per-node=1 --cpus-per-task=1
+#SBATCH --output={folder}/{name}.log --open-mode=append
+#POLLUX {directive}
+export PATH={bin}:$PATH POLLUX_CHECKPOINT_DIR={folder}/checkpoints-{name}
 cd {root}
-pollux run contrib/examples/digits_conv.py --epochs 100000 --alpha 0.05 --beta 0.001 --sync 0.01 0.02
+pollux run contrib/chaos/counted.py --passes 100000 --until {folder}/{name}.end --ledger {folder}/ledger-{name}
 """
 
-_TRAINING_FOR = 3.0
+PATHS = ("requeue", "relaunch", "resize grow", "resize shrink")
+
+_TRAINING_FOR = 2.0
 """Seconds of training between two moves: steps, a report, and so something to lose."""
 
 _PATIENCE = 180.0
 
+_IN_PLACE_ROUND = 4
+"""Moves of each kind between two of the in-place training's requeues."""
+
+
+@dataclass(frozen=True)
+class Tour:
+    """One training, and where it is sent, one place after the other; the first is its start."""
+
+    name: str
+    directive: str
+    places: tuple[Placement, ...]
+
+
+def in_place(moves: int) -> Tour:
+    """Shrinks by a node of the job's own, then grows by companions and gives them back; every so often the queue gives
+    it two nodes of its own again, on other nodes, while it holds a companion."""
+    places = []
+    for number in range(moves):
+        a, b, c, _ = _nodes_from(number // _IN_PLACE_ROUND)
+        if number % _IN_PLACE_ROUND == 0:
+            places.append(_on(2, a, b))
+        places += [_on(2, a), _on(2, a, c)]
+    return Tour("in-place", "max-gpus=4", tuple(places))
+
+
+def through_the_queue(moves: int) -> Tour:
+    """Grows through the queue to two nodes, of one GPU or of two, and is relaunched on one of them."""
+    places = []
+    for number in range(moves):
+        a, b, _, _ = _nodes_from(number)
+        per_node = 1 + number % 2
+        places += [_on(per_node, a, b), _on(per_node, a)]
+    a, b, _, _ = _nodes_from(moves)
+    return Tour("relaunch", "max-gpus=4 resize=relaunch", (*places, _on(1, a, b)))
+
+
+def _nodes_from(number: int) -> tuple[str, ...]:
+    return tuple(f"n{1 + (number + i) % 4}" for i in range(4))
+
+
+def _on(per_node: int, *nodes: str) -> Placement:
+    return Placement(tuple(sorted(nodes)), per_node)
+
 
 class Script:
-    """A policy that sends the one job to the next of `PLACES` as soon as it trains on the last."""
+    """A policy that sends the one job to the next of the tour's places as soon as it trains on the last."""
 
-    def __init__(self, moves: int) -> None:
-        self._moves = moves
-        self._made = 0
-        self.done = False
+    def __init__(self) -> None:
+        self.begin(())
+
+    def begin(self, places: Sequence[Placement]) -> None:
+        self._places = places
+        self._at = 0
+        self.done = not places
 
     def __call__(self, snapshot: Snapshot, cache: Cache) -> Plan:
         allocations = []
         for job in snapshot.jobs:
-            if job.placement == self._target and not job.pinned:  # it trains there, and has rested
-                self.done = self._made == self._moves
-                self._made += not self.done
+            if (
+                not self.done and job.placement == self._target and not job.pinned
+            ):  # it trains there, and has rested
+                self.done = self._at + 1 == len(self._places)
+                self._at += not self.done
+            target = self._target if self._places else job.placement
             allocations.append(
                 Allocation(
                     job_id=job.job_id,
-                    placement=self._target,
+                    placement=target,
                     goodput=1.0,
                     speedup=1.0,
                     batch_size=1,
-                    changed=job.placement != self._target,
+                    changed=job.placement != target,
                     reason="benchmark",
                 )
             )
@@ -88,12 +137,24 @@ class Script:
 
     @property
     def _target(self) -> Placement:
-        return PLACES[self._made % len(PLACES)]
+        return self._places[self._at]
 
 
-def move_about(moves: int, folder: Path) -> tuple[list[dict[str, Any]], list[float]]:
-    """Costs of so many moves, as `Store.reallocation_costs` gives them, and the seconds from decision to effect."""
-    with DevCluster(folder / "cluster", publish_interval_s=1.0) as cluster:
+@dataclass(frozen=True)
+class Cost:
+    """One move."""
+
+    path: str
+    pause: float
+    to_effect: float
+    steps: dict[str, float]
+
+
+class Bench:
+    """polluxd's controller on a private cluster, with the script for its policy."""
+
+    def __init__(self, cluster: DevCluster, folder: Path) -> None:
+        self.cluster, self.folder = cluster, folder
         config = parse_config(
             {
                 "mode": "enforce",
@@ -103,77 +164,131 @@ def move_about(moves: int, folder: Path) -> tuple[list[dict[str, Any]], list[flo
             },
             "benchmark",
         )
-        slurm = ScontrolClient(conf=cluster.slurm_conf, timeout=config.slurm.timeout_s)
-        store = Store(config.database.url, config.slurm.cluster)
-        store.migrate()
-        store.install_secret(cluster.hooks.secret_file.read_bytes().strip())
-        script = Script(moves)
+        self.slurm = ScontrolClient(conf=cluster.slurm_conf, timeout=config.slurm.timeout_s)
+        self.store = Store(config.database.url, config.slurm.cluster)
+        self.store.migrate()
+        self.store.install_secret(cluster.hooks.secret_file.read_bytes().strip())
+        self.script = Script()
         reconciler = Reconciler(
-            slurm,
-            store,
+            self.slurm,
+            self.store,
             limits=Limits(),
             cooldown=_TRAINING_FOR,
             lease=config.slurm.lease_s,
             max_concurrent=0,
-            authorize=lambda: store.epoch or 0,
+            authorize=lambda: self.store.epoch or 0,
         )
-        controller = Controller(config, slurm, store, reconciler, policy=script)
-        job_id = submit(cluster, folder)
+        self.controller = Controller(config, self.slurm, self.store, reconciler, policy=self.script)
+
+    def take(self, tour: Tour) -> list[Cost]:
+        """One training through its whole tour, until it ends; RuntimeError where it does not as it should."""
+        self.script.begin(tour.places)
+        job_id = self._submit(tour)
         try:
-            drive(controller, store, script, moves, job_id, folder)
-            costs = [cost for cost in store.reallocation_costs(job_id) if cost["measured"]]
-            whole = {move.id: move.times for move in store.reallocations(job_id)}
-            took = [whole[c["id"]][Step.TRAINING] - whole[c["id"]][Step.PLANNED] for c in costs]
+            self._drive(tour, job_id)
+            (self.folder / f"{tour.name}.end").touch()
+            self._until_ended(job_id)
         finally:
-            subprocess.run(["scancel", str(job_id)], env=cluster.client_environment, check=False)
-            store.close()
-        return [dict(cost) for cost in costs], took
+            self.script.begin(())
+            subprocess.run(["scancel", str(job_id)], env=self.cluster.client_environment, check=False)
+        found = ledgers(self.folder / f"ledger-{tour.name}")
+        lived = lineage(found)
+        wrong = lived.faults(lived.counts[0])
+        if lived.repeated or wrong:
+            raise RuntimeError(f"{tour.name}: {lived.repeated} optimizer steps were made twice; {wrong}")
+        moves = [m for m in self.store.reallocations(job_id) if m.source and m.step is Step.TRAINING]
+        told = {cost["id"]: cost for cost in self.store.reallocation_costs(job_id)}
+        return [cost_of(move, told[move.id], found) for move in moves]
 
+    def _submit(self, tour: Tour) -> int:
+        (self.folder / f"ledger-{tour.name}").mkdir()
+        path = self.folder / f"{tour.name}.sbatch"
+        words = {"name": tour.name, "directive": tour.directive, "folder": self.folder, "root": ROOT}
+        path.write_text(SCRIPT.format(bin=Path(sys.executable).parent, **words))
+        return int(self.cluster.command("sbatch", "--parsable", str(path)))
 
-def submit(cluster: DevCluster, folder: Path) -> int:
-    path = folder / "training.sbatch"
-    path.write_text(SCRIPT.format(folder=folder, bin=Path(sys.executable).parent, root=ROOT))
-    return int(cluster.command("sbatch", "--parsable", str(path)))
-
-
-def drive(
-    controller: Controller, store: Store, script: Script, moves: int, job_id: int, folder: Path
-) -> None:
-    """polluxd's loop, until the script is through; RuntimeError when no move ends for long."""
-    ended, since = 0, time.monotonic()
-    while not script.done:
-        if store.lead() is None:
+    def _turn(self) -> None:
+        if self.store.lead() is None:
             raise RuntimeError("another polluxd leads on a private database")
-        controller.step()
-        count = sum(Step.TRAINING in move.times for move in store.reallocations(job_id))
-        if count > ended:
-            ended, since = count, time.monotonic()
-            print(f"\r{max(0, ended - 1)} of {moves} moves", end="", flush=True, file=sys.stderr)
-        if time.monotonic() - since > _PATIENCE:
-            log = (folder / "training.log").read_text(errors="replace")[-2000:]
-            raise RuntimeError(
-                f"no move ended within {_PATIENCE:.0f} s; the training's log ends with:\n{log}"
-            )
-        store.wait_for_notify(0.25)
-    print(file=sys.stderr)
+        self.controller.step()
+        self.store.wait_for_notify(0.25)
+
+    def _drive(self, tour: Tour, job_id: int) -> None:
+        """polluxd's loop, until the script is through."""
+        ended, since = 0, time.monotonic()
+        while not self.script.done:
+            self._turn()
+            moves = self.store.reallocations(job_id)
+            if broken := [m for m in moves if m.step is Step.FAILED]:
+                raise RuntimeError(
+                    f"move {broken[0].id} to {broken[0].target}: {broken[0].detail}{self._log(tour)}"
+                )
+            count = sum(m.step is Step.TRAINING for m in moves)
+            if count > ended:
+                ended, since = count, time.monotonic()
+                told = f"\r{tour.name}: {max(0, ended - 1)} of {len(tour.places) - 1} moves"
+                print(told, end="", flush=True, file=sys.stderr)
+            if time.monotonic() - since > _PATIENCE:
+                raise RuntimeError(f"no move ended within {_PATIENCE:.0f} s{self._log(tour)}")
+        print(file=sys.stderr)
+
+    def _until_ended(self, job_id: int) -> None:
+        end = time.monotonic() + _PATIENCE
+        while not (job := self.slurm.jobs([job_id])[job_id]).state.finished:
+            if time.monotonic() > end:
+                raise RuntimeError(f"job {job_id} did not end within {_PATIENCE:.0f} s")
+            self._turn()
+        if job.state is not JobState.COMPLETED:
+            raise RuntimeError(f"job {job_id} ended as {job.raw_state}")
+
+    def _log(self, tour: Tour) -> str:
+        text = (self.folder / f"{tour.name}.log").read_text(errors="replace")
+        return f"; the training's log ends with:\n{text[-2000:]}"
 
 
-def summary(costs: list[dict[str, Any]], took: list[float]) -> list[dict[str, Any]]:
+def cost_of(move: Reallocation, told: ReallocationCost, found: Sequence[Ledger]) -> Cost:
+    """What a move cost by the steps that the ranks wrote down, split by what polluxd and the agent say of it."""
+    planned, over = move.times[Step.PLANNED], move.times[Step.TRAINING]
+    if move.path != "resize":
+        return Cost(move.path, _pause_of_job(found, planned, over), over - planned, told["steps"])
+    pauses = [
+        after.at - before.at
+        for ledger in found
+        for before, after in pairwise(ledger.done)
+        if planned < after.at < over and before.ranks != after.ranks
+    ]
+    path = "resize grow" if move.grows else "resize shrink"
+    stamps = sorted(move.times.items(), key=lambda item: item[1])
+    waits = {str(step): at - before for (_, before), (step, at) in pairwise(stamps)}
+    return Cost(path, max(pauses), over - planned, waits)
+
+
+def _pause_of_job(found: Sequence[Ledger], planned: float, over: float) -> float:
+    """From the last step of all processes that ended to the first of those that began."""
+    begun = {x.launch for x in found if x.done and not x.joined and planned < x.done[0].at < over}
+    (launch,) = begun
+    before = [done.at for x in found if x.launch < launch for done in x.done]
+    return min(x.done[0].at for x in found if x.launch == launch and x.done) - max(before)
+
+
+def summary(costs: Sequence[Cost]) -> list[dict[str, Any]]:
     """The contract of bench-out/realloc.json: a row per path."""
     rows = []
-    for path in sorted({cost["path"] for cost in costs}):
-        mine = [(cost, t) for cost, t in zip(costs, took, strict=True) if cost["path"] == path]
-        pauses = sorted(cost["total_s"] for cost, _ in mine)
-        names = list(dict.fromkeys(name for cost, _ in mine for name in cost["steps"]))
+    for path in PATHS:
+        mine = [cost for cost in costs if cost.path == path]
+        if not mine:
+            continue
+        pauses = sorted(cost.pause for cost in mine)
+        names = list(dict.fromkeys(name for cost in mine for name in cost.steps))
         rows.append(
             {
                 "path": path,
                 "n": len(mine),
                 "pause_median_s": round(statistics.median(pauses), 3),
                 "pause_p95_s": round(pauses[min(len(pauses) - 1, int(0.95 * len(pauses)))], 3),
-                "decision_to_effect_median_s": round(statistics.median(t for _, t in mine), 3),
+                "decision_to_effect_median_s": round(statistics.median(cost.to_effect for cost in mine), 3),
                 "steps": {
-                    name: round(statistics.median(cost["steps"].get(name, 0.0) for cost, _ in mine), 3)
+                    name: round(statistics.median(cost.steps.get(name, 0.0) for cost in mine), 3)
                     for name in names
                 },
             }
@@ -185,9 +300,11 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     lines = [
         "# What a re-allocation costs",
         "",
-        "Regenerate with `make bench-realloc`: a real training of at most four ranks (gloo, digits) on a private",
-        f"Slurm of 4 nodes, all of it on the {os.cpu_count()} cores of one machine. Pause: from the last optimizer",
-        "step before to the first after. The paper's constant is 30 s.",
+        "Regenerate with `make bench-realloc`: real trainings of one to four ranks (gloo, digits) on a private Slurm",
+        f"of 4 nodes, all of it on the {os.cpu_count()} cores of one machine. Pause: from the last optimizer step",
+        "before to the first after, in the longest-waiting of the processes that live through the move; of the job,",
+        "where none does. No optimizer step was made twice in any of these moves, and each sample counted once in each",
+        "pass. The paper's constant is 30 s.",
         "",
         "| path | moves | pause, median [s] | 95 % [s] | decision to effect, median [s] |",
         "| --- | ---: | ---: | ---: | ---: |",
@@ -196,21 +313,29 @@ def markdown(rows: list[dict[str, Any]]) -> str:
         figures = (row["pause_median_s"], row["pause_p95_s"], row["decision_to_effect_median_s"])
         lines.append(f"| {row['path']} | {row['n']} | " + " | ".join(f"{x:.2f}" for x in figures) + " |")
     for row in rows:
-        lines += ["", f"`{row['path']}`, by step (medians):", "", "| step | s |", "| --- | ---: |"]
+        resize = row["path"].startswith("resize")
+        what = "until each step was reached, training on but for the pause" if resize else "the pause by step"
+        lines += ["", f"`{row['path']}`, {what} (medians):", "", "| step | s |", "| --- | ---: |"]
         lines += [f"| {name} | {value:.2f} |" for name, value in row["steps"].items()]
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--moves", type=int, default=20)
+    parser.add_argument("--moves", type=int, default=20, help="by each path, at least")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="pollux-realloc-", dir="/tmp"))
     folder.chmod(0o755)
     try:
-        rows = summary(*move_about(arguments.moves, folder))
+        with DevCluster(folder / "cluster", publish_interval_s=1.0, accounting=True) as cluster:
+            bench = Bench(cluster, folder)
+            try:
+                tours = (in_place(arguments.moves), through_the_queue(arguments.moves))
+                rows = summary([cost for tour in tours for cost in bench.take(tour)])
+            finally:
+                bench.store.close()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     print(markdown(rows))
