@@ -1,7 +1,7 @@
 """Trainings on a private Slurm while its parts, polluxd's and the jobs' own are killed, stopped and delayed.
 
 Passes (status 0) where every job completed with each sample trained on exactly once per pass, in the lineage of
-checkpoints that lived on, and no job that did not opt in was touched.
+checkpoints that lived on, no companion outlived its job, and no job that did not opt in was touched.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,9 @@ from .workload import Training, submit, submit_plain, trainings
 ROOT = Path(__file__).resolve().parents[2]
 AFTERWARDS_S = 1200.0
 """How long jobs may take to end once nothing goes wrong any more."""
+
+COMPANIONS_S = 60.0
+"""How long companions may outlive the last of them."""
 
 
 def _arguments() -> argparse.Namespace:
@@ -94,6 +98,17 @@ class Run:
         until = time.monotonic() + AFTERWARDS_S
         while time.monotonic() < until and (self._waiting or not self._all_ended()):
             self._turn()
+        until = time.monotonic() + COMPANIONS_S
+        while time.monotonic() < until and self._companions():
+            time.sleep(0.5)
+
+    def _companions(self) -> list[SlurmJob]:
+        """Jobs that lend nodes to others, and have not ended."""
+        return [
+            job
+            for job in self._slurm.observe().jobs
+            if job.companion is not None and job.state in (JobState.PENDING, JobState.RUNNING)
+        ]
 
     def _turn(self) -> None:
         time.sleep(0.2)
@@ -138,6 +153,7 @@ class Run:
                     "flat": not ledger.faults(training.passes),
                     "launches": ledger.launches,
                     "samples_undone": ledger.undone,
+                    "steps_repeated": ledger.repeated,
                     "requeues": job.restart_count if job is not None else None,
                     "moves": sum(m.step is Step.TRAINING and m.path != "start" for m in own),
                     "moves_requeued": sum(Step.REQUEUED in m.times for m in own),
@@ -150,11 +166,14 @@ class Run:
             plain = self.last.get(job_id)
             if plain is not None and (plain.spec is not None or plain.admin_comment):
                 faults.append(f"job {job_id}, which did not opt in, was touched")
+        faults += [f"companion {job.job_id} ({job.name}) outlives its parent" for job in self._companions()]
         faults += self._own_faults()
+        made = Counter((m.path, str(m.step)) for m in moves)
         return {
             "seed": self._args.seed,
             "minutes": self._args.minutes,
             "faults_made": dict(self.chaos.counts),
+            "moves": {f"{path} {step}": n for (path, step), n in sorted(made.items())},
             "completed": f"{sum(r['state'] == 'COMPLETED' for r in rows)}/{len(rows) + len(self._waiting)}",
             "flat": f"{sum(bool(r['flat']) for r in rows)}/{len(rows)}",
             "jobs": rows,
@@ -182,7 +201,15 @@ def main() -> int:
     folder.chmod(0o755)
     told: dict[str, Any] = {}
     try:
-        with DevCluster(folder / "cluster", lease_s=60, publish_interval_s=1.0) as cluster:
+        with DevCluster(
+            # A GPU per node: jobs of two or three ranks span nodes, and can be resized.
+            folder / "cluster",
+            nodes=5,
+            gpus_per_node=1,
+            lease_s=60,
+            publish_interval_s=1.0,
+            accounting=True,
+        ) as cluster:
             run = Run(cluster, folder, args)
             try:
                 run.go()
@@ -198,6 +225,7 @@ def main() -> int:
     (args.out / "chaos.json").write_text(json.dumps(told, indent=2) + "\n")
     made = sum(told["faults_made"].values())
     print(f"{made} faults; completed {told['completed']}, flat histograms {told['flat']}")
+    print("moves: " + (", ".join(f"{n} {what}" for what, n in told["moves"].items()) or "none"))
     for fault in told["faults"]:
         print(f"WRONG: {fault}")
     return 1 if told["faults"] else 0

@@ -31,6 +31,10 @@ KINDS: dict[str, Kind] = {
     "polluxd-stop": Kind(120, (6.0, 15.0), "SIGSTOP of one polluxd, past its lease"),
     "agent-kill": Kind(150, (0.0, 0.0), "kill -9 of one rank"),
     "agent-stop": Kind(90, (2.0, 8.0), "SIGSTOP of one rank"),
+    "companion-kill": Kind(120, (0.0, 0.0), "kill -9 of one launcher of a companion job"),
+    "companion-slurmd-kill": Kind(
+        180, (1.0, 6.0), "kill -9 of the slurmd of a companion's node, started again"
+    ),
     "slurmd-kill": Kind(180, (1.0, 6.0), "kill -9 of one slurmd, started again"),
     "slurmd-stop": Kind(150, (2.0, 8.0), "SIGSTOP of one slurmd"),
     "slurmctld-restart": Kind(240, (1.0, 4.0), "slurmctld stopped in order, started again"),
@@ -137,13 +141,29 @@ class Chaos:
         return f"pid {rank}", lambda: _signal(rank, signal.SIGCONT)
 
     def _rank(self) -> int | None:
-        ranks = list(ranks_of(self._cluster))
+        ranks = [process.pid for process in trainings_of(self._cluster) if not process.launcher]
         return self._chance.choice(ranks) if ranks else None
+
+    def _companion_kill(self) -> tuple[str, Callable[[], None]] | None:
+        launcher = self._companion()
+        if launcher is None:
+            return None
+        _signal(launcher.pid, signal.SIGKILL)
+        return f"pid {launcher.pid} on {launcher.node}", lambda: None
+
+    def _companion_slurmd_kill(self) -> tuple[str, Callable[[], None]] | None:
+        launcher = self._companion()
+        return None if launcher is None or self._slurmd_busy() else self._kill_slurmd(launcher.node)
+
+    def _companion(self) -> Process | None:
+        launchers = [p for p in trainings_of(self._cluster) if p.launcher and p.companion]
+        return self._chance.choice(launchers) if launchers else None
 
     def _slurmd_kill(self) -> tuple[str, Callable[[], None]] | None:
         name = self._free_node()
-        if name is None:
-            return None
+        return None if name is None else self._kill_slurmd(name)
+
+    def _kill_slurmd(self, name: str) -> tuple[str, Callable[[], None]]:
         self._cluster.stop_slurmd(name, kill=True)
         return name, lambda: self._cluster.start_slurmd(name)
 
@@ -155,9 +175,10 @@ class Chaos:
         return name, lambda: self._cluster.signal_slurmd(name, signal.SIGCONT)
 
     def _free_node(self) -> str | None:
-        under = {name for _, _, name, _ in self._ends}
-        free = not under & {"slurmd-kill", "slurmd-stop"}
-        return self._chance.choice(self._cluster.node_names) if free else None
+        return None if self._slurmd_busy() else self._chance.choice(self._cluster.node_names)
+
+    def _slurmd_busy(self) -> bool:
+        return any("slurmd" in name for _, _, name, _ in self._ends)
 
     def _slurmctld_restart(self) -> tuple[str, Callable[[], None]] | None:
         return self._controller(kill=False)
@@ -185,23 +206,38 @@ class Chaos:
         return "", self._cluster.start_postgres
 
 
-def ranks_of(cluster: DevCluster) -> Iterator[int]:
-    """Processes that train for jobs of this cluster: what a launcher within a step has forked, so that both have the
-    same command line and the step's environment."""
+@dataclass(frozen=True)
+class Process:
+    """One that trains for a job of the cluster, or the launcher within a step that has forked such."""
+
+    pid: int
+    node: str
+    """By Slurm's name."""
+    launcher: bool
+    companion: bool
+    """Of a job that lends its node to another."""
+
+
+def trainings_of(cluster: DevCluster) -> Iterator[Process]:
+    """The launchers and the ranks of this cluster's jobs. A rank is what a launcher has forked: both have the same
+    command line, and the step's environment."""
     conf = f"SLURM_CONF={cluster.slurm_conf}".encode()
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
                 process = Path("/proc", entry)
                 command = (process / "cmdline").read_bytes()
-                parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
-                if b"counted.py" not in command or Path("/proc", parent, "cmdline").read_bytes() != command:
+                companion = b"--companion" in command
+                if not companion and b"counted.py" not in command:
                     continue
+                parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+                launcher = Path("/proc", parent, "cmdline").read_bytes() != command
                 environment = (process / "environ").read_bytes().split(b"\0")
             except OSError:  # it ended
                 continue
-            if conf in environment and any(word.startswith(b"SLURM_STEP_ID=") for word in environment):
-                yield int(entry)
+            told = dict(word.split(b"=", 1) for word in environment if b"=" in word)
+            if conf in environment and b"SLURM_STEP_ID" in told:
+                yield Process(int(entry), told.get(b"SLURMD_NODENAME", b"").decode(), launcher, companion)
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

@@ -10,11 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+
+SMALL, LARGE = "max-gpus=2", "min-gpus=2 max-gpus=3"
+"""What jobs ask of Pollux. With a GPU per node the first is relaunched or requeued, for it may have one rank alone; the
+other grows and shrinks in place."""
+
 SCRIPT = """\
 #!/bin/bash
 #SBATCH --job-name={name} --nodes=1 --ntasks-per-node=1 --gpus-per-node=1 --cpus-per-task=1
 #SBATCH --output={folder}/{name}.log --open-mode=append
-#POLLUX max-gpus=2
+#POLLUX {directive}
 export PATH={bin}:$PATH POLLUX_CHECKPOINT_DIR={folder}/checkpoints-{name}
 cd {root}
 # A killed rank fails the step: it is begun again from the newest checkpoint, as anybody's script would.
@@ -33,13 +38,18 @@ class Training:
     name: str
     at_s: float
     passes: int
+    directive: str = SMALL
 
 
 def trainings(count: int, minutes: float, seed: int) -> list[Training]:
-    """Jobs that arrive over the first two thirds, 20 to 60 passes each (45 to 135 s alone on a GPU)."""
+    """Jobs that arrive over the first two thirds, 20 to 60 passes each (45 to 135 s alone on a GPU); every other one is
+    LARGE, the first among them."""
     chance = random.Random(seed)
     at = sorted(chance.uniform(0.0, minutes * 40.0) for _ in range(count))
-    return [Training(f"counted{i:02d}", at_s, chance.randint(20, 60)) for i, at_s in enumerate(at, 1)]
+    return [
+        Training(f"counted{i:02d}", at_s, chance.randint(20, 60), LARGE if i % 2 else SMALL)
+        for i, at_s in enumerate(at, 1)
+    ]
 
 
 def submit(training: Training, folder: Path, environment: Mapping[str, str]) -> int | None:
@@ -59,6 +69,7 @@ def submit(training: Training, folder: Path, environment: Mapping[str, str]) -> 
             bin=Path(sys.executable).parent,
             root=ROOT,
             passes=training.passes,
+            directive=training.directive,
         )
     )
     (folder / f"ledger-{training.name}").mkdir(exist_ok=True)

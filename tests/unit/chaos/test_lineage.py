@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from contrib.chaos.ledger import SAMPLES, Lineage, ledgers, lineage
-from contrib.chaos.workload import trainings
+from contrib.chaos.workload import LARGE, SMALL, trainings
 
 LAUNCHES = 1_000_000_000
 
@@ -112,3 +112,4 @@ def test_arrivals_are_of_the_seed_and_leave_time_to_end() -> None:
     assert jobs == trainings(20, 60.0, 7) != trainings(20, 60.0, 8)
     assert len(jobs) == 20
     assert 0.0 <= jobs[0].at_s <= jobs[-1].at_s <= 2400.0
+    assert [job.directive for job in jobs[:3]] == [LARGE, SMALL, LARGE]
