@@ -80,6 +80,11 @@ class FakeStore:
         self._confirm()
         return True
 
+    def resign(self) -> None:
+        if self.epoch == self.rows.epoch:
+            self.rows.lease_until = self.rows.clock()
+        self.epoch = None
+
     @property
     def lease_left(self) -> float:
         if self.epoch is None:

@@ -7,11 +7,11 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from polluxd.apply.placed import held
 from polluxd.errors import SlurmUnavailable
 from polluxd.model import NO_PLACEMENT, Allocation, JobState, Placement, Plan, Snapshot, Step
 
@@ -19,7 +19,10 @@ from .world import LEADER_LEASE_S, Killed, Process, World
 
 pytestmark = pytest.mark.timeout(900)
 
-WRITES = {"signal", "requeue", "configure", "renew", "limit_time", "plan_reallocation", "advance"}
+WRITES = {
+    *("signal", "requeue", "configure", "renew", "limit_time", "shrink", "cancel"),
+    *("plan_reallocation", "advance"),
+}
 FAULTS = (
     "nothing",
     "database down",
@@ -30,8 +33,20 @@ FAULTS = (
 )
 
 
-def moves_of(world: World) -> dict[int, Placement]:
-    """Four jobs on two nodes: a swap, a first start, a park; by job id, where each is to be."""
+@dataclass(frozen=True)
+class Story:
+    """Jobs and moves, told to a world; `set_out` returns where each job is to be in the end, by its id."""
+
+    nodes: int
+    set_out: Callable[[World], dict[int, Placement]]
+    restarts: dict[int, int]
+    """By job id: most of them, whatever goes wrong; undisturbed exactly as many, less `avoidable`."""
+    avoidable: frozenset[int] = frozenset()
+    """Jobs that are requeued only where a move within the allocation has failed."""
+
+
+def queue(world: World) -> dict[int, Placement]:
+    """Four jobs on two nodes: a swap, a first start, a park."""
     moves = [
         (Placement(("n1",), 3), Placement(("n2",), 2)),
         (Placement(("n2",), 2), Placement(("n1",), 3)),
@@ -39,6 +54,39 @@ def moves_of(world: World) -> dict[int, Placement]:
         (Placement(("n2",), 1), NO_PLACEMENT),
     ]
     return {world.submit(at=source or None, time_limit_s=7200.0): target for source, target in moves}
+
+
+def on(*names: str) -> Placement:
+    return Placement(names, 4)
+
+
+def within(world: World) -> dict[int, Placement]:
+    """Six jobs on ten whole nodes. Before: two have grown by companions. Then: one gives a node back to one that waits
+    to grow into it, one is relaunched on less, one that has a companion goes through the queue, and one gives up its
+    companion; the last is parked with its companion."""
+    moves = [
+        (on("n1", "n2"), on("n1", "n2"), on("n1"), "in-place"),
+        (on("n3"), on("n3"), on("n2", "n3"), "in-place"),
+        (on("n4", "n5"), on("n4", "n5"), on("n4"), "relaunch"),
+        (on("n6"), on("n6", "n7"), on("n5", "n7"), "in-place"),
+        (on("n8"), on("n8", "n9"), on("n8"), "in-place"),
+        (on("n10"), on("n10", "n11"), NO_PLACEMENT, "in-place"),
+    ]
+    ids = [world.submit(at=source, time_limit_s=7200.0, able=able) for source, _, _, able in moves]
+    world.pass_time(4.0)
+    before = {job_id: placed for job_id, (_, placed, _, _) in zip(ids, moves, strict=True)}
+    world.policy = asking_for(before)
+    process = Process(world)
+    live(world, process, 60.0, before)
+    assert {j: world.place(j) for j in ids} == before
+    assert sum(world.requeued.values()) == 0
+    process._store.resign()  # type: ignore[attr-defined]
+    world.pass_time(3.0)
+    return {job_id: target for job_id, (_, _, target, _) in zip(ids, moves, strict=True)}
+
+
+QUEUE = Story(2, queue, {1: 1, 2: 1, 3: 0, 4: 1})
+WITHIN = Story(12, within, {1: 1, 2: 1, 3: 1, 4: 1, 5: 1, 6: 1}, frozenset({1, 2, 3, 5}))
 
 
 def asking_for(targets: dict[int, Placement]) -> Callable[[Snapshot], Plan]:
@@ -104,16 +152,16 @@ def live(world: World, process: Process, seconds: float, targets: dict[int, Plac
         process.turn()
         world.pass_time(0.3)
         world.assert_sound()
-        settled = {j: held(world.truth(j)) for j in targets} == targets
+        settled = {j: world.place(j) for j in targets} == targets
         if settled and not any(not m.step.terminal for m in world.rows.moves):
             return
 
 
-def scenario(fault: str, at: int, *, after: bool) -> tuple[bool, list[str]]:
+def scenario(story: Story, fault: str, at: int, *, after: bool) -> tuple[bool, list[str]]:
     """One run; (was there such a failpoint, what is wrong at the end)."""
-    world = World()
+    world = World(nodes=story.nodes)
     try:
-        targets = moves_of(world)
+        targets = story.set_out(world)
         foreign = world.submit_foreign(1)
         world.pass_time(4.0)
         world.policy = asking_for(targets)
@@ -135,12 +183,12 @@ def scenario(fault: str, at: int, *, after: bool) -> tuple[bool, list[str]]:
         except Killed:
             first._store.epoch = None  # type: ignore[misc]
         if points.passed < at:
-            return False, []
+            return False, wrong(world, story, targets, foreign, disturbed=False)
         match fault:
             case "database down":
                 world.rows.down = True
             case "scontrol times out" | "applied but timed out":
-                for call in ("observe", "signal", "requeue", "configure", "renew"):
+                for call in ("observe", "signal", "requeue", "configure", "renew", "shrink", "cancel"):
                     error = SlurmUnavailable("no answer in time")
                     world.slurm.fail(call, error, applied=fault.startswith("applied"), times=2)
             case "slurmctld restarts":
@@ -154,16 +202,24 @@ def scenario(fault: str, at: int, *, after: bool) -> tuple[bool, list[str]]:
             world.pass_time(0.5)
         world.rows.down = False
         live(world, last, 120.0, targets)
-        return True, wrong(world, targets, foreign)
+        return True, wrong(world, story, targets, foreign)
     finally:
         world.close()
 
 
-def wrong(world: World, targets: dict[int, Placement], foreign: int) -> list[str]:
+def wrong(
+    world: World, story: Story, targets: dict[int, Placement], foreign: int, *, disturbed: bool = True
+) -> list[str]:
     faults = [
-        f"job {j}: {held(world.truth(j))}, not {p}"
+        f"job {j}: {world.place(j)}, not {p}"
         for j, p in targets.items()
-        if held(world.truth(j)) != p or world.truth(j).state.finished
+        if world.place(j) != p or world.truth(j).state.finished
+    ]
+    lent = {c for j in targets for c in world.trainings[j].lent}
+    faults += [
+        f"companion {c} lends to nobody and still {world.truth(c).raw_state}"
+        for c in world.companions - lent
+        if not world.truth(c).state.finished
     ]
     if any(not m.step.terminal for m in world.rows.moves):
         faults.append("a move is still open")
@@ -175,30 +231,35 @@ def wrong(world: World, targets: dict[int, Placement], foreign: int) -> list[str
         world.requeued[j] > n for j, n in restarts.items()
     ):
         faults.append(f"requeued {restarts}, by moves {dict(drained)}")
-    most = {1: 1, 2: 1, 3: 0, 4: 1}
-    if any(restarts[j] != most[j] for j in targets):
-        faults.append(f"restarts {restarts}, expected {most}")
+    least = {j: 0 if j in story.avoidable else n for j, n in story.restarts.items()}
+    most = story.restarts if disturbed else least
+    if any(not least[j] <= restarts[j] <= most[j] for j in targets):
+        faults.append(f"restarts {restarts}, expected {least} to {most}")
     return faults
 
 
-def test_the_moves_converge_undisturbed() -> None:
-    assert scenario("nothing", 10_000, after=False) == (False, [])
-    world = World()
-    targets = moves_of(world)
-    foreign = world.submit_foreign(1)
-    world.pass_time(4.0)
+@pytest.mark.parametrize("story", [QUEUE, WITHIN], ids=["queue", "within"])
+def test_the_moves_converge_undisturbed(story: Story) -> None:
+    assert scenario(story, "nothing", 10_000, after=False) == (False, [])
+
+
+def test_each_job_takes_the_fastest_path_that_it_can() -> None:
+    world = World(nodes=WITHIN.nodes)
+    targets = within(world)
     world.policy = asking_for(targets)
     live(world, Process(world), 60.0, targets)
+    last = {move.job_id: move.path for move in world.rows.moves}
     world.close()
-    assert wrong(world, targets, foreign) == []
+    assert last == {1: "resize", 2: "resize", 3: "relaunch", 4: "requeue", 5: "resize", 6: "park"}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_killed_at_every_failpoint_while(fault: str) -> None:
+@pytest.mark.parametrize("story", [QUEUE, WITHIN], ids=["queue", "within"])
+def test_killed_at_every_failpoint_while(story: Story, fault: str) -> None:
     tried, unsound = 0, []
     for after in (False, True):
         for at in itertools.count(1):
-            there, faults = scenario(fault, at, after=after)
+            there, faults = scenario(story, fault, at, after=after)
             if not there:
                 break
             tried += 1

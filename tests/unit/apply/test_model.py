@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 
 from polluxd.errors import SlurmRefused, SlurmUnavailable
 from polluxd.model import NO_PLACEMENT, Allocation, JobState, Placement, Plan, Snapshot, Step
+from polluxd.slurm.protocol import Companion
 from polluxd.store.fake import FakeStore
 
 from .world import LEADER_LEASE_S, LEASE_S, Process, World
@@ -31,6 +32,8 @@ STEPS = 100_000 if SOAK else 10_000
 PER_RUN = 60
 MOST_JOBS = 6
 TROUBLE = st.sampled_from([1.0, 4.0, 15.0])
+
+ABLE = ("in-place", "relaunch", "requeue")
 
 counted = Counter[str]()
 
@@ -53,8 +56,8 @@ class Cluster(RuleBasedStateMachine):
     @initialize(seed=st.integers(0, 2**32 - 1))
     def seed(self, seed: int) -> None:
         self.random = random.Random(seed)
-        for _ in range(3):
-            self.world.submit(work_s=200.0, time_limit_s=3600.0)
+        for able in ABLE:
+            self.world.submit(work_s=200.0, time_limit_s=3600.0, able=able)
 
     def scatter(self, snapshot: Snapshot) -> Plan:
         """Some legal plan: an adversary's, who moves jobs for no good reason."""
@@ -68,8 +71,8 @@ class Cluster(RuleBasedStateMachine):
         others = [job for job in snapshot.jobs if not job.pinned]
         self.random.shuffle(others)
         for job in others:
-            choice = job.placement
-            if not choice or self.random.random() < 0.5:
+            choice = self.resized(job.placement, free) if job.placement else job.placement
+            if not choice or self.random.random() < 0.3:
                 gpus = self.random.randint(1, 4)
                 names = [n for n in free if free[n] >= gpus]
                 count = self.random.randint(0 if job.placement else 1, 2)
@@ -90,6 +93,16 @@ class Cluster(RuleBasedStateMachine):
             1.0,
             "dice",
         )
+
+    def resized(self, source: Placement, free: dict[str, int]) -> Placement:
+        """The job as it is, or with some nodes more, or with some less."""
+        gpus, chance = source.gpus_per_node, self.random.random()
+        names = set(source.nodes)
+        if chance < 0.4:
+            names |= {n for n in free if free[n] >= gpus and self.random.random() < 0.5}
+        elif chance < 0.7 and len(names) > 1:
+            names = set(self.random.sample(sorted(names), self.random.randint(1, len(names))))
+        return Placement(tuple(sorted(names)), gpus)
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -152,12 +165,17 @@ class Cluster(RuleBasedStateMachine):
         jobs = [j for j in self.world.trainings if self.world.truth(j).state in states]
         return jobs[pick % len(jobs)] if jobs else None
 
-    @rule(work=st.sampled_from([3.0, 60.0]), silent=st.booleans(), limit=st.booleans())
-    def submit(self, work: float, silent: bool, limit: bool) -> None:
+    @rule(
+        work=st.sampled_from([3.0, 60.0]),
+        silent=st.booleans(),
+        limit=st.booleans(),
+        able=st.sampled_from(ABLE),
+    )
+    def submit(self, work: float, silent: bool, limit: bool, able: str) -> None:
         self.step()
         alive = [j for j in self.world.ours() if not j.state.finished]
         if len(alive) < MOST_JOBS:
-            job_id = self.world.submit(work_s=work, time_limit_s=3600.0 if limit else None)
+            job_id = self.world.submit(work_s=work, time_limit_s=3600.0 if limit else None, able=able)
             self.world.trainings[job_id].silent = silent and work < 10.0
 
     @rule(gpus=st.integers(1, 4), runtime=st.sampled_from([2.0, 20.0]))
@@ -175,6 +193,36 @@ class Cluster(RuleBasedStateMachine):
         job_id = self.job(pick, JobState.PENDING, JobState.RUNNING)
         if job_id is not None:
             self.world.slurm.finish(job_id, how)
+
+    @rule(pick=st.integers(0, 9), how=st.sampled_from(["cancelled", "failed", "held"]))
+    def companion_goes(self, pick: int, how: str) -> None:
+        """Its user does something about a companion, or its node fails."""
+        self.step()
+        alive = [c for c in sorted(self.world.companions) if not self.world.truth(c).state.finished]
+        if alive and how == "held":
+            self.world.slurm.hold(alive[pick % len(alive)], True)
+        elif alive:
+            state = JobState.CANCELLED if how == "cancelled" else JobState.FAILED
+            self.world.slurm.finish(alive[pick % len(alive)], state)
+
+    @rule(pick=st.integers(0, 9), move=st.integers(0, 9), uid=st.sampled_from([1000, 1001]))
+    def forge(self, pick: int, move: int, uid: int) -> None:
+        """Somebody claims that a job of his is another's companion, or a second one of a move."""
+        self.step()
+        job_id = self.job(pick, JobState.RUNNING, JobState.PENDING)
+        grown = [m for m in self.world.rows.moves if m.grows]
+        if job_id is not None and len(self.world.companions) < 100:
+            claimed = grown[-1 - move % len(grown)] if grown else None
+            parent = claimed.job_id if claimed else job_id
+            claim = Companion(parent, claimed.attempt if claimed else 0, claimed.id if claimed else 1)
+            self.world.submit_companion(claim, 1, 4, uid=uid)
+
+    @rule(pick=st.integers(0, 9), refuses=st.booleans())
+    def agent_refuses(self, pick: int, refuses: bool) -> None:
+        self.step()
+        job_id = self.job(pick, JobState.PENDING, JobState.RUNNING)
+        if job_id is not None:
+            self.world.trainings[job_id].refuses = refuses
 
     @rule(pick=st.integers(0, 9), seconds=TROUBLE)
     def hold(self, pick: int, seconds: float) -> None:
@@ -227,7 +275,9 @@ class Cluster(RuleBasedStateMachine):
     # --- faults -------------------------------------------------------------------------------------
 
     @rule(
-        call=st.sampled_from(["observe", "jobs", "signal", "requeue", "configure", "renew", "limit_time"]),
+        call=st.sampled_from(
+            ["observe", "jobs", "signal", "requeue", "configure", "renew", "limit_time", "shrink", "cancel"]
+        ),
         applied=st.booleans(),
         refused=st.booleans(),
     )
@@ -255,7 +305,9 @@ class Cluster(RuleBasedStateMachine):
         self.process = Process(self.world)
 
     @rule(
-        step=st.sampled_from([Step.DRAINING, Step.CHECKPOINTED, Step.REQUEUED, Step.CONFIGURED]),
+        step=st.sampled_from(
+            [Step.DRAINING, Step.CHECKPOINTED, Step.REQUEUED, Step.CONFIGURED, Step.RECRUITING, Step.STARTED]
+        ),
         seconds=st.sampled_from([4.0, 40.0, 150.0]),
     )
     def kill_at(self, step: Step, seconds: float) -> None:
@@ -317,13 +369,20 @@ class Cluster(RuleBasedStateMachine):
         for _ in range(10):  # moves of jobs that have ended are closed, by a new leader if need be
             self.turn()
         assert not [m for m in world.rows.moves if not m.step.terminal]
-        by_move = Counter(m.job_id for m in world.rows.moves if Step.CHECKPOINTED in m.times)
+        alone = {c: world.truth(c).raw_state for c in world.companions if not world.truth(c).state.finished}
+        assert not alone, f"companions of jobs that have ended: {alone}"
+        by_move = Counter(
+            m.job_id for m in world.rows.moves if Step.CHECKPOINTED in m.times and not m.in_allocation
+        )
         assert all(n <= by_move[j] for j, n in world.requeued.items()), "requeued more often than moved"
         for move in world.rows.moves:
             if move.step is Step.FAILED:
                 counted[re.sub(r"\d|\(.*|[:;].*|instead.*|on n.*", "", move.detail)] += 1
         counted["moves"] += len(world.rows.moves)
-        counted["completed"] += sum(m.step is Step.TRAINING for m in world.rows.moves)
+        for move in world.rows.moves:
+            if move.step is Step.TRAINING:
+                kind = " (grow)" if move.grows else " (shrink)" if move.in_allocation else ""
+                counted[f"completed {move.path}{kind}"] += 1
         counted["requeues"] += sum(world.requeued.values())
 
 
@@ -343,3 +402,5 @@ def test_whatever_happens() -> None:
     print(f"{counted['steps']} steps in {counted['runs']} runs: {dict(counted)}")
     assert counted["steps"] >= STEPS
     assert counted["requeues"] > 50
+    for path in ("resize (grow)", "resize (shrink)", "relaunch (shrink)"):
+        assert counted[f"completed {path}"] > 10

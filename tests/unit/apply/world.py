@@ -5,19 +5,22 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from pollux.goodput import BatchLimits
 from polluxd.apply.actions import Limits
+from polluxd.apply.placed import held
 from polluxd.apply.reconciler import Reconciler
 from polluxd.config import Config, parse_config
 from polluxd.cycle import Controller
 from polluxd.daemon import Daemon
 from polluxd.model import JobSpec, JobState, Node, Placement, Plan, Report, Snapshot, Step
 from polluxd.slurm.fake import FakeSlurm
-from polluxd.slurm.protocol import Geometry
+from polluxd.slurm.protocol import Companion, Geometry
 from polluxd.store.fake import FakeRows, FakeStore
+
+from .agents import Training, resize
 
 TIMEOUT_S, LEADER_LEASE_S, LEASE_S = 1.0, 3.0, 60.0
 LIMITS = Limits(planned=30.0, drain=6.0, requeued=20.0, start=10.0, training=10.0)
@@ -29,22 +32,6 @@ Policy = Callable[[Snapshot], Plan]
 
 class Killed(BaseException):
     """kill -9 of polluxd."""
-
-
-@dataclass
-class Training:
-    """A job of ours as its agent lives it."""
-
-    work_s: float
-    """Seconds of training that it needs."""
-    done_s: float = 0.0
-    saved_s: float = 0.0
-    """What its newest checkpoint has."""
-    attempt: int = -1
-    stopped_at: float | None = None
-    """When it acknowledged a drain."""
-    silent: bool = False
-    """Its agent hears nothing (a script that never attaches)."""
 
 
 def config(mode: str = "enforce") -> Config:
@@ -140,13 +127,19 @@ class Watched:
     def configure(self, job_id: int, geometry: Geometry, **words: Any) -> None:
         self._about_to("configure", job_id)
         world = self._world
+        claim = world.truth(job_id).companion
+        if claim is not None:
+            assert world.truth(claim.parent).uid == world.truth(job_id).uid, "placed another user's companion"
         promised = Counter[str]()
-        for job in world.ours():
+        for job in world.holders():
             promised.update(job.gpus_per_node_held)
         for move in world.rows.moves:
             starts = move.step is Step.CONFIGURED and world.truth(move.job_id).state is JobState.PENDING
             if starts and move.job_id != job_id:
                 promised.update(dict.fromkeys(move.target.nodes, move.target.gpus_per_node))
+            comes = [c for c in world.holders() if c.companion and c.companion.reallocation == move.id]
+            if move.grows and move.step is Step.CONFIGURED and not any(c.gpus_per_node_held for c in comes):
+                promised.update(dict.fromkeys(move.added.nodes, move.added.gpus_per_node))
         promised.update(dict.fromkeys(geometry.nodes, geometry.gpus_per_node))
         # Elsewhere a job whose lease lapsed may have taken what was promised: that is for Slurm to sort out.
         over = {n: promised[n] for n in geometry.nodes if promised[n] > world.gpus[n]}
@@ -162,12 +155,31 @@ class Watched:
 
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
         self._about_to("shrink", job_id)
+        training, held = self._world.trainings[job_id], self._world.truth(job_id).gpus_per_node_held
+        if training.attempt == self._world.truth(job_id).restart_count:
+            taken = set(training.nodes) & (set(held) - set(nodes))
+            assert not taken, f"nodes taken from under ranks of job {job_id}: {taken}"
         self._slurm.shrink(job_id, nodes)
 
     def cancel(self, job_ids: Sequence[int]) -> None:
+        world = self._world
         for job_id in job_ids:
             self._about_to("cancel", job_id)
+            assert job_id in world.companions, f"cancelled job {job_id}, which is no companion"
+            assert not self._needed(job_id), f"companion {job_id} ended under its parent"
         self._slurm.cancel(job_ids)
+
+    def _needed(self, job_id: int) -> bool:
+        """Ranks train on it, and nobody has told the parent to give it up."""
+        world, claim = self._world, self._world.truth(job_id).companion
+        assert claim is not None
+        training, parent = world.trainings.get(claim.parent), world.truth(claim.parent)
+        if training is None or parent.state is not JobState.RUNNING or job_id not in training.lent:
+            return False
+        moves = [m for m in world.rows.moves if m.job_id == claim.parent]
+        leaving = any(not m.in_allocation and m.step is Step.CHECKPOINTED for m in moves)
+        own = world.rows.moves[claim.reallocation - 1]
+        return training.attempt == parent.restart_count and not leaving and own.step is not Step.FAILED
 
     def limit_time(self, job_id: int, seconds: float) -> None:
         self._about_to("limit_time", job_id)
@@ -196,6 +208,7 @@ class World:
         self.policy: Policy = policy or (lambda snapshot: Plan((), 1.0, 1.0, "none"))
         self.trainings: dict[int, Training] = {}
         self.foreign: set[int] = set()
+        self.companions: set[int] = set()
         self.requeued = Counter[int]()
         """Restarts that polluxd's own calls made."""
         self.acknowledged: set[int] = set()
@@ -211,12 +224,25 @@ class World:
         return self.slurm.clock() + self.skew
 
     def submit(
-        self, *, work_s: float = 1e9, at: Placement | None = None, spec: JobSpec | None = None, **words: Any
+        self,
+        *,
+        work_s: float = 1e9,
+        at: Placement | None = None,
+        spec: JobSpec | None = None,
+        able: str = "requeue",
+        **words: Any,
     ) -> int:
         job_id = self.slurm.submit(spec or JobSpec(), lease=LEASE_S, **words)
-        self.trainings[job_id] = Training(work_s)
+        self.trainings[job_id] = Training(work_s, able=able)
         if at is not None:
             self.slurm.configure(job_id, Geometry(at.nodes, at.gpus_per_node, 1), start=True)
+        return job_id
+
+    def submit_companion(self, claim: Companion, nodes: int, gpus: int, **words: Any) -> int:
+        job_id = self.slurm.submit(
+            JobSpec(), lease=LEASE_S, nodes=nodes, gpus_per_node=gpus, companion=claim, **words
+        )
+        self.companions.add(job_id)
         return job_id
 
     def submit_foreign(self, gpus: int, **words: Any) -> int:
@@ -230,6 +256,16 @@ class World:
 
     def ours(self) -> list[Any]:
         return [self.truth(job_id) for job_id in self.trainings]
+
+    def holders(self) -> list[Any]:
+        return [self.truth(job_id) for job_id in (*self.trainings, *self.companions)]
+
+    def place(self, job_id: int) -> Placement | None:
+        """What the job holds, with what was lent to it."""
+        held_now = dict(self.truth(job_id).gpus_per_node_held)
+        for companion in self.trainings[job_id].lent:
+            held_now |= self.truth(companion).gpus_per_node_held
+        return held(replace(self.truth(job_id), gpus_per_node_held=held_now))
 
     def pass_time(self, seconds: float) -> None:
         """Slurm and the agents live on, 0.5 s at a time."""
@@ -250,9 +286,12 @@ class World:
             if training.attempt != job.restart_count:
                 training.attempt, training.stopped_at = job.restart_count, None
                 training.done_s = training.saved_s
+                training.nodes, training.lent = tuple(job.gpus_per_node_held), {}
+                training.resized = training.refused = 0
             if training.silent or now < job.start_time + 1.0:
                 continue
             self._train(job_id, training, seconds, now)
+            resize(self, job_id, training, now)
             if training.done_s >= training.work_s:
                 self.slurm.finish(job_id)
                 continue
@@ -263,6 +302,9 @@ class World:
                     limits=BatchLimits(32, 256, 8, 64),
                     first_step_at=job.start_time + 1.0,
                     checkpointed=training.saved_s > 0.0,
+                    resize=training.able,
+                    resized=training.resized,
+                    refused=training.refused,
                 )
 
     def _train(self, job_id: int, training: Training, seconds: float, now: float) -> None:
@@ -272,7 +314,7 @@ class World:
             training.done_s += seconds
         for move in self.rows.moves:
             asked = move.job_id == job_id and move.step is Step.DRAINING and move.attempt == training.attempt
-            if asked:
+            if asked and not move.in_allocation:
                 training.saved_s = training.done_s
                 if self.rows.acknowledge(move.id, self.wall()):
                     training.stopped_at = now
@@ -282,7 +324,7 @@ class World:
         """What holds at every moment."""
         assert not self.faults, self.faults
         used = Counter[str]()
-        for job in self.ours():
+        for job in self.holders():
             used.update(job.gpus_per_node_held)
         assert all(used[name] <= gpus for name, gpus in self.gpus.items()), used
         open_moves = Counter(m.job_id for m in self.rows.moves if not m.step.terminal)
