@@ -72,6 +72,9 @@ while True:  # how often this rank was started before
         start += 1
 NAMES = ("GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_PORT", "POLLUX_RESIZED", "POLLUX_LEFT", "POLLUX_RESTARTS")
 note("started", start=start, line=line() is not None, **{name: os.environ.get(name) for name in NAMES})
+mark(f"noted-{start}-{rank}")
+for other in range(world):  # none is ended before it has said that it was there
+    wait_for(f"noted-{start}-{other}")
 '''.replace("\\\\n", "\\n")
 
 
