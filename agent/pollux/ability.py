@@ -34,16 +34,28 @@ class Ability(StrEnum):
     """The processes go on, with fewer or more of their kind."""
 
 
-def ability_of(job: Job, restart: Restart, environ: Mapping[str, str] = os.environ) -> Ability:
-    """What this job is able to, by how it was started and made. Called once, where its loop begins."""
+def least_ability(restart: Restart, environ: Mapping[str, str] = os.environ) -> Ability:
+    """What any loop is able to that is started by `pollux run`, in a Pollux job with checkpoints: a relaunch."""
     if restart.ticket is None or restart.directory is None or not environ.get("POLLUX_LAUNCHED_AT"):
         return Ability.REQUEUE
-    bound = _bound(environ.get("POLLUX_RESIZE", ""))
-    obstacle = None if bound is not Ability.IN_PLACE else obstacle_in_place(job)
+    return lesser(Ability.RELAUNCH, _bound(environ.get("POLLUX_RESIZE", "")))
+
+
+def lesser(one: Ability, other: Ability) -> Ability:
+    """The lesser one of two."""
+    return min(one, other, key=list(Ability).index)
+
+
+def ability_of(job: Job, restart: Restart, environ: Mapping[str, str] = os.environ) -> Ability:
+    """What this job is able to, by how it was started and made. Called once, where its loop begins."""
+    least, bound = least_ability(restart, environ), _bound(environ.get("POLLUX_RESIZE", ""))
+    if least is not Ability.RELAUNCH or bound is not Ability.IN_PLACE:
+        return least
+    obstacle = obstacle_in_place(job)
     if obstacle is not None:
         logger.info("not to be resized in place, but relaunched: %s", obstacle)
         return Ability.RELAUNCH
-    return bound
+    return Ability.IN_PLACE
 
 
 def obstacle_in_place(job: Job) -> str | None:
@@ -64,7 +76,7 @@ def obstacle_in_place(job: Job) -> str | None:
     if len(dist.distributed_c10d._world.pg_map) > (2 if job.world.control is not None else 1):
         return "its script has made process groups"
     # It holds the number of ranks from when it was made, and would go on dividing by that.
-    if any(isinstance(found, DistributedSampler) for found in gc.get_objects()):
+    if any(issubclass(type(found), DistributedSampler) for found in gc.get_objects()):
         return "its script divides data by a DistributedSampler"
     return None
 

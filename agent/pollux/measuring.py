@@ -215,7 +215,11 @@ class NoiseMeter:
         """The batch size changes: successive gradients are no longer alike."""
         self._differenced.forget()
 
-    def close(self) -> None:
+    def settle(self) -> None:
+        """Wait for what is under way between the ranks; it is not taken in."""
         self._buffer.clear()
+
+    def close(self) -> None:
+        self.settle()
         if self._reduction is not None:
             self._reduction.close()

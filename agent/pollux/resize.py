@@ -17,7 +17,7 @@ import threading
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from pollux.ability import Ability, ability_of
+from pollux.ability import Ability, ability_of, least_ability, lesser
 from pollux.control import ControlExchange
 from pollux.errors import LEFT_STATUS, RELAUNCH_STATUS, RETRY_STATUS, PolluxAgentError, RankLost
 from pollux.handover import hand_over
@@ -51,7 +51,7 @@ class Resizer:
 
     def __init__(self, job: Job, restart: Restart, exchange: ControlExchange, joiner: Joiner | None) -> None:
         self.ability = Ability.REQUEUE
-        """What the job can do; known where its loop begins."""
+        """What the job can do; known in full where its loop begins."""
         self.resized = 0
         """The newest re-allocation of this kind that is in effect."""
         self.cost: float | None = None
@@ -80,13 +80,15 @@ class Resizer:
             self._come_in(self._joiner)
         elif self._loops > 1:
             # Of which loop a joiner would have to come into, it knows nothing.
-            self.ability = min(self.ability, Ability.RELAUNCH, key=list(Ability).index)
+            self.ability = lesser(self.ability, Ability.RELAUNCH)
         elif self._job.is_main:
             self.ability = ability_of(self._job, self._restart)
-            self._line = LauncherLine.from_environment()
 
     def arrived(self) -> None:
         """Reports have begun. On rank 0 of processes that a relaunch has started: whoever was to leave has left."""
+        if self._job.is_main:
+            self.ability = least_ability(self._restart)
+            self._line = LauncherLine.from_environment()
         number = self._restart.resized_for
         if number and self._restart.reports:
             before = self._restart.interrupted_at

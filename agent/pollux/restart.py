@@ -329,7 +329,9 @@ class Restart(Draining):
 
     def report(self) -> dict[str, Any]:
         """This module's share of a report."""
-        return {"checkpointed": self.checkpointed, "times": asdict(self.times), "restart_cost": self.cost}
+        # What a relaunch has cost is told as a resize's: a requeue costs more.
+        cost = None if self.resized_for else self.cost
+        return {"checkpointed": self.checkpointed, "times": asdict(self.times), "restart_cost": cost}
 
     def close(self) -> None:
         atexit.unregister(self.close)

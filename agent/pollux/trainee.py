@@ -109,7 +109,7 @@ class Trainee:
 
     def leave_group(self) -> None:
         """Before the process groups are given up: wait for what the meter has under way in them."""
-        self.meter.close()
+        self.meter.settle()
 
     def rewrap(self, world: World) -> None:
         """In the process groups of `world`: make the wrapper anew, within the object that the script holds.
@@ -125,6 +125,7 @@ class Trainee:
             type(wrapper).__init__(wrapper, self.module, **{**self._ddp, "init_sync": False})
             wrapper.__dict__.update(kept)
         before = self.meter
+        before.close()
         self.meter = self._metered(world, before.sampling)
         self.meter.initial, self.meter.agreed = before.initial, before.agreed
 

@@ -1,0 +1,277 @@
+"""The parts of a resize by themselves: abilities, orders, recruitment's command, the way in, the handing over."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data.distributed import DistributedSampler
+
+from pollux import handover
+from pollux.ability import Ability, ability_of, least_ability
+from pollux.errors import LaunchError, PolluxAgentError
+from pollux.goodput import NoiseScale
+from pollux.joining import Joiner
+from pollux.orders import Ask, objection
+from pollux.recruit import RecruitmentFailed, Wanted, clean, submit
+from pollux.report import Publisher
+from pollux.ticket import Ticket
+from pollux.world import World, join
+
+LAUNCHED = {"POLLUX_LAUNCHED_AT": "1.0"}
+
+
+# -- abilities ------------------------------------------------------------------------------------------------
+
+
+def job(**changes: Any) -> Any:
+    wrapped = DistributedDataParallel.__new__(DistributedDataParallel)
+    stepper = SimpleNamespace(trainees=["one"], managed=True)
+    world = SimpleNamespace(own=True, control=None)
+    facts = {"model": wrapped, "module": nn.Linear(1, 1), "stepper": stepper, "world": world}
+    return SimpleNamespace(**facts | changes)
+
+
+def started(**changes: Any) -> Any:
+    return SimpleNamespace(**{"ticket": "one", "directory": Path("/somewhere")} | changes)
+
+
+@pytest.mark.parametrize(
+    ("asked", "most"),
+    [
+        ("", "in-place"),
+        ("in-place", "in-place"),
+        ("relaunch", "relaunch"),
+        ("requeue", "requeue"),
+        ("x", "requeue"),
+    ],
+)
+def test_the_directive_bounds_what_a_job_is_able_to(asked: str, most: str) -> None:
+    environment = LAUNCHED | {"POLLUX_RESIZE": asked}
+    assert ability_of(job(), started(), environment) == most
+    assert least_ability(started(), environment) == ("requeue" if most == "requeue" else "relaunch")
+
+
+def test_without_a_launcher_a_ticket_or_checkpoints_a_job_can_only_be_requeued() -> None:
+    assert ability_of(job(), started(), {}) is Ability.REQUEUE
+    assert ability_of(job(), started(ticket=None), LAUNCHED) is Ability.REQUEUE
+    assert ability_of(job(), started(directory=None), LAUNCHED) is Ability.REQUEUE
+
+
+def test_what_holds_the_number_of_ranks_elsewhere_is_relaunched() -> None:
+    compiled = nn.Linear(1, 1)
+    compiled._orig_mod = nn.Linear(1, 1)
+    obstacles = {
+        "two models": job(stepper=SimpleNamespace(trainees=[1, 2], managed=True)),
+        "a loop of its own": job(stepper=SimpleNamespace(trainees=[1], managed=False)),
+        "one plain rank": job(model=nn.Linear(1, 1)),
+        "a process group of the script's": job(world=SimpleNamespace(own=False, control=None)),
+        "compiled": job(module=compiled),
+    }
+    for name, found in obstacles.items():
+        assert ability_of(found, started(), LAUNCHED) is Ability.RELAUNCH, name
+    assert ability_of(job(), started(), LAUNCHED) is Ability.IN_PLACE
+    sampler = DistributedSampler(range(8), num_replicas=2, rank=0)  # type: ignore[var-annotated,arg-type]
+    assert ability_of(job(), started(), LAUNCHED) is Ability.RELAUNCH, sampler
+
+
+# -- orders ---------------------------------------------------------------------------------------------------
+
+
+def ask(nodes: str, kind: str = "shrink", path: str = "resize", per_node: int = 2) -> Ask:
+    order = {"id": 4, "path": path, "kind": kind, "nodes": nodes.split(), "gpus_per_node": per_node}
+    return Ask.parse(order | {"step": "draining"})
+
+
+@pytest.mark.parametrize(
+    ("order", "why"),
+    [
+        (ask("n1"), None),
+        (ask("n1 n2 n3", "grow"), None),
+        (ask("n1", path="relaunch"), None),
+        (ask("n1", per_node=1), "expected 2 ranks on each node"),
+        (ask("n2"), "n1, is to stay"),
+        (ask("n1 n2"), "expected some of the nodes"),
+        (ask("n1 n3"), "expected some of the nodes"),
+        (ask("n1 n3", "grow"), "n2 and more"),
+    ],
+)
+def test_an_order_has_to_make_sense(order: Ask, why: str | None) -> None:
+    world = World(0, 4, 2, torch.device("cpu"), None, places=("n1", "n1", "n2", "n2"))
+    found = objection(order, world, Ability.IN_PLACE, resting=False)
+    assert (found is None) if why is None else (why in str(found))
+
+
+def test_an_order_beyond_the_job_s_ability_is_refused() -> None:
+    world = World(0, 4, 2, torch.device("cpu"), None, places=("n1", "n1", "n2", "n2"))
+    for ability in (Ability.RELAUNCH, Ability.REQUEUE):
+        assert ability.value in str(objection(ask("n1"), world, ability, resting=False))
+    assert objection(ask("n1", path="relaunch"), world, Ability.RELAUNCH, resting=False) is None
+    assert "over" in str(objection(ask("n1"), world, Ability.IN_PLACE, resting=True))
+    lent = World(0, 4, 2, torch.device("cpu"), None, places=("n1", "n1", "n2", "n2"), lent=2)
+    assert "companion" in str(objection(ask("n1", path="relaunch"), lent, Ability.IN_PLACE, resting=False))
+
+
+@pytest.mark.parametrize(
+    "change", [{"path": "requeue"}, {"kind": "grow", "path": "relaunch"}, {"nodes": None}, {"id": "x"}]
+)
+def test_garbled_orders_are_refused(change: dict[str, Any]) -> None:
+    order = {"id": 4, "path": "resize", "kind": "shrink", "nodes": ["n1"], "gpus_per_node": 2}
+    with pytest.raises(PolluxAgentError):
+        Ask.parse(order | change)
+
+
+def test_an_order_is_passed_on_once_and_so_is_its_end() -> None:
+    heard: list[Any] = []
+    ticket = Ticket("c", 1, 0, 0, "token", "dbname=nowhere")
+    publisher = Publisher(ticket, dict, lambda _: None, heard.append)
+    order = {"id": 4, "path": "resize"}
+    for instructions in ({"drain": None, "resize": order}, {"resize": order}, {"drain": None}, {}, "garbled"):
+        publisher._obey(instructions)
+    assert heard == [order, None]
+
+
+# -- recruitment ----------------------------------------------------------------------------------------------
+
+
+def test_the_companion_s_environment_is_the_user_s_own() -> None:
+    kept = {"PATH": "/bin", "HOME": "/home/me", "DATA": "x", "SLURM_CONF": "/etc/slurm.conf", "RANKS": "3"}
+    kept |= {"POLLUX_MODE": "enforce", "POLLUX_CHECKPOINT_DIR": "/c", "OMP_NUM_THREADS": "1"}
+    dropped = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"]
+    dropped += ["SLURM_JOB_ID", "SLURM_NTASKS_PER_NODE", "SBATCH_PARTITION", "POLLUX_TICKET_DIR", "PMIX_RANK"]
+    dropped += [
+        "POLLUX_LAUNCHER_FD",
+        "POLLUX_RESIZED",
+        "GROUP_RANK",
+        "TORCHELASTIC_RUN_ID",
+        "GLOO_SOCKET_IFNAME",
+    ]
+    assert clean(kept | dict.fromkeys(dropped, "1")) == kept
+
+
+def commands(folder: Path, **scripts: str) -> None:
+    for name, script in scripts.items():
+        path = folder / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+
+def test_the_companion_is_submitted_like_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = "JobId=9 JobName=a StdErr=/o/e StdIn=/dev/null StdOut=/o/my 100% run.out Power= TresPerNode=gres/gpu:2"
+    commands(
+        tmp_path, scontrol=f"echo '{shown}'", sbatch=f'cat > {tmp_path}/script; for a; do echo "$a"; done >&2'
+    )
+    commands(
+        tmp_path, sbatch=f'cat > {tmp_path}/script; for a; do echo "$a"; done > {tmp_path}/args; echo "12;c1"'
+    )
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "9", "SLURM_RESTART_COUNT": "2"}
+    environment |= {"SLURM_JOB_ACCOUNT": "a", "SLURM_JOB_QOS": "q", "SLURM_JOB_CPUS_PER_NODE": "8(x2),6"}
+    assert submit(Path("/c/companion-3.json"), Wanted(3, 2, 4), environment) == "12"
+    options = set((tmp_path / "args").read_text().splitlines())
+    assert {
+        "--nodes=2",
+        "--ntasks-per-node=1",
+        "--gres=gpu:4",
+        "--cpus-per-task=6",
+        "--no-requeue",
+    } <= options
+    assert {"--account=a", "--qos=q", "--output=/o/my 100%% run.out", "--open-mode=append"} <= options
+    assert not [option for option in options if option.startswith("--partition")]
+    lines = (tmp_path / "script").read_text().splitlines()
+    assert lines[1] == "#POLLUX companion-of=9 attempt=2 reallocation=3"
+    assert lines[2].endswith("--companion /c/companion-3.json")
+
+
+def test_a_site_that_forbids_it_is_a_typed_error(tmp_path: Path) -> None:
+    environment = {"PATH": str(tmp_path), "SLURM_JOB_ID": ""}
+    with pytest.raises(RecruitmentFailed, match="cannot be submitted"):
+        submit(tmp_path / "f", Wanted(3, 1, 1), environment)
+    commands(tmp_path, sbatch="echo 'sbatch: error: not from\n a compute node' >&2; exit 1")
+    with pytest.raises(
+        RecruitmentFailed, match="refused the companion job: sbatch: error: not from a compute node"
+    ):
+        submit(tmp_path / "f", Wanted(3, 1, 1), environment)
+
+
+def test_the_way_in_is_read_from_a_file_that_is_the_user_s_alone(tmp_path: Path) -> None:
+    told = {"per_node": 2, "first": 4, "size": 8, "nodes": 4, "reallocation": 3, "adaptive": False}
+    told |= {"address": "127.0.0.1", "port": 1, "secret": "s"}
+    path = tmp_path / "companion-3.json"
+    path.touch(mode=0o600)
+    path.write_text(json.dumps(told))
+    environment = {
+        "POLLUX_COMPANION": str(path),
+        "GROUP_RANK": "1",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+    }
+    joiner = Joiner.from_environment(environment)
+    assert joiner is not None
+    assert joiner.index == 3
+    assert environment["POLLUX_ADAPTIVE"] == "no"
+    assert Joiner.from_environment({}) is None
+    with pytest.raises(LaunchError, match="2 ranks on each node"):
+        Joiner.from_environment(environment | {"LOCAL_WORLD_SIZE": "1"})
+    path.chmod(0o644)
+    with pytest.raises(LaunchError, match="0600"):
+        Joiner.from_environment(environment)
+    path.chmod(0o600)
+    for garbled in ("{", "{}", "[]", json.dumps(told | {"port": None})):
+        path.write_text(garbled)
+        with pytest.raises(LaunchError):
+            Joiner.from_environment(environment)
+
+
+# -- handing over ---------------------------------------------------------------------------------------------
+
+
+def whole() -> dict[str, Any]:
+    """Everything that a state may hold."""
+    generator = torch.Generator().manual_seed(5)
+    large = torch.randn(300, 7, generator=generator)
+    norm = nn.BatchNorm1d(3)
+    return {
+        "large": large,
+        "again": large,
+        "turned": large.t(),
+        "module": norm.state_dict(),
+        "kinds": [torch.tensor(3), torch.zeros(0, 2), torch.tensor([True, False]), torch.ones(3).bfloat16()],
+        "noise": NoiseScale(1.0, 2.0),
+        "plain": (1, "two", None, {3: [4.0]}),
+        "ordered": OrderedDict(a=torch.arange(5)),
+    }
+
+
+def give(size_of_bundle: int) -> Any:
+    handover.BUNDLE = size_of_bundle
+    world = join(torch.device("cpu"))
+    return handover.hand_over(whole() if world.rank == 0 else None, world, joiners=1)
+
+
+@pytest.mark.parametrize("size_of_bundle", [1, 9000, 1 << 24])
+def test_a_state_arrives_as_it_is(ranks: Any, size_of_bundle: int) -> None:
+    first, second, joiner = ranks(3, give, size_of_bundle)
+    assert first is None
+    assert second is None
+    expected = whole()
+    assert joiner.keys() == expected.keys()
+    for name in ("large", "again", "turned"):
+        assert torch.equal(joiner[name], expected[name])
+    for a, b in zip(joiner["kinds"], expected["kinds"], strict=True):
+        assert a.dtype == b.dtype
+        assert a.shape == b.shape
+        assert torch.equal(a, b)
+    assert joiner["noise"] == expected["noise"]
+    assert type(joiner["noise"]) is NoiseScale
+    assert joiner["plain"] == expected["plain"]
+    assert joiner["module"]._metadata == expected["module"]._metadata
+    nn.BatchNorm1d(3).load_state_dict(joiner["module"])
+    assert torch.equal(joiner["ordered"]["a"], torch.arange(5))
