@@ -1,0 +1,124 @@
+"""Companions are put where they belong: into their parent, on their way in, or astray. None is believed at its word."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from polluxd.apply.companions import gather, named_moves
+from polluxd.model import JobSpec, JobState, Placement, Reallocation, Step
+from polluxd.slurm.protocol import ClusterState, Companion, SlurmJob
+
+ONE, BOTH = Placement(("n1",), 4), Placement(("n1", "n3"), 4)
+MOVE = Reallocation(12, 7, 2, "resize", ONE, BOTH, "", Step.TRAINING, {Step.PLANNED: 1.0})
+PARENT = SlurmJob(
+    job_id=7,
+    name="train",
+    user="ann",
+    uid=1000,
+    account="lab",
+    partition="main",
+    qos="normal",
+    state=JobState.RUNNING,
+    raw_state="RUNNING",
+    reason="None",
+    restart_count=2,
+    submit_time=0.0,
+    nodes=("n1",),
+    gpus_per_node_held={"n1": 4},
+    cpus_per_node_held={"n1": 8},
+    spec=JobSpec(),
+)
+COMPANION = replace(
+    PARENT,
+    job_id=9,
+    restart_count=0,
+    nodes=("n3",),
+    gpus_per_node_held={"n3": 4},
+    cpus_per_node_held={"n3": 8},
+    companion=Companion(7, 2, 12),
+)
+
+
+def gathered(*jobs: SlurmJob, **of_move: object):  # type: ignore[no-untyped-def]
+    move = replace(MOVE, **of_move)  # type: ignore[arg-type]
+    return gather(ClusterState(1.0, (), jobs), {move.id: move})
+
+
+def test_one_that_has_joined_is_part_of_its_parent() -> None:
+    seen = gathered(COMPANION, PARENT)
+    (job,) = seen.state.jobs
+    assert (job.job_id, job.nodes, job.gpus_per_node_held) == (7, ("n1", "n3"), {"n1": 4, "n3": 4})
+    assert (job.cpus_per_node_held, job.base) == ({"n1": 8, "n3": 8}, ("n1",))
+    assert [c.job_id for c in job.companions] == [9]
+    assert (seen.recruits, seen.strays, named_moves(ClusterState(1.0, (), (PARENT, COMPANION)))) == (
+        {},
+        (),
+        [12],
+    )
+
+
+@pytest.mark.parametrize("step", [Step.RECRUITING, Step.CONFIGURED, Step.STARTED])
+def test_one_on_its_way_in_is_nobodys_yet(step: Step) -> None:
+    seen = gathered(PARENT, COMPANION, replace(COMPANION, job_id=10), step=step)
+    assert [job.job_id for job in seen.state.jobs] == [7]
+    assert seen.state.jobs[0].companions == ()
+    assert {number: job.job_id for number, job in seen.recruits.items()} == {12: 9}
+    assert [job.job_id for job in seen.strays] == [10], "a second one was not asked for"
+
+
+@pytest.mark.parametrize(
+    "parent",
+    [
+        {"uid": 1001},
+        {"account": "other"},
+        {"restart_count": 3},
+        {"state": JobState.COMPLETING},
+        {"state": JobState.COMPLETED},
+        {"state": JobState.PENDING},
+        {"spec": None},
+        {"job_id": 8},
+        {"companion": Companion(6, 0, 11)},
+    ],
+)
+def test_one_whose_parent_is_not_what_it_says_goes_astray(parent: dict[str, object]) -> None:
+    seen = gathered(replace(PARENT, **parent), COMPANION)  # type: ignore[arg-type]
+    assert 9 in [job.job_id for job in seen.strays]
+    assert all(not job.companions for job in seen.state.jobs)
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        {"job_id": 8},
+        {"attempt": 1},
+        {"path": "requeue"},
+        {"source": BOTH, "target": ONE},
+        {"id": 13},
+        {"step": Step.FAILED},
+    ],
+)
+def test_one_that_no_move_asked_for_goes_astray(move: dict[str, object]) -> None:
+    seen = gathered(PARENT, COMPANION, **move)
+    assert [job.job_id for job in seen.strays] == [9]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"gpus_per_node_held": {"n2": 4}},
+        {"gpus_per_node_held": {"n3": 2}},
+        {"state": JobState.COMPLETING},
+        {"state": JobState.PENDING, "gpus_per_node_held": {}},
+    ],
+)
+def test_one_that_is_elsewhere_or_leaving_is_not_its_parents(changes: dict[str, object]) -> None:
+    seen = gathered(PARENT, replace(COMPANION, **changes))  # type: ignore[arg-type]
+    assert [job.job_id for job in seen.strays] == [9]
+    assert seen.loose == seen.strays
+
+
+def test_one_that_has_ended_is_forgotten() -> None:
+    seen = gathered(PARENT, replace(COMPANION, state=JobState.CANCELLED, gpus_per_node_held={}))
+    assert (seen.state.jobs, seen.loose) == ((PARENT,), ())

@@ -1,0 +1,127 @@
+"""Which way a job takes, and what its next move is expected to cost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pollux.goodput import BatchLimits
+from polluxd.apply.actions import PAUSED
+from polluxd.apply.paths import Means, choose, failed_paths, likely
+from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Placement, Reallocation, Report, Step
+from polluxd.slurm.protocol import SlurmJob
+
+ALL = Means(frozenset({"resize", "relaunch", "requeue"}), can_shrink=True)
+
+
+def on(*names: str, gpus: int = 4) -> Placement:
+    return Placement(names, gpus)
+
+
+def job(*own: str, lent: tuple[tuple[str, ...], ...] = (), gpus: int = 4, host: str = "") -> SlurmJob:
+    base = SlurmJob(
+        7, "train", "ann", 1000, "lab", "main", "normal", JobState.RUNNING, "RUNNING", "None", 0, 0.0
+    )
+    companions = tuple(
+        replace(base, job_id=100 + i, gpus_per_node_held=dict.fromkeys(names, gpus))
+        for i, names in enumerate(lent)
+    )
+    names = [*own, *(name for group in lent for name in group)]
+    return replace(
+        base,
+        spec=JobSpec(),
+        gpus_per_node_held=dict.fromkeys(names, gpus),
+        batch_host=host or own[0],
+        companions=companions,
+    )
+
+
+def says(able: str, attempt: int = 0) -> Report:
+    return Report(attempt=attempt, at=0.0, limits=BatchLimits(32, 1024, 8, 128), resize=able)
+
+
+@pytest.mark.parametrize(
+    ("able", "target", "path"),
+    [
+        ("in-place", on("n1", "n2", "n3"), "resize"),
+        ("in-place", on("n1"), "resize"),
+        ("relaunch", on("n1"), "relaunch"),
+        ("relaunch", on("n1", "n2", "n3"), "requeue"),  # processes cannot start where there is no allocation
+        ("requeue", on("n1"), "requeue"),
+        ("in-place", on("n2"), "requeue"),  # its batch script would go
+        ("in-place", on("n1", "n3"), "requeue"),  # one out, another in
+        ("in-place", on("n1", "n2", gpus=2), "requeue"),
+        ("in-place", NO_PLACEMENT, "park"),
+    ],
+)
+def test_the_fastest_path_that_job_and_target_allow(able: str, target: Placement, path: str) -> None:
+    assert choose(on("n1", "n2"), target, job("n1", "n2"), says(able), ALL)[0] == path
+
+
+def test_the_target_begins_with_the_batch_host_and_keeps_those_that_stay_together() -> None:
+    shown = job("n5", "n2", host="n5")
+    path, target = choose(on("n2", "n5"), on("n1", "n2", "n5"), shown, says("in-place"), ALL)
+    assert (path, target.nodes) == ("resize", ("n5", "n2", "n1"))
+    path, target = choose(on("n2", "n5"), on("n1", "n2"), shown, says("in-place"), ALL)
+    assert (path, target.nodes) == ("requeue", ("n1", "n2"))
+
+
+def test_without_slurmdbd_only_companions_are_given_back() -> None:
+    means = replace(ALL, can_shrink=False)
+    both, source = job("n1", "n2", lent=(("n3", "n4"), ("n5",))), on("n1", "n2", "n3", "n4", "n5")
+    for target, path in (
+        (on("n1", "n2", "n5"), "resize"),
+        (on("n1", "n2", "n3", "n4"), "resize"),
+        (on("n1", "n3", "n4", "n5"), "requeue"),
+    ):
+        assert choose(source, target, both, says("in-place"), means)[0] == path
+    assert choose(source, on("n1", "n3", "n4", "n5"), both, says("in-place"), ALL)[0] == "resize"
+
+
+def test_a_companion_is_kept_or_given_up_whole_and_none_is_relaunched() -> None:
+    lent, source = job("n1", lent=(("n2", "n3"),)), on("n1", "n2", "n3")
+    assert choose(source, on("n1", "n2"), lent, says("in-place"), ALL)[0] == "requeue"
+    assert choose(source, on("n1"), lent, says("relaunch"), ALL)[0] == "requeue"
+
+
+def test_a_path_that_failed_in_this_attempt_gives_way_to_the_next_below() -> None:
+    source, shown = on("n1", "n2"), job("n1", "n2")
+    failed = replace(ALL, failed={7: frozenset({"resize"})})
+    assert choose(source, on("n1"), shown, says("in-place"), failed)[0] == "relaunch"
+    assert choose(source, on("n1", "n2", "n3"), shown, says("in-place"), failed)[0] == "requeue"
+    both = replace(ALL, failed={7: frozenset({"resize", "relaunch"})})
+    assert choose(source, on("n1"), shown, says("in-place"), both)[0] == "requeue"
+    other = replace(ALL, failed={8: frozenset({"resize"})})
+    assert choose(source, on("n1"), shown, says("in-place"), other)[0] == "resize"
+    unwanted = replace(ALL, paths=frozenset({"relaunch", "requeue"}))
+    assert choose(source, on("n1"), shown, says("in-place"), unwanted)[0] == "relaunch"
+
+
+def test_nothing_is_believed_of_another_attempt_or_of_what_slurm_shows_otherwise() -> None:
+    source, shown = on("n1", "n2"), job("n1", "n2")
+    assert choose(source, on("n1"), shown, says("in-place", attempt=1), ALL)[0] == "requeue"
+    assert choose(source, on("n1"), shown, None, ALL)[0] == "requeue"
+    assert choose(on("n1", "n3"), on("n1"), shown, says("in-place"), ALL)[0] == "requeue"
+    assert choose(source, on("n1"), replace(shown, batch_host=""), says("in-place"), ALL)[0] == "requeue"
+    asleep = replace(shown, state=JobState.SUSPENDED)
+    assert choose(source, on("n1"), asleep, says("in-place"), ALL)[0] == "requeue"
+
+
+def test_what_speaks_against_a_path_and_what_does_not() -> None:
+    move = Reallocation(1, 7, 0, "resize", on("n1"), on("n1", "n2"), "", Step.FAILED, {Step.PLANNED: 1.0})
+    assert failed_paths([move]) == {7: {"resize"}}
+    assert failed_paths([move, replace(move, path="relaunch")]) == {7: {"resize", "relaunch"}}
+    assert failed_paths([replace(move, cancelled_by="ann")]) == {}
+    assert failed_paths([replace(move, detail=PAUSED)]) == {}
+    assert failed_paths([replace(move, step=Step.TRAINING)]) == {}
+
+
+def test_the_next_move_is_expected_in_place_of_jobs_on_whole_nodes_alone() -> None:
+    shown = job("n1", "n2")
+    assert likely(shown, says("in-place"), ALL, whole_nodes=True) == "resize"
+    assert likely(shown, says("in-place"), ALL, whole_nodes=False) == "requeue"
+    assert likely(shown, says("relaunch"), ALL, whole_nodes=True) == "requeue"
+    assert likely(shown, says("in-place"), Means(), whole_nodes=True) == "requeue"
+    failed = replace(ALL, failed={7: frozenset({"resize"})})
+    assert likely(shown, says("in-place"), failed, whole_nodes=True) == "requeue"
