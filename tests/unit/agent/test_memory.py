@@ -219,7 +219,9 @@ def test_ranks_that_keep_asking_for_another_start_get_three(tmp_path: Path) -> N
     script.write_text("import sys; print('started'); sys.exit(75)")
     agent = Path(__file__).parents[3] / "agent"
     # Without the import of torch, which this script has no use for.
-    launch = "import sys; from pollux import launch, node; node.PRELOAD = (); sys.exit(launch.main(sys.argv[1:]))"
+    launch = (
+        "import sys; from pollux import launch, node; node.PRELOAD = (); sys.exit(launch.main(sys.argv[1:]))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", launch, "run", str(script)],
         env={**os.environ, "PYTHONPATH": str(agent)},
