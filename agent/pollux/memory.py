@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from pollux.checkpoint_file import write_durably
 from pollux.errors import RETRY_STATUS, BatchError, PolluxAgentError
@@ -97,7 +98,9 @@ class MemoryBounds:
         bound = failed // 2
         if bound < limits.local_min:
             return False
-        alone = not stepper.meter.distributed
+        # One rank that others have left is wrapped still, and a wrapper's pass cannot be broken off half-way.
+        wrapped = isinstance(stepper.trainees[0].model, DistributedDataParallel)
+        alone = not stepper.meter.distributed and not wrapped
         if not alone and self._directory is None:
             return False
         self._bounds[self.gpu_type] = bound

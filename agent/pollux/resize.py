@@ -17,6 +17,8 @@ import threading
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from pollux.ability import Ability, ability_of, least_ability, lesser
 from pollux.control import ControlExchange
 from pollux.errors import LEFT_STATUS, RELAUNCH_STATUS, RETRY_STATUS, PolluxAgentError, RankLost
@@ -220,6 +222,10 @@ class Resizer:
             restart.ask_drain(under_way.reallocation)
         for trainee in stepper.trainees:
             trainee.leave_group()
+        if job.device.type == "cuda":
+            torch.cuda.synchronize(
+                job.device
+            )  # what runs on in the groups' streams would be cut off with them
         # First, as it may take a while: from the order on, leavers have seconds to end in.
         relaunches = exchange.gather(self._acting is not None and self._acting.path == "relaunch")[0]
         seconds = stepper.save(durable=relaunches)
@@ -372,5 +378,9 @@ class Resizer:
             until(lambda: meeting.count(name) >= leavers.ranks, GONE_WAIT)
 
     def close(self) -> None:
-        """No more resizes: joiners that are on their way are sent back."""
+        """The training is over, and with it what was to be resized: joiners that are on their way are sent back."""
+        recruit = self._recruit
+        number = recruit.wanted.reallocation if recruit is not None else self._asked and self._asked.number
         self.ask(None)
+        if number:
+            self.refuse(number, "the training is over")

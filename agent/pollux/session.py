@@ -300,6 +300,7 @@ class Job(Readings):
                 raise
             progress.next_epoch(length, stepper.data.pass_index)
         stepper.finish()
+        self._resizer.close()
 
     def micro_batch(self) -> MicroBatch:
         """Context of one forward and backward pass; only a step's last one synchronises the ranks."""
