@@ -4,9 +4,12 @@
 #
 #   contrib/devcluster/newer.sh [pytest's arguments]       as root
 #
+# Where pyslurm can be built for that Slurm (forky's), the tests of the client that uses it run there too.
+#
 # SUITE   Debian suite: trixie has Slurm 24.11, forky 26.05          (trixie)
 # ROOT    where the Debian root lies                                 (/var/tmp/pollux-SUITE)
 # MIRROR  of Debian                                                  (http://deb.debian.org/debian)
+# PYSLURM "no" leaves pyslurm out: it takes a compiler, 200 MB and two minutes  (yes)
 set -euo pipefail
 
 repository=$(cd "$(dirname "$0")/../.." && pwd)
@@ -20,7 +23,7 @@ packages+=,mariadb-server-core,mariadb-client-core,postgresql,python3-venv,lua5.
 python_packages=(numpy scipy sqlalchemy psycopg2-binary pydantic typer rich ClusterShell sdnotify
   pytest pytest-timeout hypothesis)
 tests=(tests/integration/test_slurm_contract.py tests/integration/test_slurm_hooks.py
-  tests/integration/test_slurm_faults.py tests/unit/slurm)
+  tests/integration/test_slurm_faults.py tests/integration/test_pyslurm.py tests/unit/slurm)
 
 fail() {
   echo "newer.sh: $1 failed. The end of $log:" >&2
@@ -71,6 +74,15 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$digest" ]; then
   echo "$digest" >"$stamp"
   echo "  Debian $suite in $root ($((SECONDS - began)) s)"
 fi
-echo "  $(inside slurmctld -V), $(inside python3 --version)"
+built=$root/.pollux-pyslurm
+recipe=$(sha256sum <"$repository/contrib/devcluster/pyslurm.sh")
+if [ "${PYSLURM:-yes}" != no ] && [ "$(cat "$built" 2>/dev/null)" != "$recipe" ]; then
+  status=0
+  inside contrib/devcluster/pyslurm.sh >>"$log" 2>&1 || status=$?
+  [ $status = 0 ] || [ $status = 3 ] || fail "building pyslurm"
+  echo "$recipe" >"$built"
+fi
+echo "  $(inside slurmctld -V), $(inside python3 --version), $(inside /venv/bin/pip list 2>/dev/null |
+  awk '$1 == "pyslurm" { print "pyslurm for Slurm " $2; found = 1 } END { if (!found) print "no pyslurm" }')"
 [ $# -gt 0 ] || set -- "${tests[@]}"
 inside /venv/bin/python -m pytest -q -p no:cacheprovider "$@"

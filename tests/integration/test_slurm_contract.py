@@ -1,9 +1,12 @@
-"""The same scenarios on the fake and on the real Slurm: what one does, the other does."""
+"""The same scenarios on the fake and on the real Slurm, through each of its clients: what one does, the others do."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from math import floor
 from pathlib import Path
 from typing import Protocol
@@ -14,7 +17,8 @@ from contrib.devcluster import DevCluster
 from polluxd.errors import SlurmRefused
 from polluxd.model import JobSpec, JobState, Node
 from polluxd.slurm.fake import FakeSlurm
-from polluxd.slurm.protocol import Geometry, SlurmClient, SlurmJob
+from polluxd.slurm.protocol import Companion, Geometry, SlurmClient, SlurmJob
+from polluxd.slurm.pyslurm_client import PyslurmClient
 from polluxd.slurm.scontrol import ScontrolClient
 
 
@@ -28,14 +32,15 @@ class World(Protocol):
     def submit(
         self, *, ours: bool = True, gpus: int = 1, begin_in: float = 0, after: int | None = None
     ) -> int: ...
+    def lend(self, claim: Companion, *, nodes: int, gpus: int) -> int: ...
     def finish(self, job_id: int) -> None: ...
     def fail(self, job_id: int) -> None: ...
     def hold(self, job_id: int) -> None: ...
 
 
 class FakeWorld:
-    def __init__(self) -> None:
-        self.slurm = FakeSlurm([Node(f"n{i}", gpus=4, cpus=8) for i in range(1, 5)])
+    def __init__(self, *, slurmdbd: bool = False) -> None:
+        self.slurm = FakeSlurm([Node(f"n{i}", gpus=4, cpus=8) for i in range(1, 5)], slurmdbd=slurmdbd)
         self.client: SlurmClient = self.slurm
 
     def now(self) -> float:
@@ -51,6 +56,9 @@ class FakeWorld:
         spec = JobSpec(max_gpus=16) if ours else None
         return self.slurm.submit(spec, gpus_per_node=gpus, lease=60, begin=begin, depends_on=after)
 
+    def lend(self, claim: Companion, *, nodes: int, gpus: int) -> int:
+        return self.slurm.submit(JobSpec(), nodes=nodes, gpus_per_node=gpus, lease=60, companion=claim)
+
     def finish(self, job_id: int) -> None:
         self.slurm.finish(job_id)
 
@@ -64,10 +72,10 @@ class FakeWorld:
 class RealWorld:
     """Jobs are `sleep`s that end well when their file `stop.<id>` appears, and badly when `fail.<id>` does."""
 
-    def __init__(self, cluster: DevCluster, folder: Path) -> None:
+    def __init__(self, cluster: DevCluster, folder: Path, client: SlurmClient) -> None:
         self.cluster = cluster
         self.folder = folder
-        self.client: SlurmClient = ScontrolClient(conf=cluster.slurm_conf)
+        self.client = client
         self._jobs: list[int] = []
 
     def now(self) -> float:
@@ -93,6 +101,19 @@ class RealWorld:
         self._jobs.append(job_id)
         return job_id
 
+    def lend(self, claim: Companion, *, nodes: int, gpus: int) -> int:
+        script = self.folder / "companion.sh"
+        script.write_text(
+            f"#!/bin/sh\n#POLLUX companion-of={claim.parent} attempt={claim.attempt} "
+            f"reallocation={claim.reallocation}\nsleep 600\n"
+        )
+        options = [f"--nodes={nodes}", "--ntasks-per-node=1", f"--gres=gpu:{gpus}", "--no-requeue"]
+        job_id = int(
+            self.cluster.command("sbatch", "--parsable", *options, "--output=/dev/null", str(script))
+        )
+        self._jobs.append(job_id)
+        return job_id
+
     def finish(self, job_id: int) -> None:
         (self.folder / f"stop.{job_id}").touch()
 
@@ -108,12 +129,44 @@ class RealWorld:
         wait_for(self, lambda: all(j.state.finished for j in self.client.jobs(self._jobs).values()))
 
 
-@pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.slurm)])
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+CLIENTS = ["scontrol", "pyslurm"] if find_spec("pyslurm") else ["scontrol"]
+
+
+@pytest.fixture(params=["fake", *(pytest.param(name, marks=pytest.mark.slurm) for name in CLIENTS)])
+def world(
+    request: pytest.FixtureRequest, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> Iterator[World]:
     if request.param == "fake":
         yield FakeWorld()
         return
-    real = RealWorld(request.getfixturevalue("dev_cluster"), tmp_path)
+    cluster: DevCluster = request.getfixturevalue("dev_cluster")
+    if request.param == "scontrol":
+        real = RealWorld(cluster, tmp_path, ScontrolClient(conf=cluster.slurm_conf))
+    else:
+        caplog.set_level(logging.INFO, "polluxd.slurm.pyslurm_client")
+        # However slow the machine, pyslurm is what is tested here.
+        real = RealWorld(cluster, tmp_path, PyslurmClient(conf=cluster.slurm_conf, timeout=60))
+    yield real
+    real.close()
+    if request.param == "pyslurm":
+        said = [record.message for record in caplog.get_records("call")]
+        assert [words.split()[:5] for words in said] == [["Slurm", "is", "read", "through", "pyslurm"]]
+
+
+@pytest.fixture(scope="module")
+def accounted(scratch: Path) -> Iterator[DevCluster]:
+    """A cluster with slurmdbd."""
+    with DevCluster(scratch / "accounted", lease_s=60, accounting=True) as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.slurm)])
+def shrinking(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    if request.param == "fake":
+        yield FakeWorld(slurmdbd=True)
+        return
+    cluster: DevCluster = request.getfixturevalue("accounted")
+    real = RealWorld(cluster, tmp_path, ScontrolClient(conf=cluster.slurm_conf))
     yield real
     real.close()
 
@@ -309,3 +362,71 @@ def test_a_completing_job_still_holds_its_gpus_or_is_gone(world: World) -> None:
         assert shown.gpus_per_node_held == {"n2": 2}
         world.sleep(0.02)
     assert seen <= {JobState.RUNNING, JobState.COMPLETING}
+
+
+def test_a_companion_waits_says_whose_it_is_and_is_ended(world: World) -> None:
+    parent = world.submit(gpus=4)
+    place(world, parent, ("n2",), 4)
+    claim = Companion(parent, 0, 12)
+    lent, waiting = world.lend(claim, nodes=2, gpus=4), world.lend(claim, nodes=1, gpus=4)
+    shown = job(world, lent)
+    assert (shown.state, shown.companion) == (JobState.PENDING, claim)
+    assert (shown.uid, shown.account) == (job(world, parent).uid, job(world, parent).account)
+    assert job(world, parent).companion is None
+    running = place(world, lent, ("n1", "n3"), 4)
+    assert running.gpus_per_node_held == {"n1": 4, "n3": 4}
+    with pytest.raises(SlurmRefused, match="no companions"):
+        world.client.cancel([parent])
+    with pytest.raises(SlurmRefused, match="no companions"):
+        world.client.cancel([999_999])
+    world.client.cancel([lent, waiting])
+    for ended in (lent, waiting):
+        assert wait_state(world, ended, JobState.CANCELLED).restart_count == 0
+    world.client.cancel([lent, waiting])  # over already: no trouble
+    assert job(world, parent).state is JobState.RUNNING
+
+
+def test_a_companion_is_not_started_again(world: World) -> None:
+    parent = world.submit()
+    place(world, parent, ("n1",), 1)
+    lent = world.lend(Companion(parent, 0, 12), nodes=1, gpus=1)
+    place(world, lent, ("n2",), 1)
+    with contextlib.suppress(SlurmRefused):  # as Slurm says of a job with --no-requeue
+        world.client.requeue(lent)
+    world.sleep(1.0)
+    assert (job(world, lent).state, job(world, lent).restart_count) == (JobState.RUNNING, 0)
+
+
+def test_without_slurmdbd_no_running_job_shrinks(world: World) -> None:
+    assert not world.client.can_shrink()
+
+
+def test_a_running_job_gives_nodes_back(shrinking: World) -> None:
+    world = shrinking
+    assert world.client.can_shrink()
+    ours = world.submit(gpus=4)
+    place(world, ours, ("n2", "n3", "n4"), 4)
+    assert job(world, ours).batch_host == "n2"
+    for nodes, why in (
+        (("n3", "n4"), "its batch host"),
+        (("n1", "n2"), "not its own"),
+        (("n2", "n9"), "unknown"),
+    ):
+        with pytest.raises(SlurmRefused):
+            world.client.shrink(ours, nodes)
+        assert len(job(world, ours).nodes) == 3, why
+    world.client.shrink(ours, ("n2", "n4"))
+    wait_for(world, lambda: job(world, ours).gpus_per_node_held == {"n2": 4, "n4": 4})
+    other = world.submit(gpus=4)
+    assert place(world, other, ("n3",), 4).gpus_per_node_held == {"n3": 4}, "it is free at once"
+    world.client.shrink(ours, ("n2", "n4"))  # is so already
+    world.client.shrink(ours, ("n2",))
+    wait_for(world, lambda: job(world, ours).gpus_per_node_held == {"n2": 4})
+    shown = job(world, ours)
+    assert (shown.state, shown.restart_count, shown.nodes) == (JobState.RUNNING, 0, ("n2",))
+    world.finish(other)
+    wait_state(world, other, JobState.COMPLETED)
+    requeue(world, ours)
+    assert place(world, ours, ("n3", "n4"), 2).gpus_per_node_held == {"n3": 2, "n4": 2}
+    with pytest.raises(SlurmRefused):
+        world.client.shrink(world.submit(begin_in=600), ("n1",))
