@@ -278,7 +278,8 @@ class Job(Readings):
 
         An epoch is statistical: |D| examples of M0-equivalent progress, however many passes through the data that
         takes; with `passes=True` one pass. Half an epoch at the end is half an epoch's progress. `steps` declares the
-        length as so many optimizer steps of M0 examples instead, or what is worth as much.
+        length as so many optimizer steps of M0 examples instead, or what is worth as much. Ranks may leave and come
+        between two steps (`resize.py`): a rank that leaves ends by SystemExit in the loop over the loader.
         """
         stepper, progress = self.stepper, self.progress
         length = stepper.data.length
