@@ -20,20 +20,27 @@ class Move:
     """All ranks end, and those of the remaining nodes are started again."""
     leaving: frozenset[int]
     """Nodes, by number, whose ranks end for good."""
+    lent: bool = False
+    """Companions' ranks are part of the job now."""
 
     def ends(self, node: int) -> bool:
         """Whether the ranks of a node are to end now: however they do, it is no failure."""
         return self.relaunch or node in self.leaving
 
     def message(self) -> Message:
-        leaving = sorted(self.leaving)
-        return {"type": "move", "id": self.reallocation, "relaunch": self.relaunch, "leaving": leaving}
+        return {
+            "type": "move",
+            "id": self.reallocation,
+            "relaunch": self.relaunch,
+            "leaving": sorted(self.leaving),
+            "lent": self.lent,
+        }
 
     @classmethod
     def from_message(cls, raw: Message) -> Self:
         """Of node 0. Raises KeyError, TypeError and ValueError."""
         leaving = frozenset(int(node) for node in raw["leaving"])
-        return cls(int(raw["id"]), bool(raw["relaunch"]), leaving)
+        return cls(int(raw["id"]), bool(raw["relaunch"]), leaving, bool(raw["lent"]))
 
 
 class Roll:
@@ -47,11 +54,16 @@ class Roll:
         self._link = link
         self._line = line
 
-    def announced(self) -> Iterator[Move]:
-        """What rank 0 has announced since, if it makes sense; rank 0 is told so, or why not."""
+    def announced(self) -> Iterator[Move | int]:
+        """What rank 0 has announced since, if it makes sense, and it is told so, or why not.
+
+        A number: it waits now for those who leave in the move of that number.
+        """
         if self._line is None:
             return
         for message in self._line.pending():
+            if isinstance(message.get("hurry"), int):
+                yield message["hurry"]
             reallocation = message.get("resize")
             if not isinstance(reallocation, int):
                 continue
@@ -88,7 +100,7 @@ class Roll:
         leaving = frozenset(node for node in self.staying if self._link.names[node] in names)
         if 0 in leaving:
             return f"expected {self._link.names[0]}, where rank 0 is, to stay"
-        return Move(reallocation, path == "relaunch", leaving)
+        return Move(reallocation, path == "relaunch", leaving, bool(message.get("lent")))
 
     def _take(self, move: Move) -> None:
         self.staying -= move.leaving

@@ -2,7 +2,8 @@
 
 A socket pair, whose one end rank 0 inherits; POLLUX_LAUNCHER_FD names it as "DESCRIPTOR:PID". Lines of JSON:
 
-    rank 0 -> launcher   {"resize": ID, "path": "resize" | "relaunch", "leaving": [names of nodes]}
+    rank 0 -> launcher   {"resize": ID, "path": "resize" | "relaunch", "leaving": [names of nodes], "lent": N}
+                         {"hurry": ID} when it waits for nodes to leave
     launcher -> rank 0   {"taken": ID} or {"refused": ID, "why": text}; {"left": [names]} as launchers have ended
 
 Without an announcement an exit status of 76 or 77 is a failure like any: scripts have statuses of their own.
@@ -29,6 +30,7 @@ class LauncherLine:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._gone: set[str] = set()
+        self._announced = 0
         self._answers: dict[int, str] = {}
         """What the launcher said to announcements: "" where it took them, else why not."""
 
@@ -42,15 +44,22 @@ class LauncherLine:
         return cls(Channel(socket.socket(fileno=os.dup(int(number))), 0))
 
     def announce(
-        self, reallocation: int, path: Literal["resize", "relaunch"], leaving: Collection[str]
+        self,
+        reallocation: int,
+        path: Literal["resize", "relaunch"],
+        leaving: Collection[str],
+        *,
+        lent: int = 0,
     ) -> None:
         """Say that these nodes' ranks are about to end, or in a relaunch all ranks; before any of them does.
 
         `leaving` are Slurm's names; those that are not of this step (a companion's) are passed over. A move without
-        any, as one that grows, is announced too: the launcher then forgets earlier failures. Raises LaunchError where
-        the launcher does not take it: the move must not go on.
+        any, as one that grows, is announced too: the launcher then forgets earlier failures. `lent` ranks of companions
+        are part of the job after it. From the first end of a rank on, or from `gone`, the others that are to end have a
+        few seconds. Raises LaunchError where the launcher does not take it: the move must not go on.
         """
-        self._channel.send({"resize": reallocation, "path": path, "leaving": sorted(leaving)})
+        message = {"resize": reallocation, "path": path, "leaving": sorted(leaving), "lent": lent}
+        self._channel.send(message)
         deadline = time.monotonic() + ANSWER_TIMEOUT_S
         while reallocation not in self._answers:
             if not self._take(deadline):
@@ -58,9 +67,11 @@ class LauncherLine:
         why = self._answers.pop(reallocation)
         if why:
             raise LaunchError(f"the launcher does not take re-allocation {reallocation}: {why}")
+        self._announced = reallocation
 
     def gone(self, names: Collection[str], timeout_s: float) -> set[str]:
         """Those of the nodes `names` whose launchers have ended; waits for all of them, or `timeout_s`."""
+        self._channel.send({"hurry": self._announced})
         deadline, wanted = time.monotonic() + timeout_s, set(names)
         while not wanted <= self._gone and self._take(deadline):
             pass

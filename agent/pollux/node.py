@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pollux import wake
 from pollux.allocation import Allocation, node_address
-from pollux.errors import RETRY_STATUS, LaunchError, PolluxAgentError
+from pollux.errors import LaunchError, PolluxAgentError
 from pollux.invitation import Invitation, Parent
 from pollux.launcher_line import VARIABLE, open_line
 from pollux.link import CANDIDATES, Channel, Link, gather, interface_of, join, listen, signal_arrivals
@@ -126,7 +126,7 @@ def _start_until_done(allocation: Allocation, task: Task, link: Link, parent: Pa
         launched, resized = time.time(), verdict.again.resized
         if verdict.failure is None:
             what = f"for re-allocation {resized.reallocation}, on {len(verdict.again.nodes)} node(s)"
-        elif verdict.failure.status == RETRY_STATUS and retries < MAX_RETRIES:
+        elif verdict.again.asked:
             retries, failures = retries + 1, failures + 1
             what = "from the newest checkpoint: as the rank has asked"
         else:

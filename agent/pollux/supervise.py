@@ -39,8 +39,8 @@ SIBLING_GRACE_S = 3.0
 TERM_GRACE_S = 10.0
 """From TERM to KILL: within Slurm's default KillWait of 30 s, so workers end before the launcher is killed."""
 LEAVE_GRACE_S = 8.0
-"""How long workers have to end by themselves after the move that ends them was announced. With as long again from TERM
-to KILL, all are gone before rank 0 stops waiting for them and Slurm takes their node."""
+"""How long workers have to end by themselves once the first of those has that a move ends, or rank 0 waits for it. With
+as long again from TERM to KILL, all are gone before rank 0 stops waiting and Slurm takes their node."""
 SUDDEN = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL}
 """Deaths that are never an answer to another rank's failure, as an exception or an abort may be."""
 HEAD_START_S = 1.0
@@ -91,6 +91,8 @@ class Supervisor:
         self._ended_by: int | None = None
         self._reported = False
         self._alerted = False
+        self._hurried = False
+        """Those whom the newest move ends have to by a certain time."""
         self._asked = False
         """Workers have ended as in a move; node 0 knows whether there is one."""
         self._orphaned: Failure | None = None
@@ -132,8 +134,8 @@ class Supervisor:
     def _take(self, number: int) -> None:
         if number == signal.SIGCHLD:
             for worker in reap(self._running):
-                if worker.status and self._ended_by is None:
-                    self._mind(worker.status)
+                if self._ended_by is None:
+                    self._mind(worker.status or 0)
         elif number == WAKE_SIGNAL:
             self._signal_workers(WAKE_SIGNAL)
         elif number in ENDING:
@@ -142,9 +144,12 @@ class Supervisor:
             self._kill_at = self._kill_at or time.monotonic() + TERM_GRACE_S
 
     def _mind(self, status: int) -> None:
-        """A worker has ended with a status other than 0."""
+        """A worker has ended."""
         self._hear_rank_0()
         if self._excused(status):
+            self._hurry()
+            return
+        if not status:
             return
         if status in MOVED and not self._link.is_hub:
             # The answer is an alert, where the move that would explain this is not on the line already.
@@ -185,17 +190,28 @@ class Supervisor:
 
     def _begin(self, move: Move) -> None:
         """Rank 0 has announced a move."""
-        self._move, self._asked = move, False
-        me, now = self._link.node_rank, time.monotonic()
-        if move.ends(me):
-            self._term_at, self._kill_at = now + LEAVE_GRACE_S, now + 2 * LEAVE_GRACE_S
-            if self._link.is_hub:
-                self._verdict_by = now + RELAUNCH_WAIT_S
-        else:
+        self._move, self._hurried, self._asked = move, False, False
+        me = self._link.node_rank
+        if not move.ends(me):
             # The agent numbers its ranks anew, and so do messages.
             before = sum(self._link.workers[node] for node in move.leaving if node < me)
             for worker in self._workers:
                 worker.rank -= before
+        elif len(self._running) < len(self._workers):
+            # They were quicker than the word of it.
+            self._hurry()
+
+    def _hurry(self) -> None:
+        """The first of those whom the newest move ends has ended, or rank 0 waits for them."""
+        move, now = self._move, time.monotonic()
+        if move is None or self._hurried:
+            return
+        self._hurried = True
+        if move.ends(self._link.node_rank):
+            self._term_at, self._kill_at = now + LEAVE_GRACE_S, now + 2 * LEAVE_GRACE_S
+            if self._link.is_hub:
+                self._verdict_by = now + RELAUNCH_WAIT_S
+        self._link.tell({"type": "hurry", "id": move.reallocation})
 
     def _first_failure(self) -> Failure | None:
         failures = [self._lost] if self._lost is not None else []
@@ -247,20 +263,22 @@ class Supervisor:
         known = [failure for failure in failures if failure is not None]
         first = min(known, key=lambda failure: (failure.at, failure.rank), default=None)
         again = None
-        if relaunch if first is None else self._restarts(first):
+        asked = first is not None and self._asks(first)
+        if relaunch if first is None else (asked or self._standing.may_restart):
             # Slurm takes the nodes that leave as soon as the next rank 0 says that they are free.
             if roll.leaving and not overdue:
                 self._verdict_by = self._verdict_by or time.monotonic() + RELAUNCH_WAIT_S
                 return
             if everybody and roll.staying <= {0, *(channel.node for channel in link.channels)}:
-                again = Again(free_port(), tuple(sorted(roll.staying)), roll.resized)
+                again = Again(free_port(), tuple(sorted(roll.staying)), roll.resized, asked)
         self._verdict = Verdict(first, again=again)
         link.tell(self._verdict.message())
 
-    def _restarts(self, failure: Failure) -> bool:
-        """Whether all ranks are started again after this first failure; or because a rank has asked for it."""
-        asked = failure.status == RETRY_STATUS
-        return self._standing.may_restart or (asked and (self._standing.may_retry or self.moved))
+    def _asks(self, failure: Failure) -> bool:
+        """Whether a rank has asked for another start of all, and gets one."""
+        # NCCL's watchdog aborts a process where another's node is lost.
+        aborted = self._lent and failure.status == 128 + signal.SIGABRT
+        return (failure.status == RETRY_STATUS or aborted) and (self._standing.may_retry or self.moved)
 
     def _stuck(self, node: int) -> Failure:
         why = "its workers did not end in time to be started again"
@@ -269,6 +287,11 @@ class Supervisor:
     def _rank_of(self, node: int) -> int:
         """The rank of a node's first worker as the agent counts now."""
         return sum(self._link.workers[other] for other in self._roll.staying if other < node)
+
+    @property
+    def _lent(self) -> bool:
+        """Companions lend ranks, which may be lost at any time."""
+        return self._move is not None and self._move.lent
 
     @property
     def _relaunches(self) -> bool:
@@ -297,15 +320,24 @@ class Supervisor:
         if self._alerted or self._ended_by is not None:
             self._roll.refuse("the ranks are being ended")
             return
-        for move in self._roll.announced():
-            self._begin(move)
-            self._link.tell(move.message())
+        for news in self._roll.announced():
+            if isinstance(news, Move):
+                self._link.tell(news.message())
+                self._begin(news)
+            else:
+                self._hurry_for(news)
+
+    def _hurry_for(self, reallocation: int) -> None:
+        if self._move is not None and self._move.reallocation == reallocation:
+            self._hurry()
 
     def _understand(self, node: int, message: Message) -> None:
         ends = self._move is not None and self._move.ends(node)
         match message["type"]:
             case "move":
                 self._begin(Move.from_message(message))
+            case "hurry":
+                self._hurry_for(int(message["id"]))
             case "ask" if not ends:
                 self._alert()
             case "alert" if not (ends and self._link.is_hub):

@@ -52,6 +52,8 @@ class Again:
     nodes: tuple[int, ...]
     """Who takes part, in order, by the numbers of the start before."""
     resized: Resized = Resized()
+    asked: bool = False
+    """A rank has asked for it: it counts as no restart after a failure."""
 
     @classmethod
     def from_message(cls, raw: Mapping[str, Any] | None) -> Self | None:
@@ -61,7 +63,8 @@ class Again:
         resized = raw["resized"]
         left = tuple(str(name) for name in resized["left"])
         nodes = tuple(int(node) for node in raw["nodes"])
-        return cls(int(raw["port"]), nodes, Resized(int(resized["reallocation"]), left))
+        moved = Resized(int(resized["reallocation"]), left)
+        return cls(int(raw["port"]), nodes, moved, bool(raw["asked"]))
 
 
 @dataclass(frozen=True, slots=True)

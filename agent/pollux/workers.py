@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NoReturn
 
-from pollux.errors import LEFT_STATUS, RELAUNCH_STATUS
+from pollux.errors import LEFT_STATUS, RELAUNCH_STATUS, RETRY_STATUS, RankLost
 
 NOTE_BYTES = 512
 _PR_SET_PDEATHSIG = 1
@@ -102,9 +102,20 @@ def start_worker(
         # Printed here, so that the trace begins in the user's script and not in the launcher.
         error.__traceback__ = _in_script(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
-        code = getattr(error, "exit_status", 1)
+        code = _status_of(error)
     # Ends the worker through the interpreter's ordinary exit, so that atexit functions run.
     raise SystemExit(code)
+
+
+def _status_of(error: BaseException) -> int:
+    """The exit status of a rank that ends by an exception."""
+    status = getattr(error, "exit_status", None)
+    if status is None and RankLost.exit_status == RETRY_STATUS:
+        # Collectives of the script's own say so in their own words. Only the agent sets this, so torch is there.
+        from pollux.control import lost_peer  # noqa: PLC0415
+
+        return RankLost.exit_status if lost_peer(error) else 1
+    return status if isinstance(status, int) else 1
 
 
 def end_at_once(code: int) -> NoReturn:

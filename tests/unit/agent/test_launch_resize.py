@@ -249,3 +249,45 @@ sys.exit(75)
         assert launched.statuses() == [75, 0, 75], launched.output()
     assert starts(launched) == 5
     assert launched.placed(4, POLLUX_RESIZED="5", POLLUX_LEFT="n1") == [(0, "n0"), (1, "n2")]
+
+
+def test_leavers_have_as_long_as_the_step_takes_that_they_leave_after(tmp_path: Path) -> None:
+    """Their time runs from the first end, or from when rank 0 waits for them, and not from the announcement."""
+    body = """
+if rank == 0:
+    line = line()
+    line.announce(5, "resize", ["n1"])
+    mark("announced")
+    wait_for("stepped")
+    assert line.gone(["n1"], 90) == {"n1"}
+    note("gone")
+if node == "n1":
+    wait_for("announced")
+    time.sleep(1)  # a long step, in which all ranks still take part
+    note("stepped")
+    mark("stepped")
+    stuck()
+"""
+    with step(tmp_path, 2, body, workers=1, settings="LEAVE_GRACE_S=0.1") as launched:
+        assert launched.statuses() == [0, 0], launched.output()
+    assert len(launched.log("stepped")) == len(launched.log("gone")) == 1
+
+
+@pytest.mark.parametrize(("lent", "statuses"), [(2, [0, 0]), (0, [134, 134])])
+def test_an_abort_is_a_lost_companion_where_there_is_one(
+    tmp_path: Path, lent: int, statuses: list[int]
+) -> None:
+    """NCCL ends a process so where another rank is gone."""
+    body = f"""
+if start == 0:
+    if rank == 0:
+        line().announce(5, "resize", [], lent={lent})
+        mark("grown")
+    wait_for("grown")
+    if rank == 1:
+        os.abort()
+    time.sleep(90)
+"""
+    with step(tmp_path, 2, body, workers=1, settings="SIBLING_GRACE_S=0.1") as launched:
+        assert launched.statuses() == statuses, launched.output()
+    assert starts(launched) == 1 + bool(lent)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pollux import wake
-from pollux.errors import LEFT_STATUS, RELAUNCH_STATUS
+from pollux.errors import LEFT_STATUS, RELAUNCH_STATUS, RETRY_STATUS, RankLost
 from pollux.link import Link
 from pollux.node import Task
 from pollux.supervise import Standing, Supervisor
@@ -204,3 +204,25 @@ sys.exit({status})
     assert (tmp_path / "raw").read_bytes() == b"unflushed, too"
     assert (tmp_path / "thread").exists()
     assert (tmp_path / "atexit").exists()
+
+
+@pytest.mark.parametrize(
+    ("lent", "error", "status"),
+    [
+        (True, RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer"), RETRY_STATUS),
+        (True, RankLost("gone"), RETRY_STATUS),
+        (True, ValueError("on purpose"), 1),
+        (False, RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer"), 1),
+        (False, RankLost("gone"), 1),
+    ],
+)
+def test_while_ranks_are_lent_the_loss_of_one_asks_for_another_start(
+    monkeypatch: pytest.MonkeyPatch, lent: bool, error: Exception, status: int
+) -> None:
+    """In collectives of the script's own, too, which know nothing of the agent's errors."""
+    monkeypatch.setattr(RankLost, "exit_status", RETRY_STATUS if lent else 1)
+
+    def body() -> int:
+        raise error
+
+    assert in_child(lambda: run_workers(body).status)[0] == status
