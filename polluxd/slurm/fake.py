@@ -207,6 +207,8 @@ class FakeSlurm:
 
     def requeue(self, job_id: int) -> None:
         job = self._ours("requeue", job_id)
+        if job.companion is not None:
+            raise SlurmRefused(f"scontrol requeue {job_id}: Requested operation is presently disabled")
         if job.state is JobState.RUNNING:
             job.restarts += 1
             self._leave(job, JobState.PENDING)
@@ -261,11 +263,13 @@ class FakeSlurm:
         self._fault("shrink", applied=True)
 
     def cancel(self, job_ids: Sequence[int]) -> None:
-        jobs = [self._ours("cancel", job_id) for job_id in job_ids]
-        if any(job.companion is None for job in jobs):
+        self.calls += [("cancel", job_id) for job_id in job_ids]
+        self._fault("cancel", applied=False)
+        found = [self._jobs.get(job_id) for job_id in job_ids]
+        if any(job is None or job.companion is None for job in found):
             raise SlurmRefused(f"jobs {job_ids} are no companions (or are gone): polluxd does not end them")
-        for job in jobs:
-            self.finish(job.job_id, JobState.CANCELLED)
+        for job_id in job_ids:
+            self.finish(job_id, JobState.CANCELLED)
         self._fault("cancel", applied=True)
 
     def renew(self, job_ids: Sequence[int], until: float) -> None:
