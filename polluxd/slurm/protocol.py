@@ -1,4 +1,5 @@
-"""What polluxd sees of Slurm and asks of it: one seam; `scontrol.ScontrolClient` and `fake.FakeSlurm` are behind it.
+"""What polluxd sees of Slurm and asks of it: one seam; `scontrol.ScontrolClient`, `pyslurm_client.PyslurmClient` and
+`fake.FakeSlurm` are behind it.
 
 Times are POSIX timestamps (UTC), memory is in MB, as Slurm counts it.
 """

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from polluxd.errors import SlurmRefused, SlurmUnavailable
+from polluxd.config import parse_config
+from polluxd.daemon import Daemon
+from polluxd.errors import ConfigError, SlurmRefused, SlurmUnavailable
 from polluxd.model import JobState
 from polluxd.slurm import pyslurm_client, pyslurm_process
 from polluxd.slurm.protocol import Geometry
@@ -273,6 +275,28 @@ def test_the_configuration_decides_and_the_log_says_so(
     why = "Slurm is read through scontrol: pyslurm is not installed"
     assert said(caplog) == [("INFO", why), ("WARNING", why)]
     assert "pyslurm" not in sys.modules
+
+
+@pytest.mark.parametrize("choice", ["scontrol", "pyslurm"])
+def test_the_daemon_asks_for_the_client_of_its_configuration(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, choice: str
+) -> None:
+    monkeypatch.setattr(pyslurm_client, "find_spec", lambda name: None)
+    document = {
+        "slurm": {"cluster": "c", "client": choice},
+        "database": {"url": "postgresql://pollux_daemon@127.0.0.1:1/pollux"},
+    }
+    Daemon(lambda: parse_config(document, "test"))._store.close()
+    (found,) = said(caplog)
+    assert found == {
+        "scontrol": ("INFO", "Slurm is read through scontrol: slurm.client says so"),
+        "pyslurm": ("WARNING", "Slurm is read through scontrol: pyslurm is not installed"),
+    }.get(choice)
+    document["slurm"]["client"] = "squeue"
+    with pytest.raises(
+        ConfigError, match=r"slurm.client: should be 'auto', 'scontrol' or 'pyslurm'; got 'squeue'"
+    ):
+        parse_config(document, "test")
 
 
 @pytest.mark.parametrize("version", ["25.11.2", "22.11.0", "none"])
