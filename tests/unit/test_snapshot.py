@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
+from polluxd.apply.paths import Means
 from polluxd.encoding import decode_snapshot, encode
 from polluxd.model import (
     NO_PLACEMENT,
@@ -20,8 +21,8 @@ from polluxd.model import (
     Snapshot,
     Step,
 )
-from polluxd.policy.fairness import weight
-from polluxd.slurm.protocol import ClusterState, SlurmJob
+from polluxd.policy.fairness import weights
+from polluxd.slurm.protocol import ClusterState, Companion, SlurmJob
 from polluxd.snapshot import build_snapshot
 from polluxd.store import JobTimes, ReallocTotals
 
@@ -115,11 +116,39 @@ def test_age_and_cost_come_from_the_database() -> None:
     assert snapshot(running).jobs[0].reallocation_cost == 30.0
 
 
+def test_the_cost_of_a_move_is_that_of_the_path_it_would_take() -> None:
+    able = replace(REPORT, resize="in-place")
+    whole = slurm_job(1, gpus_per_node_held={"n1": 4}, batch_host="n1")
+    means = Means(frozenset({"resize", "requeue"}), can_shrink=True)
+
+    def cost(job: SlurmJob, **more: object) -> float:
+        given = {"reports": {1: able}, "means": means, "default_resize_cost": 2.5, **more}
+        return snapshot(job, **given).jobs[0].reallocation_cost
+
+    assert cost(whole) == 2.5
+    assert cost(whole, totals={1: ReallocTotals(2, 14.0, {"requeue": 7.0})}) == 2.5
+    assert cost(whole, totals={1: ReallocTotals(3, 15.0, {"requeue": 7.0, "resize": 1.0})}) == 1.0
+    assert cost(whole, reports={1: REPORT}) == 30.0
+    assert cost(slurm_job(1, gpus_per_node_held={"n1": 2}, batch_host="n1")) == 30.0
+    spent = "the cluster's 2 re-allocations an hour are used up"
+    assert not snapshot(whole, reports={1: able}, means=means, stay=spent).jobs[0].pinned, (
+        "it need not restart"
+    )
+    assert snapshot(whole, reports={1: REPORT}, means=means, stay=spent).jobs[0].pinned
+
+
+def test_companions_of_nobody_hold_what_nobody_else_can_have() -> None:
+    stray = slurm_job(9, gpus_per_node_held={"n1": 4}, companion=Companion(1, 0, 12))
+    seen = snapshot(slurm_job(1, gpus_per_node_held={"n2": 2}), strays=(stray,))
+    assert [job.job_id for job in seen.jobs] == [1]
+    assert [n.foreign_gpus for n in seen.nodes] == [4, 1]
+
+
 def test_weights_count_once() -> None:
     """The policy takes them from the settings: in the job's own weight too, they would count squared."""
     settings = Settings(account_weights={"lab": 2.0}, user_weights={"ann": 3.0})
     made = snapshot(slurm_job(1, JobState.PENDING), settings=settings)
-    assert weight(made.jobs[0], made.settings) == 6.0
+    assert weights(made.jobs, made.settings)[0] == 6.0
 
 
 def test_a_stored_snapshot_comes_back_bit_for_bit() -> None:

@@ -27,7 +27,8 @@ import json, os, sys, time
 folder = {folder!r}
 with open(folder + "/calls", "a") as calls:
     print(json.dumps([sys.argv[1:], dict(os.environ)]), file=calls)
-name = "show-" + sys.argv[-1] if "show" in sys.argv and sys.argv[-1] in ("job", "node", "topology") else "other"
+shown = "show" in sys.argv and sys.argv[-1] in ("job", "node", "topology", "config")
+name = "show-" + sys.argv[-1] if shown else "other"
 answer = json.load(open(folder + "/answers")).get(name) or dict()
 time.sleep(answer.get("sleep", 0))
 sys.stdout.write(answer.get("out", ""))
@@ -158,6 +159,82 @@ def test_the_other_calls(commands: Commands) -> None:
     slurm.renew([], 1.0)
     assert slurm.jobs([]) == {}
     assert len(commands.calls) == before
+
+
+RUNNING = (
+    OURS.format(id=8, state="RUNNING", eligible=5)
+    .replace("NodeList= NumNodes=1", "NodeList=n[1-3] BatchHost=n1 NumNodes=3")
+    .replace("CPUs/Task=1", "CPUs/Task=1 JOB_GRES=gpu:12 Nodes=n[1-3] CPU_IDs=0-3 Mem=0 GRES=gpu:4(IDX:0-3)")
+)
+COMPANION = OURS.format(id=9, state="PENDING", eligible=5).replace(
+    "pollux:v1 min-gpus=1", "pollux:v1 companion-of=8 attempt=0 reallocation=3 cpus-per-gpu=1 submitted=5"
+)
+
+
+def test_a_running_job_is_left_some_of_its_nodes(commands: Commands) -> None:
+    commands.answer(show_job={"out": RUNNING}, other={"out": RUNNING})  # of this job alone too
+    slurm = client()
+    slurm.shrink(8, ("n1", "n3"))
+    assert commands.last == ["update", "JobId=8", "NodeList=n1,n3"]
+    before = len(commands.calls)
+    slurm.shrink(8, ("n3", "n1", "n2"))
+    assert [call for call, _ in commands.calls[before:] if "show" not in call] == [], "it holds these"
+    for nodes in (("n2", "n3"), ("n1", "n4")):
+        with pytest.raises(SlurmRefused, match="is no part of that to shrink to"):
+            slurm.shrink(8, nodes)
+    assert all("show" in call for call, _ in commands.calls[before:])
+
+
+def test_only_companions_are_ended_and_those_that_are_gone_are_no_trouble(commands: Commands) -> None:
+    both = {"out": COMPANION + RUNNING}
+    commands.answer(show_job=both)
+    slurm = client()
+    slurm.cancel([9])
+    assert commands.last == ["9"]
+    slurm.cancel([])
+    for others in ([8], [9, 8], [7]):
+        with pytest.raises(SlurmRefused, match="are no companions"):
+            slurm.cancel(others)
+    assert commands.last != ["8"]
+    no = {"rc": 1, "err": "scancel: error: Kill job error on job id 9: Access/permission denied"}
+    commands.answer(show_job=both, other=no)
+    with pytest.raises(SlurmRefused, match="denied"):
+        slurm.cancel([9])
+    ended = COMPANION.replace("JobState=PENDING", "JobState=CANCELLED")
+    commands.answer(show_job={"out": ended}, other=no)
+    slurm.cancel([9])
+
+
+def test_whether_jobs_can_shrink_is_asked_for_now_and_then(commands: Commands) -> None:
+    now = 1000.0
+    slurm = ScontrolClient(clock=lambda: now)
+    commands.answer(show_config={"out": "AccountingStorageType   = accounting_storage/slurmdbd\n"})
+    assert slurm.can_shrink()
+    assert slurm.can_shrink()
+    assert [call for call, _ in commands.calls] == [["show", "config"]]
+    now += TOPOLOGY_S
+    commands.answer(show_config={"rc": 1, "err": "Socket timed out"})
+    assert slurm.can_shrink(), "as it was known before"
+    now += TOPOLOGY_S
+    commands.answer(show_config={"out": "AccountingStorageType   = accounting_storage/none\n"})
+    assert not slurm.can_shrink()
+
+
+def test_what_disappears_from_an_answer_is_asked_for_once_more(commands: Commands) -> None:
+    slurm = client()
+    assert len(slurm.observe().jobs) == 2
+    # Cut off between two records: nothing in the text tells.
+    commands.answer(show_job={"out": OURS.format(id=7, state="PENDING", eligible=5)})
+    before = len(commands.calls)
+    assert len(slurm.observe().jobs) == 1
+    assert sum(call[-1] == "job" for call, _ in commands.calls[before:]) == 2
+    before = len(commands.calls)
+    assert len(slurm.observe().jobs) == 1
+    assert sum(call[-1] == "job" for call, _ in commands.calls[before:]) == 1, "it is believed now"
+    commands.answer(show_node={"out": NODE.replace("n1", "n2")})
+    before = len(commands.calls)
+    slurm.observe()
+    assert sum(call[-1] == "node" for call, _ in commands.calls[before:]) == 2
 
 
 def test_a_job_that_did_not_opt_in_is_never_written_to(commands: Commands) -> None:

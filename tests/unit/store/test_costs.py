@@ -78,6 +78,34 @@ def test_totals_per_job():
     assert totals([]) == {}
 
 
+def test_a_job_resized_in_place_pauses_for_as_long_as_its_agent_says():
+    times = {"planned": 1, "recruiting": 2, "configured": 4, "started": 5, "training": 9}
+    got = cost(times, resumed={"resize_cost": 0.25}, path="resize")
+    assert (got["total_s"], got["steps"], got["measured"]) == (0.25, {"resize": 0.25}, True)
+    silent = cost(times, path="resize")
+    assert (silent["total_s"], silent["measured"]) == (4, False), "no more than since all else was done"
+
+
+def test_a_relaunch_is_split_by_what_its_new_processes_did():
+    times = {"planned": 1, "draining": 2, "checkpointed": 30, "configured": 31, "training": 40}
+    resumed = {"launched_at": 21, "imported_at": 22, "first_step_at": 24, "resize_cost": 4}
+    got = cost(times, {"stopped_at": 3}, resumed, path="relaunch")
+    assert got["total_s"] == 4
+    assert got["steps"] == {"launch": 1, "import": 1, "first_step": 2}
+    assert got["measured"]
+
+
+def test_means_are_by_path():
+    costs = [
+        cost({"planned": 0, "training": 6}),
+        cost({"planned": 0, "draining": 1, "training": 11}, path="start"),
+        cost({"planned": 0, "training": 9}, resumed={"resize_cost": 0.5}, path="resize"),
+    ]
+    (total,) = totals(costs).values()
+    assert (total.count, total.lost_seconds) == (3, 16.5)
+    assert total.mean_cost == {"requeue": 8, "resize": 0.5}
+
+
 stamp = st.floats(0, 1e9)
 
 
