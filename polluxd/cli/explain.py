@@ -134,7 +134,7 @@ def story(
         lines += why.sentences(placed, others, found.job.spec.max_gpus)
     elif row["ended_at"] is None:
         lines.append("Nothing was decided on it yet: that comes with the next cycle.")
-    lines += _measured(row, found.report)
+    lines += _measured(row, found.report, found.rejected)
     lines += _agent(row)
     if row["moving"]:
         lines.append(f"Moving now, step {row['moving']}: {found.job.move_reason or 'no reason recorded'}")
@@ -149,9 +149,11 @@ def story(
     return lines
 
 
-def _measured(row: Mapping[str, Any], report: Report | None) -> list[str]:
+def _measured(row: Mapping[str, Any], report: Report | None, rejected: str) -> list[str]:
     if row["ended_at"] is not None:
         return []
+    if rejected:
+        return [f"Its latest report is not usable, and polluxd decides as if there were none: {rejected}."]
     if report is None:
         return ["It has not reported yet: `pollux.attach` was not reached, or its first steps are not done."]
     lines = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from typing import Any
 
@@ -42,16 +41,19 @@ class Readings(Session):
             decided = run("latest_allocation_of", job_id=job_id)
             cycles = run("cycle", id=decided[0]["cycle_id"]) if decided else []
             moves = run("reallocations", job_id=job_id)
-        report = None
+        report, rejected = None, ""
         if reported:
-            with contextlib.suppress(ReportError):
+            try:
                 report = rows.report(reported[0], time.time())
+            except ReportError as error:
+                rejected = str(error)
         return Explanation(
             job=rows.job_view(jobs[0]),
             report=report,
             allocation=rows.allocation(decided[0]) if decided else None,
             cycle=rows.cycle(cycles[0]) if cycles else None,
             reallocations=tuple(rows.reallocation(row) for row in moves),
+            rejected=rejected,
         )
 
     def report_history(self, job_id: int | None = None, *, since: float = 0.0) -> list[HistoryPoint]:

@@ -57,6 +57,7 @@ class Store(Readings, Orders):
         )
         self._wakeups = Wakeups(self._connector)
         self._rejected: dict[int, str] = {}
+        """Reports that `reports` left out, and why: said once."""
 
     def close(self) -> None:
         """Resign and close every connection."""
@@ -136,7 +137,7 @@ class Store(Readings, Orders):
     # Reports
 
     def reports(self) -> dict[int, Report]:
-        """The latest report of each job that has not ended, less the unusable ones (`rejected_reports`).
+        """The latest report of each job that has not ended, less the unusable ones (`explain` says why they are).
 
         Each has the fits that runs of the same training left on other GPU types, where they are known.
         """
@@ -155,10 +156,6 @@ class Store(Readings, Orders):
                     log.warning("report left out: %s", error)
         self._rejected = rejected
         return usable
-
-    def rejected_reports(self) -> dict[int, str]:
-        """What the last `reports()` left out, and why."""
-        return dict(self._rejected)
 
     # Jobs and cycles
 

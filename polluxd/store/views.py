@@ -178,6 +178,8 @@ class Explanation:
     """The newest decision on the job, with the cycle that made it."""
     cycle: CycleView | None
     reallocations: tuple[Reallocation, ...]
+    rejected: str = ""
+    """Why its latest report is not usable; empty where it is, or where there is none."""
 
 
 @dataclass(frozen=True, slots=True)

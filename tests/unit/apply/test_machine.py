@@ -159,6 +159,23 @@ def test_a_requeue_is_sent_once_and_only_repeated_when_it_shows_no_effect() -> N
     assert act(the_move, slurm_job(JobState.PENDING, restarts=1)) == Reach(Step.REQUEUED)
 
 
+def test_a_start_whose_gpus_did_not_come_free_costs_the_job_no_rest() -> None:
+    waiting = slurm_job(JobState.PENDING)
+    late = act(move(Step.PLANNED, "start", waited=61), waiting, room=room({}))
+    assert isinstance(late, Withdraw)
+    assert not late.rest
+    assert isinstance(act(move(Step.PLANNED, waited=61), slurm_job(), room=room({})), Fail)
+
+
+def test_processes_that_do_not_end_are_not_waited_for_without_bound() -> None:
+    completing = slurm_job(JobState.COMPLETING)
+    for step in (Step.CHECKPOINTED, Step.REQUEUED):
+        assert act(move(step, waited=100), completing) == Wait()
+        stuck = act(move(step, waited=121), completing)
+        assert isinstance(stuck, Fail)
+        assert "did not end within 120 s" in stuck.reason
+
+
 def test_a_stale_acknowledgement_is_not_acted_on() -> None:
     assert isinstance(act(move(Step.CHECKPOINTED, waited=100), slurm_job()), Fail)
 

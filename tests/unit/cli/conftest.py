@@ -99,6 +99,7 @@ class MemoryStore:
     views: list[JobView] = field(default_factory=lambda: [VIEW])
     moves: list[Reallocation] = field(default_factory=lambda: [MOVE])
     report: Report | None = REPORT
+    rejected: str = ""
     current: Settings = field(default_factory=Settings)
     changes: list[SettingChange] = field(default_factory=list)
     newest: tuple[int, Any] | None = None
@@ -116,7 +117,8 @@ class MemoryStore:
             *(job_id, Placement(("n1",), 4), 1300.0, 1.25, 256, True, view.decision_reason or ""),
             explanation=self.explanation,
         )
-        return Explanation(view, self.report, placed, self.latest_cycle(), tuple(self.reallocations(job_id)))
+        moves = tuple(self.reallocations(job_id))
+        return Explanation(view, self.report, placed, self.latest_cycle(), moves, self.rejected)
 
     def cycle_snapshot(self, cycle_id: int) -> dict[str, Any]:
         types = self.node_types

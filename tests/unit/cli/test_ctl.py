@@ -208,6 +208,14 @@ def test_explain_says_so_when_a_job_never_reported(store, polluxctl):
     assert "It has not reported yet" in polluxctl("explain", "7").out
 
 
+def test_explain_says_why_a_report_is_not_usable(store, polluxctl):
+    store.report, store.rejected = None, "job 7: its report is 86400 s ahead: set the clock of its node"
+    said = polluxctl("explain", "7").out
+    assert "Its latest report is not usable" in said
+    assert "set the clock of its node" in said
+    assert "It has not reported yet" not in said
+
+
 def test_explain_tells_a_move_under_way_and_a_failed_one(store, polluxctl):
     store.views[0] = replace(store.views[0], move_step="draining", move_reason="shrinks for job 8")
     assert "Moving now, step draining: shrinks for job 8" in polluxctl("explain", "7").out
