@@ -65,7 +65,7 @@ class _Job(_Record):
     cpus_per_task: int | None
     memory_per_node: int | None
     required_nodes: str | None
-    priority: int
+    on_hold: bool
     dependent: bool
     admin_comment: str | None
     command: str | None
@@ -154,7 +154,7 @@ def _job(record: _Job, gpus_of: Mapping[str, int]) -> SlurmJob:
         cpus_per_task=record.cpus_per_task or 1,
         mem_per_node_mb=record.memory_per_node,
         required_nodes=node_names(record.required_nodes or ""),
-        held_by_user=pending and record.priority == 0,
+        held_by_user=pending and record.on_hold,
         dependent=pending and record.dependent,
         begin_time=directives.begin if directives else None,
         admin_comment=record.admin_comment or "",

@@ -99,7 +99,7 @@ class Requests:
             "cpus_per_task": job.cpus_per_task,
             "memory_per_node": job.memory_per_node,
             "required_nodes": job.required_nodes,
-            "priority": job.priority,
+            "on_hold": job.priority == 0,
             "dependent": job.dependencies is not None,
             "admin_comment": _text(lambda: job.admin_comment),
             "command": _text(lambda: job.command),

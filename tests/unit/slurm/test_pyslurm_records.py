@@ -1,0 +1,139 @@
+"""The records of pyslurm's worker: the same meaning as scontrol's, and no form that is not known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from polluxd.errors import SlurmGarbled
+from polluxd.model import JobSpec, JobState
+from polluxd.slurm.protocol import Companion, SlurmJob
+from polluxd.slurm.pyslurm_records import read_cluster, read_jobs
+
+JOB: dict[str, Any] = {
+    "id": 7,
+    "name": "train",
+    "user": "alice",
+    "uid": 1000,
+    "account": "vision",
+    "partition": "main",
+    "qos": None,
+    "state": "RUNNING",
+    "reason": None,
+    "restarts": 1,
+    "submitted": 1795271832,
+    "eligible": 1795271833,
+    "started": 1795271833,
+    "ends": 1826807833,
+    "limit": 60,
+    "nodes": "n[3-4]",
+    "batch_host": "n3",
+    "held": {
+        "n3": {"cpu_ids": "0-1", "threads": 2, "gres": ["gpu:a100:4", "nic:1"]},
+        "n4": {"cpu_ids": "6", "threads": 1, "gres": ["gpu:a100:4"]},
+    },
+    "num_nodes": 2,
+    "gres_per_node": ["gres/gpu:a100:4"],
+    "cpus": 5,
+    "cpus_per_task": None,
+    "memory_per_node": 300,
+    "required_nodes": "n[3-4]",
+    "on_hold": False,
+    "dependent": False,
+    "admin_comment": "pollux:v1 min-gpus=1 max-gpus=8 submitted=1795271000",
+    "command": "/home/alice/j.sh",
+}
+NODE = {"name": "n3", "state": "MIXED", "gres": ["gpu:a100:4"], "cpus": 8, "partitions": ["main"]}
+
+
+def one(**other: Any) -> SlurmJob:
+    (job,) = read_jobs([JOB | other])
+    return job
+
+
+def test_a_running_job() -> None:
+    job = one()
+    assert (job.job_id, job.name, job.user, job.account, job.qos) == (7, "train", "alice", "vision", "")
+    assert (job.state, job.reason, job.restart_count, job.batch_host) == (JobState.RUNNING, "None", 1, "n3")
+    assert (job.nodes, job.required_nodes) == (("n3", "n4"), ("n3", "n4"))
+    assert job.gpus_per_node_held == {"n3": 4, "n4": 4}
+    assert job.cpus_per_node_held == {"n3": 4, "n4": 1}  # two threads a core, as scontrol counts them
+    assert (job.requested_gpus_per_node, job.cpus_per_task, job.mem_per_node_mb) == (4, 1, 300)
+    assert (job.submit_time, job.end_time, job.time_limit_s) == (1795271000, None, 3600)
+    assert job.spec == JobSpec(min_gpus=1, max_gpus=8)
+
+
+def test_a_waiting_job() -> None:
+    waiting = {"state": "PENDING", "nodes": None, "held": {}, "limit": None, "reason": "a b  c"}
+    job = one(**waiting)
+    assert (job.nodes, job.start_time, job.time_limit_s, job.reason) == ((), None, None, "a_b_c")
+    assert (job.held_by_user, job.dependent) == (False, False)
+    assert one(**waiting, on_hold=True).held_by_user
+    assert one(**waiting, dependent=True).dependent
+    assert not one(on_hold=True).held_by_user  # it runs
+
+
+def test_a_completing_job_holds_its_gpus_until_its_nodes_are_rid_of_it() -> None:
+    leaving = JOB | {"state": "COMPLETING", "nodes": "n3", "held": {}, "admin_comment": None}
+    assert one(**leaving).gpus_per_node_held == {"n3": 4}
+    # Asked for by --gpus: how many are where is not known any more; the node's own are the bound.
+    jobs, (node,) = read_cluster({"jobs": [leaving | {"gres_per_node": []}], "nodes": [NODE]})
+    assert (jobs[0].gpus_per_node_held, node.foreign_gpus, node.capacity) == ({"n3": 4}, 4, 0)
+
+
+@pytest.mark.parametrize("comment", ["pollux:v9 min-gpus=1", "pollux:v1 min-gpus=none", "hello", "", None])
+def test_a_comment_that_makes_no_sense_is_no_opt_in(comment: str | None) -> None:
+    assert (one(admin_comment=comment).spec, one(admin_comment=comment).submit_time) == (None, 1795271832)
+
+
+def test_a_companion_and_states_of_other_versions() -> None:
+    companion = one(admin_comment="pollux:v1 companion-of=3 attempt=0 reallocation=9").companion
+    assert companion == Companion(parent=3, attempt=0, reallocation=9)
+    assert one(state="A_STATE_OF_TOMORROW").state is JobState.COMPLETING
+    assert one(state="TIMEOUT").state is JobState.FAILED
+    assert one(state="TIMEOUT").end_time == 1826807833
+    for state, usable in (
+        ("IDLE", True),
+        ("MIXED+DRAIN", False),
+        ("IDLE+NOT_RESPONDING", False),
+        ("?", False),
+    ):
+        _, (node,) = read_cluster({"jobs": [], "nodes": [NODE | {"state": state}]})
+        assert node.schedulable is usable
+
+
+def test_a_node_without_gpus_or_with_two_types() -> None:
+    nodes = [NODE | {"name": "a", "gres": []}, NODE | {"name": "b", "gres": ["gpu:a100:4", "gpu:t4:2"]}]
+    _, (bare, mixed) = read_cluster({"jobs": [JOB | {"admin_comment": None}], "nodes": nodes})
+    assert (bare.gpus, mixed.gpus, mixed.gpu_type, mixed.foreign_gpus) == (0, 6, "", 0)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"nodes": "n[3-"},
+        {"nodes": "n3&n4"},
+        {"required_nodes": "r[1-60000]n[1-60000]"},
+        {"held": {"n3": {"cpu_ids": "1-", "threads": 1, "gres": []}}},
+        {"held": {"n3": {"cpu_ids": "1", "threads": 1, "gres": ["gpu:-1"]}}},
+        {"held": {"n3": {"cpu_ids": "1"}}},
+        {"held": None},
+        {"gres_per_node": ["gpu:a:b:c"]},
+        {"on_hold": 0},
+        {"limit": "60"},
+        {"id": True},
+        {"id": 7.5},
+        {"a_new_key": 1},
+    ],
+)
+def test_another_form_is_garbled(other: dict[str, Any]) -> None:
+    with pytest.raises(SlurmGarbled):
+        one(**other)
+    missing = dict(list(JOB.items())[:-1])
+    for answer in (None, {}, "jobs", [None], [missing], [[JOB]]):
+        with pytest.raises(SlurmGarbled, match="pyslurm's worker: "):
+            read_jobs(answer)
+    for answer in (None, [], {"jobs": []}, {"jobs": [], "nodes": [NODE | {"cpus": "8"}]}):
+        with pytest.raises(SlurmGarbled, match="pyslurm's worker: "):
+            read_cluster(answer)
