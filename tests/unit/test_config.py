@@ -82,6 +82,12 @@ def test_the_example_shows_every_key_with_its_default():
         ),
         (LEAST + "[realloc]\nmax_concurrent = 1.5", "realloc.max_concurrent"),
         (LEAST + "[realloc]\nmax_concurrent = -1", "realloc.max_concurrent"),
+        (
+            LEAST + '[realloc]\npaths = ["resize"]',
+            'realloc.paths: expected each path once, and "requeue" among them',
+        ),
+        (LEAST + '[realloc]\npaths = ["requeue", "requeue"]', "realloc.paths: expected each path once"),
+        (LEAST + '[realloc]\npaths = ["teleport", "requeue"]', "realloc.paths"),
         (LEAST.replace('"c"', '"a b"'), "slurm.cluster"),
     ],
 )

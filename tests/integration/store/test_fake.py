@@ -14,7 +14,13 @@ from polluxd.store.fake import FakeRows, FakeStore
 pytestmark = pytest.mark.slurm
 
 HERE, THERE = Placement(("n1",), 2), Placement(("n1", "n2"), 4)
-PATHS = {"start": (NO_PLACEMENT, HERE), "requeue": (HERE, THERE), "park": (HERE, NO_PLACEMENT)}
+PATHS = {
+    "start": (NO_PLACEMENT, HERE),
+    "requeue": (HERE, THERE),
+    "park": (HERE, NO_PLACEMENT),
+    "resize": (HERE, THERE),
+    "relaunch": (THERE, HERE),
+}
 
 
 def answer(store: Any, name: str, *args: object, **words: object) -> object:
@@ -62,6 +68,56 @@ def test_moves_in_any_order(store, seen):
     ]
     assert told[0] == told[1]
     assert {m.step for m in rows.moves} >= {Step.FAILED, Step.TRAINING, Step.PARKED}
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "target", "step"),
+    [
+        ("requeue", HERE, THERE, Step.REQUEUED),
+        ("start", NO_PLACEMENT, HERE, Step.CONFIGURED),
+        ("resize", THERE, HERE, Step.CHECKPOINTED),
+        ("resize", HERE, THERE, Step.STARTED),
+    ],
+)
+def test_a_move_that_is_too_late_to_take_back_goes_on_and_nothing_is_noted(store, path, source, target, step):
+    epoch = store.lead()
+    rows = FakeRows(lambda: 0.0)
+    fake = FakeStore(rows)
+    fake.lead()
+    for each, leader in ((store, epoch), (fake, fake.epoch)):
+        move = each.plan_reallocation(7, 0, path, source, target, "why", leader, at=1.0)
+        assert each.advance(move.id, step, 2.0, epoch=leader)
+        late = each.cancel_move(7, "ann@host")
+        assert (late.step, late.revocable) == (step, False)
+        assert [m.cancelled_by for m in each.open_reallocations()] == [""]
+    assert store.setting_audit() == []
+
+
+def test_moves_within_allocations_are_found_alike(store, seen):
+    epoch = store.lead()
+    fake = FakeStore(FakeRows(lambda: 0.0))
+    fake.lead()
+    for each, leader in ((store, epoch), (fake, fake.epoch)):
+        each.sync_jobs([seen(7, restart_count=1), seen(8)])
+        for job_id, attempt, path, begun in (
+            (7, 0, "resize", Step.DRAINING),
+            (7, 1, "relaunch", Step.DRAINING),
+            (7, 1, "resize", None),
+            (8, 0, "resize", Step.RECRUITING),
+            (8, 0, "requeue", Step.DRAINING),
+        ):
+            move = each.plan_reallocation(job_id, attempt, path, THERE, HERE, "why", leader, at=1.0)
+            for step in (begun, Step.FAILED):
+                assert step is None or each.advance(move.id, step, 2.0, epoch=leader)
+
+    def found(each: Any, *which: int) -> list[tuple[int, int, str]]:
+        ids = [each.reallocations()[i].id for i in which]
+        return [(m.job_id, m.attempt, m.path) for m in each.resizes(ids).values()]
+
+    for which in ((), (0,), (2, 4)):
+        assert found(store, *which) == found(fake, *which), which
+    assert found(store) == [(7, 1, "relaunch"), (8, 0, "resize")]
+    assert store.drains_since(0.0) == fake.drains_since(0.0) == 2
 
 
 def test_a_move_taken_back_and_pins(store, seen):
