@@ -50,7 +50,7 @@ class SampleBuffer:
         self._parts = parts
         """Each rank has its part of both squared norms, which add up; else its own gradient's and the total's."""
         self._device = device
-        self._data = torch.zeros(rows, 2 * groups, dtype=torch.float32, device=device)
+        self._rows: list[Tensor] = []
         self._kinds: list[SampleKind] = []
         self._pending: tuple[Tensor, list[SampleKind], Any] | None = None
 
@@ -67,9 +67,7 @@ class SampleBuffer:
         """Queue one sample (`local`, `total`: [groups] on the device); dropped where the buffer is full."""
         if self.full:
             return
-        row = self._data[len(self._kinds)]
-        row[: self.groups] = local
-        row[self.groups :] = total
+        self._rows += (local, total)
         self._kinds.append(kind)
 
     def flush(self) -> None:
@@ -77,7 +75,8 @@ class SampleBuffer:
         if not self._kinds or self._pending is not None:
             return
         kinds, self._kinds = self._kinds, []
-        data = self._data[: len(kinds)].clone()
+        rows, self._rows = self._rows, []
+        data = torch.cat(rows).to(self._device, torch.float32).view(len(kinds), 2 * self.groups)
         work = None
         if self._group is not None:
             # The totals are equal on all ranks: their mean is themselves, and one message carries all.
@@ -104,7 +103,7 @@ class SampleBuffer:
         if self._pending is not None and self._pending[2] is not None:
             self._pending[2].wait()
         self._pending = None
-        self._kinds = []
+        self._rows, self._kinds = [], []
 
 
 CommunicationHook = tuple[object, Callable[[Any, Any], torch.futures.Future[Tensor]]]

@@ -38,18 +38,22 @@ class PairNorms:
         self._runs: list[_Run] = []
 
     def first(self, params: Sequence[Tensor]) -> Tensor:
-        """Squared norm [groups] of the gradients of `params`, which all have one; no host synchronisation."""
-        self._runs = [] if self._norms.moment is None else list(self._lay_out(params))
-        return self._measure(params)
+        """Squared norm [groups] of the gradients of `params`, as far as they have one; no host synchronisation."""
+        params, grads = _seen(params)
+        if self._norms.moment is None:
+            return self._norms.of(params, grads)
+        self._runs = list(self._lay_out(params))
+        return self._measure(params, grads)
 
     def second(self, params: Sequence[Tensor]) -> Tensor:
         """The same again, of what is there now: a parameter that only other ranks have used may have joined."""
+        params, grads = _seen(params)
         if self._runs:
             seen = {param for run in self._runs for param in run.params}
             joined = [p for p in params if p not in seen]
             if joined:
                 self._runs.append(_Run(0, joined, None, 1.0))
-        found = self._measure(params)
+        found = self._measure(params, grads)
         self.forget()
         return found
 
@@ -57,12 +61,12 @@ class PairNorms:
         """Give the workspace back."""
         self._runs = []
 
-    def _measure(self, params: Sequence[Tensor]) -> Tensor:
+    def _measure(self, params: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
         if not self._runs:
-            return self._norms.of(params, _gradients(params))
+            return self._norms.of(params, gradients)
         out = torch.zeros(self._norms.groups, dtype=torch.float32, device=params[0].device)
         for run in self._runs:
-            grads = _gradients(run.params)
+            grads = [p.grad for p in run.params if p.grad is not None]
             if run.below is None:
                 out += self._norms.of(run.params, grads)
                 continue
@@ -108,5 +112,10 @@ class PairNorms:
         return _Run(group, [param for param, _ in run], below, rule.corrected**2)
 
 
-def _gradients(params: Sequence[Tensor]) -> list[Tensor]:
-    return [p.grad for p in params if p.grad is not None]
+def _seen(params: Sequence[Tensor]) -> tuple[Sequence[Tensor], list[Tensor]]:
+    """Those with a gradient (the very same sequence where that is all of them), and their gradients."""
+    found = [p.grad for p in params]
+    grads = [g for g in found if g is not None]
+    if len(grads) < len(found):
+        params = [p for p, g in zip(params, found, strict=True) if g is not None]
+    return params, grads

@@ -93,9 +93,9 @@ class ReductionEstimator:
     def _before_reduction(self) -> None:
         # Where passes are nested (checkpointed activations) the inner ones end here too: the last call holds all.
         self._asked = False
-        local = self._pair.first([p for p in self._params if p.grad is not None])
+        local = self._pair.first(self._params)
         Variable._execution_engine.queue_callback(lambda: self._after_reduction(local))
 
     @torch.no_grad()
     def _after_reduction(self, local: Tensor) -> None:
-        self._found = (local, self._pair.second([p for p in self._params if p.grad is not None]))
+        self._found = (local, self._pair.second(self._params))
