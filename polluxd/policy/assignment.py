@@ -16,6 +16,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from polluxd.policy.ceilings import NO_CEILING
 from polluxd.policy.domains import classes
+from polluxd.policy.integer import EQUAL
 from polluxd.policy.layout import NOWHERE, Seat
 from polluxd.policy.placement import Seating
 from polluxd.policy.shapes import ONE_RACK, OVER_RACKS
@@ -26,7 +27,6 @@ MOST_PARTS = 1_500
 """Parts of placements (variables) up to which the program is tried."""
 NODES, SECONDS = 300, 10.0
 _GAP = 1e-6
-_ROUNDING = 1e-8
 
 
 class _Part(NamedTuple):
@@ -72,7 +72,7 @@ def _solve(seating: Seating, parts: list[_Part]) -> tuple[Floats | None, float]:
     )
     if found.mip_dual_bound is None or not np.isfinite(found.mip_dual_bound):
         return found.x, np.inf
-    return found.x, float(-found.mip_dual_bound * scale + fixed + _ROUNDING * scale)
+    return found.x, float((EQUAL - found.mip_dual_bound) * scale + fixed)
 
 
 def _parts(seating: Seating) -> list[_Part] | None:

@@ -35,6 +35,8 @@ SECONDS = 20.0
 """The clock: only ever reached where a single relaxation takes this long."""
 GAP = 1e-6
 """Relative distance to the bound at which the search ends."""
+EQUAL = 1e-6
+"""Objectives that HiGHS takes for equal (its absolute gap and tolerance): its bound may be off by as much."""
 LARGE = 6_000
 """Options beyond which only the relaxation is solved over all jobs, and the program over the jobs at its margin."""
 CORE_JOBS, CORE_OPTIONS = 150, 3_000
@@ -42,6 +44,8 @@ CORE_JOBS, CORE_OPTIONS = 150, 3_000
 CUTS = (1, 2, 3)
 """Families of cuts on what racks of one kind can hold: halves, thirds and quarters of a rack."""
 _ROUNDING = 1e-9
+_FINER = 4.0
+"""How much smaller the largest loss has to be for the search to be worth repeating without those above it."""
 _WHOLE = 1 - 1e-4
 """A share from which on an option counts as taken."""
 
@@ -113,7 +117,7 @@ def solve(
     dual = 0.0 if found.mip_dual_bound is None else max(float(found.mip_dual_bound), 0.0)
     if not np.isfinite(dual):
         dual = 0.0
-    bound = ideal - dual * scale + _ROUNDING * scale
+    bound = ideal - max(dual - EQUAL, 0.0) * scale
     x = found.x if found.x is not None else _relaxed(cost, problem)
     chosen = start[:-1].copy()
     for o, share in zip(listed.tolist(), x[: listed.size].tolist(), strict=True):
@@ -121,7 +125,34 @@ def solve(
             chosen[owner[o]] = o
     total = float(value[chosen].sum())
     proven = found.status == 0 and bound - total <= 10 * GAP * scale
+    if proven:
+        # What the search takes for equal is a share of the largest loss, such as that of a job left with nothing. No
+        # better choice has an option that loses more by itself than this one does in all: once more without those.
+        keep = np.union1d(listed[loss <= (ideal - total) * (1 + _ROUNDING)], chosen)
+        if 0 < float((best[owner[keep]] - value[keep]).max()) < scale / _FINER:
+            finer = _among(keep, _Given(gpus, value, start, pools, groups), nodes)
+            if finer.total > total + _ROUNDING * abs(total):
+                return finer
+            return Priced(chosen, total, max(finer.bound, total), 0.0, finer.proven)
     return Priced(chosen, total, max(bound, total), 0.0, proven)
+
+
+def _among(keep: Ints, given: _Given, nodes: int) -> Priced:
+    """`solve` over some of the options, of every job at least one."""
+    gpus, value, start, pools, groups = given
+    racks = pools.racks
+    if racks is not None:
+        racks = replace(racks, within=racks.within[keep], nodes=racks.nodes[keep])
+    begin = np.searchsorted(keep, start)
+    found = solve(
+        gpus[keep],
+        value[keep],
+        begin,
+        Pools(pools.of_option[keep], pools.capacity, racks),
+        groups,
+        nodes=nodes,
+    )
+    return found._replace(chosen=keep[found.chosen])
 
 
 def _worth_having(gpus: Ints, value: Floats, start: Ints, pools: Pools) -> Ints:

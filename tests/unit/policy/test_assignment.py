@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polluxd.model import JobSpec
-from polluxd.policy import assignment, decide
+from polluxd.policy import assignment, decide, patterns
 from tests.unit.policy.invariants import check
 from tests.unit.policy.scenarios import job, nodes, random_snapshot, report, snapshot
 
@@ -13,6 +13,7 @@ from tests.unit.policy.scenarios import job, nodes, random_snapshot, report, sna
 def without(snap):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(assignment, "MOST_PARTS", 0)
+        patch.setattr(patterns, "MOST_OPTIONS", 0)
         return decide(snap)
 
 
