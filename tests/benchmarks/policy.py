@@ -1,11 +1,12 @@
 """How long a decision takes, how near its bound it ends, and how it does against the paper's genetic algorithm.
 
-    python tests/benchmarks/policy.py [--quick] [--stages sizes,made-up,recorded] [--data DIR]
+    python tests/benchmarks/policy.py [--quick] [--stages sizes,made-up,recorded,proven] [--data DIR]
 
 `sizes`: each size of cluster lives through a few cycles; every cycle's snapshot is decided from scratch (goodput
 tables, solver, placement and reasons included), and once more with a cache kept from the cycle before. `made-up` and
 `recorded`: the same states under the genetic algorithm (population and generations of 100, its repair held to the
-same placements); recorded ones come from the simulator, and need the data of the paper's artifact.
+same placements); recorded ones come from the simulator, and need the data of the paper's artifact. `proven`: thousands
+of small instances against brute force and against HiGHS run to the end.
 
 Times are CPU seconds of one thread, so that neighbours on the machine do not count. Each stage leaves its figures in
 bench-out/ (policy.json: [{gpus, jobs, solver, median_s, worst_s, gap, objective, ...}]); tests/benchmarks/policy.md is
@@ -36,6 +37,8 @@ from polluxd.model import Plan, Snapshot  # noqa: E402
 from polluxd.policy import Cache, decide  # noqa: E402
 from polluxd.policy.reference import genetic  # noqa: E402
 from polluxd.sim.cluster import Scenario  # noqa: E402
+from tests.benchmarks import policy_oracle  # noqa: E402
+from tests.benchmarks.policy_oracle import table  # noqa: E402
 from tests.benchmarks.policy_states import CHURN, REFIT, ROUGH, life, recorded  # noqa: E402
 
 SIZES = ((64, 46), (64, 160), (512, 200), (512, 1_000), (4_096, 4_000), (16_384, 10_000))
@@ -151,12 +154,7 @@ def from_runs(data: Path, quick: bool) -> Iterator[Row]:
         yield against_reference(workload + how, recorded(data, workload, scenario, KEPT))
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines) + "\n"
-
-
-def page(of_sizes: Sequence[Row], reference: Sequence[Row]) -> str:
+def page(of_sizes: Sequence[Row], reference: Sequence[Row], proven: Sequence[Row]) -> str:
     """The results as they are committed."""
     speed = table(
         (
@@ -208,14 +206,15 @@ by new ones; the rest of the changed are those that grew and may grow further. T
 The algorithm (`polluxd/policy/reference`) is repaired to the placements that ours may use, and both are scored by the
 same objective. Recorded: every so many of the states that a simulated run passes through, under the daemon's policy and
 settings; rough: noisy measurements, restarts of 15 to 250 s, failing nodes. Made up: seeds nothing was tuned on.
-"""
+
+{policy_oracle.section(proven)}"""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    stages = ("sizes", "made-up", "recorded")
+    stages = ("sizes", "made-up", "recorded", "proven")
     parser.add_argument("--quick", action="store_true", help="small sizes and few states only; no page")
     parser.add_argument("--stages", default=",".join(stages), help="which to run (default: all)")
     parser.add_argument(
@@ -232,11 +231,13 @@ def main() -> int:
         "sizes": options.out / "policy.json",
         "made-up": options.out / "policy-made-up.json",
         "recorded": options.out / "policy-recorded.json",
+        "proven": options.out / "policy-proven.json",
     }
     running: dict[str, Callable[[bool], Iterator[Row]]] = {
         "sizes": sizes,
         "made-up": made_up,
         "recorded": partial(from_runs, options.data),
+        "proven": policy_oracle.rows,
     }
     for stage in wanted:
         if stage == "recorded" and not options.data.is_dir():
@@ -252,7 +253,7 @@ def main() -> int:
             found_so_far.append(row)
             files[stage].write_text(json.dumps(found_so_far, indent=1) + "\n")
     found = {stage: json.loads(path.read_text()) if path.exists() else [] for stage, path in files.items()}
-    text = page(found["sizes"], [*found["recorded"], *found["made-up"]])
+    text = page(found["sizes"], [*found["recorded"], *found["made-up"]], found["proven"])
     print("\n" + text)
     if not options.quick:
         options.page.write_text(text)
