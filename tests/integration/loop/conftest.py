@@ -223,10 +223,27 @@ def loop_cluster(scratch: Path) -> Iterator[DevCluster]:
 
 @pytest.fixture
 def loop(loop_cluster: DevCluster, tmp_path: Path) -> Iterator[Loop]:
-    daemon = Daemon(loop_cluster, tmp_path)
+    yield from _on(loop_cluster, Daemon(loop_cluster, tmp_path), tmp_path)
+
+
+@pytest.fixture(scope="module")
+def elastic_cluster(scratch: Path) -> Iterator[DevCluster]:
+    """Nodes of one GPU each: every placement is of whole nodes, and a rank is a node. slurmdbd lets jobs shrink."""
+    with DevCluster(
+        scratch / "elastic", nodes=5, gpus_per_node=1, lease_s=60, publish_interval_s=1.0, accounting=True
+    ) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def elastic_loop(elastic_cluster: DevCluster, tmp_path: Path) -> Iterator[Loop]:
+    yield from _on(elastic_cluster, Daemon(elastic_cluster, tmp_path, cooldown=1.0), tmp_path)
+
+
+def _on(cluster: DevCluster, daemon: Daemon, folder: Path) -> Iterator[Loop]:
     assert daemon.command("polluxd", "migrate").returncode == 0
     daemon.start()
-    made = Loop(loop_cluster, daemon, tmp_path)
+    made = Loop(cluster, daemon, folder)
     try:
         yield made
         made.cancel_all()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from contrib.chaos.ledger import Ledger, Lineage, ledgers, lineage
@@ -15,22 +14,7 @@ from polluxd.errors import LeaderLost, StoreRejected
 from polluxd.model import JobState, Placement, Reallocation, Step
 from polluxd.slurm.protocol import SlurmJob
 
-from .conftest import Daemon, Loop
-
-
-@contextmanager
-def elastic_loop(cluster: DevCluster, folder: Path) -> Iterator[Loop]:
-    """polluxd on a cluster whose nodes have one GPU each: every placement is of whole nodes, and a rank is a node."""
-    daemon = Daemon(cluster, folder, cooldown=1.0)
-    assert daemon.command("polluxd", "migrate").returncode == 0
-    daemon.start()
-    made = Loop(cluster, daemon, folder)
-    try:
-        yield made
-        made.cancel_all()
-    finally:
-        made.daemon.end()
-        made.store.close()
+from .conftest import Loop
 
 
 class Elastic:

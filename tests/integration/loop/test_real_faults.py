@@ -18,6 +18,7 @@ import pytest
 from polluxd.model import JobState, Step
 
 from .conftest import Daemon, Loop
+from .elastic import Elastic
 
 pytestmark = [
     pytest.mark.slurm,
@@ -26,6 +27,15 @@ pytestmark = [
         not os.environ.get("POLLUX_SOAK"), reason="minutes of it: POLLUX_SOAK=1, or make soak"
     ),
 ]
+
+FAULTS = (
+    "nothing",
+    "database down",
+    "scontrol times out",
+    "applied but timed out",
+    "slurmctld restarts",
+    "second leader",
+)
 
 LATE = """\
 #!/bin/sh
@@ -79,17 +89,7 @@ def trouble(fault: str, loop: Loop, folder: Path) -> Iterator[Daemon]:
     yield daemon
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        "nothing",
-        "database down",
-        "scontrol times out",
-        "applied but timed out",
-        "slurmctld restarts",
-        "second leader",
-    ],
-)
+@pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("path", ["start", "requeue", "park"])
 def test_a_move_outlives_polluxd_and(path: str, fault: str, loop: Loop, tmp_path: Path) -> None:
     plain = loop.sbatch("plain", "sleep 30", directive=None)
@@ -134,6 +134,34 @@ def parked(loop: Loop, job_id: int) -> bool:
     """The move is over, whichever way."""
     moves = [m for m in loop.store.reallocations(job_id) if m.path == "park"]
     return bool(moves) and moves[-1].step.terminal
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("path", ["relaunch", "resize shrink", "resize grow"])
+def test_a_move_within_the_allocation_outlives_polluxd_and(
+    path: str, fault: str, elastic_loop: Loop, tmp_path: Path
+) -> None:
+    loop = elastic_loop
+    plain = loop.sbatch("plain", "sleep 30", directive=None)
+    way = "relaunch" if path == "relaunch" else "in-place"
+    job = Elastic(loop, "outlives", f"#POLLUX min-gpus=2 max-gpus=2 resize={way}")
+    job.begin()
+    first, second = job.nodes
+    loop.until(lambda: loop.job(plain).nodes, why="the plain job's start")
+    third = min({*loop.cluster.node_names} - {first, second, *loop.job(plain).nodes})
+    if path == "resize shrink":
+        job.go("resize", first, second, third)
+    targets = {"resize grow": (first, second, third)}
+    number = job.order(path.split(maxsplit=1)[0], targets.get(path, (first,)))
+    loop.until(lambda: job.move(number).step is not Step.PLANNED, why="the move's begin")
+    with trouble(fault, loop, tmp_path):
+        job.moved(number)
+        lived = job.end()
+        job.alone("the job has ended")
+    assert lived.repeated == 0
+    assert job.slurm.restart_count == loop.requeues(job.job_id)
+    left_alone = loop.job(plain)
+    assert (left_alone.restart_count, left_alone.admin_comment, left_alone.spec) == (0, "", None)
 
 
 def test_the_late_scontrol_is_carried_out_and_late(loop: Loop, tmp_path: Path) -> None:

@@ -6,16 +6,13 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from contrib.devcluster import DevCluster
 from polluxd.model import JobState, Reallocation, Step
 
 from .conftest import Loop
-from .elastic import Elastic, elastic_loop, kill_processes
+from .elastic import Elastic, kill_processes
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 
@@ -27,33 +24,21 @@ exec {sbatch} "$@"
 """
 
 
-@pytest.fixture(scope="module")
-def elastic_cluster(scratch: Path) -> Iterator[DevCluster]:
-    with DevCluster(
-        scratch / "elastic", nodes=5, gpus_per_node=1, lease_s=60, publish_interval_s=1.0, accounting=True
-    ) as cluster:
-        yield cluster
+def free_nodes(elastic_loop: Loop, job: Elastic) -> list[str]:
+    return [name for name in elastic_loop.cluster.node_names if name not in job.nodes]
 
 
-@pytest.fixture
-def site(elastic_cluster: DevCluster, tmp_path: Path) -> Iterator[Loop]:
-    with elastic_loop(elastic_cluster, tmp_path) as loop:
-        yield loop
-
-
-def free_nodes(site: Loop, job: Elastic) -> list[str]:
-    return [name for name in site.cluster.node_names if name not in job.nodes]
-
-
-def test_in_place_by_companions_and_by_nodes_given_back_and_then_through_the_queue(site: Loop) -> None:
-    job = Elastic(site, "elastic", "#POLLUX min-gpus=2 max-gpus=2")
+def test_in_place_by_companions_and_by_nodes_given_back_and_then_through_the_queue(
+    elastic_loop: Loop,
+) -> None:
+    job = Elastic(elastic_loop, "elastic", "#POLLUX min-gpus=2 max-gpus=2")
     job.begin()
     first, second = job.nodes
-    third, fourth, fifth = free_nodes(site, job)
+    third, fourth, fifth = free_nodes(elastic_loop, job)
 
     job.go("resize", first, second, third)
     job.go("resize", first, second, third, fourth)
-    shown = json.loads(site.daemon.command("polluxctl", "jobs", "--json").stdout)
+    shown = json.loads(elastic_loop.daemon.command("polluxctl", "jobs", "--json").stdout)
     (row,) = [r for r in (shown if isinstance(shown, list) else shown["jobs"]) if r["gpus"]]
     assert (row["job_id"], row["gpus"]) == (job.job_id, 4)
     assert len(job.companions()) == 2
@@ -70,7 +55,7 @@ def test_in_place_by_companions_and_by_nodes_given_back_and_then_through_the_que
     # Two processes of its own and two that joined, each from its first step to its last.
     assert sizes == [(False, [2, 3, 4, 3]), (False, [2, 3, 4, 3, 2]), (True, [3, 4, 3, 2]), (True, [4])]
     assert job.slurm.restart_count == 0
-    costs = {c["id"]: c for c in site.store.reallocation_costs(job.job_id) if c["path"] == "resize"}
+    costs = {c["id"]: c for c in elastic_loop.store.reallocation_costs(job.job_id) if c["path"] == "resize"}
     assert len(costs) == 4
     assert all(cost["measured"] and cost["total_s"] > 0 for cost in costs.values())
 
@@ -90,34 +75,34 @@ def first_of_all(job: Elastic) -> tuple[str, ...]:
     return (shown.batch_host, *(name for name in shown.nodes if name != shown.batch_host))
 
 
-def test_polluxd_grows_in_place_by_itself_and_falls_back(site: Loop) -> None:
-    refusing = site.folder / "bin"
+def test_polluxd_grows_in_place_by_itself_and_falls_back(elastic_loop: Loop) -> None:
+    refusing = elastic_loop.folder / "bin"
     refusing.mkdir()
     (refusing / "sbatch").write_text(REFUSING.format(folder=refusing, sbatch=shutil.which("sbatch")))
     (refusing / "sbatch").chmod(0o755)
     directive = "#POLLUX min-gpus=2 max-gpus=4 gpu-counts=2,4"
-    job = Elastic(site, "decided", directive, first_in_path=refusing)
+    job = Elastic(elastic_loop, "decided", directive, first_in_path=refusing)
     job.begin(pinned=False)
 
     def made(path: str, step: Step, *, after: int = 0) -> list[Reallocation]:
-        moves = site.store.reallocations(job.job_id)
+        moves = elastic_loop.store.reallocations(job.job_id)
         return [m for m in moves if m.path == path and m.step is step and m.id > after]
 
-    site.until(lambda: made("resize", Step.TRAINING), why="a growth in place, of polluxd's own")
+    elastic_loop.until(lambda: made("resize", Step.TRAINING), why="a growth in place, of polluxd's own")
     job.steps_among(4)
     assert job.slurm.restart_count == 0
 
     # The companion's nodes fail: the job goes on without them.
     (refusing / "forbidden").touch()
     (companion,) = job.companions()
-    newest = max(m.id for m in site.store.reallocations(job.job_id))
-    assert kill_processes(site.cluster, companion.job_id)
+    newest = max(m.id for m in elastic_loop.store.reallocations(job.job_id))
+    assert kill_processes(elastic_loop.cluster, companion.job_id)
     job.steps_among(2)
     assert job.slurm.restart_count == 0
     assert job.slurm.state is JobState.RUNNING
 
     # Growing again, it is not let submit another one: through the queue, then.
-    site.until(lambda: made("requeue", Step.TRAINING, after=newest), why="a growth through the queue")
+    elastic_loop.until(lambda: made("requeue", Step.TRAINING, after=newest), why="a growth through the queue")
     refused = made("resize", Step.FAILED, after=newest)
     assert refused
     assert "not from a compute node" in refused[-1].detail
@@ -126,12 +111,12 @@ def test_polluxd_grows_in_place_by_itself_and_falls_back(site: Loop) -> None:
     job.end()
 
 
-def test_a_relaunch_in_the_allocation_beside_a_job_that_is_cancelled(site: Loop) -> None:
-    again = Elastic(site, "again", "#POLLUX min-gpus=2 max-gpus=2 resize=relaunch")
-    gone = Elastic(site, "gone", "#POLLUX min-gpus=2 max-gpus=2")
+def test_a_relaunch_in_the_allocation_beside_a_job_that_is_cancelled(elastic_loop: Loop) -> None:
+    again = Elastic(elastic_loop, "again", "#POLLUX min-gpus=2 max-gpus=2 resize=relaunch")
+    gone = Elastic(elastic_loop, "gone", "#POLLUX min-gpus=2 max-gpus=2")
     for job in (again, gone):
         job.begin()
-    (last,) = set(site.cluster.node_names) - {*again.nodes, *gone.nodes}
+    (last,) = set(elastic_loop.cluster.node_names) - {*again.nodes, *gone.nodes}
     growth = gone.order("resize", (*gone.nodes, last))
     before = {each.pid for each in again.ledgers()}
     again.go("relaunch", again.nodes[0])
@@ -140,10 +125,10 @@ def test_a_relaunch_in_the_allocation_beside_a_job_that_is_cancelled(site: Loop)
     assert again.slurm.nodes == again.nodes
     after = [each.pid for each in again.ledgers() if each.pid not in before]
     assert len(after) == 1
-    assert site.store.reports()[again.job_id].attempt == 0
+    assert elastic_loop.store.reports()[again.job_id].attempt == 0
 
     assert gone.moved(growth).step is Step.TRAINING
     gone.steps_among(3)
-    subprocess.run(["scancel", str(gone.job_id)], env=site.cluster.client_environment, check=True)
+    subprocess.run(["scancel", str(gone.job_id)], env=elastic_loop.cluster.client_environment, check=True)
     gone.alone("the job was cancelled")
     assert again.end().repeated == 0
