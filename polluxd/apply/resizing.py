@@ -97,8 +97,10 @@ def _shrink(
 ) -> Action:
     match move.step:
         case Step.DRAINING:
-            if waited > limits.drain:
-                return Fail(f"the job's agent did not shrink it within {limits.drain:.0f} s")
+            # Of a relaunch, the new processes acknowledge: they have to come up first.
+            patience = limits.drain + (limits.training if move.path == "relaunch" else 0.0)
+            if waited > patience:
+                return Fail(f"the job's agent did not shrink it within {patience:.0f} s")
             return Remind() if since_try > limits.repeat else Wait()
         case Step.CHECKPOINTED:
             if same_place(job, move.target):
