@@ -167,11 +167,13 @@ def _start_once(
     if theirs is not None:
         theirs.close()
     supervisor = Supervisor(workers, notes, link, standing, ours)
-    try:
-        return supervisor.wait(), supervisor.moved
-    finally:
-        if ours is not None:
-            ours.close()
+    verdict = supervisor.wait()
+    if ours is not None:
+        ours.close()
+    odd = supervisor.oddly_ended
+    if odd is not None and verdict.ended_by is None:
+        say(f"ranks of this node were to end for a re-allocation; {describe(odd)}, and nothing depends on it")
+    return verdict, supervisor.moved
 
 
 def _line_to_rank_0(link: Link, standing: Standing) -> tuple[Channel | None, socket.socket | None]:

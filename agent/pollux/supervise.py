@@ -98,14 +98,24 @@ class Supervisor:
         self._orphaned: Failure | None = None
         self._term_at: float | None = None
         self._kill_at: float | None = None
-        self._killed_from = math.inf
-        """When this launcher began to kill workers itself; a POSIX time."""
+        self._ended_from = self._killed_from = math.inf
+        """When this launcher began to end workers itself, and when to kill them; POSIX times."""
         self._verdict_by: float | None = None
 
     @property
     def moved(self) -> bool:
         """Whether rank 0 has announced a move in this start."""
         return self._move is not None
+
+    @property
+    def oddly_ended(self) -> Failure | None:
+        """The first worker that a move was to end, and that ended in a way of its own."""
+        if self._move is None or not self._move.ends(self._link.node_rank):
+            return None
+        odd = (
+            w for w in self._workers if w.status and w.status not in MOVED and w.ended_at < self._ended_from
+        )
+        return min(map(self._failure_of, odd), key=_earliness, default=None)
 
     def wait(self) -> Verdict:
         """Return when all workers of this node have ended and the cause of a failure is agreed."""
@@ -134,8 +144,8 @@ class Supervisor:
     def _take(self, number: int) -> None:
         if number == signal.SIGCHLD:
             for worker in reap(self._running):
-                if self._ended_by is None:
-                    self._mind(worker.status or 0)
+                if worker.status and self._ended_by is None:
+                    self._mind(worker.status)
         elif number == WAKE_SIGNAL:
             self._signal_workers(WAKE_SIGNAL)
         elif number in ENDING:
@@ -144,12 +154,10 @@ class Supervisor:
             self._kill_at = self._kill_at or time.monotonic() + TERM_GRACE_S
 
     def _mind(self, status: int) -> None:
-        """A worker has ended."""
+        """A worker has ended with a status other than 0."""
         self._hear_rank_0()
         if self._excused(status):
             self._hurry()
-            return
-        if not status:
             return
         if status in MOVED and not self._link.is_hub:
             # The answer is an alert, where the move that would explain this is not on the line already.
@@ -172,6 +180,7 @@ class Supervisor:
     def _end_what_is_due(self) -> None:
         now = time.monotonic()
         if self._term_at is not None and now >= self._term_at:
+            self._ended_from = min(self._ended_from, time.time())
             self._signal_workers(signal.SIGTERM)
             self._term_at, self._kill_at = None, self._kill_at or now + TERM_GRACE_S
         if self._kill_at is not None and now >= self._kill_at:
@@ -197,12 +206,15 @@ class Supervisor:
             before = sum(self._link.workers[node] for node in move.leaving if node < me)
             for worker in self._workers:
                 worker.rank -= before
-        elif len(self._running) < len(self._workers):
+        elif any(worker.status for worker in self._workers):
             # They were quicker than the word of it.
             self._hurry()
 
     def _hurry(self) -> None:
-        """The first of those whom the newest move ends has ended, or rank 0 waits for them."""
+        """The first of those whom the newest move ends has ended, or rank 0 waits for them.
+
+        Not so one with status 0: then training was over before the step that the move was for.
+        """
         move, now = self._move, time.monotonic()
         if move is None or self._hurried:
             return
@@ -215,18 +227,19 @@ class Supervisor:
 
     def _first_failure(self) -> Failure | None:
         failures = [self._lost] if self._lost is not None else []
-        for worker in self._workers:
-            if worker.status and not self._excused(worker.status):
-                sudden = worker.status - 128 in SUDDEN and worker.ended_at < self._killed_from
-                at, why = self._notes.read(worker.local_rank) or (
-                    worker.ended_at - (HEAD_START_S if sudden else 0.0),
-                    describe_status(worker.status),
-                )
-                where = f"pid {worker.pid}, {self._standing.where}"
-                failures.append(Failure(at, worker.rank, worker.status, why, where))
+        failures += [self._failure_of(w) for w in self._workers if w.status and not self._excused(w.status)]
         if failures and self._orphaned is not None:
             failures.append(self._orphaned)
-        return min(failures, key=lambda failure: (failure.at, failure.rank), default=None)
+        return min(failures, key=_earliness, default=None)
+
+    def _failure_of(self, worker: Worker) -> Failure:
+        status = worker.status or 0
+        sudden = status - 128 in SUDDEN and worker.ended_at < self._killed_from
+        at, why = self._notes.read(worker.local_rank) or (
+            worker.ended_at - (HEAD_START_S if sudden else 0.0),
+            describe_status(status),
+        )
+        return Failure(at, worker.rank, status, why, f"pid {worker.pid}, {self._standing.where}")
 
     # -- the other launchers ----------------------------------------
 
@@ -261,7 +274,7 @@ class Supervisor:
         if relaunch and not everybody:
             failures.append(self._stuck(min(roll.staying - self._reports.keys())))
         known = [failure for failure in failures if failure is not None]
-        first = min(known, key=lambda failure: (failure.at, failure.rank), default=None)
+        first = min(known, key=_earliness, default=None)
         again = None
         asked = first is not None and self._asks(first)
         if relaunch if first is None else (asked or self._standing.may_restart):
@@ -365,3 +378,7 @@ class Supervisor:
             why = "the launcher of node 0 has gone without a word (node failure, or killed)"
             self._lost = Failure(time.time(), 0, 1, why, "node 0 of the step")
             self._alert()
+
+
+def _earliness(failure: Failure) -> tuple[float, int]:
+    return failure.at, failure.rank

@@ -57,6 +57,7 @@ def test_nodes_that_leave_end_well_and_the_others_train_on(
     survivors = {note["node"] for note in launched.log("survived")}
     assert survivors == {"n0", "n1", "n2"} - set(leaving)
     assert len(launched.log("started")) == 6, "nobody was started again"
+    assert ("failed first: ValueError: on the way out" in launched.output()) == (way == "failed")
 
 
 @pytest.mark.parametrize("status", [76, 77])
@@ -291,3 +292,23 @@ if start == 0:
     with step(tmp_path, 2, body, workers=1, settings="SIBLING_GRACE_S=0.1") as launched:
         assert launched.statuses() == statuses, launched.output()
     assert starts(launched) == 1 + bool(lent)
+
+
+@pytest.mark.parametrize("path", ["resize", "relaunch"])
+def test_training_that_is_over_before_the_move_ends_as_it_would_have(tmp_path: Path, path: str) -> None:
+    """Ranks are not hurried then: one may still be writing results."""
+    body = f"""
+if start == 0:
+    if rank == 0:
+        line().announce(5, "{path}", ["n1"])
+        mark("announced")
+    wait_for("announced")
+    if rank == 0:
+        time.sleep(1)
+        note("written")
+"""
+    with step(tmp_path, 2, body, workers=2, settings="LEAVE_GRACE_S=0.1") as launched:
+        assert launched.statuses() == [0, 0], launched.output()
+    assert len(launched.log("written")) == 1
+    # A script that swallows what is to end it must not pass for one that has ended: it starts again, to no harm.
+    assert starts(launched) == (2 if path == "relaunch" else 1)
