@@ -1,13 +1,16 @@
 """What the agent costs per optimizer step, against plain DistributedDataParallel.
 
-    python tests/benchmarks/agent_overhead.py [--ranks 4] [--minutes 8] [--device cpu|cuda]
+    python tests/benchmarks/agent_overhead.py [--ranks 4] [--minutes 10] [--device cpu|cuda]
         [--json bench-out/agent.json] [--markdown tests/benchmarks/agent_overhead.md]
 
 Paired and interleaved: all variants train in the same processes, in blocks of five steps and in random order, so that
-whatever else the machine does falls on all of them. A round is 20 steps of each, one of which is measured at the
-default sampling of 1/20. Its overhead is (its time / plain time of the same round - 1), the mean of two plain
-variants; these two against each other, the null pair, show how much of it is noise. A block is timed from barrier to
-barrier, by its slowest rank. The ranks' CPU time is given beside: waiting for others does not count in it.
+whatever else the machine does falls on all of them. A block is timed from barrier to barrier, by its slowest rank, and
+compared with the two plain variants' blocks beside it (the logarithm of its time with the mean of theirs). Four blocks
+make a round, 20 steps, one of which is measured at the default sampling of 1/20: the first to fourth blocks of all
+rounds are averaged apart, without the fifth of them farthest off at either side (another process at work), and the
+overhead is the mean of the four. The two plain variants against each other, the null pair, show how much of it is
+noise. The ranks' CPU time is given beside: waiting for others does not count in it. On CPUs each rank keeps to one
+core: by itself the kernel now and then puts three of four ranks on one of two.
 
 Plain: DDP, torch's DataLoader with a DistributedSampler. Pollux: `attach`, its loader, hook, timing, control exchange
 and refitting thread, at a fixed batch size. AdaptDL is measured beside them where it can be imported. Left out are the
@@ -182,8 +185,11 @@ def _join(rank: int, options: argparse.Namespace, port: int) -> Any:
 
 
 def _worker(rank: int, options: argparse.Namespace, model: str, optimizer: str, port: int, pipe: Any) -> None:
-    """One rank: trains all variants, and sends each round's seconds per step, on the wall's clock and of CPU time."""
+    """One rank: trains all variants, and sends each block's seconds per step, on the wall's clock and of CPU time."""
     warnings.filterwarnings("ignore")
+    if options.device == "cpu" and hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[rank % len(cores)]})
     size = options.ranks
     device = torch.device("cuda", rank) if options.device == "cuda" else torch.device("cpu")
     torch.set_num_threads(1)
@@ -204,12 +210,12 @@ def _worker(rank: int, options: argparse.Namespace, model: str, optimizer: str, 
     if options.adaptdl:
         variants["AdaptDL"] = _adaptdl(model, optimizer, size, device)
     order = random.Random(SEED)
-    rounds: list[dict[str, tuple[float, float]]] = []
+    rounds: list[dict[str, list[tuple[float, float]]]] = []
     least = min(LEAST_ROUNDS, options.rounds)
     begun = time.monotonic()
     going = True
     while going:
-        spent = {name: [0.0, 0.0] for name in variants}
+        spent: dict[str, list[tuple[float, float]]] = {name: [] for name in variants}
         for _ in range(STEPS // BLOCK):
             for name in order.sample(list(variants), len(variants)):
                 start = meet()
@@ -217,9 +223,8 @@ def _worker(rank: int, options: argparse.Namespace, model: str, optimizer: str, 
                 for _ in range(BLOCK):
                     next(variants[name])
                 used = time.process_time() - cpu
-                spent[name][0] += (meet() - start) / STEPS
-                spent[name][1] += used / STEPS
-        rounds.append({name: (wall, cpu) for name, (wall, cpu) in spent.items()})
+                spent[name].append(((meet() - start) / BLOCK, used / BLOCK))
+        rounds.append(spent)
         late = time.monotonic() - begun > options.seconds
         going = _agreed(len(rounds) < WARM_ROUNDS + (least if late else options.rounds), group)
     pipe.send(rounds[WARM_ROUNDS:])
@@ -238,7 +243,7 @@ def _agreed(mine: bool, group: Any) -> bool:
 
 
 def measure(options: argparse.Namespace, model: str, optimizer: str) -> dict[str, np.ndarray]:
-    """Seconds per step [rounds, ranks, (wall, CPU)] of each variant. Raises SystemExit where a rank failed."""
+    """Seconds per step [rounds, blocks, ranks, (wall, CPU)] of each variant. Raises SystemExit where a rank failed."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -260,35 +265,38 @@ def measure(options: argparse.Namespace, model: str, optimizer: str) -> dict[str
             process.kill()
     names = ranks[0][0]
     return {
-        name: np.array([[one[name] for one in rounds] for rounds in ranks]).swapaxes(0, 1) for name in names
+        name: np.moveaxis(np.array([[one[name] for one in rounds] for rounds in ranks]), 0, 2)
+        for name in names
     }
 
 
-def interval(ratios: np.ndarray) -> tuple[float, float, float]:
-    """Mean of the middle 80 % of rounds (other processes hit some), and its 95 % bootstrap interval."""
+def interval(logs: np.ndarray) -> tuple[float, float, float]:
+    """Overhead of logarithmic ratios [rounds, blocks], and its 95 % bootstrap interval."""
 
-    def trimmed(values: np.ndarray) -> Any:
-        cut = values.shape[-1] // 10
-        return np.sort(values, axis=-1)[..., cut : values.shape[-1] - cut].mean(-1)
+    def middle(values: np.ndarray) -> Any:
+        cut = values.shape[-2] // 5
+        return np.sort(values, axis=-2)[..., cut : values.shape[-2] - cut, :].mean((-2, -1))
 
-    draws = np.random.default_rng(0).choice(ratios, (4000, ratios.size))
-    low, high = np.quantile(trimmed(draws), (0.025, 0.975))
-    return float(trimmed(ratios)), float(low), float(high)
+    rounds, blocks = logs.shape
+    chosen = np.random.default_rng(0).integers(rounds, size=(4000, rounds, blocks))
+    low, high = np.quantile(middle(logs[chosen, np.arange(blocks)]), (0.025, 0.975))
+    found: tuple[float, float, float] = tuple(float(np.expm1(x)) for x in (middle(logs), low, high))  # type: ignore[assignment]
+    return found
 
 
 def rows_of(
     options: argparse.Namespace, model: str, optimizer: str, times: dict[str, np.ndarray]
 ) -> list[dict[str, Any]]:
     """One row per variant but the first plain one: step times, and overheads with their intervals."""
-    wall = {name: t[:, :, 0].max(1) for name, t in times.items()}
-    cpu = {name: t[:, :, 1].sum(1) for name, t in times.items()}
+    wall = {name: t[..., 0].max(2) for name, t in times.items()}
+    cpu = {name: t[..., 1].sum(2) for name, t in times.items()}
     rows = []
     for name in times:
         if name == PLAIN[0]:
             continue
         rivals = PLAIN[:1] if name in PLAIN else PLAIN
         found = [
-            interval(clock[name] / np.mean([clock[rival] for rival in rivals], axis=0) - 1.0)
+            interval(np.log(clock[name]) - np.mean([np.log(clock[rival]) for rival in rivals], axis=0))
             for clock in (wall, cpu)
         ]
         rows.append(
@@ -304,8 +312,8 @@ def rows_of(
                 "overhead": found[0][0],
                 "overhead_ci_low": found[0][1],
                 "overhead_ci_high": found[0][2],
-                "plain_cpu_s_by_rank": np.median(times[PLAIN[0]][:, :, 1], axis=0).tolist(),
-                "pollux_cpu_s_by_rank": np.median(times[name][:, :, 1], axis=0).tolist(),
+                "plain_cpu_s_by_rank": np.median(times[PLAIN[0]][..., 1], axis=(0, 1)).tolist(),
+                "pollux_cpu_s_by_rank": np.median(times[name][..., 1], axis=(0, 1)).tolist(),
                 "cpu_overhead": found[1][0],
                 "cpu_overhead_ci_low": found[1][1],
                 "cpu_overhead_ci_high": found[1][2],
@@ -350,8 +358,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ranks", type=int, help="4 on CPU, as many as there are on GPUs")
-    parser.add_argument("--rounds", type=int, default=80, help="at most, for each model and optimizer")
-    parser.add_argument("--minutes", type=float, default=8.0, help="for all of them together, about")
+    parser.add_argument("--rounds", type=int, default=120, help="at most, for each model and optimizer")
+    parser.add_argument("--minutes", type=float, default=10.0, help="for all of them together, about")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--models", nargs="+", choices=sorted(MODELS), default=sorted(MODELS))
     parser.add_argument("--optimizers", nargs="+", choices=["sgd", "adam"], default=["sgd", "adam"])
