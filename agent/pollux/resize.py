@@ -283,7 +283,9 @@ class Resizer:
             )
             if self._line is not None:
                 leaving = self._leaving(world, order)
-                self._line.announce(number, "relaunch" if order.relaunch else "resize", leaving)
+                self._line.announce(
+                    number, "relaunch" if order.relaunch else "resize", leaving, lent=order.lent
+                )
             if recruit is not None:
                 recruit.go(asdict(order))
         except PolluxAgentError as error:
@@ -323,6 +325,9 @@ class Resizer:
         """Form the new groups with the others, hand the state over where ranks come in, and settle in them."""
         job = self._job
         meeting = self._meeting = self._meeting or Meeting.join(order.address, order.port, order.secret)
+        # A companion's node may fail, or its job be ended: the job's own ranks begin anew from the newest checkpoint.
+        own = rank < order.size - order.lent
+        RankLost.exit_status = RETRY_STATUS if order.lent and own else 1
         leave_groups()
         meeting.count(f"{order.name}/free", 1)
         world = meeting.form(
@@ -336,9 +341,6 @@ class Resizer:
         self.generation = order.generation
         job.world = world
         job.stepper.settle(world, order.choice)
-        # Its node may fail, or its job be ended: what is the job's own begins anew from the newest checkpoint.
-        own = rank < world.size - world.lent
-        RankLost.exit_status = RETRY_STATUS if world.lent and own else 1
 
     def _come_in(self, joiner: Joiner) -> None:
         self._meeting = joiner.meeting

@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from pollux import handover
+from pollux import attach, handover
 from pollux.ability import Ability, ability_of, least_ability
 from pollux.errors import LaunchError, PolluxAgentError
 from pollux.goodput import NoiseScale
@@ -126,6 +127,27 @@ def test_garbled_orders_are_refused(change: dict[str, Any]) -> None:
     order = {"id": 4, "path": "resize", "kind": "shrink", "nodes": ["n1"], "gpus_per_node": 2}
     with pytest.raises(PolluxAgentError):
         Ask.parse(order | change)
+
+
+def test_no_rank_leaves_in_the_midst_of_an_evaluation_nor_after_the_last_step() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    job = attach(model, optimizer, adaptive=False)
+    loader = job.loader(TensorDataset(torch.randn(8, 2)), 4)
+    order = ask("n1")
+    job._resizer._asked = order
+    job.heed()
+    assert job._resizer._asked is order, "it comes again after a step"
+    assert job._resizer.refused is None
+    for _ in job.epochs(1):
+        job._resizer._asked = None
+        for (x,) in loader:
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        job._resizer._asked = order
+    assert job._resizer.refused == {"id": 4, "why": "the training is over"}
+    job.close()
 
 
 def test_an_order_is_passed_on_once_and_so_is_its_end() -> None:
