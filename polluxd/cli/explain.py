@@ -60,7 +60,8 @@ def _shapes(held: tuple[int, int], per_node: int, largest: int) -> list[tuple[in
 
 def sizes(found: Explanation, per_node: int, cluster_gpus: int) -> list[dict[str, Any]]:
     """Goodput predicted at other sizes, by the job's own fit, up to what it may take and four times what it was
-    measured on. Empty until it has reported a fit.
+    measured on. Empty until it has reported a fit. Several nodes are taken to lie in one rack; of a job that was
+    measured over racks `over_racks` has the goodput there, and what it has now counts as it lies.
     """
     report, spec = found.report, found.job.spec
     if report is None or report.params is None or found.job.ended_at is not None:
@@ -69,12 +70,15 @@ def sizes(found: Explanation, per_node: int, cluster_gpus: int) -> list[dict[str
     largest = min(spec.max_gpus or cluster_gpus, cluster_gpus, 4 * max(known, report.gpus, 1))
     shapes = _shapes((report.nodes, report.gpus), per_node, largest)
     model = Goodput(report.params, report.noise, report.limits, adaptive=spec.adaptive)
-    best = model.optimize([n for n, _ in shapes], [k for _, k in shapes])
-    now = next(
-        (float(g) for s, g in zip(shapes, best.goodput, strict=True) if s == (report.nodes, report.gpus)), 0.0
-    )
+    nodes_of, gpus_of = [n for n, _ in shapes], [k for _, k in shapes]
+    best, apart = (model.optimize(nodes_of, gpus_of, racks) for racks in (1, 2))
+    told = report.params.alpha_rack is not None
+    seen = apart.goodput if told and _over_racks(found) else best.goodput
+    now = next((float(g) for s, g in zip(shapes, seen, strict=True) if s == (report.nodes, report.gpus)), 0.0)
     rows = []
-    for (nodes, gpus), goodput, batch in zip(shapes, best.goodput, best.batch_size, strict=True):
+    for (nodes, gpus), goodput, afar, batch in zip(
+        shapes, best.goodput, apart.goodput, best.batch_size, strict=True
+    ):
         note = "" if goodput > 0 else "no batch size fits"
         if (nodes, gpus) == (report.nodes, report.gpus):
             note = "now"
@@ -82,6 +86,9 @@ def sizes(found: Explanation, per_node: int, cluster_gpus: int) -> list[dict[str
             note = note or "as earlier runs measured it"
         elif gpus > report.explored_gpus:
             note = note or f"a guess: measured up to {count(report.explored_gpus, 'GPU')} only"
+        over = float(afar) if told and nodes > 1 and afar > 0 else None
+        if over is not None:
+            note = f"{note}{'; ' if note else ''}{number(3)(over)} over several racks"
         rows.append(
             {
                 "gpus": gpus,
@@ -89,10 +96,20 @@ def sizes(found: Explanation, per_node: int, cluster_gpus: int) -> list[dict[str
                 "goodput": float(goodput) or None,
                 "relative": float(goodput) / now if now > 0 and goodput > 0 else None,
                 "batch_size": int(batch) or None,
+                "over_racks": over,
                 "note": note,
             }
         )
     return rows
+
+
+def _over_racks(found: Explanation) -> bool:
+    """Whether what the job holds lies in several racks, as far as the newest decision tells of just that."""
+    placed, report = found.allocation, found.report
+    if placed is None or placed.explanation is None or report is None:
+        return False
+    here = (len(placed.placement.nodes), placed.placement.gpus) == (report.nodes, report.gpus)
+    return here and placed.explanation.racks > 1
 
 
 def decision(found: Explanation) -> dict[str, Any] | None:

@@ -118,6 +118,21 @@ def test_explain_tells_what_an_agent_that_changes_nothing_would_do(store, pollux
     assert "Its agent" not in polluxctl("explain", "7").out
 
 
+def test_explain_tells_what_sizes_over_several_racks_would_bring_where_that_was_measured(store, polluxctl):
+    store.node_gpus = 4
+    plain = json.loads(polluxctl("explain", "7", "--json").out)["sizes"]
+    assert all(row["over_racks"] is None for row in plain)
+    fit = store.report.params._replace(alpha_rack=1.0, beta_rack=0.1)
+    store.report = replace(store.report, params=fit)
+    told = json.loads(polluxctl("explain", "7", "--json").out)["sizes"]
+    assert [row["goodput"] for row in told] == [row["goodput"] for row in plain]
+    for row in told:
+        assert (row["over_racks"] is None) == (row["nodes"] == 1)
+        assert row["nodes"] == 1 or 0 < row["over_racks"] < row["goodput"]
+    assert any(row["nodes"] > 1 for row in told)
+    assert "over several racks" in " ".join(polluxctl("explain", "7").out.split())
+
+
 def test_explain_tells_other_sizes_of_the_gpu_type_that_was_measured(store, polluxctl):
     assert ", on GPUs of type" not in polluxctl("explain", "7").out
     store.node_gpus, store.node_types = 2, ("t4", "a100")
