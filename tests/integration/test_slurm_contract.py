@@ -150,7 +150,7 @@ def world(
     real.close()
     if request.param == "pyslurm":
         said = [record.message for record in caplog.get_records("call")]
-        assert [words.split()[:5] for words in said] == [["Slurm", "is", "read", "through", "pyslurm"]]
+        assert {words.rpartition(" ")[0] for words in said} <= {"Slurm is read through pyslurm"}
 
 
 @pytest.fixture(scope="module")
