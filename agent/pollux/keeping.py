@@ -26,7 +26,7 @@ from pollux.checkpoint_background import BackgroundSaver, HostCopy
 from pollux.checkpoint_file import write_durably
 from pollux.control import ControlExchange
 from pollux.errors import CheckpointError, ForeignCheckpoint, RestartLoop
-from pollux.sharding import ShardedModel, ShardedOptimizer, is_sharded
+from pollux.sharding import ShardedModel, ShardedOptimizer, is_sharded, local_part
 
 logger = logging.getLogger("pollux")
 
@@ -87,6 +87,10 @@ class Keeper(ABC):
         durable: bool,
     ) -> None:
         """Write a checkpoint: all at once, or (not `durable`) beside the training. Raises CheckpointError."""
+
+    @abstractmethod
+    def prepare(self, parts: Mapping[str, Any], *, rank: int) -> None:
+        """Make the memory that a `save` beside the training copies these parts into: fresh memory is slow to fill."""
 
     @abstractmethod
     def settle(self) -> None:
@@ -166,6 +170,13 @@ class FileKeeper(Keeper):
             self._saver.save(state, meta=meta)
             self._saving = meta["optimizer_steps"]
 
+    def prepare(self, parts: Mapping[str, Any], *, rank: int) -> None:
+        if rank:
+            return
+        self._saver = self._saver or BackgroundSaver(self.store)
+        if not self._saver.busy:
+            self._saver.prepare({name: part.state_dict() for name, part in parts.items()})
+
     def settle(self) -> None:
         if self._saver is None or self._saving is None:
             return
@@ -189,6 +200,8 @@ class ShardedKeeper(Keeper):
         self.store = store
         self._opened: Path | None = None
         self._copies = HostCopy()
+        self._shards: dict[str, Any] = {}
+        """Copies of this rank's shards, whose memory is used again."""
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -230,19 +243,14 @@ class ShardedKeeper(Keeper):
         durable: bool,
     ) -> None:
         self.settle()
-        shards = {
-            f"{name}.{key}": value
-            for name, part in parts.items()
-            if hasattr(part, "shards")
-            for key, value in part.shards().items()
-        }
+        shards = _shards_of(parts)
         state = {name: part.state_dict() for name, part in parts.items()} | rest() if rank == 0 else {}
         step = meta["optimizer_steps"]
         if durable:
             self.store.save(shards, state, meta=meta)
             self._durable(step)
             return
-        copies = {name: value.cpu() if value.is_cuda else value.clone() for name, value in shards.items()}
+        copies = self._copied(shards)
         state = self._copies.take(state)
         self._copies.await_transfers()
 
@@ -256,6 +264,22 @@ class ShardedKeeper(Keeper):
         # Not a daemon: a script that ends waits for its last checkpoint to be on disk.
         self._thread = threading.Thread(target=write, name="pollux-checkpoint")
         self._thread.start()
+
+    def prepare(self, parts: Mapping[str, Any], *, rank: int) -> None:
+        self._copied(_shards_of(parts))
+        if rank == 0:
+            self._copies.prepare({name: part.state_dict() for name, part in parts.items()})
+
+    def _copied(self, shards: Mapping[str, Any]) -> dict[str, Any]:
+        kept, self._shards = self._shards, {}
+        for name, value in shards.items():
+            copy = kept.get(name)
+            if copy is None or _layout(copy) != _layout(value):
+                copy = value.detach().cpu() if value.is_cuda else value.detach().clone()
+            else:
+                local_part(copy).copy_(local_part(value))
+            self._shards[name] = copy
+        return dict(self._shards)
 
     def settle(self) -> None:
         if self._thread is None:
@@ -272,6 +296,20 @@ class ShardedKeeper(Keeper):
     @property
     def busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
+
+
+def _shards_of(parts: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        f"{name}.{key}": value
+        for name, part in parts.items()
+        if hasattr(part, "shards")
+        for key, value in part.shards().items()
+    }
+
+
+def _layout(shard: Any) -> tuple[Any, ...]:
+    """What two DTensors must share for one's part to be copied into the other's."""
+    return shard.shape, shard.dtype, shard.placements, shard.device_mesh, local_part(shard).shape
 
 
 class FruitlessRestarts:

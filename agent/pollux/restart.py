@@ -228,8 +228,8 @@ class Restart(Draining):
             self._saved_at = time.monotonic()
         return reallocation, due
 
-    def after_step(self) -> None:
-        """An optimizer step is over."""
+    def after_step(self, parts: Callable[[], Mapping[str, Any]]) -> None:
+        """An optimizer step is over; `parts` is as `save` takes them."""
         self._last_step_at = time.time()
         if self.times.first_step_at is None:
             self.times.first_step_at = self._last_step_at
@@ -237,6 +237,11 @@ class Restart(Draining):
                 self.cost = max(self._last_step_at - self._interrupted_at, 0.0)
             if self._publisher is not None:
                 self._publisher.wake()
+            keeper = self._keeper
+            if keeper is not None:
+                # The first step has made the optimizer's state: from here on it is known how large a copy is.
+                large = {n: p for n, p in parts().items() if n.endswith(("model", "optimizer"))}
+                keeper.prepare({n: keeper.part(p) for n, p in large.items()}, rank=self.world.rank)
 
     def save(
         self,

@@ -254,7 +254,7 @@ class Stepper(Endings):
         for trainee in self.trainees:
             trainee.meter.end_step(self.progress.optimizer_steps)
         self._time_step()
-        self._restart.after_step()
+        self._restart.after_step(self._parts)
         self._resizer.after_step()
         self._exchange_decisions()
 

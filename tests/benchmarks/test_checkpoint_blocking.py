@@ -1,19 +1,26 @@
 """How long a step waits for a checkpoint saved in the background, against a synchronous save of the same state.
 
-Pairs are interleaved in one process, so that whatever else the machine does weighs on both. Run on its own:
+A plain training's, and one under `fully_shard` on two ranks, each of which writes its shards. Pairs are interleaved in
+one process, so that whatever else the machine does weighs on both. Run on its own:
 `pytest tests/benchmarks/test_checkpoint_blocking.py -s`.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from pollux.checkpoint import CheckpointStore
 from pollux.checkpoint_background import BackgroundSaver
+from pollux.checkpoint_sharded import ShardedStore
+from pollux.keeping import ShardedKeeper
 
 PAIRS = 7
 GOAL = 0.10
@@ -47,3 +54,55 @@ def test_a_step_waits_for_under_a_tenth_of_a_synchronous_save(tmp_path: Path) ->
         f"{statistics.median(whole) * 1e3:.0f} ms ({statistics.median(ratios):.1%})"
     )
     assert statistics.median(ratios) < GOAL
+
+
+def _sharded_rank(rank: int, folder: Path, pipe: Any) -> None:
+    """One of two ranks: sends (seconds blocked, seconds of a synchronous save) of each pair."""
+    from torch.distributed.fsdp import fully_shard
+
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    store = dist.FileStore(str(folder / "store"), 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(8)))
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 1024)).sum().backward()
+    optimizer.step()
+    keeper = ShardedKeeper(ShardedStore(folder / "checkpoints", group=dist.new_group(backend="gloo")))
+    parts = {"model": keeper.part(model), "optimizer": keeper.part(optimizer)}
+    keeper.prepare(parts, rank=rank)
+    pairs = []
+    for step in range(PAIRS):
+        spent = []
+        for durable in (False, True):
+            dist.barrier()
+            begun = time.perf_counter()
+            keeper.save(parts, dict, {"optimizer_steps": 2 * step + durable}, rank=rank, durable=durable)
+            spent.append(time.perf_counter() - begun)
+            keeper.settle()
+        pairs.append(spent)
+    pipe.send(pairs)
+    dist.barrier()
+    os._exit(0)
+
+
+def test_nor_does_a_sharded_trainings_step(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    running = []
+    for rank in range(2):
+        here, there = context.Pipe(duplex=False)
+        process = context.Process(target=_sharded_rank, args=(rank, tmp_path, there))
+        process.start()
+        there.close()
+        running.append((process, here))
+    pairs = [pair for _, pipe in running for pair in pipe.recv()]
+    for process, _ in running:
+        process.join(30)
+        process.kill()
+    blocked, whole = (statistics.median(side) for side in zip(*pairs, strict=True))
+    ratio = statistics.median(a / b for a, b in pairs)
+    print(f"\nfully_shard, 2 ranks: blocked {blocked * 1e3:.1f} ms of {whole * 1e3:.0f} ms ({ratio:.1%})")
+    assert ratio < GOAL
