@@ -41,7 +41,10 @@ class LauncherLine:
         # A program that rank 0 starts inherits the variable, and under that number something else, if anything.
         if not number.isdigit() or pid != str(os.getpid()):
             return None
-        return cls(Channel(socket.socket(fileno=os.dup(int(number))), 0))
+        try:
+            return cls(Channel(socket.socket(fileno=os.dup(int(number))), 0))
+        except OSError:  # the script has closed it
+            return None
 
     def announce(
         self,

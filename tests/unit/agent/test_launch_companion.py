@@ -190,6 +190,11 @@ def test_the_end_of_the_other_rank_0_is_noticed_and_its_words_are_not() -> None:
         parent.close()
 
 
-@pytest.mark.parametrize("value", ["", "3", "x:1", "3:1", f"99999:{os.getpid() + 1}"])
-def test_only_rank_0_itself_takes_up_its_line(value: str) -> None:
-    assert LauncherLine.from_environment({VARIABLE: value}) is None
+@pytest.mark.parametrize("value", ["", "3", "x:1", "3:1", "{other}:{nobody}", "{closed}:{me}", "{file}:{me}"])
+def test_only_rank_0_itself_takes_up_its_line(tmp_path: Path, value: str) -> None:
+    file = os.open(tmp_path / "file", os.O_CREAT | os.O_RDWR)
+    with socket.socket() as other:
+        numbers = {"other": other.fileno(), "file": file, "closed": 1 << 30}
+        named = value.format(nobody=os.getpid() + 1, me=os.getpid(), **numbers)
+        assert LauncherLine.from_environment({VARIABLE: named}) is None
+    os.close(file)
