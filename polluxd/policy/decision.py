@@ -185,7 +185,7 @@ def _allocations(seating: Seating, moved: Bools, explainer: Explainer, cache: Ca
             reason = reasons.of_pinned(job)
         else:
             limit = explanation.limit
-            about: str | int | tuple[JobSpec, int, int] | None = None
+            about: str | int | tuple[str, int] | tuple[JobSpec, int, int] | None = None
             if limit == "fragmentation":
                 about = explainer.free
             elif limit == "ceiling":

@@ -118,10 +118,13 @@ class Explainer:
         found[menu.pinned] = "pinned"
         return list(found.tolist())
 
-    def ceilings(self, j: int) -> str:
-        """The full groups that the job belongs to, in words."""
+    def ceilings(self, j: int) -> str | tuple[str, int]:
+        """The full groups that the job belongs to, in words; of a ceiling below the job's least, its group and GPUs."""
         packing = self.seating.packing
         more = int(self.seating.menu.gpus[self._next[j]] - self.held[j])
+        for group in packing.groups if not self.held[j] else ():
+            if j in group.members and more > group.ceiling:
+                return group.name, group.ceiling
         return " and ".join(
             group.name
             for group, held in zip(packing.groups, packing.held, strict=True)

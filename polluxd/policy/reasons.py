@@ -23,9 +23,9 @@ class Said(NamedTuple):
     step: int
     """GPUs of the next larger placement that would raise its goodput; 0: there is none."""
     next_goodput: float
-    about: str | int | tuple[JobSpec, int, int] | None
-    """Of a ceiling its name, of fragmentation the GPUs left free, of a limit of its own the spec, the most GPUs
-    measured on, and the most that this allows."""
+    about: str | int | tuple[str, int] | tuple[JobSpec, int, int] | None
+    """Of a ceiling its name, with its GPUs where these are fewer than the job's least; of fragmentation the GPUs left
+    free; of a limit of its own the spec, the most GPUs measured on, and the most that this allows."""
 
 
 def count(gpus: int) -> str:
@@ -47,6 +47,10 @@ def percent(ratio: float) -> str:
 
 def of(said: Said) -> str:
     """The reason: what happens, and why not more."""
+    if said.limit == "ceiling" and isinstance(said.about, tuple):
+        name, ceiling = said.about[:2]
+        parked = f"{_change(said)}; " if said.now else ""
+        return f"{parked}infeasible: {count(said.step)} would be its least, and the ceiling of {name} is {count(ceiling)}"
     return f"{_change(said)}; {_why_not_more(said)}"
 
 
