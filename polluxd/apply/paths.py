@@ -1,7 +1,7 @@
 """Which way a job takes to its new placement: in place, by a relaunch in its allocation, or through the queue. Pure.
 
-The fastest that the job's agent, Slurm and the administrator allow; one that failed in this attempt is not tried again
-in it, and the next one below takes its place.
+The fastest that the job's agent, Slurm and the administrator allow; one that failed in this attempt, growing or
+shrinking, is not tried again that way in it, and the next one below takes its place.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ class Means:
     """Those that the configuration allows."""
     can_shrink: bool = False
     """Slurm lets a running job give nodes back."""
-    failed: Mapping[int, frozenset[str]] = field(default_factory=dict)
-    """Paths that went wrong in a job's present attempt."""
+    failed: Mapping[int, frozenset[tuple[str, bool]]] = field(default_factory=dict)
+    """Paths that went wrong in a job's present attempt, each with whether it was to grow."""
 
 
-def failed_paths(moves: Iterable[Reallocation]) -> dict[int, frozenset[str]]:
-    """Paths that went wrong, by job, of the moves of present attempts that failed once begun.
+def failed_paths(moves: Iterable[Reallocation]) -> dict[int, frozenset[tuple[str, bool]]]:
+    """Paths that went wrong, by job, of the moves of present attempts that failed once begun; each with whether the job
+    was to grow, for a site where jobs may submit no jobs can still take nodes back.
 
     A move that somebody took back, or that a pause ended, says nothing against its path.
     """
-    failed: dict[int, frozenset[str]] = {}
+    failed: dict[int, frozenset[tuple[str, bool]]] = {}
     for move in moves:
         if move.step is Step.FAILED and not move.cancelled_by and PAUSED not in move.detail:
-            failed[move.job_id] = failed.get(move.job_id, frozenset()) | {move.path}
+            failed[move.job_id] = failed.get(move.job_id, frozenset()) | {(move.path, move.grows)}
     return failed
 
 
@@ -52,7 +53,8 @@ def choose(
         return "start", target
     if not target:
         return "park", target
-    path = _within(source, target, job, _open(job, report, means), means)
+    able = _open(job, report, means, grows=len(target.nodes) > len(source.nodes))
+    path = _within(source, target, job, able, means)
     return (path, _ordered(source, target, job.batch_host)) if path else ("requeue", target)
 
 
@@ -63,14 +65,15 @@ def likely(job: SlurmJob, report: Report | None, means: Means, *, whole_nodes: b
     A job that can be resized in place and holds whole nodes is given and left whole nodes as a rule; any other moves
     through the queue, but for a relaunch, which only a shrink can be.
     """
-    return "resize" if whole_nodes and "resize" in _open(job, report, means) else "requeue"
+    both = all("resize" in _open(job, report, means, grows=grows) for grows in (True, False))
+    return "resize" if whole_nodes and both else "requeue"
 
 
-def _open(job: SlurmJob, report: Report | None, means: Means) -> tuple[str, ...]:
+def _open(job: SlurmJob, report: Report | None, means: Means, *, grows: bool) -> tuple[str, ...]:
     if report is None or report.attempt != job.restart_count or job.state is not JobState.RUNNING:
         return ()
     failed = means.failed.get(job.job_id, frozenset())
-    return tuple(p for p in _ABLE.get(report.resize, ()) if p in means.paths and p not in failed)
+    return tuple(p for p in _ABLE.get(report.resize, ()) if p in means.paths and (p, grows) not in failed)
 
 
 def _within(

@@ -64,7 +64,7 @@ class Resizer:
 
     def give_back(self, job: SlurmJob, target: Placement) -> str:
         """Take from the job what it holds beyond `target`; why Slurm refuses to, empty where it does not."""
-        dropped = [c for c in job.companions if target.nodes and not set(c.nodes) <= set(target.nodes)]
+        dropped = [c for c in job.companions if not set(c.gpus_per_node_held) <= set(target.nodes)]
         kept = [name for name in target.nodes if name in job.base]
         try:
             if len(kept) < len(job.base):

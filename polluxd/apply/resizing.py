@@ -60,7 +60,7 @@ def next_action(
     if paused and waiting and move.step in (Step.PLANNED, Step.RECRUITING):
         return Withdraw(PAUSED, rest=False)
     if move.step is Step.PLANNED:
-        return _planned(move, room, waited, limits)
+        return _planned(move, job, room, waited, limits)
     if move.grows:
         return _grow(move, said, companion, room, waited, since_try, limits)
     return _shrink(move, job, said, waited, since_try, limits)
@@ -73,11 +73,13 @@ def left_over(job: SlurmJob, report: Report | None, moves: Mapping[int, Realloca
     move = moves.get(report.resized)
     if move is None or move.job_id != job.job_id or move.attempt != job.restart_count or move.grows:
         return None
-    unused = set(move.target.nodes) < set(job.gpus_per_node_held)
+    unused = set(job.gpus_per_node_held) - set(move.target.nodes)
     return move if move.step is Step.FAILED and unused else None
 
 
-def _planned(move: Reallocation, room: Capacity, waited: float, limits: Limits) -> Action:
+def _planned(move: Reallocation, job: SlurmJob, room: Capacity, waited: float, limits: Limits) -> Action:
+    if not same_place(job, move.source):
+        return Withdraw(f"the job is on {held(job)} meanwhile, not on {move.source}", rest=False)
     if waited > limits.planned:
         # Nothing was asked of the job: it is not to rest for that.
         late = f"the GPUs of {move.added} did not come free within {limits.planned:.0f} s"

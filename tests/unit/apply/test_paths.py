@@ -87,12 +87,15 @@ def test_a_companion_is_kept_or_given_up_whole_and_none_is_relaunched() -> None:
 
 def test_a_path_that_failed_in_this_attempt_gives_way_to_the_next_below() -> None:
     source, shown = on("n1", "n2"), job("n1", "n2")
-    failed = replace(ALL, failed={7: frozenset({"resize"})})
+    failed = replace(ALL, failed={7: frozenset({("resize", False)})})
     assert choose(source, on("n1"), shown, says("in-place"), failed)[0] == "relaunch"
-    assert choose(source, on("n1", "n2", "n3"), shown, says("in-place"), failed)[0] == "requeue"
-    both = replace(ALL, failed={7: frozenset({"resize", "relaunch"})})
+    assert choose(source, on("n1", "n2", "n3"), shown, says("in-place"), failed)[0] == "resize"
+    grown = replace(ALL, failed={7: frozenset({("resize", True)})})
+    assert choose(source, on("n1"), shown, says("in-place"), grown)[0] == "resize"
+    assert choose(source, on("n1", "n2", "n3"), shown, says("in-place"), grown)[0] == "requeue"
+    both = replace(ALL, failed={7: frozenset({("resize", False), ("relaunch", False)})})
     assert choose(source, on("n1"), shown, says("in-place"), both)[0] == "requeue"
-    other = replace(ALL, failed={8: frozenset({"resize"})})
+    other = replace(ALL, failed={8: frozenset({("resize", False)})})
     assert choose(source, on("n1"), shown, says("in-place"), other)[0] == "resize"
     unwanted = replace(ALL, paths=frozenset({"relaunch", "requeue"}))
     assert choose(source, on("n1"), shown, says("in-place"), unwanted)[0] == "relaunch"
@@ -110,8 +113,9 @@ def test_nothing_is_believed_of_another_attempt_or_of_what_slurm_shows_otherwise
 
 def test_what_speaks_against_a_path_and_what_does_not() -> None:
     move = Reallocation(1, 7, 0, "resize", on("n1"), on("n1", "n2"), "", Step.FAILED, {Step.PLANNED: 1.0})
-    assert failed_paths([move]) == {7: {"resize"}}
-    assert failed_paths([move, replace(move, path="relaunch")]) == {7: {"resize", "relaunch"}}
+    assert failed_paths([move]) == {7: {("resize", True)}}
+    back = replace(move, path="relaunch", source=move.target, target=move.source)
+    assert failed_paths([move, back]) == {7: {("resize", True), ("relaunch", False)}}
     assert failed_paths([replace(move, cancelled_by="ann")]) == {}
     assert failed_paths([replace(move, detail=PAUSED)]) == {}
     assert failed_paths([replace(move, step=Step.TRAINING)]) == {}
@@ -123,5 +127,5 @@ def test_the_next_move_is_expected_in_place_of_jobs_on_whole_nodes_alone() -> No
     assert likely(shown, says("in-place"), ALL, whole_nodes=False) == "requeue"
     assert likely(shown, says("relaunch"), ALL, whole_nodes=True) == "requeue"
     assert likely(shown, says("in-place"), Means(), whole_nodes=True) == "requeue"
-    failed = replace(ALL, failed={7: frozenset({"resize"})})
+    failed = replace(ALL, failed={7: frozenset({("resize", True)})})
     assert likely(shown, says("in-place"), failed, whole_nodes=True) == "requeue"

@@ -124,6 +124,13 @@ def test_a_grow_starts_when_its_gpus_are_free() -> None:
     assert not late.rest, "nothing was asked of the job"
 
 
+def test_a_move_from_where_the_job_is_no_longer_is_not_begun() -> None:
+    for grow in (True, False):
+        elsewhere = act(move(Step.PLANNED, grow=grow), shown=job(Placement(("n1", "n3"), 4)))
+        assert isinstance(elsewhere, Withdraw)
+        assert not elsewhere.rest
+
+
 def test_a_companion_is_placed_watched_and_joins() -> None:
     recruiting = move(Step.RECRUITING, grow=True)
     assert act(recruiting) == Remind()
@@ -222,6 +229,8 @@ def test_a_shrink_that_was_carried_out_although_it_failed_leaves_something_over(
     failed = move(Step.FAILED, grow=False)
     assert left_over(job(BOTH), says(resized=5), {5: failed}) == failed
     assert left_over(job(ONE), says(resized=5), {5: failed}) is None
+    gone = replace(failed, target=Placement(("n1", "n3"), 4))  # a companion on n3 is gone too
+    assert left_over(job(BOTH), says(resized=5), {5: gone}) == gone
     assert left_over(job(BOTH), says(resized=4), {5: failed}) is None
     assert left_over(job(BOTH, restart_count=1), says(resized=5), {5: failed}) is None
     assert left_over(job(BOTH), says(resized=5, attempt=1), {5: failed}) is None
