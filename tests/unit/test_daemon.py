@@ -118,6 +118,14 @@ def test_a_lease_that_runs_short_is_prolonged_and_one_that_ended_is_not(daemon: 
         daemon._authorize()
 
 
+def test_systemd_hears_of_it_before_each_call_however_many_a_tick_makes(daemon: Daemon) -> None:
+    told: list[str] = []
+    daemon._notifier = SimpleNamespace(notify=told.append)  # type: ignore[assignment]
+    for _ in range(3):
+        daemon._authorize()
+    assert told == ["WATCHDOG=1"] * 3
+
+
 def test_the_lead_is_confirmed_after_slurm_answered(tmp_path: Path) -> None:
     """Before: with answers of some seconds each lease was over before the first move, and nothing ever moved."""
     store = LeadingStore(leads=False)
