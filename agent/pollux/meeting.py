@@ -126,6 +126,12 @@ def alone(device: torch.device) -> None:
     dist.init_process_group(backend_for(device), store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
 
 
+def tell_environment(world: World, environ: MutableMapping[str, str] = os.environ) -> None:
+    """What a launcher would tell this rank of its place, for what the script reads from there."""
+    environ["RANK"], environ["WORLD_SIZE"] = str(world.rank), str(world.size)
+    environ["GROUP_RANK"], environ["GROUP_WORLD_SIZE"] = str(world.rank // world.per_node), str(world.nodes)
+
+
 def _be_patient(control: dist.ProcessGroup | None) -> None:
     """From here on collectives may take as long as in groups made at a start: ranks read data, and evaluate."""
     set_timeout = getattr(dist.distributed_c10d, "_set_pg_timeout", None)

@@ -26,7 +26,7 @@ from pollux.handover import hand_over
 from pollux.joining import Joiner
 from pollux.keeping import fingerprint_of
 from pollux.launcher_line import LauncherLine
-from pollux.meeting import Meeting, leave_groups, until
+from pollux.meeting import Meeting, leave_groups, tell_environment, until
 from pollux.orders import Ask, Leavers, Order, objection
 from pollux.recruit import Recruit, Wanted
 from pollux.restart import Restart
@@ -340,6 +340,7 @@ class Resizer:
                 job.stepper.take_over(state)
         self.generation = order.generation
         job.world = world
+        tell_environment(world)
         job.stepper.settle(world, order.choice)
 
     def _come_in(self, joiner: Joiner) -> None:

@@ -210,7 +210,7 @@ class Training:
         return {
             "steps": self.job.progress.optimizer_steps,
             "samples": self.job.progress.samples,
-            "place": (self.loader.data.pass_index, self.loader.data.position),
+            "data": (self.loader.data.pass_index, self.loader.data.position),
             "weights": torch.cat([p.detach().flatten() for p in self.network.parameters()]),
             "moments": torch.tensor([float(v.double().sum()) for m in moments for v in m.values()]),
             "statistics": torch.cat([b.detach().float().flatten() for b in self.network.buffers()]),
@@ -219,6 +219,7 @@ class Training:
             "noise": self.job._averages.state_dict(),
             "batch": (self.job.local_batch, self.job.accumulation, self.job.batch_size),
             "random": torch.get_rng_state(),
+            "place": tuple(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE")),
         }
 
 
