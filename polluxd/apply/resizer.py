@@ -16,6 +16,8 @@ from polluxd.store import Store
 log = logging.getLogger(__name__)
 
 _NEVER = float("-inf")
+_ENDED_AT_ONCE = 250
+"""Somebody may submit any number of jobs that say they are companions: one call's time limit must do."""
 
 
 class Resizer:
@@ -87,6 +89,7 @@ class Resizer:
         left = [job for job in strays if job.state is not JobState.COMPLETING]
         now = self._monotonic()
         due = [job for job in left if now - self._tried.get(job.job_id, _NEVER) > self._repeat]
+        due = due[:_ENDED_AT_ONCE]
         self._tried = {job.job_id: self._tried.get(job.job_id, _NEVER) for job in left}
         self._tried |= dict.fromkeys((job.job_id for job in due), now)
         for job in due:

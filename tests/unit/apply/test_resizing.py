@@ -350,6 +350,15 @@ def test_companions_of_nobody_are_ended_though_a_call_is_refused_first() -> None
     assert site.turn() == 0
 
 
+def test_any_number_of_forged_companions_is_ended_in_bounded_calls() -> None:
+    site = Site()
+    site.start(ONE)
+    forged = [site.lend(77, uid=1001) for _ in range(600)]
+    for left in (600, 350, 100, 0):
+        assert site.turn(0.5) == left
+    assert {site.slurm.truth(j).raw_state for j in forged} == {"CANCELLED"}
+
+
 def test_nodes_that_a_job_left_in_a_move_that_was_given_up_are_taken_back() -> None:
     site = Site()
     site.start(BOTH)
