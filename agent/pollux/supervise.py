@@ -144,6 +144,10 @@ class Supervisor:
     def _take(self, number: int) -> None:
         if number == signal.SIGCHLD:
             for worker in reap(self._running):
+                note = self._notes.read(worker.local_rank)
+                if note is not None and worker.status:
+                    # It counts what the worker meant: another's end may have ended it on its way out.
+                    worker.status = note.status or worker.status
                 if worker.status and self._ended_by is None:
                     self._mind(worker.status)
         elif number == WAKE_SIGNAL:
@@ -233,12 +237,12 @@ class Supervisor:
         return min(failures, key=_earliness, default=None)
 
     def _failure_of(self, worker: Worker) -> Failure:
-        status = worker.status or 0
-        sudden = status - 128 in SUDDEN and worker.ended_at < self._killed_from
-        at, why = self._notes.read(worker.local_rank) or (
-            worker.ended_at - (HEAD_START_S if sudden else 0.0),
-            describe_status(status),
-        )
+        status, note = worker.status or 0, self._notes.read(worker.local_rank)
+        if note is not None:
+            at, why = note.at, note.why
+        else:
+            sudden = status - 128 in SUDDEN and worker.ended_at < self._killed_from
+            at, why = worker.ended_at - (HEAD_START_S if sudden else 0.0), describe_status(status)
         return Failure(at, worker.rank, status, why, f"pid {worker.pid}, {self._standing.where}")
 
     # -- the other launchers ----------------------------------------

@@ -38,23 +38,38 @@ class Worker:
     ended_at: float = field(default=0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What a worker says of its own failure. `at` is a POSIX time."""
+
+    at: float
+    status: int
+    """What it was about to exit with; it may be ended on its way there."""
+    why: str
+
+
+_NOTE_HEAD = struct.Struct("<dII")
+
+
 class Notes:
     """Shared memory in which a worker leaves when and why it fails, to tell the first failure apart."""
 
     def __init__(self, workers: int) -> None:
         self._memory = mmap.mmap(-1, workers * NOTE_BYTES)
 
-    def write(self, local_rank: int, text: str) -> None:
-        raw = text.encode(errors="replace")[: NOTE_BYTES - 12]
+    def write(self, local_rank: int, status: int, why: str) -> None:
+        raw = why.encode(errors="replace")[: NOTE_BYTES - _NOTE_HEAD.size]
+        note = _NOTE_HEAD.pack(time.time(), status & 0xFF, len(raw)) + raw
         start = local_rank * NOTE_BYTES
-        self._memory[start : start + 12 + len(raw)] = struct.pack("<dI", time.time(), len(raw)) + raw
+        self._memory[start : start + len(note)] = note
 
-    def read(self, local_rank: int) -> tuple[float, str] | None:
+    def read(self, local_rank: int) -> Note | None:
         start = local_rank * NOTE_BYTES
-        at, length = struct.unpack_from("<dI", self._memory, start)
+        at, status, length = _NOTE_HEAD.unpack_from(self._memory, start)
         if not at:
             return None
-        return at, self._memory[start + 12 : start + 12 + length].decode(errors="replace")
+        start += _NOTE_HEAD.size
+        return Note(at, status, self._memory[start : start + length].decode(errors="replace"))
 
 
 def start_worker(
@@ -92,17 +107,17 @@ def start_worker(
             print(exit_.code, file=sys.stderr)
             code = 1
         if code:
-            notes.write(local_rank, f"sys.exit({exit_.code!r})")
+            notes.write(local_rank, code, f"sys.exit({exit_.code!r})")
         if code in (LEFT_STATUS, RELAUNCH_STATUS):
             # The other ranks are waiting for this one's end.
             end_at_once(code)
         raise SystemExit(code) from None
     except BaseException as error:
-        notes.write(local_rank, f"{type(error).__name__}: {error}")
+        code = _status_of(error)
+        notes.write(local_rank, code, f"{type(error).__name__}: {error}")
         # Printed here, so that the trace begins in the user's script and not in the launcher.
         error.__traceback__ = _in_script(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
-        code = _status_of(error)
     # Ends the worker through the interpreter's ordinary exit, so that atexit functions run.
     raise SystemExit(code)
 

@@ -91,7 +91,7 @@ def test_a_killed_rank_is_the_cause_though_its_peers_raised_before_it_was_reaped
     number: signal.Signals, first: int
 ) -> None:
     notes = Notes(2)
-    notes.write(0, "RuntimeError: Connection closed by peer")
+    notes.write(0, 1, "RuntimeError: Connection closed by peer")
     dead = [Worker(0, 0, 11, 1, time.time()), Worker(1, 1, 12, 128 + number, time.time() + 0.1)]
     failure = Supervisor(dead, notes, Link.alone(2, "here"), Standing("here"))._first_failure()
     assert failure is not None
@@ -165,7 +165,7 @@ def test_wake_calls_back_off_the_main_thread() -> None:
             called.set()
 
         stop = wake.watch(callback)
-        assert wake.is_blocked()
+        assert wake.WAKE_SIGNAL in signal.pthread_sigmask(signal.SIG_BLOCK, ())
         os.kill(os.getpid(), signal.SIGUSR1)
         assert called.wait(20)
         stop()
@@ -226,3 +226,20 @@ def test_while_ranks_are_lent_the_loss_of_one_asks_for_another_start(
         raise error
 
     assert in_child(lambda: run_workers(body).status)[0] == status
+
+
+def test_a_rank_that_is_ended_on_its_way_out_has_the_status_that_it_meant() -> None:
+    """Taking torch apart may last longer than others wait for."""
+
+    def asks() -> int:
+        import atexit
+
+        atexit.register(linger)
+        sys.exit(RETRY_STATUS)
+
+    def other() -> int:
+        time.sleep(0.5)
+        sys.exit(3)
+
+    code, text = in_child(lambda: run_workers(asks, other).status)
+    assert code == RETRY_STATUS, text
