@@ -1,0 +1,311 @@
+"""A training on forked ranks that resizes in place: who plays in it, and what each rank notes."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import multiprocessing
+import os
+import pickle
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo  # before the forks: each rank would else import it
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import TensorDataset
+
+from pollux import Job, attach, recruit
+from pollux.errors import CheckpointError, RankLost
+from pollux.keeping import fingerprint_of
+from pollux.recruit import RecruitmentFailed
+from pollux.reporting import report_of
+
+PATIENCE = 100.0
+EXAMPLES = 203  # prime to every batch size here: passes end in uneven tails
+
+
+class Stage:
+    """Ranks as forked processes: those that a test starts, and those of the companions that rank 0 asks for."""
+
+    def __init__(self, directory: Path, free_port: Callable[[], int]) -> None:
+        self.directory, self._port = directory, str(free_port())
+        self._context = multiprocessing.get_context("fork")
+        self._running: list[tuple[str, Any, Any]] = []
+        self.companions: set[Path] = set()
+        self.environment: dict[str, str] = {}
+        """Of all ranks, beside what says their place."""
+
+    def start(self, nodes: list[str], body: Callable[..., Any], *args: Any) -> None:
+        """One rank on each node, in name."""
+        for rank, node in enumerate(nodes):
+            place = {"RANK": str(rank), "WORLD_SIZE": str(len(nodes)), "MASTER_PORT": self._port}
+            self._fork(node, place, body, args)
+
+    def _fork(self, node: str, place: dict[str, str], body: Callable[..., Any], args: Any) -> None:
+        fixed = {
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "SLURMD_NODENAME": node,
+        }
+        here, there = self._context.Pipe(duplex=False)
+        process = self._context.Process(
+            target=_rank, args=(body, args, fixed | place | self.environment, there)
+        )
+        process.start()
+        there.close()
+        self._running.append((node, process, here))
+
+    def _bring_companions(self, names: list[str], body: Callable[..., Any], args: Any) -> None:
+        for path in self.directory.glob("companion-*.json"):
+            try:
+                told = json.loads(path.read_text())
+            except (OSError, ValueError):
+                continue  # half written, or taken away again
+            if path in self.companions:
+                continue
+            self.companions.add(path)
+            for index in range(told["size"] - told["first"] if names else 0):
+                place = {"RANK": str(index), "GROUP_RANK": str(index), "WORLD_SIZE": "2"}
+                self._fork(names.pop(0), place | {"POLLUX_COMPANION": str(path)}, body, args)
+
+    def results(self, names: list[str], body: Callable[..., Any] | None = None, *args: Any) -> dict[str, Any]:
+        """What every rank returned, by node; companions are started as they are asked for, on the nodes `names`."""
+        end = time.monotonic() + PATIENCE
+        found: dict[str, Any] = {}
+        troubles: list[str] = []
+        try:
+            while len(found) < len(self._running):
+                if troubles and time.monotonic() >= end:
+                    break
+                assert time.monotonic() < end, f"silent: {[n for n, *_ in self._running if n not in found]}"
+                if body is not None:
+                    self._bring_companions(names, body, args)
+                for node, _, pipe in self._running:
+                    if node in found or not pipe.poll(0.01):
+                        continue
+                    try:
+                        good, found[node] = pickle.loads(pipe.recv_bytes())
+                    except EOFError:
+                        good, found[node] = True, "died"
+                    if not good:
+                        troubles.append(f"{node}: {found[node]}")
+                        # The others' troubles come of this one, or say more.
+                        end = min(end, time.monotonic() + 5)
+            assert not troubles, "\n".join(troubles)
+        finally:
+            for _, process, _ in self._running:
+                if len(found) < len(self._running):
+                    process.kill()
+                process.join(10)
+        return found
+
+
+def _rank(body: Callable[..., Any], args: tuple[Any, ...], env: dict[str, str], pipe: Any) -> None:
+    os.environ.update(env)
+    torch.set_num_threads(1)
+    atexit._clear()  # pytest's own
+    try:
+        pipe.send_bytes(pickle.dumps((True, body(*args))))
+    except SystemExit as left:
+        pipe.send_bytes(pickle.dumps((True, {"code": left.code})))
+    except BaseException:
+        pipe.send_bytes(pickle.dumps((False, traceback.format_exc())))
+    pipe.close()
+    atexit._run_exitfuncs()
+    os._exit(0)  # no interpreter shutdown: pytest's own exit handlers are not this process's
+
+
+class Line:
+    """Stands for the publisher: takes acknowledgements."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[int, int]] = []
+
+    def acknowledge(self, reallocation: int, payload: dict[str, Any]) -> bool:
+        self.heard.append((reallocation, payload["step"]))
+        return True
+
+    def wake(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def order(number: int, nodes: str, kind: str, path: str = "resize", **more: str) -> dict[str, Any]:
+    return {"id": number, "path": path, "kind": kind, "nodes": nodes.split(), "gpus_per_node": 1, **more}
+
+
+def data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(EXAMPLES, 6, generator=generator)
+    y = x @ torch.randn(6, 1, generator=generator) + 0.3 * torch.randn(EXAMPLES, 1, generator=generator)
+    return TensorDataset(x, y, torch.arange(EXAMPLES))
+
+
+class Training:
+    """A script with a bit of everything that has state."""
+
+    def __init__(self, directory: Path) -> None:
+        torch.manual_seed(0)
+        norm = getattr(nn, os.environ.get("NORM", "BatchNorm1d"))
+        layers = [nn.Linear(6, 16), norm(16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 1)]
+        self.network = nn.Sequential(*layers)
+        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=0.01)
+        self.scheduler = LambdaLR(self.optimizer, lambda n: 0.99**n)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=7)
+        self.job: Job = attach(
+            self.network,
+            self.optimizer,
+            self.scheduler,
+            scaler=self.scaler,
+            adaptive=False,
+            sampling=2,
+            checkpoint_dir=directory,
+        )
+        self.model = self.job.model  # as a script keeps it
+        self.line = Line()
+        self.job._restart._publisher = self.line  # type: ignore[assignment]
+        self.loader = self.job.loader(data(), 24, per_gpu=(1, 12))
+        self.used: list[tuple[int, int]] = []
+        self.worlds: list[tuple[int, int]] = []
+        """(optimizer step, ranks) where the number of ranks was new."""
+
+    def step(self, x: Tensor, y: Tensor, ids: Tensor) -> None:
+        job, place = self.job, self.loader.data
+        if place.local_samples:
+            self.used += [(place.pass_index, int(i)) for i in ids]
+        if not self.worlds or self.worlds[-1][1] != job.world.size:
+            self.worlds.append((job.progress.optimizer_steps, job.world.size))
+        with job.micro_batch():
+            job.backward(mse_loss(self.model(x), y))
+        if job.sync_gradients:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.optimizer.zero_grad()
+            self.scheduler.step()
+
+    def state(self) -> dict[str, Any]:
+        moments = self.optimizer.state_dict()["state"].values()
+        return {
+            "steps": self.job.progress.optimizer_steps,
+            "samples": self.job.progress.samples,
+            "data": (self.loader.data.pass_index, self.loader.data.position),
+            "weights": torch.cat([p.detach().flatten() for p in self.network.parameters()]),
+            "moments": torch.tensor([float(v.double().sum()) for m in moments for v in m.values()]),
+            "statistics": [b.detach().float() for b in self.network.buffers()],
+            "schedule": (self.scheduler.last_epoch, self.scheduler.get_last_lr()),
+            "scale": self.scaler.state_dict(),
+            "noise": self.job._averages.state_dict(),
+            "batch": (self.job.local_batch, self.job.accumulation, self.job.batch_size),
+            "random": torch.get_rng_state(),
+            "place": tuple(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE")),
+        }
+
+
+def follow(
+    directory: Path, orders: list[dict[str, Any]], moves: int, training: Training | None = None
+) -> dict[str, Any]:
+    """Train through the orders, each a few steps after the one before, and a dozen steps more after the last move."""
+    training = training or Training(directory)
+    job, resizer = training.job, training.job._resizer
+    behave_as_joiner(training)
+    end = time.monotonic() + PATIENCE - 10
+    left = list(orders)
+    since, code, number = 0, None, 0
+    refused: dict[int, str] = {}
+    try:
+        for _ in job.epochs(10_000, passes=True):
+            for batch in training.loader:
+                assert time.monotonic() < end, (number, refused)
+                steps = job.progress.optimizer_steps
+                if not training.worlds or training.worlds[-1][1] != job.world.size:
+                    since = steps
+                if resizer.generation == moves and steps >= since + 12:
+                    break
+                if resizer.refused:
+                    refused[resizer.refused["id"]] = resizer.refused["why"]
+                answered = number in (0, resizer.resized) or number in refused
+                if job.is_main and left and answered and steps >= since + 4:
+                    number = ask(training, left.pop(0))
+                training.step(*batch)
+                time.sleep(0.003)
+            else:
+                continue
+            break
+    except SystemExit as exit_:
+        code = exit_.code
+    return {
+        "code": code,
+        "used": training.used,
+        "worlds": training.worlds,
+        "state": training.state(),
+        "heard": training.line.heard,
+        "refused": refused,
+        "report": report_of(job),
+        "exit": RankLost.exit_status,
+    }
+
+
+def ask(training: Training, wanted: dict[str, Any]) -> int:
+    """Put an order in, and bring about the trouble that it names."""
+    trouble = wanted.get("trouble")
+    os.environ["POLLUX_RECRUIT_WAIT"] = "0.2" if trouble == "nobody comes" else "60"
+    store = training.job._restart._keeper.store
+    store.__dict__.pop("save", None)
+    if trouble == "sbatch":
+
+        def forbidden(*_: Any) -> str:
+            raise RecruitmentFailed("sbatch refused the companion job: not from compute nodes")
+
+        recruit.submit = forbidden
+    if trouble == "disk":
+
+        def full(*_: Any, **__: Any) -> None:
+            raise CheckpointError("no space left")
+
+        store.save = full
+    training.job._resizer.ask(wanted)
+    return int(wanted["id"])
+
+
+def behave_as_joiner(training: Training) -> None:
+    """A companion's rank that does not come in, by the move that it was to be for."""
+    joiner = training.job._resizer._joiner
+    if joiner is None:
+        return
+    if joiner._number == 21:
+        raise SystemExit("the data is not on this node")
+    if joiner._number == 22:
+        ready = {"fingerprint": fingerprint_of([training.network])}
+        joiner.meeting.tell(joiner._key("ready/0"), ready)
+        os._exit(9)
+    if joiner._number == 23:
+        training.job.module = nn.Linear(1, 1)
+
+
+def retrace(directory: Path, until: int) -> dict[str, Any]:
+    """The same training restarted from the checkpoint, up to an optimizer step; its state there, checkpointed."""
+    training = Training(directory)
+    begun = training.job.progress.optimizer_steps
+    for _ in training.job.epochs(10_000, passes=True):
+        for batch in training.loader:
+            if training.job.progress.optimizer_steps == until:
+                break
+            training.step(*batch)
+        else:
+            continue
+        break
+    training.job.stepper.save(durable=True)
+    end = time.monotonic() + PATIENCE - 10
+    while training.job._resizer._answering:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    report = report_of(training.job)
+    return {"from": begun, "state": training.state(), "heard": training.line.heard, "report": report}
