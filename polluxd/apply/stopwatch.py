@@ -34,7 +34,8 @@ class Stopwatch:
         stage = move.id, move.step
         now = self._monotonic()
         if stage not in self._since:
-            recorded = max(move.times.values(), default=self._clock())
+            # Of the step itself: an earlier one's time may be later, where the clock was set back in between.
+            recorded = move.times.get(move.step, self._clock())
             self._since[stage] = now - max(0.0, self._clock() - recorded)
         return now - self._since[stage]
 

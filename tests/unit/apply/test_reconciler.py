@@ -133,6 +133,17 @@ def test_a_pause_costs_no_job_a_cooldown_and_a_move_taken_back_one() -> None:
     assert acting.resting(second) == 60.0
 
 
+def test_a_wait_counts_from_its_own_step_though_the_clock_was_set_back_before() -> None:
+    """A polluxd that starts anew: what was acknowledged minutes ago is not acted on, the job has trained on since."""
+    slurm = FakeSlurm([Node("n1", 4, cpus=8)])
+    job_id = running(slurm, "n1")
+    times = {Step.PLANNED: slurm.clock() + 7200.0, Step.CHECKPOINTED: slurm.clock() - 150.0}
+    store = MemoryStore(replace(move(slurm, job_id, "n1", Step.CHECKPOINTED), times=times))
+    turn(reconciler(slurm, store), slurm)
+    assert store.reached == [(job_id, Step.FAILED)]
+    assert slurm.truth(job_id).restart_count == 0
+
+
 def test_the_restart_budget_holds_running_jobs_back_and_starts_others() -> None:
     slurm = FakeSlurm([Node("n1", 8, cpus=8)])
     store = FakeStore(FakeRows(slurm.clock))
