@@ -127,11 +127,6 @@ class CheckpointStore:
         self._refuse_foreign(path, trailer)
         return read_state(path), trailer.meta
 
-    def load_latest(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """State and meta of the newest intact checkpoint; None where there is none. Raises as `newest` does."""
-        found = self.newest()
-        return self.load(found[0]) if found is not None else None
-
     def _refuse_foreign(self, path: Path, trailer: Trailer) -> None:
         theirs = trailer.meta.get("fingerprint", "")
         if self.fingerprint and theirs and theirs != self.fingerprint:

@@ -122,16 +122,6 @@ def fit(
     return _finish(np.clip(best, lower, upper), data, prior)
 
 
-def error(params: ThroughputParams, *columns: ArrayLike) -> float:
-    """RMSLE of `params` on `fit`'s five columns; accumulation and optimizer steps added, as there."""
-    data = _clean(columns, None)
-    log_grad, log_step = _predict(_logs(params), data)[:2]
-    return float(
-        np.sqrt(np.sum(data.weight_grad * (log_grad - data.log_grad) ** 2))
-        + np.sqrt(np.sum(data.weight_step * (log_step - data.log_step) ** 2))
-    )
-
-
 def _clean(columns: Sequence[ArrayLike], weights: ArrayLike | None, racks: ArrayLike | None = None) -> _Data:
     given = [np.atleast_1d(np.asarray(a, dtype=np.float64)) for a in columns]
     for more in (weights, racks):

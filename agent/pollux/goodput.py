@@ -294,13 +294,16 @@ def optimize_pairs(
     return best
 
 
-def _optimize_chunk(
-    packed: Packed, index: Ints, nodes: Floats, gpus: Floats, afar: NDArray[np.bool_], points: int
-) -> Optimum:
-    """`optimize_pairs` over one slice; temporaries are [P, points]."""
-    m0, top, low, high = (packed.limits[index, c].astype(np.float64)[:, None] for c in range(4))
-    rigid = packed.rigid[index][:, None]
-    K = gpus[:, None]
+def candidates(
+    limits: Floats, rigid: NDArray[np.bool_], gpus: Floats, points: int
+) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+    """The divisions (m, s) worth trying, and which of them the limits allow: each [P, points].
+
+    `limits` is [P, 4] as in Packed, `rigid` and `gpus` are [P]. About `points` batch sizes from M0 to M_max in
+    geometric spacing (M0 alone where it is 1), each in as few passes as fit.
+    """
+    m0, top, low, high = (limits[:, c : c + 1] for c in range(4))
+    rigid, K = rigid[:, None], gpus[:, None]
     # Where the smallest local batch already exceeds M0, the range of batch sizes starts there.
     first = np.maximum(m0, np.where(rigid, 0.0, np.minimum(K * low, top)))
     wanted = first * (top / first) ** np.linspace(0.0, 1.0, points) if points > 1 else first
@@ -313,9 +316,19 @@ def _optimize_chunk(
     m = np.where(rigid, m, np.maximum(m, low))
     # Rounded up beyond M_max: round down; then M may miss M0 by less than one example per GPU and pass.
     m = np.where(~rigid & (K * m * (s + 1.0) > top), np.floor(exact + 1e-9), m)
+    feasible = (m >= low) & (m <= high) & (rigid | (K * m * (s + 1.0) <= top))
+    return m, s, feasible
+
+
+def _optimize_chunk(
+    packed: Packed, index: Ints, nodes: Floats, gpus: Floats, afar: NDArray[np.bool_], points: int
+) -> Optimum:
+    """`optimize_pairs` over one slice; temporaries are [P, points]."""
+    limits = packed.limits[index].astype(np.float64)
+    K, m0 = gpus[:, None], limits[:, :1]
+    m, s, feasible = candidates(limits, packed.rigid[index], gpus, points)
     batch = K * m * (s + 1.0)
-    feasible = (m >= low) & (m <= high) & (K >= 1) & (nodes[:, None] >= 1) & (nodes[:, None] <= K)
-    feasible &= rigid | (batch <= top)
+    feasible &= (K >= 1) & (nodes[:, None] >= 1) & (nodes[:, None] <= K)
 
     theta = packed.theta[index]
     grad = np.maximum(theta[:, 0:1] + theta[:, 1:2] * m, _TINY)
@@ -338,11 +351,3 @@ def _optimize_chunk(
     good = np.isfinite(value) & (value > 0)
     picked = [np.where(good, a[row, column], 0).astype(np.int64) for a in (m, s, batch)]
     return Optimum(np.where(good, value, 0.0), *picked)
-
-
-def goodput_table(jobs: Sequence[Goodput], nodes: ArrayLike, gpus: ArrayLike, racks: ArrayLike = 1) -> Floats:
-    """Best goodput of each job in each configuration, [J, C] for inputs of [C]; 0 where infeasible."""
-    nodes, gpus, racks = np.broadcast_arrays(np.asarray(nodes), np.asarray(gpus), np.asarray(racks))
-    index = np.repeat(np.arange(len(jobs)), nodes.size)
-    best = optimize_pairs(pack(jobs), index, *(np.tile(a.ravel(), len(jobs)) for a in (nodes, gpus, racks)))
-    return best.goodput.reshape(len(jobs), nodes.size)

@@ -55,8 +55,8 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 class MemoryBounds:
     """The largest batch per GPU, by type of GPU, where one has failed. A part of the checkpoint."""
 
-    def __init__(self, device: torch.device, directory: Path | None) -> None:
-        self.gpu_type = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    def __init__(self, device: torch.device, directory: Path | None, gpu_type: str = "") -> None:
+        self.gpu_type = gpu_type or device.type
         self._directory = directory
         self._bounds: dict[str, int] = {}
 

@@ -96,15 +96,6 @@ class NoiseAverages:
             for q, v in zip(self.sqr, self.var, strict=True)
         ]
 
-    def total(self) -> NoiseScale | None:
-        """Over all parameters; None until enough samples came."""
-        if not self.ready or self.weight <= 0:
-            return None
-        return NoiseScale(
-            sqr=max(float(self.sqr.sum()), 0.0) / self.weight,
-            var=max(float(self.var.sum()), 0.0) / self.weight,
-        )
-
     def state_dict(self) -> dict[str, Any]:
         return {
             "sqr": self.sqr.tolist(),

@@ -153,7 +153,7 @@ class Job(Readings):
         first = self._first = Trainee(model, optimizer, scheduler, rule, noise_decay)
         self._companions: dict[str, Trainee] = {}
         self._averages = first.averages
-        self._memory = MemoryBounds(world.device, restart.directory)
+        self._memory = MemoryBounds(world.device, restart.directory, self.profile.gpu_type)
         self._exchange = ControlExchange(world.control, first.norms.groups)
         self._resizer = Resizer(self, restart, self._exchange, joiner)
         self._stepper: Stepper | None = None

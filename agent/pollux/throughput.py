@@ -27,6 +27,7 @@ from pollux.goodput import (
     NoiseScale,
     Optimum,
     ThroughputParams,
+    candidates,
     efficiency,
 )
 from pollux.profile import ProfileRows
@@ -128,15 +129,11 @@ class OwnGoodput(Goodput):
     def optimize(self, nodes: ArrayLike, gpus: ArrayLike, racks: ArrayLike = 1) -> Optimum:
         """(m*, s*) on one placement; zeros where no batch size is feasible."""
         limits, k = self.limits, int(np.asarray(gpus))
-        first = max(limits.initial, min(k * limits.local_min, limits.maximum))
-        wanted = np.geomspace(first, limits.maximum, BATCH_SIZES) / k
-        s = np.maximum(np.ceil(wanted / limits.local_max - 1e-9) - 1.0, 0.0)
-        if k == 1:
-            s = np.where(wanted > limits.initial + 0.5, np.maximum(s, 1.0), s)
-        m = np.maximum(np.ceil(wanted / (s + 1.0) - 1e-9), limits.local_min)
-        m = np.where(k * m * (s + 1.0) > limits.maximum, np.floor(wanted / (s + 1.0) + 1e-9), m)
-        good = (m >= limits.local_min) & (m <= limits.local_max) & (k * m * (s + 1.0) <= limits.maximum)
-        m, s = m[good], s[good]
+        bounds = [[limits.initial, limits.maximum, limits.local_min, limits.local_max]]
+        all_m, all_s, good = candidates(
+            np.array(bounds, float), np.array([False]), np.array([float(k)]), BATCH_SIZES
+        )
+        m, s = all_m[good], all_s[good]
         if not m.size:
             zero = np.int64(0)
             return Optimum(np.float64(0.0), zero, zero, zero)  # type: ignore[arg-type]

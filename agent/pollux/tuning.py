@@ -70,14 +70,7 @@ def batch_limits(
 
 
 def within_pass(limits: BatchLimits, length: int) -> BatchLimits:
-    """No step holds more than a pass of `length` examples: a larger batch would never be whole, nor measured.
-
-    Raises BatchError where not even M0 fits; at every number of GPUs alike, as the job may get any.
-    """
-    if limits.initial > length:
-        raise BatchError(
-            f"the dataset has {length} samples, fewer than the batch size of {limits.initial}: use a smaller batch size"
-        )
+    """No step holds more than a pass of `length` examples (M0 or more): it would never be whole, nor measured."""
     return replace(limits, maximum=min(limits.maximum, length))
 
 

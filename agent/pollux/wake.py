@@ -22,11 +22,6 @@ def block() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {WAKE_SIGNAL})
 
 
-def is_blocked() -> bool:
-    """True where `block` has been called here or in a parent, as under `pollux run`."""
-    return WAKE_SIGNAL in signal.pthread_sigmask(signal.SIG_BLOCK, ())
-
-
 def watch(callback: Callable[[], object]) -> Callable[[], None]:
     """Call `callback` at each USR1, off the main thread, and return a function that stops watching.
 

@@ -231,7 +231,9 @@ def test_a_full_disk_is_told_and_the_training_goes_on(
     job.close()
     assert job.progress.optimizer_steps == 8
     assert "no space left" in caplog.text
-    assert CheckpointStore(tmp_path).load_latest()[1]["optimizer_steps"] == 4  # type: ignore[index]
+    found = CheckpointStore(tmp_path).newest()
+    assert found is not None
+    assert found[1].meta["optimizer_steps"] == 4
 
 
 # -- restarts -------------------------------------------------------------------------------------------------

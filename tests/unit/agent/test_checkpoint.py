@@ -28,12 +28,18 @@ def state(step: int) -> dict[str, Any]:
     }
 
 
+def latest(store: CheckpointStore) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """State and meta of the newest intact checkpoint."""
+    found = store.newest()
+    return None if found is None else store.load(found[0])
+
+
 def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "deep" / "er")
-    assert store.load_latest() is None
+    assert latest(store) is None
     saved = store.save(state(3), meta={"step": 3})
     assert saved.size == saved.path.stat().st_size
-    loaded = store.load_latest()
+    loaded = latest(store)
     assert loaded is not None
     found, meta = loaded
     assert torch.equal(found["model"]["w"], state(3)["model"]["w"])
@@ -47,7 +53,7 @@ def test_the_last_ones_are_kept_and_numbers_go_on(tmp_path: Path) -> None:
         CheckpointStore(tmp_path, keep=2).save(state(step), meta={"step": step})
     store = CheckpointStore(tmp_path)
     assert [path.name for path in store.paths()] == ["checkpoint-00000004.pt", "checkpoint-00000005.pt"]
-    assert store.load_latest()[1]["step"] == 4  # type: ignore[index]
+    assert latest(store)[1]["step"] == 4  # type: ignore[index]
 
 
 def _cut(path: Path) -> None:
@@ -81,7 +87,7 @@ def test_a_damaged_newest_gives_way_to_the_one_before(
     store.save(state(1), meta={"step": 1})
     damage(store.save(state(2), meta={"step": 2}).path)
     with caplog.at_level(logging.WARNING, "pollux"):
-        assert store.load_latest()[1]["step"] == 1  # type: ignore[index]
+        assert latest(store)[1]["step"] == 1  # type: ignore[index]
     assert "checkpoint-00000002.pt" in caplog.text
     # The next save does not take the damaged one's number, and the intact one is not the one to go first.
     assert store.save(state(3), meta={"step": 3}).path.name == "checkpoint-00000003.pt"
@@ -92,14 +98,14 @@ def test_where_all_are_damaged_a_person_decides(tmp_path: Path, damage: Any) -> 
     store = CheckpointStore(tmp_path)
     damage(store.save(state(1), meta={}).path)
     with pytest.raises(CheckpointError, match="move them away"):
-        store.load_latest()
+        latest(store)
 
 
 def test_a_foreign_checkpoint_is_refused_and_left(tmp_path: Path) -> None:
     CheckpointStore(tmp_path, fingerprint="job 7").save(state(1), meta={})
     with pytest.raises(ForeignCheckpoint, match=r"'job 8'.*'job 7'"):
-        CheckpointStore(tmp_path, fingerprint="job 8").load_latest()
-    assert CheckpointStore(tmp_path, fingerprint="job 7").load_latest() is not None
+        latest(CheckpointStore(tmp_path, fingerprint="job 8"))
+    assert latest(CheckpointStore(tmp_path, fingerprint="job 7")) is not None
 
 
 def test_on_a_full_disk_the_previous_one_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +126,7 @@ def test_on_a_full_disk_the_previous_one_stands(tmp_path: Path, monkeypatch: pyt
         store.save(state(2), meta={})
     monkeypatch.undo()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-00000001.pt"]
-    assert store.load_latest()[1]["step"] == 1  # type: ignore[index]
+    assert latest(store)[1]["step"] == 1  # type: ignore[index]
 
 
 def test_dev_full_is_told_as_a_full_disk() -> None:
@@ -139,10 +145,10 @@ def test_own_objects_are_loaded_only_where_nobody_else_can_write(tmp_path: Path)
     tmp_path.chmod(0o700)
     store = CheckpointStore(tmp_path)
     saved = store.save({"own": pytest.approx}, meta={})
-    assert store.load_latest()[0]["own"] is pytest.approx  # type: ignore[index]
+    assert latest(store)[0]["own"] is pytest.approx  # type: ignore[index]
     saved.path.chmod(0o666)
     with pytest.raises(CheckpointError, match="others may have written it"):
-        store.load_latest()
+        latest(store)
 
 
 def test_what_cannot_be_saved_is_told(tmp_path: Path) -> None:
@@ -151,7 +157,7 @@ def test_what_cannot_be_saved_is_told(tmp_path: Path) -> None:
         store.save({"f": lambda: None}, meta={})
     with pytest.raises(CheckpointError, match="meta that JSON"):
         store.save(state(1), meta={"x": object()})
-    assert store.load_latest() is None
+    assert latest(store) is None
 
 
 def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
@@ -196,7 +202,7 @@ def test_kill_9_at_any_point_of_a_save_leaves_an_intact_checkpoint(tmp_path: Pat
         code = os.waitstatus_to_exitcode(status)
         assert code in (0, -signal.SIGKILL)
         interrupted += any(path.suffix == ".tmp" for path in tmp_path.iterdir())
-        found = CheckpointStore(tmp_path).load_latest()
+        found = latest(CheckpointStore(tmp_path))
         assert found is not None
         step = found[1]["step"]
         assert step in (last, last + 1)

@@ -68,14 +68,17 @@ def test_when_one_fails_the_others_end_and_the_cause_is_told(
 
 
 def test_of_two_failures_the_earlier_one_is_the_cause() -> None:
+    failed, has_failed = os.pipe()
+
     def later() -> int:
-        time.sleep(0.05)
+        assert os.read(failed, 1)
         raise RuntimeError("connection closed by peer")
 
     def slow_to_exit() -> int:
         import atexit
 
-        atexit.register(time.sleep, 0.1)
+        atexit.register(time.sleep, 0.5)
+        atexit.register(os.write, has_failed, b"!")  # called first, and after the failure was noted
         return fail()
 
     def launcher() -> int:

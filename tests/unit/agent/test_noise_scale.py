@@ -260,22 +260,22 @@ def test_one_gradient_is_refused() -> None:
 def test_averages_correct_the_bias_and_skip_what_is_not_finite() -> None:
     averages = NoiseAverages(2, decay=0.9)
     kind = SampleKind(2, 8, 1.0)
-    assert averages.total() is None
+    assert averages.groups() is None
     for _ in range(10):
         averages.add(kind, np.array([3.0, 5.0]), np.array([2.0, 4.0]), 16.0)
     averages.add(kind, np.array([np.inf, 5.0]), np.array([2.0, 4.0]), 16.0)
     assert averages.skipped == 1
-    total = averages.total()
-    assert total is not None
+    groups = averages.groups()
+    assert groups is not None
     # sqr = 2 total - local = (1, 3); var = 2 (local - total) * 8/16 = (1, 1): constant samples are their own average
-    assert total.sqr == pytest.approx(4.0)
-    assert total.var == pytest.approx(2.0)
+    assert [group.sqr for group in groups] == pytest.approx([1.0, 3.0])
+    assert [group.var for group in groups] == pytest.approx([1.0, 1.0])
     again = NoiseAverages(2)
     again.load_state_dict(averages.state_dict())
     assert again.groups() == averages.groups()
     other = NoiseAverages(3)
     other.load_state_dict(averages.state_dict())
-    assert other.total() is None
+    assert other.groups() is None
 
 
 class TwoParts(torch.nn.Module):

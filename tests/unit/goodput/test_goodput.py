@@ -15,7 +15,8 @@ from pollux.goodput import (
     accumulation_time,
     efficiency,
     gain,
-    goodput_table,
+    optimize_pairs,
+    pack,
     step_time,
     sync_time,
     throughput,
@@ -76,10 +77,18 @@ def test_a_placement_over_racks_has_a_pair_of_its_own_where_it_was_measured():
     assert throughput(afar, 2, 8, 100, 2, racks=2) == pytest.approx(8 * 100 * 3 / expected)
 
 
+def table_of(jobs, nodes, gpus, racks=1):
+    """Best goodput of each job in each configuration, [jobs, configurations]: all pairs at once."""
+    nodes, gpus, racks = np.broadcast_arrays(nodes, gpus, racks)
+    index = np.repeat(np.arange(len(jobs)), nodes.size)
+    best = optimize_pairs(pack(jobs), index, *(np.tile(a, len(jobs)) for a in (nodes, gpus, racks)))
+    return best.goodput.reshape(len(jobs), nodes.size)
+
+
 def test_the_table_over_racks_agrees_with_the_function():
     nodes, gpus, racks = np.array([1, 2, 2, 4]), np.array([4, 8, 8, 16]), np.array([1, 1, 2, 2])
     jobs = [Goodput(t, NOISE, LIMITS) for t in (THETA, THETA._replace(alpha_rack=0.3, beta_rack=0.02))]
-    table = goodput_table(jobs, nodes, gpus, racks)
+    table = table_of(jobs, nodes, gpus, racks)
     for job, row in zip(jobs, table, strict=True):
         best = job.optimize(nodes, gpus, racks)
         assert row == pytest.approx(best.goodput)
@@ -179,11 +188,11 @@ def test_table_is_the_jobs_side_by_side():
         Goodput(THETA, NOISE, LIMITS, adaptive=False),
     ]
     nodes, gpus = np.array([1, 1, 1, 2, 4]), np.array([1, 2, 4, 8, 16])
-    table = goodput_table(jobs, nodes, gpus)
+    table = table_of(jobs, nodes, gpus)
     assert table.shape == (4, 5)
     for row, job in zip(table, jobs, strict=True):
         assert row == pytest.approx(job.optimize(nodes, gpus).goodput)
-    assert goodput_table([], nodes, gpus).shape == (0, 5)
+    assert table_of([], nodes, gpus).shape == (0, 5)
 
 
 @given(
