@@ -82,7 +82,8 @@ def _bundles(kinds: Sequence[_Kind]) -> Iterator[list[int]]:
     """Indices of tensors to be sent together: of one device, up to BUNDLE bytes, or a single larger one."""
     bundle: list[int] = []
     held = 0
-    for index, kind in enumerate(kinds):
+    # An optimizer's counts lie on the host, between moments that lie on the device.
+    for index, kind in sorted(enumerate(kinds), key=lambda each: each[1].cuda):
         if bundle and (kinds[bundle[0]].cuda != kind.cuda or held + kind.bytes > BUNDLE):
             yield bundle
             bundle, held = [], 0

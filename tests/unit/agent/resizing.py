@@ -241,6 +241,7 @@ def follow(
             break
     except SystemExit as exit_:
         code = exit_.code
+    await_answer(training)
     return {
         "code": code,
         "used": training.used,
@@ -251,6 +252,14 @@ def follow(
         "report": report_of(job),
         "exit": RankLost.exit_status,
     }
+
+
+def await_answer(training: Training) -> None:
+    """Whoever leaves has left, and the scheduler has heard of it."""
+    end = time.monotonic() + PATIENCE - 10
+    while training.job._resizer._answering:
+        assert time.monotonic() < end
+        time.sleep(0.005)
 
 
 def ask(training: Training, wanted: dict[str, Any]) -> int:
@@ -303,9 +312,6 @@ def retrace(directory: Path, until: int) -> dict[str, Any]:
             continue
         break
     training.job.stepper.save(durable=True)
-    end = time.monotonic() + PATIENCE - 10
-    while training.job._resizer._answering:
-        assert time.monotonic() < end
-        time.sleep(0.005)
+    await_answer(training)
     report = report_of(training.job)
     return {"from": begun, "state": training.state(), "heard": training.line.heard, "report": report}
