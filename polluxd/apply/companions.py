@@ -30,11 +30,6 @@ class Gathered:
     moves: Mapping[int, Reallocation]
     """Moves within allocations: those that companions name, and those of present attempts that failed once begun."""
 
-    @property
-    def loose(self) -> tuple[SlurmJob, ...]:
-        """Companions that no job counts as its own: what they hold is taken all the same."""
-        return (*self.recruits.values(), *self.strays)
-
 
 def named_moves(state: ClusterState) -> list[int]:
     """The moves that companions say they were submitted for."""

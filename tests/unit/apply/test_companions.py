@@ -116,9 +116,8 @@ def test_one_that_no_move_asked_for_goes_astray(move: dict[str, object]) -> None
 def test_one_that_is_elsewhere_or_leaving_is_not_its_parents(changes: dict[str, object]) -> None:
     seen = gathered(PARENT, replace(COMPANION, **changes))  # type: ignore[arg-type]
     assert [job.job_id for job in seen.strays] == [9]
-    assert seen.loose == seen.strays
 
 
 def test_one_that_has_ended_is_forgotten() -> None:
     seen = gathered(PARENT, replace(COMPANION, state=JobState.CANCELLED, gpus_per_node_held={}))
-    assert (seen.state.jobs, seen.loose) == ((PARENT,), ())
+    assert (seen.state.jobs, seen.recruits, seen.strays) == ((PARENT,), {}, ())
