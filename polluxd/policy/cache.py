@@ -31,12 +31,12 @@ Evaluate = Callable[[Sequence[int]], tuple[Floats, Ints]]
 class _Table:
     """Goodput and batch size of one job's configurations, good while what they follow from is the same."""
 
-    __slots__ = ("adaptive", "asked", "batch", "goodput", "report")
+    __slots__ = ("adaptive", "asked", "found", "report")
 
     def __init__(self, job: Job, asked: Asked) -> None:
         self.asked, self.report, self.adaptive = asked, job.report, job.spec.adaptive
-        self.goodput: Floats = np.zeros(0)
-        self.batch: Ints = np.zeros(0, dtype=np.int64)
+        self.found: Floats = np.zeros((2, 0))
+        """[2, C]: goodput and batch size."""
 
     def holds(self, job: Job, asked: Asked) -> bool:
         old, new = self.report, job.report
@@ -65,6 +65,7 @@ class Cache:
         """What each job may be given, and the configurations that this means."""
         self._sound: dict[int, Report | None] = {}
         self._sentences: dict[int, tuple[tuple[Any, ...], str]] = {}
+        self._ids: Set[int] = set()
         self.hits = 0
         """Jobs of the last decision whose table was still good."""
         self.misses = 0
@@ -115,14 +116,16 @@ class Cache:
         self.misses += len(fresh)
         if fresh:
             goodput, batch = evaluate(fresh)
+            both = np.stack([goodput, batch.astype(np.float64)])
             ends = np.cumsum(listing.lengths[fresh]).tolist()
             for j, begin, end in zip(fresh, [0, *ends[:-1]], ends, strict=True):
-                tables[j].goodput, tables[j].batch = goodput[begin:end], batch[begin:end]
+                tables[j].found = both[:, begin:end]
             if len(fresh) == len(tables):
                 return goodput, batch
         if not tables:
             return np.zeros(0), np.zeros(0, dtype=np.int64)
-        return np.concatenate([t.goodput for t in tables]), np.concatenate([t.batch for t in tables])
+        goodput, sizes = np.concatenate([table.found for table in tables], axis=1)
+        return goodput, sizes.astype(np.int64)
 
     def sentence(self, job_id: int, facts: tuple[Any, ...]) -> str:
         """The reason that says this (the fields of `Said`), put into words anew only where it says something else."""
@@ -135,6 +138,7 @@ class Cache:
         """Start a decision over these jobs: forget those that are gone."""
         self.hits = self.misses = 0
         kept: tuple[dict[int, Any], ...] = (self._tables, self._sound, self.listed, self._sentences)
-        for known in kept:
-            for gone in known.keys() - job_ids:
-                del known[gone]
+        for gone in self._ids - job_ids:
+            for known in kept:
+                known.pop(gone, None)
+        self._ids = job_ids

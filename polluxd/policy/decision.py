@@ -24,6 +24,7 @@ from polluxd.policy.cache import Cache
 from polluxd.policy.choice import Choice, choose
 from polluxd.policy.domains import Domain, split
 from polluxd.policy.explain import Explainer
+from polluxd.policy.keeping import leave_right_nodes
 from polluxd.policy.menu import build
 from polluxd.policy.packing import Packing
 from polluxd.policy.placement import Seating
@@ -110,6 +111,7 @@ def _solve(domain: Domain, settings: Settings, mean_weight: float, cache: Cache)
     if settings.power > objective.GENTLE and bound - seating.total() > certificate.CERTAIN * abs(bound):
         bound = min(bound, patterns.limit(seating))
     seating.return_home()
+    leave_right_nodes(packing)
     # The starvation bound orders plans before the objective does: it is no part of either side of the gap.
     moved = packing.moved()
     explainer = Explainer(seating, moved, rule=settings.gpu_counts)
@@ -165,6 +167,9 @@ def _allocations(seating: Seating, moved: Bools, explainer: Explainer, cache: Ca
     menu, packing = seating.menu, seating.packing
     option = explainer.option
     pinned = seating.pinned
+    explained = explainer.all()
+    takers = {explanation.taken_by for explanation in explained}
+    words = {taker: "" if taker is None else reasons.of_taker(taker) for taker in takers}
     found: list[Allocation] = []
     for j, (job, moves, goodput, speedup, batch, before, explanation) in enumerate(
         zip(
@@ -174,7 +179,7 @@ def _allocations(seating: Seating, moved: Bools, explainer: Explainer, cache: Ca
             menu.speedup[option].tolist(),
             menu.batch_size[option].tolist(),
             explainer.goodput_before.tolist(),
-            explainer.all(),
+            explained,
             strict=True,
         )
     ):
@@ -204,9 +209,7 @@ def _allocations(seating: Seating, moved: Bools, explainer: Explainer, cache: Ca
                 explanation.next_goodput,
                 about,
             )
-            reason = cache.sentence(job.job_id, facts)
-            if explanation.taken_by is not None:
-                reason += reasons.of_taker(explanation.taken_by)
+            reason = cache.sentence(job.job_id, facts) + words[explanation.taken_by]
         held = bool(place.nodes)
         found.append(
             Allocation(

@@ -29,7 +29,7 @@ class Domain:
 
     def rooms(self, jobs: Sequence[Job]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         """Parts of the domain that some jobs cannot leave: the jobs' numbers, and the nodes' they are held to."""
-        kinds = [partitions_of(job) for job in jobs]
+        kinds = partitions_of_each(jobs)
         reach = {p: tuple(i for i, n in enumerate(self.nodes) if eligible(p, n)) for p in set(kinds)}
         found = []
         for nodes in sorted(set(reach.values())):
@@ -48,6 +48,12 @@ class Domain:
 def partitions_of(job: Job) -> frozenset[str]:
     """The partitions that the job may run in; Slurm lists several with commas."""
     return _partitions(job.partition)
+
+
+def partitions_of_each(jobs: Sequence[Job]) -> list[frozenset[str]]:
+    """The same of many jobs, of which most say alike."""
+    known = {names: _partitions(names) for names in {job.partition for job in jobs}}
+    return [known[job.partition] for job in jobs]
 
 
 @lru_cache(maxsize=4096)
@@ -77,6 +83,8 @@ def split(snapshot: Snapshot) -> list[Domain]:
         group.join(names)
     root = {names: group.of(names) for names in {*offered, *wanted}}
     root_of = {names: root[_partitions(names)] for names in kinds}
+    if len({*root.values()}) == 1:
+        return [Domain(tuple(nodes), tuple(jobs))] if jobs else []
     members: dict[str, tuple[list[Node], list[Job]]] = {}
     for node in nodes:
         members.setdefault(root[node.partitions], ([], []))[0].append(node)

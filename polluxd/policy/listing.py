@@ -99,19 +99,22 @@ class Listing:
 
 def list_jobs(domain: Domain, offers: Offers, known: MutableMapping[int, Listed]) -> Listing:
     """The domain's jobs; entries of `known` (by job id) that still hold are used again, others are put there."""
-    jobs: list[Job] = []
-    entries: list[Listed] = []
+    stale = [
+        job for job in domain.jobs if (entry := known.get(job.job_id)) is None or not entry.holds(offers, job)
+    ]
+    known.update((job.job_id, _entry(offers, job)) for job in stale)
+    jobs = list(domain.jobs)
+    entries = [known[job.job_id] for job in jobs]
     absent: list[tuple[Job, str]] = []
-    for job in domain.jobs:
-        entry = known.get(job.job_id)
-        if entry is None or not entry.holds(offers, job):
-            entry = known[job.job_id] = _entry(offers, job)
-        if not entry.shapes:
-            absent.append((job, entry.why))
-            continue
-        # Nothing can be offered in exchange for what it holds: it is left alone.
-        jobs.append(replace(job, pinned=True, pin_reason=entry.why) if entry.why else job)
-        entries.append(entry)
+    if any([entry.why for entry in entries]):
+        absent = [(job, e.why) for job, e in zip(jobs, entries, strict=True) if not e.shapes]
+        # Nothing can be offered in exchange for what such a job holds: it is left alone.
+        jobs = [
+            replace(job, pinned=True, pin_reason=e.why) if e.why else job
+            for job, e in zip(jobs, entries, strict=True)
+            if e.shapes
+        ]
+        entries = [e for e in entries if e.shapes]
     share_of = (domain.capacity, len(jobs), domain.gpus_per_node)
     for job, entry in zip(jobs, entries, strict=True):
         if entry.share_of != share_of:

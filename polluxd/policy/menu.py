@@ -29,6 +29,7 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 _PARKING = 1e-10  # relative cost of parking a running job: settles ties, and nothing else
+_FEW = 200
 _MOST_SPEEDUP = 1e9  # more than any cluster has GPUs: what is above is an absurd fit, and must not overflow
 
 
@@ -270,14 +271,17 @@ def _optimum(jobs: Sequence[Job], types: tuple[str, ...], block: Ints, owner: In
     batch = np.where(gpus > 0, batch_of[owner], 0)
     fitted = np.flatnonzero((function >= 0) & (gpus > 0))
     if fitted.size:
-        # Function, nodes, whether they lie in several racks, and GPUs as one number: quick to sort and compare.
-        spread = 2 * nodes[fitted] + (racks[fitted] == OVER_RACKS)
-        wide, most = int(spread.max()) + 1, int(gpus[fitted].max()) + 1
-        triples = (function[fitted] * wide + spread) * most + gpus[fitted]
-        distinct, back = np.unique(triples, return_inverse=True)
-        rest, total = np.divmod(distinct, most)
-        number, spread = np.divmod(rest, wide)
-        found = optimize_pairs(pack(functions), number, spread // 2, total, 1 + spread % 2)
+        # Of a few, finding out which are alike takes longer than to evaluate those twice.
+        first, back = np.arange(fitted.size), np.arange(fitted.size)
+        if fitted.size > _FEW:
+            # Function, nodes, whether they lie in several racks, and GPUs as one number: quick to sort and compare.
+            spread = 2 * nodes[fitted] + (racks[fitted] == OVER_RACKS)
+            wide, most = int(spread.max()) + 1, int(gpus[fitted].max()) + 1
+            alike = (function[fitted] * wide + spread) * most + gpus[fitted]
+            _, first, back = np.unique(alike, return_index=True, return_inverse=True)
+        one = fitted[first]
+        afar = 1 + (racks[one] == OVER_RACKS)
+        found = optimize_pairs(pack(functions), function[one], nodes[one], gpus[one], afar)
         goodput[fitted], batch[fitted] = found.goodput[back.ravel()], found.batch_size[back.ravel()]
     return goodput, batch
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from polluxd.model import Job, Node, Placement
 from polluxd.policy.ceilings import Group, of_job
-from polluxd.policy.domains import partitions_of
+from polluxd.policy.domains import partitions_of_each
 from polluxd.policy.feasible import is_pinned
 from polluxd.policy.layout import NOWHERE, Layout, Seat
 from polluxd.policy.shapes import ANYWHERE, ONE_RACK, OVER_RACKS, Shape
@@ -59,7 +59,7 @@ class Packing:
         self._groups = of_job(groups, len(jobs))
         self._pinned = [is_pinned(j) for j in jobs]
         self.rack = layout.rack
-        self._partitions = [partitions_of(j) for j in jobs]
+        self._partitions = partitions_of_each(jobs)
         self.popularity = np.zeros(len(nodes), dtype=np.int64)
         """Per node, how many kinds of job (by partitions) could use it."""
         self.reach = dict.fromkeys(self._partitions, 0)

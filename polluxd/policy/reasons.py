@@ -49,8 +49,8 @@ def of(said: Said) -> str:
     """The reason: what happens, and why not more."""
     if said.limit == "ceiling" and isinstance(said.about, tuple):
         name, ceiling = said.about[:2]
-        parked = f"{_change(said)}; " if said.now else ""
-        return f"{parked}infeasible: {count(said.step)} would be its least, and the ceiling of {name} is {count(ceiling)}"
+        why = f"infeasible: {count(said.step)} would be its least, and the ceiling of {name} is {count(ceiling)}"
+        return f"{_change(said)}; {why}" if said.now else why
     return f"{_change(said)}; {_why_not_more(said)}"
 
 
