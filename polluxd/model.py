@@ -191,6 +191,9 @@ class Job:
     """C_j: seconds lost to re-allocations so far."""
     reallocation_cost: float = 30.0
     """delta_j: what one more re-allocation is expected to cost [s]; the paper's constant until measured."""
+    keeps: tuple[str, ...] = ()
+    """Its nodes in the order in which a shrink is to leave them to it, so that it need not be requeued; none where it
+    cannot shrink within its allocation."""
 
 
 @dataclass(frozen=True, slots=True)

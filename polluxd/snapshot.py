@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from polluxd.apply.paths import Means, likely
+from polluxd.apply.paths import Means, keeps, likely
 from polluxd.apply.placed import held
 from polluxd.gpu_types import GpuTypes
 from polluxd.model import (
@@ -104,6 +104,7 @@ def build_snapshot(
                 reallocations=total.count if total else 0,
                 lost_seconds=total.lost_seconds if total else 0.0,
                 reallocation_cost=costs.get(path, default_resize_cost if path == "resize" else default_cost),
+                keeps=() if move is not None else keeps(job, report, means),
             )
         )
     ours = {job.job_id for job in jobs}

@@ -69,6 +69,20 @@ def likely(job: SlurmJob, report: Report | None, means: Means, *, whole_nodes: b
     return "resize" if whole_nodes and both else "requeue"
 
 
+def keeps(job: SlurmJob, report: Report | None, means: Means) -> tuple[str, ...]:
+    """The job's nodes in the order in which a shrink within its allocation has to leave them; none where none can be.
+
+    The batch host, its other own nodes, then companions' nodes, the longest-lent first: the newest is given up first.
+    """
+    if len(job.gpus_per_node_held) < 2 or not _open(job, report, means, grows=False):
+        return ()
+    own = sorted(job.base, key=lambda name: (name != job.batch_host, name))
+    lent = [
+        name for c in sorted(job.companions, key=lambda c: c.job_id) for name in sorted(c.gpus_per_node_held)
+    ]
+    return (*own, *lent)
+
+
 def _open(job: SlurmJob, report: Report | None, means: Means, *, grows: bool) -> tuple[str, ...]:
     if report is None or report.attempt != job.restart_count or job.state is not JobState.RUNNING:
         return ()

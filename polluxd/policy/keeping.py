@@ -30,7 +30,7 @@ def leave_right_nodes(packing: Packing) -> None:
 
 
 def _exchange(packing: Packing, j: int, a: int, b: int) -> None:
-    """Have the job sit on node `b` instead of `a`, and who was to come to `b` on `a`; not where others sit there now."""
+    """Have the job sit on node `b` instead of `a`, and who was to come to `b` on `a`; not where others sit now."""
     others = [i for i in packing.guests[b] if i != j]
     alone = set(packing.guests[a]) == {j} and j not in packing.guests[b]
     if not alone or not _alike(packing.nodes[a], packing.nodes[b]):

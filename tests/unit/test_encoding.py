@@ -57,6 +57,7 @@ FULL = Snapshot(
             weight=0.7,
             pinned=True,
             pin_reason="moving",
+            keeps=("n2", "n1"),
             started=True,
             waiting=0.3,
             attempt=3,

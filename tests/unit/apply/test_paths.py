@@ -8,7 +8,7 @@ import pytest
 
 from pollux.goodput import BatchLimits
 from polluxd.apply.actions import PAUSED
-from polluxd.apply.paths import Means, choose, failed_paths, likely
+from polluxd.apply.paths import Means, choose, failed_paths, keeps, likely
 from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Placement, Reallocation, Report, Step
 from polluxd.slurm.protocol import SlurmJob
 
@@ -83,6 +83,16 @@ def test_a_companion_is_kept_or_given_up_whole_and_none_is_relaunched() -> None:
     lent, source = job("n1", lent=(("n2", "n3"),)), on("n1", "n2", "n3")
     assert choose(source, on("n1", "n2"), lent, says("in-place"), ALL)[0] == "requeue"
     assert choose(source, on("n1"), lent, says("relaunch"), ALL)[0] == "requeue"
+
+
+def test_a_shrink_leaves_the_batch_host_first_and_gives_the_newest_companion_up_first() -> None:
+    held = job("n1", "n5", lent=(("n4",), ("n2", "n3")), host="n5")
+    assert keeps(held, says("in-place"), ALL) == ("n5", "n1", "n4", "n2", "n3")
+    for count in (1, 2, 3):
+        left = keeps(held, says("in-place"), ALL)[:count]
+        assert choose(on(*held.gpus_per_node_held), on(*left), held, says("in-place"), ALL)[0] == "resize"
+    assert keeps(held, says("requeue"), ALL) == keeps(held, None, ALL) == ()
+    assert keeps(job("n1"), says("in-place"), ALL) == ()
 
 
 def test_a_path_that_failed_in_this_attempt_gives_way_to_the_next_below() -> None:
