@@ -37,10 +37,13 @@ def checkpoint_directory(given: str | os.PathLike[str] | None, environ: Mapping[
     POLLUX_CHECKPOINT_DIR or beside where it was submitted; else POLLUX_CHECKPOINT_DIR, if that is set.
 
     Of the job's own, because a variable exported once is shared by many jobs, and a cluster set up anew counts its jobs
-    from 1 again. It needs no ticket, so that a job that lost its ticket still goes on where it was.
+    from 1 again. It needs no ticket, so that a job that lost its ticket still goes on where it was. A companion's is
+    its parent's, from where it was told the way.
     """
     if given is not None:
         return Path(given)
+    if environ.get("POLLUX_COMPANION"):
+        return Path(environ["POLLUX_COMPANION"]).parent
     named = environ.get("POLLUX_CHECKPOINT_DIR")
     job_id = environ.get("SLURM_JOB_ID")
     if not (job_id and environ.get("POLLUX_TICKET_DIR")):

@@ -29,7 +29,8 @@ x = torch.randn(101, 6)
 data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True) + torch.randn(101, 1), torch.arange(101))
 network = torch.nn.Linear(6, 1)
 optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
-job = pollux.attach(network, optimizer, adaptive=True, sampling=1, checkpoint_dir=here / "checkpoints")
+where = None if os.environ.get("POLLUX_COMPANION") else here / "checkpoints"
+job = pollux.attach(network, optimizer, adaptive=True, sampling=1, checkpoint_dir=where)
 model, used = job.model, []
 
 class Line:

@@ -23,6 +23,15 @@ def test_an_argument_is_taken_as_it_is_and_a_shared_variable_is_divided() -> Non
     assert checkpoint_directory(None, {"POLLUX_CHECKPOINT_DIR": "/scratch/a"}) == Path("/scratch/a")
 
 
+def test_a_companion_s_is_its_parent_s() -> None:
+    lent = {
+        **JOB,
+        "POLLUX_COMPANION": "/scratch/a/1-1700000000/companion-7.json",
+        "POLLUX_CHECKPOINT_DIR": "/x",
+    }
+    assert checkpoint_directory(None, lent) == Path("/scratch/a/1-1700000000")
+
+
 def test_outside_a_pollux_job_none_is_written_unasked() -> None:
     assert checkpoint_directory(None, {"SLURM_JOB_ID": "1", "SLURM_SUBMIT_DIR": "/home/ann"}) is None
     assert checkpoint_directory(None, {}) is None
