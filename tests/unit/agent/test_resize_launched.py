@@ -70,8 +70,9 @@ try:
             continue
         break
 finally:
-    note("used", samples=used, weights=[float(p.detach().double().sum()) for p in network.parameters()], size=job.world.size,
-         factors=list(job.lr_factors), steps=job.progress.optimizer_steps, report=report_of(job) if rank == 0 else None)
+    weights = [float(p.detach().double().sum()) for p in network.parameters()]
+    note("used", samples=used, weights=weights, size=job.world.size, factors=list(job.lr_factors),
+         steps=job.progress.optimizer_steps, report=report_of(job) if rank == 0 else None)
 """
 
 SBATCH = """#!/bin/sh
@@ -127,6 +128,7 @@ def test_a_node_leaves_and_another_comes_while_rank_0_trains_on(tmp_path: Path) 
     assert used["n1"]["size"] == 2, "it has left the world that it knew"
     assert (used["n0"]["size"], used["c0"]["size"]) == (2, 2)
     assert used["n0"]["weights"] == used["c0"]["weights"]
+    assert used["n0"]["factors"] == used["c0"]["factors"]
     assert used["n0"]["steps"] == used["c0"]["steps"]
     assert len(base.log("started")) == 3, "rank 0 lives on"
     report = used["n0"]["report"]
