@@ -16,6 +16,7 @@ every few samples and without waiting for the device in a step.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ class SampleBuffer:
         groups: int,
         device: torch.device,
         *,
-        rows: int = 8,
+        rows: int = 16,
         group: dist.ProcessGroup | None,
         parts: bool = False,
     ) -> None:
@@ -94,8 +95,11 @@ class SampleBuffer:
         if work is not None:
             work.wait()
         host = data.to("cpu", torch.float64).numpy()
-        for row, kind in zip(host, kinds, strict=True):
-            averages.add(kind, row[: self.groups], row[self.groups :], initial)
+        first = 0
+        for kind, alike in groupby(kinds):
+            rows = host[first : first + len(list(alike))]
+            averages.add(kind, rows[:, : self.groups], rows[:, self.groups :], initial)
+            first += len(rows)
         return True
 
     def clear(self) -> None:

@@ -75,16 +75,21 @@ class NoiseAverages:
         return self.samples >= MIN_SAMPLES
 
     def add(self, kind: SampleKind, local: Floats, total: Floats, initial: float) -> None:
-        """Take one sample in; one with a value that is not finite is counted as skipped and changes nothing."""
-        if not (np.isfinite(local).all() and np.isfinite(total).all()):
-            self.skipped += 1
-            return
-        sqr, var = unbiased(kind, local, total, initial)
+        """Take a sample in, [groups], or several of one kind, the oldest first, [samples, groups].
+
+        One with a value that is not finite is counted as skipped and changes nothing.
+        """
+        local, total = np.atleast_2d(local), np.atleast_2d(total)
+        good = np.isfinite(local).all(axis=1) & np.isfinite(total).all(axis=1)
+        self.skipped += int((~good).sum())
+        sqr, var = unbiased(kind, local[good], total[good], initial)
         keep = self.decay ** (kind.scale * kind.steps)
-        self.sqr = keep * self.sqr + (1.0 - keep) * sqr
-        self.var = keep * self.var + (1.0 - keep) * var
-        self.weight = keep * self.weight + (1.0 - keep)
-        self.samples += 1
+        weights = (1.0 - keep) * keep ** np.arange(len(sqr) - 1, -1, -1)
+        left = keep ** len(sqr)
+        self.sqr = left * self.sqr + weights @ sqr
+        self.var = left * self.var + weights @ var
+        self.weight = left * self.weight + float(weights.sum())
+        self.samples += len(sqr)
 
     def groups(self) -> list[NoiseScale] | None:
         """Per parameter group; None until enough samples came."""

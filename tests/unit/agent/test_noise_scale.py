@@ -270,6 +270,16 @@ def test_averages_correct_the_bias_and_skip_what_is_not_finite() -> None:
     # sqr = 2 total - local = (1, 3); var = 2 (local - total) * 8/16 = (1, 1): constant samples are their own average
     assert [group.sqr for group in groups] == pytest.approx([1.0, 3.0])
     assert [group.var for group in groups] == pytest.approx([1.0, 1.0])
+    together = NoiseAverages(2, decay=0.9)
+    drift = [np.array([3.0 + i, 5.0]) for i in range(5)]
+    apart = NoiseAverages(2, decay=0.9)
+    for local in drift:
+        apart.add(kind, local, np.array([2.0, 4.0]), 16.0)
+    together.add(kind, np.array([*drift, [np.nan, 1.0]]), np.tile([2.0, 4.0], (6, 1)), 16.0)
+    assert (together.samples, together.skipped) == (5, 1)
+    assert together.sqr == pytest.approx(apart.sqr)
+    assert together.var == pytest.approx(apart.var)
+    assert together.weight == pytest.approx(apart.weight)
     again = NoiseAverages(2)
     again.load_state_dict(averages.state_dict())
     assert again.groups() == averages.groups()
