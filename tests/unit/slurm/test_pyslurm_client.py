@@ -39,7 +39,7 @@ for last; do :; done
 test ! -e {folder}/answers/$last || cat {folder}/answers/$last
 """
 PYSLURM = """
-import ctypes, json, os, sys, time
+import ctypes, json, os, resource, sys, time
 FOLDER = {folder!r}
 def say(*words):
     with open(FOLDER + "/pyslurm", "a") as log:
@@ -52,6 +52,7 @@ def misbehave(at):
         os.write(2, b"slurmctld: fatal: no configuration\\n")
         os._exit(1)
     elif how == "crash":
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.kill(os.getpid(), 11)
     elif how == "no such attribute":
         object().of_another_version
@@ -505,21 +506,25 @@ def test_garbage_ends_the_worker(
         PyslurmProcess(os.environ, start_s=60).ask("jobs", 60)
     assert why in str(caught.value)
     assert len(str(caught.value)) < 500
-    assert children() <= before
+    wait_for(lambda: children() <= before)
 
 
 def children() -> set[int]:
-    """Pids of our children; a dead one that was waited for is none."""
-    found = set()
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[1]) == os.getpid():
-                found.add(int(folder.name))
-    return found
+    """Pids of our children that live."""
+    pids = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
+    return {pid for pid in pids if alive(pid) and stat(pid)[1:2] == [str(os.getpid())]}
+
+
+def alive(pid: int) -> bool:
+    return stat(pid)[:1] not in ([], ["Z"])
+
+
+def stat(pid: int) -> list[str]:
+    """From the state on, proc(5); nothing for a process that is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def test_a_worker_outlives_no_polluxd(stand_in: StandIn) -> None:
@@ -535,9 +540,7 @@ def test_a_worker_outlives_no_polluxd(stand_in: StandIn) -> None:
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, check=True
     )
     pid = int(done.stdout)
-    wait_for(
-        lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]
-    )
+    wait_for(lambda: not alive(pid))
 
 
 def wait_for(true: Callable[[], bool]) -> None:
