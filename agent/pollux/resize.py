@@ -223,12 +223,13 @@ class Resizer:
         for trainee in stepper.trainees:
             trainee.leave_group()
         if job.device.type == "cuda":
-            torch.cuda.synchronize(
-                job.device
-            )  # what runs on in the groups' streams would be cut off with them
+            # What runs on in the groups' streams would be cut off with them.
+            torch.cuda.synchronize(job.device)
         # First, as it may take a while: from the order on, leavers have seconds to end in.
-        relaunches = exchange.gather(self._acting is not None and self._acting.path == "relaunch")[0]
-        seconds = stepper.save(durable=relaunches)
+        relaunches = self._acting is not None and self._acting.path == "relaunch"
+        # One that is being written at this moment is as good as new, and would have to be waited for.
+        relaunches, saves = exchange.gather((relaunches, relaunches or not restart.writing))[0]
+        seconds = stepper.save(durable=relaunches) if saves else 0.0
         order: Order | None = exchange.gather(self._order(number, seconds) if job.is_main else None)[0]
         self._acting = None
         if order is None:

@@ -324,6 +324,11 @@ class Restart(Draining):
         return self._interrupted_at
 
     @property
+    def writing(self) -> bool:
+        """A checkpoint is being written beside the training."""
+        return self._keeper is not None and self._keeper.busy
+
+    @property
     def sharded(self) -> bool:
         """No rank can write a checkpoint alone."""
         return isinstance(self._keeper, ShardedKeeper)

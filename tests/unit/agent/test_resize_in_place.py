@@ -179,11 +179,11 @@ def test_a_rank_that_dies_instead_of_leaving_and_a_companion_that_is_lost(
     assert (found["n2"], found["n3"]) == ("died", "died")
     assert found["n1"]["status"] == RETRY_STATUS, "the job's own nodes begin again without it"
     assert [size for _, size in found["n1"]["worlds"]] == [2, 1, 2]
-    # Nothing is lost but what came after the last resize.
-    last = found["n1"]["worlds"][-1][0]
+    # Nothing is lost but what came after a resize: the last, or the one before where its checkpoint was being written.
+    _, first, last = (step for step, _ in found["n1"]["worlds"])
     again = Stage(tmp_path, free_port)
     again.start(["n1"], retrace, tmp_path, last + 2)
-    assert again.results([])["n1"]["from"] == last
+    assert again.results([])["n1"]["from"] in (first, last)
 
 
 def test_a_relaunch_goes_on_where_all_ranks_ended(stage: Stage, tmp_path: Path, free_port: Any) -> None:
