@@ -56,6 +56,13 @@ class Matrix(torch.nn.Module):
         return (x * self.weight.reshape(-1)).sum(1)
 
 
+DDP_OPTIONS = {
+    "sgd unused": {"find_unused_parameters": True},
+    "sgd in place": {"gradient_as_bucket_view": True},
+    "sgd static": {"static_graph": True},
+}
+
+
 def hook_of(name: str) -> Any:
     """The user's own communication hook."""
     match name.removeprefix("sgd "):
@@ -92,7 +99,7 @@ def measure(name: str, per_gpu: tuple[int, int], adaptive: bool = False) -> tupl
         adaptive=adaptive,
         sampling=1,
         noise_decay=1 - 1e-9,
-        ddp={"find_unused_parameters": True} if unused else None,
+        ddp=DDP_OPTIONS.get(name),
     )
     loader = job.loader(planted(), M0, max_batch_size=M0, per_gpu=per_gpu)
     for _ in job.epochs(1):
@@ -222,6 +229,11 @@ def test_a_hook_that_changes_the_gradient_does_not_change_the_estimate(ranks: An
 def test_bf16_compression_and_unused_parameters(ranks: Any) -> None:
     check("sgd bf16", 2, ranks(2, measure, "sgd bf16", (1, M0)))
     check("sgd unused", 2, ranks(2, measure, "sgd unused", (1, M0)))
+
+
+@pytest.mark.parametrize(("name", "most"), [("sgd in place", M0 // 4), ("sgd static", M0)])
+def test_where_gradients_are_reduced_in_place_or_in_another_order(ranks: Any, name: str, most: int) -> None:
+    check(name, 2, ranks(2, measure, name, (1, most)))
 
 
 @pytest.mark.parametrize("name", ["sgd", "sgd with AMP", "sgd clipped", "sgd unused", "adam"])
