@@ -1,6 +1,6 @@
 #!/bin/bash
 # Runs the Slurm tests in a Debian root of a newer suite, hence on its newer Slurm; the machine's own packages stay
-# as they are. The root is kept and used again: about 1 GB and some minutes the first time.
+# as they are. The root is kept and used again: about 1 GB (1.5 with pyslurm) and some minutes the first time.
 #
 #   contrib/devcluster/newer.sh [pytest's arguments]       as root
 #
@@ -9,7 +9,7 @@
 # SUITE   Debian suite: trixie has Slurm 24.11, forky 26.05          (trixie)
 # ROOT    where the Debian root lies                                 (/var/tmp/pollux-SUITE)
 # MIRROR  of Debian                                                  (http://deb.debian.org/debian)
-# PYSLURM "no" leaves pyslurm out: it takes a compiler, 200 MB and two minutes  (yes)
+# PYSLURM "no" leaves pyslurm out: it takes a compiler, 0.5 GB and two minutes (yes)
 set -euo pipefail
 
 repository=$(cd "$(dirname "$0")/../.." && pwd)
