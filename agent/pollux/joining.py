@@ -74,13 +74,13 @@ class Joiner:
         assert self._meeting is not None
         return self._meeting
 
-    def wait(self, fingerprint: str) -> dict[str, Any]:
-        """At the loop: say that this rank is ready, and wait for the others; returns their order.
+    def wait(self, same: Mapping[str, str]) -> dict[str, Any]:
+        """At the loop: say that this rank is ready, and what has to be `same`, and wait for the others' order.
 
         Ends the process where it is not wanted any more. Raises RankLost where rank 0 is gone.
         """
         meeting = self.meeting
-        meeting.tell(self._key(f"ready/{self.index}"), {"fingerprint": fingerprint})
+        meeting.tell(self._key(f"ready/{self.index}"), dict(same))
         called = False
         while True:
             order = meeting.heard(self._key("go")) if called else None

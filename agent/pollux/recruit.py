@@ -72,15 +72,18 @@ class Recruit:
         meeting: Meeting,
         directory: Path,
         facts: Mapping[str, Any],
-        fingerprint: str,
+        same: Mapping[str, str],
         *,
         on_ready: Callable[[], None],
         on_failure: Callable[[str], None],
         environ: Mapping[str, str] = os.environ,
     ) -> None:
-        """`facts`: what the joiners have to know of the job before they meet it. The callbacks come from a thread."""
+        """`facts`: what joiners have to know of the job before they meet it; `same`: what theirs must equal, by name.
+
+        The callbacks come from a thread.
+        """
         self.wanted = wanted
-        self._meeting, self._facts, self._fingerprint = meeting, facts, fingerprint
+        self._meeting, self._facts, self._same = meeting, facts, same
         self._path = directory / f"companion-{wanted.reallocation}.json"
         self._on_ready, self._on_failure = on_ready, on_failure
         self._environ = environ
@@ -164,10 +167,11 @@ class Recruit:
                 here = self._meeting.heard(self._key(f"ready/{index}"))
                 if here is None:
                     break
-                if here["fingerprint"] != self._fingerprint:
-                    raise RecruitmentFailed(
-                        f"a joiner's script makes another model: {here['fingerprint']}, and not {self._fingerprint}"
-                    )
+                for what, mine in self._same.items():
+                    if here[what] != mine:
+                        raise RecruitmentFailed(
+                            f"{what} is not what it was when this job began: a joiner has {here[what]}, and not {mine}"
+                        )
                 missing.discard(index)
             trouble = self._meeting.heard(self._key("failed"))
             if trouble is not None:

@@ -21,6 +21,7 @@ import torch
 
 from pollux.ability import Ability, ability_of, least_ability, lesser
 from pollux.control import ControlExchange
+from pollux.edition import edition
 from pollux.errors import LEFT_STATUS, RELAUNCH_STATUS, RETRY_STATUS, PolluxAgentError, RankLost
 from pollux.handover import hand_over
 from pollux.joining import Joiner
@@ -72,6 +73,7 @@ class Resizer:
         self._moving: tuple[int, float | None] | None = None
         """A resize whose first step is to come: its id, and when the last step before it was over."""
         self._loops = 0
+        self._edition = edition()
 
     # -- where the loop begins --------------------------------------------------------------------------------
 
@@ -167,11 +169,15 @@ class Resizer:
             self._meeting,
             restart.directory,
             facts,
-            fingerprint_of([self._job.module]),
+            self._same(),
             on_ready=ready,
             on_failure=failed,
         )
         recruit.start()
+
+    def _same(self) -> dict[str, str]:
+        """What has to be the same on all ranks, by its name."""
+        return {**self._edition, "the model": fingerprint_of([self._job.module])}
 
     def refuse(self, number: int, why: str) -> None:
         """The order cannot be followed: the training goes on as it is, and the scheduler hears why."""
@@ -346,7 +352,7 @@ class Resizer:
 
     def _come_in(self, joiner: Joiner) -> None:
         self._meeting = joiner.meeting
-        told = joiner.wait(fingerprint_of([self._job.module]))
+        told = joiner.wait(self._same())
         order = Order(**{**told, "stay": tuple(told["stay"])})
         self._move(order, len(order.stay) + joiner.index)
 

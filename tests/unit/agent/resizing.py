@@ -22,7 +22,6 @@ from torch.utils.data import TensorDataset
 
 from pollux import Job, attach, recruit
 from pollux.errors import CheckpointError, RankLost
-from pollux.keeping import fingerprint_of
 from pollux.recruit import RecruitmentFailed
 from pollux.reporting import report_of
 
@@ -292,11 +291,12 @@ def behave_as_joiner(training: Training) -> None:
     if joiner._number == 21:
         raise SystemExit("the data is not on this node")
     if joiner._number == 22:
-        ready = {"fingerprint": fingerprint_of([training.network])}
-        joiner.meeting.tell(joiner._key("ready/0"), ready)
+        joiner.meeting.tell(joiner._key("ready/0"), training.job._resizer._same())
         os._exit(9)
     if joiner._number == 23:
         training.job.module = nn.Linear(1, 1)
+    if joiner._number == 19:
+        training.job._resizer._edition["the agent"] = "another"
 
 
 def retrace(directory: Path, until: int) -> dict[str, Any]:

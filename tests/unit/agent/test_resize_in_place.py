@@ -108,6 +108,7 @@ def test_a_training_goes_through_resizes_as_through_restarts(
 
 def test_what_cannot_be_done_is_refused_and_the_training_goes_on(stage: Stage, tmp_path: Path) -> None:
     orders = [
+        order(19, "n1 n2 n0", "grow"),
         order(20, "n2", "shrink"),
         order(21, "n1 n2 n3", "grow"),
         order(22, "n1 n2 n4", "grow"),
@@ -121,13 +122,14 @@ def test_what_cannot_be_done_is_refused_and_the_training_goes_on(stage: Stage, t
         order(30, "n1", "shrink"),
     ]
     stage.start(["n1", "n2"], follow, tmp_path, orders, 1)
-    found = stage.results(["n3", "n4", "n5"], follow, tmp_path, orders, 1)
+    found = stage.results(["n0", "n3", "n4", "n5"], follow, tmp_path, orders, 1)
     first = found["n1"]
     expected = {
         20: "rank 0's node, n1, is to stay",
         21: "script has ended before its training",
         22: "not every joiner that was ready answers",
-        23: "makes another model",
+        19: "the agent is not what it was",
+        23: "the model is not what it was",
         24: "1 of 1 joiners were not ready after 0 s",
         25: "no checkpoint could be written",
         26: "not from compute nodes",

@@ -17,6 +17,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from pollux import attach, handover
 from pollux.ability import Ability, ability_of, least_ability
+from pollux.edition import edition
 from pollux.errors import LaunchError, PolluxAgentError
 from pollux.goodput import NoiseScale
 from pollux.joining import Joiner
@@ -250,6 +251,19 @@ def test_the_way_in_is_read_from_a_file_that_is_the_user_s_alone(tmp_path: Path)
         path.write_text(garbled)
         with pytest.raises(LaunchError):
             Joiner.from_environment(environment)
+
+
+def test_a_script_that_was_edited_is_not_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("epochs = 3")
+    monkeypatch.setattr("sys.argv", [str(script), "--lr", "1"])
+    before = edition()
+    assert edition() == before
+    script.write_text("epochs = 4")
+    assert edition()["the agent"] == before["the agent"]
+    assert edition()["the script"] != before["the script"]
+    script.unlink()
+    assert edition()["the script"]
 
 
 # -- handing over ---------------------------------------------------------------------------------------------
