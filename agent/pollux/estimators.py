@@ -41,7 +41,7 @@ class SampleBuffer:
         groups: int,
         device: torch.device,
         *,
-        rows: int = 16,
+        rows: int = 8,
         group: dist.ProcessGroup | None,
         parts: bool = False,
     ) -> None:

@@ -72,6 +72,7 @@ class PairNorms:
                 continue
             seen = torch.cat([grad.reshape(-1) for grad in grads]).div_(run.below)
             out[run.group] += torch.dot(seen, seen) * run.square
+            del seen  # before the next run's is made
         return out
 
     def _lay_out(self, params: Sequence[Tensor]) -> Iterator[_Run]:

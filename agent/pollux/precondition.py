@@ -116,6 +116,7 @@ class GradientNorms:
             seen = self._preconditioned(pieces, moments, group)
             norms = torch.stack(list(torch._foreach_norm(seen, 2, torch.float32)))
             out[group] += torch.dot(norms, norms)
+            del seen  # before the next chunk's is made
         return out
 
     def _plain(self, params: Sequence[Tensor], grads: Sequence[Tensor], device: torch.device) -> Tensor:
@@ -170,7 +171,9 @@ class GradientNorms:
             torch._foreach_clamp_min_(roots, [torch.where(least > 0, least, torch.inf)] * len(roots))
         torch._foreach_div_(roots, rule.corrected)
         torch._foreach_add_(roots, rule.eps)
-        return list(torch._foreach_div([g.to(torch.float32) for g in grads], roots))
+        torch._foreach_reciprocal_(roots)
+        torch._foreach_mul_(roots, grads)  # in place: one chunk of workspace, and not two
+        return roots
 
     def step_rule(self, group: int) -> StepRule:
         """How the present second moments of a parameter group become its preconditioner."""

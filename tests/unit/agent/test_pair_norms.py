@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from pollux import pair_norms, precondition
 from pollux.pair_norms import PairNorms
@@ -80,19 +82,42 @@ def test_parameters_that_others_train_or_only_others_have_used() -> None:
     assert PairNorms(fresh).first(params).count_nonzero() == 0
 
 
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_the_workspace_stays_below_32_mib_however_large_the_model(kind: Any) -> None:
+    shapes = [(1000, 1000)] * 9 + [(2500, 1000), (300,)]
+    params = [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes]
+    assert sum(p.numel() for p in params) * 4 > 1.3 * (32 << 20)
+    optimizer = kind(params, lr=0.1)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    norms = GradientNorms(optimizer)
+    norms.steps = 6
+    pair = PairNorms(norms)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        pair.first(params)
+        pair.second(params)
+    results = profiler.profiler.kineto_results
+    changes = sorted((e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]")
+    sizes = np.cumsum([size for _, size in changes])
+    assert len(sizes) > 10
+    assert sizes.max() <= 32 << 20
+    assert abs(sizes[-1]) < 4096, "all of it is given back"
+
+
 def test_a_tensor_whose_rows_are_beyond_the_workspace_is_cut_within_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     param = torch.nn.Parameter(torch.randn(2, 3, 40))
     optimizer = torch.optim.Adam([param])
     for _ in range(6):
-        param.grad = torch.ones_like(param)
+        param.grad = grad = torch.ones_like(param)
         optimizer.step()
     norms = GradientNorms(optimizer)
     norms.steps = 6
-    wanted = norms.of([param], [param.grad])
+    wanted = norms.of([param], [grad])
     monkeypatch.setattr(precondition, "CHUNK", 16)
-    sizes = [sum(piece.numel() for piece in pieces) for _, pieces, _ in norms._chunks([param], [param.grad])]
+    sizes = [sum(piece.numel() for piece in pieces) for _, pieces, _ in norms._chunks([param], [grad])]
     assert max(sizes) <= 16
     assert sum(sizes) == param.numel()
-    assert torch.allclose(norms.of([param], [param.grad]), wanted, rtol=1e-5)
+    assert torch.allclose(norms.of([param], [grad]), wanted, rtol=1e-5)
