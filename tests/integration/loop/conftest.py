@@ -51,7 +51,12 @@ class Daemon:
             self.config,
             slurm={"timeout_s": 3, "lease_s": 60},
             cycle={"interval_s": 5, "floor_s": 1, "poll_s": 0.5, "busy_poll_s": 0.2, "leader_lease_s": 5},
-            realloc={"cooldown_s": cooldown, "default_cost_s": 5, "training_timeout_s": training_timeout},
+            realloc={
+                "cooldown_s": cooldown,
+                "default_cost_s": 5,
+                "drain_timeout_s": 60,  # two busy cores
+                "training_timeout_s": training_timeout,
+            },
         )
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
@@ -237,7 +242,9 @@ def elastic_cluster(scratch: Path) -> Iterator[DevCluster]:
 
 @pytest.fixture
 def elastic_loop(elastic_cluster: DevCluster, tmp_path: Path) -> Iterator[Loop]:
-    yield from _on(elastic_cluster, Daemon(elastic_cluster, tmp_path, cooldown=1.0), tmp_path)
+    yield from _on(
+        elastic_cluster, Daemon(elastic_cluster, tmp_path, training_timeout=150.0, cooldown=1.0), tmp_path
+    )
 
 
 def _on(cluster: DevCluster, daemon: Daemon, folder: Path) -> Iterator[Loop]:

@@ -37,9 +37,14 @@ class Elastic:
         """Wait for its first steps; with `pinned`, it then moves as the test orders, and not else."""
         self.trains("its first report")
         if pinned:
-            assert self.loop.daemon.command("polluxctl", "pin", str(self.job_id)).returncode == 0
+            self.pin()
         shown = self.slurm
         self.nodes = (shown.batch_host, *sorted(set(shown.nodes) - {shown.batch_host}))
+
+    def pin(self, word: str = "pin") -> None:
+        """Or `unpin`."""
+        done = self.loop.daemon.command("polluxctl", word, str(self.job_id))
+        assert done.returncode == 0, done.stderr
 
     def trains(self, why: str) -> None:
         """Wait for a step of the present attempt."""

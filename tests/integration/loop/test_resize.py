@@ -93,7 +93,7 @@ def test_polluxd_grows_in_place_by_itself_and_falls_back(elastic_loop: Loop) -> 
     assert job.slurm.restart_count == 0
 
     # The companion's nodes fail: the job goes on without them.
-    (refusing / "forbidden").touch()
+    job.pin()
     (companion,) = job.companions()
     newest = max(m.id for m in elastic_loop.store.reallocations(job.job_id))
     assert kill_processes(elastic_loop.cluster, companion.job_id)
@@ -102,6 +102,8 @@ def test_polluxd_grows_in_place_by_itself_and_falls_back(elastic_loop: Loop) -> 
     assert job.slurm.state is JobState.RUNNING
 
     # Growing again, it is not let submit another one: through the queue, then.
+    (refusing / "forbidden").touch()
+    job.pin("unpin")
     elastic_loop.until(lambda: made("requeue", Step.TRAINING, after=newest), why="a growth through the queue")
     refused = made("resize", Step.FAILED, after=newest)
     assert refused
