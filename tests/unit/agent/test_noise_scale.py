@@ -105,7 +105,9 @@ def measure(name: str, per_gpu: tuple[int, int], adaptive: bool = False) -> tupl
     for _ in job.epochs(1):
         for (x,) in loader:
             with job.micro_batch():
-                job.backward(job.model(x).mean())
+                with torch.autocast("cpu", torch.bfloat16, enabled=name == "sgd autocast"):
+                    loss = job.model(x).float().mean()
+                job.backward(loss)
             if job.sync_gradients:
                 if name == "sgd clipped":
                     scaler.unscale_(optimizer)
@@ -155,7 +157,7 @@ def test_hook_finds_the_planted_noise(ranks: Any, size: int, name: str) -> None:
     check(name, size, ranks(size, measure, name, (1, M0)))
 
 
-@pytest.mark.parametrize("name", ["sgd with AMP", "sgd fp16", "sgd clipped", "adam"])
+@pytest.mark.parametrize("name", ["sgd with AMP", "sgd autocast", "sgd fp16", "sgd clipped", "adam"])
 def test_hook_under_accumulation(ranks: Any, name: str) -> None:
     check(name, 2, ranks(2, measure, name, (1, M0 // 4)))
 
@@ -236,7 +238,7 @@ def test_where_gradients_are_reduced_in_place_or_in_another_order(ranks: Any, na
     check(name, 2, ranks(2, measure, name, (1, most)))
 
 
-@pytest.mark.parametrize("name", ["sgd", "sgd with AMP", "sgd clipped", "sgd unused", "adam"])
+@pytest.mark.parametrize("name", ["sgd", "sgd with AMP", "sgd autocast", "sgd clipped", "sgd unused", "adam"])
 def test_accumulation_on_one_rank(name: str) -> None:
     check(name, 4, [measure(name, (1, M0 // 4))])
 
