@@ -7,6 +7,7 @@ import pwd
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,28 +16,31 @@ from contrib.devcluster import DevCluster
 from polluxd.slurm.protocol import JobState
 
 from .conftest import Daemon, Loop, identity
+from .elastic import Elastic
 from .test_loop import completed_moves
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 
-@pytest.fixture
-def site(scratch: Path) -> Iterator[Loop]:
-    folder = scratch / "unprivileged"
+@contextmanager
+def site(scratch: Path, name: str, nodes: int, gpus_per_node: int) -> Iterator[Loop]:
+    """A cluster with slurmdbd, polluxd as its Operator `pollux`, and jobs of the user nobody."""
+    folder = scratch / f"{name}-jobs"
     folder.mkdir()
     folder.chmod(0o777)
     reach = [sys.executable, "-c", "import polluxd, pollux"]
     if subprocess.run(reach, check=False, cwd="/", capture_output=True, **identity("nobody")).returncode:
         pytest.skip(f"an ordinary user cannot reach {sys.executable}: clone to where others may read")
     with DevCluster(
-        scratch / "rights",
-        nodes=2,
+        scratch / name,
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
         lease_s=60,
         publish_interval_s=1.0,
         accounting=True,
         daemon_user="pollux",
     ) as cluster:
-        daemon = Daemon(cluster, folder)
+        daemon = Daemon(cluster, folder, training_timeout=150.0, cooldown=1.0)
         migrated = daemon.command("polluxd", "migrate")
         assert migrated.returncode == 0, migrated.stderr
         daemon.start()
@@ -49,33 +53,61 @@ def site(scratch: Path) -> Iterator[Loop]:
             made.store.close()
 
 
-def test_polluxd_without_root_moves_an_ordinary_users_job(site: Loop) -> None:
-    job_id = site.train("ordinary", 16)
-    foreign = site.sbatch("foreign", "sleep 20", directive=None)
-    site.until(lambda: completed_moves(site, job_id) >= 1, why="a re-allocation")
-    pid = site.daemon.pid
+@pytest.fixture
+def whole(scratch: Path) -> Iterator[Loop]:
+    with site(scratch, "rights", nodes=2, gpus_per_node=4) as made:
+        yield made
+
+
+@pytest.fixture
+def lending(scratch: Path) -> Iterator[Loop]:
+    with site(scratch, "lending", nodes=3, gpus_per_node=1) as made:
+        yield made
+
+
+def test_an_operator_resizes_an_ordinary_users_job_in_place(lending: Loop) -> None:
+    """The companion is submitted by the user, placed by the Operator, who also takes nodes back."""
+    job = Elastic(lending, "lent", "#POLLUX min-gpus=2 max-gpus=2")
+    job.begin()
+    first, second = job.nodes
+    (third,) = set(lending.cluster.node_names) - set(job.nodes)
+    job.go("resize", first, second, third)
+    (companion,) = job.companions()
+    assert (companion.user, companion.nodes) == ("nobody", (third,))
+    job.go("resize", first, third)
+    assert (job.slurm.nodes, job.slurm.restart_count) == ((first,), 0)
+    job.go("resize", first)
+    job.alone("its node was given back")
+    assert job.end().repeated == 0
+
+
+def test_polluxd_without_root_moves_an_ordinary_users_job(whole: Loop) -> None:
+    job_id = whole.train("ordinary", 16)
+    foreign = whole.sbatch("foreign", "sleep 20", directive=None)
+    whole.until(lambda: completed_moves(whole, job_id) >= 1, why="a re-allocation")
+    pid = whole.daemon.pid
     assert pid is not None
     assert os.stat(f"/proc/{pid}").st_uid == pwd.getpwnam("pollux").pw_uid
-    assert os.stat(site.cluster.hooks.heartbeat_file).st_uid == pwd.getpwnam("pollux").pw_uid
+    assert os.stat(whole.cluster.hooks.heartbeat_file).st_uid == pwd.getpwnam("pollux").pw_uid
     refused = subprocess.run(
         ["scontrol", "update", f"jobid={job_id}", "StartTime=now+1000"],
-        env={**os.environ, **site.cluster.client_environment},
+        env={**os.environ, **whole.cluster.client_environment},
         capture_output=True,
         text=True,
         check=False,
         **identity("nobody"),
     )
     assert refused.returncode != 0, "geometry and lease are polluxd's, not the user's"
-    site.until(lambda: site.job(job_id).state.finished, why="the training's end")
-    ended = site.job(job_id)
+    whole.until(lambda: whole.job(job_id).state.finished, why="the training's end")
+    ended = whole.job(job_id)
     assert ended.state is JobState.COMPLETED
-    assert ended.restart_count == site.requeues(job_id) >= 1
-    assert site.result("ordinary")["epochs"] == pytest.approx(16, abs=0.01)
-    assert os.stat(site.folder / "ordinary.json").st_uid == pwd.getpwnam("nobody").pw_uid
-    site.until(lambda: site.job(foreign).state.finished, why="the foreign job's end")
-    assert (site.job(foreign).state, site.job(foreign).restart_count) == (JobState.COMPLETED, 0)
+    assert ended.restart_count == whole.requeues(job_id) >= 1
+    assert whole.result("ordinary")["epochs"] == pytest.approx(16, abs=0.01)
+    assert os.stat(whole.folder / "ordinary.json").st_uid == pwd.getpwnam("nobody").pw_uid
+    whole.until(lambda: whole.job(foreign).state.finished, why="the foreign job's end")
+    assert (whole.job(foreign).state, whole.job(foreign).restart_count) == (JobState.COMPLETED, 0)
     # slurmdbd has the record that an administrator would look at; slurmctld sends it there in its own time.
     ask = ("sacct", "-j", str(job_id), "-n", "-X", "-P", "-o", "user,state")
-    site.until(
-        lambda: site.cluster.command(*ask).split() == ["nobody|COMPLETED"], why="the accounting record"
+    whole.until(
+        lambda: whole.cluster.command(*ask).split() == ["nobody|COMPLETED"], why="the accounting record"
     )
