@@ -23,17 +23,19 @@ demo: setup ## real trainings on a private Slurm, re-allocated live; then demo-o
 compare: setup ## the demo's workload under Pollux, then under plain Slurm; then demo-out/compare.json
 	@$(PYTHON) -m contrib.demo --compare
 
-# The integration tests mostly wait, for Slurm and for trainings: beside everything else, and shown after it.
+# The integration tests mostly wait, for Slurm and for trainings: in two halves beside everything else, shown after it.
 test: setup ## everything that must hold: style, types, arrows, unit tests, real Slurm and Postgres
-	@status=0; log=$$(mktemp); \
-	env --default-signal=INT $(PYTHON) -m pytest tests/integration >"$$log" 2>&1 & integration=$$!; \
-	trap 'wait $$integration || true; rm -f "$$log"; exit 130' INT; \
-	trap 'kill -INT $$integration; wait $$integration || true; rm -f "$$log"; exit 143' TERM; \
+	@status=0; logs=$$(mktemp -d); \
+	env --default-signal=INT $(PYTHON) -m pytest tests/integration/loop >"$$logs/loop" 2>&1 & loop=$$!; \
+	env --default-signal=INT $(PYTHON) -m pytest tests/integration --ignore tests/integration/loop >"$$logs/rest" 2>&1 & rest=$$!; \
+	trap 'wait $$loop $$rest || true; rm -rf "$$logs"; exit 130' INT; \
+	trap 'kill -INT $$loop $$rest; wait $$loop $$rest || true; rm -rf "$$logs"; exit 143' TERM; \
 	$(MAKE) --no-print-directory lint || status=1; \
 	$(MAKE) --no-print-directory types || status=1; \
 	$(PYTHON) -m pytest tests/unit tests/sim || status=$$?; \
-	wait $$integration || status=$$?; \
-	cat "$$log"; rm -f "$$log"; \
+	wait $$rest || status=$$?; \
+	wait $$loop || status=$$?; \
+	cat "$$logs/rest" "$$logs/loop"; rm -rf "$$logs"; \
 	exit $$status
 
 test-newer-slurm: ## the Slurm tests on a newer Slurm, in a Debian root of its own (minutes; root)
