@@ -1,13 +1,11 @@
-"""Moves within the allocation, action by action; and what carries them out."""
+"""Moves within the allocation, action by action."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from pollux.goodput import BatchLimits
 from polluxd.apply.actions import (
     PAUSED,
     Action,
@@ -23,45 +21,19 @@ from polluxd.apply.actions import (
     Withdraw,
 )
 from polluxd.apply.capacity import Capacity, capacity
-from polluxd.apply.intents import Intent
 from polluxd.apply.machine import next_action
-from polluxd.apply.reconciler import Reconciler
 from polluxd.apply.resizing import left_over
-from polluxd.errors import SlurmRefused
-from polluxd.model import JobSpec, JobState, Node, Placement, Reallocation, Report, Step
-from polluxd.slurm.fake import FakeSlurm
-from polluxd.slurm.protocol import Companion, Geometry, SlurmJob
-from polluxd.store.fake import FakeRows, FakeStore
+from polluxd.model import JobState, Placement, Reallocation, Report, Step
+from polluxd.slurm.protocol import SlurmJob
 
-ONE, BOTH = Placement(("n1",), 4), Placement(("n1", "n2"), 4)
-NODES = (Node("n1", 4, cpus=64), Node("n2", 4, cpus=64), Node("n3", 4, cpus=64))
+from .resized_job import BOTH, NODES, ONE, companion, job, move, says
+
 ALL_FREE, NONE_FREE = (
     capacity(NODES, {}, []),
     capacity([replace(n, foreign_gpus=4) for n in NODES], {}, []),
 )
 
-
-def job(at: Placement, state: JobState = JobState.RUNNING, **more: Any) -> SlurmJob:
-    base = SlurmJob(7, "train", "ann", 1000, "", "main", "", state, state.value, "None", 0, 0.0)
-    held = dict.fromkeys(at.nodes, at.gpus_per_node)
-    return replace(base, **{"spec": JobSpec(), "gpus_per_node_held": held, "batch_host": "n1", **more})
-
-
-def companion(at: tuple[str, ...] = (), state: JobState = JobState.RUNNING, **more: Any) -> SlurmJob:
-    place = Placement(at, 4) if at else Placement()
-    return job(place, state, job_id=9, companion=Companion(7, 0, 5), **more)
-
-
 WAITING = companion(state=JobState.PENDING)
-
-
-def move(step: Step, *, grow: bool, path: str = "resize", **more: Any) -> Reallocation:
-    source, target = (ONE, BOTH) if grow else (BOTH, ONE)
-    return Reallocation(5, 7, 0, path, source, target, "", step, {Step.PLANNED: 1.0}, **more)
-
-
-def says(**more: Any) -> Report:
-    return Report(**{"attempt": 0, "at": 1.0, "limits": BatchLimits(32, 1024, 8, 128), **more})
 
 
 def act(
@@ -237,181 +209,3 @@ def test_a_shrink_that_was_carried_out_although_it_failed_leaves_something_over(
     assert left_over(job(BOTH), says(resized=5), {5: replace(failed, job_id=8)}) is None
     assert left_over(job(BOTH), says(resized=5), {5: replace(failed, step=Step.TRAINING)}) is None
     assert left_over(job(BOTH), says(resized=5), {5: move(Step.FAILED, grow=True)}) is None
-
-
-# --- carrying out -------------------------------------------------------------------------------------
-
-
-class Site:
-    """One job on n1 and n2, and polluxd's reconciler over the fakes."""
-
-    def __init__(self, **limits: Any) -> None:
-        self.slurm = FakeSlurm(NODES)
-        self.store = FakeStore(FakeRows(self.slurm.clock))
-        assert self.store.lead() == 1
-        self.job = self.slurm.submit(JobSpec(cpus_per_gpu=3, mem_per_gpu_mb=100), time_limit_s=3600.0)
-        self.acting = Reconciler(
-            self.slurm,
-            self.store,  # type: ignore[arg-type]
-            limits=Limits(),
-            cooldown=0.0,
-            lease=300.0,
-            max_concurrent=0,
-            authorize=lambda: 1,
-            clock=self.slurm.clock,
-            monotonic=self.slurm.clock,
-            **limits,
-        )
-        self.report = says()
-
-    def start(self, at: Placement) -> None:
-        self.slurm.configure(self.job, Geometry(at.nodes, at.gpus_per_node, 1), start=True)
-        self.slurm.advance(2.0)
-        self.store.sync_jobs(self.slurm.observe().jobs)
-
-    def begin(self, source: Placement, target: Placement) -> None:
-        assert self.acting.begin([Intent(self.job, 0, "resize", source, target, "")], [])
-
-    def turn(self, seconds: float = 4.0) -> int:
-        seen = self.acting.gather(self.slurm.observe())
-        left = self.acting.tick(seen, {self.job: self.report})
-        self.slurm.advance(seconds)
-        return left
-
-    @property
-    def steps(self) -> list[Step]:
-        return [found.step for found in self.store.rows.moves]
-
-    def lend(self, number: int, **more: Any) -> int:
-        claim = Companion(self.job, 0, number)
-        return self.slurm.submit(JobSpec(), companion=claim, time_limit_s=86400.0, **more)
-
-
-def test_a_companion_gets_its_parents_share_and_no_more_time_than_it_has_left() -> None:
-    site = Site(moves_per_hour=1)
-    site.start(ONE)
-    site.slurm.advance(600.0)
-    site.begin(ONE, BOTH)
-    site.turn()
-    lent = site.lend(1)
-    site.turn()
-    shown = site.slurm.truth(lent)
-    assert shown.gpus_per_node_held == {"n2": 4}
-    assert (shown.cpus_per_node_held, shown.mem_per_node_mb) == ({"n2": 12}, 400)
-    assert shown.time_limit_s == 3000.0
-    for _ in range(2):
-        site.turn()
-    assert site.steps == [Step.STARTED]
-    site.report = says(resized=1)
-    site.turn()
-    assert site.steps == [Step.TRAINING]
-    seen = site.acting.gather(site.slurm.observe())
-    assert [j.gpus_per_node_held for j in seen.state.jobs] == [{"n1": 4, "n2": 4}]
-    assert site.turn() == 0
-    assert site.slurm.truth(lent).state is JobState.RUNNING
-    assert site.acting.budget_left() == 1, "nobody was restarted"
-
-
-def test_a_move_that_fails_ends_its_companion_at_once() -> None:
-    site = Site()
-    site.start(ONE)
-    site.begin(ONE, BOTH)
-    site.turn()
-    lent = site.lend(1)
-    site.report = says(refused=1)
-    site.turn()
-    assert site.steps == [Step.FAILED]
-    assert site.slurm.truth(lent).raw_state == "CANCELLED"
-
-
-def test_a_refused_placing_fails_the_move_and_not_the_job() -> None:
-    site = Site()
-    site.start(ONE)
-    site.begin(ONE, BOTH)
-    site.turn()
-    lent = site.lend(1)
-    site.slurm.fail("configure", SlurmRefused("Requested node configuration is not available"))
-    site.turn()
-    assert site.steps == [Step.FAILED]
-    assert site.slurm.truth(lent).raw_state == "CANCELLED"
-    assert site.slurm.truth(site.job).gpus_per_node_held == {"n1": 4}
-
-
-def test_companions_of_nobody_are_ended_though_a_call_is_refused_first() -> None:
-    site = Site()
-    site.start(ONE)
-    strays = [site.lend(77), site.slurm.submit(JobSpec(), companion=Companion(99, 0, 1))]
-    site.slurm.fail("cancel", SlurmRefused("Access denied"))
-    assert site.turn(1.0) == 2
-    assert site.turn(1.0) == 2, "not asked again so soon"
-    site.slurm.advance(4.0)
-    site.turn()
-    assert [site.slurm.truth(j).raw_state for j in strays] == ["CANCELLED", "CANCELLED"]
-    assert site.turn() == 0
-
-
-def test_any_number_of_forged_companions_is_ended_in_bounded_calls() -> None:
-    site = Site()
-    site.start(ONE)
-    forged = [site.lend(77, uid=1001) for _ in range(600)]
-    for left in (600, 350, 100, 0):
-        assert site.turn(0.5) == left
-    assert {site.slurm.truth(j).raw_state for j in forged} == {"CANCELLED"}
-
-
-def test_nodes_that_a_job_left_in_a_move_that_was_given_up_are_taken_back() -> None:
-    site = Site()
-    site.start(BOTH)
-    site.begin(BOTH, ONE)
-    site.turn()
-    site.turn(40.0)  # no word from the agent
-    site.turn()
-    assert site.steps == [Step.FAILED]
-    assert site.slurm.truth(site.job).nodes == ("n1", "n2")
-    site.report = says(resized=1)
-    site.turn()
-    assert site.slurm.truth(site.job).nodes == ("n1",)
-    assert site.steps == [Step.FAILED]
-
-
-def test_where_slurm_does_not_take_them_back_the_job_goes_through_the_queue() -> None:
-    site = Site()
-    site.start(BOTH)
-    site.begin(BOTH, ONE)
-    site.turn()
-    site.store.rows.acknowledge(1, site.slurm.clock())
-    site.report = says(resized=1, first_step_at=1.0, checkpointed=True)
-    site.slurm.fail("shrink", SlurmRefused("Operation not permitted"), times=2)
-    site.turn()
-    assert site.steps == [Step.FAILED]
-    site.turn()
-    assert site.steps == [Step.FAILED, Step.PLANNED]
-    requeue = site.store.rows.moves[1]
-    assert (requeue.path, requeue.source, requeue.target) == ("requeue", BOTH, ONE)
-
-
-def test_a_requeue_ends_the_companions_first() -> None:
-    site = Site()
-    site.start(ONE)
-    site.begin(ONE, BOTH)
-    site.turn()
-    lent = site.lend(1)
-    for _ in range(3):
-        site.turn()
-    site.report = says(resized=1)
-    site.turn()
-    assert site.steps == [Step.TRAINING]
-    elsewhere = Placement(("n3",), 4)
-    assert site.acting.begin([Intent(site.job, 0, "requeue", BOTH, elsewhere, "")], [])
-    site.turn()
-    site.store.rows.acknowledge(2, site.slurm.clock())
-    site.slurm.calls.clear()
-    site.turn()
-    assert [call for call in site.slurm.calls if call[0] in ("cancel", "requeue")] == [
-        ("cancel", lent),
-        ("requeue", site.job),
-    ]
-    for _ in range(3):
-        site.turn()
-    assert site.slurm.truth(site.job).gpus_per_node_held == {"n3": 4}
-    assert site.slurm.truth(lent).raw_state == "CANCELLED"

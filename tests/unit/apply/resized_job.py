@@ -1,0 +1,33 @@
+"""One job on one node or on two, its move from one to the other, its companion, and what its agent says of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from pollux.goodput import BatchLimits
+from polluxd.model import JobSpec, JobState, Node, Placement, Reallocation, Report, Step
+from polluxd.slurm.protocol import Companion, SlurmJob
+
+ONE, BOTH = Placement(("n1",), 4), Placement(("n1", "n2"), 4)
+NODES = (Node("n1", 4, cpus=64), Node("n2", 4, cpus=64), Node("n3", 4, cpus=64))
+
+
+def job(at: Placement, state: JobState = JobState.RUNNING, **more: Any) -> SlurmJob:
+    base = SlurmJob(7, "train", "ann", 1000, "", "main", "", state, state.value, "None", 0, 0.0)
+    held = dict.fromkeys(at.nodes, at.gpus_per_node)
+    return replace(base, **{"spec": JobSpec(), "gpus_per_node_held": held, "batch_host": "n1", **more})
+
+
+def companion(at: tuple[str, ...] = (), state: JobState = JobState.RUNNING, **more: Any) -> SlurmJob:
+    place = Placement(at, 4) if at else Placement()
+    return job(place, state, job_id=9, companion=Companion(7, 0, 5), **more)
+
+
+def move(step: Step, *, grow: bool, path: str = "resize", **more: Any) -> Reallocation:
+    source, target = (ONE, BOTH) if grow else (BOTH, ONE)
+    return Reallocation(5, 7, 0, path, source, target, "", step, {Step.PLANNED: 1.0}, **more)
+
+
+def says(**more: Any) -> Report:
+    return Report(**{"attempt": 0, "at": 1.0, "limits": BatchLimits(32, 1024, 8, 128), **more})

@@ -1,0 +1,207 @@
+"""The submission hook: what it makes of the #POLLUX lines of a script."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from polluxd.slurm.directives import parse_admin_comment
+from tests.unit.slurm.lua_hooks import NEEDS_LUA, Outcome, comment, refused, submit
+
+pytestmark = NEEDS_LUA
+
+
+def test_a_job_without_directives_is_left_entirely_alone() -> None:
+    outcome = submit("##POLLUX min-gpus=2\n#POLLUXX\n## a comment", array_inx="1-3", requeue=0)
+    assert outcome == Outcome(True, [], None, 0.0, "0", None, None)
+
+
+def test_a_job_without_a_batch_script_is_left_alone() -> None:
+    outcome = submit("", script=None)
+    assert (outcome.accepted, outcome.said, outcome.admin_comment) == (True, [], None)
+
+
+def test_defaults() -> None:
+    outcome = submit("#POLLUX")
+    assert comment(outcome) == "pollux:v1 min-gpus=1 adaptive=yes preemptible=yes cpus-per-gpu=1"
+    assert outcome.begin_time == pytest.approx(time.time() + 100, abs=60)
+    assert (outcome.requeue, outcome.ticket_dir, outcome.said) == ("1", "/run/t", [])
+
+
+def test_all_keys_over_several_lines_with_a_comment_and_dos_line_ends() -> None:
+    outcome = submit(
+        "#POLLUX min-gpus=2 max-gpus=8\r\n#POLLUX adaptive=no # as it was\r\n#POLLUX  preemptible=no\r"
+    )
+    assert comment(outcome) == "pollux:v1 min-gpus=2 max-gpus=8 adaptive=no preemptible=no cpus-per-gpu=1"
+    assert outcome.adaptive == "no"
+
+
+def test_earlier_runs_count_unless_the_job_opts_out() -> None:
+    assert submit("#POLLUX").prior == "yes"
+    outcome = submit("#POLLUX prior=no")
+    assert outcome.prior == "no"
+    assert "prior" not in comment(outcome)  # the scheduler has no use for it
+
+
+def test_polluxd_reads_what_the_hook_writes() -> None:
+    outcome = submit("#POLLUX max-gpus=8 adaptive=no", begin_time=4_000_000_000, min_mem_per_node=600)
+    read = parse_admin_comment(outcome.admin_comment or "")
+    assert read is not None
+    assert (read.spec.min_gpus, read.spec.max_gpus, read.spec.adaptive, read.spec.preemptible) == (
+        1,
+        8,
+        False,
+        True,
+    )
+    assert read.spec.mem_per_gpu_mb == 300
+    assert read.begin == 4_000_000_000
+    assert read.submitted == pytest.approx(time.time(), abs=60)
+
+
+@pytest.mark.parametrize(
+    ("rule", "noted"),
+    [
+        ("powers-of-two", "powers-of-two"),
+        ("whole-nodes", "whole-nodes"),
+        ("8,4,1,4,02", "1,2,4,8"),
+        ("16", "16"),
+        ("any", "any"),
+    ],
+)
+def test_gpu_counts_reach_polluxd(rule: str, noted: str) -> None:
+    outcome = submit(f"#POLLUX max-gpus=16 gpu-counts={rule}")
+    assert outcome.accepted, outcome.said
+    assert ("gpu-counts=" in (outcome.admin_comment or "")) == (noted != "any")
+    read = parse_admin_comment(outcome.admin_comment or "")
+    assert read is not None
+    assert read.spec.gpu_counts == noted
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (
+            "#POLLUX min-gpu=2",
+            "#POLLUX line 3: unknown key 'min-gpu' (allowed: min-gpus, max-gpus, gpu-counts, adaptive, preemptible, "
+            "prior, mode, resize)",
+        ),
+        (
+            "#POLLUX\n#POLLUX min-gpus=two",
+            "#POLLUX line 4: bad value 'two' for min-gpus (allowed: a whole number of GPUs from 1 up)",
+        ),
+        (
+            "#POLLUX max-gpus=0",
+            "#POLLUX line 3: bad value '0' for max-gpus (allowed: a whole number of GPUs from 1 up)",
+        ),
+        ("#POLLUX max-gpus=-1", "bad value '-1' for max-gpus"),
+        ("#POLLUX max-gpus=1e3", "bad value '1e3' for max-gpus"),
+        ("#POLLUX max-gpus=", "bad value '' for max-gpus"),
+        ("#POLLUX adaptive=maybe", "#POLLUX line 3: bad value 'maybe' for adaptive (allowed: yes or no)"),
+        ("#POLLUX adaptive", "#POLLUX line 3: expected key=value, got 'adaptive'"),
+        ("#POLLUX =3", "#POLLUX line 3: expected key=value, got '=3'"),
+        (
+            "#POLLUX min-gpus=1\n#POLLUX min-gpus=2",
+            "#POLLUX line 4: key 'min-gpus' is given twice (first on line 3)",
+        ),
+        ("#POLLUX max-gpus=2\n\n#POLLUX min-gpus=4", "#POLLUX line 5: min-gpus=4 is above max-gpus=2"),
+        ("#POLLUX min-gpus=%d", "bad value '%d' for min-gpus"),
+        (
+            "#POLLUX\n#POLLUX gpu-counts=odd",
+            "#POLLUX line 4: bad value 'odd' for gpu-counts "
+            "(allowed: any, powers-of-two, whole-nodes, or a list of counts such as 1,2,4,8)",
+        ),
+        ("#POLLUX gpu-counts=", "#POLLUX line 3: bad value '' for gpu-counts"),
+        ("#POLLUX gpu-counts=1,,2", "bad value '1,,2' for gpu-counts"),
+        ("#POLLUX gpu-counts=1,2,", "bad value '1,2,' for gpu-counts"),
+        ("#POLLUX gpu-counts=0,1", "bad value '0,1' for gpu-counts"),
+        ("#POLLUX gpu-counts=1,2.5", "bad value '1,2.5' for gpu-counts"),
+        ("#POLLUX gpu-counts=" + ",".join(map(str, range(1, 66))), "for gpu-counts (allowed: any"),
+        (
+            "#POLLUX max-gpus=3\n#POLLUX gpu-counts=4,8",
+            "#POLLUX line 4: no count of gpu-counts=4,8 is within min-gpus=1 and max-gpus=3",
+        ),
+        (
+            "#POLLUX min-gpus=5 max-gpus=7 gpu-counts=powers-of-two",
+            "#POLLUX line 3: no count of gpu-counts=powers-of-two is within min-gpus=5 and max-gpus=7",
+        ),
+        (
+            "#POLLUX min-gpus=9 gpu-counts=1,8",
+            "no count of gpu-counts=1,8 is within min-gpus=9 and max-gpus=any",
+        ),
+    ],
+)
+def test_a_wrong_directive_is_refused_with_its_line(head: str, message: str) -> None:
+    assert message in refused(submit(head))
+
+
+def test_a_directive_behind_the_first_command_is_pointed_out() -> None:
+    outcome = submit("echo hello\n#POLLUX min-gpus=2")
+    assert outcome.accepted
+    assert outcome.admin_comment is None
+    assert outcome.said == [
+        "note: the #POLLUX line 4 comes after the first command of the script and has no effect"
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "#pollux min-gpus=2",
+        "# POLLUX min-gpus=2",
+        "#Pollux: max-gpus=4",
+        "#POLLUX,min-gpus=1",
+        "  #POLLUX min-gpus=2",
+        "#POLLUXmin-gpus=2",
+        "#pollux",
+    ],
+)
+def test_a_mistyped_directive_is_pointed_out(line: str) -> None:
+    outcome = submit(line)
+    assert outcome.accepted
+    assert outcome.admin_comment is None
+    assert len(outcome.said) == 1
+    assert "line 3 looks like a Pollux directive and is none" in outcome.said[0]
+
+
+@pytest.mark.parametrize(
+    "line", ["##POLLUX min-gpus=2", "# pollux is a scheduler", "# about Pollux: x=1", "#pollux4"]
+)
+def test_a_comment_is_a_comment(line: str) -> None:
+    outcome = submit(line)
+    assert outcome.accepted
+    assert outcome.said == []
+
+
+def test_a_job_submitted_from_within_another_does_not_inherit_its_adaptivity() -> None:
+    outer = {"SLURM_OPEN_MODE": "a", "POLLUX_ADAPTIVE": "no"}
+    assert submit("#POLLUX", environment=outer).adaptive == "yes"
+    assert submit("#POLLUX adaptive=no", environment=outer).adaptive == "no"
+
+
+@pytest.mark.parametrize("mode", ["observe", "advise"])
+def test_a_job_that_is_only_looked_at_has_one_batch_size(mode: str) -> None:
+    outcome = submit(f"#POLLUX mode={mode} max-gpus=4")
+    assert outcome.mode == mode
+    read = parse_admin_comment(comment(outcome))
+    assert read is not None
+    assert not read.spec.adaptive
+    assert not parse_admin_comment(comment(submit(f"#POLLUX mode={mode} adaptive=yes"))).spec.adaptive  # type: ignore[union-attr]
+
+
+def test_enforce_is_the_default_and_is_inherited_from_nowhere() -> None:
+    outer = {"SLURM_OPEN_MODE": "a", "POLLUX_MODE": "observe"}
+    for outcome in (submit("#POLLUX", environment=outer), submit("#POLLUX mode=enforce")):
+        assert outcome.mode == "enforce"
+        assert "adaptive=yes" in comment(outcome)
+    wrong = submit("#POLLUX mode=watch")
+    assert not wrong.accepted
+    assert "bad value 'watch' for mode (allowed: observe, advise or enforce)" in " ".join(wrong.said)
+
+
+def test_how_a_job_may_be_resized_is_bounded_by_its_user_and_inherited_from_nowhere() -> None:
+    outer = {"SLURM_OPEN_MODE": "a", "POLLUX_RESIZE": "requeue"}
+    assert submit("#POLLUX", environment=outer).resize == "in-place"
+    assert submit("#POLLUX resize=relaunch", environment=outer).resize == "relaunch"
+    wrong = submit("#POLLUX resize=or")
+    assert "bad value 'or' for resize (allowed: in-place, relaunch or requeue)" in " ".join(wrong.said)

@@ -1,0 +1,132 @@
+"""The submission hook: what it makes of sbatch's options beside the directives, and of the site's configuration."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.unit.slurm.lua_hooks import NEEDS_LUA, comment, refused, submit
+
+pytestmark = NEEDS_LUA
+
+
+@pytest.mark.parametrize(
+    ("option", "job"),
+    [
+        ("--array", {"array_inx": "1-3"}),
+        ("heterogeneous components", {"het_job_offset": 0}),
+        ("--exclusive", {"shared": 0}),
+        ("--exclusive", {"shared": 2}),
+        ("--constraint", {"features": "a100"}),
+        ("--nodelist", {"req_nodes": "n1"}),
+        ("--exclude", {"exc_nodes": "n1"}),
+        ("--reservation", {"reservation": "maint"}),
+        ("--gpus-per-task", {"tres_per_task": "gres:gpu:1"}),
+        ("--gpus-per-socket", {"tres_per_socket": "gres:gpu:1"}),
+        ("--ntasks-per-gpu", {"ntasks_per_tres": 1}),
+        ("--no-requeue", {"requeue": 0}),
+        ("--time-min", {"time_min": 10}),
+    ],
+)
+def test_an_option_that_fixes_the_size_or_the_place_is_refused(option: str, job: dict[str, object]) -> None:
+    said = refused(submit("#POLLUX", **job))
+    assert said.startswith(f"#POLLUX: {option}")
+    assert "cannot be used by a Pollux job" in said
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"dependency": "afterok:5"},
+        {"begin_time": 4_000_000_000},
+        {"requeue": 1},
+        {"shared": 1},
+        {"priority": 0},
+        {"time_limit": 60},
+        {"licenses": "matlab"},
+        {"tres_per_task": "cpu=2"},  # what --cpus-per-task is from Slurm 24.11 on
+    ],
+)
+def test_what_does_not_fix_the_size_is_accepted(job: dict[str, object]) -> None:
+    assert submit("#POLLUX", **job).accepted
+
+
+def test_the_lease_starts_from_the_users_begin_which_is_kept() -> None:
+    outcome = submit("#POLLUX", begin_time=4_000_000_000)
+    assert outcome.begin_time == 4_000_000_100
+    assert comment(outcome).endswith(" begin=4000000000")
+
+
+def test_min_gpus_above_the_cluster_is_refused() -> None:
+    assert refused(submit("#POLLUX min-gpus=17", {"cluster_gpus": 16})) == (
+        "#POLLUX: min-gpus=17 is above the 16 GPUs of this cluster"
+    )
+    assert submit("#POLLUX min-gpus=16", {"cluster_gpus": 16}).accepted
+    assert refused(submit("#POLLUX gpu-counts=24,32", {"cluster_gpus": 16})) == (
+        "#POLLUX: gpu-counts=24,32 is above the 16 GPUs of this cluster"
+    )
+    assert submit("#POLLUX gpu-counts=16,32", {"cluster_gpus": 16}).accepted
+
+
+@pytest.mark.parametrize(
+    ("job", "cpus"),
+    [
+        ({"tres_per_node": "gres:gpu:2"}, 1),
+        ({"tres_per_node": "gres:gpu:2", "cpus_per_task": 8}, 4),
+        ({"tres_per_node": "gpu:4", "min_nodes": 2, "ntasks_per_node": 4, "cpus_per_task": 2}, 2),
+        ({"tres_per_node": "gres/gpu:3", "num_tasks": 4}, 2),
+        ({"tres_per_node": None, "tres_per_job": "gres:gpu:4", "num_tasks": 2, "cpus_per_task": 6}, 3),
+        ({"tres_per_node": None, "tres_per_job": "gres:gpu:4", "cpus_per_tres": "gres:gpu:5"}, 5),
+        ({"tres_per_node": "gpu"}, 1),
+    ],
+)
+def test_cpus_follow_the_gpus(job: dict[str, object], cpus: int) -> None:
+    assert f"cpus-per-gpu={cpus}" in comment(submit("#POLLUX", **job)).split()
+
+
+def test_a_job_that_asks_for_no_gpu_asks_for_the_least_it_may_have() -> None:
+    assert submit("#POLLUX min-gpus=3", tres_per_node=None).tres_per_job == "gres:gpu:3"
+    assert submit("#POLLUX min-gpus=3").tres_per_job is None
+    for rule, least in (("powers-of-two", 4), ("8,5", 5), ("whole-nodes", 3)):
+        outcome = submit(f"#POLLUX min-gpus=3 gpu-counts={rule}", tres_per_node=None)
+        assert outcome.tres_per_job == f"gres:gpu:{least}"
+
+
+@pytest.mark.parametrize("text", ["gres:gpu:a100:2", "gres:nic:1", "gpu:a100", "gres:gpu:1,gres:nic:1"])
+def test_typed_or_other_resources_are_refused(text: str) -> None:
+    assert f"got '{text}'" in refused(submit("#POLLUX", tres_per_node=text))
+
+
+def test_no_gpus_at_all_is_refused() -> None:
+    assert "at least one GPU" in refused(submit("#POLLUX", tres_per_node="gres:gpu:0"))
+
+
+@pytest.mark.parametrize(
+    ("beat", "waits"),
+    [
+        (lambda: f"{time.time():.0f}\n", True),
+        (lambda: f"{time.time() - 300:.0f}\n", False),
+        (lambda: "", False),
+    ],
+)
+def test_no_lease_while_polluxd_is_dead(tmp_path: Path, beat: object, waits: bool) -> None:
+    heartbeat = tmp_path / "heartbeat"
+    heartbeat.write_text(beat())  # type: ignore[operator]
+    config: dict[str, object] = {"heartbeat_file": str(heartbeat), "heartbeat_stale_s": 60}
+    outcome = submit("#POLLUX", config)
+    assert comment(outcome).startswith("pollux:v1 ")
+    assert (outcome.begin_time > 0) is waits
+    assert submit("#POLLUX", config, begin_time=4_000_000_000).begin_time == 4_000_000_000 + (
+        100 if waits else 0
+    )
+    heartbeat.unlink()
+    assert submit("#POLLUX", config).begin_time == 0
+
+
+def test_an_output_file_that_a_re_allocation_would_empty_is_pointed_out_or_refused() -> None:
+    (note,) = submit("#POLLUX", environment={}).said
+    assert "--open-mode=append" in note
+    assert submit("#POLLUX", {"log_appends": "yes"}, environment={}).said == []
+    assert "--open-mode=truncate" in refused(submit("#POLLUX", environment={"SLURM_OPEN_MODE": "t"}))
