@@ -67,6 +67,7 @@ class ElasticStream(ElasticData):
         self._pin = pin_memory
         self._source: Iterator[Any] | None = None
         self._source_pass = -1
+        """The pass of what is read and remembered."""
         self._buffer: deque[Any] = deque()
         """Samples read and not yet committed: the first one is the sample at `_base`."""
         self._base = 0
@@ -95,6 +96,8 @@ class ElasticStream(ElasticData):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self._forget()
+        # Saved again before anything is read, the remembered state goes along.
+        self._source_pass = self._pass
         remembered = state.get("stream")
         if remembered is not None and self._stateful:
             self._remembered.append((int(remembered[0]), remembered[1]))

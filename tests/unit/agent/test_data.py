@@ -1,173 +1,21 @@
-"""Every sample exactly once per pass, whatever happens in between: all ranks simulated in one process."""
+"""Loaders of data by index and of streams: their order, their ends, their states, and what they refuse."""
 
 from __future__ import annotations
 
-from collections import Counter
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
+from torch.utils.data import DataLoader, RandomSampler
 
 from pollux import data_stream
 from pollux.data import ElasticLoader, elastic_loader
 from pollux.data_plan import next_micro_batch, pass_order
 from pollux.data_stream import ElasticStream
 from pollux.errors import BatchError, DataError
-
-
-class Numbers(Dataset[int]):
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-class Stream(IterableDataset[int]):
-    """The numbers in another order each pass."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-        self.pass_index = 0
-
-    def set_epoch(self, pass_index: int) -> None:
-        self.pass_index = pass_index
-
-    def __iter__(self) -> Any:
-        return iter(np.roll(np.arange(self.length), self.pass_index).tolist())
-
-
-class StatefulStream(Stream):
-    """Goes on where a state was taken; counts what it is asked to read."""
-
-    def __init__(self, length: int) -> None:
-        super().__init__(length)
-        self.given = self.start = self.read = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"given": self.given}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.start = state["given"]
-
-    def __iter__(self) -> Any:
-        self.given, self.start = self.start, 0
-        for number in list(super().__iter__())[self.given :]:
-            self.given += 1
-            self.read += 1
-            yield number
-
-
-DATA: dict[str, Any] = {"map": Numbers, "stream": Stream, "stateful": StatefulStream}
-
-
-def loaders(
-    length: int, world_size: int, local_batch: int, *, kind: str = "map", **options: Any
-) -> list[Any]:
-    make: Any = ElasticLoader if kind == "map" else ElasticStream
-    return [
-        make(DATA[kind](length), rank=rank, world_size=world_size, local_batch=local_batch, **options)
-        for rank in range(world_size)
-    ]
-
-
-def step(ranks: list[Any], iterators: list[Any], micro_steps: int) -> list[int] | None:
-    """One optimizer step of all ranks: the samples it used, or None at the end of the pass. No commit."""
-    used: list[int] = []
-    for micro in range(micro_steps):
-        batches: list[Any] = [next(iterator, None) for iterator in iterators]
-        if batches[0] is None:
-            assert all(batch is None for batch in batches)
-            assert micro == 0
-            return None
-        counts = [loader.local_samples for loader in ranks]
-        assert max(counts) - min(counts) <= 1
-        assert sum(counts) == ranks[0].samples
-        assert sum(loader.weight for loader in ranks) == pytest.approx(len(ranks))
-        for loader, batch in zip(ranks, batches, strict=True):
-            assert len(batch) == max(loader.local_samples, 1)
-            if loader.local_samples:
-                used += batch.tolist()
-        ends = {loader.last_of_pass for loader in ranks}
-        assert len(ends) == 1
-        if ends == {True}:
-            break
-    return used
-
-
-EVENTS = st.tuples(
-    st.integers(1, 16),  # ranks
-    st.integers(1, 9),  # local batch
-    st.integers(1, 3),  # micro-steps
-    st.integers(0, 4),  # optimizer steps before the next event
-    st.sampled_from(["restart", "lose", "batch", "rewind"]),
-)
-
-
-@pytest.mark.parametrize(("kind", "sequences"), [("map", 1000), ("stream", 100), ("stateful", 200)])
-def test_every_sample_exactly_once_over_any_resizes(
-    kind: str, sequences: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(data_stream, "REMEMBER_EVERY", 7)
-
-    # A busy machine is slow to draw, too: that is no fault of the loader.
-    @settings(max_examples=sequences, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    @given(length=st.integers(9, 60), seed=st.integers(0, 5), events=st.lists(EVENTS, min_size=1, max_size=8))
-    def histogram_is_flat(length: int, seed: int, events: list[Any]) -> None:
-        check_histogram(kind, length, seed, events)
-
-    histogram_is_flat()
-
-
-def check_histogram(kind: str, length: int, seed: int, events: list[Any]) -> None:  # noqa: PLR0912
-    """Train through all events, then on for some passes; each pass must have used each sample once."""
-    seen: dict[int, Counter[int]] = {}
-    state: dict[str, int] | None = None
-    ranks: list[Any] = []
-    lost = False
-    for world_size, local_batch, micro_steps, steps, event in [*events, (3, 4, 1, 10**6, "restart")]:
-        if event == "restart" or lost or not ranks:
-            lost = False
-            ranks = loaders(length, world_size, local_batch, seed=seed, kind=kind)
-            for loader in ranks:
-                if state is not None:
-                    loader.load_state_dict(state)
-            iterators = [iter(loader) for loader in ranks]
-        elif event == "batch":
-            for loader in ranks:
-                loader.set_batch(local_batch)
-        else:
-            for iterator in iterators:
-                next(iterator, None)
-            for loader in ranks:
-                loader.rewind()
-        for number in range(steps):
-            this_pass = ranks[0].pass_index
-            if steps > 10**5 and this_pass >= 2 and ranks[0].position == 0:
-                break
-            used = step(ranks, iterators, micro_steps)
-            if used is None:
-                iterators = [iter(loader) for loader in ranks]
-                continue
-            if event == "lose" and number == steps - 1:
-                lost = True  # the step never happened: killed before its commit
-                break
-            seen.setdefault(this_pass, Counter()).update(used)
-            for loader in ranks:
-                loader.commit()
-        states = [loader.state_dict() for loader in ranks]
-        assert all(each == states[0] for each in states)
-        state = states[0]
-    for number in range(ranks[0].pass_index):
-        assert seen[number] == Counter(range(length))
+from tests.unit.agent.loading import Numbers, Stream, loaders
 
 
 def test_the_order_is_a_permutation_that_changes_with_pass_and_seed() -> None:
@@ -316,6 +164,9 @@ def test_a_stateful_stream_is_not_read_again_from_the_start() -> None:
     ranks = loaders(500, 2, 7, kind="stateful")
     for loader in ranks:
         loader.load_state_dict(first.state_dict())
+        assert loader.state_dict() == first.state_dict(), (
+            "saved again before a sample is read: as good as before"
+        )
     for batches in zip(*ranks, strict=True):
         for loader, batch in zip(ranks, batches, strict=True):
             seen += batch.tolist() if loader.local_samples else []

@@ -1,0 +1,158 @@
+"""Every sample exactly once per pass, whatever happens in between: all ranks simulated in one process."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pollux import data_stream
+from tests.unit.agent.loading import DATA, loaders, one_rank
+
+
+def step(ranks: list[Any], iterators: list[Any], micro_steps: int) -> list[int] | None:
+    """One optimizer step of all ranks: the samples it used, or None at the end of the pass. No commit."""
+    used: list[int] = []
+    for micro in range(micro_steps):
+        batches: list[Any] = [next(iterator, None) for iterator in iterators]
+        if batches[0] is None:
+            assert all(batch is None for batch in batches)
+            assert micro == 0
+            return None
+        counts = [loader.local_samples for loader in ranks]
+        assert max(counts) - min(counts) <= 1
+        assert sum(counts) == ranks[0].samples
+        assert sum(loader.weight for loader in ranks) == pytest.approx(len(ranks))
+        for loader, batch in zip(ranks, batches, strict=True):
+            assert len(batch) == max(loader.local_samples, 1)
+            if loader.local_samples:
+                used += batch.tolist()
+        ends = {loader.last_of_pass for loader in ranks}
+        assert len(ends) == 1
+        if ends == {True}:
+            break
+    return used
+
+
+EVENTS = st.tuples(
+    st.integers(1, 16),  # ranks
+    st.integers(1, 9),  # local batch
+    st.integers(1, 3),  # micro-steps
+    st.integers(0, 4),  # optimizer steps before the next event
+    st.sampled_from(["resize", "restart", "lose", "batch", "rewind"]),
+)
+
+
+@pytest.mark.parametrize("kind", list(DATA))
+def test_every_sample_exactly_once_over_any_resizes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand random sequences of each kind of data."""
+    monkeypatch.setattr(data_stream, "REMEMBER_EVERY", 7)
+    sequences, changes, sizes = 0, 0, set()
+
+    # A busy machine is slow to draw, too: that is no fault of the loader.
+    @settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(
+        length=st.integers(9, 100), seed=st.integers(0, 5), events=st.lists(EVENTS, min_size=1, max_size=8)
+    )
+    def histogram_is_flat(length: int, seed: int, events: list[Any]) -> None:
+        nonlocal sequences, changes
+        training = Simulated(kind, length, seed)
+        training.run(events)
+        sequences += 1
+        changes += training.changes
+        sizes.update(training.sizes)
+
+    histogram_is_flat()
+    assert sequences >= 1000
+    assert changes > 200, "hardly a change of ranks in mid-pass"
+    assert sizes == set(range(1, 17))
+
+
+class Simulated:
+    """A training on ranks that come, go, fail and start again: all of its samples are counted."""
+
+    def __init__(self, kind: str, length: int, seed: int) -> None:
+        self.kind, self.length, self.seed = kind, length, seed
+        self.ranks: list[Any] = []
+        self.iterators: list[Any] = []
+        self.seen: dict[int, Counter[int]] = {}
+        """By pass, what was used in steps that were committed."""
+        self.sizes: set[int] = set()
+        self.changes = 0
+        """Changes of the number of ranks with a part of a pass done."""
+
+    def run(self, events: list[Any]) -> None:
+        """Train through all events, then on for some passes; each pass must have used each sample once."""
+        state: dict[str, Any] | None = None
+        lost = False
+        for world_size, local_batch, micro_steps, steps, event in [*events, (3, 8, 1, 10**6, "restart")]:
+            if event == "restart" or lost or not self.ranks:
+                self.restart(world_size, local_batch, state)
+            elif event == "resize":
+                self.resize(world_size, local_batch)
+            elif event == "batch":
+                for loader in self.ranks:
+                    loader.set_batch(local_batch)
+            else:
+                for iterator in self.iterators:
+                    next(iterator, None)
+                for loader in self.ranks:
+                    loader.rewind()
+            lost = self.train(micro_steps, steps, lose=event == "lose")
+            states = [loader.state_dict() for loader in self.ranks]
+            assert all(each == states[0] for each in states)
+            state = states[0]
+        for number in range(self.ranks[0].pass_index):
+            assert self.seen[number] == Counter(range(self.length))
+
+    def restart(self, world_size: int, local_batch: int, state: dict[str, Any] | None) -> None:
+        """All ranks anew, from what was saved."""
+        before = len(self.ranks)
+        self.ranks = loaders(self.length, world_size, local_batch, seed=self.seed, kind=self.kind)
+        for loader in self.ranks:
+            if state is not None:
+                loader.load_state_dict(state)
+        self.iterators = [iter(loader) for loader in self.ranks]
+        self.note(before)
+
+    def resize(self, world_size: int, local_batch: int) -> None:
+        """In place: the first rank leaves where there are others, the rest take new numbers, and new ones come in."""
+        before = len(self.ranks)
+        state = self.ranks[0].state_dict()
+        left = slice(min(1, before - 1), None)
+        self.ranks = self.ranks[left][:world_size]
+        # As the training does it: the end of a pass ends its iterators, in mid-pass they go on.
+        going_on = self.iterators[left][:world_size] if self.ranks[0].position else map(iter, self.ranks)
+        self.iterators = list(going_on)
+        for rank, loader in enumerate(self.ranks):
+            loader.resize(rank, world_size, local_batch)
+        for rank in range(len(self.ranks), world_size):
+            loader = one_rank(self.kind, self.length, rank, world_size, local_batch, seed=self.seed)
+            loader.load_state_dict(state)
+            self.ranks.append(loader)
+            self.iterators.append(iter(loader))
+        self.note(before)
+
+    def note(self, before: int) -> None:
+        self.sizes.add(len(self.ranks))
+        self.changes += bool(before and before != len(self.ranks) and self.ranks[0].position)
+
+    def train(self, micro_steps: int, steps: int, *, lose: bool) -> bool:
+        """So many optimizer steps; whether the last one was lost, killed before its commit."""
+        for number in range(steps):
+            this_pass = self.ranks[0].pass_index
+            if steps > 10**5 and this_pass >= 2 and self.ranks[0].position == 0:
+                break
+            used = step(self.ranks, self.iterators, micro_steps)
+            if used is None:
+                self.iterators = [iter(loader) for loader in self.ranks]
+                continue
+            if lose and number == steps - 1:
+                return True
+            self.seen.setdefault(this_pass, Counter()).update(used)
+            for loader in self.ranks:
+                loader.commit()
+        return False
