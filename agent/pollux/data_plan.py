@@ -56,21 +56,17 @@ def next_micro_batch(
     """
     left = length - position
     full = world_size * local_batch
-    if left <= 0 or (drop_last and left < full):
+    if left >= full:
+        # Nearly always, and between any two steps: nothing to be shared out.
+        own = position + rank * local_batch
+        rest = left - full
+        last = rest == 0 or (drop_last and rest < full)
+        return MicroBatch(position, position + full, own, own + local_batch, world_size, last)
+    if left <= 0 or drop_last:
         return None
-    total = min(full, left)
-    share, extra = divmod(total, world_size)
-    local_start = position + rank * share + min(rank, extra)
-    local_stop = local_start + share + (rank < extra)
-    rest = left - total
-    return MicroBatch(
-        start=position,
-        stop=position + total,
-        local_start=local_start,
-        local_stop=local_stop,
-        world_size=world_size,
-        last=rest == 0 or (drop_last and rest < full),
-    )
+    share, extra = divmod(left, world_size)
+    own = position + rank * share + min(rank, extra)
+    return MicroBatch(position, length, own, own + share + (rank < extra), world_size, True)
 
 
 def pass_order(length: int, seed: int, pass_index: int) -> Order:
