@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -65,6 +65,6 @@ class Companion:
         """Context of this model's forward and backward pass over a micro-batch."""
         return MicroBatch(self._trainee.model, self._job.stepper, self._trainee.meter)
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor, **options: Any) -> None:
         """As the job's: by this micro-batch's share of the step, and AMP's loss scale."""
-        self._job.backward(loss)
+        self._job.backward(loss, **options)

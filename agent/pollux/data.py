@@ -18,7 +18,14 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    Sampler,
+    default_collate,
+)
 
 from pollux.data_place import ElasticData, check_sizes, mix_seed
 from pollux.data_plan import MicroBatch, Order, order_digest, pass_order
@@ -31,6 +38,7 @@ def elastic_loader(dataset: Any, *, batch_size: int, **options: Any) -> ElasticD
 
     `batch_size` is M0. Raises BatchError where a pass has fewer samples, whatever the ranks: no step would be whole.
     """
+    _check_undivided(dataset, options)
     indexed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
     if isinstance(dataset, IterableDataset) or not indexed:
         if isinstance(dataset, Iterator):
@@ -54,6 +62,28 @@ def elastic_loader(dataset: Any, *, batch_size: int, **options: Any) -> ElasticD
     sampler = options.get("sampler")
     _check_length(_length_of(sampler if sampler is not None else dataset), batch_size)
     return ElasticLoader(dataset, **options)
+
+
+def _check_undivided(dataset: Any, options: Mapping[str, Any]) -> None:
+    """Raise DataError for what would divide the data once more: into batches, or among the ranks."""
+    if isinstance(dataset, DataLoader) and (
+        dataset.batch_size is not None or dataset.batch_sampler is not None
+    ):
+        raise DataError(
+            "expected a dataset, got a DataLoader that makes batches: give its dataset, and its collate_fn, "
+            "num_workers and so on as options (for a stream in workers, a DataLoader with batch_size=None)"
+        )
+    if isinstance(options.get("sampler"), DistributedSampler):
+        raise DataError(
+            "expected a sampler that gives every rank the same indices, got a DistributedSampler: leave it out, the "
+            "loader shuffles and divides among the ranks by itself"
+        )
+    for name, instead in {
+        "batch_sampler": "give a sampler of single samples, of which the loader makes batches of any size",
+        "generator": "the order follows attach(..., seed=...)",
+    }.items():
+        if options.get(name) is not None:
+            raise DataError(f"expected no {name}: {instead}")
 
 
 def _check_length(length: int, batch_size: int) -> None:

@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from pollux import knowledge
+from pollux.acceptance import check_beside, first_trained, tell_of_strangers
 from pollux.companion import Companion
 from pollux.control import ControlExchange, Decision
 from pollux.data import elastic_loader
@@ -47,7 +48,6 @@ from pollux.reporting import report_of
 from pollux.resize import Resizer
 from pollux.restart import Restart
 from pollux.scaling import Rule, follow, rule_for
-from pollux.sharding import is_sharded
 from pollux.snapshot import Stateful
 from pollux.stepping import Stepper
 from pollux.throughput import ThroughputModel
@@ -92,9 +92,7 @@ def attach(
     CheckpointError where a checkpoint cannot be used (ForeignCheckpoint: another model's), RestartLoop where one
     restart after the other has come to nothing.
     """
-    parameter = next((p for p in model.parameters() if p.requires_grad), None)
-    if parameter is None:
-        raise PolluxAgentError("expected a model to train, found no parameter that requires a gradient")
+    parameter = first_trained(model)
     rule = rule_for(scaling, optimizer)
     times = Times.from_environment()
     joiner = Joiner.from_environment()
@@ -198,10 +196,7 @@ class Job(Readings):
             raise PolluxAgentError(
                 f"expected a further model before the loader is made, and under a name of its own; got {name!r}"
             )
-        if is_sharded(model) and not is_sharded(self.module):
-            raise PolluxAgentError(
-                f"expected the model under fully_shard in `attach`, and {name!r} only beside it"
-            )
+        check_beside(self.module, model, name)
         rule = rule_for(scaling, optimizer)
         trainee = self._companions[name] = Trainee(model, optimizer, scheduler, rule, self._decay)
         self._exchange.groups += trainee.norms.groups
@@ -267,6 +262,8 @@ class Job(Readings):
             scaled=self.scaler is not None and self.scaler.is_enabled(),
         )
         told = introduction(self.module, limits, self.profile)
+        if self.adaptive and self.is_main:
+            tell_of_strangers(self._trainees())
         self._restart.publish(lambda: report_of(self), told, self._resizer.ask)
         self._resizer.arrived()
         return TrainingLoader(self, self._stepper)
@@ -307,13 +304,16 @@ class Job(Readings):
         """Context of one forward and backward pass; only a step's last one synchronises the ranks."""
         return MicroBatch(self.model, self.stepper, self._meter)
 
-    def backward(self, loss: Tensor) -> None:
-        """Backpropagate this micro-batch's mean loss by its share of the step (and AMP's loss scale)."""
+    def backward(self, loss: Tensor, **options: Any) -> None:
+        """Backpropagate this micro-batch's mean loss by its share of the step (and AMP's loss scale).
+
+        `options` are those of `Tensor.backward`: retain_graph, create_graph, inputs.
+        """
         share = self.stepper.share
         scaled = loss * share if share != 1.0 else loss
         if self.scaler is not None:
             scaled = self.scaler.scale(scaled)
-        scaled.backward()  # type: ignore[no-untyped-call]
+        scaled.backward(**options)  # type: ignore[no-untyped-call]
 
     def heed(self) -> None:
         """Let the scheduler's orders through where no steps are taken: in a long evaluation, every few batches.

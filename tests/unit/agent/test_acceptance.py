@@ -1,0 +1,126 @@
+"""What a script that comes from plain PyTorch may still hand over, and is told of at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo  # by any optimizer, at a cost that forked ranks need not pay each
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler
+
+from pollux import attach
+from pollux.errors import DataError, PolluxAgentError
+from tests.unit.agent.regression import data, network
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def wrapped() -> list[str]:
+    dist.init_process_group("gloo")
+    model, said = DistributedDataParallel(network()), []
+    for given in (model, torch.compile(model, backend="eager")):
+        with pytest.raises(PolluxAgentError) as refused:
+            attach(given, sgd(model))  # type: ignore[arg-type]
+        said.append(str(refused.value))
+    job = attach(network(), sgd(model))
+    with pytest.raises(PolluxAgentError) as refused:
+        job.also("critic", model, sgd(model))
+    job.close()
+    return [*said, str(refused.value)]
+
+
+def test_a_model_that_is_wrapped_already_is_refused(ranks: Any) -> None:
+    """It would train, with each gradient reduced twice and a noise scale of none."""
+    for said in ranks(2, wrapped):
+        assert len(said) == 3
+        assert all(
+            "DistributedDataParallel: leave that out, and give its options as ddp=" in one for one in said
+        )
+    alone = nn.DataParallel(network())
+    with pytest.raises(PolluxAgentError, match="in a DataParallel"):
+        attach(alone, sgd(alone))
+
+
+def test_a_model_with_nothing_to_train_is_refused() -> None:
+    model = network().requires_grad_(False)
+    with pytest.raises(PolluxAgentError, match="no parameter that requires a gradient"):
+        attach(model, sgd(model))
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_parameters_of_an_optimizer_unknown_to_the_agent_are_told_of(
+    told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = network()
+    body, head = sgd(model[0]), sgd(model[2])  # type: ignore[index]
+    job = attach(model, body, adaptive=True)
+    if told:
+        job.also("head", model[2], head)  # type: ignore[index]
+    job.loader(data(), 16, max_batch_size=64)
+    job.close()
+    assert ("2 of 4 parameters that require a gradient are with no optimizer" in caplog.text) is not told
+
+
+def test_a_batch_size_that_stays_makes_no_word_of_them(caplog: pytest.LogCaptureFixture) -> None:
+    model = network()
+    job = attach(model, sgd(model[0]), adaptive=False)  # type: ignore[index]
+    job.loader(data(), 16)
+    job.close()
+    assert not caplog.text
+
+
+def test_a_graph_may_be_kept_for_another_backward_pass() -> None:
+    model = network()
+    job = attach(model, sgd(model), adaptive=False)
+    for x, y, _ in job.loader(data(), 16, shuffle=False):
+        with job.micro_batch():
+            loss = mse_loss(job.model(x), y)
+            job.backward(loss, retain_graph=True)
+            once = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+            job.backward(loss)
+        break
+    for before, p in zip(once, model.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, 2 * before)
+    job.close()
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(data())
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: (DataLoader(data(), batch_size=8), {}), "makes batches: give its dataset"),
+        (lambda: (DataLoader(Stream(), batch_size=8), {"length": 203}), "batch_size=None"),
+        (lambda: (data(), {"sampler": DistributedSampler(data(), 2, 0)}), "the same indices"),
+        (lambda: (data(), {"batch_sampler": [[0, 1], [2, 3]]}), "no batch_sampler"),
+        (lambda: (data(), {"generator": torch.Generator()}), "no generator"),
+    ],
+)
+def test_data_that_is_divided_already_is_refused(make: Any, said: str) -> None:
+    model = network()
+    job = attach(model, sgd(model), adaptive=False)
+    dataset, options = make()
+    with pytest.raises(DataError, match=said):
+        job.loader(dataset, 16, **options)
+    job.close()
+
+
+def test_data_that_is_not_divided_is_taken() -> None:
+    for dataset, options in (
+        (DataLoader(Stream(), batch_size=None), {"length": 203}),
+        (data(), {"sampler": RandomSampler(data())}),
+    ):
+        model = network()
+        job = attach(model, sgd(model), adaptive=False)
+        assert len(job.loader(dataset, 16, **options)) == 13
+        job.close()
