@@ -41,6 +41,27 @@ def test_help_and_bad_input_need_no_torch(tmp_path: Path) -> None:
     assert "no such script: nowhere.py" in missing.stderr
 
 
+ONCE = """
+import importlib, sys
+from pollux.node import PRELOAD
+early = set(sys.modules)
+for name in (name for name in PRELOAD if name.startswith("torch")):
+    importlib.import_module(name)
+of_torch = set(sys.modules)
+import pollux.session
+print(*sorted((early | set(sys.modules) - of_torch) & set(sys.argv[1:])))
+"""
+
+
+def test_the_start_of_ranks_waits_for_nothing_but_torch_and_the_agent() -> None:
+    # The first of these are imported by single ranks and in threads, once training goes on; the last by polluxd only.
+    later = ["scipy", "psycopg2", "pollux.fit", "pollux.report", "pollux.checkpoint_sharded"]
+    never = ["polluxd", "sqlalchemy", "pydantic", "ClusterShell", "typer", "rich"]
+    argv = [sys.executable, "-c", ONCE, *later, *never, "pollux.session"]
+    shown = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=100)
+    assert shown.stdout.split() == ["pollux.session"]
+
+
 SCRIPT = """
 import os, sys, torch, torch.distributed as dist
 assert __name__ == "__main__"
