@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from pollux.errors import LaunchError
 
@@ -183,11 +184,8 @@ def node_address(node: str) -> str:
 
     Falls back to the name where scontrol does not answer; connecting then tells.
     """
-    try:
-        shown = subprocess.run(
-            ["scontrol", "show", "node", "-o", node], capture_output=True, text=True, timeout=20, check=True
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
+    shown = _shown("node", node)
+    if shown is None:
         return node
     found = re.search(r"\bNodeAddr=(\S+)", shown)
     return found.group(1) if found else node
@@ -202,19 +200,32 @@ def nodes_now(env: Mapping[str, str]) -> int:
     known = _number(env.get("SLURM_JOB_NUM_NODES", "")) or 1
     if known == 1 or not env.get("POLLUX_TICKET_DIR"):
         return known
-    try:
-        shown = subprocess.run(
-            ["scontrol", "show", "job", "-o", env.get("SLURM_JOB_ID", "")],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=True,
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
+    shown = show_job(env.get("SLURM_JOB_ID", ""))
+    if shown is None:
         return known
     found = re.search(r"\bNumNodes=(\d+)", shown)
     # A job never grows while its batch script runs.
     return min(int(found.group(1)) or known, known) if found else known
+
+
+def show_job(job_id: str) -> str | None:
+    """What `scontrol show job` says of a job, as one line; None where it does not answer. scontrol(1)."""
+    return _shown("job", job_id)
+
+
+def _shown(what: Literal["job", "node"], name: str) -> str | None:
+    try:
+        return subprocess.run(
+            ["scontrol", "show", what, "-o", name],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="surrogateescape",  # names and paths of jobs may be any bytes
+            timeout=20,
+            check=True,
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 def _number(text: str) -> int:

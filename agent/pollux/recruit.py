@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pollux.allocation import fewest_cpus
+from pollux.allocation import fewest_cpus, show_job
 from pollux.environment import number
 from pollux.errors import PolluxAgentError
 from pollux.meeting import Meeting, until
@@ -246,17 +246,9 @@ def _output_of(job_id: str) -> str:
     """Where a job's output goes; empty where that is not to be found out: sbatch's own choice then."""
     if not job_id:
         return ""
-    try:
-        shown = subprocess.run(
-            ["scontrol", "show", "job", "-o", job_id],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=True,
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
+    shown = show_job(job_id)
+    if shown is None:
         return ""
-    found = re.search(r"(?:^| )StdOut=(/.*?)(?: \w+=|$)", shown.strip())
+    found = re.search(r"(?:^| )StdOut=(/.*?)(?: \w+=|$)", shown)
     # A percent sign is sbatch's own.
     return found.group(1).replace("%", "%%") if found else ""

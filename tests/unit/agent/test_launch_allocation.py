@@ -137,6 +137,8 @@ def test_after_a_shrink_slurm_is_asked_for_the_number_of_nodes(
     assert nodes_now(job | {"SLURM_JOB_NUM_NODES": "1"}) == 1
     assert nodes_now(job | {"POLLUX_TICKET_DIR": ""}) == 4
     assert len((tmp_path / "scontrol.asked").read_text().splitlines()) == 1
+    scontrol.write_text("#!/bin/sh\nprintf 'JobName=caf\\351 NumNodes=2\\n'\n")
+    assert nodes_now(job) == 2
     for answer in ("exit 1", "echo garbled", "echo NumNodes=0", "echo NumNodes=9"):
         scontrol.write_text(f"#!/bin/sh\n{answer}\n")
         assert nodes_now(job) == 4
