@@ -9,14 +9,13 @@
   drift of the true gradient between two steps counts as noise, so that `var` is too large by |drift|^2 / 2 and `sqr`
   too small by half of it.
 
-All of them write two numbers per parameter group into a buffer on the device (`SampleBuffer`), which is read back
-every few samples and without waiting for the device in a step.
+All of them give two numbers per parameter group into a buffer on the device (`samples.py`), which is read back every
+few seconds and without waiting for the device in a step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -24,91 +23,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pollux.bucket_norms import BucketNorms, Measure
-from pollux.noise_scale import NoiseAverages, SampleKind
 from pollux.precondition import GradientNorms
+from pollux.samples import Squares, added
 from pollux.sharding import local_part
-
-
-class SampleBuffer:
-    """Rows of (local, total) squared norms on the device, [rows, 2 groups], read back together.
-
-    `flush` starts the mean of the local parts over the ranks and the copy to the host; `collect` takes the result in
-    at a later step, when both have long happened. Every rank must call them at the same steps.
-    """
-
-    def __init__(
-        self,
-        groups: int,
-        device: torch.device,
-        *,
-        rows: int = 8,
-        group: dist.ProcessGroup | None,
-        parts: bool = False,
-    ) -> None:
-        self.groups = groups
-        self.rows = rows
-        self._group = group
-        self._parts = parts
-        """Each rank has its part of both squared norms, which add up; else its own gradient's and the total's."""
-        self._device = device
-        self._rows: list[Tensor] = []
-        self._kinds: list[SampleKind] = []
-        self._pending: tuple[Tensor, list[SampleKind], Any] | None = None
-
-    @property
-    def full(self) -> bool:
-        return len(self._kinds) >= self.rows
-
-    @property
-    def empty(self) -> bool:
-        """No samples wait to be read, and none are being read."""
-        return self._pending is None and not self._kinds
-
-    def add(self, kind: SampleKind, local: Tensor, total: Tensor) -> None:
-        """Queue one sample (`local`, `total`: [groups] on the device); dropped where the buffer is full."""
-        if self.full:
-            return
-        self._rows += (local, total)
-        self._kinds.append(kind)
-
-    def flush(self) -> None:
-        """Start reading the rows back; nothing to do where there are none or a read is under way."""
-        if not self._kinds or self._pending is not None:
-            return
-        kinds, self._kinds = self._kinds, []
-        rows, self._rows = self._rows, []
-        data = torch.cat(rows).to(self._device, torch.float32).view(len(kinds), 2 * self.groups)
-        work = None
-        if self._group is not None:
-            # The totals are equal on all ranks: their mean is themselves, and one message carries all.
-            if not self._parts:
-                data.div_(dist.get_world_size(self._group))
-            work = dist.all_reduce(data, group=self._group, async_op=True)
-        self._pending = (data, kinds, work)
-
-    def collect(self, averages: NoiseAverages, initial: float) -> bool:
-        """Take the rows of the last flush into `averages`; True where there were any."""
-        if self._pending is None:
-            return False
-        data, kinds, work = self._pending
-        self._pending = None
-        if work is not None:
-            work.wait()
-        host = data.to("cpu", torch.float64).numpy()
-        first = 0
-        for kind, alike in groupby(kinds):
-            rows = host[first : first + len(list(alike))]
-            averages.add(kind, rows[:, : self.groups], rows[:, self.groups :], initial)
-            first += len(rows)
-        return True
-
-    def clear(self) -> None:
-        """Forget what was not read yet (the batch size or the ranks change)."""
-        if self._pending is not None and self._pending[2] is not None:
-            self._pending[2].wait()
-        self._pending = None
-        self._rows, self._kinds = [], []
-
 
 CommunicationHook = tuple[object, Callable[[Any, Any], torch.futures.Future[Tensor]]]
 """As `DistributedDataParallel.register_comm_hook` takes it: its state, and the function."""
@@ -123,6 +40,8 @@ class HookEstimator:
     A user's own hook (`inner`: state and function, fp16 compression or PowerSGD say) does the reducing in its place.
     What it returns need not be the mean of what went in, so a measured step reduces a copy of each bucket too.
     """
+
+    parts = (False, False)
 
     def __init__(
         self,
@@ -150,8 +69,8 @@ class HookEstimator:
         self._local, self._reduced, self._aside = [], [], []
         self._buckets.begin()
 
-    def end(self) -> tuple[Tensor, Tensor] | None:
-        """After it: (|g_b|^2 of this rank, |g_B|^2), each [groups] on the device; None where nothing was measured."""
+    def end(self) -> tuple[Squares, Squares] | None:
+        """After it: |g_b|^2 of this rank, and |g_B|^2; None where nothing was measured."""
         if not self._measuring:
             return None
         self._measuring = False
@@ -163,7 +82,7 @@ class HookEstimator:
         local, self._local, self._reduced, self._aside = self._local, [], [], []
         if not totals:
             return None
-        return torch.stack(local).sum(0), torch.stack(totals).sum(0)
+        return added(torch.stack(local).sum(0)), added(torch.stack(totals).sum(0))
 
     def hook(self, group: dist.ProcessGroup | None, bucket: Any) -> torch.futures.Future[Tensor]:
         """The communication hook itself (`DistributedDataParallel.register_comm_hook`)."""
@@ -244,13 +163,13 @@ class AccumulationEstimator:
         if self._aside is not None:
             self._put_back([p.grad for p in self._params])
 
-    def end(self) -> tuple[Tensor, Tensor] | None:
-        """After the last pass: (mean |g_b|^2, |g_B|^2), each [groups] on the device."""
+    def end(self) -> tuple[Squares, Squares] | None:
+        """After the last pass: the mean |g_b|^2, and |g_B|^2."""
         if self._local is None or self._passes < 2:
             return None
         seen = [(p, p.grad) for p in self._params if p.grad is not None]
         total = self._norms.of([p for p, _ in seen], [g for _, g in seen])
-        return self._local / self._passes, total
+        return added(self._local / self._passes), added(total)
 
 
 class DifferencedEstimator:
@@ -269,8 +188,8 @@ class DifferencedEstimator:
             for p, g in seen
         ]
 
-    def compare(self, unscale: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        """(mean |g_b|^2, |g_B|^2) of the remembered gradient and this one; forgets it. None where they do not match."""
+    def compare(self, unscale: Tensor | None) -> tuple[Squares, Squares] | None:
+        """Mean |g_b|^2 and |g_B|^2 of the remembered gradient and this one; forgets it. None where they mismatch."""
         previous, self._previous = self._previous, None
         if not previous:
             return None
@@ -285,7 +204,7 @@ class DifferencedEstimator:
         ]
         local = (self._norms.of(params, old) + self._norms.of(params, new)) / 2
         torch._foreach_add_(old, new)
-        return local, self._norms.of(params, old) / 4
+        return added(local), added(self._norms.of(params, old) / 4)
 
     @property
     def holding(self) -> bool:

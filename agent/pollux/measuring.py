@@ -20,19 +20,19 @@ from pollux.estimators import (
     CommunicationHook,
     DifferencedEstimator,
     HookEstimator,
-    SampleBuffer,
 )
 from pollux.goodput import NoiseScale
 from pollux.noise_scale import NoiseAverages, SampleKind
 from pollux.precondition import GradientNorms
 from pollux.reduction import ReductionEstimator
+from pollux.samples import SampleBuffer, Squares, added, summed
 from pollux.sharding import is_sharded
 
 if TYPE_CHECKING:
     from pollux.sharded_noise import ReduceScatterEstimator
 
-READ_EVERY = 20
-"""Optimizer steps after which samples are read back even if the buffer has room."""
+ROWS = 64
+"""Samples kept at most until they are read."""
 
 
 class _Source(Enum):
@@ -62,9 +62,12 @@ class NoiseMeter:
         self.sampling = sampling
         self.initial = 1
         """M0; known with the loader."""
+        self.read_every = 1
+        """Optimizer steps from one reading of samples to the next, where they all find room until then."""
         self.agreed: tuple[NoiseScale, ...] = ()
         """Per parameter group, equal on every rank; empty while unknown."""
         self._scaler = scaler
+        self._device = device
         self._source: _Source | None = None
         self._kind: SampleKind | None = None
         self._flushed_at = 0
@@ -87,7 +90,10 @@ class NoiseMeter:
                 self._hook = HookEstimator(norms, size, on_ready=on_ready, inner=comm_hook)
                 model.register_comm_hook(group, self._hook.hook)
             else:
-                self._hook = self._reduction = ReductionEstimator(norms, params, on_ready=on_ready)
+                rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+                self._hook = self._reduction = ReductionEstimator(
+                    norms, params, rank=rank, ranks=ranks, on_ready=on_ready
+                )
         elif self.sharded and dist.get_world_size() > 1:
             from pollux.sharded_noise import ReduceScatterEstimator  # noqa: PLC0415 - loads torch's sharding
 
@@ -95,7 +101,8 @@ class NoiseMeter:
             group = dist.group.WORLD
         self._accumulation = AccumulationEstimator(norms, params)
         self._differenced = DifferencedEstimator(norms, params)
-        self._buffer = SampleBuffer(norms.groups, device, group=group, parts=self.sharded)
+        parts = (False, False) if self._hook is None else self._hook.parts
+        self._buffer = SampleBuffer(norms.groups, device, rows=ROWS, group=group, parts=parts)
 
     def begin(self, initial: int) -> None:
         """Training begins with batches of `initial` (M0) examples; what a checkpoint knew of the noise counts on."""
@@ -169,7 +176,7 @@ class NoiseMeter:
     def _end_group(self) -> None:
         assert self._kind is not None
         unscale = self._unscale()
-        pair: tuple[Tensor, Tensor] | None = None
+        pair: tuple[Squares, Squares] | None = None
         match self._source:
             case _Source.HOOK if self._hook is not None:
                 pair = self._hook.end()
@@ -187,8 +194,11 @@ class NoiseMeter:
         self._measured()
         local, total = pair
         if unscale is not None:
-            local, total = local * unscale**2, total * unscale**2
+            local, total = (added(self._sum_of(found) * unscale**2) for found in pair)
         self._buffer.add(self._kind, local, total)
+
+    def _sum_of(self, found: Squares) -> Tensor:
+        return summed([found], self.norms.groups, self._device)[0]
 
     def _measured(self) -> None:
         """The next one is due an interval after this one: a model that steps seldom gets its turn too."""
@@ -203,11 +213,12 @@ class NoiseMeter:
 
     def end_step(self, step: int) -> bool:
         """After the optimizer step: take in what was read back, start reading what is there. True at new estimates."""
-        if self._buffer.empty:
-            return False
-        new = self._buffer.collect(self.averages, self.initial)
-        if self._buffer.full or step - self._flushed_at >= READ_EVERY or not self.averages.ready:
-            self._buffer.flush()
+        buffer = self._buffer
+        new = buffer.under_way and buffer.collect(self.averages, self.initial)
+        if buffer.empty:
+            return new
+        if step - self._flushed_at >= self.read_every or buffer.full or not self.averages.ready:
+            buffer.flush()
             self._flushed_at = step
         return new
 

@@ -18,10 +18,10 @@ STALL = 0.5
 _USUAL_WAIT_FACTOR = 4.0
 _PENDING = 64  # passes whose marks a device has not reached yet
 
-FILE_EVERY = 0.25
+FILE_EVERY = 1.0
 """Seconds after which passes are filed, if there are not _TOGETHER before."""
 
-_TOGETHER = 16
+_TOGETHER = 32
 
 
 class HostClock:
@@ -169,29 +169,34 @@ class PassTimer:
     def _file_all(self) -> None:
         """File the passes that the device is through with: several together cost a fraction of one after another."""
         self._filed_at = time.monotonic()
+        found: dict[Configuration, tuple[list[float], list[float]]] = {}
         while self._pending and self._reached(self._pending[0]):
-            self._file(self._pending.popleft())
+            done = self._pending.popleft()
+            self._file(done, *found.setdefault(done.key, ([], [])))
+        for key, (local, final) in found.items():
+            if local or final:
+                self.profile.add(key, local, final)
 
     def _reached(self, done: _Pass) -> bool:
         """Whether the device has passed all marks; the hook's may lie in a stream of their own."""
         passed = self._clock.passed
         return passed(done.ended) and all(passed(start) and passed(end) for start, end in done.waits)
 
-    def _file(self, done: _Pass) -> None:
+    def _file(self, done: _Pass, local: list[float], final: list[float]) -> None:
+        """Put a pass's seconds where they belong."""
         seconds = self._clock.seconds(done.started, done.ended)
         wait = 0.0 if done.fetched is None else max(self._clock.seconds(done.fetched, done.data), 0.0)
         self._waited, self._total = 0.99 * self._waited + wait, 0.99 * self._total + seconds
         if not done.counts or self._stalled(wait, seconds):
             return
         if not done.synchronised:
-            self.profile.add_local(done.key, seconds)
+            local.append(seconds)
             return
-        self.profile.add_final(done.key, seconds)
+        final.append(seconds)
         if done.key.gpus == 1:
-            self.profile.add_local(done.key, seconds)
+            local.append(seconds)
         elif done.waits:
-            waited = sum(self._clock.seconds(*wait) for wait in done.waits)
-            self.profile.add_local(done.key, seconds - waited)
+            local.append(seconds - sum(self._clock.seconds(*wait) for wait in done.waits))
 
     def _stalled(self, wait: float, seconds: float) -> bool:
         """Whether this wait for data is out of proportion to the usual one, which it moves a little."""

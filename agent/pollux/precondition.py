@@ -67,7 +67,7 @@ def _shares(sizes: tuple[int, ...], newest: float, device: torch.device) -> Tens
 
 
 @lru_cache(maxsize=256)
-def _index(groups: tuple[int | None, ...], device: torch.device) -> Tensor:
+def index_of(groups: tuple[int, ...], device: torch.device) -> Tensor:
     """Each tensor's parameter group, kept on the device as `_shares` are."""
     return torch.tensor(groups, device=device)
 
@@ -84,9 +84,6 @@ class GradientNorms:
         """Parameter groups when this was made. One that the user adds later is not measured: all buffers, on all
         ranks, have their length."""
         self.group_of = {p: i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
-        self._listed: Sequence[Tensor] | None = None
-        self._places: tuple[int | None, ...] = ()
-        """Groups of the parameters listed last: a parameter's hash is a call of Python's."""
         self._size: int = sum(local_part(p).numel() for p in self.group_of)
 
     @property
@@ -121,19 +118,15 @@ class GradientNorms:
 
     def _plain(self, params: Sequence[Tensor], grads: Sequence[Tensor], device: torch.device) -> Tensor:
         """Without a preconditioner nothing needs a workspace, nor cutting."""
-        if params is not self._listed:
-            self._listed, self._places = params, tuple(map(self.group_of.get, params))
-        groups = self._places
-        if None in groups:  # parameters that this optimizer does not train
-            grads = [g for g, group in zip(grads, groups, strict=True) if group is not None]
-            groups = tuple(group for group in groups if group is not None)
+        pairs = [(g, self.group_of[p]) for p, g in zip(params, grads, strict=True) if p in self.group_of]
+        grads, groups = [g for g, _ in pairs], tuple(group for _, group in pairs)
         if not grads:
             return torch.zeros(self.groups, dtype=torch.float32, device=device)
         norms = torch.stack(list(torch._foreach_norm(list(map(local_part, grads)), 2, torch.float32)))
         if self.groups == 1:
             return torch.dot(norms, norms).reshape(1)
         out = torch.zeros(self.groups, dtype=torch.float32, device=device)
-        return out.index_add_(0, _index(groups, device), norms * norms)
+        return out.index_add_(0, index_of(groups, device), norms * norms)
 
     def of_flat(self, param: Tensor, piece: Tensor, start: int) -> Tensor:
         """As `of`, for a run of elements of one parameter from `start` on, flattened; of its shard where it is sharded.

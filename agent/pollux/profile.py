@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -94,24 +94,19 @@ class StepProfile:
         self._prior_at = 0.0
         self._lock = threading.Lock()
 
-    def add_local(self, key: Configuration, seconds: float) -> None:
-        """An accumulation pass, or the local part of a synchronising one [s]."""
-        self._add(key, local=seconds)
+    def add(self, key: Configuration, local: Sequence[float] = (), final: Sequence[float] = ()) -> None:
+        """Seconds of accumulation passes, or of synchronising ones' own work, and of whole synchronising passes.
 
-    def add_final(self, key: Configuration, seconds: float) -> None:
-        """A synchronising pass, from one end of step to the next [s]."""
-        self._add(key, final=seconds)
-
-    def _add(self, key: Configuration, local: float | None = None, final: float | None = None) -> None:
+        The latter count from one end of step to the next. A time that is not finite, or not above 0, is left out.
+        """
         with self._lock:
             times = self._times.get(key)
             if times is None:
                 times = self._times[key] = _Times()
                 self._forget_old()
-            if local is not None and math.isfinite(local) and local > 0:
-                times.local.append(local)
-            if final is not None and math.isfinite(final) and final > 0:
-                times.final.append(final)
+            times.local.extend(x for x in local if 0 < x < math.inf)
+            times.final.extend(x for x in final if 0 < x < math.inf)
+            if times.final:
                 self._most = (max(self._most[0], key.gpus), max(self._most[1], key.nodes))
             times.at = self._clock()
             self.version += 1

@@ -22,25 +22,31 @@ from torch.autograd import Variable
 
 from pollux.pair_norms import PairNorms
 from pollux.precondition import GradientNorms
+from pollux.samples import Squares
 
 
 class ReductionEstimator:
-    """n = K gradients of one reduction, seen at the ends of the backward pass."""
+    """n = K gradients of one reduction, seen at the ends of the backward pass by `rank` of the `ranks`."""
+
+    parts = (False, True)
+    """The mean gradient is the same on all ranks: each measures its share of the parameters."""
 
     def __init__(
         self,
         norms: GradientNorms,
         params: Sequence[torch.nn.Parameter],
         *,
+        rank: int,
+        ranks: int,
         on_ready: Callable[[], None],
     ) -> None:
         self._params = [p for p in params if p.requires_grad]
-        self._pair = PairNorms(norms)
+        self._pair = PairNorms(norms, self._params, rank=rank, ranks=ranks)
         self._on_ready = on_ready
         self._handles: list[Any] = []
         self._open = self._measuring = self._asked = False
         self._reached: torch.nn.Parameter | None = None
-        self._found: tuple[Tensor, Tensor] | None = None
+        self._found: tuple[Squares, Squares] | None = None
         self._watch(self._params)
 
     def begin(self, measuring: bool) -> None:
@@ -58,8 +64,8 @@ class ReductionEstimator:
         elif len(self._handles) > 1:
             self._watch([self._reached])
 
-    def end(self) -> tuple[Tensor, Tensor] | None:
-        """After it: (|g_b|^2 of this rank, |g_B|^2), each [groups] on the device; None where nothing was measured."""
+    def end(self) -> tuple[Squares, Squares] | None:
+        """After it: |g_b|^2 of this rank, and its part of |g_B|^2; None where nothing was measured."""
         found, self._found, self._measuring = self._found, None, False
         return found
 
@@ -93,9 +99,9 @@ class ReductionEstimator:
     def _before_reduction(self) -> None:
         # Where passes are nested (checkpointed activations) the inner ones end here too: the last call holds all.
         self._asked = False
-        local = self._pair.first(self._params)
+        local = self._pair.first()
         Variable._execution_engine.queue_callback(lambda: self._after_reduction(local))
 
     @torch.no_grad()
-    def _after_reduction(self, local: Tensor) -> None:
-        self._found = (local, self._pair.second(self._params))
+    def _after_reduction(self, local: Squares) -> None:
+        self._found = (local, self._pair.second())

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
 from pollux.precondition import CHUNK, GradientNorms
+from pollux.samples import Squares, added
 from pollux.sharding import local_part, sharded_modules
 
 logger = logging.getLogger("pollux")
@@ -44,6 +45,8 @@ class _Part(NamedTuple):
 class ReduceScatterEstimator:
     """Two ranks or more under `fully_shard`; HSDP too. Plain averages over the ranks only: not where the user
     has set another divisor, nor with gradients reduced in float16, which torch scales by the way."""
+
+    parts = (True, True)
 
     def __init__(self, norms: GradientNorms, model: torch.nn.Module, world_size: int) -> None:
         self._norms = norms
@@ -69,8 +72,8 @@ class ReduceScatterEstimator:
         self._measuring, self._spoiled, self._local = measuring, False, []
 
     @torch.no_grad()
-    def end(self) -> tuple[Tensor, Tensor] | None:
-        """After it: this rank's parts of (mean |g_b|^2, |g_B|^2), each [groups]; None where nothing was measured."""
+    def end(self) -> tuple[Squares, Squares] | None:
+        """After it: this rank's parts of the mean |g_b|^2, and of |g_B|^2; None where nothing was measured."""
         if not self._measuring:
             return None
         self._measuring = False
@@ -87,7 +90,7 @@ class ReduceScatterEstimator:
             for start in range(0, grad.numel(), CHUNK):
                 total += self._norms.of_flat(param, grad[start : start + CHUNK], start)
         self._local = []
-        return local, total / self._copies
+        return added(local), added(total / self._copies)
 
     @torch.no_grad()
     def see(self, unit: _Unit, gradient: Tensor, group: dist.ProcessGroup, op: Any) -> None:

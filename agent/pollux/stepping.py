@@ -34,6 +34,10 @@ MAX_SAMPLING = 20
 MEASURING_SHARE = 0.005
 """Share of the step time that measuring gradients may cost, by a rough estimate."""
 
+READINGS = 10
+"""Exchanges of the ranks from one reading of samples to the next: seconds, which the averages over far more steps do
+not feel. Steps so long that each ends in an exchange end in a reading, too."""
+
 
 class Stepper(Endings):
     """Drives the optimizer steps of one job on this rank; all ranks' steppers do the same at the same steps."""
@@ -323,7 +327,7 @@ class Stepper(Endings):
         noise = list(decision.noise)
         for trainee in self.trainees:
             own, noise = noise[: trainee.norms.groups], noise[trainee.norms.groups :]
-            trainee.agree(own, decision.sampling)
+            trainee.agree(own, decision.sampling, 1 + READINGS * (decision.next_exchange - 1))
         if 0 < decision.local_batch <= self.limits.local_max:
             self.choice = decision.choice
             for trainee in self.trainees:

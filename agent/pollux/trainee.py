@@ -141,10 +141,10 @@ class Trainee:
         """This rank's noise scale of each parameter group, not agreed yet; None until measured."""
         return self.averages.groups() or [None] * self.norms.groups
 
-    def agree(self, noise: Sequence[NoiseScale | None], sampling: int) -> None:
+    def agree(self, noise: Sequence[NoiseScale | None], sampling: int, read_every: int) -> None:
         """What rank 0 has found, on every rank; what was known before stands where it has found nothing."""
         self.meter.agreed = tuple(n for n in noise if n is not None) or self.meter.agreed
-        self.meter.sampling = sampling
+        self.meter.sampling, self.meter.read_every = sampling, read_every
 
     def _factors(self, scale: float) -> list[float]:
         """Per parameter group, for a step of `scale` M0: at the end of a pass it may be small."""

@@ -177,8 +177,8 @@ def test_a_training_is_begun_with_what_the_one_before_has_measured(store, ticket
         for nodes, gpus, m in measured:
             key = Configuration(nodes, gpus, m)
             for _ in range(8):
-                profile.add_local(key, float(accumulation_time(TRUTH, m)))
-                profile.add_final(key, float(step_time(TRUTH, nodes, gpus, m)))
+                profile.add(key, local=[float(accumulation_time(TRUTH, m))])
+                profile.add(key, final=[float(step_time(TRUTH, nodes, gpus, m))])
 
         def learn(answer):
             prior = Prior.from_answer(answer)

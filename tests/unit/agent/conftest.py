@@ -79,6 +79,14 @@ def run_ranks(
 
 
 @pytest.fixture
+def read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples of the noise are read at the next step, and not some seconds later: forked ranks inherit it."""
+    from pollux import stepping
+
+    monkeypatch.setattr(stepping, "READINGS", 0)
+
+
+@pytest.fixture
 def ranks() -> Callable[..., list[Any]]:
     return run_ranks
 

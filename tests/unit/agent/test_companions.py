@@ -21,6 +21,8 @@ from pollux.errors import PolluxAgentError
 from pollux.goodput import NoiseScale
 from pollux.tuning import BatchChoice
 
+pytestmark = pytest.mark.usefixtures("read_at_once")
+
 EXAMPLES = 240
 
 

@@ -22,6 +22,7 @@ from pollux import estimators
 from pollux.estimators import AccumulationEstimator, DifferencedEstimator, HookEstimator
 from pollux.noise_scale import DECAY, NoiseAverages, SampleKind
 from pollux.precondition import GradientNorms
+from pollux.samples import Squares, summed
 
 M0 = 64
 STEPS = 200
@@ -187,6 +188,11 @@ class Wire:
         return work
 
 
+def norms_of(found: Sequence[Squares]) -> Tensor:
+    """Squared norms [measurements, groups]."""
+    return summed(found, 1, torch.device("cpu"))
+
+
 def hooked(
     problem: Problem, ranks: int, averages: NoiseAverages, monkeypatch: pytest.MonkeyPatch
 ) -> SampleKind:
@@ -206,9 +212,10 @@ def hooked(
             answers = [hook.hook(None, bucket) for hook, bucket in zip(hooks, column, strict=True)]
             assert all(torch.equal(answer.value(), answers[0].value()) for answer in answers)
         found = [hook.end() for hook in hooks]
-        local = torch.stack([pair[0] for pair in found if pair is not None]).mean(0)
-        totals = [pair[1] for pair in found if pair is not None]
-        assert all(torch.equal(total, totals[0]) for total in totals)
+        local = norms_of([pair[0] for pair in found if pair is not None]).mean(0)
+        totals = norms_of([pair[1] for pair in found if pair is not None])
+        assert len(totals) == ranks
+        assert bool((totals == totals[0]).all())
         averages.add(kind, local.double().numpy(), totals[0].double().numpy(), M0)
     return kind
 
@@ -229,7 +236,7 @@ def accumulated(problem: Problem, passes: int, averages: NoiseAverages) -> Sampl
             estimator.after_backward(1.0 / passes)
         pair = estimator.end()
         assert pair is not None
-        averages.add(kind, *(part.double().numpy() for part in pair), M0)
+        averages.add(kind, *(norms_of([part])[0].double().numpy() for part in pair), M0)
     return kind
 
 
@@ -252,7 +259,7 @@ def differenced(problem: Problem, averages: NoiseAverages, drift: Sequence[Tenso
         pair = estimator.compare(None)
         move(problem, drift, -1.0)
         assert pair is not None
-        averages.add(kind, *(part.double().numpy() for part in pair), M0)
+        averages.add(kind, *(norms_of([part])[0].double().numpy() for part in pair), M0)
     return kind
 
 

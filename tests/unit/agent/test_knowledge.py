@@ -109,8 +109,8 @@ class Run:
             m = self.choice.local_batch
             key, off = Configuration(self.nodes, self.gpus, m), math.exp(0.03 * self.random.standard_normal())
             final = float(step_time(TRUTH, self.nodes, self.gpus, m)) * off
-            self.profile.add_local(key, float(accumulation_time(TRUTH, m)) * off)
-            self.profile.add_final(key, final)
+            self.profile.add(key, local=[float(accumulation_time(TRUTH, m)) * off])
+            self.profile.add(key, final=[final])
             self.at += final
         self.advisor.advise()
         assert self.advisor.params is not None

@@ -145,8 +145,8 @@ def test_advice_is_logged_once_and_ends_where_it_is_followed(caplog: pytest.LogC
     profile = StepProfile()
     for m in (8, 16):
         for _ in range(4):
-            profile.add_local(Configuration(1, 4, m), 0.05 + 0.001 * m)
-            profile.add_final(Configuration(1, 4, m), 0.09 + 0.001 * m)
+            profile.add(Configuration(1, 4, m), local=[0.05 + 0.001 * m])
+            profile.add(Configuration(1, 4, m), final=[0.09 + 0.001 * m])
     now = BatchChoice(8, 0)
     limits = BatchLimits(32, 1024, 4, 128)
     advisor = Advisor(profile, limits, 1, 4, lambda: (NOISY, now), adaptive=False, advises=True)

@@ -12,6 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from pollux import pair_norms, precondition
 from pollux.pair_norms import PairNorms
 from pollux.precondition import GradientNorms
+from pollux.samples import Squares, added, summed
 
 SHAPES = [(4, 3), (7,), (2, 3, 2, 2), (1,), (11, 5)]
 CASES = [
@@ -51,6 +52,11 @@ def expected(norms: GradientNorms, params: list[torch.nn.Parameter]) -> torch.Te
     return out
 
 
+def total(found: Squares, norms: GradientNorms) -> torch.Tensor:
+    """Per group, as it is read."""
+    return summed([found], norms.groups, torch.device("cpu"))[0]
+
+
 @pytest.mark.parametrize(("kind", "options"), CASES)
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("chunk", [1 << 21, 20, 8])
@@ -62,24 +68,51 @@ def test_both_measurements(
     # Runs of a few parameters, of one, and parameters that are cut: 11 x 5 goes in rows.
     monkeypatch.setattr(pair_norms, "CHUNK", chunk)
     monkeypatch.setattr(pair_norms, "KEPT", 2 * chunk)
-    pair = PairNorms(norms)
-    assert torch.allclose(pair.first(params), wanted, rtol=1e-5)
+    pair = PairNorms(norms, params)
+    assert torch.allclose(total(pair.first(), norms), wanted, rtol=1e-5)
     for p in params:
         assert p.grad is not None
         p.grad.mul_(0.5)
-    assert torch.allclose(pair.second(params), 0.25 * wanted, rtol=1e-5)
+    assert torch.allclose(total(pair.second(), norms), 0.25 * wanted, rtol=1e-5)
 
 
-def test_parameters_that_others_train_or_only_others_have_used() -> None:
-    params, norms = trained(torch.optim.Adam, False)
+@pytest.mark.parametrize(("kind", "options"), CASES)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_the_ranks_shares_add_up(kind: Any, options: dict[str, Any], ranks: int) -> None:
+    params, norms = trained(kind, True, **options)
+    wanted = expected(norms, params)
+    pairs = [PairNorms(norms, params, rank=rank, ranks=ranks) for rank in range(ranks)]
+    for pair in pairs:
+        assert torch.allclose(total(pair.first(), norms), wanted, rtol=1e-5), "its own gradient, whole"
+    parts = [total(pair.second(), norms) for pair in pairs]
+    assert torch.allclose(torch.stack(parts).sum(0), wanted, rtol=1e-5)
+    # The two largest parameters, 55 and 24 of 99 elements, are never with the same rank.
+    assert ranks == 1 or max(float(part.sum()) for part in parts) < float(wanted.sum())
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_parameters_that_others_train_or_only_others_have_used(kind: Any) -> None:
+    params, norms = trained(kind, False)
     alone = torch.nn.Parameter(torch.ones(3))
     alone.grad = torch.ones(3)
-    pair = PairNorms(norms)
-    wanted = expected(norms, params[1:])
-    assert torch.allclose(pair.first([*params[1:], alone]), wanted, rtol=1e-5)
-    assert torch.allclose(pair.second([*params, alone]), expected(norms, params), rtol=1e-5)
+    pair = PairNorms(norms, [*params, alone])
+    reduced, params[0].grad = params[0].grad, None
+    assert torch.allclose(total(pair.first(), norms), expected(norms, params[1:]), rtol=1e-5)
+    params[0].grad = reduced
+    assert torch.allclose(total(pair.second(), norms), expected(norms, params), rtol=1e-5)
     fresh = GradientNorms(torch.optim.Adam(params))
-    assert PairNorms(fresh).first(params).count_nonzero() == 0
+    assert total(PairNorms(fresh, params).first(), fresh).count_nonzero() == 0
+
+
+def test_samples_are_summed_by_group_whichever_parameters_had_gradients() -> None:
+    found = [
+        Squares(torch.tensor([2.0, 3.0]), (0, 1)),
+        Squares(torch.tensor([1.0, 1.0]), (0, 1), torch.tensor([0.5, 0.0])),
+        Squares(torch.tensor([4.0]), (1,)),
+        added(torch.tensor([1.0, 2.0])),
+    ]
+    wanted = [[4.0, 9.0], [1.5, 1.0], [0.0, 16.0], [1.0, 2.0]]
+    assert summed(found, 2, torch.device("cpu")).tolist() == wanted
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
@@ -93,10 +126,10 @@ def test_the_workspace_stays_below_32_mib_however_large_the_model(kind: Any) -> 
     optimizer.step()
     norms = GradientNorms(optimizer)
     norms.steps = 6
-    pair = PairNorms(norms)
+    pair = PairNorms(norms, params)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        pair.first(params)
-        pair.second(params)
+        pair.first()
+        pair.second()
     results = profiler.profiler.kineto_results
     changes = sorted((e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]")
     sizes = np.cumsum([size for _, size in changes])

@@ -132,12 +132,12 @@ def test_marks_that_a_device_has_not_reached_are_read_later_and_never_waited_for
 def test_what_was_not_measured_again_for_a_day_is_forgotten_but_not_that_it_was_explored() -> None:
     now = [1.0]
     profile = StepProfile(clock=lambda: now[0])
-    profile.add_final(Configuration(2, 8, 32), 1.0)
+    profile.add(Configuration(2, 8, 32), final=[1.0])
     now[0] = EXPIRY - 1
-    profile.add_final(ONE, 1.0)
+    profile.add(ONE, final=[1.0])
     assert profile.rows().gpus.tolist() == [8.0, 1.0]
     now[0] = EXPIRY + 2
-    profile.add_final(FOUR, 1.0)
+    profile.add(FOUR, final=[1.0])
     assert profile.rows().gpus.tolist() == [1.0, 4.0]
     assert (profile.explored_gpus, profile.explored_nodes, profile.measured()) == (8, 2, (4, 1))
     saved = profile.state_dict()
@@ -153,7 +153,7 @@ def test_configurations_are_bounded_in_number_the_newest_stay() -> None:
     profile = StepProfile(clock=lambda: now[0])
     for m in range(1, MOST_CONFIGURATIONS + 50):
         now[0] += 1.0
-        profile.add_final(Configuration(1, 1, m), 1.0)
+        profile.add(Configuration(1, 1, m), final=[1.0])
     kept = profile.rows().local_batch
     assert (kept.size, kept.min(), kept.max()) == (MOST_CONFIGURATIONS, 50, MOST_CONFIGURATIONS + 49)
 
@@ -161,13 +161,13 @@ def test_configurations_are_bounded_in_number_the_newest_stay() -> None:
 def test_times_belong_to_a_gpu_type_and_are_there_again_when_the_job_comes_back() -> None:
     first = StepProfile("a100")
     for m in (16, 32):
-        first.add_final(Configuration(1, 4, m), 0.1)
+        first.add(Configuration(1, 4, m), final=[0.1])
     second = StepProfile("v100")
     second.load_state_dict(first.state_dict())
     assert second.of_other_type
     assert (second.rows().gpus.size, second.measured(), second.explored_gpus) == (0, (0, 0), 4)
     assert second.fit() is None
-    second.add_final(FOUR, 0.5)
+    second.add(FOUR, final=[0.5])
     assert not second.of_other_type
     third = StepProfile("a100")
     third.load_state_dict(second.state_dict())

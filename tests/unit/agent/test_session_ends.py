@@ -118,7 +118,7 @@ def test_the_report_after_a_short_step_speaks_of_whole_ones() -> None:
     for _ in job.epochs(1, passes=True):
         for x, y in loader:
             step(job, optimizer, x, y)
-    job.profile.add_final(Configuration(1, 1, 32), 0.5)
+    job.profile.add(Configuration(1, 1, 32), final=[0.5])
     report = report_of(job)
     job.close()
     assert job.gain == pytest.approx(1 / 32)

@@ -47,8 +47,8 @@ def measured(*places: tuple[int, int, int], of: ThroughputParams = THETA) -> Ste
     profile = StepProfile()
     for nodes, gpus, m in places:
         for _ in range(4):
-            profile.add_local(Configuration(nodes, gpus, m), float(accumulation_time(of, m)))
-            profile.add_final(Configuration(nodes, gpus, m), float(step_time(of, nodes, gpus, m)))
+            profile.add(Configuration(nodes, gpus, m), local=[float(accumulation_time(of, m))])
+            profile.add(Configuration(nodes, gpus, m), final=[float(step_time(of, nodes, gpus, m))])
     return profile
 
 
@@ -118,8 +118,8 @@ def test_an_equation_that_fails_gives_way_to_pollux_own(answer: Any, caplog: Any
 def test_attach_takes_it() -> None:
     model, own = torch.nn.Linear(2, 1), Tiled()
     job = attach(model, torch.optim.SGD(model.parameters(), lr=0.1), throughput=own)
-    job.profile.add_final(Configuration(1, 1, 8), 0.1)
-    job.profile.add_final(Configuration(1, 1, 16), 0.1)
+    job.profile.add(Configuration(1, 1, 8), final=[0.1])
+    job.profile.add(Configuration(1, 1, 16), final=[0.1])
     params = job.profile.fit()
     assert isinstance(params, SampledParams)
     assert (params.model, own.fits) == (own, 1)

@@ -86,8 +86,8 @@ def test_the_advisor_fits_what_was_measured_and_proposes() -> None:
     assert not advisor.advise()
     for m in (8, 16):
         for _ in range(4):
-            profile.add_local(Configuration(1, 4, m), 0.05 + 0.001 * m)
-            profile.add_final(Configuration(1, 4, m), 0.09 + 0.001 * m)
+            profile.add(Configuration(1, 4, m), local=[0.05 + 0.001 * m])
+            profile.add(Configuration(1, 4, m), final=[0.09 + 0.001 * m])
     assert advisor.advise()
     assert advisor.params is not None
     assert advisor.params.alpha_grad == pytest.approx(0.05, rel=0.2)
@@ -97,7 +97,7 @@ def test_the_advisor_fits_what_was_measured_and_proposes() -> None:
 
 def test_a_job_that_is_not_adaptive_is_fitted_and_left_alone() -> None:
     profile = StepProfile()
-    profile.add_final(Configuration(1, 1, 32), 0.1)
+    profile.add(Configuration(1, 1, 32), final=[0.1])
     advisor = Advisor(profile, LIMITS, 1, 1, lambda: (NOISY, BatchChoice(32, 0)), adaptive=False)
     assert advisor.advise()
     assert advisor.proposal is None
@@ -107,11 +107,11 @@ def test_a_straggler_does_not_move_the_profile_and_old_times_fade() -> None:
     profile = StepProfile()
     key = Configuration(1, 2, 8)
     for _ in range(9):
-        profile.add_final(key, 0.1)
-    profile.add_final(key, 9.0)
+        profile.add(key, final=[0.1])
+    profile.add(key, final=[9.0])
     assert profile.final_time(key) == pytest.approx(0.1)
     for _ in range(64):
-        profile.add_final(key, 0.2)
+        profile.add(key, final=[0.2])
     assert profile.final_time(key) == pytest.approx(0.2)
     assert (profile.explored_gpus, profile.explored_nodes) == (2, 1)
     again = StepProfile()
