@@ -1,0 +1,107 @@
+"""The estimator that several ranks have by default, against the truth, for up to eight of them.
+
+Ranks are simulated: each one's backward pass runs in turn, and in the place of DistributedDataParallel its hook on the
+gradient accumulators has the mean put into `.grad` at the end of it, as DDP has. (Real ranks: test_noise_scale.py.)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+
+from pollux.noise_scale import DECAY, NoiseAverages, SampleKind
+from pollux.reduction import ReductionEstimator
+from tests.unit.agent.test_estimators_truth import (
+    M0,
+    STEPS,
+    Network,
+    Problem,
+    Quadratic,
+    accumulated,
+    norms_of,
+    plain_averages,
+)
+
+
+class Reducer:
+    """Stands for DDP's: where it has seen all gradients of a backward pass, `mean` takes their place."""
+
+    def __init__(self, params: list[torch.nn.Parameter]) -> None:
+        self.params = params
+        self.mean: list[Tensor] = []
+        self.seen = 0
+        # Kept, or the nodes would go with their hooks.
+        self.nodes: list[Any] = [p.expand_as(p).grad_fn.next_functions[0][0] for p in params]  # type: ignore[union-attr]
+        for node in self.nodes:
+            node.register_hook(self.arrived)
+
+    def arrived(self, *_: Any) -> None:
+        self.seen += 1
+        if self.seen % len(self.params) == 0:
+            Variable._execution_engine.queue_callback(self.reduced)
+
+    def reduced(self) -> None:
+        for p, mean in zip(self.params, self.mean, strict=True):
+            p.grad = mean.clone()
+
+
+def reduced(problem: Problem, ranks: int, averages: NoiseAverages) -> SampleKind:
+    params, kind = problem.params, SampleKind(ranks, M0 // ranks, 1.0)
+    estimators = [
+        ReductionEstimator(problem.norms, params, rank=rank, ranks=ranks, on_ready=lambda: None)
+        for rank in range(ranks)
+    ]
+    drawn = []
+    for _ in range(ranks * STEPS):
+        problem.norms.optimizer.zero_grad()
+        problem.backward(M0 // ranks)
+        drawn.append([p.grad for p in params if p.grad is not None])
+    reducer = Reducer(params)
+    for step in range(STEPS):
+        gradients = drawn[step * ranks : (step + 1) * ranks]
+        reducer.mean = [torch.stack(column).mean(0) for column in zip(*gradients, strict=True)]
+        found = []
+        for estimator, own in zip(estimators, gradients, strict=True):
+            problem.norms.optimizer.zero_grad()
+            estimator.begin(True)
+            torch.stack([(p * g).sum() for p, g in zip(params, own, strict=True)]).sum().backward()
+            estimator.passed()
+            pair = estimator.end()
+            assert pair is not None
+            found.append(pair)
+        local = norms_of([pair[0] for pair in found]).mean(0)
+        total = norms_of([pair[1] for pair in found]).sum(0)
+        averages.add(kind, local.double().numpy(), total.double().numpy(), M0)
+    for estimator in estimators:
+        estimator.close()
+    return kind
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize(
+    ("ranks", "problem"), [(2, Quadratic), (3, Quadratic), (4, Quadratic), (8, Quadratic), (4, Network)]
+)
+def test_within_three_standard_errors(ranks: int, problem: Any, optimizer: str) -> None:
+    at, averages = problem(optimizer), plain_averages()
+    at.check(averages, reduced(at, ranks, averages), STEPS)
+
+
+@pytest.mark.parametrize("ratio", [8.0, 80.0])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("estimate", [reduced, accumulated])
+def test_within_a_tenth_after_200_steps(
+    estimate: Any, optimizer: str, ratio: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """n = 8 gradients of b = 8 examples, a noise scale of b or of 10 b, and the averages as in a training."""
+    monkeypatch.setattr(Quadratic, "ratio", ratio)
+    at, averages = Quadratic(optimizer), NoiseAverages(1, decay=DECAY)
+    kind = estimate(at, 8, averages)
+    (found,) = averages.groups() or [None]
+    assert found is not None
+    true = float(at.covariance.trace()) / float(at.mean @ at.mean)
+    assert true / kind.examples < 14, "Adam's scale is its own"
+    assert M0 * found.var / found.sqr == pytest.approx(true, rel=0.1)
