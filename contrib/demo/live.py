@@ -47,7 +47,7 @@ def _seen(track: Track) -> dict[str, Any]:
         "age_s": (track.ended_at or time.time()) - track.submitted_at,
     }
     if track.ended:  # what polluxd last knew of it is of the past
-        seen |= dict.fromkeys(("batch_size", "goodput", "speedup"), None) | {"reason": ""}
+        seen |= dict.fromkeys(("batch_size", "mode", "goodput", "speedup"), None) | {"reason": ""}
     return seen
 
 

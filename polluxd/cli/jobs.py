@@ -23,17 +23,18 @@ JOB_COLUMNS = (
     Column("job_id", "JOB", right=True),
     Column("name", "NAME", flexible=True, least=8),
     Column("user", "USER", rank=7),
-    Column("account", "ACCOUNT", rank=9),
+    Column("account", "ACCOUNT", rank=11),
     Column("state", "STATE", style=_state_style),
     Column("gpus", "GPUS", right=True),
     Column("nodes", "NODES", rank=4, flexible=True, least=8),
     Column("batch_size", "BATCH", right=True, rank=2),
+    Column("mode", "MODE", rank=10),
     Column("goodput", "GOODPUT", number(3), right=True, rank=3),
     Column("speedup", "SPEEDUP", number(3), right=True, rank=1),
     Column("progress", "DONE", lambda v: "-" if v is None else f"{100 * v:.0f}%", right=True, rank=5),
     Column("reallocations", "MOVES", right=True, rank=6),
     Column("age_s", "AGE", duration, right=True, rank=8),
-    Column("reason", "REASON", plain, flexible=True, least=14, rank=10),
+    Column("reason", "REASON", plain, flexible=True, least=14, rank=9),
 )
-"""`goodput` in examples of M0-equivalent progress per second; `speedup` against the job's fair share;
-`progress` a fraction of the declared training."""
+"""`mode`: what the job's agent may change, as it last reported; `goodput` in examples of M0-equivalent
+progress per second; `speedup` against the job's fair share; `progress` a fraction of the declared training."""

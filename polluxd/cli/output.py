@@ -13,6 +13,7 @@ from datetime import datetime
 from enum import Enum
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -83,12 +84,7 @@ class Column:
 def fit(rows: Sequence[Row], columns: Sequence[Column], width: int) -> list[Column]:
     """The columns that fit into `width` characters, in their order."""
     kept = list(columns)
-
-    def need(column: Column) -> int:
-        widest = max([len(column.title), *(len(column.show(row.get(column.key))) for row in rows)])
-        return min(widest, max(column.least, len(column.title))) if column.flexible else widest
-
-    while sum(need(c) + 2 for c in kept) - 2 > width:
+    while sum(_need(c, rows) + 2 for c in kept) - 2 > width:
         spare = [c for c in kept if c.rank]
         if not spare:
             break
@@ -96,9 +92,33 @@ def fit(rows: Sequence[Row], columns: Sequence[Column], width: int) -> list[Colu
     return kept
 
 
+def _widest(column: Column, rows: Sequence[Row]) -> int:
+    return max([len(column.title), *(cell_len(column.show(row.get(column.key))) for row in rows)])
+
+
+def _need(column: Column, rows: Sequence[Row]) -> int:
+    """The least width of a column: that of its widest value, unless that may be cut."""
+    widest = _widest(column, rows)
+    return min(widest, max(column.least, len(column.title))) if column.flexible else widest
+
+
+def _widths(rows: Sequence[Row], columns: Sequence[Column], width: int) -> dict[str, int]:
+    """Characters of each column, by key: what it needs, and of what is left over flexible ones as much as they want."""
+    widths = {c.key: _need(c, rows) for c in columns}
+    spare = max(width - sum(w + 2 for w in widths.values()) + 2, 0)
+    wanting = sorted((_widest(c, rows) - widths[c.key], c.key) for c in columns if c.flexible)
+    for served, (wish, key) in enumerate(wanting):
+        more = min(wish, spare // (len(wanting) - served))
+        widths[key] += more
+        spare -= more
+    return widths
+
+
 def table(rows: Sequence[Row], columns: Sequence[Column], width: int, title: str | None = None) -> Table:
     """A rich table of the columns that fit; cells never wrap."""
     kept = fit(rows, columns, width)
+    # Left to itself, rich cuts all columns alike where one holds a long sentence, and so numbers too.
+    widths = _widths(rows, kept, width)
     made = Table(
         title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0)
     )
@@ -109,7 +129,7 @@ def table(rows: Sequence[Row], columns: Sequence[Column], width: int, title: str
             no_wrap=True,
             overflow="ellipsis",
             header_style="bold",
-            min_width=None if column.flexible else len(column.title),
+            width=widths[column.key],
         )
     for row in rows:
         cells = []

@@ -35,16 +35,31 @@ def test_jobs_json_is_unrounded_and_keeps_every_column(store, polluxctl):
     assert set(job) == {column.key for column in ctl.JOB_COLUMNS}
 
 
+def test_jobs_tell_what_each_agent_may_change(store, polluxctl, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    view = store.views[0]
+    modes = ("observe", "advise", "enforce", None)
+    store.views = [replace(view, job_id=number, mode=mode) for number, mode in enumerate(modes, 1)]
+    head, *lines = (line.split() for line in polluxctl("jobs").out.splitlines())
+    # At this width the account has left, for this and the reason.
+    assert ("ACCOUNT" in head, "REASON" in head) == (False, True)
+    at = head.index("MODE")
+    assert [line[at] for line in lines] == ["observe", "advise", "enforce", "-"]
+    assert [job["mode"] for job in json.loads(polluxctl("jobs", "--json").out)] == list(modes)
+    assert [job["mode"] for job in json.loads(polluxctl("top", "--json").out)["jobs"]] == list(modes)
+
+
 def test_jobs_of_one_user(store, polluxctl):
     store.views.append(replace(store.views[0], job_id=9, user="bob"))
     assert [j["job_id"] for j in json.loads(polluxctl("jobs", "-u", "bob", "--json").out)] == [9]
 
 
 def test_what_a_waiting_job_once_reported_is_not_shown_as_current(store, polluxctl):
-    store.views[0] = replace(store.views[0], state="PENDING", gpus=0, nodes=())
+    store.views[0] = replace(store.views[0], state="PENDING", gpus=0, nodes=(), mode="advise")
     (job,) = json.loads(polluxctl("jobs", "--json").out)
     assert job["goodput"] is None
     assert job["batch_size"] is None
+    assert job["mode"] is None
 
 
 def test_no_jobs_is_said_in_words_and_as_an_empty_list(store, polluxctl):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import math
 from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
 
-from polluxd.cli.output import Column, duration, fit, jsonable, number
+from polluxd.cli.output import Column, duration, fit, jsonable, number, table
 
 
 @pytest.mark.parametrize(
@@ -72,6 +75,21 @@ def test_dear_columns_stay_and_order_is_kept(width):
     kept = [c.key for c in fit([ROW], COLUMNS, width)]
     assert kept[:2] == ["id", "name"]
     assert kept == [c.key for c in COLUMNS if c.key in kept]
+
+
+@pytest.mark.parametrize("width", [20, 42, 55, 66, 80, 200])
+def test_only_flexible_columns_are_cut(width):
+    wide = "\N{CJK UNIFIED IDEOGRAPH-6771}"  # of two cells
+    row = ROW | {"name": "a sentence " * 20, "dear": wide * 10}
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(table([row], COLUMNS, width))
+    text = console.export_text()
+    for column in fit([row], COLUMNS, width):
+        assert column.flexible or str(row[column.key]) in text.split()
+    assert "\N{HORIZONTAL ELLIPSIS}" in text
+    lines = text.splitlines()
+    assert len(lines) == 2
+    assert max(cell_len(line.rstrip()) for line in lines) <= width
 
 
 def test_json_has_no_nan_and_no_surprises():
