@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from polluxd.model import JobState, Step
+from tests.unit.apply.faults import FAULTS
 
 from .conftest import Daemon, Loop
 from .elastic import Elastic
@@ -27,15 +28,6 @@ pytestmark = [
         not os.environ.get("POLLUX_SOAK"), reason="minutes of it: POLLUX_SOAK=1, or make soak"
     ),
 ]
-
-FAULTS = (
-    "nothing",
-    "database down",
-    "scontrol times out",
-    "applied but timed out",
-    "slurmctld restarts",
-    "second leader",
-)
 
 LATE = """\
 #!/bin/sh

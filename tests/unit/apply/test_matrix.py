@@ -15,6 +15,7 @@ import pytest
 from polluxd.errors import SlurmUnavailable
 from polluxd.model import NO_PLACEMENT, Allocation, JobState, Placement, Plan, Snapshot, Step
 
+from .faults import FAULTS
 from .world import LEADER_LEASE_S, Killed, Process, World
 
 pytestmark = pytest.mark.timeout(900)
@@ -23,14 +24,6 @@ WRITES = {
     *("signal", "requeue", "configure", "renew", "limit_time", "shrink", "cancel"),
     *("plan_reallocation", "advance"),
 }
-FAULTS = (
-    "nothing",
-    "database down",
-    "scontrol times out",
-    "applied but timed out",
-    "slurmctld restarts",
-    "second leader",
-)
 
 
 @dataclass(frozen=True)
