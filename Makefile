@@ -65,7 +65,7 @@ bench-policy: setup ## decisions timed, bounded and held against the paper's alg
 bench-fit: setup ## what the step-time fit predicts of unseen configurations; bench-out/fit.json, tests/benchmarks/fit.md
 	@PYTHONPATH=.:agent $(PYTHON) tests/benchmarks/fit.py
 
-bench-agent: setup ## what the agent costs per step against plain DDP (11 minutes); bench-out/agent.json, tests/benchmarks/agent_overhead.md
+bench-agent: setup ## what the agent costs per step against plain DDP (half an hour); bench-out/agent.json, tests/benchmarks/agent_overhead.md
 	@mkdir -p bench-out
 	@$(PYTHON) tests/benchmarks/agent_overhead.py --json bench-out/agent.json --markdown tests/benchmarks/agent_overhead.md
 

@@ -1,16 +1,16 @@
 """What the agent costs per optimizer step, against plain DistributedDataParallel.
 
-    python tests/benchmarks/agent_overhead.py [--ranks 4] [--minutes 10] [--device cpu|cuda]
+    python tests/benchmarks/agent_overhead.py [--ranks 4] [--minutes 30] [--device cpu|cuda]
         [--json bench-out/agent.json] [--markdown tests/benchmarks/agent_overhead.md]
 
-Paired and interleaved: all variants train in the same processes, in blocks of five steps and in random order, so that
-whatever else the machine does falls on all of them. A block is timed from barrier to barrier, by its slowest rank, and
-compared with the two plain variants' blocks beside it (the logarithm of its time with the mean of theirs). Four blocks
-make a round, 20 steps, one of which is measured at the default sampling of 1/20: the first to fourth blocks of all
-rounds are averaged apart, without the fifth of them farthest off at either side (another process at work), and the
-overhead is the mean of the four. The two plain variants against each other, the null pair, show how much of it is
-noise. The ranks' CPU time is given beside: waiting for others does not count in it. On CPUs each rank keeps to one
-core: by itself the kernel now and then puts three of four ranks on one of two.
+Paired and interleaved: all variants train in the same processes, one step of each in turn and in random order, so that
+whatever else the machine does falls on all of them. A step is timed from barrier to barrier, by its slowest rank, and
+compared with the two plain variants' steps beside it (the logarithm of its time with the mean of theirs). Twenty steps
+make a round, one of which is measured at the default sampling of 1/20: the first to twentieth steps of all rounds are
+averaged apart, without the fifth of them farthest off at either side (another process at work), and the overhead is the
+mean of the twenty. The two plain variants against each other, the null pair, show how much of it is noise. The ranks'
+CPU time is given beside: waiting for others does not count in it. On CPUs each rank keeps to one core: by itself the
+kernel now and then puts three of four ranks on one of two.
 
 Plain: DDP, torch's DataLoader with a DistributedSampler. Pollux: `attach`, its loader, hook, timing, control exchange
 and refitting thread, at a fixed batch size. AdaptDL is measured beside them where it can be imported. Left out are the
@@ -51,8 +51,6 @@ import pollux.fit  # noqa: E402 - SciPy's import, once per start and in a thread
 SEED = 1
 STEPS = 20
 """Optimizer steps of each variant in a round."""
-BLOCK = 5
-"""Of these, steps in a row."""
 WARM_ROUNDS = 3
 LEAST_ROUNDS = 12
 """Rounds on a machine so slow that the time is up before."""
@@ -165,7 +163,7 @@ def _adaptdl(model_name: str, optimizer_name: str, size: int, device: torch.devi
 
 
 def _join(rank: int, options: argparse.Namespace, port: int) -> Any:
-    """Join the other ranks; returns the group whose barriers part the blocks."""
+    """Join the other ranks; returns the group whose barriers part the steps."""
     size = options.ranks
     os.environ.update(LOCAL_WORLD_SIZE=str(size), GLOO_SOCKET_IFNAME="lo")
     backend = "nccl" if options.device == "cuda" else "gloo"
@@ -185,7 +183,7 @@ def _join(rank: int, options: argparse.Namespace, port: int) -> Any:
 
 
 def _worker(rank: int, options: argparse.Namespace, model: str, optimizer: str, port: int, pipe: Any) -> None:
-    """One rank: trains all variants, and sends each block's seconds per step, on the wall's clock and of CPU time."""
+    """One rank: trains all variants, and sends each step's seconds, on the wall's clock and of CPU time."""
     warnings.filterwarnings("ignore")
     if options.device == "cpu" and hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
@@ -216,14 +214,13 @@ def _worker(rank: int, options: argparse.Namespace, model: str, optimizer: str, 
     going = True
     while going:
         spent: dict[str, list[tuple[float, float]]] = {name: [] for name in variants}
-        for _ in range(STEPS // BLOCK):
+        for _ in range(STEPS):
             for name in order.sample(list(variants), len(variants)):
                 start = meet()
                 cpu = time.process_time()
-                for _ in range(BLOCK):
-                    next(variants[name])
+                next(variants[name])
                 used = time.process_time() - cpu
-                spent[name].append(((meet() - start) / BLOCK, used / BLOCK))
+                spent[name].append((meet() - start, used))
         rounds.append(spent)
         late = time.monotonic() - begun > options.seconds
         going = _agreed(len(rounds) < WARM_ROUNDS + (least if late else options.rounds), group)
@@ -243,7 +240,7 @@ def _agreed(mine: bool, group: Any) -> bool:
 
 
 def measure(options: argparse.Namespace, model: str, optimizer: str) -> dict[str, np.ndarray]:
-    """Seconds per step [rounds, blocks, ranks, (wall, CPU)] of each variant. Raises SystemExit where a rank failed."""
+    """Seconds per step [rounds, steps, ranks, (wall, CPU)] of each variant. Raises SystemExit where a rank failed."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -271,15 +268,17 @@ def measure(options: argparse.Namespace, model: str, optimizer: str) -> dict[str
 
 
 def interval(logs: np.ndarray) -> tuple[float, float, float]:
-    """Overhead of logarithmic ratios [rounds, blocks], and its 95 % bootstrap interval."""
+    """Overhead of logarithmic ratios [rounds, steps], and its 95 % bootstrap interval."""
 
     def middle(values: np.ndarray) -> Any:
         cut = values.shape[-2] // 5
         return np.sort(values, axis=-2)[..., cut : values.shape[-2] - cut, :].mean((-2, -1))
 
-    rounds, blocks = logs.shape
-    chosen = np.random.default_rng(0).integers(rounds, size=(4000, rounds, blocks))
-    low, high = np.quantile(middle(logs[chosen, np.arange(blocks)]), (0.025, 0.975))
+    rounds, steps = logs.shape
+    random = np.random.default_rng(0)
+    # One resampling after the other: all at once would take gigabytes.
+    again = [middle(logs[random.integers(rounds, size=logs.shape), np.arange(steps)]) for _ in range(4000)]
+    low, high = np.quantile(again, (0.025, 0.975))
     found: tuple[float, float, float] = tuple(float(np.expm1(x)) for x in (middle(logs), low, high))  # type: ignore[assignment]
     return found
 
@@ -358,8 +357,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ranks", type=int, help="4 on CPU, as many as there are on GPUs")
-    parser.add_argument("--rounds", type=int, default=120, help="at most, for each model and optimizer")
-    parser.add_argument("--minutes", type=float, default=10.0, help="for all of them together, about")
+    parser.add_argument("--rounds", type=int, default=400, help="at most, for each model and optimizer")
+    parser.add_argument("--minutes", type=float, default=30.0, help="for all of them together, about")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--models", nargs="+", choices=sorted(MODELS), default=sorted(MODELS))
     parser.add_argument("--optimizers", nargs="+", choices=["sgd", "adam"], default=["sgd", "adam"])
