@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import errno
-import io
 import logging
 import os
-import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -164,59 +161,6 @@ def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="could be written"):
         CheckpointStore(tmp_path / "file" / "below").save(state(1), meta={})
-
-
-def _save_and_die(directory: Path, step: int, at: int) -> None:
-    """In a process of its own: save, and be killed at the `at`-th call into the system or the checkpoint's code."""
-    store = CheckpointStore(directory)
-    calls = 0
-
-    def count(frame: Any, event: str, argument: Any) -> None:
-        nonlocal calls
-        system = getattr(argument, "__module__", None) == "posix" or isinstance(
-            getattr(argument, "__self__", None), io.IOBase
-        )
-        own = "checkpoint" in Path(frame.f_code.co_filename).name
-        if (event == "c_call" and system) or (event == "call" and own):
-            calls += 1
-            if calls == at:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.setprofile(count)
-    store.save({"w": torch.full((20_000,), float(step)), "list": [step]}, meta={"step": step})
-    os._exit(0)
-
-
-def test_kill_9_at_any_point_of_a_save_leaves_an_intact_checkpoint(tmp_path: Path) -> None:
-    """Killed before each call that a save makes, one after the other: the last checkpoint stands, or the new one."""
-    CheckpointStore(tmp_path).save({"w": torch.zeros(20_000), "list": [0]}, meta={"step": 0})
-    last, outcomes, interrupted = 0, set(), 0
-    for at in range(1, 1000):
-        child = os.fork()
-        if not child:
-            try:
-                _save_and_die(tmp_path, last + 1, at)
-            finally:
-                os._exit(1)
-        _, status = os.waitpid(child, 0)
-        code = os.waitstatus_to_exitcode(status)
-        assert code in (0, -signal.SIGKILL)
-        interrupted += any(path.suffix == ".tmp" for path in tmp_path.iterdir())
-        found = latest(CheckpointStore(tmp_path))
-        assert found is not None
-        step = found[1]["step"]
-        assert step in (last, last + 1)
-        assert found[0]["w"].eq(step).all()
-        assert found[0]["list"] == [step]
-        if code == 0:
-            assert step == last + 1
-            break
-        outcomes.add(step - last)
-        last = step
-    assert code == 0, "no save came to its end"
-    assert at > 20, "hardly a point to be killed at"
-    assert interrupted > 5
-    assert outcomes == {0, 1}, "killed before the new checkpoint's name stood, and after"
 
 
 def test_leftovers_of_a_killed_save_go(tmp_path: Path) -> None:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import random
-import signal
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -235,65 +231,6 @@ def test_saves_beside_the_training(ranks: Any, tmp_path: Path) -> None:
         assert saved == [0]
         assert count == 1, "the save that one rank could not make is none"
         assert resumed == first != second
-
-
-def save_until_killed(directory: str, port: str, rank: int, told: int) -> None:
-    os.environ.update(
-        RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port, GLOO_SOCKET_IFNAME="lo"
-    )
-    torch.set_num_threads(1)
-    model = sharded(64)
-    store = ShardedStore(directory, group=dist.group.WORLD)
-    found = store.newest()
-    step = store.read_rest(found)[0]["step"] if found else 0
-    shards = {name: p.detach() for name, p in model.named_parameters()}
-    if found:
-        store.read_shards(found, dict(shards))
-        assert all(bool(p.to_local().eq(step).all()) for p in shards.values())
-    os.write(told, b"0\n")
-    while True:
-        step += 1
-        for p in shards.values():
-            p.to_local().fill_(step)
-        store.save(shards, {"step": step}, meta={})
-        os.write(told, b"%d\n" % step)
-
-
-def test_kill_9_of_a_rank_in_mid_save_leaves_an_intact_checkpoint(free_port: Any, tmp_path: Path) -> None:
-    chance = random.Random(3)
-    last = interrupted = 0
-    for attempt in range(6):
-        listen, told = os.pipe()
-        children = []
-        port = str(free_port())
-        for rank in range(2):
-            if not (child := os.fork()):
-                try:
-                    save_until_killed(str(tmp_path), port, rank, told)
-                finally:
-                    os._exit(1)
-            children.append(child)
-        os.close(told)
-        with os.fdopen(listen, "rb") as lines:
-            assert [lines.readline(), lines.readline()] == [b"0\n", b"0\n"]
-            if attempt % 3:
-                last = max(last, int(lines.readline()))
-            time.sleep(chance.uniform(0.0, 0.15))
-            os.kill(children[attempt % 2], signal.SIGKILL)
-            time.sleep(0.05)  # the survivor meets it, and must publish nothing half
-            for child in children:
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-            rest = [int(line) for line in lines.read().split()]
-        last = max([last, *rest])
-        interrupted += any(path.name.endswith(".tmp") for path in tmp_path.iterdir())
-        store = ShardedStore(tmp_path, group=None)
-        found = store.newest()
-        step = store.read_rest(found)[0]["step"] if found else 0
-        assert last <= step <= last + 1
-        last = step
-    assert last > 0
-    assert interrupted > 0, "no save was interrupted: the kills came at no interesting time"
 
 
 def test_an_empty_directory_and_a_directory_that_cannot_be_made(
