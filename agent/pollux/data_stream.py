@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch.utils.data import default_collate
 from torch.utils.data._utils.pin_memory import pin_memory
 
@@ -64,7 +65,8 @@ class ElasticStream(ElasticData):
         self._length = length if length is not None else _told_length(dataset)
         self._transform = transform
         self._collate = collate_fn or default_collate
-        self._pin = pin_memory
+        # As torch's loader, which leaves it where there is no device to pin for.
+        self._pin = pin_memory and torch.accelerator.is_available()
         self._source: Iterator[Any] | None = None
         self._source_pass = -1
         """The pass of what is read and remembered."""

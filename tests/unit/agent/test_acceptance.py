@@ -124,3 +124,15 @@ def test_data_that_is_not_divided_is_taken() -> None:
         job = attach(model, sgd(model), adaptive=False)
         assert len(job.loader(dataset, 16, **options)) == 13
         job.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument")
+def test_memory_is_pinned_where_there_is_something_to_pin_it_for(stream: bool) -> None:
+    model = network()
+    job = attach(model, sgd(model), adaptive=False)
+    options = {"length": 203} if stream else {}
+    for x, _, _ in job.loader(Stream() if stream else data(), 16, pin_memory=True, **options):
+        assert x.is_pinned() == torch.accelerator.is_available()
+        break
+    job.close()
