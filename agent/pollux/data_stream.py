@@ -66,7 +66,7 @@ class ElasticStream(ElasticData):
         self._transform = transform
         self._collate = collate_fn or default_collate
         # As torch's loader, which leaves it where there is no device to pin for.
-        self._pin = pin_memory and torch.accelerator.is_available()
+        self._pin = pin_memory and torch.cuda.is_available()
         self._source: Iterator[Any] | None = None
         self._source_pass = -1
         """The pass of what is read and remembered."""
