@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, RandomSampler
 
 from pollux.data import ElasticLoader
 from pollux.data_stream import ElasticStream
@@ -76,16 +76,22 @@ class ReadingAhead:
             yield made.popleft()
 
 
-DATA: dict[str, Any] = {"map": Numbers, "ahead": Numbers, "stream": Stream, "stateful": StatefulStream}
+DATA: dict[str, Any] = {
+    "map": Numbers,
+    "sampled-ahead": Numbers,
+    "stream": Stream,
+    "stateful": StatefulStream,
+}
 
 
 def one_rank(kind: str, length: int, rank: int, world_size: int, local_batch: int, **options: Any) -> Any:
     indexed = DATA[kind] is Numbers
     make: Any = ElasticLoader if indexed else ElasticStream
-    if kind == "ahead":
+    if kind == "sampled-ahead":
         options["timeout"] = 0  # any option of torch's loader makes it the one to load
+        options["sampler"] = RandomSampler(Numbers(length))
     loader = make(DATA[kind](length), rank=rank, world_size=world_size, local_batch=local_batch, **options)
-    if kind == "ahead":
+    if kind == "sampled-ahead":
         loader._loader = ReadingAhead(loader, 3)
     return loader
 
