@@ -20,8 +20,8 @@ from pollux.errors import RankLost
 from pollux.goodput import NoiseScale
 from pollux.tuning import BatchChoice
 
-EXCHANGE_INTERVAL = 0.5
-"""Seconds between two exchanges, about: soon enough for a drain, at 0.1 % of a rank on a busy core."""
+EXCHANGE_INTERVAL = 1.0
+"""Seconds between two exchanges, about: soon enough for a drain, at less than 0.1 % of a rank on a busy core."""
 
 
 _HEAD = 7  # numbers of a decision beside the noise scales

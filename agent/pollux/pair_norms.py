@@ -19,6 +19,9 @@ from torch import Tensor
 from pollux.precondition import CHUNK, GradientNorms, floor
 from pollux.samples import Squares
 
+_CALL = 20_000
+"""Elements that a CPU goes through in the time that a further tensor takes, about."""
+
 KEPT = 2 * CHUNK
 """Elements of preconditioners kept at once: 16 MiB of float32, beside a copy of at most CHUNK elements."""
 
@@ -148,7 +151,7 @@ def _share(sizes: Sequence[int], rank: int, ranks: int) -> set[int]:
     share = set()
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
         least = min(range(ranks), key=load.__getitem__)
-        load[least] += sizes[i]
+        load[least] += sizes[i] + _CALL
         if least == rank:
             share.add(i)
     return share
