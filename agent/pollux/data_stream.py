@@ -83,9 +83,7 @@ class ElasticStream(ElasticData):
 
     def commit(self) -> None:
         super().commit()
-        while self._base < self._committed and self._buffer:
-            self._buffer.popleft()
-            self._base += 1
+        self._drop_committed()
         while len(self._remembered) > 1 and self._remembered[1][0] <= self._committed:
             self._remembered.popleft()
 
@@ -101,7 +99,7 @@ class ElasticStream(ElasticData):
         # Saved again before anything is read, the remembered state goes along.
         self._source_pass = self._pass
         remembered = state.get("stream")
-        if remembered is not None and self._stateful:
+        if remembered is not None and self._stateful and remembered[0] <= self._committed:
             self._remembered.append((int(remembered[0]), remembered[1]))
 
     # -- within -------------------------------------------------------
@@ -157,19 +155,22 @@ class ElasticStream(ElasticData):
         if self._source is None:
             self._open()
         assert self._source is not None
-        while not self._exhausted and self._base + len(self._buffer) < wanted:
-            read = self._base + len(self._buffer)
-            self._remember(read)
-            try:
-                self._buffer.append(next(self._source))
-            except StopIteration:
+        buffer = self._buffer
+        while not self._exhausted and (read := self._base + len(buffer)) < wanted:
+            # Every rank reads the samples of all: many at a time.
+            until = min(wanted, self._remember(read))
+            buffer.extend(itertools.islice(self._source, until - read))
+            reached = self._base + len(buffer)
+            if reached < until:
                 self._exhausted = True
-                self._length = read
-                break
-            if self._base < self._committed:
-                # Skipping to a restored place: nothing of this is handed out again.
-                self._buffer.popleft()
-                self._base += 1
+                self._length = reached
+            self._drop_committed()  # on the way to a restored place
+
+    def _drop_committed(self) -> None:
+        """Nothing of this is handed out again."""
+        for _ in range(used := min(self._committed - self._base, len(self._buffer))):
+            self._buffer.popleft()
+        self._base += used
 
     def _open(self) -> None:
         """Start the pass's stream, from the remembered state nearest before the place."""
@@ -186,10 +187,15 @@ class ElasticStream(ElasticData):
         self._source_pass = self._pass
         self._exhausted = False
 
-    def _remember(self, read: int) -> None:
+    def _remember(self, read: int) -> int:
+        """Remember the stream's state where that is due at sample `read`; returns the sample to ask at again."""
+        if not self._stateful:
+            return read + REMEMBER_EVERY
         last = self._remembered[-1][0] if self._remembered else 0
-        if self._stateful and read - last >= REMEMBER_EVERY:
-            self._remembered.append((read, copy.deepcopy(self.dataset.state_dict())))  # type: ignore[attr-defined]
+        if read - last < REMEMBER_EVERY:
+            return last + REMEMBER_EVERY
+        self._remembered.append((read, copy.deepcopy(self.dataset.state_dict())))  # type: ignore[attr-defined]
+        return read + REMEMBER_EVERY
 
 
 def _told_length(dataset: Iterable[Any]) -> int:
