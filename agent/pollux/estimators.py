@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pollux.beside_hook import UncompressedSums
 from pollux.bucket_norms import BucketNorms, Measure
 from pollux.precondition import GradientNorms
 from pollux.samples import Squares, added
@@ -38,7 +39,7 @@ class HookEstimator:
     steps that are not measured nothing else happens.
 
     A user's own hook (`inner`: state and function, fp16 compression or PowerSGD say) does the reducing in its place.
-    What it returns need not be the mean of what went in, so a measured step reduces a copy of each bucket too.
+    What it returns need not be the mean of what went in, so a measured step adds the gradients up beside it too.
     """
 
     parts = (False, False)
@@ -55,18 +56,22 @@ class HookEstimator:
         self._size = world_size
         self._on_ready = on_ready
         self._inner = inner
-        # PowerSGD goes on from a thread of the process group's; in one group its messages and ours would come in
-        # another order on each rank.
-        self._own_group = None if inner is None else dist.new_group()
-        self._aside: list[Any] = []
+        self._beside = None if inner is None else UncompressedSums(norms, world_size)
         self._measuring = False
+        self.reductions = 0
+        """Since the step began; what is seen is the ranks' own gradients only at the first."""
         self._local: list[Tensor] = []
+        self._total: list[Tensor] = []
         self._reduced: list[tuple[Measure, Tensor]] = []
 
-    def begin(self, measuring: bool) -> None:
-        """Before the synchronising pass: whether this one is measured (the same answer on every rank)."""
+    def begin(self, measuring: bool, *, first: bool = True) -> None:
+        """Before the synchronising pass: whether this one is measured (the same answer on every rank).
+
+        `first`: none of the step's passes has been reduced before.
+        """
         self._measuring = measuring
-        self._local, self._reduced, self._aside = [], [], []
+        self.reductions = 0 if first else self.reductions
+        self._local, self._total, self._reduced = [], [], []
         self._buckets.begin()
 
     def end(self) -> tuple[Squares, Squares] | None:
@@ -74,32 +79,31 @@ class HookEstimator:
         if not self._measuring:
             return None
         self._measuring = False
-        for work in self._aside:
-            work.wait()
         # The buckets still hold what was reduced: measured here, and not in a callback of each bucket's reduction, for
         # that would contend with the backward pass for the interpreter.
-        totals = [measure(buffer) for measure, buffer in self._reduced]
-        local, self._local, self._reduced, self._aside = self._local, [], [], []
+        totals = self._total + [measure(buffer) for measure, buffer in self._reduced]
+        local, self._local, self._total, self._reduced = self._local, [], [], []
         if not totals:
             return None
         return added(torch.stack(local).sum(0)), added(torch.stack(totals).sum(0))
 
     def hook(self, group: dist.ProcessGroup | None, bucket: Any) -> torch.futures.Future[Tensor]:
         """The communication hook itself (`DistributedDataParallel.register_comm_hook`)."""
+        if bucket.is_last():
+            self._on_ready()
+            self.reductions += 1
+        if self._inner is not None:
+            if self._measuring and self._beside is not None:
+                local, total = self._beside.measure(bucket)
+                self._local.append(local)
+                self._total.append(total)
+            state, inner = self._inner
+            return inner(state, bucket)
         buffer = bucket.buffer()
         measure: Measure | None = None
         if self._measuring:
             measure = self._buckets.measure(buffer, bucket.parameters(), bucket.gradients())
             self._local.append(measure(buffer))
-        if bucket.is_last():
-            self._on_ready()
-        if self._inner is not None:
-            if measure is not None:
-                copy = buffer * (1.0 / self._size)
-                self._aside.append(dist.all_reduce(copy, group=self._own_group, async_op=True))
-                self._reduced.append((measure, copy))
-            state, inner = self._inner
-            return inner(state, bucket)
         buffer.mul_(1.0 / self._size)
         if measure is not None:
             self._reduced.append((measure, buffer))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -63,6 +64,13 @@ class TrainingLoader:
             stepper.leave()
 
 
+def weigh(stepper: Stepper) -> float:
+    """The weight of this pass in the step's mean, by which the caller multiplies its mean loss."""
+    if stepper.group is not None:
+        stepper.group.weighed = True
+    return stepper.share
+
+
 class MicroBatch:
     """One forward and backward pass: without synchronisation except in a step's last one."""
 
@@ -79,7 +87,12 @@ class MicroBatch:
         if self._sharded:
             # One rank has nothing to communicate: it accumulates in its shards, where no second copy is needed.
             self._reduce(stepper.synchronises or not self._meter.distributed)
-        elif isinstance(self._model, DistributedDataParallel) and not stepper.synchronises:
+        elif (
+            isinstance(self._model, DistributedDataParallel)
+            and not stepper.synchronises
+            # A static graph knows no `no_sync`: synchronised each time, the passes give the same sum.
+            and not self._model.static_graph
+        ):
             self._unsynchronised = self._model.no_sync()
             self._unsynchronised.__enter__()
         self._meter.before_pass(stepper.synchronises)
@@ -105,6 +118,13 @@ class MicroBatch:
                     f"has to make the same number of passes: {error}"
                 ) from error
             return stepper.memory.caught(error, stepper)
+        share = stepper.share
+        if share != 1.0 and stepper.group is not None and not stepper.group.weighed:
+            warnings.warn(
+                "expected job.backward(loss) in job.micro_batch(), which gives this pass its weight of "
+                f"{share:g} in the step; after loss.backward() the gradient is as much too large",
+                stacklevel=2,
+            )
         stepper.timer.passed()
-        self._meter.after_pass(stepper.synchronises, stepper.share)
+        self._meter.after_pass(stepper.synchronises, share)
         return False

@@ -81,6 +81,7 @@ class NoiseMeter:
         """Its backward passes reduce their gradients, as it is set at present."""
         self.hooked = isinstance(model, DistributedDataParallel) and not model.gradient_as_bucket_view
         """What was reduced is seen apart from `.grad`, whatever the user's loop does to that before the step."""
+        self._static = isinstance(model, DistributedDataParallel) and model.static_graph
         params = [p for p in model.parameters() if p.requires_grad]
         group = None
         if isinstance(model, DistributedDataParallel):
@@ -92,15 +93,22 @@ class NoiseMeter:
             else:
                 rank, ranks = dist.get_rank(group), dist.get_world_size(group)
                 self._hook = self._reduction = ReductionEstimator(
-                    norms, params, rank=rank, ranks=ranks, on_ready=on_ready
+                    norms,
+                    params,
+                    rank=rank,
+                    ranks=ranks,
+                    reduces=lambda: model.require_backward_grad_sync,
+                    on_ready=on_ready,
                 )
         elif self.sharded and dist.get_world_size() > 1:
             from pollux.sharded_noise import ReduceScatterEstimator  # noqa: PLC0415 - loads torch's sharding
 
             self._hook = ReduceScatterEstimator(norms, model, dist.get_world_size())
             group = dist.group.WORLD
-        self._accumulation = AccumulationEstimator(norms, params)
-        self._differenced = DifferencedEstimator(norms, params)
+        # Another optimizer's gradients are not set aside: its own estimator may be doing so.
+        own = [p for p in params if p in norms.group_of]
+        self._accumulation = AccumulationEstimator(norms, own)
+        self._differenced = DifferencedEstimator(norms, own)
         parts = (False, False) if self._hook is None else self._hook.parts
         self._buffer = SampleBuffer(norms.groups, device, rows=ROWS, group=group, parts=parts)
 
@@ -130,8 +138,8 @@ class NoiseMeter:
         if not whole:
             self._differenced.forget()
             return
-        if not self.due(step):
-            return
+        if not self.due(step) or (self._static and passes > 1):
+            return  # a static graph's passes are all synchronised: what the last one sees is not the ranks' own
         scale = batch_size / self.initial
         if self._hook is not None:
             size = batch_size // (local_batch * passes)
@@ -147,15 +155,21 @@ class NoiseMeter:
             self._source = _Source.DIFFERENCE if holding else _Source.KEEP
             self._kind = SampleKind(2, local_batch, scale, self.sampling)
 
-    def before_pass(self, synchronises: bool) -> None:
-        """Before a micro-batch's forward and backward pass."""
+    def before_pass(self, synchronises: bool, *, first: bool = True) -> None:
+        """Before a micro-batch's forward and backward pass; `first`: none of its step's was reduced so far."""
         if self._hook is not None and synchronises:
-            self._hook.begin(self._source is _Source.HOOK)
+            self._hook.begin(self._source is _Source.HOOK, first=first)
         if self._source is _Source.ACCUMULATION:
             self._accumulation.before_backward()
 
-    def after_pass(self, synchronises: bool, share: float) -> None:
-        """After it. `share` is the weight of its mean loss in the step's."""
+    def after_pass(self, synchronises: bool, share: float, passes: int = 1) -> None:
+        """After it. `share` is the weight of its mean loss in the step's.
+
+        `passes`: so many are in `.grad` together, where the user's own loop has accumulated them.
+        """
+        if passes > 1 and self._kind is not None:
+            kind = self._kind
+            self._kind = kind._replace(examples=kind.examples * passes, scale=kind.scale * passes)
         if self._source is _Source.ACCUMULATION:
             self._accumulation.after_backward(share)
         if not synchronises:
@@ -180,6 +194,10 @@ class NoiseMeter:
         match self._source:
             case _Source.HOOK if self._hook is not None:
                 pair = self._hook.end()
+                if self._hook.reductions > 1:
+                    pair = (
+                        None  # the user's own accumulation, without `no_sync`: in `.grad` were means already
+                    )
             case _Source.ACCUMULATION:
                 pair = self._accumulation.end()
             case _Source.KEEP:

@@ -7,7 +7,7 @@ the step: independent of the gradient that is measured. Nothing here writes to t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -83,7 +83,12 @@ class GradientNorms:
         self.groups: int = len(optimizer.param_groups)
         """Parameter groups when this was made. One that the user adds later is not measured: all buffers, on all
         ranks, have their length."""
-        self.group_of = {p: i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
+        self.group_of = {
+            p: i
+            for i, group in enumerate(optimizer.param_groups)
+            for p in group["params"]
+            if not p.is_complex()
+        }
         self._size: int = sum(local_part(p).numel() for p in self.group_of)
 
     @property
@@ -95,6 +100,11 @@ class GradientNorms:
     def size(self) -> int:
         """Parameters on this rank, counted one by one."""
         return self._size
+
+    def leave_out(self, params: Iterable[Tensor]) -> None:
+        """These are not measured: their gradients are sparse, and others each time."""
+        for param in params:
+            self.group_of.pop(param, None)
 
     def count_from_state(self) -> None:
         """Take the number of steps from the optimizer's state: the user may have restored it."""

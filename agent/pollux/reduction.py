@@ -41,20 +41,29 @@ class ReductionEstimator:
         *,
         rank: int,
         ranks: int,
+        reduces: Callable[[], bool],
         on_ready: Callable[[], None],
     ) -> None:
+        """`reduces` says, in a pass, whether it ends in a reduction: not under `no_sync`."""
         self._params = [p for p in params if p.requires_grad]
         self._pair = PairNorms(norms, self._params, rank=rank, ranks=ranks)
         self._on_ready = on_ready
+        self._reduces = reduces
+        self.reductions = 0
+        """Since the step began; what is seen is the ranks' own gradients only at the first."""
         self._handles: list[Any] = []
         self._open = self._measuring = self._asked = False
         self._reached: torch.nn.Parameter | None = None
         self._found: tuple[Squares, Squares] | None = None
         self._watch(self._params)
 
-    def begin(self, measuring: bool) -> None:
-        """Before the synchronising pass: whether this one is measured (the same answer on every rank)."""
+    def begin(self, measuring: bool, *, first: bool = True) -> None:
+        """Before the synchronising pass: whether this one is measured (the same answer on every rank).
+
+        `first`: none of the step's passes has been reduced before.
+        """
         self._open, self._measuring, self._asked = True, measuring, False
+        self.reductions = 0 if first else self.reductions
         self._reached, self._found = None, None
 
     def passed(self) -> None:
@@ -94,8 +103,9 @@ class ReductionEstimator:
             return
         self._reached = param  # type: ignore[assignment]
         self._on_ready()
-        if self._measuring and not self._asked:
+        if self._measuring and not self._asked and self._reduces():
             self._asked = True
+            self.reductions += 1
             _call_back(self._before_reduction)
 
     def _before_reduction(self) -> None:

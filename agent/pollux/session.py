@@ -35,7 +35,7 @@ from pollux.estimators import CommunicationHook
 from pollux.goodput import BatchLimits
 from pollux.joining import Joiner
 from pollux.knowledge import introduction
-from pollux.loop import MicroBatch, TrainingLoader
+from pollux.loop import MicroBatch, TrainingLoader, weigh
 from pollux.measuring import NoiseMeter
 from pollux.memory import MemoryBounds
 from pollux.mode import Mode, mode_for
@@ -259,7 +259,7 @@ class Job(Readings):
             choice=choice,
             advisor=self._start_advisor(limits) if self.is_main else None,
             resizer=self._resizer,
-            scaled=self.scaler is not None and self.scaler.is_enabled(),
+            scaler=self.scaler if self.scaler is not None and self.scaler.is_enabled() else None,
         )
         told = introduction(self.module, limits, self.profile)
         if self.adaptive and self.is_main:
@@ -309,7 +309,7 @@ class Job(Readings):
 
         `options` are those of `Tensor.backward`: retain_graph, create_graph, inputs.
         """
-        share = self.stepper.share
+        share = weigh(self.stepper)
         scaled = loss * share if share != 1.0 else loss
         if self.scaler is not None:
             scaled = self.scaler.scale(scaled)

@@ -47,6 +47,8 @@ class ReduceScatterEstimator:
     has set another divisor, nor with gradients reduced in float16, which torch scales by the way."""
 
     parts = (True, True)
+    reductions = 1
+    """It is not used in loops of which it is unknown where a step begins."""
 
     def __init__(self, norms: GradientNorms, model: torch.nn.Module, world_size: int) -> None:
         self._norms = norms
@@ -67,8 +69,8 @@ class ReduceScatterEstimator:
             self._units.append(unit)
             module.set_custom_reduce_scatter(_Measuring(groups[0]._reduce_scatter_comm, self, unit))
 
-    def begin(self, measuring: bool) -> None:
-        """Before the synchronising pass: whether this one is measured (the same answer on every rank)."""
+    def begin(self, measuring: bool, *, first: bool = True) -> None:
+        """Before the step's one synchronising pass: whether it is measured (the same answer on every rank)."""
         self._measuring, self._spoiled, self._local = measuring, False, []
 
     @torch.no_grad()

@@ -20,6 +20,8 @@ class StepGroup:
     """Examples in them."""
     shared: float = 0.0
     """Their weights in the step's mean."""
+    weighed: bool = False
+    """The present pass' loss was multiplied by its weight."""
 
     @property
     def synchronises(self) -> bool:
@@ -30,6 +32,7 @@ class StepGroup:
 
         A stream may end before or after the length that was told of it: the step ends with it, its weights add up to 1.
         """
+        self.weighed = False
         self.begun += 1
         self.taken += samples
         if last:

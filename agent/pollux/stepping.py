@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -60,15 +61,14 @@ class Stepper(Endings):
         choice: BatchChoice,
         advisor: Advisor | None,
         resizer: Resizer,
-        scaled: bool,
+        scaler: Any | None,
     ) -> None:
         self.data, self.limits, self.choice, self.advisor = data, limits, choice, advisor
         self.trainees, self.timer, self.progress = trainees, timer, progress
         self.meter = trainees[0].meter
         self.memory = memory
         self.group: StepGroup | None = None
-        self.share = 1.0
-        """Weight of the present micro-batch's mean loss in the step's."""
+        self._weight = 1.0
         self.gain = 1.0
         """Steps of M0 examples that the last step was worth."""
         self.stepped = False
@@ -83,9 +83,12 @@ class Stepper(Endings):
         self._restart, self._exchange, self._parts = restart, exchange, parts
         self._adaptive, self._sampling = adaptive, sampling
         self._resizer = resizer
-        self._scaled = scaled
-        """AMP's loss scaling is in use."""
-        self._uncommitted = self._unstepped = 0
+        self._scaler = scaler
+        """AMP's loss scaling, where it is in use."""
+        self._unscaled: Any = None
+        """What the scaler kept of its optimizers when the pass began; its `update` makes that anew."""
+        self._uncommitted = self._taken = self._usual = 0
+        """Examples and passes since the last step, and how many passes before that."""
         self.failed = False
         """The last pass ran out of memory, and its step will be taken again."""
         self._looped = self._left = False
@@ -95,6 +98,11 @@ class Stepper(Endings):
     @property
     def batch_size(self) -> int:
         return self.choice.size(self._world.size)
+
+    @property
+    def share(self) -> float:
+        """Weight of the present micro-batch's mean loss in the step's; read in the pass, when it is known to be one."""
+        return self.data.weight * (self._weight if self.accumulates else 1.0)
 
     @property
     def synchronises(self) -> bool:
@@ -145,7 +153,13 @@ class Stepper(Endings):
         local, wanted = self.choice.local_batch, self.choice.accumulation + 1
         if self._looped and not self.accumulates:
             # Each pass ends in a step here: what would have been accumulated must fit into one.
-            local, wanted = min(local * wanted, self.limits.local_max, self.data.length), 1
+            whole_step = local * wanted
+            local, wanted = min(whole_step, self.limits.local_max, self.data.length), 1
+            if local < min(whole_step, self.data.length) and self._world.rank == 0:
+                message = (
+                    "a loop without job.micro_batch() does not accumulate: per GPU %d examples a step, not %d"
+                )
+                warnings.warn(message % (local, whole_step), stacklevel=3)
         if self._splits(local, wanted):
             local, wanted = local // 2, 2
         self.data.set_batch(local)
@@ -188,14 +202,13 @@ class Stepper(Endings):
         assert self.group is not None
         weight = self.group.begin(self.data.samples, last=self.data.last_of_pass)
         self.stepped = self.failed = False
-        self.share = self.data.weight
-        if self.accumulates or not self._looped:
-            self.share *= weight
+        self._weight = weight
         self._uncommitted += self.data.samples
-        self._unstepped += 1
+        self._taken += 1
+        self._unscaled = getattr(self._scaler, "_per_optimizer_states", None)
         if self._bare:
             for trainee in self.trainees:
-                trainee.meter.before_pass(True)
+                trainee.meter.before_pass(True, first=self._taken == 1)
         world = self._world
         self.timer.begin(Configuration(world.nodes, world.size, self.group.local_batch, world.racks))
 
@@ -219,6 +232,7 @@ class Stepper(Endings):
         for trainee in self.trainees:
             trainee.meter.reset_batch()
         self.data.rewind()
+        self._taken = 0
         self.group, self._uncommitted, self.failed = None, 0, True
         self.timer.cool()
 
@@ -226,13 +240,16 @@ class Stepper(Endings):
 
     def before_optimizer_step(self, trainee: Trainee) -> None:
         """Called by the optimizers' hooks: where the loop has no contexts that would end a measured pass, this does."""
-        if self._bare and self._unstepped <= 1:  # 0: another model of the job has stepped in this pass
-            trainee.meter.after_pass(True, self.share)
+        if not self._bare or self.group is None:
+            return
+        whole = self._uncommitted == self._taken * self._world.size * self.group.local_batch
+        # The user may accumulate without telling: taken for that where it is as many passes as the last time.
+        if self._taken == 1 or (whole and self._taken == self._usual):
+            trainee.meter.after_pass(True, self.share, self._taken)
 
     def on_optimizer_step(self) -> None:
         """Called by the optimizers' hooks: a step that AMP skips does not come here."""
         self.stepped = True
-        self._unstepped = 0
         if self._left:
             self._left = False
             self._restart.train_on()
@@ -247,6 +264,7 @@ class Stepper(Endings):
     def _count(self) -> None:
         """An optimizer step is behind us: its examples are used, and worth something."""
         samples, self._uncommitted, self.stepped = self._uncommitted, 0, False
+        self._usual, self._taken = self._taken, 0
         self.data.commit()
         self.gain = self.progress.advance(samples, self.efficiency(samples))
         for trainee in self.trainees:
@@ -276,11 +294,12 @@ class Stepper(Endings):
     @property
     def skipped(self) -> bool:
         """A step was due and AMP's loss scaling has dropped it: its gradients were not finite."""
-        return self._scaled and self.synchronises and not self.stepped and not self.failed
+        tried = getattr(self._scaler, "_per_optimizer_states", None) is not self._unscaled
+        return tried and self.synchronises and not self.stepped and not self.failed
 
     def skip_step(self) -> None:
         """The batch is used up, as in plain training, and earned no progress."""
-        self._uncommitted = 0
+        self._uncommitted = self._taken = 0
         self.data.commit()
         self._exchange_decisions()
 

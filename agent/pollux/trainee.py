@@ -42,6 +42,8 @@ class Trainee:
     ) -> None:
         self.module, self.optimizer, self.scheduler, self.rule = module, optimizer, scheduler, rule
         self.norms = GradientNorms(optimizer)
+        sparse = (part for part in module.modules() if getattr(part, "sparse", False) is True)
+        self.norms.leave_out(p for part in sparse for p in part.parameters())
         self.averages = NoiseAverages(self.norms.groups, decay=decay)
         self.schedule = ScaledSchedule(scheduler)
 

@@ -31,6 +31,7 @@ from pollux.environment import checkpoint_directory
 from pollux.errors import PolluxAgentError
 from pollux.integrations.accelerate import ddp_arguments
 from pollux.integrations.scalars import scalars
+from pollux.loop import weigh
 from pollux.session import Job, attach
 
 try:
@@ -285,7 +286,7 @@ class ElasticMixin:
             inputs, counted = next(self._steps.micro_batches), False
 
     def _weighted_backward(self, loss: Any, **kwargs: Any) -> None:
-        self._backward(loss * self.job.stepper.share, **kwargs)
+        self._backward(loss * weigh(self.job.stepper), **kwargs)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """As Trainer's, with the agent's numbers added to those of training."""

@@ -30,6 +30,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from pollux.errors import PolluxAgentError
 from pollux.integrations.scalars import scalars
+from pollux.loop import weigh
 from pollux.session import Job, attach
 
 try:
@@ -312,7 +313,7 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
         while True:
             assert self._context is not None
             try:
-                super().backward(loss * job.stepper.share, optimizer, *args, **kwargs)
+                super().backward(loss * weigh(job.stepper), optimizer, *args, **kwargs)
             except BaseException:
                 if not self._context.__exit__(*sys.exc_info()):
                     raise

@@ -52,7 +52,9 @@ class Reducer:
 def reduced(problem: Problem, ranks: int, averages: NoiseAverages) -> SampleKind:
     params, kind = problem.params, SampleKind(ranks, M0 // ranks, 1.0)
     estimators = [
-        ReductionEstimator(problem.norms, params, rank=rank, ranks=ranks, on_ready=lambda: None)
+        ReductionEstimator(
+            problem.norms, params, rank=rank, ranks=ranks, reduces=lambda: True, on_ready=lambda: None
+        )
         for rank in range(ranks)
     ]
     drawn = []

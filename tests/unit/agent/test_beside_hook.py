@@ -1,0 +1,76 @@
+"""Gradients added up beside a user's communication hook: measured as they are, in a bounded workspace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from pollux import beside_hook
+from pollux.beside_hook import UncompressedSums
+from pollux.precondition import GradientNorms
+from tests.unit.agent.test_bucket_norms import bucket, stepped
+
+
+class Bucket:
+    """What DDP hands to a communication hook."""
+
+    def __init__(self, params: list[Any], buffer: torch.Tensor, grads: list[torch.Tensor]) -> None:
+        self.parameters, self.buffer, self.gradients = lambda: params, lambda: buffer, lambda: grads
+
+
+@pytest.fixture(autouse=True)
+def two_equal_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other rank's gradient is this one's, half as large."""
+    monkeypatch.setattr(beside_hook.dist, "new_group", lambda: None)
+    monkeypatch.setattr(beside_hook.dist, "all_reduce", lambda tensor, group: tensor.mul_(1.5))
+
+
+def sums(kind: Any, params: list[Any], split: bool = False) -> tuple[GradientNorms, UncompressedSums]:
+    groups: Any = [{"params": params[3:]}, {"params": params[:3], "lr": 0.2}] if split else params
+    norms = GradientNorms(stepped(kind, groups))
+    norms.steps = 6
+    return norms, UncompressedSums(norms, 2)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop])
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("chunk", [1 << 21, 30, 8])
+def test_whole_and_in_pieces(kind: Any, split: bool, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    params, buffer, grads = bucket()
+    norms, beside = sums(kind, params, split)
+    wanted, before = norms.of(params, grads), buffer.clone()
+    monkeypatch.setattr(beside_hook, "CHUNK", chunk)
+    local, total = beside.measure(Bucket(params, buffer, grads))
+    assert torch.allclose(local, wanted, rtol=1e-5)
+    assert torch.allclose(total, 0.75**2 * wanted, rtol=1e-5)
+    assert torch.equal(buffer, before), "the user's hook comes after"
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_the_workspace_stays_below_32_mib(kind: Any) -> None:
+    shapes = [(1000, 1000)] * 6 + [(5000, 1000), (300,)]
+    params = [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes]
+    buffer = torch.ones(sum(p.numel() for p in params))
+    assert buffer.numel() * 4 > 1.3 * (32 << 20)
+    grads = [
+        part.view(p.shape) for part, p in zip(buffer.split([p.numel() for p in params]), params, strict=True)
+    ]
+    optimizer = kind(params, lr=0.1)
+    for p, grad in zip(params, grads, strict=True):
+        p.grad = grad
+    optimizer.step()
+    norms = GradientNorms(optimizer)
+    norms.steps = 6
+    beside = UncompressedSums(norms, 2)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        beside.measure(Bucket(params, buffer, grads))
+    results = profiler.profiler.kineto_results
+    changes = sorted((e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]")
+    sizes = np.cumsum([size for _, size in changes])
+    assert len(sizes) > 10
+    assert sizes.max() <= 32 << 20
+    assert abs(sizes[-1]) < 4096, "all of it is given back"
