@@ -1,0 +1,259 @@
+"""What scripts do that come from plain PyTorch: they train as they would there, and are measured where that can be."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo  # by any optimizer, at a cost that forked ranks need not pay each
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from pollux import Job, attach, stepping
+from pollux.goodput import NoiseScale
+from tests.unit.agent.regression import EXAMPLES, data, network
+
+SGD = torch.optim.SGD
+
+
+def flat_gradient(model: nn.Module) -> Tensor:
+    return torch.cat([p.grad.to_dense().flatten() for p in model.parameters() if p.grad is not None])
+
+
+# -- an own loop ----------------------------------------------------------------------------------------------
+
+
+def test_the_first_step_of_a_loop_without_micro_batch_weighs_as_much_as_the_others() -> None:
+    """Whether the loop has contexts is not known before its first pass; at 8 of 32 examples per GPU it counts."""
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.0)
+    job = attach(model, optimizer, adaptive=False)
+    loader = job.loader(data(), 32, per_gpu=(1, 8), shuffle=False)
+    passes = iter(loader)
+    x, y, _ = next(passes)
+    job.backward(mse_loss(job.model(x), y))
+    plain = network()
+    mse_loss(plain(x), y).backward()
+    torch.testing.assert_close(flat_gradient(model), flat_gradient(plain))
+
+    def train_on() -> None:
+        for x, y, _ in passes:
+            optimizer.step()
+            job.backward(mse_loss(job.model(x), y))
+
+    with pytest.warns(UserWarning, match="does not accumulate: per GPU 8 examples a step, not 32"):
+        train_on()
+    job.close()
+
+
+@pytest.mark.parametrize("amp", [False, True])
+def test_a_loop_that_accumulates_by_itself_is_not_taken_for_one_that_skips_steps(amp: bool) -> None:
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0, enabled=amp)
+    job = attach(model, optimizer, scaler=scaler, adaptive=False)
+    loader = job.loader(data(), 16)
+    passes = 0
+    for _ in job.epochs(2):
+        for x, y, _ in loader:
+            passes += 1
+            scaler.scale(mse_loss(job.model(x), y) / 4).backward()
+            if passes % 4 == 0:
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+    # Two passes of 13 micro-batches, to the end of a step.
+    assert (passes, job.progress.optimizer_steps) == (28, 7)
+    assert job.progress.samples >= 2 * EXAMPLES
+    job.close()
+
+
+def by_hand(own: bool, apart: bool = True) -> tuple[int, float, float]:
+    """(Samples, var of one example, sqr): four passes of 4 examples per rank and step, by the user or by the agent.
+
+    `apart`: the user's first three under `no_sync`.
+    """
+    stepping.EXCHANGE_INTERVAL = 0.0
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.0)
+    job = attach(model, optimizer, adaptive=False, sampling=1, noise_decay=1 - 1e-9)
+    size = 8 if own else 32
+    loader = job.loader(data(832), size, per_gpu=(1, 4), shuffle=False)
+    for n, (x, y, _) in enumerate(micro for _ in job.epochs(2, passes=True) for micro in loader):
+        if not own:
+            with job.micro_batch():
+                job.backward(mse_loss(job.model(x), y))
+        elif n % 4 < 3 and apart:
+            with job.model.no_sync():  # type: ignore[operator]
+                (mse_loss(job.model(x), y) / 4).backward()
+        else:
+            (mse_loss(job.model(x), y) / 4).backward()
+        if job.sync_gradients and n % 4 == 3:
+            optimizer.step()
+            optimizer.zero_grad()
+    (found,) = job._averages.groups() or [NoiseScale(math.nan, math.nan)]
+    job.close()
+    return job._averages.samples, found.var * size, found.sqr
+
+
+def test_accumulation_by_the_users_own_no_sync_is_measured_between_ranks(ranks: Any) -> None:
+    for (samples, *hand), (known, *ours) in zip(
+        ranks(2, by_hand, True), ranks(2, by_hand, False), strict=True
+    ):
+        assert samples >= known - 4
+        assert hand == pytest.approx(ours, rel=0.05)
+    assert [samples for samples, *_ in ranks(2, by_hand, True, False)] == [0, 0], (
+        "reduced pass by pass, `.grad` does not hold the ranks' own gradients"
+    )
+
+
+# -- a graph that stays ---------------------------------------------------------------------------------------
+
+
+def gradients(static: bool) -> list[Tensor]:
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.01)
+    job = attach(model, optimizer, adaptive=False, sampling=1, ddp={"static_graph": static})
+    found = []
+    for x, y, _ in job.loader(data(), 32, per_gpu=(1, 4), shuffle=False):
+        with job.micro_batch():
+            job.backward(mse_loss(job.model(x), y))
+        if job.sync_gradients:
+            found.append(flat_gradient(model).clone())
+            optimizer.step()
+            optimizer.zero_grad()
+    samples = job._averages.samples
+    job.close()
+    assert static == (samples == 0), (
+        "reduced several times a step, it does not say what one rank's gradient was"
+    )
+    return found
+
+
+def test_a_static_graph_accumulates(ranks: Any) -> None:
+    """torch itself does not under `no_sync`: it ends in an assertion of its own at the first step."""
+    for plain, static in zip(ranks(2, gradients, False), ranks(2, gradients, True), strict=True):
+        assert len(static) == 7
+        for a, b in zip(plain, static, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+# -- gradients of other kinds ---------------------------------------------------------------------------------
+
+
+class Lookup(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(EXAMPLES, 6, sparse=True)
+        self.out = nn.Linear(6, 1)
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        out: Tensor = self.out(x + self.table(ids))
+        return out
+
+
+class Waves(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.waves = nn.Parameter(torch.randn(6, dtype=torch.complex64))
+        self.out = nn.Linear(6, 1)
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        out: Tensor = self.out((x * self.waves).abs())
+        return out
+
+
+def unlike(kind: Any, make: Any, per_gpu: tuple[int, int]) -> int:
+    torch.manual_seed(0)
+    model = kind()
+    optimizer = make(model.parameters(), lr=0.01)
+    job = attach(model, optimizer, adaptive=False, sampling=1)
+    loader = job.loader(data(), 32, per_gpu=per_gpu)
+    for _ in job.epochs(3):
+        for x, y, ids in loader:
+            with job.micro_batch():
+                job.backward(mse_loss(job.model(x, ids), y))
+            if job.sync_gradients:
+                optimizer.step()
+                optimizer.zero_grad()
+    job.close()
+    assert job.progress.samples == 3 * EXAMPLES
+    return job._averages.samples
+
+
+@pytest.mark.parametrize(("kind", "make"), [(Lookup, SGD), (Waves, torch.optim.Adam)])
+def test_sparse_and_complex_gradients_are_left_out_of_what_is_measured(
+    ranks: Any, kind: Any, make: Any
+) -> None:
+    for per_gpu in ((32, 32), (8, 8)):
+        assert unlike(kind, make, per_gpu) > 0
+    assert min(ranks(2, unlike, kind, make, (1, 16))) > 0
+
+
+# -- several optimizers of one model --------------------------------------------------------------------------
+
+
+def scales(apart: bool, per_gpu: tuple[int, int]) -> list[tuple[float, float]]:
+    """The noise scales of body and head: of two optimizers, or of two parameter groups of one."""
+    model: Any = network()
+    groups = [{"params": model[0].parameters()}, {"params": model[2].parameters()}]
+    optimizers: list[torch.optim.Optimizer] = (
+        [SGD([group], lr=0.0) for group in groups] if apart else [SGD(groups, lr=0.0)]
+    )
+    job: Job = attach(model, optimizers[0], adaptive=False, sampling=1, noise_decay=1 - 1e-9)
+    head = job.also("head", model[2], optimizers[1]) if apart else None
+    loader = job.loader(data(), 16, per_gpu=per_gpu)
+    for _ in job.epochs(3):
+        for x, y, _ in loader:
+            if head is not None:
+                with job.micro_batch(), head.micro_batch():
+                    job.backward(mse_loss(job.model(x), y))
+            else:
+                with job.micro_batch():
+                    job.backward(mse_loss(job.model(x), y))
+            if job.sync_gradients:
+                for optimizer in optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad()
+    found = [tuple(n) for t in job._trainees() for n in t.averages.groups() or ()]
+    job.close()
+    return found  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("most", [16, 4])
+def test_two_optimizers_of_one_model_are_measured_as_two_groups_of_one(ranks: Any, most: int) -> None:
+    wanted = scales(False, (most, most))
+    assert len(wanted) == 2
+    assert scales(True, (most, most)) == [pytest.approx(n, rel=1e-3) for n in wanted]
+    for apart, together in zip(
+        ranks(2, scales, True, (1, most)), ranks(2, scales, False, (1, most)), strict=True
+    ):
+        assert apart == [pytest.approx(n, rel=1e-3) for n in together]
+
+
+# -- a loss that nobody has weighed ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("weighed", "per_gpu"), [(True, 8), (False, 8), (False, 32)])
+def test_a_loss_without_its_weight_is_told_of(weighed: bool, per_gpu: int) -> None:
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.01)
+    job = attach(model, optimizer, adaptive=False)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("default")
+        for x, y, _ in job.loader(data(192), 32, per_gpu=(per_gpu, per_gpu)):
+            with job.micro_batch():
+                loss = mse_loss(job.model(x), y)
+                job.backward(loss) if weighed else loss.backward()
+            if job.sync_gradients:
+                optimizer.step()
+                optimizer.zero_grad()
+    job.close()
+    wrong = [str(one.message) for one in told if "expected job.backward(loss)" in str(one.message)]
+    assert len(wrong) == (not weighed and per_gpu == 8), "once, and where it matters"
+    assert all("0.25" in one for one in wrong)
