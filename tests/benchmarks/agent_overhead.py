@@ -16,6 +16,8 @@ Plain: DDP, torch's DataLoader with a DistributedSampler. Pollux: `attach`, its 
 and refitting thread, at a fixed batch size. AdaptDL is measured beside them where it can be imported. Left out are the
 first 60 steps of each variant, in which kernels, connections and an Adam's second moments warm up, and SciPy's import
 by the refitting thread, about a second of one core once per start.
+
+On GPUs it runs by `--device cuda`; no figure of one is committed so far.
 """
 
 from __future__ import annotations
