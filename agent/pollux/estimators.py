@@ -10,7 +10,7 @@
   too small by half of it.
 
 All of them give two numbers per parameter group into a buffer on the device (`samples.py`), which is read back every
-few seconds and without waiting for the device in a step.
+few seconds; nothing waits for the device in between.
 """
 
 from __future__ import annotations

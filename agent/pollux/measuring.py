@@ -98,6 +98,7 @@ class NoiseMeter:
                     rank=rank,
                     ranks=ranks,
                     reduces=lambda: model.require_backward_grad_sync,
+                    varies=model.find_unused_parameters,
                     on_ready=on_ready,
                 )
         elif self.sharded and dist.get_world_size() > 1:
@@ -167,7 +168,7 @@ class NoiseMeter:
 
         `passes`: so many are in `.grad` together, where the user's own loop has accumulated them.
         """
-        if passes > 1 and self._kind is not None:
+        if passes > 1 and self._source is not None and self._kind is not None:
             kind = self._kind
             self._kind = kind._replace(examples=kind.examples * passes, scale=kind.scale * passes)
         if self._source is _Source.ACCUMULATION:
@@ -195,9 +196,8 @@ class NoiseMeter:
             case _Source.HOOK if self._hook is not None:
                 pair = self._hook.end()
                 if self._hook.reductions > 1:
-                    pair = (
-                        None  # the user's own accumulation, without `no_sync`: in `.grad` were means already
-                    )
+                    # The user's own accumulation, without `no_sync`: in `.grad` were means already.
+                    pair = None
             case _Source.ACCUMULATION:
                 pair = self._accumulation.end()
             case _Source.KEEP:
@@ -229,16 +229,16 @@ class NoiseMeter:
         scale: Tensor | None = getattr(self._scaler, "_scale", None)
         return None if scale is None else scale.reciprocal()
 
-    def end_step(self, step: int) -> bool:
-        """After the optimizer step: take in what was read back, start reading what is there. True at new estimates."""
+    def end_step(self, step: int) -> None:
+        """After the optimizer step: take in what was read back, start reading what is there."""
         buffer = self._buffer
-        new = buffer.under_way and buffer.collect(self.averages, self.initial)
+        if buffer.under_way:
+            buffer.collect(self.averages, self.initial)
         if buffer.empty:
-            return new
+            return
         if step - self._flushed_at >= self.read_every or buffer.full or not self.averages.ready:
             buffer.flush()
             self._flushed_at = step
-        return new
 
     def reset_batch(self) -> None:
         """The batch size changes: successive gradients are no longer alike."""

@@ -42,13 +42,18 @@ class ReductionEstimator:
         rank: int,
         ranks: int,
         reduces: Callable[[], bool],
+        varies: bool = False,
         on_ready: Callable[[], None],
     ) -> None:
-        """`reduces` says, in a pass, whether it ends in a reduction: not under `no_sync`."""
+        """`reduces` says, in a pass, whether it ends in a reduction: not under `no_sync`.
+
+        `varies`: a pass need not use all parameters, nor the same ones on all ranks (`find_unused_parameters`).
+        """
         self._params = [p for p in params if p.requires_grad]
         self._pair = PairNorms(norms, self._params, rank=rank, ranks=ranks)
         self._on_ready = on_ready
         self._reduces = reduces
+        self._varies = varies
         self.reductions = 0
         """Since the step began; what is seen is the ranks' own gradients only at the first."""
         self._handles: list[Any] = []
@@ -65,6 +70,9 @@ class ReductionEstimator:
         self._open, self._measuring, self._asked = True, measuring, False
         self.reductions = 0 if first else self.reductions
         self._reached, self._found = None, None
+        if measuring and self._varies and len(self._handles) < len(self._params):
+            # A rank whose last one is not used this time would be without a sample that the others read together.
+            self._watch(self._params)
 
     def passed(self) -> None:
         """After it: the parameter whose gradient came last is the one to watch from now on."""

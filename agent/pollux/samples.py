@@ -1,7 +1,7 @@
 """Measured squared norms on their way to the averages: kept on the device, and read back many together.
 
-Nothing here waits for the device in a step, and what can be done for many samples together is: the parameters' norms
-are added up only when they are read.
+Only reading waits for the device, once for many samples; and what can be done for many together is: the parameters'
+norms are added up only when they are read.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def summed(squares: Sequence[Squares], groups: int, device: torch.device) -> Ten
 class SampleBuffer:
     """Samples of (local, total) squared norms on the device, read back together.
 
-    `flush` starts the reduction over the ranks and the copy to the host; `collect` takes the result in at a later
-    step, when both have long happened. Every rank must call them at the same steps.
+    `flush` starts the reduction over the ranks; `collect` takes the result in at a later step, when that has long
+    happened, and copies it to the host. Every rank must call them at the same steps.
     """
 
     def __init__(
@@ -116,10 +116,10 @@ class SampleBuffer:
         self._pending = (data, self._kinds, work)
         self._kinds, self._local, self._total = [], [], []
 
-    def collect(self, averages: NoiseAverages, initial: float) -> bool:
-        """Take the samples of the last flush into `averages`; True where there were any."""
+    def collect(self, averages: NoiseAverages, initial: float) -> None:
+        """Take the samples of the last flush into `averages`."""
         if self._pending is None:
-            return False
+            return
         data, kinds, work = self._pending
         self._pending = None
         if work is not None:
@@ -130,7 +130,6 @@ class SampleBuffer:
             rows = host[first : first + len(list(alike))]
             averages.add(kind, rows[:, : self.groups], rows[:, self.groups :], initial)
             first += len(rows)
-        return True
 
     def clear(self) -> None:
         """Forget what was not read yet (the ranks change)."""

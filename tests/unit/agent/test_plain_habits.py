@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import warnings
 from typing import Any
 
@@ -193,6 +194,50 @@ def test_sparse_and_complex_gradients_are_left_out_of_what_is_measured(
     for per_gpu in ((32, 32), (8, 8)):
         assert unlike(kind, make, per_gpu) > 0
     assert min(ranks(2, unlike, kind, make, (1, 16))) > 0
+
+
+# -- passes that do not use the same parameters on all ranks ---------------------------------------------------
+
+
+class Branches(nn.Module):
+    """Two ways in, of which a pass takes one: its gradients are the last to come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.ways = nn.ModuleList([nn.Linear(6, 16), nn.Linear(6, 16)])
+        self.out = nn.Linear(16, 1)
+
+    def forward(self, x: Tensor, way: int) -> Tensor:
+        out: Tensor = self.out(torch.tanh(self.ways[way](x)))
+        return out
+
+
+def branching(make: Any, in_place: bool) -> tuple[int, float, float]:
+    """(Samples, var, sqr), by the estimator without a hook, or by the hook where `.grad` is reduced in place."""
+    stepping.EXCHANGE_INTERVAL = 0.0
+    model = Branches()
+    optimizer = make(model.parameters(), lr=0.0)
+    ddp = {"find_unused_parameters": True, "gradient_as_bucket_view": in_place}
+    job = attach(model, optimizer, adaptive=False, sampling=1, noise_decay=1 - 1e-9, ddp=ddp)
+    loader, chosen = job.loader(data(192), 16), random.Random(job.rank)
+    for x, y, _ in (batch for _ in job.epochs(4, passes=True) for batch in loader):
+        with job.micro_batch():
+            job.backward(mse_loss(job.model(x, chosen.randrange(2)), y))
+        optimizer.step()
+        optimizer.zero_grad()
+    (found,) = job._averages.groups() or [NoiseScale(math.nan, math.nan)]
+    job.close()
+    return job._averages.samples, found.var, found.sqr
+
+
+@pytest.mark.parametrize("make", [SGD, torch.optim.Adam])
+def test_ranks_that_use_other_parameters_agree_on_their_samples(ranks: Any, make: Any) -> None:
+    """A rank without the parameter that it watched had no sample, and was not there when the others read theirs."""
+    found = ranks(2, branching, make, False)
+    assert found[0] == found[1]
+    assert found[0][0] >= 40, "of 48 steps"
+    assert found[0] == pytest.approx(ranks(2, branching, make, True)[0], rel=1e-3)
 
 
 # -- several optimizers of one model --------------------------------------------------------------------------
