@@ -208,7 +208,8 @@ class Stepper(Endings):
         self._unscaled = getattr(self._scaler, "_per_optimizer_states", None)
         if self._bare:
             for trainee in self.trainees:
-                trainee.meter.before_pass(True, first=self._taken == 1)
+                if trainee.meter.hooked:
+                    trainee.meter.before_pass(True, first=self._taken == 1)
         world = self._world
         self.timer.begin(Configuration(world.nodes, world.size, self.group.local_batch, world.racks))
 
@@ -240,7 +241,7 @@ class Stepper(Endings):
 
     def before_optimizer_step(self, trainee: Trainee) -> None:
         """Called by the optimizers' hooks: where the loop has no contexts that would end a measured pass, this does."""
-        if not self._bare or self.group is None:
+        if not self._bare or self.group is None or not trainee.meter.hooked:
             return
         whole = self._uncommitted == self._taken * self._world.size * self.group.local_batch
         # The user may accumulate without telling: taken for that where it is as many passes as the last time.
@@ -394,6 +395,7 @@ class Stepper(Endings):
         for trainee in self.trainees:
             trainee.rewrap(world)
         self.meter = self.trainees[0].meter
+        self._usual = 0  # one that comes in knows of no step before
         self.data.resize(world.rank, world.size, choice.local_batch)
         if self.advisor is not None:
             self.advisor.moved(world.nodes, world.size)

@@ -257,3 +257,27 @@ def test_a_decision_tells_unknown_noise_from_none() -> None:
     decision = Decision(noise=noise, local_batch=3)
     assert Decision.decode(decision.encode(3)) == decision
     assert Decision.decode(Decision().encode(2)).noise == (None, None)
+
+
+def without_contexts() -> list[int]:
+    """Samples of two models that a plain loop trains; the second one's gradient is reduced, and clipped, in place."""
+    generator, critic = players()
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in (generator, critic)]
+    job = attach(generator, optimizers[0], adaptive=False, sampling=1)
+    judge = job.also("critic", critic, optimizers[1], ddp={"gradient_as_bucket_view": True})
+    for real, ids in job.loader(data(), 24):
+        for model, optimizer, x in zip(
+            (job.model, judge.model), optimizers, (latent(ids), real), strict=True
+        ):
+            model(x).square().mean().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+            optimizer.step()
+            optimizer.zero_grad()
+    job.close()
+    return [trainee.averages.samples for trainee in job._trainees()]
+
+
+def test_a_gradient_that_a_plain_loop_changes_in_place_is_no_sample(ranks: Any) -> None:
+    for first, second in ranks(2, without_contexts):
+        assert first >= 5, "of 10 steps"
+        assert second == 0

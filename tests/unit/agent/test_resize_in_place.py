@@ -6,12 +6,14 @@ import os
 import random
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import mse_loss
 
 from pollux import recruit, resize, stepping
 from pollux.ability import Ability
@@ -101,6 +103,43 @@ def test_a_training_goes_through_resizes_as_through_restarts(
         assert_same(found[mine]["state"], expected[theirs]["state"], mine, rtol=1e-4, atol=1e-5)
     for part in ("weights", "moments"):
         assert torch.equal(first["state"][part], found["n6"]["state"][part])
+
+
+class ByHand(Training):
+    """A loop that accumulates by itself: three passes a step, which it synchronises in the last."""
+
+    passes = 0
+
+    def step(self, x: Tensor, y: Tensor, ids: Tensor) -> None:
+        job = self.job
+        if not self.worlds or self.worlds[-1][1] != job.world.size:
+            self.worlds.append((job.progress.optimizer_steps, job.world.size))
+        self.passes += 1
+        last = self.passes % 3 == 0
+        with nullcontext() if last else self.model.no_sync():  # type: ignore[operator]
+            self.scaler.scale(mse_loss(self.model(x), y) / 3).backward()
+        if last:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.optimizer.zero_grad()
+            self.scheduler.step()
+
+
+def accumulate(directory: Path, orders: list[dict[str, Any]]) -> dict[str, Any]:
+    return follow(directory, orders, len(orders), ByHand(directory))
+
+
+def test_a_rank_that_comes_in_measures_the_users_own_accumulation_when_the_others_do(
+    stage: Stage, tmp_path: Path
+) -> None:
+    """How many passes a step had before tells what is a step: nobody may know it who is the only one to know."""
+    orders = [order(15, "n1 n2 n3", "grow")]
+    stage.start(["n1", "n2"], accumulate, tmp_path, orders)
+    found = stage.results(["n3"], accumulate, tmp_path, orders)
+    assert [size for _, size in found["n1"]["worlds"]] == [2, 3]
+    noise = [found[node]["state"]["noise"] for node in ("n1", "n2", "n3")]
+    assert noise[0] == noise[1] == noise[2]
+    assert noise[0]["samples"] >= 4
 
 
 # -- what may go wrong ----------------------------------------------------------------------------------------
