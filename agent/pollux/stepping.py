@@ -16,6 +16,7 @@ from pollux.control import EXCHANGE_INTERVAL, ControlExchange, Decision
 from pollux.data_place import ElasticData
 from pollux.ending import Endings
 from pollux.goodput import BatchLimits, gain
+from pollux.measuring import sampling_interval
 from pollux.memory import MemoryBounds
 from pollux.pass_timer import PassTimer
 from pollux.profile import Configuration
@@ -28,12 +29,6 @@ from pollux.tuning import Advisor, BatchChoice, initial_choice, nearest_choice
 from pollux.world import World
 
 logger = logging.getLogger("pollux")
-
-MAX_SAMPLING = 20
-"""Optimizer steps from one measured gradient to the next, at most: 1/20 costs under 2 % of a step."""
-
-MEASURING_SHARE = 0.005
-"""Share of the step time that measuring gradients may cost, by a rough estimate."""
 
 READINGS = 10
 """Exchanges of the ranks from one reading of samples to the next: seconds, which the averages over far more steps do
@@ -328,19 +323,11 @@ class Stepper(Endings):
             reallocation=reallocation,
             resize=self._resizer.wanted(),
             checkpoint=checkpoint,
-            sampling=self._sampling or self._sampling_interval(),
+            sampling=self._sampling or sampling_interval([t.norms for t in self.trainees], seconds),
             next_exchange=min(max(1, round(EXCHANGE_INTERVAL / seconds)), 50) if seconds > 0 else 1,
             noise=tuple(n for trainee in self.trainees for n in trainee.measured()),
         )
         return decision if choice is None else decision.with_choice(choice)
-
-    def _sampling_interval(self) -> int:
-        """Every step while a step takes long beside the few passes over the gradient that measuring is, else seldom."""
-        if self._step_seconds <= 0:
-            return 1
-        # Launching kernels, and memory traffic at some GB/s: right within a factor of a few, which is enough.
-        cost = sum(2e-4 + 4e-9 * t.norms.size * (3 if t.norms.moment else 1) for t in self.trainees)
-        return int(min(max(cost / (MEASURING_SHARE * self._step_seconds), 1), MAX_SAMPLING))
 
     def _act(self, decision: Decision, *, resizes: bool = True) -> None:
         """`resizes`: a step has just ended, where ranks may leave and come; not in the midst of an evaluation."""
