@@ -43,7 +43,7 @@ class Trainee:
         self.module, self.optimizer, self.scheduler, self.rule = module, optimizer, scheduler, rule
         self.norms = GradientNorms(optimizer)
         sparse = (part for part in module.modules() if getattr(part, "sparse", False) is True)
-        self.norms.leave_out(p for part in sparse for p in part.parameters())
+        self.norms.leave_out(p for part in sparse for p in part.parameters(recurse=False))
         self.averages = NoiseAverages(self.norms.groups, decay=decay)
         self.schedule = ScaledSchedule(scheduler)
 

@@ -196,6 +196,14 @@ def test_sparse_and_complex_gradients_are_left_out_of_what_is_measured(
     assert min(ranks(2, unlike, kind, make, (1, 16))) > 0
 
 
+def test_a_model_that_calls_itself_sparse_is_measured_but_for_its_sparse_parts() -> None:
+    model: Any = Lookup()
+    model.sparse = True
+    job = attach(model, SGD(model.parameters(), lr=0.01), adaptive=False)
+    assert set(job._meter.norms.group_of) == set(model.out.parameters())
+    job.close()
+
+
 # -- passes that do not use the same parameters on all ranks ---------------------------------------------------
 
 
