@@ -72,6 +72,8 @@ def obstacle_in_place(job: Job) -> str | None:
         return "another library runs its loop"
     if hasattr(job.module, "_orig_mod"):
         return "its model is compiled, which takes joiners too long"
+    if job.stepper.trainees[0].comm_hook is not None:
+        return "its communication hook may know of the present ranks"
     # The default one and the agent's own.
     if len(dist.distributed_c10d._world.pg_map) > (2 if job.world.control is not None else 1):
         return "its script has made process groups"

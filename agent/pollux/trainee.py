@@ -36,6 +36,8 @@ class Trainee:
     rates: LearningRateScaler
     model: torch.nn.Module
     """The model to train with."""
+    comm_hook: CommunicationHook | None
+    """The user's own."""
 
     def __init__(
         self, module: torch.nn.Module, optimizer: Optimizer, scheduler: Any | None, rule: Rule, decay: float
@@ -89,6 +91,7 @@ class Trainee:
                 ddp.setdefault("device_ids", [world.device])
             self.model = DistributedDataParallel(self.module, **ddp)
         self._ddp = ddp
+        self.comm_hook = comm_hook
 
         def metered(world: World, sampling: int) -> NoiseMeter:
             alone = world.size < 2 and not is_sharded(self.module)

@@ -35,7 +35,7 @@ LAUNCHED = {"POLLUX_LAUNCHED_AT": "1.0"}
 
 def job(**changes: Any) -> Any:
     wrapped = DistributedDataParallel.__new__(DistributedDataParallel)
-    stepper = SimpleNamespace(trainees=["one"], managed=True)
+    stepper = SimpleNamespace(trainees=[SimpleNamespace(comm_hook=None)], managed=True)
     world = SimpleNamespace(own=True, control=None)
     facts = {"model": wrapped, "module": nn.Linear(1, 1), "stepper": stepper, "world": world}
     return SimpleNamespace(**facts | changes)
@@ -70,9 +70,11 @@ def test_without_a_launcher_a_ticket_or_checkpoints_a_job_can_only_be_requeued()
 def test_what_holds_the_number_of_ranks_elsewhere_is_relaunched() -> None:
     compiled = nn.Linear(1, 1)
     compiled._orig_mod = nn.Linear(1, 1)
+    plain = SimpleNamespace(comm_hook=None)
     obstacles = {
-        "two models": job(stepper=SimpleNamespace(trainees=[1, 2], managed=True)),
-        "a loop of its own": job(stepper=SimpleNamespace(trainees=[1], managed=False)),
+        "two models": job(stepper=SimpleNamespace(trainees=[plain, plain], managed=True)),
+        "a loop of its own": job(stepper=SimpleNamespace(trainees=[plain], managed=False)),
+        "a hook": job(stepper=SimpleNamespace(trainees=[SimpleNamespace(comm_hook=1)], managed=True)),
         "one plain rank": job(model=nn.Linear(1, 1)),
         "a process group of the script's": job(world=SimpleNamespace(own=False, control=None)),
         "compiled": job(module=compiled),
