@@ -122,7 +122,7 @@ class MicroBatch:
         if share != 1.0 and stepper.group is not None and not stepper.group.weighed:
             warnings.warn(
                 "expected job.backward(loss) in job.micro_batch(), which gives this pass its weight of "
-                f"{share:g} in the step; after loss.backward() the gradient is as much too large",
+                f"{share:g} in the step; after loss.backward() it counts as if that were 1",
                 stacklevel=2,
             )
         stepper.timer.passed()
