@@ -17,7 +17,7 @@ help: ## list the targets
 setup: ## install what is missing: Debian packages (root) and the virtual environment
 	@contrib/devcluster/install.sh
 
-demo: setup ## real trainings on a private Slurm, re-allocated live; then demo-out/
+demo: setup ## real trainings on a private Slurm, moved live; then demo-out/
 	@$(PYTHON) -m contrib.demo
 
 compare: setup ## the demo's workload under Pollux, then under plain Slurm; then demo-out/compare.json

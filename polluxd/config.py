@@ -123,7 +123,7 @@ class Cycle(_Section):
     poll_s: Seconds = 5.0
     """Between looks at Slurm when nothing is under way."""
     busy_poll_s: Seconds = 1.0
-    """The same while a re-allocation is under way."""
+    """The same while a move is under way."""
     leader_lease_s: Seconds = 15.0
     """How long a leader may act without hearing from the database; a standby waits as long after a crash."""
 

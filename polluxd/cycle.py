@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from polluxd.apply.companions import Gathered
+from polluxd.apply.companions import ClusterView
 from polluxd.apply.intents import Intent, intents
-from polluxd.apply.paths import Means, choose, failed_paths
+from polluxd.apply.paths import PathOptions, choose, failed_paths
 from polluxd.apply.reconciler import Reconciler
 from polluxd.config import Config
 from polluxd.encoding import encode
@@ -79,7 +79,7 @@ class Controller:
 
         due = self._due(state)
         if due:
-            moves = self._store.open_reallocations()
+            moves = self._store.open_moves()
             means = self._means(seen)
             snapshot = build_snapshot(
                 self._config.slurm.cluster,
@@ -87,7 +87,7 @@ class Controller:
                 times=self._store.job_times(),
                 reports=reports,
                 moves=moves,
-                totals=self._store.realloc_totals(),
+                totals=self._store.move_totals(),
                 settings=settings,
                 default_cost=self._config.realloc.default_cost_s,
                 racks=self._racks,
@@ -95,7 +95,7 @@ class Controller:
                 resting=self._reconciler.resting,
                 pins=self._store.pins(),
                 stay="" if self._reconciler.budget_left() else self._reconciler.budget_spent,
-                strays=seen.strays,
+                orphans=seen.orphans,
                 means=means,
                 default_resize_cost=self._config.realloc.default_resize_cost_s,
             )
@@ -120,8 +120,8 @@ class Controller:
             self._seen = _occasion(state)
         return StepResult(open_moves, due, settings.paused)
 
-    def _means(self, seen: Gathered) -> Means:
-        return Means(
+    def _means(self, seen: ClusterView) -> PathOptions:
+        return PathOptions(
             frozenset(self._config.realloc.paths), self._slurm.can_shrink(), failed_paths(seen.moves.values())
         )
 
@@ -162,7 +162,7 @@ class Controller:
 
 
 def _wished(
-    plan: Plan, snapshot: Snapshot, state: ClusterState, reports: Mapping[int, Report], means: Means
+    plan: Plan, snapshot: Snapshot, state: ClusterState, reports: Mapping[int, Report], means: PathOptions
 ) -> list[Intent]:
     shown = {job.job_id: job for job in state.jobs}
 

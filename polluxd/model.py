@@ -136,7 +136,7 @@ class Report:
     first_step_at: float | None = None
     """When this attempt made its first optimizer step; None until then."""
     restart_cost: float | None = None
-    """Measured by the agent: last step before to first step after the newest re-allocation [s]."""
+    """Measured by the agent: last step before to first step after the newest move [s]."""
     params_by_type: Mapping[str, ThroughputParams] = field(default_factory=dict)
     """Fits by GPU type, where known; `params` holds for every type not named here."""
     gpu_type: str = ""
@@ -151,7 +151,7 @@ class Report:
     resize: str = "requeue"
     """The fastest way in which the job's size can be changed: `in-place`, `relaunch` or `requeue`."""
     resized: int = 0
-    """The newest resize or relaunch in effect, by the id of its `Reallocation`; 0: none in this attempt."""
+    """The newest resize or relaunch in effect, by the id of its `Move`; 0: none in this attempt."""
     refused: int = 0
     """A resize or relaunch that the agent could not carry out, by its id; 0: none."""
     refused_why: str = ""
@@ -173,24 +173,24 @@ class Job:
     age: float
     """Seconds since submission."""
     placement: Placement = NO_PLACEMENT
-    """What it holds now, or will hold when the re-allocation in flight ends."""
+    """What it holds now, or will hold when the move in flight ends."""
     report: Report | None = None
     weight: float = 1.0
     pinned: bool = False
-    """Must keep its placement in this plan (re-allocation in flight, cooldown, not preemptible, `pin`)."""
+    """Must keep its placement in this plan (move in flight, cooldown, not preemptible, `pin`)."""
     pin_reason: str = ""
     started: bool = False
-    """Has run before: its next placement is a re-allocation, not a first start."""
+    """Has run before: its next placement is a move, not a first start."""
     waiting: float | None = None
     """Seconds since it last held GPUs; None: since submission, where it holds none now."""
     attempt: int = 0
     """Slurm's restart count."""
     qos: str = ""
-    reallocations: int = 0
+    moves: int = 0
     lost_seconds: float = 0.0
-    """C_j: seconds lost to re-allocations so far."""
-    reallocation_cost: float = 30.0
-    """delta_j: what one more re-allocation is expected to cost [s]; the paper's constant until measured."""
+    """C_j: seconds lost to moves so far."""
+    move_cost: float = 30.0
+    """delta_j: what one more move is expected to cost [s]; the paper's constant until measured."""
     keeps: tuple[str, ...] = ()
     """Its nodes in the order in which a shrink is to leave them to it, so that it need not be requeued; none where it
     cannot shrink within its allocation."""
@@ -309,7 +309,7 @@ class Plan:
 
 
 class Step(StrEnum):
-    """Steps of a re-allocation, in order; each has its time in table `reallocation`."""
+    """Steps of a move, in order; each has its time in table `move`."""
 
     PLANNED = "planned"
     DRAINING = "draining"
@@ -340,7 +340,7 @@ _LAST_CHANCE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Reallocation:
+class Move:
     """A move of one job, written before each action on Slurm (write-ahead intent).
 
     `attempt` is the restart count that the job had when the move was planned: with the job id it is the fence

@@ -6,22 +6,22 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from polluxd.apply.paths import Means, keeps, likely
+from polluxd.apply.paths import PathOptions, keeps, likely
 from polluxd.apply.placed import held
 from polluxd.gpu_types import GpuTypes
 from polluxd.model import (
     NO_PLACEMENT,
     Job,
     JobState,
+    Move,
     Node,
     Placement,
-    Reallocation,
     Report,
     Settings,
     Snapshot,
 )
 from polluxd.slurm.protocol import ClusterState, SlurmJob
-from polluxd.store import JobTimes, ReallocTotals
+from polluxd.store import JobTimes, MoveTotals
 
 
 def build_snapshot(
@@ -30,8 +30,8 @@ def build_snapshot(
     *,
     times: Mapping[int, JobTimes],
     reports: Mapping[int, Report],
-    moves: Sequence[Reallocation],
-    totals: Mapping[int, ReallocTotals],
+    moves: Sequence[Move],
+    totals: Mapping[int, MoveTotals],
     settings: Settings,
     default_cost: float,
     racks: Mapping[str, str] | None = None,
@@ -39,8 +39,8 @@ def build_snapshot(
     resting: Callable[[int], float] = lambda _job_id: 0.0,
     pins: Mapping[int, str] | None = None,
     stay: str = "",
-    strays: Sequence[SlurmJob] = (),
-    means: Means | None = None,
+    orphans: Sequence[SlurmJob] = (),
+    means: PathOptions | None = None,
     default_resize_cost: float = 2.0,
 ) -> Snapshot:
     """The snapshot of this cycle.
@@ -52,9 +52,9 @@ def build_snapshot(
     delta_j is what a job's moves by the path that its next one would most likely take have cost on average
     (`paths.likely`, by `means`), and until one was measured `default_resize_cost` in place, else `default_cost` [s].
     `resting` gives the seconds for which a job is still to be left alone. `pins` has who pinned a job; `stay`, where
-    not empty, is why no running job may be restarted now. `strays` are companions of no job; others are in their jobs.
+    not empty, is why no running job may be restarted now. `orphans` are companions of no job; others are in their jobs.
     """
-    means = means or Means()
+    means = means or PathOptions()
     under_way = {move.job_id: move for move in moves}
     types = GpuTypes(state.nodes, speeds or {})
     jobs = []
@@ -101,15 +101,15 @@ def build_snapshot(
                 started=report is not None or job.state is not JobState.PENDING,
                 attempt=job.restart_count,
                 qos=job.qos,
-                reallocations=total.count if total else 0,
+                moves=total.count if total else 0,
                 lost_seconds=total.lost_seconds if total else 0.0,
-                reallocation_cost=costs.get(path, default_resize_cost if path == "resize" else default_cost),
+                move_cost=costs.get(path, default_resize_cost if path == "resize" else default_cost),
                 keeps=() if move is not None else keeps(job, report, means),
             )
         )
     ours = {job.job_id for job in jobs}
     others = Counter[str]()
-    for job in (*state.jobs, *strays):
+    for job in (*state.jobs, *orphans):
         if job.spec is not None and job.job_id not in ours:
             others.update(job.gpus_per_node_held)
     racks = racks or {}
@@ -145,12 +145,12 @@ def _eligible(job: SlurmJob, *, moving: bool, now: float) -> bool:
 
 
 def _pin_reason(
-    job: SlurmJob, report: Report | None, move: Reallocation | None, rest: float, pinned_by: str, stay: str
+    job: SlurmJob, report: Report | None, move: Move | None, rest: float, pinned_by: str, stay: str
 ) -> str:
     """Why the job must stay where it is in this plan; empty when it may move."""
     assert job.spec is not None
     if move is not None:
-        return f"re-allocation to {move.target} under way ({move.step})"
+        return f"move to {move.target} under way ({move.step})"
     if job.state is JobState.SUSPENDED:
         return "suspended"
     if rest > 0:

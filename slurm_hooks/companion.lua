@@ -4,7 +4,7 @@ The part of Pollux' submission hook that is about companion jobs; job_submit.lua
 A companion is a worker-only job by which a running job of the same user grows in place. The job's own agent submits it,
 with the line
 
-    #POLLUX companion-of=JOB attempt=RESTARTS reallocation=ID
+    #POLLUX companion-of=JOB attempt=RESTARTS move=ID
 
 as its only directive. What that says is the user's word: polluxd holds it against the job that it names and ends a
 companion that nobody asked for. So this reads numbers, and sees to it that the companion waits for polluxd.
@@ -22,10 +22,10 @@ function pollux_companion(script)
     if rest then
       directives = directives + 1
       if string.match(rest, "companion%-of") then
-        local job, attempt, move = string.match(rest, "^companion%-of=(%d+) attempt=(%d+) reallocation=(%d+)%s*$")
+        local job, attempt, move = string.match(rest, "^companion%-of=(%d+) attempt=(%d+) move=(%d+)%s*$")
         if not job or #job > 15 or #attempt > 15 or #move > 15 then
           return false, string.format(
-            "#POLLUX line %d: a companion has companion-of=JOB attempt=RESTARTS reallocation=ID, got '%s'", number, rest)
+            "#POLLUX line %d: a companion has companion-of=JOB attempt=RESTARTS move=ID, got '%s'", number, rest)
         end
         found = { job = job, attempt = attempt, move = move }
       end
@@ -40,7 +40,7 @@ end
 -- Makes the job description one of a companion; `share` is what goes with each of its GPUs, `now` the time.
 function pollux_mark_companion(job, found, share, now, lease_s)
   local fields = {
-    "pollux:v1", "companion-of=" .. found.job, "attempt=" .. found.attempt, "reallocation=" .. found.move,
+    "pollux:v1", "companion-of=" .. found.job, "attempt=" .. found.attempt, "move=" .. found.move,
     "cpus-per-gpu=" .. share.cpus,
   }
   if share.memory then

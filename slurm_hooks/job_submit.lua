@@ -61,7 +61,7 @@ local REFUSED = {
   { function(j) return string.find(given(j.tres_per_task) or "", "gpu", 1, true) end, "--gpus-per-task", "use --gres=gpu:N or --gpus-per-node=N" },
   { function(j) return given(j.tres_per_socket) end, "--gpus-per-socket", "use --gres=gpu:N or --gpus-per-node=N" },
   { function(j) return given(j.ntasks_per_tres) end, "--ntasks-per-gpu", "`pollux run` starts one worker per GPU" },
-  { function(j, companion) return j.requeue == 0 and not companion end, "--no-requeue", "re-allocation works by requeueing; leave the option out" },
+  { function(j, companion) return j.requeue == 0 and not companion end, "--no-requeue", "move works by requeueing; leave the option out" },
   { function(j) return given(j.time_min) end, "--time-min", "give --time alone" },
 }
 
@@ -194,7 +194,7 @@ function pollux_submit(job, part_list, submit_uid)
 
   local mode = given(job.environment["SLURM_OPEN_MODE"])
   if mode == "t" then
-    log_user("#POLLUX: --open-mode=truncate cannot be used by a Pollux job: each re-allocation would empty its log")
+    log_user("#POLLUX: --open-mode=truncate cannot be used by a Pollux job: each move would empty its log")
     return slurm.ERROR
   end
 
@@ -229,7 +229,7 @@ function pollux_submit(job, part_list, submit_uid)
   job.requeue = 1
   -- job_submit/lua of 22.05 cannot set the open mode; sbatch shows it to the job (and here) when it is set.
   if not (mode or config.log_appends) then
-    log_user("note: add '#SBATCH --open-mode=append': without it the output file starts anew at each re-allocation")
+    log_user("note: add '#SBATCH --open-mode=append': without it the output file starts anew at each move")
   end
   job.environment["POLLUX_TICKET_DIR"] = config.ticket_dir or ""
   job.environment["POLLUX_SUBMITTED"] = tostring(now) -- tells this job from others of its id

@@ -183,8 +183,8 @@ WHERE c.cluster = :cluster AND a.cycle_id = :cycle_id ORDER BY a.job_id;
 SELECT a.* FROM pollux.allocation a JOIN pollux.cycle c ON c.id = a.cycle_id
 WHERE c.cluster = :cluster AND a.job_id = :job_id ORDER BY a.cycle_id DESC LIMIT 1;
 
--- name: plan_reallocation
-INSERT INTO pollux.reallocation (cluster, job_id, attempt, path, source, target, reason, step, times, epoch)
+-- name: plan_move
+INSERT INTO pollux.move (cluster, job_id, attempt, path, source, target, reason, step, times, epoch)
 VALUES (:cluster, :job_id, :attempt, :path, CAST(:source AS jsonb), CAST(:target AS jsonb), :reason, 'planned',
         jsonb_build_object('planned', CAST(:at AS double precision)), :epoch)
 RETURNING *;
@@ -192,7 +192,7 @@ RETURNING *;
 -- name: advance
 -- Go on to a later step; no row when the move is already there, beyond, or over. The end of a move takes along what
 -- the new attempt said of its start, so that its cost stays readable after the report has moved on.
-UPDATE pollux.reallocation r
+UPDATE pollux.move r
 SET step = CAST(:step AS text),
     times = r.times || jsonb_build_object(CAST(:step AS text), CAST(:at AS double precision)),
     detail = concat_ws('; ', nullif(r.detail, ''), nullif(CAST(:detail AS text), '')),
@@ -211,16 +211,16 @@ RETURNING r.id;
 
 -- name: drains_since
 -- A job that is resized in place drains no process but those on the nodes that it gives back.
-SELECT count(*) FROM pollux.reallocation
+SELECT count(*) FROM pollux.move
 WHERE cluster = :cluster AND path <> 'resize' AND times ? 'draining' AND (times ->> 'draining')::double precision >= :since;
 
 -- name: move_to_cancel
 -- The move under way, which stands still until it is decided whether it can be taken back.
-SELECT * FROM pollux.reallocation
+SELECT * FROM pollux.move
 WHERE cluster = :cluster AND job_id = :job_id AND step NOT IN ('training', 'parked', 'failed') FOR UPDATE;
 
 -- name: cancel_move
-UPDATE pollux.reallocation SET cancelled_by = :cancelled_by WHERE cluster = :cluster AND id = :id;
+UPDATE pollux.move SET cancelled_by = :cancelled_by WHERE cluster = :cluster AND id = :id;
 
 -- name: pins
 SELECT job_id, pinned_by FROM pollux.job
@@ -237,13 +237,13 @@ UPDATE pollux.job SET pinned_by = :pinned_by WHERE cluster = :cluster AND job_id
 INSERT INTO pollux.setting_audit (cluster, who, name, from_value, to_value)
 VALUES (:cluster, :who, :name, CAST(:from_value AS jsonb), CAST(:to_value AS jsonb));
 
--- name: open_reallocations
-SELECT * FROM pollux.reallocation
+-- name: open_moves
+SELECT * FROM pollux.move
 WHERE cluster = :cluster AND step NOT IN ('training', 'parked', 'failed') ORDER BY id;
 
 -- name: resizes
 -- Moves within allocations: those that companions name (:ids), and those of present attempts that failed once begun.
-SELECT r.* FROM pollux.reallocation r
+SELECT r.* FROM pollux.move r
 LEFT JOIN pollux.job j ON j.cluster = r.cluster AND j.job_id = r.job_id
 WHERE r.cluster = :cluster AND r.path IN ('resize', 'relaunch')
   AND (r.id = ANY(CAST(:ids AS bigint[]))
@@ -251,13 +251,13 @@ WHERE r.cluster = :cluster AND r.path IN ('resize', 'relaunch')
           AND j.ended_at IS NULL AND r.attempt = j.attempt)
 ORDER BY r.id;
 
--- name: reallocations
-SELECT * FROM pollux.reallocation
+-- name: moves
+SELECT * FROM pollux.move
 WHERE cluster = :cluster AND (CAST(:job_id AS bigint) IS NULL OR job_id = :job_id) ORDER BY id;
 
--- name: completed_reallocations
+-- name: completed_moves
 -- Moves that ended in training, of jobs that still matter (:active) or of all; a job id used again counts anew.
-SELECT r.* FROM pollux.reallocation r
+SELECT r.* FROM pollux.move r
 LEFT JOIN pollux.job j ON j.cluster = r.cluster AND j.job_id = r.job_id
 WHERE r.cluster = :cluster AND r.step = 'training' AND (NOT :active OR j.ended_at IS NULL)
   AND (j.submitted_at IS NULL OR to_timestamp((r.times ->> 'planned')::double precision) >= j.submitted_at)
@@ -271,7 +271,7 @@ SELECT j.job_id, j.name, j.user_name, j.account, j.partition, j.state, j.slurm_r
        p.mode, p.advice,
        a.speedup, a.reason AS decision_reason, a.cycle_id,
        m.path AS move_path, m.step AS move_step, m.reason AS move_reason, m.detail AS move_detail,
-       coalesce(n.count, 0) AS reallocations
+       coalesce(n.count, 0) AS moves
 FROM pollux.job j
 LEFT JOIN pollux.report p ON p.cluster = j.cluster AND p.job_id = j.job_id
 LEFT JOIN LATERAL (
@@ -279,10 +279,10 @@ LEFT JOIN LATERAL (
     WHERE a.job_id = j.job_id AND c.cluster = j.cluster AND c.started_at >= j.submitted_at - interval '1 minute'
     ORDER BY a.cycle_id DESC LIMIT 1) a ON true
 LEFT JOIN LATERAL (
-    SELECT r.path, r.step, r.reason, r.detail FROM pollux.reallocation r
+    SELECT r.path, r.step, r.reason, r.detail FROM pollux.move r
     WHERE r.cluster = j.cluster AND r.job_id = j.job_id ORDER BY r.id DESC LIMIT 1) m ON true
 LEFT JOIN LATERAL (
-    SELECT count(*) FROM pollux.reallocation r
+    SELECT count(*) FROM pollux.move r
     WHERE r.cluster = j.cluster AND r.job_id = j.job_id AND r.step = 'training'
       AND (r.path <> 'start' OR r.attempt > 0)) n ON true
 WHERE j.cluster = :cluster AND (CAST(:job_id AS bigint) IS NULL OR j.job_id = :job_id)
@@ -318,5 +318,5 @@ WITH gone AS (
 ), fingerprints AS (
     DELETE FROM pollux.fingerprint f USING gone g WHERE f.cluster = :cluster AND f.job_id = g.job_id
 )
-DELETE FROM pollux.reallocation m USING gone g WHERE m.cluster = :cluster AND m.job_id = g.job_id
+DELETE FROM pollux.move m USING gone g WHERE m.cluster = :cluster AND m.job_id = g.job_id
   AND m.step IN ('training', 'parked', 'failed');

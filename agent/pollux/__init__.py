@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pollux.session import Job, attach
+    from pollux.loop.session import Job, attach
 
 __all__ = ["Job", "attach"]
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from pollux import session  # noqa: PLC0415 - brings torch in, at first use
+        from pollux.loop import session  # noqa: PLC0415 - brings torch in, at first use
 
         return getattr(session, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -51,7 +51,7 @@ def _arguments() -> argparse.Namespace:
         metavar="KIND=SECONDS",
         help=f"mean seconds between two faults of a kind, 0 for none: {kinds}",
     )
-    parser.add_argument("--out", type=Path, default=ROOT / "chaos-out", help="where the verdict goes")
+    parser.add_argument("--out", type=Path, default=ROOT / "chaos-out", help="where the outcome goes")
     parser.add_argument("--keep", action="store_true", help="keep the scratch folder with all logs")
     return parser.parse_args()
 
@@ -130,11 +130,11 @@ class Run:
         # Those that did not opt in are only looked at: Slurm may hold one for good whose launch a killed slurmd spoilt.
         return all(job.state.finished for job_id, job in self.last.items() if job_id in self.jobs)
 
-    def verdict(self) -> dict[str, Any]:
+    def outcome(self) -> dict[str, Any]:
         """What came of it; `faults` is empty where all is well."""
         self._all_ended()
         store = Store(self._cluster.database_url, self._cluster.cluster_name)
-        moves = store.reallocations()
+        moves = store.moves()
         store.close()
         faults: list[str] = []
         rows = []
@@ -214,7 +214,7 @@ def main() -> int:
             run = Run(cluster, folder, args)
             try:
                 run.go()
-                told = run.verdict()
+                told = run.outcome()
             finally:
                 run.end()
     finally:

@@ -77,7 +77,7 @@ def submit(training: Training, folder: Path, environment: Mapping[str, str]) -> 
 
 
 def submit_plain(folder: Path, environment: Mapping[str, str]) -> int | None:
-    """A job that did not opt in, on one GPU for as long as a re-allocation takes several times over."""
+    """A job that did not opt in, on one GPU for as long as a move takes several times over."""
     words = ["--gpus-per-node=1", f"--output={folder}/plain.log", "--wrap=sleep 120"]
     return _sbatch(words, environment)
 

@@ -106,7 +106,7 @@ class Database:
         return found
 
     def moves(self) -> list[Move]:
-        """Re-allocations that completed, in order; first placements are none."""
+        """Moves that completed, in order; first placements are none."""
         return [
             Move(
                 *(cost["job_id"], cost["path"], cost["from"], cost["to"], cost["planned_at"]),
@@ -115,7 +115,7 @@ class Database:
                 total_s=cost["drained_s"] + cost["total_s"],
                 steps=({} if cost["path"] == "resize" else {"drain": cost["drained_s"]}) | cost["steps"],
             )
-            for cost in self._open().reallocation_costs()
+            for cost in self._open().move_costs()
         ]
 
     def noise_scales(self, names: Mapping[int, str]) -> dict[str, float]:

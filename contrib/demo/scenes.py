@@ -130,7 +130,7 @@ def _close_pollux_run(stage: Stage, summary: Summary) -> None:
     console.print()
     if summary.moves:
         console.print(
-            f"{len(summary.moves)} re-allocations: seconds, by part. In place: without a training step. Else: from the "
+            f"{len(summary.moves)} moves: seconds, by part. In place: without a training step. Else: from the "
             "order to drain to the first step after it",
             style="bold",
             highlight=False,
@@ -182,12 +182,12 @@ def compare(stage: Stage, cluster: DevCluster) -> int:
     pollux = _under_pollux(stage, cluster)
     _close_pollux_run(stage, pollux)
     _must_be_complete(pollux)
-    missing = [t.name for t in stage.work.trainings if t.adaptive and t.name not in pollux.noise_scale]
+    missing = [t.name for t in stage.work.trainings if t.adaptive and t.name not in pollux.noise.noise_scale]
     if missing:
         raise RunFailedError(
             f"no noise scale was ever reported by {', '.join(missing)}: cannot tune the plain jobs"
         )
-    sizes = tuned_sizes(stage.work, pollux.noise_scale)
+    sizes = tuned_sizes(stage.work, pollux.noise.noise_scale)
     stage.console.print("\nThe same workload under plain Slurm, sizes by the paper's rule for tuned jobs:")
     for name, size in sizes.items():
         stage.console.print(

@@ -22,7 +22,7 @@ Series = list[tuple[float, int]]
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One re-allocation that completed: what it took, from the order to drain to the first step after it."""
+    """One move that completed: what it took, from the order to drain to the first step after it."""
 
     job_id: int
     path: str
@@ -63,17 +63,17 @@ class Summary:
             "state": track.state,
             "jct_s": None if track.jct_s is None else round(track.jct_s, 1),
             "accuracy": self.accuracy.get(track.name),
-            "reallocations": len(self.moves_of(track.job_id)),
+            "moves": len(self.moves_of(track.job_id)),
             "gpus": self._since_start(track.gpus),
             "batch_size": self._since_start(self.batch_size.get(track.job_id, [])),
         }
 
     def document(self) -> dict[str, Any]:
-        """`{jobs: [...], reallocations: [...], mean_jct_s}`; times are seconds since the run began."""
+        """`{jobs: [...], moves: [...], mean_jct_s}`; times are seconds since the run began."""
         mean_jct = self.recording.mean_jct_s
         return {
             "jobs": [self._job(t) for t in self.recording.tracks.values()],
-            "reallocations": [
+            "moves": [
                 {
                     "job_id": m.job_id,
                     "path": m.path,
@@ -132,13 +132,13 @@ def job_table(summary: Summary) -> Table:
             "-" if job["jct_s"] is None else f"{job['jct_s']:.0f} s",
             "-" if job["accuracy"] is None else f"{job['accuracy']:.3f}",
             f"{phi:.0f}" if (phi := summary.noise_scale.get(job["name"])) is not None else "-",
-            *(str(job["reallocations"]), _steps(held), _steps([int(m) for _, m in job["batch_size"]])),
+            *(str(job["moves"]), _steps(held), _steps([int(m) for _, m in job["batch_size"]])),
         )
     return table
 
 
 def move_table(moves: Sequence[Move]) -> Table:
-    """What a re-allocation cost, by path, split by step: median and worst."""
+    """What a move cost, by path, split by step: median and worst."""
     table = Table(pad_edge=False, box=None, header_style="bold")
     table.add_column("path")
     table.add_column("part")

@@ -149,7 +149,7 @@ def draw(
     use.set_title(title, loc="left", fontsize=12, color=INK, pad=16)
     figure.text(
         *(0.5, 0.005),
-        "height and number: GPUs held     \N{BLACK DOWN-POINTING TRIANGLE} re-allocated     "
+        "height and number: GPUs held     \N{BLACK DOWN-POINTING TRIANGLE} moved     "
         "low grey: waiting for GPUs, or between two placements",
         **{"ha": "center", "fontsize": 8, "color": SOFT},
     )

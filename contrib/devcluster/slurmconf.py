@@ -92,7 +92,7 @@ def slurm_conf(layout: Layout, accounting: Accounting | None = None) -> str:
         "SchedulerType=sched/backfill",
         "SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=5",
         "JobRequeue=1",
-        # A worker deaf to TERM is killed soon; the default of 30 s would dominate a re-allocation.
+        # A worker deaf to TERM is killed soon; the default of 30 s would dominate a move.
         "KillWait=5",
         "SlurmdTimeout=60",
         "MessageTimeout=10",

@@ -1,4 +1,4 @@
-"""Applying a plan: the re-allocation state machine.
+"""Applying a plan: the move state machine.
 
     planned -> draining -> checkpointed -> requeued -> configured -> started -> training
                                               `-> parked            (from anywhere: -> failed)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from polluxd.model import JobState, Node, Placement, Reallocation, Step
+from polluxd.model import JobState, Move, Node, Placement, Step
 from polluxd.slurm.protocol import SlurmJob
 
 _LEAVING = (Step.CHECKPOINTED, Step.REQUEUED)
@@ -54,24 +54,24 @@ class Capacity:
 def capacity(
     nodes: Iterable[Node],
     jobs: Mapping[int, SlurmJob],
-    moves: Iterable[Reallocation],
+    moves: Iterable[Move],
     *,
-    recruits: Mapping[int, SlurmJob] | None = None,
-    strays: Iterable[SlurmJob] = (),
+    pending_companions: Mapping[int, SlurmJob] | None = None,
+    orphans: Iterable[SlurmJob] = (),
 ) -> Capacity:
     """What is free, given Slurm's present state and the moves under way.
 
     GPUs held by any job (running, suspended or completing) are taken; so are those of a move that was configured but
-    has not started, and those that a requeued job waits for are promised to it. `recruits` (by move) and `strays` are
-    companions that no job counts as its own.
+    has not started, and those that a requeued job waits for are promised to it. `pending_companions` (by move) and
+    `orphans` are companions that no job counts as its own.
     """
-    recruits = recruits or {}
+    pending_companions = pending_companions or {}
     result = Capacity()
     for node in nodes:
         result.free[node.name] = (node.gpus - node.foreign_gpus) if node.schedulable else 0
         if not node.schedulable:
             result.closed.add(node.name)
-    for job in (*jobs.values(), *recruits.values(), *strays):
+    for job in (*jobs.values(), *pending_companions.values(), *orphans):
         for name, gpus in job.gpus_per_node_held.items():
             result.free[name] -= gpus
     for move in moves:
@@ -79,7 +79,7 @@ def capacity(
         if job_now is None:
             continue
         if move.in_allocation:
-            _within(result, move, job_now, recruits.get(move.id))
+            _within(result, move, job_now, pending_companions.get(move.id))
         elif move.step is Step.CONFIGURED and job_now.state is JobState.PENDING:
             result.take(move.target)
         elif move.step in _LEAVING:
@@ -93,7 +93,7 @@ def capacity(
     return result
 
 
-def _within(result: Capacity, move: Reallocation, job: SlurmJob, companion: SlurmJob | None) -> None:
+def _within(result: Capacity, move: Move, job: SlurmJob, companion: SlurmJob | None) -> None:
     """What a move within the allocation has coming in, or is about to leave."""
     if move.grows:
         arrived = companion is not None and companion.gpus_per_node_held

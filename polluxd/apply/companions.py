@@ -10,55 +10,55 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from polluxd.apply.placed import same_place
-from polluxd.model import JobState, Reallocation, Step
+from polluxd.model import JobState, Move, Step
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 
 _HOLDS = (JobState.RUNNING, JobState.SUSPENDED)
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class ClusterView:
     """The cluster with each companion where it belongs."""
 
     state: ClusterState
     """Its jobs are no companions; those that have companions hold theirs too."""
-    recruits: Mapping[int, SlurmJob]
+    pending_companions: Mapping[int, SlurmJob]
     """Companions on their way in, by the id of the move that they are for."""
-    strays: tuple[SlurmJob, ...]
+    orphans: tuple[SlurmJob, ...]
     """Companions that have not ended and belong to no job: their parent has gone, or is another user's, or did not
     ask for them, or they are on their way out."""
-    moves: Mapping[int, Reallocation]
+    moves: Mapping[int, Move]
     """Moves within allocations: those that companions name, and those of present attempts that failed once begun."""
 
 
 def named_moves(state: ClusterState) -> list[int]:
     """The moves that companions say they were submitted for."""
-    return sorted({job.companion.reallocation for job in state.jobs if job.companion is not None})
+    return sorted({job.companion.move for job in state.jobs if job.companion is not None})
 
 
-def gather(state: ClusterState, moves: Mapping[int, Reallocation]) -> Gathered:
+def gather(state: ClusterState, moves: Mapping[int, Move]) -> ClusterView:
     """Sort out the companions of `state`; `moves` has those of `named_moves`, by id, and may have others."""
     jobs = {job.job_id: job for job in state.jobs if job.companion is None}
     joined: dict[int, list[SlurmJob]] = {}
-    recruits: dict[int, SlurmJob] = {}
-    strays: list[SlurmJob] = []
+    pending_companions: dict[int, SlurmJob] = {}
+    orphans: list[SlurmJob] = []
     for job in sorted(state.jobs, key=lambda j: j.job_id):
         if job.companion is None or job.state.finished:
             continue
-        move = moves.get(job.companion.reallocation)
+        move = moves.get(job.companion.move)
         if move is None or not _genuine(job, jobs.get(job.companion.parent), move):
-            strays.append(job)
-        elif not move.step.terminal and move.id not in recruits:
-            recruits[move.id] = job
+            orphans.append(job)
+        elif not move.step.terminal and move.id not in pending_companions:
+            pending_companions[move.id] = job
         elif move.step is Step.TRAINING and job.state in _HOLDS and same_place(job, move.added):
             joined.setdefault(job.companion.parent, []).append(job)
         else:
-            strays.append(job)
+            orphans.append(job)
     merged = tuple(_together(job, joined.get(job.job_id, ())) for job in jobs.values())
-    return Gathered(replace(state, jobs=merged), recruits, tuple(strays), moves)
+    return ClusterView(replace(state, jobs=merged), pending_companions, tuple(orphans), moves)
 
 
-def _genuine(companion: SlurmJob, parent: SlurmJob | None, move: Reallocation) -> bool:
+def _genuine(companion: SlurmJob, parent: SlurmJob | None, move: Move) -> bool:
     claim = companion.companion
     assert claim is not None
     return (

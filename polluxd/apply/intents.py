@@ -13,7 +13,7 @@ Way = Callable[[Job, Placement], tuple[str, Placement]]
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """A move wished for; it becomes a `Reallocation` once written to the database."""
+    """A move wished for; it becomes a `Move` once written to the database."""
 
     job_id: int
     attempt: int

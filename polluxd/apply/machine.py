@@ -25,11 +25,11 @@ from polluxd.apply.actions import (
 )
 from polluxd.apply.capacity import Capacity
 from polluxd.apply.placed import held, same_place
-from polluxd.model import JobState, Reallocation, Report, Step
+from polluxd.model import JobState, Move, Report, Step
 from polluxd.slurm.protocol import SlurmJob
 
 
-def failed_to_start(move: Reallocation, job: SlurmJob) -> bool:
+def failed_to_start(move: Move, job: SlurmJob) -> bool:
     """True where Slurm ended the job in the second of its new start, as it does over a revoked credential.
 
     Its record then says NonZeroExitCode like that of a script which failed at once (22.05). Such a script is run once
@@ -46,7 +46,7 @@ def failed_to_start(move: Reallocation, job: SlurmJob) -> bool:
 
 
 def next_action(
-    move: Reallocation,
+    move: Move,
     job: SlurmJob | None,
     report: Report | None,
     room: Capacity,
@@ -100,7 +100,7 @@ def next_action(
             return Wait()
 
 
-def _ended(move: Reallocation, job: SlurmJob) -> Action | None:
+def _ended(move: Move, job: SlurmJob) -> Action | None:
     """What ends a move of any kind, at whatever step."""
     if failed_to_start(move, job):
         return RunAgain()
@@ -112,7 +112,7 @@ def _ended(move: Reallocation, job: SlurmJob) -> Action | None:
 
 
 def _planned(
-    move: Reallocation, job: SlurmJob, room: Capacity, waited: float, limits: Limits, *, paused: bool
+    move: Move, job: SlurmJob, room: Capacity, waited: float, limits: Limits, *, paused: bool
 ) -> Action:
     if job.restart_count != move.attempt:
         return Fail(f"the job restarted (attempt {job.restart_count}) after the move was planned")
@@ -136,7 +136,7 @@ def _planned(
 
 
 def _draining(
-    move: Reallocation, job: SlurmJob, report: Report | None, waited: float, since_try: float, limits: Limits
+    move: Move, job: SlurmJob, report: Report | None, waited: float, since_try: float, limits: Limits
 ) -> Action:
     if job.state is JobState.PENDING:
         return Reach(Step.REQUEUED, "requeued by another hand while draining")
@@ -156,9 +156,7 @@ def _draining(
     return Remind() if since_try > limits.repeat else Wait()
 
 
-def _checkpointed(
-    move: Reallocation, job: SlurmJob, waited: float, since_try: float, limits: Limits
-) -> Action:
+def _checkpointed(move: Move, job: SlurmJob, waited: float, since_try: float, limits: Limits) -> Action:
     if job.state is JobState.PENDING:
         return Reach(Step.REQUEUED)
     if job.state is JobState.COMPLETING:
@@ -177,9 +175,7 @@ def _completing(waited: float, limits: Limits) -> Action:
     return Wait()
 
 
-def _requeued(
-    move: Reallocation, job: SlurmJob, room: Capacity, now: float, waited: float, limits: Limits
-) -> Action:
+def _requeued(move: Move, job: SlurmJob, room: Capacity, now: float, waited: float, limits: Limits) -> Action:
     if job.state is JobState.RUNNING:
         if same_place(job, move.target):
             return Reach(Step.CONFIGURED)
@@ -202,7 +198,7 @@ def _requeued(
     return Configure() if room.fits_now(move.target) else Wait()
 
 
-def _configured(move: Reallocation, job: SlurmJob, waited: float, limits: Limits) -> Action:
+def _configured(move: Move, job: SlurmJob, waited: float, limits: Limits) -> Action:
     if job.state in (JobState.RUNNING, JobState.COMPLETING):
         if same_place(job, move.target):
             return Reach(Step.STARTED)

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from polluxd.apply.actions import PAUSED
-from polluxd.model import JobState, Placement, Reallocation, Report, Step
+from polluxd.model import JobState, Move, Placement, Report, Step
 from polluxd.slurm.protocol import SlurmJob
 
 _ABLE = {"in-place": ("resize", "relaunch"), "relaunch": ("relaunch",)}
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class PathOptions:
     """What the choice of a path depends on, beside the job."""
 
     paths: frozenset[str] = frozenset({"requeue"})
@@ -28,7 +28,7 @@ class Means:
     """Paths that went wrong in a job's present attempt, each with whether it was to grow."""
 
 
-def failed_paths(moves: Iterable[Reallocation]) -> dict[int, frozenset[tuple[str, bool]]]:
+def failed_paths(moves: Iterable[Move]) -> dict[int, frozenset[tuple[str, bool]]]:
     """Paths that went wrong, by job, of the moves of present attempts that failed once begun; each with whether the job
     was to grow, for a site where jobs may submit no jobs can still take nodes back.
 
@@ -42,7 +42,7 @@ def failed_paths(moves: Iterable[Reallocation]) -> dict[int, frozenset[tuple[str
 
 
 def choose(
-    source: Placement, target: Placement, job: SlurmJob, report: Report | None, means: Means
+    source: Placement, target: Placement, job: SlurmJob, report: Report | None, means: PathOptions
 ) -> tuple[str, Placement]:
     """The path from `source` to `target`, and the target with its nodes in the order that the path wants.
 
@@ -58,7 +58,7 @@ def choose(
     return (path, _ordered(source, target, job.batch_host)) if path else ("requeue", target)
 
 
-def likely(job: SlurmJob, report: Report | None, means: Means, *, whole_nodes: bool) -> str:
+def likely(job: SlurmJob, report: Report | None, means: PathOptions, *, whole_nodes: bool) -> str:
     """The path that the job's next move would most likely take, `resize` or `requeue`: what it costs is not known
     before it is known where to.
 
@@ -69,7 +69,7 @@ def likely(job: SlurmJob, report: Report | None, means: Means, *, whole_nodes: b
     return "resize" if whole_nodes and both else "requeue"
 
 
-def keeps(job: SlurmJob, report: Report | None, means: Means) -> tuple[str, ...]:
+def keeps(job: SlurmJob, report: Report | None, means: PathOptions) -> tuple[str, ...]:
     """The job's nodes in the order in which a shrink within its allocation has to leave them; none where none can be.
 
     The batch host, its other own nodes, then companions' nodes, the longest-lent first: the newest is given up first.
@@ -83,7 +83,7 @@ def keeps(job: SlurmJob, report: Report | None, means: Means) -> tuple[str, ...]
     return (*own, *lent)
 
 
-def _open(job: SlurmJob, report: Report | None, means: Means, *, grows: bool) -> tuple[str, ...]:
+def _open(job: SlurmJob, report: Report | None, means: PathOptions, *, grows: bool) -> tuple[str, ...]:
     if report is None or report.attempt != job.restart_count or job.state is not JobState.RUNNING:
         return ()
     failed = means.failed.get(job.job_id, frozenset())
@@ -91,7 +91,7 @@ def _open(job: SlurmJob, report: Report | None, means: Means, *, grows: bool) ->
 
 
 def _within(
-    source: Placement, target: Placement, job: SlurmJob, able: tuple[str, ...], means: Means
+    source: Placement, target: Placement, job: SlurmJob, able: tuple[str, ...], means: PathOptions
 ) -> str | None:
     """The path within the allocation; None: there is none."""
     old, new = set(source.nodes), set(target.nodes)

@@ -25,16 +25,16 @@ from polluxd.apply.actions import (
     Withdraw,
 )
 from polluxd.apply.capacity import Capacity, capacity
-from polluxd.apply.companions import Gathered, gather, named_moves
+from polluxd.apply.companions import ClusterView, gather, named_moves
+from polluxd.apply.in_place import InPlaceMoves
 from polluxd.apply.intents import Intent
-from polluxd.apply.knots import knot
 from polluxd.apply.leases import Leases
 from polluxd.apply.machine import next_action
 from polluxd.apply.placed import ends_at, geometry, same_place
-from polluxd.apply.resizer import Resizer
 from polluxd.apply.stopwatch import Stopwatch
+from polluxd.apply.wait_cycles import wait_cycle
 from polluxd.errors import SlurmRefused
-from polluxd.model import RESTARTING_PATHS, JobState, Reallocation, Report, Step
+from polluxd.model import RESTARTING_PATHS, JobState, Move, Report, Step
 from polluxd.slurm.protocol import ClusterState, SlurmClient, SlurmJob
 from polluxd.store import Store
 
@@ -95,15 +95,15 @@ class Reconciler:
         self._stopwatch = Stopwatch(clock, monotonic)
         self._history: dict[int, _History] = {}
         self._leases = Leases(slurm, lease=lease, authorize=authorize, clock=clock, monotonic=monotonic)
-        self._resizer = Resizer(
+        self._resizer = InPlaceMoves(
             slurm, store, repeat=limits.repeat, authorize=authorize, clock=clock, monotonic=monotonic
         )
 
-    def gather(self, state: ClusterState) -> Gathered:
+    def gather(self, state: ClusterState) -> ClusterView:
         """The cluster with each companion where it belongs: what all that follows is to be told."""
         return gather(state, self._store.resizes(named_moves(state)))
 
-    def begin(self, wished: Sequence[Intent], under_way: Sequence[Reallocation]) -> list[Reallocation]:
+    def begin(self, wished: Sequence[Intent], under_way: Sequence[Move]) -> list[Move]:
         """Write the intents of a plan as moves, up to the cluster's limits of moves at one time and per hour."""
         epoch = self._authorize()
         # Those that wait for their turn will be ordered out too.
@@ -111,7 +111,7 @@ class Reconciler:
         restarts = self.budget_left() - waiting
         busy = {move.job_id for move in under_way}
         room = self._max_concurrent - len(under_way) if self._max_concurrent else len(wished)
-        begun: list[Reallocation] = []
+        begun: list[Move] = []
         for intent in wished:
             if intent.job_id in busy:
                 continue
@@ -123,7 +123,7 @@ class Reconciler:
                     continue
                 restarts -= 1
             begun.append(
-                self._store.plan_reallocation(
+                self._store.plan_move(
                     intent.job_id,
                     intent.attempt,
                     intent.path,
@@ -154,25 +154,27 @@ class Reconciler:
     @property
     def budget_spent(self) -> str:
         """What to say of a job that stays for want of budget."""
-        return f"the cluster's {self._moves_per_hour} re-allocations an hour are used up"
+        return f"the cluster's {self._moves_per_hour} moves an hour are used up"
 
-    def tick(self, seen: Gathered, reports: Mapping[int, Report], *, paused: bool = False) -> int:
+    def tick(self, seen: ClusterView, reports: Mapping[int, Report], *, paused: bool = False) -> int:
         """Take the next action of each move under way; returns how many things are still to be waited for."""
-        moves = self._store.open_reallocations()
+        moves = self._store.open_moves()
         jobs = {job.job_id: job for job in seen.state.jobs if job.spec is not None}
         self._stopwatch.keep(moves)
         self._history = {j: past for j, past in self._history.items() if j in jobs}
         if not paused:
             # Before anything is started: a renewal after it would keep back what was just let go.
-            self._leases.renew(self._kept_back(jobs, seen.recruits, moves))
-        room = capacity(seen.state.nodes, jobs, moves, recruits=seen.recruits, strays=seen.strays)
+            self._leases.renew(self._kept_back(jobs, seen.pending_companions, moves))
+        room = capacity(
+            seen.state.nodes, jobs, moves, pending_companions=seen.pending_companions, orphans=seen.orphans
+        )
         # Smallest growth first: what gives GPUs back comes before what takes them.
         ordered = sorted(moves, key=lambda m: (m.target.gpus - m.source.gpus, m.id))
         still_open = 0
-        waiting: list[Reallocation] = []
+        waiting: list[Move] = []
         stuck = all(move.step in (Step.PLANNED, Step.REQUEUED, Step.STARTED) for move in ordered)
         for move in ordered:
-            job, companion = jobs.get(move.job_id), seen.recruits.get(move.id)
+            job, companion = jobs.get(move.job_id), seen.pending_companions.get(move.id)
             action = next_action(
                 move,
                 job,
@@ -194,20 +196,20 @@ class Reconciler:
             long = {m.id for m in waiting if stuck or self._stopwatch.waited(m) > self._limits.planned / 4}
             self._untie([m for m in waiting if m.id in long], jobs, room)
             self._resizer.tidy(seen, reports, {m.job_id for m in moves})
-        return still_open + self._resizer.sweep(seen.strays)
+        return still_open + self._resizer.sweep(seen.orphans)
 
     def _kept_back(
-        self, jobs: Mapping[int, SlurmJob], recruits: Mapping[int, SlurmJob], moves: Sequence[Reallocation]
+        self, jobs: Mapping[int, SlurmJob], pending_companions: Mapping[int, SlurmJob], moves: Sequence[Move]
     ) -> list[SlurmJob]:
         """Whose leases are to be renewed: jobs and companions that were not told to start."""
         told = [m for m in moves if m.step in (Step.CONFIGURED, Step.STARTED)]
         starting, coming = {m.job_id for m in told}, {m.id for m in told}
         waiting = [job for job_id, job in jobs.items() if job_id not in starting]
-        return waiting + [job for number, job in recruits.items() if number not in coming]
+        return waiting + [job for number, job in pending_companions.items() if number not in coming]
 
     def _carry_out(
         self,
-        move: Reallocation,
+        move: Move,
         job: SlurmJob | None,
         companion: SlurmJob | None,
         action: Action,
@@ -242,19 +244,19 @@ class Reconciler:
                 return False
         return True
 
-    def _untie(self, waiting: Sequence[Reallocation], jobs: Mapping[int, SlurmJob], room: Capacity) -> None:
+    def _untie(self, waiting: Sequence[Move], jobs: Mapping[int, SlurmJob], room: Capacity) -> None:
         """Where moves wait for each other's GPUs: the least of them gives its own up first."""
-        for move in knot(waiting, room)[:1]:
+        for move in wait_cycle(waiting, room)[:1]:
             log.info("job %d: its move goes first, others wait for its GPUs and it for theirs", move.job_id)
             self._drain(move, jobs.get(move.job_id), room)
 
-    def _drain(self, move: Reallocation, job: SlurmJob | None, room: Capacity) -> None:
+    def _drain(self, move: Move, job: SlurmJob | None, room: Capacity) -> None:
         room.promise(move.target, move.source)
         # Slurm forgets at the requeue when the attempt began.
         self._reach(move, Step.DRAINING, ends_at=ends_at(job))
         self._tell(replace(move, step=Step.DRAINING))
 
-    def _tell(self, move: Reallocation) -> None:
+    def _tell(self, move: Move) -> None:
         self._authorize()
         self._stopwatch.try_now(move)
         try:
@@ -263,7 +265,7 @@ class Reconciler:
             # No step is running (yet): the agent reads its instructions from the database as well.
             log.info("job %d: signal refused (%s); the agent polls for it", move.job_id, error)
 
-    def _give_up(self, move: Reallocation, job: SlurmJob | None, action: Withdraw | Fail) -> None:
+    def _give_up(self, move: Move, job: SlurmJob | None, action: Withdraw | Fail) -> None:
         if isinstance(action, Fail):
             self._fail(move, job, action.reason, keep_back=action.keep_back)
         else:
@@ -271,7 +273,7 @@ class Reconciler:
 
     def _resize(
         self,
-        move: Reallocation,
+        move: Move,
         job: SlurmJob | None,
         companion: SlurmJob | None,
         action: Recruit | Place | GiveBack,
@@ -296,7 +298,7 @@ class Reconciler:
             self._resizer.dismiss([companion] if companion else [])
         return not why
 
-    def _requeue(self, move: Reallocation, job: SlurmJob | None) -> bool:
+    def _requeue(self, move: Move, job: SlurmJob | None) -> bool:
         """Send the job back to the queue, its companions ended first; True while the move stays open. A refusal
         concerns this job alone."""
         self._resizer.dismiss(job.companions if job else ())
@@ -312,7 +314,7 @@ class Reconciler:
             log.info("job %d: requeue refused (%s); it has left its nodes by itself", move.job_id, error)
         return True
 
-    def _run_again(self, move: Reallocation, job: SlurmJob | None) -> None:
+    def _run_again(self, move: Move, job: SlurmJob | None) -> None:
         """The next plan starts it, as any job that waits."""
         self._authorize()
         reason = "Slurm ended the job at its start (a revoked credential?): queued again"
@@ -322,7 +324,7 @@ class Reconciler:
             reason = f"Slurm ended the job at its start, and refused to queue it again: {error}"
         self._fail(move, job, reason, keep_back=True)
 
-    def _configure(self, move: Reallocation, job: SlurmJob, room: Capacity) -> None:
+    def _configure(self, move: Move, job: SlurmJob, room: Capacity) -> None:
         self._authorize()
         room.take(move.target)
         try:
@@ -336,7 +338,7 @@ class Reconciler:
                 return
         self._reach(move, Step.CONFIGURED)
 
-    def _limit_time(self, move: Reallocation, job: SlurmJob) -> None:
+    def _limit_time(self, move: Move, job: SlurmJob) -> None:
         """Leave a parked job what is left of its time limit, which a requeue starts anew."""
         left = _time_left(move, job)
         if left is None:
@@ -347,16 +349,14 @@ class Reconciler:
         except SlurmRefused as error:
             log.warning("job %d: its time limit starts anew: %s", job.job_id, error)
 
-    def _reach(
-        self, move: Reallocation, step: Step, detail: str = "", *, ends_at: float | None = None
-    ) -> None:
+    def _reach(self, move: Move, step: Step, detail: str = "", *, ends_at: float | None = None) -> None:
         epoch = self._authorize()
         self._store.advance(move.id, step, self._clock(), epoch=epoch, detail=detail, ends_at=ends_at)
         log.info("job %d: move %d reached %s %s", move.job_id, move.id, step, detail)
         if step.terminal:
             self._forget(move, failed=False)
 
-    def _fail(self, move: Reallocation, job: SlurmJob | None, reason: str, *, keep_back: bool) -> None:
+    def _fail(self, move: Move, job: SlurmJob | None, reason: str, *, keep_back: bool) -> None:
         epoch = self._authorize()
         if keep_back:
             if job is not None:
@@ -369,7 +369,7 @@ class Reconciler:
         log.warning("job %d: move %d to %s failed: %s", move.job_id, move.id, move.target, reason)
         self._forget(move, failed=True)
 
-    def _withdraw(self, move: Reallocation, reason: str, *, rest: bool) -> None:
+    def _withdraw(self, move: Move, reason: str, *, rest: bool) -> None:
         epoch = self._authorize()
         self._store.advance(move.id, Step.FAILED, self._clock(), epoch=epoch, detail=reason)
         log.info("job %d: move %d to %s withdrawn: %s", move.job_id, move.id, move.target, reason)
@@ -377,13 +377,13 @@ class Reconciler:
             past = self._history.setdefault(move.job_id, _History(self._monotonic()))
             past.ended_at = self._monotonic()
 
-    def _forget(self, move: Reallocation, *, failed: bool) -> None:
+    def _forget(self, move: Move, *, failed: bool) -> None:
         past = self._history.get(move.job_id)
         failures = past.failures + 1 if failed and past else int(failed)
         self._history[move.job_id] = _History(self._monotonic(), failures)
 
 
-def _time_left(move: Reallocation, job: SlurmJob) -> float | None:
+def _time_left(move: Move, job: SlurmJob) -> float | None:
     """The time limit for the attempt to come [s, whole minutes]; None: it stays as it is.
 
     What the job had left when it was requeued, a minute at least; never more than it is asking for now.

@@ -30,12 +30,12 @@ from polluxd.apply.actions import (
 )
 from polluxd.apply.capacity import Capacity
 from polluxd.apply.placed import held, same_place
-from polluxd.model import JobState, Reallocation, Report, Step
+from polluxd.model import JobState, Move, Report, Step
 from polluxd.slurm.protocol import SlurmJob
 
 
 def next_action(
-    move: Reallocation,
+    move: Move,
     job: SlurmJob,
     report: Report | None,
     companion: SlurmJob | None,
@@ -66,7 +66,7 @@ def next_action(
     return _shrink(move, job, said, waited, since_try, limits)
 
 
-def left_over(job: SlurmJob, report: Report | None, moves: Mapping[int, Reallocation]) -> Reallocation | None:
+def left_over(job: SlurmJob, report: Report | None, moves: Mapping[int, Move]) -> Move | None:
     """The shrink that the job has carried out although its move failed: Slurm still shows nodes that it has left."""
     if job.state is not JobState.RUNNING or report is None or report.attempt != job.restart_count:
         return None
@@ -77,7 +77,7 @@ def left_over(job: SlurmJob, report: Report | None, moves: Mapping[int, Realloca
     return move if move.step is Step.FAILED and unused else None
 
 
-def _planned(move: Reallocation, job: SlurmJob, room: Capacity, waited: float, limits: Limits) -> Action:
+def _planned(move: Move, job: SlurmJob, room: Capacity, waited: float, limits: Limits) -> Action:
     if not same_place(job, move.source):
         return Withdraw(f"the job is on {held(job)} meanwhile, not on {move.source}", rest=False)
     if waited > limits.planned:
@@ -90,7 +90,7 @@ def _planned(move: Reallocation, job: SlurmJob, room: Capacity, waited: float, l
 
 
 def _shrink(
-    move: Reallocation,
+    move: Move,
     job: SlurmJob,
     said: Report | None,
     waited: float,
@@ -115,7 +115,7 @@ def _shrink(
 
 
 def _grow(
-    move: Reallocation,
+    move: Move,
     said: Report | None,
     companion: SlurmJob | None,
     room: Capacity,
@@ -148,7 +148,7 @@ def _grow(
             return _confirm(move, said, waited, limits)
 
 
-def _place(move: Reallocation, companion: SlurmJob, room: Capacity, waited: float, limits: Limits) -> Action:
+def _place(move: Move, companion: SlurmJob, room: Capacity, waited: float, limits: Limits) -> Action:
     match move.step:
         case Step.RECRUITING:
             if room.kept(move.added):
@@ -167,7 +167,7 @@ def _place(move: Reallocation, companion: SlurmJob, room: Capacity, waited: floa
             return Fail(f"its companion, job {companion.job_id}, went back to the queue")
 
 
-def _confirm(move: Reallocation, said: Report | None, waited: float, limits: Limits) -> Action:
+def _confirm(move: Move, said: Report | None, waited: float, limits: Limits) -> Action:
     if said is not None and said.resized == move.id:
         return Reach(Step.TRAINING)
     if waited > limits.training:

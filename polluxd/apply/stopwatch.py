@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from polluxd.model import Reallocation, Step
+from polluxd.model import Move, Step
 
 Stage = tuple[int, Step]
 """A move, by its id, at one of its steps."""
@@ -29,7 +29,7 @@ class Stopwatch:
         self._since: dict[Stage, float] = {}
         self._tried: dict[Stage, float] = {}
 
-    def waited(self, move: Reallocation) -> float:
+    def waited(self, move: Move) -> float:
         """Seconds for which `move` has been at its step."""
         stage = move.id, move.step
         now = self._monotonic()
@@ -39,16 +39,16 @@ class Stopwatch:
             self._since[stage] = now - max(0.0, self._clock() - recorded)
         return now - self._since[stage]
 
-    def try_now(self, move: Reallocation) -> None:
+    def try_now(self, move: Move) -> None:
         """A call is about to be made for `move` at its present step."""
         self._tried[move.id, move.step] = self._monotonic()
 
-    def since_try(self, move: Reallocation) -> float:
+    def since_try(self, move: Move) -> float:
         """Seconds since the last `try_now` at this step; infinite where this process tried nothing."""
         tried = self._tried.get((move.id, move.step))
         return float("inf") if tried is None else self._monotonic() - tried
 
-    def keep(self, moves: Iterable[Reallocation]) -> None:
+    def keep(self, moves: Iterable[Move]) -> None:
         """Forget all but these moves."""
         known = {move.id for move in moves}
         for times in (self._since, self._tried):

@@ -124,9 +124,7 @@ def explain(job: JobArgument, config: ConfigOption = None, as_json: JsonOption =
     sizes = explaining.sizes(found, *explaining.node_size(snapshot, found.report))
     if as_json:
         decision = explaining.decision(found)
-        emit_json(
-            {"job": row, "decision": decision, "sizes": sizes, "reallocations": moves, "settings": settings}
-        )
+        emit_json({"job": row, "decision": decision, "sizes": sizes, "moves": moves, "settings": settings})
         return
     console = access.console()
     others = store.allocations(found.cycle.id) if found.cycle else []
@@ -140,22 +138,22 @@ def explain(job: JobArgument, config: ConfigOption = None, as_json: JsonOption =
     if moves:
         console.print()
         columns = [c for c in MOVE_COLUMNS if c.key not in ("id", "job_id")]
-        console.print(table(moves[-8:], columns, console.width, "Its latest re-allocations"))
+        console.print(table(moves[-8:], columns, console.width, "Its latest moves"))
 
 
 @app.command()
-def reallocations(
+def moves(
     job: Annotated[int | None, typer.Argument(metavar="[JOB]", min=1, help="of this job only")] = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List re-allocations: from, to, seconds by part, why."""
+    """List moves: from, to, seconds by part, why."""
     emit(
         move_rows(_store(config), job),
         MOVE_COLUMNS,
         as_json=as_json,
         console=access.console(),
-        empty="no re-allocations",
+        empty="no moves",
     )
 
 

@@ -157,10 +157,8 @@ def story(
         lines.append(f"Moving now, step {row['moving']}: {found.job.move_reason or 'no reason recorded'}")
     elif found.job.move_step == "failed":
         lines.append(f"Its last move failed: {found.job.move_detail or 'no detail recorded'}")
-    if row["reallocations"]:
-        lines.append(
-            f"Re-allocated {count(row['reallocations'], 'time')}; {duration(row['lost_s'])} lost to it."
-        )
+    if row["moves"]:
+        lines.append(f"Moved {count(row['moves'], 'time')}; {duration(row['lost_s'])} lost to it.")
     if settings["paused"]:
         lines.append("polluxd is paused: nothing moves by its hand until `polluxctl resume`.")
     return lines

@@ -16,7 +16,7 @@ LARGEST_WEIGHT = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class FairnessOptions:
     """What was said on the command line; None: not said."""
 
     power: str | None = None

@@ -32,7 +32,7 @@ JOB_COLUMNS = (
     Column("goodput", "GOODPUT", number(3), right=True, rank=3),
     Column("speedup", "SPEEDUP", number(3), right=True, rank=1),
     Column("progress", "DONE", lambda v: "-" if v is None else f"{100 * v:.0f}%", right=True, rank=5),
-    Column("reallocations", "MOVES", right=True, rank=6),
+    Column("moves", "MOVES", right=True, rank=6),
     Column("age_s", "AGE", duration, right=True, rank=8),
     Column("reason", "REASON", plain, flexible=True, least=14, rank=9),
 )

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from polluxd.errors import PolluxError
-from polluxd.model import Reallocation, Step
+from polluxd.model import Move, Step
 
 from . import access
 from .access import ConfigOption
@@ -39,22 +39,22 @@ def unpin(job: JobArgument, config: ConfigOption = None) -> None:
 
 
 def cancel_move(job: JobArgument, config: ConfigOption = None) -> None:
-    """Take back a job's re-allocation under way. Possible as long as it still runs where it was."""
+    """Take back a job's move under way. Possible as long as it still runs where it was."""
     store, _ = access.open_store(config)
     move = store.cancel_move(job, access.who())
     if move is None:
-        raise PolluxError(f"job {job} has no re-allocation under way (`polluxctl reallocations {job}`)")
+        raise PolluxError(f"job {job} has no move under way (`polluxctl moves {job}`)")
     if not move.revocable:
         raise PolluxError(f"job {job} {_beyond(move)} (step {move.step}): too late")
     waits = " within 2 minutes, having drained already" if move.step is Step.CHECKPOINTED else ""
     typer.echo(
-        f"re-allocation {move.id} of job {job} to {move.target} is taken back: it trains on at {move.source}{waits}"
+        f"move {move.id} of job {job} to {move.target} is taken back: it trains on at {move.source}{waits}"
         if move.source
         else f"the start of job {job} on {move.target} is taken back"
     )
 
 
-def _beyond(move: Reallocation) -> str:
+def _beyond(move: Move) -> str:
     """What has happened that cannot be taken back."""
     if move.grows:
         return f"is growing to {move.target}: the new nodes are joining it"

@@ -72,7 +72,7 @@ def simulate(
     gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", min=1, max=64, help="of each")] = 4,
     interval: Annotated[float, typer.Option("--interval", min=1, help="seconds between decisions")] = 60.0,
     restart_seconds: Annotated[
-        float, typer.Option("--restart-seconds", min=0, help="what a re-allocation costs a job")
+        float, typer.Option("--restart-seconds", min=0, help="what a move costs a job")
     ] = 30.0,
     restart_range: Annotated[
         str | None, typer.Option("--restart-range", metavar="LOW,HIGH", help="drawn per application instead")

@@ -104,14 +104,14 @@ OPTIONS: Mapping[str, object] = {
         typer.Option("--partial-nodes/--whole-nodes", help="what jobs on several nodes may take of each"),
     ],
 }
-"""The options of `set` and `preview`, each named as the field of `fairness.Words` that it fills."""
+"""The options of `set` and `preview`, each named as the field of `fairness.FairnessOptions` that it fills."""
 
 
-def _said(command: Callable[[Path | None, fair.Words, bool], None]) -> Callable[..., None]:
+def _said(command: Callable[[Path | None, fair.FairnessOptions, bool], None]) -> Callable[..., None]:
     """The command with `OPTIONS` as its options, passed on as one value."""
 
     def run(config: Path | None = None, as_json: bool = False, **words: Any) -> None:
-        command(config, fair.Words(**words), as_json)
+        command(config, fair.FairnessOptions(**words), as_json)
 
     kinds = {"config": ConfigOption, **OPTIONS, "as_json": JsonOption}
     defaults = {name: False if name == "as_json" else None for name in kinds}
@@ -142,7 +142,7 @@ def get(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
 @app.command("set")
 @_said
-def set_(config: Path | None, words: fair.Words, as_json: bool) -> None:
+def set_(config: Path | None, words: fair.FairnessOptions, as_json: bool) -> None:
     """Change them, all together or not at all. Every change is audited."""
     words.over(Settings())  # the values' form is checked before the database is asked for anything
     store, defaults = access.open_store(config)
@@ -152,7 +152,7 @@ def set_(config: Path | None, words: fair.Words, as_json: bool) -> None:
 
 @app.command("preview")
 @_said
-def preview_(config: Path | None, words: fair.Words, as_json: bool) -> None:
+def preview_(config: Path | None, words: fair.FairnessOptions, as_json: bool) -> None:
     """Show what a change would bring each job. Nothing is changed."""
     words.over(Settings())
     store, defaults = access.open_store(config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from polluxd.model import Reallocation, Step
+from polluxd.model import Move, Step
 from polluxd.store import JobView, Store
 
 _OVER = {step.value for step in Step if step.terminal}
@@ -18,7 +18,7 @@ def job_rows(store: Store, *, ended: bool = True, now: float | None = None) -> l
     """
     now = time.time() if now is None else now
     lost: dict[int, float] = {}
-    for cost in store.reallocation_costs():
+    for cost in store.move_costs():
         lost[cost["job_id"]] = lost.get(cost["job_id"], 0.0) + cost["total_s"]
     rows = [job_row(view, lost.get(view.job_id, 0.0), now) for view in store.jobs_view(ended=ended)]
     return sorted(rows, key=lambda row: (row["ended_at"] is not None, row["job_id"]))
@@ -50,7 +50,7 @@ def job_row(view: JobView, lost_s: float, now: float) -> dict[str, Any]:
         "advice": view.advice if running else None,
         "progress": done,
         "epoch": view.epoch,
-        "reallocations": view.reallocations,
+        "moves": view.moves,
         "lost_s": lost_s,
         "moving": moving,
         "attempt": view.attempt,
@@ -76,9 +76,9 @@ def _reason(view: JobView, moving: str | None, over: bool) -> str:
 
 def move_rows(store: Store, job_id: int | None = None) -> list[dict[str, Any]]:
     """Every move that is remembered, oldest first, with what it cost once it is complete."""
-    costs = {cost["id"]: cost for cost in store.reallocation_costs(job_id)}
+    costs = {cost["id"]: cost for cost in store.move_costs(job_id)}
     rows = []
-    for move in store.reallocations(job_id):
+    for move in store.moves(job_id):
         cost = costs.get(move.id)
         rows.append(
             {
@@ -91,7 +91,7 @@ def move_rows(store: Store, job_id: int | None = None) -> list[dict[str, Any]]:
     return rows
 
 
-def _move(move: Reallocation) -> dict[str, Any]:
+def _move(move: Move) -> dict[str, Any]:
     return {
         "id": move.id,
         "job_id": move.job_id,
@@ -123,7 +123,7 @@ def status_row(store: Store) -> dict[str, Any]:
         "solver": cycle.solver if cycle else None,
         "note": cycle.note if cycle else None,
         "durations": dict(cycle.durations) if cycle else {},
-        "open_moves": len(store.open_reallocations()),
+        "open_moves": len(store.open_moves()),
     }
 
 

@@ -19,7 +19,7 @@ from polluxd.model import Job, Node, Report, Settings, Snapshot
 from polluxd.policy import reasons, sanity
 from polluxd.policy.domains import Domain, gpu_types
 from polluxd.policy.feasible import Offers
-from polluxd.policy.listing import Asked, Listed, Listing
+from polluxd.policy.listing import Asked, JobOptions, Listing
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -61,7 +61,7 @@ class Cache:
     def __init__(self) -> None:
         self._tables: dict[int, _Table] = {}
         self._offers: dict[str, tuple[tuple[Node, ...], tuple[object, ...], Offers]] = {}
-        self.listed: dict[int, Listed] = {}
+        self.listed: dict[int, JobOptions] = {}
         """What each job may be given, and the configurations that this means."""
         self._sound: dict[int, Report | None] = {}
         self._sentences: dict[int, tuple[tuple[Any, ...], str]] = {}
@@ -75,7 +75,7 @@ class Cache:
         sound = self._sound
         jobs = snapshot.jobs
         doubtful = tuple(j for j in jobs if sound.get(j.job_id) is not j.report)
-        times = [j.weight + j.age + j.lost_seconds + j.reallocation_cost + (j.waiting or 0.0) for j in jobs]
+        times = [j.weight + j.age + j.lost_seconds + j.move_cost + (j.waiting or 0.0) for j in jobs]
         if not isfinite(sum(times)):
             doubtful = jobs
         if not doubtful:

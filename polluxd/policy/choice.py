@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from polluxd.policy import counts, integer, objective, price
 from polluxd.policy.ceilings import Group, nested
 from polluxd.policy.domains import Domain
-from polluxd.policy.menu import Menu
+from polluxd.policy.option_table import OptionTable
 from polluxd.policy.packing import Packing
 from polluxd.policy.shapes import ONE_RACK
 
@@ -41,7 +41,7 @@ class Choice(NamedTuple):
     itself under max-min."""
 
 
-def choose(menu: Menu, domain: Domain, packing: Packing, power: float) -> Choice:
+def choose(menu: OptionTable, domain: Domain, packing: Packing, power: float) -> Choice:
     """Counts within capacity, ceilings, guarantees and the partitions' nodes, given the jobs seated already."""
     gpus = np.where(menu.pinned[menu.owner], 0, menu.gpus)
     held = [sum(int(menu.gpus[menu.start[j]]) for j in g.members if menu.pinned[j]) for g in menu.groups]
@@ -70,7 +70,9 @@ def choose(menu: Menu, domain: Domain, packing: Packing, power: float) -> Choice
     return choice._replace(plain_bound=bound + _ROUNDING * abs(bound))
 
 
-def _choose(menu: Menu, packing: Packing, gpus: Ints, limits: list[Group], fair_bound: float) -> Choice:
+def _choose(
+    menu: OptionTable, packing: Packing, gpus: Ints, limits: list[Group], fair_bound: float
+) -> Choice:
     capacity = int(np.maximum(packing.free, 0).sum())
     by_rack = bool(np.any(menu.racks))
     if menu.types or by_rack:
@@ -89,7 +91,7 @@ def _choose(menu: Menu, packing: Packing, gpus: Ints, limits: list[Group], fair_
 
 
 def _by_program(
-    menu: Menu,
+    menu: OptionTable,
     packing: Packing,
     gpus: Ints,
     limits: list[Group],
@@ -105,7 +107,7 @@ def _by_program(
     return Choice(found.chosen, found.bound, found.bound, fair_bound, "integer program")
 
 
-def _pool_of_node(menu: Menu, packing: Packing) -> Ints:
+def _pool_of_node(menu: OptionTable, packing: Packing) -> Ints:
     """Per node the number of its GPU type; 0 where types make no difference."""
     number = {kind: k for k, kind in enumerate(menu.types)}
     return np.array(
@@ -113,7 +115,7 @@ def _pool_of_node(menu: Menu, packing: Packing) -> Ints:
     )
 
 
-def _racks(menu: Menu, packing: Packing, gpus: Ints) -> integer.Racks | None:
+def _racks(menu: OptionTable, packing: Packing, gpus: Ints) -> integer.Racks | None:
     """The racks' GPUs, and the nodes that a job on several could have for itself; None where they are too many."""
     spans = (gpus > 0) & (menu.nodes > 1)
     within = spans & (menu.racks == ONE_RACK)

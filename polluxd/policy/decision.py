@@ -24,10 +24,10 @@ from polluxd.policy.cache import Cache
 from polluxd.policy.choice import Choice, choose
 from polluxd.policy.domains import Domain, split
 from polluxd.policy.explain import Explainer
-from polluxd.policy.keeping import leave_right_nodes
-from polluxd.policy.menu import build
+from polluxd.policy.option_table import build
 from polluxd.policy.packing import Packing
 from polluxd.policy.placement import Seating
+from polluxd.policy.shrink_nodes import leave_right_nodes
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

@@ -80,7 +80,7 @@ class Explainer:
                 [self.price] * len(limits),
                 [donors.get(j, anybody) if limit == "contention" else None for j, limit in enumerate(limits)],
                 menu.factor.tolist(),
-                [job.reallocation_cost if job.started else 0.0 for job in menu.jobs],
+                [job.move_cost if job.started else 0.0 for job in menu.jobs],
             )
         )
 

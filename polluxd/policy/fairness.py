@@ -1,4 +1,4 @@
-"""Fair share, weights, and the price of a re-allocation (Pollux, sections 4.2 and 4.2.1)."""
+"""Fair share, weights, and the price of a move (Pollux, sections 4.2 and 4.2.1)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def mean_weight(snapshot: Snapshot) -> float:
     return sum(found) / len(found) if found else 1.0
 
 
-def reallocation_factors(jobs: Sequence[Job], hysteresis: float = 0.0) -> Floats:
+def move_factors(jobs: Sequence[Job], hysteresis: float = 0.0) -> Floats:
     """[J]: what a move multiplies a speedup by: REALLOC = max(T - C, 0) / (T + delta), over 1 + hysteresis.
 
     T is the job's age, C the seconds that moves have cost it so far, delta what one more is expected to cost
@@ -59,7 +59,7 @@ def reallocation_factors(jobs: Sequence[Job], hysteresis: float = 0.0) -> Floats
     predictions that differ by no more than they err from moving a job back and forth.
     """
     age = np.maximum(np.array([job.age for job in jobs], dtype=np.float64), 0.0)
-    cost = np.maximum(np.array([job.reallocation_cost for job in jobs], dtype=np.float64), 0.0)
+    cost = np.maximum(np.array([job.move_cost for job in jobs], dtype=np.float64), 0.0)
     lost = np.maximum(np.array([job.lost_seconds for job in jobs], dtype=np.float64), 0.0)
     total = age + cost
     # Of no age, and moved for nothing: what it did so far is neither gained nor lost.

@@ -42,7 +42,7 @@ _NOT_ASKED = Asked(fairness.FairShare(0, 0), (), (), -1)
 
 
 @dataclass(slots=True)
-class Listed:
+class JobOptions:
     """One job's entry; the fields down to `report` are what it depends on."""
 
     offers: Offers
@@ -85,7 +85,7 @@ class Listing:
     """Jobs with their entries, before anything is known of their worth."""
 
     jobs: list[Job]
-    entries: list[Listed]
+    entries: list[JobOptions]
     absent: list[tuple[Job, str]]
     """Jobs that cannot be given anything, and why."""
     offers: Offers
@@ -97,7 +97,7 @@ class Listing:
     """[J]: how many each has."""
 
 
-def list_jobs(domain: Domain, offers: Offers, known: MutableMapping[int, Listed]) -> Listing:
+def list_jobs(domain: Domain, offers: Offers, known: MutableMapping[int, JobOptions]) -> Listing:
     """The domain's jobs; entries of `known` (by job id) that still hold are used again, others are put there."""
     stale = [
         job for job in domain.jobs if (entry := known.get(job.job_id)) is None or not entry.holds(offers, job)
@@ -136,7 +136,7 @@ def list_jobs(domain: Domain, offers: Offers, known: MutableMapping[int, Listed]
     )
 
 
-def _entry(offers: Offers, job: Job) -> Listed:
+def _entry(offers: Offers, job: Job) -> JobOptions:
     now = offers.present(job)
     shapes: tuple[Shape, ...] = (now,)
     stays, why = True, ""
@@ -148,7 +148,7 @@ def _entry(offers: Offers, job: Job) -> Listed:
         else:
             why = offers.why_none(job)
             shapes, stays = ((now,), True) if job.placement else ((), False)
-    return Listed(
+    return JobOptions(
         offers,
         job.spec,
         job.partition,
@@ -164,7 +164,7 @@ def _entry(offers: Offers, job: Job) -> Listed:
     )
 
 
-def _block(entry: Listed, asked: Asked) -> Ints:
+def _block(entry: JobOptions, asked: Asked) -> Ints:
     share, types = asked.share, asked.types
     # The share is packed into one rack, where one is large enough.
     racks = OVER_RACKS if 0 < asked.roomiest < share.nodes else ONE_RACK

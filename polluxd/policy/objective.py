@@ -2,7 +2,7 @@
 
     FITNESS_p(A) = ( sum_j w_j ((x_j + 1e-3) / w_j)^p / sum_j w_j )^(1/p)        p = 0: geometric mean
 
-x_j is the job's speedup over the GPUs per node, times its re-allocation factor where it moves. The solvers add up
+x_j is the job's speedup over the GPUs per node, times its move factor where it moves. The solvers add up
 `utilities`: numbers per job and option whose sum orders plans as the fitness does.
 """
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polluxd.policy.layout import NOWHERE, Seat
-from polluxd.policy.menu import Menu
+from polluxd.policy.option_table import OptionTable
 from polluxd.policy.packing import Packing
 from polluxd.policy.shapes import OVER_RACKS
 
@@ -20,7 +20,7 @@ Ints = NDArray[np.int64]
 class Seating:
     """A packing with the option that each job has in it."""
 
-    def __init__(self, menu: Menu, packing: Packing) -> None:
+    def __init__(self, menu: OptionTable, packing: Packing) -> None:
         self.menu = menu
         self.packing = packing
         self.option: list[int] = menu.start[:-1].tolist()

@@ -34,11 +34,11 @@ def believable(snapshot: Snapshot) -> tuple[Snapshot, dict[int, str]]:
 def _job(job: Job) -> tuple[Job, list[str]]:
     doubts: list[str] = []
     report = None if job.report is None else _report(job.report, doubts)
-    sound = math.isfinite(job.weight + job.age + job.lost_seconds + job.reallocation_cost)
+    sound = math.isfinite(job.weight + job.age + job.lost_seconds + job.move_cost)
     if sound and (job.waiting is None or math.isfinite(job.waiting)):
         return (replace(job, report=report) if doubts else job), doubts
     # An age unknown must neither bar a move nor make it free.
-    fallback = {"weight": 1.0, "age": 3600.0, "lost_seconds": 0.0, "reallocation_cost": 30.0, "waiting": None}
+    fallback = {"weight": 1.0, "age": 3600.0, "lost_seconds": 0.0, "move_cost": 30.0, "waiting": None}
     values = {name: getattr(job, name) for name in fallback}
     for name, value in values.items():
         if value is not None and not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""The simulation loop: advance the jobs, decide, re-allocate; tick after tick.
+"""The simulation loop: advance the jobs, decide, move; tick after tick.
 
 The artifact's order of things at each tick: jobs train through the interval that ends, then the policy decides, then
 placements change. A job that gets GPUs trains from that tick on, after its restart.

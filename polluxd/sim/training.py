@@ -54,7 +54,7 @@ class Training:
         """When its last move is over."""
         self.ended_at: float | None = None
         self.lost_seconds = 0.0
-        """To re-allocations, the first start left out."""
+        """To moves, the first start left out."""
         self.gpu_seconds = 0.0
         self.efficient_seconds = 0.0
         """GPU-seconds of training, times the statistical efficiency then."""

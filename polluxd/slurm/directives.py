@@ -6,7 +6,7 @@ what its `#POLLUX` lines ask for:
 
 or, of a companion job:
 
-    pollux:v1 companion-of=J attempt=R reallocation=ID cpus-per-gpu=2 mem-per-gpu=4000 submitted=T
+    pollux:v1 companion-of=J attempt=R move=ID cpus-per-gpu=2 mem-per-gpu=4000 submitted=T
 
 Users can read it and cannot set it; an administrator can, so it is checked like any other input.
 """
@@ -117,7 +117,7 @@ _READERS: dict[str, Callable[[str, str], float]] = {
     "begin": _count,
     "companion-of": _count,
     "attempt": _attempt,
-    "reallocation": _count,
+    "move": _count,
 }
-_COMPANION = ("companion-of", "attempt", "reallocation")
+_COMPANION = ("companion-of", "attempt", "move")
 _KEYS = ("gpu-counts", *_READERS)

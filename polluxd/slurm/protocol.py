@@ -24,7 +24,7 @@ class Companion:
     """Job id."""
     attempt: int
     """Restart count of the parent."""
-    reallocation: int
+    move: int
     """The parent's growing move that it was submitted for."""
 
 

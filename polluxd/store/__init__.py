@@ -9,9 +9,9 @@ from .views import (
     JobTimes,
     JobView,
     Leader,
+    MoveCost,
+    MoveTotals,
     ObservedJob,
-    ReallocationCost,
-    ReallocTotals,
     SettingChange,
 )
 
@@ -23,9 +23,9 @@ __all__ = [
     "JobTimes",
     "JobView",
     "Leader",
+    "MoveCost",
+    "MoveTotals",
     "ObservedJob",
-    "ReallocTotals",
-    "ReallocationCost",
     "SettingChange",
     "Store",
 ]

@@ -1,4 +1,4 @@
-"""What a re-allocation cost, from the stamps in its row. Pure."""
+"""What a move cost, from the stamps in its row. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from polluxd.model import Placement, Step
 
-from .views import ReallocationCost, ReallocTotals
+from .views import MoveCost, MoveTotals
 
 # Stamps of one move in the order of events, with the name of the interval that ends there.
 _TIMELINE = (
@@ -25,12 +25,12 @@ _TIMELINE = (
 )
 
 
-def is_reallocation(path: str, attempt: int) -> bool:
+def is_move(path: str, attempt: int) -> bool:
     """A first start moves nothing; the start of a job that ran before (it was parked) does."""
     return path != "start" or attempt > 0
 
 
-def cost_of(row: Mapping[str, Any], source: Placement, target: Placement) -> ReallocationCost:
+def cost_of(row: Mapping[str, Any], source: Placement, target: Placement) -> MoveCost:
     """The cost of a completed move; `row` has `times`, `acknowledged`, `resumed` as stored.
 
     The pause begins at the agent's last step (else at the order to drain, else at the plan) and ends at the
@@ -83,7 +83,7 @@ def cost_of(row: Mapping[str, Any], source: Placement, target: Placement) -> Rea
     }
 
 
-def _resize_cost(row: Mapping[str, Any], source: Placement, target: Placement) -> ReallocationCost:
+def _resize_cost(row: Mapping[str, Any], source: Placement, target: Placement) -> MoveCost:
     """As told by the agent; else the time from the last thing that it waited for, which bounds it from above."""
     times = row["times"]
     told = (row["resumed"] or {}).get("resize_cost")
@@ -111,14 +111,14 @@ def _saving_at(acknowledged: Mapping[str, Any], checkpointed_at: float | None) -
     return min(known, default=None)
 
 
-def totals(costs: Iterable[ReallocationCost]) -> dict[int, ReallocTotals]:
+def totals(costs: Iterable[MoveCost]) -> dict[int, MoveTotals]:
     """Sums per job, and means per path."""
     by_path: dict[int, dict[str, list[float]]] = {}
     for cost in costs:
         kind = cost["path"] if cost["path"] in ("resize", "relaunch") else "requeue"
         by_path.setdefault(cost["job_id"], {}).setdefault(kind, []).append(cost["total_s"])
     return {
-        job_id: ReallocTotals(
+        job_id: MoveTotals(
             sum(len(s) for s in paths.values()),
             sum(sum(s) for s in paths.values()),
             {path: sum(s) / len(s) for path, s in paths.items()},

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from polluxd.errors import LeaderLost, StoreRejected, StoreUnavailable
-from polluxd.model import Mode, Placement, Plan, Reallocation, Report, Settings, Step
+from polluxd.model import Mode, Move, Placement, Plan, Report, Settings, Step
 
-from .views import JobTimes, ObservedJob, ReallocTotals
+from .views import JobTimes, MoveTotals, ObservedJob
 
 _ORDER = {step: rank for rank, step in enumerate(Step)}
 
@@ -25,7 +25,7 @@ class FakeRows:
 
     clock: Callable[[], float]
     """Seconds that only go forward: the server's."""
-    moves: list[Reallocation] = field(default_factory=list)
+    moves: list[Move] = field(default_factory=list)
     reports: dict[int, Report] = field(default_factory=dict)
     jobs: dict[int, ObservedJob] = field(default_factory=dict)
     settings: dict[str, object] = field(default_factory=dict)
@@ -35,13 +35,13 @@ class FakeRows:
     lease_until: float = float("-inf")
     down: bool = False
 
-    def acknowledge(self, realloc_id: int, at: float) -> bool:
+    def acknowledge(self, move_id: int, at: float) -> bool:
         """As an agent does: the checkpoint that a drain asked for is there."""
-        move = self.moves[realloc_id - 1]
+        move = self.moves[move_id - 1]
         if self.down or move.step is not Step.DRAINING:
             return False
         times = {**move.times, Step.CHECKPOINTED: at}
-        self.moves[realloc_id - 1] = replace(move, step=Step.CHECKPOINTED, times=times)
+        self.moves[move_id - 1] = replace(move, step=Step.CHECKPOINTED, times=times)
         return True
 
 
@@ -119,7 +119,7 @@ class FakeStore:
         self._must_answer()
         return {j: JobTimes(job.submit_time) for j, job in self.rows.jobs.items()}
 
-    def realloc_totals(self) -> dict[int, ReallocTotals]:
+    def move_totals(self) -> dict[int, MoveTotals]:
         self._must_answer()
         return {}
 
@@ -143,11 +143,11 @@ class FakeStore:
 
     # Moves
 
-    def open_reallocations(self) -> list[Reallocation]:
+    def open_moves(self) -> list[Move]:
         self._must_answer()
         return [move for move in self.rows.moves if not move.step.terminal]
 
-    def reallocations(self, job_id: int | None = None) -> list[Reallocation]:
+    def moves(self, job_id: int | None = None) -> list[Move]:
         self._must_answer()
         return [move for move in self.rows.moves if job_id in (None, move.job_id)]
 
@@ -157,7 +157,7 @@ class FakeStore:
             move.times.get(Step.DRAINING, 0.0) >= since for move in self.rows.moves if move.path != "resize"
         )
 
-    def resizes(self, ids: Sequence[int]) -> dict[int, Reallocation]:
+    def resizes(self, ids: Sequence[int]) -> dict[int, Move]:
         self._must_answer()
         return {
             move.id: move
@@ -165,13 +165,13 @@ class FakeStore:
             if move.in_allocation and (move.id in ids or self._broken(move))
         }
 
-    def _broken(self, move: Reallocation) -> bool:
+    def _broken(self, move: Move) -> bool:
         begun = not move.times.keys().isdisjoint((Step.DRAINING, Step.RECRUITING))
         job = self.rows.jobs.get(move.job_id)
         ours = job is not None and not job.state.finished and job.restart_count == move.attempt
         return move.step is Step.FAILED and begun and ours
 
-    def plan_reallocation(
+    def plan_move(
         self,
         job_id: int,
         attempt: int,
@@ -182,19 +182,19 @@ class FakeStore:
         epoch: int,
         *,
         at: float | None = None,
-    ) -> Reallocation:
+    ) -> Move:
         self._must_answer(epoch)
         if any(move.job_id == job_id and not move.step.terminal for move in self.rows.moves):
-            raise StoreRejected(f"reallocation_one_open: job {job_id} has a move under way")
+            raise StoreRejected(f"move_one_open: job {job_id} has a move under way")
         times = {Step.PLANNED: self.rows.clock() if at is None else at}
         number = len(self.rows.moves) + 1
-        move = Reallocation(number, job_id, attempt, path, source, target, reason, Step.PLANNED, times)
+        move = Move(number, job_id, attempt, path, source, target, reason, Step.PLANNED, times)
         self.rows.moves.append(move)
         return move
 
     def advance(
         self,
-        realloc_id: int,
+        move_id: int,
         step: Step,
         at: float,
         *,
@@ -203,12 +203,12 @@ class FakeStore:
         ends_at: float | None = None,
     ) -> bool:
         self._must_answer(epoch)
-        move = self.rows.moves[realloc_id - 1]
+        move = self.rows.moves[move_id - 1]
         if move.step.terminal or _ORDER[step] <= _ORDER[move.step]:
             return False
         if step in (Step.TRAINING, Step.PARKED) and (move.path == "park") is (step is Step.TRAINING):
-            raise StoreRejected(f"re-allocation {realloc_id} ({move.path}) cannot go to step {step}")
-        self.rows.moves[realloc_id - 1] = replace(
+            raise StoreRejected(f"move {move_id} ({move.path}) cannot go to step {step}")
+        self.rows.moves[move_id - 1] = replace(
             move,
             step=step,
             times={**move.times, step: at},
@@ -217,9 +217,9 @@ class FakeStore:
         )
         return True
 
-    def cancel_move(self, job_id: int, who: str) -> Reallocation | None:
+    def cancel_move(self, job_id: int, who: str) -> Move | None:
         self._must_answer()
-        for move in self.open_reallocations():
+        for move in self.open_moves():
             if move.job_id == job_id:
                 if move.revocable:
                     self.rows.moves[move.id - 1] = replace(move, cancelled_by=who)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from polluxd.model import Reallocation
+from polluxd.model import Move
 
 from . import rows
 from .session import Session
@@ -35,7 +35,7 @@ class Orders(Session):
                 )
         return True
 
-    def cancel_move(self, job_id: int, who: str) -> Reallocation | None:
+    def cancel_move(self, job_id: int, who: str) -> Move | None:
         """Take back the job's move under way, audited; the move as it was, None where there is none.
 
         One that is not `revocable` any more goes on, and nothing is written.
@@ -44,7 +44,7 @@ class Orders(Session):
             found = run("move_to_cancel", job_id=job_id)
             if not found:
                 return None
-            move = rows.reallocation(found[0])
+            move = rows.move(found[0])
             if move.revocable:
                 run("cancel_move", id=move.id, cancelled_by=who)
                 run(

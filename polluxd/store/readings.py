@@ -6,10 +6,10 @@ import time
 from typing import Any
 
 from polluxd.errors import ReportError
-from polluxd.model import Allocation, Reallocation
+from polluxd.model import Allocation, Move
 
 from . import rows
-from .costs import cost_of, is_reallocation
+from .costs import cost_of, is_move
 from .session import Session
 from .views import (
     CycleSummary,
@@ -18,7 +18,7 @@ from .views import (
     HistoryPoint,
     JobView,
     Leader,
-    ReallocationCost,
+    MoveCost,
     SettingChange,
 )
 
@@ -40,7 +40,7 @@ class Readings(Session):
             reported = run("report_of", job_id=job_id)
             decided = run("latest_allocation_of", job_id=job_id)
             cycles = run("cycle", id=decided[0]["cycle_id"]) if decided else []
-            moves = run("reallocations", job_id=job_id)
+            moves = run("moves", job_id=job_id)
         report, rejected = None, ""
         if reported:
             try:
@@ -52,7 +52,7 @@ class Readings(Session):
             report=report,
             allocation=rows.allocation(decided[0]) if decided else None,
             cycle=rows.cycle(cycles[0]) if cycles else None,
-            reallocations=tuple(rows.reallocation(row) for row in moves),
+            moves=tuple(rows.move(row) for row in moves),
             rejected=rejected,
         )
 
@@ -94,21 +94,19 @@ class Readings(Session):
         with self._transaction() as run:
             return [rows.allocation(row) for row in run("allocations", cycle_id=cycle_id)]
 
-    def reallocations(self, job_id: int | None = None) -> list[Reallocation]:
+    def moves(self, job_id: int | None = None) -> list[Move]:
         """All remembered moves of one job or of all, oldest first."""
         with self._transaction() as run:
-            return [rows.reallocation(row) for row in run("reallocations", job_id=job_id)]
+            return [rows.move(row) for row in run("moves", job_id=job_id)]
 
-    def reallocation_costs(
-        self, job_id: int | None = None, *, active_only: bool = False
-    ) -> list[ReallocationCost]:
+    def move_costs(self, job_id: int | None = None, *, active_only: bool = False) -> list[MoveCost]:
         """What each completed move cost, split by step; first starts are none."""
         with self._transaction() as run:
-            found = run("completed_reallocations", active=active_only)
+            found = run("completed_moves", active=active_only)
         return [
             cost_of(row, rows.placement(row["source"]), rows.placement(row["target"]))
             for row in found
-            if is_reallocation(row["path"], row["attempt"]) and job_id in (None, row["job_id"])
+            if is_move(row["path"], row["attempt"]) and job_id in (None, row["job_id"])
         ]
 
     def leader(self) -> Leader | None:

@@ -15,9 +15,9 @@ from polluxd.model import (
     Allocation,
     Explanation,
     JobSpec,
+    Move,
     Placement,
     Plan,
-    Reallocation,
     Report,
     Step,
 )
@@ -161,8 +161,8 @@ def fits_by_type(found: Sequence[Row]) -> dict[int, dict[str, ThroughputParams]]
     return fits
 
 
-def reallocation(row: Row) -> Reallocation:
-    return Reallocation(
+def move(row: Row) -> Move:
+    return Move(
         id=row["id"],
         job_id=row["job_id"],
         attempt=row["attempt"],

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy import URL
 
 from polluxd.errors import ReportError, StoreRejected
-from polluxd.model import Mode, Placement, Plan, Reallocation, Report, Settings, Step
+from polluxd.model import Mode, Move, Placement, Plan, Report, Settings, Step
 
 from . import rows
 from .connection import our_errors
@@ -20,7 +20,7 @@ from .orders import Orders
 from .readings import Readings
 from .settings import setting_to_json, settings_from_rows
 from .sqlfiles import migrations
-from .views import JobTimes, ObservedJob, ReallocTotals
+from .views import JobTimes, MoveTotals, ObservedJob
 from .wakeups import Wakeups
 
 log = logging.getLogger(__name__)
@@ -205,19 +205,19 @@ class Store(Readings, Orders):
                 run("record_allocations", cycle_id=cycle_id, allocations=rows.allocations_to_json(plan))
         return cycle_id
 
-    # Re-allocations
+    # Moves
 
-    def open_reallocations(self) -> list[Reallocation]:
+    def open_moves(self) -> list[Move]:
         """Moves under way, oldest first: what a restarted polluxd must finish or abandon."""
         with self._transaction() as run:
-            return [rows.reallocation(row) for row in run("open_reallocations")]
+            return [rows.move(row) for row in run("open_moves")]
 
-    def resizes(self, ids: Sequence[int]) -> dict[int, Reallocation]:
+    def resizes(self, ids: Sequence[int]) -> dict[int, Move]:
         """Moves within allocations, by id: these, and all of present attempts that failed once begun."""
         with self._transaction() as run:
-            return {row["id"]: rows.reallocation(row) for row in run("resizes", ids=list(ids))}
+            return {row["id"]: rows.move(row) for row in run("resizes", ids=list(ids))}
 
-    def plan_reallocation(
+    def plan_move(
         self,
         job_id: int,
         attempt: int,
@@ -228,7 +228,7 @@ class Store(Readings, Orders):
         epoch: int,
         *,
         at: float | None = None,
-    ) -> Reallocation:
+    ) -> Move:
         """Write the intent of a move, before anything is done about it (step `planned`, at `at` or now).
 
         Raises:
@@ -238,7 +238,7 @@ class Store(Readings, Orders):
         with self._transaction() as run:
             run("fence", epoch=epoch)
             planned = run(
-                "plan_reallocation",
+                "plan_move",
                 job_id=job_id,
                 attempt=attempt,
                 path=path,
@@ -248,11 +248,11 @@ class Store(Readings, Orders):
                 at=time.time() if at is None else at,
                 epoch=epoch,
             )
-        return rows.reallocation(planned[0])
+        return rows.move(planned[0])
 
     def advance(
         self,
-        realloc_id: int,
+        move_id: int,
         step: Step,
         at: float,
         *,
@@ -262,7 +262,7 @@ class Store(Readings, Orders):
     ) -> bool:
         """Write that a move reached `step` at POSIX time `at`. False: it is already there, beyond, or over.
 
-        `ends_at`, where given, is remembered as `Reallocation.ends_at`.
+        `ends_at`, where given, is remembered as `Move.ends_at`.
 
         Raises:
             LeaderLost: `epoch` is not the newest.
@@ -272,7 +272,7 @@ class Store(Readings, Orders):
             run("fence", epoch=epoch)
             reached = run(
                 "advance",
-                id=realloc_id,
+                id=move_id,
                 step=Step(step).value,
                 at=at,
                 epoch=epoch,
@@ -281,9 +281,9 @@ class Store(Readings, Orders):
             )
         return bool(reached)
 
-    def realloc_totals(self) -> dict[int, ReallocTotals]:
-        """Completed re-allocations and their cost per job that has not ended; jobs without any are absent."""
-        return totals(self.reallocation_costs(active_only=True))
+    def move_totals(self) -> dict[int, MoveTotals]:
+        """Completed moves and their cost per job that has not ended; jobs without any are absent."""
+        return totals(self.move_costs(active_only=True))
 
     # Upkeep
 

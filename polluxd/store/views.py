@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypedDict
 
-from polluxd.model import Allocation, JobSpec, JobState, Reallocation, Report
+from polluxd.model import Allocation, JobSpec, JobState, Move, Report
 
 
 class ObservedJob(Protocol):
@@ -45,15 +45,15 @@ class ObservedJob(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ReallocTotals:
-    """What re-allocations have cost one job so far."""
+class MoveTotals:
+    """What moves have cost one job so far."""
 
     count: int
-    """R_j: completed re-allocations; a first start is none."""
+    """R_j: completed moves; a first start is none."""
     lost_seconds: float
     """C_j."""
     mean_cost: Mapping[str, float]
-    """Seconds per re-allocation, by path: `resize`, `relaunch`, or `requeue` for all that go through the queue; paths
+    """Seconds per move, by path: `resize`, `relaunch`, or `requeue` for all that go through the queue; paths
     that were never taken are left out."""
 
 
@@ -69,8 +69,8 @@ class JobTimes:
     """When it was last seen to hold GPUs; None: never."""
 
 
-ReallocationCost = TypedDict(
-    "ReallocationCost",
+MoveCost = TypedDict(
+    "MoveCost",
     {
         "id": int,
         "job_id": int,
@@ -119,7 +119,7 @@ class JobView:
     """As predicted by the latest decision."""
     decision_reason: str | None
     cycle_id: int | None
-    reallocations: int
+    moves: int
     move_path: str | None
     move_step: str | None
     """Step of the newest move; one that is not terminal is under way."""
@@ -177,7 +177,7 @@ class Explanation:
     allocation: Allocation | None
     """The newest decision on the job, with the cycle that made it."""
     cycle: CycleView | None
-    reallocations: tuple[Reallocation, ...]
+    moves: tuple[Move, ...]
     rejected: str = ""
     """Why its latest report is not usable; empty where it is, or where there is none."""
 

@@ -116,7 +116,7 @@ CREATE TABLE pollux.allocation (
 );
 CREATE INDEX allocation_by_job ON pollux.allocation (job_id, cycle_id);
 
-CREATE TABLE pollux.reallocation (
+CREATE TABLE pollux.move (
     id            bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     cluster       pollux.cluster_name NOT NULL,
     job_id        bigint NOT NULL CHECK (job_id > 0),
@@ -132,12 +132,12 @@ CREATE TABLE pollux.reallocation (
     acknowledged  jsonb,
     resumed       jsonb
 );
-COMMENT ON TABLE pollux.reallocation IS 'moves, written before each action on Slurm';
-COMMENT ON COLUMN pollux.reallocation.times IS '{step: POSIX time at which it was reached}';
-COMMENT ON COLUMN pollux.reallocation.acknowledged IS 'what the old attempt said of its stop and checkpoint';
-COMMENT ON COLUMN pollux.reallocation.resumed IS 'times of the new attempt: launched_at .. first_step_at';
-CREATE INDEX reallocation_by_job ON pollux.reallocation (cluster, job_id, id);
-CREATE UNIQUE INDEX reallocation_one_open ON pollux.reallocation (cluster, job_id)
+COMMENT ON TABLE pollux.move IS 'moves, written before each action on Slurm';
+COMMENT ON COLUMN pollux.move.times IS '{step: POSIX time at which it was reached}';
+COMMENT ON COLUMN pollux.move.acknowledged IS 'what the old attempt said of its stop and checkpoint';
+COMMENT ON COLUMN pollux.move.resumed IS 'times of the new attempt: launched_at .. first_step_at';
+CREATE INDEX move_by_job ON pollux.move (cluster, job_id, id);
+CREATE UNIQUE INDEX move_one_open ON pollux.move (cluster, job_id)
     WHERE step NOT IN ('training', 'parked', 'failed');
 
 CREATE FUNCTION pollux.step_rank(step text) RETURNS integer
@@ -148,22 +148,22 @@ AS $$
         ARRAY['planned', 'draining', 'checkpointed', 'requeued', 'configured', 'started',
               'training', 'parked', 'failed'], step)
 $$;
-ALTER TABLE pollux.reallocation ADD CHECK (pollux.step_rank(step) IS NOT NULL);
+ALTER TABLE pollux.move ADD CHECK (pollux.step_rank(step) IS NOT NULL);
 
 -- Steps only go forward (they may be skipped: a first start drains nothing), and an end is an end.
-CREATE FUNCTION pollux.guard_reallocation() RETURNS trigger
+CREATE FUNCTION pollux.guard_move() RETURNS trigger
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pollux
 AS $$
 BEGIN
     IF TG_OP = 'INSERT' THEN
         IF NEW.step <> 'planned' THEN
-            RAISE EXCEPTION 'a re-allocation begins at step planned, not %', NEW.step USING ERRCODE = 'PX409';
+            RAISE EXCEPTION 'a move begins at step planned, not %', NEW.step USING ERRCODE = 'PX409';
         END IF;
     ELSE
         IF (OLD.id, OLD.cluster, OLD.job_id, OLD.attempt, OLD.path, OLD.source, OLD.target)
            IS DISTINCT FROM (NEW.id, NEW.cluster, NEW.job_id, NEW.attempt, NEW.path, NEW.source, NEW.target) THEN
-            RAISE EXCEPTION 're-allocation %: only its step, times and detail may change', OLD.id
+            RAISE EXCEPTION 'move %: only its step, times and detail may change', OLD.id
                 USING ERRCODE = 'PX409';
         END IF;
         IF OLD.step <> NEW.step THEN
@@ -171,19 +171,19 @@ BEGIN
                OR step_rank(NEW.step) <= step_rank(OLD.step)
                OR (NEW.path = 'park') = (NEW.step = 'training')
                   AND NEW.step IN ('training', 'parked') THEN
-                RAISE EXCEPTION 're-allocation % (%) cannot go from step % to %',
+                RAISE EXCEPTION 'move % (%) cannot go from step % to %',
                     OLD.id, OLD.path, OLD.step, NEW.step USING ERRCODE = 'PX409';
             END IF;
         END IF;
     END IF;
     IF jsonb_typeof(NEW.times -> NEW.step) IS DISTINCT FROM 'number' THEN
-        RAISE EXCEPTION 're-allocation %: step % came without its time', NEW.id, NEW.step USING ERRCODE = 'PX422';
+        RAISE EXCEPTION 'move %: step % came without its time', NEW.id, NEW.step USING ERRCODE = 'PX422';
     END IF;
     RETURN NEW;
 END
 $$;
-CREATE TRIGGER guard BEFORE INSERT OR UPDATE ON pollux.reallocation
-    FOR EACH ROW EXECUTE FUNCTION pollux.guard_reallocation();
+CREATE TRIGGER guard BEFORE INSERT OR UPDATE ON pollux.move
+    FOR EACH ROW EXECUTE FUNCTION pollux.guard_move();
 
 -- Leadership: the advisory lock elects, the epoch fences writes, the lease bounds how long a stalled leader may act.
 CREATE TABLE pollux.leader (

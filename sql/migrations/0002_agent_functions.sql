@@ -132,7 +132,7 @@ CREATE FUNCTION pollux.instructions(p_cluster text, p_job bigint, p_attempt inte
     SET search_path = pg_catalog, pollux, pg_temp
 AS $$
     SELECT jsonb_build_object('drain', (
-        SELECT max(r.id) FROM reallocation r
+        SELECT max(r.id) FROM move r
         WHERE r.cluster = p_cluster AND r.job_id = p_job AND r.attempt = p_attempt AND r.step = 'draining'))
 $$;
 
@@ -255,11 +255,11 @@ BEGIN
 END
 $$;
 
--- The checkpoint that re-allocation `p_reallocation` asked for is durable. True when the move now counts on it;
+-- The checkpoint that move `p_move` asked for is durable. True when the move now counts on it;
 -- a repeated call (the first answer was lost) is true again. False: the move is over or was never this attempt's.
 CREATE FUNCTION pollux.acknowledge_v1(
     p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text,
-    p_reallocation bigint, p_payload jsonb) RETURNS boolean
+    p_move bigint, p_payload jsonb) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pollux, pg_temp
 AS $$
@@ -276,9 +276,9 @@ BEGIN
         'stopped_at', number_of(p_payload, 'stopped_at', 0, now_s + 300),
         'checkpoint_s', number_of(p_payload, 'checkpoint_s', 0, 1e9),
         'step', number_of(p_payload, 'step', 0, 1e15)));
-    UPDATE reallocation r
+    UPDATE move r
     SET step = 'checkpointed', times = r.times || jsonb_build_object('checkpointed', now_s), acknowledged = facts
-    WHERE r.id = p_reallocation AND r.cluster = p_cluster AND r.job_id = p_job AND r.attempt = p_attempt
+    WHERE r.id = p_move AND r.cluster = p_cluster AND r.job_id = p_job AND r.attempt = p_attempt
       AND r.step = 'draining';
     IF FOUND THEN
         UPDATE report SET checkpointed = true WHERE cluster = p_cluster AND job_id = p_job AND attempt = p_attempt;
@@ -286,8 +286,8 @@ BEGIN
         RETURN true;
     END IF;
     RETURN EXISTS (
-        SELECT FROM reallocation r
-        WHERE r.id = p_reallocation AND r.cluster = p_cluster AND r.job_id = p_job AND r.attempt = p_attempt
+        SELECT FROM move r
+        WHERE r.id = p_move AND r.cluster = p_cluster AND r.job_id = p_job AND r.attempt = p_attempt
           AND r.acknowledged IS NOT NULL AND r.step <> 'failed');
 END
 $$;

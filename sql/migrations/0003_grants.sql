@@ -12,5 +12,5 @@ GRANT EXECUTE ON FUNCTION
 TO pollux_agent;
 
 GRANT SELECT ON pollux.job, pollux.report, pollux.report_history, pollux.cycle, pollux.allocation,
-    pollux.reallocation, pollux.leader, pollux.setting, pollux.setting_audit, pollux.schema_migration
+    pollux.move, pollux.leader, pollux.setting, pollux.setting_audit, pollux.schema_migration
 TO pollux_read;

@@ -17,12 +17,12 @@ ALTER TABLE pollux.report
     ADD COLUMN resize_refused jsonb CHECK (jsonb_typeof(resize_refused) = 'object'),
     ADD COLUMN resize_cost pollux.amount;
 COMMENT ON COLUMN pollux.report.resize IS 'the fastest way in which the job''s size can be changed; NULL: requeue';
-COMMENT ON COLUMN pollux.report.resized IS 'newest resize or relaunch in effect (reallocation.id); NULL or 0: none in this attempt';
+COMMENT ON COLUMN pollux.report.resized IS 'newest resize or relaunch in effect (move.id); NULL or 0: none in this attempt';
 COMMENT ON COLUMN pollux.report.resize_refused IS '{"id", "why"}: a resize or relaunch that the agent could not carry out';
 COMMENT ON COLUMN pollux.report.resize_cost IS 'seconds between the optimizer steps before and after the newest resize';
 
 -- Those that went wrong once begun are looked at every cycle: of a job's attempt there are few.
-CREATE INDEX reallocation_broken ON pollux.reallocation (cluster, job_id)
+CREATE INDEX move_broken ON pollux.move (cluster, job_id)
     WHERE step = 'failed' AND path IN ('resize', 'relaunch');
 
 -- {"drain": id or null} for a requeue or park; {"resize": {...} or null} for a move within the allocation.
@@ -32,13 +32,13 @@ CREATE OR REPLACE FUNCTION pollux.instructions(p_cluster text, p_job bigint, p_a
 AS $$
     SELECT jsonb_build_object(
         'drain', (
-            SELECT max(r.id) FROM reallocation r
+            SELECT max(r.id) FROM move r
             WHERE r.cluster = p_cluster AND r.job_id = p_job AND r.attempt = p_attempt AND r.step = 'draining'
               AND r.path NOT IN ('resize', 'relaunch')),
         'resize', (
             SELECT jsonb_build_object('id', r.id, 'path', r.path, 'kind', CASE WHEN k.grows THEN 'grow' ELSE 'shrink' END,
                 'nodes', r.target -> 'nodes', 'gpus_per_node', r.target -> 'gpus_per_node', 'step', r.step)
-            FROM reallocation r, LATERAL (
+            FROM move r, LATERAL (
                 SELECT jsonb_array_length(r.target -> 'nodes') > jsonb_array_length(r.source -> 'nodes') AS grows) k
             WHERE r.cluster = p_cluster AND r.job_id = p_job AND r.attempt = p_attempt
               AND r.path IN ('resize', 'relaunch')
@@ -132,7 +132,7 @@ $$;
 -- say that one is there.
 CREATE OR REPLACE FUNCTION pollux.acknowledge_v1(
     p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text,
-    p_reallocation bigint, p_payload jsonb) RETURNS boolean
+    p_move bigint, p_payload jsonb) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pollux, pg_temp
 AS $$
@@ -150,9 +150,9 @@ BEGIN
         'stopped_at', number_of(p_payload, 'stopped_at', 0, now_s + 300),
         'checkpoint_s', number_of(p_payload, 'checkpoint_s', 0, 1e9),
         'step', number_of(p_payload, 'step', 0, 1e15)));
-    UPDATE reallocation r
+    UPDATE move r
     SET step = 'checkpointed', times = r.times || jsonb_build_object('checkpointed', now_s), acknowledged = facts
-    WHERE r.id = p_reallocation AND r.cluster = p_cluster AND r.job_id = p_job AND r.attempt = p_attempt
+    WHERE r.id = p_move AND r.cluster = p_cluster AND r.job_id = p_job AND r.attempt = p_attempt
       AND r.step = 'draining'
     RETURNING r.path INTO way;
     IF FOUND THEN
@@ -164,8 +164,8 @@ BEGIN
         RETURN true;
     END IF;
     RETURN EXISTS (
-        SELECT FROM reallocation r
-        WHERE r.id = p_reallocation AND r.cluster = p_cluster AND r.job_id = p_job AND r.attempt = p_attempt
+        SELECT FROM move r
+        WHERE r.id = p_move AND r.cluster = p_cluster AND r.job_id = p_job AND r.attempt = p_attempt
           AND r.acknowledged IS NOT NULL AND r.step <> 'failed');
 END
 $$;

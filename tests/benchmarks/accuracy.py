@@ -35,7 +35,7 @@ sys.path[:0] = [str(EXAMPLES), str(Path(__file__).parents[2] / "agent")]
 import torch  # noqa: E402
 from scipy import stats  # noqa: E402
 
-import pollux.session  # noqa: E402
+import pollux.loop.session  # noqa: E402
 
 RESIZES = ((1, 0.15), (4, 0.45), (2, 0.7), (8, 1.0))
 """(ranks, share of the training's progress at which they are taken away)."""
@@ -56,16 +56,16 @@ def _free_port() -> int:
 
 def _attach_until(share: float, log: Path) -> None:
     """Make `pollux.attach` watch the job: its batch sizes to `log`, and a drain at a share of its progress."""
-    original = pollux.session.attach
+    original = pollux.loop.session.attach
 
-    def attach(*args: Any, **kwargs: Any) -> pollux.session.Job:
+    def attach(*args: Any, **kwargs: Any) -> pollux.loop.session.Job:
         job = original(*args, **kwargs)
 
         def watch() -> None:
             seen = 0
             while True:
                 time.sleep(0.01)
-                with contextlib.suppress(pollux.session.PolluxAgentError):
+                with contextlib.suppress(pollux.loop.session.PolluxAgentError):
                     if job.batch_size != seen:
                         seen = job.batch_size
                         with log.open("a") as file:
@@ -79,7 +79,7 @@ def _attach_until(share: float, log: Path) -> None:
             threading.Thread(target=watch, daemon=True).start()
         return job
 
-    pollux.session.attach = attach
+    pollux.loop.session.attach = attach
 
 
 def _rank(script: Path, arguments: list[str], env: dict[str, str], share: float, log: Path) -> None:
@@ -213,7 +213,7 @@ def _difference(name: str, key: str, pairs: list[tuple[dict[str, Any], dict[str,
 
 def page_of(seeds: int, lines: list[str], details: list[str]) -> str:
     """The committed page."""
-    return f"""# Accuracy under re-allocation and batch adaptation
+    return f"""# Accuracy under move and batch adaptation
 
 `make bench-accuracy` (some 12 minutes on two quiet cores) trains each example twice per seed: plainly, in one process
 at its own batch size, and through the resizes 1 -> 4 -> 2 -> 8 ranks with batch size and learning rate adapted,

@@ -48,7 +48,7 @@ def arrival(rng: random.Random, number: int) -> tuple[Job, Report]:
         spec,
         0.0,
         0.0,
-        reallocation_cost=rng.uniform(10, 40),
+        move_cost=rng.uniform(10, 40),
     )
     return job, report
 
@@ -92,7 +92,7 @@ def life(
                 report = replace(report, explored_gpus=held)
             if report is not None and held and rng.random() < REFIT:
                 report = refitted(rng, report)
-            lost = job.reallocation_cost if a.changed and job.started else 0.0
+            lost = job.move_cost if a.changed and job.started else 0.0
             alive[a.job_id] = replace(
                 job,
                 placement=a.placement,
@@ -100,7 +100,7 @@ def life(
                 started=job.started or held > 0,
                 age=job.age + INTERVAL,
                 lost_seconds=job.lost_seconds + lost,
-                reallocations=job.reallocations + (lost > 0),
+                moves=job.moves + (lost > 0),
             )
         for number in [n for n in alive if rng.random() < CHURN]:
             del alive[number]

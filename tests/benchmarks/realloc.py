@@ -36,11 +36,11 @@ from polluxd.apply.actions import Limits  # noqa: E402
 from polluxd.apply.reconciler import Reconciler  # noqa: E402
 from polluxd.config import parse_config  # noqa: E402
 from polluxd.cycle import Controller  # noqa: E402
-from polluxd.model import Allocation, JobState, Placement, Plan, Reallocation, Snapshot, Step  # noqa: E402
+from polluxd.model import Allocation, JobState, Move, Placement, Plan, Snapshot, Step  # noqa: E402
 from polluxd.policy.cache import Cache  # noqa: E402
 from polluxd.slurm.scontrol import ScontrolClient  # noqa: E402
 from polluxd.store import Store  # noqa: E402
-from polluxd.store.views import ReallocationCost  # noqa: E402
+from polluxd.store.views import MoveCost  # noqa: E402
 
 SCRIPT = """\
 #!/bin/bash
@@ -200,8 +200,8 @@ class Bench:
         wrong = lived.faults(lived.counts[0])
         if lived.repeated or wrong:
             raise RuntimeError(f"{tour.name}: {lived.repeated} optimizer steps were made twice; {wrong}")
-        moves = [m for m in self.store.reallocations(job_id) if m.source and m.step is Step.TRAINING]
-        told = {cost["id"]: cost for cost in self.store.reallocation_costs(job_id)}
+        moves = [m for m in self.store.moves(job_id) if m.source and m.step is Step.TRAINING]
+        told = {cost["id"]: cost for cost in self.store.move_costs(job_id)}
         return [cost_of(move, told[move.id], found) for move in moves]
 
     def _submit(self, tour: Tour) -> int:
@@ -222,7 +222,7 @@ class Bench:
         ended, since = 0, time.monotonic()
         while not self.script.done:
             self._turn()
-            moves = self.store.reallocations(job_id)
+            moves = self.store.moves(job_id)
             for move in moves:
                 if move.step is Step.FAILED and move.id not in self.failed:
                     # The script goes on: the next path below is taken, and the row of this one is short of a move.
@@ -251,7 +251,7 @@ class Bench:
         return f"; the training's log ends with:\n{text[-2000:]}"
 
 
-def cost_of(move: Reallocation, told: ReallocationCost, found: Sequence[Ledger]) -> Cost:
+def cost_of(move: Move, told: MoveCost, found: Sequence[Ledger]) -> Cost:
     """What a move cost by the steps that the ranks wrote down, split by what polluxd and the agent say of it."""
     planned, over = move.times[Step.PLANNED], move.times[Step.TRAINING]
     if move.path != "resize":
@@ -303,7 +303,7 @@ def summary(costs: Sequence[Cost]) -> list[dict[str, Any]]:
 
 def markdown(rows: list[dict[str, Any]], failed: Sequence[str]) -> str:
     lines = [
-        "# What a re-allocation costs",
+        "# What a move costs",
         "",
         "Regenerate with `make bench-realloc`: real trainings of one to four ranks (gloo, digits) on a private Slurm",
         f"of 4 nodes, all of it on the {os.cpu_count()} cores of one machine. Pause: from the last optimizer step",

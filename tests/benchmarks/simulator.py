@@ -321,7 +321,7 @@ arrivals and ends too, not only every 60 s.
 {ahead(bench, MEASURED)}
 Restarts of 6.0 to 9.2 s, drawn per application: the median and the worst that `make demo` measured for requeues of its
 4-GPU jobs, from the last step before to the first step after. The demo's models and checkpoints are small, and so are
-these costs: a site's own stand in `polluxctl reallocations`.
+these costs: a site's own stand in `polluxctl moves`.
 
 ## Rough conditions
 

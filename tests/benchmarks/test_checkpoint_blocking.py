@@ -17,10 +17,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pollux.checkpoint import CheckpointStore
-from pollux.checkpoint_background import BackgroundSaver
-from pollux.checkpoint_sharded import ShardedStore
-from pollux.keeping import ShardedKeeper
+from pollux.checkpoint.background import BackgroundSaver
+from pollux.checkpoint.checkpointer import ShardedKeeper
+from pollux.checkpoint.sharded import ShardedStore
+from pollux.checkpoint.store import CheckpointStore
 
 PAIRS = 7
 GOAL = 0.10

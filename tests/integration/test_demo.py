@@ -106,7 +106,7 @@ def test_a_small_workload_from_sbatch_to_summary(demo, tmp_path):
     text, _ = (process := demo()).communicate(timeout=500)
     assert process.returncode == 0, text
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert set(summary) == {"jobs", "reallocations", "mean_jct_s"}
+    assert set(summary) == {"jobs", "moves", "mean_jct_s"}
     assert [(job["name"], job["state"]) for job in summary["jobs"]] == [
         ("small", "COMPLETED"),
         ("late", "COMPLETED"),
@@ -118,7 +118,7 @@ def test_a_small_workload_from_sbatch_to_summary(demo, tmp_path):
             "state",
             "jct_s",
             "accuracy",
-            "reallocations",
+            "moves",
             "gpus",
             "batch_size",
         }

@@ -105,7 +105,7 @@ class RealWorld:
         script = self.folder / "companion.sh"
         script.write_text(
             f"#!/bin/sh\n#POLLUX companion-of={claim.parent} attempt={claim.attempt} "
-            f"reallocation={claim.reallocation}\nsleep 600\n"
+            f"move={claim.move}\nsleep 600\n"
         )
         options = [f"--nodes={nodes}", "--ntasks-per-node=1", f"--gres=gpu:{gpus}", "--no-requeue"]
         job_id = int(

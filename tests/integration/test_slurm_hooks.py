@@ -216,7 +216,8 @@ def test_the_users_begin_is_kept_and_the_lease_starts_from_it(site: Site) -> Non
 
 
 def test_every_attempt_finds_its_ticket_on_every_node(site: Site) -> None:
-    body = f"srun --ntasks-per-node=1 {sys.executable} -c 'from pollux.ticket import read_ticket; print(read_ticket())'"
+    show = "from pollux.slurm_job.ticket import read_ticket; print(read_ticket())"
+    body = f"srun --ntasks-per-node=1 {sys.executable} -c '{show}'"
     job_id = site.submit(script("#POLLUX", body=f"{body}; echo done; {LOOP}"))
     # Back to a node at once as well: Slurm leaves the prolog out then.
     places = [("n1",), ("n2", "n3"), ("n2",), ("n2",), ("n1",)]

@@ -7,15 +7,15 @@ import math
 from dataclasses import replace
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
-from polluxd.apply.paths import Means
+from polluxd.apply.paths import PathOptions
 from polluxd.encoding import decode_snapshot, encode
 from polluxd.model import (
     NO_PLACEMENT,
     JobSpec,
     JobState,
+    Move,
     Node,
     Placement,
-    Reallocation,
     Report,
     Settings,
     Snapshot,
@@ -24,7 +24,7 @@ from polluxd.model import (
 from polluxd.policy.fairness import weights
 from polluxd.slurm.protocol import ClusterState, Companion, SlurmJob
 from polluxd.snapshot import build_snapshot
-from polluxd.store import JobTimes, ReallocTotals
+from polluxd.store import JobTimes, MoveTotals
 
 NODES = (Node("n1", 4, partitions=frozenset({"main"})), Node("n2", 4, foreign_gpus=1))
 REPORT = Report(
@@ -97,7 +97,7 @@ def test_a_running_job_is_pinned_until_it_reports_a_step_of_this_attempt() -> No
 
 def test_a_job_under_way_counts_where_it_is_going() -> None:
     target = Placement(("n1", "n2"), 2)
-    move = Reallocation(1, 1, 0, "requeue", Placement(("n1",), 1), target, "", Step.DRAINING, {})
+    move = Move(1, 1, 0, "requeue", Placement(("n1",), 1), target, "", Step.DRAINING, {})
     seen = snapshot(slurm_job(1, gpus_per_node_held={"n1": 1}), reports={1: REPORT}, moves=(move,))
     assert seen.jobs[0].placement == target
     assert seen.jobs[0].pinned
@@ -109,28 +109,28 @@ def test_age_and_cost_come_from_the_database() -> None:
         running,
         times={1: JobTimes(40.0, 50.0, 90.0)},
         reports={1: REPORT},
-        totals={1: ReallocTotals(2, 14.0, {"requeue": 7.0})},
+        totals={1: MoveTotals(2, 14.0, {"requeue": 7.0})},
     ).jobs[0]
     assert job.waiting == 10.0
-    assert (job.age, job.lost_seconds, job.reallocation_cost) == (60.0, 14.0, 7.0)
-    assert snapshot(running).jobs[0].reallocation_cost == 30.0
+    assert (job.age, job.lost_seconds, job.move_cost) == (60.0, 14.0, 7.0)
+    assert snapshot(running).jobs[0].move_cost == 30.0
 
 
 def test_the_cost_of_a_move_is_that_of_the_path_it_would_take() -> None:
     able = replace(REPORT, resize="in-place")
     whole = slurm_job(1, gpus_per_node_held={"n1": 4}, batch_host="n1")
-    means = Means(frozenset({"resize", "requeue"}), can_shrink=True)
+    means = PathOptions(frozenset({"resize", "requeue"}), can_shrink=True)
 
     def cost(job: SlurmJob, **more: object) -> float:
         given = {"reports": {1: able}, "means": means, "default_resize_cost": 2.5, **more}
-        return snapshot(job, **given).jobs[0].reallocation_cost
+        return snapshot(job, **given).jobs[0].move_cost
 
     assert cost(whole) == 2.5
-    assert cost(whole, totals={1: ReallocTotals(2, 14.0, {"requeue": 7.0})}) == 2.5
-    assert cost(whole, totals={1: ReallocTotals(3, 15.0, {"requeue": 7.0, "resize": 1.0})}) == 1.0
+    assert cost(whole, totals={1: MoveTotals(2, 14.0, {"requeue": 7.0})}) == 2.5
+    assert cost(whole, totals={1: MoveTotals(3, 15.0, {"requeue": 7.0, "resize": 1.0})}) == 1.0
     assert cost(whole, reports={1: REPORT}) == 30.0
     assert cost(slurm_job(1, gpus_per_node_held={"n1": 2}, batch_host="n1")) == 30.0
-    spent = "the cluster's 2 re-allocations an hour are used up"
+    spent = "the cluster's 2 moves an hour are used up"
     assert not snapshot(whole, reports={1: able}, means=means, stay=spent).jobs[0].pinned, (
         "it need not restart"
     )
@@ -139,7 +139,7 @@ def test_the_cost_of_a_move_is_that_of_the_path_it_would_take() -> None:
 
 def test_companions_of_nobody_hold_what_nobody_else_can_have() -> None:
     stray = slurm_job(9, gpus_per_node_held={"n1": 4}, companion=Companion(1, 0, 12))
-    seen = snapshot(slurm_job(1, gpus_per_node_held={"n2": 2}), strays=(stray,))
+    seen = snapshot(slurm_job(1, gpus_per_node_held={"n2": 2}), orphans=(stray,))
     assert [job.job_id for job in seen.jobs] == [1]
     assert [n.foreign_gpus for n in seen.nodes] == [4, 1]
 

@@ -25,8 +25,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pollux.errors import PolluxAgentError
-from pollux.session import Job
-from pollux.session import attach as attach_plainly
+from pollux.loop.session import Job
+from pollux.loop.session import attach as attach_plainly
 
 try:
     from accelerate import DistributedType

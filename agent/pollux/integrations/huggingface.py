@@ -26,13 +26,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from pollux.checkpoint import CheckpointStore
-from pollux.environment import checkpoint_directory
+from pollux.checkpoint.store import CheckpointStore
 from pollux.errors import PolluxAgentError
 from pollux.integrations.accelerate import ddp_arguments
 from pollux.integrations.scalars import scalars
-from pollux.loop import weigh
-from pollux.session import Job, attach
+from pollux.loop.batches import weigh
+from pollux.loop.session import Job, attach
+from pollux.slurm_job.environment import checkpoint_directory
 
 try:
     from transformers import Trainer, TrainerCallback
@@ -42,7 +42,7 @@ except ImportError as missing:
     ) from missing
 
 if TYPE_CHECKING:
-    from pollux.loop import TrainingLoader
+    from pollux.loop.batches import TrainingLoader
 
 _KEPT = (
     "global_step",

@@ -30,8 +30,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 from pollux.errors import PolluxAgentError
 from pollux.integrations.scalars import scalars
-from pollux.loop import weigh
-from pollux.session import Job, attach
+from pollux.loop.batches import weigh
+from pollux.loop.session import Job, attach
 
 try:
     from lightning.pytorch.callbacks import Callback
@@ -44,7 +44,7 @@ except ImportError as missing:
     ) from missing
 
 if TYPE_CHECKING:
-    from pollux.loop import MicroBatch, TrainingLoader
+    from pollux.loop.batches import MicroBatch, TrainingLoader
 
 
 class ElasticEnvironment(TorchElasticEnvironment):  # type: ignore[misc]

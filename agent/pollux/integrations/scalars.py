@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pollux.reporting import report_of
+from pollux.loop.report import report_of
 
 if TYPE_CHECKING:
-    from pollux.session import Job
+    from pollux.loop.session import Job
 
 
 def scalars(job: Job) -> dict[str, float]:

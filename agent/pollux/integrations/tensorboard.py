@@ -14,7 +14,7 @@ from pollux.errors import PolluxAgentError
 from pollux.integrations.scalars import scalars
 
 if TYPE_CHECKING:
-    from pollux.session import Job
+    from pollux.loop.session import Job
 
 
 class Board:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from polluxd.model import Snapshot
 from polluxd.policy import fairness, objective
 from polluxd.policy.domains import split
-from polluxd.policy.menu import Menu, build
+from polluxd.policy.option_table import OptionTable, build
 from polluxd.policy.packing import Packing
 
 Floats = NDArray[np.float64]
@@ -73,7 +73,7 @@ def _crossover(parents: Ints, rng: np.random.Generator) -> Ints:
 class _World:
     """The menu as arrays over jobs and shapes: one node with k GPUs is shape k, N whole nodes shape g + N."""
 
-    def __init__(self, menu: Menu, packing: Packing, power: float) -> None:
+    def __init__(self, menu: OptionTable, packing: Packing, power: float) -> None:
         jobs, nodes = len(menu.jobs), len(packing.nodes)
         self.size = size = packing.nodes[0].gpus
         self.allowed = np.array([packing.allowed(j) for j in range(jobs)]).reshape(jobs, nodes)

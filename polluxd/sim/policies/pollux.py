@@ -3,7 +3,7 @@
 Beyond the paper's: each job's own measured restart cost; per GPU type the fit that earlier runs of the same application
 left in the database, from the first start on (see `polluxd.sim.agent.Memory`; it begins empty, and a fit is off by 5 %
 from one run to the next); the training length that users declare, so that remaining work weighs; decisions when jobs
-arrive and end. As the daemon does, a job under re-allocation is left alone until it trains again and for a cooldown
+arrive and end. As the daemon does, a job under move is left alone until it trains again and for a cooldown
 after that. GPU types are told apart once a job, or an earlier run, was measured on them.
 """
 
@@ -82,9 +82,9 @@ class Pollux:
             pin_reason=why,
             started=job.started_at is not None,
             attempt=job.restarts,
-            reallocations=job.restarts,
+            moves=job.restarts,
             lost_seconds=job.lost_seconds,
-            reallocation_cost=cost,
+            move_cost=cost,
         )
 
     def _report(self, job: Training, view: View) -> Report | None:
@@ -98,7 +98,7 @@ class Pollux:
         if not job.seats or job.moved_at is None:
             return ""
         if job.restarting > 0:
-            return "re-allocation under way"
+            return "move under way"
         if now - job.trains_at < self._knowledge.cooldown:
             return "moved lately"
         return ""

@@ -20,7 +20,7 @@ from polluxd.sim.policies import snapshots
 from polluxd.sim.training import Seats, Training
 
 DELAY = 30.0
-"""What the paper takes each re-allocation to cost, whatever it does cost [s]."""
+"""What the paper takes each move to cost, whatever it does cost [s]."""
 
 
 class PolluxPaper:
@@ -46,7 +46,7 @@ class PolluxPaper:
             report=snapshots.report(job, view, remaining=False, types=False),
             # The artifact penalises first starts like any other change.
             started=True,
-            reallocations=job.restarts,
+            moves=job.restarts,
             lost_seconds=DELAY * job.restarts,
-            reallocation_cost=DELAY,
+            move_cost=DELAY,
         )

@@ -27,7 +27,7 @@ from polluxd.store import Store
 pytestmark = pytest.mark.slurm
 
 _names = (f"crash{n}" for n in itertools.count(1))
-WRITES = {"signal", "requeue", "configure", "renew", "plan_reallocation", "advance"}
+WRITES = {"signal", "requeue", "configure", "renew", "plan_move", "advance"}
 
 
 class Killed(BaseException):
@@ -111,7 +111,7 @@ class World:
         """Agents that were told to drain, by the row or by the signal, acknowledge."""
         epoch = self.store.epoch
         assert epoch is not None
-        for move in self.store.open_reallocations():
+        for move in self.store.open_moves():
             if move.step is Step.DRAINING:
                 self.store.advance(move.id, Step.CHECKPOINTED, self.slurm.clock(), epoch=epoch)
 
@@ -148,7 +148,7 @@ class World:
     def run(self, reconciler: Reconciler, seconds: float = 30.0) -> None:
         until = self.slurm.clock() + seconds
         while self.slurm.clock() < until:
-            moves = self.store.open_reallocations()
+            moves = self.store.open_moves()
             state = self.slurm.observe()
             reconciler.begin(self.wished(), moves)
             reconciler.tick(reconciler.gather(state), self.reports())
@@ -158,7 +158,7 @@ class World:
             for job in self.slurm.observe().jobs:
                 used.update(job.gpus_per_node_held)
             self.worst |= used
-            if not self.store.open_reallocations() and not self.wished():
+            if not self.store.open_moves() and not self.wished():
                 return
 
     def assert_converged(self) -> None:
@@ -232,7 +232,7 @@ def test_slurm_fails_or_answers_too_late(store: Store, call: str, error: SlurmEr
     world.assert_converged()
 
 
-@pytest.mark.parametrize("call", ["plan_reallocation", "advance", "open_reallocations"])
+@pytest.mark.parametrize("call", ["plan_move", "advance", "open_moves"])
 def test_the_database_is_away_for_a_while(store: Store, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(store)
     reconciler = world.reconciler(world.slurm, store)
@@ -264,6 +264,6 @@ def test_a_job_cancelled_in_the_midst_of_a_move_is_not_brought_back(store: Store
     job = world.slurm.jobs([4])[4]
     assert job.state is JobState.CANCELLED
     assert job.restart_count == 0
-    failed = [m for m in store.reallocations(4) if m.step is Step.FAILED]
+    failed = [m for m in store.moves(4) if m.step is Step.FAILED]
     assert failed
     assert "ended" in failed[0].detail

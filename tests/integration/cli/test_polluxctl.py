@@ -33,9 +33,7 @@ def store(dev_postgres):
     placed = Allocation(11, Placement(("n1",), 2), 200.0, 1.5, 64, True, "grows from 1 to 2 GPUs")
     plan = Plan((placed,), 0.5, 0.5, "counts")
     made.record_cycle(plan, mode="enforce", durations={"decide_s": 0.01}, started_at=time.time())
-    move = made.plan_reallocation(
-        *(11, 0, "requeue", Placement(("n1",), 1), Placement(("n1",), 2)), "grows", epoch
-    )
+    move = made.plan_move(*(11, 0, "requeue", Placement(("n1",), 1), Placement(("n1",), 2)), "grows", epoch)
     for step in (
         Step.DRAINING,
         Step.CHECKPOINTED,
@@ -68,11 +66,11 @@ def polluxctl(*words, config=None, **environment):
 
 def test_jobs_explain_and_moves_of_a_real_database(config):
     (job,) = json.loads(polluxctl("jobs", "--json", config=config).stdout)
-    assert (job["job_id"], job["gpus"], job["speedup"], job["reallocations"]) == (11, 2, 1.5, 1)
+    assert (job["job_id"], job["gpus"], job["speedup"], job["moves"]) == (11, 2, 1.5, 1)
     told = polluxctl("explain", "11", config=config)
     assert told.returncode == 0, told.stderr
     assert "grows from 1 to 2 GPUs" in told.stdout
-    (move,) = json.loads(polluxctl("reallocations", "--json", config=config).stdout)
+    (move,) = json.loads(polluxctl("moves", "--json", config=config).stdout)
     assert (move["from"], move["to"], move["step"]) == ("n1:1", "n1:2", "training")
     assert move["total_s"] >= 0
     status = json.loads(polluxctl("status", "--json", config=config).stdout)

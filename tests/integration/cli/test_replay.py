@@ -65,7 +65,7 @@ def lived_through(seed: int) -> Snapshot:
                 report if draw.random() < 0.9 else None,
                 started=bool(place),
                 lost_seconds=100 * draw.random(),
-                reallocation_cost=30 * draw.random(),
+                move_cost=30 * draw.random(),
             )
         )
     settings = Settings(

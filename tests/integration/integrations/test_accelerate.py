@@ -14,10 +14,10 @@ from torch.utils.data import TensorDataset
 
 accelerate = pytest.importorskip("accelerate")
 
-from pollux import stepping  # noqa: E402
 from pollux.errors import PolluxAgentError  # noqa: E402
 from pollux.integrations.accelerate import attach  # noqa: E402
-from pollux.tuning import BatchChoice  # noqa: E402
+from pollux.loop import stepper as stepper_module  # noqa: E402
+from pollux.tuning.batch_choice import BatchChoice  # noqa: E402
 from tests.integration.integrations.orders import EXAMPLES  # noqa: E402
 
 
@@ -35,7 +35,7 @@ def train(
     precision: str = "no",
     epochs: int = 3,
 ) -> dict[str, Any]:
-    stepping.EXCHANGE_INTERVAL = 0.0  # the ranks agree after every step, however fast it was
+    stepper_module.EXCHANGE_INTERVAL = 0.0  # the ranks agree after every step, however fast it was
     accelerator = accelerate.Accelerator(cpu=True, mixed_precision=precision)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))

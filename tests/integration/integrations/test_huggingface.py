@@ -14,10 +14,10 @@ import torch
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 transformers = pytest.importorskip("transformers")
 
-from pollux import stepping  # noqa: E402
 from pollux.errors import PolluxAgentError  # noqa: E402
 from pollux.integrations.huggingface import ElasticTrainer  # noqa: E402
-from pollux.tuning import BatchChoice  # noqa: E402
+from pollux.loop import stepper as stepper_module  # noqa: E402
+from pollux.tuning.batch_choice import BatchChoice  # noqa: E402
 from tests.integration.integrations.orders import EXAMPLES, SLURM, Orders, Stop  # noqa: E402
 
 BASE = 16
@@ -96,7 +96,7 @@ def train(
     adaptive: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
-    stepping.EXCHANGE_INTERVAL = 0.0  # the ranks agree after every step, however fast it was
+    stepper_module.EXCHANGE_INTERVAL = 0.0  # the ranks agree after every step, however fast it was
     script = Script(Orders(choices or {}, drain_at, killed))
     args = transformers.TrainingArguments(
         output,

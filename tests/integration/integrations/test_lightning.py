@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 lightning = pytest.importorskip("lightning.pytorch")
 
-from pollux import stepping  # noqa: E402
 from pollux.errors import PolluxAgentError  # noqa: E402
 from pollux.integrations.lightning import ElasticStrategy  # noqa: E402
-from pollux.tuning import BatchChoice  # noqa: E402
+from pollux.loop import stepper as stepper_module  # noqa: E402
+from pollux.tuning.batch_choice import BatchChoice  # noqa: E402
 from tests.integration.integrations.orders import EXAMPLES, SLURM, Orders, Stop  # noqa: E402
 
 
@@ -85,7 +85,7 @@ def train(
     killed: bool = False,
     adaptive: bool = False,
 ) -> dict[str, Any]:
-    stepping.EXCHANGE_INTERVAL = 0.0  # the ranks agree after every step, however fast it was
+    stepper_module.EXCHANGE_INTERVAL = 0.0  # the ranks agree after every step, however fast it was
     strategy = ElasticStrategy(
         max_batch_size=64,
         per_gpu=(1, 32),

@@ -20,11 +20,11 @@ SCRIPT = f"""
 import json, sys
 from torch import distributed
 from every_sample import Training
-from pollux import stepping
-from pollux.tuning import BatchChoice
+from pollux.loop import stepper as stepper_module
+from pollux.tuning.batch_choice import BatchChoice
 from pollux.integrations.tensorboard import Board
 
-stepping.EXCHANGE_INTERVAL = 0.0  # the ranks agree after every step, however fast it was
+stepper_module.EXCHANGE_INTERVAL = 0.0  # the ranks agree after every step, however fast it was
 training = Training(checkpoint_dir=sys.argv[1], sampling=1)
 job = training.job
 assert job.adaptive and distributed.get_world_size() == 2

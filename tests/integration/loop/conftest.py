@@ -193,7 +193,7 @@ class Loop:
                 return False
             words = (job_id, job.restart_count, "park", here, NO_PLACEMENT, "by the test", leader.epoch)
             try:
-                self.store.plan_reallocation(*words)
+                self.store.plan_move(*words)
             except (StoreRejected, LeaderLost):  # another move is under way, or the leader has changed
                 return False
             return True
@@ -202,7 +202,7 @@ class Loop:
 
     def requeues(self, job_id: int) -> int:
         """How often a move, finished or not, has sent the job back to the queue."""
-        return sum(Step.REQUEUED in move.times for move in self.store.reallocations(job_id))
+        return sum(Step.REQUEUED in move.times for move in self.store.moves(job_id))
 
     def result(self, name: str) -> Mapping[str, float]:
         found: Mapping[str, float] = json.loads((self.folder / f"{name}.json").read_text())

@@ -11,7 +11,7 @@ from contrib.chaos.ledger import Ledger, Lineage, ledgers, lineage
 from contrib.devcluster import DevCluster
 from contrib.devcluster.processes import pids_with_environment
 from polluxd.errors import LeaderLost, StoreRejected
-from polluxd.model import JobState, Placement, Reallocation, Step
+from polluxd.model import JobState, Move, Placement, Step
 from polluxd.slurm.protocol import SlurmJob
 
 from .conftest import Loop
@@ -68,7 +68,7 @@ class Elastic:
     def order(self, path: str, nodes: Sequence[str]) -> int:
         """Have polluxd move it; the move's id, once it is written."""
         source, target = Placement(self.nodes, 1), Placement(tuple(nodes), 1)
-        planned: list[Reallocation] = []
+        planned: list[Move] = []
 
         def plan() -> bool:
             job, leader = self.slurm, self.loop.store.leader()
@@ -77,7 +77,7 @@ class Elastic:
                 return False
             words = (self.job_id, job.restart_count, path, source, target, "by the test", leader.epoch)
             try:
-                planned.append(self.loop.store.plan_reallocation(*words))
+                planned.append(self.loop.store.plan_move(*words))
             except (StoreRejected, LeaderLost):  # another move is under way, or the leader has changed
                 return False
             return True
@@ -85,15 +85,15 @@ class Elastic:
         self.loop.until(plan, why=f"a {path} to be planned")
         return planned[0].id
 
-    def moved(self, number: int) -> Reallocation:
+    def moved(self, number: int) -> Move:
         """Wait for a move's end, whichever it is."""
         self.loop.until(lambda: self.move(number).step.terminal, why=f"the end of move {number}")
         return self.move(number)
 
-    def move(self, number: int) -> Reallocation:
-        return next(m for m in self.loop.store.reallocations(self.job_id) if m.id == number)
+    def move(self, number: int) -> Move:
+        return next(m for m in self.loop.store.moves(self.job_id) if m.id == number)
 
-    def go(self, path: str, *nodes: str) -> Reallocation:
+    def go(self, path: str, *nodes: str) -> Move:
         """Order a move and see it through."""
         ended = self.moved(self.order(path, nodes))
         assert ended.step is Step.TRAINING, (

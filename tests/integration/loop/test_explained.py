@@ -14,8 +14,8 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 def test_decisions_of_a_living_polluxd_can_be_replayed_explained_and_tried_otherwise(loop: Loop) -> None:
     job_id = loop.train("explained", 300, directive="#POLLUX max-gpus=2 gpu-counts=2,1")
     loop.until(
-        lambda: any(m.path == "requeue" and m.step.terminal for m in loop.store.reallocations(job_id)),
-        why="a re-allocation",
+        lambda: any(m.path == "requeue" and m.step.terminal for m in loop.store.moves(job_id)),
+        why="a move",
     )
     listed = json.loads(loop.daemon.command("polluxctl", "cycle", "list", "--json").stdout)
     replayable = [row["cycle"] for row in listed if row["jobs"] and row["replayable"]]

@@ -1,4 +1,4 @@
-"""From sbatch to re-allocated training and back, and what goes wrong on the way."""
+"""From sbatch to moved training and back, and what goes wrong on the way."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 
 def completed_moves(loop: Loop, job_id: int) -> int:
-    return sum(m.path != "start" and m.step is Step.TRAINING for m in loop.store.reallocations(job_id))
+    return sum(m.path != "start" and m.step is Step.TRAINING for m in loop.store.moves(job_id))
 
 
 def test_a_training_grows_and_ends_as_a_plain_one_would(loop: Loop) -> None:
     plain = loop.sbatch("plain", "sleep 15; echo done", directive=None)
     job_id = loop.train("grows", 20)
-    loop.until(lambda: completed_moves(loop, job_id) >= 1, why="a re-allocation")
+    loop.until(lambda: completed_moves(loop, job_id) >= 1, why="a move")
     explained = loop.daemon.command("polluxctl", "explain", str(job_id))
     assert explained.returncode == 0, explained.stderr
     assert str(job_id) in explained.stdout
@@ -40,7 +40,7 @@ def test_a_training_grows_and_ends_as_a_plain_one_would(loop: Loop) -> None:
     left_alone = loop.job(plain)
     assert (left_alone.restart_count, left_alone.admin_comment, left_alone.spec) == (0, "", None)
     assert left_alone.state is JobState.COMPLETED
-    costs = loop.store.reallocation_costs(job_id)
+    costs = loop.store.move_costs(job_id)
     assert costs
     assert sum(costs[0]["steps"].values()) == pytest.approx(costs[0]["total_s"], abs=0.01)
 
@@ -132,7 +132,7 @@ def test_a_script_that_never_attaches_is_started_and_left_in_peace(loop: Loop) -
         60,
         why="polluxctl explain says why it is left alone",
     )
-    assert "pollux.attach()" in loop.store.reallocations(job_id)[0].detail
+    assert "pollux.attach()" in loop.store.moves(job_id)[0].detail
     loop.until(lambda: loop.job(job_id).state.finished, 100, why="its end")
     assert loop.job(job_id).state is JobState.COMPLETED
     assert loop.job(job_id).restart_count == 0

@@ -93,7 +93,7 @@ def test_a_move_outlives_polluxd_and(path: str, fault: str, loop: Loop, tmp_path
             loop.cluster.command("scontrol", "update", f"NodeName={name}", f"State={state}", *reason)
 
     def under_way() -> bool:
-        moves = loop.store.reallocations(job_id)
+        moves = loop.store.moves(job_id)
         return any(m.path == path and (path == "start" or Step.DRAINING in m.times) for m in moves)
 
     drained = False
@@ -124,7 +124,7 @@ def test_a_move_outlives_polluxd_and(path: str, fault: str, loop: Loop, tmp_path
 
 def parked(loop: Loop, job_id: int) -> bool:
     """The move is over, whichever way."""
-    moves = [m for m in loop.store.reallocations(job_id) if m.path == "park"]
+    moves = [m for m in loop.store.moves(job_id) if m.path == "park"]
     return bool(moves) and moves[-1].step.terminal
 
 

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from polluxd.model import JobState, Reallocation, Step
+from polluxd.model import JobState, Move, Step
 
 from .conftest import Loop
 from .elastic import Elastic, kill_processes
@@ -55,7 +55,7 @@ def test_in_place_by_companions_and_by_nodes_given_back_and_then_through_the_que
     # Two processes of its own and two that joined, each from its first step to its last.
     assert sizes == [(False, [2, 3, 4, 3]), (False, [2, 3, 4, 3, 2]), (True, [3, 4, 3, 2]), (True, [4])]
     assert job.slurm.restart_count == 0
-    costs = {c["id"]: c for c in elastic_loop.store.reallocation_costs(job.job_id) if c["path"] == "resize"}
+    costs = {c["id"]: c for c in elastic_loop.store.move_costs(job.job_id) if c["path"] == "resize"}
     assert len(costs) == 4
     assert all(cost["measured"] and cost["total_s"] > 0 for cost in costs.values())
 
@@ -84,8 +84,8 @@ def test_polluxd_grows_in_place_by_itself_and_falls_back(elastic_loop: Loop) -> 
     job = Elastic(elastic_loop, "decided", directive, first_in_path=refusing)
     job.begin(pinned=False)
 
-    def made(path: str, step: Step, *, after: int = 0) -> list[Reallocation]:
-        moves = elastic_loop.store.reallocations(job.job_id)
+    def made(path: str, step: Step, *, after: int = 0) -> list[Move]:
+        moves = elastic_loop.store.moves(job.job_id)
         return [m for m in moves if m.path == path and m.step is step and m.id > after]
 
     elastic_loop.until(lambda: made("resize", Step.TRAINING), why="a growth in place, of polluxd's own")
@@ -95,7 +95,7 @@ def test_polluxd_grows_in_place_by_itself_and_falls_back(elastic_loop: Loop) -> 
     # The companion's nodes fail: the job goes on without them.
     job.pin()
     (companion,) = job.companions()
-    newest = max(m.id for m in elastic_loop.store.reallocations(job.job_id))
+    newest = max(m.id for m in elastic_loop.store.moves(job.job_id))
     assert kill_processes(elastic_loop.cluster, companion.job_id)
     job.steps_among(2)
     assert job.slurm.restart_count == 0

@@ -84,7 +84,7 @@ def test_an_operator_resizes_an_ordinary_users_job_in_place(lending: Loop) -> No
 def test_polluxd_without_root_moves_an_ordinary_users_job(whole: Loop) -> None:
     job_id = whole.train("ordinary", 16)
     foreign = whole.sbatch("foreign", "sleep 20", directive=None)
-    whole.until(lambda: completed_moves(whole, job_id) >= 1, why="a re-allocation")
+    whole.until(lambda: completed_moves(whole, job_id) >= 1, why="a move")
     pid = whole.daemon.pid
     assert pid is not None
     assert os.stat(f"/proc/{pid}").st_uid == pwd.getpwnam("pollux").pw_uid

@@ -111,11 +111,11 @@ class Agent:
     def instructions(self) -> Any:
         return self.sql("SELECT pollux.instructions_v1(%s, %s, %s, %s, %s)", *self.credentials)
 
-    def acknowledge(self, reallocation_id: int, **stamps: float) -> Any:
+    def acknowledge(self, move_id: int, **stamps: float) -> Any:
         return self.sql(
             "SELECT pollux.acknowledge_v1(%s, %s, %s, %s, %s, %s, %s)",
             *self.credentials,
-            reallocation_id,
+            move_id,
             json.dumps(stamps),
         )
 

@@ -164,7 +164,7 @@ def test_even_the_owner_cannot_store_what_is_not_finite(store, agent, postgres, 
 def test_an_agent_can_read_and_write_no_table(store, agent, postgres):
     hands = agent(7)
     tables = [
-        *("job", "report", "report_history", "cycle", "allocation", "reallocation", "leader", "setting"),
+        *("job", "report", "report_history", "cycle", "allocation", "move", "leader", "setting"),
         *("setting_audit", "schema_migration", "secret", "prior", "fingerprint"),
     ]
     for table in tables:
@@ -246,7 +246,7 @@ def test_names_that_shadow_ours_change_nothing(store, agent):
 def test_a_drain_is_told_to_the_attempt_it_is_meant_for(store, agent):
     epoch = store.lead()
     before, after = agent(7), agent(7, attempt=1)
-    move = store.plan_reallocation(7, 0, "requeue", N1, N2, "grow", epoch)
+    move = store.plan_move(7, 0, "requeue", N1, N2, "grow", epoch)
     assert before.instructions() == {"drain": None, "resize": None}
     store.advance(move.id, Step.DRAINING, time.time(), epoch=epoch)
     assert before.instructions() == {"drain": move.id, "resize": None}
@@ -259,17 +259,17 @@ def test_an_acknowledgement_counts_once_and_may_be_repeated(store, agent):
     epoch = store.lead()
     job = agent(7)
     job.publish()
-    move = store.plan_reallocation(7, 0, "requeue", N1, N2, "grow", epoch)
+    move = store.plan_move(7, 0, "requeue", N1, N2, "grow", epoch)
     assert job.acknowledge(move.id) is False  # nobody has asked yet
     store.advance(move.id, Step.DRAINING, time.time(), epoch=epoch)
     assert agent(8).acknowledge(move.id) is False
     assert job.acknowledge(move.id, last_step_at=time.time(), checkpoint_s=0.25, step=12) is True
-    (open_move,) = store.open_reallocations()
+    (open_move,) = store.open_moves()
     assert open_move.step is Step.CHECKPOINTED
     at = open_move.times[Step.CHECKPOINTED]
     assert store.reports()[7].checkpointed
     assert job.acknowledge(move.id) is True  # the first answer was lost
-    assert store.open_reallocations()[0].times[Step.CHECKPOINTED] == at
+    assert store.open_moves()[0].times[Step.CHECKPOINTED] == at
     store.advance(move.id, Step.FAILED, time.time(), epoch=epoch)
     assert job.acknowledge(move.id) is False
 
@@ -297,7 +297,7 @@ def test_the_first_step_and_an_acknowledgement_wake_the_daemon(store, agent, rep
     job.publish(stepped)
     assert store.wait_for_notify(0.05) is False
     epoch = store.lead()
-    move = store.plan_reallocation(7, 0, "park", N1, NO_PLACEMENT, "park", epoch)
+    move = store.plan_move(7, 0, "park", N1, NO_PLACEMENT, "park", epoch)
     store.advance(move.id, Step.DRAINING, time.time(), epoch=epoch)
     job.acknowledge(move.id)
     assert store.wait_for_notify(5) is True

@@ -30,12 +30,12 @@ def busy(store, seen, agent, report, cluster):
         durations={"decide_s": 0.1},
         started_at=now,
     )
-    move = store.plan_reallocation(7, 0, "requeue", N1, N1, "x", epoch)
+    move = store.plan_move(7, 0, "requeue", N1, N1, "x", epoch)
     store.advance(move.id, Step.DRAINING, now, epoch=epoch)
     agent(7).acknowledge(move.id, last_step_at=now - 9)
     agent(7, attempt=1).publish(report(times={"first_step_at": now - 1}))
     store.advance(move.id, Step.TRAINING, now, epoch=epoch)
-    failed = store.plan_reallocation(8, 0, "start", Placement(), N1, "x", epoch)
+    failed = store.plan_move(8, 0, "start", Placement(), N1, "x", epoch)
     store.advance(failed.id, Step.FAILED, now, epoch=epoch)
     return cluster
 

@@ -28,7 +28,7 @@ def answer(store: Any, name: str, *args: object, **words: object) -> object:
         given = getattr(store, name)(*args, **words)
     except (StoreError, LeaderLost) as error:
         return type(error)
-    return None if name == "plan_reallocation" else given
+    return None if name == "plan_move" else given
 
 
 def test_moves_in_any_order(store, seen):
@@ -47,7 +47,7 @@ def test_moves_in_any_order(store, seen):
         if kind < 0.3:
             path = chance.choice(list(PATHS))
             source, target = PATHS[path]
-            call = ("plan_reallocation", (job_id, 0, path, source, target, "why", said), {"at": at})
+            call = ("plan_move", (job_id, 0, path, source, target, "why", said), {"at": at})
         elif kind < 0.35:
             call = ("drains_since", (at - 50.0,), {})
         else:
@@ -60,11 +60,10 @@ def test_moves_in_any_order(store, seen):
         name, args, words = call
         real = list(args)
         if name == "advance":
-            real[0] = store.reallocations()[args[0] - 1].id  # the real ids are the whole database's
+            real[0] = store.moves()[args[0] - 1].id  # the real ids are the whole database's
         assert answer(store, name, *real, **words) == answer(fake, name, *args, **words), call
     told = [
-        [(m.job_id, m.path, m.step, m.times, m.detail, m.ends_at) for m in s.reallocations()]
-        for s in (store, fake)
+        [(m.job_id, m.path, m.step, m.times, m.detail, m.ends_at) for m in s.moves()] for s in (store, fake)
     ]
     assert told[0] == told[1]
     assert {m.step for m in rows.moves} >= {Step.FAILED, Step.TRAINING, Step.PARKED}
@@ -85,11 +84,11 @@ def test_a_move_that_is_too_late_to_take_back_goes_on_and_nothing_is_noted(store
     fake = FakeStore(rows)
     fake.lead()
     for each, leader in ((store, epoch), (fake, fake.epoch)):
-        move = each.plan_reallocation(7, 0, path, source, target, "why", leader, at=1.0)
+        move = each.plan_move(7, 0, path, source, target, "why", leader, at=1.0)
         assert each.advance(move.id, step, 2.0, epoch=leader)
         late = each.cancel_move(7, "ann@host")
         assert (late.step, late.revocable) == (step, False)
-        assert [m.cancelled_by for m in each.open_reallocations()] == [""]
+        assert [m.cancelled_by for m in each.open_moves()] == [""]
     assert store.setting_audit() == []
 
 
@@ -106,12 +105,12 @@ def test_moves_within_allocations_are_found_alike(store, seen):
             (8, 0, "resize", Step.RECRUITING),
             (8, 0, "requeue", Step.DRAINING),
         ):
-            move = each.plan_reallocation(job_id, attempt, path, THERE, HERE, "why", leader, at=1.0)
+            move = each.plan_move(job_id, attempt, path, THERE, HERE, "why", leader, at=1.0)
             for step in (begun, Step.FAILED):
                 assert step is None or each.advance(move.id, step, 2.0, epoch=leader)
 
     def found(each: Any, *which: int) -> list[tuple[int, int, str]]:
-        ids = [each.reallocations()[i].id for i in which]
+        ids = [each.moves()[i].id for i in which]
         return [(m.job_id, m.attempt, m.path) for m in each.resizes(ids).values()]
 
     for which in ((), (0,), (2, 4)):
@@ -124,9 +123,9 @@ def test_a_move_taken_back_and_pins(store, seen):
     epoch = store.lead()
     store.sync_jobs([seen(7)])
     assert store.cancel_move(7, "ann@host") is None
-    move = store.plan_reallocation(7, 0, "requeue", HERE, THERE, "why", epoch)
+    move = store.plan_move(7, 0, "requeue", HERE, THERE, "why", epoch)
     assert store.cancel_move(7, "ann@host").step is Step.PLANNED
-    assert [m.cancelled_by for m in store.open_reallocations()] == ["ann@host"]
+    assert [m.cancelled_by for m in store.open_moves()] == ["ann@host"]
     assert store.set_pin(7, "ann@host", pinned=True)
     assert store.set_pin(7, "bob@host", pinned=True)  # already: nothing new to audit
     assert store.pins() == {7: "ann@host"}

@@ -72,7 +72,7 @@ def test_a_leader_whose_session_dies_knows_and_another_waits_for_its_lease(new_s
     assert first.lease_left == 0.0
     assert not first.still_leading()
     with pytest.raises(LeaderLost):
-        first.plan_reallocation(7, 0, "start", NO_PLACEMENT, Placement(("n1",), 1), "x", epoch)
+        first.plan_move(7, 0, "start", NO_PLACEMENT, Placement(("n1",), 1), "x", epoch)
 
 
 def test_a_stalled_leader_finds_its_lease_over_without_asking(new_store):
@@ -95,7 +95,7 @@ def test_a_leader_that_comes_back_takes_a_new_epoch(new_store, postgres):
 def test_a_standby_that_never_led_is_not_fenced_out_of_reading(new_store):
     leader, standby = new_store(), new_store()
     leader.lead()
-    assert standby.open_reallocations() == []
+    assert standby.open_moves() == []
     assert standby.epoch is None
 
 
@@ -112,7 +112,7 @@ while store.still_leading():
     time.sleep(0.05)
 print("lost", store.lease_left, flush=True)
 try:
-    store.plan_reallocation(7, 0, "start", NO_PLACEMENT, Placement(("n1",), 1), "late", epoch)
+    store.plan_move(7, 0, "start", NO_PLACEMENT, Placement(("n1",), 1), "late", epoch)
 except LeaderLost:
     print("fenced", flush=True)
 """
@@ -151,7 +151,7 @@ def test_a_stalled_leader_is_replaced_and_does_nothing_on_waking(leader, new_sto
     leader.send_signal(signal.SIGCONT)
     assert leader.stdout.read() == "lost 0.0\nfenced\n"
     assert standby.still_leading()
-    assert standby.reallocations() == []
+    assert standby.moves() == []
 
 
 def test_a_leader_whose_lease_runs_is_not_evicted(leader, new_store):

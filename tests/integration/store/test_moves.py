@@ -1,4 +1,4 @@
-"""Re-allocations in the database: legal steps, one at a time, fenced, with their cost."""
+"""Moves in the database: legal steps, one at a time, fenced, with their cost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def epoch(store):
 
 
 def test_a_move_goes_forward_only_and_each_step_has_its_time(store, epoch):
-    move = store.plan_reallocation(7, 0, "requeue", SMALL, LARGE, "more goodput", epoch, at=100.0)
+    move = store.plan_move(7, 0, "requeue", SMALL, LARGE, "more goodput", epoch, at=100.0)
     assert (move.step, move.source, move.target, move.reason) == (Step.PLANNED, SMALL, LARGE, "more goodput")
     assert store.advance(move.id, Step.DRAINING, 101.0, epoch=epoch)
     assert not store.advance(move.id, Step.DRAINING, 102.0, epoch=epoch)
@@ -30,25 +30,25 @@ def test_a_move_goes_forward_only_and_each_step_has_its_time(store, epoch):
     assert not store.advance(move.id, Step.CHECKPOINTED, 104.0, epoch=epoch)
     assert store.advance(move.id, Step.TRAINING, 105.0, epoch=epoch, detail="late")
     assert not store.advance(move.id, Step.FAILED, 106.0, epoch=epoch)
-    assert store.open_reallocations() == []
-    (done,) = store.reallocations(7)
+    assert store.open_moves() == []
+    (done,) = store.moves(7)
     assert done.times == {Step.PLANNED: 100, Step.DRAINING: 101, Step.REQUEUED: 103, Step.TRAINING: 105}
     assert done.detail == "no acknowledgement; late"
 
 
 def test_a_job_has_one_move_at_a_time(store, epoch):
-    move = store.plan_reallocation(7, 0, "requeue", SMALL, LARGE, "a", epoch)
-    with pytest.raises(StoreRejected, match="reallocation_one_open"):
-        store.plan_reallocation(7, 0, "requeue", SMALL, LARGE, "b", epoch)
-    store.plan_reallocation(8, 0, "start", NO_PLACEMENT, SMALL, "c", epoch)
+    move = store.plan_move(7, 0, "requeue", SMALL, LARGE, "a", epoch)
+    with pytest.raises(StoreRejected, match="move_one_open"):
+        store.plan_move(7, 0, "requeue", SMALL, LARGE, "b", epoch)
+    store.plan_move(8, 0, "start", NO_PLACEMENT, SMALL, "c", epoch)
     store.advance(move.id, Step.FAILED, time.time(), epoch=epoch)
-    store.plan_reallocation(7, 0, "requeue", SMALL, LARGE, "d", epoch)
-    assert [m.reason for m in store.open_reallocations()] == ["c", "d"]
+    store.plan_move(7, 0, "requeue", SMALL, LARGE, "d", epoch)
+    assert [m.reason for m in store.open_moves()] == ["c", "d"]
 
 
 @pytest.mark.parametrize(("path", "end"), [("park", Step.TRAINING), ("requeue", Step.PARKED)])
 def test_a_path_has_its_own_end(store, epoch, path, end):
-    move = store.plan_reallocation(7, 0, path, SMALL, NO_PLACEMENT, "x", epoch)
+    move = store.plan_move(7, 0, path, SMALL, NO_PLACEMENT, "x", epoch)
     with pytest.raises(StoreRejected, match="cannot go"):
         store.advance(move.id, end, time.time(), epoch=epoch)
 
@@ -66,14 +66,14 @@ def test_a_path_has_its_own_end(store, epoch, path, end):
     ],
 )
 def test_the_guard_holds_for_statements_by_hand(store, epoch, postgres, change):
-    move = store.plan_reallocation(7, 0, "requeue", SMALL, LARGE, "x", epoch)
+    move = store.plan_move(7, 0, "requeue", SMALL, LARGE, "x", epoch)
     store.advance(move.id, Step.REQUEUED, time.time(), epoch=epoch)
     with pytest.raises(psycopg2.Error):
-        postgres.execute(f"UPDATE pollux.reallocation SET {change} WHERE id = {move.id}")
+        postgres.execute(f"UPDATE pollux.move SET {change} WHERE id = {move.id}")
 
 
 def test_an_older_epoch_writes_nothing(new_store, store, epoch, seen):
-    move = store.plan_reallocation(7, 0, "requeue", SMALL, LARGE, "x", epoch)
+    move = store.plan_move(7, 0, "requeue", SMALL, LARGE, "x", epoch)
     store.sync_jobs([seen(7)])
     store.resign()
     newer = new_store()
@@ -81,19 +81,19 @@ def test_an_older_epoch_writes_nothing(new_store, store, epoch, seen):
     with pytest.raises(LeaderLost, match=f"epoch {epoch}"):
         store.advance(move.id, Step.DRAINING, time.time(), epoch=epoch)
     with pytest.raises(LeaderLost):
-        store.plan_reallocation(9, 0, "start", NO_PLACEMENT, SMALL, "x", epoch)
+        store.plan_move(9, 0, "start", NO_PLACEMENT, SMALL, "x", epoch)
     assert newer.advance(move.id, Step.DRAINING, time.time(), epoch=epoch + 1)
-    assert newer.reallocations(9) == []
+    assert newer.moves(9) == []
 
 
 def test_the_cost_of_a_move_is_the_agents_pause_split_by_step(store, epoch, agent, report, seen):
     began = time.time() - 60
     store.sync_jobs([seen(7)])
-    move = store.plan_reallocation(7, 0, "requeue", SMALL, LARGE, "x", epoch, at=began)
+    move = store.plan_move(7, 0, "requeue", SMALL, LARGE, "x", epoch, at=began)
     store.advance(move.id, Step.DRAINING, began + 1, epoch=epoch)
     agent(7).acknowledge(move.id, last_step_at=began + 2, stopped_at=began + 2.5, checkpoint_s=0.25, step=9)
     # acknowledge_v1 stamps by the server's clock: the later steps of this test lie after it
-    acknowledged = store.open_reallocations()[0].times[Step.CHECKPOINTED]
+    acknowledged = store.open_moves()[0].times[Step.CHECKPOINTED]
     for step, after in ((Step.REQUEUED, 1), (Step.CONFIGURED, 3), (Step.STARTED, 4)):
         store.advance(move.id, step, acknowledged + after, epoch=epoch)
     stamps = {"launched_at": 4.5, "imported_at": 6, "attached_at": 7, "restored_at": 7.25, "first_step_at": 8}
@@ -102,7 +102,7 @@ def test_the_cost_of_a_move_is_the_agents_pause_split_by_step(store, epoch, agen
     # The next attempt's reports must not change what this move has cost.
     agent(7, attempt=2).publish(report(times={"first_step_at": acknowledged + 50}))
 
-    (cost,) = store.reallocation_costs(7)
+    (cost,) = store.move_costs(7)
     pause = acknowledged + 8 - (began + 2)
     assert (cost["from"], cost["to"], cost["path"]) == ("n1:2", "n1:4,n2:4", "requeue")
     assert cost["measured"]
@@ -120,19 +120,19 @@ def test_the_cost_of_a_move_is_the_agents_pause_split_by_step(store, epoch, agen
     }
     assert {name: cost["steps"][name] for name in expected} == pytest.approx(expected)
     assert cost["steps"]["first_step"] == pytest.approx(0.75)
-    total = store.realloc_totals()[7]
+    total = store.move_totals()[7]
     assert (total.count, total.lost_seconds) == (1, pytest.approx(pause))
     assert total.mean_cost == {"requeue": pytest.approx(pause)}
 
 
 def test_first_starts_cost_nothing_and_a_return_from_parking_does(store, epoch):
-    first = store.plan_reallocation(7, 0, "start", NO_PLACEMENT, SMALL, "x", epoch, at=100.0)
+    first = store.plan_move(7, 0, "start", NO_PLACEMENT, SMALL, "x", epoch, at=100.0)
     for step, at in ((Step.CONFIGURED, 101.0), (Step.STARTED, 102.0), (Step.TRAINING, 109.0)):
         store.advance(first.id, step, at, epoch=epoch)
-    assert store.realloc_totals() == {}
-    again = store.plan_reallocation(7, 1, "start", NO_PLACEMENT, SMALL, "x", epoch, at=200.0)
+    assert store.move_totals() == {}
+    again = store.plan_move(7, 1, "start", NO_PLACEMENT, SMALL, "x", epoch, at=200.0)
     for step, at in ((Step.CONFIGURED, 201.0), (Step.STARTED, 202.0), (Step.TRAINING, 205.0)):
         store.advance(again.id, step, at, epoch=epoch)
-    total = store.realloc_totals()[7]
+    total = store.move_totals()[7]
     assert (total.count, total.lost_seconds) == (1, 4.0)
-    assert not store.reallocation_costs(7)[0]["measured"]
+    assert not store.move_costs(7)[0]["measured"]

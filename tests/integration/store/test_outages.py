@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from contrib.devcluster.postgres import DevPostgres
-from pollux.report import Publisher
-from pollux.ticket import Ticket
+from pollux.scheduler.publisher import Publisher
+from pollux.slurm_job.ticket import Ticket
 from polluxd.errors import StoreUnavailable
 from polluxd.model import NO_PLACEMENT, Placement, Step
 from polluxd.store import Store
@@ -71,10 +71,10 @@ def test_a_stopped_database_is_told_and_recovered_from(store, server):
     calls = (
         store.settings,
         store.reports,
-        store.realloc_totals,
+        store.move_totals,
         lambda: store.sync_jobs([]),
         lambda: store.record_cycle(None, mode="observe", durations={}, started_at=1.0),
-        lambda: store.plan_reallocation(7, 0, "start", NO_PLACEMENT, N1, "x", 1),
+        lambda: store.plan_move(7, 0, "start", NO_PLACEMENT, N1, "x", 1),
         lambda: store.advance(1, Step.DRAINING, 1.0, epoch=1),
         store.lead,
         store.migrate,
@@ -171,12 +171,12 @@ def test_reports_survive_a_stop_and_start(publisher, store, server, training, ca
 def test_a_drain_is_heard_and_acknowledged(publisher, store, training):
     eventually(lambda: store.lead() is not None)
     eventually(lambda: 7 in store.reports())
-    move = store.plan_reallocation(7, 0, "requeue", N1, N1, "x", store.epoch)
+    move = store.plan_move(7, 0, "requeue", N1, N1, "x", store.epoch)
     store.advance(move.id, Step.DRAINING, time.time(), epoch=store.epoch)
     publisher.wake()
     assert training.drained.wait(80)
     assert publisher.acknowledge(move.id, {"last_step_at": time.time(), "checkpoint_s": 0.5, "step": 3})
-    (now,) = store.open_reallocations()
+    (now,) = store.open_moves()
     assert now.step is Step.CHECKPOINTED
     assert training.drains == [move.id]
     assert publisher.acknowledge(10**9, {}) is False
@@ -186,7 +186,7 @@ def test_a_drain_is_heard_and_acknowledged(publisher, store, training):
 def test_an_acknowledgement_is_retried_through_an_outage(publisher, store, server):
     eventually(lambda: store.lead() is not None)
     eventually(lambda: 7 in store.reports())
-    move = store.plan_reallocation(7, 0, "requeue", N1, N1, "x", store.epoch)
+    move = store.plan_move(7, 0, "requeue", N1, N1, "x", store.epoch)
     store.advance(move.id, Step.DRAINING, time.time(), epoch=store.epoch)
     server.stop()
     answers = []
@@ -217,7 +217,7 @@ def test_a_report_that_is_refused_does_not_deafen_the_job(publisher, store, trai
     eventually(lambda: "goodput must be" in caplog.text)
     training.body["goodput"] = float("nan")
     eventually(lambda: "no report could be made" in caplog.text)
-    move = store.plan_reallocation(7, 0, "requeue", N1, N1, "x", store.epoch)
+    move = store.plan_move(7, 0, "requeue", N1, N1, "x", store.epoch)
     store.advance(move.id, Step.DRAINING, time.time(), epoch=store.epoch)
     assert training.drained.wait(80)
     store.advance(move.id, Step.FAILED, time.time(), epoch=store.epoch)

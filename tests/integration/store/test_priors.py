@@ -7,12 +7,12 @@ import time
 import psycopg2
 import pytest
 
-from pollux.database import DatabaseAway, JobDatabase, PayloadRefused, TicketOver
 from pollux.goodput import BatchLimits, ThroughputParams, accumulation_time, step_time
-from pollux.knowledge import Introduction, Prior
-from pollux.profile import Configuration, StepProfile
-from pollux.report import Publisher
-from pollux.ticket import Ticket
+from pollux.scheduler.database import DatabaseAway, JobDatabase, PayloadRefused, TicketOver
+from pollux.scheduler.publisher import Publisher
+from pollux.slurm_job.ticket import Ticket
+from pollux.tuning.knowledge import Introduction, Prior
+from pollux.tuning.profile import Configuration, StepProfile
 
 pytestmark = pytest.mark.slurm
 

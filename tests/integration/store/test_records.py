@@ -101,7 +101,7 @@ def test_a_job_id_used_again_inherits_nothing(store, seen, agent):
     now = time.time()
     store.sync_jobs([seen(7, restart_count=3, submit_time=now - 1000)])
     agent(7, attempt=3).publish()
-    move = store.plan_reallocation(7, 2, "requeue", N1, N1, "x", epoch, at=now - 500)
+    move = store.plan_move(7, 2, "requeue", N1, N1, "x", epoch, at=now - 500)
     store.advance(move.id, Step.TRAINING, now - 490, epoch=epoch)
     store.sync_jobs([seen(7, restart_count=0, name="another", submit_time=now - 5)])
     (row,) = store.jobs_view()
@@ -112,7 +112,7 @@ def test_a_job_id_used_again_inherits_nothing(store, seen, agent):
         None,
     )
     assert store.reports() == {}
-    assert store.realloc_totals() == {}
+    assert store.move_totals() == {}
     agent(7).publish()
     assert store.reports()[7].attempt == 0
 
@@ -174,11 +174,11 @@ def test_the_view_shows_the_newest_move(store, seen):
     epoch = store.lead()
     store.sync_jobs([seen(7)])
     for number in range(2):
-        move = store.plan_reallocation(7, number, "requeue", N1, N1, f"reason {number}", epoch)
+        move = store.plan_move(7, number, "requeue", N1, N1, f"reason {number}", epoch)
         store.advance(move.id, Step.TRAINING, time.time(), epoch=epoch)
-    store.plan_reallocation(7, 2, "park", N1, NO_PLACEMENT, "others need the GPUs", epoch)
+    store.plan_move(7, 2, "park", N1, NO_PLACEMENT, "others need the GPUs", epoch)
     (row,) = store.jobs_view()
-    assert (row.reallocations, row.move_path, row.move_step) == (2, "park", "planned")
+    assert (row.moves, row.move_path, row.move_step) == (2, "park", "planned")
     assert row.move_reason == "others need the GPUs"
 
 
@@ -284,9 +284,9 @@ def test_pruning_forgets_the_old_and_keeps_the_rest(store, seen, agent, postgres
     now = time.time()
     store.sync_jobs([seen(7, state=JobState.COMPLETED, end_time=now - 5000), seen(8)])
     agent(8).publish()
-    move = store.plan_reallocation(7, 0, "requeue", N1, N1, "x", epoch, at=now - 6000)
+    move = store.plan_move(7, 0, "requeue", N1, N1, "x", epoch, at=now - 6000)
     store.advance(move.id, Step.TRAINING, now - 5990, epoch=epoch)
-    store.plan_reallocation(8, 0, "requeue", N1, N1, "x", epoch, at=now - 6000)
+    store.plan_move(8, 0, "requeue", N1, N1, "x", epoch, at=now - 6000)
     words = {"mode": "observe", "durations": {}, "snapshot_json": "{}"}
     old = store.record_cycle(plan(Allocation(8, N1, 1, 1, 32, False, "r")), started_at=now - 9000, **words)
     recent = store.record_cycle(plan(), started_at=now - 500, **words)
@@ -298,6 +298,6 @@ def test_pruning_forgets_the_old_and_keeps_the_rest(store, seen, agent, postgres
     assert store.allocations(old) == []
     assert (store.cycle_snapshot(recent), store.cycle_snapshot(latest)) == (None, {})
     assert [row.job_id for row in store.jobs_view()] == [8]
-    assert [m.job_id for m in store.reallocations()] == [8]
+    assert [m.job_id for m in store.moves()] == [8]
     assert store.report_history() == []
     assert set(store.reports()) == {8}

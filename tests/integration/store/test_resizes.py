@@ -27,7 +27,7 @@ def advance(store, epoch, move, *steps):
 
 def test_a_grow_is_told_from_recruiting_until_its_first_step(store, agent, epoch):
     job = agent(7)
-    move = store.plan_reallocation(7, 0, "resize", SMALL, LARGE, "grow", epoch)
+    move = store.plan_move(7, 0, "resize", SMALL, LARGE, "grow", epoch)
     assert job.instructions() == {"drain": None, "resize": None}
     told = {"id": move.id, "path": "resize", "kind": "grow", "nodes": ["n1", "n3"], "gpus_per_node": 4}
     for step in (Step.RECRUITING, Step.CONFIGURED, Step.STARTED):
@@ -43,14 +43,14 @@ def test_a_grow_is_told_from_recruiting_until_its_first_step(store, agent, epoch
 def test_a_shrink_is_told_until_it_is_acknowledged(store, agent, epoch, path, durable):
     job = agent(7)
     job.publish()
-    move = store.plan_reallocation(7, 0, path, LARGE, SMALL, "shrink", epoch)
+    move = store.plan_move(7, 0, path, LARGE, SMALL, "shrink", epoch)
     advance(store, epoch, move, Step.DRAINING)
     told = {"id": move.id, "path": path, "kind": "shrink", "nodes": ["n1"], "gpus_per_node": 4}
     assert job.instructions() == {"drain": None, "resize": told | {"step": "draining"}}
     assert job.acknowledge(move.id) is True
     assert job.instructions()["resize"] is None
     assert store.reports()[7].checkpointed is durable
-    assert store.open_reallocations()[0].step is Step.CHECKPOINTED
+    assert store.open_moves()[0].step is Step.CHECKPOINTED
 
 
 def test_what_a_job_is_able_to_and_has_done_is_kept(store, agent, report):
@@ -117,19 +117,19 @@ def test_a_resize_costs_what_its_agent_says_and_is_counted_by_its_path(store, ag
     store.sync_jobs([seen(7)])
     moves = []
     for path, source, target in (("resize", SMALL, LARGE), ("relaunch", LARGE, SMALL)):
-        move = store.plan_reallocation(7, 0, path, source, target, "x", epoch)
+        move = store.plan_move(7, 0, path, source, target, "x", epoch)
         begun = time.time()
         advance(store, epoch, move, Step.DRAINING, Step.CHECKPOINTED)
         times = {"launched_at": begun - 1.5, "imported_at": begun - 1.0, "first_step_at": begun}
         agent(7).publish(report(resized=move.id, resize_cost=2.0, times=times))
         advance(store, epoch, move, Step.CONFIGURED, Step.TRAINING)
         moves.append(move)
-    resized, relaunched = store.reallocation_costs(7)
+    resized, relaunched = store.move_costs(7)
     assert (resized["path"], resized["total_s"], resized["steps"]) == ("resize", 2.0, {"resize": 2.0})
     assert relaunched["total_s"] == pytest.approx(2.0)
     assert relaunched["steps"]["import"] == pytest.approx(0.5)
     assert all(cost["measured"] for cost in (resized, relaunched))
-    total = store.realloc_totals()[7]
+    total = store.move_totals()[7]
     assert (total.count, total.lost_seconds) == (2, pytest.approx(4.0))
     assert total.mean_cost == {"resize": pytest.approx(2.0), "relaunch": pytest.approx(2.0)}
     assert store.drains_since(0.0) == 1, "the restart budget counts the relaunch alone"
@@ -137,15 +137,15 @@ def test_a_resize_costs_what_its_agent_says_and_is_counted_by_its_path(store, ag
 
 def test_moves_that_companions_name_and_those_that_went_wrong_are_found(store, seen, epoch):
     store.sync_jobs([seen(7), seen(8, restart_count=1)])
-    done = store.plan_reallocation(7, 0, "resize", SMALL, LARGE, "x", epoch)
+    done = store.plan_move(7, 0, "resize", SMALL, LARGE, "x", epoch)
     advance(store, epoch, done, Step.RECRUITING, Step.CONFIGURED, Step.STARTED, Step.TRAINING)
-    broken = store.plan_reallocation(7, 0, "resize", LARGE, SMALL, "x", epoch)
+    broken = store.plan_move(7, 0, "resize", LARGE, SMALL, "x", epoch)
     advance(store, epoch, broken, Step.DRAINING, Step.FAILED)
-    unbegun = store.plan_reallocation(7, 0, "resize", LARGE, SMALL, "x", epoch)
+    unbegun = store.plan_move(7, 0, "resize", LARGE, SMALL, "x", epoch)
     advance(store, epoch, unbegun, Step.FAILED)
-    earlier = store.plan_reallocation(8, 0, "resize", SMALL, LARGE, "x", epoch)
+    earlier = store.plan_move(8, 0, "resize", SMALL, LARGE, "x", epoch)
     advance(store, epoch, earlier, Step.RECRUITING, Step.FAILED)
-    queued = store.plan_reallocation(8, 1, "requeue", SMALL, LARGE, "x", epoch)
+    queued = store.plan_move(8, 1, "requeue", SMALL, LARGE, "x", epoch)
     advance(store, epoch, queued, Step.DRAINING, Step.FAILED)
     assert set(store.resizes([])) == {broken.id}
     assert set(store.resizes([done.id, queued.id, 10**9])) == {done.id, broken.id}

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from pollux.database import JobDatabase
-from pollux.ticket import Ticket
+from pollux.scheduler.database import JobDatabase
+from pollux.slurm_job.ticket import Ticket
 from polluxd.encoding import decode_snapshot, encode
 from polluxd.model import JobSpec, Node, Settings
 from polluxd.policy import decide

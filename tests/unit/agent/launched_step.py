@@ -19,11 +19,13 @@ PATIENCE_S = 100.0
 # Without the import of torch, for which these scripts have no use; and with short graces, if a test says so.
 LAUNCHER = """
 import sys
-from pollux import launch, node, supervise
+from pollux.launcher import launch
+from pollux.launcher import node
+from pollux.launcher import supervisor
 node.PRELOAD = ()
 for setting in sys.argv.pop(1).split():
     name, _, value = setting.partition("=")
-    setattr(supervise, name, float(value))
+    setattr(supervisor, name, float(value))
 launch.main(["run", *sys.argv[1:]])
 """
 
@@ -52,7 +54,7 @@ def wait_for(name):
         time.sleep(0.01)
 
 def line():
-    from pollux.launcher_line import LauncherLine
+    from pollux.launcher.rank_channel import LauncherLine
     return LauncherLine.from_environment()
 
 def kill(pid):

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pollux import link, supervise, verdict, wake
-from pollux.link import Link
-from pollux.supervise import WATCHED, Standing, Supervisor
-from pollux.verdict import Verdict
-from pollux.workers import Notes, start_worker
+from pollux.launcher import launcher_channel, outcome, supervisor
+from pollux.launcher.launcher_channel import Link
+from pollux.launcher.outcome import Outcome
+from pollux.launcher.supervisor import WATCHED, LaunchContext, Supervisor
+from pollux.launcher.workers import Notes, start_worker
+from pollux.slurm_job import wake_signal
 
 
 @pytest.fixture
@@ -53,15 +54,17 @@ def in_child(body: Callable[[], int]) -> tuple[int, str]:
     return os.waitstatus_to_exitcode(status), text
 
 
-def run_workers(*bodies: Callable[[], int], node_link: Link | None = None, first: int = 0) -> Verdict:
+def run_workers(*bodies: Callable[[], int], node_link: Link | None = None, first: int = 0) -> Outcome:
     """Fork one worker per body and see them through, as the launcher does."""
     notes = Notes(len(bodies))
-    unblock = WATCHED - {wake.WAKE_SIGNAL}
+    unblock = WATCHED - {wake_signal.WAKE_SIGNAL}
     workers = [
         start_worker(first + number, number, {"RANK": str(first + number)}, body, notes, unblock=unblock)
         for number, body in enumerate(bodies)
     ]
-    return Supervisor(workers, notes, node_link or Link.alone(len(bodies), "here"), Standing("here")).wait()
+    return Supervisor(
+        workers, notes, node_link or Link.alone(len(bodies), "here"), LaunchContext("here")
+    ).wait()
 
 
 def succeed() -> int:
@@ -90,12 +93,12 @@ def fail() -> int:
 
 @pytest.fixture
 def short_graces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise, "SIBLING_GRACE_S", 0.1)
-    monkeypatch.setattr(supervise, "TERM_GRACE_S", 0.3)
+    monkeypatch.setattr(supervisor, "SIBLING_GRACE_S", 0.1)
+    monkeypatch.setattr(supervisor, "TERM_GRACE_S", 0.3)
 
 
 def ports() -> list[int]:
-    return [link.free_port() for _ in range(4)]
+    return [launcher_channel.free_port() for _ in range(4)]
 
 
 def on_nodes(*bodies: Callable[[], int]) -> list[tuple[int, str]]:
@@ -106,9 +109,11 @@ def on_nodes(*bodies: Callable[[], int]) -> list[tuple[int, str]]:
     def node(number: int, body: Callable[[], int]) -> None:
         def launcher() -> int:
             if number == 0:
-                mine = link.gather(link.listen(candidates), b"key", 1, len(bodies), timeout=80)
+                mine = launcher_channel.gather(
+                    launcher_channel.listen(candidates), b"key", 1, len(bodies), timeout=80
+                )
             else:
-                mine = link.join("127.0.0.1", candidates, b"key", number, 1, timeout=80)
+                mine = launcher_channel.join("127.0.0.1", candidates, b"key", number, 1, timeout=80)
             mine.signal_arrivals()
 
             def worker() -> int:
@@ -117,7 +122,7 @@ def on_nodes(*bodies: Callable[[], int]) -> list[tuple[int, str]]:
 
             ended = run_workers(worker, node_link=mine, first=number)
             if ended.failure is not None:
-                print(verdict.describe(ended.failure), file=sys.stderr)
+                print(outcome.describe(ended.failure), file=sys.stderr)
             return ended.status
 
         results[number] = in_child(launcher)

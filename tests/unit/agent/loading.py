@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, RandomSampler
 
-from pollux.data import ElasticLoader
-from pollux.data_stream import ElasticStream
+from pollux.data.loader import ElasticLoader
+from pollux.data.stream import ElasticStream
 
 
 class Numbers(Dataset[int]):

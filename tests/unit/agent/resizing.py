@@ -20,10 +20,11 @@ from torch.nn.functional import mse_loss
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import TensorDataset
 
-from pollux import Job, attach, recruit
+from pollux import Job, attach
 from pollux.errors import CheckpointError, RankLost
-from pollux.recruit import RecruitmentFailed
-from pollux.reporting import report_of
+from pollux.loop.report import report_of
+from pollux.resize import companion_job
+from pollux.resize.companion_job import RecruitmentFailed
 
 PATIENCE = 100.0
 EXAMPLES = 203  # prime to every batch size here: passes end in uneven tails
@@ -128,8 +129,8 @@ class Line:
     def __init__(self) -> None:
         self.heard: list[tuple[int, int]] = []
 
-    def acknowledge(self, reallocation: int, payload: dict[str, Any]) -> bool:
-        self.heard.append((reallocation, payload["step"]))
+    def acknowledge(self, move: int, payload: dict[str, Any]) -> bool:
+        self.heard.append((move, payload["step"]))
         return True
 
     def wake(self) -> None: ...
@@ -272,7 +273,7 @@ def ask(training: Training, wanted: dict[str, Any]) -> int:
         def forbidden(*_: Any) -> str:
             raise RecruitmentFailed("sbatch refused the companion job: not from compute nodes")
 
-        recruit.submit = forbidden
+        companion_job.submit = forbidden
     if trouble == "disk":
 
         def full(*_: Any, **__: Any) -> None:

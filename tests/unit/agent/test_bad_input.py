@@ -15,11 +15,11 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset
 
 from pollux import Job, attach
-from pollux.checkpoint import CheckpointStore
-from pollux.control import ControlExchange
+from pollux.checkpoint.checkpointer import FruitlessRestarts
+from pollux.checkpoint.store import CheckpointStore
 from pollux.errors import BatchError, CheckpointError, ForeignCheckpoint, LaunchError, RankLost, RestartLoop
-from pollux.keeping import FruitlessRestarts
-from pollux.world import join
+from pollux.ranks.control import ControlExchange
+from pollux.ranks.world import join
 
 
 def data(length: int = 64) -> TensorDataset:
@@ -144,7 +144,7 @@ def test_a_loss_that_is_no_number_costs_no_good_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("POLLUX_CHECKPOINT_INTERVAL", "0")
-    monkeypatch.setattr("pollux.stepping.EXCHANGE_INTERVAL", 0.0)
+    monkeypatch.setattr("pollux.loop.stepper.EXCHANGE_INTERVAL", 0.0)
     job, optimizer = start(checkpoint_dir=tmp_path, sampling=1)
     for n, (x, y) in enumerate(job.loader(data(), 4, per_gpu=(4, 4))):
         with job.micro_batch():
@@ -183,7 +183,7 @@ def test_a_stale_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pollux.restart.STATE_VERSION", 99)
+    monkeypatch.setattr("pollux.checkpoint.restart.STATE_VERSION", 99)
     save_one(tmp_path)
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match="expected a checkpoint of version"):
@@ -222,7 +222,7 @@ def test_a_full_disk_is_told_and_the_training_goes_on(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pollux.checkpoint.write_durably", full)
+    monkeypatch.setattr("pollux.checkpoint.store.write_durably", full)
     job, optimizer = start(checkpoint_dir=tmp_path)
     loader = job.loader(data(), 16)
     for _ in job.epochs(2):

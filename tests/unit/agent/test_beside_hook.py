@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from pollux import beside_hook
-from pollux.beside_hook import UncompressedSums
-from pollux.precondition import GradientNorms
+from pollux.noise import uncompressed_norms
+from pollux.noise.precondition import GradientNorms
+from pollux.noise.uncompressed_norms import UncompressedSums
 from tests.unit.agent.test_bucket_norms import bucket, stepped
 from tests.unit.agent.workspace import assert_bounded
 
@@ -24,8 +24,8 @@ class Bucket:
 @pytest.fixture(autouse=True)
 def two_equal_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other rank's gradient is this one's, half as large."""
-    monkeypatch.setattr(beside_hook.dist, "new_group", lambda: None)
-    monkeypatch.setattr(beside_hook.dist, "all_reduce", lambda tensor, group: tensor.mul_(1.5))
+    monkeypatch.setattr(uncompressed_norms.dist, "new_group", lambda: None)
+    monkeypatch.setattr(uncompressed_norms.dist, "all_reduce", lambda tensor, group: tensor.mul_(1.5))
 
 
 def sums(kind: Any, params: list[Any], split: bool = False) -> tuple[GradientNorms, UncompressedSums]:
@@ -42,7 +42,7 @@ def test_whole_and_in_pieces(kind: Any, split: bool, chunk: int, monkeypatch: py
     params, buffer, grads = bucket()
     norms, beside = sums(kind, params, split)
     wanted, before = norms.of(params, grads), buffer.clone()
-    monkeypatch.setattr(beside_hook, "CHUNK", chunk)
+    monkeypatch.setattr(uncompressed_norms, "CHUNK", chunk)
     local, total = beside.measure(Bucket(params, buffer, grads))
     assert torch.allclose(local, wanted, rtol=1e-5)
     assert torch.allclose(total, 0.75**2 * wanted, rtol=1e-5)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from pollux import bucket_norms
-from pollux.bucket_norms import BucketNorms
-from pollux.precondition import GradientNorms
+from pollux.noise import bucket_norms
+from pollux.noise.bucket_norms import BucketNorms
+from pollux.noise.precondition import GradientNorms
 
 SHAPES = [(4, 3), (7,), (2, 3, 2, 2), (1,), (11, 5)]
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from pollux import checkpoint_file
-from pollux.checkpoint import CheckpointStore
-from pollux.checkpoint_file import read_trailer
+from pollux.checkpoint import file as checkpoint_file
+from pollux.checkpoint.file import read_trailer
+from pollux.checkpoint.store import CheckpointStore
 from pollux.errors import CheckpointError, ForeignCheckpoint
 
 

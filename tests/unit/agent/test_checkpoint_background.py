@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from pollux.checkpoint import CheckpointStore, SavedCheckpoint
-from pollux.checkpoint_background import BackgroundSaver, HostCopy
+from pollux.checkpoint.background import BackgroundSaver, HostCopy
+from pollux.checkpoint.store import CheckpointStore, SavedCheckpoint
 from pollux.errors import CheckpointError
 
 

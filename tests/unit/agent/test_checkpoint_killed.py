@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from pollux.checkpoint import CheckpointStore
-from pollux.checkpoint_background import BackgroundSaver
-from pollux.checkpoint_sharded import ShardedStore
+from pollux.checkpoint.background import BackgroundSaver
+from pollux.checkpoint.sharded import ShardedStore
+from pollux.checkpoint.store import CheckpointStore
 from pollux.errors import CheckpointError
 from tests.unit.agent.killing import die_at, exit_codes, forked, leftovers, of_system
 

@@ -15,11 +15,12 @@ from torch.nn.functional import binary_cross_entropy_with_logits as bce
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import TensorDataset
 
-from pollux import attach, stepping
-from pollux.control import Decision
+from pollux import attach
 from pollux.errors import PolluxAgentError
 from pollux.goodput import NoiseScale
-from pollux.tuning import BatchChoice
+from pollux.loop import stepper as stepper_module
+from pollux.ranks.control import Decision
+from pollux.tuning.batch_choice import BatchChoice
 
 pytestmark = pytest.mark.usefixtures("read_at_once")
 
@@ -59,7 +60,7 @@ def play(
     loader = job.loader(data(), 24, max_batch_size=96 if adaptive else None, per_gpu=per_gpu)
     if job.stepper.advisor is not None:
         job.stepper.advisor.close()
-    stepping.EXCHANGE_INTERVAL = 0.0
+    stepper_module.EXCHANGE_INTERVAL = 0.0
     factors: list[tuple[float, float]] = []
     passes = 0
     for _ in job.epochs(epochs, passes=True):
@@ -274,7 +275,7 @@ def without_contexts() -> list[int]:
             optimizer.step()
             optimizer.zero_grad()
     job.close()
-    return [trainee.averages.samples for trainee in job._trainees()]
+    return [trained_model.averages.samples for trained_model in job._trainees()]
 
 
 def test_a_gradient_that_a_plain_loop_changes_in_place_is_no_sample(ranks: Any) -> None:

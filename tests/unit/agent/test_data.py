@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, RandomSampler
 
-from pollux import data_stream
-from pollux.data import ElasticLoader, elastic_loader
-from pollux.data_plan import next_micro_batch, pass_order
-from pollux.data_stream import ElasticStream
+from pollux.data import stream as data_stream
+from pollux.data.loader import ElasticLoader, elastic_loader
+from pollux.data.plan import next_micro_batch, pass_order
+from pollux.data.stream import ElasticStream
 from pollux.errors import BatchError, DataError
 from tests.unit.agent.loading import Numbers, Stream, loaders
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pollux import data_stream
+from pollux.data import stream as data_stream
 from tests.unit.agent.loading import DATA, loaders, one_rank
 
 

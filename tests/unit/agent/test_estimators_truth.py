@@ -18,11 +18,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from pollux import estimators
-from pollux.estimators import AccumulationEstimator, DifferencedEstimator, HookEstimator
-from pollux.noise_scale import DECAY, NoiseAverages, SampleKind
-from pollux.precondition import GradientNorms
-from pollux.samples import Squares, summed
+from pollux.noise import estimators
+from pollux.noise.estimators import AccumulationEstimator, DifferencedEstimator, HookEstimator
+from pollux.noise.noise_scale import DECAY, NoiseAverages, SampleKind
+from pollux.noise.precondition import GradientNorms
+from pollux.noise.samples import Squares, summed
 
 M0 = 64
 STEPS = 200

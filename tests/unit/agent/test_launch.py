@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from pollux import launch
-from pollux.allocation import Allocation
 from pollux.errors import LaunchError
+from pollux.launcher import launch
+from pollux.slurm_job.allocation import Allocation
 
-LAUNCHER = [sys.executable, "-m", "pollux.launch"]
+LAUNCHER = [sys.executable, "-m", "pollux.launcher.launch"]
 
 
 def command(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -43,23 +43,23 @@ def test_help_and_bad_input_need_no_torch(tmp_path: Path) -> None:
 
 ONCE = """
 import importlib, sys
-from pollux.node import PRELOAD
+from pollux.launcher.node import PRELOAD
 early = set(sys.modules)
 for name in (name for name in PRELOAD if name.startswith("torch")):
     importlib.import_module(name)
 of_torch = set(sys.modules)
-import pollux.session
+import pollux.loop.session
 print(*sorted((early | set(sys.modules) - of_torch) & set(sys.argv[1:])))
 """
 
 
 def test_the_start_of_ranks_waits_for_nothing_but_torch_and_the_agent() -> None:
     # The first of these are imported by single ranks and in threads, once training goes on; the last by polluxd only.
-    later = ["scipy", "psycopg2", "pollux.fit", "pollux.report", "pollux.checkpoint_sharded"]
+    later = ["scipy", "psycopg2", "pollux.fit", "pollux.scheduler.publisher", "pollux.checkpoint.sharded"]
     never = ["polluxd", "sqlalchemy", "pydantic", "ClusterShell", "typer", "rich"]
-    argv = [sys.executable, "-c", ONCE, *later, *never, "pollux.session"]
+    argv = [sys.executable, "-c", ONCE, *later, *never, "pollux.loop.session"]
     shown = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=100)
-    assert shown.stdout.split() == ["pollux.session"]
+    assert shown.stdout.split() == ["pollux.loop.session"]
 
 
 SCRIPT = """

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pollux.allocation import (
+from pollux.errors import LaunchError
+from pollux.slurm_job.allocation import (
     expand_indices,
     fewest_cpus,
     first_host,
@@ -18,7 +19,6 @@ from pollux.allocation import (
     visible_gpus,
     without_stale,
 )
-from pollux.errors import LaunchError
 
 STEP = {
     "SLURM_JOB_ID": "7",

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from pollux.errors import LaunchError
-from pollux.invitation import Invitation, Parent, read_invitation
-from pollux.launcher_line import VARIABLE, LauncherLine
+from pollux.launcher.companion_file import CompanionFile, Parent, read_invitation
+from pollux.launcher.rank_channel import VARIABLE, LauncherLine
 from tests.unit.agent.launched_step import PRELUDE, step
 
 QUICK = "SIBLING_GRACE_S=0.1"
@@ -179,7 +179,7 @@ def test_an_invitation_that_leads_nowhere_starts_nobody(
 
 def test_the_end_of_the_other_rank_0_is_noticed_and_its_words_are_not() -> None:
     with rank_0() as (port, listener):
-        parent = Parent(Invitation("127.0.0.1", port, "/", ()))
+        parent = Parent(CompanionFile("127.0.0.1", port, "/", ()))
         connection, _ = listener.accept()
         assert not parent.gone()
         connection.sendall(b"something")

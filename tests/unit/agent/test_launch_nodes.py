@@ -11,12 +11,12 @@ import threading
 
 import pytest
 
-from pollux import link, node
-from pollux.allocation import Allocation
 from pollux.errors import LaunchError, RankLost
-from pollux.link import Link
-from pollux.supervise import Standing, Supervisor
-from pollux.workers import Notes
+from pollux.launcher import launcher_channel, node
+from pollux.launcher.launcher_channel import Link
+from pollux.launcher.supervisor import LaunchContext, Supervisor
+from pollux.launcher.workers import Notes
+from pollux.slurm_job.allocation import Allocation
 from tests.unit.agent.launching import (  # noqa: F401 - fixtures among them
     launcher_signals,
     linger,
@@ -39,9 +39,11 @@ def connect(
 
     def meet(node: int) -> None:
         if node == 0:
-            links[0] = link.gather(link.listen(candidates), key, workers[0], num_nodes, timeout=80)
+            links[0] = launcher_channel.gather(
+                launcher_channel.listen(candidates), key, workers[0], num_nodes, timeout=80
+            )
         else:
-            links[node] = link.join("127.0.0.1", candidates, key, node, workers[node], timeout=80)
+            links[node] = launcher_channel.join("127.0.0.1", candidates, key, node, workers[node], timeout=80)
 
     threads = [threading.Thread(target=meet, args=(node,)) for node in reversed(range(num_nodes))]
     for thread in threads:
@@ -79,22 +81,22 @@ def _talk_nonsense(listener: socket.socket) -> None:
 
 def test_strangers_do_not_join() -> None:
     candidates = ports()
-    listener = link.listen(candidates)
+    listener = launcher_channel.listen(candidates)
 
     def intrude() -> None:
         with pytest.raises(RankLost, match="is not this job's launcher"):
-            link.join("127.0.0.1", candidates, b"other key", 1, 1, timeout=0.5)
+            launcher_channel.join("127.0.0.1", candidates, b"other key", 1, 1, timeout=0.5)
 
     intruder = threading.Thread(target=intrude)
     intruder.start()
     with pytest.raises(RankLost, match=r"1 of 2 nodes did not join.*number\(s\) 1"):
-        link.gather(listener, b"key", 1, 2, timeout=0.7)
+        launcher_channel.gather(listener, b"key", 1, 2, timeout=0.7)
     intruder.join()
 
 
 def test_a_hub_that_never_comes_is_told() -> None:
     with pytest.raises(RankLost, match=r"was not found at 127\.0\.0\.1"):
-        link.join("127.0.0.1", ports(), b"key", 1, 1, timeout=0.1)
+        launcher_channel.join("127.0.0.1", ports(), b"key", 1, 1, timeout=0.1)
 
 
 def test_no_free_port_is_told() -> None:
@@ -102,7 +104,7 @@ def test_no_free_port_is_told() -> None:
         taken.bind(("", 0))
         taken.listen()
         with pytest.raises(LaunchError, match="none of the ports"):
-            link.listen([taken.getsockname()[1]])
+            launcher_channel.listen([taken.getsockname()[1]])
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
@@ -120,11 +122,11 @@ def test_a_verdict_holds_that_is_read_together_with_the_end_of_the_line() -> Non
         line = socket.create_connection(server.getsockname())
         node_0, _ = server.accept()
     failure = {"at": 1.0, "rank": 0, "status": 7, "why": "sys.exit(7)", "where": "pid 1, n1"}
-    message = {"type": "verdict", "failure": failure, "again": None}
+    message = {"type": "outcome", "failure": failure, "again": None}
     node_0.sendall(json.dumps(message).encode() + b"\n")
     node_0.close()
-    mine = Link(1, [link.Channel(line, 0)], [1, 1], ["n0", "n1"], "127.0.0.1", "127.0.0.1", 1)
-    assert Supervisor([], Notes(1), mine, Standing("here")).wait().status == 7
+    mine = Link(1, [launcher_channel.Channel(line, 0)], [1, 1], ["n0", "n1"], "127.0.0.1", "127.0.0.1", 1)
+    assert Supervisor([], Notes(1), mine, LaunchContext("here")).wait().status == 7
 
 
 def test_success_of_all_nodes_is_success_of_each() -> None:
@@ -155,4 +157,4 @@ def test_a_meeting_that_fails_in_any_way_starts_nobody(monkeypatch: pytest.Monke
     monkeypatch.setattr(node, "gather", fail)
     monkeypatch.setattr(node, "listen", fail)
     with pytest.raises(LaunchError, match="could not meet: TypeError"):
-        node._Meeting(Allocation(num_nodes=2)).outcome()
+        node._Rendezvous(Allocation(num_nodes=2)).outcome()

@@ -165,7 +165,7 @@ def test_a_relaunch_starts_the_others_at_once_numbered_anew(
     }
     assert len({note["MASTER_PORT"] for note in again}) == 1
     assert [note["rank"] for note in again if note["line"]] == [0]
-    assert "for re-allocation 7, on 2 node(s)" in launched.output()
+    assert "for move 7, on 2 node(s)" in launched.output()
 
 
 def test_a_relaunch_leaves_max_restarts_as_it_was(tmp_path: Path) -> None:

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from pollux import wake
 from pollux.errors import LEFT_STATUS, RELAUNCH_STATUS, RETRY_STATUS, RankLost
-from pollux.link import Link
-from pollux.node import Task
-from pollux.supervise import Standing, Supervisor
-from pollux.verdict import describe
-from pollux.workers import Notes, Worker, adopt_orphans
+from pollux.launcher.launcher_channel import Link
+from pollux.launcher.node import Task
+from pollux.launcher.outcome import describe
+from pollux.launcher.supervisor import LaunchContext, Supervisor
+from pollux.launcher.workers import Notes, Worker, adopt_orphans
+from pollux.slurm_job import wake_signal
 from tests.unit.agent.launching import (  # noqa: F401 - fixtures among them
     fail,
     hold_on,
@@ -96,7 +96,7 @@ def test_a_killed_rank_is_the_cause_though_its_peers_raised_before_it_was_reaped
     notes = Notes(2)
     notes.write(0, 1, "RuntimeError: Connection closed by peer")
     dead = [Worker(0, 0, 11, 1, time.time()), Worker(1, 1, 12, 128 + number, time.time() + 0.1)]
-    failure = Supervisor(dead, notes, Link.alone(2, "here"), Standing("here"))._first_failure()
+    failure = Supervisor(dead, notes, Link.alone(2, "here"), LaunchContext("here"))._first_failure()
     assert failure is not None
     assert failure.rank == first
 
@@ -167,8 +167,8 @@ def test_wake_calls_back_off_the_main_thread() -> None:
             calls.append(threading.current_thread().ident)
             called.set()
 
-        stop = wake.watch(callback)
-        assert wake.WAKE_SIGNAL in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        stop = wake_signal.watch(callback)
+        assert wake_signal.WAKE_SIGNAL in signal.pthread_sigmask(signal.SIG_BLOCK, ())
         os.kill(os.getpid(), signal.SIGUSR1)
         assert called.wait(20)
         stop()

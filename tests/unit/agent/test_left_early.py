@@ -13,8 +13,9 @@ import torch._dynamo  # by any optimizer, at a cost that forked ranks need not p
 from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset
 
-from pollux import Job, attach, stepping
-from pollux.control import Decision
+from pollux import Job, attach
+from pollux.loop import stepper as stepper_module
+from pollux.ranks.control import Decision
 
 
 def data(length: int = 64) -> TensorDataset:
@@ -44,8 +45,8 @@ class Line:
         self.heard: list[tuple[int, int]] = []
         self.came = threading.Event()
 
-    def acknowledge(self, reallocation: int, payload: dict[str, Any]) -> bool:
-        self.heard.append((reallocation, payload["step"]))
+    def acknowledge(self, move: int, payload: dict[str, Any]) -> bool:
+        self.heard.append((move, payload["step"]))
         self.came.set()
         return True
 
@@ -130,7 +131,7 @@ def test_an_order_under_way_at_a_break_is_answered_once(tmp_path: Path) -> None:
             step(job, optimizer, x, y)
             if job.progress.optimizer_steps == 3:
                 break
-        job._exchange.send(Decision(reallocation=6))
+        job._exchange.send(Decision(move=6))
         break
     assert line.came.wait(60)
     job.close()
@@ -172,7 +173,7 @@ def test_an_order_is_heard_in_an_evaluation(ranks: Any, tmp_path: Path) -> None:
 def test_an_order_is_heard_while_amp_skips_every_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stepping, "EXCHANGE_INTERVAL", 0.0)
+    monkeypatch.setattr(stepper_module, "EXCHANGE_INTERVAL", 0.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
     job, optimizer, loader = start(tmp_path, scaler=scaler)
     line = connected(job)

@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 
 from pollux import attach
 from pollux.errors import BatchError
-from pollux.memory import FILE, MemoryBounds, is_out_of_memory
+from pollux.loop.memory import FILE, MemoryBounds, is_out_of_memory
 
 EXAMPLES = 101
 
@@ -165,7 +165,16 @@ def test_several_ranks_start_again_from_the_checkpoint_with_the_bound(tmp_path: 
     here = Path(__file__).parent
     search_path = f"{here.parents[2]}/agent:{here}"
     done = subprocess.run(
-        [sys.executable, "-m", "pollux.launch", "run", "--nproc", "2", str(script), str(checkpoints)],
+        [
+            sys.executable,
+            "-m",
+            "pollux.launcher.launch",
+            "run",
+            "--nproc",
+            "2",
+            str(script),
+            str(checkpoints),
+        ],
         env={**os.environ, "PYTHONPATH": search_path, "POLLUX_CHECKPOINT_INTERVAL": "0.001"},
         capture_output=True,
         text=True,
@@ -220,7 +229,8 @@ def test_ranks_that_keep_asking_for_another_start_get_three(tmp_path: Path) -> N
     agent = Path(__file__).parents[3] / "agent"
     # Without the import of torch, which this script has no use for.
     launch = (
-        "import sys; from pollux import launch, node; node.PRELOAD = (); sys.exit(launch.main(sys.argv[1:]))"
+        "import sys; from pollux.launcher import launch, node; "
+        "node.PRELOAD = (); sys.exit(launch.main(sys.argv[1:]))"
     )
     done = subprocess.run(
         [sys.executable, "-c", launch, "run", str(script)],

@@ -13,8 +13,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.utils.data import TensorDataset
 
-from pollux import attach, measuring, stepping
-from pollux.noise_scale import NoiseAverages, SampleKind, unbiased
+from pollux import attach
+from pollux.loop import stepper as stepper_module
+from pollux.noise import measuring
+from pollux.noise.noise_scale import NoiseAverages, SampleKind, unbiased
 
 pytestmark = pytest.mark.usefixtures("read_at_once")
 
@@ -162,7 +164,7 @@ def test_hook_finds_the_planted_noise(ranks: Any, size: int, name: str) -> None:
 def test_samples_that_wait_for_each_other_are_read_before_there_is_no_room(
     ranks: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stepping, "READINGS", 10**6)
+    monkeypatch.setattr(stepper_module, "READINGS", 10**6)
     monkeypatch.setattr(measuring, "ROWS", 16)
     _, _, samples = ranks(2, measure, "sgd", (1, M0))[0]
     assert samples >= STEPS - 2 * 16

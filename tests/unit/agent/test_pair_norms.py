@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from pollux import pair_norms, precondition
-from pollux.pair_norms import PairNorms
-from pollux.precondition import GradientNorms
-from pollux.samples import Squares, added, summed
+from pollux.noise import pair_norms, precondition
+from pollux.noise.pair_norms import PairNorms
+from pollux.noise.precondition import GradientNorms
+from pollux.noise.samples import Squares, added, summed
 from tests.unit.agent.workspace import assert_bounded
 
 SHAPES = [(4, 3), (7,), (2, 3, 2, 2), (1,), (11, 5)]

@@ -13,8 +13,9 @@ import torch._dynamo  # by any optimizer, at a cost that forked ranks need not p
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from pollux import Job, attach, stepping
+from pollux import Job, attach
 from pollux.goodput import NoiseScale
+from pollux.loop import stepper as stepper_module
 from tests.unit.agent.regression import EXAMPLES, data, network
 
 SGD = torch.optim.SGD
@@ -77,7 +78,7 @@ def by_hand(own: bool, apart: bool = True) -> tuple[int, float, float]:
 
     `apart`: the user's first three under `no_sync`.
     """
-    stepping.EXCHANGE_INTERVAL = 0.0
+    stepper_module.EXCHANGE_INTERVAL = 0.0
     model = network()
     optimizer = SGD(model.parameters(), lr=0.0)
     job = attach(model, optimizer, adaptive=False, sampling=1, noise_decay=1 - 1e-9)
@@ -223,7 +224,7 @@ class Branches(nn.Module):
 
 def branching(make: Any, in_place: bool) -> tuple[int, float, float]:
     """(Samples, var, sqr), by the estimator without a hook, or by the hook where `.grad` is reduced in place."""
-    stepping.EXCHANGE_INTERVAL = 0.0
+    stepper_module.EXCHANGE_INTERVAL = 0.0
     model = Branches()
     optimizer = make(model.parameters(), lr=0.0)
     ddp = {"find_unused_parameters": True, "gradient_as_bucket_view": in_place}

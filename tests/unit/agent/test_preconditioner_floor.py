@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pollux.precondition import GradientNorms
+from pollux.noise.precondition import GradientNorms
 
 
 def warm_optimizer(make, awake):

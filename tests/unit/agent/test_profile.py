@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pollux import pass_timer
-from pollux.pass_timer import WARM_PASSES, HostClock, PassTimer
-from pollux.profile import EXPIRY, MOST_CONFIGURATIONS, Configuration, StepProfile
+from pollux.tuning import pass_timer
+from pollux.tuning.pass_timer import WARM_PASSES, HostClock, PassTimer
+from pollux.tuning.profile import EXPIRY, MOST_CONFIGURATIONS, Configuration, StepProfile
 
 ONE = Configuration(1, 1, 32)
 FOUR = Configuration(1, 4, 32)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 
-from pollux.noise_scale import DECAY, NoiseAverages, SampleKind
-from pollux.reduction import ReductionEstimator
+from pollux.noise.noise_scale import DECAY, NoiseAverages, SampleKind
+from pollux.noise.reduction import ReductionEstimator
 from tests.unit.agent.test_estimators_truth import (
     M0,
     STEPS,

@@ -11,8 +11,8 @@ from torch.utils.data import TensorDataset
 
 from pollux import attach
 from pollux.errors import PolluxAgentError
-from pollux.progress import Progress
-from pollux.reporting import report_of
+from pollux.learning_rate.progress import Progress
+from pollux.loop.report import report_of
 
 
 def told(**declared: Any) -> tuple[list[tuple[float, float]], int]:

@@ -16,10 +16,10 @@ import tracemalloc
 
 import pytest
 
-from pollux.database import DatabaseAway
-from pollux.knowledge import Introduction
-from pollux.report import Publisher
-from pollux.ticket import Ticket, read_ticket
+from pollux.scheduler.database import DatabaseAway
+from pollux.scheduler.publisher import Publisher
+from pollux.slurm_job.ticket import Ticket, read_ticket
+from pollux.tuning.knowledge import Introduction
 
 TICKET = {
     **{"cluster": "c", "job_id": 7, "attempt": 0, "uid": os.getuid(), "token": "ab" * 32},
@@ -197,7 +197,7 @@ def test_closing_before_the_start_and_twice_is_harmless(nobody):
 
 
 def test_an_introduction_that_nobody_hears_is_given_up_and_reports_go_on(nobody, monkeypatch):
-    monkeypatch.setattr("pollux.report.INTRODUCTIONS", 3)
+    monkeypatch.setattr("pollux.scheduler.publisher.INTRODUCTIONS", 3)
     heard = []
     publisher = Publisher(
         ticket(nobody), dict, lambda number: None, introduction=Introduction("0" * 32, "", heard.append)

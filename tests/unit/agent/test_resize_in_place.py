@@ -15,19 +15,20 @@ import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from pollux import recruit, resize, stepping
-from pollux.ability import Ability
 from pollux.errors import LEFT_STATUS, RELAUNCH_STATUS, RETRY_STATUS, RankLost
+from pollux.loop import stepper as stepper_module
+from pollux.resize import companion_job, resizer
+from pollux.resize.capability import ResizeCapability
 from tests.unit.agent.resizing import EXAMPLES, PATIENCE, Stage, Training, follow, order, retrace
 
 
 @pytest.fixture
 def stage(tmp_path: Path, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> Stage:
     # The ranks are forked: what is set here holds in them.
-    monkeypatch.setattr(resize, "ability_of", lambda *_: Ability.IN_PLACE)
-    monkeypatch.setattr(recruit, "submit", lambda *_: "1")
-    monkeypatch.setattr(resize, "GONE_WAIT", 1.0)
-    monkeypatch.setattr(stepping, "EXCHANGE_INTERVAL", 0.0)
+    monkeypatch.setattr(resizer, "ability_of", lambda *_: ResizeCapability.IN_PLACE)
+    monkeypatch.setattr(companion_job, "submit", lambda *_: "1")
+    monkeypatch.setattr(resizer, "GONE_WAIT", 1.0)
+    monkeypatch.setattr(stepper_module, "EXCHANGE_INTERVAL", 0.0)
     return Stage(tmp_path, free_port)
 
 
@@ -201,7 +202,7 @@ def lose(directory: Path, orders: list[dict[str, Any]]) -> dict[str, Any]:
 
     training = Training(directory)
     if node == "n2":
-        resize.Resizer._leave = lambda *_: os._exit(9)  # type: ignore[assignment,method-assign,return-value]
+        resizer.Resizer._leave = lambda *_: os._exit(9)  # type: ignore[assignment,method-assign,return-value]
     if node == "n3":
         training.optimizer.register_step_pre_hook(die)
     try:

@@ -15,14 +15,15 @@ import logging
 import torch
 from torch.nn.functional import mse_loss
 import pollux
-from pollux import resize, stepping
-from pollux.ability import Ability
-from pollux.reporting import report_of
+from pollux.resize import resizer as resize
+from pollux.loop import stepper as stepper_module
+from pollux.resize.capability import ResizeCapability
+from pollux.loop.report import report_of
 
 logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
 ORDERS, MOVES = {orders!r}, {moves}
-resize.ability_of = lambda *_: Ability.IN_PLACE
-stepping.EXCHANGE_INTERVAL = 0.0
+resize.ability_of = lambda *_: ResizeCapability.IN_PLACE
+stepper_module.EXCHANGE_INTERVAL = 0.0
 torch.set_num_threads(1)
 torch.manual_seed(0)
 x = torch.randn(101, 6)
@@ -34,8 +35,8 @@ job = pollux.attach(network, optimizer, adaptive=True, sampling=1, checkpoint_di
 model, used = job.model, []
 
 class Line:
-    def acknowledge(self, reallocation, payload):
-        note("acknowledged", id=reallocation)
+    def acknowledge(self, move, payload):
+        note("acknowledged", id=move)
         return True
     def wake(self): ...
     def close(self): ...
@@ -103,11 +104,11 @@ def test_a_node_leaves_and_another_comes_while_rank_0_trains_on(tmp_path: Path) 
     body = SCRIPT.format(orders=orders, moves=2)
     with step(tmp_path, 2, body, workers=1, **around) as base:
         wait_for(tmp_path / "options", base)
-        directive = r"#POLLUX companion-of=\d+ attempt=0 reallocation=8"
+        directive = r"#POLLUX companion-of=\d+ attempt=0 move=8"
         submitted = (tmp_path / "submitted").read_text()
         assert re.search(rf"^{directive}$", submitted, re.MULTILINE)
         file = tmp_path / "checkpoints" / "companion-8.json"
-        assert submitted.rstrip().endswith(f"-m pollux.launch run --companion {file}")
+        assert submitted.rstrip().endswith(f"-m pollux.launcher.launch run --companion {file}")
         elsewhere = tmp_path / "companion"
         elsewhere.mkdir()
         with step(elsewhere, 1, "", "--companion", str(file), SLURMD_NODENAME="c0") as companion:

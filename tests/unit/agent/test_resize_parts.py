@@ -15,17 +15,18 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from pollux import attach, handover
-from pollux.ability import Ability, ability_of, least_ability
-from pollux.edition import edition
+from pollux import attach
 from pollux.errors import LaunchError, PolluxAgentError
 from pollux.goodput import NoiseScale
-from pollux.joining import Joiner
-from pollux.orders import Ask, objection
-from pollux.recruit import RecruitmentFailed, Wanted, clean, submit
-from pollux.report import Publisher
-from pollux.ticket import Ticket
-from pollux.world import World, join
+from pollux.ranks import handover
+from pollux.ranks.world import World, join
+from pollux.resize.capability import ResizeCapability, ability_of, least_ability
+from pollux.resize.companion_job import RecruitmentFailed, Wanted, clean, submit
+from pollux.resize.joining import Joiner
+from pollux.resize.requests import ResizeRequest, objection
+from pollux.scheduler.publisher import Publisher
+from pollux.slurm_job.code_version import code_version
+from pollux.slurm_job.ticket import Ticket
 
 LAUNCHED = {"POLLUX_LAUNCHED_AT": "1.0"}
 
@@ -35,7 +36,7 @@ LAUNCHED = {"POLLUX_LAUNCHED_AT": "1.0"}
 
 def job(**changes: Any) -> Any:
     wrapped = DistributedDataParallel.__new__(DistributedDataParallel)
-    stepper = SimpleNamespace(trainees=[SimpleNamespace(comm_hook=None)], managed=True)
+    stepper = SimpleNamespace(trained_models=[SimpleNamespace(comm_hook=None)], managed=True)
     world = SimpleNamespace(own=True, control=None)
     facts = {"model": wrapped, "module": nn.Linear(1, 1), "stepper": stepper, "world": world}
     return SimpleNamespace(**facts | changes)
@@ -62,9 +63,9 @@ def test_the_directive_bounds_what_a_job_is_able_to(asked: str, most: str) -> No
 
 
 def test_without_a_launcher_a_ticket_or_checkpoints_a_job_can_only_be_requeued() -> None:
-    assert ability_of(job(), started(), {}) is Ability.REQUEUE
-    assert ability_of(job(), started(ticket=None), LAUNCHED) is Ability.REQUEUE
-    assert ability_of(job(), started(directory=None), LAUNCHED) is Ability.REQUEUE
+    assert ability_of(job(), started(), {}) is ResizeCapability.REQUEUE
+    assert ability_of(job(), started(ticket=None), LAUNCHED) is ResizeCapability.REQUEUE
+    assert ability_of(job(), started(directory=None), LAUNCHED) is ResizeCapability.REQUEUE
 
 
 def test_what_holds_the_number_of_ranks_elsewhere_is_relaunched() -> None:
@@ -72,26 +73,26 @@ def test_what_holds_the_number_of_ranks_elsewhere_is_relaunched() -> None:
     compiled._orig_mod = nn.Linear(1, 1)
     plain = SimpleNamespace(comm_hook=None)
     obstacles = {
-        "two models": job(stepper=SimpleNamespace(trainees=[plain, plain], managed=True)),
-        "a loop of its own": job(stepper=SimpleNamespace(trainees=[plain], managed=False)),
-        "a hook": job(stepper=SimpleNamespace(trainees=[SimpleNamespace(comm_hook=1)], managed=True)),
+        "two models": job(stepper=SimpleNamespace(trained_models=[plain, plain], managed=True)),
+        "a loop of its own": job(stepper=SimpleNamespace(trained_models=[plain], managed=False)),
+        "a hook": job(stepper=SimpleNamespace(trained_models=[SimpleNamespace(comm_hook=1)], managed=True)),
         "one plain rank": job(model=nn.Linear(1, 1)),
         "a process group of the script's": job(world=SimpleNamespace(own=False, control=None)),
         "compiled": job(module=compiled),
     }
     for name, found in obstacles.items():
-        assert ability_of(found, started(), LAUNCHED) is Ability.RELAUNCH, name
-    assert ability_of(job(), started(), LAUNCHED) is Ability.IN_PLACE
+        assert ability_of(found, started(), LAUNCHED) is ResizeCapability.RELAUNCH, name
+    assert ability_of(job(), started(), LAUNCHED) is ResizeCapability.IN_PLACE
     sampler = DistributedSampler(range(8), num_replicas=2, rank=0)  # type: ignore[var-annotated,arg-type]
-    assert ability_of(job(), started(), LAUNCHED) is Ability.RELAUNCH, sampler
+    assert ability_of(job(), started(), LAUNCHED) is ResizeCapability.RELAUNCH, sampler
 
 
 # -- orders ---------------------------------------------------------------------------------------------------
 
 
-def ask(nodes: str, kind: str = "shrink", path: str = "resize", per_node: int = 2) -> Ask:
+def ask(nodes: str, kind: str = "shrink", path: str = "resize", per_node: int = 2) -> ResizeRequest:
     order = {"id": 4, "path": path, "kind": kind, "nodes": nodes.split(), "gpus_per_node": per_node}
-    return Ask.parse(order | {"step": "draining"})
+    return ResizeRequest.parse(order | {"step": "draining"})
 
 
 @pytest.mark.parametrize(
@@ -107,20 +108,22 @@ def ask(nodes: str, kind: str = "shrink", path: str = "resize", per_node: int = 
         (ask("n1 n3", "grow"), "n2 and more"),
     ],
 )
-def test_an_order_has_to_make_sense(order: Ask, why: str | None) -> None:
+def test_an_order_has_to_make_sense(order: ResizeRequest, why: str | None) -> None:
     world = World(0, 4, 2, torch.device("cpu"), None, places=("n1", "n1", "n2", "n2"))
-    found = objection(order, world, Ability.IN_PLACE, resting=False)
+    found = objection(order, world, ResizeCapability.IN_PLACE, resting=False)
     assert (found is None) if why is None else (why in str(found))
 
 
 def test_an_order_beyond_the_job_s_ability_is_refused() -> None:
     world = World(0, 4, 2, torch.device("cpu"), None, places=("n1", "n1", "n2", "n2"))
-    for ability in (Ability.RELAUNCH, Ability.REQUEUE):
-        assert ability.value in str(objection(ask("n1"), world, ability, resting=False))
-    assert objection(ask("n1", path="relaunch"), world, Ability.RELAUNCH, resting=False) is None
-    assert "over" in str(objection(ask("n1"), world, Ability.IN_PLACE, resting=True))
+    for capability in (ResizeCapability.RELAUNCH, ResizeCapability.REQUEUE):
+        assert capability.value in str(objection(ask("n1"), world, capability, resting=False))
+    assert objection(ask("n1", path="relaunch"), world, ResizeCapability.RELAUNCH, resting=False) is None
+    assert "over" in str(objection(ask("n1"), world, ResizeCapability.IN_PLACE, resting=True))
     lent = World(0, 4, 2, torch.device("cpu"), None, places=("n1", "n1", "n2", "n2"), lent=2)
-    assert "companion" in str(objection(ask("n1", path="relaunch"), lent, Ability.IN_PLACE, resting=False))
+    assert "companion" in str(
+        objection(ask("n1", path="relaunch"), lent, ResizeCapability.IN_PLACE, resting=False)
+    )
 
 
 @pytest.mark.parametrize(
@@ -129,7 +132,7 @@ def test_an_order_beyond_the_job_s_ability_is_refused() -> None:
 def test_garbled_orders_are_refused(change: dict[str, Any]) -> None:
     order = {"id": 4, "path": "resize", "kind": "shrink", "nodes": ["n1"], "gpus_per_node": 2}
     with pytest.raises(PolluxAgentError):
-        Ask.parse(order | change)
+        ResizeRequest.parse(order | change)
 
 
 def test_no_rank_leaves_in_the_midst_of_an_evaluation_nor_after_the_last_step() -> None:
@@ -211,7 +214,7 @@ def test_the_companion_is_submitted_like_its_parent(tmp_path: Path, monkeypatch:
     assert {"--account=a", "--qos=q", "--output=/o/my 100%% run.out", "--open-mode=append"} <= options
     assert not [option for option in options if option.startswith("--partition")]
     lines = (tmp_path / "script").read_text().splitlines()
-    assert lines[1] == "#POLLUX companion-of=9 attempt=2 reallocation=3"
+    assert lines[1] == "#POLLUX companion-of=9 attempt=2 move=3"
     assert lines[2].endswith("--companion /c/companion-3.json")
 
 
@@ -227,7 +230,7 @@ def test_a_site_that_forbids_it_is_a_typed_error(tmp_path: Path) -> None:
 
 
 def test_the_way_in_is_read_from_a_file_that_is_the_user_s_alone(tmp_path: Path) -> None:
-    told = {"per_node": 2, "first": 4, "size": 8, "nodes": 4, "reallocation": 3, "adaptive": False}
+    told = {"per_node": 2, "first": 4, "size": 8, "nodes": 4, "move": 3, "adaptive": False}
     told |= {"address": "127.0.0.1", "port": 1, "secret": "s"}
     path = tmp_path / "companion-3.json"
     path.touch(mode=0o600)
@@ -259,13 +262,13 @@ def test_a_script_that_was_edited_is_not_the_same(tmp_path: Path, monkeypatch: p
     script = tmp_path / "train.py"
     script.write_text("epochs = 3")
     monkeypatch.setattr("sys.argv", [str(script), "--lr", "1"])
-    before = edition()
-    assert edition() == before
+    before = code_version()
+    assert code_version() == before
     script.write_text("epochs = 4")
-    assert edition()["the agent"] == before["the agent"]
-    assert edition()["the script"] != before["the script"]
+    assert code_version()["the agent"] == before["the agent"]
+    assert code_version()["the script"] != before["the script"]
     script.unlink()
-    assert edition()["the script"]
+    assert code_version()["the script"]
 
 
 # -- handing over ---------------------------------------------------------------------------------------------

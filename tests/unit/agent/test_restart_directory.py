@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pollux.environment import checkpoint_directory
+from pollux.slurm_job.environment import checkpoint_directory
 
 JOB = {"SLURM_JOB_ID": "1", "SLURM_SUBMIT_DIR": "/home/ann", "POLLUX_TICKET_DIR": "/run/pollux"}
 

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from pollux import attach, stepping
+from pollux import attach
 from pollux.errors import CheckpointError
-from pollux.tuning import BatchChoice
+from pollux.loop import stepper as stepper_module
+from pollux.tuning.batch_choice import BatchChoice
 from tests.unit.agent.regression import EXAMPLES, data, network, train_step
 
 
@@ -24,7 +25,7 @@ def stop(directory: str, drain_at: int | None) -> tuple[int, int, list[int], Ten
 
     Returns the step, samples counted, the numbers of those that this rank used, the weights, and the schedule's step.
     """
-    stepping.EXCHANGE_INTERVAL = 0.0  # the ranks agree after every step, however fast it was
+    stepper_module.EXCHANGE_INTERVAL = 0.0  # the ranks agree after every step, however fast it was
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     scheduler = LambdaLR(optimizer, lambda n: 0.999**n)
@@ -136,7 +137,7 @@ def test_a_disk_that_is_full_does_not_end_the_training(
     def full(*_: Any, **__: Any) -> None:
         raise CheckpointError("no space left for a checkpoint")
 
-    monkeypatch.setattr("pollux.checkpoint.CheckpointStore.save", full)
+    monkeypatch.setattr("pollux.checkpoint.store.CheckpointStore.save", full)
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     job = attach(model, optimizer, adaptive=False, checkpoint_dir=tmp_path)

@@ -15,9 +15,16 @@ from torch.utils.data import TensorDataset
 from pollux import attach
 from pollux.errors import PolluxAgentError
 from pollux.goodput import NoiseScale
-from pollux.scaling import LearningRateScaler, Legw, adascale, follow, rule_for, square_root_adascale
-from pollux.schedule import ScaledSchedule
-from pollux.tuning import BatchChoice
+from pollux.learning_rate.scaling import (
+    LearningRateScaler,
+    Legw,
+    adascale,
+    follow,
+    rule_for,
+    square_root_adascale,
+)
+from pollux.learning_rate.schedule import ScaledSchedule
+from pollux.tuning.batch_choice import BatchChoice
 
 
 def test_adascale_gain_is_the_papers() -> None:
@@ -196,7 +203,7 @@ def test_each_parameter_group_has_its_own_factor_and_all_is_observable() -> None
     loader = job.loader(TensorDataset(x, x.sum(1, keepdim=True)), 8, max_batch_size=32, per_gpu=(1, 16))
     job.stepper.choice = BatchChoice(16, 1)
     calm, noisy = NoiseScale(sqr=1.0, var=0.0), NoiseScale(sqr=0.0, var=1.0)
-    job.stepper.trainees[0].meter.agreed = (calm, noisy)
+    job.stepper.trained_models[0].meter.agreed = (calm, noisy)
     for _ in job.epochs(1):
         for inputs, targets in loader:
             with job.micro_batch():

@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 from torch.optim.lr_scheduler import LambdaLR
 
-from pollux import attach, stepping
+from pollux import attach
 from pollux.errors import BatchError, PolluxAgentError
-from pollux.tuning import BatchChoice
+from pollux.loop import stepper as stepper_module
+from pollux.tuning.batch_choice import BatchChoice
 from tests.unit.agent.regression import EXAMPLES, data, network, train_step
 
 
@@ -127,7 +128,7 @@ def follow(changes: dict[int, tuple[int, int]]) -> list[tuple[int, int, int, flo
     loader = job.loader(data(), 12, max_batch_size=60, per_gpu=(1, 12))
     if job.stepper.advisor is not None:
         job.stepper.advisor.close()  # the proposals below are all that there are
-    stepping.EXCHANGE_INTERVAL = 0.0
+    stepper_module.EXCHANGE_INTERVAL = 0.0
     log: list[tuple[int, int, int, float, list[int]]] = []
     ids: list[int] = []
     for _ in job.epochs(2, passes=True):

@@ -161,7 +161,7 @@ def interrupted(directory: Path, steps: int) -> tuple[list[int], int]:
 def test_a_stream_goes_on_at_another_number_of_ranks_where_it_was(
     ranks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pollux.data_stream.REMEMBER_EVERY", 4)
+    monkeypatch.setattr("pollux.data.stream.REMEMBER_EVERY", 4)
     before = ranks(2, interrupted, tmp_path, 12)
     after = ranks(3, interrupted, tmp_path, 10**6)
     used = Counter(index for seen, _ in before + after for index in seen)

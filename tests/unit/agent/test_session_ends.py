@@ -13,12 +13,12 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset
 
 from pollux import Job, attach
-from pollux.control import Decision
 from pollux.goodput import NoiseScale
-from pollux.profile import Configuration
-from pollux.reporting import report_of
-from pollux.schedule import ScaledSchedule
-from pollux.tuning import BatchChoice
+from pollux.learning_rate.schedule import ScaledSchedule
+from pollux.loop.report import report_of
+from pollux.ranks.control import Decision
+from pollux.tuning.batch_choice import BatchChoice
+from pollux.tuning.profile import Configuration
 
 
 def data(length: int) -> TensorDataset:
@@ -49,8 +49,8 @@ class Line:
         self.accepts = accepts
         self.heard: list[tuple[int, int]] = []
 
-    def acknowledge(self, reallocation: int, payload: dict[str, Any]) -> bool:
-        self.heard.append((reallocation, payload["step"]))
+    def acknowledge(self, move: int, payload: dict[str, Any]) -> bool:
+        self.heard.append((move, payload["step"]))
         return self.accepts
 
     def wake(self) -> None: ...
@@ -142,7 +142,7 @@ def test_an_order_to_drain_under_way_at_the_end_is_answered_by_the_last_checkpoi
     for _ in job.epochs(1):
         for x, y in loader:
             step(job, optimizer, x, y)
-        job._exchange.send(Decision(reallocation=5))
+        job._exchange.send(Decision(move=5))
         job._restart.ask_drain(6)
     job.close()
     assert heard(line, 2) == [(5, 2), (6, 2)]
@@ -182,7 +182,7 @@ def test_an_attempt_with_nothing_left_to_train_answers_too(tmp_path: Path) -> No
 def test_an_acknowledgement_that_nobody_took_does_not_bar_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pollux.stepping.EXCHANGE_INTERVAL", 0.0)
+    monkeypatch.setattr("pollux.loop.stepper.EXCHANGE_INTERVAL", 0.0)
     job, optimizer = start(checkpoint_dir=tmp_path)
     loader = job.loader(data(640), 16)
     line = connected(job, accepts=False)

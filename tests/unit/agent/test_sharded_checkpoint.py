@@ -16,9 +16,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset
 
-from pollux import attach, stepping
-from pollux.checkpoint_sharded import ShardedStore
+from pollux import attach
+from pollux.checkpoint.sharded import ShardedStore
 from pollux.errors import CheckpointError, ForeignCheckpoint
+from pollux.loop import stepper as stepper_module
 
 EXAMPLES = 96
 EPOCHS = 4
@@ -193,7 +194,7 @@ def drained(directory: str) -> tuple[int, int | None, bool]:
     model = sharded()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
     job = attach(model, optimizer, adaptive=False, checkpoint_dir=directory)
-    stepping.EXCHANGE_INTERVAL = 0.0
+    stepper_module.EXCHANGE_INTERVAL = 0.0
     job._restart._wait_for_end = lambda: None  # type: ignore[method-assign]
     saved: int | None = None
     for n, (x, y, _) in enumerate(job.loader(data(), 8)):

@@ -10,9 +10,9 @@ import torch
 
 from pollux import attach
 from pollux.goodput import BatchLimits, Goodput, NoiseScale, ThroughputParams, accumulation_time, step_time
-from pollux.profile import Configuration, StepProfile
-from pollux.throughput import OwnGoodput, SampledParams, goodput_of, sampled
-from pollux.tuning import Advisor, BatchChoice, choose
+from pollux.tuning.batch_choice import Advisor, BatchChoice, choose
+from pollux.tuning.profile import Configuration, StepProfile
+from pollux.tuning.throughput import OwnGoodput, SampledParams, goodput_of, sampled
 
 LIMITS = BatchLimits(32, 2048, 4, 256)
 NOISE = NoiseScale(sqr=1.0, var=40.0)

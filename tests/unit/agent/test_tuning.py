@@ -6,8 +6,7 @@ import pytest
 
 from pollux.errors import BatchError
 from pollux.goodput import BatchLimits, Goodput, NoiseScale, ThroughputParams
-from pollux.profile import Configuration, StepProfile
-from pollux.tuning import (
+from pollux.tuning.batch_choice import (
     GROWTH,
     HYSTERESIS,
     Advisor,
@@ -18,6 +17,7 @@ from pollux.tuning import (
     nearest_choice,
     within_pass,
 )
+from pollux.tuning.profile import Configuration, StepProfile
 
 PARAMS = ThroughputParams(0.05, 0.001, 0.04, 0.0, 0.1, 0.0, 1.0)
 LIMITS = BatchLimits(32, 1024, 4, 128)

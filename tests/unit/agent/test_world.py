@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from pollux.world import join
+from pollux.ranks.world import join
 
 
 def racks(addresses: list[str]) -> int:

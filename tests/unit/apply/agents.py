@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from polluxd.model import JobState, Reallocation, Step
+from polluxd.model import JobState, Move, Step
 from polluxd.slurm.protocol import Companion
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def resize(world: World, job_id: int, training: Training, now: float) -> None:
             _recruit(world, job_id, training, move, now)
 
 
-def _recruit(world: World, job_id: int, training: Training, move: Reallocation, now: float) -> None:
+def _recruit(world: World, job_id: int, training: Training, move: Move, now: float) -> None:
     claim = Companion(job_id, training.attempt, move.id)
     mine = [c for c in world.companions if world.truth(c).companion == claim and world.truth(c).uid == 1000]
     if move.step is Step.RECRUITING and move.id not in training.recruited:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from pollux.goodput import BatchLimits
-from polluxd.model import JobSpec, JobState, Node, Placement, Reallocation, Report, Step
+from polluxd.model import JobSpec, JobState, Move, Node, Placement, Report, Step
 from polluxd.slurm.protocol import Companion, SlurmJob
 
 ONE, BOTH = Placement(("n1",), 4), Placement(("n1", "n2"), 4)
@@ -24,9 +24,9 @@ def companion(at: tuple[str, ...] = (), state: JobState = JobState.RUNNING, **mo
     return job(place, state, job_id=9, companion=Companion(7, 0, 5), **more)
 
 
-def move(step: Step, *, grow: bool, path: str = "resize", **more: Any) -> Reallocation:
+def move(step: Step, *, grow: bool, path: str = "resize", **more: Any) -> Move:
     source, target = (ONE, BOTH) if grow else (BOTH, ONE)
-    return Reallocation(5, 7, 0, path, source, target, "", step, {Step.PLANNED: 1.0}, **more)
+    return Move(5, 7, 0, path, source, target, "", step, {Step.PLANNED: 1.0}, **more)
 
 
 def says(**more: Any) -> Report:

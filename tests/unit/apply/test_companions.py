@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from polluxd.apply.companions import gather, named_moves
-from polluxd.model import JobSpec, JobState, Placement, Reallocation, Step
+from polluxd.model import JobSpec, JobState, Move, Placement, Step
 from polluxd.slurm.protocol import ClusterState, Companion, SlurmJob
 
 ONE, BOTH = Placement(("n1",), 4), Placement(("n1", "n3"), 4)
-MOVE = Reallocation(12, 7, 2, "resize", ONE, BOTH, "", Step.TRAINING, {Step.PLANNED: 1.0})
+MOVE = Move(12, 7, 2, "resize", ONE, BOTH, "", Step.TRAINING, {Step.PLANNED: 1.0})
 PARENT = SlurmJob(
     job_id=7,
     name="train",
@@ -52,7 +52,11 @@ def test_one_that_has_joined_is_part_of_its_parent() -> None:
     assert (job.job_id, job.nodes, job.gpus_per_node_held) == (7, ("n1", "n3"), {"n1": 4, "n3": 4})
     assert (job.cpus_per_node_held, job.base) == ({"n1": 8, "n3": 8}, ("n1",))
     assert [c.job_id for c in job.companions] == [9]
-    assert (seen.recruits, seen.strays, named_moves(ClusterState(1.0, (), (PARENT, COMPANION)))) == (
+    assert (
+        seen.pending_companions,
+        seen.orphans,
+        named_moves(ClusterState(1.0, (), (PARENT, COMPANION))),
+    ) == (
         {},
         (),
         [12],
@@ -64,8 +68,8 @@ def test_one_on_its_way_in_is_nobodys_yet(step: Step) -> None:
     seen = gathered(PARENT, COMPANION, replace(COMPANION, job_id=10), step=step)
     assert [job.job_id for job in seen.state.jobs] == [7]
     assert seen.state.jobs[0].companions == ()
-    assert {number: job.job_id for number, job in seen.recruits.items()} == {12: 9}
-    assert [job.job_id for job in seen.strays] == [10], "a second one was not asked for"
+    assert {number: job.job_id for number, job in seen.pending_companions.items()} == {12: 9}
+    assert [job.job_id for job in seen.orphans] == [10], "a second one was not asked for"
 
 
 @pytest.mark.parametrize(
@@ -84,7 +88,7 @@ def test_one_on_its_way_in_is_nobodys_yet(step: Step) -> None:
 )
 def test_one_whose_parent_is_not_what_it_says_goes_astray(parent: dict[str, object]) -> None:
     seen = gathered(replace(PARENT, **parent), COMPANION)  # type: ignore[arg-type]
-    assert 9 in [job.job_id for job in seen.strays]
+    assert 9 in [job.job_id for job in seen.orphans]
     assert all(not job.companions for job in seen.state.jobs)
 
 
@@ -101,7 +105,7 @@ def test_one_whose_parent_is_not_what_it_says_goes_astray(parent: dict[str, obje
 )
 def test_one_that_no_move_asked_for_goes_astray(move: dict[str, object]) -> None:
     seen = gathered(PARENT, COMPANION, **move)
-    assert [job.job_id for job in seen.strays] == [9]
+    assert [job.job_id for job in seen.orphans] == [9]
 
 
 @pytest.mark.parametrize(
@@ -115,9 +119,9 @@ def test_one_that_no_move_asked_for_goes_astray(move: dict[str, object]) -> None
 )
 def test_one_that_is_elsewhere_or_leaving_is_not_its_parents(changes: dict[str, object]) -> None:
     seen = gathered(PARENT, replace(COMPANION, **changes))  # type: ignore[arg-type]
-    assert [job.job_id for job in seen.strays] == [9]
+    assert [job.job_id for job in seen.orphans] == [9]
 
 
 def test_one_that_has_ended_is_forgotten() -> None:
     seen = gathered(PARENT, replace(COMPANION, state=JobState.CANCELLED, gpus_per_node_held={}))
-    assert (seen.state.jobs, seen.recruits, seen.strays) == ((PARENT,), {}, ())
+    assert (seen.state.jobs, seen.pending_companions, seen.orphans) == ((PARENT,), {}, ())

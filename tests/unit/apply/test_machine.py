@@ -28,10 +28,10 @@ from polluxd.model import (
     Job,
     JobSpec,
     JobState,
+    Move,
     Node,
     Placement,
     Plan,
-    Reallocation,
     Report,
     Step,
 )
@@ -66,9 +66,9 @@ def slurm_job(
     return replace(job, **more)  # type: ignore[arg-type]
 
 
-def move(step: Step, path: str = "requeue", *, waited: float = 1.0, target: Placement = TWO) -> Reallocation:
+def move(step: Step, path: str = "requeue", *, waited: float = 1.0, target: Placement = TWO) -> Move:
     source = NO_PLACEMENT if path == "start" else ONE
-    return Reallocation(
+    return Move(
         id=1,
         job_id=7,
         attempt=0,
@@ -97,7 +97,7 @@ def room(free: dict[str, int] | None = None) -> Capacity:
     return result
 
 
-def act(the_move: Reallocation, job: SlurmJob | None, rep: Report | None = None, **more: object) -> object:
+def act(the_move: Move, job: SlurmJob | None, rep: Report | None = None, **more: object) -> object:
     given: dict[str, object] = {
         "limits": Limits(),
         "room": room(),
@@ -275,7 +275,7 @@ def test_intents_give_back_before_they_take() -> None:
 
 
 def test_a_move_taken_back_ends_while_the_job_still_runs_and_not_later() -> None:
-    def cancelled(step: Step, path: str = "requeue") -> Reallocation:
+    def cancelled(step: Step, path: str = "requeue") -> Move:
         return replace(move(step, path), cancelled_by="ann@host")
 
     for step in (Step.PLANNED, Step.DRAINING, Step.CHECKPOINTED):

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(900)
 
 WRITES = {
     *("signal", "requeue", "configure", "renew", "limit_time", "shrink", "cancel"),
-    *("plan_reallocation", "advance"),
+    *("plan_move", "advance"),
 }
 
 

@@ -8,11 +8,11 @@ import pytest
 
 from pollux.goodput import BatchLimits
 from polluxd.apply.actions import PAUSED
-from polluxd.apply.paths import Means, choose, failed_paths, keeps, likely
-from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Placement, Reallocation, Report, Step
+from polluxd.apply.paths import PathOptions, choose, failed_paths, keeps, likely
+from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Move, Placement, Report, Step
 from polluxd.slurm.protocol import SlurmJob
 
-ALL = Means(frozenset({"resize", "relaunch", "requeue"}), can_shrink=True)
+ALL = PathOptions(frozenset({"resize", "relaunch", "requeue"}), can_shrink=True)
 
 
 def on(*names: str, gpus: int = 4) -> Placement:
@@ -122,7 +122,7 @@ def test_nothing_is_believed_of_another_attempt_or_of_what_slurm_shows_otherwise
 
 
 def test_what_speaks_against_a_path_and_what_does_not() -> None:
-    move = Reallocation(1, 7, 0, "resize", on("n1"), on("n1", "n2"), "", Step.FAILED, {Step.PLANNED: 1.0})
+    move = Move(1, 7, 0, "resize", on("n1"), on("n1", "n2"), "", Step.FAILED, {Step.PLANNED: 1.0})
     assert failed_paths([move]) == {7: {("resize", True)}}
     back = replace(move, path="relaunch", source=move.target, target=move.source)
     assert failed_paths([move, back]) == {7: {("resize", True), ("relaunch", False)}}
@@ -136,6 +136,6 @@ def test_the_next_move_is_expected_in_place_of_jobs_on_whole_nodes_alone() -> No
     assert likely(shown, says("in-place"), ALL, whole_nodes=True) == "resize"
     assert likely(shown, says("in-place"), ALL, whole_nodes=False) == "requeue"
     assert likely(shown, says("relaunch"), ALL, whole_nodes=True) == "requeue"
-    assert likely(shown, says("in-place"), Means(), whole_nodes=True) == "requeue"
+    assert likely(shown, says("in-place"), PathOptions(), whole_nodes=True) == "requeue"
     failed = replace(ALL, failed={7: frozenset({("resize", True)})})
     assert likely(shown, says("in-place"), failed, whole_nodes=True) == "requeue"

@@ -10,7 +10,7 @@ from polluxd.apply.actions import Limits
 from polluxd.apply.intents import Intent
 from polluxd.apply.reconciler import Reconciler
 from polluxd.errors import SlurmRefused
-from polluxd.model import NO_PLACEMENT, JobSpec, Node, Placement, Reallocation, Step
+from polluxd.model import NO_PLACEMENT, JobSpec, Move, Node, Placement, Step
 from polluxd.slurm.fake import FakeSlurm
 from polluxd.slurm.protocol import Geometry
 from polluxd.store.fake import FakeRows, FakeStore
@@ -19,14 +19,14 @@ from polluxd.store.fake import FakeRows, FakeStore
 class MemoryStore:
     """Moves in memory."""
 
-    def __init__(self, *moves: Reallocation) -> None:
+    def __init__(self, *moves: Move) -> None:
         self.moves = list(moves)
         self.reached: list[tuple[int, Step]] = []
 
-    def open_reallocations(self) -> list[Reallocation]:
+    def open_moves(self) -> list[Move]:
         return self.moves
 
-    def resizes(self, ids: Sequence[int]) -> dict[int, Reallocation]:
+    def resizes(self, ids: Sequence[int]) -> dict[int, Move]:
         return {}
 
     def advance(self, number: int, step: Step, at: float, **more: Any) -> bool:
@@ -60,9 +60,9 @@ def running(slurm: FakeSlurm, node: str) -> int:
     return job_id
 
 
-def move(slurm: FakeSlurm, job_id: int, source: str, step: Step) -> Reallocation:
+def move(slurm: FakeSlurm, job_id: int, source: str, step: Step) -> Move:
     times = {Step.PLANNED: slurm.clock() - 1, step: slurm.clock() - 0.5}
-    return Reallocation(
+    return Move(
         job_id, job_id, 0, "requeue", Placement((source,), 1), Placement((source,), 2), "", step, times
     )
 
@@ -103,9 +103,9 @@ def test_leases_of_many_jobs_are_renewed_in_bounded_calls() -> None:
     assert max(len(call) for call in calls) <= 250
 
 
-def planned(slurm: FakeSlurm, job_id: int, **more: Any) -> Reallocation:
+def planned(slurm: FakeSlurm, job_id: int, **more: Any) -> Move:
     now = {Step.PLANNED: slurm.clock()}
-    return Reallocation(
+    return Move(
         job_id,
         job_id,
         0,

@@ -23,7 +23,7 @@ from polluxd.apply.actions import (
 from polluxd.apply.capacity import Capacity, capacity
 from polluxd.apply.machine import next_action
 from polluxd.apply.resizing import left_over
-from polluxd.model import JobState, Placement, Reallocation, Report, Step
+from polluxd.model import JobState, Move, Placement, Report, Step
 from polluxd.slurm.protocol import SlurmJob
 
 from .resized_job import BOTH, NODES, ONE, companion, job, move, says
@@ -37,7 +37,7 @@ WAITING = companion(state=JobState.PENDING)
 
 
 def act(
-    the_move: Reallocation,
+    the_move: Move,
     *,
     shown: SlurmJob | None = None,
     report: Report | None = None,
@@ -185,10 +185,10 @@ def test_what_comes_in_is_set_aside_and_what_leaves_is_free_when_slurm_shows_it(
     assert coming.free == {"n1": 0, "n2": 0, "n3": 4}
     assert coming.kept(Placement(("n2",), 4))
     arrived = capacity(
-        NODES, jobs, [move(Step.STARTED, grow=True)], recruits={5: companion(("n2",))}, strays=[]
+        NODES, jobs, [move(Step.STARTED, grow=True)], pending_companions={5: companion(("n2",))}, orphans=[]
     )
     assert arrived.free == {"n1": 0, "n2": 0, "n3": 4}
-    astray = capacity(NODES, jobs, [move(Step.RECRUITING, grow=True)], strays=[companion(("n2",))])
+    astray = capacity(NODES, jobs, [move(Step.RECRUITING, grow=True)], orphans=[companion(("n2",))])
     assert not astray.kept(Placement(("n2",), 4))
     leaving = capacity(NODES, {7: job(BOTH)}, [move(Step.CHECKPOINTED, grow=False)])
     assert leaving.free["n2"] == 0

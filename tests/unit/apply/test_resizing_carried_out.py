@@ -114,13 +114,13 @@ def test_a_refused_placing_fails_the_move_and_not_the_job() -> None:
 def test_companions_of_nobody_are_ended_though_a_call_is_refused_first() -> None:
     site = Site()
     site.start(ONE)
-    strays = [site.lend(77), site.slurm.submit(JobSpec(), companion=Companion(99, 0, 1))]
+    orphans = [site.lend(77), site.slurm.submit(JobSpec(), companion=Companion(99, 0, 1))]
     site.slurm.fail("cancel", SlurmRefused("Access denied"))
     assert site.turn(1.0) == 2
     assert site.turn(1.0) == 2, "not asked again so soon"
     site.slurm.advance(4.0)
     site.turn()
-    assert [site.slurm.truth(j).raw_state for j in strays] == ["CANCELLED", "CANCELLED"]
+    assert [site.slurm.truth(j).raw_state for j in orphans] == ["CANCELLED", "CANCELLED"]
     assert site.turn() == 0
 
 

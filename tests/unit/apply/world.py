@@ -25,7 +25,7 @@ from .agents import Training, resize
 TIMEOUT_S, LEADER_LEASE_S, LEASE_S = 1.0, 3.0, 60.0
 LIMITS = Limits(planned=30.0, drain=6.0, requeued=20.0, start=10.0, training=10.0)
 DRAIN_WAIT_S = 120.0
-"""pollux.restart: so long a drained agent waits to be killed before it trains on."""
+"""pollux.checkpoint.restart: so long a drained agent waits to be killed before it trains on."""
 
 Policy = Callable[[Snapshot], Plan]
 
@@ -137,7 +137,7 @@ class Watched:
             starts = move.step is Step.CONFIGURED and world.truth(move.job_id).state is JobState.PENDING
             if starts and move.job_id != job_id:
                 promised.update(dict.fromkeys(move.target.nodes, move.target.gpus_per_node))
-            comes = [c for c in world.holders() if c.companion and c.companion.reallocation == move.id]
+            comes = [c for c in world.holders() if c.companion and c.companion.move == move.id]
             if move.grows and move.step is Step.CONFIGURED and not any(c.gpus_per_node_held for c in comes):
                 promised.update(dict.fromkeys(move.added.nodes, move.added.gpus_per_node))
         promised.update(dict.fromkeys(geometry.nodes, geometry.gpus_per_node))
@@ -178,7 +178,7 @@ class Watched:
             return False
         moves = [m for m in world.rows.moves if m.job_id == claim.parent]
         leaving = any(not m.in_allocation and m.step is Step.CHECKPOINTED for m in moves)
-        own = world.rows.moves[claim.reallocation - 1]
+        own = world.rows.moves[claim.move - 1]
         return training.attempt == parent.restart_count and not leaving and own.step is not Step.FAILED
 
     def limit_time(self, job_id: int, seconds: float) -> None:

@@ -15,8 +15,8 @@ from polluxd.cli import access, ctl
 from polluxd.model import (
     Allocation,
     JobSpec,
+    Move,
     Placement,
-    Reallocation,
     Report,
     Settings,
     Step,
@@ -69,14 +69,14 @@ VIEW = JobView(
     speedup=1.25,
     decision_reason="grows from 2 to 4 GPUs: the marginal GPU helps it most",
     cycle_id=42,
-    reallocations=1,
+    moves=1,
     move_path="requeue",
     move_step="training",
     move_reason="grows",
     move_detail="",
 )
 
-MOVE = Reallocation(
+MOVE = Move(
     id=3,
     job_id=7,
     attempt=0,
@@ -97,7 +97,7 @@ class MemoryStore:
     node_gpus: int = 8
     node_types: tuple[str, ...] = ("",)
     views: list[JobView] = field(default_factory=lambda: [VIEW])
-    moves: list[Reallocation] = field(default_factory=lambda: [MOVE])
+    known_moves: list[Move] = field(default_factory=lambda: [MOVE])
     report: Report | None = REPORT
     rejected: str = ""
     current: Settings = field(default_factory=Settings)
@@ -117,7 +117,7 @@ class MemoryStore:
             *(job_id, Placement(("n1",), 4), 1300.0, 1.25, 256, True, view.decision_reason or ""),
             explanation=self.explanation,
         )
-        moves = tuple(self.reallocations(job_id))
+        moves = tuple(self.moves(job_id))
         return Explanation(view, self.report, placed, self.latest_cycle(), moves, self.rejected)
 
     def cycle_snapshot(self, cycle_id: int) -> dict[str, Any]:
@@ -134,10 +134,10 @@ class MemoryStore:
     def allocations(self, cycle_id: int) -> list[Allocation]:
         return [] if self.taker is None else [self.taker]
 
-    def reallocations(self, job_id: int | None = None) -> list[Reallocation]:
-        return [m for m in self.moves if job_id in (None, m.job_id)]
+    def moves(self, job_id: int | None = None) -> list[Move]:
+        return [m for m in self.known_moves if job_id in (None, m.job_id)]
 
-    def reallocation_costs(self, job_id: int | None = None) -> list[dict[str, Any]]:
+    def move_costs(self, job_id: int | None = None) -> list[dict[str, Any]]:
         return [
             {
                 "id": m.id,
@@ -146,12 +146,12 @@ class MemoryStore:
                 "drained_s": 0.9,
                 "steps": {"stop": 1.0, "start": 8.0},
             }
-            for m in self.reallocations(job_id)
+            for m in self.moves(job_id)
             if m.step is Step.TRAINING
         ]
 
-    def open_reallocations(self) -> list[Reallocation]:
-        return [m for m in self.moves if not m.step.terminal]
+    def open_moves(self) -> list[Move]:
+        return [m for m in self.known_moves if not m.step.terminal]
 
     def settings(self, defaults: Settings | None = None) -> Settings:
         return self.current

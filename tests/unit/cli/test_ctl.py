@@ -12,7 +12,7 @@ import pytest
 
 from polluxd.cli import ctl, why
 from polluxd.errors import StoreUnavailable
-from polluxd.model import NO_PLACEMENT, Allocation, Explanation, Placement, Reallocation, Settings, Step
+from polluxd.model import NO_PLACEMENT, Allocation, Explanation, Move, Placement, Settings, Step
 
 
 def test_jobs_prints_a_line_per_job_that_lives(store, polluxctl):
@@ -100,7 +100,7 @@ def test_explain_tells_decision_measurements_sizes_and_moves(store, polluxctl):
         "(cycle 42): grows from 2 to 4 GPUs",
         "Gradient noise scale: 256 examples.",
         "batch size 256 (submitted with 64)",
-        "Re-allocated 1 time; 9s lost to it.",
+        "Moved 1 time; 9s lost to it.",
         "What other sizes would bring",
         "a guess: measured up to 4 GPUs only",
         "n1:2",
@@ -223,7 +223,7 @@ def test_explained_sizes_come_from_the_jobs_own_fit(store, polluxctl):
     assert by_gpus[1]["goodput"] < by_gpus[2]["goodput"] < by_gpus[4]["goodput"]
     assert max(by_gpus) == 8  # its own max-gpus
     assert found["decision"]["placement"] == "n1:4"
-    assert found["reallocations"][0]["total_s"] == 9.0
+    assert found["moves"][0]["total_s"] == 9.0
 
 
 def test_explained_sizes_are_those_of_the_clusters_nodes(store, polluxctl):
@@ -262,17 +262,17 @@ def test_explain_of_an_unknown_job_is_one_line_and_status_1(store, polluxctl):
 
 
 def test_reallocations_of_one_job_or_all(store, polluxctl):
-    parked = Reallocation(
+    parked = Move(
         *(4, 8, 2, "park", Placement(("n2", "n3"), 4), NO_PLACEMENT, "makes room", Step.DRAINING),
         times={Step.PLANNED: 1.0, Step.DRAINING: 2.0},
     )
-    store.moves.append(parked)
-    said = polluxctl("reallocations")
+    store.known_moves.append(parked)
+    said = polluxctl("moves")
     assert "n2:4,n3:4" in said.out
     assert "draining" in said.out
-    (move,) = json.loads(polluxctl("reallocations", "8", "--json").out)
+    (move,) = json.loads(polluxctl("moves", "8", "--json").out)
     assert (move["from"], move["to"], move["total_s"]) == ("n2:4,n3:4", "none", None)
-    assert polluxctl("reallocations", "12345").out == "no re-allocations\n"
+    assert polluxctl("moves", "12345").out == "no moves\n"
 
 
 def test_pause_and_resume_are_durable_and_audited(store, polluxctl, monkeypatch):
@@ -377,7 +377,7 @@ def test_help_lists_every_command(polluxctl):
         "fairness",
         "pause",
         "resume",
-        "reallocations",
+        "moves",
         "status",
         "log",
     ):

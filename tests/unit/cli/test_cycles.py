@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
-from polluxd.cli.fairness import Words, lines
+from polluxd.cli.fairness import FairnessOptions, lines
 from polluxd.cli.replay import differences
 from polluxd.encoding import encode
 from polluxd.errors import ConfigError
@@ -210,7 +210,7 @@ def test_a_preview_without_anything_to_try_or_to_try_it_on(recorded, polluxctl):
 
 
 def test_every_setting_can_be_said():
-    said = Words(
+    said = FairnessOptions(
         power="max-min",
         accounts=["a=2"],
         users=["u=3"],
@@ -233,26 +233,32 @@ def test_every_setting_can_be_said():
 
 def test_entries_and_bounds_can_be_taken_out():
     present = Settings(account_ceilings={"a": 4, "b": 2}, starvation_bound=60.0)
-    said = Words(account_ceilings=["a=none"], starvation_bound="none").over(present)
+    said = FairnessOptions(account_ceilings=["a=none"], starvation_bound="none").over(present)
     assert said == {"account_ceilings": {"b": 2}, "starvation_bound": None}
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (Words(account_ceilings=["a=-1"]), "account ceilings are NAME=GPUS"),
-        (Words(user_guarantees=["a=1.5"]), "user guarantees are NAME=GPUS"),
-        (Words(user_guarantees=["7"]), "user guarantees are NAME=GPUS"),
-        (Words(gpu_counts="odd"), "setting gpu_counts: expected any, powers-of-two, whole-nodes"),
-        (Words(starvation_bound="soon"), "setting starvation_bound: expected seconds above 0, or none"),
-        (Words(starvation_bound="0"), "setting starvation_bound"),
-        (Words(remaining_work_power=5.0), "setting remaining_work_power: expected a number from -4 to 4"),
-        (Words(hysteresis=1.5), "setting hysteresis: expected a share from 0 to 1"),
+        (FairnessOptions(account_ceilings=["a=-1"]), "account ceilings are NAME=GPUS"),
+        (FairnessOptions(user_guarantees=["a=1.5"]), "user guarantees are NAME=GPUS"),
+        (FairnessOptions(user_guarantees=["7"]), "user guarantees are NAME=GPUS"),
+        (FairnessOptions(gpu_counts="odd"), "setting gpu_counts: expected any, powers-of-two, whole-nodes"),
         (
-            Words(account_guarantees=["b=9"]),
+            FairnessOptions(starvation_bound="soon"),
+            "setting starvation_bound: expected seconds above 0, or none",
+        ),
+        (FairnessOptions(starvation_bound="0"), "setting starvation_bound"),
+        (
+            FairnessOptions(remaining_work_power=5.0),
+            "setting remaining_work_power: expected a number from -4 to 4",
+        ),
+        (FairnessOptions(hysteresis=1.5), "setting hysteresis: expected a share from 0 to 1"),
+        (
+            FairnessOptions(account_guarantees=["b=9"]),
             "account b: the guarantee of 9 GPUs would be above the ceiling of 4",
         ),
-        (Words(), "nothing to set"),
+        (FairnessOptions(), "nothing to set"),
     ],
 )
 def test_what_makes_no_sense_is_refused(words, told):

@@ -17,7 +17,7 @@ MAN = Path(__file__).parents[3] / "contrib" / "man"
 PAGES = {
     "polluxctl.1": ("polluxd.cli.ctl", "polluxctl"),
     "polluxd.8": ("polluxd.cli.daemon", "polluxd"),
-    "pollux.1": ("pollux.launch", "pollux"),
+    "pollux.1": ("pollux.launcher.launch", "pollux"),
 }
 _OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]+|-[a-zA-Z])\b")
 _FOREIGN = {"--ntasks-per-node"}  # srun's, named in prose
@@ -26,7 +26,7 @@ _FOREIGN = {"--ntasks-per-node"}  # srun's, named in prose
 @cache
 def help_of(module: str, name: str, *words: str) -> str:
     """What `name words --help` prints, plainly."""
-    if module == "pollux.launch":  # blocks a signal as it is imported: not in this process
+    if module == "pollux.launcher.launch":  # blocks a signal as it is imported: not in this process
         done = subprocess.run(
             [sys.executable, "-m", module, *words, "--help"],
             capture_output=True,

@@ -21,7 +21,7 @@ def ordered(store, monkeypatch):
         return job_id == MOVE.job_id
 
     def cancel_move(job_id, who):
-        found = [m for m in store.open_reallocations() if m.job_id == job_id]
+        found = [m for m in store.open_moves() if m.job_id == job_id]
         return found[0] if found else None
 
     monkeypatch.setattr(store, "set_pin", set_pin, raising=False)
@@ -46,11 +46,11 @@ def test_pin_and_unpin(polluxctl, ordered):
         (Step.PLANNED, 0, "is taken back: it trains on at"),
         (Step.CHECKPOINTED, 0, "within 2 minutes"),
         (Step.REQUEUED, 1, "too late"),
-        (Step.TRAINING, 1, "no re-allocation under way"),
+        (Step.TRAINING, 1, "no move under way"),
     ],
 )
 def test_a_move_is_taken_back_while_its_job_still_runs(polluxctl, ordered, step, status, says):
-    ordered.moves = [replace(MOVE, step=step)]
+    ordered.known_moves = [replace(MOVE, step=step)]
     said = polluxctl("cancel-move", str(MOVE.job_id))
     assert said.status == status
     assert says in said.out + said.err
@@ -84,7 +84,7 @@ def test_a_move_is_taken_back_while_its_job_still_runs(polluxctl, ordered, step,
 def test_what_cannot_be_taken_back_names_no_placement_that_there_is_not(
     polluxctl, ordered, path, changes, says
 ):
-    ordered.moves = [replace(MOVE, path=path, **changes)]
+    ordered.known_moves = [replace(MOVE, path=path, **changes)]
     said = polluxctl("cancel-move", str(MOVE.job_id))
     assert said.status == 1
     assert says in said.err

@@ -47,12 +47,12 @@ def test_the_document_is_the_contract(summary, tmp_path):
                 "state": "COMPLETED",
                 "jct_s": 59.5,
                 "accuracy": 0.91,
-                "reallocations": 1,
+                "moves": 1,
                 "gpus": [[1.0, 0], [2.0, 1], [12.0, 0], [20.0, 4], [60.0, 0]],
                 "batch_size": [[4.0, 32], [25.0, 128]],
             }
         ],
-        "reallocations": [
+        "moves": [
             {
                 "job_id": 4,
                 "path": "requeue",

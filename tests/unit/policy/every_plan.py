@@ -13,7 +13,7 @@ from polluxd.model import Placement, Plan, Snapshot
 from polluxd.policy import decide, fairness, objective
 from polluxd.policy.domains import split
 from polluxd.policy.layout import NOWHERE
-from polluxd.policy.menu import build
+from polluxd.policy.option_table import build
 from polluxd.policy.packing import Packing
 from polluxd.policy.shapes import ANYWHERE, ONE_RACK
 from tests.unit.policy.scenarios import random_snapshot

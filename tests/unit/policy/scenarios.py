@@ -105,7 +105,7 @@ def random_job(rng: random.Random, number: int) -> Job:
         weight=rng.choice([1.0, 1.0, 2.0]),
         started=found is not None,
         lost_seconds=rng.uniform(0, age / 3),
-        reallocation_cost=rng.uniform(5, 60),
+        move_cost=rng.uniform(5, 60),
     )
 
 

@@ -109,7 +109,7 @@ def test_absurd_but_finite_values_do_not_crash():
     jobs = [
         job(1, report=report(strange, noise=NoiseScale(1e300, 1e-300))),
         job(2, report=report(noise=NoiseScale(0.0, 0.0)), age=0.0, lost_seconds=1e12),
-        running(3, ["n000"], 1, report=report(explored=10**9), age=-5.0, reallocation_cost=-1.0, weight=0.0),
+        running(3, ["n000"], 1, report=report(explored=10**9), age=-5.0, move_cost=-1.0, weight=0.0),
         job(
             4,
             JobSpec(min_gpus=1, max_gpus=10**9, cpus_per_gpu=0),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pollux.goodput import NoiseScale
 from polluxd.model import Job, JobSpec, Snapshot
-from polluxd.policy import Cache, decide, menu, reasons
+from polluxd.policy import Cache, decide, option_table, reasons
 from tests.unit.policy.scenarios import applied, job, nodes, random_job, random_snapshot, report, snapshot
 
 
@@ -59,9 +59,11 @@ def test_what_nobody_changed_is_neither_evaluated_nor_listed_nor_put_into_words_
         snap = applied(snap, decide(snap, cache=cache))
     decide(snap, cache=cache)
     redone: list[object] = []
-    real_words, real_tables = reasons.of, menu._optimum
+    real_words, real_tables = reasons.of, option_table._optimum
     monkeypatch.setattr(reasons, "of", lambda said: redone.append(said) or real_words(said))
-    monkeypatch.setattr(menu, "_optimum", lambda jobs, *more: redone.append(jobs) or real_tables(jobs, *more))
+    monkeypatch.setattr(
+        option_table, "_optimum", lambda jobs, *more: redone.append(jobs) or real_tables(jobs, *more)
+    )
     older = replace(snap, jobs=tuple(replace(j, age=j.age + 1e-9) for j in snap.jobs))
     decide(older, cache=cache)
     assert not redone

@@ -27,13 +27,13 @@ def test_a_job_whose_count_stays_keeps_its_nodes_while_others_come_and_go():
 def test_pinned_and_not_preemptible_jobs_keep_theirs_even_on_a_drained_node():
     drained = [node("n000", schedulable=False), node("n001")]
     jobs = [
-        running(1, ["n000"], 4, report=report(), pinned=True, pin_reason="re-allocation in flight"),
+        running(1, ["n000"], 4, report=report(), pinned=True, pin_reason="move in flight"),
         running(2, ["n001"], 1, JobSpec(preemptible=False), report=report()),
         job(3, report=report(), pinned=True, pin_reason="cooldown"),
     ]
     plan = decide(snapshot(drained, jobs))
     assert not any(a.changed for a in plan.allocations)
-    assert "re-allocation in flight" in plan.of(1).reason
+    assert "move in flight" in plan.of(1).reason
     assert "not preemptible" in plan.of(2).reason
     assert "cooldown" in plan.of(3).reason
 
@@ -47,9 +47,7 @@ def test_jobs_leave_drained_nodes_and_shared_nodes_lend_what_others_left():
 
 def test_dear_moves_are_not_made():
     def at(cost):
-        jobs = [
-            running(1, ["n000"], 1, report=report("middling", explored=1), age=300.0, reallocation_cost=cost)
-        ]
+        jobs = [running(1, ["n000"], 1, report=report("middling", explored=1), age=300.0, move_cost=cost)]
         return decide(snapshot(nodes(1), jobs)).of(1)
 
     assert at(30.0).placement.gpus == 2
@@ -61,7 +59,7 @@ def test_small_gains_do_not_flap():
     nearly_flat = ThroughputParams(0.5, 1e-5, 0.495, 0.0, 0.6, 0.0, 1.0)
     limits = BatchLimits(64, 64, 1, 64)
     slow = report(nearly_flat, limits=limits, noise=NoiseScale(1.0, 1.0))
-    plan = decide(snapshot(nodes(1), [running(1, ["n000"], 1, report=slow, age=1e7, reallocation_cost=1.0)]))
+    plan = decide(snapshot(nodes(1), [running(1, ["n000"], 1, report=slow, age=1e7, move_cost=1.0)]))
     assert not plan.of(1).changed
 
 

@@ -45,7 +45,7 @@ def test_a_noise_scale_that_cannot_be_counts_as_not_measured(noise):
     assert "its noise scale" in plan.of(1).reason
 
 
-@pytest.mark.parametrize("field", ["weight", "age", "lost_seconds", "reallocation_cost", "waiting"])
+@pytest.mark.parametrize("field", ["weight", "age", "lost_seconds", "move_cost", "waiting"])
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 def test_times_and_weights_that_are_no_numbers_do_not_spread(field, value):
     jobs = [job(1, report=report(), started=True, **{field: value}), job(2, report=report("middling"))]

@@ -34,7 +34,7 @@ def test_everything() -> None:
 
 def test_a_companion() -> None:
     read = parse_admin_comment(
-        "pollux:v1 companion-of=7 attempt=0 reallocation=12 cpus-per-gpu=2 mem-per-gpu=300 submitted=17"
+        "pollux:v1 companion-of=7 attempt=0 move=12 cpus-per-gpu=2 mem-per-gpu=300 submitted=17"
     )
     assert read is not None
     assert read.companion == Companion(7, 0, 12)
@@ -66,10 +66,10 @@ def test_rules_that_are_none(rule: str) -> None:
         ("pollux:v1 min-gpus=0", "min-gpus is a whole number from 1 up, not '0'"),
         ("pollux:v1 min-gpus=\u0663", "min-gpus is a whole number"),
         ("pollux:v1 adaptive=1", "adaptive is yes or no, not '1'"),
-        ("pollux:v1 companion-of=7 attempt=0", "a companion has companion-of, attempt, reallocation"),
-        ("pollux:v1 companion-of=0 attempt=0 reallocation=1", "companion-of is a whole number"),
-        ("pollux:v1 companion-of=7 attempt=-1 reallocation=1", "attempt is a whole number"),
-        (f"pollux:v1 companion-of={'9' * 5000} attempt=0 reallocation=1", "companion-of is a whole number"),
+        ("pollux:v1 companion-of=7 attempt=0", "a companion has companion-of, attempt, move"),
+        ("pollux:v1 companion-of=0 attempt=0 move=1", "companion-of is a whole number"),
+        ("pollux:v1 companion-of=7 attempt=-1 move=1", "attempt is a whole number"),
+        (f"pollux:v1 companion-of={'9' * 5000} attempt=0 move=1", "companion-of is a whole number"),
         ("pollux:v1 min-gpus=1 min-gpus=2", "twice"),
         ("pollux:v1 gpu-counts=any gpu-counts=any", "twice"),
         ("pollux:v1 min-gpus=4 max-gpus=2", "min-gpus=4 is above max-gpus=2"),

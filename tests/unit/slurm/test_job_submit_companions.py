@@ -13,7 +13,7 @@ from tests.unit.slurm.lua_hooks import NEEDS_LUA, modify, refused, submit
 
 pytestmark = NEEDS_LUA
 
-COMPANION = "#POLLUX companion-of=12 attempt=0 reallocation=345"
+COMPANION = "#POLLUX companion-of=12 attempt=0 move=345"
 
 
 def test_a_companion_waits_for_polluxd_which_reads_whose_it_is() -> None:
@@ -35,10 +35,10 @@ def test_a_companion_waits_for_polluxd_which_reads_whose_it_is() -> None:
     [
         (
             "#POLLUX companion-of=12 attempt=0",
-            "a companion has companion-of=JOB attempt=RESTARTS reallocation=ID",
+            "a companion has companion-of=JOB attempt=RESTARTS move=ID",
         ),
-        ("#POLLUX companion-of=x attempt=0 reallocation=3", "a companion has"),
-        (f"#POLLUX companion-of={'9' * 16} attempt=0 reallocation=3", "a companion has"),
+        ("#POLLUX companion-of=x attempt=0 move=3", "a companion has"),
+        (f"#POLLUX companion-of={'9' * 16} attempt=0 move=3", "a companion has"),
         (COMPANION + " min-gpus=2", "a companion has"),
         ("#POLLUX min-gpus=2\n" + COMPANION, "no other directive"),
         (COMPANION + "\n#POLLUX mode=observe", "no other directive"),
@@ -63,7 +63,7 @@ def test_a_companion_behind_the_first_command_is_an_ordinary_job() -> None:
 
 
 def test_a_companion_cannot_be_made_one_that_starts_again() -> None:
-    whose = "pollux:v1 companion-of=12 attempt=0 reallocation=3 cpus-per-gpu=1 submitted=1"
+    whose = "pollux:v1 companion-of=12 attempt=0 move=3 cpus-per-gpu=1 submitted=1"
     outcome = modify({"requeue": 1}, comment=whose)
     assert outcome.said == ["pollux: Requeue of job 7 is polluxd's to change"]
     assert modify({"requeue": 0}, comment=whose).accepted

@@ -149,7 +149,7 @@ def test_a_stale_ticket_is_replaced(site: dict[str, str], tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "comment", ["(null)", "xpollux:v1", "pollux:v10", "pollux:v1 companion-of=7 attempt=0 reallocation=3"]
+    "comment", ["(null)", "xpollux:v1", "pollux:v10", "pollux:v1 companion-of=7 attempt=0 move=3"]
 )
 def test_a_foreign_job_gets_none(site: dict[str, str], tmp_path: Path, comment: str) -> None:
     scontrol(tmp_path, f"JobId=42 JobName=x Restarts=0 AdminComment={comment} StdErr=z")

@@ -88,8 +88,8 @@ def test_a_comment_that_makes_no_sense_is_no_opt_in(comment: str | None) -> None
 
 
 def test_a_companion_and_states_of_other_versions() -> None:
-    companion = one(admin_comment="pollux:v1 companion-of=3 attempt=0 reallocation=9").companion
-    assert companion == Companion(parent=3, attempt=0, reallocation=9)
+    companion = one(admin_comment="pollux:v1 companion-of=3 attempt=0 move=9").companion
+    assert companion == Companion(parent=3, attempt=0, move=9)
     assert one(state="A_STATE_OF_TOMORROW").state is JobState.COMPLETING
     assert one(state="TIMEOUT").state is JobState.FAILED
     assert one(state="TIMEOUT").end_time == 1826807833

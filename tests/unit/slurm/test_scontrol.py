@@ -167,7 +167,7 @@ RUNNING = (
     .replace("CPUs/Task=1", "CPUs/Task=1 JOB_GRES=gpu:12 Nodes=n[1-3] CPU_IDs=0-3 Mem=0 GRES=gpu:4(IDX:0-3)")
 )
 COMPANION = OURS.format(id=9, state="PENDING", eligible=5).replace(
-    "pollux:v1 min-gpus=1", "pollux:v1 companion-of=8 attempt=0 reallocation=3 cpus-per-gpu=1 submitted=5"
+    "pollux:v1 min-gpus=1", "pollux:v1 companion-of=8 attempt=0 move=3 cpus-per-gpu=1 submitted=5"
 )
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polluxd.model import NO_PLACEMENT, Placement
-from polluxd.store.costs import cost_of, is_reallocation, totals
+from polluxd.store.costs import cost_of, is_move, totals
 
 N1 = Placement(("n1",), 4)
 
@@ -65,10 +65,10 @@ def test_a_start_is_counted_from_its_placing():
     assert (got["total_s"], got["from"]) == (10, "none")
 
 
-def test_first_starts_are_no_reallocations():
-    assert not is_reallocation("start", 0)
-    assert is_reallocation("start", 1)
-    assert is_reallocation("requeue", 0)
+def test_first_starts_are_no_moves():
+    assert not is_move("start", 0)
+    assert is_move("start", 1)
+    assert is_move("requeue", 0)
 
 
 def test_totals_per_job():

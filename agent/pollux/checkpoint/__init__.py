@@ -1,0 +1,1 @@
+"""Checkpoints: written, validated, chosen and restored."""

@@ -1,0 +1,370 @@
+"""A job's checkpoints as its ranks see them together: which one to start from, and who writes what.
+
+Rank 0 decides which checkpoint is the newest intact one, and all take the same. A plain training is written by rank 0
+to one file (`FileKeeper`); one under `fully_shard` by all ranks (`ShardedKeeper`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pollux.checkpoint.background import BackgroundSaver, HostCopy
+from pollux.checkpoint.file import write_durably
+from pollux.checkpoint.store import CheckpointStore
+from pollux.errors import CheckpointError, ForeignCheckpoint, RestartLoop
+from pollux.ranks.control import ControlExchange
+from pollux.ranks.sharding import ShardedModel, ShardedOptimizer, is_sharded, local_part
+
+logger = logging.getLogger("pollux")
+
+
+def fingerprint_of(models: Iterable[torch.nn.Module]) -> str:
+    """What a checkpoint's models are: names and shapes of their parameters, as a short text to compare."""
+    shapes = [[(name, list(p.shape)) for name, p in model.named_parameters()] for model in models]
+    size = sum(p.numel() for model in models for p in model.parameters())
+    digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]
+    return f"{sum(map(len, shapes))} tensors of {size} parameters ({digest})"
+
+
+def keeper_for(model: torch.nn.Module, directory: Path, size: int) -> Keeper:
+    """The keeper for a model: every rank calls it alike."""
+    if not is_sharded(model):
+        return FileKeeper(CheckpointStore(directory))
+    from pollux.checkpoint.sharded import ShardedStore  # noqa: PLC0415 - loads torch's sharding
+
+    # Of its own: a thread writes while the ranks exchange decisions.
+    group = dist.new_group(backend="gloo") if size > 1 else None
+    return ShardedKeeper(ShardedStore(directory, group=group))
+
+
+class Keeper(ABC):
+    """The checkpoints of one job. Every rank calls every method alike, unless it says otherwise."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.saved: int | None = None
+        """The optimizer step of the newest durable checkpoint, as far as this rank knows."""
+        self.written = False
+        """This attempt has written one."""
+        self.store: Any
+        self._saving: int | None = None
+
+    def _durable(self, step: int | None) -> None:
+        self.saved, self.written = step, True
+
+    @abstractmethod
+    def open(self, exchange: ControlExchange) -> dict[str, Any] | None:
+        """The newest intact checkpoint's state, shards not among it; None where there is none.
+
+        Raises CheckpointError (and ForeignCheckpoint) on all ranks alike.
+        """
+
+    @abstractmethod
+    def load(self, name: str, part: Any, state: Any) -> None:
+        """Load one part of the opened checkpoint."""
+
+    @abstractmethod
+    def save(
+        self,
+        parts: Mapping[str, Any],
+        rest: Callable[[], dict[str, Any]],
+        meta: dict[str, Any],
+        *,
+        rank: int,
+        durable: bool,
+    ) -> None:
+        """Write a checkpoint: all at once, or (not `durable`) beside the training. Raises CheckpointError."""
+
+    @abstractmethod
+    def prepare(self, parts: Mapping[str, Any], *, rank: int) -> None:
+        """Make the memory that a `save` beside the training copies these parts into: fresh memory is slow to fill."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Wait for a checkpoint that is being written; one that failed is logged, once. Any rank by itself."""
+
+    @property
+    @abstractmethod
+    def busy(self) -> bool:
+        """One is being written."""
+
+    def part(self, part: Any) -> Any:
+        """The part as this keeper writes it."""
+        return part
+
+
+class FileKeeper(Keeper):
+    """Rank 0 writes one file, every rank reads it."""
+
+    def __init__(self, store: CheckpointStore) -> None:
+        super().__init__(store.directory)
+        self.store = store
+        self._saver: BackgroundSaver | None = None
+
+    def open(self, exchange: ControlExchange) -> dict[str, Any] | None:
+        name: str | None = None
+        trouble: CheckpointError | None = None
+        if exchange.rank == 0:
+            try:
+                found = self.store.newest()
+                name = None if found is None else found[0].name
+                if found is None and any(self.directory.glob("checkpoint-*.shards")):
+                    raise ForeignCheckpoint(
+                        f"{self.directory} holds checkpoints of a model under fully_shard: apply it to this one, or "
+                        "use another checkpoint directory"
+                    )
+            except CheckpointError as error:
+                trouble = error
+        name, trouble = exchange.gather((name, trouble))[0]
+        if trouble is not None:
+            raise trouble
+        if name is None:
+            return None
+        state: dict[str, Any] | None = None
+        try:
+            state = self.store.load(self.directory / name)[0]
+        except CheckpointError as error:
+            trouble = error
+        troubles = [str(found) for found in exchange.gather(trouble) if found is not None]
+        if troubles:
+            raise CheckpointError(
+                f"rank 0 found {name} intact, but not every rank can read it: the checkpoint directory must lie on a "
+                f"file system that all nodes share. {troubles[0]}"
+            )
+        return state
+
+    def load(self, name: str, part: Any, state: Any) -> None:
+        part.load_state_dict(state)
+
+    def save(
+        self,
+        parts: Mapping[str, Any],
+        rest: Callable[[], dict[str, Any]],
+        meta: dict[str, Any],
+        *,
+        rank: int,
+        durable: bool,
+    ) -> None:
+        if rank:
+            return
+        state = {name: part.state_dict() for name, part in parts.items()} | rest()
+        self.settle()
+        if durable:
+            self.store.save(state, meta=meta)
+            self._durable(meta["optimizer_steps"])
+        else:
+            self._saver = self._saver or BackgroundSaver(self.store)
+            self._saver.save(state, meta=meta)
+            self._saving = meta["optimizer_steps"]
+
+    def prepare(self, parts: Mapping[str, Any], *, rank: int) -> None:
+        if rank:
+            return
+        self._saver = self._saver or BackgroundSaver(self.store)
+        if not self._saver.busy:
+            self._saver.prepare({name: part.state_dict() for name, part in parts.items()})
+
+    def settle(self) -> None:
+        if self._saver is None or self._saving is None:
+            return
+        try:
+            self._saver.wait()
+            self._durable(self._saving)
+        except CheckpointError as error:
+            logger.error("%s", error)
+        self._saving = None
+
+    @property
+    def busy(self) -> bool:
+        return self._saver is not None and self._saver.busy
+
+
+class ShardedKeeper(Keeper):
+    """All ranks write, and read, their shards; rank 0 the rest."""
+
+    def __init__(self, store: Any) -> None:
+        super().__init__(store.directory)
+        self.store = store
+        self._opened: Path | None = None
+        self._copies = HostCopy()
+        self._shards: dict[str, Any] = {}
+        """Copies of this rank's shards, whose memory is used again."""
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def part(self, part: Any) -> Any:
+        if isinstance(part, torch.nn.Module):
+            return ShardedModel(part)
+        if isinstance(part, torch.optim.Optimizer):
+            return ShardedOptimizer(part)
+        return part
+
+    def open(self, exchange: ControlExchange) -> dict[str, Any] | None:
+        self._opened = self.store.newest()
+        if self._opened is None:
+            if exchange.gather(any(self.directory.glob("checkpoint-*.pt")))[0]:
+                raise ForeignCheckpoint(
+                    f"{self.directory} holds checkpoints of a model without fully_shard; use another directory"
+                )
+            return None
+        state: dict[str, Any] = self.store.read_rest(self._opened)[0]
+        return state
+
+    def load(self, name: str, part: Any, state: Any) -> None:
+        if not hasattr(part, "shards"):
+            part.load_state_dict(state)
+            return
+        shards = part.template(state)
+        if shards and self._opened is not None:
+            named = {f"{name}.{key}": value for key, value in shards.items()}
+            self.store.read_shards(self._opened, named)
+        part.load_state_dict(state, shards)
+
+    def save(
+        self,
+        parts: Mapping[str, Any],
+        rest: Callable[[], dict[str, Any]],
+        meta: dict[str, Any],
+        *,
+        rank: int,
+        durable: bool,
+    ) -> None:
+        self.settle()
+        shards = _shards_of(parts)
+        state = {name: part.state_dict() for name, part in parts.items()} | rest() if rank == 0 else {}
+        step = meta["optimizer_steps"]
+        if durable:
+            self.store.save(shards, state, meta=meta)
+            self._durable(step)
+            return
+        copies = self._copied(shards)
+        state = self._copies.take(state)
+        self._copies.await_transfers()
+
+        def write() -> None:
+            try:
+                self.store.save(copies, state, meta=meta)
+            except BaseException as error:  # whatever it is, the training thread must hear of it
+                self._error = error
+
+        self._saving = step
+        # Not a daemon: a script that ends waits for its last checkpoint to be on disk.
+        self._thread = threading.Thread(target=write, name="pollux-checkpoint")
+        self._thread.start()
+
+    def prepare(self, parts: Mapping[str, Any], *, rank: int) -> None:
+        self._copied(_shards_of(parts))
+        if rank == 0:
+            self._copies.prepare({name: part.state_dict() for name, part in parts.items()})
+
+    def _copied(self, shards: Mapping[str, Any]) -> dict[str, Any]:
+        kept, self._shards = self._shards, {}
+        for name, value in shards.items():
+            copy = kept.get(name)
+            if copy is None or _layout(copy) != _layout(value):
+                copy = value.detach().cpu() if value.is_cuda else value.detach().clone()
+            else:
+                local_part(copy).copy_(local_part(value))
+            self._shards[name] = copy
+        return dict(self._shards)
+
+    def settle(self) -> None:
+        if self._thread is None:
+            return
+        self._thread.join()
+        self._thread = None
+        error, self._error = self._error, None
+        if error is None:
+            self._durable(self._saving)
+        else:
+            logger.error("%s", error)
+        self._saving = None
+
+    @property
+    def busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+
+def _shards_of(parts: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        f"{name}.{key}": value
+        for name, part in parts.items()
+        if hasattr(part, "shards")
+        for key, value in part.shards().items()
+    }
+
+
+def _layout(shard: Any) -> tuple[Any, ...]:
+    """What two DTensors must share for one's part to be copied into the other's."""
+    return shard.shape, shard.dtype, shard.placements, shard.device_mesh, local_part(shard).shape
+
+
+class FruitlessRestarts:
+    """Counts automatic restarts since the newest checkpoint, in a file beside it, which rank 0 keeps.
+
+    A training that dies before its first checkpoint would otherwise be started over and over, for as long as Slurm
+    requeues it. Starts by a person's hand count as none.
+    """
+
+    def __init__(self, directory: Path, most: int, environ: Mapping[str, str] = os.environ) -> None:
+        self._path = directory / "restarts.json"
+        self._automatic = any(
+            environ.get(name, "0") not in ("", "0") for name in ("SLURM_RESTART_COUNT", "POLLUX_RESTARTS")
+        )
+        self._most = most
+        self._counted = False
+
+    def begin(self, exchange: ControlExchange) -> None:
+        """An attempt begins. Raises RestartLoop, on every rank, where too many before it came to nothing."""
+        trouble: RestartLoop | None = None
+        if exchange.rank == 0:
+            try:
+                self._count()
+            except RestartLoop as error:
+                trouble = error
+        trouble = exchange.gather(trouble)[0]
+        if trouble is not None:
+            raise trouble
+
+    def _count(self) -> None:
+        count = self._read() + 1 if self._automatic else 0
+        if count > self._most:
+            raise RestartLoop(
+                f"{count - 1} restarts in a row ended without a new checkpoint: expected at most {self._most} (since "
+                f"{time.ctime(self._path.stat().st_mtime)}). Find out why from the job's output; then remove "
+                f"{self._path}, or submit the job anew, to train on from the newest checkpoint"
+            )
+        self._counted = count > 0 or self._path.exists()
+        if not self._counted:
+            return
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_durably(self._path, lambda file: file.write(json.dumps({"restarts": count}).encode()))
+        except OSError as error:
+            logger.warning("restarts cannot be counted: %s", error)
+
+    def checkpointed(self) -> None:
+        """A checkpoint was written: this attempt was worth something."""
+        if self._counted:
+            self._counted = False
+            with contextlib.suppress(OSError):
+                self._path.unlink(missing_ok=True)
+
+    def _read(self) -> int:
+        try:
+            return max(int(json.loads(self._path.read_text())["restarts"]), 0)
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0

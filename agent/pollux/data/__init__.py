@@ -1,0 +1,1 @@
+"""Data loaders whose position survives any change of ranks and batch size."""

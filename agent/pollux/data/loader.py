@@ -1,0 +1,273 @@
+"""A data loader whose place in the data survives any change of ranks and batch size.
+
+`ElasticLoader` yields this rank's micro-batches, through torch's own DataLoader where there are workers or pinning
+(collation is torch's or the user's). Three positions in the pass's global order matter (see data_plan):
+
+    committed <= cursor <= planned
+
+`planned` is where prefetching workers have got to, `cursor` is after the last micro-batch handed out, and
+`committed` is after the last one that an optimizer step has used. Only `committed` is saved: whatever was
+prefetched, or handed out but not yet part of a step, comes again after a restart, at whatever world size.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sized
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    Sampler,
+    default_collate,
+)
+
+from pollux.data.place import ElasticData, check_sizes, mix_seed
+from pollux.data.plan import MicroBatch, Order, order_digest, pass_order
+from pollux.data.stream import ElasticStream
+from pollux.errors import BatchError, DataError
+
+
+def elastic_loader(dataset: Any, *, batch_size: int, **options: Any) -> ElasticData:
+    """The loader for a dataset of either kind: ElasticLoader where it is indexed, ElasticStream where only iterated.
+
+    `batch_size` is M0. Raises BatchError where a pass has fewer samples, whatever the ranks: no step would be whole.
+    """
+    _check_undivided(dataset, options)
+    indexed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    if isinstance(dataset, IterableDataset) or not indexed:
+        if isinstance(dataset, Iterator):
+            raise DataError(
+                f"expected a dataset that starts anew with each iter(), got the iterator {type(dataset).__name__}"
+            )
+        unknown = sorted(set(options) & {"shuffle", "sampler", "num_workers"})
+        if any(options[name] for name in unknown):
+            raise DataError(
+                f"an iterable dataset has its own order and is read in this process: leave out {', '.join(unknown)}, "
+                "shuffle in the dataset, and for workers pass a DataLoader of it with batch_size=None"
+            )
+        stream = ElasticStream(dataset, **{k: v for k, v in options.items() if k not in unknown})
+        if not stream.length:
+            raise DataError(
+                f"{type(dataset).__name__} has no len(): give the samples of a pass, about, as length=... so that "
+                "epochs and progress can be told"
+            )
+        _check_length(stream.length, batch_size)
+        return stream
+    sampler = options.get("sampler")
+    _check_length(_length_of(sampler if sampler is not None else dataset), batch_size)
+    return ElasticLoader(dataset, **options)
+
+
+def _check_undivided(dataset: Any, options: Mapping[str, Any]) -> None:
+    """Raise DataError for what would divide the data once more: into batches, or among the ranks."""
+    if isinstance(dataset, DataLoader) and (
+        dataset.batch_size is not None or dataset.batch_sampler is not None
+    ):
+        raise DataError(
+            "expected a dataset, got a DataLoader that makes batches: give its dataset, and its collate_fn, "
+            "num_workers and so on as options (for a stream in workers, a DataLoader with batch_size=None)"
+        )
+    if isinstance(options.get("sampler"), DistributedSampler):
+        raise DataError(
+            "expected a sampler that gives every rank the same indices, got a DistributedSampler: leave it out, the "
+            "loader shuffles and divides among the ranks by itself"
+        )
+    for name, instead in {
+        "batch_sampler": "give a sampler of single samples, of which the loader makes batches of any size",
+        "generator": "the order follows attach(..., seed=...)",
+    }.items():
+        if options.get(name) is not None:
+            raise DataError(f"expected no {name}: {instead}")
+
+
+def _check_length(length: int, batch_size: int) -> None:
+    if length < batch_size:
+        raise BatchError(
+            f"the dataset has {length} samples, fewer than the batch size of {batch_size}; use a smaller batch size"
+        )
+
+
+class ElasticLoader(ElasticData):
+    """Iterate over this rank's part of each pass over `dataset` (map-style: `len` and integer indexing).
+
+    `local_batch` is samples per micro-batch and rank. `sampler` replaces the shuffled order by the user's
+    own; it must give every rank the same indices, and its `set_epoch(pass)` is called where it has one. Other
+    keyword arguments go to torch's DataLoader. A dataset smaller than the global batch makes passes of one short
+    micro-batch.
+
+    Raises BatchError when no batch can ever be made, DataError when the dataset or the sampler is unusable.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        *,
+        rank: int,
+        world_size: int,
+        local_batch: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        sampler: Sampler[int] | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            rank=rank, world_size=world_size, local_batch=local_batch, seed=seed, drop_last=drop_last
+        )
+        self.dataset = dataset
+        self.num_workers = num_workers
+        self._shuffle = shuffle
+        self._sampler = sampler
+        self._length = _length_of(sampler if sampler is not None else dataset)
+        check_sizes(rank, world_size, local_batch)
+        if local_batch > self._length:
+            raise BatchError(
+                f"the dataset has {self._length} samples, fewer than one rank's batch of {local_batch}; "
+                "use a smaller batch size"
+            )
+        if drop_last and self._length < world_size * local_batch:
+            raise BatchError(
+                f"drop_last with {self._length} samples leaves no batch of {world_size} ranks x "
+                f"{local_batch}; use a smaller batch, or drop_last=False"
+            )
+        self._order: tuple[tuple[int, int], Order] | None = None
+        self._expected_digest: int | None = None
+        self._feed = _Feed(self)
+        self._source: Iterator[Any] | None = None
+        self._generator = torch.Generator()
+        self._collate = None if num_workers or pin_memory or options else collate_fn or default_collate
+        """Batches are made here, as torch's DataLoader would without workers, only sooner; None: it makes them."""
+        self._many = getattr(dataset, "__getitems__", None)
+        if num_workers > 0:
+            # Kept alive, the workers are reused when the batch size changes in mid-pass.
+            options.setdefault("persistent_workers", True)
+        self._loader: DataLoader[Any] = DataLoader(
+            dataset,
+            batch_sampler=cast(Any, self._feed),
+            collate_fn=collate_fn,
+            num_workers=num_workers,
+            pin_memory=pin_memory,
+            generator=self._generator,
+            **options,
+        )
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    def _fetch(self) -> tuple[Any, MicroBatch] | None:
+        micro = self._plan(self._cursor, self._length)
+        if micro is None:
+            return None
+        if self._collate is not None:
+            chosen, data = self._indices(micro), self.dataset
+            return self._collate(self._many(chosen) if self._many else [data[i] for i in chosen]), micro
+        if self._source is None:
+            # Augmentation in workers follows (seed, pass, place, rank); the global generator is not touched.
+            self._generator.manual_seed(mix_seed(self._seed, self._pass, self._cursor, self._rank))
+            self._source = iter(self._loader)
+        batch = next(self._source)
+        return batch, self._feed.planned.popleft()
+
+    def _moved(self) -> None:
+        self._source = None
+
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        if self._sampler is not None and self._committed:
+            state["order"] = order_digest(self._current_order())
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._expected_digest = state.get("order")
+
+    def _indices(self, micro: MicroBatch) -> list[int]:
+        """This rank's samples. A stand-in is any of this very micro-batch: loaded like others, it weighs nothing."""
+        start, stop = micro.local_start, micro.local_stop
+        if start == stop:
+            start, stop = micro.start, micro.start + 1
+        chosen: list[int] = self._current_order()[start:stop].tolist()
+        return chosen
+
+    def _current_order(self) -> Order:
+        key = (self._seed, self._pass)
+        if self._order is None or self._order[0] != key:
+            self._order = (key, self._make_order())
+        return self._order[1]
+
+    def _make_order(self) -> Order:
+        if self._sampler is None:
+            return (
+                pass_order(self._length, self._seed, self._pass) if self._shuffle else np.arange(self._length)
+            )
+        order = _sampler_order(self._sampler, mix_seed(self._seed, self._pass), self._pass)
+        if len(order) != self._length:
+            raise DataError(f"the sampler promised {self._length} indices by len(), and gave {len(order)}")
+        if (
+            self._committed
+            and self._expected_digest is not None
+            and order_digest(order) != self._expected_digest
+        ):
+            raise DataError(
+                f"the sampler gives another order for pass {self._pass} than before the restart, so samples "
+                "would be lost or repeated; make it depend on set_epoch(pass) or on its generator alone"
+            )
+        return order
+
+
+class _Feed:
+    """The batch sampler of the inner DataLoader: plans from the cursor on, and remembers what it planned."""
+
+    def __init__(self, loader: ElasticLoader) -> None:
+        self._loader = loader
+        self.planned: deque[MicroBatch] = deque()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.planned.clear()
+        return self._plan_from(self._loader._cursor)
+
+    def _plan_from(self, position: int) -> Iterator[list[int]]:
+        loader = self._loader
+        while (micro := loader._plan(position, loader.length)) is not None:
+            self.planned.append(micro)
+            position = micro.stop
+            yield loader._indices(micro)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+
+def _length_of(sized: object) -> int:
+    try:
+        length = len(cast(Sized, sized))
+    except TypeError as error:
+        raise DataError(f"expected a dataset or sampler with len(), got {type(sized).__name__}") from error
+    if length < 1:
+        raise DataError("the dataset is empty")
+    return length
+
+
+def _sampler_order(sampler: Sampler[int], seed: int, pass_index: int) -> Order:
+    """List a sampler's indices so that they depend on seed and pass alone; keep the global generator."""
+    set_epoch = getattr(sampler, "set_epoch", None)
+    if callable(set_epoch):
+        set_epoch(pass_index)
+    generator = getattr(sampler, "generator", None)
+    if isinstance(generator, torch.Generator):
+        generator.manual_seed(seed)
+    before = torch.random.get_rng_state()
+    try:
+        torch.default_generator.manual_seed(seed)
+        return np.fromiter(sampler, dtype=np.int64)
+    finally:
+        torch.random.set_rng_state(before)

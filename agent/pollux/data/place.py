@@ -1,0 +1,234 @@
+"""The place in the data that loaders of every kind keep: pass, committed position, cursor."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from pollux.data.plan import MicroBatch, next_micro_batch
+from pollux.errors import BatchError, DataError
+
+STATE_VERSION = 1
+
+
+class ElasticData(ABC):
+    """What the session asks of a loader, and the bookkeeping that all loaders share.
+
+    Each `iter()` yields what is left of the current pass; when that has ended, the next `iter()` starts the next
+    pass. Leaving the loop early keeps the place.
+    """
+
+    def __init__(self, *, rank: int, world_size: int, local_batch: int, seed: int, drop_last: bool) -> None:
+        self.drop_last = drop_last
+        self.num_workers = 0
+        """Processes that read ahead: a change of sizes makes them read again."""
+        self._rank, self._world_size, self._local_batch = rank, world_size, local_batch
+        self._seed = seed
+        self._pass = 0
+        self._committed = 0
+        self._cursor = 0
+        self._ended = False
+        self._current: MicroBatch | None = None
+        self._iteration = 0
+
+    # -- what a kind of loader supplies -------------------------------
+
+    @property
+    @abstractmethod
+    def length(self) -> int:
+        """Samples in a whole pass."""
+
+    @abstractmethod
+    def _fetch(self) -> tuple[Any, MicroBatch] | None:
+        """The micro-batch at the cursor, loaded; None where the pass has nothing left for one."""
+
+    @abstractmethod
+    def _moved(self) -> None:
+        """The place or the sizes have changed other than by fetching: forget what was read ahead."""
+
+    # -- what the session reads ---------------------------------------
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        return self._world_size
+
+    @property
+    def local_batch(self) -> int:
+        """Samples per rank in a full micro-batch."""
+        return self._local_batch
+
+    @property
+    def pass_index(self) -> int:
+        """The pass that the next sample to be committed belongs to; counts from 0."""
+        return self._pass
+
+    @property
+    def position(self) -> int:
+        """Samples of this pass already committed, over all ranks."""
+        return self._committed
+
+    @property
+    def weight(self) -> float:
+        """Factor of this rank's mean loss in the current micro-batch: 1 usually, 0 for a stand-in."""
+        return 1.0 if self._current is None else self._current.weight
+
+    @property
+    def samples(self) -> int:
+        """Samples of the current micro-batch over all ranks."""
+        return 0 if self._current is None else self._current.samples
+
+    @property
+    def local_samples(self) -> int:
+        """Samples of the current micro-batch on this rank, a stand-in not counted."""
+        return 0 if self._current is None else self._current.local_samples
+
+    @property
+    def last_of_pass(self) -> bool:
+        """True at the last micro-batch of the pass: an accumulation group ends here, however short."""
+        return self._current is not None and self._current.last
+
+    def __len__(self) -> int:
+        """Micro-batches in a whole pass at the present sizes."""
+        full = self._world_size * self._local_batch
+        return self.length // full if self.drop_last else -(-self.length // full)
+
+    # -- iteration ----------------------------------------------------
+
+    def __iter__(self) -> Iterator[Any]:
+        self._iteration += 1
+        return self._run(self._iteration)
+
+    def _run(self, iteration: int) -> Iterator[Any]:
+        first = self._pass
+        while True:
+            fetched = self._fetch()
+            if fetched is None:
+                # Restored at the very end of a pass, or where drop_last leaves nothing at the new size.
+                if self._pass > first:
+                    raise BatchError(
+                        f"no micro-batch of {self._world_size} ranks x {self._local_batch} can be made from a pass; "
+                        "use a smaller batch, or drop_last=False"
+                    )
+                self._advance()
+                continue
+            batch, self._current = fetched
+            self._cursor = self._current.stop
+            self._ended = self._current.last
+            yield batch
+            if iteration != self._iteration:
+                raise DataError(
+                    "expected one iterator of this loader at a time, but a newer one was started; "
+                    "make a loader for each"
+                )
+            if self._ended:
+                self._advance()
+                return
+            # A commit at the last micro-batch has already moved on to the next pass.
+            if self._cursor == 0 and self._current is not None and self._current.last:
+                return
+
+    def commit(self) -> None:
+        """Everything handed out so far is part of an optimizer step now; call it right after each step."""
+        if self._ended:
+            self._advance()
+        else:
+            self._committed = self._cursor
+
+    def rewind(self) -> None:
+        """Hand out again what was handed out since the last commit: for a group that failed half-way."""
+        self._cursor = self._committed
+        self._ended = False
+        self._current = None
+        self._moved()
+
+    def set_batch(self, local_batch: int) -> None:
+        """Change the samples per rank from the next micro-batch on; what was prefetched comes again."""
+        if local_batch != self._local_batch:
+            self.resize(self._rank, self._world_size, local_batch)
+
+    def resize(self, rank: int, world_size: int, local_batch: int) -> None:
+        """Change rank, ranks and batch from the next micro-batch on; every rank does so at the same place."""
+        check_sizes(rank, world_size, local_batch)
+        if (rank, world_size, local_batch) != (self._rank, self._world_size, self._local_batch):
+            self._rank, self._world_size, self._local_batch = rank, world_size, local_batch
+            self._moved()
+
+    # -- state --------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The committed place: independent of ranks and batch size, equal on every rank."""
+        return {
+            "version": STATE_VERSION,
+            "pass": self._pass,
+            "position": self._committed,
+            "seed": self._seed,
+            "len": self.length,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to a saved place, at whatever ranks and batch size this loader has. Raises DataError."""
+        try:
+            version, pass_index, position = state["version"], state["pass"], state["position"]
+            seed, length = state["seed"], state["len"]
+        except (KeyError, TypeError) as error:
+            raise DataError(f"not a saved loader state: {state!r}") from error
+        if version != STATE_VERSION:
+            raise DataError(f"expected a loader state of version {STATE_VERSION}, found {version}")
+        self._accept_length(length)
+        if not (pass_index >= 0 and 0 <= position <= (self.length or position)):
+            raise DataError(
+                f"a saved place outside the data: pass {pass_index}, position {position} of {length}"
+            )
+        # The saved seed rules: the rest of the pass must follow the order that its beginning followed.
+        self._seed, self._pass = seed, pass_index
+        self._committed = self._cursor = position
+        self._ended = False
+        self._current = None
+        self._moved()
+
+    # -- within -------------------------------------------------------
+
+    def _accept_length(self, saved: int) -> None:
+        """Raise DataError where the place in a pass of `saved` samples has no meaning in this dataset."""
+        if saved != self.length:
+            raise DataError(
+                f"the checkpoint was made with {saved} samples, the dataset has {self.length} now: the place in the "
+                "pass has no meaning in it; restore the dataset, or start without the checkpoint"
+            )
+
+    def _advance(self) -> None:
+        self._pass += 1
+        self._committed = self._cursor = 0
+        self._ended = False
+        self._moved()
+
+    def _plan(self, position: int, length: int) -> MicroBatch | None:
+        return next_micro_batch(
+            length,
+            position,
+            rank=self._rank,
+            world_size=self._world_size,
+            local_batch=self._local_batch,
+            drop_last=self.drop_last,
+        )
+
+
+def check_sizes(rank: int, world_size: int, local_batch: int) -> None:
+    """Raise BatchError for sizes that no loader can have."""
+    if not 0 <= rank < world_size:
+        raise BatchError(f"expected a rank in 0..{world_size - 1}, got {rank}")
+    if local_batch < 1:
+        raise BatchError(f"expected at least 1 sample per rank and micro-batch, got {local_batch}")
+
+
+def mix_seed(*parts: int) -> int:
+    """A 63-bit seed from several integers."""
+    words = np.random.SeedSequence([part & (2**64 - 1) for part in parts]).generate_state(1, np.uint64)
+    return int(words[0]) >> 1

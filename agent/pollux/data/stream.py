@@ -1,0 +1,209 @@
+"""Iterable datasets, exactly once over any resizes: every rank reads the same stream and keeps its slices.
+
+A stream has no index and often no length, so its place is a count of samples. All ranks read it in the same order
+and look one micro-batch ahead, and so all of them see its end at the same place without a word to each other. What
+is costly (decoding, augmentation) belongs in `transform`, which runs on this rank's own samples alone.
+
+To come back to a place, a stream that is stateful (`state_dict` and `load_state_dict`, as Hugging Face datasets
+and torchdata's loaders have them) goes to the last remembered state at or before it, and the few samples after that
+are skipped; another one is read again from the start of the pass.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import default_collate
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from pollux.data.place import ElasticData, check_sizes
+from pollux.data.plan import MicroBatch
+from pollux.errors import DataError
+
+REMEMBER_EVERY = 64
+"""Samples between remembered states of a stateful stream, at least: taking one may cost as much as a sample."""
+
+
+class ElasticStream(ElasticData):
+    """Iterate over this rank's part of each pass over `dataset`, any iterable that starts anew with each `iter()`.
+
+    The iterable must give every rank the same samples in the same order: it must not shard itself by rank. Its
+    `set_epoch(pass)` is called before each pass where it has one. To read in worker processes pass a
+    DataLoader of it with `batch_size=None`. `length` is the samples of a pass, for epochs and progress; without it
+    it is unknown, and 0 here, until one pass has been read.
+
+    A rank holds what is read and not committed: a step's samples of all ranks, before `transform`.
+    Raises DataError where the stream is empty or ends before a restored place.
+    """
+
+    def __init__(
+        self,
+        dataset: Iterable[Any],
+        *,
+        rank: int,
+        world_size: int,
+        local_batch: int,
+        seed: int = 0,
+        length: int | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        drop_last: bool = False,
+        pin_memory: bool = False,
+    ) -> None:
+        super().__init__(
+            rank=rank, world_size=world_size, local_batch=local_batch, seed=seed, drop_last=drop_last
+        )
+        check_sizes(rank, world_size, local_batch)
+        if length is not None and length < 1:
+            raise DataError(f"expected a stream of at least 1 sample, got length={length}")
+        self.dataset = dataset
+        self._length = length if length is not None else _told_length(dataset)
+        self._transform = transform
+        self._collate = collate_fn or default_collate
+        # As torch's loader, which leaves it where there is no device to pin for.
+        self._pin = pin_memory and torch.cuda.is_available()
+        self._source: Iterator[Any] | None = None
+        self._source_pass = -1
+        """The pass of what is read and remembered."""
+        self._buffer: deque[Any] = deque()
+        """Samples read and not yet committed: the first one is the sample at `_base`."""
+        self._base = 0
+        self._exhausted = False
+        self._remembered: deque[tuple[int, Any]] = deque()
+        """States of the stream, each with the samples read before it; the oldest is the one to come back to."""
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    def commit(self) -> None:
+        super().commit()
+        self._drop_committed()
+        while len(self._remembered) > 1 and self._remembered[1][0] <= self._committed:
+            self._remembered.popleft()
+
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        if self._remembered and self._source_pass == self._pass and self._remembered[0][0] <= self._committed:
+            state["stream"] = list(self._remembered[0])
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._forget()
+        # Saved again before anything is read, the remembered state goes along.
+        self._source_pass = self._pass
+        remembered = state.get("stream")
+        if remembered is not None and self._stateful and remembered[0] <= self._committed:
+            self._remembered.append((int(remembered[0]), remembered[1]))
+
+    # -- within -------------------------------------------------------
+
+    def _accept_length(self, saved: int) -> None:
+        """Told or found, the length of a stream is only what is known of it so far."""
+        self._length = self._length or saved
+
+    @property
+    def _stateful(self) -> bool:
+        return hasattr(self.dataset, "state_dict") and hasattr(self.dataset, "load_state_dict")
+
+    def _fetch(self) -> tuple[Any, MicroBatch] | None:
+        full = self._world_size * self._local_batch
+        # One sample more than the micro-batch tells whether it is the last; with drop_last, a whole batch more.
+        self._read_to(self._cursor + full + (full if self.drop_last else 1))
+        known = self._base + len(self._buffer)
+        micro = self._plan(self._cursor, known)
+        if micro is None:
+            if known == 0:
+                raise DataError(
+                    f"the iterable dataset gave no sample in pass {self._pass}: expected one that starts anew with "
+                    "each iter(), and not a generator"
+                )
+            if self._cursor > known:
+                raise DataError(
+                    f"the stream ended after {known} samples, before the restored place {self._cursor}: it must give "
+                    "the same samples in the same order after a restart"
+                )
+            return None
+        start = micro.local_start if micro.local_samples else micro.start
+        stop = micro.local_stop if micro.local_samples else micro.start + 1
+        own = list(itertools.islice(self._buffer, start - self._base, stop - self._base))
+        if self._transform is not None:
+            own = [self._transform(sample) for sample in own]
+        batch = self._collate(own)
+        return (_pinned(batch) if self._pin else batch), micro
+
+    def _moved(self) -> None:
+        """Nothing is lost by a change of sizes or a rewind: what was read is kept until it is committed."""
+        if self._source_pass != self._pass:
+            self._forget()
+
+    def _forget(self) -> None:
+        self._source = None
+        self._buffer.clear()
+        self._remembered.clear()
+        self._base = 0
+        self._exhausted = False
+
+    def _read_to(self, wanted: int) -> None:
+        """Read until the buffer reaches the sample before `wanted`, or the stream ends."""
+        if self._source is None:
+            self._open()
+        assert self._source is not None
+        buffer = self._buffer
+        while not self._exhausted and (read := self._base + len(buffer)) < wanted:
+            # Every rank reads the samples of all: many at a time.
+            until = min(wanted, self._remember(read))
+            buffer.extend(itertools.islice(self._source, until - read))
+            reached = self._base + len(buffer)
+            if reached < until:
+                self._exhausted = True
+                self._length = reached
+            self._drop_committed()  # on the way to a restored place
+
+    def _drop_committed(self) -> None:
+        """Nothing of this is handed out again."""
+        for _ in range(used := min(self._committed - self._base, len(self._buffer))):
+            self._buffer.popleft()
+        self._base += used
+
+    def _open(self) -> None:
+        """Start the pass's stream, from the remembered state nearest before the place."""
+        set_epoch = getattr(self.dataset, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(self._pass)
+        self._buffer.clear()
+        self._base = 0
+        if self._remembered:
+            self._base, state = self._remembered[0]
+            # A copy: streams keep the dictionary and go on writing into it.
+            self.dataset.load_state_dict(copy.deepcopy(state))  # type: ignore[attr-defined]
+        self._source = iter(self.dataset)
+        self._source_pass = self._pass
+        self._exhausted = False
+
+    def _remember(self, read: int) -> int:
+        """Remember the stream's state where that is due at sample `read`; returns the sample to ask at again."""
+        if not self._stateful:
+            return read + REMEMBER_EVERY
+        last = self._remembered[-1][0] if self._remembered else 0
+        if read - last < REMEMBER_EVERY:
+            return last + REMEMBER_EVERY
+        self._remembered.append((read, copy.deepcopy(self.dataset.state_dict())))  # type: ignore[attr-defined]
+        return read + REMEMBER_EVERY
+
+
+def _told_length(dataset: Iterable[Any]) -> int:
+    try:
+        return len(dataset)  # type: ignore[arg-type]
+    except TypeError:
+        return 0
+
+
+def _pinned(batch: Any) -> Any:
+    return pin_memory(batch)  # type: ignore[no-untyped-call]

@@ -1,0 +1,1 @@
+"""`pollux run`: one launcher per node, one worker per GPU."""

@@ -1,0 +1,212 @@
+"""`pollux run [options] train.py ARGS`: one launcher per node, one worker per GPU, torch imported once."""
+
+# The first thing this process does: until USR1 is blocked, `scancel -s USR1` would end it (see wake).
+import signal
+
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+
+import time  # noqa: E402
+
+_LAUNCHED_AT = time.time()
+
+import argparse  # noqa: E402
+import dataclasses  # noqa: E402
+import os  # noqa: E402
+import sys  # noqa: E402
+from collections.abc import Sequence  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import NoReturn  # noqa: E402
+
+from pollux.errors import LaunchError, PolluxAgentError  # noqa: E402
+from pollux.launcher.companion_file import CompanionFile, read_invitation  # noqa: E402
+from pollux.launcher.node import Task, run_node, say  # noqa: E402
+from pollux.launcher.workers import end_at_once  # noqa: E402
+from pollux.slurm_job.allocation import (  # noqa: E402
+    Allocation,
+    fewest_cpus,
+    in_batch_script,
+    machine_gpus,
+    nodes_now,
+    read_allocation,
+    visible_gpus,
+    without_stale,
+)
+
+DESCRIPTION = """\
+Run a PyTorch training script on every GPU that this job holds.
+
+In a batch script, call it plainly: it starts itself on all nodes with srun, and takes the sizes that the
+job has now, not those it was submitted with. Inside `srun --ntasks-per-node=1` it runs as it is. Outside of
+Slurm it runs on this machine's GPUs, or as one process on CPU; `--nproc` says otherwise.
+
+Each worker runs the script as __main__ with RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and
+MASTER_PORT set as torchrun sets them, and with CUDA_VISIBLE_DEVICES naming its one GPU. When a worker fails,
+the others are ended and its exit status becomes the launcher's.
+"""
+EPILOG = """\
+examples:
+  pollux run train.py --epochs 90          all GPUs of the job, or of this machine
+  pollux run -m mypackage.train -- -v      a module instead of a file
+  pollux run --nproc 4 train.py            four workers on this machine
+
+environment: OMP_NUM_THREADS (1 unless set), POLLUX_TICKET_DIR (set by Slurm's job_submit hook; a Slurm job
+without a ticket trains plainly, not scheduled by Pollux), POLLUX_ADAPTIVE (yes or no: whether the batch size may
+change; outside of Slurm it may, up to the script's max_batch_size).
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Entry point of the command `pollux`."""
+    # A terminal's Ctrl-C while nothing runs yet ends the launcher without a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    options = _parser().parse_args(argv)
+    try:
+        status = run(options)
+    except PolluxAgentError as error:
+        say(str(error))
+        status = 2
+    # A requeue, or a node's release, waits for this process.
+    end_at_once(status)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="pollux", description="The job side of Pollux on Slurm.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    run_parser = commands.add_parser(
+        "run",
+        help="run a training script on every GPU of the job",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    run_parser.add_argument(
+        "-m", dest="module", action="store_true", help="SCRIPT is a module's name, as for python -m"
+    )
+    run_parser.add_argument(
+        "--nproc", type=_positive, metavar="N", help="workers per node (default: one per GPU held, else 1)"
+    )
+    run_parser.add_argument(
+        "--max-restarts",
+        type=_count,
+        default=0,
+        metavar="N",
+        help="after a failure, start all ranks again from the newest checkpoint, at most N times (default 0); "
+        "a rank that ran out of memory, or exits with status 75, asks for a start beside these",
+    )
+    run_parser.add_argument(
+        "--companion",
+        type=Path,
+        metavar="FILE",
+        help="lend this job's GPUs to the job whose agent wrote FILE, and run what that one runs; for the batch "
+        "scripts that the agent submits",
+    )
+    run_parser.add_argument(
+        "script", nargs="?", metavar="SCRIPT", help="the training script, or a module with -m"
+    )
+    run_parser.add_argument(
+        "args", nargs=argparse.REMAINDER, metavar="ARGS", help="the script's own arguments"
+    )
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1, got {value}")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"expected 0 or more, got {value}")
+    return value
+
+
+def run(options: argparse.Namespace) -> int:
+    """Start on all nodes when called from a batch script; otherwise run this node's workers. Raises LaunchError."""
+    task, nproc = _task(options)
+    if task.invitation is None and not task.module and not Path(task.script).is_file():
+        raise LaunchError(f"no such script: {task.script} (in {Path.cwd()})")
+    if in_batch_script(os.environ):
+        _start_on_all_nodes(task)
+    if "SLURM_STEP_ID" in os.environ:
+        allocation = read_allocation(os.environ, workers=nproc)
+    else:
+        gpus = visible_gpus(os.environ)
+        if "CUDA_VISIBLE_DEVICES" not in os.environ:
+            gpus = gpus or machine_gpus()
+        allocation = Allocation(workers=nproc or len(gpus) or 1, gpu_ids=gpus)
+    return run_node(allocation, task)
+
+
+def _task(options: argparse.Namespace) -> tuple[Task, int | None]:
+    """What to run, and --nproc; a companion's is what its file says, and so is the working directory."""
+    if options.companion is not None:
+        # Before the working directory changes.
+        file = options.companion.absolute()
+        invitation = read_invitation(file)
+        return _invited(file, invitation)
+    if options.script is None:
+        raise LaunchError("expected a SCRIPT to run: pollux run [options] SCRIPT [ARGS...]")
+    args = options.args[1:] if options.args[:1] == ["--"] else options.args
+    command = ["--nproc", str(options.nproc)] if options.nproc else []
+    command += ["--max-restarts", str(options.max_restarts)]
+    command += ["-m"] if options.module else []
+    command += [options.script, *options.args]
+    task = Task(
+        options.script,
+        args,
+        command,
+        module=options.module,
+        max_restarts=options.max_restarts,
+        launched_at=_LAUNCHED_AT,
+    )
+    return task, options.nproc
+
+
+def _invited(file: Path, invitation: CompanionFile) -> tuple[Task, int | None]:
+    try:
+        options = _parser().parse_args(["run", *invitation.argv])
+        os.chdir(invitation.cwd)
+    except SystemExit:
+        raise LaunchError(f"{file} invites nobody: its argv is none of `pollux run`") from None
+    except OSError as error:
+        raise LaunchError(f"expected the directory of the other job's `pollux run` here: {error}") from error
+    if options.companion is not None:
+        raise LaunchError(f"{file} invites nobody: it is of a companion itself")
+    task, nproc = _task(options)
+    return dataclasses.replace(task, max_restarts=0, companion=file, invitation=invitation), nproc
+
+
+def _start_on_all_nodes(task: Task) -> None:
+    """Replace this process by srun, which starts one launcher on each node that the job has now."""
+    nodes = nodes_now(os.environ)
+    # --wait: a site's WaitTime would end the others some time after the launcher of a node that left.
+    command = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--wait=0"]
+    cpus = fewest_cpus(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+    if cpus:
+        # Said outright: a task of unsaid size may be bound to a single core.
+        command.append(f"--cpus-per-task={cpus}")
+    command.append("--kill-on-bad-exit=1")
+    # A shell ignores USR1 within its first instant, where Python takes milliseconds; exec keeps it ignored.
+    command += [
+        "/bin/sh",
+        "-c",
+        'trap "" USR1; exec "$@"',
+        "sh",
+        sys.executable,
+        "-m",
+        "pollux.launcher.launch",
+        "run",
+    ]
+    command += ["--companion", str(task.companion)] if task.companion is not None else task.command
+    sys.stdout.flush()
+    try:
+        os.execvpe("srun", command, without_stale(os.environ))
+    except OSError as error:
+        raise LaunchError(f"inside a Slurm job, but srun cannot be started: {error}") from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,285 @@
+"""One node's part of `pollux run`: meet the other launchers, fork a worker per GPU, and again where that is due."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import io
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pollux.errors import LaunchError, PolluxAgentError
+from pollux.launcher.companion_file import CompanionFile, Parent
+from pollux.launcher.launcher_channel import (
+    CANDIDATES,
+    Channel,
+    Link,
+    gather,
+    interface_of,
+    join,
+    listen,
+    signal_arrivals,
+)
+from pollux.launcher.outcome import Outcome, Resized, describe
+from pollux.launcher.rank_channel import VARIABLE, open_line
+from pollux.launcher.supervisor import WATCHED, LaunchContext, Supervisor
+from pollux.launcher.workers import Notes, adopt_orphans, start_worker
+from pollux.slurm_job import wake_signal
+from pollux.slurm_job.allocation import Allocation, node_address
+from pollux.slurm_job.ticket import read_ticket
+
+PRELOAD = (
+    "torch",
+    "torch.distributed",
+    "torch.nn.parallel",
+    "torch.utils.data",
+    "torch._dynamo",
+    "pollux.loop.session",
+)
+"""What every worker needs, imported once before the fork. Making a torch optimizer or wrapping a model in
+DistributedDataParallel imports torch._dynamo, which costs about as much CPU as torch itself."""
+
+MAX_RETRIES = 3
+"""Starts beside --max-restarts after a rank has asked for one (out of memory: once per type of GPU), counted anew from
+each move that rank 0 announces: a companion that is lost costs a start, too."""
+
+OWN_VARIABLES = ("POLLUX_RESIZED", "POLLUX_LEFT", "POLLUX_COMPANION", VARIABLE)
+"""What only this launcher says to its workers; a launcher around it may have said it to this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What the workers run, and how often."""
+
+    script: str
+    """A file, or with `module` a module's name."""
+    args: Sequence[str]
+    command: Sequence[str]
+    """Arguments of `pollux run`, by which a companion runs the same."""
+    module: bool = False
+    max_restarts: int = 0
+    launched_at: float = 0.0
+    companion: Path | None = None
+    """The file that invites this companion; None in an ordinary job."""
+    invitation: CompanionFile | None = None
+    """What that file says."""
+
+    def run(self) -> int:
+        """Run the script in a worker, as `python SCRIPT ARGS` would."""
+        sys.argv = [self.script, *self.args]
+        if self.module:
+            sys.path.insert(0, os.getcwd())
+            runpy.run_module(self.script, run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, str(Path(self.script).resolve().parent))
+            runpy.run_path(self.script, run_name="__main__")
+        return 0
+
+
+def run_node(allocation: Allocation, task: Task) -> int:
+    """Run this node's workers to their end. Returns the exit status. Raises RankLost and LaunchError."""
+    # Before torch is imported: several workers per node would otherwise start a thread per core each.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    for name in OWN_VARIABLES:
+        os.environ.pop(name, None)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # Whole lines, each at once: ranks share the output, and a rank that is ended must lose none of its own.
+            stream.reconfigure(line_buffering=True, write_through=False)
+    parent = Parent(task.invitation) if task.invitation is not None else None
+    meeting = _Rendezvous(allocation)
+    _import_once()
+    link = meeting.outcome()
+    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    adopt_orphans()
+    link.signal_arrivals()
+    if parent is not None:
+        parent.signal_end()
+    return _start_until_done(allocation, task, link, parent)
+
+
+def _start_until_done(allocation: Allocation, task: Task, link: Link, parent: Parent | None) -> int:
+    launched, restarts, retries, failures = task.launched_at, 0, 0, 0
+    resized = Resized()
+    while True:
+        env = _shared_environment(allocation, link) | resized.environment
+        env |= {"POLLUX_LAUNCHED_AT": repr(launched), "POLLUX_IMPORTED_AT": repr(time.time())}
+        env |= {
+            "POLLUX_RESTARTS": str(failures),
+            "POLLUX_COMMAND": json.dumps({"cwd": os.getcwd(), "argv": list(task.command)}),
+        }
+        if task.companion is not None:
+            env["POLLUX_COMPANION"] = str(task.companion)
+        standing = LaunchContext(
+            host(),
+            may_restart=parent is None and restarts < task.max_restarts,
+            may_retry=parent is None and retries < MAX_RETRIES,
+            resized=resized,
+            parent=parent,
+        )
+        outcome, moved = _start_once(allocation, task, link, env, standing)
+        if outcome.failure is not None and link.is_hub:
+            say(describe(outcome.failure))
+        if outcome.again is None:
+            return outcome.status
+        retries = 0 if moved else retries
+        launched, resized = time.time(), outcome.again.resized
+        if outcome.failure is None:
+            what = f"for move {resized.move_id}, on {len(outcome.again.nodes)} node(s)"
+        elif outcome.again.asked:
+            retries, failures = retries + 1, failures + 1
+            what = "from the newest checkpoint: as the rank has asked"
+        else:
+            restarts, failures = restarts + 1, failures + 1
+            what = f"from the newest checkpoint: {restarts} of {task.max_restarts}"
+        if link.is_hub:
+            say(f"starting all ranks again, {what}")
+        link.keep(outcome.again.nodes, outcome.again.port)
+
+
+def _start_once(
+    allocation: Allocation, task: Task, link: Link, env: dict[str, str], standing: LaunchContext
+) -> tuple[Outcome, bool]:
+    """Start this node's workers, and see them through: how that ended, and whether rank 0 announced a move."""
+    ours, theirs = _line_to_rank_0(link, standing)
+
+    def body() -> int:
+        link.close()
+        if standing.parent is not None:
+            standing.parent.close()
+        if ours is not None and theirs is not None:
+            ours.close()
+            if os.environ["RANK"] == "0":
+                os.environ[VARIABLE] = f"{theirs.fileno()}:{os.getpid()}"
+            else:
+                theirs.close()
+        return task.run()
+
+    notes = Notes(allocation.workers)
+    workers = []
+    for local_rank in range(allocation.workers):
+        rank = link.first_rank + local_rank
+        own = env | {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
+        if allocation.gpu_ids:
+            own["CUDA_VISIBLE_DEVICES"] = allocation.gpu_ids[local_rank % len(allocation.gpu_ids)]
+        unblock = WATCHED - {wake_signal.WAKE_SIGNAL}
+        workers.append(start_worker(rank, local_rank, own, body, notes, unblock=unblock))
+    if theirs is not None:
+        theirs.close()
+    supervisor = Supervisor(workers, notes, link, standing, ours)
+    outcome = supervisor.wait()
+    if ours is not None:
+        ours.close()
+    odd = supervisor.oddly_ended
+    if odd is not None and outcome.ended_by is None:
+        say(f"ranks of this node were to end for a move; {describe(odd)}, and nothing depends on it")
+    return outcome, supervisor.moved
+
+
+def _line_to_rank_0(link: Link, standing: LaunchContext) -> tuple[Channel | None, socket.socket | None]:
+    """A new line, on node 0 of a job that is nobody's companion."""
+    if not link.is_hub or standing.parent is not None:
+        return None, None
+    ours, theirs = open_line()
+    signal_arrivals(ours.socket)
+    return ours, theirs
+
+
+class _Rendezvous:
+    """Rendezvous the other nodes' launchers, in a thread while torch is imported. It ends before any fork."""
+
+    def __init__(self, allocation: Allocation) -> None:
+        self._link: Link | None = None
+        self._error: PolluxAgentError | None = None
+        self._thread: threading.Thread | None = None
+        if allocation.num_nodes > 1:
+            self._thread = threading.Thread(target=self._meet, args=(allocation,), daemon=True)
+            self._thread.start()
+        else:
+            self._link = Link.alone(allocation.workers, host())
+
+    def outcome(self) -> Link:
+        """The link to the others. Raises RankLost and LaunchError."""
+        if self._thread is not None:
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
+        assert self._link is not None
+        return self._link
+
+    def _meet(self, allocation: Allocation) -> None:
+        # This thread may outlive its end, as Python sees it, by a moment, and must not be the one that takes a signal
+        # which the main thread has blocked by then: SIGIO of the link would end the process.
+        signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+        ports, workers, num_nodes = (
+            allocation.link_ports(CANDIDATES),
+            allocation.workers,
+            allocation.num_nodes,
+        )
+        ticket = read_ticket()
+        # Without a ticket the key keeps attempts and jobs apart, and no more.
+        key = (ticket.token if ticket is not None else "no ticket").encode() + allocation.identity.encode()
+        try:
+            if allocation.node_rank == 0:
+                self._link = gather(listen(ports), key, workers, num_nodes, name=host())
+            else:
+                address = node_address(allocation.first_node)
+                self._link = join(address, ports, key, allocation.node_rank, workers, name=host())
+        except PolluxAgentError as error:
+            self._error = error
+        except Exception as error:
+            # Whatever it is: without the others this node would train alone, as if it were the whole job.
+            self._error = LaunchError(f"the launchers could not meet: {type(error).__name__}: {error}")
+
+
+def _shared_environment(allocation: Allocation, link: Link) -> dict[str, str]:
+    """What this node's workers find in their environment, by torchrun's names."""
+    env = {
+        "WORLD_SIZE": str(sum(link.workers)),
+        "LOCAL_WORLD_SIZE": str(allocation.workers),
+        "GROUP_RANK": str(link.node_rank),
+        "GROUP_WORLD_SIZE": str(len(link.workers)),
+        "MASTER_ADDR": link.address,
+        "MASTER_PORT": str(link.port),
+    }
+    # gloo would look the host's name up, and that need not lead to an address which the others can reach.
+    interface = interface_of(link.here)
+    if interface is not None and "GLOO_SOCKET_IFNAME" not in os.environ:
+        env["GLOO_SOCKET_IFNAME"] = interface
+    return env
+
+
+def _import_once() -> None:
+    """Import what workers need, without the garbage collector's passes over it, then or in a worker."""
+    gc.disable()
+    for name in PRELOAD:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            # torch._dynamo is not part of every build; a script that needs it says so itself.
+            if error.name == "torch":
+                raise LaunchError(
+                    "torch is not installed here; install it, or this package's extra `agent`"
+                ) from error
+    # Pages of these objects stay shared with the workers: a collection there does not touch them.
+    gc.freeze()
+    gc.enable()
+
+
+def host() -> str:
+    """What Slurm calls this node; outside of it, the machine's name."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def say(message: str) -> None:
+    """A line in the job's output."""
+    print(f"pollux run [{host()}]: {message}", file=sys.stderr, flush=True)

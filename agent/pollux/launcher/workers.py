@@ -1,0 +1,239 @@
+"""Fork one worker per GPU from a process that has imported torch already, and collect them at their end."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import io
+import mmap
+import os
+import signal
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import NoReturn
+
+from pollux.errors import LEFT_STATUS, RELAUNCH_STATUS, RETRY_STATUS, RankLost
+
+NOTE_BYTES = 512
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(slots=True)
+class Worker:
+    """One forked worker process."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    status: int | None = None
+    """Exit status as a shell gives it: 128 + n after signal n."""
+    ended_at: float = field(default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What a worker says of its own failure. `at` is a POSIX time."""
+
+    at: float
+    status: int
+    """What it was about to exit with; it may be ended on its way there."""
+    why: str
+
+
+_NOTE_HEAD = struct.Struct("<dII")
+
+
+class Notes:
+    """Shared memory in which a worker leaves when and why it fails, to tell the first failure apart."""
+
+    def __init__(self, workers: int) -> None:
+        self._memory = mmap.mmap(-1, workers * NOTE_BYTES)
+
+    def write(self, local_rank: int, status: int, why: str) -> None:
+        raw = why.encode(errors="replace")[: NOTE_BYTES - _NOTE_HEAD.size]
+        note = _NOTE_HEAD.pack(time.time(), status & 0xFF, len(raw)) + raw
+        start = local_rank * NOTE_BYTES
+        self._memory[start : start + len(note)] = note
+
+    def read(self, local_rank: int) -> Note | None:
+        start = local_rank * NOTE_BYTES
+        at, status, length = _NOTE_HEAD.unpack_from(self._memory, start)
+        if not at:
+            return None
+        start += _NOTE_HEAD.size
+        return Note(at, status, self._memory[start : start + length].decode(errors="replace"))
+
+
+def start_worker(
+    rank: int,
+    local_rank: int,
+    env: Mapping[str, str],
+    body: Callable[[], int],
+    notes: Notes,
+    *,
+    unblock: Collection[signal.Signals],
+) -> Worker:
+    """Fork a worker that runs `body` under `env` and exits with what it returns.
+
+    Signals in `unblock`, which the launcher blocks, are unblocked in the worker and have their default action.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return Worker(rank, local_rank, pid)
+    _die_with_parent(parent)
+    os.environ.update(env)
+    for number in unblock:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, unblock)
+    if local_rank:
+        _without_stdin()
+    try:
+        code = body()
+    except SystemExit as exit_:
+        if exit_.code is None or isinstance(exit_.code, int):
+            code = exit_.code or 0
+        else:
+            print(exit_.code, file=sys.stderr)
+            code = 1
+        if code:
+            notes.write(local_rank, code, f"sys.exit({exit_.code!r})")
+        if code in (LEFT_STATUS, RELAUNCH_STATUS):
+            # The other ranks are waiting for this one's end.
+            end_at_once(code)
+        raise SystemExit(code) from None
+    except BaseException as error:
+        code = _status_of(error)
+        notes.write(local_rank, code, f"{type(error).__name__}: {error}")
+        # Printed here, so that the trace begins in the user's script and not in the launcher.
+        error.__traceback__ = _in_script(error.__traceback__)
+        sys.excepthook(type(error), error, error.__traceback__)
+    # Ends the worker through the interpreter's ordinary exit, so that atexit functions run.
+    raise SystemExit(code)
+
+
+def _status_of(error: BaseException) -> int:
+    """The exit status of a rank that ends by an exception."""
+    status = getattr(error, "exit_status", None)
+    if status is None and RankLost.exit_status == RETRY_STATUS:
+        # Collectives of the script's own say so in their own words. Only the agent sets this, so torch is there.
+        from pollux.ranks.control import lost_peer  # noqa: PLC0415
+
+        return RankLost.exit_status if lost_peer(error) else 1
+    return status if isinstance(status, int) else 1
+
+
+def end_at_once(code: int) -> NoReturn:
+    """End this process as the interpreter would, but for taking its objects apart.
+
+    With torch imported that takes a third of a second of CPU, in every process. Threads that are no daemons are waited
+    for, functions registered with atexit run, and open files are flushed.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for layer in (io.TextIOBase, io.BufferedIOBase):
+        # The standard streams may be among the objects that are hidden from the collector by now.
+        for each in (sys.stdout, sys.stderr, *gc.get_objects()):
+            if issubclass(type(each), layer):
+                with contextlib.suppress(OSError, ValueError):
+                    each.flush()
+    os._exit(code)
+
+
+def reap(running: dict[int, Worker]) -> list[Worker]:
+    """Collect the workers that have ended, and orphans that this process has adopted from them.
+
+    Takes them out of `running`. One SIGCHLD may stand for several.
+    """
+    ended: list[Worker] = []
+    while True:
+        try:
+            pid, raw = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if not pid:
+            return ended
+        worker = running.pop(pid, None)
+        if worker is not None:
+            code = os.waitstatus_to_exitcode(raw)
+            worker.status = code if code >= 0 else 128 - code
+            worker.ended_at = time.time()
+            ended.append(worker)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of whatever outlives its parent below here. prctl(2), PR_SET_CHILD_SUBREAPER.
+
+    Data-loading processes or programs of a dead worker would else hold the step's output open, and their GPU.
+    """
+    _libc().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def kill_descendants() -> None:
+    """Kill what is left of this process's children and theirs."""
+    while children := _children():
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        # Their own children become ours when they end.
+        for pid in children:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def _children() -> list[int]:
+    """Processes whose parent is this one, from /proc/PID/stat. proc(5)."""
+    me = str(os.getpid())
+    found = []
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry.name}/stat") as stat:
+                # The name in parentheses may itself hold spaces and parentheses.
+                fields = stat.read().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[1] == me:
+            found.append(int(entry.name))
+    return found
+
+
+def _die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the launcher dies, kill -9 included. prctl(2), PR_SET_PDEATHSIG."""
+    _libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(128 + signal.SIGKILL)
+
+
+def _in_script(trace: TracebackType | None) -> TracebackType | None:
+    """The part of a trace below this launcher and runpy; all of it where nothing is below."""
+    frame, started = trace, False
+    while frame is not None:
+        in_runpy = frame.tb_frame.f_code.co_filename == "<frozen runpy>"
+        if started and not in_runpy:
+            return frame
+        started = started or in_runpy
+        frame = frame.tb_next
+    return trace
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _without_stdin() -> None:
+    """One reader of standard input per node: the first worker."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)

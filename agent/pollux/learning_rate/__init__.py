@@ -1,0 +1,1 @@
+"""Learning-rate rules, schedules and progress in scale-invariant steps."""

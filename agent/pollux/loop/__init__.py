@@ -1,0 +1,1 @@
+"""The training loop: `attach`, the job, its steps and its report."""

@@ -1,0 +1,70 @@
+"""A further model of a job, as the user's loop holds it: a GAN's critic beside its generator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from pollux.goodput import NoiseScale
+from pollux.loop.batches import MicroBatch
+from pollux.loop.trained_model import TrainedModel
+
+if TYPE_CHECKING:
+    from pollux.loop.session import Job
+
+
+class AddedModel:
+    """A further model of a job. Made by `Job.also`.
+
+    Loop over the job's loader, and give each model's passes a context of their own:
+
+        with critic.micro_batch():
+            critic.backward(critic_loss(critic.model(real), critic.model(fake.detach())))
+        with job.micro_batch():
+            job.backward(generator_loss(critic.module(fake)))
+        if job.sync_gradients:
+            critic.optimizer.step()
+            job.optimizer.step()
+            ...
+
+    A pass through another's model, as the generator's through the critic, goes by `module`: it is not to be
+    synchronised. A step of any of the optimizers ends the job's step.
+    """
+
+    def __init__(self, job: Job, trained_model: TrainedModel) -> None:
+        self._job, self._trainee = job, trained_model
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The model to train with: wrapped as the job's is."""
+        return self._trainee.model
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The model as the user passed it."""
+        return self._trainee.module
+
+    @property
+    def optimizer(self) -> Optimizer:
+        return self._trainee.optimizer
+
+    @property
+    def noise_scale(self) -> NoiseScale | None:
+        """This model's own gradient noise scale as all ranks know it; None until measured."""
+        return self._trainee.meter.total
+
+    @property
+    def lr_factors(self) -> tuple[float, ...]:
+        """The factor on each parameter group's learning rate; empty where there is none."""
+        return tuple(self._trainee.rates.factors)
+
+    def micro_batch(self) -> MicroBatch:
+        """Context of this model's forward and backward pass over a micro-batch."""
+        return MicroBatch(self._trainee.model, self._job.stepper, self._trainee.meter)
+
+    def backward(self, loss: Tensor, **options: Any) -> None:
+        """As the job's: by this micro-batch's share of the step, and AMP's loss scale."""
+        self._job.backward(loss, **options)

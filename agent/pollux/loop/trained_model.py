@@ -1,0 +1,179 @@
+"""One model with its optimizer and scheduler: what is measured, scaled, saved and wrapped of it.
+
+A job has one, and one more for each call of `Job.also` (a GAN's critic). All are trained on the same batches. The
+batch size is one for all of them, and the one with the least noise scale decides on it: a larger batch is worth least
+to that one, and noise scales, unlike gradients, are comparable between models and optimizers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from pollux.errors import PolluxAgentError
+from pollux.goodput import NoiseScale
+from pollux.learning_rate.scaling import LearningRateScaler, Rule
+from pollux.learning_rate.schedule import ScaledSchedule
+from pollux.noise.estimators import CommunicationHook
+from pollux.noise.measuring import NoiseMeter
+from pollux.noise.noise_scale import NoiseAverages
+from pollux.noise.precondition import GradientNorms
+from pollux.ranks.sharding import check_sharded, is_sharded
+from pollux.ranks.world import World
+
+_KEPT = ("training", *(name for name in vars(torch.nn.Module()) if "hook" in name))
+"""What a module's `__init__` would reset of what the script has set on the wrapper."""
+
+
+class TrainedModel:
+    """A model in training. Made in two steps: a checkpoint is restored between them."""
+
+    meter: NoiseMeter
+    rates: LearningRateScaler
+    model: torch.nn.Module
+    """The model to train with."""
+    comm_hook: CommunicationHook | None
+    """The user's own."""
+
+    def __init__(
+        self, module: torch.nn.Module, optimizer: Optimizer, scheduler: Any | None, rule: Rule, decay: float
+    ) -> None:
+        self.module, self.optimizer, self.scheduler, self.rule = module, optimizer, scheduler, rule
+        self.norms = GradientNorms(optimizer)
+        sparse = (part for part in module.modules() if getattr(part, "sparse", False) is True)
+        self.norms.leave_out(p for part in sparse for p in part.parameters(recurse=False))
+        self.averages = NoiseAverages(self.norms.groups, decay=decay)
+        self.schedule = ScaledSchedule(scheduler)
+
+    def parts(self, prefix: str = "") -> dict[str, Any]:
+        """What a checkpoint holds of it, by name."""
+        parts = {
+            "model": self.module,
+            "optimizer": self.optimizer,
+            "scheduler": self.scheduler,
+            "noise": self.averages,
+            "schedule": self.schedule,
+        }
+        return {prefix + name: part for name, part in parts.items()}
+
+    def wrap(
+        self,
+        world: World,
+        *,
+        scaler: Any | None,
+        sampling: int | None,
+        ddp: dict[str, Any],
+        comm_hook: CommunicationHook | None,
+        on_ready: Callable[[], None],
+        before_step: Callable[[TrainedModel], None],
+        on_step: Callable[[], None],
+    ) -> None:
+        """After restoring: DistributedDataParallel around it where ranks are several and it is plain; its meter."""
+        if sampling is not None and sampling < 1:
+            raise PolluxAgentError(
+                f"expected to measure every so many steps, 1 or more, got sampling={sampling}"
+            )
+        self.norms.count_from_state()
+        self.model = self.module
+        if is_sharded(self.module):
+            check_sharded(self.module, world.size)
+            if comm_hook is not None or ddp:
+                raise PolluxAgentError(
+                    "expected `ddp` and `comm_hook` for a plain model, got one under fully_shard"
+                )
+        elif world.distributed:
+            # Its broadcast from rank 0 makes all ranks equal.
+            if world.device.type == "cuda":
+                ddp.setdefault("device_ids", [world.device])
+            self.model = DistributedDataParallel(self.module, **ddp)
+        self._ddp = ddp
+        self.comm_hook = comm_hook
+
+        def metered(world: World, sampling: int) -> NoiseMeter:
+            alone = world.size < 2 and not is_sharded(self.module)
+            return NoiseMeter(
+                self.module if alone else self.model,
+                self.norms,
+                self.averages,
+                device=world.device,
+                scaler=scaler,
+                on_ready=on_ready,
+                sampling=sampling,
+                comm_hook=comm_hook,
+            )
+
+        self._metered = metered
+        self.meter = metered(world, sampling or 1)
+        self._on_step = on_step
+        self._hook = self.optimizer.register_step_pre_hook(lambda *_: before_step(self))
+        self.rates = LearningRateScaler(self.optimizer, on_step=self._stepped)
+
+    def leave_group(self) -> None:
+        """Before the process groups are given up: wait for what the meter has under way in them."""
+        self.meter.settle()
+
+    def rewrap(self, world: World) -> None:
+        """In the process groups of `world`: make the wrapper anew, within the object that the script holds.
+
+        Parameters and buffers are equal on all ranks already, and not sent again.
+        """
+        if isinstance(self.model, DistributedDataParallel):
+            wrapper = self.model
+            kept = {name: wrapper.__dict__[name] for name in _KEPT if name in wrapper.__dict__}
+            wrapper._remove_autograd_hooks()  # type: ignore[no-untyped-call]
+            # The old reducer goes before the new one: their hooks hang on the same parameters.
+            del wrapper.reducer
+            type(wrapper).__init__(wrapper, self.module, **{**self._ddp, "init_sync": False})
+            wrapper.__dict__.update(kept)
+        before = self.meter
+        before.close()
+        self.meter = self._metered(world, before.sampling)
+        self.meter.initial, self.meter.agreed = before.initial, before.agreed
+
+    def begin_step(
+        self, step: int, passes: int, local_batch: int, samples: int, *, whole: bool, scale: float | None
+    ) -> None:
+        """Before a step over `samples` examples; `scale`: M / M0 where the learning rate follows it."""
+        self.meter.begin_group(step, passes, local_batch, samples, whole=whole)
+        self.schedule.begin()
+        self.rates.factors = [] if scale is None or scale <= 1.0 else self._factors(scale)
+
+    def measured(self) -> Sequence[NoiseScale | None]:
+        """This rank's noise scale of each parameter group, not agreed yet; None until measured."""
+        return self.averages.groups() or [None] * self.norms.groups
+
+    def agree(self, noise: Sequence[NoiseScale | None], sampling: int, read_every: int) -> None:
+        """What rank 0 has found, on every rank; what was known before stands where it has found nothing."""
+        self.meter.agreed = tuple(n for n in noise if n is not None) or self.meter.agreed
+        self.meter.sampling, self.meter.read_every = sampling, read_every
+
+    def _factors(self, scale: float) -> list[float]:
+        """Per parameter group, for a step of `scale` M0: at the end of a pass it may be small."""
+        noise: Sequence[NoiseScale | None] = self.meter.agreed or [None] * self.norms.groups
+        # Groups that the user has added since are not measured one by one.
+        added = len(self.optimizer.param_groups) - len(noise)
+        return [self.rule(scale, group) for group in (*noise, *[self.meter.total] * added)]
+
+    def _stepped(self) -> None:
+        """Called by the optimizer's hook. A fused optimizer is called by AMP even for a step that it then skips."""
+        found = getattr(self.optimizer, "found_inf", None)
+        if found is not None and bool(found):
+            return
+        self.norms.steps += 1
+        self._on_step()
+
+    def close(self) -> None:
+        """End its hooks."""
+        self.meter.close()
+        self.rates.remove()
+        self._hook.remove()
+
+
+def least_noise(trained_models: Sequence[TrainedModel]) -> NoiseScale | None:
+    """The agreed noise scale that decides on the batch size: the least known one; None while none is known."""
+    known = [total for trained_model in trained_models if (total := trained_model.meter.total) is not None]
+    return min(known, key=lambda n: n.var / n.sqr if n.sqr > 0 else float("inf"), default=None)

@@ -1,0 +1,1 @@
+"""The gradient noise scale: gradients observed, reduced to norms, averaged."""

@@ -1,0 +1,83 @@
+"""Squared norms of DDP's gradient buckets, which are flat: a few kernels each, however many parameters are in them.
+
+A bucket is measured twice in a step, as this rank's own gradient and as the mean. The preconditioner does not
+change between, so it is laid out once along the bucket's elements and kept for both, as far as the workspace allows;
+beyond that, and where the optimizer treats its parameters unlike, `GradientNorms.of` goes through it in chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from pollux.noise.precondition import CHUNK, GradientNorms, floor
+
+KEPT = 2 * CHUNK
+"""Elements of preconditioners kept at once: 16 MiB of float32, beside a product of at most CHUNK elements."""
+
+Measure = Callable[[Tensor], Tensor]
+"""Squared norm [groups] of a buffer laid out as the bucket is; no host synchronisation."""
+
+
+class BucketNorms:
+    """Says how to measure each bucket of a step."""
+
+    def __init__(self, norms: GradientNorms) -> None:
+        self._norms = norms
+        self._kept = 0
+
+    def begin(self) -> None:
+        """A new step: what was kept for the last one is gone."""
+        self._kept = 0
+
+    def measure(self, buffer: Tensor, params: Sequence[Tensor], grads: Sequence[Tensor]) -> Measure:
+        """For a bucket of `params`, whose gradients are the views `grads` of `buffer`."""
+        norms = self._norms
+        groups = [norms.group_of.get(p, -1) for p in params]
+        if buffer.dtype == torch.float32 and -1 not in groups:
+            if norms.moment is None and norms.groups == 1:
+                return lambda found: torch.dot(found, found).reshape(1)
+            fits = buffer.numel() <= CHUNK and self._kept + buffer.numel() <= KEPT
+            weights = (
+                self._weights(buffer, params, grads, groups) if norms.moment is not None and fits else None
+            )
+            if weights is not None:
+                self._kept += buffer.numel()
+                if norms.groups == 1:
+                    return lambda found: _squared(found * weights).reshape(1)
+                index = torch.tensor(groups, device=buffer.device)
+                return lambda found: _by_group(_like(found * weights, buffer, grads), index, norms.groups)
+        return lambda found: norms.of(params, _like(found, buffer, grads))
+
+    def _weights(
+        self, buffer: Tensor, params: Sequence[Tensor], grads: Sequence[Tensor], groups: Sequence[int]
+    ) -> Tensor | None:
+        """The preconditioner along the buffer's elements; None where it is not of one kind."""
+        rules = {self._norms.step_rule(group) for group in set(groups)}
+        moments = [m for m in map(self._norms.second_moment, params) if m is not None]
+        if len(rules) > 1 or len(moments) < len(params):
+            return None
+        rule = rules.pop()
+        weights = torch.empty_like(buffer)
+        roots = _like(weights, buffer, grads)
+        torch._foreach_copy_(roots, moments)
+        weights.sqrt_()
+        floor(roots, rule)
+        return weights.div_(rule.corrected).add_(rule.eps).reciprocal_()
+
+
+def _like(found: Tensor, buffer: Tensor, grads: Sequence[Tensor]) -> list[Tensor]:
+    """The parts of `found` that lie where `grads` lie in `buffer`."""
+    shift = found.storage_offset() - buffer.storage_offset()
+    return [found.as_strided(g.shape, g.stride(), g.storage_offset() + shift) for g in grads]
+
+
+def _squared(found: Tensor) -> Tensor:
+    return torch.dot(found, found)
+
+
+def _by_group(parts: list[Tensor], index: Tensor, groups: int) -> Tensor:
+    norms = torch.stack(list(torch._foreach_norm(parts, 2)))
+    return torch.zeros(groups, device=norms.device).index_add_(0, index, norms * norms)

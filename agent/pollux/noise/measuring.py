@@ -1,0 +1,272 @@
+"""When a step's gradients are measured, by which estimator, and what has come of it.
+
+Every rank decides alike from numbers that are equal on all of them: the count of optimizer steps, and the sampling
+interval that rank 0's decisions carry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from pollux.goodput import NoiseScale
+from pollux.noise.estimators import (
+    AccumulationEstimator,
+    CommunicationHook,
+    DifferencedEstimator,
+    HookEstimator,
+)
+from pollux.noise.noise_scale import NoiseAverages, SampleKind
+from pollux.noise.precondition import GradientNorms
+from pollux.noise.reduction import ReductionEstimator
+from pollux.noise.samples import SampleBuffer, Squares, added, summed
+from pollux.ranks.sharding import is_sharded
+
+if TYPE_CHECKING:
+    from pollux.noise.sharded_noise import ReduceScatterEstimator
+
+ROWS = 64
+"""Samples kept at most until they are read."""
+
+MAX_SAMPLING = 20
+"""Optimizer steps from one measured gradient to the next, at most: 1/20 costs under 2 % of a step."""
+
+MEASURING_SHARE = 0.005
+"""Share of the step time that measuring gradients may cost, by a rough estimate."""
+
+
+def sampling_interval(models: Sequence[GradientNorms], step_seconds: float) -> int:
+    """Optimizer steps from one measured gradient to the next: 1 where a step is long beside what measuring costs.
+
+    `step_seconds`: 0 while unknown.
+    """
+    if step_seconds <= 0:
+        return 1
+    # Launching kernels, and memory traffic at some GB/s: right within a factor of a few, which is enough.
+    cost = sum(2e-4 + 4e-9 * norms.size * (3 if norms.moment else 1) for norms in models)
+    return int(min(max(cost / (MEASURING_SHARE * step_seconds), 1), MAX_SAMPLING))
+
+
+class _Source(Enum):
+    HOOK = "hook"
+    ACCUMULATION = "accumulation"
+    KEEP = "keep this gradient"
+    DIFFERENCE = "compare with the kept gradient"
+
+
+class NoiseMeter:
+    """Measures the noise scale of one model's training."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        norms: GradientNorms,
+        averages: NoiseAverages,
+        *,
+        device: torch.device,
+        scaler: Any | None = None,
+        on_ready: Callable[[], None],
+        sampling: int = 1,
+        comm_hook: CommunicationHook | None = None,
+    ) -> None:
+        self.norms = norms
+        self.averages = averages
+        self.sampling = sampling
+        self.initial = 1
+        """M0; known with the loader."""
+        self.read_every = 1
+        """Optimizer steps from one reading of samples to the next, where they all find room until then."""
+        self.agreed: tuple[NoiseScale, ...] = ()
+        """Per parameter group, equal on every rank; empty while unknown."""
+        self._scaler = scaler
+        self._device = device
+        self._source: _Source | None = None
+        self._kind: SampleKind | None = None
+        self._flushed_at = 0
+        self._step = 0
+        self._due_from = 0
+        self._reduction: ReductionEstimator | None = None
+        self._hook: ReductionEstimator | HookEstimator | ReduceScatterEstimator | None = None
+        self.sharded = is_sharded(model)
+        """The model is under fully_shard."""
+        self.reduces = True
+        """Its backward passes reduce their gradients, as it is set at present."""
+        self.hooked = isinstance(model, DistributedDataParallel) and not model.gradient_as_bucket_view
+        """What was reduced is seen apart from `.grad`, whatever the user's loop does to that before the step."""
+        self._static = isinstance(model, DistributedDataParallel) and model.static_graph
+        params = [p for p in model.parameters() if p.requires_grad]
+        group = None
+        if isinstance(model, DistributedDataParallel):
+            group = model.process_group
+            if comm_hook is not None or model.gradient_as_bucket_view or model.static_graph:
+                size = dist.get_world_size(group)
+                self._hook = HookEstimator(norms, size, on_ready=on_ready, inner=comm_hook)
+                model.register_comm_hook(group, self._hook.hook)
+            else:
+                rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+                self._hook = self._reduction = ReductionEstimator(
+                    norms,
+                    params,
+                    rank=rank,
+                    ranks=ranks,
+                    reduces=lambda: model.require_backward_grad_sync,
+                    varies=model.find_unused_parameters,
+                    on_ready=on_ready,
+                )
+        elif self.sharded and dist.get_world_size() > 1:
+            from pollux.noise.sharded_noise import ReduceScatterEstimator  # noqa: PLC0415 - loads torch's sharding
+
+            self._hook = ReduceScatterEstimator(norms, model, dist.get_world_size())
+            group = dist.group.WORLD
+        # Another optimizer's gradients are not set aside: its own estimator may be doing so.
+        own = [p for p in params if p in norms.group_of]
+        self._accumulation = AccumulationEstimator(norms, own)
+        self._differenced = DifferencedEstimator(norms, own)
+        parts = (False, False) if self._hook is None else self._hook.parts
+        self._buffer = SampleBuffer(norms.groups, device, rows=ROWS, group=group, parts=parts)
+
+    def begin(self, initial: int) -> None:
+        """Training begins with batches of `initial` (M0) examples; what a checkpoint knew of the noise counts on."""
+        self.initial = initial
+        self.agreed = tuple(self.averages.groups() or ())
+
+    @property
+    def distributed(self) -> bool:
+        return self._hook is not None
+
+    @property
+    def total(self) -> NoiseScale | None:
+        """The agreed noise scale over all parameters; None while unknown."""
+        if not self.agreed:
+            return None
+        return NoiseScale(sum(n.sqr for n in self.agreed), sum(n.var for n in self.agreed))
+
+    def due(self, step: int) -> bool:
+        """Whether optimizer step `step` is to be measured."""
+        return self.norms.warm and (step >= self._due_from or self._differenced.holding)
+
+    def begin_group(self, step: int, passes: int, local_batch: int, batch_size: int, *, whole: bool) -> None:
+        """Before a step's first pass. `whole`: it is not cut short by the end of a pass through the data."""
+        self._source, self._step = None, step
+        if not whole:
+            self._differenced.forget()
+            return
+        if not self.due(step) or (self._static and passes > 1):
+            return  # a static graph's passes are all synchronised: what the last one sees is not the ranks' own
+        scale = batch_size / self.initial
+        if self._hook is not None:
+            size = batch_size // (local_batch * passes)
+            self._source = _Source.HOOK
+            self._kind = SampleKind(size, local_batch * passes, scale, self.sampling)
+        elif passes >= 2:
+            self._source = _Source.ACCUMULATION
+            self._kind = SampleKind(passes, local_batch, scale, self.sampling)
+            self._accumulation.begin_group()
+            self._differenced.forget()
+        else:
+            holding = self._differenced.holding
+            self._source = _Source.DIFFERENCE if holding else _Source.KEEP
+            self._kind = SampleKind(2, local_batch, scale, self.sampling)
+
+    def before_pass(self, synchronises: bool, *, first: bool = True) -> None:
+        """Before a micro-batch's forward and backward pass; `first`: none of its step's was reduced so far."""
+        if self._hook is not None and synchronises:
+            self._hook.begin(self._source is _Source.HOOK, first=first)
+        if self._source is _Source.ACCUMULATION:
+            self._accumulation.before_backward()
+
+    def after_pass(self, synchronises: bool, share: float, passes: int = 1) -> None:
+        """After it. `share` is the weight of its mean loss in the step's.
+
+        `passes`: so many are in `.grad` together, where the user's own loop has accumulated them.
+        """
+        if passes > 1 and self._source is not None and self._kind is not None:
+            kind = self._kind
+            self._kind = kind._replace(examples=kind.examples * passes, scale=kind.scale * passes)
+        if self._source is _Source.ACCUMULATION:
+            self._accumulation.after_backward(share)
+        if not synchronises:
+            return
+        if self._reduction is not None:
+            self._reduction.passed()
+        if self._source is not None:
+            self._end_group()
+
+    def abandon_pass(self) -> None:
+        """The pass raised: leave the gradients as they would be without us."""
+        if self._reduction is not None:
+            self._reduction.abandon()
+        if self._source is _Source.ACCUMULATION:
+            self._accumulation.abandon()
+        self._source = None
+
+    def _end_group(self) -> None:
+        assert self._kind is not None
+        unscale = self._unscale()
+        pair: tuple[Squares, Squares] | None = None
+        match self._source:
+            case _Source.HOOK if self._hook is not None:
+                pair = self._hook.end()
+                if self._hook.reductions > 1:
+                    # The user's own accumulation, without `no_sync`: in `.grad` were means already.
+                    pair = None
+            case _Source.ACCUMULATION:
+                pair = self._accumulation.end()
+            case _Source.KEEP:
+                self._differenced.keep(unscale)
+                self._measured()
+            case _Source.DIFFERENCE:
+                pair = self._differenced.compare(unscale)
+                unscale = None  # already undone in both gradients, whose loss scales may differ
+        self._source = None
+        if pair is None:
+            return
+        self._measured()
+        local, total = pair
+        if unscale is not None:
+            local, total = (added(self._sum_of(found) * unscale**2) for found in pair)
+        self._buffer.add(self._kind, local, total)
+
+    def _sum_of(self, found: Squares) -> Tensor:
+        return summed([found], self.norms.groups, self._device)[0]
+
+    def _measured(self) -> None:
+        """The next one is due an interval after this one: a model that steps seldom gets its turn too."""
+        self._due_from = self._step + self.sampling
+
+    def _unscale(self) -> Tensor | None:
+        """AMP's inverse loss scale as a tensor on the device, so that reading it waits for nothing."""
+        if self._scaler is None or not self._scaler.is_enabled():
+            return None
+        scale: Tensor | None = getattr(self._scaler, "_scale", None)
+        return None if scale is None else scale.reciprocal()
+
+    def end_step(self, step: int) -> None:
+        """After the optimizer step: take in what was read back, start reading what is there."""
+        buffer = self._buffer
+        if buffer.under_way:
+            buffer.collect(self.averages, self.initial)
+        if buffer.empty:
+            return
+        if step - self._flushed_at >= self.read_every or buffer.full or not self.averages.ready:
+            buffer.flush()
+            self._flushed_at = step
+
+    def reset_batch(self) -> None:
+        """The batch size changes: successive gradients are no longer alike."""
+        self._differenced.forget()
+
+    def settle(self) -> None:
+        """Wait for what is under way between the ranks; it is not taken in."""
+        self._buffer.clear()
+
+    def close(self) -> None:
+        self.settle()
+        if self._reduction is not None:
+            self._reduction.close()

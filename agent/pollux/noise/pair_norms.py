@@ -1,0 +1,157 @@
+"""Squared norms of the same parameters' gradients, twice in a step: before they are reduced, and after.
+
+After the reduction all ranks hold the same gradients: each measures its share of the parameters, and the parts are
+added up when samples are read.
+
+The preconditioner does not change between the two: it is laid out once, flat, for parameters one after the other, and
+kept for the second time, as far as the workspace allows; a measurement is then three kernels for each run of
+parameters however many there are in it. Beyond that `GradientNorms.of` goes through them in chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pollux.noise.precondition import CHUNK, GradientNorms, floor
+from pollux.noise.samples import Squares
+
+_CALL = 20_000
+"""Elements that a CPU goes through in the time that a further tensor takes, about."""
+
+KEPT = 2 * CHUNK
+"""Elements of preconditioners kept at once: 16 MiB of float32, beside a copy of at most CHUNK elements."""
+
+
+class _Run(NamedTuple):
+    """Parameters of one group, measured together."""
+
+    group: int
+    own: bool
+    """In this rank's share."""
+    params: list[Tensor]
+    below: Tensor | None
+    """What a gradient is divided by, along the flattened gradients; None: not kept."""
+    factor: float
+    """On the norm."""
+
+
+class PairNorms:
+    """Measures `.grad` of the same parameters twice: `first`, then `second`; no host synchronisation in either."""
+
+    def __init__(
+        self, norms: GradientNorms, params: Sequence[Tensor], *, rank: int = 0, ranks: int = 1
+    ) -> None:
+        """`rank` of `ranks` gives this rank's share of `params`, which every rank lists alike."""
+        self._norms = norms
+        places = [(p, norms.group_of[p]) for p in params if p in norms.group_of]
+        self._places = tuple(group for _, group in places)
+        self._params = [p for p, _ in places]
+        share = _share([p.numel() for p in self._params], rank, ranks)
+        self._owns = [i in share for i in range(len(places))]
+        self._own_params = [p for p, own in zip(self._params, self._owns, strict=True) if own]
+        self._own_places = tuple(group for (_, group), own in zip(places, self._owns, strict=True) if own)
+        self._runs: list[_Run] = []
+        self._laid = 0
+        """Own parameters with a gradient when the preconditioner was laid out."""
+
+    def first(self) -> Squares:
+        """Squared norms of all gradients there are."""
+        if self._norms.moment is None:
+            return _plain(self._params, self._places)
+        self._runs = list(self._lay_out())
+        self._laid = sum(p.grad is not None for p in self._own_params)
+        return self._measure(self._runs)
+
+    def second(self) -> Squares:
+        """The same of this rank's share: the ranks' parts of it add up."""
+        if self._norms.moment is None:
+            return _plain(self._own_params, self._own_places)
+        runs = [run for run in self._runs if run.own]
+        now = [p for p in self._own_params if p.grad is not None]
+        if len(now) > self._laid:  # only other ranks have used it
+            before = {p for run in runs for p in run.params}
+            runs.append(_Run(0, True, [p for p in now if p not in before], None, 1.0))
+        found = self._measure(runs)
+        self.forget()
+        return found
+
+    def forget(self) -> None:
+        """Give the workspace back."""
+        self._runs = []
+
+    def _measure(self, runs: Sequence[_Run]) -> Squares:
+        found: list[Tensor] = []
+        places: list[int] = []
+        rest: Tensor | None = None
+        for run in runs:
+            grads = [p.grad for p in run.params if p.grad is not None]
+            if run.below is None:
+                more = self._norms.of(run.params, grads)
+                rest = more if rest is None else rest + more
+                continue
+            seen = torch.cat([grad.reshape(-1) for grad in grads]).div_(run.below)
+            found.append(torch.dot(seen, seen).sqrt_().mul_(run.factor))
+            places.append(run.group)
+            del seen  # before the next run's is made
+        return Squares(torch.stack(found) if found else None, tuple(places), rest)
+
+    def _lay_out(self) -> Iterator[_Run]:
+        norms = self._norms
+        runs: dict[tuple[int, bool], list[tuple[Tensor, Tensor]]] = {}
+        sizes: dict[tuple[int, bool], int] = {}
+        others: dict[bool, list[Tensor]] = {}
+        kept = 0
+        for param, group, own in zip(self._params, self._places, self._owns, strict=True):
+            grad, moment = param.grad, norms.second_moment(param)
+            if grad is None or moment is None:
+                continue  # one that was never stepped so far has no say
+            size, key = param.numel(), (group, own)
+            alike = moment.dtype == torch.float32 and grad.dtype == moment.dtype
+            if not alike or size > CHUNK or kept + size > KEPT:
+                others.setdefault(own, []).append(param)
+                continue
+            run = runs.setdefault(key, [])
+            if run and sizes[key] + size > CHUNK:
+                yield self._kept(*key, run)
+                run.clear()
+            sizes[key] = size + (sizes[key] if run else 0)
+            run.append((param, moment))
+            kept += size
+        for key, run in runs.items():
+            yield self._kept(*key, run)
+        for own, params in others.items():
+            yield _Run(0, own, params, None, 1.0)
+
+    def _kept(self, group: int, own: bool, run: Sequence[tuple[Tensor, Tensor]]) -> _Run:
+        """With P = 1 / (sqrt(v) / c + eps): P g = c g / (sqrt(v) + c eps)."""
+        rule = self._norms.step_rule(group)
+        below = torch.cat([moment.reshape(-1) for _, moment in run]).sqrt_()
+        floor(list(below.split([moment.numel() for _, moment in run])), rule)  # type: ignore[no-untyped-call]
+        below.add_(rule.eps * rule.corrected)
+        return _Run(group, own, [param for param, _ in run], below, rule.corrected)
+
+
+def _plain(params: Sequence[Tensor], places: tuple[int, ...]) -> Squares:
+    found = [p.grad for p in params]
+    grads = [g for g in found if g is not None]
+    if len(grads) < len(found):
+        places = tuple(place for place, g in zip(places, found, strict=True) if g is not None)
+    if not grads:
+        return Squares(None, ())
+    return Squares(torch.stack(torch._foreach_norm(grads, 2, torch.float32)), places)
+
+
+def _share(sizes: Sequence[int], rank: int, ranks: int) -> set[int]:
+    """Indices of the parameters that `rank` measures: the largest first, each to the rank with the least so far."""
+    load = [0] * ranks
+    share = set()
+    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        least = min(range(ranks), key=load.__getitem__)
+        load[least] += sizes[i] + _CALL
+        if least == rank:
+            share.add(i)
+    return share

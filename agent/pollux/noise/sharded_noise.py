@@ -1,0 +1,212 @@
+"""The noise scale of a model under FSDP2: each rank's gradient as the reduce-scatter takes it in.
+
+n = K gradients of b = m (s + 1) examples, as under DDP. What a rank holds of the result is a shard, and of an
+Adam-like's second moments too, so it computes its part of both squared norms; `SampleBuffer` adds the parts up, once a
+reading.
+With a preconditioner the ranks' squares are reduced, shard by shard, to where the moments are:
+
+    sum_i |P g_i|^2 = sum_j P_j^2 sum_i g_ij^2          i: ranks, j: elements of this rank's shard
+
+`.grad` is only read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
+
+from pollux.noise.precondition import CHUNK, GradientNorms
+from pollux.noise.samples import Squares, added
+from pollux.ranks.sharding import local_part, sharded_modules
+
+logger = logging.getLogger("pollux")
+
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+"""By its name of torch 2.13 on, or by the one before."""
+
+
+class _Part(NamedTuple):
+    """A run of elements of one parameter's shard."""
+
+    param: Tensor
+    start: int
+    """Within the shard."""
+    stop: int
+    column: int
+    """Where it begins in the unit's shards."""
+
+
+class ReduceScatterEstimator:
+    """Two ranks or more under `fully_shard`; HSDP too. Plain averages over the ranks only: not where the user
+    has set another divisor, nor with gradients reduced in float16, which torch scales by the way."""
+
+    parts = (True, True)
+    reductions = 1
+    """It is not used in loops of which it is unknown where a step begins."""
+
+    def __init__(self, norms: GradientNorms, model: torch.nn.Module, world_size: int) -> None:
+        self._norms = norms
+        self._size = world_size
+        self._measuring = False
+        self._spoiled = False
+        self._warned = False
+        self._local: list[Tensor] = []
+        self._units: list[_Unit] = []
+        self._trained = {p for p in model.parameters() if p.requires_grad}
+        self._copies = 1
+        for module in sharded_modules(model):
+            groups = module._get_fsdp_state()._fsdp_param_groups
+            if len(groups) != 1:
+                continue  # the module itself holds no parameter
+            self._copies = world_size // groups[0].mesh_info.shard_mesh_size
+            unit = _Unit(groups[0])
+            self._units.append(unit)
+            module.set_custom_reduce_scatter(_Measuring(groups[0]._reduce_scatter_comm, self, unit))
+
+    def begin(self, measuring: bool, *, first: bool = True) -> None:
+        """Before the step's one synchronising pass: whether it is measured (the same answer on every rank)."""
+        self._measuring, self._spoiled, self._local = measuring, False, []
+
+    @torch.no_grad()
+    def end(self) -> tuple[Squares, Squares] | None:
+        """After it: this rank's parts of the mean |g_b|^2, and of |g_B|^2; None where nothing was measured."""
+        if not self._measuring:
+            return None
+        self._measuring = False
+        for unit in self._units:
+            unit.used = [p for p in unit.params if p.grad is not None]
+        if self._spoiled or not self._local:
+            return None
+        local = torch.stack(self._local).sum(0) / self._size
+        total = torch.zeros_like(local)
+        for param in self._trained:
+            if param.grad is None:
+                continue
+            grad = local_part(param.grad).reshape(-1)
+            for start in range(0, grad.numel(), CHUNK):
+                total += self._norms.of_flat(param, grad[start : start + CHUNK], start)
+        self._local = []
+        return added(local), added(total / self._copies)
+
+    @torch.no_grad()
+    def see(self, unit: _Unit, gradient: Tensor, group: dist.ProcessGroup, op: Any) -> None:
+        """A unit's gradient on this rank, [ranks x columns], about to be reduced."""
+        if not self._measuring or self._spoiled:
+            return
+        aside = gradient.device != local_part(unit.params[0].detach()).device
+        if op != dist.ReduceOp.AVG or unit.divisor is not None or aside:
+            self._give_up()
+            return
+        size = dist.get_world_size(group)
+        rows = gradient.view(size, -1)
+        if self._norms.moment is None and self._norms.groups == 1:
+            out = torch.zeros(1, dtype=torch.float32, device=gradient.device)
+            for piece in torch.split(gradient, CHUNK):
+                norm = torch.linalg.vector_norm(piece, dtype=torch.float32)
+                out += norm * norm
+        else:
+            layout = unit.layout(rows.shape[1])
+            if layout is None:
+                self._spoiled = True  # which parameters are in it is known once the pass is over: next time
+                return
+            out = torch.zeros(self._norms.groups, dtype=torch.float32, device=gradient.device)
+            for run in _runs(layout, max(CHUNK // size, 1)):
+                out += self._of_run(run, rows, group)
+        if out.is_cuda:
+            out.record_stream(torch.cuda.default_stream(out.device))
+        self._local.append(out)
+
+    def _of_run(self, run: list[_Part], rows: Tensor, group: dist.ProcessGroup) -> Tensor:
+        first, end = run[0].column, run[-1].column + run[-1].stop - run[-1].start
+        squares = rows[:, first:end].to(torch.float32).square()
+        if self._norms.moment is not None:
+            summed = torch.empty(end - first, dtype=torch.float32, device=rows.device)
+            _reduce_scatter(summed, squares.view(-1), group=group)
+            squares = summed[None]
+        out = torch.zeros(self._norms.groups, dtype=torch.float32, device=rows.device)
+        for param, start, stop, column in run:
+            piece = squares[:, column - first : column - first + stop - start]
+            # The root of the ranks' summed squares, seen as a gradient, has the preconditioned norm that is wanted.
+            root = piece.sum(0).sqrt()
+            out += self._norms.of_flat(param, root, start)
+        return out
+
+    def _give_up(self) -> None:
+        self._spoiled = True
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "gradients are reduced in another way than by their average (float16, or a divisor of the user's), or "
+                "their shards lie on the CPU: the noise scale is not measured"
+            )
+
+
+class _Unit:
+    """Parameters whose gradients are reduced together, in the order in which they lie in the buffer."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self.params: list[Tensor] = [p.sharded_param for p in group.fsdp_params]
+        self._columns = {p.sharded_param: int(p.padded_sharded_param_size.numel()) for p in group.fsdp_params}
+        self.used: list[Tensor] = list(self.params)
+        """Those that had a gradient in the last measured pass."""
+
+    @property
+    def divisor(self) -> float | None:
+        """The user's own divisor of the sum; None: the number of ranks."""
+        found: float | None = self._group.gradient_divide_factor
+        return found
+
+    def layout(self, columns: int) -> list[_Part] | None:
+        """Each parameter's place in the `columns` of a shard; None where it is unknown who is in it."""
+        for params in (self.params, self.used):
+            if sum(self._columns[p] for p in params) == columns:
+                parts, column = [], 0
+                for param in params:
+                    parts.append(_Part(param, 0, self._columns[param], column))
+                    column += self._columns[param]
+                return parts
+        return None
+
+
+def _runs(parts: list[_Part], most: int) -> Iterator[list[_Part]]:
+    """Neighbouring parts of at most `most` elements together; those that are larger are cut."""
+    run: list[_Part] = []
+    size = 0
+    for param, begin, end, column in parts:
+        for start in range(begin, end, most):
+            piece = _Part(param, start, min(start + most, end), column + start - begin)
+            if run and size + piece.stop - piece.start > most:
+                yield run
+                run, size = [], 0
+            run.append(piece)
+            size += piece.stop - piece.start
+    if run:
+        yield run
+
+
+class _Measuring(ReduceScatter):
+    """torch's reduce-scatter (or the user's), which shows the estimator what it reduces."""
+
+    def __init__(self, inner: ReduceScatter, estimator: ReduceScatterEstimator, unit: _Unit) -> None:
+        self._inner, self._estimator, self._unit = inner, estimator, unit
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return self._inner.allocate(size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        self._estimator.see(self._unit, input_tensor, group, op)
+        return self._inner(output_tensor, input_tensor, group, op, async_op)

@@ -1,0 +1,73 @@
+"""Beside a communication hook of the user's: what the ranks' gradients come to where nothing compresses them.
+
+The hook may change the gradient (PowerSGD), so a measured step adds it up once more. Piece by piece, for a copy of the
+whole would be as large as the model; in a process group of its own, for PowerSGD goes on from a thread of the process
+group's, and in one group its messages and these would come in another order on each rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pollux.noise.precondition import CHUNK, GradientNorms
+
+
+class _Piece(NamedTuple):
+    """A run of a bucket's elements: whole parameters, or a part of one."""
+
+    start: int
+    stop: int
+    params: list[Tensor]
+    grads: list[Tensor]
+    within: int | None
+    """Where it begins in its one parameter, of which it is a part."""
+
+
+class UncompressedSums:
+    """Measures buckets of gradients on their own: this rank's, and the mean over the ranks."""
+
+    def __init__(self, norms: GradientNorms, world_size: int) -> None:
+        self._norms = norms
+        self._size = world_size
+        self._group = dist.new_group()
+
+    def measure(self, bucket: Any) -> tuple[Tensor, Tensor]:
+        """(|g_b|^2 of this rank, |g_B|^2), each [groups] on the device; every rank calls it for the same buckets."""
+        buffer, params, grads = bucket.buffer(), bucket.parameters(), bucket.gradients()
+        local = self._norms.of(params, grads)
+        total = torch.zeros_like(local)
+        for piece in _pieces(buffer, params, grads):
+            mean = buffer[piece.start : piece.stop] * (1.0 / self._size)
+            dist.all_reduce(mean, group=self._group)
+            if piece.within is not None:
+                total += self._norms.of_flat(piece.params[0], mean, piece.within)
+            else:
+                shift = mean.storage_offset() - buffer.storage_offset() - piece.start
+                seen = [mean.as_strided(g.shape, g.stride(), g.storage_offset() + shift) for g in piece.grads]
+                total += self._norms.of(piece.params, seen)
+            del mean  # before the next one's is made
+        return local, total
+
+
+def _pieces(buffer: Tensor, params: Sequence[Tensor], grads: Sequence[Tensor]) -> Iterator[_Piece]:
+    """Of at most CHUNK elements; a larger parameter is cut where its elements lie one after the other."""
+    run = _Piece(0, 0, [], [], None)
+    for param, grad in zip(params, grads, strict=True):
+        start = int(grad.storage_offset()) - int(buffer.storage_offset())
+        stop = start + grad.numel()
+        if run.params and stop - run.start > CHUNK:
+            yield run
+            run = _Piece(start, start, [], [], None)
+        if grad.numel() > CHUNK and grad.is_contiguous():
+            for first in range(start, stop, CHUNK):
+                yield _Piece(first, min(first + CHUNK, stop), [param], [grad], first - start)
+            run = _Piece(stop, stop, [], [], None)
+            continue
+        run = run._replace(stop=stop, params=[*run.params, param], grads=[*run.grads, grad])
+    if run.params:
+        yield run

@@ -1,0 +1,1 @@
+"""The ranks of a job: their process groups, collectives and sharding."""

@@ -1,0 +1,173 @@
+"""How the ranks agree: rank 0 decides, and all of them act on it after the same optimizer step.
+
+Rank 0 broadcasts a small vector over a gloo group of its own, asynchronously, after one step; every rank takes it in
+after the next one, by when it has long arrived: an all-reduce lies between. So no rank ever waits for a decision, and
+none acts before the others. The vector also says after how many steps the next exchange is, which keeps its cost a
+small share of a short step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pollux.errors import RankLost
+from pollux.goodput import NoiseScale
+from pollux.tuning.batch_choice import BatchChoice
+
+EXCHANGE_INTERVAL = 1.0
+"""Seconds between two exchanges, about: soon enough for a drain, at less than 0.1 % of a rank on a busy core."""
+
+
+_HEAD = 7  # numbers of a decision beside the noise scales
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What rank 0 tells all ranks; equal on all of them once taken."""
+
+    move: int = 0
+    """Drain for the move of this id: checkpoint, acknowledge, wait; 0: go on."""
+    resize: int = 0
+    """Go through with the resize or relaunch of this move, whose order rank 0 then tells; 0: none."""
+    checkpoint: bool = False
+    """Write a periodic checkpoint."""
+    local_batch: int = 0
+    """m; 0 leaves it."""
+    accumulation: int = 0
+    """s"""
+    sampling: int = 1
+    """Optimizer steps from one measured gradient to the next."""
+    next_exchange: int = 1
+    """Optimizer steps until the next exchange."""
+    noise: tuple[NoiseScale | None, ...] = field(default=())
+    """Per parameter group, one model's after the other's; None while unknown."""
+
+    @property
+    def choice(self) -> BatchChoice:
+        """The batch size in it; only where `local_batch` is set."""
+        return BatchChoice(self.local_batch, self.accumulation)
+
+    def with_choice(self, choice: BatchChoice) -> Decision:
+        """The same, with a new batch size."""
+        return replace(self, local_batch=choice.local_batch, accumulation=choice.accumulation)
+
+    def encode(self, groups: int) -> list[float]:
+        noise = self.noise if len(self.noise) == groups else (None,) * groups
+        scales = [x for n in noise for x in (n if n is not None else (-1.0, -1.0))]
+        head = [self.move, self.resize, float(self.checkpoint), self.local_batch, self.accumulation]
+        return [float(x) for x in (*head, self.sampling, self.next_exchange)] + scales
+
+    @classmethod
+    def decode(cls, values: list[float]) -> Decision:
+        head, scales = [int(x) for x in values[:_HEAD]], values[_HEAD:]
+        pairs = zip(scales[::2], scales[1::2], strict=True)
+        noise = tuple(NoiseScale(q, v) if q >= 0 else None for q, v in pairs)
+        orders, sizes = (head[0], head[1], bool(head[2])), (head[3], head[4])
+        return cls(*orders, *sizes, max(head[5], 1), max(head[6], 1), noise)
+
+
+def lost_peer(error: BaseException) -> bool:
+    """Whether a collective failed because another rank has ended, or does not answer."""
+    if isinstance(error, dist.DistBackendError | dist.DistNetworkError):
+        return True
+    signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo/transport")
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+
+
+class ControlExchange:
+    """The ranks' control channel. With one rank the same protocol runs without messages."""
+
+    def __init__(self, group: dist.ProcessGroup | None, groups: int) -> None:
+        self.group = group
+        self.groups = groups
+        """Parameter groups of all models together; not to be changed after the first exchange."""
+        self._pending: tuple[torch.Tensor, Any] | None = None
+        self._countdown = 1
+        self._options = dist.BroadcastOptions()
+        self._options.rootRank = self._options.rootTensor = 0
+        self._options.asyncOp = True
+
+    def begin_anew(self, group: dist.ProcessGroup | None) -> None:
+        """Go on in the group of other ranks; nothing may be under way in the old one."""
+        assert self._pending is None
+        self.group, self._countdown = group, 1
+
+    def step(self, decide: Callable[[], Decision]) -> Decision | None:
+        """Count one optimizer step; returns the decision sent at the last one's end, where one was.
+
+        Where an exchange is due, rank 0 sends what `decide` gives, and the others expect it.
+        """
+        taken = self.take()
+        if taken is not None:
+            self._countdown = taken.next_exchange
+        self._countdown -= 1
+        if self._countdown <= 0:
+            self.send(decide())
+        return taken
+
+    def send(self, decision: Decision) -> None:
+        """Send rank 0's decision, without waiting for it."""
+        vector = torch.tensor(decision.encode(self.groups), dtype=torch.float64)
+        # The group's own call: torch.distributed's, made for large tensors, costs twice as much again.
+        work = None if self.group is None else self.group.broadcast([vector], self._options)
+        self._pending = (vector, work)
+
+    def take(self) -> Decision | None:
+        """The decision under way, waited for; raises RankLost where a rank left meanwhile."""
+        if self._pending is None:
+            return None
+        vector, work = self._pending
+        self._pending = None
+        if work is not None:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise RankLost(f"a rank left during the control exchange: {error}") from error
+        return Decision.decode(vector.tolist())
+
+    @property
+    def under_way(self) -> Decision | None:
+        """On rank 0: what was sent last and is not acted on yet."""
+        return None if self._pending is None else Decision.decode(self._pending[0].tolist())
+
+    def agree(self, decision: Decision) -> Decision:
+        """Rank 0's decision on every rank at once, waiting for it: for starts and restarts only."""
+        vector = torch.tensor(decision.encode(self.groups), dtype=torch.float64)
+        if self.group is not None:
+            try:
+                dist.broadcast(vector, src=0, group=self.group)
+            except RuntimeError as error:
+                raise RankLost(f"a rank left while all were to agree: {error}") from error
+        return Decision.decode(vector.tolist())
+
+    @property
+    def rank(self) -> int:
+        return 0 if self.group is None else dist.get_rank(self.group)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, on every rank, by rank. Raises RankLost where a rank left."""
+        if self.group is None:
+            return [value]
+        values: list[Any] = [None] * dist.get_world_size(self.group)
+        try:
+            dist.all_gather_object(values, value, group=self.group)
+        except RuntimeError as error:
+            raise RankLost(f"a rank left while all were to tell each other something: {error}") from error
+        return values
+
+    def barrier(self, timeout: timedelta) -> None:
+        """Wait for every rank. Raises RankLost after `timeout`."""
+        if self.group is None:
+            return
+        try:
+            dist.barrier(group=self.group, async_op=True).wait(timeout)
+        except RuntimeError as error:
+            raise RankLost(
+                f"a rank did not come back within {timeout.total_seconds():.0f} s: {error}"
+            ) from error

@@ -1,0 +1,1 @@
+"""Resizing a running job in place."""

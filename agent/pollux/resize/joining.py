@@ -1,0 +1,109 @@
+"""A joiner: a rank of a companion job, which comes into a training that is under way.
+
+It runs the user's script like any rank, with a process group of its own until its loop begins. There it waits for the
+job's ranks to take it in, gets the whole state from rank 0, and begins as a restart in mid-pass would.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pollux.errors import LEFT_STATUS, LaunchError, RankLost
+from pollux.ranks.rendezvous import POLL, Rendezvous, alone
+from pollux.ranks.world import World
+from pollux.slurm_job.ticket import Unusable, read_private
+
+logger = logging.getLogger("pollux")
+
+_IDLE_POLL = 0.02  # seconds; until the roll is called, nobody waits for this rank
+
+
+class Joiner:
+    """This rank on its way into a job; `told` is what the meeting's file holds."""
+
+    def __init__(self, told: Mapping[str, Any], environ: MutableMapping[str, str] = os.environ) -> None:
+        try:
+            per_node = int(told["per_node"])
+            node, local = int(environ.get("GROUP_RANK") or 0), int(environ.get("LOCAL_RANK") or 0)
+            self.index = node * per_node + local
+            """Its place among the joiners."""
+            self._size, self._nodes = int(told["size"]), int(told["nodes"])
+            self._first = int(told["first"])
+            self._number = int(told["move"])
+            self._address = (str(told["address"]), int(told["port"]), str(told["secret"]))
+            environ["POLLUX_ADAPTIVE"] = "yes" if told["adaptive"] else "no"
+        except (KeyError, TypeError, ValueError) as error:
+            raise LaunchError(f"the companion's file is not one that rank 0 writes: {error!r}") from error
+        if int(environ.get("LOCAL_WORLD_SIZE") or 1) != per_node:
+            raise LaunchError(
+                f"expected {per_node} ranks on each node of the companion, got {environ.get('LOCAL_WORLD_SIZE')}"
+            )
+        self._meeting: Rendezvous | None = None
+
+    @classmethod
+    def from_environment(cls, environ: MutableMapping[str, str] = os.environ) -> Joiner | None:
+        """From the file that POLLUX_COMPANION names; None in a job of one's own. Raises LaunchError."""
+        name = environ.get("POLLUX_COMPANION")
+        if not name:
+            return None
+        path = Path(name)
+        try:
+            told = json.loads(read_private(path))
+        except (OSError, ValueError, Unusable) as error:
+            raise LaunchError(f"the companion's file {path} cannot be read: {error}") from error
+        return cls(told, environ)
+
+    def world(self, device: torch.device) -> World:
+        """The world as it will be, this rank in it; around it a process group of its own. Raises RankLost."""
+        self._meeting = Rendezvous.join(*self._address)
+        atexit.register(self._failed)
+        alone(device)
+        return World(self._first + self.index, self._size, self._nodes, device, None, waiting=True)
+
+    @property
+    def meeting(self) -> Rendezvous:
+        assert self._meeting is not None
+        return self._meeting
+
+    def wait(self, same: Mapping[str, str]) -> dict[str, Any]:
+        """At the loop: say that this rank is ready, and what has to be `same`, and wait for the others' order.
+
+        Ends the process where it is not wanted any more. Raises RankLost where rank 0 is gone.
+        """
+        meeting = self.meeting
+        meeting.tell(self._key(f"ready/{self.index}"), dict(same))
+        called = False
+        while True:
+            order = meeting.heard(self._key("go")) if called else None
+            if order is not None:
+                atexit.unregister(self._failed)
+                return dict(order)
+            if meeting.heard(self._key("stop")) is not None:
+                atexit.unregister(self._failed)
+                logger.info("not needed any more")
+                raise SystemExit(LEFT_STATUS)
+            if not called and meeting.heard(self._key("call")) is not None:
+                meeting.count(self._key("here"), 1)
+                called = True
+            time.sleep(POLL if called else _IDLE_POLL)
+
+    def _key(self, name: str) -> str:
+        return f"recruit/{self._number}/{name}"
+
+    def _failed(self) -> None:
+        """The script ends before its loop has begun: rank 0 need not wait."""
+        try:
+            self.meeting.tell(
+                self._key("failed"), f"see joiner {self.index}'s part of the companion's output"
+            )
+        except RankLost as error:
+            logger.warning("%s", error)

@@ -1,0 +1,109 @@
+"""Orders to resize: the scheduler's, what is to be said against them, and what rank 0 makes of them for all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pollux.errors import PolluxAgentError
+from pollux.ranks.world import World
+from pollux.resize.capability import ResizeCapability
+from pollux.tuning.batch_choice import BatchChoice
+
+
+@dataclass(frozen=True)
+class ResizeRequest:
+    """The scheduler's order."""
+
+    number: int
+    """The move's id."""
+    path: str
+    kind: str
+    nodes: tuple[str, ...]
+    """Of the job after it."""
+    per_node: int
+    begins: bool
+    """Nobody was recruited for it yet, as far as the scheduler knows."""
+
+    @classmethod
+    def parse(cls, order: Mapping[str, Any]) -> ResizeRequest:
+        """From the database's instructions. Raises PolluxAgentError."""
+        try:
+            ask = cls(
+                int(order["id"]),
+                str(order["path"]),
+                str(order["kind"]),
+                tuple(map(str, order["nodes"])),
+                int(order["gpus_per_node"]),
+                order.get("step", "recruiting") == "recruiting",
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise PolluxAgentError(f"not an order that this agent knows: {error!r}") from error
+        if (ask.path, ask.kind) not in {("resize", "shrink"), ("resize", "grow"), ("relaunch", "shrink")}:
+            raise PolluxAgentError(f"expected a resize or a relaunch, got {ask.path} to {ask.kind}")
+        return ask
+
+
+@dataclass(frozen=True)
+class ResizeDecision:
+    """Rank 0's word to all ranks, at the agreed step."""
+
+    number: int
+    relaunch: bool
+    generation: int
+    stay: tuple[int, ...]
+    """Ranks that live on, by their present numbers, in the order of their new ones."""
+    joiners: int
+    lent: int
+    per_node: int
+    local_batch: int
+    accumulation: int
+    address: str
+    port: int
+    secret: str
+
+    @property
+    def size(self) -> int:
+        return len(self.stay) + self.joiners
+
+    @property
+    def choice(self) -> BatchChoice:
+        return BatchChoice(self.local_batch, self.accumulation)
+
+    @property
+    def name(self) -> str:
+        """Of the new groups: of no other's before."""
+        return f"generation/{self.generation}.{self.number}"
+
+
+@dataclass(frozen=True)
+class Leavers:
+    """Who ends in a resize."""
+
+    nodes: frozenset[str] = frozenset()
+    """Of the job's own allocation, by Slurm's names."""
+    ranks: int = 0
+    name: str = ""
+    """Of the resize, in the meeting's store."""
+
+
+def objection(ask: ResizeRequest, world: World, capability: ResizeCapability, *, resting: bool) -> str | None:
+    """Why the order cannot be followed; None where it can. `resting`: no steps are taken any more."""
+    places, wanted = set(world.places), set(ask.nodes)
+    able = {ResizeCapability.IN_PLACE: ("resize", "relaunch"), ResizeCapability.RELAUNCH: ("relaunch",)}
+    if ask.path not in able.get(capability, ()):
+        return f"this job is able to {capability.value} at most"
+    if resting:
+        return "the training is over"
+    if ask.per_node != world.per_node:
+        return f"expected {world.per_node} ranks on each node, as now, got {ask.per_node}"
+    if world.places[0] not in wanted:
+        return f"rank 0's node, {world.places[0]}, is to stay"
+    if ask.kind == "shrink" and not wanted < places:
+        return f"expected some of the nodes {', '.join(sorted(places))}, got {', '.join(ask.nodes)}"
+    if ask.kind == "grow" and not places < wanted:
+        return f"expected the nodes {', '.join(sorted(places))} and more, got {', '.join(ask.nodes)}"
+    if ask.path == "relaunch" and world.lent:
+        return "a companion job belongs to it, which a relaunch would lose"
+    return None

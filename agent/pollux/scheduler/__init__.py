@@ -1,0 +1,1 @@
+"""The connection to polluxd: reports out, instructions in."""

@@ -1,0 +1,1 @@
+"""The Slurm job around this process: its environment, ticket, nodes and wake-up signal."""

@@ -1,0 +1,1 @@
+"""The batch size: measured step times, fits of earlier runs, and the choice."""

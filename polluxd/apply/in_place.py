@@ -1,0 +1,139 @@
+"""What is asked of Slurm for moves within an allocation: companions are placed and ended, nodes given back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from polluxd.apply.companions import ClusterView
+from polluxd.apply.placed import ends_at, geometry, held, same_place
+from polluxd.apply.resizing import left_over
+from polluxd.errors import SlurmRefused
+from polluxd.model import JobState, Move, Placement, Report
+from polluxd.slurm.protocol import SlurmClient, SlurmJob
+from polluxd.store import Store
+
+log = logging.getLogger(__name__)
+
+_NEVER = float("-inf")
+_ENDED_AT_ONCE = 250
+"""Somebody may submit any number of jobs that say they are companions: one call's time limit must do."""
+
+
+class InPlaceMoves:
+    """The reconciler's hands for such moves; it writes the steps itself.
+
+    Args:
+        repeat: a call that shows no effect is made again after this [s].
+        authorize: called before each call to Slurm and each write; the epoch.
+        clock: POSIX time [s].
+        monotonic: seconds that only go forward.
+    """
+
+    def __init__(
+        self,
+        slurm: SlurmClient,
+        store: Store,
+        *,
+        repeat: float,
+        authorize: Callable[[], int],
+        clock: Callable[[], float],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._slurm = slurm
+        self._store = store
+        self._repeat = repeat
+        self._authorize = authorize
+        self._clock = clock
+        self._monotonic = monotonic
+        self._tried: dict[int, float] = {}
+        """When each stray was last to be ended."""
+        self._tidied: dict[int, float] = {}
+        """When each failed shrink was last made good."""
+
+    def place(self, move: Move, job: SlurmJob, companion: SlurmJob) -> str:
+        """Let the companion start on the nodes that the move adds; why Slurm refuses to, empty where it does not."""
+        self._authorize()
+        try:
+            size = geometry(job, move.added)
+            left = self._time_left(job, companion)
+            self._slurm.configure(companion.job_id, size, start=True, time_limit_s=left)
+        except SlurmRefused as error:
+            now = self._slurm.jobs([companion.job_id]).get(companion.job_id)
+            if now is None or not same_place(now, move.added):
+                return f"Slurm refused to place its companion, job {companion.job_id}: {error}"
+        return ""
+
+    def give_back(self, job: SlurmJob, target: Placement) -> str:
+        """Take from the job what it holds beyond `target`; why Slurm refuses to, empty where it does not."""
+        dropped = [c for c in job.companions if not set(c.gpus_per_node_held) <= set(target.nodes)]
+        kept = [name for name in target.nodes if name in job.base]
+        try:
+            if len(kept) < len(job.base):
+                self._authorize()
+                self._slurm.shrink(job.job_id, kept)
+            self._cancel(dropped)
+        except SlurmRefused as error:
+            return f"Slurm refused to take back what lies beyond {target}: {error}"
+        return ""
+
+    def dismiss(self, companions: Sequence[SlurmJob]) -> None:
+        """End companions that nobody waits for (any more); a refusal is left to the sweep."""
+        try:
+            self._cancel(companions)
+        except SlurmRefused as error:
+            log.warning("companions could not be ended: %s", error)
+
+    def sweep(self, orphans: Iterable[SlurmJob]) -> int:
+        """End the companions that belong to no job, whatever has made them so; how many are still there."""
+        left = [job for job in orphans if job.state is not JobState.COMPLETING]
+        now = self._monotonic()
+        due = [job for job in left if now - self._tried.get(job.job_id, _NEVER) > self._repeat]
+        due = due[:_ENDED_AT_ONCE]
+        self._tried = {job.job_id: self._tried.get(job.job_id, _NEVER) for job in left}
+        self._tried |= dict.fromkeys((job.job_id for job in due), now)
+        for job in due:
+            assert job.companion is not None
+            log.info("companion %d of job %d is ended: it lends to nobody", job.job_id, job.companion.parent)
+        self.dismiss(due)
+        return len(left)
+
+    def tidy(self, seen: ClusterView, reports: Mapping[int, Report], busy: set[int]) -> None:
+        """Take back what jobs, other than those with a move under way (`busy`), have left in shrinks that were given up
+        meanwhile; where Slurm refuses, the job is to be requeued to where it is."""
+        now = self._monotonic()
+        self._tidied = {number: at for number, at in self._tidied.items() if number in seen.moves}
+        for job in seen.state.jobs:
+            move = left_over(job, reports.get(job.job_id), seen.moves)
+            if move is None or job.job_id in busy:
+                continue
+            if now - self._tidied.get(move.id, _NEVER) <= self._repeat:
+                continue
+            self._tidied[move.id] = now
+            why = self.give_back(job, move.target)
+            source = held(job)
+            if why and source is not None:
+                log.warning("job %d: %s", job.job_id, why)
+                self._store.plan_move(
+                    job.job_id,
+                    job.restart_count,
+                    "requeue",
+                    source,
+                    move.target,
+                    f"it has left nodes that Slurm does not take back: {why}",
+                    self._authorize(),
+                    at=self._clock(),
+                )
+
+    def _cancel(self, companions: Sequence[SlurmJob]) -> None:
+        if companions:
+            self._authorize()
+            self._slurm.cancel([companion.job_id for companion in companions])
+
+    def _time_left(self, job: SlurmJob, companion: SlurmJob) -> float | None:
+        """The companion ends with its parent at the latest [s]; None: as it is."""
+        end = ends_at(job)
+        if end is None:
+            return None
+        left = max(60.0, end - self._clock())
+        return left if companion.time_limit_s is None or left < companion.time_limit_s else None

@@ -1,0 +1,304 @@
+"""What each job could be given, and what that would be worth: the table that solver and placement read.
+
+Options of all jobs lie in flat arrays, job after job, so that goodput, speedup and utility come from one
+vectorised pass over jobs and configurations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pollux.goodput import Goodput, optimize_pairs, pack
+from polluxd.model import Job, Settings
+from polluxd.policy import fairness, objective
+from polluxd.policy.cache import Cache
+from polluxd.policy.ceilings import Group, groups
+from polluxd.policy.domains import Domain
+from polluxd.policy.feasible import is_pinned, why_no_batch
+from polluxd.policy.layout import Layout
+from polluxd.policy.listing import GPUS, KIND, NODES, RACKS, Listing, list_jobs
+from polluxd.policy.shapes import OVER_RACKS, Shape
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+_PARKING = 1e-10  # relative cost of parking a running job: settles ties, and nothing else
+_FEW = 200
+_MOST_SPEEDUP = 1e9  # more than any cluster has GPUs: what is above is an absurd fit, and must not overflow
+
+
+@dataclass(frozen=True)
+class OptionTable:
+    """Options of the jobs that take part; `start` [J + 1] delimits each job's in the arrays of [O].
+
+    A job's first option is to have nothing, unless it is pinned: then its one option is what it holds.
+    """
+
+    jobs: tuple[Job, ...]
+    shares: tuple[fairness.FairShare, ...]
+    gpus_per_node: int
+    start: Ints
+    nodes: Ints
+    per_node: Ints
+    kind: Ints
+    """[O]: number of the GPU type in `types`; -1: any."""
+    racks: Ints
+    """[O]: `ANYWHERE`, `ONE_RACK` or `OVER_RACKS`."""
+    types: tuple[str, ...]
+    """GPU types that are told apart; none where they make no difference."""
+    goodput: Floats
+    batch_size: Ints
+    speedup: Floats
+    kept: Bools
+    """[O]: the shape that the job holds now, where it can stay as it is."""
+    factor: Floats
+    """[J]: what a move multiplies the speedup by."""
+    pinned: Bools
+    """[J]: those that stay as they are."""
+    weight: Floats
+    """[J], averaging 1 over the snapshot's jobs."""
+    stay: Floats
+    """[O]: utility of the option where the job does not move."""
+    move: Floats
+    """[O]: utility where it does."""
+    penalty: Floats
+    """[J]: what having nothing costs beyond the objective, for jobs that have waited past the starvation bound."""
+    groups: tuple[Group, ...]
+    """Ceilings and guarantees; members by job number."""
+    layout: Layout
+    absent: tuple[tuple[Job, str], ...]
+    """Jobs that cannot be given anything, and why."""
+
+    @cached_property
+    def gpus(self) -> Ints:
+        return self.nodes * self.per_node
+
+    @cached_property
+    def owner(self) -> Ints:
+        """[O]: the job's number."""
+        return np.repeat(np.arange(len(self.jobs)), np.diff(self.start))
+
+    @cached_property
+    def value(self) -> Floats:
+        """[O]: utility as the count solver sees it: a present shape stays in place."""
+        return np.where(self.kept, self.stay, self.move)
+
+    def options(self, j: int) -> range:
+        return range(int(self.start[j]), int(self.start[j + 1]))
+
+    def shape(self, option: int) -> Shape:
+        kind = int(self.kind[option])
+        return Shape(
+            int(self.nodes[option]),
+            int(self.per_node[option]),
+            None if kind < 0 else self.types[kind],
+            int(self.racks[option]),
+        )
+
+    def x(self, options: Ints, moved: Bools) -> Floats:
+        """[J]: the objective's x of one option per job, given which jobs move."""
+        x = self.speedup[options] / self.gpus_per_node
+        return np.where(moved, x * self.factor, x)
+
+
+def build(
+    domain: Domain, settings: Settings, mean_weight: float = 1.0, cache: Cache | None = None
+) -> OptionTable:
+    """The menu of one domain; weights are taken relative to `mean_weight`. Tables that `cache` knows are not redone.
+
+    Jobs that cannot be given anything now are left out, with the reason.
+    """
+    cache = Cache() if cache is None else cache
+    listing = list_jobs(domain, cache.offers(domain, settings), cache.listed)
+    size, count, types = domain.gpus_per_node, len(listing.jobs), listing.offers.types
+    nodes, gpus, kind, racks, held, shared = listing.block
+    owner, is_share = np.repeat(np.arange(count), listing.lengths), shared > 0
+    goodput, batch = cache.tables(listing, partial(_evaluate, listing, owner))
+    kept, stays = held > 0, np.array([e.stays for e in listing.entries], dtype=np.bool_)
+
+    pinned = np.array([is_pinned(j) for j in listing.jobs], dtype=np.bool_)
+    begin = np.cumsum(listing.lengths) - listing.lengths
+    best = np.maximum.reduceat(np.where(is_share, 0.0, goodput), begin) if count else np.zeros(0)
+    hopeless = ~pinned & (best <= 0)
+    # A running job without any feasible batch size is left where it is: its own agent knows better.
+    holds = np.array([bool(j.placement.nodes) for j in listing.jobs], dtype=np.bool_)
+    stuck = hopeless & stays & holds
+    gone = hopeless & ~stuck
+    why = {
+        j: why_no_batch(listing.jobs[j], listing.entries[j].shapes) for j in np.flatnonzero(hopeless).tolist()
+    }
+    offered = (gpus == 0) | (goodput > 0) | pinned[owner]
+    row = np.flatnonzero(~is_share & ~gone[owner] & np.where(stuck[owner], kept, offered))
+    present_jobs = np.flatnonzero(~gone).tolist()
+    jobs = tuple(
+        [
+            replace(listing.jobs[j], pinned=True, pin_reason=why[j]) if j in why else listing.jobs[j]
+            for j in present_jobs
+        ]
+        if why
+        else listing.jobs
+    )
+    job_of = (np.cumsum(~gone) - 1)[owner[row]]
+    start = np.searchsorted(job_of, np.arange(len(jobs) + 1))
+    fair = _fair_goodput(goodput, listing, _mix(domain, types), begin)
+    with np.errstate(over="ignore"):
+        speedup = np.minimum((goodput / fair[owner])[row], _MOST_SPEEDUP)
+    weight = fairness.weights(jobs, settings) / mean_weight
+    if settings.remaining_work_power:
+        remaining = [_remaining(job, alone) for job, alone in zip(jobs, fair[~gone].tolist(), strict=True)]
+        weight *= np.array(fairness.work_factors(remaining, settings.remaining_work_power), dtype=np.float64)
+    factor = fairness.move_factors(jobs, settings.hysteresis)
+    limited = groups(jobs, settings, domain.capacity)
+
+    x, w = speedup / size, weight[job_of]
+    moved = x * factor[job_of]
+    level, total = 0.0, float(weight.sum())
+    if settings.power <= objective.GENTLE and jobs:
+        offer = max(domain.capacity, int(gpus[row][start[:-1]].sum()))
+        level = objective.worst_level(np.where(kept[row], x, moved), w, gpus[row], start, offer, limited)
+    stay = objective.utilities(x, w, settings.power, level=level, total=total, jobs=len(jobs))
+    move = objective.utilities(moved, w, settings.power, level=level, total=total, jobs=len(jobs))
+    penalty = _overdue(jobs, (pinned | hopeless)[~gone], settings, stay, move, start)
+    # Of plans otherwise equal, the one that parks nobody.
+    parked = _PARKING * holds[~gone] * np.abs(stay[start[:-1]])
+    nothing = (gpus[row] == 0) * (penalty + parked)[job_of]
+    return OptionTable(
+        jobs=jobs,
+        shares=tuple(listing.shares[j] for j in present_jobs),
+        gpus_per_node=size,
+        start=start,
+        nodes=nodes[row],
+        per_node=gpus[row] // np.maximum(nodes[row], 1),
+        kind=kind[row],
+        racks=racks[row],
+        types=types,
+        goodput=goodput[row],
+        batch_size=batch[row],
+        speedup=speedup,
+        kept=kept[row],
+        factor=factor,
+        pinned=(pinned | hopeless)[~gone],
+        weight=weight,
+        stay=stay - nothing,
+        move=move - nothing,
+        penalty=penalty,
+        groups=limited,
+        layout=listing.offers.layout,
+        absent=(*listing.absent, *((listing.jobs[j], why[j]) for j in np.flatnonzero(gone).tolist())),
+    )
+
+
+def _remaining(job: Job, fair: float) -> float | None:
+    """Seconds that the job would still need at its fair share; None where it has not said how long it trains."""
+    report = job.report
+    if report is None or report.params is None or report.target is None or not 0 < fair < np.inf:
+        return None
+    return max(report.target - report.progress, 0.0) * report.limits.initial / fair
+
+
+def _overdue(
+    jobs: Sequence[Job], pinned: Bools, settings: Settings, stay: Floats, move: Floats, start: Ints
+) -> Floats:
+    """[J]: the cost of leaving a job without GPUs that has waited past the bound; more than all else together.
+
+    The longer past it, the more: where not all fit, those that have waited longest go first.
+    """
+    penalty = np.zeros(len(jobs))
+    bound = settings.starvation_bound
+    if bound is None or not jobs:
+        return penalty
+    late = np.array([fairness.waiting(j) / max(bound, 1.0) for j in jobs])
+    late[pinned] = 0.0
+    if not np.any(late >= 1):
+        return penalty
+    low, high = np.minimum(stay, move), np.maximum(stay, move)
+    everything = float((np.maximum.reduceat(high, start[:-1]) - np.minimum.reduceat(low, start[:-1])).sum())
+    return np.where(late >= 1, (1.0 + everything) * np.minimum(late, 10.0), 0.0)
+
+
+def _mix(domain: Domain, types: tuple[str, ...]) -> Floats:
+    """Each type's part of the capacity: a fair share is such a part of every type."""
+    if not types:
+        return np.ones(1)
+    found = np.array([sum(n.capacity for n in domain.nodes if n.gpu_type == t) for t in types], np.float64)
+    return found / found.sum() if found.sum() > 0 else np.full(found.size, 1.0 / found.size)
+
+
+def _evaluate(listing: Listing, owner: Ints, fresh: Sequence[int]) -> tuple[Floats, Ints]:
+    """Goodput and batch size of all configurations of some jobs, given by number, job after job."""
+    number = np.full(len(listing.jobs), -1, dtype=np.int64)
+    number[fresh] = np.arange(len(fresh))
+    wanted = np.flatnonzero(number[owner] >= 0)
+    return _optimum(
+        [listing.jobs[j] for j in fresh],
+        listing.offers.types,
+        listing.block[:, wanted],
+        number[owner[wanted]],
+    )
+
+
+def _optimum(jobs: Sequence[Job], types: tuple[str, ...], block: Ints, owner: Ints) -> tuple[Floats, Ints]:
+    """Best goodput and its batch size per configuration. A job without a fit yet is taken to scale linearly.
+
+    Jobs whose fit and limits are the same share one evaluation.
+    """
+    nodes, gpus, kind, racks = block[[NODES, GPUS, KIND, RACKS]]
+    known: dict[object, int] = {}
+    functions: list[Goodput] = []
+    # Per job: the function on any type, then on each that is told apart.
+    function_of = np.full((len(jobs), 1 + len(types)), -1, dtype=np.int64)
+    batch_of = np.zeros(len(jobs), dtype=np.int64)
+    for j, job in enumerate(jobs):
+        report = job.report
+        if report is None:
+            continue
+        batch_of[j] = report.limits.initial
+        if report.params is None:
+            continue
+        fits = [report.params, *(report.params_by_type.get(t, report.params) for t in types)]
+        for column, fit in enumerate(fits):
+            key = (fit, report.noise, report.limits, job.spec.adaptive)
+            if key not in known:
+                known[key] = len(functions)
+                functions.append(Goodput(fit, report.noise, report.limits, job.spec.adaptive))
+            function_of[j, column] = known[key]
+    function = function_of[owner, kind + 1]
+    goodput = gpus.astype(np.float64)
+    batch = np.where(gpus > 0, batch_of[owner], 0)
+    fitted = np.flatnonzero((function >= 0) & (gpus > 0))
+    if fitted.size:
+        # Of a few, finding out which are alike takes longer than to evaluate those twice.
+        first, back = np.arange(fitted.size), np.arange(fitted.size)
+        if fitted.size > _FEW:
+            # Function, nodes, whether they lie in several racks, and GPUs as one number: quick to sort and compare.
+            spread = 2 * nodes[fitted] + (racks[fitted] == OVER_RACKS)
+            wide, most = int(spread.max()) + 1, int(gpus[fitted].max()) + 1
+            alike = (function[fitted] * wide + spread) * most + gpus[fitted]
+            _, first, back = np.unique(alike, return_index=True, return_inverse=True)
+        one = fitted[first]
+        afar = 1 + (racks[one] == OVER_RACKS)
+        found = optimize_pairs(pack(functions), function[one], nodes[one], gpus[one], afar)
+        goodput[fitted], batch[fitted] = found.goodput[back.ravel()], found.batch_size[back.ravel()]
+    return goodput, batch
+
+
+def _fair_goodput(goodput: Floats, listing: Listing, mix: Floats, begin: Ints) -> Floats:
+    """[J]: goodput on the fair share, over types the mean of the cluster's mix.
+
+    Where batch limits forbid it, the most that fits inside it, or else the least that is possible.
+    A job that can run nowhere gets infinity: its speedup is 0. `begin` [J]: where each job's configurations begin.
+    """
+    shares = begin[:, None] + np.arange(mix.size)
+    fair = goodput[shares] @ mix if mix.size > 1 else goodput[begin]
+    gpus = listing.block[GPUS]
+    for j in np.flatnonzero(fair <= 0).tolist():
+        own = slice(int(begin[j]) + mix.size, int(begin[j] + listing.lengths[j]))
+        inside = float(goodput[own][gpus[own] <= gpus[begin[j]]].max(initial=0.0))
+        fair[j] = inside if inside > 0 else float(goodput[own][goodput[own] > 0].min(initial=np.inf))
+    return fair

@@ -1,0 +1,48 @@
+"""Rings of moves that wait for each other."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from polluxd.apply.capacity import Capacity
+from polluxd.apply.wait_cycles import wait_cycle
+from polluxd.model import NO_PLACEMENT, Move, Placement, Step
+
+
+def move(number, source, target, step=Step.PLANNED):
+    path = "requeue" if source else "start"
+    return Move(number, number, 0, path, source, target, "", step, {step: 0.0})
+
+
+def test_two_jobs_that_swap_nodes_are_a_knot():
+    small = move(1, Placement(("n4",), 1), Placement(("n3",), 2))
+    large = move(2, Placement(("n3",), 2), Placement(("n4",), 4))
+    room = Capacity(free=Counter({"n3": 0, "n4": 3}))
+    assert not room.fits_soon(small.target, small.source)
+    assert not room.fits_soon(large.target, large.source)
+    assert wait_cycle([small, large], room) == [small, large]
+
+
+def test_a_ring_of_three_on_full_nodes():
+    nodes = ("n1", "n2", "n3")
+    ring = [
+        move(i, Placement((a,), 4), Placement((b,), 4))
+        for i, (a, b) in enumerate(zip(nodes, nodes[1:] + nodes[:1], strict=True), 1)
+    ]
+    assert wait_cycle(ring, Capacity()) == ring
+
+
+def test_a_move_that_nothing_makes_room_for_is_left_out():
+    swap = [
+        move(1, Placement(("n1",), 4), Placement(("n2",), 4)),
+        move(2, Placement(("n2",), 4), Placement(("n1",), 4)),
+    ]
+    hopeless = move(3, Placement(("n3",), 4), Placement(("n3", "n4"), 4))
+    assert wait_cycle([*swap, hopeless], Capacity(free=Counter({"n4": 3}))) == swap
+    assert wait_cycle([hopeless], Capacity(free=Counter({"n4": 3}))) == []
+
+
+def test_jobs_that_hold_nothing_and_moves_under_way_tie_no_knot():
+    start = move(1, NO_PLACEMENT, Placement(("n1",), 4))
+    draining = move(2, Placement(("n1",), 4), Placement(("n2",), 4), Step.DRAINING)
+    assert wait_cycle([start, draining], Capacity()) == []
