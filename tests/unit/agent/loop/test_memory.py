@@ -162,7 +162,7 @@ if job.is_main:
 def test_several_ranks_start_again_from_the_checkpoint_with_the_bound(tmp_path: Path) -> None:
     script, checkpoints = tmp_path / "train.py", tmp_path / "checkpoints"
     script.write_text(SCRIPT)
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1]
     search_path = f"{here.parents[2]}/agent:{here}"
     done = subprocess.run(
         [
@@ -226,7 +226,7 @@ def test_with_several_models_the_whole_batch_is_taken_again(second_too: bool) ->
 def test_ranks_that_keep_asking_for_another_start_get_three(tmp_path: Path) -> None:
     script = tmp_path / "again.py"
     script.write_text("import sys; print('started'); sys.exit(75)")
-    agent = Path(__file__).parents[3] / "agent"
+    agent = Path(__file__).parents[4] / "agent"
     # Without the import of torch, which this script has no use for.
     launch = (
         "import sys; from pollux.launcher import launch, node; "
