@@ -93,6 +93,17 @@ class BatchLimits:
             )
 
 
+@dataclass(frozen=True)
+class BatchChoice:
+    """A batch size as a job runs it: `gpus * local_batch * (accumulation + 1)` examples."""
+
+    local_batch: int
+    accumulation: int
+
+    def size(self, gpus: int) -> int:
+        return gpus * self.local_batch * (self.accumulation + 1)
+
+
 class Optimum(NamedTuple):
     """The best batch size per placement, fields of the placements' shape; zeros where none is feasible."""
 

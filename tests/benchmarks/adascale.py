@@ -32,7 +32,7 @@ from torch import nn  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
 import pollux  # noqa: E402
-from pollux.tuning.batch_choice import BatchChoice  # noqa: E402
+from pollux.goodput import BatchChoice  # noqa: E402
 
 M0 = 16
 EPOCHS = 12

@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pollux.checkpoint import training_state
@@ -26,10 +26,10 @@ from pollux.ranks.world import World
 from pollux.scheduler.draining import DRAIN_WAIT, Draining
 from pollux.slurm_job.environment import Times, checkpoint_directory, number, stands_alone, yes
 from pollux.slurm_job.ticket import Ticket, read_ticket
+from pollux.tuning.knowledge import Introduction, LastAttempt
 
 if TYPE_CHECKING:
     from pollux.scheduler.publisher import Publisher
-    from pollux.tuning.knowledge import Introduction
 
 logger = logging.getLogger("pollux")
 
@@ -40,16 +40,6 @@ CHECKPOINT_INTERVAL = 300.0
 """Seconds between periodic checkpoints."""
 
 STATE_VERSION = 1
-
-
-@dataclass(frozen=True)
-class Known:
-    """What a new attempt takes over beside the training's state: where its search for a batch size begins."""
-
-    batch_size: int
-    """Total batch size in use."""
-    params: ThroughputParams | None
-    """The throughput model as last fitted."""
 
 
 class Restart(Draining):
@@ -68,7 +58,7 @@ class Restart(Draining):
         self.world = world
         self.seed = seed
         self.times = times
-        self.known: Known | None = None
+        self.known: LastAttempt | None = None
         """What the checkpoint's attempt knew when it ended; None where there is no checkpoint."""
         self.cost: float | None = None
         """Seconds from the last step before the newest restart to the first step after it."""
@@ -136,10 +126,10 @@ class Restart(Draining):
         steps = int(state["progress"]["optimizer_steps"])
         self._random = (state["rng"], steps)
         params = state["params"]
-        self.known = Known(state["batch_size"], None if params is None else ThroughputParams(*params))
+        self.known = LastAttempt(state["batch_size"], None if params is None else ThroughputParams(*params))
         return steps
 
-    def state(self, parts: Mapping[str, Any], data: ElasticData, known: Known) -> dict[str, Any]:
+    def state(self, parts: Mapping[str, Any], data: ElasticData, known: LastAttempt) -> dict[str, Any]:
         """What a checkpoint written now would hold, but for the ranks' random numbers: for ranks that come in."""
         return {name: part.state_dict() for name, part in parts.items()} | self._rest([], data, known)
 
@@ -254,7 +244,7 @@ class Restart(Draining):
         parts: Mapping[str, Any],
         data: ElasticData,
         exchange: ControlExchange,
-        known: Known,
+        known: LastAttempt,
         *,
         durable: bool,
     ) -> float | None:
@@ -290,7 +280,7 @@ class Restart(Draining):
         self._saved_at = time.monotonic()
         return self._saved_at - started
 
-    def _rest(self, rng: list[dict[str, Any]], data: ElasticData, known: Known) -> dict[str, Any]:
+    def _rest(self, rng: list[dict[str, Any]], data: ElasticData, known: LastAttempt) -> dict[str, Any]:
         return {
             "version": STATE_VERSION,
             "rng": rng,
@@ -312,7 +302,7 @@ class Restart(Draining):
     # -- ending -----------------------------------------------------------------------------------------------
 
     def finish(
-        self, parts: Mapping[str, Any], data: ElasticData, exchange: ControlExchange, known: Known
+        self, parts: Mapping[str, Any], data: ElasticData, exchange: ControlExchange, known: LastAttempt
     ) -> None:
         """The training loop is over: a last checkpoint, so that a restart repeats no step of it."""
         if self._keeper is None or self.save(parts, data, exchange, known, durable=True) is not None:

@@ -17,7 +17,6 @@ import os
 import random
 import secrets
 import socket
-import struct
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -34,7 +33,6 @@ JOIN_TIMEOUT_S = 300.0
 HANDSHAKE_TIMEOUT_S = 10.0
 SEND_TIMEOUT_S = 10.0
 MAX_LINE = 1 << 16
-_SIOCGIFADDR = 0x8915
 
 
 class Channel:
@@ -283,26 +281,6 @@ def free_port() -> int:
                 continue
             return int(probe.getsockname()[1])
     raise LaunchError("no free TCP port on this node")
-
-
-def interface_of(address: str) -> str | None:
-    """The interface that holds an IPv4 address of this machine, as GLOO_SOCKET_IFNAME wants it. netdevice(7)."""
-    try:
-        wanted = socket.inet_aton(address)
-    except OSError:
-        return None
-    if wanted[0] == 127:
-        return "lo"
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:15])
-            try:
-                answer = fcntl.ioctl(query.fileno(), _SIOCGIFADDR, request)
-            except OSError:
-                continue
-            if answer[20:24] == wanted:
-                return name
-    return None
 
 
 def _greet(connection: socket.socket, key: bytes, num_nodes: int) -> tuple[Channel, int, str] | None:

@@ -19,22 +19,14 @@ from pathlib import Path
 
 from pollux.errors import LaunchError, PolluxAgentError
 from pollux.launcher.companion_file import CompanionFile, Parent
-from pollux.launcher.launcher_channel import (
-    CANDIDATES,
-    Channel,
-    Link,
-    gather,
-    interface_of,
-    join,
-    listen,
-    signal_arrivals,
-)
+from pollux.launcher.launcher_channel import CANDIDATES, Channel, Link, gather, join, listen, signal_arrivals
 from pollux.launcher.outcome import Outcome, Resized, describe
 from pollux.launcher.rank_channel import VARIABLE, open_line
 from pollux.launcher.supervisor import WATCHED, LaunchContext, Supervisor
 from pollux.launcher.workers import Notes, adopt_orphans, start_worker
 from pollux.slurm_job import wake_signal
 from pollux.slurm_job.allocation import Allocation, node_address
+from pollux.slurm_job.network import interface_of
 from pollux.slurm_job.ticket import read_ticket
 
 PRELOAD = (

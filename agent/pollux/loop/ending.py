@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from pollux.checkpoint.restart import Known, Restart
+from pollux.checkpoint.restart import Restart
 from pollux.data.place import ElasticData
 from pollux.errors import RankLost
 from pollux.learning_rate.progress import Progress
 from pollux.ranks.control import ControlExchange
 from pollux.ranks.world import World
+from pollux.tuning.knowledge import LastAttempt
 
 logger = logging.getLogger("pollux")
 
@@ -37,7 +38,7 @@ class Endings(ABC):
     _left: bool
 
     @abstractmethod
-    def _known(self) -> Known: ...
+    def _known(self) -> LastAttempt: ...
 
     def finish(self) -> None:
         """Training is over: nothing is lost from here on, whatever happens to the job."""

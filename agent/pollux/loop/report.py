@@ -6,7 +6,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
-from pollux.tuning.profile import Configuration
+from pollux.tuning.measurements import Configuration
 
 if TYPE_CHECKING:
     from pollux.loop.session import Job

@@ -28,7 +28,7 @@ from pollux.checkpoint.restart import Restart
 from pollux.checkpoint.training_state import Stateful
 from pollux.data.loader import elastic_loader
 from pollux.errors import PolluxAgentError
-from pollux.goodput import BatchLimits
+from pollux.goodput import BatchChoice, BatchLimits
 from pollux.learning_rate.progress import Progress
 from pollux.learning_rate.scaling import Rule, follow, rule_for
 from pollux.loop.added_model import AddedModel
@@ -48,14 +48,7 @@ from pollux.resize.joining import Joiner
 from pollux.resize.resizer import Resizer
 from pollux.slurm_job.environment import Times
 from pollux.tuning import knowledge
-from pollux.tuning.batch_choice import (
-    Advisor,
-    BatchChoice,
-    batch_limits,
-    choose_on_arrival,
-    initial_choice,
-    within_pass,
-)
+from pollux.tuning.batch_choice import Advisor, batch_limits, choose_on_arrival, initial_choice, within_pass
 from pollux.tuning.knowledge import introduction
 from pollux.tuning.mode import Mode, mode_for
 from pollux.tuning.pass_timer import PassTimer, clock_of

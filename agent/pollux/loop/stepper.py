@@ -12,9 +12,9 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pollux.checkpoint.restart import Known, Restart
+from pollux.checkpoint.restart import Restart
 from pollux.data.place import ElasticData
-from pollux.goodput import BatchLimits, gain
+from pollux.goodput import BatchChoice, BatchLimits, gain
 from pollux.learning_rate.progress import Progress
 from pollux.loop.ending import Endings
 from pollux.loop.memory import MemoryBounds
@@ -24,9 +24,10 @@ from pollux.noise.measuring import sampling_interval
 from pollux.ranks.control import EXCHANGE_INTERVAL, ControlExchange, Decision
 from pollux.ranks.world import World
 from pollux.resize.resizer import Resizer
-from pollux.tuning.batch_choice import Advisor, BatchChoice, initial_choice, nearest_choice
+from pollux.tuning.batch_choice import Advisor, initial_choice, nearest_choice
+from pollux.tuning.knowledge import LastAttempt
+from pollux.tuning.measurements import Configuration
 from pollux.tuning.pass_timer import PassTimer
-from pollux.tuning.profile import Configuration
 
 logger = logging.getLogger("pollux")
 
@@ -394,5 +395,5 @@ class Stepper(Endings):
         self.timer.cool()
         self._pause()
 
-    def _known(self) -> Known:
-        return Known(self.batch_size, None if self.advisor is None else self.advisor.params)
+    def _known(self) -> LastAttempt:
+        return LastAttempt(self.batch_size, None if self.advisor is None else self.advisor.params)

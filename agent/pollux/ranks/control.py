@@ -17,8 +17,7 @@ import torch
 import torch.distributed as dist
 
 from pollux.errors import RankLost
-from pollux.goodput import NoiseScale
-from pollux.tuning.batch_choice import BatchChoice
+from pollux.goodput import BatchChoice, NoiseScale
 
 EXCHANGE_INTERVAL = 1.0
 """Seconds between two exchanges, about: soon enough for a drain, at less than 0.1 % of a rank on a busy core."""

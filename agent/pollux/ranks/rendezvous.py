@@ -20,9 +20,9 @@ import torch
 import torch.distributed as dist
 
 from pollux.errors import RankLost
-from pollux.launcher.launcher_channel import interface_of
 from pollux.ranks.world import CONTROL_TIMEOUT, World, backend_for, node_name, where
 from pollux.slurm_job.allocation import node_address
+from pollux.slurm_job.network import interface_of
 
 FORM_WAIT = timedelta(seconds=60)
 """For the others to come while groups are formed; a rank that died meanwhile is else waited for half an hour."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pollux.errors import PolluxAgentError
+from pollux.goodput import BatchChoice
 from pollux.ranks.world import World
 from pollux.resize.capability import ResizeCapability
-from pollux.tuning.batch_choice import BatchChoice
 
 
 @dataclass(frozen=True)

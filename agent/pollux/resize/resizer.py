@@ -22,6 +22,7 @@ import torch
 from pollux.checkpoint.checkpointer import fingerprint_of
 from pollux.checkpoint.restart import Restart
 from pollux.errors import LEFT_STATUS, RELAUNCH_STATUS, RETRY_STATUS, PolluxAgentError, RankLost
+from pollux.goodput import BatchChoice
 from pollux.launcher.rank_channel import LauncherLine
 from pollux.ranks.control import ControlExchange
 from pollux.ranks.handover import hand_over
@@ -32,7 +33,7 @@ from pollux.resize.companion_job import Recruit, Wanted
 from pollux.resize.joining import Joiner
 from pollux.resize.requests import Leavers, ResizeDecision, ResizeRequest, objection
 from pollux.slurm_job.code_version import code_version
-from pollux.tuning.batch_choice import BatchChoice, choose_on_arrival, initial_choice
+from pollux.tuning.batch_choice import choose_on_arrival, initial_choice
 
 if TYPE_CHECKING:
     from pollux.loop.session import Job

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from pollux.errors import BatchError
-from pollux.goodput import BatchLimits, Goodput, NoiseScale, ThroughputParams
+from pollux.goodput import BatchChoice, BatchLimits, Goodput, NoiseScale, ThroughputParams
 from pollux.tuning.profile import StepProfile
 from pollux.tuning.throughput import goodput_of
 
@@ -27,17 +27,6 @@ LAST_REFIT = 30.0
 
 # Where no time was ever measured, only ratios of these matter, and to a single candidate not even they.
 _UNMEASURED = ThroughputParams(0.05, 0.001, 0.0, 0.0, 0.0, 0.0, 1.0)
-
-
-@dataclass(frozen=True)
-class BatchChoice:
-    """A batch size as it is run: `gpus * local_batch * (accumulation + 1)` examples."""
-
-    local_batch: int
-    accumulation: int
-
-    def size(self, gpus: int) -> int:
-        return gpus * self.local_batch * (self.accumulation + 1)
 
 
 def batch_limits(

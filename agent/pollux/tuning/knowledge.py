@@ -11,35 +11,18 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
-
-from pollux.goodput import BatchLimits, ThroughputParams, step_time
+from pollux.goodput import BatchLimits, ThroughputParams
 from pollux.slurm_job.ticket import Ticket
-from pollux.tuning.profile import ProfileRows, StepProfile
-
-if TYPE_CHECKING:
-    from pollux.checkpoint.restart import Known
+from pollux.tuning.prior import Prior
+from pollux.tuning.profile import StepProfile
 
 logger = logging.getLogger("pollux")
-
-HALF_LIFE = 600.0
-"""Seconds in which synchronisation known from earlier runs only halves: a wrong one would keep a job from ever being
-tried on more GPUs, and so from ever being put right."""
-
-REFUTED = 2.0
-"""A prior that is off by more than this factor, on any kind of placement, is of another training."""
-
-EVIDENCE = 8.0
-"""Measured steps on one kind of placement before they can refute."""
-
-_SYNC = ("alpha_local", "beta_local", "alpha_node", "beta_node", "alpha_rack", "beta_rack")
 
 
 def fingerprint(model: Any, limits: BatchLimits, argv: list[str] | None = None) -> str:
@@ -69,53 +52,6 @@ def gpu_type(device: Any, ticket: Ticket | None) -> str:
     return str(torch.cuda.get_device_name(device))[:64]
 
 
-@dataclass(frozen=True)
-class Prior:
-    """What earlier runs have measured."""
-
-    params: ThroughputParams
-    gpus: int
-    """Most GPUs that it was measured on."""
-    nodes: int
-
-    @classmethod
-    def from_answer(cls, answer: Any) -> Prior | None:
-        """From what `prior_v1` answers; None for an answer that is none, or makes no sense."""
-        if not isinstance(answer, dict):
-            return None
-        try:
-            params = ThroughputParams(**{name: float(value) for name, value in answer["params"].items()})
-            gpus, nodes = int(answer["explored_gpus"]), int(answer["explored_nodes"])
-        except (KeyError, TypeError, ValueError, AttributeError):
-            return None
-        known = [value for value in params if value is not None]
-        sound = all(math.isfinite(x) and x >= 0 for x in known) and params.gamma >= 1 and gpus >= 1
-        return cls(params, gpus, max(nodes, 1)) if sound else None
-
-    def after(self, seconds: float) -> Prior:
-        """What is left of it after so many seconds in which it was not confirmed: synchronisation fades."""
-        share = 0.5 ** (max(seconds, 0.0) / HALF_LIFE)
-        values = self.params._asdict()
-        faded = {name: values[name] * share for name in _SYNC if values[name] is not None}
-        return replace(self, params=self.params._replace(**faded))
-
-    def refuted(self, rows: ProfileRows) -> bool:
-        """Whether measured synchronising passes contradict it; they are judged by how far their placements reach."""
-        if rows.gpus.size == 0:
-            return False
-        predicted = step_time(self.params, rows.nodes, rows.gpus, rows.local_batch, racks=rows.racks)
-        off = np.log(rows.final / predicted)
-        reach = np.select([rows.gpus < 2, rows.nodes < 2, rows.racks < 2], [0, 1, 2], 3)
-        for kind in np.unique(reach):
-            chosen = reach == kind
-            weights = rows.weights[chosen]
-            if weights.sum() >= EVIDENCE and abs(np.average(off[chosen], weights=weights)) > math.log(
-                REFUTED
-            ):
-                return True
-        return False
-
-
 @dataclass(frozen=True, slots=True)
 class Introduction:
     """Which training this is, and who wants to hear what earlier runs of it have measured."""
@@ -142,6 +78,16 @@ def introduction(
     return Introduction(fingerprint(model, limits), profile.gpu_type, learn)
 
 
-def kept(known: Known | None, profile: StepProfile) -> ThroughputParams | None:
+@dataclass(frozen=True)
+class LastAttempt:
+    """Where the previous attempt of this job left its search for a batch size."""
+
+    batch_size: int
+    """Total batch size in use."""
+    params: ThroughputParams | None
+    """The throughput model as last fitted."""
+
+
+def kept(known: LastAttempt | None, profile: StepProfile) -> ThroughputParams | None:
     """The fit of the attempt before, where it was measured on GPUs of this type."""
     return None if known is None or profile.of_other_type else known.params

@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from pollux.tuning.profile import Configuration, StepProfile
+from pollux.tuning.measurements import Configuration
+from pollux.tuning.profile import StepProfile
 
 WARM_PASSES = 3
 """Passes of a new configuration that the profile leaves out: first kernels, first connections, cold caches."""

@@ -13,16 +13,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pollux.goodput import ThroughputParams
-
-if TYPE_CHECKING:
-    from pollux.tuning.knowledge import Prior
-    from pollux.tuning.throughput import ThroughputModel
+from pollux.tuning.measurements import Configuration, ProfileRows
+from pollux.tuning.prior import Prior
+from pollux.tuning.throughput import ThroughputModel, sampled
 
 WINDOW = 64
 """Measurements kept per configuration and kind."""
@@ -37,15 +35,6 @@ MOST_CONFIGURATIONS = 200
 """Configurations kept, the newest: a job whose batch size never settles costs no more memory and fitting than that."""
 
 
-class Configuration(NamedTuple):
-    """What a step time depends on."""
-
-    nodes: int
-    gpus: int
-    local_batch: int
-    racks: int = 1
-
-
 @dataclass
 class _Times:
     local: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
@@ -54,20 +43,6 @@ class _Times:
     """Synchronising passes, whole [s]."""
     at: float = 0.0
     """When the newest was added [POSIX s]."""
-
-
-class ProfileRows(NamedTuple):
-    """The profile as columns, one row per configuration; the arguments of `pollux.fit.fit`."""
-
-    nodes: NDArray[np.float64]
-    gpus: NDArray[np.float64]
-    local_batch: NDArray[np.float64]
-    racks: NDArray[np.float64]
-    local: NDArray[np.float64]
-    """T_grad as measured; NaN where never."""
-    final: NDArray[np.float64]
-    """Synchronising pass as measured; NaN where never."""
-    weights: NDArray[np.float64]
 
 
 class StepProfile:
@@ -186,8 +161,6 @@ class StepProfile:
         if rows.nodes.size == 0:
             return None if prior is None else prior.params
         if self.model is not None:
-            from pollux.tuning.throughput import sampled  # noqa: PLC0415 - it knows the profile
-
             found = sampled(self.model, rows)
             if found is not None:
                 return found

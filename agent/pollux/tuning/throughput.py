@@ -1,7 +1,7 @@
 """Step-time equations of the user's own, in place of Pollux' (model.py's T_iter): pipelines, mixtures of experts, ...
 
     class Pipelined:
-        def fit(self, rows): ...                                     # rows: pollux.tuning.profile.ProfileRows
+        def fit(self, rows): ...                                     # rows: pollux.tuning.measurements.ProfileRows
         def step_time(self, nodes, gpus, local_batch, accumulation): ...
 
     job = pollux.attach(model, optimizer, throughput=Pipelined())
@@ -30,7 +30,7 @@ from pollux.goodput import (
     candidates,
     efficiency,
 )
-from pollux.tuning.profile import ProfileRows
+from pollux.tuning.measurements import ProfileRows
 
 logger = logging.getLogger("pollux")
 

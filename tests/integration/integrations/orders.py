@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from pollux.tuning.batch_choice import BatchChoice
+from pollux.goodput import BatchChoice
 
 EXAMPLES = 83
 """Of the data sets here; prime to every batch size: uneven tails."""

@@ -15,9 +15,9 @@ from torch.utils.data import TensorDataset
 accelerate = pytest.importorskip("accelerate")
 
 from pollux.errors import PolluxAgentError  # noqa: E402
+from pollux.goodput import BatchChoice  # noqa: E402
 from pollux.integrations.accelerate import attach  # noqa: E402
 from pollux.loop import stepper as stepper_module  # noqa: E402
-from pollux.tuning.batch_choice import BatchChoice  # noqa: E402
 from tests.integration.integrations.orders import EXAMPLES  # noqa: E402
 
 

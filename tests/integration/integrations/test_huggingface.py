@@ -15,9 +15,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 transformers = pytest.importorskip("transformers")
 
 from pollux.errors import PolluxAgentError  # noqa: E402
+from pollux.goodput import BatchChoice  # noqa: E402
 from pollux.integrations.huggingface import ElasticTrainer  # noqa: E402
 from pollux.loop import stepper as stepper_module  # noqa: E402
-from pollux.tuning.batch_choice import BatchChoice  # noqa: E402
 from tests.integration.integrations.orders import EXAMPLES, SLURM, Orders, Stop  # noqa: E402
 
 BASE = 16

@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader, TensorDataset
 lightning = pytest.importorskip("lightning.pytorch")
 
 from pollux.errors import PolluxAgentError  # noqa: E402
+from pollux.goodput import BatchChoice  # noqa: E402
 from pollux.integrations.lightning import ElasticStrategy  # noqa: E402
 from pollux.loop import stepper as stepper_module  # noqa: E402
-from pollux.tuning.batch_choice import BatchChoice  # noqa: E402
 from tests.integration.integrations.orders import EXAMPLES, SLURM, Orders, Stop  # noqa: E402
 
 

@@ -21,7 +21,7 @@ import json, sys
 from torch import distributed
 from every_sample import Training
 from pollux.loop import stepper as stepper_module
-from pollux.tuning.batch_choice import BatchChoice
+from pollux.goodput import BatchChoice
 from pollux.integrations.tensorboard import Board
 
 stepper_module.EXCHANGE_INTERVAL = 0.0  # the ranks agree after every step, however fast it was

@@ -11,8 +11,10 @@ from pollux.goodput import BatchLimits, ThroughputParams, accumulation_time, ste
 from pollux.scheduler.database import DatabaseAway, JobDatabase, PayloadRefused, TicketOver
 from pollux.scheduler.publisher import Publisher
 from pollux.slurm_job.ticket import Ticket
-from pollux.tuning.knowledge import Introduction, Prior
-from pollux.tuning.profile import Configuration, StepProfile
+from pollux.tuning.knowledge import Introduction
+from pollux.tuning.measurements import Configuration
+from pollux.tuning.prior import Prior
+from pollux.tuning.profile import StepProfile
 
 pytestmark = pytest.mark.slurm
 

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from pollux import attach
 from pollux.errors import PolluxAgentError
-from pollux.goodput import NoiseScale
+from pollux.goodput import BatchChoice, NoiseScale
 from pollux.learning_rate.scaling import (
     LearningRateScaler,
     Legw,
@@ -24,7 +24,6 @@ from pollux.learning_rate.scaling import (
     square_root_adascale,
 )
 from pollux.learning_rate.schedule import ScaledSchedule
-from pollux.tuning.batch_choice import BatchChoice
 
 
 def test_adascale_gain_is_the_papers() -> None:

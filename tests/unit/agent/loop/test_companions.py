@@ -17,10 +17,9 @@ from torch.utils.data import TensorDataset
 
 from pollux import attach
 from pollux.errors import PolluxAgentError
-from pollux.goodput import NoiseScale
+from pollux.goodput import BatchChoice, NoiseScale
 from pollux.loop import stepper as stepper_module
 from pollux.ranks.control import Decision
-from pollux.tuning.batch_choice import BatchChoice
 
 pytestmark = pytest.mark.usefixtures("read_at_once")
 

@@ -15,8 +15,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from pollux import attach
 from pollux.errors import CheckpointError
+from pollux.goodput import BatchChoice
 from pollux.loop import stepper as stepper_module
-from pollux.tuning.batch_choice import BatchChoice
 from tests.unit.agent.regression import EXAMPLES, data, network, train_step
 
 

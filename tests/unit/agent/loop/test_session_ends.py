@@ -13,12 +13,11 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset
 
 from pollux import Job, attach
-from pollux.goodput import NoiseScale
+from pollux.goodput import BatchChoice, NoiseScale
 from pollux.learning_rate.schedule import ScaledSchedule
 from pollux.loop.report import report_of
 from pollux.ranks.control import Decision
-from pollux.tuning.batch_choice import BatchChoice
-from pollux.tuning.profile import Configuration
+from pollux.tuning.measurements import Configuration
 
 
 def data(length: int) -> TensorDataset:

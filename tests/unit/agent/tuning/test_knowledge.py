@@ -9,11 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams, accumulation_time, step_time
+from pollux.goodput import (
+    BatchChoice,
+    BatchLimits,
+    NoiseScale,
+    ThroughputParams,
+    accumulation_time,
+    step_time,
+)
 from pollux.slurm_job.ticket import Ticket
-from pollux.tuning.batch_choice import Advisor, BatchChoice
-from pollux.tuning.knowledge import HALF_LIFE, Prior, fingerprint, gpu_type, introduction
-from pollux.tuning.profile import Configuration, ProfileRows, StepProfile
+from pollux.tuning.batch_choice import Advisor
+from pollux.tuning.knowledge import fingerprint, gpu_type, introduction
+from pollux.tuning.measurements import Configuration, ProfileRows
+from pollux.tuning.prior import HALF_LIFE, Prior
+from pollux.tuning.profile import StepProfile
 
 TRUTH = ThroughputParams(0.05, 0.001, 0.02, 0.003, 0.06, 0.005, 2.0)
 LIMITS = BatchLimits(32, 1024, 4, 128)

@@ -12,12 +12,13 @@ from torch.utils.data import TensorDataset
 
 from pollux import attach
 from pollux.errors import PolluxAgentError
-from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
+from pollux.goodput import BatchChoice, BatchLimits, NoiseScale, ThroughputParams
 from pollux.loop.report import report_of
 from pollux.slurm_job.environment import stands_alone
-from pollux.tuning.batch_choice import HYSTERESIS, Advisor, BatchChoice
+from pollux.tuning.batch_choice import HYSTERESIS, Advisor
+from pollux.tuning.measurements import Configuration
 from pollux.tuning.mode import Mode, mode_for
-from pollux.tuning.profile import Configuration, StepProfile
+from pollux.tuning.profile import StepProfile
 
 PARAMS = ThroughputParams(0.05, 0.001, 0.04, 0.0, 0.1, 0.0, 1.0)
 NOISY = NoiseScale(sqr=1.0, var=20.0)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pollux.tuning import pass_timer
+from pollux.tuning.measurements import Configuration
 from pollux.tuning.pass_timer import WARM_PASSES, HostClock, PassTimer
-from pollux.tuning.profile import EXPIRY, MOST_CONFIGURATIONS, Configuration, StepProfile
+from pollux.tuning.profile import EXPIRY, MOST_CONFIGURATIONS, StepProfile
 
 ONE = Configuration(1, 1, 32)
 FOUR = Configuration(1, 4, 32)

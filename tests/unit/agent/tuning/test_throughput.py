@@ -9,9 +9,18 @@ import pytest
 import torch
 
 from pollux import attach
-from pollux.goodput import BatchLimits, Goodput, NoiseScale, ThroughputParams, accumulation_time, step_time
-from pollux.tuning.batch_choice import Advisor, BatchChoice, choose
-from pollux.tuning.profile import Configuration, StepProfile
+from pollux.goodput import (
+    BatchChoice,
+    BatchLimits,
+    Goodput,
+    NoiseScale,
+    ThroughputParams,
+    accumulation_time,
+    step_time,
+)
+from pollux.tuning.batch_choice import Advisor, choose
+from pollux.tuning.measurements import Configuration
+from pollux.tuning.profile import StepProfile
 from pollux.tuning.throughput import OwnGoodput, SampledParams, goodput_of, sampled
 
 LIMITS = BatchLimits(32, 2048, 4, 256)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from pollux.errors import BatchError
-from pollux.goodput import BatchLimits, Goodput, NoiseScale, ThroughputParams
+from pollux.goodput import BatchChoice, BatchLimits, Goodput, NoiseScale, ThroughputParams
 from pollux.tuning.batch_choice import (
     GROWTH,
     HYSTERESIS,
     Advisor,
-    BatchChoice,
     batch_limits,
     choose,
     initial_choice,
     nearest_choice,
     within_pass,
 )
-from pollux.tuning.profile import Configuration, StepProfile
+from pollux.tuning.measurements import Configuration
+from pollux.tuning.profile import StepProfile
 
 PARAMS = ThroughputParams(0.05, 0.001, 0.04, 0.0, 0.1, 0.0, 1.0)
 LIMITS = BatchLimits(32, 1024, 4, 128)

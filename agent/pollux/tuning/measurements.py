@@ -1,0 +1,31 @@
+"""Measured step times as values: the placement and batch that a time belongs to, and the table to fit."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Configuration(NamedTuple):
+    """What a step time depends on."""
+
+    nodes: int
+    gpus: int
+    local_batch: int
+    racks: int = 1
+
+
+class ProfileRows(NamedTuple):
+    """The profile as columns, one row per configuration; the arguments of `pollux.fit.fit`."""
+
+    nodes: NDArray[np.float64]
+    gpus: NDArray[np.float64]
+    local_batch: NDArray[np.float64]
+    racks: NDArray[np.float64]
+    local: NDArray[np.float64]
+    """T_grad as measured; NaN where never."""
+    final: NDArray[np.float64]
+    """Synchronising pass as measured; NaN where never."""
+    weights: NDArray[np.float64]
