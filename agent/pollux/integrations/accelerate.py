@@ -66,7 +66,7 @@ def attach(
         getattr(optimizer, "optimizer", optimizer),
         scheduler,
         scaler=accelerator.scaler,
-        ddp=ddp_arguments(accelerator),
+        ddp_kwargs=ddp_arguments(accelerator),
         **options,
     )
 

@@ -201,7 +201,7 @@ class ElasticMixin:
             this.lr_scheduler,
             scaler=accelerator.scaler,
             state=_TrainerState(self),
-            ddp=ddp_arguments(accelerator),
+            ddp_kwargs=ddp_arguments(accelerator),
             **options,
         )
         self._job, self._over = job, job.progress.finished

@@ -137,7 +137,8 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
     """Trains through `pollux.attach`, with DistributedDataParallel where there are other ranks.
 
     `batch_size` is M0 where it is not the loader's; `max_batch_size` and `per_gpu` bound what the agent may choose, as
-    in `Job.loader`. `attach` holds further arguments of `pollux.attach` (scaling, mode, checkpoint_dir, ddp, ...).
+    in `Job.loader`. `attach` holds further arguments of `pollux.attach` (scaling, mode, checkpoint_dir,
+    ddp_kwargs, ...).
     Raises PolluxAgentError for what does not go with it.
     """
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class AddedModel:
-    """A further model of a job. Made by `Job.also`.
+    """A further model of a job. Made by `Job.add_model`.
 
     Loop over the job's loader, and give each model's passes a context of their own:
 

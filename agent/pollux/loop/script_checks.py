@@ -25,7 +25,7 @@ def first_trained(model: torch.nn.Module) -> torch.nn.Parameter:
     if isinstance(inner, DistributedDataParallel | DataParallel):
         raise PolluxAgentError(
             f"expected the model itself, which the agent wraps where ranks are several, got it in a "
-            f"{type(inner).__name__}: leave that out, and give its options as ddp={{...}}"
+            f"{type(inner).__name__}: leave that out, and give its options as ddp_kwargs={{...}}"
         )
     parameter = next((p for p in model.parameters() if p.requires_grad), None)
     if parameter is None:
@@ -50,7 +50,7 @@ def tell_of_strangers(trained_models: Sequence[TrainedModel]) -> None:
     if strangers:
         logger.warning(
             "%d of %d parameters that require a gradient are with no optimizer given to the agent: if one trains "
-            "them, its learning rate does not follow the batch size. Give it to job.also(...), too",
+            "them, its learning rate does not follow the batch size. Give it to job.add_model(...), too",
             len(strangers),
             len(own),
         )

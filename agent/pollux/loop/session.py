@@ -69,28 +69,41 @@ def attach(
     seed: int = 0,
     state: Stateful | None = None,
     noise_decay: float = DECAY,
-    sampling: int | None = None,
-    ddp: Mapping[str, Any] | None = None,
+    measure_every: int | None = None,
+    ddp_kwargs: Mapping[str, Any] | None = None,
     comm_hook: CommunicationHook | None = None,
     throughput: ThroughputModel | None = None,
 ) -> Job:
-    """Join the job's other ranks, restore the newest checkpoint, and wrap `model` for training.
+    """Join the job's other ranks, restore the newest checkpoint, wrap `model`.
 
-    `model` and `optimizer` are as for plain PyTorch, the model on its device; train with `job.model`, step with
-    `optimizer`. A model under `fully_shard` (FSDP2, over all ranks; its optimizer made after that) stays as it is,
-    any other is wrapped in DistributedDataParallel where ranks are several. `scheduler` and `scaler` (AMP) are
-    saved, restored and scaled along. `scaling` names the learning-rate rule. `adaptive` lets the batch size change;
-    None: as POLLUX_ADAPTIVE says (yes, no), which a Pollux job's directives set; else outside of Slurm, and not in a
-    plain Slurm job unless `mode` is given. `mode` is observe (measure and report only), advise (say what would be
-    chosen, too) or enforce; None: POLLUX_MODE's, else enforce. `state` is the user's own, with `state_dict` and
-    `load_state_dict`. `sampling` is the number of optimizer steps from one measured gradient to the next (None: 1 to
-    20, by cost). `ddp` holds further arguments for DistributedDataParallel, and `comm_hook` is a communication hook
-    for it, as (state, function): Pollux' own, which measures the noise, calls it. `throughput` is an equation of step
-    times in place of Pollux' own (`pollux.tuning.throughput`).
+    Train with `job.model` and step with `optimizer`. Where there are several ranks, the agent wraps the model in
+    DistributedDataParallel. It leaves a model under `fully_shard` (FSDP2, over all ranks) as it is.
 
-    Raises LaunchError where the ranks' environment makes no sense, RankLost where they do not all come,
-    CheckpointError where a checkpoint cannot be used (ForeignCheckpoint: another model's), RestartLoop where one
-    restart after the other has come to nothing.
+    Args:
+        model: as for plain PyTorch, on its device, and not wrapped.
+        optimizer: as for plain PyTorch; with `fully_shard`, made after that call.
+        scheduler: a learning-rate scheduler; the agent saves, restores and scales it.
+        scaler: AMP's GradScaler; the agent saves and restores it.
+        scaling: the learning-rate rule: "auto", "adascale", "sqrt", "linear", "legw:STEPS", "none", or a function.
+        adaptive: whether the batch size may change. None: POLLUX_ADAPTIVE decides (yes or no; a Pollux job's
+            directives set it), else yes outside Slurm, and in a plain Slurm job yes only where `mode` is given.
+        mode: "observe" (measure and report), "advise" (also say what the agent would choose) or "enforce". None:
+            POLLUX_MODE, else "enforce".
+        checkpoint_dir: where checkpoints go. None: POLLUX_CHECKPOINT_DIR.
+        seed: of the order of the data.
+        state: the script's own state, with `state_dict` and `load_state_dict`; saved and restored.
+        noise_decay: decay of the noise scale's averages per step of M0 examples.
+        measure_every: optimizer steps from one measured gradient to the next. None: 1 to 20, by cost.
+        ddp_kwargs: further arguments of DistributedDataParallel.
+        comm_hook: a communication hook for DistributedDataParallel, as (state, function). The agent's hook, which
+            measures the noise, calls it.
+        throughput: an equation of step times that replaces the agent's (`pollux.tuning.throughput`).
+
+    Raises:
+        LaunchError: the environment variables that describe the ranks contradict each other.
+        RankLost: not every rank comes.
+        CheckpointError: a checkpoint cannot be used; ForeignCheckpoint: it belongs to another job or model.
+        RestartLoop: too many restarts in a row ended without a new checkpoint.
     """
     parameter = first_trained(model)
     rule = rule_for(scaling, optimizer)
@@ -110,8 +123,8 @@ def attach(
         mode=mode_for(mode, adaptive, restart.adaptive),
         state=state,
         noise_decay=noise_decay,
-        sampling=sampling,
-        ddp=dict(ddp or {}),
+        sampling=measure_every,
+        ddp=dict(ddp_kwargs or {}),
         comm_hook=comm_hook,
         joiner=joiner,
     )
@@ -175,7 +188,7 @@ class Job(Readings):
 
     # -- what the user calls ----------------------------------------------------------------------------------
 
-    def also(
+    def add_model(
         self,
         name: str,
         model: torch.nn.Module,
@@ -183,7 +196,7 @@ class Job(Readings):
         scheduler: Any | None = None,
         *,
         scaling: str | Rule = "auto",
-        ddp: Mapping[str, Any] | None = None,
+        ddp_kwargs: Mapping[str, Any] | None = None,
         comm_hook: CommunicationHook | None = None,
     ) -> AddedModel:
         """Train a further model by this job, as a GAN's critic; call it before `loader`, on all ranks alike.
@@ -201,7 +214,7 @@ class Job(Readings):
         trained_model = self._companions[name] = TrainedModel(model, optimizer, scheduler, rule, self._decay)
         self._exchange.groups += trained_model.norms.groups
         self._restart.restore_more(trained_model.parts(f"{name}."))
-        self._wrap(trained_model, dict(ddp or {}), comm_hook)
+        self._wrap(trained_model, dict(ddp_kwargs or {}), comm_hook)
         return AddedModel(self, trained_model)
 
     def loader(
@@ -315,12 +328,12 @@ class Job(Readings):
             scaled = self.scaler.scale(scaled)
         scaled.backward(**options)  # type: ignore[no-untyped-call]
 
-    def heed(self) -> None:
+    def poll(self) -> None:
         """Let the scheduler's orders through where no steps are taken: in a long evaluation, every few batches.
 
         All ranks call it alike, between steps. An order to drain is answered there: this may not return.
         """
-        self.stepper.heed()
+        self.stepper.poll()
 
     def close(self) -> None:
         """End the agent's threads and hooks; the model and the optimizer stay usable. All ranks call it.

@@ -282,7 +282,7 @@ class Stepper(Endings):
         if decision is not None:
             self._act(decision)
 
-    def heed(self) -> None:
+    def poll(self) -> None:
         """Act on what rank 0 has decided by now, at once and on all ranks."""
         for decision in (self._exchange.take(), self._exchange.agree(self._decide())):
             if decision is not None:

@@ -1,6 +1,6 @@
 """One model with its optimizer and scheduler: what is measured, scaled, saved and wrapped of it.
 
-A job has one, and one more for each call of `Job.also` (a GAN's critic). All are trained on the same batches. The
+A job has one, and one more for each call of `Job.add_model` (a GAN's critic). All are trained on the same batches. The
 batch size is one for all of them, and the one with the least noise scale decides on it: a larger batch is worth least
 to that one, and noise scales, unlike gradients, are comparable between models and optimizers.
 """
@@ -75,7 +75,7 @@ class TrainedModel:
         """After restoring: DistributedDataParallel around it where ranks are several and it is plain; its meter."""
         if sampling is not None and sampling < 1:
             raise PolluxAgentError(
-                f"expected to measure every so many steps, 1 or more, got sampling={sampling}"
+                f"expected to measure every so many steps, 1 or more, got measure_every={sampling}"
             )
         self.norms.count_from_state()
         self.model = self.module
@@ -83,7 +83,7 @@ class TrainedModel:
             check_sharded(self.module, world.size)
             if comm_hook is not None or ddp:
                 raise PolluxAgentError(
-                    "expected `ddp` and `comm_hook` for a plain model, got one under fully_shard"
+                    "expected `ddp_kwargs` and `comm_hook` for a plain model, got one under fully_shard"
                 )
         elif world.distributed:
             # Its broadcast from rank 0 makes all ranks equal.

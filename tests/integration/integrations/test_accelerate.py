@@ -43,7 +43,7 @@ def train(
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 0.99**n)
     optimizer = accelerator.prepare(optimizer)
     job = attach(
-        accelerator, model, optimizer, scheduler, checkpoint_dir=checkpoints, adaptive=False, sampling=1
+        accelerator, model, optimizer, scheduler, checkpoint_dir=checkpoints, adaptive=False, measure_every=1
     )
     loader = job.loader(data(), 16, max_batch_size=64, per_gpu=(1, 32))
     used: list[int] = []

@@ -89,7 +89,7 @@ def train(
     strategy = ElasticStrategy(
         max_batch_size=64,
         per_gpu=(1, 32),
-        attach={"checkpoint_dir": checkpoints, "adaptive": adaptive, "sampling": 1},
+        attach={"checkpoint_dir": checkpoints, "adaptive": adaptive, "measure_every": 1},
     )
     trainer = lightning.Trainer(
         accelerator="cpu",

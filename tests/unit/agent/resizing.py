@@ -166,7 +166,7 @@ class Training:
             self.scheduler,
             scaler=self.scaler,
             adaptive=False,
-            sampling=2,
+            measure_every=2,
             checkpoint_dir=directory,
         )
         self.model = self.job.model  # as a script keeps it

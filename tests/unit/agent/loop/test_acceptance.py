@@ -31,7 +31,7 @@ def wrapped() -> list[str]:
         said.append(str(refused.value))
     job = attach(network(), sgd(model))
     with pytest.raises(PolluxAgentError) as refused:
-        job.also("critic", model, sgd(model))
+        job.add_model("critic", model, sgd(model))
     job.close()
     return [*said, str(refused.value)]
 
@@ -41,7 +41,8 @@ def test_a_model_that_is_wrapped_already_is_refused(ranks: Any) -> None:
     for said in ranks(2, wrapped):
         assert len(said) == 3
         assert all(
-            "DistributedDataParallel: leave that out, and give its options as ddp=" in one for one in said
+            "DistributedDataParallel: leave that out, and give its options as ddp_kwargs=" in one
+            for one in said
         )
     alone = nn.DataParallel(network())
     with pytest.raises(PolluxAgentError, match="in a DataParallel"):
@@ -62,7 +63,7 @@ def test_parameters_of_an_optimizer_unknown_to_the_agent_are_told_of(
     body, head = sgd(model[0]), sgd(model[2])  # type: ignore[index]
     job = attach(model, body, adaptive=True)
     if told:
-        job.also("head", model[2], head)  # type: ignore[index]
+        job.add_model("head", model[2], head)  # type: ignore[index]
     job.loader(data(), 16, max_batch_size=64)
     job.close()
     assert ("2 of 4 parameters that require a gradient are with no optimizer" in caplog.text) is not told

@@ -145,7 +145,7 @@ def test_a_loss_that_is_no_number_costs_no_good_checkpoint(
 ) -> None:
     monkeypatch.setenv("POLLUX_CHECKPOINT_INTERVAL", "0")
     monkeypatch.setattr("pollux.loop.stepper.EXCHANGE_INTERVAL", 0.0)
-    job, optimizer = start(checkpoint_dir=tmp_path, sampling=1)
+    job, optimizer = start(checkpoint_dir=tmp_path, measure_every=1)
     for n, (x, y) in enumerate(job.loader(data(), 4, per_gpu=(4, 4))):
         with job.micro_batch():
             job.backward(mse_loss(job.model(x), y) * (float("nan") if n == 9 else 1.0))

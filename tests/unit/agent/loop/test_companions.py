@@ -54,8 +54,8 @@ def play(
     first = torch.optim.Adam(generator.parameters(), lr=0.01)
     second = torch.optim.SGD(critic.parameters(), lr=0.05, momentum=0.5)
     schedule = LambdaLR(second, lambda n: 0.999**n)
-    job = attach(generator, first, adaptive=adaptive, sampling=2, checkpoint_dir=directory)
-    judge = job.also("critic", critic, second, schedule)
+    job = attach(generator, first, adaptive=adaptive, measure_every=2, checkpoint_dir=directory)
+    judge = job.add_model("critic", critic, second, schedule)
     loader = job.loader(data(), 24, max_batch_size=96 if adaptive else None, per_gpu=per_gpu)
     if job.stepper.advisor is not None:
         job.stepper.advisor.close()
@@ -171,8 +171,8 @@ def critics_in_turn() -> tuple[int, int, int, int]:
     """Five steps of the critic for each of the generator's: (steps, samples, measurements of each)."""
     generator, critic = players()
     first, second = (torch.optim.SGD(p.parameters(), lr=0.01) for p in (generator, critic))
-    job = attach(generator, first, adaptive=False, sampling=3)
-    judge = job.also("critic", critic, second)
+    job = attach(generator, first, adaptive=False, measure_every=3)
+    judge = job.add_model("critic", critic, second)
     for n, (real, ids) in enumerate(job.loader(data(), 8, per_gpu=(1, 8))):
         with judge.micro_batch():
             judge.backward(judge.model(real).mean() - critic(generator(latent(ids)).detach()).mean())
@@ -201,12 +201,12 @@ def test_a_further_model_is_named_once_and_in_time() -> None:
     generator, critic = players()
     job = attach(generator, torch.optim.SGD(generator.parameters(), lr=0.1), adaptive=False)
     optimizer = torch.optim.SGD(critic.parameters(), lr=0.1)
-    job.also("critic", critic, optimizer)
+    job.add_model("critic", critic, optimizer)
     with pytest.raises(PolluxAgentError, match="name of its own"):
-        job.also("critic", critic, optimizer)
+        job.add_model("critic", critic, optimizer)
     job.loader(data(), 8)
     with pytest.raises(PolluxAgentError, match="before the loader"):
-        job.also("other", critic, optimizer)
+        job.add_model("other", critic, optimizer)
     job.close()
 
 
@@ -216,7 +216,7 @@ def sharded_pair(directory: str, steps: int) -> tuple[int, list[Tensor], str]:
     generator, critic = (fully_shard(player) for player in players())
     first, second = (torch.optim.Adam(p.parameters(), lr=0.01) for p in (generator, critic))
     job = attach(generator, first, adaptive=False, checkpoint_dir=directory)
-    judge = job.also("critic", critic, second)
+    judge = job.add_model("critic", critic, second)
     last = job.progress.optimizer_steps + steps
     for real, ids in job.loader(data(), 24, per_gpu=(1, 24)):
         with judge.micro_batch():
@@ -234,7 +234,7 @@ def sharded_pair(directory: str, steps: int) -> tuple[int, list[Tensor], str]:
     plain = players()[0]
     other = attach(plain, torch.optim.SGD(plain.parameters(), lr=0.1), adaptive=False)
     try:
-        other.also("critic", critic, second)
+        other.add_model("critic", critic, second)
         said = "taken"
     except PolluxAgentError as error:
         said = str(error)
@@ -263,8 +263,8 @@ def without_contexts() -> list[int]:
     """Samples of two models that a plain loop trains; the second one's gradient is reduced, and clipped, in place."""
     generator, critic = players()
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in (generator, critic)]
-    job = attach(generator, optimizers[0], adaptive=False, sampling=1)
-    judge = job.also("critic", critic, optimizers[1], ddp={"gradient_as_bucket_view": True})
+    job = attach(generator, optimizers[0], adaptive=False, measure_every=1)
+    judge = job.add_model("critic", critic, optimizers[1], ddp_kwargs={"gradient_as_bucket_view": True})
     for real, ids in job.loader(data(), 24):
         for model, optimizer, x in zip(
             (job.model, judge.model), optimizers, (latent(ids), real), strict=True

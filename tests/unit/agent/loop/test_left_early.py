@@ -152,7 +152,7 @@ def evaluate(directory: str) -> tuple[int, bool, list[tuple[int, int]]]:
     if job.is_main:
         job._restart.ask_drain(7)
     for _ in range(3):
-        job.heed()
+        job.poll()
     heard = list(line.heard)
     drained = 7 in job._restart._drained
     for x, y in loader:

@@ -83,7 +83,7 @@ def adapt_and_finish(directory: str, epochs: int) -> tuple[int | None, int, bool
     """(batch size that the checkpoint carried, the one at the end, whether a model of its times was known)."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    job = attach(model, optimizer, adaptive=True, sampling=1, checkpoint_dir=directory)
+    job = attach(model, optimizer, adaptive=True, measure_every=1, checkpoint_dir=directory)
     loader = job.loader(data(), 12, max_batch_size=96, per_gpu=(1, 48))
     known = job.stepper.advisor is None or job.params is not None
     carried = job._restart.known.batch_size if job._restart.known is not None else None

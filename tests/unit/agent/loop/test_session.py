@@ -97,7 +97,7 @@ def test_a_step_that_amp_skips_earns_nothing_and_uses_its_batch() -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
-    job = attach(model, optimizer, scaler=scaler, adaptive=False, sampling=1)
+    job = attach(model, optimizer, scaler=scaler, adaptive=False, measure_every=1)
     loader = job.loader(data(), 28)
     seen: list[int] = []
     steps = 0
@@ -124,7 +124,7 @@ def follow(changes: dict[int, tuple[int, int]]) -> list[tuple[int, int, int, flo
     """Train two passes while rank 0 proposes batch sizes at given steps; what this rank did at each step."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    job = attach(model, optimizer, adaptive=True, sampling=1)
+    job = attach(model, optimizer, adaptive=True, measure_every=1)
     loader = job.loader(data(), 12, max_batch_size=60, per_gpu=(1, 12))
     if job.stepper.advisor is not None:
         job.stepper.advisor.close()  # the proposals below are all that there are

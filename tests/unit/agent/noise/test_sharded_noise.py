@@ -70,7 +70,9 @@ def train(
     optimizer = optimizer_of(kind, model)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0, enabled=kind == "amp")
     ddp = {} if sharded else {"find_unused_parameters": True}
-    job = attach(model, optimizer, scaler=scaler, adaptive=False, sampling=1, noise_decay=1 - 1e-6, ddp=ddp)
+    job = attach(
+        model, optimizer, scaler=scaler, adaptive=False, measure_every=1, noise_decay=1 - 1e-6, ddp_kwargs=ddp
+    )
     grads: list[torch.Tensor] = []
     for x, y in job.loader(data(), M0, per_gpu=(1, per_gpu)):
         with job.micro_batch():

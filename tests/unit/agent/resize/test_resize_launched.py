@@ -31,7 +31,7 @@ data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True) + torch.randn(10
 network = torch.nn.Linear(6, 1)
 optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
 where = None if os.environ.get("POLLUX_COMPANION") else here / "checkpoints"
-job = pollux.attach(network, optimizer, adaptive=True, sampling=1, checkpoint_dir=where)
+job = pollux.attach(network, optimizer, adaptive=True, measure_every=1, checkpoint_dir=where)
 model, used = job.model, []
 
 class Line:

@@ -142,7 +142,7 @@ def test_no_rank_leaves_in_the_midst_of_an_evaluation_nor_after_the_last_step() 
     loader = job.loader(TensorDataset(torch.randn(8, 2)), 4)
     order = ask("n1")
     job._resizer._asked = order
-    job.heed()
+    job.poll()
     assert job._resizer._asked is order, "it comes again after a step"
     assert job._resizer.refused is None
     for _ in job.epochs(1):

@@ -82,7 +82,7 @@ def train(
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    job = attach(model, optimizer, mode=mode, adaptive=adaptive, sampling=sampling)
+    job = attach(model, optimizer, mode=mode, adaptive=adaptive, measure_every=sampling)
     loader = job.loader(dataset, 32, max_batch_size=320, per_gpu=(4, 64))
     advisor = job.stepper.advisor
     assert advisor is not None
