@@ -9,7 +9,7 @@ PYTHON := $(VENV)/bin/python
 # Two cores and sixteen ranks: one thread per rank, as a job's launcher sets it too.
 export OMP_NUM_THREADS := 1
 
-.PHONY: help setup demo compare soak bench-sim bench-sim-week test test-newer-slurm unit integration lint types bench-policy bench-fit bench-agent bench-adascale bench-accuracy bench-realloc clean
+.PHONY: help setup demo compare soak bench-sim bench-sim-week test test-newer-slurm unit integration check structure lint types bench-policy bench-fit bench-agent bench-adascale bench-accuracy bench-realloc clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,10 +51,23 @@ unit: setup ## the pure tests only (minutes)
 integration: setup ## the tests on a private real Slurm and Postgres only
 	@$(PYTHON) -m pytest -q tests/integration
 
-lint: setup ## ruff format --check, ruff check, lint-imports
+# The static checks beside the tests, shown after them. Status 5 of pytest: nothing was left to run.
+check: setup ## the fast lane (2 minutes): format, lint, types, arrows, prose, the unit tests of changed rooms
+	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; status=0; \
+	$(MAKE) --no-print-directory lint types >"$$log" 2>&1 & static=$$!; \
+	tests=$$($(PYTHON) contrib/checks/changed.py --since $(or $(SINCE),main)); \
+	[ -z "$$tests" ] || $(PYTHON) -m pytest -q -m "not slow" $$tests || { status=$$?; [ $$status != 5 ] || status=0; }; \
+	wait $$static || status=$$?; \
+	cat "$$log"; exit $$status
+
+structure: setup ## cycles, rooms, sizes, private accesses of tests; bench-out/structure.json
+	@$(PYTHON) contrib/checks/structure.py --list
+
+lint: setup ## ruff format --check, ruff check, lint-imports, the prose check
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/lint-imports
+	@$(PYTHON) contrib/checks/prose.py
 
 types: setup ## mypy --strict
 	@$(VENV)/bin/mypy

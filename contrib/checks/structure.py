@@ -1,0 +1,171 @@
+"""Measure how tangled the code is, and write bench-out/structure.json.
+
+    python contrib/checks/structure.py [--json FILE] [--list]
+
+`polluxd` and `agent/pollux` are measured together, from the syntax tree; nothing is imported.
+
+cycles                 groups of modules that import each other, directly or through others. An import counts wherever
+                       it stands: in a function, or under TYPE_CHECKING.
+largest_room           modules that lie directly in one package folder, without its `__init__`
+modules                all modules
+private_test_accesses  in tests: `other._name`, and constants of modules that a test replaces
+longest_module         lines
+max_constructor_args   arguments of an `__init__` besides self; records (dataclasses, pydantic models) do not count
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = (ROOT / "polluxd", ROOT / "agent" / "pollux")
+TESTS = ROOT / "tests"
+# Underscored, and documented all the same: os._exit, sys._getframe, and the methods of named tuples.
+DOCUMENTED = {"_exit", "_getframe", "_replace", "_asdict", "_fields", "_make", "_field_defaults"}
+
+
+def modules(packages: tuple[Path, ...] = PACKAGES) -> dict[str, Path]:
+    """Map the dotted name of each module to its file."""
+    found = {}
+    for package in packages:
+        for path in sorted(package.rglob("*.py")):
+            parts = path.relative_to(package.parent).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(name: str, path: Path, known: dict[str, Path]) -> Iterator[str]:
+    """Yield the known modules that one module imports, anywhere in its text.
+
+    `from package import name` imports the submodule of that name if there is one, and else the package itself. What the
+    package re-exports is reached through the package's own imports.
+    """
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+                parents = parents[: len(parents) - node.level + 1]
+                base = ".".join([*parents, *([node.module] if node.module else [])])
+            for alias in node.names:
+                submodule = f"{base}.{alias.name}"
+                if submodule in known:
+                    yield submodule
+                elif base in known:
+                    yield base
+
+
+def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Return the strongly connected components that hold a cycle."""
+    reached = {start: _reachable(start, graph) for start in graph}
+    groups = {tuple(sorted(a for a in reached[b] if b in reached[a])) for b in graph}
+    return sorted([*group] for group in groups if group)
+
+
+def _reachable(start: str, graph: dict[str, set[str]]) -> set[str]:
+    seen: set[str] = set()
+    waiting = [*graph[start]]
+    while waiting:
+        node = waiting.pop()
+        if node not in seen:
+            seen.add(node)
+            waiting += graph[node]
+    return seen
+
+
+def private_accesses(tree: ast.AST) -> list[tuple[int, str]]:
+    """Return line and text of each private access and replaced constant."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            owner = node.value.id if isinstance(node.value, ast.Name) else ""
+            if _private(node.attr) and owner not in ("self", "cls"):
+                found.append((node.lineno, ast.unparse(node)))
+            elif isinstance(node.ctx, ast.Store) and _constant(node.attr) and owner not in ("self", "cls"):
+                found.append((node.lineno, f"{ast.unparse(node)} = ..."))
+        elif isinstance(node, ast.Call) and (replaced := _replaced(node)):
+            found.append((node.lineno, ast.unparse(node)[:60] if len(replaced) > 60 else replaced))
+    return sorted(found)
+
+
+def _replaced(call: ast.Call) -> str:
+    """Return what a call of setattr or mock.patch replaces, if it counts."""
+    function = call.func
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    if name not in ("setattr", "patch", "object"):
+        return ""
+    texts = [a.value for a in call.args[:2] if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+    last = texts[0].rsplit(".", 1)[-1] if texts else ""
+    return f"{name}({last})" if last and (_private(last) or _constant(last)) else ""
+
+
+def _private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name not in DOCUMENTED
+
+
+def _constant(name: str) -> bool:
+    return len(name) > 1 and name.isupper()
+
+
+def constructors(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield each class that has an `__init__`: its arguments, its name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            for member in node.body:
+                if isinstance(member, ast.FunctionDef) and member.name == "__init__":
+                    given = member.args
+                    yield len(given.posonlyargs + given.args + given.kwonlyargs) - 1, node.name
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure how tangled the code is.")
+    parser.add_argument("--json", type=Path, default=ROOT / "bench-out" / "structure.json")
+    parser.add_argument("--list", action="store_true", help="also name the worst places")
+    arguments = parser.parse_args()
+
+    known = modules()
+    trees = {name: ast.parse(path.read_text()) for name, path in known.items()}
+    circles = cycles({name: {*imports(name, path, known)} for name, path in known.items()})
+    rooms = Counter(
+        str(path.parent.relative_to(ROOT)) for path in known.values() if path.name != "__init__.py"
+    )
+    lengths = {name: len(path.read_text().splitlines()) for name, path in known.items()}
+    built = sorted(
+        (count, f"{name}.{owner}") for name, tree in trees.items() for count, owner in constructors(tree)
+    )
+    private = {path: private_accesses(ast.parse(path.read_text())) for path in sorted(TESTS.rglob("*.py"))}
+
+    figures = {
+        "cycles": len(circles),
+        "largest_room": max(rooms.values()),
+        "modules": len(known),
+        "private_test_accesses": sum(map(len, private.values())),
+        "longest_module": max(lengths.values()),
+        "max_constructor_args": built[-1][0],
+    }
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
+    arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    print(json.dumps(figures, indent=2))
+    if arguments.list:
+        for circle in circles:
+            print("cycle:", " ".join(circle))
+        for count, owner in built[-10:]:
+            print(f"constructor: {count:3} {owner}")
+        for name in sorted(lengths, key=lengths.__getitem__)[-10:]:
+            print(f"module: {lengths[name]:4} lines {name}")
+        for folder, count in rooms.most_common(5):
+            print(f"room: {count:3} modules {folder}")
+        for path, places in private.items():
+            for line, text in places:
+                print(f"private: {path.relative_to(ROOT)}:{line}: {text}")
+
+
+if __name__ == "__main__":
+    main()
