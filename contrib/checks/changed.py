@@ -2,8 +2,9 @@
 
     python contrib/checks/changed.py [--since main]
 
-`make check` runs these tests. The change is what the branch has and `main` has not, with what is not yet committed. Each source file stands for the
-test folder of its room; a test module stands for itself, and a module that tests share for the tests that import it.
+`make check` runs these tests. A change is what differs from the branch `main`, committed or not. Each source file
+stands for the test folder of its room, a test module for itself, and a module that tests share for the tests that
+import it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The measures of structure, on packages and tests written for the purpose."""
+"""The measures of structure, on small packages and tests."""
 
 import ast
 from pathlib import Path
