@@ -9,7 +9,7 @@ PYTHON := $(VENV)/bin/python
 # Two cores and sixteen ranks: one thread per rank, as a job's launcher sets it too.
 export OMP_NUM_THREADS := 1
 
-.PHONY: help setup demo compare soak bench-sim bench-sim-week test test-newer-slurm unit integration check structure lint types bench-policy bench-fit bench-agent bench-adascale bench-accuracy bench-realloc clean
+.PHONY: help setup demo compare soak bench-sim bench-sim-week test test-newer-slurm unit integration check structure lint types bench-policy bench-fit bench-agent bench-adascale bench-accuracy bench-realloc schema clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,6 +74,10 @@ types: setup ## mypy --strict
 
 bench-policy: setup ## decisions timed, bounded and held against the paper's algorithm; tests/benchmarks/policy.md
 	@$(PYTHON) tests/benchmarks/policy.py
+
+schema: setup ## after a new migration: write its checksum, and the schema that a test compares with
+	cd sql/migrations && sha256sum *.sql > SHA256SUMS
+	POLLUX_WRITE_SCHEMA=1 .venv/bin/python -m pytest -q tests/integration/store/test_migrations.py -k committed_one
 
 bench-fit: setup ## what the step-time fit predicts of unseen configurations; bench-out/fit.json, tests/benchmarks/fit.md
 	@PYTHONPATH=.:agent $(PYTHON) tests/benchmarks/fit.py

@@ -114,7 +114,7 @@ def test_a_key_can_be_rotated(store, agent, cluster, sign):
         ({"goodput": 1e13}, "goodput"),
         ({"noise": {"sqr": -1e-9, "var": 1}}, "sqr"),
         ({"noise": {"sqr": 1}}, "var"),
-        ({"noise": 3}, "sqr"),
+        ({"noise": 3}, "noise"),
         ({"params": {"alpha_grad": 1}}, "beta_grad"),
         ({"limits": None}, "initial"),
         ({"limits": {"initial": 32, "maximum": 16, "local_min": 1, "local_max": 8}}, "maximum"),
@@ -197,7 +197,7 @@ def test_the_agents_functions_are_all_an_agent_may_execute(store, agent):
         " WHERE n.nspname LIKE 'pollux%%' AND has_schema_privilege(n.oid, 'USAGE')"
         " AND has_function_privilege(p.oid, 'EXECUTE')"
     )
-    assert allowed == ["acknowledge_v1", "instructions_v1", "prior_v1", "prior_v1", "publish_v1"]
+    assert allowed == ["acknowledge_v1", "instructions_v1", "prior_v1", "publish_v1"]
 
 
 def test_readers_read_all_but_the_secret_and_write_nothing(store, postgres):

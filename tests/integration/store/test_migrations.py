@@ -15,7 +15,7 @@ from contrib.devcluster.postgres import DevPostgres
 from polluxd.errors import StoreRejected
 from polluxd.store import Store
 from polluxd.store.migrations import apply_migrations
-from polluxd.store.sqlfiles import migrations
+from polluxd.store.sqlfiles import migrations, sql_directory
 
 pytestmark = pytest.mark.slurm
 
@@ -34,6 +34,14 @@ def url(postgres: DevPostgres, database: str, *, admin: bool = False) -> str:
     return base.set(database=database).render_as_string(hide_password=False)
 
 
+def normalised(dump: str) -> str:
+    """A dump without the comments, settings and empty lines of pg_dump, which differ between its versions."""
+    lines = dump.splitlines()
+    return "".join(
+        f"{line}\n" for line in lines if line and not line.startswith(("--", "SET ", "SELECT pg_catalog."))
+    )
+
+
 def schema_of(postgres: DevPostgres, database: str) -> str:
     """The whole schema with rights, as text."""
     base = make_url(postgres.admin_url)
@@ -47,6 +55,22 @@ def schema_of(postgres: DevPostgres, database: str) -> str:
     )
     # Newer pg_dump brackets its output with a random word.
     return "\n".join(line for line in done.stdout.splitlines() if not line.startswith("\\"))
+
+
+def test_the_schema_is_the_committed_one(postgres, database):
+    """`schema.sql` shows a reviewer what a change of the SQL files comes to; `make schema` writes it."""
+    Store(url(postgres, database), "c").migrate()
+    reference = Path(__file__).with_name("schema.sql")
+    migrated = normalised(schema_of(postgres, database))
+    if os.environ.get("POLLUX_WRITE_SCHEMA"):
+        reference.write_text(migrated)
+    assert migrated == reference.read_text()
+
+
+def test_an_applied_migration_is_never_edited():
+    """A site that has applied a migration can only be changed by the next one: add a file, and its line here."""
+    recorded = (sql_directory() / "migrations" / "SHA256SUMS").read_text().splitlines()
+    assert [f"{m.checksum}  {m.name}.sql" for m in migrations()] == recorded
 
 
 def test_repeating_changes_nothing(postgres, database):
@@ -112,7 +136,7 @@ def test_a_migration_edited_after_it_was_applied_is_refused(postgres, database):
     postgres.execute(
         "UPDATE pollux.schema_migration SET checksum = 'other' WHERE name LIKE '0001%'", database=database
     )
-    with pytest.raises(StoreRejected, match="0001_tables"):
+    with pytest.raises(StoreRejected, match="0001_initial"):
         store.migrate()
     store.close()
 

@@ -95,7 +95,7 @@ def test_news_of_a_resize_wake_polluxd_and_repetitions_do_not(store, agent, repo
     def heard():
         if select.select([listener], [], [], 0.3)[0]:
             listener.poll()
-        told = [note.payload for note in listener.notifies if note.payload == "resize of job 7"]
+        told = [note.payload for note in listener.notifies if note.payload == "report of job 7"]
         listener.notifies.clear()
         return len(told)
 
@@ -150,13 +150,3 @@ def test_moves_that_companions_name_and_those_that_went_wrong_are_found(store, s
     assert set(store.resizes([])) == {broken.id}
     assert set(store.resizes([done.id, queued.id, 10**9])) == {done.id, broken.id}
     assert store.resizes([done.id])[done.id].step is Step.TRAINING
-
-
-def test_agents_of_an_older_version_find_what_earlier_runs_left(store, agent, report):
-    job = agent(7)
-    fingerprint = "0123456789abcdef"
-    asked = "SELECT pollux.prior_v1(%s, %s, %s, %s, %s, %s)"
-    assert job.sql(asked, *job.credentials, fingerprint) is None
-    job.publish(report(explored_gpus=4, explored_nodes=1))
-    later = agent(8)
-    assert later.sql(asked, *later.credentials, fingerprint)["explored_gpus"] == 4

@@ -1,5 +1,5 @@
--- Everything polluxd remembers. Keys start with `cluster`, so that several clusters may share one database.
--- Times are timestamptz where a person reads them, POSIX seconds inside jsonb.
+-- Tables of polluxd. Every key starts with `cluster`: several clusters may share one database.
+-- Columns that people read are timestamptz. Times inside jsonb are POSIX seconds.
 
 -- NaN sorts above infinity in Postgres, so the upper bound refuses both.
 CREATE DOMAIN pollux.amount AS double precision CHECK (VALUE >= 0 AND VALUE < 'infinity');
@@ -27,10 +27,14 @@ CREATE TABLE pollux.job (
     started_at    timestamptz,
     ended_at      timestamptz,
     seen_at       timestamptz NOT NULL DEFAULT now(),
+    held_at       timestamptz,
+    pinned_by     text,
     PRIMARY KEY (cluster, job_id)
 );
-COMMENT ON COLUMN pollux.job.state IS 'GONE: ended while nobody looked, and Slurm has forgotten how';
-COMMENT ON COLUMN pollux.job.submitted_at IS 'first seen submission: a requeue resets Slurm''s own';
+COMMENT ON COLUMN pollux.job.state IS 'GONE: Slurm forgot the job before polluxd saw its end';
+COMMENT ON COLUMN pollux.job.submitted_at IS 'first submission; Slurm resets its own at a requeue';
+COMMENT ON COLUMN pollux.job.held_at IS 'when the job was last seen to hold GPUs';
+COMMENT ON COLUMN pollux.job.pinned_by IS 'who pinned the job (polluxctl pin); its GPUs stay as they are';
 CREATE INDEX job_active ON pollux.job (cluster) WHERE ended_at IS NULL;
 
 -- No foreign key to job: an agent may report before polluxd has seen its job.
@@ -48,6 +52,8 @@ CREATE TABLE pollux.report (
     alpha_node      pollux.amount,
     beta_node       pollux.amount,
     gamma           pollux.amount CHECK (gamma BETWEEN 1 AND 10),
+    alpha_rack      pollux.amount,
+    beta_rack       pollux.amount,
     noise_sqr       pollux.amount,
     noise_var       pollux.amount,
     batch_initial   integer NOT NULL CHECK (batch_initial >= 1),
@@ -56,6 +62,12 @@ CREATE TABLE pollux.report (
     local_max       integer NOT NULL CHECK (local_max >= local_min),
     explored_gpus   integer NOT NULL CHECK (explored_gpus >= 0),
     explored_nodes  integer NOT NULL CHECK (explored_nodes >= 0),
+    measured_gpus   integer CHECK (measured_gpus >= 0),
+    measured_nodes  integer CHECK (measured_nodes >= 0),
+    prior_gpus      integer NOT NULL CHECK (prior_gpus >= 0),
+    prior_nodes     integer NOT NULL CHECK (prior_nodes >= 0),
+    prior_refuted   boolean NOT NULL,
+    gpu_type        text NOT NULL,
     gpus            integer NOT NULL CHECK (gpus >= 0),
     nodes           integer NOT NULL CHECK (nodes >= 0),
     batch_size      integer NOT NULL CHECK (batch_size >= 0),
@@ -63,6 +75,7 @@ CREATE TABLE pollux.report (
     accumulation    integer NOT NULL CHECK (accumulation >= 0),
     goodput         pollux.amount NOT NULL,
     throughput      pollux.amount NOT NULL,
+    data_wait       pollux.amount CHECK (data_wait <= 1),
     progress        pollux.amount NOT NULL,
     target          pollux.amount,
     epoch           pollux.amount NOT NULL,
@@ -72,16 +85,66 @@ CREATE TABLE pollux.report (
     checkpointed    boolean NOT NULL,
     times           jsonb NOT NULL,
     restart_cost    pollux.amount,
+    mode            text CHECK (mode IN ('observe', 'advise', 'enforce')),
+    advice          jsonb CHECK (jsonb_typeof(advice) = 'object'),
+    resize          text CHECK (resize IN ('in-place', 'relaunch', 'requeue')),
+    resized         bigint NOT NULL CHECK (resized >= 0),
+    resize_refused  jsonb CHECK (jsonb_typeof(resize_refused) = 'object'),
+    resize_cost     pollux.amount,
     CHECK (num_nulls(alpha_grad, beta_grad, alpha_local, beta_local, alpha_node, beta_node, gamma) IN (0, 7)),
+    CHECK (num_nulls(alpha_rack, beta_rack) IN (0, 2)),
     CHECK (num_nulls(noise_sqr, noise_var) IN (0, 2)),
     PRIMARY KEY (cluster, job_id)
 );
 COMMENT ON TABLE pollux.report IS 'the latest report of each job';
+COMMENT ON COLUMN pollux.report.measured_gpus IS 'most GPUs measured on gpu_type; explored_gpus counts every type';
+COMMENT ON COLUMN pollux.report.prior_gpus IS 'most GPUs that the fit takes from earlier runs; 0: none';
+COMMENT ON COLUMN pollux.report.data_wait IS 'share of the training time spent waiting for the data loader';
+COMMENT ON COLUMN pollux.report.mode IS 'what the agent may change; NULL: not told';
+COMMENT ON COLUMN pollux.report.advice IS
+    'in mode advise: batch_size, local_batch, accumulation, and goodput_ratio over the batch size in use';
+COMMENT ON COLUMN pollux.report.resize IS 'the fastest way to change the job''s size; NULL: requeue';
+COMMENT ON COLUMN pollux.report.resized IS 'newest resize or relaunch in effect (move.id); 0: none in this attempt';
+COMMENT ON COLUMN pollux.report.resize_refused IS '{"id", "why"}: a move that the agent could not carry out';
+COMMENT ON COLUMN pollux.report.resize_cost IS 'seconds between the optimizer steps before and after the newest resize';
 
 CREATE TABLE pollux.report_history (LIKE pollux.report INCLUDING ALL EXCLUDING INDEXES);
-ALTER TABLE pollux.report_history DROP COLUMN times;
 ALTER TABLE pollux.report_history ADD PRIMARY KEY (cluster, job_id, received_at);
-COMMENT ON TABLE pollux.report_history IS 'reports over time, at most one a second and job';
+COMMENT ON TABLE pollux.report_history IS 'reports over time, at most one a second per job';
+
+-- What earlier runs of a training (by fingerprint) of one user measured on one GPU type.
+CREATE TABLE pollux.prior (
+    cluster         pollux.cluster_name NOT NULL,
+    uid             bigint NOT NULL,
+    fingerprint     text NOT NULL CHECK (fingerprint ~ '^[0-9a-f]{16,64}$'),
+    gpu_type        text NOT NULL,
+    job_id          bigint NOT NULL,
+    at              timestamptz NOT NULL,
+    alpha_grad      pollux.amount NOT NULL,
+    beta_grad       pollux.amount NOT NULL,
+    alpha_local     pollux.amount NOT NULL,
+    beta_local      pollux.amount NOT NULL,
+    alpha_node      pollux.amount NOT NULL,
+    beta_node       pollux.amount NOT NULL,
+    gamma           pollux.amount NOT NULL CHECK (gamma BETWEEN 1 AND 10),
+    alpha_rack      pollux.amount,
+    beta_rack       pollux.amount,
+    explored_gpus   integer NOT NULL CHECK (explored_gpus >= 0),
+    explored_nodes  integer NOT NULL CHECK (explored_nodes >= 0),
+    PRIMARY KEY (cluster, uid, fingerprint, gpu_type)
+);
+COMMENT ON COLUMN pollux.prior.job_id IS 'the last job that measured it';
+
+-- Which training a job's attempt says it is.
+CREATE TABLE pollux.fingerprint (
+    cluster      pollux.cluster_name NOT NULL,
+    job_id       bigint NOT NULL,
+    uid          bigint NOT NULL,
+    attempt      integer NOT NULL,
+    fingerprint  text NOT NULL CHECK (fingerprint ~ '^[0-9a-f]{16,64}$'),
+    gpu_type     text NOT NULL,
+    PRIMARY KEY (cluster, job_id)
+);
 
 CREATE TABLE pollux.cycle (
     id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -97,7 +160,7 @@ CREATE TABLE pollux.cycle (
     durations    jsonb NOT NULL DEFAULT '{}',
     snapshot     jsonb
 );
-COMMENT ON COLUMN pollux.cycle.solver IS 'NULL: no decision was made this cycle; note says why';
+COMMENT ON COLUMN pollux.cycle.solver IS 'NULL: this cycle made no decision; note says why';
 CREATE INDEX cycle_by_time ON pollux.cycle (cluster, started_at);
 
 CREATE TABLE pollux.allocation (
@@ -111,10 +174,20 @@ CREATE TABLE pollux.allocation (
     batch_size     integer NOT NULL CHECK (batch_size >= 0),
     changed        boolean NOT NULL,
     reason         text NOT NULL,
+    explanation    jsonb,
     CHECK (gpus = cardinality(nodes) * gpus_per_node),
     PRIMARY KEY (cycle_id, job_id)
 );
 CREATE INDEX allocation_by_job ON pollux.allocation (job_id, cycle_id);
+
+CREATE FUNCTION pollux.step_rank(step text) RETURNS integer
+    LANGUAGE sql IMMUTABLE STRICT
+    SET search_path = pg_catalog
+AS $$
+    SELECT array_position(
+        ARRAY['planned', 'draining', 'recruiting', 'checkpointed', 'requeued', 'configured', 'started',
+              'training', 'parked', 'failed'], step)
+$$;
 
 CREATE TABLE pollux.move (
     id            bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -125,35 +198,35 @@ CREATE TABLE pollux.move (
     source        jsonb NOT NULL,
     target        jsonb NOT NULL,
     reason        text NOT NULL,
-    step          text NOT NULL,
+    step          text NOT NULL CHECK (pollux.step_rank(step) IS NOT NULL),
     times         jsonb NOT NULL,
     detail        text NOT NULL DEFAULT '',
     epoch         bigint NOT NULL,
     acknowledged  jsonb,
-    resumed       jsonb
+    resumed       jsonb,
+    cancelled_by  text,
+    ends_at       timestamptz
 );
-COMMENT ON TABLE pollux.move IS 'moves, written before each action on Slurm';
-COMMENT ON COLUMN pollux.move.times IS '{step: POSIX time at which it was reached}';
-COMMENT ON COLUMN pollux.move.acknowledged IS 'what the old attempt said of its stop and checkpoint';
+COMMENT ON TABLE pollux.move IS 'moves of jobs between placements; each step is written before its action on Slurm';
+COMMENT ON COLUMN pollux.move.times IS '{step: POSIX time at which the move reached it}';
+COMMENT ON COLUMN pollux.move.acknowledged IS 'what the old attempt said of its last step and checkpoint';
 COMMENT ON COLUMN pollux.move.resumed IS 'times of the new attempt: launched_at .. first_step_at';
+COMMENT ON COLUMN pollux.move.cancelled_by IS 'who cancelled the move; in force until the job is requeued';
+COMMENT ON COLUMN pollux.move.ends_at IS 'when the draining attempt would have reached its time limit';
 CREATE INDEX move_by_job ON pollux.move (cluster, job_id, id);
 CREATE UNIQUE INDEX move_one_open ON pollux.move (cluster, job_id)
     WHERE step NOT IN ('training', 'parked', 'failed');
+-- The restart budget counts the drains of the last hour.
+CREATE INDEX move_drained ON pollux.move (cluster, ((times ->> 'draining')::double precision))
+    WHERE times ? 'draining';
+-- Every cycle reads the resizes that failed after they had begun; there are few.
+CREATE INDEX move_broken ON pollux.move (cluster, job_id)
+    WHERE step = 'failed' AND path IN ('resize', 'relaunch');
 
-CREATE FUNCTION pollux.step_rank(step text) RETURNS integer
-    LANGUAGE sql IMMUTABLE STRICT
-    SET search_path = pg_catalog
-AS $$
-    SELECT array_position(
-        ARRAY['planned', 'draining', 'checkpointed', 'requeued', 'configured', 'started',
-              'training', 'parked', 'failed'], step)
-$$;
-ALTER TABLE pollux.move ADD CHECK (pollux.step_rank(step) IS NOT NULL);
-
--- Steps only go forward (they may be skipped: a first start drains nothing), and an end is an end.
+-- A move's steps only go forward, and may be skipped: a first start drains nothing. A terminal step is final.
 CREATE FUNCTION pollux.guard_move() RETURNS trigger
     LANGUAGE plpgsql
-    SET search_path = pg_catalog, pollux
+    SET search_path = pg_catalog, pollux, pg_temp
 AS $$
 BEGIN
     IF TG_OP = 'INSERT' THEN
@@ -177,7 +250,7 @@ BEGIN
         END IF;
     END IF;
     IF jsonb_typeof(NEW.times -> NEW.step) IS DISTINCT FROM 'number' THEN
-        RAISE EXCEPTION 'move %: step % came without its time', NEW.id, NEW.step USING ERRCODE = 'PX422';
+        RAISE EXCEPTION 'move %: step % has no time', NEW.id, NEW.step USING ERRCODE = 'PX422';
     END IF;
     RETURN NEW;
 END
@@ -194,17 +267,56 @@ CREATE TABLE pollux.leader (
     lease_until  timestamptz NOT NULL
 );
 
+-- Raise unless `p_epoch` is the newest; keep a new leader waiting until this transaction ends.
+CREATE FUNCTION pollux.fence(p_cluster text, p_epoch bigint) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pollux, pg_temp
+AS $$
+BEGIN
+    PERFORM FROM leader l WHERE l.cluster = p_cluster AND l.epoch = p_epoch FOR SHARE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'epoch % no longer leads cluster % (now: %)', p_epoch, p_cluster,
+            (SELECT l.epoch FROM leader l WHERE l.cluster = p_cluster) USING ERRCODE = 'PX001';
+    END IF;
+END
+$$;
+
+-- True for a JSON object whose every member is a number from `p_low` up.
+CREATE FUNCTION pollux.is_amounts(p_value jsonb, p_low double precision, p_exclusive boolean, p_whole boolean)
+    RETURNS boolean
+    LANGUAGE sql IMMUTABLE
+    SET search_path = pg_catalog
+AS $$
+    SELECT CASE WHEN jsonb_typeof(p_value) = 'object' THEN NOT EXISTS (
+        SELECT FROM jsonb_each(p_value) AS e
+        WHERE CASE WHEN jsonb_typeof(e.value) <> 'number' THEN true
+              ELSE (e.value)::double precision < p_low OR (p_exclusive AND (e.value)::double precision = p_low)
+                   OR (p_whole AND (e.value)::numeric % 1 <> 0) END)
+    ELSE false END
+$$;
+
+-- What administrators set with polluxctl, over the configuration file.
 CREATE TABLE pollux.setting (
     cluster  pollux.cluster_name NOT NULL,
     name     text NOT NULL,
     value    jsonb NOT NULL,
     PRIMARY KEY (cluster, name),
-    CONSTRAINT setting_value CHECK (CASE name
-        WHEN 'power' THEN jsonb_typeof(value) = 'number' AND (value)::double precision <= 1 OR value = '"-inf"'
-        WHEN 'account_weights' THEN jsonb_typeof(value) = 'object' AND NOT value @? '$.* ? (!(@ > 0))'
-        WHEN 'user_weights' THEN jsonb_typeof(value) = 'object' AND NOT value @? '$.* ? (!(@ > 0))'
-        WHEN 'paused' THEN jsonb_typeof(value) = 'boolean'
-        WHEN 'partial_nodes' THEN jsonb_typeof(value) = 'boolean'
+    CONSTRAINT setting_value CHECK (CASE
+        WHEN name = 'power' THEN CASE jsonb_typeof(value)
+            WHEN 'number' THEN (value)::double precision <= 1 ELSE value = '"-inf"' END
+        WHEN name IN ('account_weights', 'user_weights', 'qos_weights', 'job_weights')
+            THEN pollux.is_amounts(value, 0, true, false)
+        WHEN name IN ('account_ceilings', 'user_ceilings', 'account_guarantees', 'user_guarantees')
+            THEN pollux.is_amounts(value, 0, false, true)
+        WHEN name IN ('paused', 'partial_nodes') THEN jsonb_typeof(value) = 'boolean'
+        WHEN name = 'gpu_counts' THEN jsonb_typeof(value) = 'string'
+            AND value #>> '{}' ~ '^(any|powers-of-two|whole-nodes|[1-9][0-9]*(,[1-9][0-9]*)*)$'
+        WHEN name = 'starvation_bound' THEN CASE jsonb_typeof(value)
+            WHEN 'number' THEN (value)::double precision > 0 ELSE value = 'null' END
+        WHEN name = 'remaining_work_power' THEN CASE jsonb_typeof(value)
+            WHEN 'number' THEN abs((value)::double precision) <= 4 ELSE false END
+        WHEN name = 'hysteresis' THEN CASE jsonb_typeof(value)
+            WHEN 'number' THEN (value)::double precision BETWEEN 0 AND 1 ELSE false END
         ELSE false END)
 );
 
@@ -221,7 +333,7 @@ CREATE TABLE pollux.setting_audit (
 -- A trigger, so that a change made by hand in psql is audited too.
 CREATE FUNCTION pollux.audit_setting() RETURNS trigger
     LANGUAGE plpgsql
-    SET search_path = pg_catalog, pollux
+    SET search_path = pg_catalog, pollux, pg_temp
 AS $$
 DECLARE
     who text := coalesce(nullif(current_setting('pollux.who', true), ''), session_user);
@@ -236,7 +348,7 @@ $$;
 CREATE TRIGGER audit AFTER INSERT OR UPDATE OR DELETE ON pollux.setting
     FOR EACH ROW EXECUTE FUNCTION pollux.audit_setting();
 
--- Keys that sign the jobs' tokens; the newest two of a cluster are accepted, so that a key can be rotated.
+-- Secrets that sign the jobs' tokens. The newest two of a cluster are accepted, so that the secret can be rotated.
 CREATE TABLE pollux.secret (
     id            bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     cluster       pollux.cluster_name NOT NULL,

@@ -1,0 +1,1009 @@
+CREATE SCHEMA pollux;
+ALTER SCHEMA pollux OWNER TO pollux_daemon;
+CREATE SCHEMA pollux_crypto;
+ALTER SCHEMA pollux_crypto OWNER TO pollux_daemon;
+CREATE EXTENSION IF NOT EXISTS pgcrypto WITH SCHEMA pollux_crypto;
+COMMENT ON EXTENSION pgcrypto IS 'cryptographic functions';
+CREATE DOMAIN pollux.amount AS double precision
+	CONSTRAINT amount_check CHECK (((VALUE >= (0)::double precision) AND (VALUE < 'Infinity'::double precision)));
+ALTER DOMAIN pollux.amount OWNER TO pollux_daemon;
+CREATE DOMAIN pollux.cluster_name AS text
+	CONSTRAINT cluster_name_check CHECK (((VALUE <> ''::text) AND (VALUE !~ '[:[:space:]]'::text) AND (length(VALUE) <= 64)));
+ALTER DOMAIN pollux.cluster_name OWNER TO pollux_daemon;
+CREATE DOMAIN pollux.finite AS double precision
+	CONSTRAINT finite_check CHECK (((VALUE > '-Infinity'::double precision) AND (VALUE < 'Infinity'::double precision)));
+ALTER DOMAIN pollux.finite OWNER TO pollux_daemon;
+CREATE FUNCTION pollux.acknowledge_v1(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text, p_move bigint, p_payload jsonb) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pollux', 'pg_temp'
+    AS $$
+DECLARE
+    now_s double precision := extract(epoch FROM clock_timestamp());
+    facts jsonb;
+    way   text;
+BEGIN
+    PERFORM authorise(p_cluster, p_job, p_attempt, p_uid, p_token);
+    IF jsonb_typeof(p_payload) IS DISTINCT FROM 'object' THEN
+        RAISE EXCEPTION 'acknowledgement: expected a JSON object' USING ERRCODE = 'PX422';
+    END IF;
+    facts := jsonb_strip_nulls(jsonb_build_object(
+        'last_step_at', number_of(p_payload, 'last_step_at', 0, now_s + 300),
+        'stopped_at', number_of(p_payload, 'stopped_at', 0, now_s + 300),
+        'checkpoint_s', number_of(p_payload, 'checkpoint_s', 0, 1e9),
+        'step', number_of(p_payload, 'step', 0, 1e15)));
+    UPDATE move r
+    SET step = 'checkpointed', times = r.times || jsonb_build_object('checkpointed', now_s), acknowledged = facts
+    WHERE r.id = p_move AND r.cluster = p_cluster AND r.job_id = p_job AND r.attempt = p_attempt
+      AND r.step = 'draining'
+    RETURNING r.path INTO way;
+    IF FOUND THEN
+        IF way <> 'resize' THEN
+            UPDATE report SET checkpointed = true
+            WHERE cluster = p_cluster AND job_id = p_job AND attempt = p_attempt;
+        END IF;
+        PERFORM pg_notify('pollux', 'acknowledged by job ' || p_job);
+        RETURN true;
+    END IF;
+    RETURN EXISTS (
+        SELECT FROM move r
+        WHERE r.id = p_move AND r.cluster = p_cluster AND r.job_id = p_job AND r.attempt = p_attempt
+          AND r.acknowledged IS NOT NULL AND r.step <> 'failed');
+END
+$$;
+ALTER FUNCTION pollux.acknowledge_v1(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text, p_move bigint, p_payload jsonb) OWNER TO pollux_daemon;
+CREATE FUNCTION pollux.audit_setting() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pollux', 'pg_temp'
+    AS $$
+DECLARE
+    who text := coalesce(nullif(current_setting('pollux.who', true), ''), session_user);
+BEGIN
+    IF TG_OP <> 'UPDATE' OR OLD.value <> NEW.value THEN
+        INSERT INTO setting_audit (cluster, who, name, from_value, to_value)
+        VALUES (coalesce(NEW.cluster, OLD.cluster), who, coalesce(NEW.name, OLD.name), OLD.value, NEW.value);
+    END IF;
+    RETURN NULL;
+END
+$$;
+ALTER FUNCTION pollux.audit_setting() OWNER TO pollux_daemon;
+CREATE FUNCTION pollux.authorise(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pollux', 'pg_temp'
+    AS $$
+DECLARE
+    -- Both sides are hashed with a random key, so that the time of the comparison tells nothing about the token.
+    nonce   bytea := convert_to(gen_random_uuid()::text, 'UTF8');
+    message bytea := convert_to(p_cluster || ':' || p_job || ':' || p_attempt || ':' || p_uid, 'UTF8');
+    given   bytea := convert_to(left(p_token, 128), 'UTF8');
+    matched boolean := false;
+    keys    integer := 0;
+    candidate bytea;
+    newest  integer;
+    ended   boolean;
+BEGIN
+    FOR candidate IN SELECT s.key FROM secret s WHERE s.cluster = p_cluster ORDER BY s.id DESC LIMIT 2 LOOP
+        keys := keys + 1;
+        matched := matched OR coalesce(
+            hmac_sha256(convert_to(encode(hmac_sha256(message, candidate), 'hex'), 'UTF8'), nonce)
+            = hmac_sha256(given, nonce), false);
+    END LOOP;
+    IF keys = 0 THEN
+        RAISE EXCEPTION 'no token secret is installed for cluster %: start polluxd, or run `polluxd migrate`', p_cluster
+            USING ERRCODE = 'PX503';
+    END IF;
+    IF NOT matched THEN
+        RAISE EXCEPTION 'token refused for job % attempt % of cluster %: the ticket is not of this job and attempt',
+            p_job, p_attempt, p_cluster USING ERRCODE = 'PX401';
+    END IF;
+    SELECT greatest((SELECT r.attempt FROM report r WHERE r.cluster = p_cluster AND r.job_id = p_job),
+                    (SELECT j.attempt FROM job j WHERE j.cluster = p_cluster AND j.job_id = p_job)),
+           coalesce((SELECT j.ended_at IS NOT NULL AND p_attempt <= j.attempt FROM job j
+                     WHERE j.cluster = p_cluster AND j.job_id = p_job), false)
+      INTO newest, ended;
+    IF p_attempt < newest THEN
+        RAISE EXCEPTION 'job % is at attempt %: attempt % is over', p_job, newest, p_attempt USING ERRCODE = 'PX409';
+    END IF;
+    IF ended THEN
+        RAISE EXCEPTION 'job % has ended with attempt %', p_job, p_attempt USING ERRCODE = 'PX409';
+    END IF;
+END
+$$;
+ALTER FUNCTION pollux.authorise(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text) OWNER TO pollux_daemon;
+CREATE FUNCTION pollux.choice_of(p_object jsonb, p_name text, p_choices text[]) RETURNS text
+    LANGUAGE plpgsql IMMUTABLE
+    SET search_path TO 'pg_catalog'
+    AS $$
+DECLARE
+    value text := p_object ->> p_name;
+BEGIN
+    IF NOT value = ANY(p_choices) THEN
+        RAISE EXCEPTION 'report: % must be one of %, got %', p_name, array_to_string(p_choices, ', '), left(value, 40)
+            USING ERRCODE = 'PX422';
+    END IF;
+    RETURN value;
+END
+$$;
+ALTER FUNCTION pollux.choice_of(p_object jsonb, p_name text, p_choices text[]) OWNER TO pollux_daemon;
+CREATE FUNCTION pollux.fence(p_cluster text, p_epoch bigint) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pollux', 'pg_temp'
+    AS $$
+BEGIN
+    PERFORM FROM leader l WHERE l.cluster = p_cluster AND l.epoch = p_epoch FOR SHARE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'epoch % no longer leads cluster % (now: %)', p_epoch, p_cluster,
+            (SELECT l.epoch FROM leader l WHERE l.cluster = p_cluster) USING ERRCODE = 'PX001';
+    END IF;
+END
+$$;
+ALTER FUNCTION pollux.fence(p_cluster text, p_epoch bigint) OWNER TO pollux_daemon;
+CREATE FUNCTION pollux.guard_move() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pollux', 'pg_temp'
+    AS $$
+BEGIN
+    IF TG_OP = 'INSERT' THEN
+        IF NEW.step <> 'planned' THEN
+            RAISE EXCEPTION 'a move begins at step planned, not %', NEW.step USING ERRCODE = 'PX409';
+        END IF;
+    ELSE
+        IF (OLD.id, OLD.cluster, OLD.job_id, OLD.attempt, OLD.path, OLD.source, OLD.target)
+           IS DISTINCT FROM (NEW.id, NEW.cluster, NEW.job_id, NEW.attempt, NEW.path, NEW.source, NEW.target) THEN
+            RAISE EXCEPTION 'move %: only its step, times and detail may change', OLD.id
+                USING ERRCODE = 'PX409';
+        END IF;
+        IF OLD.step <> NEW.step THEN
+            IF OLD.step IN ('training', 'parked', 'failed')
+               OR step_rank(NEW.step) <= step_rank(OLD.step)
+               OR (NEW.path = 'park') = (NEW.step = 'training')
+                  AND NEW.step IN ('training', 'parked') THEN
+                RAISE EXCEPTION 'move % (%) cannot go from step % to %',
+                    OLD.id, OLD.path, OLD.step, NEW.step USING ERRCODE = 'PX409';
+            END IF;
+        END IF;
+    END IF;
+    IF jsonb_typeof(NEW.times -> NEW.step) IS DISTINCT FROM 'number' THEN
+        RAISE EXCEPTION 'move %: step % has no time', NEW.id, NEW.step USING ERRCODE = 'PX422';
+    END IF;
+    RETURN NEW;
+END
+$$;
+ALTER FUNCTION pollux.guard_move() OWNER TO pollux_daemon;
+CREATE FUNCTION pollux.hmac_sha256(message bytea, key bytea) RETURNS bytea
+    LANGUAGE sql IMMUTABLE STRICT
+    SET search_path TO 'pg_catalog'
+    AS $$SELECT pollux_crypto.hmac(message, key, 'sha256')$$;
+ALTER FUNCTION pollux.hmac_sha256(message bytea, key bytea) OWNER TO pollux_daemon;
+CREATE FUNCTION pollux.instructions(p_cluster text, p_job bigint, p_attempt integer) RETURNS jsonb
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pollux', 'pg_temp'
+    AS $$
+    SELECT jsonb_build_object(
+        'drain', (
+            SELECT max(r.id) FROM move r
+            WHERE r.cluster = p_cluster AND r.job_id = p_job AND r.attempt = p_attempt AND r.step = 'draining'
+              AND r.path NOT IN ('resize', 'relaunch')),
+        'resize', (
+            SELECT jsonb_build_object('id', r.id, 'path', r.path, 'kind', CASE WHEN k.grows THEN 'grow' ELSE 'shrink' END,
+                'nodes', r.target -> 'nodes', 'gpus_per_node', r.target -> 'gpus_per_node', 'step', r.step)
+            FROM move r, LATERAL (
+                SELECT jsonb_array_length(r.target -> 'nodes') > jsonb_array_length(r.source -> 'nodes') AS grows) k
+            WHERE r.cluster = p_cluster AND r.job_id = p_job AND r.attempt = p_attempt
+              AND r.path IN ('resize', 'relaunch')
+              AND CASE WHEN k.grows THEN r.step IN ('recruiting', 'configured', 'started') ELSE r.step = 'draining' END
+            ORDER BY r.id DESC LIMIT 1))
+$$;
+ALTER FUNCTION pollux.instructions(p_cluster text, p_job bigint, p_attempt integer) OWNER TO pollux_daemon;
+CREATE FUNCTION pollux.instructions_v1(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pollux', 'pg_temp'
+    AS $$
+BEGIN
+    PERFORM authorise(p_cluster, p_job, p_attempt, p_uid, p_token);
+    RETURN instructions(p_cluster, p_job, p_attempt);
+END
+$$;
+ALTER FUNCTION pollux.instructions_v1(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text) OWNER TO pollux_daemon;
+CREATE FUNCTION pollux.is_amounts(p_value jsonb, p_low double precision, p_exclusive boolean, p_whole boolean) RETURNS boolean
+    LANGUAGE sql IMMUTABLE
+    SET search_path TO 'pg_catalog'
+    AS $$
+    SELECT CASE WHEN jsonb_typeof(p_value) = 'object' THEN NOT EXISTS (
+        SELECT FROM jsonb_each(p_value) AS e
+        WHERE CASE WHEN jsonb_typeof(e.value) <> 'number' THEN true
+              ELSE (e.value)::double precision < p_low OR (p_exclusive AND (e.value)::double precision = p_low)
+                   OR (p_whole AND (e.value)::numeric % 1 <> 0) END)
+    ELSE false END
+$$;
+ALTER FUNCTION pollux.is_amounts(p_value jsonb, p_low double precision, p_exclusive boolean, p_whole boolean) OWNER TO pollux_daemon;
+CREATE FUNCTION pollux.number_of(p_object jsonb, p_name text, p_low double precision, p_high double precision) RETURNS double precision
+    LANGUAGE plpgsql IMMUTABLE
+    SET search_path TO 'pg_catalog'
+    AS $$
+DECLARE
+    found text := jsonb_typeof(p_object -> p_name);
+    value double precision;
+BEGIN
+    IF found IS NULL OR found = 'null' THEN
+        RETURN NULL;
+    END IF;
+    IF found = 'number' THEN
+        BEGIN
+            value := (p_object ->> p_name)::double precision;
+        EXCEPTION WHEN numeric_value_out_of_range THEN
+            value := NULL;
+        END;
+    END IF;
+    IF value IS NULL OR NOT (value >= p_low AND value <= p_high) THEN
+        RAISE EXCEPTION 'report: % must be a finite number from % to %, got %',
+            p_name, p_low, p_high, left(p_object ->> p_name, 40) USING ERRCODE = 'PX422';
+    END IF;
+    RETURN value;
+END
+$$;
+ALTER FUNCTION pollux.number_of(p_object jsonb, p_name text, p_low double precision, p_high double precision) OWNER TO pollux_daemon;
+CREATE FUNCTION pollux.object_of(p_object jsonb, p_name text) RETURNS jsonb
+    LANGUAGE plpgsql IMMUTABLE
+    SET search_path TO 'pg_catalog'
+    AS $$
+DECLARE
+    value jsonb := nullif(p_object -> p_name, 'null');
+BEGIN
+    IF value IS NOT NULL AND jsonb_typeof(value) <> 'object' THEN
+        RAISE EXCEPTION 'report: % must be an object', p_name USING ERRCODE = 'PX422';
+    END IF;
+    RETURN value;
+END
+$$;
+ALTER FUNCTION pollux.object_of(p_object jsonb, p_name text) OWNER TO pollux_daemon;
+CREATE FUNCTION pollux.prior_v1(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text, p_fingerprint text, p_gpu_type text) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pollux', 'pg_temp'
+    AS $_$
+DECLARE
+    kind text;
+BEGIN
+    PERFORM authorise(p_cluster, p_job, p_attempt, p_uid, p_token);
+    IF p_fingerprint IS NULL OR p_fingerprint !~ '^[0-9a-f]{16,64}$' THEN
+        RAISE EXCEPTION 'fingerprint: expected 16 to 64 hexadecimal digits' USING ERRCODE = 'PX422';
+    END IF;
+    kind := type_name(p_gpu_type);
+    INSERT INTO fingerprint (cluster, job_id, uid, attempt, fingerprint, gpu_type)
+    VALUES (p_cluster, p_job, p_uid, p_attempt, p_fingerprint, kind)
+    ON CONFLICT (cluster, job_id) DO UPDATE
+    SET uid = excluded.uid, attempt = excluded.attempt, fingerprint = excluded.fingerprint,
+        gpu_type = excluded.gpu_type;
+    RETURN (
+        SELECT jsonb_build_object(
+            'params', jsonb_strip_nulls(jsonb_build_object(
+                'alpha_grad', p.alpha_grad, 'beta_grad', p.beta_grad, 'alpha_local', p.alpha_local,
+                'beta_local', p.beta_local, 'alpha_node', p.alpha_node, 'beta_node', p.beta_node, 'gamma', p.gamma,
+                'alpha_rack', p.alpha_rack, 'beta_rack', p.beta_rack)),
+            'explored_gpus', p.explored_gpus, 'explored_nodes', p.explored_nodes)
+        FROM prior p
+        WHERE p.cluster = p_cluster AND p.uid = p_uid AND p.fingerprint = p_fingerprint AND p.gpu_type = kind);
+END
+$_$;
+ALTER FUNCTION pollux.prior_v1(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text, p_fingerprint text, p_gpu_type text) OWNER TO pollux_daemon;
+CREATE FUNCTION pollux.publish_v1(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text, p_payload jsonb) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pollux', 'pg_temp'
+    AS $$
+DECLARE
+    fresh   report;
+    former  report;
+BEGIN
+    PERFORM authorise(p_cluster, p_job, p_attempt, p_uid, p_token);
+    fresh := report_of(p_payload);
+    fresh.cluster := p_cluster;
+    fresh.job_id := p_job;
+    fresh.attempt := p_attempt;
+    fresh.uid := p_uid;
+    fresh.received_at := clock_timestamp();
+    SELECT * INTO former FROM report r WHERE r.cluster = p_cluster AND r.job_id = p_job FOR UPDATE;
+    INSERT INTO report SELECT (fresh).*
+    ON CONFLICT (cluster, job_id) DO UPDATE SET (
+        attempt, uid, at, received_at, alpha_grad, beta_grad, alpha_local, beta_local, alpha_node, beta_node,
+        gamma, alpha_rack, beta_rack, noise_sqr, noise_var, batch_initial, batch_maximum, local_min, local_max,
+        explored_gpus, explored_nodes, measured_gpus, measured_nodes, prior_gpus, prior_nodes, prior_refuted,
+        gpu_type, gpus, nodes, batch_size, local_batch, accumulation, goodput, throughput, data_wait, progress,
+        target, epoch, lr_factor, gain, optimizer_steps, checkpointed, times, restart_cost, mode, advice,
+        resize, resized, resize_refused, resize_cost) = ROW(
+        excluded.attempt, excluded.uid, excluded.at, excluded.received_at, excluded.alpha_grad,
+        excluded.beta_grad, excluded.alpha_local, excluded.beta_local, excluded.alpha_node, excluded.beta_node,
+        excluded.gamma, excluded.alpha_rack, excluded.beta_rack, excluded.noise_sqr, excluded.noise_var,
+        excluded.batch_initial, excluded.batch_maximum, excluded.local_min, excluded.local_max,
+        excluded.explored_gpus, excluded.explored_nodes, excluded.measured_gpus, excluded.measured_nodes,
+        excluded.prior_gpus, excluded.prior_nodes, excluded.prior_refuted, excluded.gpu_type, excluded.gpus,
+        excluded.nodes, excluded.batch_size, excluded.local_batch, excluded.accumulation, excluded.goodput,
+        excluded.throughput, excluded.data_wait, excluded.progress, excluded.target, excluded.epoch,
+        excluded.lr_factor, excluded.gain, excluded.optimizer_steps, excluded.checkpointed, excluded.times,
+        excluded.restart_cost, excluded.mode, excluded.advice, excluded.resize, excluded.resized,
+        excluded.resize_refused, excluded.resize_cost)
+    WHERE report.attempt <= excluded.attempt;
+    -- At most one history row a second: a job that publishes in a tight loop does not fill the disk.
+    IF NOT EXISTS (SELECT FROM report_history h WHERE h.cluster = p_cluster AND h.job_id = p_job
+                   AND h.received_at > fresh.received_at - interval '1 second') THEN
+        INSERT INTO report_history SELECT (fresh).*;
+    END IF;
+    IF former.attempt IS DISTINCT FROM p_attempt THEN
+        former.times := '{}';
+        former.resized := 0;
+        former.resize_refused := NULL;
+    END IF;
+    IF (fresh.times -> 'first_step_at') IS DISTINCT FROM (former.times -> 'first_step_at')
+           AND jsonb_typeof(fresh.times -> 'first_step_at') = 'number'
+       OR fresh.resized <> former.resized
+       OR (fresh.resize_refused -> 'id') IS DISTINCT FROM (former.resize_refused -> 'id') THEN
+        PERFORM pg_notify('pollux', 'report of job ' || p_job);
+    END IF;
+    RETURN instructions(p_cluster, p_job, p_attempt);
+END
+$$;
+ALTER FUNCTION pollux.publish_v1(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text, p_payload jsonb) OWNER TO pollux_daemon;
+CREATE FUNCTION pollux.remember_prior() RETURNS trigger
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pollux', 'pg_temp'
+    AS $$
+BEGIN
+    INSERT INTO prior AS p (cluster, uid, fingerprint, gpu_type, job_id, at, alpha_grad, beta_grad, alpha_local,
+        beta_local, alpha_node, beta_node, gamma, alpha_rack, beta_rack, explored_gpus, explored_nodes)
+    SELECT f.cluster, f.uid, f.fingerprint, f.gpu_type, NEW.job_id, NEW.received_at, NEW.alpha_grad, NEW.beta_grad,
+           NEW.alpha_local, NEW.beta_local, NEW.alpha_node, NEW.beta_node, NEW.gamma, NEW.alpha_rack, NEW.beta_rack,
+           coalesce(NEW.measured_gpus, NEW.explored_gpus), coalesce(NEW.measured_nodes, NEW.explored_nodes)
+    FROM fingerprint f
+    WHERE f.cluster = NEW.cluster AND f.job_id = NEW.job_id AND f.uid = NEW.uid AND f.attempt = NEW.attempt
+      AND f.gpu_type = NEW.gpu_type
+    ON CONFLICT (cluster, uid, fingerprint, gpu_type) DO UPDATE SET
+        job_id = excluded.job_id, at = excluded.at, alpha_grad = excluded.alpha_grad,
+        beta_grad = excluded.beta_grad, alpha_local = excluded.alpha_local, beta_local = excluded.beta_local,
+        alpha_node = excluded.alpha_node, beta_node = excluded.beta_node, gamma = excluded.gamma,
+        alpha_rack = excluded.alpha_rack, beta_rack = excluded.beta_rack,
+        explored_gpus = excluded.explored_gpus, explored_nodes = excluded.explored_nodes
+    WHERE NEW.prior_refuted
+       OR excluded.explored_gpus >= p.explored_gpus AND excluded.explored_nodes >= p.explored_nodes;
+    RETURN NULL;
+END
+$$;
+ALTER FUNCTION pollux.remember_prior() OWNER TO pollux_daemon;
+CREATE TABLE pollux.report (
+    cluster pollux.cluster_name NOT NULL,
+    job_id bigint NOT NULL,
+    attempt integer NOT NULL,
+    uid bigint NOT NULL,
+    at timestamp with time zone NOT NULL,
+    received_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    alpha_grad pollux.amount,
+    beta_grad pollux.amount,
+    alpha_local pollux.amount,
+    beta_local pollux.amount,
+    alpha_node pollux.amount,
+    beta_node pollux.amount,
+    gamma pollux.amount,
+    alpha_rack pollux.amount,
+    beta_rack pollux.amount,
+    noise_sqr pollux.amount,
+    noise_var pollux.amount,
+    batch_initial integer NOT NULL,
+    batch_maximum integer NOT NULL,
+    local_min integer NOT NULL,
+    local_max integer NOT NULL,
+    explored_gpus integer NOT NULL,
+    explored_nodes integer NOT NULL,
+    measured_gpus integer,
+    measured_nodes integer,
+    prior_gpus integer NOT NULL,
+    prior_nodes integer NOT NULL,
+    prior_refuted boolean NOT NULL,
+    gpu_type text NOT NULL,
+    gpus integer NOT NULL,
+    nodes integer NOT NULL,
+    batch_size integer NOT NULL,
+    local_batch integer NOT NULL,
+    accumulation integer NOT NULL,
+    goodput pollux.amount NOT NULL,
+    throughput pollux.amount NOT NULL,
+    data_wait pollux.amount,
+    progress pollux.amount NOT NULL,
+    target pollux.amount,
+    epoch pollux.amount NOT NULL,
+    lr_factor pollux.amount NOT NULL,
+    gain pollux.amount NOT NULL,
+    optimizer_steps bigint NOT NULL,
+    checkpointed boolean NOT NULL,
+    times jsonb NOT NULL,
+    restart_cost pollux.amount,
+    mode text,
+    advice jsonb,
+    resize text,
+    resized bigint NOT NULL,
+    resize_refused jsonb,
+    resize_cost pollux.amount,
+    CONSTRAINT report_accumulation_check CHECK ((accumulation >= 0)),
+    CONSTRAINT report_advice_check CHECK ((jsonb_typeof(advice) = 'object'::text)),
+    CONSTRAINT report_attempt_check CHECK ((attempt >= 0)),
+    CONSTRAINT report_batch_initial_check CHECK ((batch_initial >= 1)),
+    CONSTRAINT report_batch_size_check CHECK ((batch_size >= 0)),
+    CONSTRAINT report_check CHECK ((batch_maximum >= batch_initial)),
+    CONSTRAINT report_check1 CHECK ((local_max >= local_min)),
+    CONSTRAINT report_check2 CHECK ((num_nulls(alpha_grad, beta_grad, alpha_local, beta_local, alpha_node, beta_node, gamma) = ANY (ARRAY[0, 7]))),
+    CONSTRAINT report_check3 CHECK ((num_nulls(alpha_rack, beta_rack) = ANY (ARRAY[0, 2]))),
+    CONSTRAINT report_check4 CHECK ((num_nulls(noise_sqr, noise_var) = ANY (ARRAY[0, 2]))),
+    CONSTRAINT report_data_wait_check CHECK (((data_wait)::double precision <= (1)::double precision)),
+    CONSTRAINT report_explored_gpus_check CHECK ((explored_gpus >= 0)),
+    CONSTRAINT report_explored_nodes_check CHECK ((explored_nodes >= 0)),
+    CONSTRAINT report_gamma_check CHECK ((((gamma)::double precision >= (1)::double precision) AND ((gamma)::double precision <= (10)::double precision))),
+    CONSTRAINT report_gpus_check CHECK ((gpus >= 0)),
+    CONSTRAINT report_local_batch_check CHECK ((local_batch >= 0)),
+    CONSTRAINT report_local_min_check CHECK ((local_min >= 1)),
+    CONSTRAINT report_measured_gpus_check CHECK ((measured_gpus >= 0)),
+    CONSTRAINT report_measured_nodes_check CHECK ((measured_nodes >= 0)),
+    CONSTRAINT report_mode_check CHECK ((mode = ANY (ARRAY['observe'::text, 'advise'::text, 'enforce'::text]))),
+    CONSTRAINT report_nodes_check CHECK ((nodes >= 0)),
+    CONSTRAINT report_optimizer_steps_check CHECK ((optimizer_steps >= 0)),
+    CONSTRAINT report_prior_gpus_check CHECK ((prior_gpus >= 0)),
+    CONSTRAINT report_prior_nodes_check CHECK ((prior_nodes >= 0)),
+    CONSTRAINT report_resize_check CHECK ((resize = ANY (ARRAY['in-place'::text, 'relaunch'::text, 'requeue'::text]))),
+    CONSTRAINT report_resize_refused_check CHECK ((jsonb_typeof(resize_refused) = 'object'::text)),
+    CONSTRAINT report_resized_check CHECK ((resized >= 0))
+);
+ALTER TABLE pollux.report OWNER TO pollux_daemon;
+COMMENT ON TABLE pollux.report IS 'the latest report of each job';
+COMMENT ON COLUMN pollux.report.measured_gpus IS 'most GPUs measured on gpu_type; explored_gpus counts every type';
+COMMENT ON COLUMN pollux.report.prior_gpus IS 'most GPUs that the fit takes from earlier runs; 0: none';
+COMMENT ON COLUMN pollux.report.data_wait IS 'share of the training time spent waiting for the data loader';
+COMMENT ON COLUMN pollux.report.mode IS 'what the agent may change; NULL: not told';
+COMMENT ON COLUMN pollux.report.advice IS 'in mode advise: batch_size, local_batch, accumulation, and goodput_ratio over the batch size in use';
+COMMENT ON COLUMN pollux.report.resize IS 'the fastest way to change the job''s size; NULL: requeue';
+COMMENT ON COLUMN pollux.report.resized IS 'newest resize or relaunch in effect (move.id); 0: none in this attempt';
+COMMENT ON COLUMN pollux.report.resize_refused IS '{"id", "why"}: a move that the agent could not carry out';
+COMMENT ON COLUMN pollux.report.resize_cost IS 'seconds between the optimizer steps before and after the newest resize';
+CREATE FUNCTION pollux.report_of(p_payload jsonb) RETURNS pollux.report
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pollux', 'pg_temp'
+    AS $$
+DECLARE
+    big      constant double precision := 1e12;
+    whole    constant double precision := 2147483647;
+    params   jsonb;
+    noise    jsonb;
+    limits   jsonb;
+    advice   jsonb;
+    refusal  jsonb;
+    decoded  report;
+BEGIN
+    IF jsonb_typeof(p_payload) IS DISTINCT FROM 'object' OR pg_column_size(p_payload) > 16384 THEN
+        RAISE EXCEPTION 'report: expected a JSON object of at most 16 KiB' USING ERRCODE = 'PX422';
+    END IF;
+    IF (p_payload -> 'v') IS DISTINCT FROM '1' THEN
+        RAISE EXCEPTION 'report: expected version 1, got %', left(p_payload ->> 'v', 20) USING ERRCODE = 'PX422';
+    END IF;
+    IF jsonb_typeof(p_payload -> 'checkpointed') IS DISTINCT FROM 'boolean' THEN
+        RAISE EXCEPTION 'report: checkpointed must be true or false' USING ERRCODE = 'PX422';
+    END IF;
+    IF jsonb_typeof(nullif(p_payload -> 'prior_refuted', 'null')) <> 'boolean' THEN
+        RAISE EXCEPTION 'report: prior_refuted must be true or false' USING ERRCODE = 'PX422';
+    END IF;
+    params := object_of(p_payload, 'params');
+    noise := object_of(p_payload, 'noise');
+    limits := object_of(p_payload, 'limits');
+    advice := object_of(p_payload, 'advice');
+    refusal := object_of(p_payload, 'resize_refused');
+    decoded.at := to_timestamp(required_number(p_payload, 'at', 0, extract(epoch FROM clock_timestamp()) + 300));
+    IF params IS NOT NULL THEN
+        decoded.alpha_grad := required_number(params, 'alpha_grad', 0, big);
+        decoded.beta_grad := required_number(params, 'beta_grad', 0, big);
+        decoded.alpha_local := required_number(params, 'alpha_local', 0, big);
+        decoded.beta_local := required_number(params, 'beta_local', 0, big);
+        decoded.alpha_node := required_number(params, 'alpha_node', 0, big);
+        decoded.beta_node := required_number(params, 'beta_node', 0, big);
+        decoded.gamma := required_number(params, 'gamma', 1, 10);
+        decoded.alpha_rack := number_of(params, 'alpha_rack', 0, big);
+        decoded.beta_rack := number_of(params, 'beta_rack', 0, big);
+    END IF;
+    IF noise IS NOT NULL THEN
+        decoded.noise_sqr := required_number(noise, 'sqr', 0, 1e300);
+        decoded.noise_var := required_number(noise, 'var', 0, 1e300);
+    END IF;
+    decoded.batch_initial := required_number(limits, 'initial', 1, whole);
+    decoded.batch_maximum := required_number(limits, 'maximum', decoded.batch_initial, whole);
+    decoded.local_min := required_number(limits, 'local_min', 1, whole);
+    decoded.local_max := required_number(limits, 'local_max', decoded.local_min, whole);
+    decoded.explored_gpus := required_number(p_payload, 'explored_gpus', 0, 1e6);
+    decoded.explored_nodes := required_number(p_payload, 'explored_nodes', 0, 1e6);
+    decoded.measured_gpus := number_of(p_payload, 'measured_gpus', 0, 1e6);
+    decoded.measured_nodes := number_of(p_payload, 'measured_nodes', 0, 1e6);
+    decoded.prior_gpus := coalesce(number_of(p_payload, 'prior_gpus', 0, 1e6), 0);
+    decoded.prior_nodes := coalesce(number_of(p_payload, 'prior_nodes', 0, 1e6), 0);
+    decoded.prior_refuted := coalesce((p_payload ->> 'prior_refuted')::boolean, false);
+    decoded.gpu_type := type_name(p_payload ->> 'gpu_type');
+    decoded.gpus := required_number(p_payload, 'gpus', 0, 1e6);
+    decoded.nodes := required_number(p_payload, 'nodes', 0, 1e6);
+    decoded.batch_size := required_number(p_payload, 'batch_size', 0, whole);
+    decoded.local_batch := required_number(p_payload, 'local_batch', 0, whole);
+    decoded.accumulation := required_number(p_payload, 'accumulation', 0, whole);
+    decoded.goodput := required_number(p_payload, 'goodput', 0, big);
+    decoded.throughput := required_number(p_payload, 'throughput', 0, big);
+    decoded.data_wait := number_of(p_payload, 'data_wait', 0, 1);
+    decoded.progress := required_number(p_payload, 'progress', 0, 1e15);
+    decoded.target := number_of(p_payload, 'target', 0, 1e15);
+    decoded.epoch := required_number(p_payload, 'epoch', 0, big);
+    decoded.lr_factor := required_number(p_payload, 'lr_factor', 0, big);
+    decoded.gain := required_number(p_payload, 'gain', 0, big);
+    decoded.optimizer_steps := required_number(p_payload, 'optimizer_steps', 0, 1e15);
+    decoded.checkpointed := (p_payload ->> 'checkpointed')::boolean;
+    decoded.times := stamps_of(p_payload, 'times');
+    decoded.restart_cost := number_of(p_payload, 'restart_cost', 0, 1e9);
+    decoded.mode := choice_of(p_payload, 'mode', ARRAY['observe', 'advise', 'enforce']);
+    IF advice IS NOT NULL THEN
+        decoded.advice := jsonb_build_object(
+            'batch_size', required_number(advice, 'batch_size', 1, whole),
+            'local_batch', required_number(advice, 'local_batch', 1, whole),
+            'accumulation', required_number(advice, 'accumulation', 0, whole),
+            'goodput_ratio', required_number(advice, 'goodput_ratio', 0, big));
+    END IF;
+    decoded.resize := choice_of(p_payload, 'resize', ARRAY['in-place', 'relaunch', 'requeue']);
+    decoded.resized := coalesce(number_of(p_payload, 'resized', 0, 9e15), 0);
+    IF refusal IS NOT NULL THEN
+        decoded.resize_refused := jsonb_build_object(
+            'id', required_number(refusal, 'id', 1, 9e15),
+            'why', left(regexp_replace(coalesce(refusal ->> 'why', ''), '[^[:print:]]+', ' ', 'g'), 300));
+    END IF;
+    decoded.resize_cost := number_of(p_payload, 'resize_cost', 0, 1e9);
+    RETURN decoded;
+END
+$$;
+ALTER FUNCTION pollux.report_of(p_payload jsonb) OWNER TO pollux_daemon;
+CREATE FUNCTION pollux.required_number(p_object jsonb, p_name text, p_low double precision, p_high double precision) RETURNS double precision
+    LANGUAGE plpgsql IMMUTABLE
+    SET search_path TO 'pg_catalog', 'pollux', 'pg_temp'
+    AS $$
+DECLARE
+    value double precision := number_of(p_object, p_name, p_low, p_high);
+BEGIN
+    IF value IS NULL THEN
+        RAISE EXCEPTION 'report: % is missing', p_name USING ERRCODE = 'PX422';
+    END IF;
+    RETURN value;
+END
+$$;
+ALTER FUNCTION pollux.required_number(p_object jsonb, p_name text, p_low double precision, p_high double precision) OWNER TO pollux_daemon;
+CREATE FUNCTION pollux.stamps_of(p_object jsonb, p_name text) RETURNS jsonb
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pollux', 'pg_temp'
+    AS $$
+DECLARE
+    stamps jsonb := coalesce(nullif(p_object -> p_name, 'null'), '{}');
+    member text;
+BEGIN
+    IF jsonb_typeof(stamps) <> 'object' OR (SELECT count(*) FROM jsonb_object_keys(stamps)) > 16 THEN
+        RAISE EXCEPTION 'report: % must be an object of at most 16 times', p_name USING ERRCODE = 'PX422';
+    END IF;
+    FOR member IN SELECT jsonb_object_keys(stamps) LOOP
+        PERFORM number_of(stamps, member, 0, extract(epoch FROM clock_timestamp()) + 300);
+    END LOOP;
+    RETURN stamps;
+END
+$$;
+ALTER FUNCTION pollux.stamps_of(p_object jsonb, p_name text) OWNER TO pollux_daemon;
+CREATE FUNCTION pollux.step_rank(step text) RETURNS integer
+    LANGUAGE sql IMMUTABLE STRICT
+    SET search_path TO 'pg_catalog'
+    AS $$
+    SELECT array_position(
+        ARRAY['planned', 'draining', 'recruiting', 'checkpointed', 'requeued', 'configured', 'started',
+              'training', 'parked', 'failed'], step)
+$$;
+ALTER FUNCTION pollux.step_rank(step text) OWNER TO pollux_daemon;
+CREATE FUNCTION pollux.type_name(p_value text) RETURNS text
+    LANGUAGE plpgsql IMMUTABLE
+    SET search_path TO 'pg_catalog'
+    AS $$
+BEGIN
+    IF length(p_value) > 64 OR p_value ~ '[^[:print:]]' THEN
+        RAISE EXCEPTION 'gpu_type: expected at most 64 printable characters' USING ERRCODE = 'PX422';
+    END IF;
+    RETURN coalesce(p_value, '');
+END
+$$;
+ALTER FUNCTION pollux.type_name(p_value text) OWNER TO pollux_daemon;
+CREATE TABLE pollux.allocation (
+    cycle_id bigint NOT NULL,
+    job_id bigint NOT NULL,
+    nodes text[] NOT NULL,
+    gpus_per_node integer NOT NULL,
+    gpus integer NOT NULL,
+    goodput pollux.amount,
+    speedup pollux.amount,
+    batch_size integer NOT NULL,
+    changed boolean NOT NULL,
+    reason text NOT NULL,
+    explanation jsonb,
+    CONSTRAINT allocation_batch_size_check CHECK ((batch_size >= 0)),
+    CONSTRAINT allocation_check CHECK ((gpus = (cardinality(nodes) * gpus_per_node))),
+    CONSTRAINT allocation_gpus_check CHECK ((gpus >= 0)),
+    CONSTRAINT allocation_gpus_per_node_check CHECK ((gpus_per_node >= 0))
+);
+ALTER TABLE pollux.allocation OWNER TO pollux_daemon;
+CREATE TABLE pollux.cycle (
+    id bigint NOT NULL,
+    cluster pollux.cluster_name NOT NULL,
+    epoch bigint,
+    mode text NOT NULL,
+    started_at timestamp with time zone NOT NULL,
+    note text DEFAULT ''::text NOT NULL,
+    objective pollux.finite,
+    upper_bound pollux.finite,
+    gap pollux.amount,
+    solver text,
+    durations jsonb DEFAULT '{}'::jsonb NOT NULL,
+    snapshot jsonb,
+    CONSTRAINT cycle_mode_check CHECK ((mode = ANY (ARRAY['observe'::text, 'advise'::text, 'enforce'::text])))
+);
+ALTER TABLE pollux.cycle OWNER TO pollux_daemon;
+COMMENT ON COLUMN pollux.cycle.solver IS 'NULL: this cycle made no decision; note says why';
+ALTER TABLE pollux.cycle ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME pollux.cycle_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+CREATE TABLE pollux.fingerprint (
+    cluster pollux.cluster_name NOT NULL,
+    job_id bigint NOT NULL,
+    uid bigint NOT NULL,
+    attempt integer NOT NULL,
+    fingerprint text NOT NULL,
+    gpu_type text NOT NULL,
+    CONSTRAINT fingerprint_fingerprint_check CHECK ((fingerprint ~ '^[0-9a-f]{16,64}$'::text))
+);
+ALTER TABLE pollux.fingerprint OWNER TO pollux_daemon;
+CREATE TABLE pollux.job (
+    cluster pollux.cluster_name NOT NULL,
+    job_id bigint NOT NULL,
+    uid bigint NOT NULL,
+    name text DEFAULT ''::text NOT NULL,
+    user_name text DEFAULT ''::text NOT NULL,
+    account text DEFAULT ''::text NOT NULL,
+    partition text DEFAULT ''::text NOT NULL,
+    spec jsonb NOT NULL,
+    state text NOT NULL,
+    slurm_state text DEFAULT ''::text NOT NULL,
+    slurm_reason text DEFAULT ''::text NOT NULL,
+    attempt integer DEFAULT 0 NOT NULL,
+    nodes text[] DEFAULT '{}'::text[] NOT NULL,
+    gpus integer DEFAULT 0 NOT NULL,
+    submitted_at timestamp with time zone NOT NULL,
+    started_at timestamp with time zone,
+    ended_at timestamp with time zone,
+    seen_at timestamp with time zone DEFAULT now() NOT NULL,
+    held_at timestamp with time zone,
+    pinned_by text,
+    CONSTRAINT job_attempt_check CHECK ((attempt >= 0)),
+    CONSTRAINT job_gpus_check CHECK ((gpus >= 0)),
+    CONSTRAINT job_job_id_check CHECK ((job_id > 0)),
+    CONSTRAINT job_state_check CHECK ((state = ANY (ARRAY['PENDING'::text, 'RUNNING'::text, 'COMPLETING'::text, 'SUSPENDED'::text, 'COMPLETED'::text, 'FAILED'::text, 'CANCELLED'::text, 'GONE'::text]))),
+    CONSTRAINT job_uid_check CHECK ((uid >= 0))
+);
+ALTER TABLE pollux.job OWNER TO pollux_daemon;
+COMMENT ON COLUMN pollux.job.state IS 'GONE: Slurm forgot the job before polluxd saw its end';
+COMMENT ON COLUMN pollux.job.submitted_at IS 'first submission; Slurm resets its own at a requeue';
+COMMENT ON COLUMN pollux.job.held_at IS 'when the job was last seen to hold GPUs';
+COMMENT ON COLUMN pollux.job.pinned_by IS 'who pinned the job (polluxctl pin); its GPUs stay as they are';
+CREATE TABLE pollux.leader (
+    cluster pollux.cluster_name NOT NULL,
+    epoch bigint NOT NULL,
+    holder text NOT NULL,
+    since timestamp with time zone DEFAULT now() NOT NULL,
+    lease_until timestamp with time zone NOT NULL,
+    CONSTRAINT leader_epoch_check CHECK ((epoch > 0))
+);
+ALTER TABLE pollux.leader OWNER TO pollux_daemon;
+CREATE TABLE pollux.move (
+    id bigint NOT NULL,
+    cluster pollux.cluster_name NOT NULL,
+    job_id bigint NOT NULL,
+    attempt integer NOT NULL,
+    path text NOT NULL,
+    source jsonb NOT NULL,
+    target jsonb NOT NULL,
+    reason text NOT NULL,
+    step text NOT NULL,
+    times jsonb NOT NULL,
+    detail text DEFAULT ''::text NOT NULL,
+    epoch bigint NOT NULL,
+    acknowledged jsonb,
+    resumed jsonb,
+    cancelled_by text,
+    ends_at timestamp with time zone,
+    CONSTRAINT move_attempt_check CHECK ((attempt >= 0)),
+    CONSTRAINT move_job_id_check CHECK ((job_id > 0)),
+    CONSTRAINT move_path_check CHECK ((path = ANY (ARRAY['start'::text, 'requeue'::text, 'park'::text, 'relaunch'::text, 'resize'::text]))),
+    CONSTRAINT move_step_check CHECK ((pollux.step_rank(step) IS NOT NULL))
+);
+ALTER TABLE pollux.move OWNER TO pollux_daemon;
+COMMENT ON TABLE pollux.move IS 'moves of jobs between placements; each step is written before its action on Slurm';
+COMMENT ON COLUMN pollux.move.times IS '{step: POSIX time at which the move reached it}';
+COMMENT ON COLUMN pollux.move.acknowledged IS 'what the old attempt said of its last step and checkpoint';
+COMMENT ON COLUMN pollux.move.resumed IS 'times of the new attempt: launched_at .. first_step_at';
+COMMENT ON COLUMN pollux.move.cancelled_by IS 'who cancelled the move; in force until the job is requeued';
+COMMENT ON COLUMN pollux.move.ends_at IS 'when the draining attempt would have reached its time limit';
+ALTER TABLE pollux.move ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME pollux.move_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+CREATE TABLE pollux.prior (
+    cluster pollux.cluster_name NOT NULL,
+    uid bigint NOT NULL,
+    fingerprint text NOT NULL,
+    gpu_type text NOT NULL,
+    job_id bigint NOT NULL,
+    at timestamp with time zone NOT NULL,
+    alpha_grad pollux.amount NOT NULL,
+    beta_grad pollux.amount NOT NULL,
+    alpha_local pollux.amount NOT NULL,
+    beta_local pollux.amount NOT NULL,
+    alpha_node pollux.amount NOT NULL,
+    beta_node pollux.amount NOT NULL,
+    gamma pollux.amount NOT NULL,
+    alpha_rack pollux.amount,
+    beta_rack pollux.amount,
+    explored_gpus integer NOT NULL,
+    explored_nodes integer NOT NULL,
+    CONSTRAINT prior_explored_gpus_check CHECK ((explored_gpus >= 0)),
+    CONSTRAINT prior_explored_nodes_check CHECK ((explored_nodes >= 0)),
+    CONSTRAINT prior_fingerprint_check CHECK ((fingerprint ~ '^[0-9a-f]{16,64}$'::text)),
+    CONSTRAINT prior_gamma_check CHECK ((((gamma)::double precision >= (1)::double precision) AND ((gamma)::double precision <= (10)::double precision)))
+);
+ALTER TABLE pollux.prior OWNER TO pollux_daemon;
+COMMENT ON COLUMN pollux.prior.job_id IS 'the last job that measured it';
+CREATE TABLE pollux.report_history (
+    cluster pollux.cluster_name NOT NULL,
+    job_id bigint NOT NULL,
+    attempt integer NOT NULL,
+    uid bigint NOT NULL,
+    at timestamp with time zone NOT NULL,
+    received_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    alpha_grad pollux.amount,
+    beta_grad pollux.amount,
+    alpha_local pollux.amount,
+    beta_local pollux.amount,
+    alpha_node pollux.amount,
+    beta_node pollux.amount,
+    gamma pollux.amount,
+    alpha_rack pollux.amount,
+    beta_rack pollux.amount,
+    noise_sqr pollux.amount,
+    noise_var pollux.amount,
+    batch_initial integer NOT NULL,
+    batch_maximum integer NOT NULL,
+    local_min integer NOT NULL,
+    local_max integer NOT NULL,
+    explored_gpus integer NOT NULL,
+    explored_nodes integer NOT NULL,
+    measured_gpus integer,
+    measured_nodes integer,
+    prior_gpus integer NOT NULL,
+    prior_nodes integer NOT NULL,
+    prior_refuted boolean NOT NULL,
+    gpu_type text NOT NULL,
+    gpus integer NOT NULL,
+    nodes integer NOT NULL,
+    batch_size integer NOT NULL,
+    local_batch integer NOT NULL,
+    accumulation integer NOT NULL,
+    goodput pollux.amount NOT NULL,
+    throughput pollux.amount NOT NULL,
+    data_wait pollux.amount,
+    progress pollux.amount NOT NULL,
+    target pollux.amount,
+    epoch pollux.amount NOT NULL,
+    lr_factor pollux.amount NOT NULL,
+    gain pollux.amount NOT NULL,
+    optimizer_steps bigint NOT NULL,
+    checkpointed boolean NOT NULL,
+    times jsonb NOT NULL,
+    restart_cost pollux.amount,
+    mode text,
+    advice jsonb,
+    resize text,
+    resized bigint NOT NULL,
+    resize_refused jsonb,
+    resize_cost pollux.amount,
+    CONSTRAINT report_accumulation_check CHECK ((accumulation >= 0)),
+    CONSTRAINT report_advice_check CHECK ((jsonb_typeof(advice) = 'object'::text)),
+    CONSTRAINT report_attempt_check CHECK ((attempt >= 0)),
+    CONSTRAINT report_batch_initial_check CHECK ((batch_initial >= 1)),
+    CONSTRAINT report_batch_size_check CHECK ((batch_size >= 0)),
+    CONSTRAINT report_check CHECK ((batch_maximum >= batch_initial)),
+    CONSTRAINT report_check1 CHECK ((local_max >= local_min)),
+    CONSTRAINT report_check2 CHECK ((num_nulls(alpha_grad, beta_grad, alpha_local, beta_local, alpha_node, beta_node, gamma) = ANY (ARRAY[0, 7]))),
+    CONSTRAINT report_check3 CHECK ((num_nulls(alpha_rack, beta_rack) = ANY (ARRAY[0, 2]))),
+    CONSTRAINT report_check4 CHECK ((num_nulls(noise_sqr, noise_var) = ANY (ARRAY[0, 2]))),
+    CONSTRAINT report_data_wait_check CHECK (((data_wait)::double precision <= (1)::double precision)),
+    CONSTRAINT report_explored_gpus_check CHECK ((explored_gpus >= 0)),
+    CONSTRAINT report_explored_nodes_check CHECK ((explored_nodes >= 0)),
+    CONSTRAINT report_gamma_check CHECK ((((gamma)::double precision >= (1)::double precision) AND ((gamma)::double precision <= (10)::double precision))),
+    CONSTRAINT report_gpus_check CHECK ((gpus >= 0)),
+    CONSTRAINT report_local_batch_check CHECK ((local_batch >= 0)),
+    CONSTRAINT report_local_min_check CHECK ((local_min >= 1)),
+    CONSTRAINT report_measured_gpus_check CHECK ((measured_gpus >= 0)),
+    CONSTRAINT report_measured_nodes_check CHECK ((measured_nodes >= 0)),
+    CONSTRAINT report_mode_check CHECK ((mode = ANY (ARRAY['observe'::text, 'advise'::text, 'enforce'::text]))),
+    CONSTRAINT report_nodes_check CHECK ((nodes >= 0)),
+    CONSTRAINT report_optimizer_steps_check CHECK ((optimizer_steps >= 0)),
+    CONSTRAINT report_prior_gpus_check CHECK ((prior_gpus >= 0)),
+    CONSTRAINT report_prior_nodes_check CHECK ((prior_nodes >= 0)),
+    CONSTRAINT report_resize_check CHECK ((resize = ANY (ARRAY['in-place'::text, 'relaunch'::text, 'requeue'::text]))),
+    CONSTRAINT report_resize_refused_check CHECK ((jsonb_typeof(resize_refused) = 'object'::text)),
+    CONSTRAINT report_resized_check CHECK ((resized >= 0))
+);
+ALTER TABLE pollux.report_history OWNER TO pollux_daemon;
+COMMENT ON TABLE pollux.report_history IS 'reports over time, at most one a second per job';
+COMMENT ON COLUMN pollux.report_history.measured_gpus IS 'most GPUs measured on gpu_type; explored_gpus counts every type';
+COMMENT ON COLUMN pollux.report_history.prior_gpus IS 'most GPUs that the fit takes from earlier runs; 0: none';
+COMMENT ON COLUMN pollux.report_history.data_wait IS 'share of the training time spent waiting for the data loader';
+COMMENT ON COLUMN pollux.report_history.mode IS 'what the agent may change; NULL: not told';
+COMMENT ON COLUMN pollux.report_history.advice IS 'in mode advise: batch_size, local_batch, accumulation, and goodput_ratio over the batch size in use';
+COMMENT ON COLUMN pollux.report_history.resize IS 'the fastest way to change the job''s size; NULL: requeue';
+COMMENT ON COLUMN pollux.report_history.resized IS 'newest resize or relaunch in effect (move.id); 0: none in this attempt';
+COMMENT ON COLUMN pollux.report_history.resize_refused IS '{"id", "why"}: a move that the agent could not carry out';
+COMMENT ON COLUMN pollux.report_history.resize_cost IS 'seconds between the optimizer steps before and after the newest resize';
+CREATE TABLE pollux.schema_migration (
+    name text NOT NULL,
+    checksum text NOT NULL,
+    applied_at timestamp with time zone DEFAULT now() NOT NULL
+);
+ALTER TABLE pollux.schema_migration OWNER TO pollux_daemon;
+CREATE TABLE pollux.secret (
+    id bigint NOT NULL,
+    cluster pollux.cluster_name NOT NULL,
+    key bytea NOT NULL,
+    installed_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT secret_key_check CHECK ((length(key) >= 16))
+);
+ALTER TABLE pollux.secret OWNER TO pollux_daemon;
+ALTER TABLE pollux.secret ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME pollux.secret_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+CREATE TABLE pollux.setting (
+    cluster pollux.cluster_name NOT NULL,
+    name text NOT NULL,
+    value jsonb NOT NULL,
+    CONSTRAINT setting_value CHECK (
+CASE
+    WHEN (name = 'power'::text) THEN
+    CASE jsonb_typeof(value)
+        WHEN 'number'::text THEN ((value)::double precision <= (1)::double precision)
+        ELSE (value = '"-inf"'::jsonb)
+    END
+    WHEN (name = ANY (ARRAY['account_weights'::text, 'user_weights'::text, 'qos_weights'::text, 'job_weights'::text])) THEN pollux.is_amounts(value, (0)::double precision, true, false)
+    WHEN (name = ANY (ARRAY['account_ceilings'::text, 'user_ceilings'::text, 'account_guarantees'::text, 'user_guarantees'::text])) THEN pollux.is_amounts(value, (0)::double precision, false, true)
+    WHEN (name = ANY (ARRAY['paused'::text, 'partial_nodes'::text])) THEN (jsonb_typeof(value) = 'boolean'::text)
+    WHEN (name = 'gpu_counts'::text) THEN ((jsonb_typeof(value) = 'string'::text) AND ((value #>> '{}'::text[]) ~ '^(any|powers-of-two|whole-nodes|[1-9][0-9]*(,[1-9][0-9]*)*)$'::text))
+    WHEN (name = 'starvation_bound'::text) THEN
+    CASE jsonb_typeof(value)
+        WHEN 'number'::text THEN ((value)::double precision > (0)::double precision)
+        ELSE (value = 'null'::jsonb)
+    END
+    WHEN (name = 'remaining_work_power'::text) THEN
+    CASE jsonb_typeof(value)
+        WHEN 'number'::text THEN (abs((value)::double precision) <= (4)::double precision)
+        ELSE false
+    END
+    WHEN (name = 'hysteresis'::text) THEN
+    CASE jsonb_typeof(value)
+        WHEN 'number'::text THEN (((value)::double precision >= (0)::double precision) AND ((value)::double precision <= (1)::double precision))
+        ELSE false
+    END
+    ELSE false
+END)
+);
+ALTER TABLE pollux.setting OWNER TO pollux_daemon;
+CREATE TABLE pollux.setting_audit (
+    id bigint NOT NULL,
+    cluster pollux.cluster_name NOT NULL,
+    at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    who text NOT NULL,
+    name text NOT NULL,
+    from_value jsonb,
+    to_value jsonb
+);
+ALTER TABLE pollux.setting_audit OWNER TO pollux_daemon;
+ALTER TABLE pollux.setting_audit ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME pollux.setting_audit_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+ALTER TABLE ONLY pollux.allocation
+    ADD CONSTRAINT allocation_pkey PRIMARY KEY (cycle_id, job_id);
+ALTER TABLE ONLY pollux.cycle
+    ADD CONSTRAINT cycle_pkey PRIMARY KEY (id);
+ALTER TABLE ONLY pollux.fingerprint
+    ADD CONSTRAINT fingerprint_pkey PRIMARY KEY (cluster, job_id);
+ALTER TABLE ONLY pollux.job
+    ADD CONSTRAINT job_pkey PRIMARY KEY (cluster, job_id);
+ALTER TABLE ONLY pollux.leader
+    ADD CONSTRAINT leader_pkey PRIMARY KEY (cluster);
+ALTER TABLE ONLY pollux.move
+    ADD CONSTRAINT move_pkey PRIMARY KEY (id);
+ALTER TABLE ONLY pollux.prior
+    ADD CONSTRAINT prior_pkey PRIMARY KEY (cluster, uid, fingerprint, gpu_type);
+ALTER TABLE ONLY pollux.report_history
+    ADD CONSTRAINT report_history_pkey PRIMARY KEY (cluster, job_id, received_at);
+ALTER TABLE ONLY pollux.report
+    ADD CONSTRAINT report_pkey PRIMARY KEY (cluster, job_id);
+ALTER TABLE ONLY pollux.schema_migration
+    ADD CONSTRAINT schema_migration_pkey PRIMARY KEY (name);
+ALTER TABLE ONLY pollux.secret
+    ADD CONSTRAINT secret_cluster_key_key UNIQUE (cluster, key);
+ALTER TABLE ONLY pollux.secret
+    ADD CONSTRAINT secret_pkey PRIMARY KEY (id);
+ALTER TABLE ONLY pollux.setting_audit
+    ADD CONSTRAINT setting_audit_pkey PRIMARY KEY (id);
+ALTER TABLE ONLY pollux.setting
+    ADD CONSTRAINT setting_pkey PRIMARY KEY (cluster, name);
+CREATE INDEX allocation_by_job ON pollux.allocation USING btree (job_id, cycle_id);
+CREATE INDEX cycle_by_time ON pollux.cycle USING btree (cluster, started_at);
+CREATE INDEX job_active ON pollux.job USING btree (cluster) WHERE (ended_at IS NULL);
+CREATE INDEX move_broken ON pollux.move USING btree (cluster, job_id) WHERE ((step = 'failed'::text) AND (path = ANY (ARRAY['resize'::text, 'relaunch'::text])));
+CREATE INDEX move_by_job ON pollux.move USING btree (cluster, job_id, id);
+CREATE INDEX move_drained ON pollux.move USING btree (cluster, (((times ->> 'draining'::text))::double precision)) WHERE (times ? 'draining'::text);
+CREATE UNIQUE INDEX move_one_open ON pollux.move USING btree (cluster, job_id) WHERE (step <> ALL (ARRAY['training'::text, 'parked'::text, 'failed'::text]));
+CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE ON pollux.setting FOR EACH ROW EXECUTE FUNCTION pollux.audit_setting();
+CREATE TRIGGER guard BEFORE INSERT OR UPDATE ON pollux.move FOR EACH ROW EXECUTE FUNCTION pollux.guard_move();
+CREATE TRIGGER remember_prior AFTER INSERT OR UPDATE ON pollux.report FOR EACH ROW WHEN (((new.gamma IS NOT NULL) AND (COALESCE(new.measured_gpus, new.explored_gpus) > 0))) EXECUTE FUNCTION pollux.remember_prior();
+ALTER TABLE ONLY pollux.allocation
+    ADD CONSTRAINT allocation_cycle_id_fkey FOREIGN KEY (cycle_id) REFERENCES pollux.cycle(id) ON DELETE CASCADE;
+GRANT USAGE ON SCHEMA pollux TO pollux_agent;
+GRANT USAGE ON SCHEMA pollux TO pollux_read;
+REVOKE ALL ON FUNCTION pollux.acknowledge_v1(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text, p_move bigint, p_payload jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION pollux.acknowledge_v1(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text, p_move bigint, p_payload jsonb) TO pollux_agent;
+REVOKE ALL ON FUNCTION pollux.audit_setting() FROM PUBLIC;
+REVOKE ALL ON FUNCTION pollux.authorise(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION pollux.choice_of(p_object jsonb, p_name text, p_choices text[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION pollux.fence(p_cluster text, p_epoch bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION pollux.guard_move() FROM PUBLIC;
+REVOKE ALL ON FUNCTION pollux.hmac_sha256(message bytea, key bytea) FROM PUBLIC;
+REVOKE ALL ON FUNCTION pollux.instructions(p_cluster text, p_job bigint, p_attempt integer) FROM PUBLIC;
+REVOKE ALL ON FUNCTION pollux.instructions_v1(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text) FROM PUBLIC;
+GRANT ALL ON FUNCTION pollux.instructions_v1(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text) TO pollux_agent;
+REVOKE ALL ON FUNCTION pollux.is_amounts(p_value jsonb, p_low double precision, p_exclusive boolean, p_whole boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION pollux.number_of(p_object jsonb, p_name text, p_low double precision, p_high double precision) FROM PUBLIC;
+REVOKE ALL ON FUNCTION pollux.object_of(p_object jsonb, p_name text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION pollux.prior_v1(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text, p_fingerprint text, p_gpu_type text) FROM PUBLIC;
+GRANT ALL ON FUNCTION pollux.prior_v1(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text, p_fingerprint text, p_gpu_type text) TO pollux_agent;
+REVOKE ALL ON FUNCTION pollux.publish_v1(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text, p_payload jsonb) FROM PUBLIC;
+GRANT ALL ON FUNCTION pollux.publish_v1(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text, p_payload jsonb) TO pollux_agent;
+REVOKE ALL ON FUNCTION pollux.remember_prior() FROM PUBLIC;
+GRANT SELECT ON TABLE pollux.report TO pollux_read;
+REVOKE ALL ON FUNCTION pollux.report_of(p_payload jsonb) FROM PUBLIC;
+REVOKE ALL ON FUNCTION pollux.required_number(p_object jsonb, p_name text, p_low double precision, p_high double precision) FROM PUBLIC;
+REVOKE ALL ON FUNCTION pollux.stamps_of(p_object jsonb, p_name text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION pollux.step_rank(step text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION pollux.type_name(p_value text) FROM PUBLIC;
+GRANT SELECT ON TABLE pollux.allocation TO pollux_read;
+GRANT SELECT ON TABLE pollux.cycle TO pollux_read;
+GRANT SELECT ON TABLE pollux.job TO pollux_read;
+GRANT SELECT ON TABLE pollux.leader TO pollux_read;
+GRANT SELECT ON TABLE pollux.move TO pollux_read;
+GRANT SELECT ON TABLE pollux.prior TO pollux_read;
+GRANT SELECT ON TABLE pollux.report_history TO pollux_read;
+GRANT SELECT ON TABLE pollux.schema_migration TO pollux_read;
+GRANT SELECT ON TABLE pollux.setting TO pollux_read;
+GRANT SELECT ON TABLE pollux.setting_audit TO pollux_read;
+ALTER DEFAULT PRIVILEGES FOR ROLE pollux_daemon REVOKE ALL ON FUNCTIONS  FROM PUBLIC;
