@@ -200,8 +200,12 @@ class Job:
 class Settings:
     """What administrators tune at run time (table `setting`)."""
 
+    objective: str = "fair-share"
+    """What a plan maximises: `completion-time` (a price per GPU) or `fair-share` (the p-mean of speedups)."""
+    kappa: float = 1.5
+    """Completion time: what the last job to end counts beyond its share of the mean."""
     power: float = -1.0
-    """p of the p-mean fitness; -inf is max-min."""
+    """Fair share: p of the p-mean fitness; -inf is max-min."""
     account_weights: Mapping[str, float] = field(default_factory=dict)
     user_weights: Mapping[str, float] = field(default_factory=dict)
     qos_weights: Mapping[str, float] = field(default_factory=dict)

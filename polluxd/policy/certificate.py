@@ -33,7 +33,7 @@ def tighten(seating: Seating, x: Floats, power: float, bound: float) -> float:
         return bound
     weight = menu.weight[menu.owner]
     stay = menu.speedup / menu.gpus_per_node
-    move = stay * menu.factor[menu.owner]
+    move = stay * menu.factor
     if np.isfinite(power):
         return _of_sum(seating, objective.plain(x, menu.weight, power), stay, move, weight, power, bound)
     return _of_worst(

@@ -59,7 +59,7 @@ def choose(menu: OptionTable, domain: Domain, packing: Packing, power: float) ->
     if power > objective.GENTLE:
         return choice
     weight = menu.weight[menu.owner]
-    x = menu.speedup / menu.gpus_per_node * np.where(menu.kept, 1.0, menu.factor[menu.owner])
+    x = menu.speedup / menu.gpus_per_node * np.where(menu.kept, 1.0, menu.factor)
     if not np.isfinite(power):
         reached = (x + objective.FLOOR) / weight
         return choice._replace(

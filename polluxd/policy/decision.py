@@ -46,8 +46,10 @@ class _Solved:
     x: Floats
     weight: Floats
     solver: str
+    total: float
+    """The sum of utilities."""
     bound: float
-    """On the sum of utilities."""
+    """On that sum."""
     plain_bound: float
     """On the sum of what the fitness itself adds up, where utilities order plans beyond that; of max-min on itself."""
 
@@ -71,8 +73,12 @@ def decide(snapshot: Snapshot, *, cache: Cache | None = None) -> Plan:
             for a in allocations
         ]
     allocations = remarks.add(snapshot, allocations)
-    empty, power = np.zeros(0), snapshot.settings.power
+    empty, power = np.zeros(0), objective.summed_power(snapshot.settings)
     weight = np.concatenate([empty, *(part.weight for part in solved)])
+    if snapshot.settings.objective == objective.COMPLETION_TIME:
+        fitness, bound = sum(part.total for part in solved), sum(part.bound for part in solved)
+        solvers = sorted({part.solver for part in solved if part.weight.size}) or ["none"]
+        return Plan(tuple(allocations), fitness, max(fitness, bound), " and ".join(solvers))
     fitness = objective.fitness(np.concatenate([empty, *(part.x for part in solved)]), weight, power)
     if power > objective.GENTLE:
         bound = objective.of_total(sum(part.bound for part in solved), float(weight.sum()), power)
@@ -103,12 +109,13 @@ def _solve(domain: Domain, settings: Settings, mean_weight: float, cache: Cache)
         ),
     )
     packing = seating.packing
-    choice = choose(menu, domain, packing, settings.power)
+    power = objective.summed_power(settings)
+    choice = choose(menu, domain, packing, power)
     _place(seating, choice)
     bound = choice.bound
     if bound - seating.total() > certificate.CERTAIN * abs(bound):
         bound = min(bound, assignment.improve(seating))
-    if settings.power > objective.GENTLE and bound - seating.total() > certificate.CERTAIN * abs(bound):
+    if power > objective.GENTLE and bound - seating.total() > certificate.CERTAIN * abs(bound):
         bound = min(bound, patterns.limit(seating))
     seating.return_home()
     leave_right_nodes(packing)
@@ -118,13 +125,14 @@ def _solve(domain: Domain, settings: Settings, mean_weight: float, cache: Cache)
     idle = float(menu.penalty[explainer.held == 0].sum())
     x = menu.x(explainer.option, moved)
     plain_bound = choice.plain_bound
-    if settings.power <= objective.GENTLE:
-        plain_bound = certificate.tighten(seating, x, settings.power, plain_bound)
+    if power <= objective.GENTLE:
+        plain_bound = certificate.tighten(seating, x, power, plain_bound)
     return _Solved(
         absent + _allocations(seating, moved, explainer, cache),
         x,
         menu.weight,
         choice.solver,
+        seating.total() + idle,
         min(bound + idle, choice.fair_bound),
         plain_bound,
     )

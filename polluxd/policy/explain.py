@@ -79,7 +79,7 @@ class Explainer:
                 self._marginal.tolist(),
                 [self.price] * len(limits),
                 [donors.get(j, anybody) if limit == "contention" else None for j, limit in enumerate(limits)],
-                menu.factor.tolist(),
+                np.where(self.has_step, menu.factor[self._next], 1.0).tolist(),
                 [job.move_cost if job.started else 0.0 for job in menu.jobs],
             )
         )

@@ -68,6 +68,24 @@ def move_factors(jobs: Sequence[Job], hysteresis: float = 0.0) -> Floats:
     return np.where(started, left / (1.0 + max(hysteresis, 0.0)), 1.0)
 
 
+HORIZON = 1200.0
+"""Seconds over which a move has to pay."""
+
+
+def paying_factors(
+    jobs: Sequence[Job], seconds: Floats, cost: Floats, owner: NDArray[np.int64], hysteresis: float
+) -> Floats:
+    """[O]: what a move leaves of an option's gain: max(H - c, 0) / H, over 1 + hysteresis.
+
+    H = min(`HORIZON`, remaining time + c). `seconds` [J]: predicted time to the end; `cost` [O]: of the move that
+    leads to the option. A job that never ran loses nothing by starting: its factor is 1.
+    """
+    whole = np.minimum(HORIZON, seconds[owner] + cost)
+    left = np.where(whole > 0, np.maximum(whole - cost, 0.0) / np.where(whole > 0, whole, 1.0), 1.0)
+    started = np.array([job.started for job in jobs], dtype=np.bool_)[owner]
+    return np.where(started, left / (1.0 + max(hysteresis, 0.0)), 1.0)
+
+
 MOST_WORK_FACTOR = 4.0
 """Remaining work changes a weight by this much at most, either way."""
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from polluxd.model import Settings
 from polluxd.policy.ceilings import Group
 
 Floats = NDArray[np.float64]
@@ -28,6 +29,16 @@ _BELOW_LEVEL = -50.0
 """What orders levels that the counts promise and the nodes do not keep, under max-min."""
 _DIGITS = 5e11
 """How much larger than the rest the losses of starved jobs may be in sum."""
+
+
+FAIR_SHARE = "fair-share"
+COMPLETION_TIME = "completion-time"
+OBJECTIVES = (COMPLETION_TIME, FAIR_SHARE)
+
+
+def summed_power(settings: Settings) -> float:
+    """The power of the mean that plans are ordered by; completion times are a plain sum."""
+    return 1.0 if settings.objective == COMPLETION_TIME else settings.power
 
 
 def fitness(x: Floats, weight: Floats, power: float) -> float:

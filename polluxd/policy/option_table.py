@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pollux.goodput import Goodput, optimize_pairs, pack
 from polluxd.model import Job, Settings
-from polluxd.policy import fairness, objective
+from polluxd.policy import fairness, market, objective
 from polluxd.policy.cache import Cache
 from polluxd.policy.ceilings import Group, groups
 from polluxd.policy.domains import Domain
@@ -58,11 +59,13 @@ class OptionTable:
     kept: Bools
     """[O]: the shape that the job holds now, where it can stay as it is."""
     factor: Floats
-    """[J]: what a move multiplies the speedup by."""
+    """[O]: what a move multiplies the option's speedup by."""
     pinned: Bools
     """[J]: those that stay as they are."""
     weight: Floats
     """[J], averaging 1 over the snapshot's jobs."""
+    market: market.Market | None
+    """Prices, where completion time is the objective."""
     stay: Floats
     """[O]: utility of the option where the job does not move."""
     move: Floats
@@ -104,13 +107,13 @@ class OptionTable:
     def x(self, options: Ints, moved: Bools) -> Floats:
         """[J]: the objective's x of one option per job, given which jobs move."""
         x = self.speedup[options] / self.gpus_per_node
-        return np.where(moved, x * self.factor, x)
+        return np.where(moved, x * self.factor[options], x)
 
 
 def build(
     domain: Domain, settings: Settings, mean_weight: float = 1.0, cache: Cache | None = None
 ) -> OptionTable:
-    """The menu of one domain; weights are taken relative to `mean_weight`. Tables that `cache` knows are not redone.
+    """The options of one domain; weights are taken relative to `mean_weight`. Tables that `cache` knows are not redone.
 
     Jobs that cannot be given anything now are left out, with the reason.
     """
@@ -150,23 +153,16 @@ def build(
     with np.errstate(over="ignore"):
         speedup = np.minimum((goodput / fair[owner])[row], _MOST_SPEEDUP)
     weight = fairness.weights(jobs, settings) / mean_weight
-    if settings.remaining_work_power:
-        remaining = [_remaining(job, alone) for job, alone in zip(jobs, fair[~gone].tolist(), strict=True)]
-        weight *= np.array(fairness.work_factors(remaining, settings.remaining_work_power), dtype=np.float64)
-    factor = fairness.move_factors(jobs, settings.hysteresis)
     limited = groups(jobs, settings, domain.capacity)
-
-    x, w = speedup / size, weight[job_of]
-    moved = x * factor[job_of]
-    level, total = 0.0, float(weight.sum())
-    if settings.power <= objective.GENTLE and jobs:
-        offer = max(domain.capacity, int(gpus[row][start[:-1]].sum()))
-        level = objective.worst_level(np.where(kept[row], x, moved), w, gpus[row], start, offer, limited)
-    stay = objective.utilities(x, w, settings.power, level=level, total=total, jobs=len(jobs))
-    move = objective.utilities(moved, w, settings.power, level=level, total=total, jobs=len(jobs))
+    rated = _Rated(jobs, start, gpus[row], kind[row], goodput[row], speedup / size, kept[row], job_of)
+    if settings.objective == objective.COMPLETION_TIME:
+        worth = _by_price(rated, weight, settings, limited, _capacity(domain, types))
+    else:
+        worth = _by_share(rated, weight, settings, limited, domain.capacity, fair[~gone])
+    stay, move, factor = worth.stay, worth.move, worth.factor
     penalty = _overdue(jobs, (pinned | hopeless)[~gone], settings, stay, move, start)
     # Of plans otherwise equal, the one that parks nobody.
-    parked = _PARKING * holds[~gone] * np.abs(stay[start[:-1]])
+    parked = _PARKING * holds[~gone] * (np.maximum.reduceat(np.abs(stay), start[:-1]) if jobs else 0.0)
     nothing = (gpus[row] == 0) * (penalty + parked)[job_of]
     return OptionTable(
         jobs=jobs,
@@ -184,7 +180,8 @@ def build(
         kept=kept[row],
         factor=factor,
         pinned=(pinned | hopeless)[~gone],
-        weight=weight,
+        weight=worth.weight,
+        market=worth.market,
         stay=stay - nothing,
         move=move - nothing,
         penalty=penalty,
@@ -192,6 +189,84 @@ def build(
         layout=listing.offers.layout,
         absent=(*listing.absent, *((listing.jobs[j], why[j]) for j in np.flatnonzero(gone).tolist())),
     )
+
+
+class _Rated(NamedTuple):
+    """The options of the jobs that take part, before they are valued; by option, if not said otherwise."""
+
+    jobs: tuple[Job, ...]
+    start: Ints
+    """[J + 1]"""
+    gpus: Ints
+    kind: Ints
+    goodput: Floats
+    x: Floats
+    """Speedup over the GPUs per node."""
+    kept: Bools
+    owner: Ints
+
+
+class _Worth(NamedTuple):
+    """Utilities of the options."""
+
+    stay: Floats
+    move: Floats
+    factor: Floats
+    weight: Floats
+    """[J]"""
+    market: market.Market | None
+
+
+def _by_price(
+    rated: _Rated, weight: Floats, settings: Settings, limited: tuple[Group, ...], capacity: Ints
+) -> _Worth:
+    """Utilities under the objective of completion times: mu_j g_j."""
+    offers = market.Offers(rated.gpus, rated.goodput, rated.kind, rated.start, capacity, limited)
+    work = np.array([_work(job) for job in rated.jobs], dtype=np.float64)
+    found = market.clear(offers, weight, work, settings.kappa)
+    stay = found.worth[rated.owner] * rated.goodput
+    cost = np.maximum(np.array([job.move_cost for job in rated.jobs], dtype=np.float64), 0.0)[rated.owner]
+    factor = fairness.paying_factors(rated.jobs, found.seconds, cost, rated.owner, settings.hysteresis)
+    return _Worth(stay, stay * factor, factor, weight, found)
+
+
+def _by_share(
+    rated: _Rated,
+    weight: Floats,
+    settings: Settings,
+    limited: tuple[Group, ...],
+    capacity: int,
+    fair: Floats,
+) -> _Worth:
+    """Utilities under the paper's objective: weighted powers of speedups. `fair` [J]: goodput at the fair share."""
+    jobs, start, gpus, x = rated.jobs, rated.start, rated.gpus, rated.x
+    if settings.remaining_work_power:
+        remaining = [_remaining(job, alone) for job, alone in zip(jobs, fair.tolist(), strict=True)]
+        weight = weight * np.array(fairness.work_factors(remaining, settings.remaining_work_power))
+    factor = fairness.move_factors(jobs, settings.hysteresis)[rated.owner]
+    w, moved = weight[rated.owner], x * factor
+    level, total = 0.0, float(weight.sum())
+    if settings.power <= objective.GENTLE and jobs:
+        offer = max(capacity, int(gpus[start[:-1]].sum()))
+        level = objective.worst_level(np.where(rated.kept, x, moved), w, gpus, start, offer, limited)
+    stay = objective.utilities(x, w, settings.power, level=level, total=total, jobs=len(jobs))
+    move = objective.utilities(moved, w, settings.power, level=level, total=total, jobs=len(jobs))
+    return _Worth(stay, move, factor, weight, None)
+
+
+def _capacity(domain: Domain, types: tuple[str, ...]) -> Ints:
+    """GPUs of each type that is told apart; of all together where none is."""
+    if not types:
+        return np.array([domain.capacity], dtype=np.int64)
+    return np.array([sum(n.capacity for n in domain.nodes if n.gpu_type == t) for t in types], np.int64)
+
+
+def _work(job: Job) -> float:
+    """Remaining work in M0-equivalent examples; nan where the job has not said how long it trains."""
+    report = job.report
+    if report is None or report.target is None or report.progress >= report.target:
+        return float("nan")
+    return (report.target - report.progress) * report.limits.initial
 
 
 def _remaining(job: Job, fair: float) -> float | None:
@@ -226,7 +301,7 @@ def _mix(domain: Domain, types: tuple[str, ...]) -> Floats:
     """Each type's part of the capacity: a fair share is such a part of every type."""
     if not types:
         return np.ones(1)
-    found = np.array([sum(n.capacity for n in domain.nodes if n.gpu_type == t) for t in types], np.float64)
+    found = _capacity(domain, types).astype(np.float64)
     return found / found.sum() if found.sum() > 0 else np.full(found.size, 1.0 / found.size)
 
 

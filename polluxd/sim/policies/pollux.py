@@ -46,12 +46,15 @@ class Pollux:
     seconds_between_fits = 30.0
     """As often as agents publish (the daemon's `agent.publish_interval_s`)."""
 
-    def __init__(self, power: float = -1.0, knowledge: Knowledge | None = None) -> None:
+    def __init__(
+        self, power: float = -1.0, knowledge: Knowledge | None = None, objective: str = "completion-time"
+    ) -> None:
         self._knowledge = knowledge or Knowledge()
         self.reacts = self._knowledge.reacts
         self.remembers = self._knowledge.remembers
         self._cache = Cache()
         self.settings = Settings(
+            objective=objective,
             power=power,
             remaining_work_power=self._knowledge.remaining_work_power,
             hysteresis=self._knowledge.hysteresis,

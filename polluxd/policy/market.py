@@ -1,0 +1,209 @@
+"""The price of a GPU, and what a unit of each job's work is worth at it: the objective of completion times.
+
+To minimise the weighted sum of completion times, a plan is to maximise the sum of mu_j g_j(a_j), g_j the goodput of
+job j on placement a_j. A job that buys its GPUs at price lambda until it ends pays at least
+
+    mu_j = min over a of (h_j + lambda f_j |a|) / g_j(a)
+
+per unit of work: h_j for each second that passes, and the price for each GPU that it holds. f_j <= 1 is the share of
+all h that is still unfinished when the job ends: GPUs become cheaper as jobs end. At the price that clears the market,
+the jobs' demands, argmax over a of mu_j g_j(a) - lambda |a|, add up to the capacity. Related: heSRPT (Berg, Vesilo and
+Harchol-Balter, 2020), of which equal power-law speedups are a special case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polluxd.policy.ceilings import Group
+from polluxd.policy.price import hull
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+TAIL_WIDTH = 0.3
+"""tau: how near to the longest predicted time a job counts to the tail, relative to that time."""
+_ROUNDS = 60
+"""Adjustments of the prices of several GPU types."""
+_DEAREST = 1e6
+"""A price at which nothing but GPUs counts, relative to the sum of h per GPU."""
+
+
+class Offers(NamedTuple):
+    """What every job may have; the arrays are by option [O], grouped by job: `start` [J + 1]."""
+
+    gpus: Ints
+    goodput: Floats
+    kind: Ints
+    """GPU type by number; -1: none, or any."""
+    start: Ints
+    capacity: Ints
+    """[types]: GPUs of each type; one where types make no difference."""
+    groups: Sequence[Group] = ()
+    """Ceilings; members by job number."""
+
+
+class Market(NamedTuple):
+    """The outcome of clearing the market."""
+
+    price: Floats
+    """[types]: worth of a GPU-second, in seconds of weighted completion time."""
+    worth: Floats
+    """[J]: mu, of a unit of goodput times a second."""
+    seconds: Floats
+    """[J]: predicted time to the end."""
+
+
+def clear(offers: Offers, weight: Floats, work: Floats, kappa: float) -> Market:
+    """The market's prices and the worth of every job's work.
+
+    `weight` [J]: of each job in the mean. `work` [J]: remaining work in units of goodput times seconds; nan where it
+    is not known: such a job takes the median time of the others. `kappa`: what the last job to end counts
+    beyond its share of the mean.
+    """
+    if weight.size == 0:
+        return Market(np.zeros(offers.capacity.size), weight, weight)
+    side = _OneType(offers) if offers.capacity.size == 1 else _Types(offers)
+    price, rate = side.clear(weight, np.ones(weight.size))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        seconds = np.where(rate > 0, work / rate, np.nan)
+    known = seconds[np.isfinite(seconds)]
+    seconds = np.where(np.isfinite(seconds), seconds, np.median(known) if known.size else 1.0)
+    cost = weight + kappa * _tail(seconds)
+    price, _ = side.clear(cost, _unfinished(seconds, cost))
+    return Market(price, side.worth(cost, _unfinished(seconds, cost), price), seconds)
+
+
+def _tail(seconds: Floats) -> Floats:
+    """[J], adding up to 1: how much each job is the last one to end."""
+    last = np.exp((seconds / max(float(seconds.max()), 1e-9) - 1.0) / TAIL_WIDTH)
+    return np.asarray(last / last.sum(), dtype=np.float64)
+
+
+def _unfinished(seconds: Floats, cost: Floats) -> Floats:
+    """[J]: f, the share of all cost that ends no earlier than the job; of others that end with it, half."""
+    order = np.argsort(seconds, kind="stable")
+    ends, number = np.unique(seconds, return_inverse=True)
+    of_end = np.bincount(number.ravel(), weights=cost, minlength=ends.size)
+    total = float(cost[order].sum())
+    after = total - np.cumsum(of_end)
+    return np.minimum((after + 0.5 * of_end)[number.ravel()] / total + 0.5 * cost / total, 1.0)
+
+
+class _OneType:
+    """Jobs' demands for GPUs of one kind: steps up the concave hull of goodput over GPUs."""
+
+    def __init__(self, offers: Offers) -> None:
+        start, jobs = offers.start, offers.start.size - 1
+        job_of = np.repeat(np.arange(jobs), np.diff(start))
+        points = np.flatnonzero(hull(offers.gpus, offers.goodput, start))
+        points = points[np.lexsort((offers.gpus[points], job_of[points]))]
+        owner = job_of[points]
+        self._first = np.searchsorted(owner, np.arange(jobs))
+        self._vertex = np.arange(owner.size) - self._first[owner]
+        self._capacity = int(offers.capacity[0])
+        self._gpus = np.zeros((jobs, int(self._vertex.max()) + 1))
+        self._goodput = np.zeros_like(self._gpus)
+        self._gpus[owner, self._vertex] = offers.gpus[points]
+        self._goodput[owner, self._vertex] = offers.goodput[points]
+        step = np.flatnonzero(owner[1:] == owner[:-1]) + 1
+        self._owner, self._run = owner[step], np.diff(offers.gpus[points], prepend=0)[step]
+        self._slope = np.diff(offers.goodput[points], prepend=0.0)[step] / self._run
+        self._held = float(offers.gpus[points[self._first]].sum())
+        self._groups = [(np.array(g.members, dtype=np.int64), g.ceiling) for g in offers.groups]
+        self._inside = np.zeros(jobs)
+        """[J]: the price within the ceilings that the job is under, where these are full."""
+
+    def _price(self, limit: Floats, run: Floats, room: float) -> float:
+        """The price at which steps with these limits find room."""
+        order = np.argsort(-limit, kind="stable")
+        broken = int(np.searchsorted(np.cumsum(run[order]), room, side="right"))
+        return float(limit[order[broken]]) if broken < order.size else 0.0
+
+    def clear(self, cost: Floats, unfinished: Floats) -> tuple[Floats, Floats]:
+        """The market's price, and every job's goodput [J] at what it buys."""
+        owner, run = self._owner, self._run
+        own = self._goodput[owner] / self._slope[:, None] - unfinished[owner, None] * self._gpus[owner]
+        with np.errstate(divide="ignore"):
+            # The price up to which the job takes the step: where mu times the step's slope is the price.
+            limit = cost[owner] / np.maximum(own.max(axis=1, initial=0.0), 0.0)
+        limit = np.minimum(limit, _DEAREST * float(cost.sum()) / max(self._capacity, 1))
+        self._inside = np.zeros(cost.size)
+        for members, ceiling in self._groups:
+            part = np.isin(owner, members)
+            room = ceiling - float(self._gpus[members, 0].sum())
+            inside = self._price(limit[part], run[part], room)
+            self._inside[members] = np.maximum(self._inside[members], inside)
+        open_to = limit > self._inside[owner]
+        price = self._price(limit[open_to], run[open_to], self._capacity - self._held)
+        bought = np.bincount(owner[limit > np.maximum(price, self._inside)[owner]], minlength=cost.size)
+        # A job that buys nothing now would begin with the step that brings most per GPU.
+        vertex = np.where((bought == 0) & (self._gpus[:, 0] == 0), 1, bought)
+        vertex = np.minimum(vertex, self._gpus.shape[1] - 1)
+        return np.array([price]), self._goodput[np.arange(cost.size), vertex]
+
+    def worth(self, cost: Floats, unfinished: Floats, price: Floats) -> Floats:
+        """[J]: mu."""
+        each = np.maximum(price[0], self._inside) * unfinished
+        spent = cost[:, None] + each[:, None] * self._gpus
+        with np.errstate(divide="ignore"):
+            least = np.where(self._goodput > 0, spent / self._goodput, np.inf).min(axis=1)
+        return np.where(np.isfinite(least), least, 0.0)
+
+
+class _Types:
+    """Jobs' demands for GPUs of several types, a price each."""
+
+    def __init__(self, offers: Offers) -> None:
+        self._offers = offers
+        jobs = offers.start.size - 1
+        self._owner = np.repeat(np.arange(jobs), np.diff(offers.start))
+        self._kind = np.where(offers.gpus > 0, offers.kind, -1)
+        self._inverse = np.where(offers.goodput > 0, 1.0 / np.maximum(offers.goodput, 1e-300), np.inf)
+
+    def _paid(self, price: Floats) -> Floats:
+        """[O]"""
+        each = np.where(self._kind >= 0, price[np.maximum(self._kind, 0)], price.mean())
+        return np.asarray(each * self._offers.gpus, dtype=np.float64)
+
+    def worth(self, cost: Floats, unfinished: Floats, price: Floats) -> Floats:
+        """[J]: mu."""
+        spent = (cost[self._owner] + unfinished[self._owner] * self._paid(price)) * self._inverse
+        least = np.minimum.reduceat(spent, self._offers.start[:-1])
+        return np.where(np.isfinite(least), least, 0.0)
+
+    def clear(self, cost: Floats, unfinished: Floats) -> tuple[Floats, Floats]:
+        """The market's prices, and every job's goodput [J] at what it buys: prices follow demand, ever less."""
+        offers, types = self._offers, self._offers.capacity.size
+        room = np.maximum(offers.capacity, 1)
+        price = np.full(types, float(cost.sum()) / float(room.sum()))
+        start = offers.start[:-1]
+        goodput = np.zeros(cost.size)
+        for turn in range(_ROUNDS):
+            worth = self.worth(cost, unfinished, price)
+            net = worth[self._owner] * offers.goodput - self._paid(price)
+            best = np.maximum.reduceat(net, start)
+            chosen = net >= (best - 1e-12 * np.abs(best))[self._owner]
+            gpus = np.where(chosen, offers.gpus, np.iinfo(np.int64).max)
+            fewest = np.minimum.reduceat(gpus, start)
+            chosen &= offers.gpus == fewest[self._owner]
+            goodput = np.maximum.reduceat(np.where(chosen, offers.goodput, 0.0), start)
+            wanted = np.bincount(
+                np.maximum(self._kind[chosen], 0),
+                weights=np.where(self._kind[chosen] >= 0, offers.gpus[chosen], 0),
+                minlength=types,
+            )
+            excess = np.clip((wanted - offers.capacity) / room, -1.0, 1.0)
+            price = price * np.exp(excess * 1.5 / (1.0 + 0.2 * turn))
+        idle = goodput <= 0
+        if idle.any():
+            with np.errstate(divide="ignore", invalid="ignore"):
+                per_gpu = np.where(offers.gpus > 0, offers.goodput / offers.gpus, 0.0)
+            top = np.maximum.reduceat(per_gpu, start)
+            at_top = np.where((per_gpu >= top[self._owner]) & (offers.gpus > 0), offers.goodput, 0.0)
+            goodput = np.where(idle, np.maximum.reduceat(at_top, start), goodput)
+        return price, goodput
