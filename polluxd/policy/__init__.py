@@ -1,6 +1,6 @@
 """The policy: which job gets which GPUs. A pure function from a snapshot to a plan, shared by daemon and simulator.
 
-    domains -> menu (goodput, fair share, utility per option) -> counts (solver) -> placement -> reasons
+    domains -> table (goodput, fair share, utility per option) -> counts (solver) -> placement -> reasons
 
 Nothing here does I/O, reads a clock or draws a random number.
 """

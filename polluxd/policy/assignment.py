@@ -77,18 +77,18 @@ def _solve(seating: Seating, parts: list[_Part]) -> tuple[Floats | None, float]:
 
 def _parts(seating: Seating) -> list[_Part] | None:
     """Every variable; None where there are too many or nothing to decide."""
-    packing, menu = seating.packing, seating.menu
+    packing, table = seating.packing, seating.table
     room = packing.free + packing.movable
     kinds = [np.array(numbers) for numbers in classes(packing.nodes).values()]
     sizes = [packing.nodes[int(numbers[0])].gpus for numbers in kinds]
     parts: list[_Part] = []
-    if len(menu.jobs) - sum(seating.pinned) > MOST_PARTS:
+    if len(table.jobs) - sum(seating.pinned) > MOST_PARTS:
         return None
-    for j in range(len(menu.jobs)):
+    for j in range(len(table.jobs)):
         if seating.pinned[j]:
             continue
-        for o in menu.options(j):
-            shape = menu.shape(o)
+        for o in table.options(j):
+            shape = table.shape(o)
             if shape.nodes == 0:
                 value = (seating.stay if packing.home[j] == NOWHERE else seating.move)[o]
                 parts.append(_Part(j, o, -1, len(parts), value))
@@ -121,32 +121,32 @@ def _parts(seating: Seating) -> list[_Part] | None:
 
 def _constraints(seating: Seating, parts: list[_Part], wholes: list[int]) -> list[LinearConstraint]:
     """One option per job, all of its parts, and each node's GPUs, CPUs and single spanning job; ceilings."""
-    packing, menu = seating.packing, seating.menu
+    packing, table = seating.packing, seating.table
     room, cpus, spans = packing.free + packing.movable, packing.cpus.copy(), np.ones(len(packing.nodes))
     for n, guests in enumerate(packing.guests):
         for j, gpus in guests.items():
             if not seating.pinned[j]:
-                cpus[n] += gpus * menu.jobs[j].spec.cpus_per_gpu
+                cpus[n] += gpus * table.jobs[j].spec.cpus_per_gpu
             elif len(packing.seats[j][0]) > 1:
                 spans[n] = 0
     count, nodes = len(parts), len(packing.nodes)
-    one, gpus_on = np.zeros((len(menu.jobs), count)), np.zeros((nodes, count))
+    one, gpus_on = np.zeros((len(table.jobs), count)), np.zeros((nodes, count))
     cpus_on, spans_on = np.zeros((nodes, count)), np.zeros((nodes, count))
-    several = {i: row for row, i in enumerate(i for i in wholes if menu.nodes[parts[i].option] > 1)}
-    together, held = np.zeros((len(several), count)), np.zeros((len(menu.groups), count))
-    members = [frozenset(group.members) for group in menu.groups]
+    several = {i: row for row, i in enumerate(i for i in wholes if table.nodes[parts[i].option] > 1)}
+    together, held = np.zeros((len(several), count)), np.zeros((len(table.groups), count))
+    members = [frozenset(group.members) for group in table.groups]
     for i, part in enumerate(parts):
-        per_node = int(menu.per_node[part.option])
+        per_node = int(table.per_node[part.option])
         if part.whole == i:
             one[part.job, i] = 1
             for g, own in enumerate(members):
                 held[g, i] = seating.gpus[part.option] if part.job in own else 0
         if part.node >= 0:
             gpus_on[part.node, i] = per_node
-            cpus_on[part.node, i] = per_node * menu.jobs[part.job].spec.cpus_per_gpu
+            cpus_on[part.node, i] = per_node * table.jobs[part.job].spec.cpus_per_gpu
             spans_on[part.node, i] = part.whole in several
         if i in several:
-            together[several[i], i] = -int(menu.nodes[part.option])
+            together[several[i], i] = -int(table.nodes[part.option])
         elif part.whole in several:
             together[several[part.whole], i] = 1
     spread = _spread(seating, parts)
@@ -155,7 +155,7 @@ def _constraints(seating: Seating, parts: list[_Part], wholes: list[int]) -> lis
         max(group.ceiling - sum(seating.gpus[seating.option[j]] for j in own if seating.pinned[j]), 0)
         if group.ceiling < NO_CEILING
         else np.inf
-        for group, own in zip(menu.groups, members, strict=True)
+        for group, own in zip(table.groups, members, strict=True)
     ]
     rows = [
         (one, free, free),
@@ -163,7 +163,7 @@ def _constraints(seating: Seating, parts: list[_Part], wholes: list[int]) -> lis
         (cpus_on, np.full(nodes, -np.inf), np.maximum(cpus, 0)),
         (spans_on, np.full(nodes, -np.inf), spans),
         (together, np.zeros(len(several)), np.zeros(len(several))),
-        (held, np.full(len(menu.groups), -np.inf), np.array(ceilings)),
+        (held, np.full(len(table.groups), -np.inf), np.array(ceilings)),
         (spread, np.full(len(spread), -np.inf), np.zeros(len(spread))),
     ]
     return [LinearConstraint(matrix, low, high) for matrix, low, high in rows if matrix.size]
@@ -171,19 +171,19 @@ def _constraints(seating: Seating, parts: list[_Part], wholes: list[int]) -> lis
 
 def _spread(seating: Seating, parts: list[_Part]) -> Floats:
     """Rows that must not be above 0: of an option over racks, no rack has every node."""
-    packing, menu = seating.packing, seating.menu
+    packing, table = seating.packing, seating.table
     rows: dict[tuple[int, int], Floats] = {}
     for i, part in enumerate(parts):
-        if part.whole != i and menu.racks[part.option] == OVER_RACKS:
+        if part.whole != i and table.racks[part.option] == OVER_RACKS:
             row = rows.setdefault((part.whole, int(packing.rack[part.node])), np.zeros(len(parts)))
-            row[part.whole] = 1 - int(menu.nodes[part.option])
+            row[part.whole] = 1 - int(table.nodes[part.option])
             row[i] = 1
     return np.array(list(rows.values())).reshape(len(rows), len(parts))
 
 
 def _take(seating: Seating, parts: list[_Part], x: Floats) -> None:
     """Seat the program's plan; the present one is kept unless that gains and costs no guarantee."""
-    menu = seating.menu
+    table = seating.table
     before, state, short = seating.total(), seating.state(), seating.shortfall()
     option = list(seating.option)
     nodes: list[list[int]] = [[] for _ in option]
@@ -192,7 +192,7 @@ def _take(seating: Seating, parts: list[_Part], x: Floats) -> None:
             option[part.job] = part.option
             nodes[part.job] += [part.node] if part.node >= 0 else []
     seats: list[Seat] = [
-        (tuple(sorted(own)), int(menu.per_node[o])) if own else NOWHERE
+        (tuple(sorted(own)), int(table.per_node[o])) if own else NOWHERE
         for own, o in zip(nodes, option, strict=True)
     ]
     seating.restore(list(zip(option, seats, strict=True)))

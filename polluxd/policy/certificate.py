@@ -28,17 +28,17 @@ def tighten(seating: Seating, x: Floats, power: float, bound: float) -> float:
 
     `x` [J]: of the plan at hand, `bound`: what the counts say.
     """
-    menu = seating.menu
-    if not menu.jobs:
+    table = seating.table
+    if not table.jobs:
         return bound
-    weight = menu.weight[menu.owner]
-    stay = menu.speedup / menu.gpus_per_node
-    move = stay * menu.factor
+    weight = table.weight[table.owner]
+    stay = table.speedup / table.gpus_per_node
+    move = stay * table.factor
     if np.isfinite(power):
-        return _of_sum(seating, objective.plain(x, menu.weight, power), stay, move, weight, power, bound)
+        return _of_sum(seating, objective.plain(x, table.weight, power), stay, move, weight, power, bound)
     return _of_worst(
         seating,
-        objective.fitness(x, menu.weight, power),
+        objective.fitness(x, table.weight, power),
         (stay + objective.FLOOR) / weight,
         (move + objective.FLOOR) / weight,
         bound,

@@ -41,57 +41,57 @@ class Choice(NamedTuple):
     itself under max-min."""
 
 
-def choose(menu: OptionTable, domain: Domain, packing: Packing, power: float) -> Choice:
+def choose(table: OptionTable, domain: Domain, packing: Packing, power: float) -> Choice:
     """Counts within capacity, ceilings, guarantees and the partitions' nodes, given the jobs seated already."""
-    gpus = np.where(menu.pinned[menu.owner], 0, menu.gpus)
-    held = [sum(int(menu.gpus[menu.start[j]]) for j in g.members if menu.pinned[j]) for g in menu.groups]
-    limits = [g.less(h) for g, h in zip(menu.groups, held, strict=True)]
+    gpus = np.where(table.pinned[table.owner], 0, table.gpus)
+    held = [sum(int(table.gpus[table.start[j]]) for j in g.members if table.pinned[j]) for g in table.groups]
+    limits = [g.less(h) for g, h in zip(table.groups, held, strict=True)]
     free = np.maximum(packing.free, 0)
     capacity = int(free.sum())
-    rooms = domain.rooms(menu.jobs)
+    rooms = domain.rooms(table.jobs)
     limits += [Group("room", jobs, 0, int(free[list(nodes)].sum())) for jobs, nodes in rooms]
     fair_bound = np.inf
-    if np.any(menu.penalty):
+    if np.any(table.penalty):
         # Penalties swamp a relaxation's bound; without them it says what the objective alone allows.
-        plain = menu.value + np.where(menu.gpus == 0, menu.penalty[menu.owner], 0.0)
-        fair_bound = price.solve(gpus, plain, menu.start, capacity, limits).bound
-    choice = _choose(menu, packing, gpus, limits, fair_bound)
+        plain = table.value + np.where(table.gpus == 0, table.penalty[table.owner], 0.0)
+        fair_bound = price.solve(gpus, plain, table.start, capacity, limits).bound
+    choice = _choose(table, packing, gpus, limits, fair_bound)
     if power > objective.GENTLE:
         return choice
-    weight = menu.weight[menu.owner]
-    x = menu.speedup / menu.gpus_per_node * np.where(menu.kept, 1.0, menu.factor)
+    weight = table.weight[table.owner]
+    x = table.speedup / table.gpus_per_node * np.where(table.kept, 1.0, table.factor)
     if not np.isfinite(power):
         reached = (x + objective.FLOOR) / weight
         return choice._replace(
-            plain_bound=objective.highest_worst(reached, gpus, menu.start, capacity, limits)
+            plain_bound=objective.highest_worst(reached, gpus, table.start, capacity, limits)
         )
     value = objective.plain(x, weight, power)
-    bound = price.solve(gpus, value, menu.start, capacity, limits).bound
+    bound = price.solve(gpus, value, table.start, capacity, limits).bound
     return choice._replace(plain_bound=bound + _ROUNDING * abs(bound))
 
 
 def _choose(
-    menu: OptionTable, packing: Packing, gpus: Ints, limits: list[Group], fair_bound: float
+    table: OptionTable, packing: Packing, gpus: Ints, limits: list[Group], fair_bound: float
 ) -> Choice:
     capacity = int(np.maximum(packing.free, 0).sum())
-    by_rack = bool(np.any(menu.racks))
-    if menu.types or by_rack:
-        racks = _racks(menu, packing, gpus) if by_rack else None
-        if menu.types or racks is not None:
-            return _by_program(menu, packing, gpus, limits, fair_bound, racks)
+    by_rack = bool(np.any(table.racks))
+    if table.types or by_rack:
+        racks = _racks(table, packing, gpus) if by_rack else None
+        if table.types or racks is not None:
+            return _by_program(table, packing, gpus, limits, fair_bound, racks)
     # Beyond that size, racks are left to the placement: where no rack has room, an option over several is taken.
-    priced = price.solve(gpus, menu.value, menu.start, capacity, limits)
+    priced = price.solve(gpus, table.value, table.start, capacity, limits)
     if priced.proven:
         return Choice(priced.chosen, priced.total, priced.bound, fair_bound, "dynamic program")
     if gpus.size * capacity <= price.EXACT_WORK and nested(limits):
-        chosen, total = counts.solve(gpus, menu.value, menu.start, capacity, limits)
+        chosen, total = counts.solve(gpus, table.value, table.start, capacity, limits)
         return Choice(chosen, total, total, fair_bound, "dynamic program")
     aim = priced.total if nested(limits) else priced.bound
     return Choice(priced.chosen, aim, priced.bound, fair_bound, "price")
 
 
 def _by_program(
-    menu: OptionTable,
+    table: OptionTable,
     packing: Packing,
     gpus: Ints,
     limits: list[Group],
@@ -99,28 +99,28 @@ def _by_program(
     racks: integer.Racks | None,
 ) -> Choice:
     """Counts per GPU type, and per rack where `racks` tells of them; a bound over all types as one is a bound too."""
-    free, pool = np.maximum(packing.free, 0), _pool_of_node(menu, packing)
-    capacity = [int(free[pool == k].sum()) for k in range(max(len(menu.types), 1))]
-    kind = menu.kind if menu.types else np.zeros_like(menu.kind)
+    free, pool = np.maximum(packing.free, 0), _pool_of_node(table, packing)
+    capacity = [int(free[pool == k].sum()) for k in range(max(len(table.types), 1))]
+    kind = table.kind if table.types else np.zeros_like(table.kind)
     pools = integer.Pools(np.where(gpus > 0, kind, -1), capacity, racks)
-    found = integer.solve(gpus, menu.value, menu.start, pools, limits)
+    found = integer.solve(gpus, table.value, table.start, pools, limits)
     return Choice(found.chosen, found.bound, found.bound, fair_bound, "integer program")
 
 
-def _pool_of_node(menu: OptionTable, packing: Packing) -> Ints:
+def _pool_of_node(table: OptionTable, packing: Packing) -> Ints:
     """Per node the number of its GPU type; 0 where types make no difference."""
-    number = {kind: k for k, kind in enumerate(menu.types)}
+    number = {kind: k for k, kind in enumerate(table.types)}
     return np.array(
         [number[n.gpu_type] if number and n.gpus > 0 else 0 for n in packing.nodes], dtype=np.int64
     )
 
 
-def _racks(menu: OptionTable, packing: Packing, gpus: Ints) -> integer.Racks | None:
+def _racks(table: OptionTable, packing: Packing, gpus: Ints) -> integer.Racks | None:
     """The racks' GPUs, and the nodes that a job on several could have for itself; None where they are too many."""
-    spans = (gpus > 0) & (menu.nodes > 1)
-    within = spans & (menu.racks == ONE_RACK)
+    spans = (gpus > 0) & (table.nodes > 1)
+    within = spans & (table.racks == ONE_RACK)
     racks = int(packing.rack.max()) + 1
-    free, pool = np.maximum(packing.free, 0), _pool_of_node(menu, packing)
+    free, pool = np.maximum(packing.free, 0), _pool_of_node(table, packing)
     sizes = np.array([n.gpus for n in packing.nodes], dtype=np.int64)
     alone = (packing.spanned == 0) & (free > 0) & (packing.partial | (free == sizes))
     found = np.zeros((2, int(pool.max()) + 1, racks), dtype=np.int64)
@@ -136,5 +136,5 @@ def _racks(menu: OptionTable, packing: Packing, gpus: Ints) -> integer.Racks | N
     np.add.at(held.T, gathered, found[0].T)
     alone_in[:, gathered] = found[1]
     return integer.Racks(
-        within, np.where(spans, menu.nodes, 0), held, alone_in, np.bincount(gathered, minlength=kinds)
+        within, np.where(spans, table.nodes, 0), held, alone_in, np.bincount(gathered, minlength=kinds)
     )

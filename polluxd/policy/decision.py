@@ -40,7 +40,7 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class _Solved:
-    """One domain's outcome: per job of its menu, x as planned and its weight."""
+    """One domain's outcome: per job of its table, x as planned and its weight."""
 
     allocations: list[Allocation]
     x: Floats
@@ -93,24 +93,24 @@ def decide(snapshot: Snapshot, *, cache: Cache | None = None) -> Plan:
 
 
 def _solve(domain: Domain, settings: Settings, mean_weight: float, cache: Cache) -> _Solved:
-    menu = build(domain, settings, mean_weight, cache)
+    table = build(domain, settings, mean_weight, cache)
     absent = [
         Allocation(job.job_id, NO_PLACEMENT, 0.0, 0.0, 0, bool(job.placement), reason)
-        for job, reason in menu.absent
+        for job, reason in table.absent
     ]
     seating = Seating(
-        menu,
+        table,
         Packing(
             domain.nodes,
-            menu.jobs,
+            table.jobs,
             partial=settings.partial_nodes,
-            groups=menu.groups,
-            layout=menu.layout,
+            groups=table.groups,
+            layout=table.layout,
         ),
     )
     packing = seating.packing
     power = objective.summed_power(settings)
-    choice = choose(menu, domain, packing, power)
+    choice = choose(table, domain, packing, power)
     _place(seating, choice)
     bound = choice.bound
     if bound - seating.total() > certificate.CERTAIN * abs(bound):
@@ -122,15 +122,15 @@ def _solve(domain: Domain, settings: Settings, mean_weight: float, cache: Cache)
     # The starvation bound orders plans before the objective does: it is no part of either side of the gap.
     moved = packing.moved()
     explainer = Explainer(seating, moved, rule=settings.gpu_counts)
-    idle = float(menu.penalty[explainer.held == 0].sum())
-    x = menu.x(explainer.option, moved)
+    idle = float(table.penalty[explainer.held == 0].sum())
+    x = table.x(explainer.option, moved)
     plain_bound = choice.plain_bound
     if power <= objective.GENTLE:
         plain_bound = certificate.tighten(seating, x, power, plain_bound)
     return _Solved(
         absent + _allocations(seating, moved, explainer, cache),
         x,
-        menu.weight,
+        table.weight,
         choice.solver,
         seating.total() + idle,
         min(bound + idle, choice.fair_bound),
@@ -140,12 +140,12 @@ def _solve(domain: Domain, settings: Settings, mean_weight: float, cache: Cache)
 
 def _place(seating: Seating, choice: Choice) -> None:
     """Seat the choice, moving no job that need not move; where that loses counts, try moving some, and search."""
-    menu, chosen = seating.menu, choice.chosen
+    table, chosen = seating.table, choice.chosen
     seating.aim_at(chosen)
     left = seating.fill(chosen)
     seating.settle(left, chosen)
-    idle = menu.gpus[chosen] == 0
-    tolerance = TOLERANCE * abs(float(menu.value[chosen].sum() + menu.penalty[idle].sum()))
+    idle = table.gpus[chosen] == 0
+    tolerance = TOLERANCE * abs(float(table.value[chosen].sum() + table.penalty[idle].sum()))
     limit = _search(seating, choice.aim, tolerance, DIVISIONS)
     if left and seating.total() < choice.aim - tolerance:
         total, state = seating.total(), seating.state()
@@ -171,8 +171,8 @@ def _search(seating: Seating, aim: float, tolerance: float, limit: int) -> int:
 
 
 def _allocations(seating: Seating, moved: Bools, explainer: Explainer, cache: Cache) -> list[Allocation]:
-    """Every job's allocation with its reason, in the menu's order."""
-    menu, packing = seating.menu, seating.packing
+    """Every job's allocation with its reason, in the table's order."""
+    table, packing = seating.table, seating.packing
     option = explainer.option
     pinned = seating.pinned
     explained = explainer.all()
@@ -181,11 +181,11 @@ def _allocations(seating: Seating, moved: Bools, explainer: Explainer, cache: Ca
     found: list[Allocation] = []
     for j, (job, moves, goodput, speedup, batch, before, explanation) in enumerate(
         zip(
-            menu.jobs,
+            table.jobs,
             moved.tolist(),
-            menu.goodput[option].tolist(),
-            menu.speedup[option].tolist(),
-            menu.batch_size[option].tolist(),
+            table.goodput[option].tolist(),
+            table.speedup[option].tolist(),
+            table.batch_size[option].tolist(),
             explainer.goodput_before.tolist(),
             explained,
             strict=True,

@@ -35,10 +35,10 @@ class _Choice(NamedTuple):
 
 def improve(seating: Seating, aim: float, tolerance: float, limit: int) -> int:
     """Divide pairs of nodes anew while that gains, up to the aim; returns the number of divisions tried."""
-    menu, packing = seating.menu, seating.packing
-    if not menu.jobs or len(packing.nodes) == 0:
+    table, packing = seating.table, seating.packing
+    if not table.jobs or len(packing.nodes) == 0:
         return 0
-    best = np.maximum.reduceat(menu.value, menu.start[:-1]).tolist()
+    best = np.maximum.reduceat(table.value, table.start[:-1]).tolist()
     smallest = max(1e-12 * abs(aim), tolerance * 1e-3)
     work, better, total = 0, True, seating.total()
     settled: dict[tuple[int, int], int] = {}
@@ -110,25 +110,25 @@ def _divide(seating: Seating, a: int, b: int, best: list[float], smallest: float
 
 def _choices(seating: Seating, j: int, a: int, b: int, room: tuple[int, ...]) -> list[_Choice]:
     """What the job could have on the two nodes: nothing, GPUs of one, or equal parts of both."""
-    packing, menu = seating.packing, seating.menu
-    home, cpus = packing.home[j], menu.jobs[j].spec.cpus_per_gpu
+    packing, table = seating.packing, seating.table
+    home, cpus = packing.home[j], table.jobs[j].spec.cpus_per_gpu
     allowed = packing.allowed(j)
     both = tuple(sorted((a, b)))
     found: list[_Choice] = []
-    for o in menu.options(j):
-        nodes, k = int(menu.nodes[o]), int(menu.per_node[o])
+    for o in table.options(j):
+        nodes, k = int(table.nodes[o]), int(table.per_node[o])
         if nodes == 0:
             found.append(_Choice(o, NOWHERE, seating.stay[o] if home == NOWHERE else seating.move[o], (0, 0)))
             continue
-        if menu.types:
-            allowed = packing.suited(j, menu.shape(o))
+        if table.types:
+            allowed = packing.suited(j, table.shape(o))
         seats: list[tuple[Seat, tuple[int, int]]] = []
         if nodes == 1:
             seats = [(((a,), k), (k, 0)), (((b,), k), (0, k))]
         elif (
             nodes == 2
             and _spans(packing.nodes[a].gpus, packing.nodes[b].gpus, k, packing.partial)
-            and packing.lies_in(both, int(menu.racks[o]))
+            and packing.lies_in(both, int(table.racks[o]))
         ):
             seats = [((both, k), (k, k))]
         for seat, used in seats:

@@ -26,21 +26,21 @@ class Explainer:
     """Explanations of one finished seating, in which jobs of `moved` [J] sit elsewhere than before."""
 
     def __init__(self, seating: Seating, moved: Bools, *, rule: str = ANY) -> None:
-        menu, start = seating.menu, seating.menu.start[:-1]
+        table, start = seating.table, seating.table.start[:-1]
         self.seating, self._rule = seating, rule
         self.free = int(np.maximum(seating.packing.free, 0).sum())
         """GPUs that stay unused."""
         self.option: Ints = np.array(seating.option, dtype=np.int64)
-        self.held: Ints = menu.gpus[self.option]
+        self.held: Ints = table.gpus[self.option]
         """[J]: GPUs of each job."""
-        now = np.where(moved, menu.move[self.option], menu.stay[self.option])
-        owner, gpus, value = menu.owner, menu.gpus, menu.value
+        now = np.where(moved, table.move[self.option], table.stay[self.option])
+        owner, gpus, value = table.owner, table.gpus, table.value
         more = gpus - self.held[owner]
-        better = (more > 0) & (menu.goodput > (menu.goodput[self.option] * (1 + 1e-9))[owner])
+        better = (more > 0) & (table.goodput > (table.goodput[self.option] * (1 + 1e-9))[owner])
         with np.errstate(divide="ignore", invalid="ignore"):
             rate = (value - now[owner]) / more
         # Utility per GPU that a job would lose by giving up its last ones in the best way.
-        last = _each(np.minimum, np.where((more < 0) & ~menu.pinned[owner], rate, np.inf), start)
+        last = _each(np.minimum, np.where((more < 0) & ~table.pinned[owner], rate, np.inf), start)
         self._donors = np.argsort(last, kind="stable")[:2].tolist()
         self._donors = [j for j in self._donors if last[j] < np.inf]
         self.price = float(last[self._donors[0]]) if self._donors else 0.0
@@ -52,16 +52,16 @@ class Explainer:
         best = _each(np.maximum, np.where(better, rate, -np.inf), start)
         self._marginal = np.where(self.has_step, best, 0.0)
         self._larger = _each(np.logical_or, more > 0, start)
-        self._too_dear = _each(np.maximum, np.where(better, menu.move, -np.inf), start) <= now
-        before = _each(np.minimum, np.where(menu.kept, number, _NONE), start)
+        self._too_dear = _each(np.maximum, np.where(better, table.move, -np.inf), start) <= now
+        before = _each(np.minimum, np.where(table.kept, number, _NONE), start)
         self.goodput_before: Floats = np.where(
-            before < _NONE, menu.goodput[np.where(before < _NONE, before, 0)] if gpus.size else 0.0, 0.0
+            before < _NONE, table.goodput[np.where(before < _NONE, before, 0)] if gpus.size else 0.0, 0.0
         )
         """[J]: goodput on what the job holds, 0 where it cannot stay."""
 
     def all(self) -> list[Explanation]:
-        """One explanation per job of the menu."""
-        menu = self.seating.menu
+        """One explanation per job of the table."""
+        table = self.seating.table
         limits = self._limits()
         takers = [self._taker(j) for j in range(len(self._donors) + 1)]
         donors = {j: takers[number] for number, j in enumerate(self._donors)}
@@ -70,45 +70,45 @@ class Explainer:
         return list(
             map(
                 Explanation,
-                [share.nodes for share in menu.shares],
-                [share.gpus for share in menu.shares],
-                menu.weight.tolist(),
+                [share.nodes for share in table.shares],
+                [share.gpus for share in table.shares],
+                table.weight.tolist(),
                 limits,
-                [gpus or None for gpus in np.where(self.has_step, menu.gpus[self._next], 0).tolist()],
-                np.where(self.has_step, menu.goodput[self._next], 0.0).tolist(),
+                [gpus or None for gpus in np.where(self.has_step, table.gpus[self._next], 0).tolist()],
+                np.where(self.has_step, table.goodput[self._next], 0.0).tolist(),
                 self._marginal.tolist(),
                 [self.price] * len(limits),
                 [donors.get(j, anybody) if limit == "contention" else None for j, limit in enumerate(limits)],
-                np.where(self.has_step, menu.factor[self._next], 1.0).tolist(),
-                [job.move_cost if job.started else 0.0 for job in menu.jobs],
+                np.where(self.has_step, table.factor[self._next], 1.0).tolist(),
+                [job.move_cost if job.started else 0.0 for job in table.jobs],
             )
         )
 
     def _taker(self, number: int) -> int | None:
         """Of the jobs but donor `number`, the one whose last GPUs are worth the least."""
         others = [j for place, j in enumerate(self._donors) if place != number]
-        return self.seating.menu.jobs[others[0]].job_id if others else None
+        return self.seating.table.jobs[others[0]].job_id if others else None
 
     def _limits(self) -> list[str]:
         """[J]: what keeps each job from more."""
-        seating, menu = self.seating, self.seating.menu
-        needed = menu.gpus[self._next] - self.held
+        seating, table = self.seating, self.seating.table
+        needed = table.gpus[self._next] - self.held
         found = np.where(self.free >= needed, "fragmentation", "contention").astype(object)
-        if menu.groups:
+        if table.groups:
             for j in np.flatnonzero(self.has_step).tolist():
                 if not seating.packing.within_ceilings(j, int(needed[j])):
                     found[j] = "ceiling"
         found[self._too_dear] = "move-cost"
         found[~self.has_step] = "goodput"
-        for j in np.flatnonzero(~self.has_step & ~self._larger & ~menu.pinned).tolist():
-            found[j] = own_limit(menu.jobs[j], int(self.held[j]), self._rule)
-        found[menu.pinned] = "pinned"
+        for j in np.flatnonzero(~self.has_step & ~self._larger & ~table.pinned).tolist():
+            found[j] = own_limit(table.jobs[j], int(self.held[j]), self._rule)
+        found[table.pinned] = "pinned"
         return list(found.tolist())
 
     def ceilings(self, j: int) -> str | tuple[str, int]:
         """The full groups that the job belongs to, in words; of a ceiling below the job's least, its group and GPUs."""
         packing = self.seating.packing
-        more = int(self.seating.menu.gpus[self._next[j]] - self.held[j])
+        more = int(self.seating.table.gpus[self._next[j]] - self.held[j])
         for group in packing.groups if not self.held[j] else ():
             if j in group.members and more > group.ceiling:
                 return group.name, group.ceiling

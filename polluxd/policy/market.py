@@ -29,7 +29,7 @@ TAIL_WIDTH = 0.3
 """tau: how near to the longest predicted time a job counts to the tail, relative to that time."""
 _ROUNDS = 60
 """Adjustments of the prices of several GPU types."""
-_DEAREST = 1e6
+_DEAREST = 1e4
 """A price at which nothing but GPUs counts, relative to the sum of h per GPU."""
 
 

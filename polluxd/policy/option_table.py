@@ -222,12 +222,18 @@ def _by_price(
 ) -> _Worth:
     """Utilities under the objective of completion times: mu_j g_j."""
     offers = market.Offers(rated.gpus, rated.goodput, rated.kind, rated.start, capacity, limited)
+    if not rated.jobs:
+        return _Worth(np.zeros(0), np.zeros(0), np.zeros(0), weight, None)
     work = np.array([_work(job) for job in rated.jobs], dtype=np.float64)
     found = market.clear(offers, weight, work, settings.kappa)
     stay = found.worth[rated.owner] * rated.goodput
     cost = np.maximum(np.array([job.move_cost for job in rated.jobs], dtype=np.float64), 0.0)[rated.owner]
     factor = fairness.paying_factors(rated.jobs, found.seconds, cost, rated.owner, settings.hysteresis)
-    return _Worth(stay, stay * factor, factor, weight, found)
+    move = stay * factor
+    # A running job that is parked pays for its next start: it loses as much as a move from what it holds does.
+    held = np.maximum.reduceat(np.where(rated.kept, stay * (1.0 - factor), 0.0), rated.start[:-1])
+    move -= np.where(rated.gpus == 0, held[rated.owner], 0.0)
+    return _Worth(stay, move, factor, weight, found)
 
 
 def _by_share(

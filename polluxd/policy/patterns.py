@@ -39,21 +39,21 @@ def cuts(gpus: int, largest: int | None = None) -> Iterator[tuple[int, ...]]:
 
 def limit(seating: Seating) -> float:
     """A bound on the total of any plan; infinite where the program is too large or has no answer."""
-    menu, packing = seating.menu, seating.packing
+    table, packing = seating.table, seating.packing
     rooms = Counter(np.maximum(packing.free + packing.movable, 0).tolist())
-    if menu.value.size > MOST_OPTIONS or max(rooms, default=0) > LARGEST:
+    if table.value.size > MOST_OPTIONS or max(rooms, default=0) > LARGEST:
         return np.inf
-    value = np.where(menu.kept, seating.stay, seating.move)
+    value = np.where(table.kept, seating.stay, seating.move)
     fixed = sum(seating.utility(j) for j, pinned in enumerate(seating.pinned) if pinned)
-    own = np.flatnonzero(~menu.pinned[menu.owner])
+    own = np.flatnonzero(~table.pinned[table.owner])
     if own.size == 0:
         return float(fixed)
-    worth, job = value[own], np.unique(menu.owner[own], return_inverse=True)[1].ravel()
+    worth, job = value[own], np.unique(table.owner[own], return_inverse=True)[1].ravel()
     best = np.full(int(job.max()) + 1, -np.inf)
     np.maximum.at(best, job, worth)
     loss = best[job] - worth
     scale = max(float(loss.max()), 1e-300)
-    pieces = _pieces(menu.nodes[own], menu.per_node[own], max(rooms))
+    pieces = _pieces(table.nodes[own], table.per_node[own], max(rooms))
     limits, ceilings = _ceilings(seating, own)
     prices = _prices(loss / scale, job, np.concatenate([pieces, limits]), ceilings, rooms)
     if prices is None:
@@ -73,12 +73,12 @@ def _pieces(nodes: Ints, per_node: Ints, largest: int) -> Floats:
 
 def _ceilings(seating: Seating, own: Ints) -> tuple[Floats, Floats]:
     """[groups, O]: the GPUs of each option that count towards each ceiling; [groups]: what is left of it."""
-    menu = seating.menu
-    gpus, owner = menu.gpus[own], menu.owner[own]
-    rows = [np.where(np.isin(owner, g.members), gpus, 0).astype(np.float64) for g in menu.groups]
+    table = seating.table
+    gpus, owner = table.gpus[own], table.owner[own]
+    rows = [np.where(np.isin(owner, g.members), gpus, 0).astype(np.float64) for g in table.groups]
     left = [
         max(g.ceiling - sum(seating.gpus[seating.option[j]] for j in g.members if seating.pinned[j]), 0)
-        for g in menu.groups
+        for g in table.groups
     ]
     return np.array(rows).reshape(len(rows), own.size), np.array(left, dtype=np.float64)
 

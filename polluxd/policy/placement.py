@@ -20,23 +20,23 @@ Ints = NDArray[np.int64]
 class Seating:
     """A packing with the option that each job has in it."""
 
-    def __init__(self, menu: OptionTable, packing: Packing) -> None:
-        self.menu = menu
+    def __init__(self, table: OptionTable, packing: Packing) -> None:
+        self.table = table
         self.packing = packing
-        self.option: list[int] = menu.start[:-1].tolist()
-        self.stay: list[float] = menu.stay.tolist()
-        self.move: list[float] = menu.move.tolist()
-        self.gpus: list[int] = menu.gpus.tolist()
-        self.kept: list[bool] = menu.kept.tolist()
-        self.pinned: list[bool] = menu.pinned.tolist()
-        self.by_rack = bool(np.any(menu.racks))
+        self.option: list[int] = table.start[:-1].tolist()
+        self.stay: list[float] = table.stay.tolist()
+        self.move: list[float] = table.move.tolist()
+        self.gpus: list[int] = table.gpus.tolist()
+        self.kept: list[bool] = table.kept.tolist()
+        self.pinned: list[bool] = table.pinned.tolist()
+        self.by_rack = bool(np.any(table.racks))
         """Whether some job tells racks apart."""
         self.meant: list[int] = list(self.option)
         """What the counts gave each job."""
         self._ranked: dict[int, list[int]] = {}
-        self.owed: list[int] = [0] * len(menu.groups)
+        self.owed: list[int] = [0] * len(table.groups)
         """GPUs that each group's guarantee comes to, as far as the counts make use of it."""
-        for j in np.flatnonzero(menu.pinned).tolist():
+        for j in np.flatnonzero(table.pinned).tolist():
             # Where they are, whatever the state of their nodes.
             packing.put(j, packing.home[j])
 
@@ -60,12 +60,12 @@ class Seating:
     def ranked(self, j: int) -> list[int]:
         """The job's options from best to worst; of equals, the one of fewer GPUs first."""
         if j not in self._ranked:
-            self._ranked[j] = sorted(self.menu.options(j), key=lambda o: (-self.value(o), self.gpus[o], o))
+            self._ranked[j] = sorted(self.table.options(j), key=lambda o: (-self.value(o), self.gpus[o], o))
         return self._ranked[j]
 
     def may_move_to(self, j: int, option: int) -> bool:
         """Whether the job's own limits allow the option elsewhere too: what it holds may be outside of them."""
-        spec, gpus = self.menu.jobs[j].spec, self.gpus[option]
+        spec, gpus = self.table.jobs[j].spec, self.gpus[option]
         return spec.min_gpus <= gpus and (spec.max_gpus is None or gpus <= spec.max_gpus)
 
     def may_take(self, j: int, option: int) -> bool:
@@ -82,7 +82,7 @@ class Seating:
             return self.packing.home[j]
         if self.gpus[option] > self.packing.spare or not self.may_move_to(j, option):
             return None
-        return self.packing.find(j, self.menu.shape(option))
+        return self.packing.find(j, self.table.shape(option))
 
     def give(self, j: int, option: int, seat: Seat) -> None:
         self.packing.put(j, seat)
@@ -100,7 +100,7 @@ class Seating:
         """Note what the counts mean to give, and what guarantees ask for: the search never takes that away again."""
         self.meant = chosen.tolist()
         self.owed = [
-            min(g.floor, sum(self.gpus[int(chosen[j])] for j in g.members)) for g in self.menu.groups
+            min(g.floor, sum(self.gpus[int(chosen[j])] for j in g.members)) for g in self.table.groups
         ]
 
     def shortfall(self) -> int:
@@ -123,7 +123,7 @@ class Seating:
         for j, pinned in enumerate(self.pinned):
             if not pinned:
                 self.packing.put(j, NOWHERE)
-                self.option[j] = int(self.menu.start[j])
+                self.option[j] = int(self.table.start[j])
         self.packing.forget()
 
     def fill(self, chosen: Ints) -> list[int]:
@@ -170,19 +170,19 @@ class Seating:
 
         Of the spanning ones, first those that need one rack.
         """
-        menu, picked = self.menu, np.asarray(chosen, dtype=np.int64)
-        nodes = menu.nodes[picked]
+        table, picked = self.table, np.asarray(chosen, dtype=np.int64)
+        nodes = table.nodes[picked]
         ranked = np.lexsort(
             (
-                ~menu.kept[picked],
+                ~table.kept[picked],
                 self.packing.open_to,
-                -menu.per_node[picked],
+                -table.per_node[picked],
                 -nodes,
-                menu.racks[picked] == OVER_RACKS,
+                table.racks[picked] == OVER_RACKS,
                 nodes == 1,
             )
         )
-        return list(ranked[(menu.gpus[picked] > 0)[ranked] & ~menu.pinned[ranked]].tolist())
+        return list(ranked[(table.gpus[picked] > 0)[ranked] & ~table.pinned[ranked]].tolist())
 
     def _take(self, j: int, option: int) -> bool:
         found = self.seat_for(j, option)
@@ -193,7 +193,7 @@ class Seating:
     def settle(self, left: list[int], chosen: Ints) -> None:
         """Give jobs that found no room for their choice the best that is left, those with most at stake first."""
         for j in sorted(
-            left, key=lambda j: (self.stay[int(self.menu.start[j])] - self.value(int(chosen[j])), j)
+            left, key=lambda j: (self.stay[int(self.table.start[j])] - self.value(int(chosen[j])), j)
         ):
             self.best_fit(j)
 

@@ -34,21 +34,21 @@ class _Way(NamedTuple):
 
 def improve(seating: Seating, bound: float, tolerance: float) -> int:
     """Search until the total is within `tolerance` of the bound or nothing helps; returns the attempts made."""
-    menu = seating.menu
-    jobs = len(menu.jobs)
+    table = seating.table
+    jobs = len(table.jobs)
     limit, work = int(ATTEMPTS + PER_JOB * jobs), 0
     if jobs == 0:
         return 0
-    best = np.maximum.reduceat(menu.value, menu.start[:-1])
+    best = np.maximum.reduceat(table.value, table.start[:-1])
     total = seating.total()
     better = True
     while better and work < limit and total < bound - tolerance:
         better = False
         smallest = max(_NOISE * abs(bound), tolerance / max(jobs, 1) * 1e-2)
         now = np.array([seating.utility(j) for j in range(jobs)])
-        wish = np.where(menu.pinned, 0.0, best - now)
+        wish = np.where(table.pinned, 0.0, best - now)
         # First those that lack what the counts meant for them: what others wish for, others are to keep.
-        lack = np.maximum(menu.value[seating.meant] - now, 0.0)
+        lack = np.maximum(table.value[seating.meant] - now, 0.0)
         order = np.lexsort((-wish, -lack))
         order = order[wish[order] > smallest]
         for j, gap in zip(order.tolist(), wish[order].tolist(), strict=True):
@@ -72,7 +72,7 @@ def _raise(seating: Seating, j: int, smallest: float) -> tuple[float, int]:
         if gained > 0:
             return gained, tries
     for option in [*wanted[:OPTIONS], *_least(seating, j, wanted)]:
-        for way in ways(seating, j, seating.menu.shape(option)):
+        for way in ways(seating, j, seating.table.shape(option)):
             if way.cost > seating.value(option) - now:
                 continue
             tries += 1
@@ -195,7 +195,7 @@ def _least_loss(seating: Seating, i: int, room: int | None = None) -> float:
     option, now = seating.option[i], seating.utility(i)
     if room is None or seating.gpus[option] <= room or len(seating.packing.seats[i][0]) > 1:
         return max(now - seating.move[option], 0.0)
-    return max(now - max(seating.move[o] for o in seating.menu.options(i) if seating.gpus[o] <= room), 0.0)
+    return max(now - max(seating.move[o] for o in seating.table.options(i) if seating.gpus[o] <= room), 0.0)
 
 
 def _together(seating: Seating, shape: Shape, found: list[_Way]) -> list[_Way]:

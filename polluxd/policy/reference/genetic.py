@@ -1,7 +1,7 @@
 """The paper's solver, for comparison: a genetic algorithm over allocation matrices (Pollux, section 4.2.1).
 
 Population and generations of 100, per-job mutation, crossover over jobs, tournament selection, repair to capacity. Its
-repair is held to the same placements as ours (one node, or whole nodes; options of the menu), so that the two compete
+repair is held to the same placements as ours (one node, or whole nodes; options of the table), so that the two compete
 for the same optimum. Written from the paper's description.
 """
 
@@ -26,7 +26,7 @@ Bools = NDArray[np.bool_]
 class Evolved(NamedTuple):
     objective: float
     allocations: Ints
-    """[J, N]: GPUs per job of the menu and node."""
+    """[J, N]: GPUs per job of the table and node."""
 
 
 def decide(snapshot: Snapshot, *, population: int = 100, generations: int = 100, seed: int = 0) -> Evolved:
@@ -37,11 +37,11 @@ def decide(snapshot: Snapshot, *, population: int = 100, generations: int = 100,
     domains = split(snapshot)
     if len(domains) != 1 or len({n.gpus for n in domains[0].nodes}) != 1 or snapshot.settings.partial_nodes:
         raise ValueError("the reference solver takes one domain of equal nodes, whole nodes beyond one")
-    menu = build(domains[0], snapshot.settings, fairness.mean_weight(snapshot))
-    if menu.groups:
+    table = build(domains[0], snapshot.settings, fairness.mean_weight(snapshot))
+    if table.groups:
         raise ValueError("the reference solver takes no ceilings or guarantees")
-    packing = Packing(domains[0].nodes, menu.jobs, partial=False)
-    world = _World(menu, packing, snapshot.settings.power)
+    packing = Packing(domains[0].nodes, table.jobs, partial=False)
+    world = _World(table, packing, snapshot.settings.power)
     rng = np.random.default_rng(seed)
     pool = np.repeat(world.home[None], population, axis=0)
     pool[1:] = world.repair(world.mutate(pool[1:], rng), rng)
@@ -54,8 +54,8 @@ def decide(snapshot: Snapshot, *, population: int = 100, generations: int = 100,
         best = np.argsort(-scores, kind="stable")[:population]
         pool, scores = both[best], scores[best]
     options, moved = world.read(pool[:1])
-    x = menu.x(options[0], moved[0])
-    return Evolved(objective.fitness(x, menu.weight, snapshot.settings.power), pool[0])
+    x = table.x(options[0], moved[0])
+    return Evolved(objective.fitness(x, table.weight, snapshot.settings.power), pool[0])
 
 
 def _tournament(scores: Floats, rng: np.random.Generator) -> Ints:
@@ -71,16 +71,16 @@ def _crossover(parents: Ints, rng: np.random.Generator) -> Ints:
 
 
 class _World:
-    """The menu as arrays over jobs and shapes: one node with k GPUs is shape k, N whole nodes shape g + N."""
+    """The table as arrays over jobs and shapes: one node with k GPUs is shape k, N whole nodes shape g + N."""
 
-    def __init__(self, menu: OptionTable, packing: Packing, power: float) -> None:
-        jobs, nodes = len(menu.jobs), len(packing.nodes)
+    def __init__(self, table: OptionTable, packing: Packing, power: float) -> None:
+        jobs, nodes = len(table.jobs), len(packing.nodes)
         self.size = size = packing.nodes[0].gpus
         self.allowed = np.array([packing.allowed(j) for j in range(jobs)]).reshape(jobs, nodes)
         self.option = np.full((jobs, size + nodes + 1), -1, dtype=np.int64)
         for j in range(jobs):
-            for o in menu.options(j):
-                n, k = menu.shape(o)[:2]
+            for o in table.options(j):
+                n, k = table.shape(o)[:2]
                 self.option[j, k if n <= 1 else size + n] = o
         # The largest permitted shape that a shape can be cut down to, on one node and beyond.
         have = self.option >= 0
@@ -88,11 +88,11 @@ class _World:
         single = np.maximum.accumulate(np.where(have[:, : size + 1], steps[: size + 1], 0), axis=1)
         several = np.maximum.accumulate(np.where(have[:, size + 1 :], steps[size + 1 :], 0), axis=1)
         self.cut = np.concatenate([single, several], axis=1)
-        self.menu, self.power = menu, power
+        self.table, self.power = table, power
         self.present = np.zeros((jobs, nodes), dtype=np.int64)
         for j, (numbers, per_node) in enumerate(packing.home):
             self.present[j, list(numbers)] = per_node
-        self.pinned = menu.pinned
+        self.pinned = table.pinned
         held = self.present[self.pinned].sum(axis=0)
         self.capacity = np.maximum(packing.free - held, 0)
         self.whole = (packing.free == size) & (held == 0)
@@ -152,10 +152,10 @@ class _World:
         spread = (pool > 0).sum(axis=2)
         shape = np.where(spread > 1, self.size + spread, pool.max(axis=2))
         options = self.option[np.arange(pool.shape[1])[None, :], shape]
-        options[:, self.pinned] = self.menu.start[:-1][self.pinned]
+        options[:, self.pinned] = self.table.start[:-1][self.pinned]
         return options, np.any(pool != self.present[None], axis=2)
 
     def scores(self, pool: Ints) -> Floats:
         """[P]: total utility, which orders members as the fitness does."""
         options, moved = self.read(pool)
-        return np.asarray(np.where(moved, self.menu.move[options], self.menu.stay[options]).sum(axis=1))
+        return np.asarray(np.where(moved, self.table.move[options], self.table.stay[options]).sum(axis=1))

@@ -12,39 +12,39 @@ from polluxd.policy import integer
 from polluxd.policy.ceilings import Group
 
 
-def flat(menu):
+def flat(table):
     """GPUs, values and starts of options that are listed by job as (GPUs, value)."""
-    start = np.cumsum([0, *(len(options) for options in menu)])
-    gpus = np.array([k for options in menu for k, _ in options], dtype=np.int64)
-    value = np.array([v for options in menu for _, v in options])
+    start = np.cumsum([0, *(len(options) for options in table)])
+    gpus = np.array([k for options in table for k, _ in options], dtype=np.int64)
+    value = np.array([v for options in table for _, v in options])
     return gpus, value, start
 
 
 def plain(seed):
     """Options of up to five jobs, the first of them nothing, and a capacity."""
     rng = random.Random(seed)
-    menu = []
+    table = []
     for _ in range(rng.randint(1, 5)):
         none = (0, rng.choice([-1000.0, -1.0, 0.0]))
         sizes = rng.sample(range(1, 9), rng.randint(0, 4))
-        menu.append([none, *((k, rng.choice([rng.uniform(-5, 5), 1.0])) for k in sizes)])
-    return menu, rng.randint(0, 16)
+        table.append([none, *((k, rng.choice([rng.uniform(-5, 5), 1.0])) for k in sizes)])
+    return table, rng.randint(0, 16)
 
 
-def best_plain(menu, capacity):
+def best_plain(table, capacity):
     return max(
-        sum(v for _, v in pick) for pick in itertools.product(*menu) if sum(k for k, _ in pick) <= capacity
+        sum(v for _, v in pick) for pick in itertools.product(*table) if sum(k for k, _ in pick) <= capacity
     )
 
 
 def limited(seed, *, floors):
     """A few jobs in two accounts, users within them, all with limits; a capacity and the groups."""
     rng = random.Random(seed)
-    menu = [
+    table = [
         [(0, -50.0), *((k, rng.uniform(-5, 5)) for k in sorted(rng.sample(range(1, 7), rng.randint(1, 3))))]
         for _ in range(rng.randint(1, 5))
     ]
-    user = [rng.randint(0, 3) for _ in menu]
+    user = [rng.randint(0, 3) for _ in table]
     capacity = rng.randint(0, 12)
     groups, left = [], capacity
     for name, keys in (("user", user), ("account", [u // 2 for u in user])):
@@ -54,14 +54,14 @@ def limited(seed, *, floors):
             floor = rng.randint(0, min(ceiling, left)) if floors and name == "account" else 0
             left -= floor
             groups.append(Group(f"{name} {key}", members, floor, ceiling))
-    return menu, capacity, groups
+    return table, capacity, groups
 
 
-def best_limited(menu, capacity, groups):
+def best_limited(table, capacity, groups):
     """The best total; a guarantee is GPUs set aside for its group as far as that can use them."""
     best = -np.inf
-    asked = {g.name: min(g.floor, _useful(menu, g, groups, capacity)) for g in groups if g.floor}
-    for pick in itertools.product(*menu):
+    asked = {g.name: min(g.floor, _useful(table, g, groups, capacity)) for g in groups if g.floor}
+    for pick in itertools.product(*table):
         used = {g.name: sum(pick[j][0] for j in g.members) for g in groups}
         if any(used[g.name] > g.ceiling for g in groups):
             continue
@@ -71,11 +71,11 @@ def best_limited(menu, capacity, groups):
     return best
 
 
-def _useful(menu, group, groups, capacity):
+def _useful(table, group, groups, capacity):
     """The fewest GPUs with which the group alone does as well as it ever can."""
     best, least = -np.inf, 0
     inner = [g for g in groups if set(g.members) <= set(group.members)]
-    for pick in itertools.product(*(menu[j] for j in group.members)):
+    for pick in itertools.product(*(table[j] for j in group.members)):
         held = dict(zip(group.members, (k for k, _ in pick), strict=True))
         gpus, value = sum(held.values()), sum(v for _, v in pick)
         fits = all(sum(held[j] for j in g.members) <= g.ceiling for g in inner)

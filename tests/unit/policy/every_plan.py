@@ -21,13 +21,13 @@ from tests.unit.policy.scenarios import random_snapshot
 POWERS = (-1.0, 0.0, 1.0)
 
 
-def every_seat(menu, packing, j):
+def every_seat(table, packing, j):
     """All (option, seat) of a job, by its own rules alone."""
-    if menu.pinned[j]:
-        return [(int(menu.start[j]), packing.home[j])]
-    spec, found = menu.jobs[j].spec, []
-    for option in menu.options(j):
-        shape = menu.shape(option)
+    if table.pinned[j]:
+        return [(int(table.start[j]), packing.home[j])]
+    spec, found = table.jobs[j].spec, []
+    for option in table.options(j):
+        shape = table.shape(option)
         if shape.nodes == 0:
             found.append((option, NOWHERE))
             continue
@@ -45,23 +45,29 @@ def every_seat(menu, packing, j):
     return found
 
 
+def _fitness(table, chosen, moved, settings) -> float:
+    if settings.objective == objective.COMPLETION_TIME:
+        return float(np.where(moved, table.move[chosen], table.stay[chosen]).sum())
+    return objective.fitness(table.x(chosen, moved), table.weight, settings.power)
+
+
 def best_plan(snap: Snapshot) -> float:
     """The fitness of the best plan of one domain, by trying all."""
     (domain,) = split(snap)
-    menu = build(domain, snap.settings, fairness.mean_weight(snap))
-    packing = Packing(domain.nodes, menu.jobs, partial=snap.settings.partial_nodes, groups=menu.groups)
-    best, jobs = -np.inf, len(menu.jobs)
+    table = build(domain, snap.settings, fairness.mean_weight(snap))
+    packing = Packing(domain.nodes, table.jobs, partial=snap.settings.partial_nodes, groups=table.groups)
+    best, jobs = -np.inf, len(table.jobs)
     chosen = np.zeros(jobs, dtype=np.int64)
 
     def go(j: int) -> None:
         nonlocal best
         if j == jobs:
             moved = packing.moved()
-            best = max(best, objective.fitness(menu.x(chosen, moved), menu.weight, snap.settings.power))
+            best = max(best, _fitness(table, chosen, moved, snap.settings))
             return
-        for option, seat in every_seat(menu, packing, j):
+        for option, seat in every_seat(table, packing, j):
             held = len(seat[0]) * seat[1]
-            free = menu.pinned[j] or seat == NOWHERE
+            free = table.pinned[j] or seat == NOWHERE
             if not free and not (packing.fits(j, seat) and packing.within_ceilings(j, held)):
                 continue
             mark = packing.mark()
@@ -71,7 +77,7 @@ def best_plan(snap: Snapshot) -> float:
             packing.roll_back(mark)
 
     # Pinned jobs first: what they hold is taken before anybody chooses.
-    order = sorted(range(jobs), key=lambda j: not menu.pinned[j])
+    order = sorted(range(jobs), key=lambda j: not table.pinned[j])
     if order != list(range(jobs)):
         return np.nan
     go(0)
@@ -194,5 +200,5 @@ def outside_the_gap(compared: list[Compared]) -> list[int]:
     return [
         c.seed
         for c in compared
-        if c.plan.objective > c.best * (1 + 1e-9) or c.plan.upper_bound < c.best * (1 - 1e-9)
+        if c.plan.objective > c.best + 1e-9 * abs(c.best) or c.plan.upper_bound < c.best - 1e-9 * abs(c.best)
     ]

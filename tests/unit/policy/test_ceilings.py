@@ -15,10 +15,10 @@ from tests.unit.policy.scenarios import job, nodes, report, running, snapshot
 @pytest.mark.parametrize("floors", [False, True])
 def test_counts_under_nested_limits_equal_brute_force(floors):
     for seed in range(400):
-        menu, capacity, inside = limited(seed, floors=floors)
-        gpus, value, start = flat(menu)
+        table, capacity, inside = limited(seed, floors=floors)
+        gpus, value, start = flat(table)
         chosen, total = counts.solve(gpus, value, start, capacity, inside)
-        assert total == pytest.approx(best_limited(menu, capacity, inside)), seed
+        assert total == pytest.approx(best_limited(table, capacity, inside)), seed
         assert value[chosen].sum() == pytest.approx(total)
         assert gpus[chosen].sum() <= capacity
         for g in inside:
@@ -29,10 +29,10 @@ def test_counts_under_nested_limits_equal_brute_force(floors):
 def test_price_keeps_limits_and_its_bound_holds(floors):
     losses = []
     for seed in range(400):
-        menu, capacity, inside = limited(seed, floors=floors)
-        gpus, value, start = flat(menu)
+        table, capacity, inside = limited(seed, floors=floors)
+        gpus, value, start = flat(table)
         found = price.solve(gpus, value, start, capacity, inside)
-        best = best_limited(menu, capacity, inside)
+        best = best_limited(table, capacity, inside)
         assert found.bound >= best - 1e-9 * abs(best)
         assert gpus[found.chosen].sum() <= capacity
         for g in inside:

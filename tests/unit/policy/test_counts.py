@@ -12,10 +12,10 @@ from tests.unit.policy.count_instances import best_plain, flat, plain
 @pytest.mark.parametrize("block", range(10))
 def test_counts_equal_brute_force_on_random_instances(block):
     for seed in range(block * 200, block * 200 + 200):
-        menu, capacity = plain(seed)
-        gpus, value, start = flat(menu)
+        table, capacity = plain(seed)
+        gpus, value, start = flat(table)
         chosen, total = solve(gpus, value, start, capacity)
-        best = best_plain(menu, capacity)
+        best = best_plain(table, capacity)
         assert total == pytest.approx(best)
         assert value[chosen].sum() == pytest.approx(best)
         assert gpus[chosen].sum() <= capacity

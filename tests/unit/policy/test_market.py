@@ -1,0 +1,182 @@
+"""Completion time as the objective: the market clears, work is worth what it costs, and plans follow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from polluxd.model import Settings
+from polluxd.policy import decide, market, objective
+from polluxd.policy.ceilings import Group
+from tests.unit.policy.every_plan import compared, outside_the_gap, racked, small, two_types
+from tests.unit.policy.invariants import check
+from tests.unit.policy.scenarios import job, node, nodes, random_snapshot, report, running, snapshot
+
+COMPLETION = {"objective": objective.COMPLETION_TIME}
+
+
+def offers(seed, jobs=12, types=1, capacity=16, groups=()):
+    """Random options: goodput rises with GPUs, by less and less for most jobs."""
+    rng = np.random.default_rng(seed)
+    gpus, goodput, kind, start = [], [], [], [0]
+    for _ in range(jobs):
+        gpus.append(0), goodput.append(0.0), kind.append(-1)
+        exponent = rng.uniform(0.2, 0.95)
+        speed = rng.uniform(0.5, 20, types)
+        for count in sorted(rng.choice(np.arange(1, 9), rng.integers(1, 7), replace=False)):
+            for k in range(types):
+                gpus.append(int(count)), kind.append(k)
+                goodput.append(float(speed[k] * count**exponent * rng.uniform(0.9, 1.1)))
+        start.append(len(gpus))
+    per_type = np.array([capacity] * types)
+    arrays = (np.array(gpus), np.array(goodput), np.array(kind), np.array(start))
+    return market.Offers(*arrays, per_type, groups)
+
+
+def weights_and_work(seed, jobs=12):
+    rng = np.random.default_rng(seed + 1)
+    return rng.uniform(0.5, 2, jobs), rng.lognormal(8, 1.5, jobs)
+
+
+def demand(offered, worth, price):
+    """GPUs that each job buys at a price, given what its work is worth."""
+    bought = []
+    for j, (a, b) in enumerate(pairwise(offered.start.tolist())):
+        net = worth[j] * offered.goodput[a:b] - price * offered.gpus[a:b]
+        bought.append(int(offered.gpus[a:b][np.argmax(net)]))
+    return np.array(bought)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_demand_at_the_price_is_within_capacity_and_above_it_just_below(seed):
+    offered = offers(seed)
+    found = market.clear(offered, *weights_and_work(seed), 1.5)
+    price = float(found.price[0])
+    assert price > 0
+    assert demand(offered, found.worth, price * (1 + 1e-6)).sum() <= 16
+    assert demand(offered, found.worth, price * (1 - 1e-6)).sum() > 16
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_work_is_worth_the_least_that_finishing_it_costs(seed):
+    offered = offers(seed)
+    weight, work = weights_and_work(seed)
+    found = market.clear(offered, weight, work, 0.0)
+    finish = np.argsort(found.seconds)
+    left = {int(j): float(weight[finish[i:]].sum() / weight.sum()) for i, j in enumerate(finish)}
+    for j, (a, b) in enumerate(pairwise(offered.start.tolist())):
+        gpus, goodput = offered.gpus[a + 1 : b], offered.goodput[a + 1 : b]
+        cost = (weight[j] + found.price[0] * left[j] * gpus) / goodput
+        assert found.worth[j] == pytest.approx(cost.min())
+
+
+@pytest.mark.parametrize("types", [2, 3])
+def test_each_gpu_type_has_a_price_at_which_demand_is_near_its_capacity(types):
+    offered = offers(3, jobs=200, types=types, capacity=150)
+    weight, work = weights_and_work(3, 200)
+    found = market.clear(offered, weight, work, 1.5)
+    wanted = np.zeros(types)
+    for j, (a, b) in enumerate(pairwise(offered.start.tolist())):
+        paid = np.where(offered.kind[a:b] >= 0, found.price[offered.kind[a:b]], 0) * offered.gpus[a:b]
+        best = a + int(np.argmax(found.worth[j] * offered.goodput[a:b] - paid))
+        wanted[offered.kind[best]] += offered.gpus[best]
+    assert wanted == pytest.approx(offered.capacity, rel=0.1)
+
+
+def test_no_price_where_there_are_gpus_for_everybody():
+    found = market.clear(offers(1, capacity=1000), *weights_and_work(1), 1.5)
+    assert found.price.tolist() == [0.0]
+
+
+def test_more_jobs_than_gpus_and_unknown_lengths_still_have_a_finite_price():
+    offered = offers(2, jobs=50, capacity=4)
+    found = market.clear(offered, np.ones(50), np.full(50, np.nan), 0.0)
+    assert 0 < found.price[0] < np.inf
+    assert np.all(np.isfinite(found.worth))
+    assert np.all(found.seconds == found.seconds[0])
+
+
+def test_jobs_under_a_full_ceiling_compete_at_a_price_of_their_own():
+    free = market.clear(offers(4, capacity=60), *weights_and_work(4), 0.0)
+    held = market.clear(
+        offers(4, capacity=60, groups=(Group("user eve", (0, 1, 2), 0, 2),)), *weights_and_work(4), 0.0
+    )
+    assert np.all(held.worth[:3] >= free.worth[:3])
+    assert np.any(held.worth[:3] > free.worth[:3])
+    assert np.all(held.worth[3:] <= free.worth[3:] * (1 + 1e-9))
+
+
+def by_completion(make):
+    def made(seed):
+        snap = make(seed)
+        return replace(snap, settings=replace(snap.settings, **COMPLETION))
+
+    return made
+
+
+@pytest.mark.parametrize("make", [small, two_types, racked])
+def test_plan_lies_within_its_gap_of_the_best_there_is(make):
+    found = compared(by_completion(make), range(120))
+    assert len(found) >= 10
+    assert not outside_the_gap(found)
+    short = [c.seed for c in found if c.shortfall > 1e-6]
+    assert len(short) <= 0.05 * len(found), short
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_plans_keep_every_rule_and_say_the_same_in_any_order(seed):
+    snap = random_snapshot(seed)
+    snap = replace(snap, settings=replace(snap.settings, **COMPLETION))
+    plan = decide(snap)
+    check(snap, plan)
+    turned = replace(snap, jobs=tuple(reversed(snap.jobs)), nodes=tuple(reversed(snap.nodes)))
+    assert decide(turned) == plan
+
+
+def declared(number, seconds, **more):
+    """A job that has about so many seconds left on one GPU."""
+    left = report(progress=0.0, target=seconds * 10.0)
+    return job(number, report=left, **more)
+
+
+def test_of_like_jobs_the_shorter_one_is_served_first():
+    jobs = [declared(1, 50_000), declared(2, 500), declared(3, 5_000)]
+    plan = decide(snapshot(nodes(1), jobs, kappa=0.0, **COMPLETION))
+    given = [plan.of(n).placement.gpus for n in (1, 2, 3)]
+    assert given[1] >= given[2] >= given[0]
+    assert given[1] > given[0]
+
+
+def test_weights_and_the_tail_shift_what_a_job_is_given():
+    def given(number, **settings):
+        jobs = [declared(1, 40_000), declared(2, 20_000), declared(3, 10_000, user="eve")]
+        return decide(snapshot(nodes(4), jobs, **COMPLETION, **settings)).of(number).placement.gpus
+
+    assert given(3, user_weights={"eve": 20.0}) > given(3)
+    assert given(1, kappa=50.0) > given(1, kappa=0.0)
+
+
+def test_a_job_about_to_end_is_not_moved_and_none_is_shrunk_for_it():
+    ending = report(progress=9_990.0, target=10_000.0)
+    busy = report(progress=0.0, target=1e6)
+    jobs = [
+        running(1, ["n000"], 2, report=ending, move_cost=30.0),
+        running(2, ["n001"], 4, report=busy, move_cost=30.0),
+    ]
+    plan = decide(snapshot(nodes(2), jobs, **COMPLETION))
+    assert not plan.of(1).changed
+    assert not plan.of(2).changed
+
+
+def test_the_default_settings_name_a_known_objective():
+    assert Settings().objective in objective.OBJECTIVES
+
+
+def test_a_node_out_of_service_adds_nothing_to_what_the_market_sells():
+    jobs = [declared(n, 1_000 * n) for n in range(1, 6)]
+    one = decide(snapshot([node("n000"), node("n001", schedulable=False)], jobs, **COMPLETION))
+    other = decide(snapshot([node("n000")], jobs, **COMPLETION))
+    assert [a.placement for a in one.allocations] == [a.placement for a in other.allocations]
