@@ -22,6 +22,8 @@ WAITING = 2
 """Jobs without GPUs, those with most at stake, that take part in each division."""
 MOST_STATES = 400
 """Nodes of up to 19 GPUs; larger ones are left to the other search."""
+PATIENCE = 60
+"""Divisions without a gain after which the search ends."""
 PARTNERS = 15
 """Nodes that each node is tried with, the most promising first."""
 
@@ -46,7 +48,7 @@ def improve(seating: Seating, aim: float, tolerance: float, limit: int) -> int:
     while better and work < limit and total < aim - tolerance:
         better = False
         for a, b in _pairs(seating, best):
-            if work >= limit or total >= aim - tolerance:
+            if work >= min(limit, max(version) + PATIENCE) or total >= aim - tolerance:
                 break
             seen = max(version[a], version[b])
             if settled.get((a, b), -1) >= seen:

@@ -17,6 +17,8 @@ from polluxd.policy.shapes import ANYWHERE, ONE_RACK, Shape
 ATTEMPTS = 400
 """Attempts whatever the number of jobs; see `PER_JOB`."""
 PER_JOB = 0.5
+PATIENCE = 100
+"""Attempts without a gain after which the search ends."""
 CANDIDATES = 4
 """Nodes, or sets of nodes, tried per option."""
 OPTIONS = 3
@@ -36,7 +38,7 @@ def improve(seating: Seating, bound: float, tolerance: float) -> int:
     """Search until the total is within `tolerance` of the bound or nothing helps; returns the attempts made."""
     table = seating.table
     jobs = len(table.jobs)
-    limit, work = int(ATTEMPTS + PER_JOB * jobs), 0
+    limit, work, gained_at = int(ATTEMPTS + PER_JOB * jobs), 0, 0
     if jobs == 0:
         return 0
     best = np.maximum.reduceat(table.value, table.start[:-1])
@@ -52,10 +54,11 @@ def improve(seating: Seating, bound: float, tolerance: float) -> int:
         order = np.lexsort((-wish, -lack))
         order = order[wish[order] > smallest]
         for j, gap in zip(order.tolist(), wish[order].tolist(), strict=True):
-            if work >= limit or total >= bound - tolerance:
+            if work >= min(limit, gained_at + PATIENCE) or total >= bound - tolerance:
                 break
             gained, tries = _raise(seating, j, smallest)
             work += tries
+            gained_at = work if gained > 0 else gained_at
             total += gained
             better |= gained > 0 and gap > 0
     seating.packing.forget()

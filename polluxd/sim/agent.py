@@ -9,8 +9,19 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
-from pollux.goodput import BatchLimits, Goodput, NoiseScale, ThroughputParams, rack_pair
+from pollux.goodput import (
+    BATCH_SIZES,
+    BatchLimits,
+    Goodput,
+    NoiseScale,
+    ThroughputParams,
+    candidates,
+    rack_pair,
+)
+
+Floats = NDArray[np.float64]
 
 Row = tuple[int, int, int, float, float, int]
 """Nodes, GPUs, local batch; seconds of a local pass and of a synchronising one; racks."""
@@ -25,13 +36,26 @@ def fitted(rows: tuple[Row, ...], prior: ThroughputParams | None = None) -> Thro
     return fit(*columns, racks=racks, prior=prior, tolerance=1e-6)
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=1024)
+def _divisions(limits: BatchLimits, gpus: int, points: int) -> tuple[Floats, Floats]:
+    """The (m, s) that `Goodput.optimize` tries on so many GPUs, as far as the limits allow them."""
+    row = np.array([[limits.initial, limits.maximum, limits.local_min, limits.local_max]], dtype=np.float64)
+    m, s, feasible = candidates(row, np.zeros(1, dtype=np.bool_), np.array([float(gpus)]), points)
+    return m[feasible], s[feasible]
+
+
 def best_batch(
     params: ThroughputParams, noise: NoiseScale | None, limits: BatchLimits, nodes: int, gpus: int
 ) -> tuple[int, int]:
-    """(m, s) of largest predicted goodput; (0, 0) where no batch size is feasible."""
-    best = Goodput(params, noise, limits).optimize(nodes, gpus)
-    return int(best.local_batch), int(best.accumulation)
+    """Return the (m, s) of largest predicted goodput; (0, 0) where no batch size is feasible.
+
+    As `Goodput.optimize`, in a third of the time: every job asks for it in every epoch.
+    """
+    m, s = _divisions(limits, gpus, 1 if noise is None else BATCH_SIZES)
+    if m.size == 0:
+        return 0, 0
+    best = int(np.argmax(Goodput(params, noise, limits).evaluate(nodes, gpus, m, s)))
+    return int(m[best]), int(s[best])
 
 
 def kinds(nodes: int, gpus: int, racks: int = 1) -> int:

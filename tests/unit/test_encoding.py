@@ -82,6 +82,8 @@ FULL = Snapshot(
         user_guarantees={"bob": 1},
         gpu_counts="powers-of-two",
         starvation_bound=3600.0,
+        objective="completion-time",
+        kappa=2.0,
         remaining_work_power=-0.25,
         hysteresis=0.1,
     ),

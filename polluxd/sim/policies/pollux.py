@@ -47,7 +47,7 @@ class Pollux:
     """As often as agents publish (the daemon's `agent.publish_interval_s`)."""
 
     def __init__(
-        self, power: float = -1.0, knowledge: Knowledge | None = None, objective: str = "completion-time"
+        self, power: float = -1.0, knowledge: Knowledge | None = None, objective: str = "fair-share"
     ) -> None:
         self._knowledge = knowledge or Knowledge()
         self.reacts = self._knowledge.reacts
