@@ -12,68 +12,19 @@
 # PYSLURM "no" leaves pyslurm out: it takes a compiler, 0.5 GB and two minutes (yes)
 set -euo pipefail
 
-repository=$(cd "$(dirname "$0")/../.." && pwd)
 suite=${SUITE:-trixie}
 root=${ROOT:-/var/tmp/pollux-$suite}
-mirror=${MIRROR:-http://deb.debian.org/debian}
-log=$root.log
-packages=munge,slurmctld,slurmd,slurm-client,slurm-wlm-basic-plugins,slurmdbd,slurm-wlm-mysql-plugin
-packages+=,mariadb-server-core,mariadb-client-core,postgresql,python3-venv,lua5.1,ca-certificates,procps
+# shellcheck source=contrib/devcluster/debian_root.sh
+. "$(dirname "$0")/debian_root.sh"
+packages=(munge slurmctld slurmd slurm-client slurm-wlm-basic-plugins slurmdbd slurm-wlm-mysql-plugin
+  mariadb-server-core mariadb-client-core postgresql python3-venv lua5.1 ca-certificates procps)
 # What the tests of the daemon's side import: no torch, no agent.
 python_packages=(numpy scipy sqlalchemy psycopg2-binary pydantic typer rich ClusterShell sdnotify
   pytest pytest-timeout hypothesis)
 tests=(tests/integration/test_slurm_contract.py tests/integration/test_slurm_hooks.py
   tests/integration/test_slurm_faults.py tests/integration/test_pyslurm.py tests/unit/slurm)
 
-fail() {
-  echo "newer.sh: $1 failed. The end of $log:" >&2
-  tail -n 25 "$log" >&2
-  exit 1
-}
-
-[ "$(id -u)" = 0 ] || { echo "newer.sh: debootstrap, chroot and slurmd need root" >&2; exit 1; }
-command -v debootstrap >/dev/null || apt-get install -y -q --no-install-recommends debootstrap >/dev/null 2>&1 || {
-  echo "newer.sh: no debootstrap here, and apt-get cannot install it" >&2
-  exit 1
-}
-
-# The script that enters the root. All mounts and processes are in namespaces of its own and end with it.
-enter='
-set -e
-mount --bind "$2" "$1/repository"
-mount -t proc proc "$1/proc"
-mount --rbind /dev "$1/dev"
-mount --rbind /sys "$1/sys"
-root=$1; shift 2
-exec chroot "$root" /usr/bin/env -i HOME=/root LANG=C.UTF-8 PATH=/usr/sbin:/usr/bin:/sbin:/bin \
-  PYTHONPATH=/repository:/repository/agent PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1 \
-  sh -c "cd /repository && exec \"\$@\"" sh "$@"
-'
-inside() { unshare --mount --pid --fork --kill-child bash -c "$enter" enter "$root" "$repository" "$@"; }
-
-stamp=$root/.pollux-ready
-digest=$(cat "$repository/constraints.txt" "$0" | sha256sum | cut -d ' ' -f 1)
-if [ "$(cat "$stamp" 2>/dev/null)" != "$digest" ]; then
-  began=$SECONDS
-  if [ ! -e "$root/repository" ]; then
-    rm -rf "$root"
-    # debootstrap's script of sid serves every suite that has none of its own yet.
-    script=/usr/share/debootstrap/scripts/$suite
-    [ -e "$script" ] || script=/usr/share/debootstrap/scripts/sid
-    debootstrap --variant=minbase --include="$packages" "$suite" "$root" "$mirror" "$script" >"$log" 2>&1 ||
-      fail "debootstrap of $suite"
-    mkdir "$root/repository"
-  fi
-  # Without the hosts each call waits seconds for a name server; the certificates are the machine's own.
-  cp /etc/hosts /etc/resolv.conf "$root/etc/"
-  [ ! -e /etc/ssl/certs/ca-certificates.crt ] || cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
-  # An index's address may hold a password.
-  [ -z "${PIP_INDEX_URL:-}" ] || (umask 077 && printf '[global]\nindex-url = %s\n' "$PIP_INDEX_URL" >"$root/etc/pip.conf")
-  inside python3 -m venv /venv >>"$log" 2>&1 || fail "virtual environment"
-  inside /venv/bin/pip install -q -c constraints.txt "${python_packages[@]}" >>"$log" 2>&1 || fail "pip install"
-  echo "$digest" >"$stamp"
-  echo "  Debian $suite in $root ($((SECONDS - began)) s)"
-fi
+make_root
 built=$root/.pollux-pyslurm
 recipe=$(sha256sum <"$repository/contrib/devcluster/pyslurm.sh")
 if [ "${PYSLURM:-yes}" != no ] && [ "$(cat "$built" 2>/dev/null)" != "$recipe" ]; then

@@ -1,0 +1,200 @@
+"""Every private or undocumented torch API that the agent uses.
+
+Each function names the API that it stands for. `make test-torch-versions` runs the agent's unit tests with the oldest
+and the newest torch of `CHECKED`; a new torch is added there once its tests pass. Where an API is missing, its function
+raises UnsupportedTorch: the agent never guesses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from functools import reduce
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from pollux.errors import UnsupportedTorch
+
+CHECKED = ("2.6", "2.13", "2.14")
+"""The releases of torch that the uses below were checked with."""
+
+
+def internal(owner: Any, path: str) -> Any:
+    """Return the attribute at the dotted path. Raises UnsupportedTorch."""
+    try:
+        return reduce(getattr, path.split("."), owner)
+    except AttributeError as error:
+        name = getattr(owner, "__name__", type(owner).__qualname__)
+        raise UnsupportedTorch(
+            f"torch {torch.__version__} has no {name}.{path}, which the agent uses. The agent is checked with torch "
+            f"{', '.join(CHECKED)}: install one of these releases"
+        ) from error
+
+
+# Operations on lists of tensors, one kernel for many small tensors. torch's own optimizers use them. All of CHECKED.
+foreach_norm: Callable[..., list[Tensor]] = internal(torch, "_foreach_norm")
+foreach_sqrt: Callable[..., list[Tensor]] = internal(torch, "_foreach_sqrt")
+foreach_add_: Callable[..., None] = internal(torch, "_foreach_add_")
+foreach_copy_: Callable[..., None] = internal(torch, "_foreach_copy_")
+foreach_mul_: Callable[..., None] = internal(torch, "_foreach_mul_")
+foreach_div_: Callable[..., None] = internal(torch, "_foreach_div_")
+foreach_reciprocal_: Callable[..., None] = internal(torch, "_foreach_reciprocal_")
+foreach_clamp_min_: Callable[..., None] = internal(torch, "_foreach_clamp_min_")
+
+call_after_backward: Callable[[Callable[[], None]], None] = internal(
+    torch.autograd, "Variable._execution_engine.queue_callback"
+)
+"""Ask the autograd engine, in a backward pass, for a call at its end. DDP reduces by the same call. All of CHECKED."""
+
+
+def pin_memory(batch: Any) -> Any:
+    """Return a nested batch with its tensors in pinned memory, as DataLoader does. All of CHECKED."""
+    from torch.utils.data import _utils  # noqa: PLC0415 - loaded with the user's first loader
+
+    return internal(_utils, "pin_memory.pin_memory")(batch)
+
+
+# -- process groups ---------------------------------------------------------------------------------------------------
+
+
+def process_groups() -> int:
+    """Return how many process groups this process is in. All of CHECKED."""
+    return len(internal(dist.distributed_c10d, "_world.pg_map"))
+
+
+def set_group_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> None:
+    """Set how long a collective of the group may take (None: the default group). All of CHECKED."""
+    internal(dist.distributed_c10d, "_set_pg_timeout")(timeout, group)
+
+
+# -- DistributedDataParallel ------------------------------------------------------------------------------------------
+
+_KEPT = ("training", *(name for name in vars(torch.nn.Module()) if "hook" in name))
+"""What a module's `__init__` resets of what the script has set on the wrapper."""
+
+
+def reduces_gradients(wrapper: DistributedDataParallel) -> bool:
+    """Whether the wrapper's next backward pass ends in a reduction: not under `no_sync`. All of CHECKED."""
+    reduces: bool = internal(wrapper, "require_backward_grad_sync")
+    return reduces
+
+
+def rewrap(wrapper: DistributedDataParallel, module: torch.nn.Module, options: Mapping[str, Any]) -> None:
+    """Give the wrapper the present default group, without a broadcast; the object stays the same. All of CHECKED.
+
+    `module` must be equal on all ranks. The script's hooks on the wrapper stay.
+    """
+    kept = {name: wrapper.__dict__[name] for name in _KEPT if name in wrapper.__dict__}
+    internal(wrapper, "_remove_autograd_hooks")()
+    # The old reducer goes before the new one: their hooks hang on the same parameters.
+    internal(wrapper, "reducer")
+    del wrapper.reducer
+    type(wrapper).__init__(wrapper, module, **{**options, "init_sync": False})
+    wrapper.__dict__.update(kept)
+
+
+# -- fully_shard (FSDP2) ----------------------------------------------------------------------------------------------
+
+
+class FsdpUnit:
+    """One group of parameters that `fully_shard` gathers and reduces together. torch 2.13 and 2.14; see `fsdp_units`."""
+
+    def __init__(self, module: Any, group: Any) -> None:
+        self._module, self._group = module, group
+        parameters = internal(group, "fsdp_params")
+        self.params: list[Tensor] = [internal(p, "sharded_param") for p in parameters]
+        """The shards, in the order in which they lie in the buffer of the reduction."""
+        self.columns = [int(internal(p, "padded_sharded_param_size").numel()) for p in parameters]
+        """Elements that each shard takes in that buffer."""
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the unit's mesh."""
+        return int(internal(self._group, "mesh_info.mesh").size())
+
+    @property
+    def shards(self) -> int:
+        """Parts that each parameter is divided into; fewer than `ranks` under HSDP."""
+        return int(internal(self._group, "mesh_info.shard_mesh_size"))
+
+    @property
+    def divisor(self) -> float | None:
+        """The user's own divisor of the summed gradient; None: the number of ranks."""
+        found: float | None = internal(self._group, "gradient_divide_factor")
+        return found
+
+    def observe(self, see: ReduceScatterObserver) -> None:
+        """Have `see` called with what each reduce-scatter of the unit takes in, before it is reduced."""
+        inner = internal(self._group, "_reduce_scatter_comm")
+        internal(self._module, "set_custom_reduce_scatter")(_ObservedReduceScatter(inner, see))
+
+
+class ReduceScatterObserver(Protocol):
+    """Called with the unreduced gradient, the process group, and the operation."""
+
+    def __call__(self, gradient: Tensor, group: dist.ProcessGroup, op: Any, /) -> None: ...
+
+
+class _ObservedReduceScatter:
+    """A reduce-scatter of fully_shard (torch's, or the user's) that shows its input first."""
+
+    def __init__(self, inner: Any, see: ReduceScatterObserver) -> None:
+        self._inner, self._see = inner, see
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        allocated: Tensor = self._inner.allocate(size, dtype=dtype, device=device)
+        return allocated
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+    ) -> dist.Work | None:
+        self._see(input_tensor, group, op)
+        work: dist.Work | None = self._inner(output_tensor, input_tensor, group, op, async_op)
+        return work
+
+
+def fsdp_units(module: Any) -> Iterator[FsdpUnit]:
+    """Yield the parameter groups of one module under `fully_shard`. torch 2.13 and 2.14."""
+    for group in internal(internal(module, "_get_fsdp_state")(), "_fsdp_param_groups"):
+        yield FsdpUnit(module, group)
+
+
+# -- mixed precision, optimizers, schedulers, torch.compile -------------------------------------------------------------
+
+
+def loss_scale(scaler: Any) -> Tensor | None:
+    """Return the scale of an AMP scaler as a tensor on its device; None before its first use. All of CHECKED.
+
+    The public `get_scale` waits for the device.
+    """
+    found: Tensor | None = internal(scaler, "_scale")
+    return found
+
+
+def scaler_steps(scaler: Any) -> object:
+    """Return an object that an AMP scaler replaces in each `update`; None without a scaler. All of CHECKED."""
+    return None if scaler is None else internal(scaler, "_per_optimizer_states")
+
+
+def skips_step(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a fused optimizer, called by AMP, is about to skip its step. All of CHECKED.
+
+    The scaler sets the attribute for the length of the call.
+    """
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(found)
+
+
+def scheduler_calls(scheduler: Any) -> int:
+    """Return how often a scheduler's `step` was called; a user's own may count in `last_epoch` alone. All of CHECKED."""
+    return int(getattr(scheduler, "_step_count", getattr(scheduler, "last_epoch", 0)))
+
+
+def uncompiled(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the module that `torch.compile` was called on; any other module itself. All of CHECKED."""
+    inner: torch.nn.Module = getattr(model, "_orig_mod", model)
+    return inner
