@@ -9,7 +9,7 @@ PYTHON := $(VENV)/bin/python
 # Two cores and sixteen ranks: one thread per rank, as a job's launcher sets it too.
 export OMP_NUM_THREADS := 1
 
-.PHONY: help setup demo compare soak bench-sim bench-sim-week test test-newer-slurm unit integration check structure lint types bench-policy bench-fit bench-agent bench-adascale bench-accuracy bench-realloc schema clean
+.PHONY: help setup demo compare soak bench-sim bench-sim-week test test-newer-slurm test-torch-versions unit integration check structure lint types bench-policy bench-fit bench-agent bench-adascale bench-accuracy bench-realloc schema clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ test: setup ## everything that must hold: style, types, arrows, unit tests, real
 
 test-newer-slurm: ## the Slurm tests on a newer Slurm, in a Debian root of its own (minutes; root)
 	@contrib/devcluster/newer.sh
+
+test-torch-versions: ## the agent's unit tests with the oldest and the newest torch, in Debian roots (half an hour; root)
+	@contrib/devcluster/torch_versions.sh
 
 soak: setup ## hours: kills at every point of a save, real faults by path, 100,000 random steps, MINUTES (60) of chaos with JOBS (20); chaos-out/
 	@POLLUX_SOAK=1 $(PYTHON) -m pytest -s --timeout 7200 tests/unit/agent/checkpoint/test_checkpoint_killed.py tests/unit/apply/test_model.py tests/integration/loop/test_real_faults.py

@@ -7,6 +7,7 @@
     |   `-- ForeignCheckpoint   it belongs to another job or another model
     |-- RestartLoop         restarts came to nothing, one after the other
     |-- LaunchError         the launcher cannot start the workers
+    |-- UnsupportedTorch    this release of torch lacks an internal that the agent uses
     |-- OutOfMemory         (memory.py) a rank ran out of GPU memory; all start again with a smaller batch
     `-- RankLost            a rank left, or never came
 
@@ -54,6 +55,10 @@ class RestartLoop(PolluxAgentError):
 
 class LaunchError(PolluxAgentError):
     """The workers could not be started."""
+
+
+class UnsupportedTorch(PolluxAgentError):
+    """This release of torch lacks an internal that the agent uses."""
 
 
 class RankLost(PolluxAgentError):

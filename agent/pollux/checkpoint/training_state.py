@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from pollux.ranks.sharding import local_part
+from pollux.ranks.torch_internals import foreach_norm
 
 
 class Stateful(Protocol):
@@ -77,7 +78,7 @@ def is_finite(model: torch.nn.Module) -> bool:
     parts = [part for part in parts if part.numel()]
     if not parts:
         return True
-    largest = torch.stack([n.float() for n in torch._foreach_norm(parts, float("inf"))])
+    largest = torch.stack([n.float() for n in foreach_norm(parts, float("inf"))])
     return bool(largest.isfinite().all())
 
 

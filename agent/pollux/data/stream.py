@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 from torch.utils.data import default_collate
-from torch.utils.data._utils.pin_memory import pin_memory
 
 from pollux.data.place import ElasticData, check_sizes
 from pollux.data.plan import MicroBatch
 from pollux.errors import DataError
+from pollux.ranks.torch_internals import pin_memory as pinned
 
 REMEMBER_EVERY = 64
 """Samples between remembered states of a stateful stream, at least: taking one may cost as much as a sample."""
@@ -206,4 +206,4 @@ def _told_length(dataset: Iterable[Any]) -> int:
 
 
 def _pinned(batch: Any) -> Any:
-    return pin_memory(batch)  # type: ignore[no-untyped-call]
+    return pinned(batch)

@@ -12,6 +12,8 @@ from typing import Any
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from pollux.ranks.torch_internals import scheduler_calls
+
 
 class ScaledSchedule:
     """Advances one scheduler by the steps that larger batches were worth beyond the user's own calls."""
@@ -23,7 +25,7 @@ class ScaledSchedule:
         self._carry = 0.0
 
     def _count(self) -> int:
-        return int(getattr(self._scheduler, "_step_count", getattr(self._scheduler, "last_epoch", 0)))
+        return scheduler_calls(self._scheduler)
 
     def begin(self) -> None:
         """Before a step's first micro-batch."""

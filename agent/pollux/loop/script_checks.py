@@ -11,6 +11,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from pollux.errors import PolluxAgentError
 from pollux.loop.trained_model import TrainedModel
 from pollux.ranks.sharding import is_sharded
+from pollux.ranks.torch_internals import uncompiled
 
 logger = logging.getLogger("pollux")
 
@@ -21,7 +22,7 @@ def first_trained(model: torch.nn.Module) -> torch.nn.Parameter:
     Raises PolluxAgentError where there is none, or where the model comes wrapped already: its gradients would be
     reduced before anything could be measured of them, and then once more.
     """
-    inner = getattr(model, "_orig_mod", model)  # torch.compile's
+    inner = uncompiled(model)
     if isinstance(inner, DistributedDataParallel | DataParallel):
         raise PolluxAgentError(
             f"expected the model itself, which the agent wraps where ranks are several, got it in a "

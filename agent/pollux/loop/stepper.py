@@ -22,6 +22,7 @@ from pollux.loop.step_group import StepGroup
 from pollux.loop.trained_model import TrainedModel, least_noise
 from pollux.noise.measuring import sampling_interval
 from pollux.ranks.control import EXCHANGE_INTERVAL, ControlExchange, Decision
+from pollux.ranks.torch_internals import scaler_steps
 from pollux.ranks.world import World
 from pollux.resize.resizer import Resizer
 from pollux.tuning.batch_choice import Advisor, initial_choice, nearest_choice
@@ -201,7 +202,7 @@ class Stepper(Endings):
         self._weight = weight
         self._uncommitted += self.data.samples
         self._taken += 1
-        self._unscaled = getattr(self._scaler, "_per_optimizer_states", None)
+        self._unscaled = scaler_steps(self._scaler)
         if self._bare:
             for trained_model in self.trained_models:
                 if trained_model.meter.hooked:
@@ -291,7 +292,7 @@ class Stepper(Endings):
     @property
     def skipped(self) -> bool:
         """A step was due and AMP's loss scaling has dropped it: its gradients were not finite."""
-        tried = getattr(self._scaler, "_per_optimizer_states", None) is not self._unscaled
+        tried = scaler_steps(self._scaler) is not self._unscaled
         return tried and self.synchronises and not self.stepped and not self.failed
 
     def skip_step(self) -> None:

@@ -23,10 +23,8 @@ from pollux.noise.measuring import NoiseMeter
 from pollux.noise.noise_scale import NoiseAverages
 from pollux.noise.precondition import GradientNorms
 from pollux.ranks.sharding import check_sharded, is_sharded
+from pollux.ranks.torch_internals import rewrap, skips_step
 from pollux.ranks.world import World
-
-_KEPT = ("training", *(name for name in vars(torch.nn.Module()) if "hook" in name))
-"""What a module's `__init__` would reset of what the script has set on the wrapper."""
 
 
 class TrainedModel:
@@ -122,13 +120,7 @@ class TrainedModel:
         Parameters and buffers are equal on all ranks already, and not sent again.
         """
         if isinstance(self.model, DistributedDataParallel):
-            wrapper = self.model
-            kept = {name: wrapper.__dict__[name] for name in _KEPT if name in wrapper.__dict__}
-            wrapper._remove_autograd_hooks()  # type: ignore[no-untyped-call]
-            # The old reducer goes before the new one: their hooks hang on the same parameters.
-            del wrapper.reducer
-            type(wrapper).__init__(wrapper, self.module, **{**self._ddp, "init_sync": False})
-            wrapper.__dict__.update(kept)
+            rewrap(self.model, self.module, self._ddp)
         before = self.meter
         before.close()
         self.meter = self._metered(world, before.sampling)
@@ -160,8 +152,7 @@ class TrainedModel:
 
     def _stepped(self) -> None:
         """Called by the optimizer's hook. A fused optimizer is called by AMP even for a step that it then skips."""
-        found = getattr(self.optimizer, "found_inf", None)
-        if found is not None and bool(found):
+        if skips_step(self.optimizer):
             return
         self.norms.steps += 1
         self._on_step()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pollux.noise.precondition import CHUNK, GradientNorms, floor
+from pollux.ranks.torch_internals import foreach_copy_, foreach_norm
 
 KEPT = 2 * CHUNK
 """Elements of preconditioners kept at once: 16 MiB of float32, beside a product of at most CHUNK elements."""
@@ -62,7 +63,7 @@ class BucketNorms:
         rule = rules.pop()
         weights = torch.empty_like(buffer)
         roots = _like(weights, buffer, grads)
-        torch._foreach_copy_(roots, moments)
+        foreach_copy_(roots, moments)
         weights.sqrt_()
         floor(roots, rule)
         return weights.div_(rule.corrected).add_(rule.eps).reciprocal_()
@@ -79,5 +80,5 @@ def _squared(found: Tensor) -> Tensor:
 
 
 def _by_group(parts: list[Tensor], index: Tensor, groups: int) -> Tensor:
-    norms = torch.stack(list(torch._foreach_norm(parts, 2)))
+    norms = torch.stack(list(foreach_norm(parts, 2)))
     return torch.zeros(groups, device=norms.device).index_add_(0, index, norms * norms)

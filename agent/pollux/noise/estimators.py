@@ -27,6 +27,7 @@ from pollux.noise.precondition import GradientNorms
 from pollux.noise.samples import Squares, added
 from pollux.noise.uncompressed_norms import UncompressedSums
 from pollux.ranks.sharding import local_part
+from pollux.ranks.torch_internals import foreach_add_
 
 CommunicationHook = tuple[object, Callable[[Any, Any], torch.futures.Future[Tensor]]]
 """As `DistributedDataParallel.register_comm_hook` takes it: its state, and the function."""
@@ -157,7 +158,7 @@ class AccumulationEstimator:
         assert self._aside is not None
         both = [(a, g) for a, g in zip(self._aside, grads, strict=True) if a is not None and g is not None]
         if both:
-            torch._foreach_add_([a for a, _ in both], [g for _, g in both])
+            foreach_add_([a for a, _ in both], [g for _, g in both])
         for p, aside, grad in zip(self._params, self._aside, grads, strict=True):
             p.grad = grad if aside is None else aside
         self._aside = None
@@ -207,7 +208,7 @@ class DifferencedEstimator:
             if p.grad is not None
         ]
         local = (self._norms.of(params, old) + self._norms.of(params, new)) / 2
-        torch._foreach_add_(old, new)
+        foreach_add_(old, new)
         return added(local), added(self._norms.of(params, old) / 4)
 
     @property

@@ -27,6 +27,7 @@ from pollux.noise.precondition import GradientNorms
 from pollux.noise.reduction import ReductionEstimator
 from pollux.noise.samples import SampleBuffer, Squares, added, summed
 from pollux.ranks.sharding import is_sharded
+from pollux.ranks.torch_internals import loss_scale, reduces_gradients
 
 if TYPE_CHECKING:
     from pollux.noise.sharded_noise import ReduceScatterEstimator
@@ -115,7 +116,7 @@ class NoiseMeter:
                     params,
                     rank=rank,
                     ranks=ranks,
-                    reduces=lambda: model.require_backward_grad_sync,
+                    reduces=lambda: reduces_gradients(model),
                     varies=model.find_unused_parameters,
                     on_ready=on_ready,
                 )
@@ -244,7 +245,7 @@ class NoiseMeter:
         """AMP's inverse loss scale as a tensor on the device, so that reading it waits for nothing."""
         if self._scaler is None or not self._scaler.is_enabled():
             return None
-        scale: Tensor | None = getattr(self._scaler, "_scale", None)
+        scale = loss_scale(self._scaler)
         return None if scale is None else scale.reciprocal()
 
     def end_step(self, step: int) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pollux.noise.precondition import CHUNK, GradientNorms, floor
 from pollux.noise.samples import Squares
+from pollux.ranks.torch_internals import foreach_norm
 
 _CALL = 20_000
 """Elements that a CPU goes through in the time that a further tensor takes, about."""
@@ -142,7 +143,7 @@ def _plain(params: Sequence[Tensor], places: tuple[int, ...]) -> Squares:
         places = tuple(place for place, g in zip(places, found, strict=True) if g is not None)
     if not grads:
         return Squares(None, ())
-    return Squares(torch.stack(torch._foreach_norm(grads, 2, torch.float32)), places)
+    return Squares(torch.stack(foreach_norm(grads, 2, torch.float32)), places)
 
 
 def _share(sizes: Sequence[int], rank: int, ranks: int) -> set[int]:

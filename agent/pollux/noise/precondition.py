@@ -16,6 +16,15 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pollux.ranks.sharding import local_part
+from pollux.ranks.torch_internals import (
+    foreach_add_,
+    foreach_clamp_min_,
+    foreach_div_,
+    foreach_mul_,
+    foreach_norm,
+    foreach_reciprocal_,
+    foreach_sqrt,
+)
 
 WARM_STEPS = 5
 """Steps before an Adam-like's second moment is taken for a preconditioner (model.md)."""
@@ -56,8 +65,8 @@ def floor(roots: list[Tensor], rule: StepRule) -> None:
     one stands for it; a tensor that never had any has no say.
     """
     sizes = tuple(root.numel() for root in roots)
-    least = torch.stack(list(torch._foreach_norm(roots, 2))) * _shares(sizes, rule.newest, roots[0].device)
-    torch._foreach_clamp_min_(roots, list(torch.where(least > 0, least, torch.inf).unbind()))
+    least = torch.stack(list(foreach_norm(roots, 2))) * _shares(sizes, rule.newest, roots[0].device)
+    foreach_clamp_min_(roots, list(torch.where(least > 0, least, torch.inf).unbind()))
 
 
 @lru_cache(maxsize=256)
@@ -121,7 +130,7 @@ class GradientNorms:
         out = torch.zeros(self.groups, dtype=torch.float32, device=device)
         for group, pieces, moments in self._chunks(params, grads):
             seen = self._preconditioned(pieces, moments, group)
-            norms = torch.stack(list(torch._foreach_norm(seen, 2, torch.float32)))
+            norms = torch.stack(list(foreach_norm(seen, 2, torch.float32)))
             out[group] += torch.dot(norms, norms)
             del seen  # before the next chunk's is made
         return out
@@ -132,7 +141,7 @@ class GradientNorms:
         grads, groups = [g for g, _ in pairs], tuple(group for _, group in pairs)
         if not grads:
             return torch.zeros(self.groups, dtype=torch.float32, device=device)
-        norms = torch.stack(list(torch._foreach_norm(list(map(local_part, grads)), 2, torch.float32)))
+        norms = torch.stack(list(foreach_norm(list(map(local_part, grads)), 2, torch.float32)))
         if self.groups == 1:
             return torch.dot(norms, norms).reshape(1)
         out = torch.zeros(self.groups, dtype=torch.float32, device=device)
@@ -166,16 +175,16 @@ class GradientNorms:
     ) -> list[Tensor]:
         """P g. `typical`: the root mean square of the gradient so far, where `moments` are a part of a tensor's."""
         rule = self.step_rule(group)
-        roots = list(torch._foreach_sqrt([v.to(torch.float32) for v in moments]))
+        roots = list(foreach_sqrt([v.to(torch.float32) for v in moments]))
         if typical is None:
             floor(roots, rule)
         else:
             least = typical * rule.newest**0.5
-            torch._foreach_clamp_min_(roots, [torch.where(least > 0, least, torch.inf)] * len(roots))
-        torch._foreach_div_(roots, rule.corrected)
-        torch._foreach_add_(roots, rule.eps)
-        torch._foreach_reciprocal_(roots)
-        torch._foreach_mul_(roots, grads)  # in place: one chunk of workspace, and not two
+            foreach_clamp_min_(roots, [torch.where(least > 0, least, torch.inf)] * len(roots))
+        foreach_div_(roots, rule.corrected)
+        foreach_add_(roots, rule.eps)
+        foreach_reciprocal_(roots)
+        foreach_mul_(roots, grads)  # in place: one chunk of workspace, and not two
         return roots
 
     def step_rule(self, group: int) -> StepRule:

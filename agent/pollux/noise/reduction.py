@@ -18,14 +18,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Variable
 
 from pollux.noise.pair_norms import PairNorms
 from pollux.noise.precondition import GradientNorms
 from pollux.noise.samples import Squares
-
-_call_back: Callable[[Callable[[], None]], None] = Variable._execution_engine.queue_callback
-"""Asks the autograd engine, in a backward pass, for a call at its end."""
+from pollux.ranks.torch_internals import call_after_backward
 
 
 class ReductionEstimator:
@@ -114,13 +111,13 @@ class ReductionEstimator:
         if self._measuring and not self._asked and self._reduces():
             self._asked = True
             self.reductions += 1
-            _call_back(self._before_reduction)
+            call_after_backward(self._before_reduction)
 
     def _before_reduction(self) -> None:
         # Where passes are nested (checkpointed activations) the inner ones end here too: the last call holds all.
         self._asked = False
         local = _detached(self._pair.first)
-        _call_back(lambda: self._after_reduction(local))
+        call_after_backward(lambda: self._after_reduction(local))
 
     def _after_reduction(self, local: Squares) -> None:
         self._found = (local, _detached(self._pair.second))

@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
 from pollux.noise.precondition import CHUNK, GradientNorms
 from pollux.noise.samples import Squares, added
 from pollux.ranks.sharding import local_part, sharded_modules
+from pollux.ranks.torch_internals import FsdpUnit, fsdp_units
 
 logger = logging.getLogger("pollux")
 
@@ -61,13 +62,13 @@ class ReduceScatterEstimator:
         self._trained = {p for p in model.parameters() if p.requires_grad}
         self._copies = 1
         for module in sharded_modules(model):
-            groups = module._get_fsdp_state()._fsdp_param_groups
-            if len(groups) != 1:
+            found = list(fsdp_units(module))
+            if len(found) != 1:
                 continue  # the module itself holds no parameter
-            self._copies = world_size // groups[0].mesh_info.shard_mesh_size
-            unit = _Unit(groups[0])
+            self._copies = world_size // found[0].shards
+            unit = _Unit(found[0])
             self._units.append(unit)
-            module.set_custom_reduce_scatter(_Measuring(groups[0]._reduce_scatter_comm, self, unit))
+            found[0].observe(partial(self.see, unit))
 
     def begin(self, measuring: bool, *, first: bool = True) -> None:
         """Before the step's one synchronising pass: whether it is measured (the same answer on every rank)."""
@@ -100,7 +101,7 @@ class ReduceScatterEstimator:
         if not self._measuring or self._spoiled:
             return
         aside = gradient.device != local_part(unit.params[0].detach()).device
-        if op != dist.ReduceOp.AVG or unit.divisor is not None or aside:
+        if op != dist.ReduceOp.AVG or unit.torch_unit.divisor is not None or aside:
             self._give_up()
             return
         size = dist.get_world_size(group)
@@ -150,18 +151,12 @@ class ReduceScatterEstimator:
 class _Unit:
     """Parameters whose gradients are reduced together, in the order in which they lie in the buffer."""
 
-    def __init__(self, group: Any) -> None:
-        self._group = group
-        self.params: list[Tensor] = [p.sharded_param for p in group.fsdp_params]
-        self._columns = {p.sharded_param: int(p.padded_sharded_param_size.numel()) for p in group.fsdp_params}
+    def __init__(self, torch_unit: FsdpUnit) -> None:
+        self.torch_unit = torch_unit
+        self.params = torch_unit.params
+        self._columns = dict(zip(torch_unit.params, torch_unit.columns, strict=True))
         self.used: list[Tensor] = list(self.params)
         """Those that had a gradient in the last measured pass."""
-
-    @property
-    def divisor(self) -> float | None:
-        """The user's own divisor of the sum; None: the number of ranks."""
-        found: float | None = self._group.gradient_divide_factor
-        return found
 
     def layout(self, columns: int) -> list[_Part] | None:
         """Each parameter's place in the `columns` of a shard; None where it is unknown who is in it."""
@@ -189,24 +184,3 @@ def _runs(parts: list[_Part], most: int) -> Iterator[list[_Part]]:
             size += piece.stop - piece.start
     if run:
         yield run
-
-
-class _Measuring(ReduceScatter):
-    """torch's reduce-scatter (or the user's), which shows the estimator what it reduces."""
-
-    def __init__(self, inner: ReduceScatter, estimator: ReduceScatterEstimator, unit: _Unit) -> None:
-        self._inner, self._estimator, self._unit = inner, estimator, unit
-
-    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return self._inner.allocate(size, dtype=dtype, device=device)
-
-    def __call__(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: dist.ProcessGroup,
-        op: Any,
-        async_op: bool = False,
-    ) -> dist.Work | None:
-        self._estimator.see(self._unit, input_tensor, group, op)
-        return self._inner(output_tensor, input_tensor, group, op, async_op)

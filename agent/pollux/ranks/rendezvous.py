@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from pollux.errors import RankLost
+from pollux.ranks.torch_internals import set_group_timeout
 from pollux.ranks.world import CONTROL_TIMEOUT, World, backend_for, node_name, where
 from pollux.slurm_job.allocation import node_address
 from pollux.slurm_job.network import interface_of
@@ -134,13 +135,10 @@ def tell_environment(world: World, environ: MutableMapping[str, str] = os.enviro
 
 def _be_patient(control: dist.ProcessGroup | None) -> None:
     """From here on collectives may take as long as in groups made at a start: ranks read data, and evaluate."""
-    set_timeout = getattr(dist.distributed_c10d, "_set_pg_timeout", None)
-    if set_timeout is None:
-        return
     gloo = dist.get_backend() == "gloo"
-    set_timeout(timedelta(minutes=30 if gloo else 10))
+    set_group_timeout(timedelta(minutes=30 if gloo else 10))
     if control is not None:
-        set_timeout(CONTROL_TIMEOUT, control)
+        set_group_timeout(CONTROL_TIMEOUT, control)
 
 
 def own_address(environ: MutableMapping[str, str] = os.environ) -> str:

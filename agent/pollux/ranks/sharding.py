@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pollux.errors import CheckpointError, PolluxAgentError
+from pollux.ranks.torch_internals import fsdp_units
 
 
 def is_shard(tensor: object) -> bool:
@@ -50,18 +51,12 @@ def check_sharded(model: torch.nn.Module, world_size: int) -> None:
             f"expected all trained parameters under fully_shard, found {plain[0]!r} and {len(plain) - 1} more outside: "
             "nothing would average their gradients; call fully_shard on the whole model last"
         )
-    sizes = {unit.mesh_info.mesh.size() for unit in units(model)}
+    sizes = {unit.ranks for module in sharded_modules(model) for unit in fsdp_units(module)}
     if sizes - {world_size}:
         raise PolluxAgentError(
             f"expected fully_shard over all {world_size} ranks as data-parallel ones, found meshes of {sorted(sizes)}: "
             "tensor and pipeline parallelism are not supported"
         )
-
-
-def units(model: torch.nn.Module) -> Iterator[Any]:
-    """torch's groups of parameters that are gathered and reduced together."""
-    for module in sharded_modules(model):
-        yield from module._get_fsdp_state()._fsdp_param_groups
 
 
 def synchronise(model: torch.nn.Module, reduce: bool) -> None:

@@ -1,8 +1,8 @@
 """Every private or undocumented torch API that the agent uses.
 
-Each function names the API that it stands for. `make test-torch-versions` runs the agent's unit tests with the oldest
-and the newest torch of `CHECKED`; a new torch is added there once its tests pass. Where an API is missing, its function
-raises UnsupportedTorch: the agent never guesses.
+Each use was checked with all releases in `CHECKED`, unless its docstring names fewer. `make test-torch-versions` runs
+the agent's unit tests with the oldest and the newest of them; add a release once these tests pass with it. Where torch
+lacks an API, the function that stands for it raises UnsupportedTorch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CHECKED = ("2.6", "2.13", "2.14")
 
 
 def internal(owner: Any, path: str) -> Any:
-    """Return the attribute at the dotted path. Raises UnsupportedTorch."""
+    """Return the attribute at a dotted path. Raises UnsupportedTorch."""
     try:
         return reduce(getattr, path.split("."), owner)
     except AttributeError as error:
@@ -35,7 +35,7 @@ def internal(owner: Any, path: str) -> Any:
         ) from error
 
 
-# Operations on lists of tensors, one kernel for many small tensors. torch's own optimizers use them. All of CHECKED.
+# One kernel for many small tensors, as in torch's own optimizers.
 foreach_norm: Callable[..., list[Tensor]] = internal(torch, "_foreach_norm")
 foreach_sqrt: Callable[..., list[Tensor]] = internal(torch, "_foreach_sqrt")
 foreach_add_: Callable[..., None] = internal(torch, "_foreach_add_")
@@ -48,11 +48,11 @@ foreach_clamp_min_: Callable[..., None] = internal(torch, "_foreach_clamp_min_")
 call_after_backward: Callable[[Callable[[], None]], None] = internal(
     torch.autograd, "Variable._execution_engine.queue_callback"
 )
-"""Ask the autograd engine, in a backward pass, for a call at its end. DDP reduces by the same call. All of CHECKED."""
+"""Ask the autograd engine, in a backward pass, for a call at its end. DDP asks for its reduction in the same way."""
 
 
 def pin_memory(batch: Any) -> Any:
-    """Return a nested batch with its tensors in pinned memory, as DataLoader does. All of CHECKED."""
+    """Return a nested batch with its tensors in pinned memory."""
     from torch.utils.data import _utils  # noqa: PLC0415 - loaded with the user's first loader
 
     return internal(_utils, "pin_memory.pin_memory")(batch)
@@ -62,31 +62,31 @@ def pin_memory(batch: Any) -> Any:
 
 
 def process_groups() -> int:
-    """Return how many process groups this process is in. All of CHECKED."""
+    """Return how many process groups this process is in."""
     return len(internal(dist.distributed_c10d, "_world.pg_map"))
 
 
 def set_group_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> None:
-    """Set how long a collective of the group may take (None: the default group). All of CHECKED."""
+    """Set how long the collectives of a group may take; None: the default."""
     internal(dist.distributed_c10d, "_set_pg_timeout")(timeout, group)
 
 
 # -- DistributedDataParallel ------------------------------------------------------------------------------------------
 
 _KEPT = ("training", *(name for name in vars(torch.nn.Module()) if "hook" in name))
-"""What a module's `__init__` resets of what the script has set on the wrapper."""
+"""Attributes that a script may have set on the wrapper, and that a module's `__init__` resets."""
 
 
 def reduces_gradients(wrapper: DistributedDataParallel) -> bool:
-    """Whether the wrapper's next backward pass ends in a reduction: not under `no_sync`. All of CHECKED."""
+    """Tell whether a backward pass ends in a reduction; not under `no_sync`."""
     reduces: bool = internal(wrapper, "require_backward_grad_sync")
     return reduces
 
 
 def rewrap(wrapper: DistributedDataParallel, module: torch.nn.Module, options: Mapping[str, Any]) -> None:
-    """Give the wrapper the present default group, without a broadcast; the object stays the same. All of CHECKED.
+    """Move a wrapper to the present default group; the object stays the same.
 
-    `module` must be equal on all ranks. The script's hooks on the wrapper stay.
+    Nothing is broadcast: `module` must be equal on all ranks. The script's hooks on the wrapper stay.
     """
     kept = {name: wrapper.__dict__[name] for name in _KEPT if name in wrapper.__dict__}
     internal(wrapper, "_remove_autograd_hooks")()
@@ -101,7 +101,10 @@ def rewrap(wrapper: DistributedDataParallel, module: torch.nn.Module, options: M
 
 
 class FsdpUnit:
-    """One group of parameters that `fully_shard` gathers and reduces together. torch 2.13 and 2.14; see `fsdp_units`."""
+    """Parameters that `fully_shard` gathers and reduces together.
+
+    Checked with torch 2.13 and 2.14. Older releases name these attributes differently.
+    """
 
     def __init__(self, module: Any, group: Any) -> None:
         self._module, self._group = module, group
@@ -113,12 +116,12 @@ class FsdpUnit:
 
     @property
     def ranks(self) -> int:
-        """Ranks of the unit's mesh."""
+        """Number of ranks in the unit's mesh."""
         return int(internal(self._group, "mesh_info.mesh").size())
 
     @property
     def shards(self) -> int:
-        """Parts that each parameter is divided into; fewer than `ranks` under HSDP."""
+        """Number of parts of each parameter; under HSDP fewer than `ranks`."""
         return int(internal(self._group, "mesh_info.shard_mesh_size"))
 
     @property
@@ -128,7 +131,7 @@ class FsdpUnit:
         return found
 
     def observe(self, see: ReduceScatterObserver) -> None:
-        """Have `see` called with what each reduce-scatter of the unit takes in, before it is reduced."""
+        """Call `see` with the input of each reduce-scatter of the unit."""
         inner = internal(self._group, "_reduce_scatter_comm")
         internal(self._module, "set_custom_reduce_scatter")(_ObservedReduceScatter(inner, see))
 
@@ -150,7 +153,12 @@ class _ObservedReduceScatter:
         return allocated
 
     def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
     ) -> dist.Work | None:
         self._see(input_tensor, group, op)
         work: dist.Work | None = self._inner(output_tensor, input_tensor, group, op, async_op)
@@ -158,43 +166,51 @@ class _ObservedReduceScatter:
 
 
 def fsdp_units(module: Any) -> Iterator[FsdpUnit]:
-    """Yield the parameter groups of one module under `fully_shard`. torch 2.13 and 2.14."""
+    """Yield the parameter groups of a module under `fully_shard`."""
     for group in internal(internal(module, "_get_fsdp_state")(), "_fsdp_param_groups"):
         yield FsdpUnit(module, group)
 
 
-# -- mixed precision, optimizers, schedulers, torch.compile -------------------------------------------------------------
+# -- mixed precision, optimizers, schedulers, torch.compile -----------------------------------------------------------
 
 
 def loss_scale(scaler: Any) -> Tensor | None:
-    """Return the scale of an AMP scaler as a tensor on its device; None before its first use. All of CHECKED.
+    """Return an AMP scaler's scale on its device; None before its first use.
 
     The public `get_scale` waits for the device.
     """
-    found: Tensor | None = internal(scaler, "_scale")
+    found: Tensor | None = _of_scaler(scaler, "_scale")
     return found
 
 
 def scaler_steps(scaler: Any) -> object:
-    """Return an object that an AMP scaler replaces in each `update`; None without a scaler. All of CHECKED."""
-    return None if scaler is None else internal(scaler, "_per_optimizer_states")
+    """Return an object that an AMP scaler replaces in each `update`."""
+    return _of_scaler(scaler, "_per_optimizer_states")
+
+
+def _of_scaler(scaler: Any, name: str) -> Any:
+    """Return an attribute; a scaler that is not torch's may lack it."""
+    return internal(scaler, name) if isinstance(scaler, torch.amp.GradScaler) else getattr(scaler, name, None)
 
 
 def skips_step(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a fused optimizer, called by AMP, is about to skip its step. All of CHECKED.
+    """Tell whether a fused optimizer, called by AMP, is about to skip its step.
 
-    The scaler sets the attribute for the length of the call.
+    The scaler sets `found_inf` on the optimizer during the call.
     """
     found = getattr(optimizer, "found_inf", None)
     return found is not None and bool(found)
 
 
 def scheduler_calls(scheduler: Any) -> int:
-    """Return how often a scheduler's `step` was called; a user's own may count in `last_epoch` alone. All of CHECKED."""
+    """Return how often a scheduler's `step` was called.
+
+    A scheduler of the user's own may have `last_epoch` only.
+    """
     return int(getattr(scheduler, "_step_count", getattr(scheduler, "last_epoch", 0)))
 
 
 def uncompiled(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the module that `torch.compile` was called on; any other module itself. All of CHECKED."""
+    """Return the module inside one that `torch.compile` has made."""
     inner: torch.nn.Module = getattr(model, "_orig_mod", model)
     return inner

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
+
+from pollux.ranks.torch_internals import process_groups, uncompiled
 
 if TYPE_CHECKING:
     from pollux.checkpoint.restart import Restart
@@ -70,12 +71,12 @@ def obstacle_in_place(job: Job) -> str | None:
         return "its epochs are not counted by job.epochs"
     if any(f"pollux.integrations.{name}" in sys.modules for name in INTEGRATIONS):
         return "another library runs its loop"
-    if hasattr(job.module, "_orig_mod"):
+    if uncompiled(job.module) is not job.module:
         return "its model is compiled, which takes joiners too long"
     if job.stepper.trained_models[0].comm_hook is not None:
         return "its communication hook may know of the present ranks"
     # The default one and the agent's own.
-    if len(dist.distributed_c10d._world.pg_map) > (2 if job.world.control is not None else 1):
+    if process_groups() > (2 if job.world.control is not None else 1):
         return "its script has made process groups"
     # It holds the number of ranks from when it was made, and would go on dividing by that.
     if any(issubclass(type(found), DistributedSampler) for found in gc.get_objects()):
