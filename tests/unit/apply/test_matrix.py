@@ -246,6 +246,7 @@ def test_each_job_takes_the_fastest_path_that_it_can() -> None:
     assert last == {1: "resize", 2: "resize", 3: "relaunch", 4: "requeue", 5: "resize", 6: "park"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("story", [QUEUE, WITHIN], ids=["queue", "within"])
 def test_killed_at_every_failpoint_while(story: Story, fault: str) -> None:

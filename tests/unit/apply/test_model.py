@@ -17,6 +17,7 @@ STEPS = 100_000 if SOAK else 10_000
 PER_RUN = 60
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_whatever_happens() -> None:
     run_state_machine_as_test(

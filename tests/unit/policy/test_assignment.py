@@ -17,6 +17,7 @@ def without(snap):
         return decide(snap)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("power", [-1.0, 0.0, 1.0])
 def test_plan_is_no_worse_and_its_bound_no_looser_than_without(power):
     tighter = 0

@@ -36,6 +36,7 @@ def fitted(theta=THETA, **more):
 KINDS = pytest.mark.parametrize("kind", ["plain", "types", "racks", "types and racks"])
 
 
+@pytest.mark.slow
 @KINDS
 @pytest.mark.parametrize("field", ThroughputParams._fields)
 @pytest.mark.parametrize("value", [math.nan, -1.0])
@@ -104,6 +105,7 @@ def test_zero_jobs_zero_nodes_and_nodes_that_have_nothing(kind):
     assert desired_nodes(snapshot(cluster(kind), []), least=0, most=9).nodes == 0
 
 
+@pytest.mark.slow
 def test_ten_thousand_identical_jobs_of_whom_few_find_room():
     jobs = [job(n, report=fitted(explored=2)) for n in range(10_000)]
     plan = decide(snapshot(cluster("types and racks"), jobs))

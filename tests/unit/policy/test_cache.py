@@ -28,6 +28,7 @@ def changed(snap, seed):
     return replace(snap, nodes=members, jobs=tuple(jobs))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6))
 def test_plan_is_the_same_bit_for_bit_with_and_without_a_cache(seed):

@@ -15,6 +15,7 @@ MANY = 4_000 if os.environ.get("POLLUX_BENCH") else 130
 LOW_POWERS = (-2.0, -5.0, -10.0, -np.inf)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("power", LOW_POWERS)
 def test_plan_lies_within_its_gap_of_the_best_there_is_and_the_bound_is_tight(power):
     found = compared(at_power(power), range(MANY))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
@@ -23,6 +24,7 @@ from tests.unit.policy.scenarios import (
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(snapshots)
 def test_plan_keeps_capacity_limits_partitions_and_interference(snap):
@@ -41,6 +43,7 @@ def test_plan_is_the_same_whatever_the_order_of_nodes_and_jobs(snap):
     assert decide(snap) == decide(snap) == decide(shuffled)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(snapshots)
 def test_a_plan_carried_out_is_not_undone_unless_that_gains(snap):
@@ -122,6 +125,7 @@ def test_absurd_but_finite_values_do_not_crash():
         check(snap, decide(snap))
 
 
+@pytest.mark.slow
 def test_random_snapshots_end_within_a_small_gap():
     gaps = sorted(decide(random_snapshot(seed, jobs=12, count=6, power=-1.0)).gap for seed in range(60))
     assert gaps[len(gaps) // 2] < 0.02

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,6 +41,7 @@ def a_minute_later(snap: Snapshot, rng: random.Random) -> Snapshot:
     return replace(snap, nodes=members, jobs=tuple(jobs), settings=chosen, taken_at=snap.taken_at + 60.0)
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(st.integers(0, 10**6))
 def test_incremental_plan_is_the_cold_one_reasons_included(seed):

@@ -36,6 +36,7 @@ def mixed(old=2, new=1, gpus=4):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", range(4))
 def test_program_meets_brute_force(block):
     for seed in range(block * 20, block * 20 + 20):
@@ -63,6 +64,7 @@ def test_one_pool_is_the_exact_count_program():
         assert integer.solve(gpus, value, start, pools, []).total == pytest.approx(best, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_out_of_work_there_is_a_plan_and_a_bound_still():
     for seed in range(20):
         gpus, value, start, pools, groups = by_type(seed)
@@ -142,6 +144,7 @@ def test_a_job_moves_to_the_faster_type_once_it_is_free_and_stays_there():
     assert not again.of(1).changed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("power", [-1.0, 1.0, 0.0, -10.0, float("-inf")])
 def test_random_mixed_clusters_keep_every_rule(power):
     rng = np.random.default_rng(5)

@@ -24,6 +24,7 @@ def alone(monkeypatch):
     monkeypatch.setattr(certificate, "CERTAIN", 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("alone")
 def test_no_plan_there_is_lies_above_it():
     found = compared(small, range(400))

@@ -26,6 +26,7 @@ def instance(jobs, capacity, seed, options=12, noise=0.02):
     return np.array(gpus, dtype=np.int64), np.array(value), np.array(start)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", range(4))
 def test_bound_holds_and_small_cores_are_exact(block):
     for seed in range(block * 50, block * 50 + 50):

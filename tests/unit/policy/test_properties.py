@@ -50,6 +50,7 @@ def test_more_capacity_never_lowers_fitness_where_every_count_can_be_placed(powe
     assert more.objective >= less.objective * (1 - 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("power", POWERS)
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 5))
@@ -59,6 +60,7 @@ def test_more_nodes_never_lower_fitness_by_more_than_the_certified_gap(power, se
     assert more.objective >= less.objective * (1 - 0.01)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(snapshots)
 @example(random_snapshot(7341))  # its home came free only after the search

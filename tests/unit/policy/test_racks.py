@@ -129,6 +129,7 @@ def random_racks(seed, **more):
     return replace(snap, nodes=members, jobs=tuple(jobs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("power", [-1.0, 1.0, 0.0, -10.0, float("-inf")])
 def test_random_clusters_of_racks_and_types_keep_every_rule_and_replay(power):
     for seed in range(20):

@@ -93,6 +93,7 @@ def whole(tensor: Any) -> torch.Tensor:
         return full.detach().clone()
 
 
+@pytest.mark.slow
 def test_a_training_moves_between_numbers_of_ranks(ranks: Any, tmp_path: Path) -> None:
     """4 -> 2 -> 1 -> 8 ranks: an undisturbed plain run's weights, no example lost or repeated."""
     plain = ranks(2, train, str(tmp_path / "plain"), 1000, False)[0]

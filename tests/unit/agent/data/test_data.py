@@ -153,6 +153,7 @@ def test_two_iterators_at_once_are_refused() -> None:
 # -- streams ----------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_stateful_stream_is_not_read_again_from_the_start() -> None:
     (first,) = loaders(500, 1, 10, kind="stateful")
     seen: list[int] = []

@@ -46,6 +46,7 @@ EVENTS = st.tuples(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", list(DATA))
 def test_every_sample_exactly_once_over_any_resizes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand random sequences of each kind of data."""

@@ -37,6 +37,7 @@ note("survived")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("leaving", "way"),
     [(["n2"], "as asked"), (["n1", "n2"], "as asked"), *((["n1"], way) for way in WAYS)],
@@ -143,6 +144,7 @@ if start == 1 and {fails_again}:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("leaver", "survivor"),
     [("as asked", "as asked"), *((way, "as asked") for way in list(WAYS)[1:]), ("as asked", "worker killed"),

@@ -179,6 +179,7 @@ def test_wake_calls_back_off_the_main_thread() -> None:
     assert code == 0, text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [LEFT_STATUS, RELAUNCH_STATUS])
 def test_a_rank_that_ends_in_a_move_leaves_nothing_undone(tmp_path: Path, status: int) -> None:
     """It does not wait for the interpreter to take itself apart, and yet ends as one that does."""

@@ -159,6 +159,7 @@ if job.is_main:
 """
 
 
+@pytest.mark.slow
 def test_several_ranks_start_again_from_the_checkpoint_with_the_bound(tmp_path: Path) -> None:
     script, checkpoints = tmp_path / "train.py", tmp_path / "checkpoints"
     script.write_text(SCRIPT)

@@ -285,6 +285,7 @@ def test_accumulation_and_split_batch(passes: int, problem: Any, optimizer: str)
     at.check(averages, accumulated(at, passes, averages), STEPS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("problem", [Quadratic, Network])
 def test_differenced(problem: Any, optimizer: str) -> None:
@@ -307,6 +308,7 @@ def test_drift_makes_the_differenced_variance_too_large_by_half_its_square() -> 
     assert abs(found.sqr - (float(middle @ middle) - squared / 4)) < 4 * sqr_error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ratio", [8.0, 80.0])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_within_a_tenth_after_200_steps(

@@ -146,6 +146,7 @@ def test_a_rank_that_comes_in_measures_the_users_own_accumulation_when_the_other
 # -- what may go wrong ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_cannot_be_done_is_refused_and_the_training_goes_on(stage: Stage, tmp_path: Path) -> None:
     orders = [
         order(19, "n1 n2 n0", "grow"),

@@ -8,6 +8,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.unit.agent.launched_step import PATIENCE_S, step
 
 SCRIPT = """
@@ -95,6 +97,7 @@ def wait_for(path: Path, launched: Any) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_node_leaves_and_another_comes_while_rank_0_trains_on(tmp_path: Path) -> None:
     orders = [order(7, "n0", "shrink"), order(8, "n0 c0", "grow")]
     sbatch = tmp_path / "sbatch"
