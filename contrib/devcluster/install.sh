@@ -87,7 +87,7 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$(digest)" ]; then
   # Alone and first: the constraint then decides which torch it is, before anything else asks for just any.
   step "torch" "$venv/bin/pip" install -q -c constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
   # PEP 517 for the packages that come as source only; Debian's own pip would run their setup.py directly.
-  step "polluxd and its tools" "$venv/bin/pip" install -q --use-pep517 -c constraints.txt -e '.[agent,daemon,sim,dev,huggingface,lightning,tensorboard]'
+  step "polluxd and its tools" "$venv/bin/pip" install -q --use-pep517 -c constraints.txt -e '.[agent,daemon,sim,dev,huggingface,lightning,optimizers,tensorboard]'
   digest >"$stamp"
 fi
 rm -f "$log"

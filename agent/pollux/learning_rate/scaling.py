@@ -1,13 +1,13 @@
 """Learning-rate rules: the factor on the user's own schedule at a larger batch size, and how it is applied.
 
-The factor is put on in a hook before `optimizer.step()` and taken off in one after it: between steps every
+A hook before `optimizer.step()` applies the factor, and a hook after it takes the factor off. Between steps every
 `param_group["lr"]` is what the user or the scheduler set, so that schedulers, checkpoints and logs stay theirs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from pollux.errors import PolluxAgentError
 from pollux.goodput import NoiseScale, gain
-from pollux.noise.precondition import second_moment_name
+from pollux.optimizers.families import SGD_LIKE, Family, decoupled_decay
 
 Rule = Callable[[float, NoiseScale | None], float]
 """(scale M/M0, noise scale of a parameter group or None, at M0) -> factor on its learning rate."""
@@ -28,7 +28,7 @@ def adascale(scale: float, noise: NoiseScale | None) -> float:
 
 
 def square_root_adascale(scale: float, noise: NoiseScale | None) -> float:
-    """The square root of AdaScale's gain: for Adam, AdamW, RMSProp, whose steps do not shrink with the noise."""
+    """The square root of AdaScale's gain: for optimizers whose steps do not grow with the gradient, as Adam's."""
     return math.sqrt(adascale(scale, noise))
 
 
@@ -47,12 +47,26 @@ def none(scale: float, noise: NoiseScale | None) -> float:
     return 1.0
 
 
+def automatic(scale: float, noise: NoiseScale | None) -> float:
+    """Stand for the rule of each parameter group's family (`pollux.optimizers.families`); `factors` looks it up."""
+    raise AssertionError("the rule of a family was not looked up")
+
+
+def sde(scale: float, noise: NoiseScale | None) -> float:
+    """The square root of the gain k; `hyperparameters` scales betas, eps and weight decay along with k.
+
+    The scaling rule for Adam and RMSprop that follows from their stochastic differential equations (Malladi et al.,
+    2022, definitions 5.2 and 5.3), with AdaScale's gain for the ratio of the batches: both agree while noise dominates.
+    """
+    return square_root_adascale(scale, noise)
+
+
 class Legw:
     """sqrt(M / M0), with a warm-up that is longer by M / M0: linear-epoch gradual warm-up (You et al., 2019).
 
     For a user's own schedule that warms up linearly over its first `warmup` steps of M0 examples (0: no warm-up). The
-    factor stretches that ramp to `warmup * M / M0` scale-invariant steps, whatever sizes came before, and is the plain
-    square root from there on.
+    factor stretches that ramp to `warmup * M / M0` scale-invariant steps, whatever sizes came before. After the ramp
+    the factor is the plain square root.
     """
 
     def __init__(self, warmup: float) -> None:
@@ -76,6 +90,7 @@ class Legw:
 RULES: dict[str, Rule] = {
     "adascale": adascale,
     "sqrt-adascale": square_root_adascale,
+    "sde": sde,
     "linear": linear,
     "sqrt": square_root,
     "none": none,
@@ -83,7 +98,7 @@ RULES: dict[str, Rule] = {
 
 
 class _Checked:
-    """A user's own rule: one factor that is no finite, positive number would spoil the model for good."""
+    """A user's own rule, checked: one factor that is not finite would spoil the model for good."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
@@ -102,16 +117,16 @@ class _Checked:
         return float(factor)
 
 
-def rule_for(name: str | Rule, optimizer: Optimizer) -> Rule:
-    """The rule of that name; "auto": AdaScale, its square root for Adam-likes. Raises PolluxAgentError.
+def rule_for(name: str | Rule) -> Rule:
+    """The rule of that name; "auto" is each optimizer family's own. Raises PolluxAgentError.
 
-    "legw:500" is Legw(500). A function of the user's own is called with (scale, noise scale of the group or None) for
+    "legw:500" is Legw(500). A user's own function is called with (scale, noise scale of the group or None) for
     each parameter group at each step above M0.
     """
     if callable(name):
         return name if isinstance(name, Legw) or name in RULES.values() else _Checked(name)
     if name == "auto":
-        return adascale if second_moment_name(optimizer) is None else square_root_adascale
+        return automatic
     if name.startswith("legw:"):
         try:
             return Legw(float(name.partition(":")[2]))
@@ -133,15 +148,60 @@ def follow(rule: Rule, steps: Callable[[], float]) -> None:
         given(steps)
 
 
+def factors(
+    rule: Rule, families: Sequence[Family], scale: float, noise: Sequence[NoiseScale | None]
+) -> list[float]:
+    """The factor on each parameter group's learning rate. [groups] of noise; families empty while not known."""
+    if rule is not automatic:
+        return [rule(scale, group) for group in noise]
+    rules = [RULES[family.rule] for family in families] or [none]
+    # A group that the user adds later follows the first one's family.
+    return [(rules[i] if i < len(rules) else rules[0])(scale, group) for i, group in enumerate(noise)]
+
+
+def hyperparameters(
+    optimizer: Optimizer, families: Sequence[Family], scale: float, noise: Sequence[NoiseScale | None]
+) -> list[dict[str, Any]]:
+    """What scaling="sde" changes of each parameter group beside its learning rate, for one step.
+
+    With the gain k: beta becomes 1 - k (1 - beta), at least 0; eps becomes eps / sqrt(k). Decoupled weight decay is
+    multiplied by sqrt(k): with the learning rate's sqrt(k) the weights then decay by the same share per unit of
+    progress (Wang and Aitchison, 2024). Only for families whose averages the rule was derived for.
+    """
+    found: list[dict[str, Any]] = []
+    for i, (group, at) in enumerate(zip(optimizer.param_groups, noise, strict=False)):
+        family = families[min(i, len(families) - 1)] if families else SGD_LIKE
+        k = adascale(scale, at)
+        changed: dict[str, Any] = {}
+        if family.decays and k > 1.0:
+            if "betas" in group:
+                changed["betas"] = tuple(_shorter(beta, k) for beta in group["betas"])
+            if "alpha" in group and "betas" not in group:
+                changed["alpha"] = _shorter(group["alpha"], k)
+            if isinstance(group.get("eps"), float | int):
+                changed["eps"] = group["eps"] / math.sqrt(k)
+            if decoupled_decay(optimizer, group) and isinstance(group.get("weight_decay"), float | int):
+                changed["weight_decay"] = group["weight_decay"] * math.sqrt(k)
+        found.append(changed)
+    return found
+
+
+def _shorter(beta: Any, k: float) -> Any:
+    """An average's decay for steps that are worth `k`; 0 (no average) and tensors stay."""
+    return max(1.0 - k * (1.0 - beta), 0.0) if isinstance(beta, float) and beta > 0.0 else beta
+
+
 class LearningRateScaler:
     """Multiplies each group's learning rate by its factor for the length of one `optimizer.step()`."""
 
     def __init__(self, optimizer: Optimizer, *, on_step: Callable[[], None]) -> None:
         self.factors: Sequence[float] = ()
         """Per parameter group; empty or 1 leaves it alone. Set between steps."""
+        self.others: Sequence[Mapping[str, Any]] = ()
+        """Other options of each parameter group during the step (scaling="sde")."""
         self.optimizer = optimizer
         self._on_step = on_step
-        self._saved: list[tuple[dict[str, Any], Any]] = []
+        self._saved: list[tuple[dict[str, Any], str, Any]] = []
         self._handles: list[RemovableHandle] = [
             optimizer.register_step_pre_hook(self._before),
             optimizer.register_step_post_hook(self._after),
@@ -151,16 +211,20 @@ class LearningRateScaler:
         if self._saved:
             self._restore()  # a step that raised never came to its post hook
         for group, factor in zip(optimizer.param_groups, self.factors, strict=False):
-            if factor == 1.0 or "lr" not in group:
+            rate = group.get("lr")
+            if factor == 1.0 or rate is None:
                 continue
-            rate = group["lr"]
             if isinstance(rate, torch.Tensor):
                 # A captured or compiled step holds on to the very tensor: changed in place.
-                self._saved.append((group, rate.clone()))
+                self._saved.append((group, "lr", rate.clone()))
                 rate.mul_(factor)
             else:
-                self._saved.append((group, rate))
+                self._saved.append((group, "lr", rate))
                 group["lr"] = rate * factor
+        for group, others in zip(optimizer.param_groups, self.others, strict=False):
+            for key, value in others.items():
+                self._saved.append((group, key, group[key]))
+                group[key] = value
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._saved:
@@ -168,11 +232,11 @@ class LearningRateScaler:
         self._on_step()
 
     def _restore(self) -> None:
-        for group, rate in self._saved:
-            if isinstance(rate, torch.Tensor):
-                group["lr"].copy_(rate)
+        for group, key, value in self._saved:
+            if isinstance(value, torch.Tensor):
+                group[key].copy_(value)
             else:
-                group["lr"] = rate
+                group[key] = value
         self._saved.clear()
 
     def remove(self) -> None:

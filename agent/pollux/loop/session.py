@@ -106,7 +106,7 @@ def attach(
         RestartLoop: too many restarts in a row ended without a new checkpoint.
     """
     parameter = first_trained(model)
-    rule = rule_for(scaling, optimizer)
+    rule = rule_for(scaling)
     times = Times.from_environment()
     joiner = Joiner.from_environment()
     world = join(parameter.device) if joiner is None else joiner.world(parameter.device)
@@ -210,7 +210,7 @@ class Job(Readings):
                 f"expected a further model before the loader is made, and under a name of its own; got {name!r}"
             )
         check_beside(self.module, model, name)
-        rule = rule_for(scaling, optimizer)
+        rule = rule_for(scaling)
         trained_model = self._companions[name] = TrainedModel(model, optimizer, scheduler, rule, self._decay)
         self._exchange.groups += trained_model.norms.groups
         self._restart.restore_more(trained_model.parts(f"{name}."))

@@ -7,6 +7,7 @@ to that one, and noise scales, unlike gradients, are comparable between models a
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,15 +17,18 @@ from torch.optim import Optimizer
 
 from pollux.errors import PolluxAgentError
 from pollux.goodput import NoiseScale
-from pollux.learning_rate.scaling import LearningRateScaler, Rule
+from pollux.learning_rate.scaling import LearningRateScaler, Rule, automatic, factors, hyperparameters, sde
 from pollux.learning_rate.schedule import ScaledSchedule
 from pollux.noise.estimators import CommunicationHook
 from pollux.noise.measuring import NoiseMeter
 from pollux.noise.noise_scale import NoiseAverages
 from pollux.noise.precondition import GradientNorms
+from pollux.optimizers.families import not_understood
 from pollux.ranks.sharding import check_sharded, is_sharded
 from pollux.ranks.torch_internals import rewrap, skips_step
 from pollux.ranks.world import World
+
+logger = logging.getLogger("pollux")
 
 
 class TrainedModel:
@@ -41,11 +45,12 @@ class TrainedModel:
         self, module: torch.nn.Module, optimizer: Optimizer, scheduler: Any | None, rule: Rule, decay: float
     ) -> None:
         self.module, self.optimizer, self.scheduler, self.rule = module, optimizer, scheduler, rule
-        self.norms = GradientNorms(optimizer)
+        self.norms = GradientNorms(optimizer, chosen=rule is not automatic)
         sparse = (part for part in module.modules() if getattr(part, "sparse", False) is True)
         self.norms.leave_out(p for part in sparse for p in part.parameters(recurse=False))
         self.averages = NoiseAverages(self.norms.groups, decay=decay)
         self.schedule = ScaledSchedule(scheduler)
+        self._told = False
 
     def parts(self, prefix: str = "") -> dict[str, Any]:
         """What a checkpoint holds of it, by name."""
@@ -75,6 +80,7 @@ class TrainedModel:
             raise PolluxAgentError(
                 f"expected to measure every so many steps, 1 or more, got measure_every={sampling}"
             )
+        self._main = world.rank == 0
         self.norms.count_from_state()
         self.model = self.module
         if is_sharded(self.module):
@@ -132,7 +138,11 @@ class TrainedModel:
         """Before a step over `samples` examples; `scale`: M / M0 where the learning rate follows it."""
         self.meter.begin_group(step, passes, local_batch, samples, whole=whole)
         self.schedule.begin()
-        self.rates.factors = [] if scale is None or scale <= 1.0 else self._factors(scale)
+        self.rates.factors, self.rates.others = [], []
+        if scale is not None:
+            self._tell_not_understood()
+            if scale > 1.0:
+                self._scale(scale)
 
     def measured(self) -> Sequence[NoiseScale | None]:
         """This rank's noise scale of each parameter group, not agreed yet; None until measured."""
@@ -143,12 +153,22 @@ class TrainedModel:
         self.meter.agreed = tuple(n for n in noise if n is not None) or self.meter.agreed
         self.meter.sampling, self.meter.read_every = sampling, read_every
 
-    def _factors(self, scale: float) -> list[float]:
-        """Per parameter group, for a step of `scale` M0: at the end of a pass it may be small."""
+    def _scale(self, scale: float) -> None:
+        """Set each parameter group's factor for a step of `scale` M0: at the end of a pass it may be small."""
         noise: Sequence[NoiseScale | None] = self.meter.agreed or [None] * self.norms.groups
         # Groups that the user has added since are not measured one by one.
         added = len(self.optimizer.param_groups) - len(noise)
-        return [self.rule(scale, group) for group in (*noise, *[self.meter.total] * added)]
+        noise, families = (*noise, *[self.meter.total] * added), self.norms.families
+        self.rates.factors = factors(self.rule, families, scale, noise)
+        if self.rule is sde:
+            self.rates.others = hyperparameters(self.optimizer, families, scale, noise)
+
+    def _tell_not_understood(self) -> None:
+        if self._told or self.norms.understood:
+            return
+        self._told = True
+        if self._main:
+            logger.warning(not_understood(self.optimizer))
 
     def _stepped(self) -> None:
         """Called by the optimizer's hook. A fused optimizer is called by AMP even for a step that it then skips."""
@@ -165,6 +185,11 @@ class TrainedModel:
 
 
 def least_noise(trained_models: Sequence[TrainedModel]) -> NoiseScale | None:
-    """The agreed noise scale that decides on the batch size: the least known one; None while none is known."""
+    """The agreed noise scale that decides on the batch size: the least known one.
+
+    None while none is known, and where an optimizer is not understood: the batch size then stays as it is.
+    """
+    if not all(trained_model.norms.understood for trained_model in trained_models):
+        return None
     known = [total for trained_model in trained_models if (total := trained_model.meter.total) is not None]
     return min(known, key=lambda n: n.var / n.sqr if n.sqr > 0 else float("inf"), default=None)

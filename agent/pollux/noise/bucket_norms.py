@@ -38,12 +38,10 @@ class BucketNorms:
         norms = self._norms
         groups = [norms.group_of.get(p, -1) for p in params]
         if buffer.dtype == torch.float32 and -1 not in groups:
-            if norms.moment is None and norms.groups == 1:
+            if not norms.preconditioned and norms.groups == 1:
                 return lambda found: torch.dot(found, found).reshape(1)
             fits = buffer.numel() <= CHUNK and self._kept + buffer.numel() <= KEPT
-            weights = (
-                self._weights(buffer, params, grads, groups) if norms.moment is not None and fits else None
-            )
+            weights = self._weights(buffer, params, grads, groups) if norms.preconditioned and fits else None
             if weights is not None:
                 self._kept += buffer.numel()
                 if norms.groups == 1:
@@ -56,9 +54,13 @@ class BucketNorms:
         self, buffer: Tensor, params: Sequence[Tensor], grads: Sequence[Tensor], groups: Sequence[int]
     ) -> Tensor | None:
         """The preconditioner along the buffer's elements; None where it is not of one kind."""
-        rules = {self._norms.step_rule(group) for group in set(groups)}
+        if any(map(self._norms.turned, params)):
+            return None
         moments = [m for m in map(self._norms.second_moment, params) if m is not None]
-        if len(rules) > 1 or len(moments) < len(params):
+        if len(moments) < len(params):
+            return None
+        rules = {self._norms.step_rule(group) for group in set(groups)}
+        if len(rules) > 1:
             return None
         rule = rules.pop()
         weights = torch.empty_like(buffer)

@@ -50,7 +50,7 @@ def sampling_interval(models: Sequence[GradientNorms], step_seconds: float) -> i
     if step_seconds <= 0:
         return 1
     # Launching kernels, and memory traffic at some GB/s: right within a factor of a few, which is enough.
-    cost = sum(2e-4 + 4e-9 * norms.size * (3 if norms.moment else 1) for norms in models)
+    cost = sum(2e-4 + 4e-9 * norms.size * (3 if norms.preconditioned else 1) for norms in models)
     return int(min(max(cost / (MEASURING_SHARE * step_seconds), 1), MAX_SAMPLING))
 
 

@@ -61,7 +61,7 @@ class PairNorms:
 
     def first(self) -> Squares:
         """Squared norms of all gradients there are."""
-        if self._norms.moment is None:
+        if not self._norms.preconditioned:
             return _plain(self._params, self._places)
         self._runs = list(self._lay_out())
         self._laid = sum(p.grad is not None for p in self._own_params)
@@ -69,7 +69,7 @@ class PairNorms:
 
     def second(self) -> Squares:
         """The same of this rank's share: the ranks' parts of it add up."""
-        if self._norms.moment is None:
+        if not self._norms.preconditioned:
             return _plain(self._own_params, self._own_places)
         runs = [run for run in self._runs if run.own]
         now = [p for p in self._own_params if p.grad is not None]
@@ -107,9 +107,13 @@ class PairNorms:
         others: dict[bool, list[Tensor]] = {}
         kept = 0
         for param, group, own in zip(self._params, self._places, self._owns, strict=True):
-            grad, moment = param.grad, norms.second_moment(param)
+            grad = param.grad
+            if grad is not None and norms.turned(param):
+                others.setdefault(own, []).append(param)
+                continue
+            moment = None if grad is None else norms.second_moment(param)
             if grad is None or moment is None:
-                continue  # one that was never stepped so far has no say
+                continue  # the optimizer has never stepped it: it does not count
             size, key = param.numel(), (group, own)
             alike = moment.dtype == torch.float32 and grad.dtype == moment.dtype
             if not alike or size > CHUNK or kept + size > KEPT:

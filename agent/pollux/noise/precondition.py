@@ -1,20 +1,21 @@
 """Squared norms of gradients, per parameter group, seen through the optimizer's preconditioner.
 
-Adam and its kin step along `P g` with `P = 1 / (sqrt(v_hat) + eps)`; the noise scale that says how much a larger
-batch helps them is that of `P g` (the paper's PGNS). `P` is read from the optimizer's own state as it was before
-the step: independent of the gradient that is measured. Nothing here writes to the optimizer.
+Adam and its kin step along `P g` with `P = 1 / (sqrt(v_hat) + eps)`. The noise scale that says how much a larger batch
+helps them is the noise scale of `P g` (the paper's PGNS). `pollux.optimizers` reads `P` from the optimizer's own state
+as it was before the step: independent of the gradient that is measured. Nothing here writes to the optimizer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from pollux.optimizers import moments
+from pollux.optimizers.families import CHOSEN, UNKNOWN, Family, StepRule, recognise
 from pollux.ranks.sharding import local_part
 from pollux.ranks.torch_internals import (
     foreach_add_,
@@ -27,42 +28,19 @@ from pollux.ranks.torch_internals import (
 )
 
 WARM_STEPS = 5
-"""Steps before an Adam-like's second moment is taken for a preconditioner (model.md)."""
+"""Optimizer steps before a state's second moment is taken for a preconditioner (model.md)."""
 
 CHUNK = 1 << 21
 """Elements handled at once: 8 MiB of float32 per temporary keeps the workspace under 32 MiB."""
 
 
-def second_moment_name(optimizer: Optimizer) -> str | None:
-    """The state key of an Adam-like optimizer's second moment, by its class; None for SGD and unknown ones."""
-    for cls in type(optimizer).__mro__:
-        match cls.__name__:
-            case "Adam" | "AdamW" | "NAdam" | "RAdam":
-                return "exp_avg_sq"
-            case "RMSprop":
-                return "square_avg"
-            case "Adagrad":
-                return "sum"
-    return None
-
-
-class StepRule(NamedTuple):
-    """How an Adam-like makes a preconditioner of its second moment v: 1 / (sqrt(v) / corrected + eps)."""
-
-    corrected: float
-    """Root of what of v's weights does not come from its start at zero."""
-    newest: float
-    """Weight of the newest squared gradient in v."""
-    eps: float
-
-
 def floor(roots: list[Tensor], rule: StepRule) -> None:
-    """Raise elements of sqrt(v), one tensor per parameter, to the least that the optimizer can be taken to step by.
+    """Raise elements of sqrt(v), one tensor per parameter, to the least that the optimizer divides by.
 
-    An element that had next to no gradient so far (a dead unit, a pixel that is always blank) would step 1/eps far when
-    it gets one, and outweigh all others in the averages for good. The optimizer does not step so far: its moment then
-    holds `newest` of the present gradient's square too. As P must not depend on that gradient, the tensor's typical
-    one stands for it; a tensor that never had any has no say.
+    An element that had next to no gradient so far (a dead unit, a pixel that is always blank) would step 1/eps far at
+    its first gradient and dominate the averages. The optimizer does not step so far: v then holds `newest` of the
+    present gradient's square too. P must not depend on that gradient, so the tensor's typical gradient stands for it.
+    A tensor that never had a gradient does not count.
     """
     sizes = tuple(root.numel() for root in roots)
     least = torch.stack(list(foreach_norm(roots, 2))) * _shares(sizes, rule.newest, roots[0].device)
@@ -82,11 +60,14 @@ def index_of(groups: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 class GradientNorms:
-    """Squared norms [groups] of gradients of the optimizer's parameters, preconditioned where it is Adam-like."""
+    """Squared norms [groups] of gradients of the optimizer's parameters, preconditioned as the optimizer steps.
 
-    def __init__(self, optimizer: Optimizer, *, preconditioned: bool = True) -> None:
+    `chosen`: the script names a learning-rate rule, so that gradients of an optimizer that is not understood are
+    measured as they are.
+    """
+
+    def __init__(self, optimizer: Optimizer, *, chosen: bool = False) -> None:
         self.optimizer = optimizer
-        self.moment = second_moment_name(optimizer) if preconditioned else None
         self.steps = 0
         """Optimizer steps taken; the session counts them, for reading `state["step"]` may wait for the device."""
         self.groups: int = len(optimizer.param_groups)
@@ -99,11 +80,36 @@ class GradientNorms:
             if not p.is_complex()
         }
         self._size: int = sum(local_part(p).numel() for p in self.group_of)
+        self._chosen = chosen
+        self._families: tuple[Family, ...] | None = None
+
+    @property
+    def families(self) -> tuple[Family, ...]:
+        """Each parameter group's family; empty until the optimizer's state tells."""
+        if self._families is None:
+            found = recognise(self.optimizer, stepped=self.steps > 0)
+            if found is not None and self._chosen:
+                found = tuple(CHOSEN if family is UNKNOWN else family for family in found)
+            self._families = found
+        return self._families or ()
+
+    @property
+    def understood(self) -> bool:
+        """False where an optimizer is not understood: its gradients are not measured."""
+        return all(family.understood for family in self.families)
+
+    @property
+    def preconditioned(self) -> bool:
+        """True while the state does not tell, too: nothing counts then."""
+        return not self.families or any(family.preconditioned for family in self.families)
 
     @property
     def warm(self) -> bool:
-        """False while an Adam-like's second moment says too little: gradients seen until then do not count."""
-        return self.moment is None or self.steps >= WARM_STEPS
+        """False while the optimizer's state says too little: gradients seen until then do not count."""
+        families = self.families
+        if not families or not self.understood:
+            return False
+        return self.steps >= WARM_STEPS or not self.preconditioned
 
     @property
     def size(self) -> int:
@@ -117,19 +123,19 @@ class GradientNorms:
 
     def count_from_state(self) -> None:
         """Take the number of steps from the optimizer's state: the user may have restored it."""
-        for state in self.optimizer.state.values():
-            if "step" in state:
-                self.steps = max(self.steps, int(state["step"]))
-                return
+        groups = self.optimizer.param_groups
+        counts = [group[key] for group in groups for key in ("step", "k") if key in group]
+        counts += [next((s["step"] for s in self.optimizer.state.values() if "step" in s), 0)]
+        self.steps = max(self.steps, *map(int, counts))
 
     def of(self, params: Sequence[Tensor], grads: Sequence[Tensor]) -> Tensor:
         """Squared norm per parameter group, float32 [groups], on the gradients' device; no host synchronisation."""
         device = local_part(grads[0]).device if grads else torch.device("cpu")
-        if self.moment is None:
+        if not self.preconditioned:
             return self._plain(params, grads, device)
         out = torch.zeros(self.groups, dtype=torch.float32, device=device)
-        for group, pieces, moments in self._chunks(params, grads):
-            seen = self._preconditioned(pieces, moments, group)
+        for group, pieces, seconds in self._chunks(params, grads):
+            seen = self._preconditioned(pieces, seconds, group) if seconds else pieces
             norms = torch.stack(list(foreach_norm(seen, 2, torch.float32)))
             out[group] += torch.dot(norms, norms)
             del seen  # before the next chunk's is made
@@ -156,7 +162,7 @@ class GradientNorms:
         group = self.group_of.get(param)
         if group is None or piece.numel() == 0:
             return out
-        if self.moment is not None:
+        if self.preconditioned:
             moment = self.second_moment(param)
             if moment is None:
                 return out
@@ -189,49 +195,71 @@ class GradientNorms:
 
     def step_rule(self, group: int) -> StepRule:
         """How the present second moments of a parameter group become its preconditioner."""
-        options = self.optimizer.param_groups[group]
-        eps = float(options["eps"])
-        if "betas" not in options:  # RMSprop and Adagrad do not correct for the average's start at zero
-            return StepRule(1.0, 1.0 - float(options.get("alpha", 0.0)), eps)
-        beta2 = float(options["betas"][1])
-        return StepRule((1.0 - beta2 ** max(self.steps, 1)) ** 0.5, 1.0 - beta2, eps)
+        family = self.families[group]
+        return family.step_rule(self.optimizer.param_groups[group], self.steps)
 
     def _chunks(
         self, params: Sequence[Tensor], grads: Sequence[Tensor]
     ) -> Iterator[tuple[int, list[Tensor], list[Tensor]]]:
-        """Runs of (group, gradients, second moments) of at most CHUNK elements each."""
+        """Runs of (group, gradients, second moments) of at most CHUNK elements each; no moments: v is 1."""
         by_group: dict[int, list[tuple[Tensor, Tensor]]] = {}
         for param, whole_grad in zip(params, grads, strict=True):
-            group, grad, moment = self.group_of.get(param), local_part(whole_grad), self.second_moment(param)
-            # One that this optimizer does not train, or has never stepped so far (unused until now), has no say.
-            if group is not None and moment is not None and grad.numel():
-                by_group.setdefault(group, []).append((grad, moment))
+            group, grad = self.group_of.get(param), local_part(whole_grad)
+            if group is not None and grad.numel():
+                by_group.setdefault(group, []).append((param, grad))
         for group, pairs in by_group.items():
             pieces: list[Tensor] = []
-            moments: list[Tensor] = []
+            seconds: list[Tensor] = []
             size = 0
-            for grad, whole in pairs:
+            for param, grad in pairs:
+                if self.turned(param):
+                    yield from self._turned(group, param, grad)
+                    continue
+                whole = self.second_moment(param)
+                if whole is None:
+                    continue  # the optimizer has never stepped it: it does not count
                 for piece, moment in _pieces(grad, whole):
                     if pieces and size + piece.numel() > CHUNK:
-                        yield group, pieces, moments
-                        pieces, moments, size = [], [], 0
+                        yield group, pieces, seconds
+                        pieces, seconds, size = [], [], 0
                     pieces.append(piece)
-                    moments.append(moment)
+                    seconds.append(moment)
                     size += piece.numel()
             if pieces:
-                yield group, pieces, moments
+                yield group, pieces, seconds
+
+    def turned(self, param: Tensor) -> bool:
+        """Whether P mixes the elements of the parameter's gradient, which is then measured as a whole."""
+        group = self.group_of.get(param)
+        families = self.families
+        return group is not None and bool(families) and families[group].matrices is not None
+
+    def _turned(
+        self, group: int, param: Tensor, grad: Tensor
+    ) -> Iterator[tuple[int, list[Tensor], list[Tensor]]]:
+        """One whole gradient multiplied by the family's matrices; the workspace is a few times its size."""
+        family, state = self.families[group], self.optimizer.state.get(param)
+        if not state or family.matrices is None:
+            return
+        matrices = family.matrices(state)
+        if family.moment is None and not matrices:
+            return
+        moment = self.second_moment(param)
+        yield group, [moments.along_axes(grad, matrices)], [] if moment is None else [moment]
 
     def second_moment(self, param: Tensor) -> Tensor | None:
-        """What the optimizer holds of a parameter's squared gradients (its shard); None before its first step."""
-        if self.moment is None:
-            return None
+        """v of the local part of a parameter: the optimizer's own tensor, or one derived from its state.
+
+        None before the optimizer first steps it. A derived one takes a float32 copy of the parameter as workspace.
+        """
+        group = self.group_of.get(param)
         state = self.optimizer.state.get(param)
-        if not state:
+        if group is None or not state or not self.families:
             return None
-        moment: Tensor | None = state.get(
-            "max_exp_avg_sq", state.get(self.moment)
-        )  # AMSGrad steps by the maximum
-        return None if moment is None else local_part(moment)
+        family = self.families[group]
+        if family.moment is None:
+            return None if family.matrices is not None else moments.none(state, param, {})
+        return family.moment(state, param, self.optimizer.param_groups[group])
 
 
 def _pieces(grad: Tensor, moment: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -106,7 +106,7 @@ class ReduceScatterEstimator:
             return
         size = dist.get_world_size(group)
         rows = gradient.view(size, -1)
-        if self._norms.moment is None and self._norms.groups == 1:
+        if not self._norms.preconditioned and self._norms.groups == 1:
             out = torch.zeros(1, dtype=torch.float32, device=gradient.device)
             for piece in torch.split(gradient, CHUNK):
                 norm = torch.linalg.vector_norm(piece, dtype=torch.float32)
@@ -126,7 +126,7 @@ class ReduceScatterEstimator:
     def _of_run(self, run: list[_Part], rows: Tensor, group: dist.ProcessGroup) -> Tensor:
         first, end = run[0].column, run[-1].column + run[-1].stop - run[-1].start
         squares = rows[:, first:end].to(torch.float32).square()
-        if self._norms.moment is not None:
+        if self._norms.preconditioned:
             summed = torch.empty(end - first, dtype=torch.float32, device=rows.device)
             _reduce_scatter(summed, squares.view(-1), group=group)
             squares = summed[None]

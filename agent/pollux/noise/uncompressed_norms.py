@@ -7,7 +7,7 @@ group's, and in one group its messages and these would come in another order on 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -41,7 +41,7 @@ class UncompressedSums:
         buffer, params, grads = bucket.buffer(), bucket.parameters(), bucket.gradients()
         local = self._norms.of(params, grads)
         total = torch.zeros_like(local)
-        for piece in _pieces(buffer, params, grads):
+        for piece in _pieces(buffer, params, grads, whole=self._norms.turned):
             mean = buffer[piece.start : piece.stop] * (1.0 / self._size)
             dist.all_reduce(mean, group=self._group)
             if piece.within is not None:
@@ -54,8 +54,10 @@ class UncompressedSums:
         return local, total
 
 
-def _pieces(buffer: Tensor, params: Sequence[Tensor], grads: Sequence[Tensor]) -> Iterator[_Piece]:
-    """Of at most CHUNK elements; a larger parameter is cut where its elements lie one after the other."""
+def _pieces(
+    buffer: Tensor, params: Sequence[Tensor], grads: Sequence[Tensor], *, whole: Callable[[Tensor], bool]
+) -> Iterator[_Piece]:
+    """Of at most CHUNK elements. A larger parameter is cut where its elements are contiguous, unless it is `whole`."""
     run = _Piece(0, 0, [], [], None)
     for param, grad in zip(params, grads, strict=True):
         start = int(grad.storage_offset()) - int(buffer.storage_offset())
@@ -63,7 +65,7 @@ def _pieces(buffer: Tensor, params: Sequence[Tensor], grads: Sequence[Tensor]) -
         if run.params and stop - run.start > CHUNK:
             yield run
             run = _Piece(start, start, [], [], None)
-        if grad.numel() > CHUNK and grad.is_contiguous():
+        if grad.numel() > CHUNK and grad.is_contiguous() and not whole(param):
             for first in range(start, stop, CHUNK):
                 yield _Piece(first, min(first + CHUNK, stop), [param], [grad], first - start)
             run = _Piece(stop, stop, [], [], None)

@@ -1,0 +1,275 @@
+"""Recognise an optimizer by its state and options, and say what follows for noise scale and learning rate.
+
+Classes of the same name differ between libraries, and the same algorithm has many names. Its state says more: an
+optimizer that keeps `exp_avg_sq` beside `exp_avg` divides by its root. A state tensor of the parameter's shape that no
+family accounts for means that the optimizer is not understood: the agent then leaves the batch size as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.optim import SGD, AdamW, Optimizer
+
+from pollux.optimizers import moments
+from pollux.ranks.sharding import is_shard
+
+
+class StepRule(NamedTuple):
+    """How a preconditioner comes of a second moment v: P = 1 / (sqrt(v) / corrected + eps)."""
+
+    corrected: float
+    """Root of the weight that v's averages have beyond their start at zero."""
+    newest: float
+    """Weight of the newest squared gradient in v."""
+    eps: float
+
+
+@dataclass(frozen=True)
+class Family:
+    """Optimizers that the noise scale and the learning rate treat alike."""
+
+    name: str
+    rule: str
+    """The learning-rate rule that scaling="auto" takes."""
+    preconditioner: str
+    """P, in words."""
+    source: str
+    moment: Callable[[moments.State, Tensor, moments.Group], Tensor | None] | None = None
+    """Reads v; None: P is the identity, or in `matrices` alone."""
+    matrices: Callable[[moments.State], list[Tensor | None]] | None = None
+    """Reads matrices that the gradient's axes are multiplied by before v applies."""
+    decays: bool = False
+    """Its betas (or alpha) and eps follow the batch size under scaling="sde"."""
+    understood: bool = True
+
+    @property
+    def preconditioned(self) -> bool:
+        return self.moment is not None or self.matrices is not None
+
+    def step_rule(self, group: Mapping[str, Any], steps: int) -> StepRule:
+        """How the present v of a parameter group becomes P, after `steps` optimizer steps."""
+        if self in (ADAM, SOAP):
+            beta2 = float(group["betas"][1])
+            return StepRule((1.0 - beta2 ** max(steps, 1)) ** 0.5, 1.0 - beta2, float(group["eps"]))
+        if self is RMSPROP:
+            alpha = float(group["alpha"] if "alpha" in group else group["betas"][0])
+            return StepRule(1.0, 1.0 - alpha, float(group["eps"]))
+        if self is ADAGRAD:
+            return StepRule(1.0, 1.0 / max(steps, 1), float(group["eps"]))  # v is a sum
+        # The others' v is the square of all that they divide by.
+        return StepRule(1.0, _newest(group), 0.0)
+
+
+def _newest(group: Mapping[str, Any]) -> float:
+    """The newest gradient's weight in v; 1/1000, as Adam's, where the optimizer states no constant."""
+    if "rho" in group:
+        return 1.0 - float(group["rho"])
+    betas = group.get("betas")
+    return 1.0 - float(betas[1]) if betas is not None and len(betas) > 1 and betas[1] else 1e-3
+
+
+_SQRT = "sqrt-adascale"
+_ADAM_SOURCE = "Malladi et al., 2022 (square root); Pollux 3.1 (P)"
+
+SGD_LIKE = Family("SGD", "adascale", "identity", "Johnson et al., 2020")
+ADAM = Family("Adam", _SQRT, "1 / (sqrt(v) + eps)", _ADAM_SOURCE, moments.adam, decays=True)
+RMSPROP = Family("RMSprop", _SQRT, "1 / (sqrt(v) + eps)", _ADAM_SOURCE, moments.rmsprop, decays=True)
+ADAGRAD = Family(
+    "Adagrad", _SQRT, "1 / (sqrt(sum g^2) + eps)", "Malladi et al., 2022, for RMSprop", moments.adagrad
+)
+ADADELTA = Family(
+    "Adadelta",
+    _SQRT,
+    "sqrt(mean step^2 + eps) / sqrt(v + eps)",
+    "Zeiler, 2012 (P); as RMSprop",
+    moments.adadelta,
+)
+ADAMAX = Family("Adamax", _SQRT, "1 / u, u the infinity norm", "Kingma and Ba, 2015, 7.1", moments.adamax)
+ADAFACTOR = Family(
+    "Adafactor",
+    _SQRT,
+    "RMS(w) / sqrt(row x col)",
+    "Shazeer and Stern, 2018 (P); as Adam",
+    moments.adafactor,
+)
+LAMB = Family("LAMB", _SQRT, "trust ratio / (sqrt(v) + eps)", "You et al., 2020, 4.3", moments.lamb)
+LARS = Family("LARS", _SQRT, "|w| / |momentum|, per tensor", "You et al., 2017 (P); as LAMB", moments.lars)
+LION = Family(
+    "Lion",
+    _SQRT,
+    "1 / RMS(momentum), per tensor (approximate)",
+    "Compagnoni et al., 2025, for SignSGD",
+    moments.per_tensor,
+)
+MUON = Family(
+    "Muon",
+    _SQRT,
+    "1 / RMS(momentum), per tensor (approximate)",
+    "steps of fixed spectral norm (Jordan, 2024); as Lion",
+    moments.per_tensor,
+)
+SOAP = Family(
+    "SOAP",
+    _SQRT,
+    "1 / (sqrt(v) + eps) in Shampoo's eigenbasis",
+    "Vyas et al., 2024 (P); as Adam",
+    moments.adam,
+    matrices=moments.rotation,
+)
+SHAMPOO = Family(
+    "Shampoo",
+    _SQRT,
+    "inverse roots of G G' and G' G",
+    "Gupta et al., 2018 (P); as Adagrad",
+    matrices=moments.inverse_roots,
+)
+UNKNOWN = Family("unknown", "none", "not measured", "", understood=False)
+CHOSEN = Family("chosen by the user", "none", "identity", "")
+"""Not understood, but the script names a rule: gradients are measured as they are."""
+
+_SGD_OPTIONS = {"lr", "momentum", "dampening", "weight_decay", "nesterov"}
+_IMPLEMENTATION = {"maximize", "foreach", "differentiable", "fused", "capturable"}
+_LAMB_OPTIONS = {"trust_clip", "always_adapt", "use_nvlamb", "grad_averaging"}
+_MUON_OPTIONS = {"ns_steps", "ns_coefficients", "ns_coeffs", "adjust_lr_fn", "backend_steps"}
+_ADAM_STATE = {
+    *(
+        "exp_avg",
+        "exp_avg_sq",
+        "max_exp_avg_sq",
+        "exp_avg_var",
+        "max_exp_avg_var",
+        "z",
+    ),  # Adam, schedule-free
+    *("exp_avg_slow", "s", "p0", "grok_exp_avg", "last_grad"),  # AdEMAMix, Prodigy, Grokfast, MARS
+    *("shift", "kahan_comp", "compensation", "master_param"),
+}
+_BITSANDBYTES = {
+    "adam": ADAM,
+    "ademamix": ADAM,
+    "lamb": LAMB,
+    "lion": LION,
+    "rmsprop": RMSPROP,
+    "adagrad": ADAGRAD,
+    "momentum": SGD_LIKE,
+    "lars": LARS,
+}
+"""By `optimizer_name`: its states are called state1 and state2, whatever they mean."""
+
+
+def recognise(optimizer: Optimizer, *, stepped: bool) -> tuple[Family, ...] | None:
+    """The family of each parameter group; None while there is no state to tell it by.
+
+    `stepped`: the optimizer has made a step, so that a state which is empty now stays empty.
+    """
+    if type(optimizer) is SGD:
+        return (SGD_LIKE,) * len(optimizer.param_groups)
+    found = [_of_group(optimizer, group) for group in optimizer.param_groups]
+    known = next((family for family in found if family is not None), None)
+    if known is None:
+        if not stepped:
+            return None
+        known = SGD_LIKE if _sgd_options(optimizer) and not any(optimizer.state.values()) else UNKNOWN
+    # A group whose parameters had no gradient so far is taken for the others'.
+    return tuple(family or known for family in found)
+
+
+def _of_group(optimizer: Optimizer, group: Mapping[str, Any]) -> Family | None:
+    """The one family of all parameters of a group that have a state; None where none has."""
+    stepped = [param for param in group["params"] if optimizer.state.get(param)]
+    # Any number in the state has the shape of a parameter that is one number.
+    told = [param for param in stepped if param.numel() > 1] or stepped
+    found = {_of_param(optimizer, group, param, optimizer.state[param]) for param in told}
+    if len(found) > 1:
+        return UNKNOWN
+    family = next(iter(found), None)
+    own_rate = not isinstance(group.get("lr"), float | int | Tensor) or group.get("relative_step")
+    return UNKNOWN if family is not None and own_rate else family
+
+
+def _of_param(
+    optimizer: Optimizer, group: Mapping[str, Any], param: Tensor, state: Mapping[str, Any]
+) -> Family:
+    if "state1" in state:
+        return _BITSANDBYTES.get(getattr(optimizer, "optimizer_name", ""), UNKNOWN)
+    like_param = {
+        key
+        for key, value in state.items()
+        if isinstance(value, Tensor) and value.shape == param.shape and (param.dim() or key != "step")
+    }
+    options = set(optimizer.defaults) | set(group)
+    if _has(state, "row_var", "variance", "exp_avg_sq_row") or options & {"scale_parameter", "beta2_decay"}:
+        spare = like_param - {"variance", "exp_avg_sq", "exp_avg"}
+        return UNKNOWN if spare or "exp_avg_res_row" in state else ADAFACTOR
+    if _has(state, "Q", "GG"):
+        spare = like_param - {"exp_avg", "exp_avg_sq"}
+        fits = "exp_avg_sq" in like_param and not is_shard(param)
+        return SOAP if fits and not spare and "betas" in options else UNKNOWN
+    if _has(state, "inv_pre_cond_0", "inv_precond_0"):
+        own = {key for key in like_param if "pre_cond" in key or "precond" in key}
+        return UNKNOWN if is_shard(param) or like_param - own - {"momentum_buffer"} else SHAMPOO
+    if like_param & {"exp_avg_sq", "exp_avg_var"} and {"betas", "eps"} <= options:
+        if like_param - _ADAM_STATE:
+            return UNKNOWN
+        return LAMB if "trust_ratio" in state or options & _LAMB_OPTIONS else ADAM
+    return _by_exact_state(optimizer, group, like_param, state)
+
+
+def _by_exact_state(
+    optimizer: Optimizer, group: Mapping[str, Any], like_param: set[str], state: Mapping[str, Any]
+) -> Family:
+    options = set(optimizer.defaults) | set(group)
+    if like_param == {"exp_avg", "exp_inf"}:
+        return ADAMAX
+    if like_param == {"square_avg", "acc_delta"}:
+        return ADADELTA
+    if "square_avg" in like_param and not like_param - {"square_avg", "momentum_buffer", "grad_avg"}:
+        return RMSPROP
+    if like_param == {"sum"} and "lr_decay" in options:
+        return ADAGRAD
+    if like_param == {"exp_avg"} and options & {"betas", "beta"} and "eps" not in options:
+        return LION
+    if (like_param == {"ax"} and "eta" in state) or (like_param == {"z"} and "weight_lr_power" in options):
+        return SGD_LIKE  # averaged SGD; schedule-free SGD: both step in proportion to the gradient
+    if like_param == {"momentum_buffer"}:
+        muon = "muon" in type(optimizer).__name__.lower()  # its first version has no option of its own
+        if muon or options & _MUON_OPTIONS or group.get("use_muon"):
+            return MUON
+        if "trust_coefficient" in options:
+            return LARS
+        if _sgd_options(optimizer):
+            return SGD_LIKE
+    return UNKNOWN
+
+
+def _sgd_options(optimizer: Optimizer) -> bool:
+    """Whether the options are those of SGD, and no others: LARS and signSGD keep the same state."""
+    options = set(optimizer.defaults) - _IMPLEMENTATION
+    return options == _SGD_OPTIONS
+
+
+def _has(state: Mapping[str, Any], *keys: str) -> bool:
+    return any(key in state for key in keys)
+
+
+def decoupled_decay(optimizer: Optimizer, group: Mapping[str, Any]) -> bool:
+    """Whether weight decay acts on the weights, beside the gradient (AdamW)."""
+    if "betas" in group and hasattr(optimizer, "optimizer_name"):
+        return True  # bitsandbytes decays so in all of its Adams
+    told = group.get("decoupled_weight_decay", group.get("weight_decouple"))
+    return isinstance(optimizer, AdamW) if told is None else bool(told)
+
+
+def not_understood(optimizer: Optimizer) -> str:
+    """The one warning about an optimizer that is not understood."""
+    states = (state for state in optimizer.state.values() if state)
+    keys = ", ".join(sorted(map(str, next(states, {})))) or "none"
+    return (
+        f"{type(optimizer).__name__} is not an optimizer that the agent understands (its state: {keys}), so the batch "
+        "size stays as it is. Name a learning-rate rule to let it change: attach(..., scaling='sqrt-adascale') if the "
+        "size of its steps does not depend on the size of the gradient, as Adam's, or scaling='adascale' if its steps "
+        "are proportional to the gradient, as SGD's"
+    )

@@ -1,0 +1,392 @@
+"""Which family an optimizer belongs to, and its preconditioner against the steps that the optimizer makes."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import TensorDataset
+
+from pollux import attach
+from pollux.goodput import NoiseScale
+from pollux.learning_rate.scaling import LearningRateScaler, automatic, factors, hyperparameters, sde
+from pollux.noise.precondition import GradientNorms
+from pollux.optimizers.families import recognise
+
+Make = Callable[[list[nn.Parameter]], Optimizer]
+
+
+def library(name: str, optimizer: str, **options: Any) -> Make:
+    """An optimizer of a package that is not installed everywhere."""
+
+    def make(params: list[nn.Parameter]) -> Optimizer:
+        module = pytest.importorskip(name)
+        found: Optimizer = getattr(module, optimizer)(params, **options)
+        if hasattr(found, "train"):
+            found.train()
+        return found
+
+    return make
+
+
+class Lion(Optimizer):
+    """Chen et al., 2023, as most implementations have it."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 1e-3, "betas": (0.9, 0.99), "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                mean = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
+                b1, b2 = group["betas"]
+                p.sub_(torch.sign(b1 * mean + (1 - b1) * p.grad), alpha=group["lr"])
+                mean.lerp_(p.grad, 1 - b2)
+
+
+class Unheard(Optimizer):
+    """Steps by the cube of its momentum: nothing that the agent knows."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 1e-3, "momentum": 0.9})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                mean = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
+                mean.lerp_(p.grad, 0.1)
+                p.sub_(mean**3, alpha=group["lr"])
+
+
+FAMILIES = [
+    (torch.optim.SGD, "SGD"),
+    (lambda p: torch.optim.SGD(p, momentum=0.9, nesterov=True), "SGD"),
+    (torch.optim.ASGD, "SGD"),
+    (torch.optim.Adam, "Adam"),
+    (lambda p: torch.optim.AdamW(p, amsgrad=True, fused=True), "Adam"),
+    (torch.optim.NAdam, "Adam"),
+    (torch.optim.RAdam, "Adam"),
+    (torch.optim.Adamax, "Adamax"),
+    (torch.optim.RMSprop, "RMSprop"),
+    (lambda p: torch.optim.RMSprop(p, centered=True, momentum=0.9), "RMSprop"),
+    (torch.optim.Adagrad, "Adagrad"),
+    (torch.optim.Adadelta, "Adadelta"),
+    (torch.optim.Adafactor, "Adafactor"),
+    (torch.optim.Rprop, "unknown"),
+    (Lion, "Lion"),
+    (Unheard, "unknown"),
+    *[
+        (library("bitsandbytes.optim", name), family)
+        for name, family in {
+            "AdamW8bit": "Adam",
+            "PagedAdamW8bit": "Adam",
+            "AdamW": "Adam",
+            "Lion8bit": "Lion",
+            "RMSprop8bit": "RMSprop",
+            "Adagrad8bit": "Adagrad",
+            "LAMB8bit": "LAMB",
+            "AdEMAMix8bit": "Adam",
+        }.items()
+    ],
+    (library("bitsandbytes.optim", "SGD8bit", lr=0.1, momentum=0.9), "SGD"),
+    (library("torchao.optim", "AdamW8bit"), "Adam"),
+    (library("torchao.optim", "AdamW4bit"), "Adam"),
+    (library("schedulefree", "AdamWScheduleFree"), "Adam"),
+    (library("schedulefree", "SGDScheduleFree", lr=0.1), "SGD"),
+    (library("transformers.optimization", "Adafactor", relative_step=False, lr=1e-3), "Adafactor"),
+    (library("transformers.optimization", "Adafactor"), "unknown"),  # it sets its learning rate itself
+    *[
+        (library("pytorch_optimizer", name), family)
+        for name, family in {
+            "Lion": "Lion",
+            "Lamb": "LAMB",
+            "LARS": "LARS",
+            "Shampoo": "Shampoo",
+            "SOAP": "SOAP",
+            "AdaBelief": "Adam",
+            "AdEMAMix": "Adam",
+            "Prodigy": "Adam",
+            "ScheduleFreeAdamW": "Adam",
+            "SignSGD": "unknown",
+            "ScalableShampoo": "unknown",
+            "CAME": "unknown",
+            "Adai": "unknown",
+            "SM3": "unknown",
+            "MADGRAD": "unknown",
+        }.items()
+    ],
+]
+
+
+def stepped(make: Make, steps: int = 3, shapes: tuple[tuple[int, ...], ...] = ((48, 96), (16,))) -> Any:
+    torch.manual_seed(0)
+    params = [nn.Parameter(torch.randn(shape) * 0.1) for shape in shapes]
+    optimizer = make(params)
+    for _ in range(steps):
+        for p in params:
+            # Rows and columns of unlike size, and correlated, so that a preconditioner has something to do.
+            p.grad = torch.randn_like(p) * torch.linspace(0.5, 3.0, p.shape[-1])
+            if p.dim() > 1:
+                p.grad *= torch.linspace(0.7, 1.5, p.shape[0])[:, None]
+                p.grad += 0.5 * p.grad.roll(1, 0)
+        with torch.compiler.set_stance("force_eager"):  # torchao compiles its steps
+            optimizer.step()
+    return params, optimizer
+
+
+@pytest.mark.parametrize(("make", "family"), FAMILIES, ids=lambda v: v if isinstance(v, str) else None)
+def test_the_state_tells_the_family(make: Make, family: str) -> None:
+    _, optimizer = stepped(make)
+    found = recognise(optimizer, stepped=True)
+    assert found is not None
+    assert {one.name for one in found} == {family}
+
+
+@pytest.mark.parametrize("make", [torch.optim.Muon, library("pytorch_optimizer", "LARS")])
+def test_the_state_of_momentum_alone_is_no_sgd(make: Make) -> None:
+    _, optimizer = stepped(make, shapes=((48, 96),))
+    found = recognise(optimizer, stepped=True)
+    assert found is not None
+    assert found[0].rule == "sqrt-adascale"
+    assert found[0].name in ("Muon", "LARS")
+
+
+def test_no_state_tells_nothing_until_a_step_was_made() -> None:
+    class Mine(torch.optim.SGD):
+        pass
+
+    optimizer = Mine([nn.Parameter(torch.zeros(2))], lr=0.1)
+    assert recognise(optimizer, stepped=False) is None
+    found = recognise(optimizer, stepped=True)
+    assert found is not None
+    assert found[0].name == "SGD"
+    adam = recognise(torch.optim.Adam([nn.Parameter(torch.zeros(2))]), stepped=False)
+    assert adam is None, "an Adam without a state is not measured as SGD"
+
+
+def test_groups_of_one_optimizer_are_told_apart() -> None:
+    class Both(torch.optim.AdamW):
+        """Muon for matrices and Adam for vectors, as speed runs use."""
+
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            (matrix,) = self.param_groups[0]["params"]
+            self.state[matrix]["momentum_buffer"] = matrix.grad.clone()
+            matrix.grad, kept = None, matrix.grad
+            super().step(closure)
+            matrix.grad = kept
+
+    def make(params: list[nn.Parameter]) -> Optimizer:
+        return Both([{"params": params[:1], "use_muon": True}, {"params": params[1:]}], lr=1e-3)
+
+    _, optimizer = stepped(make)
+    found = recognise(optimizer, stepped=True)
+    assert found is not None
+    assert [family.name for family in found] == ["Muon", "Adam"]
+
+
+STEPS: list[tuple[str, Make]] = [
+    ("Adam", lambda p: torch.optim.Adam(p, lr=1e-3, betas=(0.0, 0.999))),
+    ("AMSGrad", lambda p: torch.optim.Adam(p, lr=1e-3, betas=(0.0, 0.999), amsgrad=True)),
+    ("Adamax", lambda p: torch.optim.Adamax(p, lr=1e-3, betas=(0.0, 0.999))),
+    ("RMSprop", lambda p: torch.optim.RMSprop(p, lr=1e-3, alpha=0.999)),
+    ("RMSprop, centered", lambda p: torch.optim.RMSprop(p, lr=1e-3, alpha=0.999, centered=True)),
+    ("Adagrad", lambda p: torch.optim.Adagrad(p, lr=1e-3)),
+    ("Adadelta", lambda p: torch.optim.Adadelta(p, lr=1e-3, rho=0.999)),
+    ("Adafactor", lambda p: torch.optim.Adafactor(p, lr=1e-3, beta2_decay=-1.0)),
+    ("8 bits, bitsandbytes", library("bitsandbytes.optim", "Adam8bit", lr=1e-3, betas=(0.0, 0.999))),
+    ("32 bits, bitsandbytes", library("bitsandbytes.optim", "Adam", lr=1e-3, betas=(0.0, 0.999))),
+    ("RMSprop, bitsandbytes", library("bitsandbytes.optim", "RMSprop", lr=1e-3, alpha=0.999)),
+    ("8 bits, torchao", library("torchao.optim", "Adam8bit", lr=1e-3, betas=(0.0, 0.999))),
+    (
+        "Adafactor, transformers",
+        library("transformers.optimization", "Adafactor", lr=1e-3, relative_step=False, decay_rate=-1.0),
+    ),
+    (
+        "SOAP",
+        library(
+            "pytorch_optimizer",
+            "SOAP",
+            lr=1e-3,
+            betas=(0.0, 0.999),
+            weight_decay=0.0,
+            precondition_frequency=1000,
+        ),
+    ),
+    (
+        "Shampoo",
+        library("pytorch_optimizer", "Shampoo", lr=1e-3, preconditioning_compute_steps=30),
+    ),
+]
+
+
+def settle(optimizer: Optimizer) -> int:
+    """Say that it has made many steps, so that its corrections for a start at zero no longer change."""
+    for counted in (*optimizer.state.values(), *optimizer.param_groups):
+        if "step" in counted:
+            counted["step"] = (
+                torch.full_like(counted["step"], 1e6) if isinstance(counted["step"], Tensor) else 10**6
+            )
+    return 10**6
+
+
+@pytest.mark.parametrize(("make"), [pytest.param(make, id=name) for name, make in STEPS])
+def test_the_preconditioner_is_the_one_that_the_optimizer_steps_by(make: Make) -> None:
+    """With no momentum and a gradient too small to change v, the step is lr P g: |P g| must follow its length.
+
+    Gradients of single rows and columns and of single elements: a P that is wrong anywhere, by more than a factor that
+    is common to all of it, gives lengths that do not.
+    """
+    (param,), optimizer = stepped(make, steps=30, shapes=((48, 96),))
+    norms = GradientNorms(optimizer)
+    norms.count_from_state()
+    norms.steps = max(norms.steps, 30)
+    assert norms.warm
+    norms.steps = settle(optimizer)
+    before = param.detach().clone()
+    ratios = []
+    generator = torch.Generator().manual_seed(5)
+    state = {k: v.clone() for k, v in optimizer.state[param].items() if type(v) is Tensor}
+    for trial in range(24):
+        gradient = torch.zeros_like(param)
+        row, column = trial * 2 % 48, trial * 4 % 96
+        rows, columns = (
+            (slice(row, row + 4), slice(None)) if trial % 2 else (slice(None), slice(column, column + 4))
+        )
+        gradient[rows, columns] = torch.randn(gradient[rows, columns].shape, generator=generator) * 1e-3
+        (square,) = norms.of([param], [gradient]).tolist()
+        param.grad = gradient.clone()
+        optimizer.step()
+        step = (param.detach() - before).double().norm().item()
+        ratios.append(math.sqrt(square) / step)
+        with torch.no_grad():
+            param.copy_(before)
+        optimizer.state[param].update({k: v.clone() for k, v in state.items()})
+    typical = sorted(ratios)[len(ratios) // 2]
+    assert all(0.9 * typical < ratio < 1.1 * typical for ratio in ratios), ratios
+
+
+def test_lamb_weighs_tensors_by_their_trust_ratio() -> None:
+    params, optimizer = stepped(library("pytorch_optimizer", "Lamb", lr=0.0), steps=30)
+    norms = GradientNorms(optimizer)
+    norms.steps = 30
+    assert norms.families[0].name == "LAMB"
+    for p in params:
+        state = optimizer.state[p]
+        below = state["exp_avg_sq"].sqrt() + 1e-6
+        trust = p.norm() / (state["exp_avg"] / below).norm()
+        wanted = (trust * p.grad / below).square().sum()
+        assert norms.of([p], [p.grad]).item() == pytest.approx(wanted.item(), rel=1e-3)
+
+
+def test_lion_weighs_tensors_alike_however_large_their_gradients_are() -> None:
+    params, optimizer = stepped(Lion, steps=8, shapes=((20, 20), (20, 20)))
+    norms = GradientNorms(optimizer)
+    norms.steps = 8
+    plain = norms.of(params, [p.grad for p in params])
+    with torch.no_grad():
+        optimizer.state[params[0]]["exp_avg"] *= 100
+        params[0].grad *= 100
+    assert norms.of(params, [p.grad for p in params]).item() == pytest.approx(plain.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("make", "wanted"),
+    [
+        (lambda p: torch.optim.SGD(p, lr=0.1), 16 / 7),
+        (torch.optim.Adam, math.sqrt(16 / 7)),
+        (Lion, math.sqrt(16 / 7)),
+        (Unheard, 1.0),
+    ],
+)
+def test_the_rule_follows_the_family(make: Make, wanted: float) -> None:
+    _, optimizer = stepped(make)
+    norms = GradientNorms(optimizer)
+    norms.steps = 3
+    found = factors(automatic, norms.families, 4.0, [NoiseScale(sqr=1.0, var=3.0)])
+    assert found == pytest.approx([wanted])
+    assert factors(automatic, (), 4.0, [NoiseScale(sqr=1.0, var=3.0)]) == [1.0], "not known yet"
+
+
+def test_sde_scales_betas_eps_and_decay_for_one_step() -> None:
+    _, optimizer = stepped(lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.1))
+    norms = GradientNorms(optimizer)
+    norms.steps = 3
+    noise = [NoiseScale(sqr=0.0, var=1.0)]  # all noise: the gain is M / M0, as in the paper
+    (changed,) = hyperparameters(optimizer, norms.families, 4.0, noise)
+    assert changed["betas"] == pytest.approx((1 - 4 * 0.1, 1 - 4 * 0.001))
+    assert changed["eps"] == pytest.approx(1e-8 / 2)
+    assert changed["weight_decay"] == pytest.approx(0.2)
+    assert factors(sde, norms.families, 4.0, noise) == pytest.approx([2.0])
+    (far,) = hyperparameters(optimizer, norms.families, 64.0, noise)
+    assert far["betas"][0] == 0.0
+    seen: list[Any] = []
+    optimizer.register_step_post_hook(lambda o, *_: seen.append(dict(o.param_groups[0])))
+    scaler = LearningRateScaler(optimizer, on_step=lambda: None)
+    scaler.factors, scaler.others = [2.0], [changed]
+    optimizer.step()
+    assert seen[0]["betas"] == changed["betas"]
+    assert seen[0]["lr"] == pytest.approx(2e-3)
+    group = optimizer.param_groups[0]
+    assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (
+        1e-3,
+        (0.9, 0.999),
+        1e-8,
+        0.1,
+    )
+
+
+def test_sde_leaves_coupled_decay_and_other_families_alone() -> None:
+    noise = [NoiseScale(sqr=0.0, var=1.0)]
+    for make, keys in (
+        (torch.optim.Adam, {"betas", "eps"}),
+        (torch.optim.RMSprop, {"alpha", "eps"}),
+        (torch.optim.SGD, set()),
+        (Lion, set()),
+    ):
+        _, optimizer = stepped(make)  # type: ignore[arg-type]
+        norms = GradientNorms(optimizer)
+        norms.steps = 3
+        (changed,) = hyperparameters(optimizer, norms.families, 4.0, noise)
+        assert set(changed) == keys
+
+
+def train(optimizer_class: Any, caplog: Any, **options: Any) -> Any:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    job = attach(model, optimizer_class(model.parameters()), mode="enforce", sampling=1, **options)
+    x = torch.randn(256, 4)
+    loader = job.loader(TensorDataset(x, x.sum(1, keepdim=True)), 4, max_batch_size=32, per_gpu=(1, 8))
+    with caplog.at_level(logging.WARNING, "pollux"):
+        for _ in job.epochs(1):
+            for inputs, targets in loader:
+                with job.micro_batch():
+                    job.backward((job.model(inputs) - targets).square().mean())
+                if job.sync_gradients:
+                    job.optimizer.step()
+                    job.optimizer.zero_grad()
+    job.close()
+    return job
+
+
+def test_an_optimizer_that_is_not_understood_keeps_its_batch_and_says_so_once(caplog: Any) -> None:
+    job = train(Unheard, caplog)
+    assert job.batch_size == 4
+    assert job.noise_scale is None
+    told = [record.message for record in caplog.records if "Unheard" in record.message]
+    assert len(told) == 1
+    assert "momentum_buffer" in told[0]
+    assert "scaling='sqrt-adascale'" in told[0]
+
+
+def test_a_rule_of_the_users_choice_makes_it_adapt(caplog: Any) -> None:
+    job = train(Unheard, caplog, scaling="sqrt-adascale")
+    assert job.noise_scale is not None
+    assert not [record for record in caplog.records if "Unheard" in record.message]
