@@ -1,5 +1,5 @@
 --[[
-Pollux' filter for sbatch (cli_filter/lua): a job with a `#POLLUX` line appends to its output file.
+Pollux' filter for sbatch (cli_filter/lua): a Pollux job appends to its output file.
 
 Slurm empties the output file of a job that starts again after a requeue, unless it was submitted with
 --open-mode=append. slurmctld's job_submit/lua cannot set that on 22.05; the client side can. Runs in the user's own
@@ -25,10 +25,18 @@ local function opts_in(path)
   return found
 end
 
+-- True where --pollux (a SPANK option) or SBATCH_POLLUX opts in.
+local function opts_in_by_option(options)
+  local spank = options["spank"]
+  local given = type(spank) == "table" and type(spank["pollux"]) == "table" and spank["pollux"]["pollux"]
+  given = given or os.getenv("SBATCH_POLLUX")
+  return given ~= nil and given ~= false and given ~= "" and given ~= "no"
+end
+
 function pollux_pre_submit(options, pack_offset)
   local argv = options["argv"]
   if options["type"] == "sbatch" and options["open-mode"] == nil and type(argv) == "table" and argv[1] then
-    if opts_in(argv[1]) then
+    if opts_in(argv[1]) or opts_in_by_option(options) then
       options["open-mode"] = "append"
     end
   end

@@ -1,5 +1,5 @@
 --[[
-The part of Pollux' submission hook that reads `#POLLUX key=value` lines; job_submit.lua runs this file.
+Read a job's Pollux directives: `#POLLUX key=value` lines, SBATCH_POLLUX and --pollux. job_submit.lua runs this file.
 ]]
 
 local KEYS = { "min-gpus", "max-gpus", "gpu-counts", "adaptive", "preemptible", "prior", "mode", "resize" }
@@ -96,13 +96,43 @@ local function almost(line)
   return (key ~= nil and READERS[string.lower(key)] ~= nil) or string.match(string.upper(line), "^%s*#POLLUX%s*$") ~= nil
 end
 
--- Reads the #POLLUX lines among the comments that head a batch script, where sbatch reads its own #SBATCH.
--- Returns nil when there is none; else the values by key; or false and a message for the user.
--- A third value is the number of the first #POLLUX line after the head, where it has no effect; a fourth that of the
--- first line of the head that was meant as one and is none.
-function pollux_directives(script)
-  local found, head, number, stray, mistyped = nil, true, 0, nil, nil
-  local line_of = {}
+-- "#POLLUX line 4" and "#POLLUX line 5" are one source.
+local function family(where)
+  return string.match(where, "^#POLLUX") or where
+end
+
+-- Reads "key=value ..." into `found`; `where` names the source for messages, such as "#POLLUX line 4". `sources` keeps
+-- the source of each key: a key is given once per source, and a later source replaces an earlier one's value.
+-- Returns a message for the user where a word is wrong.
+local function read_words(text, where, found, sources)
+  for word in string.gmatch(text, "%S+") do
+    if string.sub(word, 1, 1) == "#" then
+      return nil -- a comment to the end of the line
+    end
+    local key, value = string.match(word, "^([^=]+)=(.*)$")
+    if not key then
+      return where .. ": expected key=value, got " .. quoted(word) .. " (keys: " .. table.concat(KEYS, ", ") .. ")"
+    end
+    local read = READERS[key]
+    if not read then
+      return where .. ": unknown key " .. quoted(key) .. " (allowed: " .. table.concat(KEYS, ", ") .. ")"
+    end
+    if sources[key] and family(sources[key]) == family(where) then
+      return string.format("%s: key '%s' is given twice (first: %s)", where, key, sources[key])
+    end
+    local accepted, allowed = read(value)
+    if accepted == nil then
+      return where .. ": bad value " .. quoted(value) .. " for " .. key .. " (allowed: " .. allowed .. ")"
+    end
+    found[key], sources[key] = accepted, where
+  end
+end
+
+-- The #POLLUX lines among the comments that head a batch script, where sbatch reads its own #SBATCH lines: a list of
+-- { number, text }; then the number of the first #POLLUX line after the head, where it has no effect, and the number of
+-- the first line of the head that looks like a directive and is none.
+local function directive_lines(script)
+  local lines, head, number, stray, mistyped = {}, true, 0, nil, nil
   for line in string.gmatch(script .. "\n", "(.-)\r?\n") do
     number = number + 1
     if head and string.match(line, "^%s*[^#%s]") then
@@ -111,43 +141,60 @@ function pollux_directives(script)
     local rest = string.match(line, "^#POLLUX$") and "" or string.match(line, "^#POLLUX%s(.*)$")
     if rest and not head then
       stray = stray or number
-    elseif head and not rest and almost(line) then
-      mistyped = mistyped or number
     elseif rest then
+      lines[#lines + 1] = { number, rest }
+    elseif head and almost(line) then
+      mistyped = mistyped or number
+    end
+  end
+  return lines, stray, mistyped
+end
+
+-- What contradicts itself among the directives; nil where nothing does.
+local function contradiction(found, sources)
+  local least, most = found["min-gpus"], found["max-gpus"]
+  if least and most and least > most then
+    return string.format("%s: min-gpus=%d is above max-gpus=%d (%s)", sources["min-gpus"], least, most, sources["max-gpus"])
+  end
+  if found["gpu-counts"] and not pollux_least_count(found) then
+    return string.format(
+      "%s: no count of gpu-counts=%s is within min-gpus=%d and max-gpus=%s",
+      sources["gpu-counts"], found["gpu-counts"], least or 1, most or "any")
+  end
+end
+
+-- The directives of a job, from three sources: the #POLLUX lines of its script, the variable SBATCH_POLLUX of the
+-- submitter's environment, and sbatch's option --pollux (`text` of each, or nil). A later source wins, key by key. The
+-- text "yes" opts in with the defaults; "no" makes a plain job of a script with #POLLUX lines.
+-- Returns nil for a plain job; else the values by key; or false and a message for the user. A third value is the
+-- number of the first #POLLUX line that has no effect; a fourth that of the first line meant as a directive.
+function pollux_directives(script, environment, option)
+  local found, sources = nil, {}
+  local lines, stray, mistyped = directive_lines(script)
+  for _, line in ipairs(lines) do
+    found = found or {}
+    local complaint = read_words(line[2], "#POLLUX line " .. line[1], found, sources)
+    if complaint then
+      return false, complaint, stray, mistyped
+    end
+  end
+  for _, source in ipairs({ { "SBATCH_POLLUX", environment }, { "--pollux", option } }) do
+    local where, text = source[1], source[2]
+    if text == "no" then
+      found, sources = nil, {}
+    elseif text == "" then
+      return false, where .. ": expected key=value, or yes, or no, got nothing"
+    elseif text ~= nil then
       found = found or {}
-      for word in string.gmatch(rest, "%S+") do
-        local where = string.format("#POLLUX line %d: ", number)
-        if string.sub(word, 1, 1) == "#" then
-          break -- a comment to the end of the line
-        end
-        local key, text = string.match(word, "^([^=]+)=(.*)$")
-        if not key then
-          return false, where .. "expected key=value, got " .. quoted(word) .. " (keys: " .. table.concat(KEYS, ", ") .. ")"
-        end
-        local read = READERS[key]
-        if not read then
-          return false, where .. "unknown key " .. quoted(key) .. " (allowed: " .. table.concat(KEYS, ", ") .. ")"
-        end
-        if found[key] ~= nil then
-          return false, string.format("%skey '%s' is given twice (first on line %d)", where, key, line_of[key])
-        end
-        local value, allowed = read(text)
-        if value == nil then
-          return false, where .. "bad value " .. quoted(text) .. " for " .. key .. " (allowed: " .. allowed .. ")"
-        end
-        found[key], line_of[key] = value, number
+      local complaint = text ~= "yes" and read_words(text, where, found, sources)
+      if complaint then
+        return false, complaint, stray, mistyped
       end
     end
   end
-  if found and found["min-gpus"] and found["max-gpus"] and found["min-gpus"] > found["max-gpus"] then
-    return false, string.format(
-      "#POLLUX line %d: min-gpus=%d is above max-gpus=%d",
-      math.max(line_of["min-gpus"], line_of["max-gpus"]), found["min-gpus"], found["max-gpus"])
-  end
-  if found and found["gpu-counts"] and not pollux_least_count(found) then
-    return false, string.format(
-      "#POLLUX line %d: no count of gpu-counts=%s is within min-gpus=%d and max-gpus=%s",
-      line_of["gpu-counts"], found["gpu-counts"], found["min-gpus"] or 1, found["max-gpus"] or "any")
+  local problem = found and contradiction(found, sources)
+  if problem then
+    return false, problem, stray, mistyped
   end
   return found, nil, stray, mistyped
 end

@@ -1,7 +1,8 @@
 --[[
 Pollux' job submission hook for Slurm (job_submit/lua).
 
-Jobs whose batch script has a `#POLLUX` line opt in; every other job is left entirely alone.
+Jobs opt in by a `#POLLUX` line in the batch script, by `sbatch --pollux=...` or by SBATCH_POLLUX in the environment;
+every other job is left entirely alone.
 A site's own job_submit.lua sets the table `pollux_config` and then runs this file:
 
     pollux_config = { ticket_dir = "/run/pollux/tickets", lease_s = 300 }
@@ -149,6 +150,19 @@ local function submit_companion(job, found, config)
   return slurm.SUCCESS
 end
 
+-- The value of sbatch's option --pollux, which the SPANK plugin adds; nil where it was not given. Slurm's list starts
+-- at 0.
+local function pollux_option(job)
+  local list, index = job.spank_job_env, 0
+  while type(list) == "table" and list[index] ~= nil do
+    local text = string.match(list[index], "^_SLURM_SPANK_OPTION_pollux_pollux=(.*)$")
+    if text then
+      return text
+    end
+    index = index + 1
+  end
+end
+
 -- For a site's slurm_job_submit: slurm.SUCCESS, or slurm.ERROR after telling the user why.
 function pollux_submit(job, part_list, submit_uid)
   if job.script == nil then
@@ -161,7 +175,8 @@ function pollux_submit(job, part_list, submit_uid)
     log_user("%s", fault)
     return slurm.ERROR
   end
-  local wanted, complaint, stray, mistyped = pollux_directives(job.script)
+  local wanted, complaint, stray, mistyped = pollux_directives(
+    job.script, given((job.environment or {})["SBATCH_POLLUX"]), pollux_option(job))
   if stray then
     log_user("note: the #POLLUX line %d comes after the first command of the script and has no effect", stray)
   end

@@ -69,7 +69,7 @@ class Outcome:
 
 def lua(value: object) -> str:
     if isinstance(value, dict):
-        return "{" + ", ".join(f'["{k}"] = {lua(v)}' for k, v in value.items() if v is not None) + "}"
+        return "{" + ", ".join(f"[{lua(k)}] = {lua(v)}" for k, v in value.items() if v is not None) + "}"
     if isinstance(value, list):
         return "{" + ", ".join(lua(v) for v in value) + "}"
     if isinstance(value, str):

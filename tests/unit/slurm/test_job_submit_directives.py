@@ -102,7 +102,7 @@ def test_gpu_counts_reach_polluxd(rule: str, noted: str) -> None:
         ("#POLLUX =3", "#POLLUX line 3: expected key=value, got '=3'"),
         (
             "#POLLUX min-gpus=1\n#POLLUX min-gpus=2",
-            "#POLLUX line 4: key 'min-gpus' is given twice (first on line 3)",
+            "#POLLUX line 4: key 'min-gpus' is given twice (first: #POLLUX line 3)",
         ),
         ("#POLLUX max-gpus=2\n\n#POLLUX min-gpus=4", "#POLLUX line 5: min-gpus=4 is above max-gpus=2"),
         ("#POLLUX min-gpus=%d", "bad value '%d' for min-gpus"),
@@ -205,3 +205,45 @@ def test_how_a_job_may_be_resized_is_bounded_by_its_user_and_inherited_from_nowh
     assert submit("#POLLUX resize=relaunch", environment=outer).resize == "relaunch"
     wrong = submit("#POLLUX resize=or")
     assert "bad value 'or' for resize (allowed: in-place, relaunch or requeue)" in " ".join(wrong.said)
+
+
+def option(text: str) -> dict[int, str]:
+    """Slurm's list of SPANK options, which starts at 0."""
+    return {0: "OTHER=1", 1: f"_SLURM_SPANK_OPTION_pollux_pollux={text}"}
+
+
+def test_the_option_and_the_environment_opt_in_without_a_line() -> None:
+    assert comment(submit("", spank_job_env=option("min-gpus=2 max-gpus=8"))).startswith(
+        "pollux:v1 min-gpus=2 max-gpus=8 "
+    )
+    assert comment(submit("", environment={"SBATCH_POLLUX": "yes", "SLURM_OPEN_MODE": "a"})) == comment(
+        submit("#POLLUX")
+    )
+
+
+def test_the_option_wins_over_the_environment_and_the_environment_over_the_script_key_by_key() -> None:
+    outcome = submit(
+        "#POLLUX min-gpus=1 max-gpus=4 adaptive=no",
+        environment={"SBATCH_POLLUX": "min-gpus=2 max-gpus=8", "SLURM_OPEN_MODE": "a"},
+        spank_job_env=option("max-gpus=16"),
+    )
+    assert comment(outcome).startswith("pollux:v1 min-gpus=2 max-gpus=16 adaptive=no ")
+
+
+def test_no_makes_a_plain_job_of_a_script_with_directives() -> None:
+    outcome = submit("#POLLUX min-gpus=2", spank_job_env=option("no"))
+    assert (outcome.accepted, outcome.admin_comment, outcome.begin_time) == (True, None, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("min-gpu=2", "--pollux: unknown key 'min-gpu'"),
+        ("min-gpus=2 min-gpus=3", "--pollux: key 'min-gpus' is given twice (first: --pollux)"),
+        ("min-gpus=two", "--pollux: bad value 'two' for min-gpus"),
+        ("", "--pollux: expected key=value, or yes, or no, got nothing"),
+        ("max-gpus=1", "#POLLUX line 3: min-gpus=2 is above max-gpus=1 (--pollux)"),
+    ],
+)
+def test_a_wrong_option_is_refused_by_the_name_of_its_source(text: str, said: str) -> None:
+    assert refused(submit("#POLLUX min-gpus=2", spank_job_env=option(text))).startswith(said)
