@@ -3,6 +3,7 @@
     PolluxAgentError
     |-- BatchError          batch sizes or their bounds contradict each other, the data, or the world size
     |-- DataError           the dataset, sampler or loader state cannot give every sample exactly once
+    |-- StateError          the training state holds an object that no checkpoint can hold
     |-- CheckpointError     a checkpoint could not be written, or none that stands here can be used
     |   `-- ForeignCheckpoint   it belongs to another job or another model
     |-- RestartLoop         restarts came to nothing, one after the other
@@ -39,6 +40,10 @@ class BatchError(PolluxAgentError, ValueError):
 
 class DataError(PolluxAgentError):
     """The dataset or the loader's saved state is not usable."""
+
+
+class StateError(PolluxAgentError, TypeError):
+    """The training state holds an object that a checkpoint cannot hold."""
 
 
 class CheckpointError(PolluxAgentError):

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from pollux.checkpoint.background import BackgroundSaver, HostCopy
-from pollux.checkpoint.file import write_durably
+from pollux.checkpoint.private_folder import write_durably
 from pollux.checkpoint.store import CheckpointStore
 from pollux.errors import CheckpointError, ForeignCheckpoint, RestartLoop
 from pollux.ranks.control import ControlExchange
@@ -128,17 +128,19 @@ class FileKeeper(Keeper):
                     )
             except CheckpointError as error:
                 trouble = error
-        name, trouble = exchange.gather((name, trouble))[0]
-        if trouble is not None:
-            raise trouble
+        foreign = isinstance(trouble, ForeignCheckpoint)
+        name, told, foreign = exchange.gather((name, None if trouble is None else str(trouble), foreign))[0]
+        if told is not None:
+            raise ForeignCheckpoint(told) if foreign else CheckpointError(told)
         if name is None:
             return None
         state: dict[str, Any] | None = None
+        why: str | None = None
         try:
             state = self.store.load(self.directory / name)[0]
         except CheckpointError as error:
-            trouble = error
-        troubles = [str(found) for found in exchange.gather(trouble) if found is not None]
+            why = str(error)
+        troubles = [found for found in exchange.gather(why) if found is not None]
         if troubles:
             raise CheckpointError(
                 f"rank 0 found {name} intact, but not every rank can read it: the checkpoint directory must lie on a "
@@ -329,15 +331,15 @@ class FruitlessRestarts:
 
     def begin(self, exchange: ControlExchange) -> None:
         """An attempt begins. Raises RestartLoop, on every rank, where too many before it came to nothing."""
-        trouble: RestartLoop | None = None
+        why: str | None = None
         if exchange.rank == 0:
             try:
                 self._count()
             except RestartLoop as error:
-                trouble = error
-        trouble = exchange.gather(trouble)[0]
-        if trouble is not None:
-            raise trouble
+                why = str(error)
+        why = exchange.gather(why)[0]
+        if why is not None:
+            raise RestartLoop(why)
 
     def _count(self) -> None:
         count = self._read() + 1 if self._automatic else 0

@@ -1,31 +1,44 @@
-"""One checkpoint file: what torch.save wrote, followed by a trailer that tells whether it is whole and whose it is.
+"""One checkpoint file: an archive of torch.save, followed by a trailer that tells whether it is whole and whose it is.
 
     torch's zip archive | trailer: JSON (meta, length, SHA-256) | length of the JSON, its CRC-32, magic
 
-The trailer comes last, so the archive is hashed while it is written, and a file cut short has none. torch.load
-finds the archive in front of it and opens the file as it is. The JSON can be read without torch.
+The archive is the training state: one dictionary, which `torch.load(path)["model"]` reads without this agent. It is
+loaded with `weights_only`, so that loading runs no code of the file's; `ALLOWED` lists what may stand in it beside what
+torch allows itself. The trailer comes last, so that the archive is hashed while it is written, and a file cut short has
+no trailer. The JSON can be read without torch.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
+import math
 import os
 import pickle
 import struct
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, Any
+from types import TracebackType
+from typing import IO, Any, Self
 
+import numpy as np
 import torch
 
-from pollux.errors import CheckpointError
+from pollux.checkpoint.private_folder import PrivateFolder
+from pollux.errors import CheckpointError, StateError
+from pollux.ranks.plain_values import encode
 
-logger = logging.getLogger("pollux")
+ALLOWED: list[Any] = [
+    frozenset,
+    np.ndarray,
+    np.dtype,
+    *{type(np.dtype(code)) for code in "?bBhHiIlLqQefdgFDG"},
+    *(np.zeros(0).__reduce__()[0], np.float64(0).__reduce__()[0]),  # numpy's own functions that rebuild both
+]
+"""Types in a checkpoint beside those of torch: numpy's numbers and arrays, and frozenset. None of them runs code. Each
+can also pass between ranks (`pollux.ranks.plain_values`)."""
 
 MAGIC = b"POLLUXC1"
 _TAIL = struct.Struct("<QI8s")
@@ -41,6 +54,140 @@ class Trailer:
     size: int
     sha256: str
     saved_at: float
+
+    @classmethod
+    def parse(cls, text: bytes) -> Self:
+        """Raises ValueError."""
+        try:
+            match json.loads(text):
+                case {
+                    "meta": dict(meta),
+                    "size": int(size),
+                    "sha256": str(sha256),
+                    "saved_at": int() | float() as at,
+                } if type(size) is int and size >= 0 and math.isfinite(at):
+                    return cls(meta, size, sha256, float(at))
+        except (RecursionError, OverflowError) as error:
+            raise ValueError(str(error)) from error
+        raise ValueError("expected an object with meta, size, sha256 and saved_at")
+
+
+class CheckpointFile:
+    """A checkpoint file that is open for reading. A context manager."""
+
+    def __init__(self, folder: PrivateFolder, name: str) -> None:
+        """Open the file and read its trailer. Raises CheckpointError."""
+        self.path = folder.path / name
+        try:
+            self._file = folder.read(name)
+        except OSError as error:
+            raise CheckpointError(f"{self.path} cannot be read: {error}") from error
+        try:
+            self.trailer = self._read_trailer()
+        except OSError as error:
+            self._file.close()
+            raise CheckpointError(f"{self.path} cannot be read: {error}") from error
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def verify(self) -> None:
+        """Read the whole file against its checksum. Raises CheckpointError."""
+        try:
+            self._file.seek(0)
+            found = digest_of(self._file, self.trailer.size)
+        except OSError as error:
+            raise CheckpointError(f"{self.path} cannot be read: {error}") from error
+        if found != self.trailer.sha256:
+            raise CheckpointError(f"{self.path} is damaged: its state does not match its checksum")
+
+    def state(self) -> dict[str, Any]:
+        """Load the state, tensors on CPU. Raises CheckpointError."""
+        try:
+            self._file.seek(0)
+            torch.serialization.add_safe_globals(ALLOWED)
+            state = torch.load(self._file, map_location="cpu", weights_only=True)
+        except Exception as error:
+            # torch.load raises many types on a damaged archive.
+            raise CheckpointError(f"{self.path} cannot be loaded: {type(error).__name__}: {error}") from error
+        if not isinstance(state, dict):
+            raise CheckpointError(f"{self.path} holds a {type(state).__name__}, not a training state")
+        return state
+
+    def _read_trailer(self) -> Trailer:
+        file = self._file
+        end = file.seek(0, os.SEEK_END)
+        if end < _TAIL.size:
+            raise CheckpointError(f"{self.path} is cut short: {end} bytes")
+        file.seek(end - _TAIL.size)
+        length, crc, magic = _TAIL.unpack(file.read(_TAIL.size))
+        if magic != MAGIC or length > min(MAX_TRAILER, end - _TAIL.size):
+            raise CheckpointError(f"{self.path} is cut short, or is not a checkpoint of this agent")
+        file.seek(end - _TAIL.size - length)
+        raw = file.read(length)
+        if zlib.crc32(raw) != crc:
+            raise CheckpointError(f"{self.path} is damaged: its trailer does not match its checksum")
+        try:
+            trailer = Trailer.parse(raw)
+        except ValueError as error:
+            raise CheckpointError(f"{self.path} has a trailer of another form: {error}") from error
+        held = end - length - _TAIL.size
+        if trailer.size != held:
+            raise CheckpointError(
+                f"{self.path} is damaged: expected {trailer.size} bytes of state, found {held}"
+            )
+        return trailer
+
+
+def check_state(state: Any, place: str = "state") -> None:
+    """Raise StateError where `state`, called `place` in the message, holds an object that no checkpoint can hold."""
+    encode(state, lambda _: None, place)
+
+
+def write_checkpoint(file: IO[bytes], state: Mapping[str, Any], meta: Mapping[str, Any]) -> int:
+    """Write state and meta, and return the size in bytes. The caller flushes and syncs. Raises OSError.
+
+    `state` holds what `pollux.ranks.plain_values` can encode; `meta` must be JSON. Raises CheckpointError otherwise.
+    """
+    writer = _HashingWriter(file)
+    try:
+        check_state(dict(state))
+        torch.save(dict(state), writer)  # type: ignore[arg-type]
+    except (StateError, pickle.PicklingError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"the training state holds something that cannot be saved: {error}") from error
+    if writer.error is not None:
+        raise writer.error
+    trailer = {
+        "meta": dict(meta),
+        "size": writer.size,
+        "sha256": writer.hash.hexdigest(),
+        "saved_at": time.time(),
+    }
+    try:
+        raw = json.dumps(trailer).encode()
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"expected checkpoint meta that JSON can hold: {error}") from error
+    if len(raw) > MAX_TRAILER:
+        raise CheckpointError(f"checkpoint meta of {len(raw)} bytes is over the limit of {MAX_TRAILER}")
+    file.write(raw + _TAIL.pack(len(raw), zlib.crc32(raw), MAGIC))
+    return writer.size + len(raw) + _TAIL.size
+
+
+def digest_of(file: IO[bytes], size: int) -> str:
+    """The SHA-256 of the next `size` bytes, or of as many as there are."""
+    digest = hashlib.sha256()
+    while size > 0 and (chunk := file.read(min(CHUNK, size))):
+        digest.update(chunk)
+        size -= len(chunk)
+    return digest.hexdigest()
 
 
 class _HashingWriter:
@@ -69,150 +216,3 @@ class _HashingWriter:
 
     def flush(self) -> None:
         return
-
-
-def write_checkpoint(file: IO[bytes], state: Mapping[str, Any], meta: Mapping[str, Any]) -> int:
-    """Write state and meta, and return the size in bytes. The caller flushes and syncs. Raises OSError.
-
-    `state` is what torch.save takes; `meta` must be JSON. Raises CheckpointError where one of them is not.
-    """
-    writer = _HashingWriter(file)
-    try:
-        torch.save(dict(state), writer)  # type: ignore[arg-type]
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"the training state holds something that cannot be saved: {error}") from error
-    if writer.error is not None:
-        raise writer.error
-    trailer = {
-        "meta": dict(meta),
-        "size": writer.size,
-        "sha256": writer.hash.hexdigest(),
-        "saved_at": time.time(),
-    }
-    try:
-        raw = json.dumps(trailer).encode()
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"expected checkpoint meta that JSON can hold: {error}") from error
-    if len(raw) > MAX_TRAILER:
-        raise CheckpointError(f"checkpoint meta of {len(raw)} bytes is over the limit of {MAX_TRAILER}")
-    file.write(raw + _TAIL.pack(len(raw), zlib.crc32(raw), MAGIC))
-    return writer.size + len(raw) + _TAIL.size
-
-
-def read_trailer(path: Path) -> Trailer:
-    """Read the trailer alone. Raises CheckpointError where the file is cut short or is no checkpoint."""
-    try:
-        with path.open("rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            if end < _TAIL.size:
-                raise CheckpointError(f"{path} is cut short: {end} bytes")
-            file.seek(end - _TAIL.size)
-            length, crc, magic = _TAIL.unpack(file.read(_TAIL.size))
-            if magic != MAGIC or length > min(MAX_TRAILER, end - _TAIL.size):
-                raise CheckpointError(f"{path} is cut short, or is not a checkpoint of this agent")
-            file.seek(end - _TAIL.size - length)
-            raw = file.read(length)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-    if zlib.crc32(raw) != crc:
-        raise CheckpointError(f"{path} is damaged: its trailer does not match its checksum")
-    try:
-        found = json.loads(raw)
-        trailer = Trailer(
-            dict(found["meta"]), int(found["size"]), str(found["sha256"]), float(found["saved_at"])
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} has a trailer of another form: {error}") from error
-    if trailer.size + length + _TAIL.size != end:
-        raise CheckpointError(
-            f"{path} is damaged: expected {trailer.size} bytes of state, found {end - length}"
-        )
-    return trailer
-
-
-def verify(path: Path) -> Trailer:
-    """Read the whole file against its checksum. Raises CheckpointError."""
-    trailer = read_trailer(path)
-    digest = hashlib.sha256()
-    left = trailer.size
-    try:
-        with path.open("rb") as file:
-            while left > 0:
-                chunk = file.read(min(CHUNK, left))
-                if not chunk:
-                    break
-                digest.update(chunk)
-                left -= len(chunk)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-    if digest.hexdigest() != trailer.sha256:
-        raise CheckpointError(f"{path} is damaged: its state does not match its checksum")
-    return trailer
-
-
-def read_state(path: Path) -> dict[str, Any]:
-    """Load the state of a verified file, tensors on CPU. Raises CheckpointError.
-
-    Objects that torch does not deem safe (a user's own classes) are unpickled only where nobody but this user or
-    root can have written the file: unpickling runs code.
-    """
-    try:
-        try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-        except pickle.UnpicklingError as error:
-            if not own(path):
-                raise CheckpointError(
-                    f"{path} holds Python objects and others may have written it; give it to yourself alone "
-                    f"(chown, chmod go-w) to load it: {error}"
-                ) from error
-            state = torch.load(path, map_location="cpu", weights_only=False)
-    except CheckpointError:
-        raise
-    except Exception as error:
-        # torch.load raises many types on a class that has moved or a module that is gone.
-        raise CheckpointError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
-    if not isinstance(state, dict):
-        raise CheckpointError(f"{path} holds a {type(state).__name__}, not a training state")
-    return state
-
-
-def own(path: Path) -> bool:
-    """Whether nobody but this user or root can have written the file."""
-    return all(
-        status.st_uid in (os.geteuid(), 0) and not status.st_mode & 0o022
-        for status in (path.stat(), path.parent.stat())
-    )
-
-
-def write_durably(path: Path, write: Callable[[IO[bytes]], int], *, mark: str = "") -> int:
-    """Let `write` fill a new file that appears under `path` whole or not at all, and lasts. Raises OSError.
-
-    Writers that may come at the same time give their temporary files a `mark` each.
-
-    Temporary file, fsync, rename, fsync of the directory: after a crash at any point the old file, or none, or
-    the whole new one is there.
-    """
-    temporary = path.with_name(f".{path.name}{mark}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            size = write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
-    return size
-
-
-def sync_directory(directory: Path) -> None:
-    """Make names in a directory last. Filesystems that know no fsync of a directory order this themselves."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        logger.debug("%s: fsync of the directory: %s", directory, error)
-    finally:
-        os.close(descriptor)

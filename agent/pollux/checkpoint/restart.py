@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from pollux.checkpoint import training_state
 from pollux.checkpoint.checkpointer import (
     FruitlessRestarts,
@@ -18,6 +20,7 @@ from pollux.checkpoint.checkpointer import (
     fingerprint_of,
     keeper_for,
 )
+from pollux.checkpoint.file import check_state
 from pollux.data.place import ElasticData
 from pollux.errors import CheckpointError
 from pollux.goodput import ThroughputParams
@@ -90,9 +93,15 @@ class Restart(Draining):
     def restore(self, parts: Mapping[str, Any], exchange: ControlExchange) -> None:
         """Load the newest checkpoint, if there is one, into `parts` (by name, with `load_state_dict`), on every rank.
 
-        Raises, on every rank, CheckpointError where it cannot be read everywhere or does not fit the objects,
+        Raises StateError where a part's state holds an object that a checkpoint cannot hold. Raises, on every rank,
+        CheckpointError where it cannot be read everywhere or does not fit the objects,
         ForeignCheckpoint where it is another model's, RestartLoop where restarts come to nothing.
         """
+        if self.directory is not None:
+            for name, part in parts.items():
+                if not isinstance(part, torch.nn.Module | torch.optim.Optimizer):
+                    # Now, and not at the first save, hours later.
+                    check_state(part.state_dict(), name)
         state = None
         if self.directory is not None and self.world.waiting:
             # Its state comes from rank 0, and any attempt that it counts would be rank 0's.

@@ -1,20 +1,22 @@
 """Checkpoints of a sharded training: a directory each, written by all ranks, read by any number of them.
 
     checkpoint-00000007.shards/
-        __0_0.distcp ...   each rank's shards, and .metadata: torch.distributed.checkpoint's own form
-        state.pt           the rest, in the form of checkpoint_file; its trailer lists the other files and their SHA-256
+        __0_0.distcp ...   each rank's shards
+        index-0.json ...   what each rank's file holds (see `shard_files`)
+        state.pt           the rest, in the form of `pollux.checkpoint.file`; its trailer lists the other files with
+                           their sizes and SHA-256
 
-Everything is written into a temporary directory, which is renamed once all of it lasts: a directory under its own
-name is whole, and a rank that is killed half-way leaves the checkpoint before as it was. Unlike rename, a disk can
-lie: the checksums are read before a checkpoint is used.
+All files are written into a temporary directory, which is renamed once all of them last. A directory under its own
+name is therefore whole, and a rank that is killed half-way leaves the checkpoint before as it was. The checksums are
+read before a checkpoint is used, because a disk can lie.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import logging
+import os
 import re
 import shutil
 import time
@@ -25,27 +27,20 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 
-from pollux.checkpoint.file import (
-    CHUNK,
-    own,
-    read_state,
-    read_trailer,
-    sync_directory,
-    verify,
-    write_checkpoint,
-    write_durably,
-)
+from pollux.checkpoint.file import CheckpointFile, digest_of, write_checkpoint
+from pollux.checkpoint.private_folder import PrivateFolder
+from pollux.checkpoint.shard_files import MAX_INDEX, Chunk, parse_index, read_shards, write_shards
 from pollux.checkpoint.store import SavedCheckpoint
-from pollux.errors import CheckpointError, ForeignCheckpoint
+from pollux.errors import CheckpointError, ForeignCheckpoint, RankLost
+from pollux.ranks.gathering import gather_values
 
 logger = logging.getLogger("pollux")
 
 _NAME = re.compile(r"checkpoint-(\d{8,})\.shards")
+_TEMPORARY = re.compile(r"\.checkpoint-\d+\.shards\.tmp")
 _STATE = "state.pt"
+_INDEX = re.compile(r"index-\d+\.json")
 
 
 class ShardedStore:
@@ -73,14 +68,14 @@ class ShardedStore:
     def paths(self) -> list[Path]:
         """All checkpoints, oldest first, intact or not."""
         try:
-            found = [(int(m[1]), p) for p in self.directory.iterdir() if (m := _NAME.fullmatch(p.name))]
+            with PrivateFolder(self.directory) as folder:
+                return [self.directory / name for name in _numbered(folder)]
         except FileNotFoundError:
             return []
         except OSError as error:
             raise CheckpointError(
                 f"the checkpoint directory {self.directory} cannot be read: {error}"
             ) from error
-        return [path for _, path in sorted(found)]
 
     # -- writing ----------------------------------------------------------------------------------------------
 
@@ -105,39 +100,36 @@ class ShardedStore:
         """On rank 0: the new checkpoint's name, its temporary directory empty."""
         if self._rank:
             return ""
-        if not self.directory.is_dir():
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            sync_directory(self.directory.parent)
-        for left in self.directory.glob(".checkpoint-*.shards.tmp"):
-            shutil.rmtree(left, ignore_errors=True)
-        before = self.paths()
-        number = int(_NAME.fullmatch(before[-1].name)[1]) + 1 if before else 1  # type: ignore[index]
-        name = f"checkpoint-{number:08d}.shards"
-        (self.directory / f".{name}.tmp").mkdir(mode=0o700)
+        with PrivateFolder.make(self.directory) as folder:
+            for left in filter(_TEMPORARY.fullmatch, folder.names()):
+                shutil.rmtree(left, ignore_errors=True, dir_fd=folder.descriptor)
+            before = _numbered(folder)
+            name = f"checkpoint-{_number(before[-1]) + 1 if before else 1:08d}.shards"
+            folder.make_folder(f".{name}.tmp")
         return name
 
     def _write_shards(self, temporary: Path, shards: Mapping[str, Tensor]) -> dict[str, list[Any]]:
         """This rank's files, each [size in bytes, SHA-256]."""
-        writer = FileSystemWriter(temporary, single_file_per_rank=True, sync_files=True, thread_count=1)
-        save(dict(shards), storage_writer=writer, process_group=self._group, no_dist=self._group is None)
-        mine = list(temporary.glob(f"__{self._rank}_*.distcp"))
-        if self._rank == 0:
-            mine.append(temporary / ".metadata")
-        return {path.name: [path.stat().st_size, _digest(path)] for path in mine}
+        with PrivateFolder(temporary) as folder:
+            index = write_shards(folder.reached, self._rank, shards)
+            folder.write(f"index-{self._rank}.json", lambda file: file.write(index))
+            mine = re.compile(rf"__{self._rank}_\d+\.distcp|index-{self._rank}\.json")
+            return {name: list(_facts(folder, name)) for name in filter(mine.fullmatch, folder.names())}
 
     def _publish(self, temporary: Path, path: Path, state: Mapping[str, Any], meta: Mapping[str, Any]) -> int:
         """On rank 0: the rest of the state and the list of files; then the directory takes its name."""
         if self._rank:
             return 0
-        size = write_durably(temporary / _STATE, lambda file: write_checkpoint(file, state, meta))
-        temporary.rename(path)
-        sync_directory(self.directory)
-        for old in self.paths()[: -self.keep]:
-            # Renamed first: what is half removed must not look like a checkpoint.
-            away = old.with_name(f".{old.name}.tmp")
-            with contextlib.suppress(OSError):
-                old.rename(away)
-                shutil.rmtree(away, ignore_errors=True)
+        with PrivateFolder(temporary) as folder:
+            size = folder.write(_STATE, lambda file: write_checkpoint(file, state, meta))
+        with PrivateFolder(self.directory) as folder:
+            folder.rename(temporary.name, path.name)
+            folder.sync()
+            for old in _numbered(folder)[: -self.keep]:
+                # Renamed first: what is half removed must not look like a checkpoint.
+                with contextlib.suppress(OSError):
+                    folder.rename(old, f".{old}.tmp")
+                    shutil.rmtree(f".{old}.tmp", ignore_errors=True, dir_fd=folder.descriptor)
         return size + sum(int(length) for length, _ in meta["shards"].values())
 
     def _together(self, body: Callable[[], Any]) -> list[Any]:
@@ -166,12 +158,10 @@ class ShardedStore:
     def _gather(self, value: Any) -> list[Any]:
         if self._group is None:
             return [value]
-        values: list[Any] = [None] * self._size
         try:
-            dist.all_gather_object(values, value, group=self._group)
-        except RuntimeError as error:
+            return gather_values(value, self._group)
+        except (RankLost, RuntimeError) as error:
             raise CheckpointError(f"a rank left while a checkpoint was written or read: {error}") from error
-        return values
 
     # -- reading ----------------------------------------------------------------------------------------------
 
@@ -181,18 +171,20 @@ class ShardedStore:
         Each rank reads its share of the files against their checksums. Damaged checkpoints are passed over with a
         warning. Raises ForeignCheckpoint, and CheckpointError where all are damaged.
         """
-        names = self._gather([path.name for path in self.paths()] if self._rank == 0 else [])[0]
+        names, why = self._gather(self._names() if self._rank == 0 else ([], None))[0]
+        if why is not None:
+            raise CheckpointError(why)
         damaged: list[str] = []
         for name in reversed(names):
             troubles = [found for found in self._gather(self._trouble(self.directory / name)) if found]
-            for error in troubles:
-                if isinstance(error, ForeignCheckpoint):
-                    raise error
+            for what, foreign in troubles:
+                if foreign:
+                    raise ForeignCheckpoint(what)
             if not troubles:
                 return self.directory / str(name)
-            damaged.append(str(troubles[0]))
+            damaged.append(troubles[0][0])
             if self._rank == 0:
-                logger.warning("checkpoint passed over, using the one before it: %s", troubles[0])
+                logger.warning("checkpoint passed over, using the one before it: %s", troubles[0][0])
         if damaged:
             raise CheckpointError(
                 f"none of the {len(names)} checkpoint(s) in {self.directory} is intact; to start the training "
@@ -200,54 +192,78 @@ class ShardedStore:
             )
         return None
 
-    def _trouble(self, path: Path) -> CheckpointError | None:
-        """What is wrong with this rank's share of a checkpoint."""
+    def _names(self) -> tuple[list[str], str | None]:
+        """Names of all checkpoints, or why they cannot be listed."""
         try:
-            trailer = (verify if self._rank == 0 else read_trailer)(path / _STATE)
-            theirs = trailer.meta.get("fingerprint", "")
-            if self.fingerprint and theirs and theirs != self.fingerprint:
-                return ForeignCheckpoint(
-                    f"{path} belongs to another training: expected a model of {self.fingerprint}, found {theirs}; "
-                    "use another checkpoint directory, or move it away"
-                )
-            for number, (name, (size, digest)) in enumerate(sorted(trailer.meta["shards"].items())):
-                if number % self._size != self._rank:
-                    continue
-                file = path / name
-                if file.stat().st_size != size or _digest(file) != digest:
-                    return CheckpointError(f"{file} is damaged: it does not match its checksum")
+            return [path.name for path in self.paths()], None
         except CheckpointError as error:
-            return error
-        except (OSError, KeyError, TypeError, ValueError) as error:
-            return CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}")
+            return [], str(error)
+
+    def _trouble(self, path: Path) -> tuple[str, bool] | None:
+        """What is wrong with this rank's share of a checkpoint, and whether it is another training's."""
+        try:
+            with PrivateFolder(path) as folder, CheckpointFile(folder, _STATE) as file:
+                if self._rank == 0:
+                    file.verify()
+                theirs = file.trailer.meta.get("fingerprint", "")
+                if self.fingerprint and theirs and theirs != self.fingerprint:
+                    return (
+                        f"{path} belongs to another training: expected a model of {self.fingerprint}, found {theirs}; "
+                        "use another checkpoint directory, or move it away"
+                    ), True
+                for number, (name, (size, digest)) in enumerate(sorted(file.trailer.meta["shards"].items())):
+                    if number % self._size == self._rank and _facts(folder, name) != (size, digest):
+                        return f"{path / name} is damaged: it does not match its checksum", False
+        except CheckpointError as error:
+            return str(error), False
+        except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+            return f"{path} is damaged: {type(error).__name__}: {error}", False
         return None
 
     def read_rest(self, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         """Rank 0's `state`, on every rank, and the meta."""
-        return read_state(path / _STATE), read_trailer(path / _STATE).meta
+        try:
+            with PrivateFolder(path) as folder, CheckpointFile(folder, _STATE) as file:
+                return file.state(), file.trailer.meta
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
 
     def read_shards(self, path: Path, into: dict[str, Tensor]) -> None:
         """Fill DTensors of any sharding from a checkpoint that `newest` has found. Raises CheckpointError."""
-        if not own(path / ".metadata"):
-            raise CheckpointError(
-                f"{path} holds Python objects and others may have written it; give it to yourself alone "
-                "(chown, chmod go-w) to load it"
-            )
+        why = None
         try:
-            load(
-                into,
-                storage_reader=FileSystemReader(path),
-                process_group=self._group,
-                no_dist=self._group is None,
-            )
+            with PrivateFolder(path) as folder:
+                read_shards(folder.reached, _chunks(folder), into)
         except (Exception, CheckpointException) as error:
             # torch raises many types, among them one, not an Exception, that gathers all ranks' errors.
-            raise CheckpointError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
+            why = f"{type(error).__name__}: {error}"
+        troubles = [found for found in self._gather(why) if found]
+        if troubles:
+            raise CheckpointError(f"{path} cannot be loaded: {troubles[0]}")
 
 
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+def _number(name: str) -> int:
+    match = _NAME.fullmatch(name)
+    assert match is not None
+    return int(match[1])
+
+
+def _numbered(folder: PrivateFolder) -> list[str]:
+    """Names of the checkpoints in a folder, oldest first."""
+    return sorted(filter(_NAME.fullmatch, folder.names()), key=_number)
+
+
+def _facts(folder: PrivateFolder, name: str) -> tuple[int, str]:
+    """A file's size in bytes and its SHA-256."""
+    with folder.read(name) as file:
+        size = os.fstat(file.fileno()).st_size
+        return size, digest_of(file, size)
+
+
+def _chunks(folder: PrivateFolder) -> list[Chunk]:
+    """What all ranks' files hold. Raises OSError and ValueError."""
+    found: list[Chunk] = []
+    for name in filter(_INDEX.fullmatch, folder.names()):
+        with folder.read(name) as file:
+            found += parse_index(file.read(MAX_INDEX))
+    return found

@@ -1,7 +1,7 @@
-"""The last checkpoints of one training: written so that one intact checkpoint stands at every instant.
+"""Keep the last checkpoints of one training, so that an intact one stands at every instant.
 
-Rank 0 writes, every rank reads the same file from a shared filesystem. A checkpoint is numbered; the newest that
-is whole counts. See checkpoint_file for the form of a file.
+Rank 0 writes, every rank reads the same file from a shared filesystem. Checkpoints are numbered; the newest whole one
+counts. `pollux.checkpoint.file` describes the form of a file, `private_folder` which folders are accepted.
 """
 
 from __future__ import annotations
@@ -11,26 +11,20 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pollux.checkpoint.file import (
-    Trailer,
-    read_state,
-    read_trailer,
-    sync_directory,
-    verify,
-    write_checkpoint,
-    write_durably,
-)
+from pollux.checkpoint.file import CheckpointFile, Trailer, write_checkpoint
+from pollux.checkpoint.private_folder import PrivateFolder
 from pollux.errors import CheckpointError, ForeignCheckpoint
 
 logger = logging.getLogger("pollux")
 
 _NAME = re.compile(r"checkpoint-(\d{8,})\.pt")
-_TEMPORARY = ".checkpoint-*.tmp"
+_TEMPORARY = re.compile(r"\.checkpoint-\d+\.pt\.tmp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +54,14 @@ class CheckpointStore:
     def paths(self) -> list[Path]:
         """All checkpoints, oldest first, intact or not."""
         try:
-            found = [
-                (int(match[1]), path)
-                for path in self.directory.iterdir()
-                if (match := _NAME.fullmatch(path.name))
-            ]
+            with PrivateFolder(self.directory) as folder:
+                return [self.directory / name for name in _numbered(folder)]
         except FileNotFoundError:
             return []
         except OSError as error:
             raise CheckpointError(
                 f"the checkpoint directory {self.directory} cannot be read: {error}"
             ) from error
-        return [path for _, path in sorted(found)]
 
     def save(self, state: Mapping[str, Any], *, meta: Mapping[str, Any]) -> SavedCheckpoint:
         """Write a new checkpoint, durable on return, then drop those beyond `keep`.
@@ -81,17 +71,19 @@ class CheckpointStore:
         begun = time.monotonic()
         with self._saving:
             try:
-                self._make_directory()
-                self._drop_temporaries()
-                before = self.paths()
-                number = int(_NAME.fullmatch(before[-1].name)[1]) + 1 if before else 1  # type: ignore[index]
-                path = self.directory / f"checkpoint-{number:08d}.pt"
-                marked = {**meta, "fingerprint": self.fingerprint}
-                size = write_durably(path, lambda file: write_checkpoint(file, state, marked))
+                with PrivateFolder.make(self.directory) as folder:
+                    for left in filter(_TEMPORARY.fullmatch, folder.names()):
+                        # A save that was killed left it: no other save is under way.
+                        self._drop(folder, left)
+                    before = _numbered(folder)
+                    name = f"checkpoint-{_number(before[-1]) + 1 if before else 1:08d}.pt"
+                    marked = {**meta, "fingerprint": self.fingerprint}
+                    size = folder.write(name, lambda file: write_checkpoint(file, state, marked))
+                    for old in before[: max(len(before) + 1 - self.keep, 0)]:
+                        self._drop(folder, old)
             except OSError as error:
                 raise CheckpointError(self._explain(error)) from error
-            for old in before[: max(len(before) + 1 - self.keep, 0)]:
-                self._drop(old)
+        path = self.directory / name
         return SavedCheckpoint(path, time.monotonic() - begun, size)
 
     def newest(self) -> tuple[Path, Trailer] | None:
@@ -104,16 +96,14 @@ class CheckpointStore:
         paths = self.paths()
         for path in reversed(paths):
             try:
-                trailer = read_trailer(path)
-                self._refuse_foreign(path, trailer)
-                verify(path)
+                with self._opened(path) as file:
+                    file.verify()
+                    return path, file.trailer
             except ForeignCheckpoint:
                 raise
             except CheckpointError as error:
                 damaged.append(str(error))
                 logger.warning("checkpoint passed over, using the one before it: %s", error)
-            else:
-                return path, trailer
         if damaged:
             raise CheckpointError(
                 f"none of the {len(paths)} checkpoint(s) in {self.directory} is intact; to start the training "
@@ -123,31 +113,27 @@ class CheckpointStore:
 
     def load(self, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         """State and meta of a checkpoint that `newest` has found intact, perhaps on another rank."""
-        trailer = read_trailer(path)
-        self._refuse_foreign(path, trailer)
-        return read_state(path), trailer.meta
+        with self._opened(path) as file:
+            return file.state(), file.trailer.meta
 
-    def _refuse_foreign(self, path: Path, trailer: Trailer) -> None:
-        theirs = trailer.meta.get("fingerprint", "")
-        if self.fingerprint and theirs and theirs != self.fingerprint:
-            raise ForeignCheckpoint(
-                f"{path} belongs to another training: expected fingerprint {self.fingerprint!r}, found {theirs!r}; "
-                "use another checkpoint directory, or move it away"
-            )
-
-    def _make_directory(self) -> None:
-        if not self.directory.is_dir():
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            sync_directory(self.directory.parent)
-
-    def _drop_temporaries(self) -> None:
-        """What a killed save left; this process holds the lock, so no save of its own is among them."""
-        for path in self.directory.glob(_TEMPORARY):
-            self._drop(path)
-
-    def _drop(self, path: Path) -> None:
+    @contextmanager
+    def _opened(self, path: Path) -> Iterator[CheckpointFile]:
+        """A checkpoint of this training, opened once for all that is read. Raises CheckpointError."""
         try:
-            path.unlink(missing_ok=True)
+            with PrivateFolder(self.directory) as folder, CheckpointFile(folder, path.name) as file:
+                theirs = file.trailer.meta.get("fingerprint", "")
+                if self.fingerprint and theirs and theirs != self.fingerprint:
+                    raise ForeignCheckpoint(
+                        f"{path} belongs to another training: expected fingerprint {self.fingerprint!r}, found "
+                        f"{theirs!r}; use another checkpoint directory, or move it away"
+                    )
+                yield file
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+    def _drop(self, folder: PrivateFolder, name: str) -> None:
+        try:
+            folder.remove(name)
         except OSError as error:
             # An extra old checkpoint does no harm; the save itself stands.
             logger.warning("old checkpoint not removed: %s", error)
@@ -159,3 +145,14 @@ class CheckpointStore:
                 f"POLLUX_CHECKPOINT_DIR to a larger filesystem ({error})"
             )
         return f"no checkpoint could be written to {self.directory}; earlier ones stand ({error})"
+
+
+def _number(name: str) -> int:
+    match = _NAME.fullmatch(name)
+    assert match is not None
+    return int(match[1])
+
+
+def _numbered(folder: PrivateFolder) -> list[str]:
+    """Names of the checkpoints in a folder, oldest first."""
+    return sorted(filter(_NAME.fullmatch, folder.names()), key=_number)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from pollux.checkpoint.file import write_durably
+from pollux.checkpoint.private_folder import write_durably
 from pollux.errors import RETRY_STATUS, BatchError, PolluxAgentError
 from pollux.goodput import BatchLimits
 

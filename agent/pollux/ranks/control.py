@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from pollux.errors import RankLost
 from pollux.goodput import BatchChoice, NoiseScale
+from pollux.ranks.gathering import gather_values
 
 EXCHANGE_INTERVAL = 1.0
 """Seconds between two exchanges, about: soon enough for a drain, at less than 0.1 % of a rank on a busy core."""
@@ -150,15 +151,13 @@ class ControlExchange:
         return 0 if self.group is None else dist.get_rank(self.group)
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, on every rank, by rank. Raises RankLost where a rank left."""
+        """Return every rank's plain value (see `plain_values`), by rank. Raises RankLost where a rank left."""
         if self.group is None:
             return [value]
-        values: list[Any] = [None] * dist.get_world_size(self.group)
         try:
-            dist.all_gather_object(values, value, group=self.group)
+            return gather_values(value, self.group)
         except RuntimeError as error:
-            raise RankLost(f"a rank left while all were to tell each other something: {error}") from error
-        return values
+            raise RankLost(f"a rank left while the ranks exchanged values: {error}") from error
 
     def barrier(self, timeout: timedelta) -> None:
         """Wait for every rank. Raises RankLost after `timeout`."""

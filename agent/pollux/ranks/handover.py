@@ -1,17 +1,16 @@
-"""Handing a training's whole state to ranks that come in: its structure once, its tensors one after the other.
+"""Hand a training's whole state to joining ranks: the structure first, then the tensors.
 
-What a checkpoint holds is sent over the ranks' own groups, from rank 0's memory into the joiners'. Only the
-structure is pickled: dictionaries, lists and plain values, with a number in the place of each tensor. Tensors go as
-they are, on the device that they are on; small ones bundled, since each message costs the same. Ranks that hold the
-state already take part and keep nothing.
+Rank 0 sends over the ranks' own groups what a checkpoint would hold. The structure travels as JSON, with a number in
+the place of each tensor (see `plain_values`). Tensors travel as they are, from device to device. Small tensors are
+bundled, because each message costs the same. Ranks that hold the state already take part and keep nothing.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -19,6 +18,8 @@ from torch import Tensor
 
 from pollux.errors import RankLost
 from pollux.ranks.control import lost_peer
+from pollux.ranks.gathering import broadcast_bytes
+from pollux.ranks.plain_values import decode, encode
 from pollux.ranks.world import World
 
 BUNDLE = 16 << 20
@@ -28,19 +29,23 @@ _ALIGNED = 16  # bytes: no dtype is wider
 
 
 @dataclass(frozen=True, slots=True)
-class _Slot:
-    """Stands for a tensor in the structure."""
-
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
 class _Kind:
-    """What a tensor is, beside its numbers."""
+    """A tensor's shape, dtype and device."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     cuda: bool
+
+    @classmethod
+    def parse(cls, raw: Any) -> Self:
+        """Raises ValueError."""
+        match raw:
+            case [[*shape], str(name), bool(cuda)]:
+                dtype = getattr(torch, name, None)
+                whole = all(type(length) is int and length >= 0 for length in shape)
+                if whole and isinstance(dtype, torch.dtype):
+                    return cls(tuple(shape), dtype, cuda)
+        raise ValueError(f"expected a tensor's shape, dtype and device, got {raw!r:.200}")
 
     @property
     def bytes(self) -> int:
@@ -53,29 +58,52 @@ class _Kind:
 def hand_over(state: Any, world: World, *, joiners: int) -> Any:
     """Send `state` (rank 0's; None on the others) to the last `joiners` ranks; they return it, the others None.
 
-    Every rank of `world` calls it. Raises RankLost where one left meanwhile.
+    Every rank of `world` calls it. Raises StateError on rank 0 where the state is not plain, and RankLost where a rank
+    left.
     """
     assert world.control is not None
     tensors: list[Tensor] = []
     try:
-        header: list[Any] = [None]
-        if world.rank == 0:
-            structure = _taken_out(state, tensors, {})
-            kinds = [_Kind(tuple(t.shape), t.dtype, t.is_cuda) for t in tensors]
-            header = [(structure, kinds)]
-        dist.broadcast_object_list(header, src=0, group=world.control)
-        structure, kinds = header[0]
+        text = _header(state, tensors) if world.rank == 0 else None
+        header = broadcast_bytes(text, world.control)
+        structure, kinds = _understood(header)
         receives = world.rank >= world.size - joiners
         received: dict[int, Tensor] = {}
         for bundle in _bundles(kinds):
             chunk = _send(bundle, kinds, tensors, world)
             if receives:
                 received.update(_cut(chunk, bundle, kinds))
+        return decode(structure, received.__getitem__) if receives else None
+    except ValueError as error:
+        raise RankLost(f"rank 0 handed over a state that this agent does not send: {error}") from error
     except RuntimeError as error:
         if lost_peer(error):
-            raise RankLost(f"a rank left while joiners were given the training's state: {error}") from error
+            raise RankLost(f"a rank left while joiners received the training's state: {error}") from error
         raise
-    return _put_in(structure, received) if receives else None
+
+
+def _header(state: Any, tensors: list[Tensor]) -> bytes:
+    """The state's structure and what its tensors are, as JSON; each tensor is appended to `tensors` once."""
+    places: dict[int, int] = {}
+
+    def put(tensor: Tensor) -> int:
+        if id(tensor) not in places:
+            places[id(tensor)] = len(tensors)
+            tensors.append(tensor)
+        return places[id(tensor)]
+
+    structure = encode(state, put)
+    kinds = [[list(t.shape), str(t.dtype).removeprefix("torch."), t.is_cuda] for t in tensors]
+    return json.dumps([structure, kinds]).encode()
+
+
+def _understood(header: bytes) -> tuple[Any, list[_Kind]]:
+    """Raises ValueError."""
+    try:
+        structure, raw = json.loads(header)
+        return structure, [_Kind.parse(each) for each in raw]
+    except (TypeError, RecursionError) as error:
+        raise ValueError(f"not a header: {error}") from error
 
 
 def _bundles(kinds: Sequence[_Kind]) -> Iterator[list[int]]:
@@ -135,36 +163,3 @@ def _cut(chunk: Tensor, bundle: list[int], kinds: Sequence[_Kind]) -> Iterator[t
         flat = flat.clone() if len(bundle) > 1 else flat
         yield index, flat.view(kind.dtype).reshape(kind.shape)
         start += _length(kind)
-
-
-def _taken_out(value: Any, tensors: list[Tensor], seen: dict[int, _Slot]) -> Any:
-    """The structure: `value` with slots for its tensors, which are appended to `tensors`, each once."""
-    if isinstance(value, Tensor):
-        slot = seen.get(id(value))
-        if slot is None:
-            slot = seen[id(value)] = _Slot(len(tensors))
-            tensors.append(value)
-        return slot
-    return _rebuilt(value, lambda part: _taken_out(part, tensors, seen))
-
-
-def _put_in(value: Any, tensors: dict[int, Tensor]) -> Any:
-    if isinstance(value, _Slot):
-        return tensors[value.index]
-    return _rebuilt(value, lambda part: _put_in(part, tensors))
-
-
-def _rebuilt(value: Any, of: Any) -> Any:
-    """A container with `of` each of its parts; anything else as it is."""
-    if type(value) is OrderedDict:
-        made = OrderedDict((key, of(part)) for key, part in value.items())
-        made.__dict__.update(vars(value))  # a module's versions, for its load_state_dict
-        return made
-    if isinstance(value, dict):
-        return {key: of(part) for key, part in value.items()}
-    if type(value) is list:
-        return [of(part) for part in value]
-    if isinstance(value, tuple):
-        parts = [of(part) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    return value

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from pollux.errors import LaunchError, RankLost
+from pollux.ranks.gathering import gather_values
 
 CONTROL_TIMEOUT = timedelta(minutes=30)
 
@@ -100,9 +101,8 @@ def where(control: dist.ProcessGroup, environ: Mapping[str, str] = os.environ) -
     """
     address = environ.get("SLURM_TOPOLOGY_ADDR", "")
     mine = address.split(".")[-2] if address.count(".") >= 1 else ""
-    found: list[tuple[str, str]] = [("", "")] * dist.get_world_size(control)
-    dist.all_gather_object(found, (mine, node_name(environ)), group=control)
-    return len({rack for rack, _ in found}), tuple(node for _, node in found)
+    found = gather_values((mine, node_name(environ)), control)
+    return len({rack for rack, _ in found}), tuple(str(node) for _, node in found)
 
 
 def _check(environ: Mapping[str, str], size: int) -> None:

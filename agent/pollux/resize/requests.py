@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pollux.errors import PolluxAgentError
+from pollux.errors import PolluxAgentError, RankLost
 from pollux.goodput import BatchChoice
 from pollux.ranks.world import World
 from pollux.resize.capability import ResizeCapability
@@ -45,6 +45,9 @@ class ResizeRequest:
         return ask
 
 
+_NUMBERS = ("number", "generation", "joiners", "lent", "per_node", "local_batch", "accumulation", "port")
+
+
 @dataclass(frozen=True)
 class ResizeDecision:
     """Rank 0's word to all ranks, at the agreed step."""
@@ -62,6 +65,20 @@ class ResizeDecision:
     address: str
     port: int
     secret: str
+
+    @classmethod
+    def parse(cls, told: Any) -> ResizeDecision:
+        """Return the decision that rank 0 sent. Raises RankLost where it is not one that rank 0 sends."""
+        try:
+            decision = cls(**{**told, "stay": tuple(told["stay"])})
+        except (KeyError, TypeError) as error:
+            raise RankLost(f"expected rank 0's decision to resize, got {told!r:.200}: {error}") from error
+        numbers = (getattr(decision, name) for name in _NUMBERS)
+        whole = all(type(number) is int and number >= 0 for number in (*numbers, *decision.stay))
+        texts = type(decision.address) is str and type(decision.secret) is str
+        if not (whole and texts and type(decision.relaunch) is bool and decision.stay):
+            raise RankLost(f"expected rank 0's decision to resize, got {told!r:.200}")
+        return decision
 
     @property
     def size(self) -> int:

@@ -237,12 +237,12 @@ class Resizer:
         # One that is being written at this moment is as good as new, and would have to be waited for.
         relaunches, saves = exchange.gather((relaunches, relaunches or not restart.writing))[0]
         seconds = stepper.save(durable=relaunches) if saves else 0.0
-        order: ResizeDecision | None = exchange.gather(self._order(number, seconds) if job.is_main else None)[
-            0
-        ]
+        decided = self._order(number, seconds) if job.is_main else None
+        told = exchange.gather(None if decided is None else asdict(decided))[0]
         self._acting = None
-        if order is None:
+        if told is None:
             return
+        order = ResizeDecision.parse(told)
         rank = job.world.rank
         if rank not in order.stay:
             self._leave(order)
@@ -356,7 +356,7 @@ class Resizer:
     def _come_in(self, joiner: Joiner) -> None:
         self._meeting = joiner.meeting
         told = joiner.wait(self._same())
-        order = ResizeDecision(**{**told, "stay": tuple(told["stay"])})
+        order = ResizeDecision.parse(told)
         self._move(order, len(order.stay) + joiner.index)
 
     # -- acknowledging ----------------------------------------------------------------------------------------

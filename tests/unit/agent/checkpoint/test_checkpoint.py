@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import logging
 import os
+from collections import Counter, defaultdict, deque
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from pollux.checkpoint import file as checkpoint_file
-from pollux.checkpoint.file import read_trailer
 from pollux.checkpoint.store import CheckpointStore
 from pollux.errors import CheckpointError, ForeignCheckpoint
 
@@ -132,20 +134,72 @@ def test_dev_full_is_told_as_a_full_disk() -> None:
     assert raised.value.errno == errno.ENOSPC
 
 
+@dataclasses.dataclass
 class Own:
-    """A class that torch does not deem safe."""
+    """A class of the user's."""
 
-    value = 3
+    value: int = 3
 
 
-def test_own_objects_are_loaded_only_where_nobody_else_can_write(tmp_path: Path) -> None:
-    tmp_path.chmod(0o700)
+def test_numbers_and_containers_come_back_as_they_were(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
-    saved = store.save({"own": pytest.approx}, meta={})
-    assert latest(store)[0]["own"] is pytest.approx  # type: ignore[index]
-    saved.path.chmod(0o666)
-    with pytest.raises(CheckpointError, match="others may have written it"):
+    kept = {
+        "array": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "number": np.float64(2.5),
+        "complex": 1 + 2j,
+        "counts": Counter("aab"),
+        "sets": ({1, 2}, frozenset({3})),
+        "bytes": b"\x00\xff",
+        "size": torch.Size([2, 3]),
+        "dtype": torch.bfloat16,
+        "generator": np.random.default_rng(3).bit_generator.state,
+    }
+    store.save(kept, meta={})
+    found = latest(store)[0]  # type: ignore[index]
+    np.testing.assert_array_equal(found.pop("array"), kept.pop("array"))  # type: ignore[arg-type]
+    assert found == kept
+    assert {name: type(value) for name, value in found.items()} == {n: type(v) for n, v in kept.items()}
+
+
+@pytest.mark.parametrize("value", [Own(), {1: [Own()]}, lambda: 3, Path("/"), deque(), defaultdict(list)])
+def test_an_object_that_loading_would_have_to_run_code_for_is_refused_when_it_is_saved(
+    tmp_path: Path, value: Any
+) -> None:
+    store = CheckpointStore(tmp_path)
+    with pytest.raises(
+        CheckpointError, match=r"cannot be saved: state\['mine'\].* which a checkpoint cannot hold"
+    ):
+        store.save({"mine": value}, meta={})
+    assert latest(store) is None
+
+
+class Attack:
+    """Unpickled, it runs a command."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.mark),)
+
+
+def forge(path: Path, attack: Attack) -> None:
+    """Replace a checkpoint by one that is whole, and runs code where it is unpickled."""
+    with pytest.MonkeyPatch.context() as patch, path.open("wb") as file:
+        patch.setattr(checkpoint_file, "check_state", lambda *_: None)
+        checkpoint_file.write_checkpoint(file, {"attack": attack}, {"fingerprint": ""})
+
+
+def test_loading_runs_no_code_even_from_a_file_of_the_user_s_own(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    saved = store.save(state(1), meta={})
+    forge(saved.path, Attack(tmp_path / "attacked"))
+    assert store.newest() is not None, "its checksum is right"
+    with pytest.raises(CheckpointError, match="cannot be loaded"):
         latest(store)
+    assert not (tmp_path / "attacked").exists()
+    torch.load(saved.path, weights_only=False)
+    assert (tmp_path / "attacked").exists(), "the attack works where pickle is trusted"
 
 
 def test_what_cannot_be_saved_is_told(tmp_path: Path) -> None:
@@ -167,4 +221,4 @@ def test_leftovers_of_a_killed_save_go(tmp_path: Path) -> None:
     (tmp_path / ".checkpoint-00000009.pt.tmp").write_bytes(b"half")
     saved = CheckpointStore(tmp_path).save(state(1), meta={})
     assert [path.name for path in tmp_path.iterdir()] == [saved.path.name]
-    assert read_trailer(saved.path).meta == {"fingerprint": ""}
+    assert latest(CheckpointStore(tmp_path))[1] == {"fingerprint": ""}  # type: ignore[index]

@@ -17,7 +17,15 @@ from torch.utils.data import TensorDataset
 from pollux import Job, attach
 from pollux.checkpoint.checkpointer import FruitlessRestarts
 from pollux.checkpoint.store import CheckpointStore
-from pollux.errors import BatchError, CheckpointError, ForeignCheckpoint, LaunchError, RankLost, RestartLoop
+from pollux.errors import (
+    BatchError,
+    CheckpointError,
+    ForeignCheckpoint,
+    LaunchError,
+    RankLost,
+    RestartLoop,
+    StateError,
+)
 from pollux.ranks.control import ControlExchange
 from pollux.ranks.world import join
 
@@ -190,6 +198,22 @@ def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path, monkeypatch:
         start(checkpoint_dir=tmp_path)
 
 
+class Own:
+    """State of the user's own with an object in it."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": 3, "best": [Path("/model")]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError(state)
+
+
+def test_state_that_no_checkpoint_can_hold_is_refused_before_the_training(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match=r"state\['best'\]\[0\] is a pathlib.PosixPath.*return only numbers"):
+        start(checkpoint_dir=tmp_path, state=Own())
+    assert not list(tmp_path.glob("checkpoint-*"))
+
+
 def save_one(directory: Path) -> None:
     job, optimizer = start(checkpoint_dir=directory)
     loader = job.loader(data(), 16)
@@ -222,7 +246,7 @@ def test_a_full_disk_is_told_and_the_training_goes_on(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pollux.checkpoint.store.write_durably", full)
+    monkeypatch.setattr("pollux.checkpoint.store.write_checkpoint", full)
     job, optimizer = start(checkpoint_dir=tmp_path)
     loader = job.loader(data(), 16)
     for _ in job.epochs(2):
