@@ -115,7 +115,7 @@ class Attack:
         self.mark = mark
 
     def __reduce__(self) -> Any:
-        return os.mkdir, (self.mark,)
+        return os.makedirs, (self.mark, 0o700, True)
 
 
 def exchange_with_an_attacker(folder: str) -> str:
