@@ -209,7 +209,7 @@ class Own:
 
 
 def test_state_that_no_checkpoint_can_hold_is_refused_before_the_training(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match=r"state\['best'\]\[0\] is a pathlib.PosixPath.*return only numbers"):
+    with pytest.raises(StateError, match=r"user\['best'\]\[0\] is a pathlib.PosixPath.*return only numbers"):
         start(checkpoint_dir=tmp_path, state=Own())
     assert not list(tmp_path.glob("checkpoint-*"))
 
