@@ -191,6 +191,8 @@ class Job:
     """C_j: seconds lost to moves so far."""
     move_cost: float = 30.0
     """delta_j: what one more move is expected to cost [s]; the paper's constant until measured."""
+    resize_cost: float | None = None
+    """What it is expected to cost to add or give up nodes in place [s]; None: the job cannot be resized in place."""
     keeps: tuple[str, ...] = ()
     """Its nodes in the order in which a shrink is to leave them to it, so that it need not be requeued; none where it
     cannot shrink within its allocation."""

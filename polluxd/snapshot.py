@@ -49,8 +49,9 @@ def build_snapshot(
     or running on uneven GPUs per node (which no placement of ours describes). What such jobs hold counts as used.
     `times` has what Slurm forgets at a requeue: first submission, and when GPUs were last held.
     `racks` has the rack of nodes that Slurm's own topology does not place, `speeds` the relative speed of GPU types.
-    delta_j is what a job's moves by the path that its next one would most likely take have cost on average
-    (`paths.likely`, by `means`), and until one was measured `default_resize_cost` in place, else `default_cost` [s].
+    A job's moves are expected to cost what its own have cost on average by requeue, and until one was measured
+    `default_cost` [s]; where it can be resized in place (`paths.likely`, by `means`), what resizes have, and until then
+    `default_resize_cost`.
     `resting` gives the seconds for which a job is still to be left alone. `pins` has who pinned a job; `stay`, where
     not empty, is why no running job may be restarted now. `orphans` are companions of no job; others are in their jobs.
     """
@@ -103,7 +104,8 @@ def build_snapshot(
                 qos=job.qos,
                 moves=total.count if total else 0,
                 lost_seconds=total.lost_seconds if total else 0.0,
-                move_cost=costs.get(path, default_resize_cost if path == "resize" else default_cost),
+                move_cost=costs.get("requeue", default_cost),
+                resize_cost=costs.get("resize", default_resize_cost) if path == "resize" else None,
                 keeps=() if move is not None else keeps(job, report, means),
             )
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,10 +14,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from polluxd.errors import ConfigError
+from polluxd.policy.objective import OBJECTIVES
 from polluxd.sim import plots, recorded
-from polluxd.sim.cluster import Cloud, NodeGroup, Scenario
+from polluxd.sim.cluster import LENGTHS, Cloud, NodeGroup, Scenario
 from polluxd.sim.comparison import Heard, applications_of, compare
 from polluxd.sim.generator import generate
+from polluxd.sim.knowledge import Knowledge
+from polluxd.sim.paths import MoveCosts
 from polluxd.sim.policies import POLICIES
 from polluxd.sim.workload import Submission, read_workload
 
@@ -81,9 +84,54 @@ def simulate(
         float,
         typer.Option("--interference", min=0, max=0.99, help="slowdown of multi-node jobs that share a node"),
     ] = 0.0,
-    power: Annotated[str, typer.Option("--power", metavar="P", help="p of the fitness")] = "-1",
+    move_costs: Annotated[
+        Path | None,
+        typer.Option(
+            "--move-costs",
+            metavar="FILE",
+            help="seconds of a move by path (resize, relaunch, requeue, start) in TOML or JSON: jobs then move as "
+            "polluxd moves them, instead of at --restart-seconds",
+        ),
+    ] = None,
+    objective: Annotated[
+        str | None,
+        typer.Option("--objective", help=f"of policy pollux: {' or '.join(OBJECTIVES)} [as the daemon]"),
+    ] = None,
+    kappa: Annotated[
+        float | None,
+        typer.Option(
+            "--kappa",
+            min=0,
+            max=1000,
+            help="completion-time: what the last job to end counts [as the daemon]",
+        ),
+    ] = None,
+    power: Annotated[
+        str, typer.Option("--power", metavar="P", help="fair-share and pollux-paper: p of the fitness")
+    ] = "-1",
+    priors: Annotated[
+        bool, typer.Option("--priors/--no-priors", help="pollux knows the fits of earlier runs")
+    ] = True,
+    remaining_work: Annotated[
+        bool,
+        typer.Option(
+            "--remaining-work/--no-remaining-work", help="pollux knows the declared training lengths"
+        ),
+    ] = True,
+    lengths: Annotated[
+        str,
+        typer.Option(
+            "--lengths", help=f"what users declare of their trainings' lengths: {', '.join(LENGTHS)}"
+        ),
+    ] = "true",
     noise: Annotated[
         float, typer.Option("--noise", min=0, max=1, help="relative error of what agents measure")
+    ] = 0.0,
+    noise_scale_error: Annotated[
+        float,
+        typer.Option(
+            "--noise-scale-error", min=0, max=1, help="relative error of measured noise scales alone"
+        ),
     ] = 0.0,
     failures_per_day: Annotated[
         float, typer.Option("--failures-per-day", min=0, help="node failures, in the whole cluster")
@@ -137,6 +185,19 @@ def simulate(
     unknown = [name for name in names if name not in POLICIES]
     if unknown:
         raise ConfigError(f"--policy {unknown[0]}: no such policy; there are {', '.join(POLICIES)}")
+    if objective is not None and objective not in OBJECTIVES:
+        raise ConfigError(f"--objective {objective}: no such objective; there are {' and '.join(OBJECTIVES)}")
+    if lengths not in LENGTHS:
+        raise ConfigError(f"--lengths {lengths}: expected one of {', '.join(LENGTHS)}")
+    known = Knowledge()
+    knowledge = replace(
+        known,
+        objective=known.objective if objective is None else objective,
+        kappa=known.kappa if kappa is None else kappa,
+        remembers=priors,
+        remaining_work=remaining_work,
+        remaining_work_power=known.remaining_work_power if remaining_work else 0.0,
+    )
     cloud = _cloud(autoscale, boot_seconds, node_price)
     scenario = Scenario(
         nodes=nodes if cloud is None else cloud.most,
@@ -147,9 +208,13 @@ def simulate(
         restart_seconds=restart_seconds,
         restart_range=_range(restart_range),
         interference=interference,
+        moves=None if move_costs is None else MoveCosts.read(move_costs),
         jitter=noise,
+        noise_jitter=noise_scale_error,
+        lengths=lengths,
         failures_per_day=failures_per_day,
         power=parse_power(power),
+        pollux=knowledge,
         seed=seed,
         repair_seconds=repair_seconds,
         groups=tuple(NodeGroup.parse(text) for text in gpu_types or ()),

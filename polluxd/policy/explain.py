@@ -80,7 +80,7 @@ class Explainer:
                 [self.price] * len(limits),
                 [donors.get(j, anybody) if limit == "contention" else None for j, limit in enumerate(limits)],
                 np.where(self.has_step, table.factor[self._next], 1.0).tolist(),
-                [job.move_cost if job.started else 0.0 for job in table.jobs],
+                [_move_seconds(job) for job in table.jobs],
             )
         )
 
@@ -117,6 +117,13 @@ class Explainer:
             for group, held in zip(packing.groups, packing.held, strict=True)
             if j in group.members and held + more > group.ceiling
         )
+
+
+def _move_seconds(job: Job) -> float:
+    """What the job's next move is most likely to cost."""
+    if not job.started:
+        return 0.0
+    return job.move_cost if job.resize_cost is None else job.resize_cost
 
 
 def _each(fold: np.ufunc, values: NDArray[Any], start: Ints) -> NDArray[Any]:

@@ -51,20 +51,22 @@ def mean_weight(snapshot: Snapshot) -> float:
     return sum(found) / len(found) if found else 1.0
 
 
-def move_factors(jobs: Sequence[Job], hysteresis: float = 0.0) -> Floats:
-    """[J]: what a move multiplies a speedup by: REALLOC = max(T - C, 0) / (T + delta), over 1 + hysteresis.
+def move_factors(
+    jobs: Sequence[Job], cost: Floats, owner: NDArray[np.int64], hysteresis: float = 0.0
+) -> Floats:
+    """Return what a move multiplies a speedup by [O]: REALLOC = max(T - C, 0) / (T + delta), over 1 + hysteresis.
 
-    T is the job's age, C the seconds that moves have cost it so far, delta what one more is expected to cost
-    (measured). A job that never ran loses nothing by starting: its factor is 1. The hysteresis is what keeps
-    predictions that differ by no more than they err from moving a job back and forth.
+    T is the job's age, C the seconds that moves have cost it so far, delta (`cost` [O]) what the move to the option
+    is expected to cost (measured); `owner` [O] is the option's job. A job that never ran loses nothing by starting:
+    its factor is 1. The hysteresis keeps predictions that differ by no more than they err from moving a job back
+    and forth.
     """
     age = np.maximum(np.array([job.age for job in jobs], dtype=np.float64), 0.0)
-    cost = np.maximum(np.array([job.move_cost for job in jobs], dtype=np.float64), 0.0)
     lost = np.maximum(np.array([job.lost_seconds for job in jobs], dtype=np.float64), 0.0)
-    total = age + cost
+    total = age[owner] + cost
     # Of no age, and moved for nothing: what it did so far is neither gained nor lost.
-    left = np.where(total > 0, np.maximum(age - lost, 0.0) / np.where(total > 0, total, 1.0), 1.0)
-    started = np.array([job.started for job in jobs], dtype=np.bool_)
+    left = np.where(total > 0, np.maximum(age - lost, 0.0)[owner] / np.where(total > 0, total, 1.0), 1.0)
+    started = np.array([job.started for job in jobs], dtype=np.bool_)[owner]
     return np.where(started, left / (1.0 + max(hysteresis, 0.0)), 1.0)
 
 

@@ -27,6 +27,8 @@ Ints = NDArray[np.int64]
 
 TAIL_WIDTH = 0.3
 """tau: how near to the longest predicted time a job counts to the tail, relative to that time."""
+UNKNOWN = 1200.0
+"""Seconds that a job is expected to take where no job has said how long it trains."""
 _ROUNDS = 60
 """Adjustments of the prices of several GPU types."""
 _DEAREST = 1e4
@@ -58,12 +60,12 @@ class Market(NamedTuple):
     """[J]: predicted time to the end."""
 
 
-def clear(offers: Offers, weight: Floats, work: Floats, kappa: float) -> Market:
-    """The market's prices and the worth of every job's work.
+def clear(offers: Offers, weight: Floats, work: Floats, done: Floats, kappa: float) -> Market:
+    """Clear the market: find the prices, and the worth of every job's work.
 
     `weight` [J]: of each job in the mean. `work` [J]: remaining work in units of goodput times seconds; nan where it
-    is not known: such a job takes the median time of the others. `kappa`: what the last job to end counts
-    beyond its share of the mean.
+    is not known: such a job is expected to take the median time of the others, or as long again as for the work that it
+    has `done` [J], whichever is longer. `kappa`: what the last job to end counts beyond its share of the mean.
     """
     if weight.size == 0:
         return Market(np.zeros(offers.capacity.size), weight, weight)
@@ -71,8 +73,10 @@ def clear(offers: Offers, weight: Floats, work: Floats, kappa: float) -> Market:
     price, rate = side.clear(weight, np.ones(weight.size))
     with np.errstate(divide="ignore", invalid="ignore"):
         seconds = np.where(rate > 0, work / rate, np.nan)
+        again = np.where(rate > 0, done / rate, 0.0)
     known = seconds[np.isfinite(seconds)]
-    seconds = np.where(np.isfinite(seconds), seconds, np.median(known) if known.size else 1.0)
+    usual = float(np.median(known)) if known.size else UNKNOWN
+    seconds = np.where(np.isfinite(seconds), seconds, np.maximum(again, usual))
     cost = weight + kappa * _tail(seconds)
     price, _ = side.clear(cost, _unfinished(seconds, cost))
     return Market(price, side.worth(cost, _unfinished(seconds, cost), price), seconds)

@@ -154,7 +154,9 @@ def build(
         speedup = np.minimum((goodput / fair[owner])[row], _MOST_SPEEDUP)
     weight = fairness.weights(jobs, settings) / mean_weight
     limited = groups(jobs, settings, domain.capacity)
-    rated = _Rated(jobs, start, gpus[row], kind[row], goodput[row], speedup / size, kept[row], job_of)
+    rated = _Rated(
+        jobs, start, nodes[row], gpus[row], kind[row], goodput[row], speedup / size, kept[row], job_of
+    )
     if settings.objective == objective.COMPLETION_TIME:
         worth = _by_price(rated, weight, settings, limited, _capacity(domain, types))
     else:
@@ -197,6 +199,7 @@ class _Rated(NamedTuple):
     jobs: tuple[Job, ...]
     start: Ints
     """[J + 1]"""
+    nodes: Ints
     gpus: Ints
     kind: Ints
     goodput: Floats
@@ -224,11 +227,12 @@ def _by_price(
     offers = market.Offers(rated.gpus, rated.goodput, rated.kind, rated.start, capacity, limited)
     if not rated.jobs:
         return _Worth(np.zeros(0), np.zeros(0), np.zeros(0), weight, None)
-    work = np.array([_work(job) for job in rated.jobs], dtype=np.float64)
-    found = market.clear(offers, weight, work, settings.kappa)
+    work, done = np.array([_work(job) for job in rated.jobs], dtype=np.float64).T
+    found = market.clear(offers, weight, work, done, settings.kappa)
     stay = found.worth[rated.owner] * rated.goodput
-    cost = np.maximum(np.array([job.move_cost for job in rated.jobs], dtype=np.float64), 0.0)[rated.owner]
-    factor = fairness.paying_factors(rated.jobs, found.seconds, cost, rated.owner, settings.hysteresis)
+    factor = fairness.paying_factors(
+        rated.jobs, found.seconds, _move_costs(rated), rated.owner, settings.hysteresis
+    )
     move = stay * factor
     # A running job that is parked pays for its next start: it loses as much as a move from what it holds does.
     held = np.maximum.reduceat(np.where(rated.kept, stay * (1.0 - factor), 0.0), rated.start[:-1])
@@ -249,7 +253,7 @@ def _by_share(
     if settings.remaining_work_power:
         remaining = [_remaining(job, alone) for job, alone in zip(jobs, fair.tolist(), strict=True)]
         weight = weight * np.array(fairness.work_factors(remaining, settings.remaining_work_power))
-    factor = fairness.move_factors(jobs, settings.hysteresis)[rated.owner]
+    factor = fairness.move_factors(jobs, _move_costs(rated), rated.owner, settings.hysteresis)
     w, moved = weight[rated.owner], x * factor
     level, total = 0.0, float(weight.sum())
     if settings.power <= objective.GENTLE and jobs:
@@ -260,6 +264,18 @@ def _by_share(
     return _Worth(stay, move, factor, weight, None)
 
 
+def _move_costs(rated: _Rated) -> Floats:
+    """[O]: seconds that the move to each option costs: in place where only nodes like those held come or go."""
+    cost = np.array([job.move_cost for job in rated.jobs], dtype=np.float64)[rated.owner]
+    in_place = np.array([np.nan if j.resize_cost is None else j.resize_cost for j in rated.jobs], np.float64)
+    if not np.all(np.isnan(in_place)):
+        held = np.array([j.placement.gpus_per_node for j in rated.jobs], dtype=np.int64)[rated.owner]
+        nodes = np.array([len(j.placement.nodes) for j in rated.jobs], dtype=np.int64)[rated.owner]
+        alike = (rated.gpus == rated.nodes * held) & (rated.nodes != nodes) & (rated.gpus > 0)
+        cost = np.where(alike & ~np.isnan(in_place)[rated.owner], in_place[rated.owner], cost)
+    return np.maximum(cost, 0.0)
+
+
 def _capacity(domain: Domain, types: tuple[str, ...]) -> Ints:
     """GPUs of each type that is told apart; of all together where none is."""
     if not types:
@@ -267,12 +283,17 @@ def _capacity(domain: Domain, types: tuple[str, ...]) -> Ints:
     return np.array([sum(n.capacity for n in domain.nodes if n.gpu_type == t) for t in types], np.int64)
 
 
-def _work(job: Job) -> float:
-    """Remaining work in M0-equivalent examples; nan where the job has not said how long it trains."""
+def _work(job: Job) -> tuple[float, float]:
+    """Return the work that remains and the work done, in M0-equivalent examples.
+
+    The first is nan where the job has not said how long it trains, or has trained for longer than it said.
+    """
     report = job.report
-    if report is None or report.target is None or report.progress >= report.target:
-        return float("nan")
-    return (report.target - report.progress) * report.limits.initial
+    if report is None:
+        return float("nan"), 0.0
+    known = report.target is not None and report.progress < report.target
+    left = report.target - report.progress if known and report.target is not None else float("nan")
+    return left * report.limits.initial, max(report.progress, 0.0) * report.limits.initial
 
 
 def _remaining(job: Job, fair: float) -> float | None:

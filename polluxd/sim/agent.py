@@ -28,12 +28,14 @@ Row = tuple[int, int, int, float, float, int]
 
 
 @lru_cache(maxsize=8192)
-def fitted(rows: tuple[Row, ...], prior: ThroughputParams | None = None) -> ThroughputParams:
-    """The agent's own fit of these rows. Jobs of one kind measure the same things first: fits are shared."""
+def fitted(
+    rows: tuple[Row, ...], prior: ThroughputParams | None = None, start: ThroughputParams | None = None
+) -> ThroughputParams:
+    """Fit these rows as the agent does. Jobs of one kind measure the same things first: fits are shared."""
     from pollux.fit import fit  # noqa: PLC0415 - scipy: half a second that no other command should pay
 
     *columns, racks = zip(*rows, strict=True)
-    return fit(*columns, racks=racks, prior=prior, tolerance=1e-6)
+    return fit(*columns, racks=racks, prior=prior, start=start, tolerance=1e-6)
 
 
 @lru_cache(maxsize=1024)
@@ -141,12 +143,15 @@ class _Profile:
         self._kinds = 0
         self._batches: set[int] = set()
         self._stale = False
+        self._settled = False
+        """No term was freed since the last fit."""
         self._fitted_at = float("-inf")
         self._params: ThroughputParams | None = None
 
     def fetch(self, left: Remembered) -> None:
         """Take over what earlier runs know now; what this run measured outweighs it."""
         self.prior = left
+        self._settled = False
         if self.rows:
             self._stale = True
         else:
@@ -160,6 +165,7 @@ class _Profile:
         new = bool(kinds(nodes, gpus, racks) & ~self._kinds)
         new |= self.prior is None and m not in self._batches and len(self._batches) < 2
         new |= self.prior is not None and gpus > max(self.prior.gpus, self.gpus)
+        self._settled &= not new
         self._stale |= new or self._params is None or not foretold(self._params, row)
         self._kinds |= kinds(nodes, gpus, racks)
         self._batches.add(m)
@@ -170,8 +176,12 @@ class _Profile:
         if not self._stale or (self._params is not None and now - self._fitted_at < apart):
             return self._params, False
         self._fitted_at = now
-        self._params = fitted(tuple(self.rows.values()), None if self.prior is None else self.prior.params)
-        self._stale = False
+        # A fit of the job's own is where the next one begins, unless a term was freed that it could not know.
+        start = self._params if self._settled and self.prior is not None else None
+        self._params = fitted(
+            tuple(self.rows.values()), None if self.prior is None else self.prior.params, start
+        )
+        self._stale, self._settled = False, True
         return self._params, True
 
     def remembered(self, params: ThroughputParams) -> Remembered:
@@ -193,6 +203,7 @@ class Agent:
         name: str = "",
         seed: int = 0,
         jitter: float = 0.0,
+        noise_jitter: float = 0.0,
         memory: Memory | None = None,
         seconds_apart: float = 0.0,
     ) -> None:
@@ -204,7 +215,7 @@ class Agent:
         """The type that it last ran on."""
         self._profiles: dict[str, _Profile] = {}
         self._memory = memory
-        self._jitter = jitter
+        self._jitter, self._noise_jitter = jitter, noise_jitter
         # A stream per job, by its name: what others do, and in which process, changes nothing.
         self._random = np.random.default_rng([seed, zlib.crc32(name.encode())])
         self._bias = self._error(0.5)
@@ -254,6 +265,9 @@ class Agent:
         """One configuration's times, and the gradient statistics of the moment."""
         if self._jitter:
             noise = NoiseScale(noise.sqr * self._error(2.0), noise.var * self._error(2.0))
+        if self._noise_jitter:
+            off = float(np.exp(self._random.normal(0.0, self._noise_jitter)))
+            noise = NoiseScale(noise.sqr, noise.var * off)
         self.noise = noise
         self.gpu_type = gpu_type
         profile = self._profiles.setdefault(gpu_type, _Profile())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from polluxd.errors import ConfigError
+from polluxd.sim.knowledge import Knowledge
+from polluxd.sim.paths import MoveCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,21 @@ class Cloud:
     """UTILITY thresholds (Pollux, section 4.2.2)."""
 
 
+LENGTHS: Mapping[str, Callable[[np.random.Generator], float | None]] = {
+    "true": lambda _draw: 1.0,
+    # Off by a factor of 0.3 to 3, uniformly on a logarithmic scale.
+    "wrong": lambda draw: float(0.3 * 10.0 ** draw.random()),
+    # Half of the jobs declare nothing.
+    "missing": lambda draw: None if draw.random() < 0.5 else 1.0,
+    "none": lambda _draw: None,
+    # A quarter of the jobs declare a tenth of their length, to be served first.
+    "lies": lambda draw: 0.1 if draw.random() < 0.25 else 1.0,
+    # Half of the trainings stop early, after 20 to 90 % of what was declared.
+    "early": lambda draw: float(1.0 / draw.uniform(0.2, 0.9)) if draw.random() < 0.5 else 1.0,
+}
+"""Ways in which users declare the lengths of their trainings."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """The cluster, and how the world treats it. Times in seconds."""
@@ -69,14 +86,22 @@ class Scenario:
     restart_seconds: float = 30.0
     restart_range: tuple[float, float] | None = None
     """Restart costs drawn per application, uniformly on a logarithmic scale, instead of the constant."""
+    moves: MoveCosts | None = None
+    """Restart costs by the path that the product takes, instead of either."""
     interference: float = 0.0
     """Slowdown of multi-node jobs that share a node."""
     jitter: float = 0.0
     """Log-error of what agents measure."""
+    noise_jitter: float = 0.0
+    """Log-error of the noise scales that they measure, beyond that."""
+    lengths: str = "true"
+    """What users declare of their trainings' lengths; see `LENGTHS`."""
     failures_per_day: float = 0.0
     """Node failures in the whole cluster."""
     repair_seconds: float = 1800.0
     power: float = -1.0
+    pollux: Knowledge = field(default_factory=Knowledge)
+    """What policy `pollux` knows and does."""
     seed: int = 0
     groups: tuple[NodeGroup, ...] = ()
     """GPU types; none: all nodes alike. They say how many nodes there are, and the largest is the usual size."""
@@ -130,6 +155,11 @@ class Scenario:
         low, high = self.restart_range
         draw = np.random.default_rng([self.seed, zlib.crc32(application.encode())]).random()
         return float(low * (high / low) ** draw)
+
+    def declared(self, job: str) -> float | None:
+        """The length that a job's user declares, relative to the true one; None: no length is declared."""
+        draw = np.random.default_rng([self.seed, 0xDEC1, zlib.crc32(job.encode())])
+        return LENGTHS[self.lengths](draw)
 
     def outages(self, until: float) -> list[tuple[float, int]]:
         """(time, node) of each failure up to a time: a Poisson process over the cluster."""

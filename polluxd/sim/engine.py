@@ -15,7 +15,7 @@ from typing import Protocol
 from polluxd.sim.agent import Agent, Memory
 from polluxd.sim.applications import Application, ScaledApplication, on_type
 from polluxd.sim.cluster import Scenario
-from polluxd.sim.training import Seats, Training
+from polluxd.sim.training import Seats, Training, placement
 from polluxd.sim.workload import Submission
 
 Progress = Callable[[int, int], None]
@@ -260,12 +260,20 @@ class _Engine:
         for job in active:
             seats = placed.get(job.number, ())
             if seats != job.seats:
-                job.place(seats, self._now, self._restart[job.app.name])
+                self._move(job, seats)
         self._decided_at = self._now
         self._seen = self._present(active)
         busy = sum(used.values())
         weight = sum(job.gpus * job.efficiency for job in active if job.number not in self._borrowers)
         self._moments.append(Moment(self._now, len(active), busy, weight / busy if busy else 0.0))
+
+    def _move(self, job: Training, seats: Seats) -> None:
+        """Move the job, at a flat cost or at that of the product's path."""
+        costs, path, seconds = self._scenario.moves, "requeue", self._restart[job.app.name]
+        if costs is not None:
+            path = job.allocation.move(placement(job.seats), placement(seats))
+            seconds = costs.of(path) if seats else 0.0
+        job.place(seats, self._now, seconds, path)
 
 
 def _by_type(app: Application, scenario: Scenario) -> dict[str, Application]:
@@ -291,6 +299,7 @@ def _training(
         name=job.name,
         seed=scenario.seed,
         jitter=scenario.jitter,
+        noise_jitter=scenario.noise_jitter,
         memory=memory,
         seconds_apart=policy.seconds_between_fits,
     )

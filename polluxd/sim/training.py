@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from polluxd.model import NO_PLACEMENT, Placement
 from polluxd.sim.agent import Agent
 from polluxd.sim.applications import Application, split_batch
 from polluxd.sim.cluster import Scenario
+from polluxd.sim.paths import Allocation
 from polluxd.sim.workload import Submission
 
 Seats = tuple[tuple[int, int], ...]
 """(node, GPUs) pairs, in the order of ranks."""
+
+
+def node_name(number: int) -> str:
+    """Names sort as their numbers do."""
+    return f"n{number:05d}"
+
+
+def placement(seats: Seats) -> Placement:
+    """What a job holds; all its nodes alike, as the daemon's policy places jobs."""
+    if not seats:
+        return NO_PLACEMENT
+    return Placement(tuple(node_name(node) for node, _ in seats), seats[0][1])
 
 
 class Training:
@@ -55,12 +69,16 @@ class Training:
         self.ended_at: float | None = None
         self.lost_seconds = 0.0
         """To moves, the first start left out."""
+        self.allocation = Allocation()
+        self.costs: dict[str, list[float]] = {}
+        """Seconds that moves took, by path, the first start left out."""
         self.gpu_seconds = 0.0
         self.efficient_seconds = 0.0
         """GPU-seconds of training, times the statistical efficiency then."""
         self.trained_seconds = 0.0
         self.held_at: float | None = None
         self._end = app.progress(app.epochs)
+        self._declared = scenario.declared(submission.name)
         self._batch = (0, 0)
         self._rate: float | None = None
         self.efficiency = 1.0
@@ -78,12 +96,17 @@ class Training:
         return m * (s + 1) * self.gpus
 
     @property
-    def target(self) -> float:
-        """M0-iterations that its user declared."""
+    def length(self) -> float:
+        """M0-iterations that it really takes."""
         return self._end
 
-    def place(self, seats: Seats, now: float, restart_seconds: float) -> None:
-        """New GPUs: training goes on after the restart. None: it waits, and the next start is a restart."""
+    @property
+    def target(self) -> float | None:
+        """M0-iterations that its user declared; None: nothing was declared."""
+        return None if self._declared is None else self._declared * self._end
+
+    def place(self, seats: Seats, now: float, restart_seconds: float, path: str = "requeue") -> None:
+        """Give the job GPUs, on which it trains after the restart; without any, its next start is a restart."""
         if self.seats:
             self.held_at = now
         self.seats = seats
@@ -96,6 +119,7 @@ class Training:
         else:
             self.restarts += 1
             self.lost_seconds += restart_seconds
+            self.costs.setdefault(path, []).append(restart_seconds)
         self.moved_at = now
         self.restarting = restart_seconds
         self.trains_at = now + restart_seconds

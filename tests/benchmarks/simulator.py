@@ -28,9 +28,10 @@ from polluxd.sim.applications import BUILT_IN
 from polluxd.sim.cluster import Cloud, NodeGroup, Scenario
 from polluxd.sim.engine import Policy, simulate
 from polluxd.sim.generator import generate
+from polluxd.sim.knowledge import Knowledge
 from polluxd.sim.measures import measure
 from polluxd.sim.policies import POLICIES
-from polluxd.sim.policies.pollux import Knowledge, Pollux
+from polluxd.sim.policies.pollux import Pollux
 from polluxd.sim.profiles import load_profiles
 from polluxd.sim.workload import read_workload
 

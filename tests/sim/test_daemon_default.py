@@ -6,7 +6,8 @@ from dataclasses import fields
 
 from polluxd.config import Cycle, Policy, Realloc
 from polluxd.sim.cluster import Scenario
-from polluxd.sim.policies.pollux import UNMEASURED_COST, Knowledge, Pollux
+from polluxd.sim.knowledge import Knowledge
+from polluxd.sim.policies.pollux import UNMEASURED_COST, UNMEASURED_RESIZE_COST, Pollux
 
 
 def test_settings_are_those_of_a_fresh_installation():
@@ -22,4 +23,4 @@ def test_times_are_those_of_the_configuration():
         cycle.poll_s,
     )
     assert Knowledge().cooldown == moves.cooldown_s
-    assert moves.default_cost_s == UNMEASURED_COST
+    assert (moves.default_cost_s, moves.default_resize_cost_s) == (UNMEASURED_COST, UNMEASURED_RESIZE_COST)

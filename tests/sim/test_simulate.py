@@ -100,3 +100,25 @@ def test_wrong_use_is_one_line(trace, arguments, message):
     assert isinstance(failed.exception, ConfigError)
     with pytest.raises(ConfigError, match=message):
         raise failed.exception
+
+
+def test_every_row_of_the_page_has_its_flags(trace, tmp_path):
+    costs, out = tmp_path / "costs.toml", tmp_path / "out.json"
+    costs.write_text("requeue = 3\n")
+    flags = ("--objective", "completion-time", "--kappa", 3, "--no-priors", "--no-remaining-work")
+    shown = command(trace, "--nodes", 2, *flags, "--move-costs", costs, "--lengths", "lies", "--json", out)
+    assert shown.exit_code == 0, shown.output
+    scenario = json.loads(out.read_text())["scenario"]
+    assert scenario["pollux"]["objective"] == "completion-time"
+    assert scenario["pollux"]["kappa"] == 3
+    assert not scenario["pollux"]["remembers"]
+    assert not scenario["pollux"]["remaining_work"]
+    assert scenario["moves"]["requeue"] == 3
+    assert scenario["lengths"] == "lies"
+
+
+@pytest.mark.parametrize("flags", [("--objective", "speed"), ("--lengths", "long")])
+def test_an_unknown_objective_or_kind_of_length_is_refused(trace, flags):
+    shown = command(trace, *flags)
+    assert isinstance(shown.exception, ConfigError)
+    assert flags[1] in str(shown.exception)

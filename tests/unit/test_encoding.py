@@ -65,6 +65,7 @@ FULL = Snapshot(
             moves=2,
             lost_seconds=14.1,
             move_cost=7.05,
+            resize_cost=0.5,
         ),
         Job(8, "bare", "bob", "nlp", "main", JobSpec(), 3.3, 4.4),
     ),

@@ -116,20 +116,21 @@ def test_age_and_cost_come_from_the_database() -> None:
     assert snapshot(running).jobs[0].move_cost == 30.0
 
 
-def test_the_cost_of_a_move_is_that_of_the_path_it_would_take() -> None:
+def test_a_move_costs_what_its_path_does() -> None:
     able = replace(REPORT, resize="in-place")
     whole = slurm_job(1, gpus_per_node_held={"n1": 4}, batch_host="n1")
     means = PathOptions(frozenset({"resize", "requeue"}), can_shrink=True)
 
-    def cost(job: SlurmJob, **more: object) -> float:
+    def costs(job: SlurmJob, **more: object) -> tuple[float, float | None]:
         given = {"reports": {1: able}, "means": means, "default_resize_cost": 2.5, **more}
-        return snapshot(job, **given).jobs[0].move_cost
+        found = snapshot(job, **given).jobs[0]
+        return found.move_cost, found.resize_cost
 
-    assert cost(whole) == 2.5
-    assert cost(whole, totals={1: MoveTotals(2, 14.0, {"requeue": 7.0})}) == 2.5
-    assert cost(whole, totals={1: MoveTotals(3, 15.0, {"requeue": 7.0, "resize": 1.0})}) == 1.0
-    assert cost(whole, reports={1: REPORT}) == 30.0
-    assert cost(slurm_job(1, gpus_per_node_held={"n1": 2}, batch_host="n1")) == 30.0
+    assert costs(whole) == (30.0, 2.5)
+    assert costs(whole, totals={1: MoveTotals(2, 14.0, {"requeue": 7.0})}) == (7.0, 2.5)
+    assert costs(whole, totals={1: MoveTotals(3, 15.0, {"requeue": 7.0, "resize": 1.0})}) == (7.0, 1.0)
+    assert costs(whole, reports={1: REPORT}) == (30.0, None)
+    assert costs(slurm_job(1, gpus_per_node_held={"n1": 2}, batch_host="n1")) == (30.0, None)
     spent = "the cluster's 2 moves an hour are used up"
     assert not snapshot(whole, reports={1: able}, means=means, stay=spent).jobs[0].pinned, (
         "it need not restart"

@@ -19,7 +19,7 @@ from polluxd.sim.policies.themis import Themis
 from polluxd.sim.policies.tiresias import Tiresias
 
 POLICIES: Mapping[str, Callable[[Scenario], Policy]] = {
-    "pollux": lambda scenario: Pollux(scenario.power),
+    "pollux": lambda scenario: Pollux(scenario.power, scenario.pollux),
     "pollux-paper": lambda scenario: PolluxPaper(scenario.power),
     "tiresias": lambda _scenario: Tiresias(),
     "optimus": lambda _scenario: Optimus(),

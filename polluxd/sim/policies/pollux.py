@@ -9,34 +9,28 @@ after that. GPU types are told apart once a job, or an earlier run, was measured
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
 
 from polluxd.model import Job, Report, Settings
 from polluxd.policy import decide
 from polluxd.policy.autoscale import desired_nodes
 from polluxd.policy.cache import Cache
 from polluxd.sim.engine import View
+from polluxd.sim.knowledge import Knowledge
 from polluxd.sim.policies import snapshots
 from polluxd.sim.training import Seats, Training
 
 UNMEASURED_COST = 30.0
 """Expected cost of a move until the job's own moves are measured (the daemon's `realloc.default_cost_s`)."""
+UNMEASURED_RESIZE_COST = 2.0
+"""The same of a resize in place (the daemon's `realloc.default_resize_cost_s`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Knowledge:
-    """What the daemon is let to know and do; all of it by default. The ablation takes parts away."""
-
-    reacts: bool = True
-    remembers: bool = True
-    from_submission: bool = False
-    """What earlier runs left is known of jobs that never ran, too. The daemon knows which training a job is once its
-    agent has started."""
-    remaining_work_power: float = -0.25
-    hysteresis: float = 0.05
-    cooldown: float = 30.0
-    """Seconds for which a moved job is left alone once it trains again (the daemon's `realloc.cooldown_s`)."""
+def _mean(costs: Sequence[Sequence[float]], otherwise: float) -> float:
+    found = [seconds for group in costs for seconds in group]
+    return fmean(found) if found else otherwise
 
 
 class Pollux:
@@ -46,15 +40,14 @@ class Pollux:
     seconds_between_fits = 30.0
     """As often as agents publish (the daemon's `agent.publish_interval_s`)."""
 
-    def __init__(
-        self, power: float = -1.0, knowledge: Knowledge | None = None, objective: str = "fair-share"
-    ) -> None:
+    def __init__(self, power: float = -1.0, knowledge: Knowledge | None = None) -> None:
         self._knowledge = knowledge or Knowledge()
         self.reacts = self._knowledge.reacts
         self.remembers = self._knowledge.remembers
         self._cache = Cache()
         self.settings = Settings(
-            objective=objective,
+            objective=self._knowledge.objective,
+            kappa=self._knowledge.kappa,
             power=power,
             remaining_work_power=self._knowledge.remaining_work_power,
             hysteresis=self._knowledge.hysteresis,
@@ -75,7 +68,8 @@ class Pollux:
         return scale.nodes
 
     def _job(self, job: Training, view: View) -> Job:
-        cost = job.lost_seconds / job.restarts if job.restarts else UNMEASURED_COST
+        whole = bool(job.seats) and all(gpus == view.scenario.sizes[node] for node, gpus in job.seats)
+        resizes = whole and view.scenario.moves is not None
         why = self._why_pinned(job, view.now)
         return replace(
             snapshots.slurm_job(job, view),
@@ -87,7 +81,9 @@ class Pollux:
             attempt=job.restarts,
             moves=job.restarts,
             lost_seconds=job.lost_seconds,
-            move_cost=cost,
+            move_cost=_mean([c for path, c in job.costs.items() if path != "resize"], UNMEASURED_COST),
+            resize_cost=_mean([job.costs.get("resize", [])], UNMEASURED_RESIZE_COST) if resizes else None,
+            keeps=job.allocation.keeps if resizes else (),
         )
 
     def _report(self, job: Training, view: View) -> Report | None:
@@ -95,13 +91,14 @@ class Pollux:
             if not self._knowledge.from_submission:
                 return None
             job.agent.begin(job.agent.gpu_type)
-        return snapshots.report(job, view, remaining=True)
+        return snapshots.report(job, view, remaining=self._knowledge.remaining_work)
 
     def _why_pinned(self, job: Training, now: float) -> str:
         if not job.seats or job.moved_at is None:
             return ""
         if job.restarting > 0:
             return "move under way"
-        if now - job.trains_at < self._knowledge.cooldown:
+        took = job.trains_at - job.moved_at
+        if now - job.trains_at < min(self._knowledge.cooldown, took):
             return "moved lately"
         return ""

@@ -65,6 +65,6 @@ class Slaq:
 
 def _reduction(job: Training, gpus: int, size: int) -> float:
     """Loss that the horizon takes away on so many GPUs, of a loss that begins at 1."""
-    done = job.progress / job.target
+    done = job.progress / job.length
     then = min(done + HORIZON / whole_seconds(job, gpus, size), 1.0)
     return 1.0 / (1.0 + STEEPNESS * done) - 1.0 / (1.0 + STEEPNESS * then)

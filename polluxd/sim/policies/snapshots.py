@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from polluxd.model import NO_PLACEMENT, Job, JobSpec, Node, Placement, Plan, Report, Settings, Snapshot
+from polluxd.model import Job, JobSpec, Node, Placement, Plan, Report, Settings, Snapshot
 from polluxd.sim.applications import most_gpus
 from polluxd.sim.engine import View
-from polluxd.sim.training import Seats, Training
+from polluxd.sim.training import Seats, Training, node_name, placement
 
 COUNTED_GPUS = 64
 """Most GPUs of one job: the artifact's simulator goes no further, nor do its profiles."""
-
-
-def node_name(number: int) -> str:
-    """Names sort as their numbers do."""
-    return f"n{number:05d}"
 
 
 def nodes(view: View) -> tuple[Node, ...]:
@@ -27,13 +22,6 @@ def nodes(view: View) -> tuple[Node, ...]:
         for i, (room, size, kind) in enumerate(listed)
         if i not in view.absent
     )
-
-
-def placement(seats: Seats) -> Placement:
-    """What a job holds; all its nodes alike, as the daemon's policy places jobs."""
-    if not seats:
-        return NO_PLACEMENT
-    return Placement(tuple(node_name(node) for node, _ in seats), seats[0][1])
 
 
 def seats_of(placed: Placement) -> Seats:

@@ -38,7 +38,7 @@ def offers(seed, jobs=12, types=1, capacity=16, groups=()):
 
 def weights_and_work(seed, jobs=12):
     rng = np.random.default_rng(seed + 1)
-    return rng.uniform(0.5, 2, jobs), rng.lognormal(8, 1.5, jobs)
+    return rng.uniform(0.5, 2, jobs), rng.lognormal(8, 1.5, jobs), np.zeros(jobs)
 
 
 def demand(offered, worth, price):
@@ -63,8 +63,8 @@ def test_demand_at_the_price_is_within_capacity_and_above_it_just_below(seed):
 @pytest.mark.parametrize("seed", range(10))
 def test_work_is_worth_the_least_that_finishing_it_costs(seed):
     offered = offers(seed)
-    weight, work = weights_and_work(seed)
-    found = market.clear(offered, weight, work, 0.0)
+    weight, work, done = weights_and_work(seed)
+    found = market.clear(offered, weight, work, done, 0.0)
     finish = np.argsort(found.seconds)
     left = {int(j): float(weight[finish[i:]].sum() / weight.sum()) for i, j in enumerate(finish)}
     for j, (a, b) in enumerate(pairwise(offered.start.tolist())):
@@ -76,8 +76,8 @@ def test_work_is_worth_the_least_that_finishing_it_costs(seed):
 @pytest.mark.parametrize("types", [2, 3])
 def test_each_gpu_type_has_a_price_at_which_demand_is_near_its_capacity(types):
     offered = offers(3, jobs=200, types=types, capacity=150)
-    weight, work = weights_and_work(3, 200)
-    found = market.clear(offered, weight, work, 1.5)
+    weight, work, done = weights_and_work(3, 200)
+    found = market.clear(offered, weight, work, done, 1.5)
     wanted = np.zeros(types)
     for j, (a, b) in enumerate(pairwise(offered.start.tolist())):
         paid = np.where(offered.kind[a:b] >= 0, found.price[offered.kind[a:b]], 0) * offered.gpus[a:b]
@@ -93,10 +93,20 @@ def test_no_price_where_there_are_gpus_for_everybody():
 
 def test_more_jobs_than_gpus_and_unknown_lengths_still_have_a_finite_price():
     offered = offers(2, jobs=50, capacity=4)
-    found = market.clear(offered, np.ones(50), np.full(50, np.nan), 0.0)
+    found = market.clear(offered, np.ones(50), np.full(50, np.nan), np.zeros(50), 0.0)
     assert 0 < found.price[0] < np.inf
     assert np.all(np.isfinite(found.worth))
     assert np.all(found.seconds == found.seconds[0])
+
+
+def test_a_job_of_unknown_length_is_expected_to_take_as_long_again_and_no_less_than_is_usual():
+    work = np.array([100.0, np.nan, np.nan])
+    offered = offers(5, jobs=3, capacity=60)
+    found = market.clear(offered, np.ones(3), work, np.array([0.0, 0.0, 1e6]), 0.0)
+    assert found.seconds[1] == found.seconds[0]
+    assert found.seconds[2] > 10 * found.seconds[0]
+    unknown = market.clear(offered, np.ones(3), np.full(3, np.nan), np.zeros(3), 0.0)
+    assert unknown.seconds.tolist() == [market.UNKNOWN] * 3
 
 
 def test_jobs_under_a_full_ceiling_compete_at_a_price_of_their_own():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.model import JobSpec, Placement
 from polluxd.policy import decide
@@ -83,3 +85,14 @@ def test_a_whole_node_is_cleared_for_a_job_that_needs_one():
     assert plan.of(1).placement
     assert plan.of(2).placement
     assert sum(plan.of(n).changed for n in (1, 2)) == 1
+
+
+@pytest.mark.parametrize("objective", ["completion-time", "fair-share"])
+def test_a_job_grows_in_place_where_it_would_not_be_requeued_to(objective):
+    def grown(**more):
+        left = report("scalable", explored=4, progress=0.0, target=2_000.0)
+        own = running(1, ["n000"], 4, report=left, age=900.0, move_cost=1000.0, **more)
+        return decide(snapshot(nodes(2), [own], objective=objective)).of(1)
+
+    assert not grown().changed
+    assert grown(resize_cost=1.0).placement == Placement(("n000", "n001"), 4)

@@ -1,0 +1,26 @@
+"""What policy `pollux` is let to know and do in a simulation; by default what the daemon does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """Rules and knowledge of the simulated daemon."""
+
+    objective: str = "fair-share"
+    kappa: float = 1.5
+    reacts: bool = True
+    """It decides when jobs arrive and end, too, not only every interval."""
+    remembers: bool = True
+    """The fits that earlier runs of the same application left are known from a job's first start on."""
+    from_submission: bool = False
+    """Such fits are known of jobs that never ran, too. The daemon learns which training a job is from its agent."""
+    remaining_work: bool = True
+    """The training length that users declare is known."""
+    remaining_work_power: float = -0.25
+    hysteresis: float = 0.05
+    cooldown: float = 30.0
+    """Seconds for which a moved job is left alone once it trains again (the daemon's `realloc.cooldown_s`), and no
+    longer than the move took."""
