@@ -61,6 +61,13 @@ def test_fit_beats_its_own_noise_floor():
     assert error(fit(*rows), *rows) <= error(PLANTED, *rows) + 0.01
 
 
+def test_a_fit_from_an_earlier_one_of_nearly_the_same_rows_is_as_good():
+    rows = measure(PLANTED, FULL, noise=0.05, seed=4)
+    earlier = fit(*(column[:-2] for column in rows))
+    again = fit(*rows, start=earlier, tolerance=1e-6)
+    assert error(again, *rows) <= error(fit(*rows), *rows) + 0.005
+
+
 def test_steps_alone_suffice_where_accumulation_was_never_measured():
     rows = measure(PLANTED, FULL, without_accumulation=True)
     found = fit(*rows)
