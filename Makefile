@@ -9,7 +9,7 @@ PYTHON := $(VENV)/bin/python
 # Two cores and sixteen ranks: one thread per rank, as a job's launcher sets it too.
 export OMP_NUM_THREADS := 1
 
-.PHONY: help setup demo compare soak bench-sim bench-sim-week test test-newer-slurm test-torch-versions unit integration check structure lint types bench-policy bench-fit bench-agent bench-adascale bench-accuracy bench-realloc schema clean
+.PHONY: help setup demo compare soak bench-sim bench-sim-week test test-newer-slurm test-torch-versions unit integration check structure lint types bench-policy bench-fit bench-agent bench-adascale bench-accuracy bench-optimizers bench-realloc schema clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -95,6 +95,10 @@ bench-adascale: setup ## AdaScale against linear scaling at large batches (minut
 bench-accuracy: setup ## accuracy under resizes against plain training, ten seeds (12 minutes); bench-out/accuracy.json, tests/benchmarks/accuracy.md
 	@mkdir -p bench-out
 	@$(PYTHON) tests/benchmarks/accuracy.py --json bench-out/accuracy.json --markdown tests/benchmarks/accuracy.md
+
+bench-optimizers: setup ## every optimizer at M0 and at 4 and 8 times M0, ten seeds (20 minutes); bench-out/optimizers.json, tests/benchmarks/optimizers.md
+	@mkdir -p bench-out
+	@$(PYTHON) tests/benchmarks/optimizers.py --json bench-out/optimizers.json --markdown tests/benchmarks/optimizers.md
 
 bench-realloc: setup ## what a move costs, split by step (minutes); bench-out/realloc.json, tests/benchmarks/realloc.md
 	@$(PYTHON) tests/benchmarks/realloc.py --json bench-out/realloc.json --markdown tests/benchmarks/realloc.md

@@ -150,7 +150,7 @@ _ADAM_STATE = {
 _BITSANDBYTES = {
     "adam": ADAM,
     "ademamix": ADAM,
-    "lamb": LAMB,
+    "lamb": ADAM,  # it bounds the update by the weights' norm, and is Adam within the bound
     "lion": LION,
     "rmsprop": RMSPROP,
     "adagrad": ADAGRAD,

@@ -90,7 +90,7 @@ def adafactor(state: State, param: Tensor, group: Group) -> Tensor | None:
         return square
     eps = group["eps"]
     least = float(eps[1] if isinstance(eps, tuple | list) else group["eps2"])
-    return square.float() / mean_square(local_part(param)).clamp(min=least**2)
+    return square.float() / mean_square(local_part(param.detach())).clamp(min=least**2)
 
 
 def lamb(state: State, param: Tensor, group: Group) -> Tensor | None:
@@ -101,8 +101,8 @@ def lamb(state: State, param: Tensor, group: Group) -> Tensor | None:
     below = square.float().sqrt().add_(float(group["eps"]))
     update = mean.float() / below
     if group.get("weight_decay"):
-        update.add_(local_part(param).float(), alpha=float(group["weight_decay"]))
-    return below.div_(_trust(local_part(param), update)).square_()
+        update.add_(local_part(param.detach()).float(), alpha=float(group["weight_decay"]))
+    return below.div_(_trust(local_part(param.detach()), update)).square_()
 
 
 def per_tensor(state: State, param: Tensor, group: Group) -> Tensor | None:
@@ -116,7 +116,7 @@ def lars(state: State, param: Tensor, group: Group) -> Tensor | None:
     mean = stored(state, "momentum_buffer", "state1")
     if mean is None:
         return None
-    return _trust(local_part(param), mean).pow(-2).expand(mean.shape)
+    return _trust(local_part(param.detach()), mean).pow(-2).expand(mean.shape)
 
 
 def none(state: State, param: Tensor, group: Group) -> Tensor | None:

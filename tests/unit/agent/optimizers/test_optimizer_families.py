@@ -92,7 +92,7 @@ FAMILIES = [
             "Lion8bit": "Lion",
             "RMSprop8bit": "RMSprop",
             "Adagrad8bit": "Adagrad",
-            "LAMB8bit": "LAMB",
+            "LAMB8bit": "Adam",
             "AdEMAMix8bit": "Adam",
         }.items()
     ],
@@ -261,7 +261,9 @@ def test_the_preconditioner_is_the_one_that_the_optimizer_steps_by(make: Make) -
             (slice(row, row + 4), slice(None)) if trial % 2 else (slice(None), slice(column, column + 4))
         )
         gradient[rows, columns] = torch.randn(gradient[rows, columns].shape, generator=generator) * 1e-3
-        (square,) = norms.of([param], [gradient]).tolist()
+        found = norms.of([param], [gradient])
+        assert not found.requires_grad, "it would keep a graph, and stop what adds it up in place"
+        (square,) = found.tolist()
         param.grad = gradient.clone()
         optimizer.step()
         step = (param.detach() - before).double().norm().item()
@@ -283,6 +285,7 @@ def test_lamb_weighs_tensors_by_their_trust_ratio() -> None:
         below = state["exp_avg_sq"].sqrt() + 1e-6
         trust = p.norm() / (state["exp_avg"] / below).norm()
         wanted = (trust * p.grad / below).square().sum()
+        assert not norms.of([p], [p.grad]).requires_grad
         assert norms.of([p], [p.grad]).item() == pytest.approx(wanted.item(), rel=1e-3)
 
 

@@ -1,0 +1,283 @@
+"""Every optimizer: the family that the agent chose, and accuracy at M0 and at batches 4 and 8 times as large.
+
+    python tests/benchmarks/optimizers.py [--seeds 10] [--only Adam,Lion] [--json F] [--markdown F]
+
+A perceptron without biases on scikit-learn's digits trains for 10 statistical epochs on one rank: at M0 = 16 examples
+per step, and at 4 and 8 times M0 in two passes per step, with the learning rate scaled by the rule of the optimizer's
+family. The batch size is held at each scale, so that the rule alone is on trial. The learning rate of each optimizer
+is fixed in this file and was chosen at M0. An optimizer whose package is not installed is reported as missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import logging
+import math
+import os
+import statistics
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path[:0] = [str(Path(__file__).parents[2] / part) for part in ("contrib/examples", "agent")]
+
+import torch  # noqa: E402
+from emulated import accuracy, digits  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn.functional import cross_entropy  # noqa: E402
+
+import pollux  # noqa: E402
+from pollux.goodput import BatchChoice  # noqa: E402
+
+M0 = 16
+EPOCHS = 10
+SCALES = (4, 8)
+MARGIN = 0.01
+"""With 95 % confidence, accuracy at a larger batch is worse by less than this."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One optimizer of the table."""
+
+    label: str
+    package: str
+    name: str
+    options: dict[str, Any]
+    scaling: str = "auto"
+
+
+def entries() -> list[Entry]:
+    found = [
+        Entry("SGD", "torch.optim", "SGD", {"lr": 0.1}),
+        Entry("SGD, Nesterov", "torch.optim", "SGD", {"lr": 0.02, "momentum": 0.9, "nesterov": True}),
+        Entry("averaged SGD", "torch.optim", "ASGD", {"lr": 0.1}),
+        Entry("Adam", "torch.optim", "Adam", {"lr": 1e-3}),
+        Entry("AdamW, fused", "torch.optim", "AdamW", {"lr": 1e-3, "fused": True}),
+        Entry("AdamW, scaling='sde'", "torch.optim", "AdamW", {"lr": 1e-3}, "sde"),
+        Entry("AMSGrad", "torch.optim", "AdamW", {"lr": 1e-3, "amsgrad": True}),
+        Entry("NAdam", "torch.optim", "NAdam", {"lr": 1e-3}),
+        Entry("RAdam", "torch.optim", "RAdam", {"lr": 1e-3, "betas": (0.9, 0.99)}),
+        Entry("Adamax", "torch.optim", "Adamax", {"lr": 2e-3}),
+        Entry("RMSprop", "torch.optim", "RMSprop", {"lr": 5e-4}),
+        Entry("RMSprop, centered", "torch.optim", "RMSprop", {"lr": 5e-4, "centered": True}),
+        Entry("RMSprop, scaling='sde'", "torch.optim", "RMSprop", {"lr": 5e-4}, "sde"),
+        Entry("Adagrad", "torch.optim", "Adagrad", {"lr": 0.02}),
+        Entry("Adadelta", "torch.optim", "Adadelta", {"lr": 1.0}),
+        Entry("Adafactor", "torch.optim", "Adafactor", {"lr": 0.02}),
+        Entry(
+            "Adafactor",
+            "transformers.optimization",
+            "Adafactor",
+            {"lr": 2e-3, "relative_step": False, "scale_parameter": False},
+        ),
+        Entry("Muon", "torch.optim", "Muon", {"lr": 0.005}),
+        Entry("Rprop", "torch.optim", "Rprop", {"lr": 1e-4}),
+        Entry("Adam, 8-bit", "bitsandbytes.optim", "AdamW8bit", {"lr": 1e-3}),
+        Entry("Adam, 8-bit, paged", "bitsandbytes.optim", "PagedAdamW8bit", {"lr": 1e-3}),
+        Entry("Lion, 8-bit", "bitsandbytes.optim", "Lion8bit", {"lr": 1e-3}),
+        Entry("RMSprop, 8-bit", "bitsandbytes.optim", "RMSprop8bit", {"lr": 5e-4}),
+        Entry("LAMB, 8-bit", "bitsandbytes.optim", "LAMB8bit", {"lr": 2e-3}),
+        Entry("Adam, 8-bit", "torchao.optim", "AdamW8bit", {"lr": 1e-3}),
+        Entry("Adam, 4-bit", "torchao.optim", "AdamW4bit", {"lr": 1e-3}),
+        Entry("SGD, schedule-free", "schedulefree", "SGDScheduleFree", {"lr": 0.3}),
+        Entry("AdamW, schedule-free", "schedulefree", "AdamWScheduleFree", {"lr": 2e-3}),
+    ]
+    more = {
+        "Lion": {"lr": 1e-3},
+        "Lamb": {"lr": 1e-2},
+        "LARS": {"lr": 5.0},
+        "AdaBelief": {"lr": 1e-3},
+        "SOAP": {"lr": 3e-3},
+        "Shampoo": {"lr": 0.1, "preconditioning_compute_steps": 5},
+        "SignSGD": {"lr": 1e-4},
+    }
+    return found + [Entry(name, "pytorch_optimizer", name, options) for name, options in more.items()]
+
+
+@dataclass
+class Run:
+    accuracy: float
+    steps: int
+    factor: float
+    noise_scale: float | None
+    family: Any
+    batch_size: int
+
+
+def train(entry: Entry, make: Callable[..., torch.optim.Optimizer], seed: int, scale: int) -> Run:
+    """One training at `scale` times M0."""
+    torch.manual_seed(seed)
+    data = digits()
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 64, bias=False), nn.ReLU(), nn.Linear(64, 10, bias=False)
+    )
+    optimizer = make(model.parameters(), **entry.options)
+    mode = getattr(optimizer, "train", lambda: None), getattr(optimizer, "eval", lambda: None)
+    mode[0]()
+    job = pollux.attach(model, optimizer, seed=seed, adaptive=True, scaling=entry.scaling, measure_every=2)
+    half = M0 * scale // 2
+    loader = job.loader(data.train, M0, max_batch_size=M0 * scale, per_gpu=(min(half, M0), max(half, M0)))
+    stepper = job.stepper
+    assert stepper.advisor is not None
+    stepper.advisor.close()  # the batch size stays what it is here
+    if scale > 1:
+        stepper.choice = BatchChoice(half, 1)
+    factors = []
+    for _ in job.epochs(EPOCHS):
+        for x, y in loader:
+            with job.micro_batch():
+                job.backward(cross_entropy(job.model(x), y))
+            if job.sync_gradients:
+                optimizer.step()
+                optimizer.zero_grad()
+                factors.append(job.lr_factors[0] if job.lr_factors else 1.0)
+    mode[1]()
+    noise = job.noise_scale
+    job.close()
+    return Run(
+        accuracy(model, data.test),
+        job.progress.optimizer_steps,
+        statistics.median(factors),
+        None if noise is None or noise.sqr <= 0 else M0 * noise.var / noise.sqr,
+        stepper.trained_models[0].norms.families[0],
+        M0 * scale,
+    )
+
+
+def measure(entry: Entry, seeds: int) -> dict[str, Any]:
+    """One row of the table."""
+    row: dict[str, Any] = {"optimizer": entry.label, "package": entry.package, "lr": entry.options["lr"]}
+    try:
+        make = getattr(importlib.import_module(entry.package), entry.name)
+    except (ImportError, AttributeError) as error:
+        return row | {"missing": str(error)}
+    base = [train(entry, make, seed, 1) for seed in range(seeds)]
+    family = base[0].family
+    row |= {
+        "family": family.name,
+        "preconditioner": family.preconditioner,
+        "rule": family.rule if entry.scaling == "auto" else entry.scaling,
+        "source": family.source,
+        "accuracy": statistics.mean(run.accuracy for run in base),
+        "steps": base[0].steps,
+    }
+    scales: dict[str, Any] = {}
+    for scale in SCALES if family.understood else ():
+        runs = [train(entry, make, seed, scale) for seed in range(seeds)]
+        worse = [b.accuracy - r.accuracy for b, r in zip(base, runs, strict=True)]
+        error = statistics.stdev(worse) / math.sqrt(seeds) if seeds > 1 else math.nan
+        known = [run.noise_scale for run in runs if run.noise_scale is not None]
+        scales[str(scale)] = {
+            "accuracy": statistics.mean(run.accuracy for run in runs),
+            "worse_by_at_most": statistics.mean(worse) + 1.833 * error,  # Student's t, one-sided, 9 degrees
+            "steps": statistics.mean(run.steps for run in runs),
+            "factor": statistics.mean(run.factor for run in runs),
+            "noise_scale": statistics.median(known) if known else None,
+        }
+    return row | {"scales": scales}
+
+
+def line(row: dict[str, Any]) -> str:
+    if "missing" in row:
+        return f"| {row['optimizer']} | {row['package']} | not installed | | | | | |"
+    cells = [row["optimizer"], row["package"], row["family"], row["rule"], f"{row['accuracy']:.4f}"]
+    for scale in SCALES:
+        found = row["scales"].get(str(scale))
+        if found is None:
+            cells.append("batch size stays")
+            continue
+        kept = "" if found["worse_by_at_most"] < MARGIN else " **not kept**"
+        cells.append(
+            f"{found['accuracy']:.4f} (x{found['factor']:.2f}, {found['steps']:.0f} steps, worse by "
+            f"{found['worse_by_at_most']:.4f} at most{kept})"
+        )
+    phi = row["scales"].get(str(SCALES[0]), {}).get("noise_scale")
+    cells.append("-" if phi is None else f"{phi:.0f}")
+    return "| " + " | ".join(cells) + " |"
+
+
+def page(rows: list[dict[str, Any]], seeds: int) -> str:
+    families = {row["family"]: row for row in rows if row.get("family") and row["rule"] != "sde"}
+    steps = next((row["steps"] for row in rows if "steps" in row), 0)
+    table = [
+        f"| {name} | {row['preconditioner']} | {row['rule']} | {row['source'] or '-'} |"
+        for name, row in families.items()
+    ]
+    return PAGE.format(
+        epochs=EPOCHS,
+        m0=M0,
+        steps=steps,
+        seeds=seeds,
+        torch=torch.__version__,
+        margin=MARGIN,
+        families="\n".join(table),
+        rows="\n".join(map(line, rows)),
+    )
+
+
+PAGE = """# Optimizers
+
+`make bench-optimizers` writes this page and `bench-out/optimizers.json` (some 20 minutes). A perceptron without biases
+trains on scikit-learn's digits for {epochs} statistical epochs on one rank. M0 = {m0}, which makes {steps} steps.
+{seeds} seeds, torch {torch}. There are 359 held-out digits: one digit is 0.0028 of accuracy. The batch size is held
+at 4 and at 8 times M0, in two passes per step.
+
+## Families
+
+The agent recognises a family by the optimizer's state after its first step. The noise scale is the noise scale of P g.
+
+| family | P | learning-rate rule | source |
+|---|---|---|---|
+{families}
+
+An approximate P has one value per tensor. It weighs tensors as the optimizer's steps do, and elements of one tensor
+alike. `scaling="sde"` scales betas, eps and decoupled weight decay along (Malladi et al., 2022); it is off by default.
+
+RAdam's own warm-up counts optimizer steps: some 2 / (1 - beta2) of them, however large the batch is. A training that
+is not much longer than that learns less at a larger batch. The table uses beta2 = 0.99 for it.
+
+## Accuracy
+
+The margin: with 95 % confidence accuracy is worse by less than {margin} than at M0. In brackets: the median factor on
+the learning rate, the optimizer steps, and the bound. phi is the noise scale in examples, measured at 4 times M0.
+
+| optimizer | package | family | rule | at M0 | at 4 M0 | at 8 M0 | phi |
+|---|---|---|---|---|---|---|---|
+{rows}
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--only", help="labels, separated by commas")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--markdown", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    logging.getLogger("pollux").setLevel(logging.ERROR)
+    torch.compiler.set_stance("force_eager")  # torchao compiles its steps: minutes on a CPU
+    rows = []
+    for entry in entries():
+        if options.only and entry.label not in options.only.split(","):
+            continue
+        rows.append(measure(entry, options.seeds))
+        print(line(rows[-1]), flush=True)
+        if options.json is not None:
+            options.json.write_text(json.dumps({"seeds": options.seeds, "m0": M0, "rows": rows}, indent=1))
+    if options.markdown is not None:
+        options.markdown.write_text(page(rows, options.seeds))
+
+
+if __name__ == "__main__":
+    main()
