@@ -29,6 +29,9 @@ from polluxd.store import Store
 
 log = logging.getLogger(__name__)
 
+_NAMED = 5
+"""Unreadable records that the note of a cycle names; the log names all."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
@@ -62,12 +65,14 @@ class Controller:
         self._seen: frozenset[object] = frozenset()
         self._cache = Cache()
         self._racks = racks_of(config.slurm.racks)
+        self._unreadable: frozenset[str] = frozenset()
 
     def step(self) -> StepResult:
         """Observe; act on what is under way; decide anew when due."""
         started = time.perf_counter()
         observed_state = self._slurm.observe()
         self._confirm_lead()
+        self._name_unreadable(observed_state.unreadable)
         seen = self._reconciler.gather(observed_state)
         state = seen.state
         ours = [job for job in state.jobs if job.spec is not None]
@@ -109,7 +114,7 @@ class Controller:
             self._record(
                 snapshot,
                 plan,
-                note="paused" if settings.paused else "",
+                note="; ".join(filter(None, ("paused" if settings.paused else "", _note(state.unreadable)))),
                 durations={
                     "observe_s": observed - started,
                     "decide_s": decided - observed,
@@ -119,6 +124,12 @@ class Controller:
             self._decided_at = self._monotonic()
             self._seen = _occasion(state)
         return StepResult(open_moves, due, settings.paused)
+
+    def _name_unreadable(self, unreadable: Mapping[str, str]) -> None:
+        """Log each record of Slurm that makes no sense once, and again after it made sense in between."""
+        for about in sorted(unreadable.keys() - self._unreadable):
+            log.warning("Slurm's record of %s makes no sense, it is left alone: %s", about, unreadable[about])
+        self._unreadable = frozenset(unreadable)
 
     def _means(self, seen: ClusterView) -> PathOptions:
         return PathOptions(
@@ -159,6 +170,13 @@ class Controller:
             durations["decide_s"] * 1e3,
             f" ({note})" if note else "",
         )
+
+
+def _note(unreadable: Mapping[str, str]) -> str:
+    """What `polluxctl status` says of records that make no sense."""
+    named = [f"{about}: {why}" for about, why in sorted(unreadable.items())]
+    more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+    return f"left alone, their records make no sense: {'; '.join(named[:_NAMED])}{more}" if named else ""
 
 
 def _wished(

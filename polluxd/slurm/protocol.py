@@ -58,14 +58,8 @@ class SlurmJob:
     """Nodes held, sorted."""
     gpus_per_node_held: Mapping[str, int] = field(default_factory=dict)
     cpus_per_node_held: Mapping[str, int] = field(default_factory=dict)
-    requested_nodes: int = 1
     requested_gpus_per_node: int | None = None
-    """None where the request does not say it per node (--gpus=N)."""
-    requested_cpus: int = 1
-    cpus_per_task: int = 1
-    mem_per_node_mb: int | None = None
-    """None: not asked for per node."""
-    required_nodes: tuple[str, ...] = ()
+    """None: the job asked in another way (--gpus=N)."""
     held_by_user: bool = False
     """Held (`scontrol hold`, by the user or an administrator): not ours to start."""
     dependent: bool = False
@@ -73,7 +67,6 @@ class SlurmJob:
     begin_time: float | None = None
     """The user's own --begin; None where there is none."""
     admin_comment: str = ""
-    command: str = ""
     spec: JobSpec | None = None
     """What the job asks of Pollux; None: the job did not opt in and is left alone."""
     batch_host: str = ""
@@ -98,6 +91,9 @@ class ClusterState:
     taken_at: float
     nodes: tuple[Node, ...]
     jobs: tuple[SlurmJob, ...]
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    """Records that could not be understood (`job 7`, `node n1`): why. Such a job is left alone and its GPUs count as
+    foreign; such a node is closed for placement."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -80,8 +80,9 @@ class PyslurmClient(ScontrolClient):
         if not self._ordered("run_again", job=job_id):
             super().run_again(job_id)
 
-    def _read_all(self) -> tuple[tuple[SlurmJob, ...], tuple[Node, ...]]:
-        return self._read(read_cluster, super()._read_all, "observe")
+    def _read_all(self) -> tuple[tuple[SlurmJob, ...], tuple[Node, ...], Mapping[str, str]]:
+        # A record that pyslurm's worker cannot tell is read again through squeue, which costs that record alone.
+        return self._read(_whole, super()._read_all, "observe")
 
     def _read_jobs(self) -> tuple[SlurmJob, ...]:
         return self._read(read_jobs, super()._read_jobs, "jobs")
@@ -175,6 +176,10 @@ class PyslurmClient(ScontrolClient):
             log.log(level, "%s", text)
         else:
             _tell("pyslurm" if before else self._choice, text)
+
+
+def _whole(answer: object) -> tuple[tuple[SlurmJob, ...], tuple[Node, ...], Mapping[str, str]]:
+    return *read_cluster(answer), {}
 
 
 def _tell(choice: Choice, why: str) -> None:

@@ -1,9 +1,10 @@
-"""What `pyslurm_worker` answers, as the rest of polluxd knows it: the same records as `records` reads from scontrol."""
+"""Reads the answers of `pyslurm_worker` into the same values as `queue` and `node_records` read from commands."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -11,15 +12,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from polluxd.errors import DirectiveError, SlurmGarbled
 from polluxd.model import JobState, Node
 from polluxd.slurm.directives import parse_admin_comment
+from polluxd.slurm.gres import parse_gpus
+from polluxd.slurm.node_lists import index_count, node_names
 from polluxd.slurm.protocol import SlurmJob
-from polluxd.slurm.records import (
-    index_count,
-    job_state,
-    node_names,
-    parse_gpus,
-    schedulable,
-    with_foreign_use,
-)
+from polluxd.slurm.states import job_state, schedulable
 
 
 class _Record(BaseModel):
@@ -59,16 +55,10 @@ class _Job(_Record):
     nodes: str | None
     batch_host: str | None
     held: dict[str, _Held]
-    num_nodes: int
     gres_per_node: list[str]
-    cpus: int
-    cpus_per_task: int | None
-    memory_per_node: int | None
-    required_nodes: str | None
     on_hold: bool
     dependent: bool
     admin_comment: str | None
-    command: str | None
 
 
 class _Node(_Record):
@@ -97,7 +87,17 @@ def read_cluster(answer: object) -> tuple[tuple[SlurmJob, ...], tuple[Node, ...]
     cluster = _checked(_Cluster, answer)
     nodes = tuple(map(_node, cluster.nodes))
     jobs = _jobs(cluster.jobs, {node.name: node.gpus for node in nodes})
-    return jobs, with_foreign_use(nodes, jobs)
+    return jobs, _with_foreign_use(nodes, jobs)
+
+
+def _with_foreign_use(nodes: Iterable[Node], jobs: Iterable[SlurmJob]) -> tuple[Node, ...]:
+    """The nodes, with what jobs without a spec hold there."""
+    gpus, cpus = Counter[str](), Counter[str]()
+    for job in jobs:
+        if job.spec is None:
+            gpus.update(job.gpus_per_node_held)
+            cpus.update(job.cpus_per_node_held)
+    return tuple(replace(node, foreign_gpus=gpus[node.name], foreign_cpus=cpus[node.name]) for node in nodes)
 
 
 def _checked(kind: type[_Any], answer: object) -> _Any:
@@ -126,7 +126,7 @@ def _job(record: _Job, gpus_of: Mapping[str, int]) -> SlurmJob:
     cpus = {name: index_count(part.cpu_ids or "") * part.threads for name, part in record.held.items()}
     per_node = parse_gpus(",".join(record.gres_per_node)).count if record.gres_per_node else None
     if state is JobState.COMPLETING and not +gpus:
-        # As in `records`: the GPUs of a job that leaves may be in use still. Its total is not told here.
+        # 22.05 counts the GPUs of a job as free from its first signal on, while its processes may still use them.
         gpus.update({name: gpus_of.get(name, 0) if per_node is None else per_node for name in nodes})
     return SlurmJob(
         job_id=record.id,
@@ -148,17 +148,11 @@ def _job(record: _Job, gpus_of: Mapping[str, int]) -> SlurmJob:
         nodes=nodes,
         gpus_per_node_held=+gpus,
         cpus_per_node_held={name: count for name, count in cpus.items() if count},
-        requested_nodes=record.num_nodes,
         requested_gpus_per_node=per_node,
-        requested_cpus=record.cpus,
-        cpus_per_task=record.cpus_per_task or 1,
-        mem_per_node_mb=record.memory_per_node,
-        required_nodes=node_names(record.required_nodes or ""),
         held_by_user=pending and record.on_hold,
         dependent=pending and record.dependent,
         begin_time=directives.begin if directives else None,
         admin_comment=record.admin_comment or "",
-        command=record.command or "",
         spec=directives.spec if directives else None,
         batch_host=record.batch_host or "",
         companion=directives.companion if directives else None,

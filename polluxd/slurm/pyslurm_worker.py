@@ -93,16 +93,10 @@ class Requests:
                 }
                 for name, part in layout.items()
             },
-            "num_nodes": min(job.num_nodes or 1, job.max_nodes or sys.maxsize),
             "gres_per_node": _gres(job.gres_per_node),
-            "cpus": job.cpus,
-            "cpus_per_task": job.cpus_per_task,
-            "memory_per_node": job.memory_per_node,
-            "required_nodes": job.required_nodes,
             "on_hold": job.priority == 0,
             "dependent": job.dependencies is not None,
             "admin_comment": _text(lambda: job.admin_comment),
-            "command": _text(lambda: job.command),
         }
 
 

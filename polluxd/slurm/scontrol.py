@@ -1,5 +1,8 @@
-"""Slurm through its own commands, `scontrol` and `scancel`: works with every version, from an unprivileged account
-with Operator rights (or as SlurmUser or root where there is no slurmdbd)."""
+"""Slurm through its own commands, `squeue`, `scontrol` and `scancel`.
+
+This works with every version, from an unprivileged account with Operator rights (or as SlurmUser or root where there is
+no slurmdbd).
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
+from types import MappingProxyType
 
 from polluxd.errors import SlurmError, SlurmGarbled, SlurmRefused, SlurmUnavailable
 from polluxd.model import JobState, Node
+from polluxd.slurm.node_records import attribute, parse_nodes
 from polluxd.slurm.protocol import ClusterState, Geometry, SlurmJob
-from polluxd.slurm.records import parse_jobs, parse_nodes
+from polluxd.slurm.queue import Query, Queue, jobs_query, names_query, parse_jobs, parse_names
 from polluxd.slurm.topology import parse_topology
 
 log = logging.getLogger(__name__)
@@ -59,6 +64,8 @@ class ScontrolClient:
         self._shrinks_at: float | None = None
         self._rack: Mapping[str, str] = {}
         self._racks_at: float | None = None
+        self._names: Mapping[tuple[int, float], str] = {}
+        """By job id and first submission: Slurm uses ids again."""
         # Nothing of another cluster or job may leak in, and times are to be UTC both ways, whatever the machine's
         # zone and its daylight saving.
         dropped = ("SLURM_", "SBATCH_", "SCANCEL_", "SQUEUE_", "SINFO_")
@@ -69,12 +76,12 @@ class ScontrolClient:
 
     def observe(self) -> ClusterState:
         taken_at = self._clock()
-        jobs, nodes = self._read_all()
+        jobs, nodes, unreadable = self._read_all()
         if gone := self._seen - _to_come_again(jobs, nodes):
-            # An answer that is cut off between two records looks whole. A job stays to be seen for MinJobAge after its
-            # end, a node for good: what is gone all the same is asked for once more, and then believed.
+            # An answer that is cut off between two records looks whole. Slurm shows a job for MinJobAge after its end,
+            # and a node for good: polluxd asks once more for jobs and nodes that are missing, and then believes it.
             log.info("%d jobs and nodes are missing from Slurm's answer: it is asked again", len(gone))
-            jobs, nodes = self._read_all()
+            jobs, nodes, unreadable = self._read_all()
         self._learn_all(jobs)
         if not nodes:
             raise SlurmGarbled("Slurm shows no node at all")
@@ -82,7 +89,7 @@ class ScontrolClient:
         rack = self._racks(taken_at)
         if rack:
             nodes = tuple(replace(node, rack=rack.get(node.name, "")) for node in nodes)
-        return ClusterState(taken_at, nodes, jobs)
+        return ClusterState(taken_at, nodes, jobs, unreadable)
 
     def _racks(self, now: float) -> Mapping[str, str]:
         """The leaf switch of each node, as last heard: placement can do without, so no error ends an observation."""
@@ -95,15 +102,12 @@ class ScontrolClient:
         return self._rack
 
     def jobs(self, job_ids: Sequence[int]) -> dict[int, SlurmJob]:
-        # scontrol takes a single job id or all jobs; one call is what matters.
         if not job_ids:
             return {}
+        wanted = set(job_ids)
         if len(job_ids) > 1:
-            wanted = set(job_ids)
             return {job.job_id: job for job in self._all_jobs() if job.job_id in wanted}
-        return {
-            job.job_id: job for job in self._learn(self._read_job(job_ids[0])) if job.job_id == job_ids[0]
-        }
+        return {job.job_id: job for job in self._learn(self._read_job(job_ids[0])) if job.job_id in wanted}
 
     def signal(self, job_id: int, name: str = "USR1") -> None:
         self._must_be_ours([job_id])
@@ -206,21 +210,52 @@ class ScontrolClient:
     def _all_jobs(self) -> tuple[SlurmJob, ...]:
         return self._learn_all(self._read_jobs())
 
-    def _read_all(self) -> tuple[tuple[SlurmJob, ...], tuple[Node, ...]]:
-        jobs = self._read_jobs()
-        return jobs, parse_nodes(self._run("scontrol", "-a", "-o", "-d", "show", "node"), jobs)
+    def _read_all(self) -> tuple[tuple[SlurmJob, ...], tuple[Node, ...], Mapping[str, str]]:
+        """Jobs, nodes, and the records that could not be understood."""
+        queue = self._queue()
+        records = parse_nodes(self._run("scontrol", "--local", "-a", "-o", "-d", "show", "node"))
+        jobs, nodes, unknown = attribute(queue, records)
+        return self._named(jobs), nodes, {**queue.unreadable, **records.unreadable, **unknown}
 
     def _read_jobs(self) -> tuple[SlurmJob, ...]:
-        return parse_jobs(self._run("scontrol", "-a", "-o", "-d", "show", "job"))
+        queue = self._queue()
+        # What a scattered job holds is known from the nodes alone.
+        return self._read_all()[0] if queue.scattered else self._named(queue.jobs)
 
     def _read_job(self, job_id: int) -> tuple[SlurmJob, ...]:
-        """None where Slurm has forgotten it."""
+        """The job; none where Slurm has forgotten it."""
         try:
-            return parse_jobs(self._run("scontrol", "-a", "-o", "-d", "show", "job", str(job_id)))
+            queue = self._queue(f"--jobs={job_id}")
         except SlurmRefused as error:
             if _UNKNOWN_JOB.search(str(error)):
                 return ()
             raise
+        return self._read_all()[0] if queue.scattered else self._named(queue.jobs)
+
+    def _queue(self, *options: str) -> Queue:
+        query = jobs_query()
+        return parse_jobs(self._squeue(query, *options), query)
+
+    def _squeue(self, query: Query, *options: str) -> str:
+        words = ("squeue", "--local", "--all", "--noheader", "--states=all", *options)
+        return self._run(*words, environment={"SQUEUE_FORMAT2": query.format})
+
+    def _named(self, jobs: tuple[SlurmJob, ...]) -> tuple[SlurmJob, ...]:
+        """The jobs with their names: asked for when a job of ours is new, and only shown."""
+        ours = {(job.job_id, job.submit_time) for job in jobs if job.spec is not None}
+        if not ours <= self._names.keys():
+            query = names_query()
+            found = parse_names(self._squeue(query), query)
+            known = {
+                (job.job_id, job.submit_time): found.get(job.job_id, "")
+                for job in jobs
+                if job.spec is not None
+            }
+            self._names = {**self._names, **known} if len(jobs) == 1 else known
+        return tuple(
+            replace(job, name=self._names[job.job_id, job.submit_time]) if job.spec is not None else job
+            for job in jobs
+        )
 
     def _learn_all(self, jobs: tuple[SlurmJob, ...]) -> tuple[SlurmJob, ...]:
         self._ours.clear()  # those that Slurm has forgotten too: a service runs for months
@@ -250,11 +285,11 @@ class ScontrolClient:
         if foreign:
             raise SlurmRefused(f"jobs {foreign} did not opt in (or are gone): polluxd does not touch them")
 
-    def _run(self, *argv: str) -> str:
+    def _run(self, *argv: str, environment: Mapping[str, str] = MappingProxyType({})) -> str:
         try:
             done = subprocess.run(
                 argv,
-                env=self._env,
+                env={**self._env, **environment},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=self._timeout,

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 
 from polluxd.errors import SlurmGarbled
-from polluxd.slurm.records import node_names
+from polluxd.slurm.node_lists import node_names
 
 _NONE = "No topology information available"
 _SWITCH = re.compile(r"SwitchName=(?P<name>\S+) Level=(?P<level>\d+) LinkSpeed=\S+(?P<rest>( \S+=\S*)*)\s*")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,19 +11,20 @@ import pytest
 from polluxd.slurm import pyslurm_client
 from polluxd.slurm.pyslurm_client import PyslurmClient
 from polluxd.slurm.scontrol import ScontrolClient
+from tests.unit.slurm.squeue_stand_in import RUNNING
 
 COMMENT = "pollux:v1 min-gpus=1"
-SCONTROL_JOBS = "".join(
-    f"JobId={i} JobName={name} UserId=alice(1000) GroupId=users(100) Priority=1 Account=(null) QOS=(null) "
-    "JobState=RUNNING Reason=None Dependency=(null) Restarts=0 TimeLimit=UNLIMITED SubmitTime=1 EligibleTime=1 "
-    "StartTime=1 EndTime=Unknown Partition=main ReqNodeList=(null) NodeList=n1 BatchHost=n1 NumNodes=1 NumCPUs=1 "
-    f"CPUs/Task=1 Command=x WorkDir=y AdminComment={comment}  StdErr=z\n"
-    for i, name, comment in [(7, "by-scontrol", COMMENT), (9, "by-scontrol", "none")]
-)
-SCONTROL = """#!/bin/sh
-echo "$*" >>{folder}/commands
-for last; do :; done
-test ! -e {folder}/answers/$last || cat {folder}/answers/$last
+SCONTROL = """#!{python} -S
+import json, os, sys
+words, form = sys.argv[1:], os.environ.get("SQUEUE_FORMAT2", "")
+with open({folder!r} + "/commands", "a") as commands:
+    print(*words, file=commands)
+if form:
+    fields = [word.split(":", 1) for word in form.split(",")]
+    for job in json.load(open({folder!r} + "/jobs")):
+        print("".join(job[name] + suffix for name, suffix in fields))
+elif os.path.exists({folder!r} + "/answers/" + words[-1]):
+    print(open({folder!r} + "/answers/" + words[-1]).read(), end="")
 """
 PYSLURM = """
 import ctypes, json, os, resource, sys, time
@@ -98,13 +100,19 @@ class StandIn:
         self.folder = folder
         self.conf = folder / "slurm.conf"
         self.conf.touch()
-        names = {"folder": str(folder), "comment": COMMENT}
-        for name in ("scontrol", "scancel"):
+        names = {"folder": str(folder), "comment": COMMENT, "python": sys.executable}
+        for name in ("squeue", "scontrol", "scancel"):
             (folder / name).write_text(SCONTROL.format(**names))
             (folder / name).chmod(0o755)
         (folder / "answers").mkdir()
         (folder / "answers" / "--version").write_text("slurm-wlm 22.05.8\n")
-        (folder / "answers" / "job").write_text(SCONTROL_JOBS)
+        on_one = {"NodeList": "n1", "BatchHost": "n1", "NumNodes": "1", "Name": "by-scontrol"}
+        jobs = [
+            RUNNING | on_one | {"JobID": "7", "admin_comment": COMMENT},
+            RUNNING | on_one | {"JobID": "9"},
+        ]
+        jobs[1]["admin_comment"] = "none"
+        (folder / "jobs").write_text(json.dumps(jobs))
         (folder / "answers" / "node").write_text(
             "NodeName=n1 CPUTot=8 Gres=gpu:4 State=IDLE Partitions=main\n"
         )

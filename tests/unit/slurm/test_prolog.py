@@ -1,4 +1,4 @@
-"""Prolog, epilog and task prolog as Slurm runs them: by their environment, with a stand-in scontrol."""
+"""Prolog, epilog and task prolog as Slurm runs them: by their environment, with stand-ins for squeue and sinfo."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import json
 import os
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,8 @@ def site(tmp_path: Path) -> dict[str, str]:
         "publish_interval_s": 30,
     }
     (tmp_path / "hooks.json").write_text(json.dumps(config, indent=2))
-    scontrol(tmp_path, "JobId=42 JobName=x Restarts=3 AdminComment=pollux:v1 min-gpus=1  StdErr=z")
+    squeue(tmp_path)
+    sinfo(tmp_path, "gpu:4")
     return {
         "PATH": f"{tmp_path}:/usr/bin:/bin",
         "POLLUX_HOOK_CONFIG": str(tmp_path / "hooks.json"),
@@ -42,10 +44,31 @@ def site(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def scontrol(folder: Path, output: str, status: int = 0) -> None:
-    script = folder / "scontrol"
-    script.write_text(f"#!/bin/sh\ntouch {folder}/asked\necho '{output}'\nexit {status}\n")
-    script.chmod(0o755)
+SQUEUE = """#!{python} -S
+import json, os, sys
+open({folder!r} + "/asked", "w")
+assert "--jobs=42" in sys.argv or "--jobs=43" in sys.argv
+job = json.load(open({folder!r} + "/job")) | {{"JobID": sys.argv[-1][-2:]}}
+for word in os.environ["SQUEUE_FORMAT2"].split(","):
+    name, suffix = word.split(":", 1)
+    sys.stdout.write(job[name] + suffix)
+print()
+"""
+
+
+def squeue(folder: Path, comment: str = "pollux:v1 min-gpus=1", **other: str) -> None:
+    job = {"UserID": str(os.getuid()), "RestartCnt": "3", "admin_comment": comment} | other
+    (folder / "job").write_text(json.dumps(job))
+    script(folder / "squeue", SQUEUE.format(python=sys.executable, folder=str(folder)))
+
+
+def sinfo(folder: Path, gres: str) -> None:
+    script(folder / "sinfo", f"#!/bin/sh\necho '{gres}'\n")
+
+
+def script(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
 
 
 def run(name: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -54,14 +77,15 @@ def run(name: str, environment: dict[str, str]) -> subprocess.CompletedProcess[s
     return done
 
 
-def test_scontrol_by_its_path(site: dict[str, str], tmp_path: Path) -> None:
+def test_slurms_commands_by_their_folder(site: dict[str, str], tmp_path: Path) -> None:
     elsewhere = tmp_path / "slurm" / "bin"
     elsewhere.mkdir(parents=True)
-    (tmp_path / "scontrol").rename(elsewhere / "scontrol")
+    for name in ("squeue", "sinfo"):
+        (tmp_path / name).rename(elsewhere / name)
     site["PATH"] = "/usr/bin:/bin"
     assert "no ticket" in run("prolog", site).stderr or not (tmp_path / "tickets").exists()
     config = json.loads((tmp_path / "hooks.json").read_text())
-    (tmp_path / "hooks.json").write_text(json.dumps(config | {"scontrol": str(elsewhere / "scontrol")}))
+    (tmp_path / "hooks.json").write_text(json.dumps(config | {"slurm_bin": str(elsewhere)}))
     assert run("prolog", site).stderr == ""
     assert (tmp_path / "tickets" / "42.n1.json").exists()
 
@@ -88,19 +112,21 @@ def test_the_ticket(site: dict[str, str], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("detail", "kind"),
+    ("gres", "kind"),
     [
-        ("GRES=gpu:a100:2(IDX:0-1)", "a100"),
-        ("Nodes=n1 GRES=gpu:a100:2(IDX:0-1) Nodes=n2 GRES=gpu:a100:2(IDX:0-1)", "a100"),
-        ("GRES=gpu:2(IDX:0-1)", ""),
-        ("Nodes=n1 GRES=gpu:a100:2(IDX:0-1) Nodes=n2 GRES=gpu:h100:2(IDX:0-1)", ""),
-        ("", ""),
+        ("gpu:a100:2(S:0-1)", "a100"),
+        ("gpu:a100:2\ngpu:a100:2", "a100"),
+        ("nic:a:1,gpu:4090:8", "4090"),
+        ("gpu:1g.5gb:7,shard:1g.5gb:28", "1g.5gb"),
+        ("gpu:2", ""),
+        ("gpu:a100:2,gpu:h100:2", ""),
+        ("(null)", ""),
     ],
 )
 def test_the_ticket_names_the_type_of_the_gpus_and_the_next_one_keeps_it(
-    site: dict[str, str], tmp_path: Path, detail: str, kind: str
+    site: dict[str, str], tmp_path: Path, gres: str, kind: str
 ) -> None:
-    scontrol(tmp_path, f"JobId=42 Restarts=3 AdminComment=pollux:v1 min-gpus=1   {detail} StdErr=z")
+    sinfo(tmp_path, gres)
     run("prolog", site)
     assert json.loads((tmp_path / "tickets" / "42.n1.json").read_text())["gpu_type"] == kind
     run("epilog", site)
@@ -149,11 +175,21 @@ def test_a_stale_ticket_is_replaced(site: dict[str, str], tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "comment", ["(null)", "xpollux:v1", "pollux:v10", "pollux:v1 companion-of=7 attempt=0 move=3"]
+    "comment", ["", "(null)", "xpollux:v1", "pollux:v10", "pollux:v1 companion-of=7 attempt=0 move=3"]
 )
 def test_a_foreign_job_gets_none(site: dict[str, str], tmp_path: Path, comment: str) -> None:
-    scontrol(tmp_path, f"JobId=42 JobName=x Restarts=0 AdminComment={comment} StdErr=z")
+    squeue(tmp_path, comment, Name="x AdminComment=pollux:v1", Comment="AdminComment=pollux:v1")
     assert run("prolog", site).stderr == ""
+    assert not (tmp_path / "tickets").exists()
+
+
+@pytest.mark.parametrize("other", [{"UserID": "0x"}, {"UserID": "12345"}, {"RestartCnt": "3<x>\n42"}])
+def test_an_answer_that_is_not_about_this_job_is_no_ticket(
+    site: dict[str, str], tmp_path: Path, other: dict[str, str]
+) -> None:
+    del site["SLURM_JOB_RESTART_COUNT"]
+    squeue(tmp_path, **other)
+    assert "no ticket for job 42: " in run("prolog", site).stderr
     assert not (tmp_path / "tickets").exists()
 
 
@@ -163,12 +199,12 @@ def test_a_job_without_gpus_costs_no_question(site: dict[str, str], tmp_path: Pa
     assert not (tmp_path / "asked").exists()
 
 
-@pytest.mark.parametrize("trouble", ["scontrol", "config", "secret"])
+@pytest.mark.parametrize("trouble", ["squeue", "config", "secret"])
 def test_trouble_is_logged_and_the_job_starts_all_the_same(
     site: dict[str, str], tmp_path: Path, trouble: str
 ) -> None:
-    if trouble == "scontrol":
-        scontrol(tmp_path, "slurm_load_jobs error: Unable to contact slurm controller", 1)
+    if trouble == "squeue":
+        script(tmp_path / "squeue", "#!/bin/sh\necho 'Unable to contact slurm controller' >&2\nexit 1\n")
     elif trouble == "config":
         (tmp_path / "hooks.json").write_text("{")
     else:

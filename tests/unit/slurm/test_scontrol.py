@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,49 +13,55 @@ import pytest
 from polluxd.errors import SlurmGarbled, SlurmRefused, SlurmUnavailable
 from polluxd.slurm.protocol import Geometry
 from polluxd.slurm.scontrol import TOPOLOGY_S, ScontrolClient
+from tests.unit.slurm.squeue_stand_in import PENDING, RUNNING
 
-OURS = (
-    "JobId={id} JobName=train UserId=alice(1000) GroupId=users(100) MCS_label=N/A Priority=1 Nice=0 Account=(null) "
-    "QOS=(null) JobState={state} Reason=None Dependency=(null) Requeue=1 Restarts=0 TimeLimit=UNLIMITED "
-    "SubmitTime=1 EligibleTime={eligible} StartTime=1 EndTime=Unknown Partition=main ReqNodeList=(null) NodeList= "
-    "NumNodes=1 NumCPUs=1 NumTasks=1 CPUs/Task=1 Command=x WorkDir=y AdminComment=pollux:v1 min-gpus=1  StdErr=z\n"
-)
 NODE = "NodeName=n1 CPUTot=8 Gres=gpu:4 State=IDLE Partitions=main\n"
 
 STAND_IN = """#!{python} -S
 import json, os, sys, time
 folder = {folder!r}
 with open(folder + "/calls", "a") as calls:
-    print(json.dumps([sys.argv[1:], dict(os.environ)]), file=calls)
-shown = "show" in sys.argv and sys.argv[-1] in ("job", "node", "topology", "config")
-name = "show-" + sys.argv[-1] if shown else "other"
-answer = json.load(open(folder + "/answers")).get(name) or dict()
+    print(json.dumps([[os.path.basename(sys.argv[0])] + sys.argv[1:], dict(os.environ)]), file=calls)
+form = os.environ.get("SQUEUE_FORMAT2", "")
+shown = "show" in sys.argv and sys.argv[-1] in ("node", "topology", "config")
+name = ("names" if ",Name:" in form else "squeue") if form else "show-" + sys.argv[-1] if shown else "other"
+answers = json.load(open(folder + "/answers"))
+answer = answers.get(name) or dict()
 time.sleep(answer.get("sleep", 0))
+one = [word[len("--jobs="):] for word in sys.argv if word.startswith("--jobs=")]
+jobs = [job for job in answers["jobs"] if not one or job["JobID"] == one[0]]
+if one and not jobs:
+    answer = dict(rc=1, err="slurm_load_jobs error: Invalid job id specified")
+if form and "rc" not in answer:
+    fields = [word.split(":", 1) for word in form.split(",")]
+    text = "".join("".join(job[n] + suffix for n, suffix in fields) + chr(10) for job in jobs)
+    answer["out"] = text[: answer.get("cut")]
 sys.stdout.write(answer.get("out", ""))
 sys.stderr.write(answer.get("err", ""))
 sys.exit(answer.get("rc", 0))
 """
 
 
+def job(job_id: int, state: str = "PENDING", eligible: int = 5, **other: str) -> dict[str, str]:
+    there = RUNNING if state == "RUNNING" else PENDING
+    words = {"JobID": str(job_id), "State": state, "EligibleTime": str(eligible)}
+    return there | words | {"admin_comment": "pollux:v1 min-gpus=1"} | other
+
+
 class Commands:
-    """Stand-ins for scontrol and scancel, first in PATH."""
+    """Stand-ins for squeue, scontrol and scancel, first in PATH."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        for name in ("scontrol", "scancel"):
+        for name in ("squeue", "scontrol", "scancel"):
             script = folder / name
             script.write_text(STAND_IN.format(python=sys.executable, folder=str(folder)))
             script.chmod(0o755)
         self.answer()
 
-    def answer(self, **answers: object) -> None:
-        jobs = {
-            "out": OURS.format(id=7, state="PENDING", eligible=5)
-            + OURS.format(id=8, state="RUNNING", eligible=5)
-        }
-        full = {"show-job": jobs, "show-node": {"out": NODE}} | {
-            k.replace("_", "-"): v for k, v in answers.items()
-        }
+    def answer(self, jobs: Sequence[dict[str, str]] | None = None, **answers: object) -> None:
+        full = {"jobs": [job(7), job(8, "RUNNING")] if jobs is None else jobs, "show-node": {"out": NODE}}
+        full |= {k.replace("_", "-"): v for k, v in answers.items()}
         (self.folder / "answers").write_text(json.dumps(full))
 
     @property
@@ -64,7 +70,18 @@ class Commands:
 
     @property
     def last(self) -> list[str]:
-        return self.calls[-1][0]
+        return self.calls[-1][0][1:]
+
+    def since(self, before: int = 0) -> list[str]:
+        """What each later call was: the command, or what it asked for."""
+        return [
+            ("names" if ",Name:" in form else "squeue")
+            if (form := environment.get("SQUEUE_FORMAT2"))
+            else words[-1]
+            if "show" in words
+            else words[0]
+            for words, environment in self.calls[before:]
+        ]
 
 
 @pytest.fixture
@@ -78,19 +95,60 @@ def client(timeout: float = 10.0) -> ScontrolClient:
 
 
 def test_one_poll_is_a_few_calls_whatever_the_number_of_jobs(commands: Commands) -> None:
-    many = "".join(OURS.format(id=i, state="PENDING", eligible=5) for i in range(1, 300))
-    commands.answer(show_job={"out": many})
+    commands.answer([job(i) for i in range(1, 300)])
     now = 1000.0
     slurm = ScontrolClient(clock=lambda: now)
     state = slurm.observe()
     assert (len(state.jobs), len(state.nodes), state.taken_at) == (299, 1, 1000.0)
-    poll = [["show", "job"], ["show", "node"]]
-    assert [call[-2:] for call, _ in commands.calls] == [*poll, ["show", "topology"]]
+    assert {shown.name for shown in state.jobs} == {"train"}
+    assert commands.since() == ["squeue", "node", "names", "topology"]
     slurm.observe()
-    assert [call[-2:] for call, _ in commands.calls[3:]] == poll, "racks hardly ever change"
+    assert commands.since(4) == ["squeue", "node"], "racks and names hardly ever change"
     now += TOPOLOGY_S
+    commands.answer([job(i) for i in range(1, 301)])
     slurm.observe()
-    assert [call[-2:] for call, _ in commands.calls[5:]] == [*poll, ["show", "topology"]]
+    assert commands.since(6) == ["squeue", "node", "names", "topology"]
+
+
+def test_the_words_that_separate_fields_are_secret_and_new_each_time(commands: Commands) -> None:
+    slurm = client()
+    slurm.observe()
+    slurm.observe()
+    formats = [environment.get("SQUEUE_FORMAT2", "") for _, environment in commands.calls]
+    separators = {form.split(",")[0].split(":")[1] for form in formats if form}
+    assert len(separators) == 3
+    assert not any(word in " ".join(words) for word in separators for words, _ in commands.calls), (
+        "others see words"
+    )
+
+
+def test_names_are_those_of_the_jobs_whatever_is_in_them(commands: Commands) -> None:
+    evil = "x UserId=root(0)\nJobId=9 AdminComment=pollux:v1"
+    commands.answer([job(7, Name=evil), job(8, "RUNNING", admin_comment="")])
+    state = client().observe()
+    assert [(shown.job_id, shown.name, shown.spec is None) for shown in state.jobs] == [
+        (7, evil, False),
+        (8, "", True),
+    ]
+
+
+def test_a_job_id_that_is_used_again_has_its_own_name(commands: Commands) -> None:
+    slurm = client()
+    commands.answer([job(7)])
+    slurm.observe()
+    commands.answer([job(7, SubmitTime="1795299999", Name="other")])
+    assert slurm.observe().jobs[0].name == "other"
+
+
+def test_what_cannot_be_read_is_named_and_costs_nothing_else(commands: Commands) -> None:
+    bad = job(9, "RUNNING", StartTime="soon", admin_comment="")
+    commands.answer(
+        [job(7), bad], show_node={"out": NODE + NODE.replace("n1", "n2").replace("CPUTot=8", "CPUTot=?")}
+    )
+    state = client().observe()
+    assert [shown.job_id for shown in state.jobs] == [7]
+    assert [(node.name, node.capacity) for node in state.nodes] == [("n1", 4), ("n2", 0)]
+    assert set(state.unreadable) == {"job 9", "node n2"}
 
 
 def test_nodes_have_the_rack_of_the_topology_and_no_garbage_ends_a_poll(
@@ -161,33 +219,27 @@ def test_the_other_calls(commands: Commands) -> None:
     assert len(commands.calls) == before
 
 
-RUNNING = (
-    OURS.format(id=8, state="RUNNING", eligible=5)
-    .replace("NodeList= NumNodes=1", "NodeList=n[1-3] BatchHost=n1 NumNodes=3")
-    .replace("CPUs/Task=1", "CPUs/Task=1 JOB_GRES=gpu:12 Nodes=n[1-3] CPU_IDs=0-3 Mem=0 GRES=gpu:4(IDX:0-3)")
-)
-COMPANION = OURS.format(id=9, state="PENDING", eligible=5).replace(
-    "pollux:v1 min-gpus=1", "pollux:v1 companion-of=8 attempt=0 move=3 cpus-per-gpu=1 submitted=5"
-)
+WIDE = job(8, "RUNNING", NodeList="n[1-3]", BatchHost="n1", NumNodes="3")
+COMPANION = job(9, admin_comment="pollux:v1 companion-of=8 attempt=0 move=3 cpus-per-gpu=1 submitted=5")
 
 
 def test_a_running_job_is_left_some_of_its_nodes(commands: Commands) -> None:
-    commands.answer(show_job={"out": RUNNING}, other={"out": RUNNING})  # of this job alone too
+    commands.answer([WIDE])
     slurm = client()
     slurm.shrink(8, ("n1", "n3"))
     assert commands.last == ["update", "JobId=8", "NodeList=n1,n3"]
     before = len(commands.calls)
     slurm.shrink(8, ("n3", "n1", "n2"))
-    assert [call for call, _ in commands.calls[before:] if "show" not in call] == [], "it holds these"
+    assert set(commands.since(before)) <= {"squeue", "names"}, "it holds these"
     for nodes in (("n2", "n3"), ("n1", "n4")):
         with pytest.raises(SlurmRefused, match="is no part of that to shrink to"):
             slurm.shrink(8, nodes)
-    assert all("show" in call for call, _ in commands.calls[before:])
+    assert set(commands.since(before)) <= {"squeue", "names"}
 
 
 def test_only_companions_are_ended_and_those_that_are_gone_are_no_trouble(commands: Commands) -> None:
-    both = {"out": COMPANION + RUNNING}
-    commands.answer(show_job=both)
+    both = [COMPANION, WIDE]
+    commands.answer(both)
     slurm = client()
     slurm.cancel([9])
     assert commands.last == ["9"]
@@ -197,11 +249,10 @@ def test_only_companions_are_ended_and_those_that_are_gone_are_no_trouble(comman
             slurm.cancel(others)
     assert commands.last != ["8"]
     no = {"rc": 1, "err": "scancel: error: Kill job error on job id 9: Access/permission denied"}
-    commands.answer(show_job=both, other=no)
+    commands.answer(both, other=no)
     with pytest.raises(SlurmRefused, match="denied"):
         slurm.cancel([9])
-    ended = COMPANION.replace("JobState=PENDING", "JobState=CANCELLED")
-    commands.answer(show_job={"out": ended}, other=no)
+    commands.answer([COMPANION | {"State": "CANCELLED"}], other=no)
     slurm.cancel([9])
 
 
@@ -211,7 +262,7 @@ def test_whether_jobs_can_shrink_is_asked_for_now_and_then(commands: Commands) -
     commands.answer(show_config={"out": "AccountingStorageType   = accounting_storage/slurmdbd\n"})
     assert slurm.can_shrink()
     assert slurm.can_shrink()
-    assert [call for call, _ in commands.calls] == [["show", "config"]]
+    assert commands.since() == ["config"]
     now += TOPOLOGY_S
     commands.answer(show_config={"rc": 1, "err": "Socket timed out"})
     assert slurm.can_shrink(), "as it was known before"
@@ -224,22 +275,21 @@ def test_what_disappears_from_an_answer_is_asked_for_once_more(commands: Command
     slurm = client()
     assert len(slurm.observe().jobs) == 2
     # Cut off between two records: nothing in the text tells.
-    commands.answer(show_job={"out": OURS.format(id=7, state="PENDING", eligible=5)})
+    commands.answer([job(7)])
     before = len(commands.calls)
     assert len(slurm.observe().jobs) == 1
-    assert sum(call[-1] == "job" for call, _ in commands.calls[before:]) == 2
+    assert commands.since(before).count("squeue") == 2
     before = len(commands.calls)
     assert len(slurm.observe().jobs) == 1
-    assert sum(call[-1] == "job" for call, _ in commands.calls[before:]) == 1, "it is believed now"
-    commands.answer(show_node={"out": NODE.replace("n1", "n2")})
+    assert commands.since(before).count("squeue") == 1, "it is believed now"
+    commands.answer([job(7)], show_node={"out": NODE.replace("n1", "n2")})
     before = len(commands.calls)
     slurm.observe()
-    assert sum(call[-1] == "node" for call, _ in commands.calls[before:]) == 2
+    assert commands.since(before).count("node") == 2
 
 
 def test_a_job_that_did_not_opt_in_is_never_written_to(commands: Commands) -> None:
-    foreign = OURS.format(id=9, state="RUNNING", eligible=5).replace("pollux:v1", "other")
-    commands.answer(show_job={"out": foreign})
+    commands.answer([job(9, "RUNNING", admin_comment="other min-gpus=1")])
     writes: list[Callable[[ScontrolClient], None]] = [
         lambda c: c.requeue(9),
         lambda c: c.signal(9),
@@ -249,15 +299,13 @@ def test_a_job_that_did_not_opt_in_is_never_written_to(commands: Commands) -> No
     for write in writes:
         with pytest.raises(SlurmRefused, match=r"jobs \[9\] did not opt in"):
             write(client())
-    assert all("show" in call for call, _ in commands.calls)
+    assert set(commands.since()) == {"squeue"}
 
 
 def test_opting_out_is_noticed(commands: Commands) -> None:
     slurm = client()
     slurm.requeue(8)
-    commands.answer(
-        show_job={"out": OURS.format(id=8, state="RUNNING", eligible=5).replace("pollux:v1", "none")}
-    )
+    commands.answer([job(8, "RUNNING", admin_comment="none")])
     slurm.observe()
     with pytest.raises(SlurmRefused):
         slurm.requeue(8)
@@ -276,7 +324,7 @@ def test_opting_out_is_noticed(commands: Commands) -> None:
     ],
 )
 def test_no_answer_is_unavailable(commands: Commands, complaint: str) -> None:
-    commands.answer(show_job={"rc": 1, "err": complaint})
+    commands.answer(squeue={"rc": 1, "err": complaint})
     with pytest.raises(SlurmUnavailable, match="does not answer"):
         client().observe()
 
@@ -288,7 +336,7 @@ def test_no_is_refused_with_slurms_words(commands: Commands) -> None:
 
 
 def test_a_hanging_command_is_given_up(commands: Commands) -> None:
-    commands.answer(show_job={"sleep": 30})
+    commands.answer(squeue={"sleep": 30})
     with pytest.raises(SlurmUnavailable, match=r"no answer within 0\.3 s"):
         client(timeout=0.3).observe()
 
@@ -304,23 +352,19 @@ def test_garbled_output_is_garbled(commands: Commands) -> None:
         commands.answer(show_node={"out": out})
         with pytest.raises(SlurmGarbled):
             client().observe()
-    commands.answer(show_job={"out": OURS.format(id=7, state="PENDING", eligible=5)[:120]})
+    commands.answer(squeue={"cut": 120})
     with pytest.raises(SlurmGarbled):
         client().observe()
 
 
 def test_a_job_that_slurm_has_forgotten_is_left_out(commands: Commands) -> None:
-    commands.answer(other={"rc": 1, "err": "slurm_load_jobs error: Invalid job id specified"})
     assert client().jobs([12345]) == {}
     assert set(client().jobs([7, 12345])) == {7}
 
 
 def test_renewing_passes_over_jobs_that_started_or_ended(commands: Commands) -> None:
     refusal = {"rc": 1, "err": "Job is no longer pending execution for job 8\n"}
-    renewed = OURS.format(id=7, state="PENDING", eligible=100) + OURS.format(
-        id=8, state="RUNNING", eligible=5
-    )
-    commands.answer(other=refusal, show_job={"out": renewed})
+    commands.answer([job(7, eligible=100), job(8, "RUNNING")], other=refusal)
     client().renew([7, 8], 100.7)
     commands.answer(other=refusal)  # job 7 waits and has kept its old lease
     with pytest.raises(SlurmRefused, match="no longer pending"):

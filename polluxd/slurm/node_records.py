@@ -1,0 +1,160 @@
+"""Reads `scontrol --oneliner --details show node`, and works out what jobs of others hold on each node.
+
+A node record has no text of users. Administrators' texts (Comment, Extra, Reason) come last and are cut off first. A
+record that makes no sense closes its node for placement and costs nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from polluxd.errors import SlurmGarbled
+from polluxd.model import JobState, Node
+from polluxd.slurm.gres import gpus_in_use, parse_gpus
+from polluxd.slurm.protocol import SlurmJob
+from polluxd.slurm.queue import Queue
+from polluxd.slurm.states import schedulable
+
+_NAME = re.compile(r"NodeName=([^\s,\[\]]+)\s")
+_ADMINISTRATORS = re.compile(r"\s(?:Comment|Extra|Reason)=")
+_FIELD = re.compile(r"(?:^|\s)([A-Za-z]\w*)=(\S*)")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecords:
+    """What an answer says."""
+
+    nodes: tuple[Node, ...]
+    """Each without the use that others make of it."""
+    gpus_used: Mapping[str, int]
+    cpus_used: Mapping[str, int]
+    unreadable: Mapping[str, str]
+    """Nodes whose record could not be understood: why. They are among `nodes`, closed and without GPUs."""
+
+
+def parse_nodes(text: str) -> NodeRecords:
+    """Read all nodes.
+
+    Raises:
+        SlurmGarbled: the answer is cut off, or is no list of nodes.
+    """
+    stripped = text.strip()
+    if not stripped or stripped == "No nodes in the system":
+        return NodeRecords((), {}, {}, {})
+    if not text.endswith("\n"):
+        raise SlurmGarbled(f"scontrol's answer is cut off: it ends in {text[-40:]!r}")
+    nodes: list[Node] = []
+    gpus: dict[str, int] = {}
+    cpus: dict[str, int] = {}
+    unreadable: dict[str, str] = {}
+    for line in filter(None, map(str.strip, text.split("\n"))):
+        named = _NAME.match(line + " ")
+        if named is None:
+            raise SlurmGarbled(f"expected a node record (NodeName=), got {line[:80]!r}")
+        name = named[1]
+        try:
+            node, gpus[name], cpus[name] = _node(name, line)
+        except SlurmGarbled as error:
+            unreadable[f"node {name}"] = str(error)
+            node = Node(name, 0, schedulable=False)
+        nodes.append(node)
+    return NodeRecords(tuple(nodes), gpus, cpus, unreadable)
+
+
+def _node(name: str, line: str) -> tuple[Node, int, int]:
+    """The node, its GPUs in use and its CPUs in use."""
+    fields = dict(_FIELD.findall(_ADMINISTRATORS.split(line, maxsplit=1)[0]))
+    for key in ("Gres", "State", "CPUTot"):
+        if key not in fields:
+            raise SlurmGarbled(f"its record has no {key}=")
+    total = _number(fields, "CPUTot")
+    gpus = parse_gpus(fields["Gres"])
+    node = Node(
+        name=name,
+        gpus=gpus.count,
+        gpu_type=gpus.type,
+        schedulable=schedulable(fields["State"]),
+        partitions=frozenset(p for p in fields.get("Partitions", "").split(",") if p),
+        cpus=_number(fields, "CPUEfctv") if "CPUEfctv" in fields else total,
+    )
+    return node, gpus_in_use(fields.get("GresUsed", ""), gpus.count), _number(fields, "CPUAlloc", 0)
+
+
+def _number(fields: Mapping[str, str], key: str, default: int | None = None) -> int:
+    value = fields.get(key)
+    if value is None and default is not None:
+        return default
+    if value is None or not re.fullmatch(r"\d{1,9}", value):
+        raise SlurmGarbled(f"expected {key} as a number, got {value!r}")
+    return int(value)
+
+
+def attribute(
+    queue: Queue, records: NodeRecords
+) -> tuple[tuple[SlurmJob, ...], tuple[Node, ...], dict[str, str]]:
+    """Work out who holds what: the jobs with their GPUs, the nodes with foreign use, and what stays unknown.
+
+    Foreign use is what Slurm's node records say is in use and no job of ours holds. (22.05 counts the GPUs of a job as
+    free from its first signal on, while its processes may still use them: jobs that are ending count as well.)
+    """
+    ours, unknown = _placed(queue, records)
+    held, cpus_held, running = Counter[str](), Counter[str](), Counter[str]()
+    foreign_jobs, leaving = set[str](), Counter[str]()
+    for job in ours:
+        if job.spec is not None:
+            held.update(job.gpus_per_node_held)
+            cpus_held.update(job.cpus_per_node_held)
+            if job.state is not JobState.COMPLETING:
+                running.update(job.gpus_per_node_held)
+        elif not job.state.finished:
+            foreign_jobs.update(job.nodes)
+            leaving.update(dict.fromkeys(job.nodes, queue.leaving.get(job.job_id, 0)))
+    lost = len(unknown) + len(queue.unreadable) > 0
+    nodes = []
+    for node in records.nodes:
+        name = node.name
+        foreign, foreign_cpus = 0, 0
+        # A job of ours that started after squeue was read is no foreign one.
+        if lost or name in foreign_jobs:
+            in_use = max(0, records.gpus_used.get(name, 0) - running[name])
+            foreign = min(in_use + leaving[name], max(0, node.gpus - held[name]))
+            foreign_cpus = max(0, records.cpus_used.get(name, 0) - cpus_held[name])
+        nodes.append(replace(node, foreign_gpus=foreign, foreign_cpus=foreign_cpus))
+    return ours, tuple(nodes), unknown
+
+
+def _placed(queue: Queue, records: NodeRecords) -> tuple[tuple[SlurmJob, ...], dict[str, str]]:
+    """Give each scattered job of ours its GPUs: what nobody else holds on a node that it does not share."""
+    wanted = [job for job in queue.jobs if job.job_id in queue.scattered and job.spec is not None]
+    if not wanted:
+        return queue.jobs, {}
+    gpus = {node.name: node.gpus for node in records.nodes}
+    known, sharing = Counter[str](), Counter[str]()
+    for job in queue.jobs:
+        if job.job_id in queue.scattered:
+            sharing.update(job.nodes)
+        elif job.spec is not None or job.state in (JobState.RUNNING, JobState.SUSPENDED):
+            known.update(job.gpus_per_node_held)
+    found: dict[int, SlurmJob] = {}
+    unknown: dict[str, str] = {}
+    for job in wanted:
+        if job.state is JobState.COMPLETING:
+            most = queue.leaving.get(job.job_id, 0)
+            bound = {name: min(most, gpus.get(name, 0)) for name in job.nodes}
+            found[job.job_id] = replace(job, gpus_per_node_held=bound)
+        elif (
+            all(sharing[name] == 1 and name in records.gpus_used for name in job.nodes)
+            and not queue.unreadable
+        ):
+            layout = {name: records.gpus_used[name] - known[name] for name in job.nodes}
+            found[job.job_id] = replace(job, gpus_per_node_held={n: g for n, g in layout.items() if g > 0})
+        else:
+            found[job.job_id] = replace(job, spec=None, companion=None)
+            unknown[f"job {job.job_id}"] = (
+                "it did not ask for GPUs per node, and shares a node with another such job: Slurm does not tell what "
+                "each of them holds"
+            )
+    return tuple(found.get(job.job_id, job) for job in queue.jobs), unknown

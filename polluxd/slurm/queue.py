@@ -1,0 +1,265 @@
+"""Reads `squeue` through a format of our own: one form for Slurm 22.05 to 26.05.
+
+No field that decides anything is a user's text. Names, which users choose, are asked for by a second call and are only
+shown. Both calls separate fields by a random word: `squeue` gets it through its environment, which other users cannot
+read, so nothing that a user wrote can end a field or a record.
+
+A job holds on each of its nodes the GPUs that it asked for per node: Slurm grants exactly these. No version of squeue
+shows the allocation itself; `node_records.attribute` works it out for jobs that asked in another way.
+
+Call squeue with SLURM_TIME_FORMAT=%s: times are then POSIX timestamps.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import ceil
+
+from polluxd.errors import DirectiveError, SlurmGarbled
+from polluxd.model import JobState
+from polluxd.slurm.directives import Directives, parse_admin_comment
+from polluxd.slurm.gres import parse_gpus
+from polluxd.slurm.node_lists import node_names
+from polluxd.slurm.protocol import SlurmJob
+from polluxd.slurm.states import job_state
+
+_DECIDING = (
+    "JobID",
+    "UserID",
+    "UserName",
+    "Account",
+    "QOS",
+    "Partition",
+    "State",
+    "Reason",
+    "RestartCnt",
+    "PriorityLong",
+    "Dependency",
+    "SubmitTime",
+    "EligibleTime",
+    "StartTime",
+    "EndTime",
+    "TimeLimit",
+    "NodeList",
+    "BatchHost",
+    "NumNodes",
+    "NumCPUs",
+    "NumTasks",
+    "tres-per-node",
+    "tres-per-job",
+    "tres-per-task",
+    "tres-per-socket",
+    "admin_comment",
+)
+_NAMES = ("JobID", "Name")
+_NOTHING = frozenset({"", "(null)", "N/A", "n/a", "NONE", "None", "Unknown"})
+_MAY_HOLD = (JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING)
+_NUMBER = re.compile(r"(\d{1,18})(K?)(?:-\d+K?)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One call of squeue, with the word that separates its fields."""
+
+    fields: tuple[str, ...]
+    separator: str
+
+    @property
+    def format(self) -> str:
+        """The value of SQUEUE_FORMAT2. A field without a width is printed whole; the separator is its suffix."""
+        return ",".join(f"{name}:{self.separator}" for name in self.fields)
+
+    def rows(self, text: str) -> list[list[str]]:
+        """Split the answer into records.
+
+        Raises:
+            SlurmGarbled: the answer is cut off.
+        """
+        if not text.strip():
+            return []
+        end = self.separator + "\n"
+        if not text.endswith(end):
+            raise SlurmGarbled(f"squeue's answer is cut off: it ends in {text[-40:]!r}")
+        return [record.split(self.separator) for record in text[: -len(end)].split(end)]
+
+
+def jobs_query() -> Query:
+    """Ask for all that decisions depend on."""
+    return Query(_DECIDING, f"<{secrets.token_hex(8)}>")
+
+
+def names_query() -> Query:
+    """Ask for the names of jobs, which are only shown."""
+    return Query(_NAMES, f"<{secrets.token_hex(8)}>")
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """What an answer says."""
+
+    jobs: tuple[SlurmJob, ...]
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    """Records that could not be understood, by job: why. Their jobs are left alone."""
+    scattered: frozenset[int] = frozenset()
+    """Jobs that run on several nodes and did not ask for GPUs per node: what they hold on each is not known here."""
+    leaving: Mapping[int, int] = field(default_factory=dict)
+    """GPUs per node, at most, of jobs whose processes are ending and of which `jobs` does not tell."""
+
+
+def parse_jobs(text: str, query: Query) -> Queue:
+    """Read the answer to `jobs_query`.
+
+    Raises:
+        SlurmGarbled: the answer as a whole is cut off or of another form. One record that makes no sense costs that
+            record alone.
+    """
+    jobs: list[SlurmJob] = []
+    unreadable: dict[str, str] = {}
+    scattered: set[int] = set()
+    leaving: dict[int, int] = {}
+    for row in query.rows(text):
+        try:
+            if len(row) != len(query.fields):
+                raise SlurmGarbled(f"expected {len(query.fields)} fields, got {len(row)}")
+            record = dict(zip(query.fields, row, strict=True))
+            job, complaint, held = _job(record)
+        except SlurmGarbled as error:
+            unreadable[f"job {row[0][:20]}"] = str(error)
+            continue
+        jobs.append(job)
+        if complaint:
+            unreadable[f"job {job.job_id}"] = complaint
+        if job.state in _MAY_HOLD and held is None and job.nodes:
+            scattered.add(job.job_id)
+        if job.state is JobState.COMPLETING and (job.spec is None or held is None):
+            leaving[job.job_id] = _bound(record)
+    return Queue(tuple(jobs), unreadable, frozenset(scattered), leaving)
+
+
+def parse_names(text: str, query: Query) -> dict[int, str]:
+    """Read the answer to `names_query`. Raises SlurmGarbled."""
+    return {int(row[0]): row[1] for row in query.rows(text) if len(row) == 2 and row[0].isdigit()}
+
+
+def _job(record: Mapping[str, str]) -> tuple[SlurmJob, str, int | None]:
+    """Read a job, a complaint about its AdminComment, and its GPUs per node (None: not known)."""
+    state = job_state(record["State"])
+    pending = state is JobState.PENDING
+    directives, complaint = _directives(_text(record, "admin_comment"))
+    nodes = () if pending else node_names(record["NodeList"])
+    asked = _per_node(record)
+    held = asked if asked is not None or len(nodes) != 1 else _in_all(record)
+    holding = nodes if state in _MAY_HOLD else ()
+    submitted = _time(record, "SubmitTime") or 0.0
+    cpus = ceil(_number(record, "NumCPUs") / max(len(nodes), 1))
+    return (
+        SlurmJob(
+            job_id=_number(record, "JobID"),
+            name="",
+            user=_text(record, "UserName"),
+            uid=_number(record, "UserID"),
+            account=_text(record, "Account"),
+            partition=_text(record, "Partition"),
+            qos=_text(record, "QOS"),
+            state=state,
+            raw_state=record["State"],
+            reason=record["Reason"],
+            restart_count=_number(record, "RestartCnt"),
+            submit_time=directives.submitted if directives and directives.submitted else submitted,
+            start_time=None if pending else _time(record, "StartTime"),
+            eligible_time=_time(record, "EligibleTime"),
+            end_time=_time(record, "EndTime") if state.finished else None,
+            time_limit_s=_duration(record["TimeLimit"]),
+            nodes=nodes,
+            gpus_per_node_held=dict.fromkeys(holding, held) if held else {},
+            cpus_per_node_held=dict.fromkeys(holding, cpus) if state is not JobState.COMPLETING else {},
+            requested_gpus_per_node=asked,
+            held_by_user=pending and _number(record, "PriorityLong") == 0,
+            dependent=pending and bool(_text(record, "Dependency")),
+            begin_time=directives.begin if directives else None,
+            admin_comment=_text(record, "admin_comment"),
+            spec=directives.spec if directives else None,
+            batch_host=_text(record, "BatchHost"),
+            companion=directives.companion if directives else None,
+        ),
+        complaint,
+        held,
+    )
+
+
+@lru_cache(maxsize=16384)
+def _directives(comment: str) -> tuple[Directives | None, str]:
+    """Read the directives, or say why a comment with Pollux' mark makes no sense: that job is not ours."""
+    try:
+        return parse_admin_comment(comment), ""
+    except DirectiveError as error:
+        return None, str(error)
+
+
+def _per_node(record: Mapping[str, str]) -> int | None:
+    """GPUs per node; None where the job asked in another way."""
+    if any(_asks_gpus(record[key]) for key in ("tres-per-job", "tres-per-task", "tres-per-socket")):
+        return None
+    return parse_gpus(record["tres-per-node"]).count
+
+
+def _in_all(record: Mapping[str, str]) -> int | None:
+    """GPUs of a job on one node; None where Slurm does not tell."""
+    if _asks_gpus(record["tres-per-job"]):
+        return parse_gpus(record["tres-per-job"]).count
+    if _asks_gpus(record["tres-per-task"]):
+        return parse_gpus(record["tres-per-task"]).count * max(1, _number(record, "NumTasks"))
+    return None
+
+
+def _bound(record: Mapping[str, str]) -> int:
+    """The most GPUs that a job can hold on one of its nodes."""
+    asked = _per_node(record)
+    if asked is not None:
+        return asked
+    total = _in_all(record)
+    return total if total is not None else 1 << 20
+
+
+def _asks_gpus(text: str) -> bool:
+    return "gpu" in text
+
+
+def _text(record: Mapping[str, str], key: str) -> str:
+    value = record[key]
+    return "" if value in _NOTHING else value
+
+
+def _number(record: Mapping[str, str], key: str) -> int:
+    # A pending job may ask for a range such as "1-2": its least counts.
+    found = _NUMBER.fullmatch(record[key])
+    if found is None:
+        raise SlurmGarbled(f"expected {key} as a number, got {record[key][:40]!r}")
+    return int(found[1]) * (1024 if found[2] else 1)
+
+
+def _time(record: Mapping[str, str], key: str) -> float | None:
+    value = record[key]
+    if value in _NOTHING:
+        return None
+    if not (value.isascii() and value.isdigit() and len(value) <= 18):
+        raise SlurmGarbled(f"expected {key} as a POSIX time, got {value[:40]!r}")
+    return float(value)
+
+
+def _duration(text: str) -> float | None:
+    """Seconds of `D-HH:MM:SS`, `HH:MM:SS` or `MM:SS`; None where there is no limit."""
+    if text in ("UNLIMITED", "NOT_SET", "Partition_Limit", "PARTITION_LIMIT", "N/A", "INVALID"):
+        return None
+    days, dash, clock = text.rpartition("-")
+    parts = clock.split(":")
+    if not re.fullmatch(r"\d{1,9}(:\d{1,9}){0,2}", clock) or (dash and not re.fullmatch(r"\d{1,9}", days)):
+        raise SlurmGarbled(f"expected a duration D-HH:MM:SS, got {text[:40]!r}")
+    seconds = 0
+    for part in parts:
+        seconds = seconds * 60 + int(part)
+    return float(seconds + 86400 * int(days or 0))

@@ -1,0 +1,44 @@
+"""Slurm's words for the states of jobs and nodes (squeue(1), sinfo(1))."""
+
+from __future__ import annotations
+
+from polluxd.model import JobState
+
+_STATES = {
+    **{state.value: state for state in JobState},
+    "CONFIGURING": JobState.RUNNING,  # the job holds its nodes while the prolog runs
+    "RESIZING": JobState.RUNNING,
+    "SIGNALING": JobState.RUNNING,
+    "STAGE_OUT": JobState.COMPLETING,
+    "STOPPED": JobState.SUSPENDED,
+    "REQUEUED": JobState.PENDING,
+    "REQUEUE_HOLD": JobState.PENDING,
+    "REQUEUE_FED": JobState.PENDING,
+    "RESV_DEL_HOLD": JobState.PENDING,
+    "SPECIAL_EXIT": JobState.PENDING,
+    "BOOT_FAIL": JobState.FAILED,
+    "DEADLINE": JobState.FAILED,
+    "LAUNCH_FAILED": JobState.FAILED,
+    "NODE_FAIL": JobState.FAILED,
+    "OUT_OF_MEMORY": JobState.FAILED,
+    "PREEMPTED": JobState.FAILED,
+    "RECONFIG_FAIL": JobState.FAILED,
+    "TIMEOUT": JobState.FAILED,
+    "REVOKED": JobState.CANCELLED,
+}
+
+_USABLE = frozenset(
+    {"IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED", "CLOUD", "DYNAMIC_NORM", "BLOCKED"}
+)
+"""A node in any other state (DRAIN, DOWN, MAINT, REBOOT_ISSUED, POWERED_DOWN, RESERVED, ...) gets no work."""
+
+
+def job_state(word: str) -> JobState:
+    """Map Slurm's word to a state."""
+    # A later Slurm may have further states: polluxd then leaves the job and its GPUs alone.
+    return _STATES.get(word, JobState.COMPLETING)
+
+
+def schedulable(state: str) -> bool:
+    """Tell whether Slurm starts work on a node in a state such as `IDLE+DRAIN`; `IDLE*` does not respond."""
+    return all(word in _USABLE for word in state.split("+"))

@@ -1,0 +1,53 @@
+"""What squeue prints for given jobs, in whatever format it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+RUNNING = {
+    "JobID": "7",
+    "UserID": "1000",
+    "UserName": "alice",
+    "Account": "vision",
+    "QOS": "normal",
+    "Partition": "main",
+    "State": "RUNNING",
+    "Reason": "None",
+    "RestartCnt": "1",
+    "PriorityLong": "4294901759",
+    "Dependency": "(null)",
+    "SubmitTime": "1795271832",
+    "EligibleTime": "1795271833",
+    "StartTime": "1795271833",
+    "EndTime": "1826807833",
+    "TimeLimit": "1-02:03:04",
+    "NodeList": "n[3-4]",
+    "BatchHost": "n3",
+    "NumNodes": "2",
+    "NumCPUs": "4",
+    "NumTasks": "2",
+    "tres-per-node": "gres:gpu:4",
+    "tres-per-job": "N/A",
+    "tres-per-task": "N/A",
+    "tres-per-socket": "N/A",
+    "admin_comment": "pollux:v1 min-gpus=1 max-gpus=8 cpus-per-gpu=2 submitted=1795271000",
+    "Name": "train",
+}
+"""A job of 22.05.8 (all fields that polluxd asks for)."""
+PENDING = {
+    **RUNNING,
+    "State": "PENDING",
+    "Reason": "BeginTime",
+    "StartTime": "1795271953",
+    "EndTime": "NONE",
+    "NodeList": "",
+    "BatchHost": "n/a",
+    "NumNodes": "1-2",
+    "NumCPUs": "2-4",
+}
+
+
+def squeue(jobs: Iterable[Mapping[str, str]], form: str) -> str:
+    """The output of `SQUEUE_FORMAT2=form squeue --noheader`."""
+    fields = [word.split(":", 1) for word in form.split(",")]
+    return "".join("".join(job[name] + suffix for name, suffix in fields) + "\n" for job in jobs)

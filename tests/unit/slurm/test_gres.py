@@ -1,0 +1,71 @@
+"""GPUs in gres expressions: types of any spelling, MIG devices, shards."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polluxd.errors import SlurmGarbled
+from polluxd.slurm.gres import Gpus, gpus_in_use, parse_gpus
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"),
+    [
+        ("gpu:4", Gpus(4)),
+        ("gpu", Gpus(1)),
+        ("gres:gpu:2", Gpus(2)),
+        ("gres/gpu:2", Gpus(2)),
+        ("gres/gpu=2", Gpus(2)),
+        ("gres:gpu:a100:2", Gpus(2, "a100")),
+        ("gres/gpu:a100-sxm.80:2", Gpus(2, "a100-sxm.80")),
+        ("gpu:a100:4(S:0-1)", Gpus(4, "a100")),
+        ("gpu:a100", Gpus(1, "a100")),
+        ("gpu:1g.5gb:4", Gpus(4, "1g.5gb")),
+        ("gpu:2080ti:4", Gpus(4, "2080ti")),
+        ("gpu:4090:8", Gpus(8, "4090")),
+        ("gres/gpu:4090=2", Gpus(2, "4090")),
+        ("gpu:nvidia_a100_1g.5gb:7(S:0)", Gpus(7, "nvidia_a100_1g.5gb")),
+        ("gpu:a100:2(IDX:0-1),gpu:v100:1(IDX:2)", Gpus(3)),
+        ("gpu:1g.5gb:2,gpu:4090:2,shard:16", Gpus(4)),
+        ("nic:2", Gpus(0)),
+        ("gpumem:2", Gpus(0)),
+        ("(null)", Gpus(0)),
+        ("N/A", Gpus(0)),
+        ("", Gpus(0)),
+    ],
+)
+def test_gpus(text: str, gpus: Gpus) -> None:
+    assert parse_gpus(text) == gpus
+
+
+@pytest.mark.parametrize("text", ["gpu:-4", "gpu:a:b:c", "gpu:a b:2", "gpu:+1", "gpu:", "gpu:99999999"])
+def test_what_is_no_count_of_gpus_is_garbled(text: str) -> None:
+    with pytest.raises(SlurmGarbled, match="expected"):
+        parse_gpus(text)
+
+
+@pytest.mark.parametrize(
+    ("used", "count"),
+    [
+        ("gpu:3", 3),
+        ("gpu:a100:2(IDX:0,3)", 2),
+        ("gpu:0(IDX:N/A)", 0),
+        # Slurm 22.05.8 as recorded: two jobs of shards and one of a GPU on a node of four.
+        ("gpu:1g.5gb:0(IDX:N/A),gpu:4090:1(IDX:2),shard:1g.5gb:2(IDX:0-1),shard:4090:0(IDX:N/A)", 3),
+        ("gpu:1,shard:300(IDX:0-3)", 4),
+        ("gpu:0,shard:2K", 4),
+        ("", 0),
+    ],
+)
+def test_a_gpu_with_a_shard_in_use_is_in_use(used: str, count: int) -> None:
+    assert gpus_in_use(used, 4) == count
+
+
+@given(st.text())
+def test_any_text_is_a_number_of_gpus_or_garbled(text: str) -> None:
+    with contextlib.suppress(SlurmGarbled):
+        assert parse_gpus("gpu:" + text).count >= 0

@@ -1,0 +1,184 @@
+"""Reading squeue: records of three Slurm versions, records that make no sense, names that users choose."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polluxd.errors import SlurmGarbled
+from polluxd.model import JobSpec, JobState
+from polluxd.slurm.protocol import SlurmJob
+from polluxd.slurm.queue import Queue, jobs_query, names_query, parse_jobs, parse_names
+from tests.unit.slurm.squeue_stand_in import PENDING, RUNNING, squeue
+
+
+def read(*jobs: dict[str, str]) -> Queue:
+    query = jobs_query()
+    return parse_jobs(squeue(jobs, query.format), query)
+
+
+def one(job: dict[str, str], **other: str) -> SlurmJob:
+    queue = read(job | {key.replace("_", "-"): value for key, value in other.items()})
+    assert not queue.unreadable
+    return queue.jobs[0]
+
+
+def test_a_running_job() -> None:
+    job = one(RUNNING)
+    assert (job.job_id, job.user, job.uid, job.account, job.qos) == (7, "alice", 1000, "vision", "normal")
+    assert (job.state, job.restart_count, job.reason) == (JobState.RUNNING, 1, "None")
+    assert (job.nodes, job.batch_host) == (("n3", "n4"), "n3")
+    assert job.gpus_per_node_held == {"n3": 4, "n4": 4}
+    assert job.cpus_per_node_held == {"n3": 2, "n4": 2}
+    assert job.time_limit_s == 86400 + 2 * 3600 + 3 * 60 + 4
+    assert job.submit_time == 1795271000, "Slurm's own moves on with each requeue"
+    assert (job.start_time, job.end_time) == (1795271833, None)
+    assert job.spec == JobSpec(min_gpus=1, max_gpus=8, cpus_per_gpu=2)
+
+
+def test_a_pending_job() -> None:
+    job = one(PENDING)
+    assert job.state is JobState.PENDING
+    assert (job.nodes, dict(job.gpus_per_node_held), job.batch_host) == ((), {}, "")
+    assert (job.start_time, job.eligible_time) == (None, 1795271833)
+    assert not job.held_by_user
+    assert one(PENDING, PriorityLong="0").held_by_user
+    assert one(PENDING, Dependency="afterok:3(unfulfilled)").dependent
+    assert one(PENDING, EligibleTime="N/A").eligible_time is None
+
+
+OTHER_VERSIONS = {
+    "24.11.5": {"tres-per-node": "gres/gpu:3", "tres-per-task": "cpu=2", "PriorityLong": "1"},
+    "26.05.5": {"tres-per-node": "gres/gpu:a100:3", "tres-per-task": "cpu=2", "EndTime": "NONE"},
+}
+"""In what they differ from 22.05, as recorded."""
+
+
+@pytest.mark.parametrize("version", OTHER_VERSIONS)
+def test_later_versions(version: str) -> None:
+    job = one(RUNNING | OTHER_VERSIONS[version])
+    assert (job.gpus_per_node_held, job.requested_gpus_per_node) == ({"n3": 3, "n4": 3}, 3)
+    assert one(RUNNING | OTHER_VERSIONS[version] | {"admin_comment": "(null)"}).spec is None
+
+
+def test_gpus_asked_for_by_job_or_task() -> None:
+    by_job = RUNNING | {"tres-per-node": "N/A", "tres-per-job": "gres:gpu:3"}
+    on_one = {"NodeList": "n3", "NumNodes": "1"}
+    assert one(by_job | on_one).gpus_per_node_held == {"n3": 3}
+    by_task = RUNNING | {"tres-per-node": "N/A", "tres-per-task": "gres:gpu:2"}
+    assert one(by_task | on_one).gpus_per_node_held == {"n3": 4}, "two tasks"
+    for scattered in (by_job, by_task):
+        queue = read(scattered)
+        assert (dict(queue.jobs[0].gpus_per_node_held), queue.scattered) == ({}, {7})
+
+
+def test_a_completing_job_holds_its_gpus_until_its_nodes_are_rid_of_it() -> None:
+    leaving = RUNNING | {"State": "COMPLETING", "NodeList": "n4"}
+    assert one(leaving).gpus_per_node_held == {"n4": 4}
+    foreign = leaving | {"admin_comment": "", "tres-per-node": "N/A", "tres-per-job": "gres:gpu:5"}
+    assert read(foreign).leaving == {7: 5}
+
+
+@pytest.mark.parametrize(
+    ("word", "state"),
+    [
+        ("CONFIGURING", JobState.RUNNING),
+        ("TIMEOUT", JobState.FAILED),
+        ("NODE_FAIL", JobState.FAILED),
+        ("CANCELLED", JobState.CANCELLED),
+        ("SUSPENDED", JobState.SUSPENDED),
+        ("SPECIAL_EXIT", JobState.PENDING),
+        ("A_STATE_OF_TOMORROW", JobState.COMPLETING),
+    ],
+)
+def test_states(word: str, state: JobState) -> None:
+    job = one(RUNNING, State=word)
+    assert (job.state, job.raw_state) == (state, word)
+    assert bool(job.gpus_per_node_held) is (not state.finished and state is not JobState.PENDING)
+
+
+@pytest.mark.parametrize("limit", ["UNLIMITED", "NOT_SET", "N/A"])
+def test_no_time_limit(limit: str) -> None:
+    assert one(RUNNING, TimeLimit=limit).time_limit_s is None
+    assert one(RUNNING, TimeLimit="0:30").time_limit_s == 30
+    assert one(RUNNING, TimeLimit="30:00").time_limit_s == 1800
+
+
+@pytest.mark.parametrize("comment", ["hello", "(null)", ""])
+def test_other_comments_are_no_opt_in(comment: str) -> None:
+    job = one(RUNNING | {"admin_comment": comment})
+    assert (job.spec, job.submit_time) == (None, 1795271832)
+
+
+@pytest.mark.parametrize("comment", ["pollux:v9 min-gpus=1", "pollux:v1 min-gpus=none"])
+def test_a_comment_with_the_mark_that_makes_no_sense_is_named(comment: str) -> None:
+    queue = read(RUNNING | {"admin_comment": comment})
+    assert queue.jobs[0].spec is None
+    assert "AdminComment" in queue.unreadable["job 7"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("JobID", "seven"),
+        ("UserID", "alice"),
+        ("RestartCnt", "-1"),
+        ("StartTime", "2026-11-21T14:37:13"),
+        ("TimeLimit", "soon"),
+        ("NodeList", "n[3-"),
+        ("NodeList", "n[1-10000000000]"),
+        ("NumCPUs", ""),
+        ("tres-per-node", "gres:gpu:-4"),
+        ("tres-per-node", "gpu:a:b:c"),
+    ],
+)
+def test_a_record_that_makes_no_sense_costs_that_record_alone(field: str, value: str) -> None:
+    others = [RUNNING | {"JobID": "8"}, RUNNING | {"JobID": "9"}]
+    queue = read(others[0], RUNNING | {field: value}, others[1])
+    assert [job.job_id for job in queue.jobs] == [8, 9]
+    ((about, why),) = queue.unreadable.items()
+    assert about == f"job {value if field == 'JobID' else 7}"
+    assert why
+
+
+def test_no_jobs_and_an_answer_that_is_cut_off() -> None:
+    query = jobs_query()
+    assert parse_jobs("", query) == Queue(())
+    text = squeue([RUNNING, RUNNING | {"JobID": "8"}], query.format)
+    for cut in (text[:-1], text[:200], "slurm_load_jobs error: something\n"):
+        with pytest.raises(SlurmGarbled, match="cut off"):
+            parse_jobs(cut, query)
+
+
+def test_no_users_text_is_asked_for_with_what_decides() -> None:
+    asked = {word.split(":")[0].lower() for word in jobs_query().format.split(",")}
+    users = {
+        "name",
+        "comment",
+        "command",
+        "workdir",
+        "stdout",
+        "stdin",
+        "stderr",
+        "wckey",
+        "network",
+        "container",
+    }
+    assert not asked & users
+    assert jobs_query().separator != jobs_query().separator
+
+
+@given(name=st.text(), other=st.text())
+def test_whatever_a_name_holds_it_names_its_own_job(name: str, other: str) -> None:
+    query = names_query()
+    jobs = [RUNNING | {"Name": name}, RUNNING | {"JobID": "8", "Name": other}]
+    assert parse_names(squeue(jobs, query.format), query) == {7: name, 8: other}
+
+
+def test_a_name_that_looks_like_a_record_is_a_name() -> None:
+    guess = names_query()
+    name = f"x{guess.separator}\n9{guess.separator}forged{guess.separator}\nJobId=9 UserId=root(0)"
+    query = names_query()
+    text = squeue([RUNNING | {"Name": name}], query.format)
+    assert parse_names(text, query) == {7: name}
