@@ -104,7 +104,7 @@ bench-realloc: setup ## what a move costs, split by step (minutes); bench-out/re
 	@$(PYTHON) tests/benchmarks/realloc.py --json bench-out/realloc.json --markdown tests/benchmarks/realloc.md
 
 bench-sim: setup ## the paper's evaluation replayed (minutes); then tests/benchmarks/simulator.md
-	@PYTHONPATH=.:agent $(PYTHON) tests/benchmarks/simulator.py
+	@PYTHONPATH=.:agent $(PYTHON) -m tests.benchmarks.simulator
 
 bench-sim-week: setup ## a week of 5,000 jobs on 2,048 GPUs (half an hour at most); then tests/benchmarks/simulator_week.md
 	@PYTHONPATH=.:agent $(PYTHON) tests/benchmarks/simulator_week.py

@@ -204,7 +204,7 @@ class Settings:
 
     objective: str = "fair-share"
     """What a plan maximises: `completion-time` (a price per GPU) or `fair-share` (the p-mean of speedups)."""
-    kappa: float = 1.5
+    kappa: float = 2.0
     """Completion time: what the last job to end counts beyond its share of the mean."""
     power: float = -1.0
     """Fair share: p of the p-mean fitness; -inf is max-min."""
@@ -273,6 +273,11 @@ class Explanation:
     """Racks that its nodes lie in, where it has several nodes and racks are known; else 0."""
     one_rack: float = 0.0
     """Its goodput on as many nodes of one rack [examples/s], where it spans several and was measured so; else 0."""
+    gpu_price: float = 0.0
+    """Completion time: seconds that a GPU takes off all jobs' completion times per second where it is worth the least;
+    0: GPUs are left."""
+    seconds_left: float | None = None
+    """Seconds until the job is predicted to end; None: it declared no length, or waits."""
 
 
 @dataclass(frozen=True, slots=True)

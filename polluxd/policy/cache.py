@@ -1,5 +1,4 @@
-"""What one decision may take over from the last: goodput per job and shape, the shapes
-that nodes offer, and reasons already put into words.
+"""Keep from one decision to the next: goodput per job and shape, and the shapes that nodes offer.
 
 A job's table depends on its fit, its noise scale, its batch limits and the shapes asked for, and on nothing else:
 while those are equal, so are the numbers, bit for bit, and a plan never shows whether there was a cache.
@@ -16,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polluxd.model import Job, Node, Report, Settings, Snapshot
-from polluxd.policy import reasons, sanity
+from polluxd.policy import sanity
 from polluxd.policy.domains import Domain, gpu_types
 from polluxd.policy.feasible import Offers
 from polluxd.policy.listing import Asked, JobOptions, Listing
@@ -64,7 +63,6 @@ class Cache:
         self.listed: dict[int, JobOptions] = {}
         """What each job may be given, and the configurations that this means."""
         self._sound: dict[int, Report | None] = {}
-        self._sentences: dict[int, tuple[tuple[Any, ...], str]] = {}
         self._ids: Set[int] = set()
         self.hits = 0
         """Jobs of the last decision whose table was still good."""
@@ -127,17 +125,10 @@ class Cache:
         goodput, sizes = np.concatenate([table.found for table in tables], axis=1)
         return goodput, sizes.astype(np.int64)
 
-    def sentence(self, job_id: int, facts: tuple[Any, ...]) -> str:
-        """The reason that says this (the fields of `Said`), put into words anew only where it says something else."""
-        known = self._sentences.get(job_id)
-        if known is None or known[0] != facts:
-            known = self._sentences[job_id] = facts, reasons.of(reasons.Said(*facts))
-        return known[1]
-
     def begin(self, job_ids: Set[int]) -> None:
         """Start a decision over these jobs: forget those that are gone."""
         self.hits = self.misses = 0
-        kept: tuple[dict[int, Any], ...] = (self._tables, self._sound, self.listed, self._sentences)
+        kept: tuple[dict[int, Any], ...] = (self._tables, self._sound, self.listed)
         for gone in self._ids - job_ids:
             for known in kept:
                 known.pop(gone, None)

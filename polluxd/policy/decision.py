@@ -8,7 +8,7 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from polluxd.model import NO_PLACEMENT, Allocation, JobSpec, Plan, Settings, Snapshot
+from polluxd.model import NO_PLACEMENT, Allocation, Plan, Settings, Snapshot
 from polluxd.policy import (
     assignment,
     certificate,
@@ -128,7 +128,7 @@ def _solve(domain: Domain, settings: Settings, mean_weight: float, cache: Cache)
     if power <= objective.GENTLE:
         plain_bound = certificate.tighten(seating, x, power, plain_bound)
     return _Solved(
-        absent + _allocations(seating, moved, explainer, cache),
+        absent + _allocations(seating, moved, explainer),
         x,
         table.weight,
         choice.solver,
@@ -170,14 +170,12 @@ def _search(seating: Seating, aim: float, tolerance: float, limit: int) -> int:
     return limit
 
 
-def _allocations(seating: Seating, moved: Bools, explainer: Explainer, cache: Cache) -> list[Allocation]:
+def _allocations(seating: Seating, moved: Bools, explainer: Explainer) -> list[Allocation]:
     """Every job's allocation with its reason, in the table's order."""
     table, packing = seating.table, seating.packing
     option = explainer.option
     pinned = seating.pinned
     explained = explainer.all()
-    takers = {explanation.taken_by for explanation in explained}
-    words = {taker: "" if taker is None else reasons.of_taker(taker) for taker in takers}
     found: list[Allocation] = []
     for j, (job, moves, goodput, speedup, batch, before, explanation) in enumerate(
         zip(
@@ -197,27 +195,18 @@ def _allocations(seating: Seating, moved: Bools, explainer: Explainer, cache: Ca
         if pinned[j]:
             reason = reasons.of_pinned(job)
         else:
-            limit = explanation.limit
-            about: str | int | tuple[str, int] | tuple[JobSpec, int, int] | None = None
-            if limit == "fragmentation":
-                about = explainer.free
-            elif limit == "ceiling":
-                about = explainer.ceilings(j)
-            elif explanation.next_gpus is None and limit != "goodput":
-                about = reasons.own(job)
-            facts = (
+            said = reasons.Said(
                 now,
                 place,
                 job.started,
                 speedup,
                 goodput,
                 before,
-                limit,
+                explainer.obstacle(j, explanation),
                 explanation.next_gpus or 0,
                 explanation.next_goodput,
-                about,
             )
-            reason = cache.sentence(job.job_id, facts) + words[explanation.taken_by]
+            reason = reasons.of(said)
         held = bool(place.nodes)
         found.append(
             Allocation(

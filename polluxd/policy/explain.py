@@ -5,13 +5,14 @@ One vectorised pass over the jobs and options of a finished seating.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polluxd.model import Explanation, Job
-from polluxd.policy import exploration
+from polluxd.policy import exploration, market, reasons
 from polluxd.policy.placement import Seating
 from polluxd.policy.shapes import ANY
 
@@ -81,8 +82,29 @@ class Explainer:
                 [donors.get(j, anybody) if limit == "contention" else None for j, limit in enumerate(limits)],
                 np.where(self.has_step, table.factor[self._next], 1.0).tolist(),
                 [_move_seconds(job) for job in table.jobs],
+                *([0] * len(limits), [0.0] * len(limits)),
+                self._prices(),
+                self._seconds_left(),
             )
         )
+
+    def _prices(self) -> list[float]:
+        """[J]: what a GPU costs, of the type that the job has, or else of its next one."""
+        table = self.seating.table
+        if table.market is None:
+            return [0.0] * len(table.jobs)
+        price = table.market.price
+        kind = table.kind[np.where(self.held > 0, self.option, self._next)]
+        return [float(p) for p in np.where(kind >= 0, price[kind], price.mean())]
+
+    def _seconds_left(self) -> list[float | None]:
+        """[J]: time to the end at the goodput planned."""
+        goodput = self.seating.table.goodput[self.option].tolist()
+        left = [market.work(job)[0] for job in self.seating.table.jobs]
+        return [
+            work / rate if rate > 0 and math.isfinite(work) else None
+            for work, rate in zip(left, goodput, strict=True)
+        ]
 
     def _taker(self, number: int) -> int | None:
         """Of the jobs but donor `number`, the one whose last GPUs are worth the least."""
@@ -105,18 +127,39 @@ class Explainer:
         found[table.pinned] = "pinned"
         return list(found.tolist())
 
-    def ceilings(self, j: int) -> str | tuple[str, int]:
-        """The full groups that the job belongs to, in words; of a ceiling below the job's least, its group and GPUs."""
+    def obstacle(self, j: int, told: Explanation) -> reasons.Obstacle:
+        """What keeps job number `j` from more GPUs, with what there is to say of it."""
+        match told.limit:
+            case "pinned":
+                return reasons.Pinned()
+            case "goodput":
+                return reasons.NoGain()
+            case "move-cost":
+                return reasons.MoveCost()
+            case "ceiling":
+                return self._ceiling(j)
+            case "fragmentation":
+                return reasons.Fragmentation(self.free)
+            case "contention":
+                return reasons.Contention(told.taken_by)
+        job = self.seating.table.jobs[j]
+        report = job.report
+        # As the cap counts them: what earlier runs of the same training were measured on is among it.
+        measured = 0 if report is None else max(report.explored_gpus, report.prior_gpus)
+        return reasons.OwnLimit(told.limit, job.spec, measured, exploration.cap(job))
+
+    def _ceiling(self, j: int) -> reasons.Ceiling:
         packing = self.seating.packing
         more = int(self.seating.table.gpus[self._next[j]] - self.held[j])
         for group in packing.groups if not self.held[j] else ():
             if j in group.members and more > group.ceiling:
-                return group.name, group.ceiling
-        return " and ".join(
+                return reasons.Ceiling(group.name, group.ceiling)
+        full = [
             group.name
             for group, held in zip(packing.groups, packing.held, strict=True)
             if j in group.members and held + more > group.ceiling
-        )
+        ]
+        return reasons.Ceiling(" and ".join(full))
 
 
 def _move_seconds(job: Job) -> float:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from polluxd.model import Job
 from polluxd.policy.ceilings import Group
 from polluxd.policy.price import hull
 
@@ -58,6 +59,19 @@ class Market(NamedTuple):
     """[J]: mu, of a unit of goodput times a second."""
     seconds: Floats
     """[J]: predicted time to the end."""
+
+
+def work(job: Job) -> tuple[float, float]:
+    """Return the work that remains and the work done, in M0-equivalent examples.
+
+    The first is nan where the job has not said how long it trains, or has trained for longer than it said.
+    """
+    report = job.report
+    if report is None:
+        return float("nan"), 0.0
+    known = report.target is not None and report.progress < report.target
+    left = report.target - report.progress if known and report.target is not None else float("nan")
+    return left * report.limits.initial, max(report.progress, 0.0) * report.limits.initial
 
 
 def clear(offers: Offers, weight: Floats, work: Floats, done: Floats, kappa: float) -> Market:

@@ -227,7 +227,7 @@ def _by_price(
     offers = market.Offers(rated.gpus, rated.goodput, rated.kind, rated.start, capacity, limited)
     if not rated.jobs:
         return _Worth(np.zeros(0), np.zeros(0), np.zeros(0), weight, None)
-    work, done = np.array([_work(job) for job in rated.jobs], dtype=np.float64).T
+    work, done = np.array([market.work(job) for job in rated.jobs], dtype=np.float64).T
     found = market.clear(offers, weight, work, done, settings.kappa)
     stay = found.worth[rated.owner] * rated.goodput
     factor = fairness.paying_factors(
@@ -281,19 +281,6 @@ def _capacity(domain: Domain, types: tuple[str, ...]) -> Ints:
     if not types:
         return np.array([domain.capacity], dtype=np.int64)
     return np.array([sum(n.capacity for n in domain.nodes if n.gpu_type == t) for t in types], np.int64)
-
-
-def _work(job: Job) -> tuple[float, float]:
-    """Return the work that remains and the work done, in M0-equivalent examples.
-
-    The first is nan where the job has not said how long it trains, or has trained for longer than it said.
-    """
-    report = job.report
-    if report is None:
-        return float("nan"), 0.0
-    known = report.target is not None and report.progress < report.target
-    left = report.target - report.progress if known and report.target is not None else float("nan")
-    return left * report.limits.initial, max(report.progress, 0.0) * report.limits.initial
 
 
 def _remaining(job: Job, fair: float) -> float | None:

@@ -1,15 +1,63 @@
-"""Why a job got what it got, in one sentence that its user can read."""
+"""The reason for a job's placement, in one sentence that its user can read."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from polluxd.model import Job, JobSpec, Placement
-from polluxd.policy import exploration
+
+
+class Contention(NamedTuple):
+    """Other jobs make more of every GPU."""
+
+    taker: int | None
+    """The job whose last GPUs are worth the least to it, yet more than they would be here; None: no such job."""
+
+
+class MoveCost(NamedTuple):
+    """More GPUs would bring less than the move costs."""
+
+
+class NoGain(NamedTuple):
+    """No larger placement has a higher goodput."""
+
+
+class Ceiling(NamedTuple):
+    """The GPU ceiling of an account or user is reached."""
+
+    groups: str
+    """In words: `account lab and user ada`."""
+    most: int | None = None
+    """GPUs of a ceiling that is below the least that the job can use."""
+
+
+class Fragmentation(NamedTuple):
+    """Enough GPUs are free, but not in one placement."""
+
+    free: int
+
+
+class OwnLimit(NamedTuple):
+    """A limit of the job's own: `max-gpus`, `batch`, `exploration`, `counts` or `nodes`."""
+
+    kind: str
+    spec: JobSpec
+    measured: int
+    """Most GPUs that the job, or an earlier run of the same training, was measured on."""
+    most: int
+    """GPUs that this allows."""
+
+
+class Pinned(NamedTuple):
+    """The plan leaves the job as it is."""
+
+
+Obstacle = Contention | MoveCost | NoGain | Ceiling | Fragmentation | OwnLimit | Pinned
+"""What keeps a job from more GPUs."""
 
 
 class Said(NamedTuple):
-    """All that the reason of a job which takes part speaks of: equal facts make equal sentences."""
+    """All that the reason of a job which takes part speaks of."""
 
     now: Placement
     place: Placement
@@ -19,48 +67,44 @@ class Said(NamedTuple):
     goodput: float
     before: float
     """Goodput on what it holds now; 0 where it cannot stay."""
-    limit: str
+    obstacle: Obstacle
     step: int
     """GPUs of the next larger placement that would raise its goodput; 0: there is none."""
     next_goodput: float
-    about: str | int | tuple[str, int] | tuple[JobSpec, int, int] | None
-    """Of a ceiling its name, with its GPUs where these are fewer than the job's least; of fragmentation the GPUs left
-    free; of a limit of its own the spec, the most GPUs measured on, and the most that this allows."""
 
 
 def count(gpus: int) -> str:
+    """Write a number of GPUs: `1 GPU`, `2 GPUs`."""
     return f"{gpus} GPU" if gpus == 1 else f"{gpus} GPUs"
 
 
 def where(placement: Placement) -> str:
-    """`n1`, or `n1 and 3 more`: the nodes, short enough for a table."""
+    """Name the nodes, short enough for a table: `n1`, or `n1 and 3 more`."""
     if len(placement.nodes) <= 2:
         return " and ".join(placement.nodes)
     return f"{placement.nodes[0]} and {len(placement.nodes) - 1} more"
 
 
 def percent(ratio: float) -> str:
-    """A ratio as the change it is: 1.5 -> `+50 %`."""
+    """Write a ratio as a change: 1.5 becomes `+50 %`."""
     change = (ratio - 1.0) * 100.0
     return f"{change:+.0f} %" if abs(change) < 1000 else f"x{ratio:.0f}"
 
 
 def of(said: Said) -> str:
-    """The reason: what happens, and why not more."""
-    if said.limit == "ceiling" and isinstance(said.about, tuple):
-        name, ceiling = said.about[:2]
-        why = f"infeasible: {count(said.step)} would be its least, and the ceiling of {name} is {count(ceiling)}"
+    """Say what happens to the job, and why it does not get more GPUs."""
+    obstacle = said.obstacle
+    if isinstance(obstacle, Ceiling) and obstacle.most is not None:
+        why = (
+            f"infeasible: the job needs at least {count(said.step)}, and the ceiling of {obstacle.groups} is "
+            f"{count(obstacle.most)}"
+        )
         return f"{_change(said)}; {why}" if said.now else why
     return f"{_change(said)}; {_why_not_more(said)}"
 
 
-def of_taker(job_id: int) -> str:
-    """What a reason of contention goes on with: apart, since it is another job in nearly every decision."""
-    return f", those of job {job_id} the least"
-
-
 def of_pinned(job: Job) -> str:
-    """The reason for a job that this plan must leave as it is."""
+    """Say why this plan leaves the job as it is."""
     reason = job.pin_reason or ("not preemptible" if not job.spec.preemptible else "pinned")
     if not job.placement:
         return f"waits: {reason}"
@@ -85,47 +129,43 @@ def _change(said: Said) -> str:
 
 
 def _why_not_more(said: Said) -> str:
-    step, limit, about = said.step, said.limit, said.about
-    if not step:
-        return _own_limit(limit, about, said.place.gpus)
-    if not said.place:
-        gain = f"{count(step)} would be its least"
+    if not said.step:
+        return _own_limit(said.obstacle, said.place.gpus)
+    if said.place:
+        gain = f"{count(said.step)} would bring {percent(said.next_goodput / said.goodput)}"
     else:
-        gain = f"{count(step)} would bring {percent(said.next_goodput / said.goodput)}"
-    if limit == "move-cost":
-        return f"{gain}, less than another move would cost"
-    if limit == "ceiling":
-        return f"{gain}, but the ceiling of {about} is reached"
-    if limit == "fragmentation":
-        return f"{gain}, but the {count(int(str(about)))} left free do not make up such a placement"
-    return f"{gain}, but every GPU serves others more"
+        gain = f"it needs at least {count(said.step)}"
+    match said.obstacle:
+        case MoveCost():
+            return f"{gain}, less than the move would cost"
+        case Ceiling(groups):
+            return f"{gain}, but the ceiling of {groups} is reached"
+        case Fragmentation(free):
+            return f"{gain}, but the {count(free)} that are free do not form such a placement"
+        case Contention(int(taker)):
+            return f"{gain}, but every GPU is worth more elsewhere; those of job {taker} come closest"
+        case _:
+            return f"{gain}, but every GPU is worth more elsewhere"
 
 
-def _own_limit(limit: str, about: object, held: int) -> str:
-    if limit == "goodput" or not isinstance(about, tuple):
+def _own_limit(obstacle: Obstacle, held: int) -> str:
+    if not isinstance(obstacle, OwnLimit):
         return "more GPUs would not raise its goodput"
-    spec, explored, most = about
-    if limit == "max-gpus":
+    kind, spec, measured, most = obstacle
+    if kind == "max-gpus":
+        assert spec.max_gpus is not None
         if held >= spec.max_gpus:
             return f"max-gpus={spec.max_gpus} allows no more"
         between = (
             count(spec.max_gpus) if held + 1 == spec.max_gpus else f"{held + 1} to {count(spec.max_gpus)}"
         )
         return f"no placement of {between} is possible, and max-gpus={spec.max_gpus} allows no more"
-    if limit == "batch":
+    if kind == "batch":
         return "its batch limits allow no more GPUs"
-    if limit == "exploration":
-        if explored == 0:
+    if kind == "exploration":
+        if measured == 0:
             return f"not measured yet, so it begins with min-gpus={spec.min_gpus}"
-        return f"measured on at most {count(explored)} so far, so at most {most} now"
-    if limit == "counts":
+        return f"measured on at most {count(measured)} so far, so at most {most} now"
+    if kind == "counts":
         return f"no placement of more than {count(held)} has a count that gpu-counts allows"
     return f"no placement of more than {count(held)} is possible on the nodes in service"
-
-
-def own(job: Job) -> tuple[JobSpec, int, int]:
-    """What a limit of the job's own is told with."""
-    report = job.report
-    # As the cap counts them: what earlier runs of the same training were measured on is among it.
-    explored = 0 if report is None else max(report.explored_gpus, report.prior_gpus)
-    return job.spec, explored, exploration.cap(job)

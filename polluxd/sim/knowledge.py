@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class Knowledge:
     """Rules and knowledge of the simulated daemon."""
 
-    objective: str = "fair-share"
-    kappa: float = 1.5
+    objective: str = "completion-time"
+    kappa: float = 2.0
     reacts: bool = True
     """It decides when jobs arrive and end, too, not only every interval."""
     remembers: bool = True

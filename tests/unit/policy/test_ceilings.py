@@ -79,12 +79,15 @@ def test_a_job_whose_least_is_above_a_ceiling_is_infeasible_and_told_which(held,
     own = running(1, ["n000"], held, spec, report=report()) if held else job(1, spec, report=report())
     snap = snapshot(nodes(4), [own, job(2, report=report(), account="big")], account_ceilings={"lab": 2})
     plan = decide(snap)
-    assert plan.of(1).reason == f"{words}4 GPUs would be its least, and the ceiling of account lab is 2 GPUs"
+    assert (
+        plan.of(1).reason == f"{words}the job needs at least 4 GPUs, and the ceiling of account lab is 2 GPUs"
+    )
     assert plan.of(1).explanation.limit == "ceiling"
     assert plan.of(2).placement.gpus >= 12
     nobody = decide(snapshot(nodes(1), [job(1, report=report())], user_ceilings={"ada": 0}))
     assert (
-        nobody.of(1).reason == "infeasible: 1 GPU would be its least, and the ceiling of user ada is 0 GPUs"
+        nobody.of(1).reason
+        == "infeasible: the job needs at least 1 GPU, and the ceiling of user ada is 0 GPUs"
     )
 
 

@@ -140,4 +140,4 @@ def test_explanation_names_who_has_the_next_gpu():
     assert told[0].marginal <= told[0].price
     assert told[0].next_gpus > plan.of(1).placement.gpus
     assert (told[0].fair_gpus, told[0].fair_nodes) == (4, 1)
-    assert "those of job 2 the least" in plan.of(1).reason
+    assert "those of job 2 come closest" in plan.of(1).reason
