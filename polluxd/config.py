@@ -139,10 +139,6 @@ class Cycle(_Section):
 class Policy(_Section):
     """What holds until `polluxctl` sets something else."""
 
-    objective: Literal["completion-time", "fair-share"] = "completion-time"
-    """What a plan maximises: `completion-time` at a price per GPU, or `fair-share`, the p-mean of speedups."""
-    kappa: Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)] = 2.0
-    """Completion time: what the last job to end counts beyond its share of the mean; more of it favours the tail."""
     power: Annotated[float, Field(le=1)] = -1.0
     partial_nodes: bool = False
     account_weights: dict[str, Weight] = Field(default_factory=dict)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Knowledge:
     """Rules and knowledge of the simulated daemon."""
 
-    objective: str = "completion-time"
+    objective: str = "fair-share"
     kappa: float = 2.0
     reacts: bool = True
     """It decides when jobs arrive and end, too, not only every interval."""

@@ -1,6 +1,6 @@
 """The paper's evaluation replayed, and what ours makes of it: writes tests/benchmarks/simulator.md.
 
-    python tests/benchmarks/simulator.py [--data DIR] [--processes 1] [--out FILE]
+    python -m tests.benchmarks.simulator [--data DIR] [--seconds 36000] [--out FILE]
 
 Runs are kept in bench-out/ under a digest of everything that they depend on (the policy's and the simulator's sources,
 the data), so that an interrupted benchmark continues and no page mixes two versions. bench-out/sim.json has every run.
@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy is loaded: see polluxd.cli
 
@@ -27,21 +26,21 @@ from polluxd.sim.cluster import Cloud, NodeGroup, Scenario
 from polluxd.sim.knowledge import Knowledge
 from polluxd.sim.paths import MoveCosts
 from polluxd.sim.policies import POLICIES
-from tests.benchmarks.simulator_runs import Bench, rows_of
+from tests.benchmarks.simulator_runs import Bench, Result, rows_of
 
 ROOT = Path(__file__).parents[2]
 WORKLOADS = ("workload-1", "workload-2", "workload-3", "workload-6")
 GENERATED = tuple(f"generated-{seed}" for seed in range(21, 31))
 """Ten traces that nothing was tuned on."""
-MIXTURE = ("workload-1", "workload-3", "generated-21", "generated-22")
-"""Two of either kind."""
+MIXTURE = ("workload-1", "generated-21", "generated-22", "generated-23")
+MIXED_TRACES = ("generated-21", "generated-22", "generated-23")
 PUBLISHED = {
     "pollux-paper": (2089, 3323, 2188, 2446),
     "tiresias": (2474, 5145, 3876, 3470),
     "optimus": (4087, 6914, 3944, 5302),
 }
 SEEDS = (0, 1, 2)
-PRICE = Knowledge()
+PRICE = Knowledge(objective="completion-time")
 PLAIN = Scenario(pollux=PRICE)
 SHARE = Scenario(pollux=Knowledge(objective="fair-share"))
 PRODUCT = replace(PLAIN, moves=MoveCosts())
@@ -64,6 +63,9 @@ ABLATION: Mapping[str, Knowledge] = {
 }
 
 
+Of = Callable[[Result], float]
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
@@ -73,16 +75,26 @@ def change(ours: float, theirs: float) -> str:
     return f"{100 * (ours / theirs - 1):+.1f} %"
 
 
+def averages(runs: Sequence[Result | None], *columns: tuple[Of, str]) -> list[str]:
+    """One cell per column; a dash where some of the runs are missing."""
+    made = [run for run in runs if run is not None]
+    if len(made) < len(runs):
+        return ["-"] * len(columns)
+    return [f"{fmean(of(run) for run in made):{form}}" for of, form in columns]
+
+
 def fidelity(bench: Bench) -> str:
     rows = []
     for name, published in PUBLISHED.items():
-        found = [r["avg_jct_s"] for r in bench.of(name, WORKLOADS, PLAIN)]
+        runs = [run for run in bench.of(name, WORKLOADS, PLAIN) if run is not None]
+        if len(runs) < len(WORKLOADS):
+            continue
+        found = [r["avg_jct_s"] for r in runs]
         cells = [f"{f:.0f} / {p} ({change(f, p)})" for f, p in zip(found, published, strict=True)]
         rows.append([name, *cells, change(fmean(found), fmean(published))])
     return table(["policy", *WORKLOADS, "over the four"], rows)
 
 
-Of = Callable[[dict[str, Any]], float]
 MEASURES: list[tuple[str, Of, str]] = [
     ("mean JCT", lambda r: r["avg_jct_s"], ".0f"),
     ("p99 JCT", lambda r: r["p99_jct_s"], ".0f"),
@@ -98,19 +110,28 @@ class Pairs:
     """Runs of ours beside runs of another policy on the same traces."""
 
     title: str
-    ours: list[dict[str, Any]]
-    theirs: list[dict[str, Any]]
+    ours: list[Result | None]
+    theirs: list[Result | None]
+
+    @property
+    def made(self) -> list[tuple[Result, Result]]:
+        both = zip(self.ours, self.theirs, strict=True)
+        return [(a, b) for a, b in both if a is not None and b is not None]
 
     def changes(self, of: Of) -> list[float]:
         """Relative changes, in percent, one per pair."""
-        return [100.0 * (of(a) / of(b) - 1.0) for a, b in zip(self.ours, self.theirs, strict=True)]
+        return [100.0 * (of(a) / of(b) - 1.0) for a, b in self.made]
 
     def row(self) -> list[str]:
-        return [self.title, str(len(self.ours)), *(interval(self.changes(of)) for _, of, _ in MEASURES)]
+        made, wanted = len(self.made), len(self.ours)
+        number = str(made) if made == wanted else f"{made} of {wanted}"
+        return [self.title, number, *(interval(self.changes(of)) for _, of, _ in MEASURES)]
 
 
 def interval(changes: Sequence[float]) -> str:
     """The mean with its 95 % interval (Student's t over pairs)."""
+    if not changes:
+        return "-"
     mean = fmean(changes)
     if len(changes) < 2:
         return f"{mean:+.1f} %"
@@ -161,7 +182,7 @@ def claims(bench: Bench) -> str:
         ),
         Pairs("rough conditions", [r for p in rough for r in p.ours], [r for p in rough for r in p.theirs]),
         pairs(bench, "fair-share: workloads, 30 s", WORKLOADS, SHARE, PLAIN),
-        pairs(bench, "fair-share: generated, 30 s", GENERATED[:4], SHARE, PLAIN),
+        pairs(bench, "fair-share: generated, 30 s", MIXED_TRACES, SHARE, PLAIN),
     ]
     return table(HEAD, [p.row() for p in found])
 
@@ -172,9 +193,11 @@ def by_trace(bench: Bench) -> str:
     for workload in (*WORKLOADS, *GENERATED):
         seeds = SEEDS if workload in WORKLOADS else (0,)
         found = pairs(bench, workload, [workload], PLAIN, PLAIN, seeds=seeds)
+        if not found.made:
+            continue
         cells = []
         for _, of, form in MEASURES:
-            ours, theirs = fmean(of(r) for r in found.ours), fmean(of(r) for r in found.theirs)
+            ours, theirs = (fmean(of(pair[i]) for pair in found.made) for i in (0, 1))
             cells.append(f"{ours:{form}} / {theirs:{form}} ({change(ours, theirs)})")
         rows.append([workload, *cells])
     return table(["pollux / pollux-paper", *(title for title, _, _ in MEASURES)], rows)
@@ -207,54 +230,65 @@ def ablation(bench: Bench) -> str:
     return table(HEAD, rows)
 
 
-def everyone(bench: Bench) -> str:
-    rows = []
-    for name in POLICIES:
-        runs = bench.of(name, WORKLOADS, PLAIN)
-        fair = [r["finish_time_fairness"] for r in runs]
-        rows.append(
-            [
-                name,
-                f"{fmean(r['avg_jct_s'] for r in runs):.0f}",
-                f"{fmean(r['p99_jct_s'] for r in runs):.0f}",
-                f"{fmean(r['makespan_s'] for r in runs):.0f}",
-                f"{fmean(r['avg_restarts'] for r in runs):.2f}",
-                f"{fmean(r['avg_efficiency'] for r in runs):.2f}",
-                f"{fmean(f['mean'] for f in fair):.2f}",
-                f"{max(f['worst'] for f in fair):.1f}",
-                f"{fmean(r['decision_ms']['median'] for r in runs):.2f}",
-                f"{fmean(r['cpu_s'] for r in runs):.1f}",
-            ]
-        )
-    head = ["policy", "mean JCT [s]", "p99 [s]", "makespan [s]", "restarts", "efficiency"]
-    return table([*head, "fairness", "worst", "decision [ms]", "run [CPU s]"], rows)
-
-
 def types(bench: Bench) -> str:
     """Several GPU types, against Sia's policy."""
-    rows = []
-    for name in ("pollux", "sia", "gavel", "pollux-paper", "themis", "tiresias", "backfill"):
-        runs = bench.of(name, GENERATED[:4], MIXED)
-        cells = [f"{fmean(r[k] for r in runs):.0f}" for k in ("avg_jct_s", "p99_jct_s", "makespan_s")]
-        rows.append([name, *cells, f"{fmean(r['finish_time_fairness']['mean'] for r in runs):.2f}"])
-    found = pairs(bench, "", GENERATED[:4], MIXED, MIXED, rival="sia")
+    columns = [(of, form) for _, of, form in (*MEASURES[:3], MEASURES[4])]
+    names = ("pollux", "sia", "gavel", "pollux-paper", "themis", "tiresias", "backfill")
+    rows = [[name, *averages(bench.of(name, MIXED_TRACES, MIXED), *columns)] for name in names]
+    found = pairs(bench, "", MIXED_TRACES, MIXED, MIXED, rival="sia")
     changed = ", ".join(f"{title} {interval(found.changes(of))}" for title, of, _ in MEASURES[:3])
     return (
         table(["policy", "mean JCT [s]", "p99 [s]", "makespan [s]", "fairness"], rows)
-        + f"\n`pollux` against `sia`, paired over four traces: {changed}.\n"
+        + f"\n`pollux` against `sia`, over {len(found.made)} traces: {changed}.\n"
     )
 
 
 def cloud(bench: Bench) -> str:
-    rows = []
-    for title, name in (
-        ("pollux, nodes as they are used", "pollux"),
-        ("pollux-paper, all 16", "pollux-paper"),
-    ):
-        runs = bench.of(name, GENERATED[:2], CLOUD)
-        cells = [f"{fmean(r[k] for r in runs):.0f}" for k in ("avg_jct_s", "makespan_s", "node_hours")]
-        rows.append([title, *cells, f"{fmean(r['avg_efficiency'] for r in runs):.2f}"])
+    columns: list[tuple[Of, str]] = [
+        (lambda r: r["avg_jct_s"], ".0f"),
+        (lambda r: r["makespan_s"], ".0f"),
+        (lambda r: r["node_hours"], ".0f"),
+        (lambda r: r["avg_efficiency"], ".2f"),
+    ]
+    rows = [
+        [title, *averages(bench.of(name, MIXED_TRACES[:2], CLOUD), *columns)]
+        for title, name in (
+            ("pollux, nodes as they are used", "pollux"),
+            ("pollux-paper, all 16", "pollux-paper"),
+        )
+    ]
     return table(["policy", "mean JCT [s]", "makespan [s]", "node hours", "efficiency"], rows)
+
+
+def everyone(bench: Bench) -> str:
+    columns: list[tuple[Of, str]] = [
+        *((of, form) for _, of, form in MEASURES[:4]),
+        (lambda r: r["avg_efficiency"], ".2f"),
+        (lambda r: r["finish_time_fairness"]["mean"], ".2f"),
+        (lambda r: r["finish_time_fairness"]["worst"], ".1f"),
+        (lambda r: r["decision_ms"]["median"], ".2f"),
+        (lambda r: r["cpu_s"], ".1f"),
+    ]
+    rows = [[name, *averages(bench.of(name, WORKLOADS, PLAIN), *columns)] for name in POLICIES]
+    head = ["policy", "mean JCT [s]", "p99 [s]", "makespan [s]", "restarts", "efficiency"]
+    return table([*head, "fairness", "worst", "decision [ms]", "run [CPU s]"], rows)
+
+
+def ask(bench: Bench) -> None:
+    """Ask for the runs that matter most first: a benchmark that is cut short has them."""
+    pairs(bench, "", GENERATED[:5], PLAIN, PLAIN)
+    pairs(bench, "", WORKLOADS, PLAIN, PLAIN)
+    pairs(bench, "", WORKLOADS, PRODUCT, PLAIN)
+    pairs(bench, "", GENERATED, PLAIN, PLAIN)
+    for number, workload in enumerate(WORKLOADS, 1):
+        pairs(bench, "", [workload], ROUGH, ROUGH, seeds=(number,), drawn=True)
+    bench.of("sia", MIXED_TRACES, MIXED)
+    bench.of("pollux", MIXED_TRACES, MIXED)
+    for scenario in WRONG.values():
+        pairs(bench, "", MIXTURE, scenario, scenario if scenario.noise_jitter else PLAIN)
+    pairs(bench, "", WORKLOADS, SHARE, PLAIN)
+    pairs(bench, "", WORKLOADS, PLAIN, PLAIN, seeds=SEEDS)
+    page(bench)
 
 
 def page(bench: Bench) -> str:
@@ -306,8 +340,8 @@ newer scipy; completion is not rounded to whole seconds. Agents refit where a me
 ## Several GPU types
 
 {types(bench)}
-8 nodes of 4 t4, 4 of 4 v100 and 2 of 8 a100; the first four generated traces. A job knows a type once it, or an earlier
-run, was measured there. `pollux`, `sia` and `gavel` tell types apart; the others take what GPUs come.
+8 nodes of 4 t4, 4 of 4 v100 and 2 of 8 a100; the first three generated traces. A job knows a type once it, or an
+earlier run, was measured there. `pollux`, `sia` and `gavel` tell types apart; the others take what GPUs come.
 
 ## Rented nodes
 
@@ -328,15 +362,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     default = ROOT / os.environ.get("POLLUX_OSDI21", "../shared/data/osdi21")
     parser.add_argument("--data", type=Path, default=default, help="folder of profiles/ and workloads/")
-    parser.add_argument("--processes", type=int, default=1, help="runs at one time; changes no result")
+    parser.add_argument("--seconds", type=float, default=36_000.0, help="no run is begun after that")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"))
     asked = parser.parse_args()
     bench = Bench(asked.data, ROOT / "bench-out" / "simulator.json")
-    page(bench)
-    bench.work(asked.processes)
+    ask(bench)
+    bench.work(asked.seconds)
+    bench.kept.parent.mkdir(exist_ok=True)
     (ROOT / "bench-out" / "sim.json").write_text(json.dumps(rows_of(bench), indent=1) + "\n")
     asked.out.write_text(page(bench))
-    print(f"wrote {asked.out}")
+    left = len(bench.missing)
+    print(f"wrote {asked.out}" + (f"; {left} runs are still to be made: run it again" if left else ""))
 
 
 if __name__ == "__main__":

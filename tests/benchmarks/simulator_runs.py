@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
 import platform
 import time
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +32,9 @@ SILENT = ("reasons.py", "remarks.py", "explain.py", "autoscale.py")
 """Modules of the policy that only put a plan into words, or are not simulated here."""
 
 
+Result = dict[str, Any]
+
+
 @dataclass(frozen=True)
 class Task:
     """One run: a policy's name, a workload's name, a scenario."""
@@ -47,7 +48,7 @@ class Task:
         return f"{self.policy} | {self.workload} | {self.scenario}"
 
 
-def run(task: Task, data: Path) -> dict[str, Any]:
+def run(task: Task, data: Path) -> Result:
     """The figures of one run, and the CPU seconds that it took."""
     kind, number = task.workload.rsplit("-", 1)
     if kind == "generated":
@@ -76,24 +77,15 @@ def digest(data: Path) -> str:
     return found.hexdigest()[:16]
 
 
-class _Any(dict[str, Any]):
-    """What stands for a result while the runs that a page needs are being collected."""
-
-    def __missing__(self, key: str) -> Any:
-        return _Any() if key in ("finish_time_fairness", "decision_ms") else 1.0
-
-
 @dataclass
 class Bench:
     """Runs, each done once per version of the sources."""
 
     data: Path
     kept: Path
-    done: dict[str, dict[str, Any]] = field(default_factory=dict)
-    wanted: dict[str, Task] | None = field(default_factory=dict)
-    """While collecting; then None."""
+    done: dict[str, Result] = field(default_factory=dict)
     tasks: dict[str, Task] = field(default_factory=dict)
-    """All that the page needs, in the order in which it asks."""
+    """Runs that were asked for, in that order."""
 
     def __post_init__(self) -> None:
         self.version = digest(self.data)
@@ -102,42 +94,44 @@ class Bench:
             if kept.get("version") == self.version:
                 self.done = kept["runs"]
 
-    def of(self, policy: str, workloads: Iterable[str], scenario: Scenario) -> list[dict[str, Any]]:
-        """The results of a policy, one per workload."""
-        tasks = [Task(policy, workload, scenario) for workload in workloads]
-        if self.wanted is None:
-            return [self.done[task.key] for task in tasks]
-        self.wanted |= {task.key: task for task in tasks}
-        return [_Any() for _ in tasks]
+    def of(self, policy: str, workloads: Iterable[str], scenario: Scenario) -> list[Result | None]:
+        """The results of a policy, one per workload; None for a run that is still to be made."""
+        tasks = {task.key: task for task in (Task(policy, workload, scenario) for workload in workloads)}
+        self.tasks |= {key: task for key, task in tasks.items() if key not in self.tasks}
+        return [self.done.get(key) for key in tasks]
 
-    def work(self, processes: int) -> None:
-        """Do the collected runs that are missing."""
-        self.tasks = dict(self.wanted or {})
-        missing = [task for key, task in self.tasks.items() if key not in self.done]
-        self.wanted = None
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(processes, mp_context=context) as pool:
-            running = {pool.submit(run, task, self.data): task for task in missing}
-            for ended in as_completed(running):
-                task, found = running[ended], ended.result()
-                self.done[task.key] = found
-                self.kept.parent.mkdir(exist_ok=True)
-                self.kept.write_text(json.dumps({"version": self.version, "runs": self.done}, indent=1))
-                print(
-                    f"{task.policy}, {task.workload}: {found['avg_jct_s']:.0f} s, p99 {found['p99_jct_s']:.0f} s, "
-                    f"in {found['cpu_s']:.0f} CPU s",
-                    flush=True,
-                )
-        if digest(self.data) != self.version:
-            # Nobody knows which of the two versions each process had loaded.
-            self.kept.unlink(missing_ok=True)
-            raise SystemExit("the sources changed while they were measured: run it again")
+    @property
+    def missing(self) -> list[str]:
+        """Keys of runs that were asked for and are not made yet."""
+        return [key for key in self.tasks if key not in self.done]
+
+    def work(self, seconds: float) -> None:
+        """Make the missing runs, in the order in which they were asked for, and begin none after so many seconds."""
+        until = time.monotonic() + seconds
+        for key in self.missing:
+            if time.monotonic() > until:
+                break
+            task, found = self.tasks[key], run(self.tasks[key], self.data)
+            if digest(self.data) != self.version:
+                raise SystemExit("the sources changed while they were measured: run it again")
+            self.done[key] = found
+            self.kept.parent.mkdir(exist_ok=True)
+            partial = self.kept.with_suffix(".new")
+            partial.write_text(json.dumps({"version": self.version, "runs": self.done}, indent=1))
+            partial.replace(self.kept)
+            print(
+                f"{task.policy}, {task.workload}: {found['avg_jct_s']:.0f} s, p99 {found['p99_jct_s']:.0f} s, "
+                f"in {found['cpu_s']:.0f} CPU s",
+                flush=True,
+            )
 
 
 def rows_of(bench: Bench) -> list[dict[str, Any]]:
     """Every run as one flat row."""
     found = []
-    for key, task in sorted(bench.tasks.items()):
+    for key, task in sorted(bench.tasks.items(), key=lambda item: item[0]):
+        if key not in bench.done:
+            continue
         run = bench.done[key]
         found.append(
             {
