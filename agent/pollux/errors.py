@@ -9,7 +9,7 @@
     |-- RestartLoop         restarts came to nothing, one after the other
     |-- LaunchError         the launcher cannot start the workers
     |-- UnsupportedTorch    this release of torch lacks an internal that the agent uses
-    |-- OutOfMemory         (memory.py) a rank ran out of GPU memory; all start again with a smaller batch
+    |-- OutOfMemory         a rank ran out of GPU memory; all start again with a smaller batch
     `-- RankLost            a rank left, or never came
 
 A class's docstring is its default message. Messages say what was expected, what came, and what to do.
@@ -66,9 +66,11 @@ class UnsupportedTorch(PolluxAgentError):
     """This release of torch lacks an internal that the agent uses."""
 
 
+class OutOfMemory(PolluxAgentError):
+    """A rank ran out of GPU memory; started again, all ranks use a smaller batch per GPU."""
+
+    exit_status = RETRY_STATUS
+
+
 class RankLost(PolluxAgentError):
     """A rank of this job has ended or does not answer."""
-
-    exit_status = 1
-    """Of the process that it ends. While a companion job lends ranks it is RETRY_STATUS (`resize.py`): the job's own
-    can do without them."""

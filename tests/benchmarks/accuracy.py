@@ -36,6 +36,8 @@ import torch  # noqa: E402
 from scipy import stats  # noqa: E402
 
 import pollux.loop.session  # noqa: E402
+from pollux.errors import PolluxAgentError  # noqa: E402
+from pollux.scheduler.orders import DrainOrder  # noqa: E402
 
 RESIZES = ((1, 0.15), (4, 0.45), (2, 0.7), (8, 1.0))
 """(ranks, share of the training's progress at which they are taken away)."""
@@ -65,7 +67,7 @@ def _attach_until(share: float, log: Path) -> None:
             seen = 0
             while True:
                 time.sleep(0.01)
-                with contextlib.suppress(pollux.loop.session.PolluxAgentError):
+                with contextlib.suppress(PolluxAgentError):
                     if job.batch_size != seen:
                         seen = job.batch_size
                         with log.open("a") as file:
@@ -73,7 +75,7 @@ def _attach_until(share: float, log: Path) -> None:
                     if job.progress.examples >= share * (job.progress.target or 1e18):
                         break
             if share < 1.0:
-                job._restart.ask_drain(job.world.size)
+                job.coordinator.inbox.put(DrainOrder(job.world.size))
 
         if job.is_main:
             threading.Thread(target=watch, daemon=True).start()

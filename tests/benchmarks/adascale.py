@@ -61,10 +61,9 @@ def train(seed: int, scale: int, rule: str, *, passes: bool = False, epochs: int
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     job = pollux.attach(model, optimizer, seed=seed, adaptive=True, scaling=rule, measure_every=1)
     loader = job.loader(data.train, M0, max_batch_size=M0 * scale, per_gpu=(M0, M0))
-    stepper = job.stepper
-    assert stepper.advisor is not None
-    stepper.advisor.close()  # the batch size stays what it is here
-    stepper.choice = BatchChoice(M0, scale - 1)
+    assert job.training.advisor is not None
+    job.training.advisor.close()  # the batch size stays what it is here
+    job.training.choice = BatchChoice(M0, scale - 1)
     rows: list[tuple[float, float, float]] = []
     for _ in job.epochs(epochs, passes=passes):
         for a, b in loader:

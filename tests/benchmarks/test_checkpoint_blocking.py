@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from pollux.checkpoint.background import BackgroundSaver
-from pollux.checkpoint.checkpointer import ShardedKeeper
+from pollux.checkpoint.keepers import ShardedKeeper
 from pollux.checkpoint.sharded import ShardedStore
 from pollux.checkpoint.store import CheckpointStore
 

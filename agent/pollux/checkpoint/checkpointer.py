@@ -1,372 +1,274 @@
-"""A job's checkpoints as its ranks see them together: which one to start from, and who writes what.
-
-Rank 0 decides which checkpoint is the newest intact one, and all take the same. A plain training is written by rank 0
-to one file (`FileKeeper`); one under `fully_shard` by all ranks (`ShardedKeeper`).
-"""
+"""Checkpoints of one training, on every rank: restore the newest, write new ones, keep the last."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
 import logging
-import os
-import threading
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from pollux.checkpoint.background import BackgroundSaver, HostCopy
-from pollux.checkpoint.private_folder import write_durably
-from pollux.checkpoint.store import CheckpointStore
-from pollux.errors import CheckpointError, ForeignCheckpoint, RestartLoop
+from pollux.checkpoint import training_state
+from pollux.checkpoint.file import check_state
+from pollux.checkpoint.fruitless import FruitlessRestarts
+from pollux.checkpoint.keepers import Keeper, ShardedKeeper, fingerprint_of, keeper_for
+from pollux.data.place import ElasticData
+from pollux.errors import CheckpointError
+from pollux.goodput import ThroughputParams
 from pollux.ranks.control import ControlExchange
-from pollux.ranks.sharding import ShardedModel, ShardedOptimizer, is_sharded, local_part
+from pollux.scheduler.line import Receipt
+from pollux.slurm_job.attempt import Attempt
+from pollux.training.training import Training
+from pollux.tuning.knowledge import LastAttempt
 
 logger = logging.getLogger("pollux")
 
-
-def fingerprint_of(models: Iterable[torch.nn.Module]) -> str:
-    """What a checkpoint's models are: names and shapes of their parameters, as a short text to compare."""
-    shapes = [[(name, list(p.shape)) for name, p in model.named_parameters()] for model in models]
-    size = sum(p.numel() for model in models for p in model.parameters())
-    digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]
-    return f"{sum(map(len, shapes))} tensors of {size} parameters ({digest})"
+STATE_VERSION = 1
 
 
-def keeper_for(model: torch.nn.Module, directory: Path, size: int) -> Keeper:
-    """The keeper for a model: every rank calls it alike."""
-    if not is_sharded(model):
-        return FileKeeper(CheckpointStore(directory))
-    from pollux.checkpoint.sharded import ShardedStore  # noqa: PLC0415 - loads torch's sharding
+class Checkpointer:
+    """Saves and restores one training. Every rank calls it alike, unless a method says otherwise."""
 
-    # Of its own: a thread writes while the ranks exchange decisions.
-    group = dist.new_group(backend="gloo") if size > 1 else None
-    return ShardedKeeper(ShardedStore(directory, group=group))
+    def __init__(self, training: Training, attempt: Attempt) -> None:
+        self.last_attempt: LastAttempt | None = None
+        """Where the checkpoint's attempt left its search for a batch size; None where there is no checkpoint."""
+        self.interrupted_at: float | None = None
+        """When the last optimizer step before the newest restart was over; None where there was none."""
+        self._cost: float | None = None
+        """Seconds from the last step before the newest restart to the first step after it."""
+        self._training, self._attempt = training, attempt
+        self.keeper: Keeper | None = None
+        self._restarts: FruitlessRestarts | None = None
+        self._saved_at = time.monotonic()
+        self._state: dict[str, Any] | None = None
+        self._random: tuple[list[dict[str, Any]], int] | None = None
+        """The checkpoint's random numbers, by rank, and its optimizer step; until the loop begins."""
+        self._begun = False
 
+    # -- starting ---------------------------------------------------------------------------------------------
 
-class Keeper(ABC):
-    """The checkpoints of one job. Every rank calls every method alike, unless it says otherwise."""
+    def restore(self, exchange: ControlExchange) -> None:
+        """Load the newest checkpoint into the training, on every rank, if there is one.
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.saved: int | None = None
-        """The optimizer step of the newest durable checkpoint, as far as this rank knows."""
-        self.written = False
-        """This attempt has written one."""
-        self.store: Any
-        self._saving: int | None = None
-
-    def _durable(self, step: int | None) -> None:
-        self.saved, self.written = step, True
-
-    @abstractmethod
-    def open(self, exchange: ControlExchange) -> dict[str, Any] | None:
-        """The newest intact checkpoint's state, shards not among it; None where there is none.
-
-        Raises CheckpointError (and ForeignCheckpoint) on all ranks alike.
+        Raises StateError where a part's state holds an object that a checkpoint cannot hold. Raises, on every rank,
+        CheckpointError where it cannot be read everywhere or does not fit the objects, ForeignCheckpoint where it is
+        another model's, RestartLoop where restarts come to nothing.
         """
-
-    @abstractmethod
-    def load(self, name: str, part: Any, state: Any) -> None:
-        """Load one part of the opened checkpoint."""
-
-    @abstractmethod
-    def save(
-        self,
-        parts: Mapping[str, Any],
-        rest: Callable[[], dict[str, Any]],
-        meta: dict[str, Any],
-        *,
-        rank: int,
-        durable: bool,
-    ) -> None:
-        """Write a checkpoint: all at once, or (not `durable`) beside the training. Raises CheckpointError."""
-
-    @abstractmethod
-    def prepare(self, parts: Mapping[str, Any], *, rank: int) -> None:
-        """Make the memory that a `save` beside the training copies these parts into: fresh memory is slow to fill."""
-
-    @abstractmethod
-    def settle(self) -> None:
-        """Wait for a checkpoint that is being written; one that failed is logged, once. Any rank by itself."""
-
-    @property
-    @abstractmethod
-    def busy(self) -> bool:
-        """One is being written."""
-
-    def part(self, part: Any) -> Any:
-        """The part as this keeper writes it."""
-        return part
-
-
-class FileKeeper(Keeper):
-    """Rank 0 writes one file, every rank reads it."""
-
-    def __init__(self, store: CheckpointStore) -> None:
-        super().__init__(store.directory)
-        self.store = store
-        self._saver: BackgroundSaver | None = None
-
-    def open(self, exchange: ControlExchange) -> dict[str, Any] | None:
-        name: str | None = None
-        trouble: CheckpointError | None = None
-        if exchange.rank == 0:
-            try:
-                found = self.store.newest()
-                name = None if found is None else found[0].name
-                if found is None and any(self.directory.glob("checkpoint-*.shards")):
-                    raise ForeignCheckpoint(
-                        f"{self.directory} holds checkpoints of a model under fully_shard: apply it to this one, or "
-                        "use another checkpoint directory"
-                    )
-            except CheckpointError as error:
-                trouble = error
-        foreign = isinstance(trouble, ForeignCheckpoint)
-        name, told, foreign = exchange.gather((name, None if trouble is None else str(trouble), foreign))[0]
-        if told is not None:
-            raise ForeignCheckpoint(told) if foreign else CheckpointError(told)
-        if name is None:
-            return None
-        state: dict[str, Any] | None = None
-        why: str | None = None
-        try:
-            state = self.store.load(self.directory / name)[0]
-        except CheckpointError as error:
-            why = str(error)
-        troubles = [found for found in exchange.gather(why) if found is not None]
-        if troubles:
+        state = None
+        training, attempt = self._training, self._attempt
+        if attempt.directory is not None:
+            for name, part in training.parts().items():
+                if not isinstance(part, torch.nn.Module | torch.optim.Optimizer):
+                    # Now, and not at the first save, hours later.
+                    check_state(part.state_dict(), name)
+        world, model = training.world, training.models[0].module
+        if attempt.directory is not None and world.waiting:
+            # Its state comes from rank 0, and any attempt that it counts would be rank 0's.
+            self.keeper = keeper_for(model, attempt.directory, 1)
+        elif attempt.directory is not None:
+            self._restarts = FruitlessRestarts(attempt.directory, int(attempt.settings.fruitless_restarts))
+            self._restarts.begin(exchange)
+            self.keeper = keeper_for(model, attempt.directory, world.size)
+            self.keeper.store.fingerprint = fingerprint_of([model])
+            state = self.keeper.open(exchange)
+        attempt.times.restored_at = time.time()
+        if state is None or self.keeper is None:
+            return
+        if state.get("version") != STATE_VERSION:
             raise CheckpointError(
-                f"rank 0 found {name} intact, but not every rank can read it: the checkpoint directory must lie on a "
-                f"file system that all nodes share. {troubles[0]}"
+                f"expected a checkpoint of version {STATE_VERSION}, found {state.get('version')!r}"
             )
-        return state
+        self._load(training.parts(), state)
+        steps = self._take(state)
+        self.interrupted_at = state["last_step_at"] or None
+        self.keeper.saved = steps
+        self._state = state
+        attempt.times.restored_at = time.time()
+        if world.rank == 0:
+            logger.info("restored the checkpoint of optimizer step %d", steps)
 
-    def load(self, name: str, part: Any, state: Any) -> None:
-        part.load_state_dict(state)
+    def restore_more(self, parts: Mapping[str, Any]) -> None:
+        """Load further parts of the checkpoint that `restore` opened; before the loader. Raises CheckpointError."""
+        if self._state is not None:
+            self._load({name: part for name, part in parts.items() if part is not None}, self._state)
 
-    def save(
-        self,
-        parts: Mapping[str, Any],
-        rest: Callable[[], dict[str, Any]],
-        meta: dict[str, Any],
-        *,
-        rank: int,
-        durable: bool,
-    ) -> None:
-        if rank:
+    def restore_loader(self, data: ElasticData) -> None:
+        """Take the data up where the checkpoint left it."""
+        if self._state is not None:
+            data.load_state_dict(self._state["loader"])
+            self._state = None  # it holds a second copy of the model
+
+    def begin_training(self) -> None:
+        """The loop begins: from here on random numbers are the checkpoint's, or each rank's own.
+
+        Not before: what a script draws on its way to the loop (a split of its data) is to be the same on every rank and
+        at every attempt.
+        """
+        if self._begun:
             return
-        state = {name: part.state_dict() for name, part in parts.items()} | rest()
-        self.settle()
-        if durable:
-            self.store.save(state, meta=meta)
-            self._durable(meta["optimizer_steps"])
+        self._begun = True
+        world, seed = self._training.world, self._attempt.seed
+        if self._random is None:
+            training_state.tell_ranks_apart(world.rank, seed)
         else:
-            self._saver = self._saver or BackgroundSaver(self.store)
-            self._saver.save(state, meta=meta)
-            self._saving = meta["optimizer_steps"]
+            states, steps = self._random
+            training_state.restore_rng(states, world.rank, seed, steps, world.device)
+            self._random = None
 
-    def prepare(self, parts: Mapping[str, Any], *, rank: int) -> None:
-        if rank:
-            return
-        self._saver = self._saver or BackgroundSaver(self.store)
-        if not self._saver.busy:
-            self._saver.prepare({name: part.state_dict() for name, part in parts.items()})
+    # -- ranks that come in -----------------------------------------------------------------------------------
 
-    def settle(self) -> None:
-        if self._saver is None or self._saving is None:
-            return
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint written now would hold, without random numbers: for ranks that come in."""
+        parts = self._training.parts()
+        return {name: part.state_dict() for name, part in parts.items()} | self._rest([])
+
+    def take_over(self, state: Mapping[str, Any]) -> None:
+        """On a rank that comes in: go on from rank 0's `state`, as from a checkpoint. Raises CheckpointError."""
+        self._load(self._training.parts(), state)
+        self._take(state)
+        self._training.data.load_state_dict(state["loader"])
+
+    def _take(self, state: Mapping[str, Any]) -> int:
+        """Take the entries of `state` that belong to no part; return its optimizer step."""
+        steps = int(state["progress"]["optimizer_steps"])
+        self._random = (state["rng"], steps)
+        params = state["params"]
+        self.last_attempt = LastAttempt(
+            state["batch_size"], None if params is None else ThroughputParams(*params)
+        )
+        return steps
+
+    def _load(self, parts: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+        assert self.keeper is not None
+        for name, part in parts.items():
+            if name not in state:
+                logger.warning("the checkpoint holds no state for %r: it starts from its beginning", name)
+                continue
+            try:
+                self.keeper.load(name, self.keeper.part(part), state[name])
+            except (RuntimeError, KeyError, ValueError, TypeError) as error:
+                raise CheckpointError(
+                    f"the checkpoint's {name} does not fit this script's: {error}. Restore the script that wrote "
+                    "it, or train into another checkpoint directory"
+                ) from error
+
+    # -- in the loop ------------------------------------------------------------------------------------------
+
+    def due(self) -> bool:
+        """On rank 0: whether a periodic checkpoint is due; notes one that has become durable."""
+        keeper = self.keeper
+        if keeper is None:
+            return False
+        if not keeper.busy:
+            keeper.settle()
+            self._note_checkpoint()
+        due = time.monotonic() - self._saved_at >= self._attempt.settings.checkpoint_interval
+        if due:
+            self._saved_at = time.monotonic()
+        return due
+
+    def after_first_step(self) -> None:
+        """This attempt's first optimizer step is over."""
+        last_step_at, keeper = self._training.last_step_at, self.keeper
+        if self.interrupted_at is not None:
+            self._cost = max(last_step_at - self.interrupted_at, 0.0)
+        if keeper is not None:
+            # It has made the optimizer's state: from here on the agent knows how large a copy is.
+            parts = self._training.parts().items()
+            large = {name: keeper.part(part) for name, part in parts if name.endswith(("model", "optimizer"))}
+            keeper.prepare(large, rank=self._training.world.rank)
+
+    def save(self, exchange: ControlExchange, *, durable: bool) -> float | None:
+        """Write a checkpoint; every rank calls it after the same step. Seconds it took on rank 0, None where it failed.
+
+        `durable` waits until it is on disk; else only until it is copied, and a thread writes it. A checkpoint that
+        cannot be written is logged: the earlier one stands, and training goes on.
+        """
+        keeper = self.keeper
+        if keeper is None:
+            return None
+        world, parts = self._training.world, self._training.parts()
+        models = [part for name, part in parts.items() if name.endswith("model")]
+        mine = (training_state.rng_state(world.device), all(map(training_state.is_finite, models)))
+        answers = exchange.gather(mine)
+        self._saved_at = started = time.monotonic()
+        if not all(finite for _, finite in answers):
+            if world.rank == 0:
+                logger.error("the model's parameters are not finite: no checkpoint, the earlier ones stand")
+            return None
+
+        def rest() -> dict[str, Any]:
+            return self._rest([rng for rng, _ in answers])
+
+        meta = {"optimizer_steps": self._training.progress.optimizer_steps, "world_size": world.size}
+        kept = {name: keeper.part(part) for name, part in parts.items()}
         try:
-            self._saver.wait()
-            self._durable(self._saving)
+            keeper.save(kept, rest, meta, rank=world.rank, durable=durable)
         except CheckpointError as error:
             logger.error("%s", error)
-        self._saving = None
-
-    @property
-    def busy(self) -> bool:
-        return self._saver is not None and self._saver.busy
-
-
-class ShardedKeeper(Keeper):
-    """All ranks write, and read, their shards; rank 0 the rest."""
-
-    def __init__(self, store: Any) -> None:
-        super().__init__(store.directory)
-        self.store = store
-        self._opened: Path | None = None
-        self._copies = HostCopy()
-        self._shards: dict[str, Any] = {}
-        """Copies of this rank's shards, whose memory is used again."""
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-
-    def part(self, part: Any) -> Any:
-        if isinstance(part, torch.nn.Module):
-            return ShardedModel(part)
-        if isinstance(part, torch.optim.Optimizer):
-            return ShardedOptimizer(part)
-        return part
-
-    def open(self, exchange: ControlExchange) -> dict[str, Any] | None:
-        self._opened = self.store.newest()
-        if self._opened is None:
-            if exchange.gather(any(self.directory.glob("checkpoint-*.pt")))[0]:
-                raise ForeignCheckpoint(
-                    f"{self.directory} holds checkpoints of a model without fully_shard; use another directory"
-                )
             return None
-        state: dict[str, Any] = self.store.read_rest(self._opened)[0]
-        return state
+        self._note_checkpoint()
+        self._saved_at = time.monotonic()
+        return self._saved_at - started
 
-    def load(self, name: str, part: Any, state: Any) -> None:
-        if not hasattr(part, "shards"):
-            part.load_state_dict(state)
-            return
-        shards = part.template(state)
-        if shards and self._opened is not None:
-            named = {f"{name}.{key}": value for key, value in shards.items()}
-            self.store.read_shards(self._opened, named)
-        part.load_state_dict(state, shards)
+    def _rest(self, rng: list[dict[str, Any]]) -> dict[str, Any]:
+        """The entries of a checkpoint that belong to no part."""
+        now = self._training.last_attempt()
+        return {
+            "version": STATE_VERSION,
+            "rng": rng,
+            "loader": self._training.data.state_dict(),
+            "batch_size": now.batch_size,
+            "params": None if now.params is None else list(now.params),
+            "last_step_at": self._training.last_step_at,
+        }
 
-    def save(
-        self,
-        parts: Mapping[str, Any],
-        rest: Callable[[], dict[str, Any]],
-        meta: dict[str, Any],
-        *,
-        rank: int,
-        durable: bool,
-    ) -> None:
-        self.settle()
-        shards = _shards_of(parts)
-        state = {name: part.state_dict() for name, part in parts.items()} | rest() if rank == 0 else {}
-        step = meta["optimizer_steps"]
-        if durable:
-            self.store.save(shards, state, meta=meta)
-            self._durable(step)
-            return
-        copies = self._copied(shards)
-        state = self._copies.take(state)
-        self._copies.await_transfers()
+    def _note_checkpoint(self) -> None:
+        if self._restarts is not None and self.keeper is not None and self.keeper.written:
+            self._restarts.checkpointed()
 
-        def write() -> None:
-            try:
-                self.store.save(copies, state, meta=meta)
-            except BaseException as error:  # whatever it is, the training thread must hear of it
-                self._error = error
-
-        self._saving = step
-        # Not a daemon: a script that ends waits for its last checkpoint to be on disk.
-        self._thread = threading.Thread(target=write, name="pollux-checkpoint")
-        self._thread.start()
-
-    def prepare(self, parts: Mapping[str, Any], *, rank: int) -> None:
-        self._copied(_shards_of(parts))
-        if rank == 0:
-            self._copies.prepare({name: part.state_dict() for name, part in parts.items()})
-
-    def _copied(self, shards: Mapping[str, Any]) -> dict[str, Any]:
-        kept, self._shards = self._shards, {}
-        for name, value in shards.items():
-            copy = kept.get(name)
-            if copy is None or _layout(copy) != _layout(value):
-                copy = value.detach().cpu() if value.is_cuda else value.detach().clone()
-            else:
-                local_part(copy).copy_(local_part(value))
-            self._shards[name] = copy
-        return dict(self._shards)
-
-    def settle(self) -> None:
-        if self._thread is None:
-            return
-        self._thread.join()
-        self._thread = None
-        error, self._error = self._error, None
-        if error is None:
-            self._durable(self._saving)
-        else:
-            logger.error("%s", error)
-        self._saving = None
+    # -- what stands ------------------------------------------------------------------------------------------
 
     @property
-    def busy(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+    def saved(self) -> int | None:
+        """The optimizer step of the newest durable checkpoint, as far as this rank knows."""
+        return None if self.keeper is None else self.keeper.saved
 
+    def receipt(self, seconds: float | None) -> Receipt | None:
+        """The newest durable checkpoint, which took so many seconds; None without one, or where it failed (None)."""
+        if seconds is None or self.saved is None:
+            return None
+        return Receipt(self.saved, seconds, self._training.last_step_at)
 
-def _shards_of(parts: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        f"{name}.{key}": value
-        for name, part in parts.items()
-        if hasattr(part, "shards")
-        for key, value in part.shards().items()
-    }
+    def holds(self, step: int) -> bool:
+        """Whether this rank knows of a checkpoint of that optimizer step; waits for one that is being written."""
+        if self.keeper is not None:
+            self.keeper.settle()
+        return self.saved == step
 
+    @property
+    def keeps(self) -> bool:
+        """Checkpoints are written at all."""
+        return self.keeper is not None
 
-def _layout(shard: Any) -> tuple[Any, ...]:
-    """What two DTensors must share for one's part to be copied into the other's."""
-    return shard.shape, shard.dtype, shard.placements, shard.device_mesh, local_part(shard).shape
+    @property
+    def writing(self) -> bool:
+        """A checkpoint is being written beside the training."""
+        return self.keeper is not None and self.keeper.busy
 
+    @property
+    def sharded(self) -> bool:
+        """No rank can write a checkpoint alone."""
+        return isinstance(self.keeper, ShardedKeeper)
 
-class FruitlessRestarts:
-    """Counts automatic restarts since the newest checkpoint, in a file beside it, which rank 0 keeps.
-
-    A training that dies before its first checkpoint would otherwise be started over and over, for as long as Slurm
-    requeues it. Starts by a person's hand count as none.
-    """
-
-    def __init__(self, directory: Path, most: int, environ: Mapping[str, str] = os.environ) -> None:
-        self._path = directory / "restarts.json"
-        self._automatic = any(
-            environ.get(name, "0") not in ("", "0") for name in ("SLURM_RESTART_COUNT", "POLLUX_RESTARTS")
-        )
-        self._most = most
-        self._counted = False
-
-    def begin(self, exchange: ControlExchange) -> None:
-        """An attempt begins. Raises RestartLoop, on every rank, where too many before it came to nothing."""
-        why: str | None = None
-        if exchange.rank == 0:
-            try:
-                self._count()
-            except RestartLoop as error:
-                why = str(error)
-        why = exchange.gather(why)[0]
-        if why is not None:
-            raise RestartLoop(why)
-
-    def _count(self) -> None:
-        count = self._read() + 1 if self._automatic else 0
-        if count > self._most:
-            raise RestartLoop(
-                f"{count - 1} restarts in a row ended without a new checkpoint: expected at most {self._most} (since "
-                f"{time.ctime(self._path.stat().st_mtime)}). Find out why from the job's output; then remove "
-                f"{self._path}, or submit the job anew, to train on from the newest checkpoint"
-            )
-        self._counted = count > 0 or self._path.exists()
-        if not self._counted:
-            return
-        try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_durably(self._path, lambda file: file.write(json.dumps({"restarts": count}).encode()))
-        except OSError as error:
-            logger.warning("restarts cannot be counted: %s", error)
-
-    def checkpointed(self) -> None:
-        """A checkpoint was written: this attempt was worth something."""
-        if self._counted:
-            self._counted = False
-            with contextlib.suppress(OSError):
-                self._path.unlink(missing_ok=True)
-
-    def _read(self) -> int:
-        try:
-            return max(int(json.loads(self._path.read_text())["restarts"]), 0)
-        except (OSError, ValueError, KeyError, TypeError):
-            return 0
+    def report(self) -> dict[str, Any]:
+        """The checkpoints' share of a report."""
+        # The cost of a relaunch is reported as a resize's: a requeue costs more.
+        cost = None if self._attempt.resized_for else self._cost
+        return {
+            "checkpointed": self.saved is not None,
+            "times": asdict(self._attempt.times),
+            "restart_cost": cost,
+        }

@@ -26,8 +26,8 @@ from typing import IO, Any, Self
 import numpy as np
 import torch
 
-from pollux.checkpoint.private_folder import PrivateFolder
 from pollux.errors import CheckpointError, StateError
+from pollux.private_folder import PrivateFolder
 from pollux.ranks.plain_values import encode
 
 ALLOWED: list[Any] = [

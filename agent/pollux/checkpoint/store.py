@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from pollux.checkpoint.file import CheckpointFile, Trailer, write_checkpoint
-from pollux.checkpoint.private_folder import PrivateFolder
 from pollux.errors import CheckpointError, ForeignCheckpoint
+from pollux.private_folder import PrivateFolder
 
 logger = logging.getLogger("pollux")
 

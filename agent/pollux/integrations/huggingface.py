@@ -102,13 +102,14 @@ class _Pace(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         job = self._trainer.job
-        stepper, made = job.stepper, job.progress.examples
-        if stepper.group is not None:  # this step, which is counted only with the next batch
-            made += stepper.group.samples * stepper.efficiency(stepper.group.samples)
+        training, made = job.training, job.progress.examples
+        group = training.step.group
+        if group is not None:  # this step, which is counted only with the next batch
+            made += group.samples * training.efficiency(group.samples)
         state.epoch = made / job.dataset_length
 
     def _pause(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._trainer.job.stepper.timer.pause()
+        self._trainer.job.training.timer.pause()
 
     on_save = _pause
 
@@ -298,7 +299,7 @@ class ElasticMixin:
         this: Any = self
         job = self.job
         if not self._over and next(self._epochs, None) is not None:
-            job.stepper.finish()  # stopped early, by a callback
+            job.coordinator.finish()  # stopped early, by a callback
         result = super()._finalize_training(*args, **kwargs)  # type: ignore[misc]
         this.accelerator.backward = self._backward
         job.close()

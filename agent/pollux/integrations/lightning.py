@@ -44,7 +44,7 @@ except ImportError as missing:
     ) from missing
 
 if TYPE_CHECKING:
-    from pollux.loop.batches import MicroBatch, TrainingLoader
+    from pollux.loop.batches import MicroBatchContext, TrainingLoader
 
 
 class ElasticEnvironment(TorchElasticEnvironment):  # type: ignore[misc]
@@ -91,7 +91,7 @@ class _Batches:
         if micro_batches is not None and next(micro_batches, None) is not None:
             # It was not the last after all, as AMP has dropped it: what was just fetched comes again.
             stepper = self._strategy.job.stepper
-            stepper.retry(stepper.limits)
+            stepper.retry(stepper.training.limits)
             micro_batches.close()  # type: ignore[attr-defined]
 
 
@@ -130,7 +130,7 @@ class _Numbers(Callback):  # type: ignore[misc]
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         if not trainer.sanity_checking and self._strategy.has_job:
-            self._strategy.job.stepper.timer.pause()
+            self._strategy.job.training.timer.pause()
 
 
 class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
@@ -157,7 +157,7 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
         self._batches: _Batches | None = None
         self._loader: TrainingLoader | None = None
         self._epochs: Iterator[int] = iter(())
-        self._context: MicroBatch | None = None
+        self._context: MicroBatchContext | None = None
         self._arguments: tuple[Any, ...] = ()
         self._accumulated = 1
 
@@ -283,9 +283,9 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
 
     def _last_of_epoch(self) -> bool:
         job = self.job
-        stepper, progress = job.stepper, job.progress
-        assert stepper.group is not None
-        worth = stepper.group.samples * stepper.efficiency(stepper.group.samples)
+        training, progress = job.training, job.progress
+        assert training.step.group is not None
+        worth = training.step.group.samples * training.efficiency(training.step.group.samples)
         end = progress.epoch_from + job.dataset_length
         return progress.examples + worth >= min(end, progress.target or end) - 0.5
 
@@ -353,7 +353,7 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
             return
         self._batches.end()
         if next(self._epochs, None) is not None:
-            self.job.stepper.finish()  # stopped early, by a callback or a limit
+            self.job.coordinator.finish()  # stopped early, by a callback or a limit
 
     def teardown(self) -> None:
         if self._job is not None:

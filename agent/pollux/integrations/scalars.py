@@ -16,7 +16,7 @@ def scalars(job: Job) -> dict[str, float]:
     `pollux/progress` is in scale-invariant steps, `pollux/epoch` in statistical epochs, `pollux/noise_scale` in
     examples, `pollux/goodput` and `pollux/throughput` in examples per second (0 until measured).
     """
-    report = report_of(job)
+    report = report_of(job.training)
     values = {
         "batch_size": report["batch_size"],
         "local_batch": report["local_batch"],

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from pollux.errors import LEFT_STATUS, RELAUNCH_STATUS, RETRY_STATUS, RankLost
+from pollux.slurm_job.environment import LENT_RANKS
 
 NOTE_BYTES = 512
 _PR_SET_PDEATHSIG = 1
@@ -123,14 +124,19 @@ def start_worker(
 
 
 def _status_of(error: BaseException) -> int:
-    """The exit status of a rank that ends by an exception."""
-    status = getattr(error, "exit_status", None)
-    if status is None and RankLost.exit_status == RETRY_STATUS:
-        # Collectives of the script's own say so in their own words. Only the agent sets this, so torch is there.
-        from pollux.ranks.control import lost_peer  # noqa: PLC0415
+    """The exit status of a rank that ends by an exception.
 
-        return RankLost.exit_status if lost_peer(error) else 1
-    return status if isinstance(status, int) else 1
+    While a companion job lends ranks, the job's own ranks can start again without them.
+    """
+    status = getattr(error, "exit_status", None)
+    if isinstance(status, int):
+        return status
+    if os.environ.get(LENT_RANKS, "0") == "0":
+        return 1
+    # Only the agent sets the variable, so torch is there. Collectives of the script's own raise torch's errors.
+    from pollux.ranks.control import lost_peer  # noqa: PLC0415
+
+    return RETRY_STATUS if isinstance(error, RankLost) or lost_peer(error) else 1
 
 
 def end_at_once(code: int) -> NoReturn:

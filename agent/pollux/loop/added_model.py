@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from pollux.goodput import NoiseScale
-from pollux.loop.batches import MicroBatch
-from pollux.loop.trained_model import TrainedModel
-
-if TYPE_CHECKING:
-    from pollux.loop.session import Job
+from pollux.loop.batches import MicroBatchContext, backward
+from pollux.loop.stepper import Stepper
+from pollux.training.trained_model import TrainedModel
 
 
 class AddedModel:
@@ -30,41 +28,41 @@ class AddedModel:
             job.optimizer.step()
             ...
 
-    A pass through another's model, as the generator's through the critic, goes by `module`: it is not to be
-    synchronised. A step of any of the optimizers ends the job's step.
+    A pass through another model, such as the generator's through the critic, goes by `module`: the ranks do not
+    synchronise it. A step of any of the optimizers ends the job's step.
     """
 
-    def __init__(self, job: Job, trained_model: TrainedModel) -> None:
-        self._job, self._trainee = job, trained_model
+    def __init__(self, stepper: Stepper, trained: TrainedModel) -> None:
+        self._stepper, self._trained = stepper, trained
 
     @property
     def model(self) -> torch.nn.Module:
         """The model to train with: wrapped as the job's is."""
-        return self._trainee.model
+        return self._trained.model
 
     @property
     def module(self) -> torch.nn.Module:
         """The model as the user passed it."""
-        return self._trainee.module
+        return self._trained.module
 
     @property
     def optimizer(self) -> Optimizer:
-        return self._trainee.optimizer
+        return self._trained.optimizer
 
     @property
     def noise_scale(self) -> NoiseScale | None:
         """This model's own gradient noise scale as all ranks know it; None until measured."""
-        return self._trainee.meter.total
+        return self._trained.meter.total
 
     @property
     def lr_factors(self) -> tuple[float, ...]:
         """The factor on each parameter group's learning rate; empty where there is none."""
-        return tuple(self._trainee.rates.factors)
+        return tuple(self._trained.rates.factors)
 
-    def micro_batch(self) -> MicroBatch:
+    def micro_batch(self) -> MicroBatchContext:
         """Context of this model's forward and backward pass over a micro-batch."""
-        return MicroBatch(self._trainee.model, self._job.stepper, self._trainee.meter)
+        return MicroBatchContext(self._stepper, self._trained)
 
     def backward(self, loss: Tensor, **options: Any) -> None:
         """As the job's: by this micro-batch's share of the step, and AMP's loss scale."""
-        self._job.backward(loss, **options)
+        backward(self._stepper, loss, **options)

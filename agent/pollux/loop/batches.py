@@ -5,36 +5,34 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from pollux.errors import RankLost
+from pollux.loop.coordinator import Coordinator
 from pollux.loop.stepper import Stepper
-from pollux.noise.measuring import NoiseMeter
 from pollux.ranks.control import lost_peer
 from pollux.ranks.sharding import synchronise
-
-if TYPE_CHECKING:
-    from pollux.loop.session import Job
+from pollux.training.trained_model import TrainedModel
 
 
 class TrainingLoader:
     """What `job.loader` returns: iterate over it once per epoch. `data` is the loader beneath."""
 
-    def __init__(self, job: Job, stepper: Stepper) -> None:
-        self.job = job
-        self.data = stepper.data
-        self._stepper = stepper
+    def __init__(self, stepper: Stepper, coordinator: Coordinator) -> None:
+        self.data = stepper.training.data
+        self._stepper, self._coordinator = stepper, coordinator
 
     def __len__(self) -> int:
         """Micro-batches in a whole pass at the present batch size."""
         return len(self.data)
 
     def __iter__(self) -> Iterator[Any]:
-        stepper, data = self._stepper, self.data
-        stepper.enter()
+        stepper, coordinator, data = self._stepper, self._coordinator, self.data
+        step = stepper.training.step
+        coordinator.enter()
         try:
             while not stepper.epoch_done():
                 micro_batches = iter(data)
@@ -47,13 +45,15 @@ class TrainingLoader:
                     stepper.begin_pass()
                     yield batch
                     stepper.end_pass()
-                    if stepper.stepped:
+                    if step.stepped:
                         ended = data.last_of_pass
                         stepper.end_step()
+                        coordinator.after_step()
                         if ended or stepper.epoch_done():
                             break
                     elif stepper.skipped:
                         stepper.skip_step()
+                        coordinator.exchange_decisions()
         except RuntimeError as error:
             if lost_peer(error):
                 raise RankLost(
@@ -66,24 +66,36 @@ class TrainingLoader:
 
 def weigh(stepper: Stepper) -> float:
     """The weight of this pass in the step's mean, by which the caller multiplies its mean loss."""
-    if stepper.group is not None:
-        stepper.group.weighed = True
+    stepper.training.check_begun()
+    group = stepper.training.step.group
+    if group is not None:
+        group.weighed = True
     return stepper.share
 
 
-class MicroBatch:
+def backward(stepper: Stepper, loss: Tensor, **options: Any) -> None:
+    """Backpropagate a micro-batch's mean loss by its share of the step, and AMP's loss scale."""
+    share = weigh(stepper)
+    scaled = loss * share if share != 1.0 else loss
+    scaler = stepper.training.scaler
+    if scaler is not None:
+        scaled = scaler.scale(scaled)
+    scaled.backward(**options)  # type: ignore[no-untyped-call]
+
+
+class MicroBatchContext:
     """One forward and backward pass: without synchronisation except in a step's last one."""
 
-    def __init__(self, model: torch.nn.Module, stepper: Stepper, meter: NoiseMeter) -> None:
-        self._model = model
+    def __init__(self, stepper: Stepper, trained: TrainedModel) -> None:
+        stepper.training.check_begun()
+        self._model, self._meter = trained.model, trained.meter
         self._stepper = stepper
-        self._meter = meter
         self._unsynchronised: Any = None
-        self._sharded = meter.sharded
+        self._sharded = trained.meter.sharded
 
     def __enter__(self) -> None:
         stepper = self._stepper
-        stepper.accumulates = True
+        stepper.training.step.accumulates = True
         if self._sharded:
             # One rank has nothing to communicate: it accumulates in its shards, where no second copy is needed.
             self._reduce(stepper.synchronises or not self._meter.distributed)
@@ -117,14 +129,14 @@ class MicroBatch:
                     "another rank ended in a pass that needs all of them; its own output says why. Every rank "
                     f"has to make the same number of passes: {error}"
                 ) from error
-            return stepper.memory.caught(error, stepper)
-        share = stepper.share
-        if share != 1.0 and stepper.group is not None and not stepper.group.weighed:
+            return stepper.caught(error)
+        share, group = stepper.share, stepper.training.step.group
+        if share != 1.0 and group is not None and not group.weighed:
             warnings.warn(
                 "expected job.backward(loss) in job.micro_batch(), which gives this pass its weight of "
                 f"{share:g} in the step; after loss.backward() it counts as if that were 1",
                 stacklevel=2,
             )
-        stepper.timer.passed()
+        stepper.training.timer.passed()
         self._meter.after_pass(stepper.synchronises, share)
         return False

@@ -1,28 +1,27 @@
-"""A job's report: what its agent knows, as the payload of `publish_v1` (numbers finite, or null)."""
+"""The training's share of a job's report, as the payload of `publish_v1` (numbers finite, or null)."""
 
 from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pollux.training.training import Training
 from pollux.tuning.measurements import Configuration
 
-if TYPE_CHECKING:
-    from pollux.loop.session import Job
 
-
-def report_of(job: Job) -> dict[str, Any]:
-    """The present report of a job. Called off the main thread: it reads plain attributes only."""
-    progress, limits, world = job.progress, job.limits, job.world
-    noise, profile = job.noise_scale, job.profile
+def report_of(training: Training) -> dict[str, Any]:
+    """The present report of a training. Called off the main thread: it reads plain attributes only."""
+    progress, limits, world, data = training.progress, training.limits, training.world, training.data
+    noise, profile, choice = training.noise_scale, training.profile, training.choice
     prior, (measured_gpus, measured_nodes) = profile.prior, profile.measured()
-    # Before the first fit of its own, what earlier runs have left.
-    params = job.params or (None if prior is None else prior.params)
-    throughput = _throughput(job)
+    # Before the first fit of its own, the fit of earlier runs.
+    params = training.params or (None if prior is None else prior.params)
+    throughput = _throughput(training)
     # Not the last step's gain: that may have been the short one at a pass's end.
-    worth = job.stepper.efficiency(job.batch_size)
-    report: dict[str, Any] = {
+    worth = training.efficiency(training.batch_size)
+    factors = training.models[0].rates.factors
+    return {
         "v": 1,
         "at": time.time(),
         "params": None
@@ -31,8 +30,8 @@ def report_of(job: Job) -> dict[str, Any]:
         "noise": None if noise is None else _finite(noise._asdict()),
         "limits": {
             "initial": limits.initial,
-            # A batch size that is not to change is all that the scheduler may count on, whatever its directives say.
-            "maximum": limits.maximum if job.adaptive else limits.initial,
+            # A batch size that may not change is all that the scheduler can count on, whatever its directives say.
+            "maximum": limits.maximum if training.adaptive else limits.initial,
             "local_min": limits.local_min,
             "local_max": limits.local_max,
         },
@@ -44,32 +43,28 @@ def report_of(job: Job) -> dict[str, Any]:
         "prior_gpus": 0 if prior is None else prior.gpus,
         "prior_nodes": 0 if prior is None else prior.nodes,
         "prior_refuted": profile.prior_refuted,
-        "data_wait": job.stepper.timer.data_wait,
+        "data_wait": training.timer.data_wait,
         "gpus": world.size,
         "nodes": world.nodes,
-        "batch_size": job.batch_size,
-        "local_batch": job.local_batch,
-        "accumulation": job.accumulation,
+        "batch_size": training.batch_size,
+        "local_batch": choice.local_batch,
+        "accumulation": choice.accumulation,
         "goodput": throughput * worth,
         "throughput": throughput,
         "progress": progress.steps,
-        "target": progress.target_steps(
-            job.dataset_length, job.stepper.data.pass_index, job.stepper.data.position, worth
-        ),
-        "epoch": progress.examples / job.dataset_length,
-        "lr_factor": job.lr_factors[0] if job.lr_factors else 1.0,
-        "gain": job.gain,
+        "target": progress.target_steps(data.length, data.pass_index, data.position, worth),
+        "epoch": progress.examples / data.length,
+        "lr_factor": factors[0] if factors else 1.0,
+        "gain": training.step.gain,
         "optimizer_steps": progress.optimizer_steps,
-        "mode": job.mode.value,
-        "advice": _advice(job),
+        "mode": training.mode.value,
+        "advice": _advice(training),
     }
-    return {**report, **job.restart_report()}
 
 
-def _advice(job: Job) -> dict[str, float] | None:
-    """What mode `advise` would train with; None where that is what it trains with, or in another mode."""
-    advisor = job.stepper.advisor
-    advice = None if advisor is None else advisor.advice
+def _advice(training: Training) -> dict[str, float] | None:
+    """What mode `advise` would train with; None where the training does so already, or in another mode."""
+    advice = None if training.advisor is None else training.advisor.advice
     if advice is None or not math.isfinite(advice.goodput):
         return None
     return {
@@ -80,15 +75,16 @@ def _advice(job: Job) -> dict[str, float] | None:
     }
 
 
-def _throughput(job: Job) -> float:
+def _throughput(training: Training) -> float:
     """Examples per second at the present batch size, from the profile; 0 before it was measured."""
-    key = Configuration(job.world.nodes, job.world.size, job.local_batch, job.world.racks)
-    final, local = job.profile.final_time(key), job.profile.local_time(key)
-    if final is None and job.world.size == 1:
+    world, choice, profile = training.world, training.choice, training.profile
+    key = Configuration(world.nodes, world.size, choice.local_batch, world.racks)
+    final, local = profile.final_time(key), profile.local_time(key)
+    if final is None and world.size == 1:
         final = local
-    if final is None or (job.accumulation and local is None):
+    if final is None or (choice.accumulation and local is None):
         return 0.0
-    return job.batch_size / (final + job.accumulation * (local or 0.0))
+    return training.batch_size / (final + choice.accumulation * (local or 0.0))
 
 
 def _finite(values: dict[str, float]) -> dict[str, float] | None:

@@ -1,4 +1,4 @@
-"""What a job takes for a model to train, and what it says of parameters that no optimizer of its own trains."""
+"""Checks on a script's models and optimizers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from pollux.errors import PolluxAgentError
-from pollux.loop.trained_model import TrainedModel
 from pollux.ranks.sharding import is_sharded
 from pollux.ranks.torch_internals import uncompiled
+from pollux.training.trained_model import TrainedModel
 
 logger = logging.getLogger("pollux")
 
@@ -43,15 +43,15 @@ def check_beside(first: torch.nn.Module, model: torch.nn.Module, name: str) -> N
         )
 
 
-def tell_of_strangers(trained_models: Sequence[TrainedModel]) -> None:
-    """Say, where the batch size may change, how many parameters are with no optimizer that the agent knows."""
+def warn_of_unknown_parameters(trained_models: Sequence[TrainedModel]) -> None:
+    """Warn of trainable parameters in no optimizer that the agent knows."""
     known = {p for t in trained_models for group in t.optimizer.param_groups for p in group["params"]}
     own = {p for t in trained_models for p in t.module.parameters() if p.requires_grad}
-    strangers = own - known
-    if strangers:
+    unknown = own - known
+    if unknown:
         logger.warning(
-            "%d of %d parameters that require a gradient are with no optimizer given to the agent: if one trains "
-            "them, its learning rate does not follow the batch size. Give it to job.add_model(...), too",
-            len(strangers),
+            "%d of %d parameters that require a gradient are in no optimizer that the agent knows: if another one "
+            "trains them, its learning rate does not follow the batch size. Give that one to job.add_model(...)",
+            len(unknown),
             len(own),
         )

@@ -20,10 +20,6 @@ from pollux.errors import RankLost
 from pollux.goodput import BatchChoice, NoiseScale
 from pollux.ranks.gathering import gather_values
 
-EXCHANGE_INTERVAL = 1.0
-"""Seconds between two exchanges, about: soon enough for a drain, at less than 0.1 % of a rank on a busy core."""
-
-
 _HEAD = 7  # numbers of a decision beside the noise scales
 
 
@@ -93,7 +89,7 @@ class ControlExchange:
         self._options.rootRank = self._options.rootTensor = 0
         self._options.asyncOp = True
 
-    def begin_anew(self, group: dist.ProcessGroup | None) -> None:
+    def change_group(self, group: dist.ProcessGroup | None) -> None:
         """Go on in the group of other ranks; nothing may be under way in the old one."""
         assert self._pending is None
         self.group, self._countdown = group, 1

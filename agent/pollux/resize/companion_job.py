@@ -1,7 +1,7 @@
-"""Growing a job in place: a companion job lends it further nodes, and this finds the ranks that come of it.
+"""Growing a job in place: a companion job lends it further nodes, and runs further ranks there.
 
-Slurm lets no running job grow. So rank 0 submits, as the user, a job that does nothing but run further ranks of the
-same script, and the scheduler places it. Their way to rank 0 is told in a file that only the user can read: no secret
+Slurm lets no running job grow. So rank 0 submits, as the user, a companion job, which runs further ranks of the same
+script, and the scheduler places it. A file that only the user can read tells these ranks the way to rank 0: no secret
 is on a command line or in an environment. The training goes on until all of them are ready.
 """
 
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,15 +24,11 @@ from typing import Any
 from pollux.errors import PolluxAgentError
 from pollux.ranks.rendezvous import Rendezvous, until
 from pollux.slurm_job.allocation import fewest_cpus, show_job
-from pollux.slurm_job.environment import number
 
 logger = logging.getLogger("pollux")
 
-RECRUIT_WAIT = 120.0
-"""Seconds from the companion's submission until all its ranks have to be ready."""
-
 ROLL_CALL_WAIT = 5.0
-"""Seconds in which every joiner has to answer before the others leave what works."""
+"""Seconds in which every joiner has to answer before the job's ranks leave their groups."""
 
 _LOOK = 0.05  # seconds between two looks for joiners
 _SBATCH_WAIT = 60.0
@@ -43,16 +39,16 @@ _DROPPED = re.compile(
     r"|(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|GLOO_SOCKET_IFNAME"
     r"|(CUDA|HIP|ROCR|NVIDIA)_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|ZE_AFFINITY_MASK"
 )
-"""What belongs to this allocation or to this process, and would mislead another job's."""
+"""Variables that belong to this allocation or this process, and would mislead the companion job."""
 
 
 class RecruitmentFailed(PolluxAgentError):
-    """No further ranks came."""
+    """No further ranks come."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to come in: `nodes` further nodes of `per_node` ranks each, for a move."""
+    """The ranks to come in: `nodes` further nodes of `per_node` ranks each, for a move."""
 
     move: int
     nodes: int
@@ -63,7 +59,7 @@ class Wanted:
         return self.nodes * self.per_node
 
 
-class Recruit:
+class CompanionJob:
     """One companion job, from its submission until its ranks are in, on rank 0."""
 
     def __init__(
@@ -74,34 +70,44 @@ class Recruit:
         facts: Mapping[str, Any],
         same: Mapping[str, str],
         *,
-        on_ready: Callable[[], None],
-        on_failure: Callable[[str], None],
+        wait: float,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         """`facts`: what joiners have to know of the job before they meet it; `same`: what theirs must equal, by name.
 
-        The callbacks come from a thread.
+        `wait`: seconds until all joiners have to be ready.
         """
         self.wanted = wanted
-        self._meeting, self._facts, self._same = meeting, facts, same
+        self._meeting, self._facts, self._same, self._wait = meeting, facts, same, wait
         self._path = directory / f"companion-{wanted.move}.json"
-        self._on_ready, self._on_failure = on_ready, on_failure
         self._environ = environ
         self._job_id: str | None = None
         self._stopped = threading.Event()
 
-    def start(self) -> None:
-        threading.Thread(target=self._run, name="pollux-recruit", daemon=True).start()
+    def bring(self) -> None:
+        """Submit the job and wait until all its ranks are ready, or it is sent away.
 
-    def stop(self) -> None:
-        """Send those who came away again, and end the companion."""
+        Takes minutes: not on the training thread. Raises PolluxAgentError where the ranks do not come.
+        """
+        self._write()
+        self._job_id = submit(self._path, self.wanted, self._environ)
+        logger.info("companion job %s submitted for %d nodes", self._job_id, self.wanted.nodes)
+        self._await()
+        if self._stopped.is_set():
+            self._cancel()  # it may have been sent away before it had a number
+
+    def send_away(self) -> None:
+        """Tell the joiners to end, and cancel the job. Asks Slurm: not on the training thread."""
         self._stopped.set()
-        self._meeting.tell(self._key("stop"), True)
+        try:
+            self._meeting.tell(self._key("stop"), True)
+        except PolluxAgentError as error:
+            logger.warning("joiners could not be sent away: %s", error)
         self._cancel()
         self.close()
 
     def close(self) -> None:
-        """They are in, or will not come: the way is closed."""
+        """Remove the file that tells the way in."""
         self._path.unlink(missing_ok=True)
 
     def roll_call(self) -> bool:
@@ -109,34 +115,12 @@ class Recruit:
         self._meeting.tell(self._key("call"), True)
         return until(lambda: self._meeting.count(self._key("here")) >= self.wanted.ranks, ROLL_CALL_WAIT)
 
-    def go(self, order: Mapping[str, Any]) -> None:
-        """Tell the joiners to form groups with the others."""
-        self._meeting.tell(self._key("go"), dict(order))
+    def go(self, decision: Mapping[str, Any]) -> None:
+        """Tell the joiners to form groups with the job's ranks."""
+        self._meeting.tell(self._key("go"), dict(decision))
 
     def _key(self, name: str) -> str:
         return f"recruit/{self.wanted.move}/{name}"
-
-    def _run(self) -> None:
-        try:
-            self._write()
-            self._job_id = submit(self._path, self.wanted, self._environ)
-            logger.info("companion job %s submitted for %d nodes", self._job_id, self.wanted.nodes)
-            self._await()
-        except Exception as error:  # whatever it is: the training goes on, and the scheduler is to know
-            if self._stopped.is_set():
-                return
-            self.fail(str(error))
-            return
-        if not self._stopped.is_set():
-            self._on_ready()
-
-    def fail(self, why: str) -> None:
-        """Give up, and say so."""
-        self._on_failure(why)
-        try:
-            self.stop()
-        except PolluxAgentError as error:
-            logger.warning("joiners could not be sent away: %s", error)
 
     def _write(self) -> None:
         command = json.loads(self._environ.get("POLLUX_COMMAND", "{}"))
@@ -151,16 +135,15 @@ class Recruit:
         }
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # there may be no checkpoint yet
-            # Not where one lies: another life of this job has recruited for the same move, and ended in it.
-            line = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with open(line, "w") as file:
+            # O_EXCL: an earlier start of this job may have recruited for the same move, and ended in it.
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(descriptor, "w") as file:
                 json.dump(told, file)
         except OSError as error:
-            raise RecruitmentFailed(f"the joiners cannot be told the way: {error}") from error
+            raise RecruitmentFailed(f"the file for the joiners cannot be written: {error}") from error
 
     def _await(self) -> None:
-        wait = number(self._environ, "POLLUX_RECRUIT_WAIT", RECRUIT_WAIT)
-        end = time.monotonic() + wait
+        end = time.monotonic() + self._wait
         missing = set(range(self.wanted.ranks))
         while missing and not self._stopped.is_set():
             for index in sorted(missing):
@@ -170,7 +153,7 @@ class Recruit:
                 for what, mine in self._same.items():
                     if here[what] != mine:
                         raise RecruitmentFailed(
-                            f"{what} is not what it was when this job began: a joiner has {here[what]}, and not {mine}"
+                            f"{what} has changed since this job began: a joiner has {here[what]}, expected {mine}"
                         )
                 missing.discard(index)
             trouble = self._meeting.heard(self._key("failed"))
@@ -178,7 +161,7 @@ class Recruit:
                 raise RecruitmentFailed(f"a joiner's script has ended before its training: {trouble}")
             if missing and time.monotonic() >= end:
                 raise RecruitmentFailed(
-                    f"{len(missing)} of {self.wanted.ranks} joiners were not ready after {wait:.0f} s"
+                    f"{len(missing)} of {self.wanted.ranks} joiners were not ready after {self._wait:.0f} s"
                 )
             self._stopped.wait(_LOOK)
 
@@ -198,7 +181,7 @@ class Recruit:
 
 
 def submit(path: Path, wanted: Wanted, environ: Mapping[str, str]) -> str:
-    """Submit the companion job; returns its id. sbatch(1). Raises RecruitmentFailed where that is refused."""
+    """Submit the companion job; return its id. sbatch(1). Raises RecruitmentFailed where Slurm refuses."""
     parent = environ.get("SLURM_JOB_ID", "")
     options = {
         "job-name": f"{environ.get('SLURM_JOB_NAME', 'job')}.companion",
@@ -234,12 +217,12 @@ def submit(path: Path, wanted: Wanted, environ: Mapping[str, str]) -> str:
 
 
 def clean(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what is of this allocation, of this process, or secret."""
+    """The environment without variables of this allocation and this process, and without secrets."""
     return {name: value for name, value in environ.items() if name in _KEPT or not _DROPPED.fullmatch(name)}
 
 
 def _output_of(job_id: str) -> str:
-    """Where a job's output goes; empty where that is not to be found out: sbatch's own choice then."""
+    """Where a job's output goes; empty where Slurm does not say: sbatch then chooses."""
     if not job_id:
         return ""
     shown = show_job(job_id)

@@ -1,7 +1,7 @@
 """A joiner: a rank of a companion job, which comes into a training that is under way.
 
-It runs the user's script like any rank, with a process group of its own until its loop begins. There it waits for the
-job's ranks to take it in, gets the whole state from rank 0, and begins as a restart in mid-pass would.
+It runs the user's script like any rank, with a process group of its own until its loop begins. There it waits until the
+job's ranks take it in, gets the whole state from rank 0, and begins as a restart in mid-pass would.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from pollux.slurm_job.ticket import Unusable, read_private
 
 logger = logging.getLogger("pollux")
 
-_IDLE_POLL = 0.02  # seconds; until the roll is called, nobody waits for this rank
+_IDLE_POLL = 0.02  # seconds; before the roll call nobody waits for this rank
 
 
 class Joiner:
-    """This rank on its way into a job; `told` is what the meeting's file holds."""
+    """This rank on its way into a job; `told` is the content of the companion's file."""
 
     def __init__(self, told: Mapping[str, Any], environ: MutableMapping[str, str] = os.environ) -> None:
         try:
             per_node = int(told["per_node"])
             node, local = int(environ.get("GROUP_RANK") or 0), int(environ.get("LOCAL_RANK") or 0)
             self.index = node * per_node + local
-            """Its place among the joiners."""
+            """This rank's place among the joiners."""
             self._size, self._nodes = int(told["size"]), int(told["nodes"])
             self._first = int(told["first"])
-            self._number = int(told["move"])
+            self.move = int(told["move"])
             self._address = (str(told["address"]), int(told["port"]), str(told["secret"]))
             environ["POLLUX_ADAPTIVE"] = "yes" if told["adaptive"] else "no"
         except (KeyError, TypeError, ValueError) as error:
@@ -51,7 +51,7 @@ class Joiner:
 
     @classmethod
     def from_environment(cls, environ: MutableMapping[str, str] = os.environ) -> Joiner | None:
-        """From the file that POLLUX_COMPANION names; None in a job of one's own. Raises LaunchError."""
+        """Read the file that POLLUX_COMPANION names; None in a job of its own. Raises LaunchError."""
         name = environ.get("POLLUX_COMPANION")
         if not name:
             return None
@@ -63,7 +63,7 @@ class Joiner:
         return cls(told, environ)
 
     def world(self, device: torch.device) -> World:
-        """The world as it will be, this rank in it; around it a process group of its own. Raises RankLost."""
+        """The world that this rank will be in; until then it has a process group of its own. Raises RankLost."""
         self._meeting = Rendezvous.join(*self._address)
         atexit.register(self._failed)
         alone(device)
@@ -75,35 +75,33 @@ class Joiner:
         return self._meeting
 
     def wait(self, same: Mapping[str, str]) -> dict[str, Any]:
-        """At the loop: say that this rank is ready, and what has to be `same`, and wait for the others' order.
+        """At the loop: say that this rank is ready, tell its `same` facts, wait for rank 0's decision.
 
-        Ends the process where it is not wanted any more. Raises RankLost where rank 0 is gone.
+        Ends the process where rank 0 does not need it any more. Raises RankLost where rank 0 is gone.
         """
         meeting = self.meeting
-        meeting.tell(self._key(f"ready/{self.index}"), dict(same))
+        meeting.tell(self.key(f"ready/{self.index}"), dict(same))
         called = False
         while True:
-            order = meeting.heard(self._key("go")) if called else None
+            order = meeting.heard(self.key("go")) if called else None
             if order is not None:
                 atexit.unregister(self._failed)
                 return dict(order)
-            if meeting.heard(self._key("stop")) is not None:
+            if meeting.heard(self.key("stop")) is not None:
                 atexit.unregister(self._failed)
-                logger.info("not needed any more")
+                logger.info("rank 0 does not need this rank any more")
                 raise SystemExit(LEFT_STATUS)
-            if not called and meeting.heard(self._key("call")) is not None:
-                meeting.count(self._key("here"), 1)
+            if not called and meeting.heard(self.key("call")) is not None:
+                meeting.count(self.key("here"), 1)
                 called = True
             time.sleep(POLL if called else _IDLE_POLL)
 
-    def _key(self, name: str) -> str:
-        return f"recruit/{self._number}/{name}"
+    def key(self, name: str) -> str:
+        return f"recruit/{self.move}/{name}"
 
     def _failed(self) -> None:
-        """The script ends before its loop has begun: rank 0 need not wait."""
+        """Tell rank 0 not to wait: the script ends before its loop has begun."""
         try:
-            self.meeting.tell(
-                self._key("failed"), f"see joiner {self.index}'s part of the companion's output"
-            )
+            self.meeting.tell(self.key("failed"), f"see joiner {self.index}'s part of the companion's output")
         except RankLost as error:
             logger.warning("%s", error)

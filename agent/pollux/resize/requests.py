@@ -1,4 +1,4 @@
-"""Orders to resize: the scheduler's, what is to be said against them, and what rank 0 makes of them for all ranks."""
+"""Requests to resize, objections to them, and rank 0's decisions for all ranks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pollux.errors import PolluxAgentError, RankLost
 from pollux.goodput import BatchChoice
 from pollux.ranks.world import World
 from pollux.resize.capability import ResizeCapability
+from pollux.scheduler.line import Receipt
 
 
 @dataclass(frozen=True)
@@ -21,16 +22,16 @@ class ResizeRequest:
     path: str
     kind: str
     nodes: tuple[str, ...]
-    """Of the job after it."""
+    """Of the job after the resize."""
     per_node: int
     begins: bool
-    """Nobody was recruited for it yet, as far as the scheduler knows."""
+    """As far as the scheduler knows, no companion job was submitted for it yet."""
 
     @classmethod
     def parse(cls, order: Mapping[str, Any]) -> ResizeRequest:
         """From the database's instructions. Raises PolluxAgentError."""
         try:
-            ask = cls(
+            request = cls(
                 int(order["id"]),
                 str(order["path"]),
                 str(order["kind"]),
@@ -40,9 +41,13 @@ class ResizeRequest:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise PolluxAgentError(f"not an order that this agent knows: {error!r}") from error
-        if (ask.path, ask.kind) not in {("resize", "shrink"), ("resize", "grow"), ("relaunch", "shrink")}:
-            raise PolluxAgentError(f"expected a resize or a relaunch, got {ask.path} to {ask.kind}")
-        return ask
+        if (request.path, request.kind) not in {
+            ("resize", "shrink"),
+            ("resize", "grow"),
+            ("relaunch", "shrink"),
+        }:
+            raise PolluxAgentError(f"expected a resize or a relaunch, got {request.path} to {request.kind}")
+        return request
 
 
 _NUMBERS = ("number", "generation", "joiners", "lent", "per_node", "local_batch", "accumulation", "port")
@@ -50,13 +55,13 @@ _NUMBERS = ("number", "generation", "joiners", "lent", "per_node", "local_batch"
 
 @dataclass(frozen=True)
 class ResizeDecision:
-    """Rank 0's word to all ranks, at the agreed step."""
+    """Rank 0's decision for all ranks, at the agreed step."""
 
     number: int
     relaunch: bool
     generation: int
     stay: tuple[int, ...]
-    """Ranks that live on, by their present numbers, in the order of their new ones."""
+    """Ranks that stay, by their present numbers, in the order of their new ones."""
     joiners: int
     lent: int
     per_node: int
@@ -90,37 +95,48 @@ class ResizeDecision:
 
     @property
     def name(self) -> str:
-        """Of the new groups: of no other's before."""
+        """A name for the new groups that no groups had before."""
         return f"generation/{self.generation}.{self.number}"
 
 
 @dataclass(frozen=True)
 class Leavers:
-    """Who ends in a resize."""
+    """The ranks that end in a resize."""
 
     nodes: frozenset[str] = frozenset()
-    """Of the job's own allocation, by Slurm's names."""
+    """Nodes of the job's own allocation that leave, by Slurm's names."""
     ranks: int = 0
     name: str = ""
     """Of the resize, in the meeting's store."""
 
 
-def objection(ask: ResizeRequest, world: World, capability: ResizeCapability, *, resting: bool) -> str | None:
-    """Why the order cannot be followed; None where it can. `resting`: no steps are taken any more."""
-    places, wanted = set(world.places), set(ask.nodes)
+@dataclass(frozen=True)
+class Answer:
+    """What rank 0 tells the scheduler when a resize is done."""
+
+    receipt: Receipt
+    leavers: Leavers = Leavers()
+    """Ranks that have to end before it does."""
+
+
+def objection(
+    request: ResizeRequest, world: World, capability: ResizeCapability, *, resting: bool
+) -> str | None:
+    """Why the request cannot be followed; None where it can. `resting`: no steps are taken any more."""
+    places, wanted = set(world.places), set(request.nodes)
     able = {ResizeCapability.IN_PLACE: ("resize", "relaunch"), ResizeCapability.RELAUNCH: ("relaunch",)}
-    if ask.path not in able.get(capability, ()):
-        return f"this job is able to {capability.value} at most"
+    if request.path not in able.get(capability, ()):
+        return f"this job can be resized by {capability.value} at most"
     if resting:
         return "the training is over"
-    if ask.per_node != world.per_node:
-        return f"expected {world.per_node} ranks on each node, as now, got {ask.per_node}"
+    if request.per_node != world.per_node:
+        return f"expected {world.per_node} ranks on each node, as now, got {request.per_node}"
     if world.places[0] not in wanted:
         return f"rank 0's node, {world.places[0]}, is to stay"
-    if ask.kind == "shrink" and not wanted < places:
-        return f"expected some of the nodes {', '.join(sorted(places))}, got {', '.join(ask.nodes)}"
-    if ask.kind == "grow" and not places < wanted:
-        return f"expected the nodes {', '.join(sorted(places))} and more, got {', '.join(ask.nodes)}"
-    if ask.path == "relaunch" and world.lent:
+    if request.kind == "shrink" and not wanted < places:
+        return f"expected some of the nodes {', '.join(sorted(places))}, got {', '.join(request.nodes)}"
+    if request.kind == "grow" and not places < wanted:
+        return f"expected the nodes {', '.join(sorted(places))} and more, got {', '.join(request.nodes)}"
+    if request.path == "relaunch" and world.lent:
         return "a companion job belongs to it, which a relaunch would lose"
     return None

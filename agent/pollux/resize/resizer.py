@@ -1,399 +1,323 @@
-"""Resizing in place: the ranks that stay form their process groups anew, and train on where they were.
+"""Rank 0's part in a resize: it takes the order, brings joiners, decides for all ranks, and answers.
 
-The scheduler's order comes to rank 0, which passes it on in its next decision; all ranks act on it after the same
-optimizer step. Those that leave end their processes; those that stay, and those that come in from a companion job,
-form new groups over a store in rank 0's process, and go on in mid-pass. A relaunch ends all processes at that step
-instead, for the launchers to start those of the remaining nodes anew.
-
-Until the order is told to all ranks nothing is given up: whatever is in the way is refused, with a reason, and the
-training goes on unharmed. After it, the death of a rank ends them all, as ever, and the checkpoint taken at that very
-step is what is lost the least from.
+`machine.transition` says what comes next; a `Resizer` does it. Orders come from the publisher's thread, joiners from a
+thread of their own, everything else from the training thread.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
-
-from pollux.checkpoint.checkpointer import fingerprint_of
-from pollux.checkpoint.restart import Restart
-from pollux.errors import LEFT_STATUS, RELAUNCH_STATUS, RETRY_STATUS, PolluxAgentError, RankLost
-from pollux.goodput import BatchChoice
+from pollux.checkpoint.keepers import fingerprint_of
+from pollux.errors import PolluxAgentError
 from pollux.launcher.rank_channel import LauncherLine
-from pollux.ranks.control import ControlExchange
-from pollux.ranks.handover import hand_over
-from pollux.ranks.rendezvous import Rendezvous, leave_groups, tell_environment, until
+from pollux.ranks.rendezvous import until
 from pollux.ranks.world import World
-from pollux.resize.capability import ResizeCapability, ability_of, least_ability, lesser
-from pollux.resize.companion_job import Recruit, Wanted
-from pollux.resize.joining import Joiner
-from pollux.resize.requests import Leavers, ResizeDecision, ResizeRequest, objection
+from pollux.resize import machine
+from pollux.resize.capability import ResizeCapability, capability_of, least_capability, lesser
+from pollux.resize.companion_job import CompanionJob, Wanted
+from pollux.resize.groups import Groups
+from pollux.resize.machine import Phase, ResizeState, transition
+from pollux.resize.requests import Answer, Leavers, ResizeDecision, ResizeRequest, objection
+from pollux.scheduler.line import Receipt, SchedulerLine
+from pollux.slurm_job.attempt import Attempt
 from pollux.slurm_job.code_version import code_version
-from pollux.tuning.batch_choice import choose_on_arrival, initial_choice
-
-if TYPE_CHECKING:
-    from pollux.loop.session import Job
+from pollux.training.training import Training
 
 logger = logging.getLogger("pollux")
 
-LEAVE_WAIT = 5.0
-"""Seconds for which a rank that leaves waits until the others have let go of the groups that it is in."""
-
-GONE_WAIT = 20.0
-"""Seconds for which rank 0 waits for the leavers to have ended, before it acknowledges all the same."""
-
 ANSWERS = 5
-"""Times that a resize is acknowledged where nobody hears it, each of some 20 s."""
+"""Times that rank 0 acknowledges a resize where nobody hears it, each of some 20 s."""
 
 
 class Resizer:
-    """A job's resizes, on every rank."""
+    """The resizes of one training. On ranks other than 0 nothing is ever ordered."""
 
-    def __init__(self, job: Job, restart: Restart, exchange: ControlExchange, joiner: Joiner | None) -> None:
+    def __init__(self, training: Training, attempt: Attempt, line: SchedulerLine, groups: Groups) -> None:
         self.capability = ResizeCapability.REQUEUE
-        """What the job can do; known in full where its loop begins."""
-        self.resized = 0
-        """The newest move of this kind that is in effect."""
+        """Known in full where the loop begins."""
+        self.state = ResizeState(first_step_of=attempt.resized_for)
         self.cost: float | None = None
-        """Seconds from the last step before it to the first step after it."""
+        """Seconds from the last step before the newest resize to the first step after it."""
         self.refused: dict[str, Any] | None = None
         """The newest order that could not be followed, and why."""
-        self.generation = 0
-        """Resizes of these processes so far."""
-        self._job, self._restart, self._exchange, self._joiner = job, restart, exchange, joiner
-        self._line: LauncherLine | None = None
-        self._meeting: Rendezvous | None = None
-        self._recruit: Recruit | None = None
-        self._asked: ResizeRequest | None = None
-        self._acting: ResizeRequest | None = None
-        self._answering = False
-        self._moving: tuple[int, float | None] | None = None
-        """A resize whose first step is to come: its id, and when the last step before it was over."""
-        self._loops = 0
-        self._edition = code_version()
+        self.code = code_version()
+        self.recruit_wait = attempt.settings.recruit_wait
+        self._training, self._attempt, self._line, self._groups = training, attempt, line, groups
+        self._lock = threading.Lock()
+        self._launcher: LauncherLine | None = None
+        self._companion: CompanionJob | None = None
+        self._stopped_at: float | None = None
+        """When the last step before the newest resize was over; POSIX seconds."""
+        self._answer = Answer(Receipt(0, 0.0, 0.0))
+        """To the order that the ranks act on."""
 
-    # -- where the loop begins --------------------------------------------------------------------------------
+    # -- where training begins --------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """The loop over the epochs begins; a joiner comes in here."""
-        self._loops += 1
-        if self._joiner is not None and self._job.world.waiting:
-            self._come_in(self._joiner)
-        elif self._loops > 1:
-            # Of which loop a joiner would have to come into, it knows nothing.
+    def prepare(self) -> None:
+        """On rank 0, before orders may come."""
+        self.capability = least_capability(self._attempt)
+        self._launcher = LauncherLine.from_environment()
+
+    def acknowledge_relaunch(self) -> None:
+        """On rank 0 of processes that a relaunch started: every leaving rank has left."""
+        if self._attempt.resized_for and self._line.connected:
+            answer = Answer(self._receipt(0.0, self._stopped_at))
+            self._advance(machine.Started(self._attempt.resized_for, answer))
+
+    def interrupted(self, at: float | None) -> None:
+        """The checkpoint says when the last step before these processes was over."""
+        self._stopped_at = at
+
+    def begin_loop(self, loops: int) -> None:
+        """On rank 0: loop number `loops` over the epochs begins."""
+        if loops == 1:
+            self.capability = capability_of(self._training, self._attempt)
+        else:
+            # A joiner cannot tell which loop to enter.
             self.capability = lesser(self.capability, ResizeCapability.RELAUNCH)
-        elif self._job.is_main:
-            self.capability = ability_of(self._job, self._restart)
-
-    def arrived(self) -> None:
-        """Reports have begun. On rank 0 of processes that a relaunch has started: whoever was to leave has left."""
-        if self._job.is_main:
-            self.capability = least_ability(self._restart)
-            self._line = LauncherLine.from_environment()
-        number = self._restart.resized_for
-        if number and self._restart.reports:
-            before = self._restart.interrupted_at
-            self._moving = (number, before)
-            self._answer(number, before or 0.0, 0.0, Leavers())
 
     # -- orders, off the training thread ----------------------------------------------------------------------
 
-    def ask(self, order: Any) -> None:
-        """An order has come from the scheduler, or stands no more (None)."""
-        if order is None:
-            self._asked = None
-            recruit, self._recruit = self._recruit, None
-            if recruit is not None:
-                recruit.stop()
-            return
-        number = int(order["id"])
-        if number in (self.resized, self._restart.resized_for) or (
-            self._moving and number == self._moving[0]
-        ):
-            return
+    def order(self, terms: Mapping[str, Any], *, resting: bool) -> None:
+        """The scheduler orders a resize. `resting`: no steps are taken any more."""
         try:
-            ask = ResizeRequest.parse(order)
-            if ask.kind == "shrink" and set(ask.nodes) == set(self._job.world.places):
-                # An earlier life of these processes has shrunk already, and died before it could say so.
-                self.resized = number
-                self._answer(number, self._restart.last_step_at, 0.0, Leavers())
-                return
-            self._object(ask)
-            if ask.path == "resize" and self._meeting is None:
-                self._meeting = Rendezvous.open()
-            if ask.kind == "shrink":
-                self._asked = ask
-            elif ask.begins:
-                self._enlist(ask)
-            else:
-                raise PolluxAgentError(
-                    "these processes were started in the midst of it, and recruited nobody"
-                )
+            request = ResizeRequest.parse(terms)
         except PolluxAgentError as error:
-            self.refuse(number, str(error))
+            self._advance(machine.Garbled(int(terms["id"]), str(error)))
+            return
+        world = self._training.world
+        done, obstacle = None, None
+        if request.kind == "shrink" and set(request.nodes) == set(world.places):
+            done = Answer(self._receipt(0.0, self._training.last_step_at))
+        else:
+            obstacle = self._obstacle(request, resting=resting)
+        self._advance(machine.Ordered(request, obstacle, done))
 
-    def _object(self, ask: ResizeRequest) -> None:
-        """Raise PolluxAgentError where the order cannot be followed."""
-        why = objection(ask, self._job.world, self.capability, resting=self._restart.resting)
+    def withdraw(self) -> None:
+        """No order to resize stands any more."""
+        self._advance(machine.Withdrawn())
+
+    def _obstacle(self, request: ResizeRequest, *, resting: bool) -> str | None:
+        why = objection(request, self._training.world, self.capability, resting=resting)
+        if why is not None:
+            return why
+        if request.path == "resize":
+            try:
+                self._groups.open()
+            except PolluxAgentError as error:
+                return str(error)
+        if request.kind == "grow" and not request.begins:
+            return "these processes started after the companion job was submitted, and know nothing of it"
+        if request.kind == "grow" and self._attempt.directory is None:
+            return "expected a checkpoint directory, where joiners are told the way"
+        return None
+
+    def same(self) -> dict[str, str]:
+        """What has to be the same on all ranks, by its name."""
+        return {**self.code, "the model": fingerprint_of([self._training.models[0].module])}
+
+    # -- the training thread ----------------------------------------------------------------------------------
+
+    def offer(self) -> int:
+        """The move that all ranks are to act on by the next decision; 0 for none."""
+        found = self._advance(machine.Offered())
+        return next((action.move for action in found if isinstance(action, machine.Announce)), 0)
+
+    def put_off(self) -> None:
+        """The decision came where no step has just ended: it is to come again."""
+        self._advance(machine.PutOff())
+
+    @property
+    def relaunches(self) -> bool:
+        """The order that the ranks act on ends all processes, for the launchers to start again."""
+        request = self.state.request
+        return request is not None and request.path == "relaunch"
+
+    def decide(self, move: int, seconds: float | None) -> ResizeDecision | None:
+        """On rank 0 at the agreed step: the decision for all ranks; None where something is in the way.
+
+        `seconds` went into the checkpoint; None where it could not be written.
+        """
+        request = self.state.request
+        if request is None or request.number != move:
+            return None
+        try:
+            decision = self._decision(request, seconds)
+            self._advance(machine.Decided())
+            if self.state.phase is not Phase.MOVING:
+                return None  # withdrawn at the last moment
+            self._tell(decision)
+        except PolluxAgentError as error:
+            self._advance(machine.Declined(str(error)))
+            return None
+        receipt = self._receipt(seconds or 0.0, self._training.last_step_at)
+        self._answer = Answer(receipt, self._leavers(self._training.world, decision))
+        self._stopped_at = self._training.last_step_at
+        return decision
+
+    def _decision(self, request: ResizeRequest, seconds: float | None) -> ResizeDecision:
+        """Raise PolluxAgentError where the request cannot be followed now."""
+        world = self._training.world
+        why = objection(request, world, self.capability, resting=False)
         if why is not None:
             raise PolluxAgentError(why)
+        if request.path == "relaunch" and seconds is None:
+            raise PolluxAgentError("no checkpoint could be written")
+        companion = self._companion if request.kind == "grow" else None
+        if request.kind == "grow" and (companion is None or not companion.roll_call()):
+            raise PolluxAgentError("not every joiner that was ready answers")
+        stay = tuple(rank for rank, place in enumerate(world.places) if place in request.nodes)
+        joiners = 0 if companion is None else companion.wanted.ranks
+        size = len(stay) + joiners
+        choice = self._training.choice_on(size // world.per_node, size)
+        meeting = self._groups.meeting
+        return ResizeDecision(
+            request.number,
+            request.path == "relaunch",
+            self._groups.generation + 1,
+            stay,
+            joiners,
+            sum(rank >= world.size - world.lent for rank in stay) + joiners,
+            world.per_node,
+            choice.local_batch,
+            choice.accumulation,
+            *(("", 0, "") if meeting is None else (meeting.address, meeting.port, meeting.secret)),
+        )
 
-    def _enlist(self, ask: ResizeRequest) -> None:
-        world, restart = self._job.world, self._restart
-        assert self._meeting is not None
-        if restart.directory is None:
-            raise PolluxAgentError("expected a checkpoint directory, where joiners are told the way")
-        added = len(ask.nodes) - world.nodes
+    def _tell(self, decision: ResizeDecision) -> None:
+        """Tell the launchers and the joiners. Raises PolluxAgentError where they do not take it."""
+        if self._launcher is not None:
+            leaving = self._leavers(self._training.world, decision).nodes
+            self._launcher.announce(
+                decision.number, "relaunch" if decision.relaunch else "resize", leaving, lent=decision.lent
+            )
+        if decision.joiners and self._companion is not None:
+            self._companion.go(asdict(decision))
+
+    @staticmethod
+    def _leavers(world: World, decision: ResizeDecision) -> Leavers:
+        own = range(world.size - world.lent)
+        staying = {world.places[rank] for rank in decision.stay}
+        nodes = frozenset(world.places[rank] for rank in own) - staying
+        return Leavers(nodes, world.size - len(decision.stay), decision.name)
+
+    def resized(self) -> None:
+        """On rank 0: all ranks are in their new groups."""
+        self._advance(machine.Resized(self._answer))
+
+    def after_step(self) -> None:
+        """An optimizer step is over."""
+        if self.state.first_step_of:
+            if self._stopped_at:
+                self.cost = max(self._training.last_step_at - self._stopped_at, 0.0)
+            self._advance(machine.Stepped())
+
+    def close(self) -> None:
+        """The training is over: send joiners back, and refuse the order that stands."""
+        self._advance(machine.Closed())
+
+    def report(self) -> dict[str, Any]:
+        """The resizes' share of a report."""
+        capability, done = self.capability, self.state.in_effect
+        found = {
+            "resize": capability.value if capability is not ResizeCapability.REQUEUE else None,
+            "resized": done or None,
+            "resize_refused": self.refused,
+            "resize_cost": self.cost if done else None,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    # -- what the machine says --------------------------------------------------------------------------------
+
+    def _advance(self, event: machine.Event) -> tuple[machine.Action, ...]:
+        with self._lock:
+            self.state, actions = transition(self.state, event)
+        for action in actions:
+            self._do(action)
+        return actions
+
+    def _do(self, action: machine.Action) -> None:
+        match action:
+            case machine.Refuse(move, why):
+                logger.warning("move %d: not resized: %s", move, why)
+                self.refused = {"id": move, "why": why[:300]}
+                self._line.wake()
+            case machine.SubmitCompanion(request):
+                self._companion = self._companion_for(request)
+                self._thread("pollux-recruit", self._bring, self._companion, daemon=True)
+            case machine.SendAway():
+                companion, self._companion = self._companion, None
+                if companion is not None:
+                    # Not a daemon: a script that ends waits until Slurm has been told.
+                    self._thread("pollux-send-away", companion.send_away, daemon=False)
+            case machine.Admit():
+                companion, self._companion = self._companion, None
+                if companion is not None:
+                    companion.close()
+            case machine.Acknowledge(move, answer):
+                self._thread("pollux-answer", self._acknowledge, move, answer, daemon=True)
+            case machine.Report():
+                self._line.wake()
+            case machine.Announce():
+                pass  # `offer` returns it
+
+    @staticmethod
+    def _thread(name: str, body: Any, *args: Any, daemon: bool) -> None:
+        threading.Thread(target=body, args=args, name=name, daemon=daemon).start()
+
+    def _companion_for(self, request: ResizeRequest) -> CompanionJob:
+        world, directory = self._training.world, self._attempt.directory
+        assert directory is not None
+        added = len(request.nodes) - world.nodes
         facts = {
             "per_node": world.per_node,
             "first": world.size,
             "size": world.size + added * world.per_node,
-            "nodes": len(ask.nodes),
-            "adaptive": restart.adaptive,
+            "nodes": len(request.nodes),
+            "adaptive": self._attempt.adaptive,
         }
+        wanted = Wanted(request.number, added, world.per_node)
+        meeting = self._groups.open()
+        return CompanionJob(wanted, meeting, directory, facts, self.same(), wait=self.recruit_wait)
 
-        def ready() -> None:
-            if self._recruit is recruit:
-                self._asked = ask
-
-        def failed(why: str) -> None:
-            if self._recruit is recruit:
-                self._recruit = None
-            self.refuse(ask.number, why)
-
-        recruit = self._recruit = Recruit(
-            Wanted(ask.number, added, world.per_node),
-            self._meeting,
-            restart.directory,
-            facts,
-            self._same(),
-            on_ready=ready,
-            on_failure=failed,
-        )
-        recruit.start()
-
-    def _same(self) -> dict[str, str]:
-        """What has to be the same on all ranks, by its name."""
-        return {**self._edition, "the model": fingerprint_of([self._job.module])}
-
-    def refuse(self, number: int, why: str) -> None:
-        """The order cannot be followed: the training goes on as it is, and the scheduler hears why."""
-        logger.warning("move %d: not resized: %s", number, why)
-        self.refused = {"id": number, "why": why[:300]}
-        self._restart.wake()
-
-    def report(self) -> dict[str, Any]:
-        """This module's share of a report."""
-        found = {
-            "resize": self.capability.value if self.capability is not ResizeCapability.REQUEUE else None,
-            "resized": self.resized or None,
-            "resize_refused": self.refused,
-            "resize_cost": self.cost if self.resized else None,
-        }
-        return {name: value for name, value in found.items() if value is not None}
-
-    # -- at a step's end --------------------------------------------------------------------------------------
-
-    def wanted(self) -> int:
-        """What rank 0 asks of all ranks now: the move to go through with, or 0."""
-        if self._asked is None or self._acting is not None or self._answering:
-            return 0
-        self._acting, self._asked = self._asked, None
-        return self._acting.number
-
-    def put_off(self) -> None:
-        """The decision came where no step has just ended: it is to come again."""
-        if self._acting is not None:
-            self._asked, self._acting = self._acting, None
-
-    def after_step(self) -> None:
-        """An optimizer step is over."""
-        if self._moving is None:
-            return
-        (number, before), self._moving = self._moving, None
-        if before:
-            self.cost = max(self._restart.last_step_at - before, 0.0)
-        self.resized = number
-        self._restart.wake()
-
-    def act(self, number: int) -> None:
-        """All ranks go through with a move, after the same optimizer step; leavers do not return."""
-        job, restart, exchange = self._job, self._restart, self._exchange
-        stepper = job.stepper
-        under_way = exchange.take()
-        if job.is_main and under_way is not None and under_way.move:
-            restart.ask_drain(under_way.move)
-        for trained_model in stepper.trained_models:
-            trained_model.leave_group()
-        if job.device.type == "cuda":
-            # What runs on in the groups' streams would be cut off with them.
-            torch.cuda.synchronize(job.device)
-        # First, as it may take a while: from the order on, leavers have seconds to end in.
-        relaunches = self._acting is not None and self._acting.path == "relaunch"
-        # One that is being written at this moment is as good as new, and would have to be waited for.
-        relaunches, saves = exchange.gather((relaunches, relaunches or not restart.writing))[0]
-        seconds = stepper.save(durable=relaunches) if saves else 0.0
-        decided = self._order(number, seconds) if job.is_main else None
-        told = exchange.gather(None if decided is None else asdict(decided))[0]
-        self._acting = None
-        if told is None:
-            return
-        order = ResizeDecision.parse(told)
-        rank = job.world.rank
-        if rank not in order.stay:
-            self._leave(order)
-        if order.relaunch:
-            raise SystemExit(RELAUNCH_STATUS)
-        before = (job.world, restart.last_step_at)
-        self._move(order, order.stay.index(rank))
-        self._moving = (order.number, before[1])
-        if job.is_main:
-            logger.info("resized in place from %d ranks to %d", before[0].size, order.size)
-            if self._recruit is not None:
-                self._recruit.close()
-                self._recruit = None
-            if not order.joiners:
-                ranks = before[0].size - len(order.stay)
-                leavers = Leavers(self._leaving(before[0], order), ranks, order.name)
-                self._answer(order.number, before[1], seconds or 0.0, leavers)
-
-    def _order(self, number: int, seconds: float | None) -> ResizeDecision | None:
-        """On rank 0, the last moment at which anything is refused; `seconds` went into the checkpoint."""
-        ask, job = self._acting, self._job
-        if ask is None or ask.number != number:
-            return None
-        world, grows = job.world, ask.kind == "grow"
-        recruit = self._recruit if grows else None
+    def _bring(self, companion: CompanionJob) -> None:
+        move = companion.wanted.move
         try:
-            self._object(ask)
-            if ask.path == "relaunch" and seconds is None:
-                raise PolluxAgentError("no checkpoint could be written")
-            if grows and (recruit is None or not recruit.roll_call()):
-                raise PolluxAgentError("not every joiner that was ready answers")
-            stay = tuple(r for r, place in enumerate(world.places) if place in ask.nodes)
-            joiners = 0 if recruit is None else recruit.wanted.ranks
-            size = len(stay) + joiners
-            choice = self._choice(size // world.per_node, size)
-            meeting = self._meeting
-            order = ResizeDecision(
-                number,
-                ask.path == "relaunch",
-                self.generation + 1,
-                stay,
-                joiners,
-                sum(rank >= world.size - world.lent for rank in stay) + joiners,
-                world.per_node,
-                choice.local_batch,
-                choice.accumulation,
-                *(("", 0, "") if meeting is None else (meeting.address, meeting.port, meeting.secret)),
-            )
-            if self._line is not None:
-                leaving = self._leaving(world, order)
-                self._line.announce(
-                    number, "relaunch" if order.relaunch else "resize", leaving, lent=order.lent
-                )
-            if recruit is not None:
-                recruit.go(asdict(order))
-        except PolluxAgentError as error:
-            if recruit is None:
-                self.refuse(number, str(error))
-            else:
-                # In a thread: Slurm is asked to end the companion.
-                threading.Thread(target=recruit.fail, args=(str(error),), daemon=True).start()
-                self._recruit = None
-            return None
-        return order
+            companion.bring()
+        except Exception as error:  # whatever it is: the training goes on, and the scheduler is to know
+            self._advance(machine.RecruitmentEnded(move, str(error)))
+        else:
+            self._advance(machine.Recruited(move))
 
-    def _choice(self, nodes: int, gpus: int) -> BatchChoice:
-        job = self._job
-        if not job.adaptive:
-            return initial_choice(job.limits, nodes, gpus, adaptive=False)
-        return choose_on_arrival(
-            job.limits, nodes, gpus, noise=job.noise_scale, params=job.params, size=job.batch_size
-        )
+    def _receipt(self, seconds: float, last_step_at: float | None) -> Receipt:
+        return Receipt(self._training.progress.optimizer_steps, seconds, last_step_at or 0.0)
 
-    def _leaving(self, world: World, order: ResizeDecision) -> frozenset[str]:
-        """Nodes of the job's own allocation that leave."""
-        own = range(world.size - world.lent)
-        return frozenset(world.places[rank] for rank in own) - {world.places[rank] for rank in order.stay}
-
-    def _leave(self, order: ResizeDecision) -> None:
-        """This rank's part is done. Its groups stay as they are: the script may still end them itself."""
-        if not order.relaunch:
-            meeting = self._meeting or Rendezvous.join(order.address, order.port, order.secret)
-            # A peer that is gone would be a failure in groups that are not given up yet.
-            until(lambda: meeting.count(f"{order.name}/free") >= len(order.stay), LEAVE_WAIT)
-            meeting.count(f"{order.name}/left", 1)
-        logger.info("rank %d leaves in move %d", self._job.rank, order.number)
-        raise SystemExit(LEFT_STATUS)
-
-    def _move(self, order: ResizeDecision, rank: int) -> None:
-        """Form the new groups with the others, hand the state over where ranks come in, and settle in them."""
-        job = self._job
-        meeting = self._meeting = self._meeting or Rendezvous.join(order.address, order.port, order.secret)
-        # A companion's node may fail, or its job be ended: the job's own ranks begin anew from the newest checkpoint.
-        own = rank < order.size - order.lent
-        RankLost.exit_status = RETRY_STATUS if order.lent and own else 1
-        leave_groups()
-        meeting.count(f"{order.name}/free", 1)
-        world = meeting.form(
-            job.world, order.name, rank, order.size, per_node=order.per_node, lent=order.lent
-        )
-        if order.joiners:
-            state = job.stepper.whole() if rank == 0 else None
-            state = hand_over(state, world, joiners=order.joiners)
-            if state is not None:
-                job.stepper.take_over(state)
-        self.generation = order.generation
-        job.world = world
-        tell_environment(world)
-        job.stepper.settle(world, order.choice)
-
-    def _come_in(self, joiner: Joiner) -> None:
-        self._meeting = joiner.meeting
-        told = joiner.wait(self._same())
-        order = ResizeDecision.parse(told)
-        self._move(order, len(order.stay) + joiner.index)
-
-    # -- acknowledging ----------------------------------------------------------------------------------------
-
-    def _answer(self, number: int, last_step_at: float, seconds: float, leavers: Leavers) -> None:
-        """Acknowledge in a thread, as soon as everybody who leaves has left; the training goes on meanwhile."""
-        step = self._job.progress.optimizer_steps
-
-        def answer() -> None:
-            try:
-                self._see_off(leavers)
-                for _ in range(ANSWERS):
-                    if self._restart.answer_resize(
-                        number, seconds=seconds, step=step, last_step_at=last_step_at
-                    ):
-                        return
-                logger.warning("move %d: nobody heard that it is done", number)
-            finally:
-                self._answering = False
-
-        self._answering = True
-        threading.Thread(target=answer, name="pollux-answer", daemon=True).start()
+    def _acknowledge(self, move: int, answer: Answer) -> None:
+        """In a thread: acknowledge as soon as every leaving rank has ended; the training goes on."""
+        try:
+            self._see_off(answer.leavers)
+            if not self._line.connected:
+                return
+            for _ in range(ANSWERS):
+                if self._line.acknowledge(move, answer.receipt, time.time()):
+                    return
+            logger.warning("move %d: nobody heard that it is done", move)
+        finally:
+            self._advance(machine.Answered())
 
     def _see_off(self, leavers: Leavers) -> None:
-        """Wait until the leavers have ended: on the job's own nodes the launchers see it, a companion's only say so."""
-        if leavers.nodes and self._line is not None:
-            missing = leavers.nodes - self._line.gone(leavers.nodes, GONE_WAIT)
+        """Wait until the leavers have ended: launchers see it on the job's own nodes, a companion's ranks say so."""
+        wait = self._attempt.settings.gone_wait
+        if leavers.nodes and self._launcher is not None:
+            missing = leavers.nodes - self._launcher.gone(leavers.nodes, wait)
             if missing:
-                logger.warning("nodes that have not ended after %.0f s: %s", GONE_WAIT, ", ".join(missing))
-        elif leavers.ranks and self._meeting is not None:
-            meeting, name = self._meeting, f"{leavers.name}/left"
-            until(lambda: meeting.count(name) >= leavers.ranks, GONE_WAIT)
-
-    def close(self) -> None:
-        """The training is over, and with it what was to be resized: joiners that are on their way are sent back."""
-        recruit = self._recruit
-        number = recruit.wanted.move if recruit is not None else self._asked and self._asked.number
-        self.ask(None)
-        if number:
-            self.refuse(number, "the training is over")
+                logger.warning("nodes that have not ended after %.0f s: %s", wait, ", ".join(missing))
+        elif leavers.ranks and self._groups.meeting is not None:
+            meeting, name = self._groups.meeting, f"{leavers.name}/left"
+            until(lambda: meeting.count(name) >= leavers.ranks, wait)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pollux.scheduler.database import DatabaseAway, JobDatabase, PayloadRefused, TicketOver
+from pollux.scheduler.orders import DrainOrder, Order, ResizeOrder, ResizeWithdrawn
 from pollux.slurm_job.ticket import Ticket
 from pollux.tuning.knowledge import Introduction
 
@@ -45,10 +46,8 @@ class Publisher:
     Args:
         collect: returns the payload of `publish_v1` (design: JSON numbers, finite). Called from the reporter's
             thread, so it must be cheap and thread-safe.
-        on_drain: called from the reporter's thread with a move's id, when the job is asked to stop,
-            checkpoint and acknowledge: once per id, and again where its acknowledgement found nobody.
-        on_resize: called from the reporter's thread with an order to resize in place, or to relaunch (as
-            `instructions_v1` gives it), once per id; and with None when that order stands no more.
+        deliver: called from the reporter's thread with each order, once per move; with an order to drain again
+            where its acknowledgement found nobody.
         interval_s: between reports; the ticket's by default.
         introduction: made before the first report; None: neither learn from earlier runs nor teach later ones.
     """
@@ -57,17 +56,15 @@ class Publisher:
         self,
         ticket: Ticket,
         collect: Callable[[], dict[str, Any]],
-        on_drain: Callable[[int], None],
-        on_resize: Callable[[Any], None] | None = None,
+        deliver: Callable[[Order], None],
         *,
         interval_s: float | None = None,
         introduction: Introduction | None = None,
     ) -> None:
         self._database = JobDatabase(ticket)
         self._collect = collect
-        self._on_drain = on_drain
-        self._on_resize = on_resize
-        self._introduction = introduction
+        self._deliver = deliver
+        self.introduction = introduction
         self._introductions_left = INTRODUCTIONS
         self._interval_s = ticket.publish_interval_s if interval_s is None else interval_s
         self._thread = threading.Thread(target=self._run, name="pollux-report", daemon=True)
@@ -80,7 +77,7 @@ class Publisher:
         self._pending: _Acknowledgement | None = None
         self._closing = False
         self._ended = False
-        self._failures = 0
+        self.failures = 0
         self._complaint = ""
         self._drain_seen: int | None = None
         self._resize_seen: int | None = None
@@ -120,6 +117,11 @@ class Publisher:
             self._drain_seen = None
         return mine.accepted
 
+    @property
+    def ended(self) -> bool:
+        """The reporter has ended, by `close` or because nobody will ever hear it."""
+        return self._ended
+
     def close(self, timeout_s: float = 5.0) -> None:
         """Publish once more if that is quick, and end. Harmless when called twice or before `start`."""
         with self._lock:
@@ -133,17 +135,17 @@ class Publisher:
             while True:
                 last = self._closing
                 try:
-                    self._exchange()
+                    self.exchange()
                     self._recovered()
                 except TicketOver as error:
                     log.warning("no more reports to Pollux: %s; training goes on", error)
                     return
                 except DatabaseAway as error:
-                    self._failures += 1
+                    self.failures += 1
                     self._complain(f"Pollux' database cannot be reached: {error}")
                 if last:
                     return
-                self._sleep(self._pause())
+                self._sleep(self.pause())
         except Exception:
             log.exception("the Pollux reporter ended on a fault of its own; training goes on")
         finally:
@@ -153,7 +155,7 @@ class Publisher:
                 if self._pending is not None:
                     self._pending.done.set()
 
-    def _exchange(self) -> None:
+    def exchange(self) -> None:
         """One round: acknowledge if asked to, publish, take the instructions."""
         self._acknowledge_pending()
         self._introduce()
@@ -163,12 +165,12 @@ class Publisher:
         except PayloadRefused as error:
             self._complain(f"Pollux' database refused the report: {error}")
             instructions = self._database.instructions()
-        self._obey(instructions)
+        self.take_orders(instructions)
         self._acknowledge_pending()
 
     def _introduce(self) -> None:
         """Hear what earlier runs have measured, before the first report; not for ever where that cannot be heard."""
-        mine = self._introduction
+        mine = self.introduction
         if mine is None:
             return
         try:
@@ -176,15 +178,15 @@ class Publisher:
         except DatabaseAway as error:
             self._introductions_left -= 1
             if self._introductions_left <= 0:
-                self._introduction = None
+                self.introduction = None
                 self._complain(f"nothing is learned from earlier runs: {error}")
             # Away for reports too, or only without this function: reporting finds out which.
             return
         except PayloadRefused as error:
-            self._introduction = None
+            self.introduction = None
             self._complain(f"nothing is learned from earlier runs: {error}")
             return
-        self._introduction = None
+        self.introduction = None
         try:
             mine.learn(answer)
         except Exception:
@@ -198,27 +200,25 @@ class Publisher:
             self._complain(f"no report could be made: {type(error).__name__}: {error}")
             return None
 
-    def _obey(self, instructions: Any) -> None:
+    def take_orders(self, instructions: Any) -> None:
+        """Deliver the orders in the database's answer that are new."""
         orders = instructions if isinstance(instructions, dict) else {}
-        self._obey_resize(orders.get("resize"))
+        terms = orders.get("resize")
+        order = ResizeOrder(terms) if isinstance(terms, dict) and terms.get("id") is not None else None
+        number = None if order is None else order.terms["id"]
+        if number != self._resize_seen:
+            self._resize_seen = number
+            self._pass_on(order or ResizeWithdrawn())
         drain = orders.get("drain")
-        if drain is None or drain == self._drain_seen:
-            return
-        self._drain_seen = int(drain)
-        try:
-            self._on_drain(self._drain_seen)
-        except Exception:
-            log.exception("the order to drain (move %d) could not be passed on", self._drain_seen)
+        if drain is not None and drain != self._drain_seen:
+            self._drain_seen = int(drain)
+            self._pass_on(DrainOrder(self._drain_seen))
 
-    def _obey_resize(self, order: Any) -> None:
-        number = order.get("id") if isinstance(order, dict) else None
-        if number == self._resize_seen or self._on_resize is None:
-            return
-        self._resize_seen = number
+    def _pass_on(self, order: Order) -> None:
         try:
-            self._on_resize(None if number is None else order)
+            self._deliver(order)
         except Exception:
-            log.exception("the order to resize (move %s) could not be passed on", number)
+            log.exception("the training could not take %s", order)
 
     def _acknowledge_pending(self) -> None:
         with self._lock:
@@ -233,16 +233,16 @@ class Publisher:
             pending.accepted = self._database.acknowledge(pending.move_id, "{}")
         pending.done.set()
 
-    def _pause(self) -> float:
+    def pause(self) -> float:
         """Seconds until the next round, spread so that jobs started together do not report together."""
         with self._lock:
             waiting = self._pending is not None and not self._pending.done.is_set()
         if waiting:
             return _ACKNOWLEDGE_RETRY_S
         spread = random.uniform(0.9, 1.1)
-        if not self._failures:
+        if not self.failures:
             return self._interval_s * spread
-        backoff = min(self._interval_s, 1.0) * 2.0 ** min(self._failures - 1, 10)
+        backoff = min(self._interval_s, 1.0) * 2.0 ** min(self.failures - 1, 10)
         return min(backoff, _LONGEST_BACKOFF_S) * spread
 
     def _sleep(self, seconds: float) -> None:
@@ -258,7 +258,7 @@ class Publisher:
             self._complaint = complaint
 
     def _recovered(self) -> None:
-        if self._failures:
+        if self.failures:
             log.info("Pollux' database answers again")
             self._complaint = ""
-        self._failures = 0
+        self.failures = 0

@@ -10,6 +10,10 @@ from pathlib import Path
 
 from pollux.errors import PolluxAgentError
 
+LENT_RANKS = "POLLUX_LENT_RANKS"
+"""Names the number of ranks that a companion job lends, in the job's own ranks: the launcher starts all ranks again
+where such a rank loses one."""
+
 
 @dataclass
 class Times:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pollux.goodput import BatchChoice
+from pollux.scheduler.orders import DrainOrder
 
 EXAMPLES = 83
 """Of the data sets here; prime to every batch size: uneven tails."""
@@ -39,14 +40,14 @@ class Orders:
 
     def give(self, job: Any, step: int) -> None:
         """To be called before each step. Raises Stop once the job has drained."""
-        if job._restart._drained:
+        if job.coordinator.drains.followed:
             raise Stop
         if not job.is_main:
             return
-        job.stepper.advisor.close()  # its thread: here the test is the advisor
+        job.training.advisor.close()  # its thread: here the test is the advisor
         if step in self.choices:
-            job.stepper.advisor.proposal = self.choices[step]
+            job.training.advisor.proposal = self.choices[step]
         if step == self.drain_at:
-            job._restart.ask_drain(7)
+            job.coordinator.inbox.put(DrainOrder(7))
             if self.killed:
-                job._restart._wait_for_end = stop
+                job.coordinator.drains.wait_for_end = stop

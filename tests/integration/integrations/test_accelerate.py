@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ accelerate = pytest.importorskip("accelerate")
 from pollux.errors import PolluxAgentError  # noqa: E402
 from pollux.goodput import BatchChoice  # noqa: E402
 from pollux.integrations.accelerate import attach  # noqa: E402
-from pollux.loop import stepper as stepper_module  # noqa: E402
+from pollux.scheduler.orders import DrainOrder  # noqa: E402
 from tests.integration.integrations.orders import EXAMPLES  # noqa: E402
 
 
@@ -35,7 +36,7 @@ def train(
     precision: str = "no",
     epochs: int = 3,
 ) -> dict[str, Any]:
-    stepper_module.EXCHANGE_INTERVAL = 0.0  # the ranks agree after every step, however fast it was
+    os.environ["POLLUX_EXCHANGE_INTERVAL"] = "0"  # the ranks agree after every step, however fast it was
     accelerator = accelerate.Accelerator(cpu=True, mixed_precision=precision)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
@@ -51,18 +52,18 @@ def train(
     for _ in job.epochs(epochs):
         for x, y, ids in loader:
             step = job.progress.optimizer_steps
-            if job._restart._drained:
+            if job.coordinator.drains.followed:
                 return {"used": used, "sizes": sizes, "steps": step}
             if job.is_main and step in choices:
-                job.stepper.advisor.proposal = choices[step]
+                job.training.advisor.proposal = choices[step]
             if job.is_main and step == drain_at:
-                job._restart.ask_drain(7)
+                job.coordinator.inbox.put(DrainOrder(7))
             with job.micro_batch():
                 out = job.model(x)
                 with accelerator.autocast():
                     kinds.add(model[0](x).dtype)
                 job.backward(mse_loss(out.float(), y))
-            used += ids.tolist() if job.stepper.data.local_samples else []
+            used += ids.tolist() if job.training.data.local_samples else []
             sizes.append((job.local_batch, job.accumulation))
             if job.sync_gradients:
                 accelerator.clip_grad_norm_(job.model.parameters(), 10.0)

@@ -17,7 +17,6 @@ transformers = pytest.importorskip("transformers")
 from pollux.errors import PolluxAgentError  # noqa: E402
 from pollux.goodput import BatchChoice  # noqa: E402
 from pollux.integrations.huggingface import ElasticTrainer  # noqa: E402
-from pollux.loop import stepper as stepper_module  # noqa: E402
 from tests.integration.integrations.orders import EXAMPLES, SLURM, Orders, Stop  # noqa: E402
 
 BASE = 16
@@ -73,7 +72,7 @@ class Recording(ElasticTrainer):
         self.evaluations = 0
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.is_in_train and model.training and self.job.stepper.data.local_samples:
+        if self.is_in_train and model.training and self.job.training.data.local_samples:
             ids = inputs["input_ids"]
             self.used += ((ids[:, 0] - 1) * BASE + ids[:, 1] - 1).tolist()
         if model.training:
@@ -96,7 +95,7 @@ def train(
     adaptive: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
-    stepper_module.EXCHANGE_INTERVAL = 0.0  # the ranks agree after every step, however fast it was
+    os.environ["POLLUX_EXCHANGE_INTERVAL"] = "0"  # the ranks agree after every step, however fast it was
     script = Script(Orders(choices or {}, drain_at, killed))
     args = transformers.TrainingArguments(
         output,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,6 @@ lightning = pytest.importorskip("lightning.pytorch")
 from pollux.errors import PolluxAgentError  # noqa: E402
 from pollux.goodput import BatchChoice  # noqa: E402
 from pollux.integrations.lightning import ElasticStrategy  # noqa: E402
-from pollux.loop import stepper as stepper_module  # noqa: E402
 from tests.integration.integrations.orders import EXAMPLES, SLURM, Orders, Stop  # noqa: E402
 
 
@@ -43,7 +43,7 @@ class Module(lightning.LightningModule):  # type: ignore[misc]
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         x, y, ids = batch
         job = self.trainer.strategy.job
-        if job.stepper.data.local_samples:
+        if job.training.data.local_samples:
             self.used += ids.tolist()
         self.sizes.append((job.local_batch, job.accumulation))
         self.factors.update(job.lr_factors)
@@ -85,7 +85,7 @@ def train(
     killed: bool = False,
     adaptive: bool = False,
 ) -> dict[str, Any]:
-    stepper_module.EXCHANGE_INTERVAL = 0.0  # the ranks agree after every step, however fast it was
+    os.environ["POLLUX_EXCHANGE_INTERVAL"] = "0"  # the ranks agree after every step, however fast it was
     strategy = ElasticStrategy(
         max_batch_size=64,
         per_gpu=(1, 32),

@@ -33,8 +33,7 @@ def train(checkpoints: Path, to: Any, *, save_at: int, die_at: int | None) -> in
         for inputs, targets in loader:
             steps = job.progress.optimizer_steps
             if steps == save_at and die_at is not None:
-                parts = job._parts()
-                job._restart.save(parts, job.stepper.data, job._exchange, job.stepper._known(), durable=True)
+                job.coordinator.save(durable=True)
             if steps == die_at:
                 board.close()
                 return steps

@@ -20,22 +20,21 @@ SCRIPT = f"""
 import json, sys
 from torch import distributed
 from every_sample import Training
-from pollux.loop import stepper as stepper_module
 from pollux.goodput import BatchChoice
 from pollux.integrations.tensorboard import Board
 
-stepper_module.EXCHANGE_INTERVAL = 0.0  # the ranks agree after every step, however fast it was
+os.environ["POLLUX_EXCHANGE_INTERVAL"] = "0"  # the ranks agree after every step, however fast it was
 training = Training(checkpoint_dir=sys.argv[1], measure_every=1)
 job = training.job
 assert job.adaptive and distributed.get_world_size() == 2
 loader = job.loader(training.data({EXAMPLES}), 16, max_batch_size=64, per_gpu=(1, 16))
 if job.is_main:
-    job.stepper.advisor.close()  # its thread: here the test is the advisor
+    job.training.advisor.close()  # its thread: here the test is the advisor
 board = Board(job, sys.argv[2], every=1)
 
 def propose(number, size):
     if job.is_main and number == 4:
-        job.stepper.advisor.proposal = BatchChoice(16, 0)
+        job.training.advisor.proposal = BatchChoice(16, 0)
 
 training.run(loader, 4, propose)
 board.close()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from contrib.devcluster.postgres import DevPostgres
+from pollux.scheduler.orders import DrainOrder
 from pollux.scheduler.publisher import Publisher
 from pollux.slurm_job.ticket import Ticket
 from polluxd.errors import StoreUnavailable
@@ -139,9 +140,10 @@ class Training:
     def collect(self):
         return dict(self.body, at=time.time())
 
-    def on_drain(self, number):
-        self.drains.append(number)
-        self.drained.set()
+    def deliver(self, order):
+        if isinstance(order, DrainOrder):
+            self.drains.append(order.move)
+            self.drained.set()
 
 
 @pytest.fixture
@@ -151,7 +153,7 @@ def training(report):
 
 @pytest.fixture
 def publisher(ticket, training):
-    made = Publisher(ticket, training.collect, training.on_drain)
+    made = Publisher(ticket, training.collect, training.deliver)
     made.start()
     yield made
     made.close()
@@ -231,15 +233,14 @@ def test_a_ticket_that_is_over_stops_the_reports_and_says_so_once(
         ticket = Ticket("c", 9, 0, 1000, sign("c", 8, 0, 1000), server.agent_dsn, 0.02)
     else:
         newer = Ticket("c", 9, 1, 1000, sign("c", 9, 1, 1000), server.agent_dsn, 0.02)
-        ahead = Publisher(newer, training.collect, training.on_drain)
+        ahead = Publisher(newer, training.collect, training.deliver)
         ahead.start()
         eventually(lambda: 9 in store.reports())
         ahead.close()
         ticket = Ticket("c", 9, 0, 1000, sign("c", 9, 0, 1000), server.agent_dsn, 0.02)
-    publisher = Publisher(ticket, training.collect, training.on_drain)
+    publisher = Publisher(ticket, training.collect, training.deliver)
     publisher.start()
-    publisher._thread.join(80)
-    assert not publisher._thread.is_alive()
+    eventually(lambda: publisher.ended)
     assert caplog.text.count("no more reports to Pollux") == 1
     assert ticket.token not in caplog.text
     assert publisher.acknowledge(1, {}) is False
@@ -248,7 +249,7 @@ def test_a_ticket_that_is_over_stops_the_reports_and_says_so_once(
 
 
 def test_closing_publishes_the_last_state(ticket, store, training):
-    publisher = Publisher(ticket, training.collect, training.on_drain, interval_s=3600)
+    publisher = Publisher(ticket, training.collect, training.deliver, interval_s=3600)
     publisher.start()
     eventually(lambda: 7 in store.reports())
     training.body["progress"] = 499.0

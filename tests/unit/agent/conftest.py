@@ -81,9 +81,7 @@ def run_ranks(
 @pytest.fixture
 def read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples of the noise are read at the next step, and not some seconds later: forked ranks inherit it."""
-    from pollux.loop import stepper as stepper_module
-
-    monkeypatch.setattr(stepper_module, "READINGS", 0)
+    monkeypatch.setenv("POLLUX_EXCHANGES_PER_READING", "0")
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ class Training:
                     before_backward(number, len(inputs))
                     self.job.backward(mse_loss(out, targets))
                     every: list[Any] = [None, None]
-                    mine = ids.tolist() if self.job.stepper.data.local_samples else []
+                    mine = ids.tolist() if self.job.training.data.local_samples else []
                     distributed.all_gather_object(every, mine)
                     self.used.ids += every[0] + every[1]
                 if self.job.sync_gradients:

@@ -21,10 +21,11 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import TensorDataset
 
 from pollux import Job, attach
-from pollux.errors import CheckpointError, RankLost
-from pollux.loop.report import report_of
+from pollux.errors import CheckpointError
 from pollux.resize import companion_job
 from pollux.resize.companion_job import RecruitmentFailed
+from pollux.scheduler.orders import ResizeOrder
+from pollux.slurm_job.environment import LENT_RANKS
 
 PATIENCE = 100.0
 EXAMPLES = 203  # prime to every batch size here: passes end in uneven tails
@@ -171,7 +172,7 @@ class Training:
         )
         self.model = self.job.model  # as a script keeps it
         self.line = Line()
-        self.job._restart._publisher = self.line  # type: ignore[assignment]
+        self.job.coordinator.line.connect(self.line)
         self.loader = self.job.loader(data(), 24, per_gpu=(1, 12))
         self.used: list[tuple[int, int]] = []
         self.worlds: list[tuple[int, int]] = []
@@ -202,7 +203,7 @@ class Training:
             "statistics": [b.detach().float() for b in self.network.buffers()],
             "schedule": (self.scheduler.last_epoch, self.scheduler.get_last_lr()),
             "scale": self.scaler.state_dict(),
-            "noise": self.job._averages.state_dict(),
+            "noise": self.job.training.models[0].averages.state_dict(),
             "batch": (self.job.local_batch, self.job.accumulation, self.job.batch_size),
             "random": torch.get_rng_state(),
             "place": tuple(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE")),
@@ -214,7 +215,7 @@ def follow(
 ) -> dict[str, Any]:
     """Train through the orders, each a few steps after the one before, and a dozen steps more after the last move."""
     training = training or Training(directory)
-    job, resizer = training.job, training.job._resizer
+    job, resizer = training.job, training.job.coordinator.resizer
     behave_as_joiner(training)
     end = time.monotonic() + PATIENCE - 10
     left = list(orders)
@@ -227,11 +228,11 @@ def follow(
                 steps = job.progress.optimizer_steps
                 if not training.worlds or training.worlds[-1][1] != job.world.size:
                     since = steps
-                if resizer.generation == moves and steps >= since + 12:
+                if job.coordinator.groups.generation == moves and steps >= since + 12:
                     break
                 if resizer.refused:
                     refused[resizer.refused["id"]] = resizer.refused["why"]
-                answered = number in (0, resizer.resized) or number in refused
+                answered = number in (0, resizer.state.in_effect) or number in refused
                 if job.is_main and left and answered and steps >= since + 4:
                     number = ask(training, left.pop(0))
                 training.step(*batch)
@@ -249,15 +250,15 @@ def follow(
         "state": training.state(),
         "heard": training.line.heard,
         "refused": refused,
-        "report": report_of(job),
-        "exit": RankLost.exit_status,
+        "report": job.report(),
+        "lent": os.environ.get(LENT_RANKS, "0"),
     }
 
 
 def await_answer(training: Training) -> None:
     """Whoever leaves has left, and the scheduler has heard of it."""
     end = time.monotonic() + PATIENCE - 10
-    while training.job._resizer._answering:
+    while training.job.coordinator.resizer.state.answering:
         assert time.monotonic() < end
         time.sleep(0.005)
 
@@ -265,8 +266,8 @@ def await_answer(training: Training) -> None:
 def ask(training: Training, wanted: dict[str, Any]) -> int:
     """Put an order in, and bring about the trouble that it names."""
     trouble = wanted.get("trouble")
-    os.environ["POLLUX_RECRUIT_WAIT"] = "0.2" if trouble == "nobody comes" else "60"
-    store = training.job._restart._keeper.store
+    training.job.coordinator.resizer.recruit_wait = 0.2 if trouble == "nobody comes" else 60.0
+    store = training.job.coordinator.checkpointer.keeper.store
     store.__dict__.pop("save", None)
     if trouble == "sbatch":
 
@@ -280,24 +281,24 @@ def ask(training: Training, wanted: dict[str, Any]) -> int:
             raise CheckpointError("no space left")
 
         store.save = full
-    training.job._resizer.ask(wanted)
+    training.job.coordinator.inbox.put(ResizeOrder(wanted))
     return int(wanted["id"])
 
 
 def behave_as_joiner(training: Training) -> None:
     """A companion's rank that does not come in, by the move that it was to be for."""
-    joiner = training.job._resizer._joiner
+    joiner = training.job.coordinator.joiner
     if joiner is None:
         return
-    if joiner._number == 21:
+    if joiner.move == 21:
         raise SystemExit("the data is not on this node")
-    if joiner._number == 22:
-        joiner.meeting.tell(joiner._key("ready/0"), training.job._resizer._same())
+    if joiner.move == 22:
+        joiner.meeting.tell(joiner.key("ready/0"), training.job.coordinator.resizer.same())
         os._exit(9)
-    if joiner._number == 23:
-        training.job.module = nn.Linear(1, 1)
-    if joiner._number == 19:
-        training.job._resizer._edition["the agent"] = "another"
+    if joiner.move == 23:
+        training.job.training.models[0].module = nn.Linear(1, 1)
+    if joiner.move == 19:
+        training.job.coordinator.resizer.code["the agent"] = "another"
 
 
 def retrace(directory: Path, until: int) -> dict[str, Any]:
@@ -312,7 +313,7 @@ def retrace(directory: Path, until: int) -> dict[str, Any]:
         else:
             continue
         break
-    training.job.stepper.save(durable=True)
+    training.job.coordinator.save(durable=True)
     await_answer(training)
-    report = report_of(training.job)
+    report = training.job.report()
     return {"from": begun, "state": training.state(), "heard": training.line.heard, "report": report}

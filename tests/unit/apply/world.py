@@ -25,7 +25,7 @@ from .agents import Training, resize
 TIMEOUT_S, LEADER_LEASE_S, LEASE_S = 1.0, 3.0, 60.0
 LIMITS = Limits(planned=30.0, drain=6.0, requeued=20.0, start=10.0, training=10.0)
 DRAIN_WAIT_S = 120.0
-"""pollux.checkpoint.restart: so long a drained agent waits to be killed before it trains on."""
+"""pollux.checkpoint.checkpointer: so long a drained agent waits to be killed before it trains on."""
 
 Policy = Callable[[Snapshot], Plan]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from torch.utils.data import TensorDataset
 from pollux import attach
 from pollux.checkpoint.sharded import ShardedStore
 from pollux.errors import CheckpointError, ForeignCheckpoint
-from pollux.loop import stepper as stepper_module
+from pollux.scheduler.orders import DrainOrder
 
 EXAMPLES = 96
 EPOCHS = 4
@@ -83,8 +84,7 @@ def train(directory: str, steps: int, shard: bool = True) -> tuple[int, list[int
 
 
 def save(job: Any, *, durable: bool) -> None:
-    stepper = job.stepper
-    job._restart.save(job._parts(), stepper.data, job._exchange, stepper._known(), durable=durable)
+    job.coordinator.save(durable=durable)
 
 
 def whole(tensor: Any) -> torch.Tensor:
@@ -166,7 +166,7 @@ def periodic(directory: str) -> tuple[list[int | None], list[float], int]:
     job = attach(model, optimizer, adaptive=False, checkpoint_dir=directory)
     saved: list[int | None] = []
     loader = job.loader(data(), 16)
-    keeper: Any = job._restart._keeper
+    keeper: Any = job.coordinator.checkpointer.keeper
     weights: list[float] = []
     for x, y, _ in loader:
         job.backward(mse_loss(job.model(x), y))
@@ -181,7 +181,7 @@ def periodic(directory: str) -> tuple[list[int | None], list[float], int]:
         else:
             break
     keeper.settle()
-    saved.append(job._restart._saved)
+    saved.append(job.coordinator.checkpointer.saved)
     job.close()
     again = sharded()
     resumed = attach(again, torch.optim.AdamW(again.parameters()), checkpoint_dir=directory)
@@ -192,24 +192,24 @@ def periodic(directory: str) -> tuple[list[int | None], list[float], int]:
 
 def drained(directory: str) -> tuple[int, int | None, bool]:
     """Asked to drain in mid-training: (optimizer step, that of the checkpoint, whether the order was followed)."""
+    os.environ["POLLUX_EXCHANGE_INTERVAL"] = "0"
     model = sharded()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
     job = attach(model, optimizer, adaptive=False, checkpoint_dir=directory)
-    stepper_module.EXCHANGE_INTERVAL = 0.0
-    job._restart._wait_for_end = lambda: None  # type: ignore[method-assign]
+    job.coordinator.drains.wait_for_end = lambda: None  # type: ignore[method-assign]
     saved: int | None = None
     for n, (x, y, _) in enumerate(job.loader(data(), 8)):
         if n == 3 and job.is_main:
-            job._restart.ask_drain(7)
-        if saved is None and 7 in job._restart._drained:
-            saved = job._restart._saved
+            job.coordinator.inbox.put(DrainOrder(7))
+        if saved is None and 7 in job.coordinator.drains.followed:
+            saved = job.coordinator.checkpointer.saved
             break
         with job.micro_batch():
             job.backward(mse_loss(job.model(x), y))
         if job.sync_gradients:
             optimizer.step()
             optimizer.zero_grad()
-    result = job.progress.optimizer_steps, saved, 7 in job._restart._drained
+    result = job.progress.optimizer_steps, saved, 7 in job.coordinator.drains.followed
     job.close()
     return result
 

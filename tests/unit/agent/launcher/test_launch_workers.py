@@ -20,6 +20,7 @@ from pollux.launcher.outcome import describe
 from pollux.launcher.supervisor import LaunchContext, Supervisor
 from pollux.launcher.workers import Notes, Worker, adopt_orphans
 from pollux.slurm_job import wake_signal
+from pollux.slurm_job.environment import LENT_RANKS
 from tests.unit.agent.launching import (  # noqa: F401 - fixtures among them
     fail,
     hold_on,
@@ -224,7 +225,7 @@ def test_while_ranks_are_lent_the_loss_of_one_asks_for_another_start(
     monkeypatch: pytest.MonkeyPatch, lent: bool, error: Exception, status: int
 ) -> None:
     """In collectives of the script's own, too, which know nothing of the agent's errors."""
-    monkeypatch.setattr(RankLost, "exit_status", RETRY_STATUS if lent else 1)
+    monkeypatch.setenv(LENT_RANKS, "2" if lent else "0")
 
     def body() -> int:
         raise error

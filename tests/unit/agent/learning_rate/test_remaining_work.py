@@ -12,7 +12,6 @@ from torch.utils.data import TensorDataset
 from pollux import attach
 from pollux.errors import PolluxAgentError
 from pollux.learning_rate.progress import Progress
-from pollux.loop.report import report_of
 
 
 def told(**declared: Any) -> tuple[list[tuple[float, float]], int]:
@@ -25,14 +24,14 @@ def told(**declared: Any) -> tuple[list[tuple[float, float]], int]:
     seen = []
     for _ in job.epochs(*([] if count is None else [count]), **declared):
         for x, y in loader:
-            report = report_of(job)
+            report = job.report()
             seen.append((report["progress"], report["target"]))
             with job.micro_batch():
                 job.backward(mse_loss(job.model(x), y))
             if job.sync_gradients:
                 optimizer.step()
                 optimizer.zero_grad()
-    report = report_of(job)
+    report = job.report()
     seen.append((report["progress"], report["target"]))
     job.close()
     return seen, job.progress.optimizer_steps

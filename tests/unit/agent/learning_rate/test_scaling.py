@@ -186,9 +186,9 @@ def test_each_parameter_group_has_its_own_factor_and_all_is_observable() -> None
     optimizer.register_step_pre_hook(lambda *_: rates.append([g["lr"] for g in optimizer.param_groups]))
     x = torch.randn(64, 4)
     loader = job.loader(TensorDataset(x, x.sum(1, keepdim=True)), 8, max_batch_size=32, per_gpu=(1, 16))
-    job.stepper.choice = BatchChoice(16, 1)
+    job.training.choice = BatchChoice(16, 1)
     calm, noisy = NoiseScale(sqr=1.0, var=0.0), NoiseScale(sqr=0.0, var=1.0)
-    job.stepper.trained_models[0].meter.agreed = (calm, noisy)
+    job.training.models[0].meter.agreed = (calm, noisy)
     for _ in job.epochs(1):
         for inputs, targets in loader:
             with job.micro_batch():

@@ -15,7 +15,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset
 
 from pollux import Job, attach
-from pollux.checkpoint.checkpointer import FruitlessRestarts
+from pollux.checkpoint.fruitless import FruitlessRestarts
 from pollux.checkpoint.store import CheckpointStore
 from pollux.errors import (
     BatchError,
@@ -152,14 +152,14 @@ def test_a_loss_that_is_no_number_costs_no_good_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("POLLUX_CHECKPOINT_INTERVAL", "0")
-    monkeypatch.setattr("pollux.loop.stepper.EXCHANGE_INTERVAL", 0.0)
+    monkeypatch.setenv("POLLUX_EXCHANGE_INTERVAL", "0")
     job, optimizer = start(checkpoint_dir=tmp_path, measure_every=1)
     for n, (x, y) in enumerate(job.loader(data(), 4, per_gpu=(4, 4))):
         with job.micro_batch():
             job.backward(mse_loss(job.model(x), y) * (float("nan") if n == 9 else 1.0))
         optimizer.step()
         optimizer.zero_grad()
-    skipped = job._averages.skipped
+    skipped = job.training.models[0].averages.skipped
     job.close()
     assert job.progress.samples == 64, "as in plain PyTorch, training goes on"
     assert skipped >= 1
@@ -191,7 +191,7 @@ def test_a_stale_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pollux.checkpoint.restart.STATE_VERSION", 99)
+    monkeypatch.setattr("pollux.checkpoint.checkpointer.STATE_VERSION", 99)
     save_one(tmp_path)
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match="expected a checkpoint of version"):
@@ -284,7 +284,7 @@ def test_a_checkpoint_makes_restarts_count_anew(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("POLLUX_FRUITLESS_RESTARTS", "2")
     for _ in range(2):
         job, _ = start(checkpoint_dir=tmp_path)
-    save = job._restart._keeper
+    save = job.coordinator.checkpointer.keeper
     assert save is not None
     with pytest.raises(RestartLoop):
         start(checkpoint_dir=tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from torch.utils.data import TensorDataset
 from pollux import attach
 from pollux.errors import PolluxAgentError
 from pollux.goodput import BatchChoice, NoiseScale
-from pollux.loop import stepper as stepper_module
 from pollux.ranks.control import Decision
 
 pytestmark = pytest.mark.usefixtures("read_at_once")
@@ -54,12 +54,12 @@ def play(
     first = torch.optim.Adam(generator.parameters(), lr=0.01)
     second = torch.optim.SGD(critic.parameters(), lr=0.05, momentum=0.5)
     schedule = LambdaLR(second, lambda n: 0.999**n)
+    os.environ["POLLUX_EXCHANGE_INTERVAL"] = "0"
     job = attach(generator, first, adaptive=adaptive, measure_every=2, checkpoint_dir=directory)
     judge = job.add_model("critic", critic, second, schedule)
     loader = job.loader(data(), 24, max_batch_size=96 if adaptive else None, per_gpu=per_gpu)
-    if job.stepper.advisor is not None:
-        job.stepper.advisor.close()
-    stepper_module.EXCHANGE_INTERVAL = 0.0
+    if job.training.advisor is not None:
+        job.training.advisor.close()
     factors: list[tuple[float, float]] = []
     passes = 0
     for _ in job.epochs(epochs, passes=True):
@@ -83,18 +83,17 @@ def play(
                 first.zero_grad()
                 second.zero_grad()
             if adaptive and job.is_main and job.progress.optimizer_steps == 24 and job.batch_size < 96:
-                job.stepper.advisor.proposal = BatchChoice(96 // job.world.size, 0)  # type: ignore[union-attr]
+                job.training.advisor.proposal = BatchChoice(96 // job.world.size, 0)  # type: ignore[union-attr]
             if job.progress.optimizer_steps >= leave_at:
                 break
         if job.progress.optimizer_steps >= leave_at:
-            stepper = job.stepper
-            job._restart.save(job._parts(), stepper.data, job._exchange, stepper._known(), durable=True)
+            job.coordinator.save(durable=True)
             break
     result = {
         "weights": [p.detach().clone() for p in [*generator.parameters(), *critic.parameters()]],
         "steps": job.progress.optimizer_steps,
         "schedule": schedule.last_epoch,
-        "noise": (job._meter.total, judge.noise_scale, job.noise_scale),
+        "noise": (job.training.models[0].meter.total, judge.noise_scale, job.noise_scale),
         "factors": factors[-1],
         "passes": passes,
     }
@@ -185,9 +184,9 @@ def critics_in_turn() -> tuple[int, int, int, int]:
             first.step()
             first.zero_grad()
             second.zero_grad()
-    result = job.progress.optimizer_steps, job.progress.samples, job._averages.samples
+    result = job.progress.optimizer_steps, job.progress.samples, job.training.models[0].averages.samples
     job.close()
-    return *result, judge._trainee.averages.samples
+    return *result, job.training.models[1].averages.samples
 
 
 def test_a_player_that_steps_seldom_is_measured_too(ranks: Any) -> None:
@@ -274,7 +273,7 @@ def without_contexts() -> list[int]:
             optimizer.step()
             optimizer.zero_grad()
     job.close()
-    return [trained_model.averages.samples for trained_model in job._trainees()]
+    return [trained_model.averages.samples for trained_model in job.training.models]
 
 
 def test_a_gradient_that_a_plain_loop_changes_in_place_is_no_sample(ranks: Any) -> None:

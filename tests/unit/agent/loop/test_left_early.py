@@ -14,8 +14,8 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset
 
 from pollux import Job, attach
-from pollux.loop import stepper as stepper_module
 from pollux.ranks.control import Decision
+from pollux.scheduler.orders import DrainOrder
 
 
 def data(length: int = 64) -> TensorDataset:
@@ -57,8 +57,8 @@ class Line:
 
 def connected(job: Job) -> Line:
     line = Line()
-    job._restart._publisher = line  # type: ignore[assignment]
-    job._restart._wait = 0.0
+    job.coordinator.line.connect(line)
+    job.coordinator.drains.wait = 0.0
     return line
 
 
@@ -76,7 +76,7 @@ def left(directory: str) -> tuple[int, int | None]:
     job, optimizer, loader = start(directory)
     leave(job, optimizer, loader, 11)
     job.close()
-    return job.progress.optimizer_steps, job._restart._saved
+    return job.progress.optimizer_steps, job.coordinator.checkpointer.saved
 
 
 def test_closing_after_a_break_keeps_what_was_trained(ranks: Any, tmp_path: Path) -> None:
@@ -109,15 +109,15 @@ def test_after_a_break_an_order_to_drain_is_answered_by_a_checkpoint(tmp_path: P
     job, optimizer, loader = start(tmp_path)
     line = connected(job)
     leave(job, optimizer, loader, 11)
-    job._restart.ask_drain(4)
+    job.coordinator.inbox.put(DrainOrder(4))
     assert line.came.wait(60)
     steps = job.progress.optimizer_steps
     assert line.heard == [(4, steps)]
-    assert job._restart._saved == steps
+    assert job.coordinator.checkpointer.saved == steps
     # A loop that goes on answers at its own steps again.
     line.came.clear()
     leave(job, optimizer, loader, steps + 3)
-    job._restart.ask_drain(5)
+    job.coordinator.inbox.put(DrainOrder(5))
     assert line.came.wait(60)
     assert line.heard[1] == (5, job.progress.optimizer_steps)
     job.close()
@@ -131,7 +131,7 @@ def test_an_order_under_way_at_a_break_is_answered_once(tmp_path: Path) -> None:
             step(job, optimizer, x, y)
             if job.progress.optimizer_steps == 3:
                 break
-        job._exchange.send(Decision(move=6))
+        job.coordinator.exchange.send(Decision(move=6))
         break
     assert line.came.wait(60)
     job.close()
@@ -150,11 +150,11 @@ def evaluate(directory: str) -> tuple[int, bool, list[tuple[int, int]]]:
         if job.progress.optimizer_steps == 4:
             break
     if job.is_main:
-        job._restart.ask_drain(7)
+        job.coordinator.inbox.put(DrainOrder(7))
     for _ in range(3):
         job.poll()
     heard = list(line.heard)
-    drained = 7 in job._restart._drained
+    drained = 7 in job.coordinator.drains.followed
     for x, y in loader:
         step(job, optimizer, x, y)
     job.close()
@@ -173,13 +173,13 @@ def test_an_order_is_heard_in_an_evaluation(ranks: Any, tmp_path: Path) -> None:
 def test_an_order_is_heard_while_amp_skips_every_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stepper_module, "EXCHANGE_INTERVAL", 0.0)
+    monkeypatch.setenv("POLLUX_EXCHANGE_INTERVAL", "0")
     scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
     job, optimizer, loader = start(tmp_path, scaler=scaler)
     line = connected(job)
     for n, (x, y) in enumerate(loader):
         if n == 2:
-            job._restart.ask_drain(8)
+            job.coordinator.inbox.put(DrainOrder(8))
         with job.micro_batch():
             job.backward(mse_loss(job.model(x), y) * float("inf"))
         if job.sync_gradients:
@@ -208,5 +208,5 @@ def test_a_step_that_amp_skips_inside_a_fused_optimizer_earns_nothing(tmp_path: 
             scaler.update()
             optimizer.zero_grad()
     assert n + 1 == 10, "an epoch of 8 steps took two batches more, for those that were skipped"
-    assert job.progress.optimizer_steps == job._meter.norms.steps == 8
+    assert job.progress.optimizer_steps == job.training.models[0].meter.norms.steps == 8
     job.close()

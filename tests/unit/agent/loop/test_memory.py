@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 
 from pollux import attach
 from pollux.errors import BatchError
-from pollux.loop.memory import FILE, MemoryBounds, is_out_of_memory
+from pollux.training.memory import FILE, MemoryBounds, is_out_of_memory
 
 EXAMPLES = 101
 
@@ -131,10 +131,10 @@ def test_ranks_that_run_out_together_do_not_spoil_each_others_file(
         original(descriptor)
         if not met:
             met.append(descriptor)
-            second._write()  # another rank, while this one's file is not in its place yet
+            second.lower(8)  # another rank, while this one's file is not in its place yet
 
     monkeypatch.setattr(os, "fsync", meanwhile)
-    first._write()
+    first.lower(16)
     assert met
     assert not caplog.messages
     assert json.loads((tmp_path / FILE).read_text()) == {"cpu": 16}, "whole, and the last one's"

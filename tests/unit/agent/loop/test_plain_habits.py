@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 import warnings
 from typing import Any
@@ -15,7 +16,6 @@ from torch.nn.functional import mse_loss
 
 from pollux import Job, attach
 from pollux.goodput import NoiseScale
-from pollux.loop import stepper as stepper_module
 from tests.unit.agent.regression import EXAMPLES, data, network
 
 SGD = torch.optim.SGD
@@ -78,7 +78,7 @@ def by_hand(own: bool, apart: bool = True) -> tuple[int, float, float]:
 
     `apart`: the user's first three under `no_sync`.
     """
-    stepper_module.EXCHANGE_INTERVAL = 0.0
+    os.environ["POLLUX_EXCHANGE_INTERVAL"] = "0"
     model = network()
     optimizer = SGD(model.parameters(), lr=0.0)
     job = attach(model, optimizer, adaptive=False, measure_every=1, noise_decay=1 - 1e-9)
@@ -96,9 +96,9 @@ def by_hand(own: bool, apart: bool = True) -> tuple[int, float, float]:
         if job.sync_gradients and n % 4 == 3:
             optimizer.step()
             optimizer.zero_grad()
-    (found,) = job._averages.groups() or [NoiseScale(math.nan, math.nan)]
+    (found,) = job.training.models[0].averages.groups() or [NoiseScale(math.nan, math.nan)]
     job.close()
-    return job._averages.samples, found.var * size, found.sqr
+    return job.training.models[0].averages.samples, found.var * size, found.sqr
 
 
 def test_accumulation_by_the_users_own_no_sync_is_measured_between_ranks(ranks: Any) -> None:
@@ -127,7 +127,7 @@ def gradients(static: bool) -> list[Tensor]:
             found.append(flat_gradient(model).clone())
             optimizer.step()
             optimizer.zero_grad()
-    samples = job._averages.samples
+    samples = job.training.models[0].averages.samples
     job.close()
     assert static == (samples == 0), (
         "reduced several times a step, it does not say what one rank's gradient was"
@@ -185,7 +185,7 @@ def unlike(kind: Any, make: Any, per_gpu: tuple[int, int]) -> int:
                 optimizer.zero_grad()
     job.close()
     assert job.progress.samples == 3 * EXAMPLES
-    return job._averages.samples
+    return job.training.models[0].averages.samples
 
 
 @pytest.mark.parametrize(("kind", "make"), [(Lookup, SGD), (Waves, torch.optim.Adam)])
@@ -201,7 +201,7 @@ def test_a_model_that_calls_itself_sparse_is_measured_but_for_its_sparse_parts()
     model: Any = Lookup()
     model.sparse = True
     job = attach(model, SGD(model.parameters(), lr=0.01), adaptive=False)
-    assert set(job._meter.norms.group_of) == set(model.out.parameters())
+    assert set(job.training.models[0].meter.norms.group_of) == set(model.out.parameters())
     job.close()
 
 
@@ -224,7 +224,7 @@ class Branches(nn.Module):
 
 def branching(make: Any, in_place: bool) -> tuple[int, float, float]:
     """(Samples, var, sqr), by the estimator without a hook, or by the hook where `.grad` is reduced in place."""
-    stepper_module.EXCHANGE_INTERVAL = 0.0
+    os.environ["POLLUX_EXCHANGE_INTERVAL"] = "0"
     model = Branches()
     optimizer = make(model.parameters(), lr=0.0)
     ddp = {"find_unused_parameters": True, "gradient_as_bucket_view": in_place}
@@ -235,9 +235,9 @@ def branching(make: Any, in_place: bool) -> tuple[int, float, float]:
             job.backward(mse_loss(job.model(x, chosen.randrange(2)), y))
         optimizer.step()
         optimizer.zero_grad()
-    (found,) = job._averages.groups() or [NoiseScale(math.nan, math.nan)]
+    (found,) = job.training.models[0].averages.groups() or [NoiseScale(math.nan, math.nan)]
     job.close()
-    return job._averages.samples, found.var, found.sqr
+    return job.training.models[0].averages.samples, found.var, found.sqr
 
 
 @pytest.mark.parametrize("make", [SGD, torch.optim.Adam])
@@ -274,7 +274,7 @@ def scales(apart: bool, per_gpu: tuple[int, int]) -> list[tuple[float, float]]:
                 for optimizer in optimizers:
                     optimizer.step()
                     optimizer.zero_grad()
-    found = [tuple(n) for t in job._trainees() for n in t.averages.groups() or ()]
+    found = [tuple(n) for t in job.training.models for n in t.averages.groups() or ()]
     job.close()
     return found  # type: ignore[return-value]
 

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from pollux import attach
 from pollux.errors import CheckpointError
 from pollux.goodput import BatchChoice
-from pollux.loop import stepper as stepper_module
+from pollux.scheduler.orders import DrainOrder
 from tests.unit.agent.regression import EXAMPLES, data, network, train_step
 
 
@@ -25,28 +25,28 @@ def stop(directory: str, drain_at: int | None) -> tuple[int, int, list[int], Ten
 
     Returns the step, samples counted, the numbers of those that this rank used, the weights, and the schedule's step.
     """
-    stepper_module.EXCHANGE_INTERVAL = 0.0  # the ranks agree after every step, however fast it was
+    os.environ["POLLUX_EXCHANGE_INTERVAL"] = "0"  # the ranks agree after every step, however fast it was
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     scheduler = LambdaLR(optimizer, lambda n: 0.999**n)
     job = attach(model, optimizer, scheduler, adaptive=False, checkpoint_dir=directory)
     loader = job.loader(data(), 24, per_gpu=(1, 24))
     drained = threading.Event()
-    job._restart._wait_for_end = drained.set  # type: ignore[method-assign]
+    job.coordinator.drains.wait_for_end = drained.set  # type: ignore[method-assign]
     first = job.progress.optimizer_steps
     used: list[int] = []
     ids: list[int] = []
     for _ in job.epochs(6):
         for x, y, batch_ids in loader:
-            if 7 in job._restart._drained:
+            if 7 in job.coordinator.drains.followed:
                 break
             used, ids = used + ids, batch_ids.tolist() if loader.data.local_samples else []
             train_step(job, optimizer, x, y)
             if job.sync_gradients:
                 scheduler.step()
             if job.is_main and job.progress.optimizer_steps == drain_at:
-                job._restart.ask_drain(7)
-        if 7 in job._restart._drained:
+                job.coordinator.inbox.put(DrainOrder(7))
+        if 7 in job.coordinator.drains.followed:
             break
     used += ids
     if job.is_main and drain_at is not None:
@@ -85,15 +85,16 @@ def adapt_and_finish(directory: str, epochs: int) -> tuple[int | None, int, bool
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     job = attach(model, optimizer, adaptive=True, measure_every=1, checkpoint_dir=directory)
     loader = job.loader(data(), 12, max_batch_size=96, per_gpu=(1, 48))
-    known = job.stepper.advisor is None or job.params is not None
-    carried = job._restart.known.batch_size if job._restart.known is not None else None
+    known = job.training.advisor is None or job.params is not None
+    last = job.coordinator.checkpointer.last_attempt
+    carried = last.batch_size if last is not None else None
     for epoch in job.epochs(epochs):
         for x, y, _ids in loader:
             train_step(job, optimizer, x, y)
-        if job.stepper.advisor is not None and epoch == 1:
-            job.stepper.advisor.close()
-            job.stepper.advisor.advise()  # a fit for the checkpoint to carry
-            job.stepper.advisor.proposal = BatchChoice(12, 3)
+        if job.training.advisor is not None and epoch == 1:
+            job.training.advisor.close()
+            job.training.advisor.advise()  # a fit for the checkpoint to carry
+            job.training.advisor.proposal = BatchChoice(12, 3)
     return carried, job.batch_size, known
 
 
@@ -117,8 +118,8 @@ def test_periodic_checkpoints_are_written_beside_the_training(
         for x, y, _ids in loader:
             train_step(job, optimizer, x, y)
             time.sleep(0.001)
-            if job._restart._saved is not None:
-                steps.append(job._restart._saved)
+            if job.coordinator.checkpointer.saved is not None:
+                steps.append(job.coordinator.checkpointer.saved)
         if len(set(steps)) >= 3:
             break
     job.close()

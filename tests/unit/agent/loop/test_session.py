@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -13,7 +14,6 @@ from torch.optim.lr_scheduler import LambdaLR
 from pollux import attach
 from pollux.errors import BatchError, PolluxAgentError
 from pollux.goodput import BatchChoice
-from pollux.loop import stepper as stepper_module
 from tests.unit.agent.regression import EXAMPLES, data, network, train_step
 
 
@@ -115,7 +115,7 @@ def test_a_step_that_amp_skips_earns_nothing_and_uses_its_batch() -> None:
     assert len(set(seen)) == len(seen) == 7 * 28
     assert job.progress.optimizer_steps == 6
     assert job.progress.samples == 6 * 28
-    assert job._averages.skipped <= 1
+    assert job.training.models[0].averages.skipped <= 1
     assert all(bool(p.isfinite().all()) for p in model.parameters())
     job.close()
 
@@ -124,11 +124,11 @@ def follow(changes: dict[int, tuple[int, int]]) -> list[tuple[int, int, int, flo
     """Train two passes while rank 0 proposes batch sizes at given steps; what this rank did at each step."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    os.environ["POLLUX_EXCHANGE_INTERVAL"] = "0"
     job = attach(model, optimizer, adaptive=True, measure_every=1)
     loader = job.loader(data(), 12, max_batch_size=60, per_gpu=(1, 12))
-    if job.stepper.advisor is not None:
-        job.stepper.advisor.close()  # the proposals below are all that there are
-    stepper_module.EXCHANGE_INTERVAL = 0.0
+    if job.training.advisor is not None:
+        job.training.advisor.close()  # the proposals below are all that there are
     log: list[tuple[int, int, int, float, list[int]]] = []
     ids: list[int] = []
     for _ in job.epochs(2, passes=True):
@@ -150,8 +150,8 @@ def follow(changes: dict[int, tuple[int, int]]) -> list[tuple[int, int, int, flo
                 optimizer.step()
                 optimizer.zero_grad()
             change = changes.get(job.progress.optimizer_steps)
-            if job.stepper.advisor is not None and change is not None:
-                job.stepper.advisor.proposal = BatchChoice(*change)
+            if job.training.advisor is not None and change is not None:
+                job.training.advisor.proposal = BatchChoice(*change)
     job.close()
     torch.distributed.barrier()
     return log

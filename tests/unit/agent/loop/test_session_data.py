@@ -151,9 +151,7 @@ def interrupted(directory: Path, steps: int) -> tuple[list[int], int]:
                 optimizer.zero_grad()
             if job.sync_gradients and job.progress.optimizer_steps == steps - 1:
                 loader.data.commit()  # this step is over: what comes is saved, and the attempt ends
-                job._restart.save(
-                    job._parts(), loader.data, job._exchange, job.stepper._known(), durable=True
-                )
+                job.coordinator.save(durable=True)
                 return seen, stream.read
     return seen, stream.read
 

@@ -15,8 +15,8 @@ from torch.utils.data import TensorDataset
 from pollux import Job, attach
 from pollux.goodput import BatchChoice, NoiseScale
 from pollux.learning_rate.schedule import ScaledSchedule
-from pollux.loop.report import report_of
 from pollux.ranks.control import Decision
+from pollux.scheduler.orders import DrainOrder
 from pollux.tuning.measurements import Configuration
 
 
@@ -59,8 +59,8 @@ class Line:
 
 def connected(job: Job, *, accepts: bool = True) -> Line:
     line = Line(accepts)
-    job._restart._publisher = line  # type: ignore[assignment]
-    job._restart._wait = 0.0
+    job.coordinator.line.connect(line)
+    job.coordinator.drains.wait = 0.0
     return line
 
 
@@ -79,7 +79,7 @@ def heard(line: Line, count: int) -> list[tuple[int, int]]:
 def test_a_short_step_takes_the_learning_rate_of_its_own_size() -> None:
     job, optimizer = start(adaptive=True, scaling="linear")
     loader = job.loader(data(34), 8, max_batch_size=32, per_gpu=(1, 32))
-    job.stepper.choice = BatchChoice(32, 0)
+    job.training.choice = BatchChoice(32, 0)
     factors = []
     for _ in job.epochs(1, passes=True):
         for x, y in loader:
@@ -93,17 +93,17 @@ def test_a_short_step_takes_the_learning_rate_of_its_own_size() -> None:
 def test_a_step_is_worth_what_was_said_before_it_was_taken() -> None:
     job, optimizer = start(adaptive=True, measure_every=1000)
     loader = job.loader(data(106), 8, max_batch_size=32, per_gpu=(1, 32))
-    job.stepper.choice = BatchChoice(32, 0)
-    job._first.meter.agreed = (NoiseScale(sqr=1.0, var=3.0),)
-    job._averages.groups = lambda: None  # type: ignore[method-assign]
+    job.training.choice = BatchChoice(32, 0)
+    job.training.models[0].meter.agreed = (NoiseScale(sqr=1.0, var=3.0),)
+    job.training.models[0].averages.groups = lambda: None  # type: ignore[method-assign]
     said: list[float] = []
     for x, y in loader:
         if said:
             assert job.gain == said[-1]
-        group = job.stepper.group
+        group = job.training.step.group
         assert group is not None
         if job.sync_gradients:  # a measured step may be cut in two
-            said.append(group.samples * job.stepper.efficiency(group.samples) / 8)
+            said.append(group.samples * job.training.efficiency(group.samples) / 8)
         step(job, optimizer, x, y)
     job.close()
     # AdaScale's gain at 4 times M0, and at the short step's own size.
@@ -118,7 +118,7 @@ def test_the_report_after_a_short_step_speaks_of_whole_ones() -> None:
         for x, y in loader:
             step(job, optimizer, x, y)
     job.profile.add(Configuration(1, 1, 32), final=[0.5])
-    report = report_of(job)
+    report = job.report()
     job.close()
     assert job.gain == pytest.approx(1 / 32)
     assert report["goodput"] == report["throughput"] > 0
@@ -141,8 +141,8 @@ def test_an_order_to_drain_under_way_at_the_end_is_answered_by_the_last_checkpoi
     for _ in job.epochs(1):
         for x, y in loader:
             step(job, optimizer, x, y)
-        job._exchange.send(Decision(move=5))
-        job._restart.ask_drain(6)
+        job.coordinator.exchange.send(Decision(move=5))
+        job.coordinator.inbox.put(DrainOrder(6))
     job.close()
     assert heard(line, 2) == [(5, 2), (6, 2)]
 
@@ -156,11 +156,11 @@ def test_a_second_loop_is_not_drained_by_the_checkpoint_of_the_first(tmp_path: P
             for x, y in loader:
                 step(job, optimizer, x, y)
                 if job.progress.optimizer_steps == 2 and epochs == 2:
-                    job._restart.ask_drain(9)
+                    job.coordinator.inbox.put(DrainOrder(9))
                     assert not line.heard
     job.close()
     assert job.progress.finished
-    assert job._restart._saved == 4
+    assert job.coordinator.checkpointer.saved == 4
     assert heard(line, 1) == [(9, 4)]
 
 
@@ -173,7 +173,7 @@ def test_an_attempt_with_nothing_left_to_train_answers_too(tmp_path: Path) -> No
             assert attempt == 1
             for x, y in loader:
                 step(job, optimizer, x, y)
-        job._restart.ask_drain(4)
+        job.coordinator.inbox.put(DrainOrder(4))
         job.close()
         assert heard(line, 1) == [(4, 2)]
 
@@ -181,7 +181,7 @@ def test_an_attempt_with_nothing_left_to_train_answers_too(tmp_path: Path) -> No
 def test_an_acknowledgement_that_nobody_took_does_not_bar_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pollux.loop.stepper.EXCHANGE_INTERVAL", 0.0)
+    monkeypatch.setenv("POLLUX_EXCHANGE_INTERVAL", "0")
     job, optimizer = start(checkpoint_dir=tmp_path)
     loader = job.loader(data(640), 16)
     line = connected(job, accepts=False)
@@ -189,7 +189,7 @@ def test_an_acknowledgement_that_nobody_took_does_not_bar_the_next(
         for x, y in loader:
             step(job, optimizer, x, y)
             if job.progress.optimizer_steps in (5, 20):
-                job._restart.ask_drain(3)
+                job.coordinator.inbox.put(DrainOrder(3))
     job.close()
     assert [number for number, _ in heard(line, 2)] == [3, 3]
 
@@ -203,7 +203,7 @@ def test_a_parameter_group_added_in_mid_training_is_trained_on() -> None:
     optimizer = torch.optim.SGD(model[1].parameters(), lr=0.01)
     job = attach(model, optimizer, adaptive=True, scaling="linear", measure_every=1)
     loader = job.loader(data(256), 8, max_batch_size=16, per_gpu=(1, 16))
-    job.stepper.choice = BatchChoice(16, 0)
+    job.training.choice = BatchChoice(16, 0)
     for n, (x, y) in enumerate(loader):
         if n == 4:
             optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.01})

@@ -14,7 +14,6 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.utils.data import TensorDataset
 
 from pollux import attach
-from pollux.loop import stepper as stepper_module
 from pollux.noise import measuring
 from pollux.noise.noise_scale import NoiseAverages, SampleKind, unbiased
 
@@ -119,7 +118,7 @@ def measure(name: str, per_gpu: tuple[int, int], adaptive: bool = False) -> tupl
                 scaler.step(optimizer)
                 scaler.update()
                 optimizer.zero_grad()
-    noise, samples = job.noise_scale, job._averages.samples
+    noise, samples = job.noise_scale, job.training.models[0].averages.samples
     job.close()
     assert noise is not None
     return noise.sqr, noise.var, samples
@@ -164,7 +163,7 @@ def test_hook_finds_the_planted_noise(ranks: Any, size: int, name: str) -> None:
 def test_samples_that_wait_for_each_other_are_read_before_there_is_no_room(
     ranks: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stepper_module, "READINGS", 10**6)
+    monkeypatch.setenv("POLLUX_EXCHANGES_PER_READING", "1e6")
     monkeypatch.setattr(measuring, "ROWS", 16)
     _, _, samples = ranks(2, measure, "sgd", (1, M0))[0]
     assert samples >= STEPS - 2 * 16
@@ -195,7 +194,7 @@ def measure_bare(name: str) -> tuple[float, float, int]:
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-    noise, samples = job.noise_scale, job._averages.samples
+    noise, samples = job.noise_scale, job.training.models[0].averages.samples
     job.close()
     assert noise is not None
     return noise.sqr, noise.var, samples
@@ -341,7 +340,7 @@ def measure_groups() -> list[tuple[float, float]]:
         if job.sync_gradients:
             optimizer.step()
             optimizer.zero_grad()
-    found = job._averages.groups()
+    found = job.training.models[0].averages.groups()
     job.close()
     assert found is not None
     return [tuple(n) for n in found]

@@ -83,8 +83,8 @@ def train(
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-    found = [tuple(n) for n in job._averages.groups() or ()]
-    samples = job._averages.samples
+    found = [tuple(n) for n in job.training.models[0].averages.groups() or ()]
+    samples = job.training.models[0].averages.samples
     job.close()
     return found, [whole(p.detach()) for p in model.parameters()], grads, samples
 

@@ -15,20 +15,20 @@ import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from pollux.errors import LEFT_STATUS, RELAUNCH_STATUS, RETRY_STATUS, RankLost
-from pollux.loop import stepper as stepper_module
+from pollux.errors import LEFT_STATUS, RELAUNCH_STATUS, RankLost
 from pollux.resize import companion_job, resizer
 from pollux.resize.capability import ResizeCapability
+from pollux.slurm_job.environment import LENT_RANKS
 from tests.unit.agent.resizing import EXAMPLES, PATIENCE, Stage, Training, follow, order, retrace
 
 
 @pytest.fixture
 def stage(tmp_path: Path, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> Stage:
     # The ranks are forked: what is set here holds in them.
-    monkeypatch.setattr(resizer, "ability_of", lambda *_: ResizeCapability.IN_PLACE)
+    monkeypatch.setattr(resizer, "capability_of", lambda *_: ResizeCapability.IN_PLACE)
     monkeypatch.setattr(companion_job, "submit", lambda *_: "1")
-    monkeypatch.setattr(resizer, "GONE_WAIT", 1.0)
-    monkeypatch.setattr(stepper_module, "EXCHANGE_INTERVAL", 0.0)
+    monkeypatch.setenv("POLLUX_GONE_WAIT", "1")
+    monkeypatch.setenv("POLLUX_EXCHANGE_INTERVAL", "0")
     return Stage(tmp_path, free_port)
 
 
@@ -78,9 +78,7 @@ def test_a_training_goes_through_resizes_as_through_restarts(
     first = found["n1"]
     sizes = [size for _, size in first["worlds"]]
     assert sizes == [4, 2, 3, 1, 2]
-    assert [rank["exit"] for rank in (first, found["n6"])] == [RETRY_STATUS, 1], (
-        "a companion's loss is mended"
-    )
+    assert [rank["lent"] for rank in (first, found["n6"])] == ["1", "0"], "a companion's loss is mended"
 
     # Whoever left said so before the scheduler heard of it, and of the newest move it hears what it cost.
     steps = [step for step, _ in first["worlds"][1:]]
@@ -169,13 +167,13 @@ def test_what_cannot_be_done_is_refused_and_the_training_goes_on(stage: Stage, t
         20: "rank 0's node, n1, is to stay",
         21: "script has ended before its training",
         22: "not every joiner that was ready answers",
-        19: "the agent is not what it was",
-        23: "the model is not what it was",
+        19: "the agent has changed since this job began",
+        23: "the model has changed since this job began",
         24: "1 of 1 joiners were not ready after 0 s",
         25: "no checkpoint could be written",
         26: "not from compute nodes",
         27: "expected the nodes n1, n2 and more",
-        28: "recruited nobody",
+        28: "started after the companion job was submitted",
         29: "not an order that this agent knows",
     }
     assert first["refused"].keys() == expected.keys()
@@ -203,14 +201,14 @@ def lose(directory: Path, orders: list[dict[str, Any]]) -> dict[str, Any]:
 
     training = Training(directory)
     if node == "n2":
-        resizer.Resizer._leave = lambda *_: os._exit(9)  # type: ignore[assignment,method-assign,return-value]
+        training.job.coordinator.groups.leave = lambda *_: os._exit(9)  # type: ignore[method-assign]
     if node == "n3":
         training.optimizer.register_step_pre_hook(die)
     try:
         return follow(directory, orders, 99, training)
     except RankLost as error:
-        training.job._restart.keeps(0)  # the checkpoint under way is written
-        return {"status": error.exit_status, "worlds": training.worlds}
+        training.job.coordinator.checkpointer.holds(0)  # the checkpoint under way is written
+        return {"lent": os.environ[LENT_RANKS], "error": str(error), "worlds": training.worlds}
 
 
 def test_a_rank_that_dies_instead_of_leaving_and_a_companion_that_is_lost(
@@ -220,7 +218,7 @@ def test_a_rank_that_dies_instead_of_leaving_and_a_companion_that_is_lost(
     stage.start(["n1", "n2"], lose, tmp_path, orders)
     found = stage.results(["n3"], lose, tmp_path, orders)
     assert (found["n2"], found["n3"]) == ("died", "died")
-    assert found["n1"]["status"] == RETRY_STATUS, "the job's own nodes begin again without it"
+    assert found["n1"]["lent"] == "1", "the job's own nodes begin again without it"
     assert [size for _, size in found["n1"]["worlds"]] == [2, 1, 2]
     # Nothing is lost but what came after a resize: the last, or the one before where its checkpoint was being written.
     _, first, last = (step for step, _ in found["n1"]["worlds"])

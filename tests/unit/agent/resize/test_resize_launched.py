@@ -18,14 +18,13 @@ import torch
 from torch.nn.functional import mse_loss
 import pollux
 from pollux.resize import resizer as resize
-from pollux.loop import stepper as stepper_module
 from pollux.resize.capability import ResizeCapability
-from pollux.loop.report import report_of
+from pollux.scheduler.orders import ResizeOrder
 
 logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
 ORDERS, MOVES = {orders!r}, {moves}
-resize.ability_of = lambda *_: ResizeCapability.IN_PLACE
-stepper_module.EXCHANGE_INTERVAL = 0.0
+resize.capability_of = lambda *_: ResizeCapability.IN_PLACE
+os.environ["POLLUX_EXCHANGE_INTERVAL"] = "0"
 torch.set_num_threads(1)
 torch.manual_seed(0)
 x = torch.randn(101, 6)
@@ -44,9 +43,9 @@ class Line:
     def close(self): ...
 
 if not os.environ.get("POLLUX_COMPANION"):
-    job._restart._publisher = Line()
+    job.coordinator.line.connect(Line())
 loader = job.loader(data, 8, max_batch_size=16, per_gpu=(2, 8))
-resizer, since = job._resizer, 0
+resizer, since = job.coordinator.resizer, 0
 try:
     for _ in job.epochs(1000):
         deadline = time.monotonic() + 90
@@ -60,11 +59,11 @@ try:
                 optimizer.step()
                 optimizer.zero_grad()
                 since += 1
-            if job.is_main and ORDERS and resizer._moving is None and not resizer._answering and since > 8:
+            if job.is_main and ORDERS and not resizer.state.first_step_of and not resizer.state.answering and since > 8:
                 since = 0
-                resizer.ask(ORDERS.pop(0))
+                job.coordinator.inbox.put(ResizeOrder(ORDERS.pop(0)))
             time.sleep(0.002)
-            if job.world.size == 2 and resizer.generation == MOVES:
+            if job.world.size == 2 and job.coordinator.groups.generation == MOVES:
                 # A pass to the end among the new ranks.
                 ended = ended if "ended" in globals() else loader.data.pass_index + 2
                 if loader.data.pass_index >= ended:
@@ -75,7 +74,7 @@ try:
 finally:
     weights = [float(p.detach().double().sum()) for p in network.parameters()]
     note("used", samples=used, weights=weights, size=job.world.size, factors=list(job.lr_factors),
-         steps=job.progress.optimizer_steps, report=report_of(job) if rank == 0 else None)
+         steps=job.progress.optimizer_steps, report=job.report() if rank == 0 else None)
 """
 
 SBATCH = """#!/bin/sh

@@ -20,10 +20,12 @@ from pollux.errors import LaunchError, PolluxAgentError
 from pollux.goodput import NoiseScale
 from pollux.ranks import handover
 from pollux.ranks.world import World, join
-from pollux.resize.capability import ResizeCapability, ability_of, least_ability
+from pollux.resize.capability import ResizeCapability, capability_of, least_capability
 from pollux.resize.companion_job import RecruitmentFailed, Wanted, clean, submit
 from pollux.resize.joining import Joiner
+from pollux.resize.machine import Phase, ResizeState
 from pollux.resize.requests import ResizeRequest, objection
+from pollux.scheduler.orders import ResizeOrder, ResizeWithdrawn
 from pollux.scheduler.publisher import Publisher
 from pollux.slurm_job.code_version import code_version
 from pollux.slurm_job.ticket import Ticket
@@ -34,12 +36,11 @@ LAUNCHED = {"POLLUX_LAUNCHED_AT": "1.0"}
 # -- abilities ------------------------------------------------------------------------------------------------
 
 
-def job(**changes: Any) -> Any:
+def training(models: int = 1, *, managed: bool = True, own: bool = True, **changes: Any) -> Any:
     wrapped = DistributedDataParallel.__new__(DistributedDataParallel)
-    stepper = SimpleNamespace(trained_models=[SimpleNamespace(comm_hook=None)], managed=True)
-    world = SimpleNamespace(own=True, control=None)
-    facts = {"model": wrapped, "module": nn.Linear(1, 1), "stepper": stepper, "world": world}
-    return SimpleNamespace(**facts | changes)
+    first = SimpleNamespace(**{"model": wrapped, "module": nn.Linear(1, 1), "comm_hook": None} | changes)
+    world, step = SimpleNamespace(own=own, control=None), SimpleNamespace(managed=managed)
+    return SimpleNamespace(models=[first] * models, step=step, world=world)
 
 
 def started(**changes: Any) -> Any:
@@ -58,33 +59,32 @@ def started(**changes: Any) -> Any:
 )
 def test_the_directive_bounds_what_a_job_is_able_to(asked: str, most: str) -> None:
     environment = LAUNCHED | {"POLLUX_RESIZE": asked}
-    assert ability_of(job(), started(), environment) == most
-    assert least_ability(started(), environment) == ("requeue" if most == "requeue" else "relaunch")
+    assert capability_of(training(), started(), environment) == most
+    assert least_capability(started(), environment) == ("requeue" if most == "requeue" else "relaunch")
 
 
 def test_without_a_launcher_a_ticket_or_checkpoints_a_job_can_only_be_requeued() -> None:
-    assert ability_of(job(), started(), {}) is ResizeCapability.REQUEUE
-    assert ability_of(job(), started(ticket=None), LAUNCHED) is ResizeCapability.REQUEUE
-    assert ability_of(job(), started(directory=None), LAUNCHED) is ResizeCapability.REQUEUE
+    assert capability_of(training(), started(), {}) is ResizeCapability.REQUEUE
+    assert capability_of(training(), started(ticket=None), LAUNCHED) is ResizeCapability.REQUEUE
+    assert capability_of(training(), started(directory=None), LAUNCHED) is ResizeCapability.REQUEUE
 
 
 def test_what_holds_the_number_of_ranks_elsewhere_is_relaunched() -> None:
     compiled = nn.Linear(1, 1)
-    compiled._orig_mod = nn.Linear(1, 1)
-    plain = SimpleNamespace(comm_hook=None)
+    compiled.register_module("_orig_mod", nn.Linear(1, 1))
     obstacles = {
-        "two models": job(stepper=SimpleNamespace(trained_models=[plain, plain], managed=True)),
-        "a loop of its own": job(stepper=SimpleNamespace(trained_models=[plain], managed=False)),
-        "a hook": job(stepper=SimpleNamespace(trained_models=[SimpleNamespace(comm_hook=1)], managed=True)),
-        "one plain rank": job(model=nn.Linear(1, 1)),
-        "a process group of the script's": job(world=SimpleNamespace(own=False, control=None)),
-        "compiled": job(module=compiled),
+        "two models": training(2),
+        "a loop of its own": training(managed=False),
+        "a hook": training(comm_hook=1),
+        "one plain rank": training(model=nn.Linear(1, 1)),
+        "a process group of the script's": training(own=False),
+        "compiled": training(module=compiled),
     }
     for name, found in obstacles.items():
-        assert ability_of(found, started(), LAUNCHED) is ResizeCapability.RELAUNCH, name
-    assert ability_of(job(), started(), LAUNCHED) is ResizeCapability.IN_PLACE
+        assert capability_of(found, started(), LAUNCHED) is ResizeCapability.RELAUNCH, name
+    assert capability_of(training(), started(), LAUNCHED) is ResizeCapability.IN_PLACE
     sampler = DistributedSampler(range(8), num_replicas=2, rank=0)  # type: ignore[var-annotated,arg-type]
-    assert ability_of(job(), started(), LAUNCHED) is ResizeCapability.RELAUNCH, sampler
+    assert capability_of(training(), started(), LAUNCHED) is ResizeCapability.RELAUNCH, sampler
 
 
 # -- orders ---------------------------------------------------------------------------------------------------
@@ -135,35 +135,35 @@ def test_garbled_orders_are_refused(change: dict[str, Any]) -> None:
         ResizeRequest.parse(order | change)
 
 
-def test_no_rank_leaves_in_the_midst_of_an_evaluation_nor_after_the_last_step() -> None:
+def test_no_rank_leaves_in_an_evaluation_nor_after_the_last_step() -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     job = attach(model, optimizer, adaptive=False)
     loader = job.loader(TensorDataset(torch.randn(8, 2)), 4)
-    order = ask("n1")
-    job._resizer._asked = order
+    resizer, ready = job.coordinator.resizer, ResizeState(Phase.READY, ask("n1"))
+    resizer.state = ready
     job.poll()
-    assert job._resizer._asked is order, "it comes again after a step"
-    assert job._resizer.refused is None
+    assert resizer.state == ready, "it comes again after a step"
+    assert resizer.refused is None
     for _ in job.epochs(1):
-        job._resizer._asked = None
+        resizer.state = ResizeState()
         for (x,) in loader:
             model(x).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-        job._resizer._asked = order
-    assert job._resizer.refused == {"id": 4, "why": "the training is over"}
+        resizer.state = ready
+    assert resizer.refused == {"id": 4, "why": "the training is over"}
     job.close()
 
 
 def test_an_order_is_passed_on_once_and_so_is_its_end() -> None:
     heard: list[Any] = []
     ticket = Ticket("c", 1, 0, 0, "token", "dbname=nowhere")
-    publisher = Publisher(ticket, dict, lambda _: None, heard.append)
+    publisher = Publisher(ticket, dict, heard.append)
     order = {"id": 4, "path": "resize"}
     for instructions in ({"drain": None, "resize": order}, {"resize": order}, {"drain": None}, {}, "garbled"):
-        publisher._obey(instructions)
-    assert heard == [order, None]
+        publisher.take_orders(instructions)
+    assert heard == [ResizeOrder(order), ResizeWithdrawn()]
 
 
 # -- recruitment ----------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import tracemalloc
 import pytest
 
 from pollux.scheduler.database import DatabaseAway
+from pollux.scheduler.orders import DrainOrder
 from pollux.scheduler.publisher import Publisher
 from pollux.slurm_job.ticket import Ticket, read_ticket
 from pollux.tuning.knowledge import Introduction
@@ -135,12 +136,12 @@ def test_without_a_database_training_goes_on_and_the_log_says_it_once(nobody, ca
     caplog.set_level(logging.INFO)
     publisher = Publisher(ticket(nobody), dict, lambda number: None)
     publisher.start()
-    eventually(lambda: publisher._failures > 3)
+    eventually(lambda: publisher.failures > 3)
     assert publisher.acknowledge(1, {}, timeout_s=0.05) is False
     publisher.close()
     assert caplog.text.count("cannot be reached") == 1
     assert "hunter2" not in caplog.text
-    assert not publisher._thread.is_alive()
+    assert publisher.ended
 
 
 def test_a_server_that_says_nothing_holds_neither_training_nor_its_end():
@@ -155,7 +156,7 @@ def test_a_server_that_says_nothing_holds_neither_training_nor_its_end():
 def test_a_dsn_that_is_none_ends_the_reports_without_repeating_it(caplog):
     publisher = Publisher(ticket("hunter2 is no dsn"), dict, lambda number: None)
     publisher.start()
-    publisher._thread.join(10)
+    eventually(lambda: publisher.ended)
     assert "not a libpq connection string" in caplog.text
     assert "hunter2" not in caplog.text
     assert publisher.acknowledge(1, {}) is False
@@ -170,7 +171,7 @@ def test_waking_from_a_signal_handler_never_blocks(nobody):
             os.kill(os.getpid(), signal.SIGUSR1)
         for _ in range(70_000):  # more than a pipe holds
             publisher.wake()
-        eventually(lambda: publisher._failures > 1)
+        eventually(lambda: publisher.failures > 1)
     finally:
         signal.signal(signal.SIGUSR1, before)
         publisher.close()
@@ -179,14 +180,14 @@ def test_waking_from_a_signal_handler_never_blocks(nobody):
 def test_an_order_whose_acknowledgement_nobody_heard_comes_again(nobody):
     orders = []
     publisher = Publisher(ticket(nobody), dict, orders.append)
-    publisher._obey({"drain": 3})
-    publisher._obey({"drain": 3})
-    assert orders == [3]
+    publisher.take_orders({"drain": 3})
+    publisher.take_orders({"drain": 3})
+    assert orders == [DrainOrder(3)]
     publisher.start()
     assert publisher.acknowledge(3, {}, timeout_s=0.05) is False
     publisher.close()
-    publisher._obey({"drain": 3})
-    assert orders == [3, 3]
+    publisher.take_orders({"drain": 3})
+    assert orders == [DrainOrder(3), DrainOrder(3)]
 
 
 def test_closing_before_the_start_and_twice_is_harmless(nobody):
@@ -204,11 +205,11 @@ def test_an_introduction_that_nobody_hears_is_given_up_and_reports_go_on(nobody,
     )
     for _ in range(3):
         with pytest.raises(DatabaseAway):
-            publisher._exchange()
-    assert publisher._introduction is None
+            publisher.exchange()
+    assert publisher.introduction is None
     assert heard == []
     with pytest.raises(DatabaseAway):
-        publisher._exchange()
+        publisher.exchange()
 
 
 def test_an_hour_without_a_database_costs_no_memory_and_no_step(nobody):
@@ -224,9 +225,9 @@ def test_an_hour_without_a_database_costs_no_memory_and_no_step(nobody):
     def rounds(count):
         for _ in range(count):
             with contextlib.suppress(DatabaseAway):
-                publisher._exchange()
-            publisher._failures += 1
-            assert publisher._pause() <= 66
+                publisher.exchange()
+            publisher.failures += 1
+            assert publisher.pause() <= 66
 
     rounds(100)
     gc.collect()
@@ -244,8 +245,8 @@ def test_an_hour_without_a_database_costs_no_memory_and_no_step(nobody):
 def test_backoff_grows_and_is_bounded(nobody):
     publisher = Publisher(ticket(nobody, 30.0), dict, lambda number: None)
     pauses = []
-    for publisher._failures in range(1, 12):
-        pauses.append(publisher._pause())
+    for publisher.failures in range(1, 12):
+        pauses.append(publisher.pause())
     assert pauses[0] < 1.2
     assert all(later > earlier for earlier, later in itertools.pairwise(pauses[:6]))
     assert max(pauses) <= 66

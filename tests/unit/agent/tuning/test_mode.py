@@ -13,7 +13,6 @@ from torch.utils.data import TensorDataset
 from pollux import attach
 from pollux.errors import PolluxAgentError
 from pollux.goodput import BatchChoice, BatchLimits, NoiseScale, ThroughputParams
-from pollux.loop.report import report_of
 from pollux.slurm_job.environment import stands_alone
 from pollux.tuning.batch_choice import HYSTERESIS, Advisor
 from pollux.tuning.measurements import Configuration
@@ -42,7 +41,7 @@ def begin(maximum: int | None, **options: Any) -> tuple[bool, int]:
     job = attach(model, torch.optim.SGD(model.parameters(), lr=0.01), **options)
     job.loader(TensorDataset(torch.randn(320, 4), torch.randn(320, 1)), 32, max_batch_size=maximum)
     job.close()
-    return job.adaptive, report_of(job)["limits"]["maximum"]
+    return job.adaptive, job.report()["limits"]["maximum"]
 
 
 def test_a_script_outside_of_slurm_adapts_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +83,7 @@ def train(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     job = attach(model, optimizer, mode=mode, adaptive=adaptive, measure_every=sampling)
     loader = job.loader(dataset, 32, max_batch_size=320, per_gpu=(4, 64))
-    advisor = job.stepper.advisor
+    advisor = job.training.advisor
     assert advisor is not None
     advisor.close()  # its thread: here the test asks for advice
     shapes, told = [], False
@@ -99,13 +98,13 @@ def train(
             if not told and job.noise_scale is not None:
                 told = True
                 advisor.params = PARAMS
-                job._meter.agreed = (NOISY,)
-                job._averages.add = lambda *_: None  # type: ignore[method-assign]
-                job._averages.groups = lambda: [NOISY]  # type: ignore[method-assign]
+                job.training.models[0].meter.agreed = (NOISY,)
+                job.training.models[0].averages.add = lambda *_: None  # type: ignore[method-assign]
+                job.training.models[0].averages.groups = lambda: [NOISY]  # type: ignore[method-assign]
                 advisor._seen = job.profile.version
                 advisor.advise()
     assert told, "the noise is measured in every mode"
-    report = report_of(job)
+    report = job.report()
     job.close()
     return job, shapes, report
 

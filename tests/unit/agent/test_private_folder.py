@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pollux.checkpoint.private_folder import PrivateFolder, UnsafePath, write_durably
+from pollux.private_folder import PrivateFolder, UnsafePath, write_durably
 
 OTHER = 65534
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")

@@ -1,14 +1,14 @@
-"""One model with its optimizer and scheduler: what is measured, scaled, saved and wrapped of it.
+"""One model with its optimizer and scheduler: its wrapper, its noise meter and its learning-rate factors.
 
-A job has one, and one more for each call of `Job.add_model` (a GAN's critic). All are trained on the same batches. The
-batch size is one for all of them, and the one with the least noise scale decides on it: a larger batch is worth least
-to that one, and noise scales, unlike gradients, are comparable between models and optimizers.
+A job has one, and one more for each call of `Job.add_model` (a GAN's critic). All train on the same batches. The model
+with the least noise scale decides on the batch size: a larger batch is worth least to it, and noise scales, unlike
+gradients, are comparable between models and optimizers.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,13 +38,29 @@ class TrainedModel:
     rates: LearningRateScaler
     model: torch.nn.Module
     """The model to train with."""
-    comm_hook: CommunicationHook | None
-    """The user's own."""
 
     def __init__(
-        self, module: torch.nn.Module, optimizer: Optimizer, scheduler: Any | None, rule: Rule, decay: float
+        self,
+        module: torch.nn.Module,
+        optimizer: Optimizer,
+        scheduler: Any | None,
+        rule: Rule,
+        *,
+        decay: float,
+        measure_every: int | None = None,
+        ddp_kwargs: Mapping[str, Any] | None = None,
+        comm_hook: CommunicationHook | None = None,
     ) -> None:
+        """`measure_every` None: as rank 0 decides. Raises PolluxAgentError."""
+        if measure_every is not None and measure_every < 1:
+            raise PolluxAgentError(
+                f"expected to measure every so many steps, 1 or more, got measure_every={measure_every}"
+            )
         self.module, self.optimizer, self.scheduler, self.rule = module, optimizer, scheduler, rule
+        self.measure_every = measure_every
+        self.comm_hook = comm_hook
+        """The script's own."""
+        self._ddp = dict(ddp_kwargs or {})
         self.norms = GradientNorms(optimizer, chosen=rule is not automatic)
         sparse = (part for part in module.modules() if getattr(part, "sparse", False) is True)
         self.norms.leave_out(p for part in sparse for p in part.parameters(recurse=False))
@@ -53,7 +69,7 @@ class TrainedModel:
         self._told = False
 
     def parts(self, prefix: str = "") -> dict[str, Any]:
-        """What a checkpoint holds of it, by name."""
+        """Parts of a checkpoint that belong to this model, by name."""
         parts = {
             "model": self.module,
             "optimizer": self.optimizer,
@@ -68,34 +84,25 @@ class TrainedModel:
         world: World,
         *,
         scaler: Any | None,
-        sampling: int | None,
-        ddp: dict[str, Any],
-        comm_hook: CommunicationHook | None,
         on_ready: Callable[[], None],
         before_step: Callable[[TrainedModel], None],
         on_step: Callable[[], None],
     ) -> None:
-        """After restoring: DistributedDataParallel around it where ranks are several and it is plain; its meter."""
-        if sampling is not None and sampling < 1:
-            raise PolluxAgentError(
-                f"expected to measure every so many steps, 1 or more, got measure_every={sampling}"
-            )
+        """After restoring: wrap a plain model in DistributedDataParallel where ranks are several; make its meter."""
         self._main = world.rank == 0
         self.norms.count_from_state()
         self.model = self.module
         if is_sharded(self.module):
             check_sharded(self.module, world.size)
-            if comm_hook is not None or ddp:
+            if self.comm_hook is not None or self._ddp:
                 raise PolluxAgentError(
                     "expected `ddp_kwargs` and `comm_hook` for a plain model, got one under fully_shard"
                 )
         elif world.distributed:
             # Its broadcast from rank 0 makes all ranks equal.
             if world.device.type == "cuda":
-                ddp.setdefault("device_ids", [world.device])
-            self.model = DistributedDataParallel(self.module, **ddp)
-        self._ddp = ddp
-        self.comm_hook = comm_hook
+                self._ddp.setdefault("device_ids", [world.device])
+            self.model = DistributedDataParallel(self.module, **self._ddp)
 
         def metered(world: World, sampling: int) -> NoiseMeter:
             alone = world.size < 2 and not is_sharded(self.module)
@@ -107,23 +114,23 @@ class TrainedModel:
                 scaler=scaler,
                 on_ready=on_ready,
                 sampling=sampling,
-                comm_hook=comm_hook,
+                comm_hook=self.comm_hook,
             )
 
         self._metered = metered
-        self.meter = metered(world, sampling or 1)
+        self.meter = metered(world, self.measure_every or 1)
         self._on_step = on_step
         self._hook = self.optimizer.register_step_pre_hook(lambda *_: before_step(self))
         self.rates = LearningRateScaler(self.optimizer, on_step=self._stepped)
 
     def leave_group(self) -> None:
-        """Before the process groups are given up: wait for what the meter has under way in them."""
+        """Before the process groups end: wait for the meter's messages in them."""
         self.meter.settle()
 
     def rewrap(self, world: World) -> None:
-        """In the process groups of `world`: make the wrapper anew, within the object that the script holds.
+        """In the process groups of `world`: make the wrapper again, within the object that the script holds.
 
-        Parameters and buffers are equal on all ranks already, and not sent again.
+        Parameters and buffers are equal on all ranks already; they are not sent again.
         """
         if isinstance(self.model, DistributedDataParallel):
             rewrap(self.model, self.module, self._ddp)
@@ -135,12 +142,12 @@ class TrainedModel:
     def begin_step(
         self, step: int, passes: int, local_batch: int, samples: int, *, whole: bool, scale: float | None
     ) -> None:
-        """Before a step over `samples` examples; `scale`: M / M0 where the learning rate follows it."""
+        """Begin a step over `samples` examples. `scale`: M / M0 where the learning rate follows it."""
         self.meter.begin_group(step, passes, local_batch, samples, whole=whole)
         self.schedule.begin()
         self.rates.factors, self.rates.others = [], []
         if scale is not None:
-            self._tell_not_understood()
+            self._warn_not_understood()
             if scale > 1.0:
                 self._scale(scale)
 
@@ -149,7 +156,7 @@ class TrainedModel:
         return self.averages.groups() or [None] * self.norms.groups
 
     def agree(self, noise: Sequence[NoiseScale | None], sampling: int, read_every: int) -> None:
-        """What rank 0 has found, on every rank; what was known before stands where it has found nothing."""
+        """Take over rank 0's noise scales and intervals; keep the former noise scales where it has none."""
         self.meter.agreed = tuple(n for n in noise if n is not None) or self.meter.agreed
         self.meter.sampling, self.meter.read_every = sampling, read_every
 
@@ -163,7 +170,7 @@ class TrainedModel:
         if self.rule is sde:
             self.rates.others = hyperparameters(self.optimizer, families, scale, noise)
 
-    def _tell_not_understood(self) -> None:
+    def _warn_not_understood(self) -> None:
         if self._told or self.norms.understood:
             return
         self._told = True
@@ -171,7 +178,7 @@ class TrainedModel:
             logger.warning(not_understood(self.optimizer))
 
     def _stepped(self) -> None:
-        """Called by the optimizer's hook. A fused optimizer is called by AMP even for a step that it then skips."""
+        """Count a step, from the optimizer's hook. AMP calls a fused optimizer even for a step that it skips."""
         if skips_step(self.optimizer):
             return
         self.norms.steps += 1
@@ -185,9 +192,9 @@ class TrainedModel:
 
 
 def least_noise(trained_models: Sequence[TrainedModel]) -> NoiseScale | None:
-    """The agreed noise scale that decides on the batch size: the least known one.
+    """The agreed noise scale that decides on the batch size: the least.
 
-    None while none is known, and where an optimizer is not understood: the batch size then stays as it is.
+    None while none is known, and where the agent does not understand an optimizer: the batch size then stays.
     """
     if not all(trained_model.norms.understood for trained_model in trained_models):
         return None

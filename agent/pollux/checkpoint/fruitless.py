@@ -1,0 +1,75 @@
+"""Restarts that come to nothing: counted, so that they end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from pollux.errors import RestartLoop
+from pollux.private_folder import write_durably
+from pollux.ranks.control import ControlExchange
+
+logger = logging.getLogger("pollux")
+
+
+class FruitlessRestarts:
+    """Counts automatic restarts since the newest checkpoint, in a file beside it, which rank 0 keeps.
+
+    A training that dies before its first checkpoint would otherwise be started over and over, for as long as Slurm
+    requeues it. Starts by a person's hand count as none.
+    """
+
+    def __init__(self, directory: Path, most: int, environ: Mapping[str, str] = os.environ) -> None:
+        self._path = directory / "restarts.json"
+        self._automatic = any(
+            environ.get(name, "0") not in ("", "0") for name in ("SLURM_RESTART_COUNT", "POLLUX_RESTARTS")
+        )
+        self._most = most
+        self._counted = False
+
+    def begin(self, exchange: ControlExchange) -> None:
+        """An attempt begins. Raises RestartLoop, on every rank, where too many before it came to nothing."""
+        why: str | None = None
+        if exchange.rank == 0:
+            try:
+                self._count()
+            except RestartLoop as error:
+                why = str(error)
+        why = exchange.gather(why)[0]
+        if why is not None:
+            raise RestartLoop(why)
+
+    def _count(self) -> None:
+        count = self._read() + 1 if self._automatic else 0
+        if count > self._most:
+            raise RestartLoop(
+                f"{count - 1} restarts in a row ended without a new checkpoint: expected at most {self._most} (since "
+                f"{time.ctime(self._path.stat().st_mtime)}). Find out why from the job's output; then remove "
+                f"{self._path}, or submit the job anew, to train on from the newest checkpoint"
+            )
+        self._counted = count > 0 or self._path.exists()
+        if not self._counted:
+            return
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_durably(self._path, lambda file: file.write(json.dumps({"restarts": count}).encode()))
+        except OSError as error:
+            logger.warning("restarts cannot be counted: %s", error)
+
+    def checkpointed(self) -> None:
+        """A checkpoint was written: this attempt was worth something."""
+        if self._counted:
+            self._counted = False
+            with contextlib.suppress(OSError):
+                self._path.unlink(missing_ok=True)
+
+    def _read(self) -> int:
+        try:
+            return max(int(json.loads(self._path.read_text())["restarts"]), 0)
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0

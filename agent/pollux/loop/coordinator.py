@@ -1,0 +1,247 @@
+"""Between two optimizer steps: rank 0 decides, and all ranks act on it after the same step.
+
+Rank 0 puts what it wants of all ranks into one decision (`_decide`): a batch size, a drain, a checkpoint, a resize, the
+noise scale. `ControlExchange` carries it; every rank acts on it (`_act`) one exchange later.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from pollux.checkpoint.checkpointer import Checkpointer
+from pollux.errors import RankLost
+from pollux.loop.inbox import Inbox
+from pollux.loop.regroup import come_in, regroup
+from pollux.loop.report import report_of
+from pollux.noise.measuring import sampling_interval
+from pollux.ranks.control import ControlExchange, Decision
+from pollux.resize.groups import Groups
+from pollux.resize.joining import Joiner
+from pollux.resize.resizer import Resizer
+from pollux.scheduler.drains import Drains
+from pollux.scheduler.line import Receipt, SchedulerLine
+from pollux.slurm_job.attempt import Attempt
+from pollux.training.training import Training
+from pollux.tuning.knowledge import Introduction
+
+logger = logging.getLogger("pollux")
+
+STOP_WAIT = timedelta(seconds=60)
+"""For the other ranks, where a training is closed before its end."""
+
+
+class Coordinator:
+    """Has the ranks of one training act together: on orders, and on rank 0's own decisions."""
+
+    def __init__(self, training: Training, attempt: Attempt, joiner: Joiner | None) -> None:
+        self.training, self.attempt = training, attempt
+        self.exchange = ControlExchange(training.world.control, training.models[0].norms.groups)
+        self.checkpointer = Checkpointer(training, attempt)
+        self.line = SchedulerLine(attempt.ticket)
+        self.drains = Drains(self.line, attempt.settings.drain_wait)
+        self.groups = Groups()
+        self.resizer = Resizer(training, attempt, self.line, self.groups)
+        self.inbox = Inbox(self.drains, self.resizer)
+        self.joiner = joiner
+        self._loops = 0
+        self._left = False
+        """The loop over the epochs was left, and no optimizer step was made since."""
+
+    @property
+    def _main(self) -> bool:
+        return self.training.world.rank == 0
+
+    # -- the training begins ----------------------------------------------------------------------------------
+
+    def restore(self) -> None:
+        """Load the newest checkpoint; see `Checkpointer.restore`."""
+        self.checkpointer.restore(self.exchange)
+        self.resizer.interrupted(self.checkpointer.interrupted_at)
+
+    def open(self, introduction: Introduction | None) -> None:
+        """The loader is made: report to the scheduler from here on, and hear its orders."""
+        if self._main:
+            self.resizer.prepare()
+        self.line.open(self.report, self.inbox.put, introduction, main=self._main)
+        self.resizer.acknowledge_relaunch()
+
+    def begin_loop(self) -> None:
+        """A loop over the epochs begins; a joiner comes in here."""
+        self._loops += 1
+        if self.joiner is not None and self.training.world.waiting:
+            come_in(
+                self.joiner, self.training, self.exchange, self.checkpointer, self.groups, self.resizer.same()
+            )
+        elif self._main:
+            self.resizer.begin_loop(self._loops)
+
+    def begin_epoch(self) -> None:
+        """An epoch begins: a training that counted as finished (fewer epochs, a first of several loops) goes on."""
+        self.training.progress.finished = False
+        self.drains.train_on()
+
+    def enter(self) -> None:
+        """The loop over the loader begins."""
+        self.checkpointer.begin_training()
+        self.training.pause()
+
+    # -- between two steps ------------------------------------------------------------------------------------
+
+    def on_optimizer_step(self) -> None:
+        """The optimizer makes a step."""
+        if self._left:
+            self._left = False
+            self.drains.train_on()
+
+    def after_step(self) -> None:
+        """An optimizer step is over, on every rank: act on rank 0's decision where one has come."""
+        training, times = self.training, self.attempt.times
+        training.last_step_at = time.time()
+        if times.first_step_at is None:
+            times.first_step_at = training.last_step_at
+            self.checkpointer.after_first_step()
+            self.line.wake()
+        self.resizer.after_step()
+        self.exchange_decisions()
+
+    def exchange_decisions(self) -> None:
+        """Send rank 0's decision where one is due, and act on the one before."""
+        decision = self.exchange.step(self._decide)
+        if decision is not None:
+            self._act(decision)
+
+    def poll(self) -> None:
+        """Act on what rank 0 has decided by now, at once and on all ranks."""
+        for decision in (self.exchange.take(), self.exchange.agree(self._decide())):
+            if decision is not None:
+                self._act(decision, resizes=False)
+
+    def _decide(self) -> Decision:
+        """What rank 0 wants of all; the other ranks' answer is not used."""
+        if not self._main:
+            return Decision()
+        training, seconds = self.training, self.training.step.seconds
+        choice, advisor = None, training.advisor
+        if advisor is not None:
+            choice, advisor.proposal = advisor.proposal, None
+            if choice is not None and choice.local_batch > training.limits.local_max:
+                choice = None  # chosen before memory ran out
+        drain, resize = self.inbox.wanted()
+        interval = self.attempt.settings.exchange_interval
+        measure_every = training.models[0].measure_every
+        decision = Decision(
+            move=drain,
+            resize=resize,
+            checkpoint=self.checkpointer.due(),
+            sampling=measure_every or sampling_interval([m.norms for m in training.models], seconds),
+            next_exchange=min(max(1, round(interval / seconds)), 50) if seconds > 0 else 1,
+            noise=tuple(scale for model in training.models for scale in model.measured()),
+        )
+        return decision if choice is None else decision.with_choice(choice)
+
+    def _act(self, decision: Decision, *, resizes: bool = True) -> None:
+        """`resizes`: a step has just ended, where ranks may leave and come; not so in an evaluation."""
+        training = self.training
+        noise = list(decision.noise)
+        read_every = 1 + round(self.attempt.settings.exchanges_per_reading * (decision.next_exchange - 1))
+        for model in training.models:
+            own, noise = noise[: model.norms.groups], noise[model.norms.groups :]
+            model.agree(own, decision.sampling, read_every)
+        if 0 < decision.local_batch <= training.limits.local_max:
+            training.choice = decision.choice
+            for model in training.models:
+                model.meter.reset_batch()
+            training.timer.cool()
+            if self._main:
+                logger.info("batch size %d: %s", training.batch_size, training.choice)
+        if decision.move or decision.checkpoint:
+            seconds = self.save(durable=bool(decision.move))
+            if decision.move:
+                self.drains.drain(decision.move, self.checkpointer.receipt(seconds), self.exchange)
+            training.pause()
+        if decision.resize and resizes:
+            self._resize(decision.resize)
+        elif decision.resize:
+            self.resizer.put_off()
+
+    def _resize(self, move: int) -> None:
+        self._keep_drain(self.exchange.take())
+        regroup(move, self.training, self.exchange, self.checkpointer, self.groups, self.resizer)
+
+    def _keep_drain(self, decision: Decision | None) -> None:
+        """On rank 0: an order to drain that was on its way to the ranks, and will not be acted on, stands again."""
+        if self._main and decision is not None and decision.move:
+            self.drains.order(decision.move)
+
+    def save(self, *, durable: bool) -> float | None:
+        """A checkpoint, on all ranks after the same step; see `Checkpointer.save`."""
+        return self.checkpointer.save(self.exchange, durable=durable)
+
+    # -- the training ends ------------------------------------------------------------------------------------
+
+    def left(self) -> None:
+        """The loop over the epochs was left: rank 0 answers an order to drain by a checkpoint of its own."""
+        self._left = True
+        if self._main and not self.checkpointer.sharded:
+            self.drains.rest(self._save_alone)
+            self._keep_drain(self.exchange.under_way)
+
+    def _save_alone(self) -> Receipt | None:
+        return self.checkpointer.receipt(self.checkpointer.save(ControlExchange(None, 0), durable=True))
+
+    def _saved(self) -> Receipt | None:
+        return self.checkpointer.receipt(0.0)
+
+    def finish(self) -> None:
+        """Training is over: nothing is lost from here on, whatever happens to the job."""
+        progress = self.training.progress
+        if progress.finished:
+            self.drains.rest(self._saved)  # as its checkpoint says: this attempt had nothing left to train
+            return
+        progress.finished = True
+        self._end()
+
+    def stop(self) -> None:
+        """The user is done before the last epoch: keep what was trained since the newest checkpoint.
+
+        Every rank calls it. A restart goes on from there.
+        """
+        progress = self.training.progress
+        if progress.finished or self.attempt.directory is None:
+            return
+        if sys.exc_info()[0] is not None:
+            return  # an error is under way: the other ranks may not come, and the state may be half made
+        try:
+            self.exchange.barrier(STOP_WAIT)
+            kept = self.checkpointer.holds(progress.optimizer_steps)
+            self._end(kept=self.exchange.gather(kept)[0])
+        except RankLost as error:
+            logger.warning("no last checkpoint: %s", error)
+
+    def _end(self, *, kept: bool = False) -> None:
+        """`kept`: a checkpoint of the last step stands."""
+        decision = self.exchange.take()
+        # A last checkpoint, so that a restart repeats no step of it.
+        if kept or not self.checkpointer.keeps or self.save(durable=True) is not None:
+            self.drains.rest(self._saved)
+        # The ranks will exchange no more: the last checkpoint answers an order that was on its way to them.
+        self._keep_drain(decision)
+
+    def close(self) -> None:
+        """End the reports and the resizes; the last checkpoint is written before, by `stop`."""
+        self.exchange.take()
+        self.line.close()
+
+    def report(self) -> dict[str, Any]:
+        """The report to the scheduler. Called off the main thread: it reads plain attributes only."""
+        parts: tuple[Mapping[str, Any], ...] = (
+            report_of(self.training),
+            self.checkpointer.report(),
+            self.resizer.report(),
+        )
+        return {name: value for part in parts for name, value in part.items()}

@@ -1,0 +1,354 @@
+"""The `Job` that `attach` returns: what a training script calls and reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.data import Dataset
+
+from pollux.data.loader import elastic_loader
+from pollux.errors import PolluxAgentError
+from pollux.goodput import BatchChoice, BatchLimits, NoiseScale, ThroughputParams
+from pollux.learning_rate.progress import Progress
+from pollux.learning_rate.scaling import Rule, follow, rule_for
+from pollux.loop.added_model import AddedModel
+from pollux.loop.batches import MicroBatchContext, TrainingLoader, backward
+from pollux.loop.coordinator import Coordinator
+from pollux.loop.script_checks import check_beside, warn_of_unknown_parameters
+from pollux.loop.stepper import Stepper
+from pollux.noise.estimators import CommunicationHook
+from pollux.ranks.control import Decision
+from pollux.ranks.world import World
+from pollux.resize.joining import Joiner
+from pollux.slurm_job.attempt import Attempt
+from pollux.training.trained_model import TrainedModel
+from pollux.training.training import Training
+from pollux.tuning import knowledge
+from pollux.tuning.batch_choice import Advisor, batch_limits, choose_on_arrival, initial_choice, within_pass
+from pollux.tuning.knowledge import introduction
+from pollux.tuning.mode import Mode
+from pollux.tuning.profile import StepProfile
+
+
+class Job:
+    """One training, on however many GPUs it has at the moment. Made by `attach`.
+
+    `training`, `stepper` and `coordinator` are the agent's own: their interfaces may change with every release.
+    """
+
+    def __init__(self, training: Training, attempt: Attempt, joiner: Joiner | None = None) -> None:
+        self.training = training
+        self.coordinator = Coordinator(training, attempt, joiner)
+        self._attempt = attempt
+        self._stepper = Stepper(training)
+        first = self._first = training.models[0]
+        self.module = first.module
+        """The model as the user passed it."""
+        self.optimizer, self.scheduler = first.optimizer, first.scheduler
+        self.scaler, self.state = training.scaler, training.state
+        self.coordinator.restore()
+        self._wrap(first)
+        self.model: torch.nn.Module = first.model
+        """The model to train with: wrapped in DistributedDataParallel where there are other ranks and it is plain."""
+
+    # -- what the user calls ----------------------------------------------------------------------------------
+
+    def add_model(
+        self,
+        name: str,
+        model: torch.nn.Module,
+        optimizer: Optimizer,
+        scheduler: Any | None = None,
+        *,
+        scaling: str | Rule = "auto",
+        ddp_kwargs: Mapping[str, Any] | None = None,
+        comm_hook: CommunicationHook | None = None,
+    ) -> AddedModel:
+        """Train a further model by this job, as a GAN's critic; call it before `loader`, on all ranks alike.
+
+        The agent saves and restores it under `name`. It has a noise scale and learning-rate factors of its own, and
+        shares the batches: the model with the least noise scale decides on their size, and on what a step counts.
+        Arguments are as for `attach`. Raises PolluxAgentError.
+        """
+        training = self.training
+        if training.begun or not name or name in training.names:
+            raise PolluxAgentError(
+                f"expected a further model before the loader is made, and under a name of its own; got {name!r}"
+            )
+        check_beside(self.module, model, name)
+        added = TrainedModel(
+            model,
+            optimizer,
+            scheduler,
+            rule_for(scaling),
+            decay=self._first.averages.decay,
+            measure_every=self._first.measure_every,
+            ddp_kwargs=ddp_kwargs,
+            comm_hook=comm_hook,
+        )
+        training.add(name, added)
+        self.coordinator.exchange.groups += added.norms.groups
+        self.coordinator.checkpointer.restore_more(added.parts(f"{name}."))
+        self._wrap(added)
+        return AddedModel(self._stepper, added)
+
+    def loader(
+        self,
+        dataset: Dataset[Any] | Iterable[Any],
+        batch_size: int,
+        *,
+        max_batch_size: int | None = None,
+        per_gpu: tuple[int, int] | None = None,
+        **options: Any,
+    ) -> TrainingLoader:
+        """The training data, `batch_size` (M0) examples per step over all GPUs, up to `max_batch_size` as it pays.
+
+        `per_gpu` bounds one GPU's share of a pass: by default M0 / 32 to M0, which the agent assumes to fit into one
+        GPU. Other options are ElasticLoader's: shuffle, sampler, collate_fn, num_workers, pin_memory, drop_last; of
+        an iterable dataset ElasticStream's: length (samples of a pass, about), transform, collate_fn, pin_memory,
+        drop_last. Raises BatchError for sizes that contradict each other, DataError for data that cannot be divided.
+        """
+        training, coordinator, world = self.training, self.coordinator, self.world
+        if training.begun:
+            raise PolluxAgentError("expected one training loader per job; evaluate with torch's DataLoader")
+        if max_batch_size is None and self._attempt.alone:
+            training.adaptive = False  # nobody has asked for anything but plain training
+        limits = batch_limits(batch_size, max_batch_size, per_gpu, adaptive=training.adaptive)
+        limits = training.memory.within(limits, coordinator.exchange.gather)
+        training.progress.initial = batch_size
+        for model in training.models:
+            model.meter.begin(batch_size)
+        at_first = initial_choice(limits, world.nodes, world.size, adaptive=training.adaptive)
+        data = elastic_loader(
+            dataset,
+            batch_size=batch_size,
+            rank=world.rank,
+            world_size=world.size,
+            local_batch=at_first.local_batch,
+            seed=self._attempt.seed,
+            **options,
+        )
+        limits = within_pass(limits, data.length)
+        choice = coordinator.exchange.agree(Decision().with_choice(self._first_choice(limits))).choice
+        data.set_batch(choice.local_batch)
+        coordinator.checkpointer.restore_loader(data)
+        training.begin(data, limits, choice)
+        if self.is_main:
+            training.advisor = self._start_advisor(limits)
+            if training.adaptive:
+                warn_of_unknown_parameters(training.models)
+        coordinator.open(introduction(self.module, limits, training.profile))
+        return TrainingLoader(self._stepper, coordinator)
+
+    def epochs(
+        self, count: float | None = None, *, passes: bool = False, steps: float | None = None
+    ) -> Iterator[int]:
+        """The epochs still to train, counted from 0: after a restart it goes on with the one that was interrupted.
+
+        An epoch is statistical: |D| examples of M0-equivalent progress, however many passes through the data that
+        takes; with `passes=True` one pass. Half an epoch at the end is half an epoch's progress. `steps` declares the
+        length as so many optimizer steps of M0 examples instead, or what is worth as much. Ranks may leave and come
+        between two steps: a rank that leaves ends by SystemExit in the loop over the loader.
+        """
+        training, coordinator, progress = self.training, self.coordinator, self.progress
+        training.check_begun()
+        length = training.data.length
+        if (count is None) == (steps is None) or (passes and steps is not None):
+            raise PolluxAgentError(
+                "expected the length of training as a number of epochs, or as steps=N alone"
+            )
+        count = steps * progress.initial / length if steps is not None else count
+        assert count is not None
+        training.step.managed, training.step.passes_only = True, passes
+        progress.target, progress.passes = (None, count) if passes else (count * length, None)
+        coordinator.begin_loop()
+        while progress.epoch < count:
+            coordinator.begin_epoch()
+            try:
+                yield progress.epoch
+            except GeneratorExit:
+                coordinator.left()
+                raise
+            progress.next_epoch(length, training.data.pass_index)
+        coordinator.finish()
+        coordinator.resizer.close()
+
+    def micro_batch(self) -> MicroBatchContext:
+        """Context of one forward and backward pass; only a step's last one synchronises the ranks."""
+        return MicroBatchContext(self._stepper, self._first)
+
+    def backward(self, loss: Tensor, **options: Any) -> None:
+        """Backpropagate this micro-batch's mean loss by its share of the step (and AMP's loss scale).
+
+        `options` are those of `Tensor.backward`: retain_graph, create_graph, inputs.
+        """
+        backward(self._stepper, loss, **options)
+
+    def poll(self) -> None:
+        """Let the scheduler's orders through where no steps are taken: in a long evaluation, every few batches.
+
+        All ranks call it alike, between steps. An order to drain is answered there: this may not return.
+        """
+        self.training.check_begun()
+        self.coordinator.poll()
+
+    def close(self) -> None:
+        """End the agent's threads and hooks; the model and the optimizer stay usable. All ranks call it.
+
+        After a `break` out of `epochs` a last checkpoint is written: a restart goes on from there.
+        """
+        training, coordinator = self.training, self.coordinator
+        coordinator.resizer.close()
+        if training.begun:
+            coordinator.stop()
+        if training.advisor is not None:
+            training.advisor.close()
+        for model in training.models:
+            model.close()
+        coordinator.close()
+
+    # -- readings ---------------------------------------------------------------------------------------------
+
+    @property
+    def stepper(self) -> Stepper:
+        """The agent's part in the steps; raises PolluxAgentError before `loader` was called."""
+        self.training.check_begun()
+        return self._stepper
+
+    @property
+    def world(self) -> World:
+        """The ranks of this job, and this one's place among them."""
+        return self.training.world
+
+    @property
+    def rank(self) -> int:
+        return self.world.rank
+
+    @property
+    def is_main(self) -> bool:
+        """True on rank 0: print, log and write results there."""
+        return self.world.rank == 0
+
+    @property
+    def device(self) -> torch.device:
+        return self.world.device
+
+    @property
+    def mode(self) -> Mode:
+        """How far the agent goes: observe, advise or enforce."""
+        return self.training.mode
+
+    @property
+    def adaptive(self) -> bool:
+        """The batch size may change."""
+        return self.training.adaptive
+
+    @property
+    def progress(self) -> Progress:
+        """How far the training is."""
+        return self.training.progress
+
+    @property
+    def profile(self) -> StepProfile:
+        """Measured step times."""
+        return self.training.profile
+
+    @property
+    def local_batch(self) -> int:
+        """m: examples per GPU and pass."""
+        return self.stepper.training.choice.local_batch
+
+    @property
+    def accumulation(self) -> int:
+        """s: passes without synchronisation before the synchronising one."""
+        return self.stepper.training.choice.accumulation
+
+    @property
+    def batch_size(self) -> int:
+        """M: examples per optimizer step, over all GPUs."""
+        return self.stepper.training.batch_size
+
+    @property
+    def gain(self) -> float:
+        """Steps of M0 examples that the last step was worth."""
+        return self.training.step.gain
+
+    @property
+    def lr_factors(self) -> tuple[float, ...]:
+        """The factor on each parameter group's learning rate; empty where there is none."""
+        return tuple(self._first.rates.factors)
+
+    @property
+    def noise_scale(self) -> NoiseScale | None:
+        """The gradient noise scale as all ranks know it, of several models the least; None until measured."""
+        return self.training.noise_scale
+
+    @property
+    def params(self) -> ThroughputParams | None:
+        """The fitted throughput model; None before the first fit, and on ranks other than 0."""
+        return self.training.params
+
+    @property
+    def limits(self) -> BatchLimits:
+        """The batch sizes that the user allows."""
+        return self.stepper.training.limits
+
+    @property
+    def dataset_length(self) -> int:
+        """|D|: examples in a pass."""
+        return self.stepper.training.data.length
+
+    @property
+    def sync_gradients(self) -> bool:
+        """True from the last micro-batch of a step on: clip, step and zero the gradients then."""
+        return self.stepper.synchronises
+
+    def report(self) -> dict[str, Any]:
+        """The report to the scheduler, as it would be now."""
+        self.training.check_begun()
+        return self.coordinator.report()
+
+    # -- within -----------------------------------------------------------------------------------------------
+
+    def _wrap(self, trained: TrainedModel) -> None:
+        training = self.training
+        follow(trained.rule, lambda: training.progress.steps)
+        trained.wrap(
+            training.world,
+            scaler=training.scaler,
+            on_ready=training.timer.ready,
+            before_step=self._stepper.before_optimizer_step,
+            on_step=self._on_optimizer_step,
+        )
+
+    def _on_optimizer_step(self) -> None:
+        if self.training.begun:
+            self._stepper.on_optimizer_step()
+            self.coordinator.on_optimizer_step()
+
+    def _start_advisor(self, limits: BatchLimits) -> Advisor:
+        training, last = self.training, self.coordinator.checkpointer.last_attempt
+        advisor = Advisor(
+            training.profile,
+            limits,
+            training.world.nodes,
+            training.world.size,
+            lambda: (training.noise_scale, training.choice),
+            adaptive=training.adaptive,
+            advises=training.mode is Mode.ADVISE,
+            params=knowledge.kept(last, training.profile),
+        )
+        advisor.start()
+        return advisor
+
+    def _first_choice(self, limits: BatchLimits) -> BatchChoice:
+        training, last = self.training, self.coordinator.checkpointer.last_attempt
+        nodes, gpus = training.world.nodes, training.world.size
+        if not training.adaptive or last is None:
+            return initial_choice(limits, nodes, gpus, adaptive=training.adaptive)
+        params, noise = knowledge.kept(last, training.profile), training.noise_scale
+        return choose_on_arrival(limits, nodes, gpus, noise=noise, params=params, size=last.batch_size)

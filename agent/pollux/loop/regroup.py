@@ -1,0 +1,93 @@
+"""A resize in place, on every rank: from the present process groups into the next ones, after one optimizer step.
+
+Leaving ranks end their processes. Staying ranks, and joiners from a companion job, form new groups over a store in rank
+0's process, and go on in mid-pass. In a relaunch all processes end at that step instead, and the launchers of the
+remaining nodes start new ones.
+
+Before all ranks know the decision nothing is given up. After it, the death of a rank ends them all, and restarting from
+that step's checkpoint loses least.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from pollux.checkpoint.checkpointer import Checkpointer
+from pollux.errors import RELAUNCH_STATUS
+from pollux.ranks.control import ControlExchange
+from pollux.ranks.handover import hand_over
+from pollux.resize.groups import Groups
+from pollux.resize.joining import Joiner
+from pollux.resize.requests import ResizeDecision
+from pollux.resize.resizer import Resizer
+from pollux.training.training import Training
+
+logger = logging.getLogger("pollux")
+
+
+def regroup(
+    move: int,
+    training: Training,
+    exchange: ControlExchange,
+    checkpointer: Checkpointer,
+    groups: Groups,
+    resizer: Resizer,
+) -> None:
+    """Go through with a move, after the same optimizer step on all ranks; leaving ranks do not return."""
+    main, rank, size = training.world.rank == 0, training.world.rank, training.world.size
+    training.leave_groups()
+    # The checkpoint comes first, as it may take a while: after the decision leaving ranks have seconds to end.
+    # One that is being written at this moment is nearly as new, and would have to be waited for.
+    relaunches, saves = exchange.gather((resizer.relaunches, resizer.relaunches or not checkpointer.writing))[
+        0
+    ]
+    seconds = checkpointer.save(exchange, durable=relaunches) if saves else 0.0
+    decided = resizer.decide(move, seconds) if main else None
+    told = exchange.gather(None if decided is None else asdict(decided))[0]
+    if told is None:
+        return
+    decision = ResizeDecision.parse(told)
+    if rank not in decision.stay:
+        groups.leave(decision, rank)
+    if decision.relaunch:
+        raise SystemExit(RELAUNCH_STATUS)
+    _enter(decision, decision.stay.index(rank), training, exchange, checkpointer, groups)
+    if main:
+        logger.info("resized in place from %d ranks to %d", size, decision.size)
+        resizer.resized()
+
+
+def come_in(
+    joiner: Joiner,
+    training: Training,
+    exchange: ControlExchange,
+    checkpointer: Checkpointer,
+    groups: Groups,
+    same: Mapping[str, str],
+) -> None:
+    """On a joiner, at its loop: wait for rank 0's decision, and enter the job's groups with the others."""
+    groups.meeting = joiner.meeting
+    decision = ResizeDecision.parse(joiner.wait(same))
+    _enter(decision, len(decision.stay) + joiner.index, training, exchange, checkpointer, groups)
+
+
+def _enter(
+    decision: ResizeDecision,
+    rank: int,
+    training: Training,
+    exchange: ControlExchange,
+    checkpointer: Checkpointer,
+    groups: Groups,
+) -> None:
+    """Form the new groups with the other ranks, hand the state over to joiners, and settle in the groups."""
+    world = groups.form(training.world, decision, rank)
+    if decision.joiners:
+        state = {"state": checkpointer.state(), "agreed": training.agreed()} if rank == 0 else None
+        state = hand_over(state, world, joiners=decision.joiners)
+        if state is not None:
+            checkpointer.take_over(state["state"])
+            training.agree(state["agreed"])
+    exchange.change_group(world.control)
+    training.settle(world, decision.choice)

@@ -1,0 +1,71 @@
+"""The process groups that a rank is in, over the resizes of its training."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import MutableMapping
+from typing import NoReturn
+
+from pollux.errors import LEFT_STATUS
+from pollux.ranks.rendezvous import Rendezvous, leave_groups, tell_environment, until
+from pollux.ranks.world import World
+from pollux.resize.requests import ResizeDecision
+from pollux.slurm_job.environment import LENT_RANKS
+
+logger = logging.getLogger("pollux")
+
+LEAVE_WAIT = 5.0
+"""Seconds for which a rank that leaves waits until the others have left the groups that it is in."""
+
+
+class Groups:
+    """This rank's way from its present process groups into the next ones."""
+
+    def __init__(self) -> None:
+        self.generation = 0
+        """Resizes of these processes so far."""
+        self.meeting: Rendezvous | None = None
+        """Where the ranks meet; None before the first resize."""
+
+    def open(self) -> Rendezvous:
+        """On rank 0: the meeting's store. Raises RankLost where it cannot be opened."""
+        if self.meeting is None:
+            self.meeting = Rendezvous.open()
+        return self.meeting
+
+    def _join(self, decision: ResizeDecision) -> Rendezvous:
+        if self.meeting is None:
+            self.meeting = Rendezvous.join(decision.address, decision.port, decision.secret)
+        return self.meeting
+
+    def leave(self, decision: ResizeDecision, rank: int) -> NoReturn:
+        """End this rank. Its groups stay as they are: the script may still end them itself."""
+        if not decision.relaunch:
+            meeting = self._join(decision)
+            # A peer that is gone would be a failure in groups that the others have not left yet.
+            until(lambda: meeting.count(f"{decision.name}/free") >= len(decision.stay), LEAVE_WAIT)
+            meeting.count(f"{decision.name}/left", 1)
+        logger.info("rank %d leaves in move %d", rank, decision.number)
+        raise SystemExit(LEFT_STATUS)
+
+    def form(
+        self,
+        old: World,
+        decision: ResizeDecision,
+        rank: int,
+        environ: MutableMapping[str, str] = os.environ,
+    ) -> World:
+        """Leave the present groups; form the decision's, as `rank`. Raises RankLost where other ranks do not come."""
+        meeting = self._join(decision)
+        # A companion's node may fail, or Slurm may end its job: the job's own ranks then start again.
+        own = rank < decision.size - decision.lent
+        environ[LENT_RANKS] = str(decision.lent if own else 0)
+        leave_groups()
+        meeting.count(f"{decision.name}/free", 1)
+        world = meeting.form(
+            old, decision.name, rank, decision.size, per_node=decision.per_node, lent=decision.lent
+        )
+        self.generation = decision.generation
+        tell_environment(world, environ)
+        return world

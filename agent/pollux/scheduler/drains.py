@@ -1,0 +1,112 @@
+"""Drains: the scheduler wants the job to stop at a checkpoint, which rank 0 acknowledges.
+
+Rank 0 passes the order on in its next decision. All ranks write a checkpoint after the same optimizer step; rank 0
+acknowledges it; all wait to be killed, for a bounded time, and train on if nobody comes. Where no steps are taken any
+more, the newest checkpoint answers at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from pollux.errors import RankLost
+from pollux.ranks.control import ControlExchange, Decision
+from pollux.scheduler.line import Receipt, SchedulerLine
+
+logger = logging.getLogger("pollux")
+
+KILL_WAIT = 20.0
+"""Seconds for which a drained rank whose peers are gone waits to be killed too, before it calls that an error."""
+
+
+class Drains:
+    """Orders to drain, and their answers."""
+
+    def __init__(self, line: SchedulerLine, wait: float) -> None:
+        """`wait`: seconds that a drained job waits to be killed."""
+        self._line, self.wait = line, wait
+        self._ordered = 0
+        self.followed: set[int] = set()
+        """Moves whose order was followed or is being answered."""
+        self._last_word: Callable[[], Receipt | None] | None = None
+
+    # -- rank 0, any thread -----------------------------------------------------------------------------------
+
+    def order(self, move: int) -> None:
+        """The scheduler wants this job to stop at a checkpoint."""
+        self._ordered = move
+        # In this order, and in `rest` the other way round: whichever comes last sees the other.
+        if self._last_word is not None:
+            self._answer_at_rest(self._last_word)
+
+    def rest(self, last_word: Callable[[], Receipt | None]) -> None:
+        """No steps are taken any more: answer an order at once, by `last_word`, in a thread.
+
+        `last_word` gives the checkpoint that holds everything, and writes it first where need be; None: it failed.
+        """
+        self._last_word = last_word
+        self._answer_at_rest(last_word)
+
+    def train_on(self) -> None:
+        """Steps are taken (again): an order waits for a checkpoint that holds them."""
+        self._last_word = None
+
+    @property
+    def resting(self) -> bool:
+        """No steps are taken any more."""
+        return self._last_word is not None
+
+    def _answer_at_rest(self, last_word: Callable[[], Receipt | None]) -> None:
+        move = self.wanted()
+        if move and self._line.connected:
+            self.followed.add(move)
+            # In a thread: this may be the publisher's own, which has to send the answer.
+            threading.Thread(target=self._answer, args=(move, last_word), daemon=True).start()
+
+    def _answer(self, move: int, last_word: Callable[[], Receipt | None]) -> None:
+        receipt = last_word()
+        if receipt is None:
+            logger.error("move %d: no checkpoint could be written", move)
+        elif self._line.acknowledge(move, receipt, time.time()):
+            return
+        self.followed.discard(move)
+
+    # -- the training thread ----------------------------------------------------------------------------------
+
+    def wanted(self) -> int:
+        """The move to drain for now, once; 0 where there is none."""
+        move, self._ordered = self._ordered, 0
+        return 0 if move in self.followed else move
+
+    def drain(self, move: int, receipt: Receipt | None, exchange: ControlExchange) -> None:
+        """After the checkpoint, on every rank: acknowledge it, and wait to be killed.
+
+        `receipt` is rank 0's; None where no checkpoint could be written: the training goes on.
+        """
+        self.followed.add(move)
+        if exchange.rank == 0:
+            if receipt is None:
+                logger.error("move %d: no checkpoint could be written, so training goes on", move)
+            elif not self._line.connected or self._line.acknowledge(move, receipt, time.time()):
+                logger.info("drained for move %d in %.2f s", move, receipt.checkpoint_s)
+                self.wait_for_end()
+            else:
+                # Refused, or nobody heard it: in the second case the order comes again.
+                self.followed.discard(move)
+                logger.error("move %d: acknowledgement not taken, training goes on", move)
+        try:
+            exchange.agree(Decision())
+        except RankLost:
+            # Slurm kills the other nodes' ranks a moment before this one. If it does not, the rank is lost.
+            time.sleep(min(self.wait, KILL_WAIT))
+            raise
+
+    def wait_for_end(self) -> None:
+        """Wait to be killed, for a bounded time."""
+        end = time.monotonic() + self.wait
+        while (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, 1.0))
+        logger.warning("nobody ended this job in %.0f s after its drain: it trains on", self.wait)

@@ -1,0 +1,102 @@
+"""This job's line to the scheduler: open on rank 0 of a Pollux job, closed everywhere else."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pollux.scheduler.orders import Order
+from pollux.slurm_job.ticket import Ticket
+from pollux.tuning.knowledge import Introduction
+
+
+class Reporter(Protocol):
+    """The part of `Publisher` that a training uses."""
+
+    def wake(self) -> None: ...
+
+    def acknowledge(self, move_id: int, payload: Mapping[str, Any], /) -> bool: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """The checkpoint that answers an order."""
+
+    step: int
+    """Its optimizer step."""
+    checkpoint_s: float
+    """Seconds that it took."""
+    last_step_at: float
+    """When the last optimizer step in it was over; POSIX seconds."""
+
+    def payload(self, stopped_at: float) -> dict[str, Any]:
+        """The payload of `acknowledge_v1`."""
+        return {
+            "last_step_at": self.last_step_at,
+            "stopped_at": stopped_at,
+            "checkpoint_s": self.checkpoint_s,
+            "step": self.step,
+        }
+
+
+class SchedulerLine:
+    """Reports, acknowledgements and orders of one job."""
+
+    def __init__(self, ticket: Ticket | None) -> None:
+        self.ticket = ticket
+        self._reporter: Reporter | None = None
+        self._stop_watching: Callable[[], None] | None = None
+
+    def open(
+        self,
+        collect: Callable[[], dict[str, Any]],
+        deliver: Callable[[Order], None],
+        introduction: Introduction | None,
+        *,
+        main: bool,
+    ) -> None:
+        """Begin to report and to hear orders, on rank 0 (`main`) of a Pollux job; see `Publisher`."""
+        if self.ticket is None:
+            return
+        if main:
+            from pollux.scheduler.publisher import Publisher  # noqa: PLC0415 - loads the database driver
+
+            publisher = Publisher(self.ticket, collect, deliver, introduction=introduction)
+            publisher.start()
+            self.connect(publisher)
+        from pollux.slurm_job.wake_signal import watch  # noqa: PLC0415
+
+        self._stop_watching = watch(self.wake)
+        # A script that ends has made its last step: its last report says so.
+        atexit.register(self.close)
+
+    def connect(self, reporter: Reporter) -> None:
+        """Report by `reporter` from here on."""
+        self._reporter = reporter
+
+    @property
+    def connected(self) -> bool:
+        """This rank talks to the scheduler."""
+        return self._reporter is not None
+
+    def wake(self) -> None:
+        """Report now: there is news that the scheduler waits for. Safe in a signal handler."""
+        if self._reporter is not None:
+            self._reporter.wake()
+
+    def acknowledge(self, move: int, receipt: Receipt, stopped_at: float) -> bool:
+        """Answer an order. May take a while. False where the move is over, or nobody hears the answer."""
+        return self._reporter is not None and self._reporter.acknowledge(move, receipt.payload(stopped_at))
+
+    def close(self) -> None:
+        """End the reports; the last one is sent first."""
+        atexit.unregister(self.close)
+        if self._stop_watching is not None:
+            self._stop_watching()
+            self._stop_watching = None
+        if self._reporter is not None:
+            self._reporter.close()

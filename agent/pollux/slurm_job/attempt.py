@@ -1,0 +1,53 @@
+"""One attempt of a job: what its environment says when the processes start."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pollux.slurm_job.environment import Times, checkpoint_directory, number, stands_alone, yes
+from pollux.slurm_job.settings import AgentSettings
+from pollux.slurm_job.ticket import Ticket, read_ticket
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of this job's processes."""
+
+    ticket: Ticket | None
+    """Credentials at the scheduler; None outside a Pollux job."""
+    directory: Path | None
+    """Where this job's checkpoints are; None without any."""
+    seed: int
+    alone: bool
+    """No scheduler is near: the GPUs here are all that the job can adapt to."""
+    adaptive: bool
+    """Whether the batch size may change where the script does not say."""
+    resized_for: int
+    """The newest resize that these processes were started for, or after; 0: none."""
+    times: Times
+    settings: AgentSettings
+
+    @classmethod
+    def begin(
+        cls,
+        checkpoint_dir: str | os.PathLike[str] | None,
+        *,
+        seed: int,
+        environ: Mapping[str, str] = os.environ,
+    ) -> Attempt:
+        """Read the environment. Raises PolluxAgentError where a variable makes no sense."""
+        ticket = read_ticket()
+        alone = stands_alone(ticket, environ)
+        return cls(
+            ticket,
+            checkpoint_directory(checkpoint_dir, environ),
+            seed,
+            alone,
+            yes(environ.get("POLLUX_ADAPTIVE"), ticket is not None or alone),
+            int(number(environ, "POLLUX_RESIZED", 0)),
+            Times.from_environment(environ),
+            AgentSettings.from_environment(environ),
+        )

@@ -1,0 +1,42 @@
+"""How often the agent acts and how long it waits: every such number of the environment, in one place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from pollux.slurm_job.environment import number
+
+
+@dataclass(frozen=True)
+class AgentSettings:
+    """Intervals and waits of the agent; seconds unless said otherwise.
+
+    The variable POLLUX_NAME sets the field `name`, such as POLLUX_DRAIN_WAIT the field `drain_wait`.
+    """
+
+    exchange_interval: float = 1.0
+    """From one exchange of the ranks to the next: soon enough for a drain, at less than 0.1 % of a rank."""
+    exchanges_per_reading: float = 10
+    """Exchanges from one reading of noise samples to the next. The averages over far more steps do not notice; where
+    each step ends in an exchange, each step reads."""
+    checkpoint_interval: float = 300.0
+    """From one periodic checkpoint to the next."""
+    fruitless_restarts: float = 10
+    """Automatic restarts in a row that may end without a new checkpoint."""
+    drain_wait: float = 120.0
+    """For which a drained job waits to be killed before it trains on."""
+    recruit_wait: float = 120.0
+    """From a companion job's submission until all its ranks have to be ready."""
+    gone_wait: float = 20.0
+    """For which rank 0 waits for leaving ranks to end before it acknowledges a shrink."""
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> AgentSettings:
+        """Read the settings. Raises PolluxAgentError where a variable is not a number."""
+        default = cls()
+        names = [field.name for field in fields(cls)]
+        return cls(
+            **{name: number(environ, f"POLLUX_{name.upper()}", getattr(default, name)) for name in names}
+        )

@@ -1,0 +1,101 @@
+"""Bounds on the batch of one GPU, by type of GPU, where a larger batch ran out of memory.
+
+The bound is half of what failed. It stays with the checkpoints, and the scheduler sees it in the report's limits. A
+rank that has to exit before the next checkpoint leaves it in a file beside the checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pollux.errors import BatchError
+from pollux.goodput import BatchLimits
+from pollux.private_folder import write_durably
+
+logger = logging.getLogger("pollux")
+
+FILE = "memory-bounds.json"
+
+_PHRASES = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error says that a device, or the host, has no memory left."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in _PHRASES)
+
+
+class MemoryBounds:
+    """The largest batch per GPU, by type of GPU, where one has failed. A part of the checkpoint."""
+
+    def __init__(self, device: torch.device, directory: Path | None, gpu_type: str = "") -> None:
+        self.gpu_type = gpu_type or device.type
+        self.directory = directory
+        self._bounds: dict[str, int] = {}
+
+    @property
+    def bound(self) -> int | None:
+        """The most examples per pass on this rank's type of GPU; None where none has failed."""
+        return self._bounds.get(self.gpu_type)
+
+    def within(self, limits: BatchLimits, gather: Callable[[object], list[object]]) -> BatchLimits:
+        """`limits` with the lowest bound that any rank knows; every rank calls it.
+
+        Raises BatchError where the user's least batch per GPU is above it.
+        """
+        self._read()
+        known = [b for b in gather(self.bound) if isinstance(b, int)]
+        if not known:
+            return limits
+        bound = min(known)
+        self._bounds[self.gpu_type] = bound
+        if bound < limits.local_min:
+            raise BatchError(
+                f"{2 * bound} examples per GPU did not fit into the memory of {self.gpu_type}, and per_gpu allows no "
+                f"fewer than {limits.local_min}: lower it to {bound} or less"
+            )
+        return replace(limits, local_max=min(limits.local_max, bound))
+
+    def lower(self, bound: int) -> None:
+        """Keep a new bound for this rank's type of GPU, in the file too."""
+        self._bounds[self.gpu_type] = bound
+        if self.directory is None:
+            return
+        self._read()
+        text = json.dumps(self.state_dict()).encode()
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Ranks with equal batches run out of memory together, and are ended at the first one's exit.
+            mark = f".{secrets.token_hex(4)}"
+            write_durably(self.directory / FILE, lambda file: file.write(text), mark=mark)
+        except OSError as error:
+            logger.error("the bound on the batch per GPU could not be kept in %s: %s", self.directory, error)
+
+    def _read(self) -> None:
+        """Take in the bound of a rank that had to exit before the next checkpoint."""
+        if self.directory is None:
+            return
+        try:
+            self.load_state_dict(json.loads((self.directory / FILE).read_text()))
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, AttributeError, TypeError) as error:
+            logger.warning("ignored %s: %s", self.directory / FILE, error)
+
+    def state_dict(self) -> dict[str, int]:
+        return dict(self._bounds)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Add the bounds of `state`; of two for the same type the lower one counts."""
+        for gpu_type, bound in state.items():
+            if isinstance(bound, int) and bound > 0:
+                self._bounds[gpu_type] = min(bound, self._bounds.get(gpu_type, bound))

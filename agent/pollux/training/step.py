@@ -1,0 +1,87 @@
+"""The optimizer step under way: its micro-batches, their weights in its mean, and what led up to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass
+class StepGroup:
+    """The micro-batches of one optimizer step."""
+
+    passes: int
+    """s + 1; fewer where the pass through the data ends."""
+    samples: int
+    """Examples of all its micro-batches, over all ranks."""
+    local_batch: int
+    begun: int = 0
+    """Passes begun."""
+    taken: int = 0
+    """Examples in the passes begun."""
+    shared: float = 0.0
+    """Weights of the passes begun in the step's mean."""
+    weighed: bool = False
+    """The present pass' loss was multiplied by its weight."""
+
+    @property
+    def synchronises(self) -> bool:
+        return self.begun >= self.passes
+
+    def begin(self, samples: int, *, last: bool) -> float:
+        """Begin a pass of `samples` examples; return its weight in the step's mean.
+
+        `last` says that the data end with this pass. A stream may end before or after its stated length: the step ends
+        with it, and the weights add up to 1.
+        """
+        self.weighed = False
+        self.begun += 1
+        self.taken += samples
+        if last:
+            self.passes = min(self.passes, self.begun)
+        as_planned = not self.synchronises or self.taken == self.samples
+        weight = samples / self.samples if as_planned else 1.0 - min(self.shared, 1.0)
+        self.shared += weight
+        return weight
+
+
+@dataclass
+class StepState:
+    """Where this rank is in its optimizer steps."""
+
+    group: StepGroup | None = None
+    """The step under way; None before the first, and where it has to be planned again."""
+    weight: float = 1.0
+    """Of the present micro-batch in the step's mean."""
+    gain: float = 1.0
+    """Steps of M0 examples that the last step was worth."""
+    stepped: bool = False
+    """The optimizer has stepped since the last pass began."""
+    failed: bool = False
+    """The last pass ran out of memory, and its step will be taken again."""
+    accumulates: bool = False
+    """The loop uses `micro_batch`; without it each pass ends in a step."""
+    looped: bool = False
+    """A pass of the loop is over: whether the loop uses `micro_batch` is known."""
+    managed: bool = False
+    """`job.epochs` counts the epochs; else each loop over the loader is one."""
+    passes_only: bool = False
+    """Epochs are passes through the data."""
+    uncommitted: int = 0
+    """Examples since the last step."""
+    taken: int = 0
+    """Passes since the last step."""
+    usual: int = 0
+    """Passes that the last step had."""
+    unscaled: Any = None
+    """What AMP's scaler kept of its optimizers when the pass began; its `update` replaces it."""
+    seconds: float = 0.0
+    """Average duration of a step; 0 while unknown."""
+    ended_at: float | None = None
+    """When the last step ended, by `time.perf_counter`; None after a pause."""
+
+    def change_ranks(self) -> None:
+        """Forget what holds for the former ranks only."""
+        self.group = None
+        self.usual = 0  # a rank that comes in knows of no step before
+        self.seconds = 0.0

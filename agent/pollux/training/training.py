@@ -1,0 +1,175 @@
+"""The state of one training on this rank.
+
+Everything that the training is stands here once. `Stepper` takes its steps, `Checkpointer` saves and restores it, and
+`Coordinator` has all ranks act on rank 0's decisions; they act on this one object, and keep no copies of its parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from pollux.data.place import ElasticData
+from pollux.errors import PolluxAgentError
+from pollux.goodput import BatchChoice, BatchLimits, NoiseScale, ThroughputParams, gain
+from pollux.learning_rate.progress import Progress
+from pollux.ranks.world import World
+from pollux.training.memory import MemoryBounds
+from pollux.training.step import StepState
+from pollux.training.trained_model import TrainedModel, least_noise
+from pollux.tuning.batch_choice import Advisor, choose_on_arrival, initial_choice
+from pollux.tuning.knowledge import LastAttempt
+from pollux.tuning.mode import Mode
+from pollux.tuning.pass_timer import PassTimer, clock_of
+from pollux.tuning.profile import StepProfile
+
+
+class Training:
+    """Models, data, place and batch size of one training, on however many ranks it has at the moment."""
+
+    data: ElasticData
+    """The loader; set by `begin`, like `limits` and `choice`."""
+    limits: BatchLimits
+    """The batch sizes that the user allows."""
+    choice: BatchChoice
+    """The batch size in use."""
+
+    def __init__(
+        self,
+        world: World,
+        first: TrainedModel,
+        profile: StepProfile,
+        memory: MemoryBounds,
+        *,
+        mode: Mode,
+        adaptive: bool,
+        scaler: Any | None = None,
+        state: Any | None = None,
+    ) -> None:
+        """`scaler` is AMP's, `state` the script's own."""
+        self.world = world
+        self.models = [first]
+        """The first model, and those of `Job.add_model`."""
+        self.names = [""]
+        """Of the models; the first has none."""
+        self.profile, self.memory = profile, memory
+        self.mode, self.adaptive = mode, adaptive
+        self.scaler, self.state = scaler, state
+        self.progress = Progress(initial=1)
+        self.timer = PassTimer(profile, clock_of(world.device))
+        self.step = StepState()
+        self.advisor: Advisor | None = None
+        """Looks for a better batch size; on rank 0 alone."""
+        self.begun = False
+        """The loader is there."""
+        self.last_step_at = 0.0
+        """When the newest optimizer step was over; POSIX seconds, 0 before the first."""
+
+    def add(self, name: str, model: TrainedModel) -> None:
+        """Train a further model."""
+        self.models.append(model)
+        self.names.append(name)
+
+    def begin(self, data: ElasticData, limits: BatchLimits, choice: BatchChoice) -> None:
+        """The loader is made: training may begin."""
+        self.data, self.limits, self.choice, self.begun = data, limits, choice, True
+
+    def check_begun(self) -> None:
+        """Raise PolluxAgentError before the loader is made."""
+        if not self.begun:
+            raise PolluxAgentError("make the loader before the loop: job.loader(dataset, batch_size=...)")
+
+    # -- readings ---------------------------------------------------------------------------------------------
+
+    @property
+    def batch_size(self) -> int:
+        """M: examples per optimizer step, over all GPUs."""
+        return self.choice.size(self.world.size)
+
+    @property
+    def noise_scale(self) -> NoiseScale | None:
+        """The gradient noise scale as all ranks know it, of several models the least; None until measured."""
+        return least_noise(self.models)
+
+    @property
+    def params(self) -> ThroughputParams | None:
+        """The fitted throughput model; None before the first fit, and on ranks other than 0."""
+        return None if self.advisor is None else self.advisor.params
+
+    def efficiency(self, samples: int) -> float:
+        """Progress per example of a step over `samples` examples, by the noise scale now: 1 up to M0."""
+        scale = samples / self.limits.initial
+        if not self.adaptive or scale <= 1.0:
+            return 1.0
+        return min(float(gain(self.noise_scale, 1.0, scale)) / scale, 1.0)
+
+    def choice_on(self, nodes: int, gpus: int) -> BatchChoice:
+        """The batch size to begin with on a new placement."""
+        if not self.adaptive:
+            return initial_choice(self.limits, nodes, gpus, adaptive=False)
+        return choose_on_arrival(
+            self.limits, nodes, gpus, noise=self.noise_scale, params=self.params, size=self.batch_size
+        )
+
+    # -- parts of a checkpoint --------------------------------------------------------------------------------
+
+    def parts(self) -> dict[str, Any]:
+        """Everything with `state_dict` that a checkpoint holds, by name."""
+        parts: dict[str, Any] = self.models[0].parts() | {
+            "scaler": self.scaler,
+            "user": self.state,
+            "progress": self.progress,
+            "memory": self.memory,
+            "profile": self.profile,
+        }
+        for name, model in zip(self.names[1:], self.models[1:], strict=True):
+            parts |= model.parts(f"{name}.")
+        return {name: part for name, part in parts.items() if part is not None}
+
+    def last_attempt(self) -> LastAttempt:
+        """Where this attempt is in its search for a batch size, for the next one."""
+        return LastAttempt(self.batch_size, self.params)
+
+    # -- other ranks ------------------------------------------------------------------------------------------
+
+    def agreed(self) -> dict[str, Any]:
+        """What the ranks have agreed on beside the parts of a checkpoint, for ranks that come in."""
+        return {
+            "meters": [(m.meter.agreed, m.meter.sampling, m.norms.steps) for m in self.models],
+            "limits": self.limits,
+            "loop": (self.step.looped, self.step.accumulates),
+        }
+
+    def agree(self, told: Mapping[str, Any]) -> None:
+        """On a rank that comes in: take over what rank 0's `agreed` says."""
+        for model, (agreed, sampling, steps) in zip(self.models, told["meters"], strict=True):
+            model.meter.agreed, model.meter.sampling, model.norms.steps = agreed, sampling, steps
+        self.limits = told["limits"]
+        self.step.looped, self.step.accumulates = told["loop"]
+
+    def leave_groups(self) -> None:
+        """Before the process groups end: let everything finish that runs in them."""
+        for model in self.models:
+            model.leave_group()
+        if self.world.device.type == "cuda":
+            # Work that is still queued in the groups' streams would be cut off with them.
+            torch.cuda.synchronize(self.world.device)
+
+    def settle(self, world: World, choice: BatchChoice) -> None:
+        """Go on among the ranks of `world`; every rank of it does so after the same step."""
+        self.world, self.choice = world, choice
+        for model in self.models:
+            model.rewrap(world)
+        self.step.change_ranks()
+        self.data.resize(world.rank, world.size, choice.local_batch)
+        if self.advisor is not None:
+            self.advisor.moved(world.nodes, world.size)
+        self.timer.cool()
+        self.pause()
+
+    def pause(self) -> None:
+        """Time passes that no step takes."""
+        self.timer.pause()
+        self.step.ended_at = None
