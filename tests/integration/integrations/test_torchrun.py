@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 EXAMPLES = 83
 
 SCRIPT = f"""
-import json, sys
+import json, os, sys
 from torch import distributed
 from every_sample import Training
 from pollux.goodput import BatchChoice
