@@ -89,7 +89,16 @@ def test_a_refused_renewal_stops_no_move_and_is_not_repeated_at_once() -> None:
     acting = reconciler(slurm, store)
     turn(acting, slurm)
     assert store.reached == [(job_id, Step.DRAINING)]
-    turn(acting, slurm)  # a third of the lease has not passed
+    slurm.advance(99.0)
+    turn(acting, slurm)
+    assert renewals(slurm) == 1
+    slurm.advance(2.0)  # a third of the lease of 300 s has passed
+    turn(acting, slurm)
+    assert renewals(slurm) == 2
+
+
+def renewals(slurm: FakeSlurm) -> int:
+    return sum(call == "renew" for call, *_ in slurm.calls)
 
 
 def test_leases_of_many_jobs_are_renewed_in_bounded_calls() -> None:
