@@ -12,7 +12,7 @@ set -euo pipefail
 
 packages=(python3-torch python3-venv ca-certificates procps lua5.1)
 # What the agent's tests import, torch aside. The environment sees the suite's torch.
-python_packages=(numpy scipy psycopg2-binary typer pytest pytest-timeout hypothesis scikit-learn)
+python_packages=(numpy scipy psycopg2-binary typer pytest pytest-timeout pytest-forked hypothesis scikit-learn)
 status=0
 for suite in ${SUITES:-trixie forky}; do
   root=${ROOTS:-/var/tmp}/pollux-torch-$suite
@@ -22,6 +22,8 @@ for suite in ${SUITES:-trixie forky}; do
   make_root
   echo "  torch $(inside /venv/bin/python -c 'import platform, torch; print(torch.__version__, "on Python", platform.python_version())')"
   [ $# -gt 0 ] || set -- tests/unit/agent tests/unit/goodput
-  inside /venv/bin/python -m pytest -q -p no:cacheprovider "$@" || status=$?
+  # Debian builds torch without libuv. Each test is a process of its own: this torch's autograd starts threads, and a
+  # process that has them cannot fork the ranks of another test.
+  inside env USE_LIBUV=0 /venv/bin/python -m pytest --forked -q -p no:cacheprovider "$@" || status=$?
 done
 exit $status

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from pollux.errors import RankLost
-from pollux.ranks.torch_internals import set_group_timeout
+from pollux.ranks.torch_internals import set_group_timeout, tcp_store
 from pollux.ranks.world import CONTROL_TIMEOUT, World, backend_for, node_name, where
 from pollux.slurm_job.allocation import node_address
 from pollux.slurm_job.network import interface_of
@@ -44,7 +44,7 @@ class Rendezvous:
         """On rank 0: the store, on a free port of this node. Raises RankLost where it cannot be opened."""
         address = own_address(environ)
         try:
-            store = dist.TCPStore(address, 0, None, True, timeout=FORM_WAIT, wait_for_workers=False)  # type: ignore[attr-defined]
+            store = tcp_store(address, 0, serves=True, timeout=FORM_WAIT)
         except (dist.DistError, RuntimeError, ValueError) as error:
             raise RankLost(
                 f"no store can be opened for the ranks to meet in at {address}: {error}"
@@ -55,7 +55,7 @@ class Rendezvous:
     def join(cls, address: str, port: int, secret: str) -> Rendezvous:
         """On the other ranks. Raises RankLost where rank 0 does not answer."""
         try:
-            store = dist.TCPStore(address, port, None, False, timeout=FORM_WAIT, wait_for_workers=False)  # type: ignore[attr-defined]
+            store = tcp_store(address, port, serves=False, timeout=FORM_WAIT)
         except (dist.DistError, RuntimeError, ValueError) as error:
             raise RankLost(f"rank 0 is not found at {address}, port {port}: {error}") from error
         return cls(address, port, secret, store)

@@ -7,6 +7,8 @@ lacks an API, the function that stands for it raises UnsupportedTorch.
 
 from __future__ import annotations
 
+import inspect
+import os
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from functools import reduce
@@ -66,6 +68,22 @@ def process_groups() -> int:
     return len(internal(dist.distributed_c10d, "_world.pg_map"))
 
 
+def tcp_store(address: str, port: int, *, serves: bool, timeout: timedelta) -> Any:
+    """Open or join a store over TCP; port 0: any free port. Raises DistError, RuntimeError, ValueError.
+
+    `USE_LIBUV=0` in the environment selects torch's older server, as it does where torch starts: some builds lack libuv.
+    """
+    return internal(dist, "TCPStore")(
+        address,
+        port,
+        None,
+        serves,
+        timeout=timeout,
+        wait_for_workers=False,
+        use_libuv=os.environ.get("USE_LIBUV", "1") != "0",
+    )
+
+
 def set_group_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> None:
     """Set how long the collectives of a group may take; None: the default."""
     internal(dist.distributed_c10d, "_set_pg_timeout")(timeout, group)
@@ -86,14 +104,17 @@ def reduces_gradients(wrapper: DistributedDataParallel) -> bool:
 def rewrap(wrapper: DistributedDataParallel, module: torch.nn.Module, options: Mapping[str, Any]) -> None:
     """Move a wrapper to the present default group; the object stays the same.
 
-    Nothing is broadcast: `module` must be equal on all ranks. The script's hooks on the wrapper stay.
+    `module` must be equal on all ranks: it is not broadcast. The script's hooks on the wrapper stay.
     """
     kept = {name: wrapper.__dict__[name] for name in _KEPT if name in wrapper.__dict__}
     internal(wrapper, "_remove_autograd_hooks")()
     # The old reducer goes before the new one: their hooks hang on the same parameters.
     internal(wrapper, "reducer")
     del wrapper.reducer
-    type(wrapper).__init__(wrapper, module, **{**options, "init_sync": False})
+    given = dict(options)
+    if "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters:
+        given["init_sync"] = False  # torch 2.6 lacks it, and broadcasts rank 0's equal parameters
+    type(wrapper).__init__(wrapper, module, **given)
     wrapper.__dict__.update(kept)
 
 

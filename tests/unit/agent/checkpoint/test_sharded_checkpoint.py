@@ -22,6 +22,10 @@ from pollux.checkpoint.sharded import ShardedStore
 from pollux.errors import CheckpointError, ForeignCheckpoint
 from pollux.scheduler.orders import DrainOrder
 
+pytestmark = pytest.mark.skipif(
+    torch.__version__ < "2.13", reason="fully_shard is supported from torch 2.13 on"
+)
+
 EXAMPLES = 96
 EPOCHS = 4
 
