@@ -9,7 +9,7 @@ PYTHON := $(VENV)/bin/python
 # Two cores and sixteen ranks: one thread per rank, as a job's launcher sets it too.
 export OMP_NUM_THREADS := 1
 
-.PHONY: help setup demo compare soak bench-sim bench-sim-week test test-newer-slurm test-torch-versions unit integration check structure lint types bench-policy bench-fit bench-agent bench-adascale bench-accuracy bench-optimizers bench-realloc schema clean
+.PHONY: help setup demo compare soak bench-sim bench-sim-week test test-newer-slurm test-torch-versions unit integration check structure mutation lint types bench-policy bench-fit bench-agent bench-adascale bench-accuracy bench-optimizers bench-realloc schema clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +65,9 @@ check: setup ## the fast lane (2 minutes): format, lint, types, arrows, prose, t
 
 structure: setup ## cycles, rooms, sizes, private accesses of tests; bench-out/structure.json
 	@$(PYTHON) contrib/checks/structure.py --list
+
+mutation: setup ## small changes to the code that the unit tests must notice, MUTANTS (12) a module; bench-out/mutation.json
+	@$(PYTHON) -m contrib.mutation --mutants $(or $(MUTANTS),12) $(ROOMS)
 
 lint: setup ## ruff format --check, ruff check, lint-imports, the prose check
 	@$(VENV)/bin/ruff format --check .

@@ -12,7 +12,7 @@ set -euo pipefail
 
 packages=(python3-torch python3-venv ca-certificates procps lua5.1)
 # What the agent's tests import, torch aside. The environment sees the suite's torch.
-python_packages=(numpy scipy psycopg2-binary typer pytest pytest-timeout pytest-forked hypothesis scikit-learn)
+python_packages=(numpy scipy psycopg2-binary typer pytest pytest-timeout hypothesis scikit-learn)
 status=0
 for suite in ${SUITES:-trixie forky}; do
   root=${ROOTS:-/var/tmp}/pollux-torch-$suite
@@ -24,6 +24,6 @@ for suite in ${SUITES:-trixie forky}; do
   [ $# -gt 0 ] || set -- tests/unit/agent tests/unit/goodput
   # Debian builds torch without libuv. Each test is a process of its own: this torch's autograd starts threads, and a
   # process that has them cannot fork the ranks of another test.
-  inside env USE_LIBUV=0 /venv/bin/python -m pytest --forked -q -p no:cacheprovider "$@" || status=$?
+  inside env USE_LIBUV=0 /venv/bin/python -m pytest -p contrib.devcluster.one_process_per_test -q -p no:cacheprovider "$@" || status=$?
 done
 exit $status

@@ -71,7 +71,7 @@ def process_groups() -> int:
 def tcp_store(address: str, port: int, *, serves: bool, timeout: timedelta) -> Any:
     """Open or join a store over TCP; port 0: any free port. Raises DistError, RuntimeError, ValueError.
 
-    `USE_LIBUV=0` in the environment selects torch's older server, as it does where torch starts: some builds lack libuv.
+    As in torch's own start, `USE_LIBUV=0` in the environment selects the server for builds without libuv.
     """
     return internal(dist, "TCPStore")(
         address,

@@ -1,0 +1,153 @@
+"""Change the code a little, many times, and count how often a unit test notices.
+
+    python -m contrib.mutation [--mutants N] [--seed N] [--jobs N] [--json FILE] [--page FILE] [ROOM or FILE ...]
+
+The run draws a seeded sample of each module's mutants (`mutants.py`). It writes each mutant into a copy of the
+repository and runs the unit tests of the module's room there until one fails: test files that import the module come
+first, and tests marked `slow` do not run. A mutant whose tests exceed the time limit counts as killed. `equivalent.txt`
+lists mutants that change nothing that a test could see, with the reason; they are not drawn.
+
+The JSON file keeps the results of rooms that were not asked for. The page is written from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+
+from contrib.mutation.mutants import Mutant, mutants
+from contrib.mutation.server import ROOT, Server
+
+EQUIVALENT = Path(__file__).with_name("equivalent.txt")
+ROOMS = {
+    "polluxd/apply": "tests/unit/apply",
+    "polluxd/policy": "tests/unit/policy",
+    "agent/pollux/data": "tests/unit/agent/data",
+    "agent/pollux/checkpoint": "tests/unit/agent/checkpoint",
+    "agent/pollux/resize": "tests/unit/agent/resize",
+    "agent/pollux/learning_rate": "tests/unit/agent/learning_rate",
+    "agent/pollux/noise": "tests/unit/agent/noise",
+}
+
+
+def covering(module: str, folder: str) -> list[str]:
+    """Return the test files of a room: those that import the module before the others."""
+    name = module.removeprefix("agent/").removesuffix(".py").replace("/", ".")
+    parent, _, last = name.rpartition(".")
+    imported = re.compile(rf"{re.escape(name)}\b|from {re.escape(parent)} import .*\b{last}\b")
+    found = sorted((ROOT / folder).rglob("test_*.py"))
+    return [str(p.relative_to(ROOT)) for p in sorted(found, key=lambda p: not imported.search(p.read_text()))]
+
+
+def equivalents() -> set[tuple[str, str]]:
+    """Read the mutants that are known to change nothing: module and mutant; the reason stands below each."""
+    lines = [line for line in EQUIVALENT.read_text().splitlines() if line and not line.startswith(("#", " "))]
+    return {(module, mutant) for module, mutant in (line.split(" ", 1) for line in lines)}
+
+
+def sample(module: str, most: int, seed: int, known: set[tuple[str, str]]) -> list[Mutant]:
+    """Draw mutants of one module; the same ones each time."""
+    found = [m for m in mutants((ROOT / module).read_bytes()) if (module, str(m)) not in known]
+    drawn = random.Random(f"{seed} {module}").sample(found, min(most, len(found)))
+    return sorted(drawn, key=lambda mutant: mutant.start)
+
+
+def modules(asked: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield each module that is asked for, with the test folder of its room."""
+    for room, folder in ROOMS.items():
+        for path in sorted((ROOT / room).glob("*.py")):
+            module = str(path.relative_to(ROOT))
+            if path.name != "__init__.py" and (not asked or room in asked or module in asked):
+                yield module, folder
+
+
+def page(results: dict[str, dict[str, int]], survivors: dict[str, list[str]]) -> str:
+    """Write the summary as Markdown."""
+    text = [
+        "# Mutants that the unit tests notice",
+        "",
+        "`make mutation` changes the code a little (a comparison, a sign, a condition, a returned value) and runs the",
+        "unit tests of the module's room, without those marked `slow`. A failing test kills the mutant. A seeded",
+        "sample of each module's mutants is drawn. `contrib/mutation/equivalent.txt` names equivalent mutants.",
+        "",
+        "| room | modules | mutants | killed | survived | killed, % |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for room in ROOMS:
+        of = {name: counts for name, counts in results.items() if name.rpartition("/")[0] == room}
+        made, killed = (sum(counts[key] for counts in of.values()) for key in ("mutants", "killed"))
+        if made:
+            text.append(
+                f"| {room} | {len(of)} | {made} | {killed} | {made - killed} | {100 * killed / made:.0f} |"
+            )
+    text += ["", "## Survivors", ""]
+    text += [f"- `{name}`: `{mutant}`" for name in sorted(survivors) for mutant in survivors[name]]
+    return "\n".join(text) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Count the mutants that the unit tests notice.")
+    parser.add_argument("asked", nargs="*", help=f"rooms or files; all by default: {', '.join(ROOMS)}")
+    parser.add_argument("--mutants", type=int, default=12, help="at most so many of each module (12)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (2)")
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds for one mutant's tests (120)")
+    parser.add_argument("--json", type=Path, default=ROOT / "bench-out" / "mutation.json")
+    parser.add_argument("--page", type=Path, default=ROOT / "tests" / "benchmarks" / "mutation.md")
+    given = parser.parse_args()
+
+    known = equivalents()
+    work = [
+        (m, folder, mutant)
+        for m, folder in modules(given.asked)
+        for mutant in sample(m, given.mutants, given.seed, known)
+    ]
+    free: SimpleQueue[Server] = SimpleQueue()
+    servers = [Server(given.limit) for _ in range(given.jobs)]
+    for server in servers:
+        free.put(server)
+
+    def run(job: tuple[str, str, Mutant | None]) -> tuple[str, Mutant | None, str]:
+        module, folder, mutant = job
+        source, server = (ROOT / module).read_bytes(), free.get()
+        ended = server.run(
+            module, source if mutant is None else mutant.apply(source), covering(module, folder)
+        )
+        free.put(server)
+        if mutant is not None:
+            print(f"{'killed  ' if ended != '0' else 'SURVIVED'} {module} {mutant}", flush=True)
+        return module, mutant, ended
+
+    with ThreadPoolExecutor(given.jobs) as pool:
+        # A room whose tests fail without any mutant proves nothing.
+        unchanged = {folder: (module, folder, None) for module, folder, _ in work}
+        for module, _, ended in pool.map(run, unchanged.values()):
+            if ended != "0":
+                sys.exit(f"the tests of {module}'s room fail as it is ({ended}): see make unit")
+        ran = list(pool.map(run, work))
+    for server in servers:
+        server.close()
+
+    survivors_file = given.json.with_name("mutation_survivors.json")
+    results = json.loads(given.json.read_text()) if given.json.exists() else {}
+    survivors = json.loads(survivors_file.read_text()) if survivors_file.exists() else {}
+    for module in {module for module, _, _ in ran}:
+        ends = [(mutant, ended) for name, mutant, ended in ran if name == module]
+        survivors[module] = [str(mutant) for mutant, ended in ends if ended == "0"]
+        alive = len(survivors[module])
+        results[module] = {"mutants": len(ends), "killed": len(ends) - alive, "survived": alive}
+    given.json.parent.mkdir(parents=True, exist_ok=True)
+    given.json.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n")
+    survivors_file.write_text(json.dumps(survivors, indent=2, sort_keys=True) + "\n")
+    given.page.write_text(page(results, survivors))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""A process that runs the unit tests of one mutant after the other."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+COPIED = ("polluxd", "agent", "tests", "contrib", "sql", "slurm_hooks", "pyproject.toml", "Makefile")
+LOADED = (
+    "torch",
+    "torch._dynamo",
+    "torch.distributed",
+    "scipy.optimize",
+    "sqlalchemy",
+    "hypothesis",
+    "pytest",
+)
+
+
+class Server:
+    """Runs tests in a copy of the repository, in children of one process that has torch and pytest loaded already."""
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self.folder = Path(tempfile.mkdtemp(prefix="pollux-mutation-"))
+        for name in COPIED:
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, self.folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(ROOT / name, self.folder / name)
+        ours, theirs = os.pipe()
+        asked, asks = os.pipe()
+        self._process = os.fork()
+        if not self._process:
+            os.close(ours), os.close(asks)
+            self._serve(asked, theirs)
+        os.close(asked), os.close(theirs)
+        self._answers, self._asks = os.fdopen(ours), os.fdopen(asks, "w", buffering=1)
+
+    def run(self, module: str, source: bytes, tests: list[str]) -> str:
+        """Return how pytest ended with this source of the module: its exit status, or "timeout"."""
+        before = (self.folder / module).read_bytes()
+        (self.folder / module).write_bytes(source)
+        self._asks.write(json.dumps(tests) + "\n")
+        answer = self._answers.readline().strip()
+        (self.folder / module).write_bytes(before)
+        return answer
+
+    def close(self) -> None:
+        self._asks.close()
+        os.waitpid(self._process, 0)
+        shutil.rmtree(self.folder)
+
+    def _serve(self, asked: int, theirs: int) -> None:
+        os.chdir(self.folder)
+        sys.dont_write_bytecode = True  # a mutant has its original's size, and may have its time
+        sys.path[:] = [
+            str(self.folder),
+            str(self.folder / "agent"),
+            *(p for p in sys.path if not p.startswith(str(ROOT)) or "site-packages" in p),
+        ]
+        for name in [name for name in sys.modules if name.split(".")[0] in ("contrib", "polluxd", "pollux")]:
+            del sys.modules[name]
+        for name in LOADED:
+            importlib.import_module(name)
+        with os.fdopen(asked) as lines, os.fdopen(theirs, "w", buffering=1) as answers:
+            for line in lines:
+                answers.write(f"{self._one(json.loads(line))}\n")
+        os._exit(0)
+
+    def _one(self, tests: list[str]) -> str:
+        child = os.fork()
+        if not child:
+            os.setsid()
+            output = os.open(self.folder / "output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(output, 1), os.dup2(output, 2)
+            import pytest  # noqa: PLC0415 - loaded by the parent
+
+            options = ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
+            os._exit(pytest.main([*options, f"--timeout={self.limit:.0f}", *tests]))
+        deadline = time.monotonic() + self.limit
+        while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+            if time.monotonic() > deadline:
+                os.killpg(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                return "timeout"
+            time.sleep(0.02)
+        with suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)  # processes that the tests have left behind
+        return str(os.waitstatus_to_exitcode(ended[1]))
