@@ -273,9 +273,9 @@ class Explanation:
     """Racks that its nodes lie in, where it has several nodes and racks are known; else 0."""
     one_rack: float = 0.0
     """Its goodput on as many nodes of one rack [examples/s], where it spans several and was measured so; else 0."""
-    gpu_price: float = 0.0
-    """Completion time: seconds that a GPU takes off all jobs' completion times per second where it is worth the least;
-    0: GPUs are left."""
+    gpu_price: float | None = None
+    """Seconds that a GPU takes off all jobs' completion times per second where it is worth the least; 0: GPUs are
+    left. None: the objective has no price."""
     seconds_left: float | None = None
     """Seconds until the job is predicted to end; None: it declared no length, or waits."""
 

@@ -14,7 +14,10 @@ from typing import Annotated, Any
 
 import typer
 
-from polluxd.errors import ConfigError, PolluxError
+from polluxd.encoding import decode_snapshot
+from polluxd.errors import ConfigError, PolluxError, StoreRejected
+from polluxd.model import Allocation
+from polluxd.policy.what_if import one_node_more
 from polluxd.store import Store
 
 from . import access, cycles, orders, tuning
@@ -122,13 +125,17 @@ def explain(job: JobArgument, config: ConfigOption = None, as_json: JsonOption =
     settings = fair.document(store.settings(defaults))
     snapshot = store.cycle_snapshot(found.cycle.id) if found.cycle else None
     sizes = explaining.sizes(found, *explaining.node_size(snapshot, found.report))
+    more = _with_node_more(snapshot, job) if found.job.ended_at is None else None
     if as_json:
         decision = explaining.decision(found)
+        if decision is not None and more is not None:
+            ends = more.explanation.seconds_left if more.explanation is not None else None
+            decision["one_node_more"] = {"gpus": more.placement.gpus, "seconds_left": ends}
         emit_json({"job": row, "decision": decision, "sizes": sizes, "moves": moves, "settings": settings})
         return
     console = access.console()
     others = store.allocations(found.cycle.id) if found.cycle else []
-    for line in explaining.story(row, found, settings, others):
+    for line in explaining.story(row, found, settings, others, more):
         console.print(line, soft_wrap=not console.is_terminal, markup=False)
     if sizes:
         console.print()
@@ -139,6 +146,15 @@ def explain(job: JobArgument, config: ConfigOption = None, as_json: JsonOption =
         console.print()
         columns = [c for c in MOVE_COLUMNS if c.key not in ("id", "job_id")]
         console.print(table(moves[-8:], columns, console.width, "Its latest moves"))
+
+
+def _with_node_more(snapshot: Any, job: int) -> Allocation | None:
+    """What the job would get of one node more; None where the stored snapshot cannot tell."""
+    try:
+        return one_node_more(decode_snapshot(snapshot), job)
+    except StoreRejected:
+        # Kept by another version of polluxd, or not kept at all.
+        return None
 
 
 @app.command()
@@ -175,11 +191,21 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         ("last decision", ago),
         ("objective", number(4)(found["objective"])),
         ("gap to bound", "-" if found["gap"] is None else f"{100 * found['gap']:.2f} %"),
+        ("price of a GPU", _price(found["gpu_price"])),
         ("solver", plain(found["solver"])),
         ("note", plain(found["note"])),
         ("moves under way", found["open_moves"]),
     ):
         console.print(f"{title:<16} {value}", markup=False)
+
+
+def _price(price: float | None) -> str:
+    """What a GPU costs, under the objective of completion times."""
+    if price is None:
+        return "-"
+    if price <= 0:
+        return "0 (GPUs are left)"
+    return f"{number(3)(price)} s of all jobs' completion times per second"
 
 
 def _set(store: Store, name: str, value: Any) -> None:

@@ -133,9 +133,16 @@ def decision(found: Explanation) -> dict[str, Any] | None:
 
 
 def story(
-    row: Mapping[str, Any], found: Explanation, settings: Mapping[str, Any], others: Sequence[Allocation] = ()
+    row: Mapping[str, Any],
+    found: Explanation,
+    settings: Mapping[str, Any],
+    others: Sequence[Allocation] = (),
+    more: Allocation | None = None,
 ) -> list[str]:
-    """What a person asks first, as sentences. `others`: the decisions of the same cycle, on this and other jobs."""
+    """Answer what a person asks first, in sentences.
+
+    `others`: the decisions of the same cycle, on this and other jobs; `more`: what the job would get of one node more.
+    """
     held = f"{count(row['gpus'], 'GPU')} on {row['nodes']}" if row["gpus"] else "no GPUs"
     lines = [
         f"Job {row['job_id']} ({row['name']}) of {row['user']}: {str(row['state']).lower()}, holds {held}."
@@ -149,6 +156,7 @@ def story(
         if placed.speedup:
             lines.append(f"Predicted speedup against its fair share: {number(3)(placed.speedup)}.")
         lines += why.sentences(placed, others, found.job.spec.max_gpus)
+        lines += [line for line in [why.with_node_more(placed, more)] if line]
     elif row["ended_at"] is None:
         lines.append("Nothing was decided on it yet: that comes with the next cycle.")
     lines += _measured(row, found.report, found.rejected)

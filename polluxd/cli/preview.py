@@ -6,10 +6,15 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from polluxd.model import Plan, Settings, Snapshot
+from polluxd.model import Allocation, Plan, Settings, Snapshot
 from polluxd.policy import decide
 
-from .output import Column, number
+from .output import Column, duration, number
+
+
+def _ends(seconds: float | None) -> str:
+    return "-" if seconds is None else duration(seconds)
+
 
 PREVIEW_COLUMNS = (
     Column("job_id", "JOB", right=True),
@@ -21,6 +26,8 @@ PREVIEW_COLUMNS = (
     Column("gpus_after", "AFTER", right=True),
     Column("speedup_before", "SPEEDUP", number(3), right=True),
     Column("speedup_after", "SPEEDUP AFTER", number(3), right=True),
+    Column("seconds_left_before", "ENDS IN", _ends, right=True, rank=6),
+    Column("seconds_left_after", "ENDS IN AFTER", _ends, right=True, rank=6),
     Column("reason_after", "REASON", flexible=True, least=14, rank=5),
 )
 
@@ -47,11 +54,18 @@ def preview(snapshot: Snapshot, before: Settings, after: Settings) -> tuple[list
                 "placement_after": str(will.placement),
                 "speedup_before": was.speedup,
                 "speedup_after": will.speedup,
+                "seconds_left_before": _seconds_left(was),
+                "seconds_left_after": _seconds_left(will),
                 "reason_before": was.reason,
                 "reason_after": will.reason,
             }
         )
     return rows, [summary(plan) for plan in plans]
+
+
+def _seconds_left(allocation: Allocation) -> float | None:
+    """Predicted seconds to the job's end at what it would hold; None: it waits, or declared no length."""
+    return allocation.explanation.seconds_left if allocation.explanation is not None else None
 
 
 def summary(plan: Plan) -> Side:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
-from polluxd.model import Move, Step
+from polluxd.model import Allocation, Move, Step
 from polluxd.store import JobView, Store
 
 _OVER = {step.value for step in Step if step.terminal}
@@ -120,11 +121,18 @@ def status_row(store: Store) -> dict[str, Any]:
         "decided_at": cycle.started_at if cycle else None,
         "objective": cycle.objective if cycle else None,
         "gap": cycle.gap if cycle else None,
+        "gpu_price": _price(store.allocations(cycle.id)) if cycle else None,
         "solver": cycle.solver if cycle else None,
         "note": cycle.note if cycle else None,
         "durations": dict(cycle.durations) if cycle else {},
         "open_moves": len(store.open_moves()),
     }
+
+
+def _price(allocations: Iterable[Allocation]) -> float | None:
+    """The highest price of a GPU that the decision found; None where it found none or had another objective."""
+    told = (a.explanation.gpu_price for a in allocations if a.explanation is not None)
+    return max((price for price in told if price is not None), default=None)
 
 
 def audit_rows(store: Store) -> list[dict[str, Any]]:

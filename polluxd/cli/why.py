@@ -35,6 +35,7 @@ def sentences(placed: Allocation, others: Sequence[Allocation], max_gpus: int | 
         *_marginal(told, others),
         *_racks(placed, told),
         *_move(told),
+        *_market(told),
     ]
 
 
@@ -82,6 +83,33 @@ def _marginal(told: Explanation, others: Sequence[Allocation]) -> list[str]:
         f"{worth}; of the GPUs given out, the last of some job are worth {number(3)(told.price)} each, and none less. "
         f"Of the other jobs, job {told.taken_by}{has} would lose the least by giving some up, {outcome}."
     ]
+
+
+def _market(told: Explanation) -> list[str]:
+    """What a GPU costs, what the next one would bring here, and when the job ends."""
+    parts = []
+    if told.gpu_price is not None:
+        parts.append(
+            f"a GPU costs {number(3)(told.gpu_price)} s of all jobs' completion times per second now"
+        )
+        if told.next_gpus is not None and told.limit != "pinned":
+            parts.append(f"its next one would bring {number(3)(told.marginal)} s")
+    if told.seconds_left is not None:
+        parts.append(f"at its planned goodput it ends in {duration(told.seconds_left)}")
+    sentence = ", ".join(parts)
+    return [f"{sentence[0].upper()}{sentence[1:]}."] if parts else []
+
+
+def with_node_more(placed: Allocation, more: Allocation | None) -> str:
+    """What one node more would change for the job."""
+    if more is None:
+        return ""
+    now, then = placed.placement.gpus, more.placement.gpus
+    if now == then:
+        return f"With one node more it would get no other number of GPUs than {now}."
+    ends = more.explanation.seconds_left if more.explanation is not None else None
+    end = "" if ends is None else f" and end in {duration(ends)}"
+    return f"With one node more it would get {count(then, 'GPU')} instead of {now}{end}."
 
 
 def _racks(placed: Allocation, told: Explanation) -> list[str]:

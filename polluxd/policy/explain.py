@@ -88,11 +88,11 @@ class Explainer:
             )
         )
 
-    def _prices(self) -> list[float]:
+    def _prices(self) -> list[float | None]:
         """[J]: what a GPU costs, of the type that the job has, or else of its next one."""
         table = self.seating.table
         if table.market is None:
-            return [0.0] * len(table.jobs)
+            return [None] * len(table.jobs)
         price = table.market.price
         kind = table.kind[np.where(self.held > 0, self.option, self._next)]
         return [float(p) for p in np.where(kind >= 0, price[kind], price.mean())]
