@@ -9,7 +9,8 @@ PYTHON := $(VENV)/bin/python
 # Two cores and sixteen ranks: one thread per rank, as a job's launcher sets it too.
 export OMP_NUM_THREADS := 1
 
-.PHONY: help setup demo compare soak bench-sim bench-sim-week test test-newer-slurm test-torch-versions unit integration check structure mutation lint types bench-policy bench-fit bench-agent bench-adascale bench-accuracy bench-optimizers bench-realloc schema clean
+# Every target that `make help` lists.
+.PHONY: $(shell awk -F: '/^[a-z-]+:.*\#\# /{print $$1}' $(MAKEFILE_LIST))
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,7 +33,7 @@ test: setup ## everything that must hold: style, types, arrows, unit tests, real
 	trap 'kill -INT $$loop $$rest; wait $$loop $$rest || true; rm -rf "$$logs"; exit 143' TERM; \
 	$(MAKE) --no-print-directory lint || status=1; \
 	$(MAKE) --no-print-directory types || status=1; \
-	$(PYTHON) -m pytest tests/unit tests/sim || status=$$?; \
+	$(PYTHON) -m pytest tests/unit tests/sim tests/fuzz || status=$$?; \
 	wait $$rest || status=$$?; \
 	wait $$loop || status=$$?; \
 	cat "$$logs/rest" "$$logs/loop"; rm -rf "$$logs"; \
@@ -47,6 +48,9 @@ test-torch-versions: ## the agent's unit tests with the oldest and the newest to
 soak: setup ## hours: kills at every point of a save, real faults by path, 100,000 random steps, MINUTES (60) of chaos with JOBS (20); chaos-out/
 	@POLLUX_SOAK=1 $(PYTHON) -m pytest -s --timeout 7200 tests/unit/agent/checkpoint/test_checkpoint_killed.py tests/unit/apply/test_model.py tests/integration/loop/test_real_faults.py
 	@$(PYTHON) -m contrib.chaos --minutes $(or $(MINUTES),60) --jobs $(or $(JOBS),20)
+
+fuzz: setup ## EXAMPLES (100,000) inputs to everything that reads a user's bytes (hours)
+	@POLLUX_FUZZ_EXAMPLES=$(or $(EXAMPLES),100000) $(PYTHON) -m pytest -q --timeout 36000 tests/fuzz
 
 unit: setup ## the pure tests only (minutes)
 	@$(PYTHON) -m pytest -q tests/unit

@@ -71,7 +71,8 @@ def _usable(text: str, job_id: str, attempt: str | None) -> Ticket:
     # Slurm leaves the count unset in a first attempt.
     if not attempt or ticket.attempt == int(attempt):
         return ticket
-    token = json.loads(text).get("later", {}).get(attempt)
+    later = json.loads(text).get("later")
+    token = later.get(attempt) if isinstance(later, dict) else None
     if not isinstance(token, str):
         raise Unusable(f"it is of attempt {ticket.attempt}, this is attempt {attempt}")
     return replace(ticket, attempt=int(attempt), token=token)
@@ -106,8 +107,10 @@ def _parse(text: str) -> Ticket:
     try:
         document: Any = json.loads(text)
     except json.JSONDecodeError as error:
-        # Its message has line and column only.
+        # The message of this error has line and column, and no part of the text.
         raise Unusable(f"not JSON: {error}") from None
+    except RecursionError:
+        raise Unusable("expected a JSON object, got brackets nested too deep to read") from None
     if not isinstance(document, dict):
         raise Unusable("expected a JSON object")
 

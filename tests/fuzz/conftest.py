@@ -1,0 +1,15 @@
+"""Fuzzing: POLLUX_FUZZ_EXAMPLES inputs per test (200 in `make test`, 100,000 in `make fuzz`)."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "fuzz",
+    max_examples=int(os.environ.get("POLLUX_FUZZ_EXAMPLES", "200")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("fuzz")
