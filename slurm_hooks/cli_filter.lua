@@ -15,7 +15,8 @@ local function opts_in(path)
     return false
   end
   local found = false
-  for line in file:lines() do
+  -- As much as the submission hook reads.
+  for line in string.gmatch((file:read(65536) or "") .. "\n", "(.-)\r?\n") do
     if string.match(line, "^%s*[^#%s]") then
       break
     end

@@ -28,6 +28,7 @@ local NO_VAL16, NO_VAL = 65534, 4294967294
 local folder = string.match(debug.getinfo(1, "S").source, "^@(.*/)") or ""
 dofile(folder .. "directives.lua")
 dofile(folder .. "companion.lua")
+dofile(folder .. "hostile_text.lua")
 
 local function log_user(format, ...)
   slurm.log_user("%s", string.format(format, ...))
@@ -64,6 +65,7 @@ local REFUSED = {
   { function(j) return given(j.ntasks_per_tres) end, "--ntasks-per-gpu", "`pollux run` starts one worker per GPU" },
   { function(j, companion) return j.requeue == 0 and not companion end, "--no-requeue", "move works by requeueing; leave the option out" },
   { function(j) return given(j.time_min) end, "--time-min", "give --time alone" },
+  { function(j) return given(j.deadline) and j.deadline > 0 end, "--deadline", "Slurm would end the job while it waits for GPUs; give --time" },
 }
 
 -- "gres:gpu:2", "gres/gpu:2", "gpu:2", "gpu" -> count. Nil where no GPU is asked; false where a type or another
@@ -165,10 +167,16 @@ end
 
 -- For a site's slurm_job_submit: slurm.SUCCESS, or slurm.ERROR after telling the user why.
 function pollux_submit(job, part_list, submit_uid)
+  local hostile = pollux_hostile(job)
+  if hostile then
+    log_user("%s", hostile)
+    return slurm.ERROR
+  end
   if job.script == nil then
     return slurm.SUCCESS -- salloc, srun: no batch script, so nothing that could be started again
   end
-  local companion, fault = pollux_companion(job.script)
+  local script = pollux_head(job.script)
+  local companion, fault = pollux_companion(script)
   if companion then
     return submit_companion(job, companion, pollux_config or {})
   elseif companion == false then
@@ -176,7 +184,7 @@ function pollux_submit(job, part_list, submit_uid)
     return slurm.ERROR
   end
   local wanted, complaint, stray, mistyped = pollux_directives(
-    job.script, given((job.environment or {})["SBATCH_POLLUX"]), pollux_option(job))
+    script, given((job.environment or {})["SBATCH_POLLUX"]), pollux_option(job))
   if stray then
     log_user("note: the #POLLUX line %d comes after the first command of the script and has no effect", stray)
   end
@@ -260,6 +268,11 @@ function pollux_submit(job, part_list, submit_uid)
   return slurm.SUCCESS
 end
 
+-- Nil for what an update leaves unset. Memory has 64 bits, and Lua sees its NO_VAL as a large float.
+local function given_memory(value)
+  return given(value) and value < 2 ^ 62 and value or nil
+end
+
 -- What only polluxd and administrators may change on a Pollux job. Each: does this update touch it?
 local GUARDED = {
   { "StartTime", function(j) return given(j.begin_time) and j.begin_time > 0 end },
@@ -269,11 +282,22 @@ local GUARDED = {
   { "TresPerNode", function(j) return j.tres_per_node ~= nil end },
   { "TresPerJob", function(j) return j.tres_per_job ~= nil end },
   { "TresPerTask", function(j) return j.tres_per_task ~= nil end },
+  { "TresPerSocket", function(j) return j.tres_per_socket ~= nil end },
   { "NumTasks", function(j) return given(j.num_tasks) end },
+  { "NumCPUs", function(j) return given(j.min_cpus) or given(j.max_cpus) end },
+  { "MinCPUsNode", function(j) return given(j.pn_min_cpus) end },
+  { "MinMemory", function(j) return given_memory(j.min_mem_per_node) or given_memory(j.min_mem_per_cpu) end },
   { "CPUsPerTask", function(j) return given(j.cpus_per_task) end },
+  { "CpusPerTres", function(j) return j.cpus_per_tres ~= nil end },
+  { "MemPerTres", function(j) return j.mem_per_tres ~= nil end },
   { "TasksPerNode", function(j) return given(j.ntasks_per_node) end },
   { "Features", function(j) return given(j.features) end },
   { "OverSubscribe", function(j) return given(j.shared) end },
+  { "Partition", function(j) return j.partition ~= nil end },
+  { "Reservation", function(j) return j.reservation ~= nil end },
+  { "TimeMin", function(j) return given(j.time_min) end },
+  { "Deadline", function(j) return given(j.deadline) and j.deadline > 0 end },
+  { "JobName", function(j) return j.name ~= nil end },
   { "Requeue", function(j, record) return j.requeue == (pollux_is_companion(record) and 1 or 0) end },
   { "AdminComment", function(j) return j.admin_comment ~= nil end },
 }
@@ -281,6 +305,12 @@ local GUARDED = {
 -- For a site's slurm_job_modify. The user who is refused sees "Unspecified error": Slurm 22.05 drops log_user
 -- here, so the reason goes to slurmctld's log too.
 function pollux_modify(update, record, part_list, modify_uid)
+  local hostile = modify_uid ~= 0 and pollux_hostile(update)
+  if hostile then
+    slurm.log_info("pollux: update of job %s refused to uid %s: %s", tostring(record.job_id), tostring(modify_uid), hostile)
+    slurm.log_user("%s", hostile)
+    return slurm.ERROR
+  end
   if not string.match(record.admin_comment or "", "^pollux:") or modify_uid == 0 then
     return slurm.SUCCESS
   end

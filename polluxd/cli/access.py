@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from polluxd.cli.output import PrintableConsole
 from polluxd.config import DEFAULT_PATH, load_config
 from polluxd.model import Settings
 from polluxd.store import Store
@@ -23,11 +23,11 @@ ConfigOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON, unrounded")]
 
 
-def console() -> Console:
+def console() -> PrintableConsole:
     """Standard output; rich itself honours NO_COLOR, TERM=dumb and COLUMNS."""
     piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     # Whoever pipes a table wants whole lines: grep and awk do the cutting.
-    return Console(highlight=False, width=240 if piped else None)
+    return PrintableConsole(highlight=False, width=240 if piped else None)
 
 
 def open_store(config: Path | None) -> tuple[Store, Settings]:

@@ -18,6 +18,7 @@ from polluxd.encoding import decode_snapshot
 from polluxd.errors import ConfigError, PolluxError, StoreRejected
 from polluxd.model import Allocation
 from polluxd.policy.what_if import one_node_more
+from polluxd.printable import printable
 from polluxd.store import Store
 
 from . import access, cycles, orders, tuning
@@ -269,7 +270,7 @@ def main() -> None:
             raise
         failure, code = explain_itself(), 2
     faults = [" ".join(line.split()) for line in failure.splitlines() if line.strip()]
-    print("polluxctl: " + "; ".join(faults), file=sys.stderr)
+    print(printable("polluxctl: " + "; ".join(faults)), file=sys.stderr)
     sys.exit(code)
 
 

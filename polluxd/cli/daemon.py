@@ -12,6 +12,7 @@ import typer
 from polluxd.config import DEFAULT_PATH, load_config
 from polluxd.daemon import Daemon, open_store
 from polluxd.errors import PolluxError
+from polluxd.printable import PrintableFormatter, printable
 
 app = typer.Typer(
     help="The Pollux scheduling daemon for Slurm.",
@@ -37,9 +38,9 @@ def run(
         raise typer.BadParameter(
             f"expected debug, info, warning or error, got {log_level!r}", param_hint="--log-level"
         )
-    logging.basicConfig(
-        level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
     Daemon(lambda: load_config(config)).run()
 
 
@@ -68,5 +69,5 @@ def main() -> None:
     try:
         app()
     except PolluxError as error:
-        typer.echo(f"polluxd: {error}", err=True)
+        typer.echo(f"polluxd: {printable(str(error))}", err=True)
         sys.exit(2)

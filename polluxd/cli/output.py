@@ -7,23 +7,38 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+
+from polluxd.printable import printable
 
 Row = Mapping[str, Any]
 
 
+class PrintableConsole(Console):
+    """Shows control characters of users' text as their escapes, wherever in a sentence they stand."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                text = "\n".join(map(printable, segment.text.split("\n")))
+                yield Segment(text, segment.style)
+
+
 def plain(value: Any) -> str:
-    """A value as text; nothing as a dash."""
-    return "-" if value is None or value == "" else str(value)
+    """A value as text that moves no cursor; nothing as a dash."""
+    return "-" if value is None or value == "" else printable(str(value))
 
 
 def count(how_many: int, what: str) -> str:

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
+from rich.text import Text
 
-from polluxd.cli.output import Column, duration, fit, jsonable, number, table
+from polluxd.cli.output import Column, PrintableConsole, duration, fit, jsonable, number, table
 
 
 @pytest.mark.parametrize(
@@ -99,3 +100,12 @@ def test_json_has_no_nan_and_no_surprises():
         "b": [1, None],
         "3": at.timestamp(),
     }
+
+
+def test_no_control_character_of_a_user_reaches_the_terminal():
+    name = "x\x1b[2J\x1b]0;owned\x07\n\x9b1m\u202e"
+    for shown in (table([{"id": 1, "name": name}], COLUMNS, 200), f"job 1 ({name}) stays", Text(name)):
+        out = io.StringIO()
+        PrintableConsole(file=out, width=200, force_terminal=True, color_system=None).print(shown)
+        assert set(out.getvalue()).isdisjoint("\x1b\x07\x9b\u202e")
+        assert "\\x1b[2J" in out.getvalue()

@@ -18,6 +18,18 @@ pytestmark = NEEDS_LUA
         ("TresPerNode", {"tres_per_node": "gres:gpu:4"}),
         ("NumTasks", {"num_tasks": 4}),
         ("Requeue", {"requeue": 0}),
+        ("NumCPUs", {"min_cpus": 64}),
+        ("NumCPUs", {"max_cpus": 1}),
+        ("MinCPUsNode", {"pn_min_cpus": 8}),
+        ("MinMemory", {"min_mem_per_node": 64000}),
+        ("MinMemory", {"min_mem_per_cpu": 1}),
+        ("CpusPerTres", {"cpus_per_tres": "gres:gpu:8"}),
+        ("MemPerTres", {"mem_per_tres": "gres:gpu:8"}),
+        ("Partition", {"partition": "debug"}),
+        ("Reservation", {"reservation": "maint"}),
+        ("TimeMin", {"time_min": 5}),
+        ("Deadline", {"deadline": 1_800_000_000}),
+        ("JobName", {"name": "new"}),
     ],
 )
 def test_a_user_cannot_change_the_geometry_or_the_lease(name: str, update: dict[str, object]) -> None:
@@ -30,6 +42,15 @@ def test_a_user_cannot_change_the_geometry_or_the_lease(name: str, update: dict[
     assert modify(update, comment="see ticket 12, not pollux:").accepted
 
 
-@pytest.mark.parametrize("update", [{"priority": 0}, {"time_limit": 10}, {"name": "new"}, {"comment": "x"}])
+@pytest.mark.parametrize("update", [{"priority": 0}, {"time_limit": 10}, {"comment": "x"}])
 def test_a_user_may_change_the_rest(update: dict[str, object]) -> None:
     assert modify(update).accepted
+
+
+@pytest.mark.parametrize("comment", ["pollux:v1 min-gpus=1", None])
+def test_nobodys_job_gets_a_name_that_looks_like_a_record(comment: str | None) -> None:
+    for name in ("x\nJobId=9", "x UserId=root(0)", "\x1b[2J"):
+        outcome = modify({"name": name}, comment=comment)
+        assert not outcome.accepted
+        assert "name holds" in outcome.said[0]
+        assert modify({"name": name}, comment=comment, uid=0).accepted

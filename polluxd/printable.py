@@ -1,0 +1,34 @@
+"""The one place where text of users becomes text for terminals, log lines and pages.
+
+Users choose names of jobs, reasons and messages. A control character in them can rewrite a terminal's screen, forge a
+line of a log, or reorder what a reader sees.
+"""
+
+from __future__ import annotations
+
+import logging
+import unicodedata
+
+_HARMFUL = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+"""Unicode categories: control, format (direction marks, zero width), surrogate, private, unassigned, separators."""
+
+
+def printable(text: str) -> str:
+    """Replace each character that is not printable by its escape, such as `\\x1b`."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_escaped(c) if unicodedata.category(c) in _HARMFUL else c for c in text)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
+class PrintableFormatter(logging.Formatter):
+    """Formats each record as one line that moves no cursor; a traceback keeps its lines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(printable(line) for line in super().format(record).split("\n"))
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name that logging calls
+        return printable(super().formatMessage(record))
