@@ -79,6 +79,10 @@ lint: setup ## ruff format --check, ruff check, lint-imports, the prose check
 	@$(VENV)/bin/lint-imports
 	@$(PYTHON) contrib/checks/prose.py
 
+.PHONY: reference
+reference: setup ## what is generated from polluxd/settings.py: example configuration, polluxd.toml(5), docs/reference
+	@$(PYTHON) -m polluxd.settings_reference
+
 types: setup ## mypy --strict
 	@$(VENV)/bin/mypy
 

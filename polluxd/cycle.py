@@ -78,7 +78,7 @@ class Controller:
         ours = [job for job in state.jobs if job.spec is not None]
         self._store.sync_jobs(ours)
         reports = self._store.reports()
-        settings = self._store.settings(self._config.policy.settings())
+        settings = self._store.settings(self._config.policy)
         acting = self._config.mode is Mode.ENFORCE
         open_moves = self._reconciler.tick(seen, reports, paused=settings.paused) if acting else 0
 
@@ -94,7 +94,7 @@ class Controller:
                 moves=moves,
                 totals=self._store.move_totals(),
                 settings=settings,
-                default_cost=self._config.realloc.default_cost_s,
+                default_cost=self._config.moves.default_cost_s,
                 racks=self._racks,
                 speeds=self._config.slurm.gpu_speeds,
                 resting=self._reconciler.resting,
@@ -102,7 +102,7 @@ class Controller:
                 stay="" if self._reconciler.budget_left() else self._reconciler.budget_spent,
                 orphans=seen.orphans,
                 means=means,
-                default_resize_cost=self._config.realloc.default_resize_cost_s,
+                default_resize_cost=self._config.moves.default_resize_cost_s,
             )
             observed = time.perf_counter()
             plan = self._policy(snapshot, self._cache)
@@ -133,7 +133,7 @@ class Controller:
 
     def _means(self, seen: ClusterView) -> PathOptions:
         return PathOptions(
-            frozenset(self._config.realloc.paths), self._slurm.can_shrink(), failed_paths(seen.moves.values())
+            frozenset(self._config.moves.paths), self._slurm.can_shrink(), failed_paths(seen.moves.values())
         )
 
     def _confirm_lead(self) -> None:

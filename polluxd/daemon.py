@@ -14,7 +14,6 @@ from types import FrameType
 
 import sdnotify
 
-from polluxd.apply.actions import Limits
 from polluxd.apply.reconciler import Reconciler
 from polluxd.config import Config
 from polluxd.cycle import Controller, StepResult
@@ -56,23 +55,11 @@ class Daemon:
         slurm = open_client(config.slurm.client, conf=config.slurm.conf, timeout=config.slurm.timeout_s)
         self._store = open_store(config)
         self._schema_known = False
-        r = config.realloc
         reconciler = Reconciler(
             slurm,
             self._store,
-            limits=Limits(
-                planned=r.planned_timeout_s,
-                drain=r.drain_timeout_s,
-                requeued=r.requeued_timeout_s,
-                start=r.start_timeout_s,
-                training=r.training_timeout_s,
-                recruit=r.recruit_timeout_s,
-                give_back=r.give_back_timeout_s,
-            ),
-            cooldown=r.cooldown_s,
+            limits=config.moves,
             lease=config.slurm.lease_s,
-            max_concurrent=r.max_concurrent,
-            moves_per_hour=r.moves_per_hour,
             authorize=self._authorize,
         )
         self._controller = Controller(config, slurm, self._store, reconciler)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from polluxd.errors import StoreRejected
 from polluxd.model import Snapshot
@@ -60,6 +60,8 @@ def _decoder(kind: Any) -> Decoder:
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return _optional(arguments)
+    if origin is Literal:
+        return _scalar(type(arguments[0]))
     if origin is tuple:
         return _sequence(tuple, _decoder(arguments[0]))
     if origin is frozenset:

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
+from polluxd.settings import PolicySettings
+
+Settings = PolicySettings
 
 
 class Mode(StrEnum):
@@ -199,41 +202,6 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """What administrators tune at run time (table `setting`)."""
-
-    objective: str = "fair-share"
-    """What a plan maximises: `completion-time` (a price per GPU) or `fair-share` (the p-mean of speedups)."""
-    kappa: float = 2.0
-    """Completion time: what the last job to end counts beyond its share of the mean."""
-    power: float = -1.0
-    """Fair share: p of the p-mean fitness; -inf is max-min."""
-    account_weights: Mapping[str, float] = field(default_factory=dict)
-    user_weights: Mapping[str, float] = field(default_factory=dict)
-    qos_weights: Mapping[str, float] = field(default_factory=dict)
-    job_weights: Mapping[str, float] = field(default_factory=dict)
-    """By job id, as text. A job's weight is the product of its own and its account's, user's and QOS'; each 1 if not
-    named."""
-    paused: bool = False
-    partial_nodes: bool = False
-    """Multi-node placements may take equal parts of nodes instead of whole ones."""
-    account_ceilings: Mapping[str, int] = field(default_factory=dict)
-    """Most GPUs that an account's jobs may hold together; none for accounts not named."""
-    user_ceilings: Mapping[str, int] = field(default_factory=dict)
-    account_guarantees: Mapping[str, int] = field(default_factory=dict)
-    """GPUs kept for an account's jobs whenever they can use them."""
-    user_guarantees: Mapping[str, int] = field(default_factory=dict)
-    gpu_counts: str = "any"
-    """GPU counts that any job may be given, as `JobSpec.gpu_counts`."""
-    starvation_bound: float | None = None
-    """Seconds after which a waiting job goes before all others; None: the objective alone decides."""
-    remaining_work_power: float = 0.0
-    """Exponent of remaining work in a job's weight (0: none; -0.25 favours jobs near their end)."""
-    hysteresis: float = 0.05
-    """A running job moves only where its predicted goodput rises by more than this share."""
-
-
-@dataclass(frozen=True, slots=True)
 class Snapshot:
     """All that a decision may depend on."""
 
@@ -241,7 +209,7 @@ class Snapshot:
     taken_at: float
     nodes: tuple[Node, ...]
     jobs: tuple[Job, ...]
-    settings: Settings = Settings()
+    settings: PolicySettings = field(default_factory=PolicySettings)
 
 
 @dataclass(frozen=True, slots=True)

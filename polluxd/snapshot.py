@@ -17,9 +17,9 @@ from polluxd.model import (
     Node,
     Placement,
     Report,
-    Settings,
     Snapshot,
 )
+from polluxd.settings import PolicySettings
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 from polluxd.store import JobTimes, MoveTotals
 
@@ -32,7 +32,7 @@ def build_snapshot(
     reports: Mapping[int, Report],
     moves: Sequence[Move],
     totals: Mapping[int, MoveTotals],
-    settings: Settings,
+    settings: PolicySettings,
     default_cost: float,
     racks: Mapping[str, str] | None = None,
     speeds: Mapping[str, float] | None = None,

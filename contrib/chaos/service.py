@@ -13,7 +13,7 @@ from contrib.devcluster import DevCluster, write_configuration
 PACE: Mapping[str, Mapping[str, float]] = {
     "slurm": {"timeout_s": 3, "lease_s": 60},
     "cycle": {"interval_s": 10, "floor_s": 2, "poll_s": 0.5, "busy_poll_s": 0.25, "leader_lease_s": 5},
-    "realloc": {"cooldown_s": 10, "default_cost_s": 5},
+    "moves": {"cooldown_s": 10, "default_cost_s": 5},
 }
 
 

@@ -21,7 +21,7 @@ from .summary import Move, Series
 PACE: Mapping[str, Mapping[str, float]] = {
     "slurm": {"lease_s": 120},
     "cycle": {"interval_s": 10, "floor_s": 3, "poll_s": 0.5, "busy_poll_s": 0.25},
-    "realloc": {"cooldown_s": 15, "default_cost_s": 10},
+    "moves": {"cooldown_s": 15, "default_cost_s": 10},
 }
 
 

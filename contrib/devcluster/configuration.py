@@ -16,12 +16,12 @@ def write_configuration(
     *,
     slurm: Mapping[str, float],
     cycle: Mapping[str, float],
-    realloc: Mapping[str, float],
+    moves: Mapping[str, float],
 ) -> None:
     """Write a configuration in mode `enforce`, readable by the cluster's `daemon_user` alone.
 
     Args:
-        slurm, cycle, realloc: what else stands in these sections, by polluxd's names (polluxd(8)).
+        slurm, cycle, moves: what else stands in these sections, by polluxd's names (polluxd(8)).
 
     Raises:
         DevClusterError: the cluster has no Postgres.
@@ -35,7 +35,7 @@ def write_configuration(
             **slurm,
         },
         "cycle": cycle,
-        "realloc": realloc,
+        "moves": moves,
     }
     lines = [
         "# Everything quicker than on a real cluster, where the defaults are meant.",

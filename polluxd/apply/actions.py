@@ -1,4 +1,4 @@
-"""What can be done next about a move, and how long each step of one may take."""
+"""What can be done next about a move. How long each step may take is set in `MoveSettings`."""
 
 from __future__ import annotations
 
@@ -6,28 +6,10 @@ from dataclasses import dataclass
 
 from polluxd.model import Step
 
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounded waits of a move, in seconds (configuration section `realloc`)."""
-
-    planned: float = 60.0
-    """GPUs did not come free: the move is dropped and the next cycle plans anew."""
-    drain: float = 30.0
-    """No acknowledgement of a checkpoint."""
-    acknowledged: float = 90.0
-    """Agents wait 120 s to be killed and then train on: past this an acknowledgement is stale."""
-    requeued: float = 120.0
-    start: float = 30.0
-    """Configured, free GPUs, and still not running."""
-    training: float = 120.0
-    """Running (or resized), and no step reported."""
-    recruit: float = 60.0
-    """Told to grow in place, and no companion job submitted."""
-    give_back: float = 60.0
-    """Slurm still shows nodes that a shrunk job has left."""
-    repeat: float = 3.0
-    """A signal or requeue that shows no effect is sent again after this."""
+ACKNOWLEDGED_S = 90.0
+"""Agents wait 120 s to be killed and then train on: an acknowledgement older than this is stale."""
+REPEAT_S = 3.0
+"""A signal or requeue that shows no effect is sent again after this time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,13 @@ from math import floor
 
 from polluxd.apply import resizing
 from polluxd.apply.actions import (
+    ACKNOWLEDGED_S,
     PAUSED,
+    REPEAT_S,
     Action,
     Configure,
     Drain,
     Fail,
-    Limits,
     Reach,
     Remind,
     Requeue,
@@ -26,6 +27,7 @@ from polluxd.apply.actions import (
 from polluxd.apply.capacity import Capacity
 from polluxd.apply.placed import held, same_place
 from polluxd.model import JobState, Move, Report, Step
+from polluxd.settings import MoveSettings
 from polluxd.slurm.protocol import SlurmJob
 
 
@@ -54,7 +56,7 @@ def next_action(
     now: float,
     waited: float,
     since_try: float = float("inf"),
-    limits: Limits,
+    limits: MoveSettings,
     paused: bool = False,
     companion: SlurmJob | None = None,
 ) -> Action:
@@ -112,14 +114,14 @@ def _ended(move: Move, job: SlurmJob) -> Action | None:
 
 
 def _planned(
-    move: Move, job: SlurmJob, room: Capacity, waited: float, limits: Limits, *, paused: bool
+    move: Move, job: SlurmJob, room: Capacity, waited: float, limits: MoveSettings, *, paused: bool
 ) -> Action:
     if job.restart_count != move.attempt:
         return Fail(f"the job restarted (attempt {job.restart_count}) after the move was planned")
     if paused:
         return Withdraw(PAUSED, rest=False)
-    if waited > limits.planned:
-        late = f"the GPUs of {move.target} did not come free within {limits.planned:.0f} s"
+    if waited > limits.planned_timeout_s:
+        late = f"the GPUs of {move.target} did not come free within {limits.planned_timeout_s:.0f} s"
         # A job that waits has lost nothing by it, and is not to wait longer for that.
         return Fail(late) if move.source else Withdraw(late, rest=False)
     if move.path == "start":
@@ -136,46 +138,48 @@ def _planned(
 
 
 def _draining(
-    move: Move, job: SlurmJob, report: Report | None, waited: float, since_try: float, limits: Limits
+    move: Move, job: SlurmJob, report: Report | None, waited: float, since_try: float, limits: MoveSettings
 ) -> Action:
     if job.state is JobState.PENDING:
         return Reach(Step.REQUEUED, "requeued by another hand while draining")
     if job.restart_count != move.attempt:
         return Fail("the job restarted while draining")
-    if waited > limits.drain + limits.acknowledged:
+    if waited > limits.drain_timeout_s + ACKNOWLEDGED_S:
         return Fail("left draining while polluxd was away or not acting: the plan is out of date")
-    if waited > limits.drain:
+    if waited > limits.drain_timeout_s:
         if report is not None and report.checkpointed:
             return Reach(
                 Step.CHECKPOINTED,
-                f"no acknowledgement in {limits.drain:.0f} s: the previous checkpoint stands",
+                f"no acknowledgement in {limits.drain_timeout_s:.0f} s: the previous checkpoint stands",
             )
         return Fail(
-            f"no acknowledgement in {limits.drain:.0f} s and no checkpoint to go back to: left running"
+            f"no acknowledgement in {limits.drain_timeout_s:.0f} s and no checkpoint to go back to: left running"
         )
-    return Remind() if since_try > limits.repeat else Wait()
+    return Remind() if since_try > REPEAT_S else Wait()
 
 
-def _checkpointed(move: Move, job: SlurmJob, waited: float, since_try: float, limits: Limits) -> Action:
+def _checkpointed(move: Move, job: SlurmJob, waited: float, since_try: float, limits: MoveSettings) -> Action:
     if job.state is JobState.PENDING:
         return Reach(Step.REQUEUED)
     if job.state is JobState.COMPLETING:
         return _completing(waited, limits)
     if job.restart_count != move.attempt:
         return Fail("the job restarted before it was requeued")
-    if waited > limits.acknowledged:
+    if waited > ACKNOWLEDGED_S:
         return Fail("the checkpoint was acknowledged too long ago: the job has gone on training")
-    return Requeue() if since_try > limits.repeat else Wait()
+    return Requeue() if since_try > REPEAT_S else Wait()
 
 
-def _completing(waited: float, limits: Limits) -> Action:
+def _completing(waited: float, limits: MoveSettings) -> Action:
     """Slurm waits for processes that cannot be killed for as long as it takes."""
-    if waited > limits.requeued:
-        return Fail(f"its processes did not end within {limits.requeued:.0f} s of the requeue")
+    if waited > limits.requeued_timeout_s:
+        return Fail(f"its processes did not end within {limits.requeued_timeout_s:.0f} s of the requeue")
     return Wait()
 
 
-def _requeued(move: Move, job: SlurmJob, room: Capacity, now: float, waited: float, limits: Limits) -> Action:
+def _requeued(
+    move: Move, job: SlurmJob, room: Capacity, now: float, waited: float, limits: MoveSettings
+) -> Action:
     if job.state is JobState.RUNNING:
         if same_place(job, move.target):
             return Reach(Step.CONFIGURED)
@@ -186,9 +190,10 @@ def _requeued(move: Move, job: SlurmJob, room: Capacity, now: float, waited: flo
         return _completing(waited, limits)
     if move.path == "park":
         return Reach(Step.PARKED)
-    if waited > limits.requeued:
+    if waited > limits.requeued_timeout_s:
         return Fail(
-            f"the GPUs of {move.target} did not come free within {limits.requeued:.0f} s", keep_back=True
+            f"the GPUs of {move.target} did not come free within {limits.requeued_timeout_s:.0f} s",
+            keep_back=True,
         )
     # A start in the second of the requeue, on the same node, ends in "Job credential revoked" (1 in 8). Where the
     # clock was set back since, that second may be far off, or come again: a whole one has to pass then.
@@ -198,24 +203,26 @@ def _requeued(move: Move, job: SlurmJob, room: Capacity, now: float, waited: flo
     return Configure() if room.fits_now(move.target) else Wait()
 
 
-def _configured(move: Move, job: SlurmJob, waited: float, limits: Limits) -> Action:
+def _configured(move: Move, job: SlurmJob, waited: float, limits: MoveSettings) -> Action:
     if job.state in (JobState.RUNNING, JobState.COMPLETING):
         if same_place(job, move.target):
             return Reach(Step.STARTED)
         return Fail(f"Slurm started the job on {held(job)} instead of {move.target}")
-    if waited > limits.start:
-        return Fail(f"not started within {limits.start:.0f} s; Slurm says {job.reason!r}", keep_back=True)
+    if waited > limits.start_timeout_s:
+        return Fail(
+            f"not started within {limits.start_timeout_s:.0f} s; Slurm says {job.reason!r}", keep_back=True
+        )
     return Wait()
 
 
-def _started(job: SlurmJob, report: Report | None, waited: float, limits: Limits) -> Action:
+def _started(job: SlurmJob, report: Report | None, waited: float, limits: MoveSettings) -> Action:
     if job.state is JobState.PENDING:
         return Fail("the job went back to the queue before its first step")
     if report is not None and report.attempt == job.restart_count and report.first_step_at is not None:
         return Reach(Step.TRAINING)
-    if waited > limits.training:
+    if waited > limits.training_timeout_s:
         return Fail(
-            f"running, but no training step reported within {limits.training:.0f} s: does the script call "
+            f"running, but no training step reported within {limits.training_timeout_s:.0f} s: does the script call "
             "pollux.attach()? Its GPUs stay as they are"
         )
     return Wait()

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from polluxd.apply.actions import (
+    REPEAT_S,
     Action,
     Configure,
     Drain,
     Fail,
     GiveBack,
-    Limits,
     Place,
     Reach,
     Recruit,
@@ -35,6 +35,7 @@ from polluxd.apply.stopwatch import Stopwatch
 from polluxd.apply.wait_cycles import wait_cycle
 from polluxd.errors import SlurmRefused
 from polluxd.model import RESTARTING_PATHS, JobState, Move, Report, Step
+from polluxd.settings import MoveSettings
 from polluxd.slurm.protocol import ClusterState, SlurmClient, SlurmJob
 from polluxd.store import Store
 
@@ -57,11 +58,8 @@ class Reconciler:
     moves under way and takes the next action of each.
 
     Args:
-        cooldown: a job that was moved is left alone for so long [s].
-        lease: for how long a waiting job is kept back at a time [s].
-        max_concurrent: moves under way at one time; 0: no limit.
-        moves_per_hour: running jobs ordered to end their processes, of the whole cluster; 0: no limit. Those that are
-            resized in place do not count.
+        limits: section [moves] of polluxd.toml.
+        lease: how long a waiting job is kept back at a time [s].
         authorize: called before each action on Slurm and each write; the epoch, or LeaderLost once this process may
             no longer act.
         clock: POSIX time [s].
@@ -73,11 +71,8 @@ class Reconciler:
         slurm: SlurmClient,
         store: Store,
         *,
-        limits: Limits,
-        cooldown: float,
+        limits: MoveSettings,
         lease: float,
-        max_concurrent: int,
-        moves_per_hour: int = 0,
         authorize: Callable[[], int],
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
@@ -85,10 +80,7 @@ class Reconciler:
         self._slurm = slurm
         self._store = store
         self._limits = limits
-        self._cooldown = cooldown
         self._lease = lease
-        self._max_concurrent = max_concurrent
-        self._moves_per_hour = moves_per_hour
         self._authorize = authorize
         self._clock = clock
         self._monotonic = monotonic
@@ -96,7 +88,7 @@ class Reconciler:
         self._history: dict[int, _History] = {}
         self._leases = Leases(slurm, lease=lease, authorize=authorize, clock=clock, monotonic=monotonic)
         self._resizer = InPlaceMoves(
-            slurm, store, repeat=limits.repeat, authorize=authorize, clock=clock, monotonic=monotonic
+            slurm, store, repeat=REPEAT_S, authorize=authorize, clock=clock, monotonic=monotonic
         )
 
     def gather(self, state: ClusterState) -> ClusterView:
@@ -110,7 +102,7 @@ class Reconciler:
         waiting = sum(m.step is Step.PLANNED and m.path in RESTARTING_PATHS for m in under_way)
         restarts = self.budget_left() - waiting
         busy = {move.job_id for move in under_way}
-        room = self._max_concurrent - len(under_way) if self._max_concurrent else len(wished)
+        room = self._limits.max_concurrent - len(under_way) if self._limits.max_concurrent else len(wished)
         begun: list[Move] = []
         for intent in wished:
             if intent.job_id in busy:
@@ -141,20 +133,20 @@ class Reconciler:
         past = self._history.get(job_id)
         if past is None:
             return 0.0
-        rest = self._cooldown * (2.0 ** min(past.failures, 6))
+        rest = self._limits.cooldown_s * (2.0 ** min(past.failures, 6))
         return max(0.0, past.ended_at + rest - self._monotonic())
 
     def budget_left(self) -> float:
         """How many more running jobs may be ordered to end their processes now; infinite without a limit."""
-        if not self._moves_per_hour:
+        if not self._limits.restarts_per_hour:
             return float("inf")
         # A clock set back may leave moves in the future: they count, and the budget is short for a while.
-        return max(0, self._moves_per_hour - self._store.drains_since(self._clock() - 3600.0))
+        return max(0, self._limits.restarts_per_hour - self._store.drains_since(self._clock() - 3600.0))
 
     @property
     def budget_spent(self) -> str:
         """What to say of a job that stays for want of budget."""
-        return f"the cluster's {self._moves_per_hour} moves an hour are used up"
+        return f"the cluster's {self._limits.restarts_per_hour} restarts an hour are used up"
 
     def tick(self, seen: ClusterView, reports: Mapping[int, Report], *, paused: bool = False) -> int:
         """Take the next action of each move under way; returns how many things are still to be waited for."""
@@ -193,7 +185,11 @@ class Reconciler:
             still_open += self._carry_out(move, job, companion, action, room)
         if not paused:
             # Others may be under way for ever on a busy cluster; those that wait in a ring gain nothing by them.
-            long = {m.id for m in waiting if stuck or self._stopwatch.waited(m) > self._limits.planned / 4}
+            long = {
+                m.id
+                for m in waiting
+                if stuck or self._stopwatch.waited(m) > self._limits.planned_timeout_s / 4
+            }
             self._untie([m for m in waiting if m.id in long], jobs, room)
             self._resizer.tidy(seen, reports, {m.job_id for m in moves})
         return still_open + self._resizer.sweep(seen.orphans)

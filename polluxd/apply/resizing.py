@@ -16,11 +16,11 @@ from collections.abc import Mapping
 
 from polluxd.apply.actions import (
     PAUSED,
+    REPEAT_S,
     Action,
     Drain,
     Fail,
     GiveBack,
-    Limits,
     Place,
     Reach,
     Recruit,
@@ -31,6 +31,7 @@ from polluxd.apply.actions import (
 from polluxd.apply.capacity import Capacity
 from polluxd.apply.placed import held, same_place
 from polluxd.model import JobState, Move, Report, Step
+from polluxd.settings import MoveSettings
 from polluxd.slurm.protocol import SlurmJob
 
 
@@ -43,7 +44,7 @@ def next_action(
     *,
     waited: float,
     since_try: float,
-    limits: Limits,
+    limits: MoveSettings,
     paused: bool,
 ) -> Action:
     """The next action of a move whose job has not ended; arguments as of `machine.next_action`."""
@@ -77,12 +78,12 @@ def left_over(job: SlurmJob, report: Report | None, moves: Mapping[int, Move]) -
     return move if move.step is Step.FAILED and unused else None
 
 
-def _planned(move: Move, job: SlurmJob, room: Capacity, waited: float, limits: Limits) -> Action:
+def _planned(move: Move, job: SlurmJob, room: Capacity, waited: float, limits: MoveSettings) -> Action:
     if not same_place(job, move.source):
         return Withdraw(f"the job is on {held(job)} meanwhile, not on {move.source}", rest=False)
-    if waited > limits.planned:
+    if waited > limits.planned_timeout_s:
         # Nothing was asked of the job: it is not to rest for that.
-        late = f"the GPUs of {move.added} did not come free within {limits.planned:.0f} s"
+        late = f"the GPUs of {move.added} did not come free within {limits.planned_timeout_s:.0f} s"
         return Withdraw(late if move.grows else "left planned while polluxd was away", rest=False)
     if not move.grows:
         return Drain()
@@ -95,21 +96,25 @@ def _shrink(
     said: Report | None,
     waited: float,
     since_try: float,
-    limits: Limits,
+    limits: MoveSettings,
 ) -> Action:
     match move.step:
         case Step.DRAINING:
             # Of a relaunch, the new processes acknowledge: they have to come up first.
-            patience = limits.drain + (limits.training if move.path == "relaunch" else 0.0)
+            patience = limits.drain_timeout_s + (
+                limits.training_timeout_s if move.path == "relaunch" else 0.0
+            )
             if waited > patience:
                 return Fail(f"the job's agent did not shrink it within {patience:.0f} s")
-            return Remind() if since_try > limits.repeat else Wait()
+            return Remind() if since_try > REPEAT_S else Wait()
         case Step.CHECKPOINTED:
             if same_place(job, move.target):
                 return Reach(Step.CONFIGURED)
-            if waited > limits.give_back:
-                return Fail(f"Slurm shows the job on {held(job)} {limits.give_back:.0f} s after it shrank")
-            return GiveBack() if since_try > limits.repeat else Wait()
+            if waited > limits.give_back_timeout_s:
+                return Fail(
+                    f"Slurm shows the job on {held(job)} {limits.give_back_timeout_s:.0f} s after it shrank"
+                )
+            return GiveBack() if since_try > REPEAT_S else Wait()
         case _:
             return _confirm(move, said, waited, limits)
 
@@ -121,14 +126,14 @@ def _grow(
     room: Capacity,
     waited: float,
     since_try: float,
-    limits: Limits,
+    limits: MoveSettings,
 ) -> Action:
     if companion is None:
         if move.step is not Step.RECRUITING:
             return Fail("its companion job is gone")
-        if waited > limits.recruit:
-            return Fail(f"no companion job was submitted within {limits.recruit:.0f} s")
-        return Remind() if since_try > limits.repeat else Wait()
+        if waited > limits.recruit_timeout_s:
+            return Fail(f"no companion job was submitted within {limits.recruit_timeout_s:.0f} s")
+        return Remind() if since_try > REPEAT_S else Wait()
     if companion.held_by_user:
         return Fail(f"its companion, job {companion.job_id}, was held (scontrol hold)")
     if companion.state is JobState.PENDING:
@@ -148,28 +153,28 @@ def _grow(
             return _confirm(move, said, waited, limits)
 
 
-def _place(move: Move, companion: SlurmJob, room: Capacity, waited: float, limits: Limits) -> Action:
+def _place(move: Move, companion: SlurmJob, room: Capacity, waited: float, limits: MoveSettings) -> Action:
     match move.step:
         case Step.RECRUITING:
             if room.kept(move.added):
                 return Place()
-            if waited > limits.recruit:
+            if waited > limits.recruit_timeout_s:
                 return Fail(f"the GPUs of {move.added} were taken meanwhile")
             return Wait()
-        case Step.CONFIGURED if waited <= limits.start:
+        case Step.CONFIGURED if waited <= limits.start_timeout_s:
             return Wait()
         case Step.CONFIGURED:
             why = companion.reason
             return Fail(
-                f"job {companion.job_id} was not started within {limits.start:.0f} s; Slurm says {why!r}"
+                f"job {companion.job_id} was not started within {limits.start_timeout_s:.0f} s; Slurm says {why!r}"
             )
         case _:
             return Fail(f"its companion, job {companion.job_id}, went back to the queue")
 
 
-def _confirm(move: Move, said: Report | None, waited: float, limits: Limits) -> Action:
+def _confirm(move: Move, said: Report | None, waited: float, limits: MoveSettings) -> Action:
     if said is not None and said.resized == move.id:
         return Reach(Step.TRAINING)
-    if waited > limits.training:
-        return Fail(f"no training step at the new size was reported within {limits.training:.0f} s")
+    if waited > limits.training_timeout_s:
+        return Fail(f"no training step at the new size was reported within {limits.training_timeout_s:.0f} s")
     return Wait()

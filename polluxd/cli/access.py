@@ -13,7 +13,7 @@ import typer
 
 from polluxd.cli.output import PrintableConsole
 from polluxd.config import DEFAULT_PATH, load_config
-from polluxd.model import Settings
+from polluxd.settings import PolicySettings
 from polluxd.store import Store
 
 ConfigOption = Annotated[
@@ -30,7 +30,7 @@ def console() -> PrintableConsole:
     return PrintableConsole(highlight=False, width=240 if piped else None)
 
 
-def open_store(config: Path | None) -> tuple[Store, Settings]:
+def open_store(config: Path | None) -> tuple[Store, PolicySettings]:
     """The store that the configuration names (nothing is asked of it yet), and the settings that it begins with."""
     loaded = load_config(config or DEFAULT_PATH)
     database = loaded.database
@@ -40,7 +40,7 @@ def open_store(config: Path | None) -> tuple[Store, Settings]:
         connect_timeout=database.connect_timeout_s,
         statement_timeout=database.statement_timeout_s,
     )
-    return store, loaded.policy.settings()
+    return store, loaded.policy
 
 
 def who() -> str:

@@ -19,11 +19,11 @@ from polluxd.errors import ConfigError, PolluxError, StoreRejected
 from polluxd.model import Allocation
 from polluxd.policy.what_if import one_node_more
 from polluxd.printable import printable
+from polluxd.setting_info import policy_document
 from polluxd.store import Store
 
-from . import access, cycles, orders, tuning
+from . import access, cycles, orders, setting_commands
 from . import explain as explaining
-from . import fairness as fair
 from . import top as live
 from .access import ConfigOption, JsonOption
 from .autoscale import autoscale
@@ -40,7 +40,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(tuning.app, name="fairness")
+app.add_typer(setting_commands.app, name="settings")
 app.add_typer(cycles.app, name="cycle")
 
 MOVE_COLUMNS = (
@@ -123,7 +123,7 @@ def explain(job: JobArgument, config: ConfigOption = None, as_json: JsonOption =
         )
     moves = move_rows(store, job)
     row = job_row(found.job, sum(m["total_s"] or 0.0 for m in moves), time.time())
-    settings = fair.document(store.settings(defaults))
+    settings = policy_document(store.settings(defaults))
     snapshot = store.cycle_snapshot(found.cycle.id) if found.cycle else None
     sizes = explaining.sizes(found, *explaining.node_size(snapshot, found.report))
     more = _with_node_more(snapshot, job) if found.job.ended_at is None else None

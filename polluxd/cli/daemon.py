@@ -13,6 +13,7 @@ from polluxd.config import DEFAULT_PATH, load_config
 from polluxd.daemon import Daemon, open_store
 from polluxd.errors import PolluxError
 from polluxd.printable import PrintableFormatter, printable
+from polluxd.settings_reference import example_file
 
 app = typer.Typer(
     help="The Pollux scheduling daemon for Slurm.",
@@ -62,6 +63,12 @@ def check(config: ConfigOption = DEFAULT_PATH) -> None:
     """Read the configuration and say whether it is sound."""
     loaded = load_config(config)
     typer.echo(f"{config}: sound; cluster {loaded.slurm.cluster}, mode {loaded.mode}")
+
+
+@app.command("example-config")
+def example_config() -> None:
+    """Print a configuration file with every key, its meaning and its default."""
+    typer.echo(example_file(), nl=False)
 
 
 def main() -> None:

@@ -6,8 +6,9 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from polluxd.model import Allocation, Plan, Settings, Snapshot
+from polluxd.model import Allocation, Plan, Snapshot
 from polluxd.policy import decide
+from polluxd.settings import PolicySettings
 
 from .output import Column, duration, number
 
@@ -34,7 +35,9 @@ PREVIEW_COLUMNS = (
 Side = dict[str, Any]
 
 
-def preview(snapshot: Snapshot, before: Settings, after: Settings) -> tuple[list[dict[str, Any]], list[Side]]:
+def preview(
+    snapshot: Snapshot, before: PolicySettings, after: PolicySettings
+) -> tuple[list[dict[str, Any]], list[Side]]:
     """A row per job, and a summary of each of the two plans, of the same jobs, nodes and moment."""
     plans = [decide(replace(snapshot, settings=settings)) for settings in (before, after)]
     old, new = ({a.job_id: a for a in plan.allocations} for plan in plans)

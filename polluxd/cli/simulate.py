@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from polluxd.errors import ConfigError
-from polluxd.policy.objective import OBJECTIVES
+from polluxd.setting_info import checked, policy_info
 from polluxd.sim import plots, recorded
 from polluxd.sim.cluster import LENGTHS, Cloud, NodeGroup, Scenario
 from polluxd.sim.comparison import Heard, applications_of, compare
@@ -24,8 +24,8 @@ from polluxd.sim.paths import MoveCosts
 from polluxd.sim.policies import POLICIES
 from polluxd.sim.workload import Submission, read_workload
 
-from .fairness import parse_power
 from .output import Column, Row, duration, jsonable, number, table
+from .setting_words import parse_power
 
 COLUMNS = (
     Column("policy", "POLICY"),
@@ -95,14 +95,14 @@ def simulate(
     ] = None,
     objective: Annotated[
         str | None,
-        typer.Option("--objective", help=f"of policy pollux: {' or '.join(OBJECTIVES)} [as the daemon]"),
+        typer.Option(
+            "--objective", help=f"of policy pollux: {policy_info('objective').expected} [as the daemon]"
+        ),
     ] = None,
     kappa: Annotated[
         float | None,
         typer.Option(
             "--kappa",
-            min=0,
-            max=1000,
             help="completion-time: what the last job to end counts [as the daemon]",
         ),
     ] = None,
@@ -185,15 +185,13 @@ def simulate(
     unknown = [name for name in names if name not in POLICIES]
     if unknown:
         raise ConfigError(f"--policy {unknown[0]}: no such policy; there are {', '.join(POLICIES)}")
-    if objective is not None and objective not in OBJECTIVES:
-        raise ConfigError(f"--objective {objective}: no such objective; there are {' and '.join(OBJECTIVES)}")
     if lengths not in LENGTHS:
         raise ConfigError(f"--lengths {lengths}: expected one of {', '.join(LENGTHS)}")
     known = Knowledge()
     knowledge = replace(
         known,
-        objective=known.objective if objective is None else objective,
-        kappa=known.kappa if kappa is None else kappa,
+        objective=known.objective if objective is None else checked("objective", objective),
+        kappa=known.kappa if kappa is None else checked("kappa", kappa),
         remembers=priors,
         remaining_work=remaining_work,
         remaining_work_power=known.remaining_work_power if remaining_work else 0.0,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from polluxd.settings import MoveSettings, Objective, PolicySettings
+
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
     """Rules and knowledge of the simulated daemon."""
 
-    objective: str = "fair-share"
-    kappa: float = 2.0
+    objective: Objective = PolicySettings().objective
+    kappa: float = PolicySettings().kappa
     reacts: bool = True
     """It decides when jobs arrive and end, too, not only every interval."""
     remembers: bool = True
@@ -19,8 +21,8 @@ class Knowledge:
     """Such fits are known of jobs that never ran, too. The daemon learns which training a job is from its agent."""
     remaining_work: bool = True
     """The training length that users declare is known."""
-    remaining_work_power: float = -0.25
-    hysteresis: float = 0.05
-    cooldown: float = 30.0
-    """Seconds for which a moved job is left alone once it trains again (the daemon's `realloc.cooldown_s`), and no
+    remaining_work_power: float = PolicySettings().remaining_work_power
+    hysteresis: float = PolicySettings().hysteresis
+    cooldown: float = MoveSettings().cooldown_s
+    """Seconds for which a moved job is left alone once it trains again (the daemon's `moves.cooldown_s`), and no
     longer than the move took."""

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from polluxd.errors import LeaderLost, StoreRejected, StoreUnavailable
-from polluxd.model import Mode, Move, Placement, Plan, Report, Settings, Step
+from polluxd.model import Mode, Move, Placement, Plan, Report, Step
+from polluxd.settings import PolicySettings
 
 from .views import JobTimes, MoveTotals, ObservedJob
 
@@ -103,9 +104,9 @@ class FakeStore:
 
     # What is observed and decided
 
-    def settings(self, defaults: Settings | None = None) -> Settings:
+    def settings(self, defaults: PolicySettings | None = None) -> PolicySettings:
         self._must_answer()
-        return replace(defaults or Settings(), **self.rows.settings)  # type: ignore[arg-type]
+        return replace(defaults or PolicySettings(), **self.rows.settings)  # type: ignore[arg-type]
 
     def reports(self) -> dict[int, Report]:
         self._must_answer()

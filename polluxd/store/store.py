@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy import URL
 
 from polluxd.errors import ReportError, StoreRejected
-from polluxd.model import Mode, Move, Placement, Plan, Report, Settings, Step
+from polluxd.model import Mode, Move, Placement, Plan, Report, Step
+from polluxd.settings import PolicySettings
 
 from . import rows
 from .connection import our_errors
@@ -116,11 +117,11 @@ class Store(Readings, Orders):
 
     # Settings
 
-    def settings(self, defaults: Settings | None = None) -> Settings:
+    def settings(self, defaults: PolicySettings | None = None) -> PolicySettings:
         """What administrators set, over `defaults`."""
         with self._transaction() as run:
             found = run("settings")
-        return settings_from_rows({row["name"]: row["value"] for row in found}, defaults or Settings())
+        return settings_from_rows({row["name"]: row["value"] for row in found}, defaults or PolicySettings())
 
     def set_setting(self, name: str, value: object, who: str) -> None:
         """Set one field of model.Settings, audited. Raises ConfigError for a value that makes no sense."""

@@ -281,43 +281,15 @@ BEGIN
 END
 $$;
 
--- True for a JSON object whose every member is a number from `p_low` up.
-CREATE FUNCTION pollux.is_amounts(p_value jsonb, p_low double precision, p_exclusive boolean, p_whole boolean)
-    RETURNS boolean
-    LANGUAGE sql IMMUTABLE
-    SET search_path = pg_catalog
-AS $$
-    SELECT CASE WHEN jsonb_typeof(p_value) = 'object' THEN NOT EXISTS (
-        SELECT FROM jsonb_each(p_value) AS e
-        WHERE CASE WHEN jsonb_typeof(e.value) <> 'number' THEN true
-              ELSE (e.value)::double precision < p_low OR (p_exclusive AND (e.value)::double precision = p_low)
-                   OR (p_whole AND (e.value)::numeric % 1 <> 0) END)
-    ELSE false END
-$$;
-
 -- What administrators set with polluxctl, over the configuration file.
 CREATE TABLE pollux.setting (
     cluster  pollux.cluster_name NOT NULL,
     name     text NOT NULL,
     value    jsonb NOT NULL,
     PRIMARY KEY (cluster, name),
-    CONSTRAINT setting_value CHECK (CASE
-        WHEN name = 'power' THEN CASE jsonb_typeof(value)
-            WHEN 'number' THEN (value)::double precision <= 1 ELSE value = '"-inf"' END
-        WHEN name IN ('account_weights', 'user_weights', 'qos_weights', 'job_weights')
-            THEN pollux.is_amounts(value, 0, true, false)
-        WHEN name IN ('account_ceilings', 'user_ceilings', 'account_guarantees', 'user_guarantees')
-            THEN pollux.is_amounts(value, 0, false, true)
-        WHEN name IN ('paused', 'partial_nodes') THEN jsonb_typeof(value) = 'boolean'
-        WHEN name = 'gpu_counts' THEN jsonb_typeof(value) = 'string'
-            AND value #>> '{}' ~ '^(any|powers-of-two|whole-nodes|[1-9][0-9]*(,[1-9][0-9]*)*)$'
-        WHEN name = 'starvation_bound' THEN CASE jsonb_typeof(value)
-            WHEN 'number' THEN (value)::double precision > 0 ELSE value = 'null' END
-        WHEN name = 'remaining_work_power' THEN CASE jsonb_typeof(value)
-            WHEN 'number' THEN abs((value)::double precision) <= 4 ELSE false END
-        WHEN name = 'hysteresis' THEN CASE jsonb_typeof(value)
-            WHEN 'number' THEN (value)::double precision BETWEEN 0 AND 1 ELSE false END
-        ELSE false END)
+    -- Names and shapes only: which values are allowed is declared once, in polluxd/settings.py.
+    CONSTRAINT setting_name CHECK (name ~ '^[a-z][a-z_]{0,62}$'),
+    CONSTRAINT setting_value CHECK (jsonb_typeof(value) <> 'array')
 );
 
 CREATE TABLE pollux.setting_audit (

@@ -32,12 +32,12 @@ sys.path[:0] = [str(ROOT), str(ROOT / "agent")]
 
 from contrib.chaos.ledger import Ledger, ledgers, lineage  # noqa: E402
 from contrib.devcluster import DevCluster  # noqa: E402
-from polluxd.apply.actions import Limits  # noqa: E402
 from polluxd.apply.reconciler import Reconciler  # noqa: E402
 from polluxd.config import parse_config  # noqa: E402
 from polluxd.cycle import Controller  # noqa: E402
 from polluxd.model import Allocation, JobState, Move, Placement, Plan, Snapshot, Step  # noqa: E402
 from polluxd.policy.cache import Cache  # noqa: E402
+from polluxd.settings import MoveSettings  # noqa: E402
 from polluxd.slurm.scontrol import ScontrolClient  # noqa: E402
 from polluxd.store import Store  # noqa: E402
 from polluxd.store.views import MoveCost  # noqa: E402
@@ -176,10 +176,8 @@ class Bench:
         reconciler = Reconciler(
             self.slurm,
             self.store,
-            limits=Limits(),
-            cooldown=_TRAINING_FOR,
+            limits=MoveSettings(cooldown_s=_TRAINING_FOR),
             lease=config.slurm.lease_s,
-            max_concurrent=0,
             authorize=lambda: self.store.epoch or 0,
         )
         self.controller = Controller(config, self.slurm, self.store, reconciler, policy=self.script)

@@ -10,8 +10,9 @@ import pytest
 from contrib.devcluster import DevCluster
 from contrib.devcluster import cluster as devcluster
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
-from polluxd.model import JobSpec, Report, Settings
+from polluxd.model import JobSpec, Report
 from polluxd.policy import decide
+from polluxd.settings import PolicySettings
 from polluxd.slurm.fake import FakeSlurm
 from polluxd.slurm.protocol import ClusterState
 from polluxd.slurm.scontrol import ScontrolClient
@@ -50,7 +51,7 @@ def test_a_job_of_two_nodes_is_placed_in_one_rack_of_slurms(racked: DevCluster) 
         reports={job: report},
         moves=(),
         totals={},
-        settings=Settings(),
+        settings=PolicySettings(),
         default_cost=30.0,
     )
     plan = decide(snapshot)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from polluxd.config import Cycle, Policy, Realloc
+from polluxd.settings import CycleSettings, MoveSettings, PolicySettings
 from polluxd.sim.cluster import Scenario
 from polluxd.sim.knowledge import Knowledge
 from polluxd.sim.policies.pollux import UNMEASURED_COST, UNMEASURED_RESIZE_COST, Pollux
 
 
 def test_settings_are_those_of_a_fresh_installation():
-    assert Pollux().settings == Policy().settings()
+    assert Pollux().settings == PolicySettings()
     assert {f.name for f in fields(Knowledge)} >= {"remaining_work_power", "hysteresis", "cooldown"}
 
 
 def test_times_are_those_of_the_configuration():
-    scenario, cycle, moves = Scenario(), Cycle(), Realloc()
+    scenario, cycle, moves = Scenario(), CycleSettings(), MoveSettings()
     assert (scenario.interval, scenario.floor, scenario.poll) == (
         cycle.interval_s,
         cycle.floor_s,

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.encoding import decode_snapshot, encode
 from polluxd.errors import StoreRejected
-from polluxd.model import Job, JobSpec, Node, Placement, Report, Settings, Snapshot
+from polluxd.model import Job, JobSpec, Node, Placement, Report, Snapshot
+from polluxd.settings import PolicySettings
 
 FULL = Snapshot(
     cluster="dev",
@@ -69,7 +70,7 @@ FULL = Snapshot(
         ),
         Job(8, "bare", "bob", "nlp", "main", JobSpec(), 3.3, 4.4),
     ),
-    settings=Settings(
+    settings=PolicySettings(
         power=-math.inf,
         account_weights={"vision": 0.1},
         user_weights={"ada": 2.0},
@@ -84,8 +85,8 @@ FULL = Snapshot(
         gpu_counts="powers-of-two",
         starvation_bound=3600.0,
         objective="completion-time",
-        kappa=2.0,
-        remaining_work_power=-0.25,
+        kappa=2.5,
+        remaining_work_power=-0.5,
         hysteresis=0.1,
     ),
 )
@@ -127,7 +128,33 @@ def of_type(kind: Any) -> Any:
     return st.builds(kind, **{f.name: ... for f in fields(kind)})
 
 
-for _kind in (Node, JobSpec, Report, Job, Settings):
+_WEIGHTS = st.dictionaries(st.text(), st.floats(0, 1000, exclude_min=True))
+_GPUS = st.dictionaries(st.text(), st.integers(0))
+SETTINGS = {
+    "objective": st.sampled_from(["fair-share", "completion-time"]),
+    "kappa": st.floats(0, 100),
+    "power": st.floats(max_value=1, allow_nan=False),
+    "account_weights": _WEIGHTS,
+    "user_weights": _WEIGHTS,
+    "qos_weights": _WEIGHTS,
+    "job_weights": st.dictionaries(st.integers(1, 10**9).map(str), st.floats(0, 1000, exclude_min=True)),
+    "account_ceilings": _GPUS,
+    "user_ceilings": _GPUS,
+    "account_guarantees": _GPUS,
+    "user_guarantees": _GPUS,
+    "gpu_counts": st.sampled_from(["any", "powers-of-two", "1,2,7"]),
+    "starvation_bound": st.none() | st.floats(0, exclude_min=True, allow_infinity=False),
+    "remaining_work_power": st.floats(-4, 4),
+    "hysteresis": st.floats(0, 1),
+}
+"""How to draw the settings that are checked as they are made; a switch is drawn by its type."""
+st.register_type_strategy(
+    PolicySettings,
+    st.builds(
+        PolicySettings, **{f.name: SETTINGS.get(f.name, st.booleans()) for f in fields(PolicySettings)}
+    ),
+)
+for _kind in (Node, JobSpec, Report, Job):
     st.register_type_strategy(_kind, of_type(_kind))
 st.register_type_strategy(Placement, st.sampled_from([Placement(), Placement(("n1", "n\u00e9"), 3)]))
 st.register_type_strategy(
@@ -154,7 +181,7 @@ def test_a_snapshot_of_an_older_version_has_the_defaults() -> None:
     ):
         del part[gone]
     read = decode_snapshot(data)
-    assert read.settings.hysteresis == Settings().hysteresis
+    assert read.settings.hysteresis == PolicySettings().hysteresis
     job = read.jobs[0]
     assert (job.waiting, job.spec.gpu_counts) == (None, "any")
     assert job.report is not None

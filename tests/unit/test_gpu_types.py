@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
-from polluxd.apply.actions import Limits
 from polluxd.apply.reconciler import Reconciler
 from polluxd.config import parse_config
 from polluxd.cycle import Controller
@@ -18,6 +17,7 @@ from polluxd.encoding import decode_snapshot, encode
 from polluxd.gpu_types import OPTIMISM, GpuTypes
 from polluxd.model import NO_PLACEMENT, JobSpec, Node, Placement, Report
 from polluxd.policy import Cache, decide
+from polluxd.settings import MoveSettings
 from polluxd.slurm.fake import FakeSlurm
 from polluxd.slurm.protocol import Geometry
 from polluxd.store.fake import FakeRows, FakeStore
@@ -101,10 +101,8 @@ class Cycle:
         reconciler = Reconciler(
             self.slurm,
             store,  # type: ignore[arg-type]
-            limits=Limits(planned=30.0, drain=6.0, requeued=20.0, start=10.0, training=10.0),
-            cooldown=0.0,
+            limits=MoveSettings(cooldown_s=0.0),
             lease=60.0,
-            max_concurrent=0,
             authorize=lambda: None,
             clock=self.slurm.clock,
             monotonic=self.slurm.clock,

@@ -9,19 +9,9 @@ from dataclasses import replace
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.apply.paths import PathOptions
 from polluxd.encoding import decode_snapshot, encode
-from polluxd.model import (
-    NO_PLACEMENT,
-    JobSpec,
-    JobState,
-    Move,
-    Node,
-    Placement,
-    Report,
-    Settings,
-    Snapshot,
-    Step,
-)
+from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Move, Node, Placement, Report, Snapshot, Step
 from polluxd.policy.fairness import weights
+from polluxd.settings import PolicySettings
 from polluxd.slurm.protocol import ClusterState, Companion, SlurmJob
 from polluxd.snapshot import build_snapshot
 from polluxd.store import JobTimes, MoveTotals
@@ -51,7 +41,7 @@ def snapshot(*jobs: SlurmJob, **more: object) -> Snapshot:
         "reports": {},
         "moves": (),
         "totals": {},
-        "settings": Settings(),
+        "settings": PolicySettings(),
         "default_cost": 30.0,
         **more,
     }
@@ -147,7 +137,7 @@ def test_companions_of_nobody_hold_what_nobody_else_can_have() -> None:
 
 def test_weights_count_once() -> None:
     """The policy takes them from the settings: in the job's own weight too, they would count squared."""
-    settings = Settings(account_weights={"lab": 2.0}, user_weights={"ann": 3.0})
+    settings = PolicySettings(account_weights={"lab": 2.0}, user_weights={"ann": 3.0})
     made = snapshot(slurm_job(1, JobState.PENDING), settings=settings)
     assert weights(made.jobs, made.settings)[0] == 6.0
 
@@ -157,7 +147,7 @@ def test_a_stored_snapshot_comes_back_bit_for_bit() -> None:
         slurm_job(1, gpus_per_node_held={"n1": 2}),
         slurm_job(2, JobState.PENDING),
         reports={1: REPORT},
-        settings=Settings(power=-math.inf, account_weights={"lab": 0.1}),
+        settings=PolicySettings(power=-math.inf, account_weights={"lab": 0.1}),
     )
     assert decode_snapshot(json.loads(json.dumps(encode(original), allow_nan=False))) == original
     assert original.jobs[1].placement == NO_PLACEMENT
@@ -170,7 +160,7 @@ def test_nodes_that_slurms_topology_does_not_place_have_the_configured_rack() ->
         "reports": {},
         "moves": (),
         "totals": {},
-        "settings": Settings(),
+        "settings": PolicySettings(),
         "default_cost": 30.0,
     }
     racks = {NODES[0].name: "r1", NODES[1].name: "r2"}

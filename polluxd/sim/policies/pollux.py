@@ -13,19 +13,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from polluxd.model import Job, Report, Settings
+from polluxd.model import Job, Report
 from polluxd.policy import decide
 from polluxd.policy.autoscale import desired_nodes
 from polluxd.policy.cache import Cache
+from polluxd.settings import MoveSettings, PolicySettings
 from polluxd.sim.engine import View
 from polluxd.sim.knowledge import Knowledge
 from polluxd.sim.policies import snapshots
 from polluxd.sim.training import Seats, Training
 
-UNMEASURED_COST = 30.0
-"""Expected cost of a move until the job's own moves are measured (the daemon's `realloc.default_cost_s`)."""
-UNMEASURED_RESIZE_COST = 2.0
-"""The same of a resize in place (the daemon's `realloc.default_resize_cost_s`)."""
+UNMEASURED_COST = MoveSettings().default_cost_s
+"""Expected cost of a move until the job's own moves are measured (the daemon's `moves.default_cost_s`)."""
+UNMEASURED_RESIZE_COST = MoveSettings().default_resize_cost_s
+"""The same of a resize in place (the daemon's `moves.default_resize_cost_s`)."""
 
 
 def _mean(costs: Sequence[Sequence[float]], otherwise: float) -> float:
@@ -45,7 +46,7 @@ class Pollux:
         self.reacts = self._knowledge.reacts
         self.remembers = self._knowledge.remembers
         self._cache = Cache()
-        self.settings = Settings(
+        self.settings = PolicySettings(
             objective=self._knowledge.objective,
             kappa=self._knowledge.kappa,
             power=power,

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from polluxd.model import Job, Settings
+from polluxd.model import Job
 from polluxd.policy import decide
 from polluxd.policy.cache import Cache
+from polluxd.settings import PolicySettings
 from polluxd.sim.engine import View
 from polluxd.sim.policies import snapshots
 from polluxd.sim.training import Seats, Training
@@ -33,7 +34,7 @@ class PolluxPaper:
 
     def __init__(self, power: float = -1.0) -> None:
         self._cache = Cache()
-        self._settings = Settings(power=power, hysteresis=0.0)
+        self._settings = PolicySettings(power=power, remaining_work_power=0.0, hysteresis=0.0)
 
     def decide(self, view: View) -> Mapping[int, Seats]:
         jobs = tuple(self._job(job, view) for job in view.jobs)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from polluxd.model import Job, JobSpec, Node, Placement, Plan, Report, Settings, Snapshot
+from polluxd.model import Job, JobSpec, Node, Placement, Plan, Report, Snapshot
+from polluxd.settings import PolicySettings
 from polluxd.sim.applications import most_gpus
 from polluxd.sim.engine import View
 from polluxd.sim.training import Seats, Training, node_name, placement
@@ -79,7 +80,7 @@ def plan_seats(plan: Plan, jobs: Mapping[int, Training]) -> dict[int, Seats]:
     return found
 
 
-def snapshot(view: View, jobs: tuple[Job, ...], settings: Settings) -> Snapshot:
+def snapshot(view: View, jobs: tuple[Job, ...], settings: PolicySettings) -> Snapshot:
     return Snapshot("simulated", view.now, nodes(view), jobs, settings)
 
 

@@ -14,12 +14,12 @@ import pytest
 
 from contrib.devcluster.postgres import DevPostgres
 from pollux.goodput import BatchLimits
-from polluxd.apply.actions import Limits
 from polluxd.apply.intents import Intent
 from polluxd.apply.placed import held
 from polluxd.apply.reconciler import Reconciler
 from polluxd.errors import SlurmError, SlurmRefused, SlurmUnavailable, StoreError, StoreUnavailable
 from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Node, Placement, Report, Step
+from polluxd.settings import MoveSettings
 from polluxd.slurm.fake import FakeSlurm
 from polluxd.slurm.protocol import Geometry
 from polluxd.store import Store
@@ -123,10 +123,8 @@ class World:
         return Reconciler(
             slurm,
             store,
-            limits=Limits(planned=300.0, start=60.0),
-            cooldown=0.0,
+            limits=MoveSettings(cooldown_s=0.0, planned_timeout_s=300.0, start_timeout_s=60.0),
             lease=120.0,
-            max_concurrent=0,
             authorize=authorize,
             clock=self.slurm.clock,
             monotonic=self.slurm.clock,

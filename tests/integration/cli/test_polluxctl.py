@@ -78,9 +78,9 @@ def test_jobs_explain_and_moves_of_a_real_database(config):
     assert status["mode"] == "enforce"
 
 
-def test_fairness_and_pause_are_kept_and_audited(config, store):
+def test_settings_and_pause_are_kept_and_audited(config, store):
     done = polluxctl(
-        "fairness", "set", "-p", "-inf", "--account", "vision=2", config=config, SUDO_USER="grace"
+        "settings", "set", "-p", "-inf", "--account-weight", "vision=2", config=config, SUDO_USER="grace"
     )
     assert done.returncode == 0, done.stderr
     assert store.settings().power == float("-inf")

@@ -17,10 +17,10 @@ import pytest
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.cli.preview import preview
 from polluxd.cli.replay import differences
-from polluxd.config import Policy
 from polluxd.encoding import decode_snapshot, encode
-from polluxd.model import Job, JobSpec, Mode, Node, Placement, Report, Settings, Snapshot
+from polluxd.model import Job, JobSpec, Mode, Node, Placement, Report, Snapshot
 from polluxd.policy import Cache, decide
+from polluxd.settings import PolicySettings
 from polluxd.store import Store
 
 pytestmark = pytest.mark.slurm
@@ -68,7 +68,7 @@ def lived_through(seed: int) -> Snapshot:
                 move_cost=30 * draw.random(),
             )
         )
-    settings = Settings(
+    settings = PolicySettings(
         power=draw.choice([-1.0, 1.0, 0.0, -3.3, -math.inf]),
         account_weights={"vision": 0.1 + 0.2},
         account_ceilings=draw.choice([{}, {"nlp": 7}]),
@@ -162,23 +162,23 @@ def test_a_pruned_snapshot_is_said_in_one_line(store, polluxctl):
 def test_a_preview_changes_nothing(store, polluxctl):
     snapshot = lived_through(11)
     cycle = record(store, snapshot)
-    done = polluxctl("fairness", "preview", "--power", "1", "--account-weight", "vision=4", "--json")
+    done = polluxctl("settings", "preview", "--power", "1", "--account-weight", "vision=4", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    now = Policy().settings()  # nothing is set in the database: the configuration's defaults hold
+    now = PolicySettings()  # nothing is set in the database: the configuration's defaults hold
     rows, _ = preview(snapshot, now, replace(now, power=1.0, account_weights={"vision": 4.0}))
     assert found["cycle"] == cycle
     assert found["jobs"] == rows
-    assert store.settings() == Settings()
+    assert store.settings() == PolicySettings()
     assert store.setting_audit() == []
 
 
 def test_the_wider_settings_are_kept(store, polluxctl):
     words = ("--account-ceiling", "vision=8", "--user-guarantee", "a=2", "--gpu-counts", "powers-of-two")
     more = ("--starvation-bound", "3600", "--remaining-work-power", "-0.25", "--hysteresis", "0.1")
-    done = polluxctl("fairness", "set", *words, *more)
+    done = polluxctl("settings", "set", *words, *more)
     assert done.returncode == 0, done.stderr
-    assert store.settings() == Settings(
+    assert store.settings() == PolicySettings(
         account_ceilings={"vision": 8},
         user_guarantees={"a": 2},
         gpu_counts="powers-of-two",
@@ -187,6 +187,6 @@ def test_the_wider_settings_are_kept(store, polluxctl):
         hysteresis=0.1,
     )
     assert len(store.setting_audit()) == 6
-    refused = polluxctl("fairness", "set", "--user-ceiling", "a=1")
+    refused = polluxctl("settings", "set", "--user-ceiling", "a=1")
     assert refused.returncode == 2
     assert "above the ceiling of 1" in refused.stderr

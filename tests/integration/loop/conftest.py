@@ -51,7 +51,7 @@ class Daemon:
             self.config,
             slurm={"timeout_s": 3, "lease_s": 60},
             cycle={"interval_s": 5, "floor_s": 1, "poll_s": 0.5, "busy_poll_s": 0.2, "leader_lease_s": 5},
-            realloc={
+            moves={
                 "cooldown_s": cooldown,
                 "default_cost_s": 5,
                 "drain_timeout_s": 60,  # two busy cores

@@ -30,7 +30,7 @@ def test_decisions_of_a_living_polluxd_can_be_replayed_explained_and_tried_other
     for part in ("Its fair share: ", "What keeps it from more: ", "A move would cost it about "):
         assert part in told
 
-    words = ("fairness", "preview", "--user-ceiling", f"{loop.job(job_id).user}=1", "--json")
+    words = ("settings", "preview", "--user-ceiling", f"{loop.job(job_id).user}=1", "--json")
     tried = loop.daemon.command("polluxctl", *words)
     assert tried.returncode == 0, tried.stderr
     (row,) = (r for r in json.loads(tried.stdout)["jobs"] if r["job_id"] == job_id)

@@ -204,18 +204,6 @@ BEGIN
 END
 $$;
 ALTER FUNCTION pollux.instructions_v1(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text) OWNER TO pollux_daemon;
-CREATE FUNCTION pollux.is_amounts(p_value jsonb, p_low double precision, p_exclusive boolean, p_whole boolean) RETURNS boolean
-    LANGUAGE sql IMMUTABLE
-    SET search_path TO 'pg_catalog'
-    AS $$
-    SELECT CASE WHEN jsonb_typeof(p_value) = 'object' THEN NOT EXISTS (
-        SELECT FROM jsonb_each(p_value) AS e
-        WHERE CASE WHEN jsonb_typeof(e.value) <> 'number' THEN true
-              ELSE (e.value)::double precision < p_low OR (p_exclusive AND (e.value)::double precision = p_low)
-                   OR (p_whole AND (e.value)::numeric % 1 <> 0) END)
-    ELSE false END
-$$;
-ALTER FUNCTION pollux.is_amounts(p_value jsonb, p_low double precision, p_exclusive boolean, p_whole boolean) OWNER TO pollux_daemon;
 CREATE FUNCTION pollux.number_of(p_object jsonb, p_name text, p_low double precision, p_high double precision) RETURNS double precision
     LANGUAGE plpgsql IMMUTABLE
     SET search_path TO 'pg_catalog'
@@ -881,34 +869,8 @@ CREATE TABLE pollux.setting (
     cluster pollux.cluster_name NOT NULL,
     name text NOT NULL,
     value jsonb NOT NULL,
-    CONSTRAINT setting_value CHECK (
-CASE
-    WHEN (name = 'power'::text) THEN
-    CASE jsonb_typeof(value)
-        WHEN 'number'::text THEN ((value)::double precision <= (1)::double precision)
-        ELSE (value = '"-inf"'::jsonb)
-    END
-    WHEN (name = ANY (ARRAY['account_weights'::text, 'user_weights'::text, 'qos_weights'::text, 'job_weights'::text])) THEN pollux.is_amounts(value, (0)::double precision, true, false)
-    WHEN (name = ANY (ARRAY['account_ceilings'::text, 'user_ceilings'::text, 'account_guarantees'::text, 'user_guarantees'::text])) THEN pollux.is_amounts(value, (0)::double precision, false, true)
-    WHEN (name = ANY (ARRAY['paused'::text, 'partial_nodes'::text])) THEN (jsonb_typeof(value) = 'boolean'::text)
-    WHEN (name = 'gpu_counts'::text) THEN ((jsonb_typeof(value) = 'string'::text) AND ((value #>> '{}'::text[]) ~ '^(any|powers-of-two|whole-nodes|[1-9][0-9]*(,[1-9][0-9]*)*)$'::text))
-    WHEN (name = 'starvation_bound'::text) THEN
-    CASE jsonb_typeof(value)
-        WHEN 'number'::text THEN ((value)::double precision > (0)::double precision)
-        ELSE (value = 'null'::jsonb)
-    END
-    WHEN (name = 'remaining_work_power'::text) THEN
-    CASE jsonb_typeof(value)
-        WHEN 'number'::text THEN (abs((value)::double precision) <= (4)::double precision)
-        ELSE false
-    END
-    WHEN (name = 'hysteresis'::text) THEN
-    CASE jsonb_typeof(value)
-        WHEN 'number'::text THEN (((value)::double precision >= (0)::double precision) AND ((value)::double precision <= (1)::double precision))
-        ELSE false
-    END
-    ELSE false
-END)
+    CONSTRAINT setting_name CHECK ((name ~ '^[a-z][a-z_]{0,62}$'::text)),
+    CONSTRAINT setting_value CHECK ((jsonb_typeof(value) <> 'array'::text))
 );
 ALTER TABLE pollux.setting OWNER TO pollux_daemon;
 CREATE TABLE pollux.setting_audit (
@@ -982,7 +944,6 @@ REVOKE ALL ON FUNCTION pollux.hmac_sha256(message bytea, key bytea) FROM PUBLIC;
 REVOKE ALL ON FUNCTION pollux.instructions(p_cluster text, p_job bigint, p_attempt integer) FROM PUBLIC;
 REVOKE ALL ON FUNCTION pollux.instructions_v1(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text) FROM PUBLIC;
 GRANT ALL ON FUNCTION pollux.instructions_v1(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text) TO pollux_agent;
-REVOKE ALL ON FUNCTION pollux.is_amounts(p_value jsonb, p_low double precision, p_exclusive boolean, p_whole boolean) FROM PUBLIC;
 REVOKE ALL ON FUNCTION pollux.number_of(p_object jsonb, p_name text, p_low double precision, p_high double precision) FROM PUBLIC;
 REVOKE ALL ON FUNCTION pollux.object_of(p_object jsonb, p_name text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION pollux.prior_v1(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text, p_fingerprint text, p_gpu_type text) FROM PUBLIC;

@@ -9,17 +9,8 @@ import psycopg2
 import pytest
 
 from polluxd.errors import ConfigError, StoreRejected
-from polluxd.model import (
-    NO_PLACEMENT,
-    Allocation,
-    Explanation,
-    JobSpec,
-    JobState,
-    Placement,
-    Plan,
-    Settings,
-    Step,
-)
+from polluxd.model import NO_PLACEMENT, Allocation, Explanation, JobSpec, JobState, Placement, Plan, Step
+from polluxd.settings import PolicySettings
 
 pytestmark = pytest.mark.slurm
 
@@ -126,7 +117,7 @@ def test_clusters_do_not_see_each_other(store, seen, agent, postgres, cluster):
     other = Store(postgres.url, cluster + "b")
     assert other.jobs_view() == []
     assert other.reports() == {}
-    assert other.settings() == Settings()
+    assert other.settings() == PolicySettings()
     assert other.lead() is not None
     assert store.lead() is not None
     other.close()
@@ -203,7 +194,7 @@ def test_the_view_shows_the_newest_move(store, seen):
     ],
 )
 def test_settings_come_back_and_are_audited(store, name, value):
-    assert getattr(store.settings(), name) == getattr(Settings(), name)
+    assert getattr(store.settings(), name) == getattr(PolicySettings(), name)
     store.set_setting(name, value, "root@head")
     store.set_setting(name, value, "root@head")  # no change: no line in the audit
     assert getattr(store.settings(), name) == value
@@ -214,20 +205,20 @@ def test_settings_come_back_and_are_audited(store, name, value):
 
 def test_settings_set_together_are_set_at_once(store):
     store.set_settings({"power": -2.0, "qos_weights": {"high": 4.0}}, "root@head")
-    assert store.settings() == Settings(power=-2.0, qos_weights={"high": 4.0})
+    assert store.settings() == PolicySettings(power=-2.0, qos_weights={"high": 4.0})
     assert {change.name for change in store.setting_audit()} == {"power", "qos_weights"}
     with pytest.raises(ConfigError, match="hysteresis"):
         store.set_settings({"power": 1.0, "hysteresis": 7.0}, "root@head")
     with pytest.raises(StoreRejected):  # a name that only Postgres refuses, when the first is already written
         store.set_settings({"power": 1.0, "user_weights": {"a\0": 2.0}}, "root@head")
-    assert store.settings() == Settings(power=-2.0, qos_weights={"high": 4.0})
+    assert store.settings() == PolicySettings(power=-2.0, qos_weights={"high": 4.0})
     assert len(store.setting_audit()) == 2
 
 
 def test_settings_lie_over_the_configurations(store):
-    defaults = Settings(power=0.0, partial_nodes=True)
+    defaults = PolicySettings(power=0.0, partial_nodes=True)
     store.set_setting("power", -3, "root")
-    assert store.settings(defaults) == Settings(power=-3, partial_nodes=True)
+    assert store.settings(defaults) == PolicySettings(power=-3, partial_nodes=True)
 
 
 @pytest.mark.parametrize(
@@ -243,22 +234,12 @@ def test_senseless_settings_are_refused(store, name, value):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("power", "2"),
-        ("power", '"x"'),
-        ("paused", "1"),
-        ("user_weights", '{"a": -1}'),
-        ("qos_weights", '{"a": 0}'),
-        ("colour", "1"),
-        ("user_weights", '{"a": "1"}'),
-        ("user_weights", "3"),
-        ("user_ceilings", '{"a": 1.5}'),
-        ("gpu_counts", '"1,"'),
-        ("starvation_bound", "0"),
-        ("hysteresis", "2"),
-        ("remaining_work_power", '"1"'),
+        ("Power", "2"),
+        ("user weights", "{}"),
+        ("power", "[1]"),
     ],
 )
-def test_the_table_refuses_them_too_and_audits_changes_by_hand(store, postgres, cluster, name, value):
+def test_the_table_checks_names_and_shapes_and_audits_changes_by_hand(store, postgres, cluster, name, value):
     with pytest.raises(psycopg2.errors.CheckViolation):
         postgres.execute(f"INSERT INTO pollux.setting VALUES ('{cluster}', '{name}', '{value}')")
     postgres.execute(f"INSERT INTO pollux.setting VALUES ('{cluster}', 'paused', 'true')")

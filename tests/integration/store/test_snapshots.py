@@ -13,7 +13,8 @@ import pytest
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.encoding import decode_snapshot, encode
-from polluxd.model import Job, JobSpec, Node, Placement, Plan, Report, Settings, Snapshot
+from polluxd.model import Job, JobSpec, Node, Placement, Plan, Report, Snapshot
+from polluxd.settings import PolicySettings
 
 pytestmark = pytest.mark.slurm
 
@@ -58,7 +59,7 @@ def picture(numbers: list[float]) -> Snapshot:
     held = replace(jobs[0], report=report, placement=Placement(("n1", "n2"), 2), waiting=-0.0)
     nodes = (Node("n2", 4, partitions=frozenset({"b", "a"})), Node("n1", 4))
     weights = {f"account{n}": x for n, x in enumerate(numbers)}
-    return Snapshot("dev", 1e9 + 1 / 3, nodes, (held, *jobs[1:]), Settings(-math.inf, weights))
+    return Snapshot("dev", 1e9 + 1 / 3, nodes, (held, *jobs[1:]), PolicySettings(-math.inf, weights))
 
 
 def bits(snapshot: Snapshot) -> list[bytes]:

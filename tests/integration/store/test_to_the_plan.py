@@ -10,8 +10,9 @@ import pytest
 from pollux.scheduler.database import JobDatabase
 from pollux.slurm_job.ticket import Ticket
 from polluxd.encoding import decode_snapshot, encode
-from polluxd.model import JobSpec, Node, Settings
+from polluxd.model import JobSpec, Node
 from polluxd.policy import decide
+from polluxd.settings import PolicySettings
 from polluxd.slurm.fake import FakeSlurm
 from polluxd.snapshot import build_snapshot
 from polluxd.store import JobTimes
@@ -75,7 +76,7 @@ def test_each_job_is_placed_on_the_type_and_in_the_rack_that_its_reports_speak_f
         reports=store.reports(),
         moves=(),
         totals={},
-        settings=Settings(),
+        settings=PolicySettings(),
         default_cost=30.0,
     )
     plan = decide(snapshot)

@@ -11,7 +11,6 @@ from polluxd.apply.actions import (
     Configure,
     Drain,
     Fail,
-    Limits,
     Reach,
     Remind,
     Requeue,
@@ -35,6 +34,7 @@ from polluxd.model import (
     Report,
     Step,
 )
+from polluxd.settings import MoveSettings
 from polluxd.slurm.protocol import SlurmJob
 
 NOW = 1_000.5
@@ -99,7 +99,7 @@ def room(free: dict[str, int] | None = None) -> Capacity:
 
 def act(the_move: Move, job: SlurmJob | None, rep: Report | None = None, **more: object) -> object:
     given: dict[str, object] = {
-        "limits": Limits(),
+        "limits": MoveSettings(),
         "room": room(),
         "now": NOW,
         "waited": NOW - max(the_move.times.values()),

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from polluxd.apply.actions import Limits
 from polluxd.apply.intents import Intent
 from polluxd.apply.reconciler import Reconciler
 from polluxd.errors import SlurmRefused
 from polluxd.model import NO_PLACEMENT, JobSpec, Move, Node, Placement, Step
+from polluxd.settings import MoveSettings
 from polluxd.slurm.fake import FakeSlurm
 from polluxd.slurm.protocol import Geometry
 from polluxd.store.fake import FakeRows, FakeStore
@@ -34,15 +34,14 @@ class MemoryStore:
         return True
 
 
-def reconciler(slurm: FakeSlurm, store: Any, *, cooldown: float = 0.0, moves_per_hour: int = 0) -> Reconciler:
+def reconciler(
+    slurm: FakeSlurm, store: Any, *, cooldown: float = 0.0, restarts_per_hour: int = 0
+) -> Reconciler:
     return Reconciler(
         slurm,
         store,
-        limits=Limits(),
-        cooldown=cooldown,
+        limits=MoveSettings(cooldown_s=cooldown, restarts_per_hour=restarts_per_hour),
         lease=300.0,
-        max_concurrent=0,
-        moves_per_hour=moves_per_hour,
         authorize=lambda: 1,
         clock=slurm.clock,
         monotonic=slurm.clock,
@@ -157,7 +156,7 @@ def test_the_restart_budget_holds_running_jobs_back_and_starts_others() -> None:
     slurm = FakeSlurm([Node("n1", 8, cpus=8)])
     store = FakeStore(FakeRows(slurm.clock))
     assert store.lead() == 1
-    acting = reconciler(slurm, store, moves_per_hour=2)
+    acting = reconciler(slurm, store, restarts_per_hour=2)
     here, there = Placement(("n1",), 1), Placement(("n1",), 2)
     wished = [Intent(j, 0, "requeue", here, there, "") for j in (1, 2, 3)]
     wished.append(Intent(4, 0, "start", NO_PLACEMENT, here, ""))

@@ -12,7 +12,6 @@ from polluxd.apply.actions import (
     Drain,
     Fail,
     GiveBack,
-    Limits,
     Place,
     Reach,
     Recruit,
@@ -24,6 +23,7 @@ from polluxd.apply.capacity import Capacity, capacity
 from polluxd.apply.machine import next_action
 from polluxd.apply.resizing import left_over
 from polluxd.model import JobState, Move, Placement, Report, Step
+from polluxd.settings import MoveSettings
 from polluxd.slurm.protocol import SlurmJob
 
 from .resized_job import BOTH, NODES, ONE, companion, job, move, says
@@ -55,7 +55,7 @@ def act(
         now=1000.0,
         waited=waited,
         since_try=since_try,
-        limits=Limits(),
+        limits=MoveSettings(),
         paused=paused,
         companion=lent,
     )

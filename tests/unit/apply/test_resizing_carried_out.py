@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from polluxd.apply.actions import Limits
 from polluxd.apply.intents import Intent
 from polluxd.apply.reconciler import Reconciler
 from polluxd.errors import SlurmRefused
 from polluxd.model import JobSpec, JobState, Placement, Step
+from polluxd.settings import MoveSettings
 from polluxd.slurm.fake import FakeSlurm
 from polluxd.slurm.protocol import Companion, Geometry
 from polluxd.store.fake import FakeRows, FakeStore
@@ -27,14 +27,11 @@ class Site:
         self.acting = Reconciler(
             self.slurm,
             self.store,  # type: ignore[arg-type]
-            limits=Limits(),
-            cooldown=0.0,
+            limits=MoveSettings(cooldown_s=0.0, **limits),
             lease=300.0,
-            max_concurrent=0,
             authorize=lambda: 1,
             clock=self.slurm.clock,
             monotonic=self.slurm.clock,
-            **limits,
         )
         self.report = says()
 
@@ -62,7 +59,7 @@ class Site:
 
 
 def test_a_companion_gets_its_parents_share_and_no_more_time_than_it_has_left() -> None:
-    site = Site(moves_per_hour=1)
+    site = Site(restarts_per_hour=1)
     site.start(ONE)
     site.slurm.advance(600.0)
     site.begin(ONE, BOTH)

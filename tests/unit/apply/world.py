@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from pollux.goodput import BatchLimits
-from polluxd.apply.actions import Limits
 from polluxd.apply.placed import held
 from polluxd.apply.reconciler import Reconciler
 from polluxd.config import Config, parse_config
 from polluxd.cycle import Controller
 from polluxd.daemon import Daemon
 from polluxd.model import JobSpec, JobState, Node, Placement, Plan, Report, Snapshot, Step
+from polluxd.settings import MoveSettings
 from polluxd.slurm.fake import FakeSlurm
 from polluxd.slurm.protocol import Companion, Geometry
 from polluxd.store.fake import FakeRows, FakeStore
@@ -23,7 +23,14 @@ from polluxd.store.fake import FakeRows, FakeStore
 from .agents import Training, resize
 
 TIMEOUT_S, LEADER_LEASE_S, LEASE_S = 1.0, 3.0, 60.0
-LIMITS = Limits(planned=30.0, drain=6.0, requeued=20.0, start=10.0, training=10.0)
+LIMITS = MoveSettings(
+    cooldown_s=2.0,
+    planned_timeout_s=30.0,
+    drain_timeout_s=6.0,
+    requeued_timeout_s=20.0,
+    start_timeout_s=10.0,
+    training_timeout_s=10.0,
+)
 DRAIN_WAIT_S = 120.0
 """pollux.checkpoint.checkpointer: so long a drained agent waits to be killed before it trains on."""
 
@@ -72,9 +79,7 @@ class Process(Daemon):
             slurm,
             door,
             limits=LIMITS,
-            cooldown=2.0,
             lease=LEASE_S,
-            max_concurrent=0,
             authorize=self._door("authorize", self._authorize),
             clock=world.wall,
             monotonic=world.slurm.clock,

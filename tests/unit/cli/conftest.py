@@ -12,15 +12,8 @@ import pytest
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd import model
 from polluxd.cli import access, ctl
-from polluxd.model import (
-    Allocation,
-    JobSpec,
-    Move,
-    Placement,
-    Report,
-    Settings,
-    Step,
-)
+from polluxd.model import Allocation, JobSpec, Move, Placement, Report, Step
+from polluxd.settings import PolicySettings
 from polluxd.store import CycleView, Explanation, JobView, Leader, SettingChange
 
 NOW = 1_700_000_000.0
@@ -100,7 +93,7 @@ class MemoryStore:
     known_moves: list[Move] = field(default_factory=lambda: [MOVE])
     report: Report | None = REPORT
     rejected: str = ""
-    current: Settings = field(default_factory=Settings)
+    current: PolicySettings = field(default_factory=PolicySettings)
     changes: list[SettingChange] = field(default_factory=list)
     newest: tuple[int, Any] | None = None
     taker: Allocation | None = None
@@ -153,7 +146,7 @@ class MemoryStore:
     def open_moves(self) -> list[Move]:
         return [m for m in self.known_moves if not m.step.terminal]
 
-    def settings(self, defaults: Settings | None = None) -> Settings:
+    def settings(self, defaults: PolicySettings | None = None) -> PolicySettings:
         return self.current
 
     def set_setting(self, name: str, value: Any, who: str) -> None:
@@ -178,7 +171,7 @@ class MemoryStore:
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
     made = MemoryStore()
-    monkeypatch.setattr(access, "open_store", lambda _config: (made, Settings()))
+    monkeypatch.setattr(access, "open_store", lambda _config: (made, PolicySettings()))
     return made
 
 

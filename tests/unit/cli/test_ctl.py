@@ -12,7 +12,8 @@ import pytest
 
 from polluxd.cli import ctl, why
 from polluxd.errors import StoreUnavailable
-from polluxd.model import NO_PLACEMENT, Allocation, Explanation, Move, Placement, Settings, Step
+from polluxd.model import NO_PLACEMENT, Allocation, Explanation, Move, Placement, Step
+from polluxd.settings import PolicySettings
 
 
 def test_jobs_prints_a_line_per_job_that_lives(store, polluxctl):
@@ -291,37 +292,48 @@ def test_pause_and_resume_are_durable_and_audited(store, polluxctl, monkeypatch)
     assert changes[0]["who"].startswith("grace@")
 
 
-def test_fairness_set_checks_everything_before_it_changes_anything(store, polluxctl):
-    said = polluxctl("fairness", "set", "--power", "-2", "--account", "vision=zero")
+def test_settings_set_checks_everything_before_it_changes_anything(store, polluxctl):
+    said = polluxctl("settings", "set", "--power", "-2", "--account-weight", "vision=zero")
     assert said.status == 2
-    assert "account weights are NAME=WEIGHT" in said.err
+    assert "setting account_weights.vision: expected a weight above 0" in said.err
     assert store.changes == []
 
 
-def test_fairness_set_weighs_qos_and_jobs(store, polluxctl):
-    said = polluxctl("fairness", "set", "--qos", "high=4", "--qos", "low=0.5", "--job", "17=2")
+def test_settings_set_weighs_qos_and_jobs(store, polluxctl):
+    said = polluxctl(
+        "settings", "set", "--qos-weight", "high=4", "--qos-weight", "low=0.5", "--job-weight", "17=2"
+    )
     assert "high=4, low=0.5" in said.out
     assert (store.current.qos_weights, store.current.job_weights) == ({"high": 4.0, "low": 0.5}, {"17": 2.0})
-    wrong = polluxctl("fairness", "set", "--power", "1", "--job", "resnet=2")
+    wrong = polluxctl("settings", "set", "--power", "1", "--job-weight", "resnet=2")
     assert (wrong.status, store.current.power) == (2, -1.0)
-    assert "by job id" in wrong.err
+    assert "a Slurm job id" in wrong.err
 
 
-def test_fairness_set_merges_weights_and_shows_the_result(store, polluxctl):
+def test_settings_set_merges_weights_and_shows_the_result(store, polluxctl):
     store.current = replace(store.current, account_weights={"vision": 2.0, "nlp": 3.0})
-    words = ("--power", "max-min", "--account", "vision=1", "--account", "bio=0.5", "--user", "ada=4")
-    said = polluxctl("fairness", "set", *words, "--json")
+    words = (
+        "--power",
+        "max-min",
+        "--account-weight",
+        "vision=none",
+        "--account-weight",
+        "bio=0.5",
+        "--user-weight",
+        "ada=4",
+    )
+    said = polluxctl("settings", "set", *words, "--json")
     shown = json.loads(said.out)
     assert shown["power"] == "-inf"
     assert shown["account_weights"] == {"bio": 0.5, "nlp": 3.0}
     assert shown["user_weights"] == {"ada": 4.0}
-    assert set(shown) == set(Settings.__slots__)
+    assert set(shown) == set(PolicySettings.__slots__)
     assert store.current.power == -math.inf
-    assert "max-min" in polluxctl("fairness", "get").out
+    assert "-inf" in polluxctl("settings", "get").out
 
 
-def test_fairness_set_with_nothing_to_set_is_refused(store, polluxctl):
-    said = polluxctl("fairness", "set")
+def test_settings_set_with_nothing_to_set_is_refused(store, polluxctl):
+    said = polluxctl("settings", "set")
     assert said.status == 2
     assert "nothing to set" in said.err
 
@@ -374,7 +386,7 @@ def test_help_lists_every_command(polluxctl):
         "jobs",
         "top",
         "explain",
-        "fairness",
+        "settings",
         "pause",
         "resume",
         "moves",

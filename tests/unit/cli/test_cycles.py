@@ -1,4 +1,4 @@
-"""`polluxctl cycle` and `polluxctl fairness preview`, on a small snapshot that was decided on."""
+"""`polluxctl cycle` and `polluxctl settings preview`, on a small snapshot that was decided on."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
-from polluxd.cli.fairness import FairnessOptions, lines
 from polluxd.cli.replay import differences
 from polluxd.encoding import encode
-from polluxd.errors import ConfigError
-from polluxd.model import Allocation, Job, JobSpec, Node, Placement, Plan, Report, Settings, Snapshot
+from polluxd.model import Allocation, Job, JobSpec, Node, Placement, Plan, Report, Snapshot
 from polluxd.policy import decide
 from polluxd.policy.autoscale import desired_nodes
+from polluxd.settings import PolicySettings
 from polluxd.store import CycleSummary, CycleView
 
 THETA = ThroughputParams(0.05, 0.002, 0.005, 0.0005, 0.01, 0.001, 2.0)
@@ -52,7 +51,7 @@ class Recorded:
     data: Any
     solver: str | None = "counts"
     note: str = ""
-    current: Settings = SNAPSHOT.settings
+    current: PolicySettings = SNAPSHOT.settings
 
     def cycle(self, cycle_id: int) -> CycleView | None:
         if cycle_id != 42:
@@ -87,14 +86,14 @@ class Recorded:
     def allocations(self, cycle_id: int) -> list[Allocation]:
         return list(self.plan.allocations)
 
-    def settings(self, defaults: Settings) -> Settings:
+    def settings(self, defaults: PolicySettings) -> PolicySettings:
         return self.current
 
 
 @pytest.fixture
 def recorded(monkeypatch):
     made = Recorded(decide(SNAPSHOT), json.loads(json.dumps(encode(SNAPSHOT))))
-    monkeypatch.setattr("polluxd.cli.access.open_store", lambda _config: (made, Settings()))
+    monkeypatch.setattr("polluxd.cli.access.open_store", lambda _config: (made, PolicySettings()))
     return made
 
 
@@ -176,10 +175,10 @@ def test_the_list_says_what_can_be_replayed(recorded, polluxctl):
 
 
 def test_a_preview_is_the_two_decisions_and_changes_nothing(recorded, polluxctl):
-    said = polluxctl("fairness", "preview", "--power", "1", "--account-weight", "vision=4", "--json")
+    said = polluxctl("settings", "preview", "--power", "1", "--account-weight", "vision=4", "--json")
     assert said.status == 0, said.err
     found = json.loads(said.out)
-    wished = replace(SNAPSHOT, settings=Settings(power=1.0, account_weights={"vision": 4.0}))
+    wished = replace(SNAPSHOT, settings=PolicySettings(power=1.0, account_weights={"vision": 4.0}))
     plans = decide(SNAPSHOT), decide(wished)
     assert [[j["gpus_before"], j["gpus_after"]] for j in found["jobs"]] == [
         [plan.of(n).placement.gpus for plan in plans] for n in (1, 2, 3)
@@ -188,12 +187,12 @@ def test_a_preview_is_the_two_decisions_and_changes_nothing(recorded, polluxctl)
     assert plans[0].allocations != plans[1].allocations
     assert found["before"]["objective"] == plans[0].objective
     assert (found["settings_after"]["power"], found["settings_before"]["power"]) == (1.0, -1.0)
-    assert recorded.current == Settings()
+    assert recorded.current == PolicySettings()
 
 
 def test_a_preview_in_words(recorded, polluxctl):
-    said = polluxctl("fairness", "preview", "--account-ceiling", "nlp=2")
-    assert "On the jobs and nodes of cycle 42; nothing is changed" in said.out
+    said = polluxctl("settings", "preview", "--account-ceiling", "nlp=2")
+    assert "With the jobs and nodes of cycle 42; nothing is changed" in said.out
     assert "least speedup: " in said.out
     held = {
         line.split()[0]: line.split()[5:7] for line in said.out.splitlines() if line.strip()[:1].isdigit()
@@ -202,80 +201,11 @@ def test_a_preview_in_words(recorded, polluxctl):
 
 
 def test_a_preview_without_anything_to_try_or_to_try_it_on(recorded, polluxctl):
-    assert "nothing to set" in polluxctl("fairness", "preview").err
+    assert "nothing to set" in polluxctl("settings", "preview").err
     recorded.data = None
-    said = polluxctl("fairness", "preview", "-p", "0")
+    said = polluxctl("settings", "preview", "-p", "0")
     assert (said.status, said.err.count("\n")) == (1, 1)
-    assert "no snapshot is kept yet" in said.err
-
-
-def test_every_setting_can_be_said():
-    said = FairnessOptions(
-        power="max-min",
-        accounts=["a=2"],
-        users=["u=3"],
-        qos=["high=4"],
-        jobs=["17=2"],
-        account_ceilings=["a=8"],
-        user_ceilings=["u=0"],
-        account_guarantees=["a=8"],
-        user_guarantees=["v=1"],
-        gpu_counts="1,2,4",
-        starvation_bound="3600",
-        remaining_work_power=-0.25,
-        hysteresis=0.1,
-        partial_nodes=True,
-    ).over(Settings(account_ceilings={"b": 4}))
-    assert set(said) == set(Settings.__slots__) - {"paused"}
-    assert said["account_ceilings"] == {"a": 8, "b": 4}
-    assert said["starvation_bound"] == 3600.0
-
-
-def test_entries_and_bounds_can_be_taken_out():
-    present = Settings(account_ceilings={"a": 4, "b": 2}, starvation_bound=60.0)
-    said = FairnessOptions(account_ceilings=["a=none"], starvation_bound="none").over(present)
-    assert said == {"account_ceilings": {"b": 2}, "starvation_bound": None}
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (FairnessOptions(account_ceilings=["a=-1"]), "account ceilings are NAME=GPUS"),
-        (FairnessOptions(user_guarantees=["a=1.5"]), "user guarantees are NAME=GPUS"),
-        (FairnessOptions(user_guarantees=["7"]), "user guarantees are NAME=GPUS"),
-        (FairnessOptions(gpu_counts="odd"), "setting gpu_counts: expected any, powers-of-two, whole-nodes"),
-        (
-            FairnessOptions(starvation_bound="soon"),
-            "setting starvation_bound: expected seconds above 0, or none",
-        ),
-        (FairnessOptions(starvation_bound="0"), "setting starvation_bound"),
-        (
-            FairnessOptions(remaining_work_power=5.0),
-            "setting remaining_work_power: expected a number from -4 to 4",
-        ),
-        (FairnessOptions(hysteresis=1.5), "setting hysteresis: expected a share from 0 to 1"),
-        (
-            FairnessOptions(account_guarantees=["b=9"]),
-            "account b: the guarantee of 9 GPUs would be above the ceiling of 4",
-        ),
-        (FairnessOptions(), "nothing to set"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(words, told):
-    with pytest.raises(ConfigError, match=told):
-        words.over(Settings(account_ceilings={"b": 4}))
-
-
-def test_every_setting_is_shown_in_words():
-    text = "\n".join(
-        lines(
-            Settings(
-                account_ceilings={"a": 8}, user_guarantees={"u": 2}, starvation_bound=90.0, gpu_counts="1,2"
-            )
-        )
-    )
-    for part in ("GPU ceilings     account a=8", "user u=2", "90 s", "1,2", "hysteresis       0.05"):
-        assert part in text
+    assert "no snapshot is stored yet" in said.err
 
 
 def test_autoscale_shows_the_size_that_the_policy_wishes_for(recorded, polluxctl):

@@ -57,9 +57,9 @@ def test_times_and_weights_that_are_no_numbers_do_not_spread(field, value):
     assert plan.objective > 0
 
 
-def test_remaining_work_and_account_weights_that_are_no_numbers():
+def test_remaining_work_that_is_no_number():
     jobs = [job(1, report=report(target=NAN)), job(2, report=report(target=100.0, progress=INF)), job(3)]
-    snap = snapshot(nodes(2), jobs, remaining_work_power=-0.25, account_weights={"lab": NAN})
+    snap = snapshot(nodes(2), jobs, remaining_work_power=-0.25)
     plan = decide(snap)
     check(snap, plan)
     assert "remaining work" in plan.of(1).reason

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from polluxd.errors import ConfigError, ReportError
-from polluxd.model import Settings
+from polluxd.settings import PolicySettings
 from polluxd.store import rows
 from polluxd.store.settings import setting_to_json, settings_from_rows
 
@@ -58,11 +58,18 @@ def test_half_a_fit_is_none():
 @pytest.mark.parametrize("power", [-1, 0.5, 1, -math.inf, "-inf"])
 def test_powers_travel_as_json(power):
     stored = json.loads(setting_to_json("power", power))
-    assert settings_from_rows({"power": stored}, Settings()).power == float(power)
+    assert settings_from_rows({"power": stored}, PolicySettings()).power == float(power)
 
 
 def test_a_setting_of_a_later_version_is_passed_over():
-    assert settings_from_rows({"colour": 1, "paused": True}, Settings()) == Settings(paused=True)
+    assert settings_from_rows({"colour": 1, "paused": True}, PolicySettings()) == PolicySettings(paused=True)
+
+
+def test_an_unusable_value_in_the_database_costs_that_value_only(caplog):
+    stored = {"hysteresis": 7, "user_weights": {"ada": 2}}
+    found = settings_from_rows(stored, PolicySettings(hysteresis=0.2))
+    assert found == PolicySettings(hysteresis=0.2, user_weights={"ada": 2.0})
+    assert "setting hysteresis: expected a share from 0 to 1, got 7" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -75,11 +82,11 @@ def test_a_setting_of_a_later_version_is_passed_over():
         ("user_weights", {"a": math.inf}, "above 0"),
         ("user_weights", {"a": True}, "above 0"),
         ("qos_weights", {"a": 0}, "above 0"),
-        ("job_weights", {"resnet": 2.0}, "by job id"),
-        ("user_weights", [1], "above 0"),
-        ("account_ceilings", {"a": 1.5}, "whole numbers"),
-        ("user_guarantees", {"a": -1}, "whole numbers"),
-        ("user_guarantees", {"a": True}, "whole numbers"),
+        ("job_weights", {"resnet": 2.0}, "a Slurm job id"),
+        ("user_weights", [1], "a table from names"),
+        ("account_ceilings", {"a": 1.5}, "a whole number"),
+        ("user_guarantees", {"a": -1}, "a whole number"),
+        ("user_guarantees", {"a": True}, "a whole number"),
         ("gpu_counts", "1,2,", "powers-of-two"),
         ("gpu_counts", "0", "powers-of-two"),
         ("starvation_bound", 0, "or none"),
@@ -88,6 +95,6 @@ def test_a_setting_of_a_later_version_is_passed_over():
         ("pwoer", -1, "there are account_"),
     ],
 )
-def test_a_senseless_setting_is_refused(name, value, told):
+def test_an_unusable_setting_is_refused(name, value, told):
     with pytest.raises(ConfigError, match=told):
         setting_to_json(name, value)

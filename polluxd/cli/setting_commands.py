@@ -1,0 +1,125 @@
+"""`polluxctl settings`: show how the cluster is shared, try other settings, set them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from polluxd.encoding import decode_snapshot
+from polluxd.errors import PolluxError
+from polluxd.setting_info import OPTIONS, SettingInfo, base_type, metavar, option_name, policy_document
+from polluxd.settings import PolicySettings
+
+from . import access
+from .access import ConfigOption, JsonOption
+from .output import Column, emit, emit_json, table
+from .preview import PREVIEW_COLUMNS, preview, sentences
+from .setting_words import Words, changes, rows
+
+app = typer.Typer(
+    help="How the cluster is shared: fitness, weights, limits.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+SETTING_COLUMNS = (
+    Column("name", "SETTING"),
+    Column("value", "VALUE", flexible=True, least=16),
+    Column("help", "MEANING", flexible=True, rank=1),
+)
+
+_SHORT = {"power": ["-p"]}
+
+
+def _option(info: SettingInfo) -> Any:
+    """Return the typer option of one setting, as declared in `polluxd.settings`."""
+    name = option_name(info)
+    if base_type(info.kind) is bool:
+        return Annotated[bool | None, typer.Option(f"{name}/--no-{name.removeprefix('--')}", help=info.help)]
+    hint = "; NAME=none removes an entry" if info.is_table else "; none turns it off" if info.optional else ""
+    option = typer.Option(name, *_SHORT.get(info.key, []), metavar=metavar(info.kind), help=info.help + hint)
+    return Annotated[list[str] | None, option] if info.is_table else Annotated[str | None, option]
+
+
+def _takes_settings(
+    command: Callable[[Path | None, dict[str, Words | None], bool], None],
+) -> Callable[..., None]:
+    """Give a command one option per setting; it gets what was typed as a dictionary."""
+
+    def run(config: Path | None = None, as_json: bool = False, **words: Any) -> None:
+        command(config, words, as_json)
+
+    kinds = {"config": ConfigOption, **{info.key: _option(info) for info in OPTIONS}, "as_json": JsonOption}
+    defaults = {name: False if name == "as_json" else None for name in kinds}
+    run.__doc__, run.__annotations__ = command.__doc__, dict(kinds)
+    # Typer reads a command's options off its signature.
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=kind)
+            for name, kind in kinds.items()
+        ]
+    )
+    return run
+
+
+def _show(settings: PolicySettings, as_json: bool) -> None:
+    if as_json:
+        emit_json(policy_document(settings))
+    else:
+        emit(rows(settings), SETTING_COLUMNS, as_json=False, console=access.console())
+
+
+@app.command("get")
+def get(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Show the settings in force."""
+    store, defaults = access.open_store(config)
+    _show(store.settings(defaults), as_json)
+
+
+@app.command("set")
+@_takes_settings
+def set_(config: Path | None, words: dict[str, Words | None], as_json: bool) -> None:
+    """Change settings, all together or none. Every change is audited."""
+    changes(words, PolicySettings())  # an unusable value is refused before polluxctl asks the database
+    store, defaults = access.open_store(config)
+    store.set_settings(changes(words, store.settings(defaults)), access.who())
+    _show(store.settings(defaults), as_json)
+
+
+@app.command("preview")
+@_takes_settings
+def preview_(config: Path | None, words: dict[str, Words | None], as_json: bool) -> None:
+    """Show what a change would bring each job. Nothing is changed."""
+    changes(words, PolicySettings())
+    store, defaults = access.open_store(config)
+    present = store.settings(defaults)
+    wished = replace(present, **changes(words, present))
+    newest = store.newest_snapshot()
+    if newest is None:
+        raise PolluxError("no snapshot is stored yet: polluxd stores one with each decision")
+    cycle, data = newest
+    jobs, (before, after) = preview(decode_snapshot(data), present, wished)
+    if as_json:
+        emit_json(
+            {
+                "cycle": cycle,
+                "settings_before": policy_document(present),
+                "settings_after": policy_document(wished),
+                "before": before,
+                "after": after,
+                "jobs": jobs,
+            }
+        )
+        return
+    console = access.console()
+    title = f"With the jobs and nodes of cycle {cycle}; nothing is changed"
+    if jobs:
+        console.print(table(jobs, PREVIEW_COLUMNS, console.width, title))
+        console.print()
+    for line in sentences(before, after) if jobs else [f"{title}: there were no Pollux jobs"]:
+        console.print(line, markup=False)

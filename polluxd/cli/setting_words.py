@@ -1,0 +1,107 @@
+"""Policy settings on the command line: options into values, and values into words. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from polluxd.errors import ConfigError
+from polluxd.setting_info import (
+    OPTIONS,
+    SettingInfo,
+    as_json,
+    base_type,
+    checked,
+    infos,
+    metavar,
+    option_name,
+    table_kinds,
+)
+from polluxd.settings import PolicySettings
+
+Words = str | bool | Sequence[str]
+"""What the command line gives for one setting: text, a switch, or NAME=VALUE words."""
+
+
+def changes(words: Mapping[str, Words | None], present: PolicySettings) -> dict[str, Any]:
+    """Return the new values of the settings that were given, by name; checked.
+
+    Raises:
+        ConfigError: no setting was given, a value is out of range, or two values contradict each other.
+    """
+    wanted = {
+        info.key: checked(info.key, _value(info, given, present))
+        for info in OPTIONS
+        if (given := words.get(info.key)) is not None and given != []
+    }
+    if not wanted:
+        raise ConfigError("nothing to set: give at least one option (see --help)")
+    if any(name.endswith(("_ceilings", "_guarantees")) for name in wanted):
+        for conflict in replace(present, **wanted).conflicts():
+            raise ConfigError(f"{conflict}; change one of them")
+    return wanted
+
+
+def _value(info: SettingInfo, given: Words, present: PolicySettings) -> Any:
+    table = table_kinds(info.kind)
+    if isinstance(given, bool):
+        return given
+    if table is not None:
+        return _merged(info, given, getattr(present, info.key), base_type(table[1]))
+    assert isinstance(given, str)
+    if info.optional and given.lower() == "none":
+        return None
+    return number_or_text(given, base_type(info.kind))
+
+
+def _merged(
+    info: SettingInfo, given: Sequence[str], present: Mapping[str, Any], kind: type
+) -> dict[str, Any]:
+    """Merge NAME=VALUE words into the present table; NAME=none removes an entry."""
+    entries = dict(present)
+    for word in given:
+        name, equals, text = word.rpartition("=")
+        if not (equals and name and text):
+            raise ConfigError(
+                f"{option_name(info)}: expected {metavar(info.kind)}, or NAME=none to remove an entry, got {word!r}"
+            )
+        if text == "none":
+            entries.pop(name, None)
+        else:
+            entries[name] = number_or_text(text, kind)
+    return entries
+
+
+def number_or_text(text: str, kind: type) -> Any:
+    """Return `text` as a number where the setting is one; else as it is, for the setting's own check to refuse."""
+    try:
+        return kind(text) if kind in (int, float) else text
+    except ValueError:
+        return text
+
+
+def parse_power(text: str) -> float:
+    """Return the p of the p-mean. Raises ConfigError, which says what is allowed."""
+    power: float = checked("power", number_or_text(text.lower(), float))
+    return power
+
+
+def rows(settings: PolicySettings) -> list[dict[str, str]]:
+    """Return one row per setting for `polluxctl settings get`."""
+    return [
+        {"name": info.key, "value": in_words(getattr(settings, info.key)), "help": info.help}
+        for info in infos("policy")
+    ]
+
+
+def in_words(value: Any) -> str:
+    """Return a setting's value as people read and type it."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={in_words(inner)}" for name, inner in sorted(value.items())) or "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float) and math.isfinite(value):
+        return f"{value:g}"
+    return "none" if value is None else str(as_json(value))

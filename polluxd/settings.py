@@ -1,0 +1,328 @@
+"""Every setting of polluxd, declared once: type, range, unit, default and help text.
+
+Each class is a section of polluxd.toml. `PolicySettings` can also be changed in the database at run time. Everything
+else is derived from these classes: parsing (`config`), what the database may hold (`store.settings`), the options
+of `polluxctl settings`, error messages, the example file and the reference pages (`settings_reference`).
+
+To add a setting, add a field with its default and a docstring. The first sentence of the docstring is the help text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass as plain_dataclass
+from dataclasses import field
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from annotated_types import Ge, Gt, Le
+from pydantic import (
+    AfterValidator,
+    AllowInfNan,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StringConstraints,
+    model_validator,
+)
+from pydantic.dataclasses import dataclass
+
+from polluxd.errors import ConfigError
+from polluxd.gpu_counts import RULES, is_rule
+
+
+@plain_dataclass(frozen=True, slots=True)
+class Unit:
+    """The unit of a number, as error messages and reference pages name it."""
+
+    name: str
+
+
+@plain_dataclass(frozen=True, slots=True)
+class Expected:
+    """What a value must be, where its type does not say it; `metavar` stands for it in `--help`."""
+
+    words: str
+    metavar: str
+
+
+@plain_dataclass(frozen=True, slots=True)
+class Example:
+    """What the example file shows, where the default shows too little."""
+
+    value: Any
+
+
+@plain_dataclass(frozen=True, slots=True)
+class RunTimeOnly:
+    """The setting is changed by `command`, never in polluxd.toml."""
+
+    command: str
+
+
+def _power(value: object) -> object:
+    """Accept max-min fairness by name: JSON has no infinity."""
+    return -math.inf if value in ("-inf", "max-min") else value
+
+
+def _gpu_rule(value: str) -> str:
+    if not is_rule(value):
+        raise ValueError("not a rule")
+    return value
+
+
+def _postgres_url(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme.partition("+")[0] != "postgresql" or parts.port == 0 or not parts.path.strip("/"):
+        raise ValueError("not a Postgres URL")
+    return value
+
+
+def _paths(value: tuple[str, ...]) -> tuple[str, ...]:
+    if "requeue" not in value or len(set(value)) != len(value):
+        raise ValueError("not a list of paths")
+    return value
+
+
+Seconds = Annotated[StrictFloat, Gt(0), AllowInfNan(False), Unit("seconds")]
+Duration = Annotated[StrictFloat, Ge(0), AllowInfNan(False), Unit("seconds")]
+Days = Annotated[StrictFloat, Gt(0), AllowInfNan(False), Unit("days")]
+Count = Annotated[StrictInt, Ge(0)]
+Gpus = Annotated[StrictInt, Ge(0), Unit("GPUs")]
+Share = Annotated[StrictFloat, Ge(0), Le(1), Expected("a share from 0 to 1", "SHARE")]
+Speed = Annotated[StrictFloat, Gt(0), AllowInfNan(False)]
+# A weight above 1000 would leave the other jobs nothing but rounding.
+Weight = Annotated[StrictFloat, Gt(0), Le(1000), Expected("a weight above 0, up to 1000", "WEIGHT")]
+JobId = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,9}$"), Expected("a Slurm job id", "ID")]
+Power = Annotated[
+    StrictFloat,
+    Le(1),
+    BeforeValidator(_power),
+    Expected("a number up to 1, or -inf for max-min fairness", "P"),
+]
+Kappa = Annotated[StrictFloat, Ge(0), Le(1000), Expected("a number from 0 to 1000", "K")]
+Exponent = Annotated[StrictFloat, Ge(-4), Le(4), Expected("a number from -4 to 4", "Q")]
+Objective = Literal["fair-share", "completion-time"]
+GpuRule = Annotated[str, AfterValidator(_gpu_rule), Expected(RULES, "RULE")]
+PostgresUrl = Annotated[
+    str,
+    AfterValidator(_postgres_url),
+    Expected("a URL such as postgresql://pollux_daemon@db.example.org/pollux", "URL"),
+]
+ClusterName = Annotated[
+    str,
+    StringConstraints(pattern=r"^[^:\s]{1,64}$"),
+    Expected("a name of up to 64 characters without spaces and colons", "NAME"),
+]
+NodeList = Annotated[str, Expected("a node list such as n[1-8]", "NODES")]
+FilePath = Annotated[Path, Field(strict=False), Expected("the path of a file", "FILE")]
+MovePaths = Annotated[
+    tuple[Literal["resize", "relaunch", "requeue"], ...],
+    Field(strict=False),
+    AfterValidator(_paths),
+    Expected(
+        'each of "resize", "relaunch", "requeue" at most once, and "requeue" among them: every job can be requeued',
+        "PATHS",
+    ),
+]
+
+_SECTION = ConfigDict(extra="forbid", hide_input_in_errors=True, use_attribute_docstrings=True)
+
+
+class _Section(BaseModel):
+    # Strict: `"60"` for a number, or 1 for true, is a mistake to report, not to guess at.
+    model_config = ConfigDict(**_SECTION, frozen=True, strict=True)
+
+
+class SlurmSettings(_Section):
+    """The cluster, and how polluxd talks to it."""
+
+    cluster: Annotated[ClusterName, Example("mycluster")]
+    """ClusterName of slurm.conf."""
+    conf: Annotated[FilePath | None, Example("/etc/slurm/slurm.conf")] = None
+    """Path of slurm.conf. Without it, Slurm's commands search for slurm.conf as usual."""
+    client: Literal["auto", "scontrol", "pyslurm"] = "auto"
+    """How polluxd reads Slurm. `auto` takes pyslurm where it is installed for Slurm's version, else scontrol."""
+    timeout_s: Seconds = 10.0
+    """Longest wait for one Slurm command. It must be below `cycle.leader_lease_s`."""
+    lease_s: Seconds = 300.0
+    """How long polluxd keeps a waiting job back at a time. Without polluxd, the job starts after this time."""
+    heartbeat_file: Annotated[FilePath | None, Example("/run/polluxd/heartbeat")] = None
+    """File that polluxd touches every cycle. The submit hook keeps jobs back only while this file is fresh."""
+    racks: Annotated[Mapping[str, NodeList], Example({"r1": "n[1-8]", "r2": "n[9-16]"})] = Field(
+        default_factory=dict
+    )
+    """Node list of each rack, for nodes that Slurm's own topology does not place."""
+    gpu_speeds: Annotated[Mapping[str, Speed], Example({"a100": 2.5, "t4": 1.0})] = Field(
+        default_factory=dict
+    )
+    """Relative speed of each GPU type. polluxd explores a type that has no entry by trying it."""
+
+
+class DatabaseSettings(_Section):
+    """The connection to Postgres, and what polluxd keeps there."""
+
+    address: Annotated[
+        PostgresUrl, Example("postgresql://pollux_daemon@db.example.org/pollux?sslmode=verify-full")
+    ] = Field(alias="url", repr=False)
+    """Address of the database. Keep the password in `passfile`."""
+    passfile: Annotated[FilePath | None, Example("/etc/pollux/pgpass")] = None
+    """libpq's password file, mode 0600, owned by polluxd's user."""
+    secret_file: Annotated[FilePath | None, Example("/etc/pollux/ticket.secret")] = None
+    """File with the secret that signs job tickets. The prolog of every node reads the same secret."""
+    connect_timeout_s: Seconds = 3.0
+    """Longest wait for a connection."""
+    statement_timeout_s: Seconds = 5.0
+    """Longest run of one statement."""
+    history_days: Days = 14.0
+    """polluxd deletes older reports, cycles and decisions."""
+
+    @property
+    def url(self) -> str:
+        """SQLAlchemy URL, including the password file. It may hold a secret: do not print it."""
+        if self.passfile is None:
+            return self.address
+        parts = urlsplit(self.address)
+        query = urlencode([*parse_qsl(parts.query), ("passfile", str(self.passfile))])
+        return urlunsplit(parts._replace(query=query))
+
+    def secret(self) -> bytes | None:
+        """Return the ticket secret, or None where no file is named. Raises ConfigError."""
+        if self.secret_file is None:
+            return None
+        try:
+            # Stripped, as the prolog does: an editor's last newline is no part of the secret.
+            secret = self.secret_file.read_bytes().strip()
+        except OSError as error:
+            raise ConfigError(f"database.secret_file {self.secret_file}: {error.strerror}") from None
+        if len(secret) < 16:
+            raise ConfigError(
+                f"database.secret_file {self.secret_file}: expected a secret of at least 16 bytes, "
+                f"got {len(secret)}; create one with `openssl rand -hex 32`"
+            )
+        return secret
+
+
+class CycleSettings(_Section):
+    """How often polluxd looks and decides."""
+
+    interval_s: Seconds = 60.0
+    """Time between two decisions."""
+    floor_s: Seconds = 10.0
+    """Shortest time between two decisions, also when jobs arrive or end."""
+    poll_s: Seconds = 5.0
+    """Time between two looks at Slurm while no move is under way."""
+    busy_poll_s: Seconds = 1.0
+    """Time between two looks at Slurm while a move is under way."""
+    leader_lease_s: Seconds = 15.0
+    """How long a leader acts without hearing from the database. After a crash, a standby waits this long."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.floor_s > self.interval_s:
+            raise ValueError(f"floor_s ({self.floor_s:g}) must not be above interval_s ({self.interval_s:g})")
+        if self.busy_poll_s > self.poll_s:
+            raise ValueError(f"busy_poll_s ({self.busy_poll_s:g}) must not be above poll_s ({self.poll_s:g})")
+        return self
+
+
+# Not strict as a whole: pydantic would then take no table for a dataclass. Its numbers and switches are.
+@dataclass(frozen=True, slots=True, config=_SECTION)
+class PolicySettings:
+    """How the cluster is shared. `polluxctl settings set` overrides these defaults at run time."""
+
+    objective: Objective = "fair-share"
+    """What a plan maximises. `fair-share` is the p-mean of speedups, `completion-time` a price per GPU."""
+    kappa: Kappa = 2.0
+    """Completion time: how much the last job to end counts beyond its share of the mean."""
+    power: Power = -1.0
+    """Fair share: exponent p of the p-mean fitness; 1 mean, 0 geometric mean, -1 harmonic mean, -inf max-min."""
+    account_weights: Annotated[Mapping[str, Weight], Example({"physics": 2.0})] = field(default_factory=dict)
+    """Weight of an account's jobs. A job's weight is the product of all that apply; each is 1 by default."""
+    user_weights: Annotated[Mapping[str, Weight], Example({"ada": 2.0})] = field(default_factory=dict)
+    """Weight of a user's jobs."""
+    qos_weights: Annotated[Mapping[str, Weight], Example({"high": 4.0})] = field(default_factory=dict)
+    """Weight of the jobs of a Slurm QOS."""
+    job_weights: Annotated[Mapping[JobId, Weight], RunTimeOnly("polluxctl settings set --job-weight")] = (
+        field(default_factory=dict)
+    )
+    """Weight of one job, by job id."""
+    paused: Annotated[StrictBool, RunTimeOnly("polluxctl pause")] = False
+    """polluxd records decisions and starts, moves and stops nothing."""
+    partial_nodes: StrictBool = False
+    """Allow a multi-node job equal parts of nodes instead of whole nodes."""
+    account_ceilings: Annotated[Mapping[str, Gpus], Example({"interns": 8})] = field(default_factory=dict)
+    """Most GPUs that an account's jobs hold together."""
+    user_ceilings: Annotated[Mapping[str, Gpus], Example({"bob": 4})] = field(default_factory=dict)
+    """Most GPUs that a user's jobs hold together."""
+    account_guarantees: Annotated[Mapping[str, Gpus], Example({"physics": 16})] = field(default_factory=dict)
+    """GPUs kept for an account's jobs whenever they can use them."""
+    user_guarantees: Annotated[Mapping[str, Gpus], Example({"ada": 4})] = field(default_factory=dict)
+    """GPUs kept for a user's jobs whenever they can use them."""
+    gpu_counts: GpuRule = "any"
+    """Numbers of GPUs that any job may be given."""
+    starvation_bound: Annotated[Seconds | None, Example(86400.0)] = None
+    """A job that waits longer than this goes before all others."""
+    remaining_work_power: Exponent = -0.25
+    """Exponent of remaining work in a job's weight: below 0, jobs near their end come first; 0 turns it off."""
+    hysteresis: Share = 0.05
+    """A running job moves only where its predicted goodput rises by more than this share."""
+
+    def conflicts(self) -> list[str]:
+        """Return each pair of values that contradict each other, as a message."""
+        return [
+            f"{kind}_guarantees.{name} ({gpus}) must not be above {kind}_ceilings.{name} ({ceilings[name]})"
+            for kind, floors, ceilings in (
+                ("account", self.account_guarantees, self.account_ceilings),
+                ("user", self.user_guarantees, self.user_ceilings),
+            )
+            for name, gpus in sorted(floors.items())
+            if gpus > ceilings.get(name, gpus)
+        ]
+
+
+class MoveSettings(_Section):
+    """Limits on moving jobs, and how long polluxd waits for each step of a move."""
+
+    cooldown_s: Duration = 30.0
+    """Time for which polluxd leaves a moved job alone."""
+    max_concurrent: Count = 0
+    """Most moves under way at one time; 0 means no limit."""
+    restarts_per_hour: Count = 0
+    """Most job restarts per hour, cluster-wide; 0 means no limit. A resize in place is not a restart."""
+    default_cost_s: Duration = 30.0
+    """Expected cost of a move until the job's own moves are measured (the constant of the paper)."""
+    default_resize_cost_s: Duration = 2.0
+    """Expected cost of a resize in place until the job's own are measured."""
+    paths: MovePaths = ("resize", "relaunch", "requeue")
+    """How polluxd may move running jobs. It takes the fastest path that a job supports."""
+    planned_timeout_s: Seconds = 60.0
+    """Longest wait for the GPUs of the target to come free."""
+    drain_timeout_s: Seconds = 30.0
+    """Longest wait for the agent to acknowledge a checkpoint."""
+    requeued_timeout_s: Seconds = 120.0
+    """Longest wait for the GPUs of a requeued job to come free."""
+    start_timeout_s: Seconds = 30.0
+    """Longest wait for Slurm to start a placed job."""
+    training_timeout_s: Seconds = 120.0
+    """Longest wait for the first training step after a start or a resize."""
+    recruit_timeout_s: Seconds = 60.0
+    """Longest wait for the companion job of a job that grows in place."""
+    give_back_timeout_s: Seconds = 60.0
+    """Longest wait for Slurm to take back the nodes of a job that shrank in place."""
+
+
+SECTIONS: Mapping[str, Any] = {
+    "slurm": SlurmSettings,
+    "database": DatabaseSettings,
+    "cycle": CycleSettings,
+    "policy": PolicySettings,
+    "moves": MoveSettings,
+}
+"""The sections of polluxd.toml, by name."""

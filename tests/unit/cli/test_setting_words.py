@@ -1,0 +1,138 @@
+"""What `polluxctl settings set` accepts, and how settings are shown."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from polluxd.cli.setting_words import changes, parse_power, rows
+from polluxd.errors import ConfigError
+from polluxd.setting_info import OPTIONS, infos, option_name, policy_document
+from polluxd.settings import PolicySettings
+
+EVERY_OPTION = {
+    "objective": "completion-time",
+    "kappa": "2",
+    "power": "max-min",
+    "account_weights": ["a=2"],
+    "user_weights": ["u=3"],
+    "qos_weights": ["high=4"],
+    "job_weights": ["17=2"],
+    "account_ceilings": ["a=8"],
+    "user_ceilings": ["u=0"],
+    "account_guarantees": ["a=8"],
+    "user_guarantees": ["v=1"],
+    "gpu_counts": "1,2,4",
+    "starvation_bound": "3600",
+    "remaining_work_power": "-0.25",
+    "hysteresis": "0.1",
+    "partial_nodes": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "power"), [("1", 1.0), ("0", 0.0), ("-1.5", -1.5), ("-inf", -math.inf), ("MAX-MIN", -math.inf)]
+)
+def test_powers(text, power):
+    assert parse_power(text) == power
+
+
+@pytest.mark.parametrize("text", ["1.01", "nan", "inf", "", "harmonic"])
+def test_an_unusable_power_is_refused(text):
+    with pytest.raises(ConfigError, match="setting power: expected a number up to 1, or -inf"):
+        parse_power(text)
+
+
+def test_entries_are_merged_into_the_present_table():
+    present = PolicySettings(user_weights={"b": 4.0, "c": 0.5})
+    assert changes({"user_weights": ["a=2", "b=none"]}, present) == {"user_weights": {"a": 2.0, "c": 0.5}}
+
+
+@pytest.mark.parametrize("word", ["a", "=2", "a="])
+def test_a_malformed_entry_is_refused(word):
+    with pytest.raises(ConfigError, match="--user-weight: expected NAME=WEIGHT, or NAME=none"):
+        changes({"user_weights": [word]}, PolicySettings())
+
+
+@pytest.mark.parametrize("word", ["a=0", "a=-1", "a=nan", "a=inf", "a=1e9", "a=two"])
+def test_an_unusable_weight_is_refused(word):
+    with pytest.raises(
+        ConfigError, match=r"setting user_weights\.a: expected a weight above 0, up to 1000, got"
+    ):
+        changes({"user_weights": [word]}, PolicySettings())
+
+
+def test_every_option_sets_its_setting():
+    assert set(EVERY_OPTION) == {info.key for info in OPTIONS}, "add new settings to EVERY_OPTION"
+    assert {info.key for info in infos("policy")} - set(EVERY_OPTION) == {"paused"}
+    set_to = changes(EVERY_OPTION, PolicySettings(account_ceilings={"b": 4}))
+    assert set(set_to) == set(EVERY_OPTION)
+    assert set_to["account_ceilings"] == {"a": 8, "b": 4}
+    assert (set_to["starvation_bound"], set_to["power"]) == (3600.0, -math.inf)
+
+
+def test_an_optional_setting_can_be_turned_off():
+    assert changes({"starvation_bound": "none"}, PolicySettings(starvation_bound=60.0)) == {
+        "starvation_bound": None
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            {"account_ceilings": ["a=-1"]},
+            "account_ceilings.a: expected a whole number of GPUs from 0, got -1",
+        ),
+        (
+            {"user_guarantees": ["a=1.5"]},
+            "user_guarantees.a: expected a whole number of GPUs from 0, got '1.5'",
+        ),
+        ({"user_guarantees": ["7"]}, "--user-guarantee: expected NAME=GPUS"),
+        ({"job_weights": ["resnet=2"]}, "job_weights.resnet: expected a Slurm job id as a name"),
+        ({"gpu_counts": "odd"}, "setting gpu_counts: expected any, powers-of-two, whole-nodes"),
+        ({"starvation_bound": "soon"}, "starvation_bound: expected a number of seconds above 0, or none"),
+        ({"starvation_bound": "0"}, "setting starvation_bound"),
+        (
+            {"remaining_work_power": "5"},
+            "setting remaining_work_power: expected a number from -4 to 4, got 5.0",
+        ),
+        ({"hysteresis": "1.5"}, "setting hysteresis: expected a share from 0 to 1, got 1.5"),
+        (
+            {"account_guarantees": ["b=9"]},
+            r"account_guarantees.b \(9\) must not be above account_ceilings.b \(4\)",
+        ),
+        ({}, "nothing to set"),
+        ({"user_weights": []}, "nothing to set"),
+    ],
+)
+def test_an_unusable_value_is_refused(words, told):
+    with pytest.raises(ConfigError, match=told):
+        changes(words, PolicySettings(account_ceilings={"b": 4}))
+
+
+def test_options_are_named_after_their_settings():
+    names = {info.key: option_name(info) for info in OPTIONS}
+    assert names["account_weights"] == "--account-weight"
+    assert names["gpu_counts"] == "--gpu-counts"
+    assert names["hysteresis"] == "--hysteresis"
+
+
+def test_every_setting_is_shown_in_words():
+    settings = PolicySettings(
+        power=-math.inf,
+        account_weights={"b": 2.0, "a": 3.0},
+        starvation_bound=90.0,
+        gpu_counts="1,2",
+        paused=True,
+    )
+    shown = {row["name"]: row["value"] for row in rows(settings)}
+    assert set(shown) == {info.key for info in infos("policy")}
+    assert all(row["help"] for row in rows(settings))
+    assert (shown["power"], shown["account_weights"], shown["user_weights"]) == ("-inf", "a=3, b=2", "-")
+    assert (shown["starvation_bound"], shown["paused"], shown["gpu_counts"]) == ("90", "yes", "1,2")
+
+
+def test_max_min_fairness_survives_json():
+    assert policy_document(PolicySettings(power=-math.inf))["power"] == "-inf"

@@ -1,0 +1,65 @@
+"""Each setting is declared once: the declaration is complete, and what is generated from it is current."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from polluxd.setting_info import OPTIONS, base_type, checked, expected, infos, metavar, table_kinds
+from polluxd.settings import SECTIONS
+from polluxd.settings_reference import FILES, mode, toml_value
+
+ROOT = Path(__file__).parents[2]
+EVERY = [mode(), *(info for section in SECTIONS for info in infos(section))]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_committed_files_are_what_the_declaration_says(name):
+    present = (ROOT / name).read_text()
+    assert FILES[name](present) == present, "run `make reference`"
+
+
+@pytest.mark.parametrize("info", EVERY, ids=lambda info: info.name)
+def test_a_setting_says_what_it_means_and_what_it_takes(info):
+    assert info.doc.endswith("."), "a docstring of whole sentences"
+    assert info.expected != "text", "say what the text is, with Expected"
+    assert info.required or TypeAdapter(info.kind).validate_python(info.default) == info.default
+    if info.example is not None:
+        TypeAdapter(info.kind).validate_python(info.example)
+    # What the example file shows must be TOML: None has no form there.
+    assert info.default is not None or info.example is not None, (
+        "a setting that may be unset needs an Example"
+    )
+
+
+@pytest.mark.parametrize("info", infos("policy"), ids=lambda info: info.key)
+def test_a_setting_of_the_database_is_strict(info):
+    """`"60"` for a number, or 1 for true, is a mistake: JSON and TOML tell them apart."""
+    kind = table_kinds(info.kind)[1] if info.is_table else info.kind
+    wrong = {bool: [1, "true", None], float: ["1", True], int: ["1", True, 1.5], str: [1, None]}
+    for value in wrong.get(base_type(kind), [1, None, "no such choice"]):
+        with pytest.raises(ValidationError):
+            TypeAdapter(info.kind).validate_python({"1": value} if info.is_table else value)
+
+
+def test_options_stand_for_their_values_by_unit():
+    stands = {info.key: metavar(info.kind) for info in OPTIONS}
+    assert stands["starvation_bound"] == "SECONDS"
+    assert stands["account_ceilings"] == "NAME=GPUS"
+    assert stands["job_weights"] == "ID=WEIGHT"
+
+
+def test_ranges_in_words():
+    words = {info.name: expected(info.kind) for info in EVERY}
+    assert words["mode"] == '"observe", "advise" or "enforce"'
+    assert words["cycle.interval_s"] == "a number of seconds above 0"
+    assert words["moves.max_concurrent"] == "a whole number from 0"
+    assert words["policy.starvation_bound"] == "a number of seconds above 0, or none"
+    assert words["policy.job_weights"] == "a table from a Slurm job id to a weight above 0, up to 1000"
+
+
+def test_max_min_fairness_has_a_name_in_json_and_toml():
+    assert checked("power", "max-min") == checked("power", "-inf") == float("-inf")
+    assert toml_value(float("-inf")) == "-inf"
