@@ -1,0 +1,208 @@
+"""The state machine of in-place resizes: every event in every phase."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import product
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pollux.resize.machine import (
+    Acknowledge,
+    Action,
+    Admit,
+    Announce,
+    Answered,
+    Closed,
+    Decided,
+    Declined,
+    Event,
+    Garbled,
+    Offered,
+    Ordered,
+    Phase,
+    PutOff,
+    Recruited,
+    RecruitmentEnded,
+    Refuse,
+    Report,
+    Resized,
+    ResizeState,
+    SendAway,
+    Started,
+    Stepped,
+    SubmitCompanion,
+    Withdrawn,
+    transition,
+)
+from pollux.resize.requests import Answer, ResizeRequest
+from pollux.scheduler.line import Receipt
+
+
+def request(kind: str, number: int = 4) -> ResizeRequest:
+    return ResizeRequest(number, "resize", kind, ("n1",), 1, True)
+
+
+SHRINK, GROW = request("shrink"), request("grow")
+ANSWER = Answer(Receipt(step=12, checkpoint_s=0.5, last_step_at=99.0))
+BUSY = Refuse(5, "the ranks are acting on another order at this moment")
+OVER = Refuse(4, "the training is over")
+
+STATES = [
+    ResizeState(),
+    *(ResizeState(phase, SHRINK) for phase in (Phase.READY, Phase.ACTING, Phase.CALLED_BACK, Phase.MOVING)),
+    *(ResizeState(phase, GROW) for phase in Phase if phase is not Phase.IDLE),
+]
+EVENTS: list[Event] = [
+    Started(3, ANSWER),
+    Ordered(request("shrink", 5)),
+    Ordered(request("grow", 5)),
+    Ordered(request("shrink", 5), obstacle="no"),
+    Ordered(request("shrink", 5), done=ANSWER),
+    Ordered(SHRINK),
+    Garbled(5, "what?"),
+    Withdrawn(),
+    Recruited(4),
+    Recruited(5),
+    RecruitmentEnded(4, "alone"),
+    RecruitmentEnded(5, "alone"),
+    Offered(),
+    PutOff(),
+    Decided(),
+    Declined("in the way"),
+    Resized(ANSWER),
+    Stepped(),
+    Answered(),
+    Closed(),
+]
+
+
+def after(phase: Phase, standing: ResizeRequest | None, *actions: Action) -> tuple[object, ...]:
+    return (phase, standing, *actions)
+
+
+def expected(phase: Phase, standing: ResizeRequest | None) -> dict[Event, tuple[object, ...]]:
+    """Phase, standing order and actions after each event that has an effect."""
+    grows = standing is not None and standing.kind == "grow"
+    away: tuple[Action, ...] = (SendAway(),) if grows else ()
+    idle, stays = (Phase.IDLE, None), (phase, standing)
+    table = {
+        Started(3, ANSWER): after(*stays, Acknowledge(3, ANSWER)),
+        Garbled(5, "what?"): after(*stays, Refuse(5, "what?")),
+        Ordered(request("shrink", 5), obstacle="no"): after(*stays, Refuse(5, "no")),
+        Ordered(request("shrink", 5), done=ANSWER): after(*stays, Acknowledge(5, ANSWER)),
+    }
+    shrink, grow = request("shrink", 5), request("grow", 5)
+    if phase in (Phase.ACTING, Phase.CALLED_BACK, Phase.MOVING):
+        table |= {Ordered(shrink): after(*stays, BUSY), Ordered(grow): after(*stays, BUSY)}
+    else:
+        table[Ordered(shrink)] = after(Phase.READY, shrink, *away)
+        table[Ordered(grow)] = after(Phase.RECRUITING, grow, *away, SubmitCompanion(grow))
+    match phase:
+        case Phase.IDLE:
+            table[Ordered(SHRINK)] = after(Phase.READY, SHRINK)
+        case Phase.RECRUITING:
+            table[Recruited(4)] = after(Phase.READY, GROW)
+            table[RecruitmentEnded(4, "alone")] = after(*idle, SendAway(), Refuse(4, "alone"))
+            table |= {Withdrawn(): after(*idle, *away), Closed(): after(*idle, *away, OVER)}
+        case Phase.READY:
+            table[Offered()] = after(Phase.ACTING, standing, Announce(4))
+            table |= {Withdrawn(): after(*idle, *away), Closed(): after(*idle, *away, OVER)}
+        case Phase.ACTING:
+            table[PutOff()] = after(Phase.READY, standing)
+            table[Decided()] = after(Phase.MOVING, standing)
+            table[Declined("in the way")] = after(*idle, *away, Refuse(4, "in the way"))
+            table[Withdrawn()] = after(Phase.CALLED_BACK, standing, *away)
+            table[Closed()] = after(*idle, *away, OVER)
+        case Phase.CALLED_BACK:
+            table |= {
+                event: after(*idle) for event in (PutOff(), Decided(), Declined("in the way"), Closed())
+            }
+        case Phase.MOVING:
+            table[Declined("in the way")] = after(*idle, *away, Refuse(4, "in the way"))
+            table[Resized(ANSWER)] = after(*idle, Admit() if grows else Acknowledge(4, ANSWER))
+    return table
+
+
+def named(each: ResizeState | Event) -> str:
+    if not isinstance(each, ResizeState):
+        return type(each).__name__
+    return f"{each.phase.value} {each.request.kind if each.request else 'nothing'}"
+
+
+@pytest.mark.parametrize(("state", "event"), list(product(STATES, EVENTS)), ids=named)
+def test_each_event_in_each_phase(state: ResizeState, event: Event) -> None:
+    found, actions = transition(state, event)
+    unchanged = (state.phase, state.request)
+    assert (found.phase, found.request, *actions) == expected(state.phase, state.request).get(
+        event, unchanged
+    )
+
+
+def test_the_table_has_every_phase_and_every_event() -> None:
+    assert {state.phase for state in STATES} == set(Phase)
+    assert {type(event) for event in EVENTS} == set(get_args(Event))
+
+
+def test_an_answer_on_its_way_holds_the_next_order_back() -> None:
+    waiting = ResizeState(Phase.READY, SHRINK, answering=True)
+    assert transition(waiting, Offered()) == (waiting, ())
+    answered, _ = transition(waiting, Answered())
+    assert transition(answered, Offered())[1] == (Announce(4),)
+
+
+def test_a_resize_is_in_effect_from_its_first_step_on_and_not_ordered_again() -> None:
+    moved, _ = transition(ResizeState(Phase.MOVING, SHRINK), Resized(ANSWER))
+    assert (moved.first_step_of, moved.in_effect, moved.answering) == (4, 0, True)
+    assert transition(moved, Ordered(SHRINK)) == (moved, ())
+    stepped, actions = transition(moved, Stepped())
+    assert (stepped.first_step_of, stepped.in_effect, actions) == (0, 4, (Report(),))
+    assert transition(stepped, Stepped()) == (stepped, ())
+    assert transition(stepped, Ordered(SHRINK)) == (stepped, ())
+
+
+def test_a_grow_is_not_acknowledged_and_does_not_hold_the_next_order_back() -> None:
+    moved, _ = transition(ResizeState(Phase.MOVING, GROW), Resized(ANSWER))
+    assert (moved.first_step_of, moved.answering) == (4, False)
+
+
+def test_a_shrink_that_was_done_before_is_in_effect_at_once() -> None:
+    done, _ = transition(ResizeState(), Ordered(SHRINK, done=ANSWER))
+    assert (done.in_effect, done.answering, done.phase) == (4, True, Phase.IDLE)
+
+
+def test_a_relaunch_is_answered_before_its_first_step() -> None:
+    started, _ = transition(ResizeState(first_step_of=3), Started(3, ANSWER))
+    assert (started.first_step_of, started.answering, started.in_effect) == (3, True, 0)
+
+
+def companions(actions: Iterable[Action]) -> int:
+    """By how much the number of companion jobs on their way grows."""
+    counts = {SubmitCompanion: 1, SendAway: -1, Admit: -1}
+    return sum(counts.get(type(action), 0) for action in actions)
+
+
+@given(st.lists(st.sampled_from(EVENTS), max_size=40))
+def test_no_companion_is_left_behind_whatever_comes(events: list[Event]) -> None:
+    state, open_companions = ResizeState(), 0
+    for event in (*events, Withdrawn(), Declined("end"), Closed()):
+        before = state
+        state, actions = transition(state, event)
+        open_companions += companions(actions)
+        grows = state.request is not None and state.request.kind == "grow"
+        assert open_companions == int(grows and state.phase is not Phase.CALLED_BACK), (before, event)
+        assert (state.request is None) == (state.phase is Phase.IDLE)
+    assert state.phase is Phase.IDLE
+    assert not open_companions
+
+
+def test_states_differ_only_in_what_happened() -> None:
+    """An event without effect leaves the other fields alone, too."""
+    busy = ResizeState(first_step_of=7, answering=True, in_effect=6)
+    for event in (Recruited(4), PutOff(), Decided(), Declined("x"), Resized(ANSWER), Withdrawn(), Closed()):
+        assert transition(busy, event) == (busy, ())
+    assert transition(busy, Answered())[0] == replace(busy, answering=False)
