@@ -47,11 +47,17 @@ class StateError(PolluxAgentError, TypeError):
 
 
 class CheckpointError(PolluxAgentError):
-    """The checkpoint could not be written or read; any earlier one still stands."""
+    """The checkpoint could not be written or read.
+
+    Any earlier one still stands.
+    """
 
 
 class ForeignCheckpoint(CheckpointError):
-    """The checkpoint belongs to another job or another model; it was left alone."""
+    """The checkpoint belongs to another job or another model.
+
+    It was left alone.
+    """
 
 
 class RestartLoop(PolluxAgentError):
@@ -67,7 +73,10 @@ class UnsupportedTorch(PolluxAgentError):
 
 
 class OutOfMemory(PolluxAgentError):
-    """A rank ran out of GPU memory; started again, all ranks use a smaller batch per GPU."""
+    """A rank ran out of GPU memory.
+
+    Started again, all ranks use a smaller batch per GPU.
+    """
 
     exit_status = RETRY_STATUS
 

@@ -1,4 +1,4 @@
-"""Checkpoints of one training, on every rank: restore the newest, write new ones, keep the last."""
+"""Checkpoints of one training, on every rank: restore and write."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ STATE_VERSION = 1
 
 
 class Checkpointer:
-    """Saves and restores one training. Every rank calls it alike, unless a method says otherwise."""
+    """Saves and restores one training.
+
+    Every rank calls it alike, unless a method says otherwise.
+    """
 
     def __init__(self, training: Training, attempt: Attempt) -> None:
         self.last_attempt: LastAttempt | None = None
@@ -50,7 +53,7 @@ class Checkpointer:
     # -- starting ---------------------------------------------------------------------------------------------
 
     def restore(self, exchange: ControlExchange) -> None:
-        """Load the newest checkpoint into the training, on every rank, if there is one.
+        """Load the newest checkpoint into the training, if there is one.
 
         Raises StateError where a part's state holds an object that a checkpoint cannot hold. Raises, on every rank,
         CheckpointError where it cannot be read everywhere or does not fit the objects, ForeignCheckpoint where it is
@@ -90,7 +93,10 @@ class Checkpointer:
             logger.info("restored the checkpoint of optimizer step %d", steps)
 
     def restore_more(self, parts: Mapping[str, Any]) -> None:
-        """Load further parts of the checkpoint that `restore` opened; before the loader. Raises CheckpointError."""
+        """Load further parts of the checkpoint that `restore` opened.
+
+        Before the loader. Raises CheckpointError.
+        """
         if self._state is not None:
             self._load({name: part for name, part in parts.items() if part is not None}, self._state)
 
@@ -101,7 +107,7 @@ class Checkpointer:
             self._state = None  # it holds a second copy of the model
 
     def begin_training(self) -> None:
-        """The loop begins: from here on random numbers are the checkpoint's, or each rank's own.
+        """Begin the loop: take the checkpoint's random numbers, or own ones.
 
         Not before: what a script draws on its way to the loop (a split of its data) is to be the same on every rank and
         at every attempt.
@@ -120,18 +126,21 @@ class Checkpointer:
     # -- ranks that come in -----------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint written now would hold, without random numbers: for ranks that come in."""
+        """A checkpoint's content now, without random numbers, for joiners."""
         parts = self._training.parts()
         return {name: part.state_dict() for name, part in parts.items()} | self._rest([])
 
     def take_over(self, state: Mapping[str, Any]) -> None:
-        """On a rank that comes in: go on from rank 0's `state`, as from a checkpoint. Raises CheckpointError."""
+        """On a joiner: go on from rank 0's `state`. Raises CheckpointError."""
         self._load(self._training.parts(), state)
         self._take(state)
         self._training.data.load_state_dict(state["loader"])
 
     def _take(self, state: Mapping[str, Any]) -> int:
-        """Take the entries of `state` that belong to no part; return its optimizer step."""
+        """Take the entries of `state` that belong to no part.
+
+        Return its optimizer step.
+        """
         steps = int(state["progress"]["optimizer_steps"])
         self._random = (state["rng"], steps)
         params = state["params"]
@@ -157,7 +166,10 @@ class Checkpointer:
     # -- in the loop ------------------------------------------------------------------------------------------
 
     def due(self) -> bool:
-        """On rank 0: whether a periodic checkpoint is due; notes one that has become durable."""
+        """On rank 0: whether a periodic checkpoint is due.
+
+        Notes one that has become durable.
+        """
         keeper = self.keeper
         if keeper is None:
             return False
@@ -181,7 +193,9 @@ class Checkpointer:
             keeper.prepare(large, rank=self._training.world.rank)
 
     def save(self, exchange: ControlExchange, *, durable: bool) -> float | None:
-        """Write a checkpoint; every rank calls it after the same step. Seconds it took on rank 0, None where it failed.
+        """Write a checkpoint; every rank calls it after the same step.
+
+        Seconds it took on rank 0, None where it failed.
 
         `durable` waits until it is on disk; else only until it is copied, and a thread writes it. A checkpoint that
         cannot be written is logged: the earlier one stands, and training goes on.
@@ -233,17 +247,23 @@ class Checkpointer:
 
     @property
     def saved(self) -> int | None:
-        """The optimizer step of the newest durable checkpoint, as far as this rank knows."""
+        """The optimizer step of the newest durable checkpoint this rank knows."""
         return None if self.keeper is None else self.keeper.saved
 
     def receipt(self, seconds: float | None) -> Receipt | None:
-        """The newest durable checkpoint, which took so many seconds; None without one, or where it failed (None)."""
+        """The newest durable checkpoint, which took so many seconds.
+
+        None without one, or where it failed (None).
+        """
         if seconds is None or self.saved is None:
             return None
         return Receipt(self.saved, seconds, self._training.last_step_at)
 
     def holds(self, step: int) -> bool:
-        """Whether this rank knows of a checkpoint of that optimizer step; waits for one that is being written."""
+        """Whether this rank knows of a checkpoint of that optimizer step.
+
+        Waits for one that is being written.
+        """
         if self.keeper is not None:
             self.keeper.settle()
         return self.saved == step

@@ -18,7 +18,9 @@ logger = logging.getLogger("pollux")
 
 
 class FruitlessRestarts:
-    """Counts automatic restarts since the newest checkpoint, in a file beside it, which rank 0 keeps.
+    """Counts automatic restarts since the newest checkpoint.
+
+    Rank 0 keeps the count in a file beside it.
 
     A training that dies before its first checkpoint would otherwise be started over and over, for as long as Slurm
     requeues it. Starts by a person's hand count as none.
@@ -33,7 +35,10 @@ class FruitlessRestarts:
         self._counted = False
 
     def begin(self, exchange: ControlExchange) -> None:
-        """An attempt begins. Raises RestartLoop, on every rank, where too many before it came to nothing."""
+        """An attempt begins.
+
+        Raises RestartLoop, on every rank, where too many before it came to nothing.
+        """
         why: str | None = None
         if exchange.rank == 0:
             try:
@@ -50,7 +55,7 @@ class FruitlessRestarts:
             raise RestartLoop(
                 f"{count - 1} restarts in a row ended without a new checkpoint: expected at most {self._most} (since "
                 f"{time.ctime(self._path.stat().st_mtime)}). Find out why from the job's output; then remove "
-                f"{self._path}, or submit the job anew, to train on from the newest checkpoint"
+                f"{self._path}, or submit a new job, to train on from the newest checkpoint"
             )
         self._counted = count > 0 or self._path.exists()
         if not self._counted:

@@ -1,4 +1,4 @@
-"""A job's checkpoints as its ranks see them together: which one to start from, and who writes what.
+"""A job's checkpoints over its ranks: where to start, who writes what.
 
 Rank 0 decides which checkpoint is the newest intact one, and all ranks take it. Rank 0 writes a plain training to one
 file (`FileKeeper`); all ranks write one under `fully_shard` (`ShardedKeeper`).
@@ -28,7 +28,7 @@ logger = logging.getLogger("pollux")
 
 
 def fingerprint_of(models: Iterable[torch.nn.Module]) -> str:
-    """What a checkpoint's models are: names and shapes of their parameters, as a short text to compare."""
+    """A short text that tells models apart by parameter names and shapes."""
     shapes = [[(name, list(p.shape)) for name, p in model.named_parameters()] for model in models]
     size = sum(p.numel() for model in models for p in model.parameters())
     digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]
@@ -47,7 +47,10 @@ def keeper_for(model: torch.nn.Module, directory: Path, size: int) -> Keeper:
 
 
 class Keeper(ABC):
-    """The checkpoints of one job. Every rank calls every method alike, unless it says otherwise."""
+    """The checkpoints of one job.
+
+    Every rank calls every method alike, unless it says otherwise.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -63,7 +66,9 @@ class Keeper(ABC):
 
     @abstractmethod
     def open(self, exchange: ControlExchange) -> dict[str, Any] | None:
-        """The newest intact checkpoint's state, shards not among it; None where there is none.
+        """The newest intact checkpoint's state, shards not among it.
+
+        None where there is none.
 
         Raises CheckpointError (and ForeignCheckpoint) on all ranks alike.
         """
@@ -82,15 +87,24 @@ class Keeper(ABC):
         rank: int,
         durable: bool,
     ) -> None:
-        """Write a checkpoint: all at once, or (not `durable`) beside the training. Raises CheckpointError."""
+        """Write a checkpoint: all at once, or (not `durable`) beside the training.
+
+        Raises CheckpointError.
+        """
 
     @abstractmethod
     def prepare(self, parts: Mapping[str, Any], *, rank: int) -> None:
-        """Make the memory that a `save` beside the training copies these parts into: fresh memory is slow to fill."""
+        """Make the memory that a background `save` copies these parts into.
+
+        Fresh memory is slow to fill.
+        """
 
     @abstractmethod
     def settle(self) -> None:
-        """Wait for a checkpoint that is being written; one that failed is logged, once. Any rank by itself."""
+        """Wait for a checkpoint that is being written.
+
+        One that failed is logged, once. Any rank by itself.
+        """
 
     @property
     @abstractmethod
@@ -306,5 +320,5 @@ def _shards_of(parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _layout(shard: Any) -> tuple[Any, ...]:
-    """What two DTensors must share for one's part to be copied into the other's."""
+    """What two DTensors must share for one to be copied into the other."""
     return shard.shape, shard.dtype, shard.placements, shard.device_mesh, local_part(shard).shape

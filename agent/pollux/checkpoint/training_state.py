@@ -1,4 +1,4 @@
-"""Everything that a training is, as one dictionary: gathered for a checkpoint, put back after a restart."""
+"""Random numbers and finiteness of a training, for its checkpoints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Stateful(Protocol):
 
 
 def rng_state(device: torch.device) -> dict[str, Any]:
-    """This rank's random number generators: torch on CPU and device, numpy's, Python's. Tensors and plain values."""
+    """This rank's random number generators: torch's, numpy's, Python's."""
     name, keys, position, has_gauss, cached = np.random.get_state()
     version, words, gauss = random.getstate()
     state: dict[str, Any] = {
@@ -55,7 +55,10 @@ def set_rng_state(state: Mapping[str, Any], device: torch.device) -> None:
 def restore_rng(
     states: Sequence[Mapping[str, Any]], rank: int, seed: int, step: int, device: torch.device
 ) -> None:
-    """This rank's generators as they were; a rank that did not exist then gets its own from seed, step and rank."""
+    """This rank's generators as they were.
+
+    A rank that did not exist then gets its own from seed, step and rank.
+    """
     if rank < len(states):
         set_rng_state(states[rank], device)
         return
@@ -63,7 +66,7 @@ def restore_rng(
 
 
 def tell_ranks_apart(rank: int, seed: int) -> None:
-    """At a training's start: give each rank beyond the first random numbers of its own.
+    """At the start: give each rank beyond the first its own random numbers.
 
     Scripts seed all ranks alike, for equal initial weights; from here on equal numbers would mean equal dropout masks
     for different examples.
@@ -73,7 +76,10 @@ def tell_ranks_apart(rank: int, seed: int) -> None:
 
 
 def is_finite(model: torch.nn.Module) -> bool:
-    """Whether all of this rank's parameters are finite; waits for the device once."""
+    """Whether all of this rank's parameters are finite.
+
+    Waits for the device once.
+    """
     parts = [local_part(p.detach()) for p in model.parameters() if p.is_floating_point()]
     parts = [part for part in parts if part.numel()]
     if not parts:

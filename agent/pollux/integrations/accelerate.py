@@ -45,7 +45,9 @@ _PLAIN = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_G
 def attach(
     accelerator: Accelerator, model: Any, optimizer: Any, scheduler: Any | None = None, **options: Any
 ) -> Job:
-    """`pollux.attach` for a model that `accelerator` has not prepared; `optimizer` may be, and is with AMP.
+    """`pollux.attach` for a model that `accelerator` has not prepared.
+
+    `optimizer` may be, and is with AMP.
 
     `options` are those of `pollux.attach`. Raises PolluxAgentError for what does not go with it.
     """
@@ -72,7 +74,10 @@ def attach(
 
 
 def ddp_arguments(accelerator: Accelerator) -> dict[str, Any]:
-    """What the user has set for DistributedDataParallel. Raises PolluxAgentError for a hook, which goes another way."""
+    """What the user has set for DistributedDataParallel.
+
+    Raises PolluxAgentError for a hook, which goes another way.
+    """
     handler = getattr(accelerator, "ddp_handler", None)
     if handler is None:
         return {}

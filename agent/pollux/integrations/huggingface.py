@@ -57,7 +57,7 @@ _KEPT = (
 
 
 class _Steps:
-    """In the place of Trainer's DataLoader: iterates over the elastic loader once the job has it."""
+    """Replaces Trainer's DataLoader; iterates over the elastic loader."""
 
     def __init__(self, dataset: Any, initial: int) -> None:
         self.dataset = dataset
@@ -91,7 +91,7 @@ class _TrainerState:
 
 
 class _Pace(TrainerCallback):  # type: ignore[misc]
-    """Keeps Trainer's view of time true: its epochs end when the agent's do, and pauses are no steps."""
+    """Keeps Trainer's epochs those of the agent, and pauses out of steps."""
 
     def __init__(self, trainer: ElasticMixin) -> None:
         self._trainer = trainer
@@ -162,7 +162,10 @@ class ElasticMixin:
     # -- what Trainer calls -----------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """As Trainer's. Resuming goes by the agent's checkpoints; raises PolluxAgentError where there is none."""
+        """As Trainer's.
+
+        Resuming goes by the agent's checkpoints; raises PolluxAgentError where there is none.
+        """
         if resume_from_checkpoint:
             directory = checkpoint_directory(self._attach.get("checkpoint_dir"), os.environ)
             if directory is None or not CheckpointStore(directory).paths():
@@ -258,7 +261,10 @@ class ElasticMixin:
             self._steps.micro_batches.close()  # type: ignore[attr-defined]
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> Any:
-        """The first micro-batch of the next step; the agent acts (drains, saves, resizes) as it fetches it."""
+        """The first micro-batch of the next step.
+
+        The agent acts (drains, saves, resizes) as it fetches it.
+        """
         try:
             return [next(epoch_iterator)], None
         except StopIteration:
@@ -267,7 +273,10 @@ class ElasticMixin:
             return [], None
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
-        """One optimizer step's passes; returns its mean loss over this rank's share."""
+        """One optimizer step's passes.
+
+        Returns its mean loss over this rank's share.
+        """
         this: Any = self
         job, total, counted = self.job, None, True
         assert self._steps is not None
@@ -279,7 +288,7 @@ class ElasticMixin:
             with job.micro_batch():
                 loss = super().training_step(job.model, inputs, None)  # type: ignore[misc]
             if loss is None:
-                total = None  # it ran out of memory, and the step begins anew
+                total = None  # it ran out of memory, and the step begins again
             else:
                 total = loss * job.stepper.share if total is None else total + loss * job.stepper.share
                 if job.sync_gradients:

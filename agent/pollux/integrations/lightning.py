@@ -48,7 +48,10 @@ if TYPE_CHECKING:
 
 
 class ElasticEnvironment(TorchElasticEnvironment):  # type: ignore[misc]
-    """The ranks as `pollux run` and torchrun set them, in whatever number; one where nobody has."""
+    """The ranks as `pollux run` and torchrun set them, in whatever number.
+
+    One where nobody has.
+    """
 
     def world_size(self) -> int:
         return int(os.environ.get("WORLD_SIZE", "1"))
@@ -64,7 +67,7 @@ class ElasticEnvironment(TorchElasticEnvironment):  # type: ignore[misc]
 
 
 class _Batches:
-    """In the place of the train DataLoader: the first micro-batch of each step, once the job has a loader."""
+    """Replaces the train DataLoader: the first micro-batch of each step."""
 
     def __init__(self, strategy: ElasticStrategy, source: Any, initial: int) -> None:
         self.source, self.dataset, self.initial = source, source.dataset, initial
@@ -86,7 +89,10 @@ class _Batches:
                 yield batch
 
     def end(self) -> None:
-        """Let the last step of an epoch be counted: Lightning knew it for the last and asked for no further one."""
+        """Let the last step of an epoch be counted.
+
+        Lightning knew it for the last and asked for no further one.
+        """
         micro_batches, self.micro_batches = self.micro_batches, None
         if micro_batches is not None and next(micro_batches, None) is not None:
             # It was not the last after all, as AMP has dropped it: what was just fetched comes again.
@@ -96,7 +102,7 @@ class _Batches:
 
 
 class _LoopState:
-    """Lightning's loops, callbacks and further schedulers as a part of the agent's checkpoints."""
+    """Lightning's own state as a part of the agent's checkpoints."""
 
     def __init__(self, trainer: Any, schedulers: list[Any]) -> None:
         self._trainer, self._schedulers = trainer, schedulers
@@ -119,7 +125,7 @@ class _LoopState:
 
 
 class _Numbers(Callback):  # type: ignore[misc]
-    """Logs the agent's numbers with the module's own, and keeps validation out of the step times."""
+    """Logs the agent's numbers; keeps validation out of the step times."""
 
     def __init__(self, strategy: ElasticStrategy) -> None:
         self._strategy = strategy
@@ -134,7 +140,7 @@ class _Numbers(Callback):  # type: ignore[misc]
 
 
 class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
-    """Trains through `pollux.attach`, with DistributedDataParallel where there are other ranks.
+    """Trains through `pollux.attach`, on any number of ranks.
 
     `batch_size` is M0 where it is not the loader's; `max_batch_size` and `per_gpu` bound what the agent may choose, as
     in `Job.loader`. `attach` holds further arguments of `pollux.attach` (scaling, mode, checkpoint_dir,
@@ -197,7 +203,10 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
     # -- setting up -------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Any) -> None:
-        """As DDPStrategy's; then the agent attaches to model, optimizer and scheduler, and restores."""
+        """As DDPStrategy's.
+
+        Then the agent attaches to model, optimizer and scheduler, and restores.
+        """
         if trainer.state.fn != TrainerFn.FITTING:
             super().setup(trainer)
             return
@@ -262,7 +271,10 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
         super().on_train_start()
 
     def begin_epoch(self) -> TrainingLoader | None:
-        """The loader for the next epoch, or the rest of one; None where training is over."""
+        """The loader for the next epoch, or the rest of one.
+
+        None where training is over.
+        """
         trainer, stepper = self.lightning_module.trainer, self.job.stepper
         assert self._batches is not None
         self._batches.end()
@@ -306,10 +318,10 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
             except BaseException:
                 if not self._context.__exit__(*sys.exc_info()):
                     raise
-            args = (self._next_batch(), *args[1:])  # it ran out of memory: the step begins anew
+            args = (self._next_batch(), *args[1:])  # it ran out of memory: the step begins again
 
     def backward(self, closure_loss: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """The first micro-batch's backward pass, and both passes of the step's others."""
+        """The first micro-batch's backward pass, and the others' both passes."""
         job, loss = self.job, closure_loss
         while True:
             assert self._context is not None

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def scalars(job: Job) -> dict[str, float]:
-    """Batch size, gain, progress, noise scale, goodput and learning-rate factor now; what is not known is left out.
+    """The present numbers of a job by name; unknown ones are left out.
 
     `pollux/progress` is in scale-invariant steps, `pollux/epoch` in statistical epochs, `pollux/noise_scale` in
     examples, `pollux/goodput` and `pollux/throughput` in examples per second (0 until measured).

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Board:
-    """Writes `scalars(job)` after every `every`-th optimizer step, over optimizer steps.
+    """Writes `scalars(job)` after every `every`-th optimizer step.
 
     `to` is a directory, or a SummaryWriter of the user's own. In a directory, what an earlier attempt wrote beyond the
     checkpoint that this one started from is dropped, so that no curve runs twice. Make it after `job.loader`. Raises

@@ -1,4 +1,4 @@
-"""A further model of a job, as the user's loop holds it: a GAN's critic beside its generator."""
+"""A further model of a job: a GAN's critic beside its generator."""
 
 from __future__ import annotations
 
@@ -51,12 +51,18 @@ class AddedModel:
 
     @property
     def noise_scale(self) -> NoiseScale | None:
-        """This model's own gradient noise scale as all ranks know it; None until measured."""
+        """This model's own gradient noise scale as all ranks know it.
+
+        None until measured.
+        """
         return self._trained.meter.total
 
     @property
     def lr_factors(self) -> tuple[float, ...]:
-        """The factor on each parameter group's learning rate; empty where there is none."""
+        """The factor on each parameter group's learning rate.
+
+        Empty where there is none.
+        """
         return tuple(self._trained.rates.factors)
 
     def micro_batch(self) -> MicroBatchContext:
@@ -64,5 +70,5 @@ class AddedModel:
         return MicroBatchContext(self._stepper, self._trained)
 
     def backward(self, loss: Tensor, **options: Any) -> None:
-        """As the job's: by this micro-batch's share of the step, and AMP's loss scale."""
+        """Backpropagate by this micro-batch's share, and AMP's loss scale."""
         backward(self._stepper, loss, **options)

@@ -1,4 +1,4 @@
-"""What the user's training loop holds: the loader to iterate over, and the context of a micro-batch."""
+"""The user's side of a step: the loader, and a micro-batch's context."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from pollux.training.trained_model import TrainedModel
 
 
 class TrainingLoader:
-    """What `job.loader` returns: iterate over it once per epoch. `data` is the loader beneath."""
+    """What `job.loader` returns: iterate over it once per epoch.
+
+    `data` is the loader beneath.
+    """
 
     def __init__(self, stepper: Stepper, coordinator: Coordinator) -> None:
         self.data = stepper.training.data
@@ -65,7 +68,7 @@ class TrainingLoader:
 
 
 def weigh(stepper: Stepper) -> float:
-    """The weight of this pass in the step's mean, by which the caller multiplies its mean loss."""
+    """Weight of this pass in the step's mean; multiply the mean loss by it."""
     stepper.training.check_begun()
     group = stepper.training.step.group
     if group is not None:
@@ -74,7 +77,7 @@ def weigh(stepper: Stepper) -> float:
 
 
 def backward(stepper: Stepper, loss: Tensor, **options: Any) -> None:
-    """Backpropagate a micro-batch's mean loss by its share of the step, and AMP's loss scale."""
+    """Backpropagate by a micro-batch's share of the step, and AMP's scale."""
     share = weigh(stepper)
     scaled = loss * share if share != 1.0 else loss
     scaler = stepper.training.scaler
@@ -84,7 +87,10 @@ def backward(stepper: Stepper, loss: Tensor, **options: Any) -> None:
 
 
 class MicroBatchContext:
-    """One forward and backward pass: without synchronisation except in a step's last one."""
+    """One forward and backward pass.
+
+    The ranks synchronise in a step's last pass only.
+    """
 
     def __init__(self, stepper: Stepper, trained: TrainedModel) -> None:
         stepper.training.check_begun()

@@ -1,4 +1,4 @@
-"""Between two optimizer steps: rank 0 decides, and all ranks act on it after the same step.
+"""Between two optimizer steps: rank 0 decides, and all ranks act.
 
 Rank 0 puts what it wants of all ranks into one decision (`_decide`): a batch size, a drain, a checkpoint, a resize, the
 noise scale. `ControlExchange` carries it; every rank acts on it (`_act`) one exchange later.
@@ -36,7 +36,7 @@ STOP_WAIT = timedelta(seconds=60)
 
 
 class Coordinator:
-    """Has the ranks of one training act together: on orders, and on rank 0's own decisions."""
+    """Has the ranks of one training act together."""
 
     def __init__(self, training: Training, attempt: Attempt, joiner: Joiner | None) -> None:
         self.training, self.attempt = training, attempt
@@ -64,7 +64,7 @@ class Coordinator:
         self.resizer.interrupted(self.checkpointer.interrupted_at)
 
     def open(self, introduction: Introduction | None) -> None:
-        """The loader is made: report to the scheduler from here on, and hear its orders."""
+        """Begin to report to the scheduler and to hear its orders."""
         if self._main:
             self.resizer.prepare()
         self.line.open(self.report, self.inbox.put, introduction, main=self._main)
@@ -81,7 +81,10 @@ class Coordinator:
             self.resizer.begin_loop(self._loops)
 
     def begin_epoch(self) -> None:
-        """An epoch begins: a training that counted as finished (fewer epochs, a first of several loops) goes on."""
+        """Begin an epoch.
+
+        A training that counted as finished (fewer epochs, a first of several loops) goes on.
+        """
         self.training.progress.finished = False
         self.drains.train_on()
 
@@ -99,7 +102,7 @@ class Coordinator:
             self.drains.train_on()
 
     def after_step(self) -> None:
-        """An optimizer step is over, on every rank: act on rank 0's decision where one has come."""
+        """After an optimizer step: act on rank 0's decision where one came."""
         training, times = self.training, self.attempt.times
         training.last_step_at = time.time()
         if times.first_step_at is None:
@@ -145,7 +148,10 @@ class Coordinator:
         return decision if choice is None else decision.with_choice(choice)
 
     def _act(self, decision: Decision, *, resizes: bool = True) -> None:
-        """`resizes`: a step has just ended, where ranks may leave and come; not so in an evaluation."""
+        """`resizes`: a step has just ended, where ranks may leave and come.
+
+        Not so in an evaluation.
+        """
         training = self.training
         noise = list(decision.noise)
         read_every = 1 + round(self.attempt.settings.exchanges_per_reading * (decision.next_exchange - 1))
@@ -174,7 +180,7 @@ class Coordinator:
         regroup(move, self.training, self.exchange, self.checkpointer, self.groups, self.resizer)
 
     def _keep_drain(self, decision: Decision | None) -> None:
-        """On rank 0: an order to drain that was on its way to the ranks, and will not be acted on, stands again."""
+        """On rank 0: order the drain of a decision again that ranks never got."""
         if self._main and decision is not None and decision.move:
             self.drains.order(decision.move)
 
@@ -185,7 +191,10 @@ class Coordinator:
     # -- the training ends ------------------------------------------------------------------------------------
 
     def left(self) -> None:
-        """The loop over the epochs was left: rank 0 answers an order to drain by a checkpoint of its own."""
+        """Note that the loop over the epochs was left.
+
+        Rank 0 answers an order to drain by a checkpoint that it writes alone.
+        """
         self._left = True
         if self._main and not self.checkpointer.sharded:
             self.drains.rest(self._save_alone)
@@ -198,7 +207,7 @@ class Coordinator:
         return self.checkpointer.receipt(0.0)
 
     def finish(self) -> None:
-        """Training is over: nothing is lost from here on, whatever happens to the job."""
+        """End the training: write its last checkpoint."""
         progress = self.training.progress
         if progress.finished:
             self.drains.rest(self._saved)  # as its checkpoint says: this attempt had nothing left to train
@@ -207,7 +216,7 @@ class Coordinator:
         self._end()
 
     def stop(self) -> None:
-        """The user is done before the last epoch: keep what was trained since the newest checkpoint.
+        """Keep what was trained since the newest checkpoint, before the end.
 
         Every rank calls it. A restart goes on from there.
         """
@@ -233,12 +242,18 @@ class Coordinator:
         self._keep_drain(decision)
 
     def close(self) -> None:
-        """End the reports and the resizes; the last checkpoint is written before, by `stop`."""
+        """End the reports and the resizes.
+
+        The last checkpoint is written before, by `stop`.
+        """
         self.exchange.take()
         self.line.close()
 
     def report(self) -> dict[str, Any]:
-        """The report to the scheduler. Called off the main thread: it reads plain attributes only."""
+        """The report to the scheduler.
+
+        Called off the main thread: it reads plain attributes only.
+        """
         parts: tuple[Mapping[str, Any], ...] = (
             report_of(self.training),
             self.checkpointer.report(),

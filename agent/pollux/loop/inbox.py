@@ -8,7 +8,10 @@ from pollux.scheduler.orders import DrainOrder, Order, ResizeOrder, ResizeWithdr
 
 
 class Inbox:
-    """Takes orders from any thread; the training thread asks it what all ranks are to act on."""
+    """Takes orders from any thread.
+
+    The training thread asks it what all ranks are to act on.
+    """
 
     def __init__(self, drains: Drains, resizer: Resizer) -> None:
         self._drains, self._resizer = drains, resizer
@@ -24,5 +27,5 @@ class Inbox:
                 self._resizer.withdraw()
 
     def wanted(self) -> tuple[int, int]:
-        """The moves that all ranks are to drain for, and to be resized for, by the next decision; 0 for none."""
+        """Moves to drain and to be resized for, by the next decision; 0: none."""
         return self._drains.wanted(), self._resizer.offer()

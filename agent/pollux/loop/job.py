@@ -35,7 +35,9 @@ from pollux.tuning.profile import StepProfile
 
 
 class Job:
-    """One training, on however many GPUs it has at the moment. Made by `attach`.
+    """One training, on however many GPUs it has at the moment.
+
+    Made by `attach`.
 
     `training`, `stepper` and `coordinator` are the agent's own: their interfaces may change with every release.
     """
@@ -68,7 +70,9 @@ class Job:
         ddp_kwargs: Mapping[str, Any] | None = None,
         comm_hook: CommunicationHook | None = None,
     ) -> AddedModel:
-        """Train a further model by this job, as a GAN's critic; call it before `loader`, on all ranks alike.
+        """Train a further model by this job, as a GAN's critic.
+
+        Call it before `loader`, on all ranks alike.
 
         The agent saves and restores it under `name`. It has a noise scale and learning-rate factors of its own, and
         shares the batches: the model with the least noise scale decides on their size, and on what a step counts.
@@ -105,7 +109,9 @@ class Job:
         per_gpu: tuple[int, int] | None = None,
         **options: Any,
     ) -> TrainingLoader:
-        """The training data, `batch_size` (M0) examples per step over all GPUs, up to `max_batch_size` as it pays.
+        """The training data, `batch_size` (M0) examples per step over all GPUs.
+
+        The batch size may grow up to `max_batch_size`, as it pays.
 
         `per_gpu` bounds one GPU's share of a pass: by default M0 / 32 to M0, which the agent assumes to fit into one
         GPU. Other options are ElasticLoader's: shuffle, sampler, collate_fn, num_workers, pin_memory, drop_last; of
@@ -147,7 +153,9 @@ class Job:
     def epochs(
         self, count: float | None = None, *, passes: bool = False, steps: float | None = None
     ) -> Iterator[int]:
-        """The epochs still to train, counted from 0: after a restart it goes on with the one that was interrupted.
+        """The epochs still to train, counted from 0.
+
+        After a restart it goes on with the epoch that was interrupted.
 
         An epoch is statistical: |D| examples of M0-equivalent progress, however many passes through the data that
         takes; with `passes=True` one pass. Half an epoch at the end is half an epoch's progress. `steps` declares the
@@ -178,18 +186,25 @@ class Job:
         coordinator.resizer.close()
 
     def micro_batch(self) -> MicroBatchContext:
-        """Context of one forward and backward pass; only a step's last one synchronises the ranks."""
+        """Context of one forward and backward pass.
+
+        Only a step's last one synchronises the ranks.
+        """
         return MicroBatchContext(self._stepper, self._first)
 
     def backward(self, loss: Tensor, **options: Any) -> None:
-        """Backpropagate this micro-batch's mean loss by its share of the step (and AMP's loss scale).
+        """Backpropagate a mean loss by the micro-batch's share of the step.
+
+        AMP's loss scale is applied, too.
 
         `options` are those of `Tensor.backward`: retain_graph, create_graph, inputs.
         """
         backward(self._stepper, loss, **options)
 
     def poll(self) -> None:
-        """Let the scheduler's orders through where no steps are taken: in a long evaluation, every few batches.
+        """Act on the scheduler's orders where no steps are taken.
+
+        Call it in a long evaluation, every few batches.
 
         All ranks call it alike, between steps. An order to drain is answered there: this may not return.
         """
@@ -197,7 +212,9 @@ class Job:
         self.coordinator.poll()
 
     def close(self) -> None:
-        """End the agent's threads and hooks; the model and the optimizer stay usable. All ranks call it.
+        """End the agent's threads and hooks.
+
+        The model and the optimizer stay usable. All ranks call it.
 
         After a `break` out of `epochs` a last checkpoint is written: a restart goes on from there.
         """
@@ -215,7 +232,10 @@ class Job:
 
     @property
     def stepper(self) -> Stepper:
-        """The agent's part in the steps; raises PolluxAgentError before `loader` was called."""
+        """The agent's part in the steps.
+
+        Raises PolluxAgentError before `loader` was called.
+        """
         self.training.check_begun()
         return self._stepper
 
@@ -279,17 +299,26 @@ class Job:
 
     @property
     def lr_factors(self) -> tuple[float, ...]:
-        """The factor on each parameter group's learning rate; empty where there is none."""
+        """The factor on each parameter group's learning rate.
+
+        Empty where there is none.
+        """
         return tuple(self._first.rates.factors)
 
     @property
     def noise_scale(self) -> NoiseScale | None:
-        """The gradient noise scale as all ranks know it, of several models the least; None until measured."""
+        """The agreed gradient noise scale; None until measured.
+
+        Of several models, the least.
+        """
         return self.training.noise_scale
 
     @property
     def params(self) -> ThroughputParams | None:
-        """The fitted throughput model; None before the first fit, and on ranks other than 0."""
+        """The fitted throughput model.
+
+        None before the first fit, and on ranks other than 0.
+        """
         return self.training.params
 
     @property
@@ -304,7 +333,7 @@ class Job:
 
     @property
     def sync_gradients(self) -> bool:
-        """True from the last micro-batch of a step on: clip, step and zero the gradients then."""
+        """True from a step's last micro-batch on: clip, step, zero gradients."""
         return self.stepper.synchronises
 
     def report(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A resize in place, on every rank: from the present process groups into the next ones, after one optimizer step.
+"""A resize in place, on every rank, after the same optimizer step.
 
 Leaving ranks end their processes. Staying ranks, and joiners from a companion job, form new groups over a store in rank
 0's process, and go on in mid-pass. In a relaunch all processes end at that step instead, and the launchers of the
@@ -35,7 +35,10 @@ def regroup(
     groups: Groups,
     resizer: Resizer,
 ) -> None:
-    """Go through with a move, after the same optimizer step on all ranks; leaving ranks do not return."""
+    """Go through with a move, after the same optimizer step on all ranks.
+
+    Leaving ranks do not return.
+    """
     main, rank, size = training.world.rank == 0, training.world.rank, training.world.size
     training.leave_groups()
     # The checkpoint comes first, as it may take a while: after the decision leaving ranks have seconds to end.
@@ -67,7 +70,7 @@ def come_in(
     groups: Groups,
     same: Mapping[str, str],
 ) -> None:
-    """On a joiner, at its loop: wait for rank 0's decision, and enter the job's groups with the others."""
+    """On a joiner, at its loop: wait for the decision, enter the groups."""
     groups.meeting = joiner.meeting
     decision = ResizeDecision.parse(joiner.wait(same))
     _enter(decision, len(decision.stay) + joiner.index, training, exchange, checkpointer, groups)
@@ -81,7 +84,7 @@ def _enter(
     checkpointer: Checkpointer,
     groups: Groups,
 ) -> None:
-    """Form the new groups with the other ranks, hand the state over to joiners, and settle in the groups."""
+    """Form the new groups, hand the state to joiners, settle."""
     world = groups.form(training.world, decision, rank)
     if decision.joiners:
         state = {"state": checkpointer.state(), "agreed": training.agreed()} if rank == 0 else None

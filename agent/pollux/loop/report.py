@@ -1,4 +1,7 @@
-"""The training's share of a job's report, as the payload of `publish_v1` (numbers finite, or null)."""
+"""The training's share of a job's report: the payload of `publish_v1`.
+
+Numbers are finite, or null.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from pollux.tuning.measurements import Configuration
 
 
 def report_of(training: Training) -> dict[str, Any]:
-    """The present report of a training. Called off the main thread: it reads plain attributes only."""
+    """The present report of a training.
+
+    Called off the main thread: it reads plain attributes only.
+    """
     progress, limits, world, data = training.progress, training.limits, training.world, training.data
     noise, profile, choice = training.noise_scale, training.profile, training.choice
     prior, (measured_gpus, measured_nodes) = profile.prior, profile.measured()
@@ -63,7 +69,10 @@ def report_of(training: Training) -> dict[str, Any]:
 
 
 def _advice(training: Training) -> dict[str, float] | None:
-    """What mode `advise` would train with; None where the training does so already, or in another mode."""
+    """What mode `advise` would train with.
+
+    None where the training does so already, or in another mode.
+    """
     advice = None if training.advisor is None else training.advisor.advice
     if advice is None or not math.isfinite(advice.goodput):
         return None
@@ -76,7 +85,10 @@ def _advice(training: Training) -> dict[str, float] | None:
 
 
 def _throughput(training: Training) -> float:
-    """Examples per second at the present batch size, from the profile; 0 before it was measured."""
+    """Examples per second at the present batch size, from the profile.
+
+    0 before it was measured.
+    """
     world, choice, profile = training.world, training.choice, training.profile
     key = Configuration(world.nodes, world.size, choice.local_batch, world.racks)
     final, local = profile.final_time(key), profile.local_time(key)

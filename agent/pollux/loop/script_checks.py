@@ -35,7 +35,7 @@ def first_trained(model: torch.nn.Module) -> torch.nn.Parameter:
 
 
 def check_beside(first: torch.nn.Module, model: torch.nn.Module, name: str) -> None:
-    """Raise PolluxAgentError where `model` cannot be trained by the job of the `first` one."""
+    """Raise PolluxAgentError where `model` cannot share the `first` one's job."""
     first_trained(model)
     if is_sharded(model) and not is_sharded(first):
         raise PolluxAgentError(

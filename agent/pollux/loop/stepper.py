@@ -1,4 +1,4 @@
-"""One optimizer step after the other: its passes, its measurements, its worth.
+"""One optimizer step after the other: passes, measurements, worth.
 
 The loader's iterator (`batches.py`) and the optimizers' hooks drive it. Everything between two steps happens where the
 user's loop asks for the next batch: the optimizer step is over, and the user's own calls after it too.
@@ -27,7 +27,10 @@ logger = logging.getLogger("pollux")
 
 
 class Stepper:
-    """Takes the optimizer steps of one training on this rank; all ranks' steppers take the same steps."""
+    """Takes the optimizer steps of one training on this rank.
+
+    All ranks' steppers take the same steps.
+    """
 
     def __init__(self, training: Training) -> None:
         self.training = training
@@ -37,7 +40,10 @@ class Stepper:
 
     @property
     def share(self) -> float:
-        """Weight of the present micro-batch's mean loss in the step's; valid within the pass."""
+        """Weight of the present micro-batch's mean loss in the step's.
+
+        Valid within the pass.
+        """
         step = self.training.step
         return self.training.data.weight * (step.weight if step.accumulates else 1.0)
 
@@ -51,7 +57,7 @@ class Stepper:
 
     @property
     def _bare(self) -> bool:
-        """The loop does without `micro_batch`, and its gradients can be measured all the same."""
+        """Gradients are measured though the loop does without `micro_batch`."""
         step = self.training.step
         return step.looped and not step.accumulates and self.training.models[0].meter.hooked
 
@@ -76,14 +82,14 @@ class Stepper:
         return training.progress.epoch_done(training.data.length)
 
     def plan(self) -> None:
-        """Before a pass is fetched: begin the next step where the last one is over."""
+        """Before fetching a pass: begin a step where the last one is over."""
         group = self.training.step.group
         if group is None or group.synchronises:
             self._begin_group()
         self.training.timer.fetch()
 
     def _begin_group(self) -> None:
-        """Plan a step: how many passes, of how many examples, at which learning rate."""
+        """Plan a step: its passes, their examples, the learning rate."""
         training, step, data, limits = (
             self.training,
             self.training.step,
@@ -123,7 +129,9 @@ class Stepper:
             model.begin_step(number, passes, local, samples, whole=whole, scale=scale)
 
     def _splits(self, local: int, passes: int) -> bool:
-        """Measure one GPU's gradient in two halves, which compare without the drift between successive steps.
+        """Whether to measure one GPU's gradient in two halves.
+
+        They compare without the drift between successive steps.
 
         Not where the batch is to stay as it is (batch norm sees the halves), where workers would have to fetch it
         again, or where a half would fall below the user's bound.
@@ -167,7 +175,9 @@ class Stepper:
     # -- out of memory ----------------------------------------------------------------------------------------
 
     def caught(self, error: BaseException) -> bool:
-        """A pass has failed with `error`. True: its step will be taken again, in smaller passes.
+        """A pass has failed with `error`.
+
+        True: its step will be taken again, in smaller passes.
 
         - One rank: the step is taken again from its first sample. Nothing of it was used yet, so no sample is lost or
           repeated.
@@ -223,7 +233,10 @@ class Stepper:
     # -- the end of a step ------------------------------------------------------------------------------------
 
     def before_optimizer_step(self, model: TrainedModel) -> None:
-        """Called by the optimizers' hooks: where the loop has no contexts that would end a measured pass, this does."""
+        """End a measured pass where the loop has no contexts that would.
+
+        Called by the optimizers' hooks.
+        """
         training, step = self.training, self.training.step
         if not self._bare or step.group is None or not model.meter.hooked:
             return
@@ -233,7 +246,7 @@ class Stepper:
             model.meter.after_pass(True, self.share, step.taken)
 
     def on_optimizer_step(self) -> None:
-        """Called by the optimizers' hooks: a step that AMP skips does not come here."""
+        """Note a step. Called by the optimizers' hooks, unless AMP skips it."""
         self.training.step.stepped = True
 
     def _count(self) -> None:
@@ -247,7 +260,10 @@ class Stepper:
             model.schedule.end(step.gain)
 
     def end_step(self) -> None:
-        """Count the step that the optimizer has made; at the same step on every rank."""
+        """Count the step that the optimizer has made.
+
+        At the same step on every rank.
+        """
         self._count()
         training = self.training
         for model in training.models:
@@ -256,7 +272,7 @@ class Stepper:
 
     @property
     def skipped(self) -> bool:
-        """A step was due and AMP's loss scaling has dropped it: its gradients were not finite."""
+        """AMP's loss scaling dropped a due step: gradients were not finite."""
         step = self.training.step
         tried = scaler_steps(self._scaler) is not step.unscaled
         return tried and self.synchronises and not step.stepped and not step.failed

@@ -33,7 +33,10 @@ class ResizeCapability(StrEnum):
 
 
 def least_capability(attempt: Attempt, environ: Mapping[str, str] = os.environ) -> ResizeCapability:
-    """The capability of any loop: a relaunch, where `pollux run` started it in a Pollux job with checkpoints."""
+    """The capability of any loop.
+
+    It is a relaunch where `pollux run` started it in a Pollux job with checkpoints.
+    """
     if attempt.ticket is None or attempt.directory is None or not environ.get("POLLUX_LAUNCHED_AT"):
         return ResizeCapability.REQUEUE
     return lesser(ResizeCapability.RELAUNCH, _bound(environ.get("POLLUX_RESIZE", "")))
@@ -47,7 +50,10 @@ def lesser(one: ResizeCapability, other: ResizeCapability) -> ResizeCapability:
 def capability_of(
     training: Training, attempt: Attempt, environ: Mapping[str, str] = os.environ
 ) -> ResizeCapability:
-    """The capability of this training, by how it was started and made. Called once, where its loop begins."""
+    """The capability of this training, by how it was started and made.
+
+    Called once, where its loop begins.
+    """
     least, bound = least_capability(attempt, environ), _bound(environ.get("POLLUX_RESIZE", ""))
     if least is not ResizeCapability.RELAUNCH or bound is not ResizeCapability.IN_PLACE:
         return least

@@ -1,4 +1,4 @@
-"""Growing a job in place: a companion job lends it further nodes, and runs further ranks there.
+"""Growing a job in place: a companion job lends it nodes and ranks.
 
 Slurm lets no running job grow. So rank 0 submits, as the user, a companion job, which runs further ranks of the same
 script, and the scheduler places it. A file that only the user can read tells these ranks the way to rank 0: no secret
@@ -48,7 +48,7 @@ class RecruitmentFailed(PolluxAgentError):
 
 @dataclass(frozen=True)
 class Wanted:
-    """The ranks to come in: `nodes` further nodes of `per_node` ranks each, for a move."""
+    """The ranks to come in for a move: `nodes` of `per_node` ranks each."""
 
     move: int
     nodes: int
@@ -60,7 +60,7 @@ class Wanted:
 
 
 class CompanionJob:
-    """One companion job, from its submission until its ranks are in, on rank 0."""
+    """One companion job, on rank 0, until its ranks are in."""
 
     def __init__(
         self,
@@ -73,7 +73,9 @@ class CompanionJob:
         wait: float,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
-        """`facts`: what joiners have to know of the job before they meet it; `same`: what theirs must equal, by name.
+        """`facts`: what joiners have to know of the job before they meet it.
+
+        `same`: what theirs must equal, by name.
 
         `wait`: seconds until all joiners have to be ready.
         """
@@ -85,7 +87,7 @@ class CompanionJob:
         self._stopped = threading.Event()
 
     def bring(self) -> None:
-        """Submit the job and wait until all its ranks are ready, or it is sent away.
+        """Submit the job; wait until its ranks are ready, or are sent away.
 
         Takes minutes: not on the training thread. Raises PolluxAgentError where the ranks do not come.
         """
@@ -97,7 +99,10 @@ class CompanionJob:
             self._cancel()  # it may have been sent away before it had a number
 
     def send_away(self) -> None:
-        """Tell the joiners to end, and cancel the job. Asks Slurm: not on the training thread."""
+        """Tell the joiners to end, and cancel the job.
+
+        Asks Slurm: not on the training thread.
+        """
         self._stopped.set()
         try:
             self._meeting.tell(self._key("stop"), True)
@@ -181,7 +186,10 @@ class CompanionJob:
 
 
 def submit(path: Path, wanted: Wanted, environ: Mapping[str, str]) -> str:
-    """Submit the companion job; return its id. sbatch(1). Raises RecruitmentFailed where Slurm refuses."""
+    """Submit the companion job; return its id. sbatch(1).
+
+    Raises RecruitmentFailed where Slurm refuses.
+    """
     parent = environ.get("SLURM_JOB_ID", "")
     options = {
         "job-name": f"{environ.get('SLURM_JOB_NAME', 'job')}.companion",
@@ -217,12 +225,15 @@ def submit(path: Path, wanted: Wanted, environ: Mapping[str, str]) -> str:
 
 
 def clean(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without variables of this allocation and this process, and without secrets."""
+    """The environment without this allocation's variables and secrets."""
     return {name: value for name, value in environ.items() if name in _KEPT or not _DROPPED.fullmatch(name)}
 
 
 def _output_of(job_id: str) -> str:
-    """Where a job's output goes; empty where Slurm does not say: sbatch then chooses."""
+    """Where a job's output goes.
+
+    Empty where Slurm does not say: sbatch then chooses.
+    """
     if not job_id:
         return ""
     shown = show_job(job_id)

@@ -29,7 +29,10 @@ class Groups:
         """Where the ranks meet; None before the first resize."""
 
     def open(self) -> Rendezvous:
-        """On rank 0: the meeting's store. Raises RankLost where it cannot be opened."""
+        """On rank 0: the meeting's store.
+
+        Raises RankLost where it cannot be opened.
+        """
         if self.meeting is None:
             self.meeting = Rendezvous.open()
         return self.meeting
@@ -40,7 +43,10 @@ class Groups:
         return self.meeting
 
     def leave(self, decision: ResizeDecision, rank: int) -> NoReturn:
-        """End this rank. Its groups stay as they are: the script may still end them itself."""
+        """End this rank.
+
+        Its groups stay as they are: the script may still end them itself.
+        """
         if not decision.relaunch:
             meeting = self._join(decision)
             # A peer that is gone would be a failure in groups that the others have not left yet.
@@ -56,7 +62,10 @@ class Groups:
         rank: int,
         environ: MutableMapping[str, str] = os.environ,
     ) -> World:
-        """Leave the present groups; form the decision's, as `rank`. Raises RankLost where other ranks do not come."""
+        """Leave the present groups; form the decision's, as `rank`.
+
+        Raises RankLost where other ranks do not come.
+        """
         meeting = self._join(decision)
         # A companion's node may fail, or Slurm may end its job: the job's own ranks then start again.
         own = rank < decision.size - decision.lent

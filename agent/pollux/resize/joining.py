@@ -1,4 +1,4 @@
-"""A joiner: a rank of a companion job, which comes into a training that is under way.
+"""A joiner: a rank of a companion job that enters a running training.
 
 It runs the user's script like any rank, with a process group of its own until its loop begins. There it waits until the
 job's ranks take it in, gets the whole state from rank 0, and begins as a restart in mid-pass would.
@@ -28,7 +28,10 @@ _IDLE_POLL = 0.02  # seconds; before the roll call nobody waits for this rank
 
 
 class Joiner:
-    """This rank on its way into a job; `told` is the content of the companion's file."""
+    """This rank on its way into a job.
+
+    `told` is the content of the companion's file.
+    """
 
     def __init__(self, told: Mapping[str, Any], environ: MutableMapping[str, str] = os.environ) -> None:
         try:
@@ -51,7 +54,10 @@ class Joiner:
 
     @classmethod
     def from_environment(cls, environ: MutableMapping[str, str] = os.environ) -> Joiner | None:
-        """Read the file that POLLUX_COMPANION names; None in a job of its own. Raises LaunchError."""
+        """Read the file that POLLUX_COMPANION names; None in a job of its own.
+
+        Raises LaunchError.
+        """
         name = environ.get("POLLUX_COMPANION")
         if not name:
             return None
@@ -63,7 +69,10 @@ class Joiner:
         return cls(told, environ)
 
     def world(self, device: torch.device) -> World:
-        """The world that this rank will be in; until then it has a process group of its own. Raises RankLost."""
+        """The world that this rank will be in.
+
+        Until then it has a process group of its own. Raises RankLost.
+        """
         self._meeting = Rendezvous.join(*self._address)
         atexit.register(self._failed)
         alone(device)
@@ -75,7 +84,7 @@ class Joiner:
         return self._meeting
 
     def wait(self, same: Mapping[str, str]) -> dict[str, Any]:
-        """At the loop: say that this rank is ready, tell its `same` facts, wait for rank 0's decision.
+        """At the loop: report ready, with the `same` facts; await the decision.
 
         Ends the process where rank 0 does not need it any more. Raises RankLost where rank 0 is gone.
         """

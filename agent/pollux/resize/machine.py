@@ -1,4 +1,4 @@
-"""What rank 0 does next about orders to resize: a pure function of where it is and what happens.
+"""What rank 0 does next about a resize: a pure function.
 
     idle --ordered (shrink)-------------------------> ready --offered--> acting --decided--> moving --resized--> idle
       `-----ordered (grow)--> recruiting --recruited---^
@@ -52,7 +52,7 @@ class ResizeState:
 
 @dataclass(frozen=True)
 class Started:
-    """These processes were started for a relaunch, and the scheduler hears this rank."""
+    """A relaunch started these processes; the scheduler hears this rank."""
 
     move: int
     answer: Answer
@@ -104,7 +104,7 @@ class Offered:
 
 @dataclass(frozen=True)
 class PutOff:
-    """The decision came where no optimizer step had just ended: it has to come again."""
+    """The decision came between no two steps: it has to come again."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class Announce:
 
 @dataclass(frozen=True)
 class Acknowledge:
-    """Tell the scheduler that the move is done, once every leaving rank has ended."""
+    """Tell the scheduler that the move is done; first await leaving ranks."""
 
     move: int
     answer: Answer
@@ -211,7 +211,10 @@ Next = tuple[ResizeState, tuple[Action, ...]]
 
 
 def transition(state: ResizeState, event: Event) -> Next:
-    """The next state, and what rank 0 does on the way. An event that means nothing here changes nothing."""
+    """The next state, and what rank 0 does on the way.
+
+    An event that means nothing here changes nothing.
+    """
     match event:
         case Started(move, answer):
             return replace(state, first_step_of=move, answering=True), (Acknowledge(move, answer),)
@@ -309,5 +312,5 @@ def _is(state: ResizeState, move: int) -> bool:
 
 
 def _companion(state: ResizeState) -> tuple[Action, ...]:
-    """Send the companion's ranks away where the order that stands has asked for some."""
+    """Send the companion's ranks away where the order asked for some."""
     return (SendAway(),) if state.request is not None and state.request.kind == "grow" else ()

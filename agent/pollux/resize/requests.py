@@ -1,4 +1,4 @@
-"""Requests to resize, objections to them, and rank 0's decisions for all ranks."""
+"""Requests to resize, objections to them, and rank 0's decisions."""
 
 from __future__ import annotations
 
@@ -73,7 +73,10 @@ class ResizeDecision:
 
     @classmethod
     def parse(cls, told: Any) -> ResizeDecision:
-        """Return the decision that rank 0 sent. Raises RankLost where it is not one that rank 0 sends."""
+        """Return the decision that rank 0 sent.
+
+        Raises RankLost where it is not one that rank 0 sends.
+        """
         try:
             decision = cls(**{**told, "stay": tuple(told["stay"])})
         except (KeyError, TypeError) as error:
@@ -122,7 +125,10 @@ class Answer:
 def objection(
     request: ResizeRequest, world: World, capability: ResizeCapability, *, resting: bool
 ) -> str | None:
-    """Why the request cannot be followed; None where it can. `resting`: no steps are taken any more."""
+    """Why the request cannot be followed; None where it can.
+
+    `resting`: no steps are taken any more.
+    """
     places, wanted = set(world.places), set(request.nodes)
     able = {ResizeCapability.IN_PLACE: ("resize", "relaunch"), ResizeCapability.RELAUNCH: ("relaunch",)}
     if request.path not in able.get(capability, ()):

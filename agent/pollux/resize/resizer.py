@@ -1,4 +1,4 @@
-"""Rank 0's part in a resize: it takes the order, brings joiners, decides for all ranks, and answers.
+"""Rank 0's part in a resize: order, joiners, decision, answer.
 
 `machine.transition` says what comes next; a `Resizer` does it. Orders come from the publisher's thread, joiners from a
 thread of their own, everything else from the training thread.
@@ -36,7 +36,10 @@ ANSWERS = 5
 
 
 class Resizer:
-    """The resizes of one training. On ranks other than 0 nothing is ever ordered."""
+    """The resizes of one training.
+
+    On ranks other than 0 nothing is ever ordered.
+    """
 
     def __init__(self, training: Training, attempt: Attempt, line: SchedulerLine, groups: Groups) -> None:
         self.capability = ResizeCapability.REQUEUE
@@ -65,7 +68,7 @@ class Resizer:
         self._launcher = LauncherLine.from_environment()
 
     def acknowledge_relaunch(self) -> None:
-        """On rank 0 of processes that a relaunch started: every leaving rank has left."""
+        """Acknowledge the relaunch that started these processes."""
         if self._attempt.resized_for and self._line.connected:
             answer = Answer(self._receipt(0.0, self._stopped_at))
             self._advance(machine.Started(self._attempt.resized_for, answer))
@@ -135,12 +138,14 @@ class Resizer:
 
     @property
     def relaunches(self) -> bool:
-        """The order that the ranks act on ends all processes, for the launchers to start again."""
+        """The order that stands is a relaunch: it ends all processes."""
         request = self.state.request
         return request is not None and request.path == "relaunch"
 
     def decide(self, move: int, seconds: float | None) -> ResizeDecision | None:
-        """On rank 0 at the agreed step: the decision for all ranks; None where something is in the way.
+        """On rank 0 at the agreed step: the decision for all ranks.
+
+        None where something is in the way.
 
         `seconds` went into the checkpoint; None where it could not be written.
         """
@@ -191,7 +196,10 @@ class Resizer:
         )
 
     def _tell(self, decision: ResizeDecision) -> None:
-        """Tell the launchers and the joiners. Raises PolluxAgentError where they do not take it."""
+        """Tell the launchers and the joiners.
+
+        Raises PolluxAgentError where they do not take it.
+        """
         if self._launcher is not None:
             leaving = self._leavers(self._training.world, decision).nodes
             self._launcher.announce(
@@ -219,7 +227,7 @@ class Resizer:
             self._advance(machine.Stepped())
 
     def close(self) -> None:
-        """The training is over: send joiners back, and refuse the order that stands."""
+        """End the resizes: send joiners back, refuse the standing order."""
         self._advance(machine.Closed())
 
     def report(self) -> dict[str, Any]:
@@ -299,7 +307,10 @@ class Resizer:
         return Receipt(self._training.progress.optimizer_steps, seconds, last_step_at or 0.0)
 
     def _acknowledge(self, move: int, answer: Answer) -> None:
-        """In a thread: acknowledge as soon as every leaving rank has ended; the training goes on."""
+        """In a thread: acknowledge as soon as every leaving rank has ended.
+
+        The training goes on.
+        """
         try:
             self._see_off(answer.leavers)
             if not self._line.connected:
@@ -312,7 +323,10 @@ class Resizer:
             self._advance(machine.Answered())
 
     def _see_off(self, leavers: Leavers) -> None:
-        """Wait until the leavers have ended: launchers see it on the job's own nodes, a companion's ranks say so."""
+        """Wait until the leavers have ended.
+
+        Launchers see it on the job's own nodes; a companion's ranks say so.
+        """
         wait = self._attempt.settings.gone_wait
         if leavers.nodes and self._launcher is not None:
             missing = leavers.nodes - self._launcher.gone(leavers.nodes, wait)

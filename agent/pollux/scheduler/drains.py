@@ -1,4 +1,4 @@
-"""Drains: the scheduler wants the job to stop at a checkpoint, which rank 0 acknowledges.
+"""Drains: the job stops at a checkpoint, which rank 0 acknowledges.
 
 Rank 0 passes the order on in its next decision. All ranks write a checkpoint after the same optimizer step; rank 0
 acknowledges it; all wait to be killed, for a bounded time, and train on if nobody comes. Where no steps are taken any
@@ -43,7 +43,7 @@ class Drains:
             self._answer_at_rest(self._last_word)
 
     def rest(self, last_word: Callable[[], Receipt | None]) -> None:
-        """No steps are taken any more: answer an order at once, by `last_word`, in a thread.
+        """Answer orders at once, in a thread: no steps are taken any more.
 
         `last_word` gives the checkpoint that holds everything, and writes it first where need be; None: it failed.
         """
@@ -51,7 +51,7 @@ class Drains:
         self._answer_at_rest(last_word)
 
     def train_on(self) -> None:
-        """Steps are taken (again): an order waits for a checkpoint that holds them."""
+        """Have orders wait for a checkpoint: steps are taken (again)."""
         self._last_word = None
 
     @property
@@ -82,7 +82,7 @@ class Drains:
         return 0 if move in self.followed else move
 
     def drain(self, move: int, receipt: Receipt | None, exchange: ControlExchange) -> None:
-        """After the checkpoint, on every rank: acknowledge it, and wait to be killed.
+        """On every rank: acknowledge the checkpoint, wait to be killed.
 
         `receipt` is rank 0's; None where no checkpoint could be written: the training goes on.
         """

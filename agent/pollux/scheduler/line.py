@@ -1,4 +1,4 @@
-"""This job's line to the scheduler: open on rank 0 of a Pollux job, closed everywhere else."""
+"""This job's line to the scheduler; open on rank 0 of a Pollux job."""
 
 from __future__ import annotations
 
@@ -59,7 +59,10 @@ class SchedulerLine:
         *,
         main: bool,
     ) -> None:
-        """Begin to report and to hear orders, on rank 0 (`main`) of a Pollux job; see `Publisher`."""
+        """Begin to report and to hear orders, on rank 0 (`main`) of a Pollux job.
+
+        See `Publisher`.
+        """
         if self.ticket is None:
             return
         if main:
@@ -84,12 +87,18 @@ class SchedulerLine:
         return self._reporter is not None
 
     def wake(self) -> None:
-        """Report now: there is news that the scheduler waits for. Safe in a signal handler."""
+        """Report now: there is news that the scheduler waits for.
+
+        Safe in a signal handler.
+        """
         if self._reporter is not None:
             self._reporter.wake()
 
     def acknowledge(self, move: int, receipt: Receipt, stopped_at: float) -> bool:
-        """Answer an order. May take a while. False where the move is over, or nobody hears the answer."""
+        """Answer an order. May take a while.
+
+        False where the move is over, or nobody hears the answer.
+        """
         return self._reporter is not None and self._reporter.acknowledge(move, receipt.payload(stopped_at))
 
     def close(self) -> None:

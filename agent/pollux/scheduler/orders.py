@@ -16,7 +16,10 @@ class DrainOrder:
 
 @dataclass(frozen=True)
 class ResizeOrder:
-    """Resize in place, or relaunch; `terms` as `instructions_v1` gives them, unchecked."""
+    """Resize in place, or relaunch.
+
+    `terms` as `instructions_v1` gives them, unchecked.
+    """
 
     terms: Mapping[str, Any]
 

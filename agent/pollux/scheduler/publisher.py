@@ -1,4 +1,4 @@
-"""Publishes the job's report and hears its instructions, off the training thread.
+"""Publishes reports and hears instructions, off the training thread.
 
 One daemon thread and one database connection per job (rank 0 has it). Nothing is queued: the latest report wins, so
 a database that is away for hours costs no memory. Every wait is bounded, nothing is ever raised into training, and
@@ -87,7 +87,10 @@ class Publisher:
         self._thread.start()
 
     def wake(self) -> None:
-        """Report and look at the instructions now. Safe in a signal handler; returns at once."""
+        """Report and look at the instructions now.
+
+        Safe in a signal handler; returns at once.
+        """
         with contextlib.suppress(OSError):  # full: it will wake anyway; closed: nothing is left to wake
             os.write(self._bell_in, b"!")
 
@@ -123,7 +126,10 @@ class Publisher:
         return self._ended
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Publish once more if that is quick, and end. Harmless when called twice or before `start`."""
+        """Publish once more if that is quick, and end.
+
+        Harmless when called twice or before `start`.
+        """
         with self._lock:
             self._closing = True
         self.wake()
@@ -169,7 +175,10 @@ class Publisher:
         self._acknowledge_pending()
 
     def _introduce(self) -> None:
-        """Hear what earlier runs have measured, before the first report; not for ever where that cannot be heard."""
+        """Hear what earlier runs have measured, before the first report.
+
+        Give up after INTRODUCTIONS tries.
+        """
         mine = self.introduction
         if mine is None:
             return
@@ -234,7 +243,10 @@ class Publisher:
         pending.done.set()
 
     def pause(self) -> float:
-        """Seconds until the next round, spread so that jobs started together do not report together."""
+        """Seconds until the next round.
+
+        They are spread, so that jobs started together do not report together.
+        """
         with self._lock:
             waiting = self._pending is not None and not self._pending.done.is_set()
         if waiting:

@@ -1,1 +1,1 @@
-"""The Slurm job around this process: its environment, ticket, nodes and wake-up signal."""
+"""The Slurm job around this process: environment, ticket, nodes."""

@@ -1,4 +1,4 @@
-"""One attempt of a job: what its environment says when the processes start."""
+"""One attempt of a job: its environment when the processes start."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ class Attempt:
         seed: int,
         environ: Mapping[str, str] = os.environ,
     ) -> Attempt:
-        """Read the environment. Raises PolluxAgentError where a variable makes no sense."""
+        """Read the environment.
+
+        Raises PolluxAgentError where a variable makes no sense.
+        """
         ticket = read_ticket()
         alone = stands_alone(ticket, environ)
         return cls(

@@ -1,7 +1,9 @@
-"""Which code this process runs: ranks that train together must run the same, for they meet in collectives step by step.
+"""The version of the code that this process runs.
 
-A joiner starts long after the others. An agent that was installed anew meanwhile, or a script that was edited, would
-have it exchange other things at other times, and all of them end in that.
+Ranks that train together must run the same code, because they meet in collectives step by step.
+
+A joiner starts long after the others. With an agent that was updated, or a script that was edited, it would exchange
+other values at other times, which ends all ranks.
 """
 
 from __future__ import annotations
@@ -13,7 +15,10 @@ from pathlib import Path
 
 
 def _digest(paths: Iterable[Path]) -> str:
-    """16 hexadecimal digits of the files' names and contents; files that cannot be read count as empty."""
+    """16 hexadecimal digits of the files' names and contents.
+
+    Files that cannot be read count as empty.
+    """
     digest = hashlib.sha256()
     for path in paths:
         try:
@@ -29,5 +34,8 @@ _AGENT = _digest(sorted(Path(__file__).parents[1].rglob("*.py")))
 
 
 def code_version() -> dict[str, str]:
-    """Digests of the agent's code as it was loaded, and of the script as it is now: call it where that begins."""
+    """Digests of the agent's code and of the script.
+
+    The agent's is of its code as it was loaded, the script's as it is now: call this where the script begins.
+    """
     return {"the agent": _AGENT, "the script": _digest([Path(sys.argv[0])])}

@@ -1,4 +1,4 @@
-"""What the environment says of this job: when it was launched, where its checkpoints go, settings."""
+"""The job's environment: launch times, checkpoint directory, numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ where such a rank loses one."""
 
 @dataclass
 class Times:
-    """When this attempt reached each stage of its start; POSIX times, 0 where it did not (yet)."""
+    """When this attempt reached each stage of its start.
+
+    POSIX times, 0 where it did not (yet).
+    """
 
     launched_at: float = 0.0
     imported_at: float = 0.0
@@ -37,10 +40,13 @@ class Times:
 
 
 def checkpoint_directory(given: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> Path | None:
-    """Where checkpoints go: the argument as it is; else, in a Pollux job, a folder of the job's own in
+    """Where checkpoints go: the argument as it is.
+
+    Else, in a Pollux job, a folder of the job's own in
+
     POLLUX_CHECKPOINT_DIR or beside where it was submitted; else POLLUX_CHECKPOINT_DIR, if that is set.
 
-    Of the job's own, because a variable exported once is shared by many jobs, and a cluster set up anew counts its jobs
+    Of the job's own, because a variable exported once is shared by many jobs, and a new cluster counts its jobs
     from 1 again. It needs no ticket, so that a job that lost its ticket still goes on where it was. A companion's is
     its parent's, from where it was told the way.
     """
@@ -58,7 +64,10 @@ def checkpoint_directory(given: str | os.PathLike[str] | None, environ: Mapping[
 
 
 def stands_alone(ticket: object | None, environ: Mapping[str, str]) -> bool:
-    """Outside of Slurm, under python or torchrun. A Slurm job without a ticket is a plain one: nobody opted in."""
+    """Outside of Slurm, under python or torchrun.
+
+    A Slurm job without a ticket is a plain one: nobody opted in.
+    """
     return ticket is None and not environ.get("SLURM_JOB_ID")
 
 

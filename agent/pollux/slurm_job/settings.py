@@ -1,4 +1,4 @@
-"""How often the agent acts and how long it waits: every such number of the environment, in one place."""
+"""Intervals and waits of the agent, from the environment."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ class AgentSettings:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> AgentSettings:
-        """Read the settings. Raises PolluxAgentError where a variable is not a number."""
+        """Read the settings.
+
+        Raises PolluxAgentError where a variable is not a number.
+        """
         default = cls()
         names = [field.name for field in fields(cls)]
         return cls(

@@ -1,4 +1,4 @@
-"""SIGUSR1 as "look at the instructions now", from a process's first instant to its last.
+"""SIGUSR1 as "look at the instructions now", over a process's life.
 
 `scancel -s USR1 JOB` reaches every process of the job's steps, and the default action of USR1 is to end the
 process. So the launcher blocks the signal before it imports anything heavy; workers, their data-loading processes
@@ -18,12 +18,14 @@ WAKE_SIGNAL = signal.SIGUSR1
 
 
 def block() -> None:
-    """Block USR1 in this thread, and in all threads and processes that it starts from now on."""
+    """Block USR1 in this thread, and in threads and processes it starts."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {WAKE_SIGNAL})
 
 
 def watch(callback: Callable[[], object]) -> Callable[[], None]:
-    """Call `callback` at each USR1, off the main thread, and return a function that stops watching.
+    """Call `callback` at each USR1; return a function that stops watching.
+
+    The calls come off the main thread.
 
     Outside of `pollux run` other threads exist that may not block the signal, so it is blocked in this thread
     and a Python handler backs it up where this is the main thread.

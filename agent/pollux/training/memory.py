@@ -1,4 +1,4 @@
-"""Bounds on the batch of one GPU, by type of GPU, where a larger batch ran out of memory.
+"""Bounds on one GPU's batch where a larger one ran out of memory.
 
 The bound is half of what failed. It stays with the checkpoints, and the scheduler sees it in the report's limits. A
 rank that has to exit before the next checkpoint leaves it in a file beside the checkpoints.
@@ -35,7 +35,10 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 class MemoryBounds:
-    """The largest batch per GPU, by type of GPU, where one has failed. A part of the checkpoint."""
+    """The largest batch per GPU, by type of GPU, where one has failed.
+
+    A part of the checkpoint.
+    """
 
     def __init__(self, device: torch.device, directory: Path | None, gpu_type: str = "") -> None:
         self.gpu_type = gpu_type or device.type
@@ -44,7 +47,10 @@ class MemoryBounds:
 
     @property
     def bound(self) -> int | None:
-        """The most examples per pass on this rank's type of GPU; None where none has failed."""
+        """The most examples per pass on this rank's type of GPU.
+
+        None where none has failed.
+        """
         return self._bounds.get(self.gpu_type)
 
     def within(self, limits: BatchLimits, gather: Callable[[object], list[object]]) -> BatchLimits:
@@ -95,7 +101,10 @@ class MemoryBounds:
         return dict(self._bounds)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Add the bounds of `state`; of two for the same type the lower one counts."""
+        """Add the bounds of `state`.
+
+        Of two for the same type the lower one counts.
+        """
         for gpu_type, bound in state.items():
             if isinstance(bound, int) and bound > 0:
                 self._bounds[gpu_type] = min(bound, self._bounds.get(gpu_type, bound))

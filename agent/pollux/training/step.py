@@ -1,4 +1,4 @@
-"""The optimizer step under way: its micro-batches, their weights in its mean, and what led up to it."""
+"""The optimizer step under way: micro-batches, weights, state."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ class StepGroup:
         return self.begun >= self.passes
 
     def begin(self, samples: int, *, last: bool) -> float:
-        """Begin a pass of `samples` examples; return its weight in the step's mean.
+        """Begin a pass of `samples` examples.
+
+        Return its weight in the step's mean.
 
         `last` says that the data end with this pass. A stream may end before or after its stated length: the step ends
         with it, and the weights add up to 1.

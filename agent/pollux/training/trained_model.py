@@ -1,4 +1,4 @@
-"""One model with its optimizer and scheduler: its wrapper, its noise meter and its learning-rate factors.
+"""One model with its optimizer, scheduler, wrapper and noise meter.
 
 A job has one, and one more for each call of `Job.add_model` (a GAN's critic). All train on the same batches. The model
 with the least noise scale decides on the batch size: a larger batch is worth least to it, and noise scales, unlike
@@ -32,7 +32,10 @@ logger = logging.getLogger("pollux")
 
 
 class TrainedModel:
-    """A model in training. Made in two steps: a checkpoint is restored between them."""
+    """A model in training.
+
+    Made in two steps: a checkpoint is restored between them.
+    """
 
     meter: NoiseMeter
     rates: LearningRateScaler
@@ -88,7 +91,7 @@ class TrainedModel:
         before_step: Callable[[TrainedModel], None],
         on_step: Callable[[], None],
     ) -> None:
-        """After restoring: wrap a plain model in DistributedDataParallel where ranks are several; make its meter."""
+        """Wrap the model for its ranks, after restoring, and make its meter."""
         self._main = world.rank == 0
         self.norms.count_from_state()
         self.model = self.module
@@ -128,7 +131,7 @@ class TrainedModel:
         self.meter.settle()
 
     def rewrap(self, world: World) -> None:
-        """In the process groups of `world`: make the wrapper again, within the object that the script holds.
+        """Make the wrapper again, within the object that the script holds.
 
         Parameters and buffers are equal on all ranks already; they are not sent again.
         """
@@ -142,7 +145,10 @@ class TrainedModel:
     def begin_step(
         self, step: int, passes: int, local_batch: int, samples: int, *, whole: bool, scale: float | None
     ) -> None:
-        """Begin a step over `samples` examples. `scale`: M / M0 where the learning rate follows it."""
+        """Begin a step over `samples` examples.
+
+        `scale`: M / M0 where the learning rate follows it.
+        """
         self.meter.begin_group(step, passes, local_batch, samples, whole=whole)
         self.schedule.begin()
         self.rates.factors, self.rates.others = [], []
@@ -152,16 +158,22 @@ class TrainedModel:
                 self._scale(scale)
 
     def measured(self) -> Sequence[NoiseScale | None]:
-        """This rank's noise scale of each parameter group, not agreed yet; None until measured."""
+        """This rank's noise scale of each parameter group, not agreed yet.
+
+        None until measured.
+        """
         return self.averages.groups() or [None] * self.norms.groups
 
     def agree(self, noise: Sequence[NoiseScale | None], sampling: int, read_every: int) -> None:
-        """Take over rank 0's noise scales and intervals; keep the former noise scales where it has none."""
+        """Take over rank 0's noise scales and intervals.
+
+        Keep the former noise scales where it has none.
+        """
         self.meter.agreed = tuple(n for n in noise if n is not None) or self.meter.agreed
         self.meter.sampling, self.meter.read_every = sampling, read_every
 
     def _scale(self, scale: float) -> None:
-        """Set each parameter group's factor for a step of `scale` M0: at the end of a pass it may be small."""
+        """Set each parameter group's factor for a step of `scale` M0."""
         noise: Sequence[NoiseScale | None] = self.meter.agreed or [None] * self.norms.groups
         # Groups that the user has added since are not measured one by one.
         added = len(self.optimizer.param_groups) - len(noise)
@@ -178,7 +190,10 @@ class TrainedModel:
             logger.warning(not_understood(self.optimizer))
 
     def _stepped(self) -> None:
-        """Count a step, from the optimizer's hook. AMP calls a fused optimizer even for a step that it skips."""
+        """Count a step, from the optimizer's hook.
+
+        AMP calls a fused optimizer even for a step that it skips.
+        """
         if skips_step(self.optimizer):
             return
         self.norms.steps += 1

@@ -27,7 +27,7 @@ from pollux.tuning.profile import StepProfile
 
 
 class Training:
-    """Models, data, place and batch size of one training, on however many ranks it has at the moment."""
+    """Models, data, place and batch size of one training on its ranks."""
 
     data: ElasticData
     """The loader; set by `begin`, like `limits` and `choice`."""
@@ -90,16 +90,22 @@ class Training:
 
     @property
     def noise_scale(self) -> NoiseScale | None:
-        """The gradient noise scale as all ranks know it, of several models the least; None until measured."""
+        """The agreed gradient noise scale; None until measured.
+
+        Of several models, the least.
+        """
         return least_noise(self.models)
 
     @property
     def params(self) -> ThroughputParams | None:
-        """The fitted throughput model; None before the first fit, and on ranks other than 0."""
+        """The fitted throughput model.
+
+        None before the first fit, and on ranks other than 0.
+        """
         return None if self.advisor is None else self.advisor.params
 
     def efficiency(self, samples: int) -> float:
-        """Progress per example of a step over `samples` examples, by the noise scale now: 1 up to M0."""
+        """Progress per example of a step over `samples` examples: 1 up to M0."""
         scale = samples / self.limits.initial
         if not self.adaptive or scale <= 1.0:
             return 1.0
@@ -135,7 +141,7 @@ class Training:
     # -- other ranks ------------------------------------------------------------------------------------------
 
     def agreed(self) -> dict[str, Any]:
-        """What the ranks have agreed on beside the parts of a checkpoint, for ranks that come in."""
+        """What ranks agreed on beside a checkpoint's parts, for joiners."""
         return {
             "meters": [(m.meter.agreed, m.meter.sampling, m.norms.steps) for m in self.models],
             "limits": self.limits,
@@ -158,7 +164,10 @@ class Training:
             torch.cuda.synchronize(self.world.device)
 
     def settle(self, world: World, choice: BatchChoice) -> None:
-        """Go on among the ranks of `world`; every rank of it does so after the same step."""
+        """Go on among the ranks of `world`.
+
+        Every rank of it does so after the same step.
+        """
         self.world, self.choice = world, choice
         for model in self.models:
             model.rewrap(world)

@@ -1,4 +1,4 @@
-"""Knowledge across runs: which training this is, and what earlier runs of it have measured.
+"""Knowledge across runs: which training this is, what runs measured.
 
 A fingerprint names runs whose step times are alike: the same script, model and per-GPU batch range; the database
 adds the user and the GPU type. What an earlier run has left under it is this run's prior: it stands where nothing is
@@ -26,7 +26,9 @@ logger = logging.getLogger("pollux")
 
 
 def fingerprint(model: Any, limits: BatchLimits, argv: list[str] | None = None) -> str:
-    """32 hexadecimal digits, equal for runs of one script, with one model's shapes, in one range of per-GPU batches.
+    """32 hexadecimal digits that name runs with alike step times.
+
+    They are equal for runs of one script, with one model's shapes, in one range of per-GPU batches.
 
     The script counts by its file name: it may be edited, and run from a folder of its own each time. Arguments do not
     count, the shapes say what of them matters to step times; where they do not, the prior is refuted and dropped.
@@ -42,7 +44,10 @@ def _shapes(model: Any) -> Iterable[tuple[str, list[int], str, bool]]:
 
 
 def gpu_type(device: Any, ticket: Ticket | None) -> str:
-    """The type of GPU that step times are bound to: Slurm's name of it, else the device's own; empty for a CPU."""
+    """The GPU type that step times belong to; empty for a CPU.
+
+    Slurm's name of it, else the device's own.
+    """
     if ticket is not None and ticket.gpu_type:
         return ticket.gpu_type
     if device.type != "cuda":
@@ -54,7 +59,7 @@ def gpu_type(device: Any, ticket: Ticket | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
-    """Which training this is, and who wants to hear what earlier runs of it have measured."""
+    """Which training this is, and who takes earlier runs' measurements."""
 
     fingerprint: str
     gpu_type: str
@@ -65,7 +70,10 @@ class Introduction:
 def introduction(
     model: Any, limits: BatchLimits, profile: StepProfile, environ: Mapping[str, str] = os.environ
 ) -> Introduction | None:
-    """How a training introduces itself; what is heard goes into its profile. None with `#POLLUX prior=no`."""
+    """How a training introduces itself; what is heard goes into its profile.
+
+    None with `#POLLUX prior=no`.
+    """
     if environ.get("POLLUX_PRIOR", "").strip().lower() in ("no", "false", "0", "off"):
         return None
 
@@ -89,5 +97,5 @@ class LastAttempt:
 
 
 def kept(known: LastAttempt | None, profile: StepProfile) -> ThroughputParams | None:
-    """The fit of the attempt before, where it was measured on GPUs of this type."""
+    """The previous attempt's fit, where measured on GPUs of this type."""
     return None if known is None or profile.of_other_type else known.params

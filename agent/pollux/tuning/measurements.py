@@ -1,4 +1,4 @@
-"""Measured step times as values: the placement and batch that a time belongs to, and the table to fit."""
+"""Measured step times: the configuration of a time, the table to fit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ class Configuration(NamedTuple):
 
 
 class ProfileRows(NamedTuple):
-    """The profile as columns, one row per configuration; the arguments of `pollux.fit.fit`."""
+    """The profile as columns, one row per configuration.
+
+    The arguments of `pollux.fit.fit`.
+    """
 
     nodes: NDArray[np.float64]
     gpus: NDArray[np.float64]

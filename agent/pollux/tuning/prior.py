@@ -35,7 +35,10 @@ class Prior:
 
     @classmethod
     def from_answer(cls, answer: Any) -> Prior | None:
-        """From what `prior_v1` answers; None for an answer that is none, or makes no sense."""
+        """From what `prior_v1` answers.
+
+        None for an answer that is none, or makes no sense.
+        """
         if not isinstance(answer, dict):
             return None
         try:
@@ -48,14 +51,17 @@ class Prior:
         return cls(params, gpus, max(nodes, 1)) if sound else None
 
     def after(self, seconds: float) -> Prior:
-        """What is left of it after so many seconds in which it was not confirmed: synchronisation fades."""
+        """The prior after so many seconds unconfirmed: synchronisation fades."""
         share = 0.5 ** (max(seconds, 0.0) / HALF_LIFE)
         values = self.params._asdict()
         faded = {name: values[name] * share for name in _SYNC if values[name] is not None}
         return replace(self, params=self.params._replace(**faded))
 
     def refuted(self, rows: ProfileRows) -> bool:
-        """Whether measured synchronising passes contradict it; they are judged by how far their placements reach."""
+        """Whether measured synchronising passes contradict it.
+
+        They are judged by how far their placements reach.
+        """
         if rows.gpus.size == 0:
             return False
         predicted = step_time(self.params, rows.nodes, rows.gpus, rows.local_batch, racks=rows.racks)
