@@ -144,8 +144,7 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
 
     `batch_size` is M0 where it is not the loader's; `max_batch_size` and `per_gpu` bound what the agent may choose, as
     in `Job.loader`. `attach` holds further arguments of `pollux.attach` (scaling, mode, checkpoint_dir,
-    ddp_kwargs, ...).
-    Raises PolluxAgentError for what does not go with it.
+    ddp_kwargs, ...). Raises PolluxAgentError for settings that it cannot work with.
     """
 
     def __init__(
