@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from contrib.devcluster import DevCluster, write_configuration
-from polluxd.cli.view import job_rows
+from polluxd.cli.table_rows import job_rows
 from polluxd.errors import PolluxError
 from polluxd.store import Store
 

@@ -22,16 +22,15 @@ from polluxd.printable import printable
 from polluxd.setting_info import policy_document
 from polluxd.store import Store
 
-from . import access, cycles, orders, setting_commands
-from . import explain as explaining
+from . import access, decisions, job_story, pinning, setting_commands
 from . import top as live
 from .access import ConfigOption, JsonOption
-from .autoscale import autoscale
-from .jobs import JOB_COLUMNS
-from .orders import JobArgument
+from .job_columns import JOB_COLUMNS
 from .output import Column, Row, clock, duration, emit, emit_json, number, plain, table
+from .pinning import JobArgument
+from .recommend_nodes import recommend_nodes
 from .simulate import simulate
-from .view import audit_rows, job_row, job_rows, move_rows, status_row
+from .table_rows import audit_rows, job_row, job_rows, move_rows, status_row
 
 app = typer.Typer(
     help="See what polluxd does and why, and tune it.",
@@ -41,7 +40,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(setting_commands.app, name="settings")
-app.add_typer(cycles.app, name="cycle")
+app.add_typer(decisions.app, name="decisions")
 
 MOVE_COLUMNS = (
     Column("id", "ID", right=True, rank=4),
@@ -125,10 +124,10 @@ def explain(job: JobArgument, config: ConfigOption = None, as_json: JsonOption =
     row = job_row(found.job, sum(m["total_s"] or 0.0 for m in moves), time.time())
     settings = policy_document(store.settings(defaults))
     snapshot = store.cycle_snapshot(found.cycle.id) if found.cycle else None
-    sizes = explaining.sizes(found, *explaining.node_size(snapshot, found.report))
+    sizes = job_story.sizes(found, *job_story.node_size(snapshot, found.report))
     more = _with_node_more(snapshot, job) if found.job.ended_at is None else None
     if as_json:
-        decision = explaining.decision(found)
+        decision = job_story.decision(found)
         if decision is not None and more is not None:
             ends = more.explanation.seconds_left if more.explanation is not None else None
             decision["one_node_more"] = {"gpus": more.placement.gpus, "seconds_left": ends}
@@ -136,13 +135,13 @@ def explain(job: JobArgument, config: ConfigOption = None, as_json: JsonOption =
         return
     console = access.console()
     others = store.allocations(found.cycle.id) if found.cycle else []
-    for line in explaining.story(row, found, settings, others, more):
+    for line in job_story.story(row, found, settings, others, more):
         console.print(line, soft_wrap=not console.is_terminal, markup=False)
     if sizes:
         console.print()
-        kind = explaining.fit_type(snapshot, found.report)
+        kind = job_story.fit_type(snapshot, found.report)
         title = "What other sizes would bring" + (f", on GPUs of type {kind}" if kind else "")
-        console.print(table(sizes, explaining.SIZE_COLUMNS, console.width, title))
+        console.print(table(sizes, job_story.SIZE_COLUMNS, console.width, title))
     if moves:
         console.print()
         columns = [c for c in MOVE_COLUMNS if c.key not in ("id", "job_id")]
@@ -230,13 +229,13 @@ def resume(config: ConfigOption = None) -> None:
     typer.echo("resumed")
 
 
-app.command()(orders.pin)
-app.command()(orders.unpin)
-app.command("cancel-move")(orders.cancel_move)
+app.command()(pinning.pin)
+app.command()(pinning.unpin)
+app.command("cancel-move")(pinning.cancel_move)
 
 
-@app.command("log")
-def audit_log(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+@app.command()
+def audit(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """List changes of settings: when, who, from what, to what."""
     emit(
         audit_rows(_store(config)),
@@ -247,7 +246,7 @@ def audit_log(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     )
 
 
-app.command()(autoscale)
+app.command("recommend-nodes")(recommend_nodes)
 app.command()(simulate)
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from polluxd.errors import StoreUnavailable
 
-from .jobs import JOB_COLUMNS
+from .job_columns import JOB_COLUMNS
 from .output import duration, table
 
 

@@ -157,7 +157,7 @@ class CycleView:
 
 @dataclass(frozen=True, slots=True)
 class CycleSummary:
-    """One line of `polluxctl cycle list`."""
+    """One line of `polluxctl decisions list`."""
 
     cycle: CycleView
     jobs: int

@@ -88,7 +88,7 @@ def test_settings_and_pause_are_kept_and_audited(config, store):
     assert polluxctl("pause", config=config).returncode == 0
     assert store.settings().paused is True
     assert polluxctl("resume", config=config).returncode == 0
-    changes = json.loads(polluxctl("log", "--json", config=config).stdout)
+    changes = json.loads(polluxctl("audit", "--json", config=config).stdout)
     assert [c["name"] for c in changes] == ["paused", "paused", "account_weights", "power"]
     assert changes[-1]["who"].startswith("grace@")
 

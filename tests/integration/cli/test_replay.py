@@ -127,10 +127,10 @@ def test_every_recorded_decision_can_be_made_again(store):
 
 def test_another_process_makes_the_same_decision(store, polluxctl):
     cycle = record(store, lived_through(99))
-    done = polluxctl("cycle", "replay", str(cycle), "--json")
+    done = polluxctl("decisions", "replay", str(cycle), "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout)["identical"] is True
-    newest = json.loads(polluxctl("cycle", "list", "-n", "1", "--json").stdout)
+    newest = json.loads(polluxctl("decisions", "list", "-n", "1", "--json").stdout)
     assert [(row["cycle"], row["replayable"]) for row in newest] == [(cycle, True)]
 
 
@@ -153,7 +153,7 @@ def test_a_pruned_snapshot_is_said_in_one_line(store, polluxctl):
     cycle = record(store, lived_through(3))
     record(store, lived_through(4))
     store.prune(time.time() + 10, history_s=1e6, snapshots_s=0.0, jobs_s=1e6)
-    done = polluxctl("cycle", "replay", str(cycle))
+    done = polluxctl("decisions", "replay", str(cycle))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"polluxctl: the snapshot of cycle {cycle} is not kept any more")
     assert done.stderr.count("\n") == 1

@@ -17,12 +17,12 @@ def test_decisions_of_a_living_polluxd_can_be_replayed_explained_and_tried_other
         lambda: any(m.path == "requeue" and m.step.terminal for m in loop.store.moves(job_id)),
         why="a move",
     )
-    listed = json.loads(loop.daemon.command("polluxctl", "cycle", "list", "--json").stdout)
+    listed = json.loads(loop.daemon.command("polluxctl", "decisions", "list", "--json").stdout)
     replayable = [row["cycle"] for row in listed if row["jobs"] and row["replayable"]]
     moving = [row["cycle"] for row in listed if row["changed"]]
     assert moving
     for cycle in {*moving, *replayable[:2]}:
-        done = loop.daemon.command("polluxctl", "cycle", "replay", str(cycle))
+        done = loop.daemon.command("polluxctl", "decisions", "replay", str(cycle))
         assert done.returncode == 0, done.stdout + done.stderr
         assert "the same plan, bit for bit" in done.stdout
 

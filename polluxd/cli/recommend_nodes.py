@@ -1,4 +1,4 @@
-"""`polluxctl autoscale`: how many nodes a cloud cluster should have now, and why. Shows; acts on nothing."""
+"""`polluxctl recommend-nodes`: how many nodes a cloud cluster should have now, and why. Shows; acts on nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .access import ConfigOption, JsonOption
 from .output import count, emit_json
 
 
-def autoscale(
+def recommend_nodes(
     config: ConfigOption = None,
     least: Annotated[int, typer.Option(metavar="NODES", help="never fewer")] = 0,
     most: Annotated[
@@ -28,7 +28,7 @@ def autoscale(
     """Show how many nodes the jobs would make good use of. Nothing is started or stopped."""
     newest = access.open_store(config)[0].newest_snapshot()
     if newest is None:
-        raise PolluxError("no snapshot is kept yet: polluxd stores one with each decision")
+        raise PolluxError("no snapshot is stored yet: polluxd stores one with each decision")
     cycle, data = newest
     snapshot = decode_snapshot(data)
     present = sum(n.gpus > 0 for n in snapshot.nodes)

@@ -1,4 +1,4 @@
-"""`polluxctl cycle` and `polluxctl settings preview`, on a small snapshot that was decided on."""
+"""`polluxctl decisions` and `polluxctl settings preview`, on a small snapshot that was decided on."""
 
 from __future__ import annotations
 
@@ -98,10 +98,10 @@ def recorded(monkeypatch):
 
 
 def test_a_replay_is_the_recorded_plan(recorded, polluxctl):
-    said = polluxctl("cycle", "replay", "42")
+    said = polluxctl("decisions", "replay", "42")
     assert (said.status, said.err) == (0, "")
     assert said.out.startswith("cycle 42: the same plan, bit for bit: 3 jobs, objective ")
-    found = json.loads(polluxctl("cycle", "replay", "42", "--json").out)
+    found = json.loads(polluxctl("decisions", "replay", "42", "--json").out)
     assert (found["identical"], found["jobs"], found["differences"]) == (True, 3, [])
     assert found["objective"] == recorded.plan.objective
 
@@ -110,11 +110,11 @@ def test_a_difference_in_the_last_bit_is_told(recorded, polluxctl):
     first, *others = recorded.plan.allocations
     other = replace(first, goodput=math.nextafter(first.goodput, math.inf), reason="because")
     recorded.plan = replace(recorded.plan, allocations=(other, *others))
-    said = polluxctl("cycle", "replay", "42")
+    said = polluxctl("decisions", "replay", "42")
     assert said.status == 1
     assert "another plan, in 2 values" in said.out
     assert "because" in said.out
-    found = json.loads(polluxctl("cycle", "replay", "42", "--json").out)
+    found = json.loads(polluxctl("decisions", "replay", "42", "--json").out)
     assert found["identical"] is False
     assert [(d["job_id"], d["what"]) for d in found["differences"]] == [(1, "goodput"), (1, "reason")]
     assert found["differences"][0]["recorded"] == other.goodput
@@ -154,23 +154,24 @@ def test_what_cannot_be_replayed_says_why_in_one_line(recorded, polluxctl):
         (("41",), "cycle 41 is not recorded"),
         (("42",), "the snapshot of cycle 42 is not kept any more"),
     ):
-        said = polluxctl("cycle", "replay", *words)
+        said = polluxctl("decisions", "replay", *words)
         assert said.status == 1
         assert told in said.err
         assert said.err.count("\n") == 1
     recorded.data, recorded.solver, recorded.note = {}, None, "Slurm is away"
-    assert "nothing was decided in cycle 42: Slurm is away" in polluxctl("cycle", "replay", "42").err
+    assert "nothing was decided in cycle 42: Slurm is away" in polluxctl("decisions", "replay", "42").err
     recorded.solver = "counts"
     assert (
-        "the stored snapshot cannot be read: Snapshot lacks cluster" in polluxctl("cycle", "replay", "42").err
+        "the stored snapshot cannot be read: Snapshot lacks cluster"
+        in polluxctl("decisions", "replay", "42").err
     )
 
 
 def test_the_list_says_what_can_be_replayed(recorded, polluxctl):
-    (row,) = json.loads(polluxctl("cycle", "list", "--json").out)
+    (row,) = json.loads(polluxctl("decisions", "list", "--json").out)
     assert (row["cycle"], row["jobs"], row["replayable"], row["decide_s"]) == (42, 3, True, 0.01)
     recorded.data = None
-    said = polluxctl("cycle", "list", "-n", "3")
+    said = polluxctl("decisions", "list", "-n", "3")
     assert said.out.splitlines()[1].split()[-3:] == ["10ms", "no", "-"]
 
 
@@ -208,8 +209,8 @@ def test_a_preview_without_anything_to_try_or_to_try_it_on(recorded, polluxctl):
     assert "no snapshot is stored yet" in said.err
 
 
-def test_autoscale_shows_the_size_that_the_policy_wishes_for(recorded, polluxctl):
-    said = polluxctl("autoscale", "--least", "1", "--most", "6", "--json")
+def test_recommend_nodes_shows_the_size_that_the_policy_wishes_for(recorded, polluxctl):
+    said = polluxctl("recommend-nodes", "--least", "1", "--most", "6", "--json")
     assert said.status == 0, said.err
     found, wished = json.loads(said.out), desired_nodes(SNAPSHOT, least=1, most=6)
     assert (found["desired"], found["utility"], found["reason"]) == (
@@ -219,11 +220,11 @@ def test_autoscale_shows_the_size_that_the_policy_wishes_for(recorded, polluxctl
     )
     assert found["nodes"] == len(SNAPSHOT.nodes)
     assert [(t["nodes"], t["utility"]) for t in found["tried"]] == list(wished.tried)
-    words = polluxctl("autoscale", "--least", "1", "--most", "6").out
+    words = polluxctl("recommend-nodes", "--least", "1", "--most", "6").out
     assert f"{wished.reason}." in words
     assert f"Desired: {wished.nodes} node" in words
-    forced = polluxctl("autoscale", "--least", "5", "--most", "5", "--json")
+    forced = polluxctl("recommend-nodes", "--least", "5", "--most", "5", "--json")
     assert json.loads(forced.out)["desired"] == 5
-    assert polluxctl("autoscale", "--least", "3", "--most", "2").status == 2
+    assert polluxctl("recommend-nodes", "--least", "3", "--most", "2").status == 2
     recorded.data = None
-    assert "no snapshot is kept yet" in polluxctl("autoscale").err
+    assert "no snapshot is stored yet" in polluxctl("recommend-nodes").err

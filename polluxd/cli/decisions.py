@@ -1,4 +1,4 @@
-"""`polluxctl cycle`: the decisions that were made, and the proof that one can be made again."""
+"""`polluxctl decisions`: the decisions that were made, and the proof that one can be made again."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _row(summary: CycleSummary) -> dict[str, Any]:
 
 @app.command()
 def replay(
-    cycle: Annotated[int, typer.Argument(metavar="ID", min=1, help="of `cycle list`")],
+    cycle: Annotated[int, typer.Argument(metavar="ID", min=1, help="of `decisions list`")],
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -75,7 +75,7 @@ def replay(
     recorded = store.cycle(cycle)
     if recorded is None:
         raise PolluxError(
-            f"cycle {cycle} is not recorded, or no more: `polluxctl cycle list` shows which are"
+            f"cycle {cycle} is not recorded, or no more: `polluxctl decisions list` shows which are"
         )
     if recorded.solver is None:
         raise PolluxError(f"nothing was decided in cycle {cycle}: {recorded.note or 'no reason recorded'}")
@@ -83,7 +83,7 @@ def replay(
     if data is None:
         raise PolluxError(
             f"the snapshot of cycle {cycle} is not kept any more, its plan alone is: snapshots are pruned before "
-            "the cycles; `polluxctl cycle list` shows which can be replayed"
+            "the cycles; `polluxctl decisions list` shows which can be replayed"
         )
     plan = decide(decode_snapshot(data))
     found = differences(recorded, store.allocations(cycle), plan)

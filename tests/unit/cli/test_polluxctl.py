@@ -284,7 +284,7 @@ def test_pause_and_resume_are_durable_and_audited(store, polluxctl, monkeypatch)
     assert "paused: nothing moves" in polluxctl("explain", "7").out
     assert polluxctl("resume").out == "resumed\n"
     assert store.current.paused is False
-    changes = json.loads(polluxctl("log", "--json").out)
+    changes = json.loads(polluxctl("audit", "--json").out)
     assert [(c["name"], c["from"], c["to"]) for c in changes] == [
         ("paused", True, False),
         ("paused", False, True),
@@ -391,6 +391,8 @@ def test_help_lists_every_command(polluxctl):
         "resume",
         "moves",
         "status",
-        "log",
+        "audit",
+        "decisions",
+        "recommend-nodes",
     ):
         assert f"  {command} " in said.out
