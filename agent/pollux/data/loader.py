@@ -192,10 +192,10 @@ class ElasticLoader(ElasticData):
         self._expected_digest = state.get("order")
 
     def _indices(self, micro: MicroBatch) -> list[int]:
-        """This rank's samples. A stand-in is any of this very micro-batch: loaded like others, it weighs nothing."""
+        """This rank's samples. Stand-ins are loaded like others and weigh nothing."""
         start, stop = micro.local_start, micro.local_stop
         if start == stop:
-            start, stop = micro.start, micro.start + 1
+            start, stop = micro.stand_ins
         chosen: list[int] = self._current_order()[start:stop].tolist()
         return chosen
 

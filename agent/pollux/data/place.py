@@ -99,6 +99,19 @@ class ElasticData(ABC):
         full = self._world_size * self._local_batch
         return self.length // full if self.drop_last else -(-self.length // full)
 
+    def ahead(self, passes: int) -> tuple[int, int]:
+        """Micro-batches and samples over all ranks of the next step, at most `passes`, by the length that is known."""
+        full = self._world_size * self._local_batch
+        position = self._cursor
+        if self.length - position >= (passes + 1) * full:
+            return passes, passes * full
+        if self._plan(position, self.length) is None:
+            position = 0  # the step begins the next pass
+        made = samples = 0
+        while made < passes and (micro := self._plan(position, self.length)) is not None:
+            made, samples, position = made + 1, samples + micro.samples, micro.stop
+        return (made, samples) if made else (passes, passes * full)
+
     # -- iteration ----------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
@@ -182,7 +195,7 @@ class ElasticData(ABC):
         if version != STATE_VERSION:
             raise DataError(f"expected a loader state of version {STATE_VERSION}, found {version}")
         self._accept_length(length)
-        if not (pass_index >= 0 and 0 <= position <= (self.length or position)):
+        if not (pass_index >= 0 and position >= 0 and self._reaches(position)):
             raise DataError(
                 f"a saved place outside the data: pass {pass_index}, position {position} of {length}"
             )
@@ -202,6 +215,10 @@ class ElasticData(ABC):
                 f"the checkpoint was made with {saved} samples, the dataset has {self.length} now: the place in the "
                 "pass has no meaning in it; restore the dataset, or start without the checkpoint"
             )
+
+    def _reaches(self, position: int) -> bool:
+        """Whether a pass can have `position` samples."""
+        return position <= self.length
 
     def _advance(self) -> None:
         self._pass += 1

@@ -1,12 +1,13 @@
 """Which samples each rank takes next: pure arithmetic, no torch, the same on every rank.
 
-A pass over a dataset of n samples is one global order, a permutation of 0..n-1 that depends on the seed and
-the pass number alone. Progress through it is one integer, the position: how many samples of the order are
-used. Because neither depends on the number of ranks or the batch size, a pass may change both at any
-position and still take every sample exactly once: micro-batch after micro-batch takes the next
-world_size * local_batch samples of the order, and rank r its r-th slice. Near the end fewer are left; they
-are split as evenly as integers allow, and a rank left with none takes a stand-in of weight 0, so that its
-collectives still match the others'.
+A pass over a dataset of n samples is one global order, a permutation of 0..n-1 that depends on the seed and the pass
+number alone. Progress through the order is one integer, the position: how many samples of it are used. Neither depends
+on the number of ranks or the batch size, so a pass may change both at any position and still takes every sample exactly
+once. Each micro-batch takes the next world_size * local_batch samples of the order, and rank r takes the r-th slice.
+
+Near the end fewer samples are left. Batch normalisation stops with an error at one example, so no rank has a single
+example where the sizes allow that: a small rest goes to fewer ranks, and a rest of one sample gets the last sample of
+the micro-batch before it. A rank that has none takes stand-ins of weight 0, so that its collectives match the others'.
 """
 
 from __future__ import annotations
@@ -42,9 +43,18 @@ class MicroBatch(NamedTuple):
         return self.local_stop - self.local_start
 
     @property
+    def stand_ins(self) -> tuple[int, int]:
+        """The slice that a rank without samples loads: some of this very micro-batch, at weight 0."""
+        return self.start, min(self.start + FEWEST, self.stop)
+
+    @property
     def weight(self) -> float:
         """Factor of this rank's mean loss that makes the mean over ranks the mean over samples."""
         return self.local_samples * self.world_size / self.samples
+
+
+FEWEST = 2
+"""Examples of a rank in a micro-batch, at least, where sizes allow: batch normalisation needs two."""
 
 
 def next_micro_batch(
@@ -56,7 +66,8 @@ def next_micro_batch(
     """
     left = length - position
     full = world_size * local_batch
-    if left >= full:
+    spare_one = left == full + 1 and local_batch > FEWEST and not drop_last
+    if left >= full and not spare_one:
         # Nearly always, and between any two steps: nothing to be shared out.
         own = position + rank * local_batch
         rest = left - full
@@ -64,9 +75,22 @@ def next_micro_batch(
         return MicroBatch(position, position + full, own, own + local_batch, world_size, last)
     if left <= 0 or drop_last:
         return None
-    share, extra = divmod(left, world_size)
-    own = position + rank * share + min(rank, extra)
-    return MicroBatch(position, length, own, own + share + (rank < extra), world_size, True)
+    if spare_one:
+        return _shared(position, position + full - 1, rank, world_size, last=False)
+    if FEWEST <= left < FEWEST * world_size and local_batch >= FEWEST + left % FEWEST:
+        # Fewer ranks have samples, and the others stand in: the first one has the odd sample.
+        owners, odd = divmod(left, FEWEST)
+        start = position + min(rank, owners) * FEWEST + (odd if rank else 0)
+        own_samples = (FEWEST + (odd if rank == 0 else 0)) if rank < owners else 0
+        return MicroBatch(position, length, start, start + own_samples, world_size, True)
+    return _shared(position, length, rank, world_size, last=True)
+
+
+def _shared(start: int, stop: int, rank: int, world_size: int, *, last: bool) -> MicroBatch:
+    """Split the slice as evenly as integers allow."""
+    share, extra = divmod(stop - start, world_size)
+    own = start + rank * share + min(rank, extra)
+    return MicroBatch(start, stop, own, own + share + (rank < extra), world_size, last)
 
 
 def pass_order(length: int, seed: int, pass_index: int) -> Order:

@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import default_collate
 
 from pollux.data.place import ElasticData, check_sizes
-from pollux.data.plan import MicroBatch
+from pollux.data.plan import FEWEST, MicroBatch
 from pollux.errors import DataError
 from pollux.ranks.torch_internals import pin_memory as pinned
 
@@ -108,14 +108,18 @@ class ElasticStream(ElasticData):
         """Told or found, the length of a stream is only what is known of it so far."""
         self._length = self._length or saved
 
+    def _reaches(self, position: int) -> bool:
+        """The length is what the user estimates: a pass may be longer. Reading finds where it ends."""
+        return True
+
     @property
     def _stateful(self) -> bool:
         return hasattr(self.dataset, "state_dict") and hasattr(self.dataset, "load_state_dict")
 
     def _fetch(self) -> tuple[Any, MicroBatch] | None:
         full = self._world_size * self._local_batch
-        # One sample more than the micro-batch tells whether it is the last; with drop_last, a whole batch more.
-        self._read_to(self._cursor + full + (full if self.drop_last else 1))
+        # Some samples more than the micro-batch tell whether it is the last; with drop_last, a whole batch more.
+        self._read_to(self._cursor + full + (full if self.drop_last else FEWEST))
         known = self._base + len(self._buffer)
         micro = self._plan(self._cursor, known)
         if micro is None:
@@ -130,8 +134,7 @@ class ElasticStream(ElasticData):
                     "the same samples in the same order after a restart"
                 )
             return None
-        start = micro.local_start if micro.local_samples else micro.start
-        stop = micro.local_stop if micro.local_samples else micro.start + 1
+        start, stop = (micro.local_start, micro.local_stop) if micro.local_samples else micro.stand_ins
         own = list(itertools.islice(self._buffer, start - self._base, stop - self._base))
         if self._transform is not None:
             own = [self._transform(sample) for sample in own]

@@ -110,15 +110,9 @@ class Stepper:
         if self._splits(local, wanted):
             local, wanted = local // 2, 2
         data.set_batch(local)
-        full = world.size * local
-        left = data.length - data.position - step.uncommitted
-        if data.drop_last:
-            left -= left % full
-        left = left if left > 0 else data.length
-        passes = min(wanted, -(-left // full))
-        samples = min(left, passes * full)
+        passes, samples = data.ahead(wanted)
         step.group = StepGroup(passes, samples, local)
-        whole = samples == wanted * full
+        whole = samples == wanted * world.size * local
         # At the end of a pass a step may be small, and its gradient noisy: it takes the rate of its own size.
         scale = samples / limits.initial if training.adaptive else None
         number = training.progress.optimizer_steps

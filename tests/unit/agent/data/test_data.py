@@ -28,9 +28,52 @@ def test_the_order_is_a_permutation_that_changes_with_pass_and_seed() -> None:
 
 def test_a_rank_without_samples_stands_in_with_weight_zero() -> None:
     micro = [next_micro_batch(10, 8, rank=rank, world_size=4, local_batch=2) for rank in range(4)]
-    assert [m.local_samples for m in micro if m] == [1, 1, 0, 0]
-    assert [m.weight for m in micro if m] == [2.0, 2.0, 0.0, 0.0]
-    assert all(m and m.last for m in micro)
+    assert [m.local_samples for m in micro if m] == [2, 0, 0, 0]
+    assert [m.weight for m in micro if m] == [4.0, 0.0, 0.0, 0.0]
+    assert all(m and m.last and m.stand_ins == (8, 10) for m in micro)
+
+
+def test_no_rank_has_one_example_where_it_can_be_shared() -> None:
+    def sizes(length: int, world_size: int, local_batch: int) -> list[list[int]]:
+        position, found = 0, []
+        while position < length:
+            micro = [
+                next_micro_batch(length, position, rank=r, world_size=world_size, local_batch=local_batch)
+                for r in range(world_size)
+            ]
+            spans = [(m.local_start, m.local_stop) for m in micro if m]
+            taken = [i for start, stop in spans for i in range(start, stop)]
+            assert micro[0] is not None
+            assert taken == list(range(position, micro[0].stop))
+            found.append([stop - start for start, stop in spans])
+            position = micro[0].stop
+        return found
+
+    assert sizes(49, 1, 16) == [[16], [16], [15], [2]]
+    assert sizes(66, 2, 32) == [[32, 32], [2, 0]], "as many examples per step as on any number of ranks"
+    assert sizes(65, 2, 32) == [[32, 31], [2, 0]]
+    assert sizes(65, 1, 64) == [[63], [2]]
+    assert sizes(9, 4, 8) == [[3, 2, 2, 2]]
+    assert sizes(7, 4, 8) == [[3, 2, 2, 0]]
+    assert sizes(3, 1, 2) == [[2], [1]], "batches of two cannot share three"
+    assert sizes(3, 1, 1) == [[1], [1], [1]], "the user's own batch of one"
+    for world_size in range(1, 9):
+        for local_batch in range(3, 9):
+            for length in range(2, 120):
+                found = sizes(length, world_size, local_batch)
+                assert all(1 not in counts and max(counts) <= local_batch for counts in found)
+
+
+def test_a_step_is_planned_as_its_micro_batches_come() -> None:
+    (loader,) = loaders(49, 1, 16)
+    planned = []
+    for _ in loader:
+        loader.commit()
+        planned.append(loader.ahead(1))
+    assert planned == [(1, 16), (1, 15), (1, 2), (1, 16)], "the last one is of the next pass"
+    assert loader.ahead(9) == (4, 49)
+    (dropping,) = loaders(49, 1, 16, drop_last=True)
+    assert dropping.ahead(9) == (3, 48)
 
 
 def test_the_weighted_mean_over_ranks_is_the_mean_over_samples() -> None:
@@ -66,7 +109,7 @@ def test_leaving_the_loop_keeps_the_place() -> None:
         assert batch.tolist() == [0, 1, 2]
         break
     loader.commit()
-    assert [b.tolist() for b in loader] == [[3, 4, 5], [6, 7, 8], [9]]
+    assert [b.tolist() for b in loader] == [[3, 4, 5], [6, 7], [8, 9]]
 
 
 def test_drop_last_drops_the_rest_only() -> None:
@@ -208,6 +251,21 @@ def test_the_length_of_a_stream_is_found_or_told() -> None:
     assert stream.length == 20
     with pytest.raises(DataError, match="length="):
         elastic_loader(Stream(20), rank=0, world_size=1, local_batch=6, batch_size=6)
+
+
+def test_a_stream_longer_than_its_length_goes_on_where_it_was() -> None:
+    first = ElasticStream(Stream(50), rank=0, world_size=1, local_batch=8, length=20)
+    seen: list[int] = []
+    for count, batch in enumerate(first):
+        seen += batch.tolist()
+        first.commit()
+        if count == 3:
+            break
+    assert first.position == 32
+    second = ElasticStream(Stream(50), rank=0, world_size=1, local_batch=8, length=20)
+    second.load_state_dict(first.state_dict())
+    seen += [number for batch in second for number in batch.tolist()]
+    assert sorted(seen) == list(range(50))
 
 
 def test_streams_that_cannot_work_are_told() -> None:

@@ -23,11 +23,15 @@ def step(ranks: list[Any], iterators: list[Any], micro_steps: int) -> list[int] 
             assert micro == 0
             return None
         counts = [loader.local_samples for loader in ranks]
-        assert max(counts) - min(counts) <= 1
-        assert sum(counts) == ranks[0].samples
+        together = ranks[0].samples
+        assert max(counts) - min(counts) <= 1 or (together < 2 * len(ranks) and 1 not in counts)
+        # One example stops batch normalisation: none is alone where the ranks can share.
+        if ranks[0].local_batch > 2 and together > 1:
+            assert 1 not in counts
+        assert sum(counts) == together
         assert sum(loader.weight for loader in ranks) == pytest.approx(len(ranks))
         for loader, batch in zip(ranks, batches, strict=True):
-            assert len(batch) == max(loader.local_samples, 1)
+            assert len(batch) == (loader.local_samples or min(together, 2))
             if loader.local_samples:
                 used += batch.tolist()
         ends = {loader.last_of_pass for loader in ranks}
