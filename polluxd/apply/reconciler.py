@@ -49,6 +49,8 @@ class _History:
     ended_at: float
     """By a clock that does not step."""
     failures: int = 0
+    rests: bool = True
+    """False after a resize in place: it cost too little to wait before the next one."""
 
 
 class Reconciler:
@@ -129,9 +131,12 @@ class Reconciler:
         return begun
 
     def resting(self, job_id: int) -> float:
-        """Seconds for which the job is still to be left alone: the cooldown, doubled with each failed move."""
+        """Seconds for which the job is still to be left alone: the cooldown, doubled with each failed move.
+
+        None after a resize in place: the job may be resized again at once.
+        """
         past = self._history.get(job_id)
-        if past is None:
+        if past is None or not past.rests:
             return 0.0
         rest = self._limits.cooldown_s * (2.0 ** min(past.failures, 6))
         return max(0.0, past.ended_at + rest - self._monotonic())
@@ -371,12 +376,13 @@ class Reconciler:
         log.info("job %d: move %d to %s withdrawn: %s", move.job_id, move.id, move.target, reason)
         if rest:
             past = self._history.setdefault(move.job_id, _History(self._monotonic()))
-            past.ended_at = self._monotonic()
+            past.ended_at, past.rests = self._monotonic(), True
 
     def _forget(self, move: Move, *, failed: bool) -> None:
         past = self._history.get(move.job_id)
         failures = past.failures + 1 if failed and past else int(failed)
-        self._history[move.job_id] = _History(self._monotonic(), failures)
+        rests = failed or move.path != "resize"
+        self._history[move.job_id] = _History(self._monotonic(), failures, rests)
 
 
 def _time_left(move: Move, job: SlurmJob) -> float | None:

@@ -27,7 +27,7 @@ class Site:
         self.acting = Reconciler(
             self.slurm,
             self.store,  # type: ignore[arg-type]
-            limits=MoveSettings(cooldown_s=0.0, **limits),
+            limits=MoveSettings(cooldown_s=60.0, **limits),
             lease=300.0,
             authorize=lambda: 1,
             clock=self.slurm.clock,
@@ -81,6 +81,7 @@ def test_a_companion_gets_its_parents_share_and_no_more_time_than_it_has_left() 
     assert site.turn() == 0
     assert site.slurm.truth(lent).state is JobState.RUNNING
     assert site.acting.budget_left() == 1, "nobody was restarted"
+    assert site.acting.resting(site.job) == 0.0, "it may be resized again at once"
 
 
 def test_a_move_that_fails_ends_its_companion_at_once() -> None:
@@ -93,6 +94,7 @@ def test_a_move_that_fails_ends_its_companion_at_once() -> None:
     site.turn()
     assert site.steps == [Step.FAILED]
     assert site.slurm.truth(lent).raw_state == "CANCELLED"
+    assert site.acting.resting(site.job) > 60.0
 
 
 def test_a_refused_placing_fails_the_move_and_not_the_job() -> None:
