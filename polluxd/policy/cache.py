@@ -86,7 +86,7 @@ class Cache:
         return snapshot, notes
 
     def offers(self, domain: Domain, settings: Settings) -> Offers:
-        """What the domain's nodes offer, anew if any of them changed."""
+        """Return what the domain's nodes offer; found again if one of them changed."""
         name = domain.nodes[0].name if domain.nodes else ""
         rules = (settings.partial_nodes, settings.gpu_counts, gpu_types(domain))
         known = self._offers.get(name)

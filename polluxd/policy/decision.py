@@ -33,7 +33,7 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 ROUNDS, DIVISIONS = 3, 400
-"""Turns of the two searches, and pairs of nodes divided anew in all: bounds on work, so that a replay is exact."""
+"""Turns of the two searches, and pairs of nodes divided in all: these bound the work, so that a replay is exact."""
 TOLERANCE = 1e-4
 """The search stops this near the bound on total utility: fits are not known any better."""
 

@@ -46,12 +46,12 @@ class Domain:
 
 
 def partitions_of(job: Job) -> frozenset[str]:
-    """The partitions that the job may run in; Slurm lists several with commas."""
+    """Return the partitions that the job may run in; Slurm separates several by commas."""
     return _partitions(job.partition)
 
 
 def partitions_of_each(jobs: Sequence[Job]) -> list[frozenset[str]]:
-    """The same of many jobs, of which most say alike."""
+    """Return the partitions of each job; most jobs name the same ones."""
     known = {names: _partitions(names) for names in {job.partition for job in jobs}}
     return [known[job.partition] for job in jobs]
 

@@ -1,4 +1,4 @@
-"""Dividing two nodes anew among the jobs that sit on them, exactly: the second half of the local search.
+"""Divide two nodes among the jobs that sit on them, exactly: the second half of the local search.
 
 What one job's step cannot do, since another's has to come first, two nodes' best division can: a small dynamic
 program over the jobs, whose state is the GPUs used on either node. Jobs that wait take part too.
@@ -36,7 +36,7 @@ class _Choice(NamedTuple):
 
 
 def improve(seating: Seating, aim: float, tolerance: float, limit: int) -> int:
-    """Divide pairs of nodes anew while that gains, up to the aim; returns the number of divisions tried."""
+    """Divide pairs of nodes while that gains, up to the aim; returns the number of divisions tried."""
     table, packing = seating.table, seating.packing
     if not table.jobs or len(packing.nodes) == 0:
         return 0

@@ -262,7 +262,7 @@ class _Given(NamedTuple):
 def _through_core(given: _Given, problem: _Program, cost: Floats, nodes: int) -> tuple[Ints, float] | None:
     """A choice and a lower bound on the cost: the relaxation over all jobs, the program over those at its margin.
 
-    Jobs whose second-best option costs least at the relaxation's prices are settled anew, and with them all that it
+    Jobs whose second-best option costs least at the relaxation's prices are settled again, and with them all that it
     divides; the others keep what it gives them. Guarantees that not even the relaxation can keep are left out. None
     where it has no answer.
     """

@@ -63,7 +63,7 @@ class JobOptions:
     why: str
     """Why nothing can be offered to it."""
     share_of: _FairShareOf = (-1, -1, -1)
-    """GPUs, jobs and GPUs per node of which it has its share; of no domain's at first."""
+    """GPUs, jobs and GPUs per node that its fair share was taken of; at first those of no domain."""
     asked: Asked = _NOT_ASKED
     block: Ints = field(default_factory=lambda: np.zeros((6, 0), dtype=np.int64))
     """[6, C]: its configurations, the fair share first."""

@@ -8,7 +8,7 @@ job j on placement a_j. A job that buys its GPUs at price lambda until it ends p
 per unit of work: h_j for each second that passes, and the price for each GPU that it holds. f_j <= 1 is the share of
 all h that is still unfinished when the job ends: GPUs become cheaper as jobs end. At the price that clears the market,
 the jobs' demands, argmax over a of mu_j g_j(a) - lambda |a|, add up to the capacity. Related: heSRPT (Berg, Vesilo and
-Harchol-Balter, 2020), of which equal power-law speedups are a special case.
+Harchol-Balter, 2020), the special case of equal power-law speedups.
 """
 
 from __future__ import annotations

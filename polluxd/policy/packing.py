@@ -23,7 +23,7 @@ Bools = NDArray[np.bool_]
 
 
 class Packing:
-    """Mutable state of one packing; jobs are numbers into `jobs`, nodes into `nodes`, of which `layout` is known."""
+    """Mutable state of one packing; jobs are numbers into `jobs`, nodes into `nodes`, described by `layout`."""
 
     def __init__(
         self,

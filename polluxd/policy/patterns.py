@@ -72,7 +72,7 @@ def _pieces(nodes: Ints, per_node: Ints, largest: int) -> Floats:
 
 
 def _ceilings(seating: Seating, own: Ints) -> tuple[Floats, Floats]:
-    """[groups, O]: the GPUs of each option that count towards each ceiling; [groups]: what is left of it."""
+    """[groups, O]: the GPUs of each option that count towards each ceiling; [groups]: GPUs that it still allows."""
     table = seating.table
     gpus, owner = table.gpus[own], table.owner[own]
     rows = [np.where(np.isin(owner, g.members), gpus, 0).astype(np.float64) for g in table.groups]

@@ -1,7 +1,7 @@
 """From counts to nodes.
 
-Jobs whose shape stays keep their nodes, as long as everything chosen can then be placed. Where it cannot, all is
-placed anew from the largest down; small jobs then give way where that costs least. `search` wins back the rest.
+Jobs whose shape stays keep their nodes, as long as every chosen option can then be placed. Where it cannot, all jobs
+are placed again, the largest first; small jobs then give way where that costs least. `search` improves the result.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Seating:
     def repack(self, chosen: Ints) -> list[int]:
         """Seat the chosen options largest first, jobs that could stay giving way to larger ones where that is cheapest.
 
-        Returns those without room: what is left of bin packing once the large pieces are in.
+        Returns those without room.
         """
         packing = self.packing
         order = self._largest_first(chosen)

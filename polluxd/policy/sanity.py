@@ -1,7 +1,7 @@
 """What a job tells about itself, held against what can be: one bad report must not bend everybody's plan.
 
 A fit or a noise scale that no training job could have is put aside: the job is then decided on as one not measured
-yet (it keeps what it holds or begins anew with min-gpus), and its reason says so.
+yet (it keeps what it holds or begins with min-gpus), and its reason says so.
 """
 
 from __future__ import annotations

@@ -210,7 +210,7 @@ class Training:
             self._reconsider()
 
     def _reconsider(self) -> None:
-        """Choose the batch size anew where the epoch or what is known has changed."""
+        """Choose the batch size again where the epoch or the fit has changed."""
         known = (self.epoch, self.agent.params if self.batch_size is None else None)
         if known != self._chosen_for:
             self._chosen_for = known

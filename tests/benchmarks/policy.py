@@ -47,7 +47,7 @@ TARGETS = {(64, 160): 0.05, (512, 1_000): 0.3, (4_096, 4_000): 1.5, (16_384, 10_
 CHEAPER = 3.0
 """How many times cheaper an incremental decision is meant to be than one from scratch."""
 SETTLING = 3
-"""Cycles before which incremental decisions are not counted: at the outset everybody is placed anew."""
+"""Cycles before which incremental decisions are not counted: at the outset everybody is placed."""
 KEPT = 40
 """States of each recorded run."""
 Row = dict[str, Any]
@@ -195,7 +195,7 @@ Written by `make bench-policy`; CPU seconds of one thread, on a machine shared w
 {speed}
 A whole decision: goodput tables, counts, placement, reasons. Worst: the cold start included, where everybody is placed
 at once. Gap: distance to the proven bound. Incremental: the same snapshot with the cache of the cycle before, a minute
-later, the plan applied, {100 * REFIT:.0f} % of the running jobs measured anew and {100 * CHURN:.0f} % of all replaced
+later, the plan applied, {100 * REFIT:.0f} % of the running jobs measured again and {100 * CHURN:.0f} % of all replaced
 by new ones; the rest of the changed are those that grew and may grow further. The plans are equal, bit for bit.
 
 ## Against the paper's genetic algorithm

@@ -99,7 +99,7 @@ class _World:
         self.home = self.repair(self.present[None], np.random.default_rng(0))[0]
 
     def mutate(self, pool: Ints, rng: np.random.Generator) -> Ints:
-        """Some jobs of each member, from one to about all: one node set to a random number of GPUs, or drawn anew."""
+        """Some jobs of each member, from one to about all: one node set to a random number of GPUs, or drawn again."""
         members, jobs, nodes = pool.shape
         pool = pool.copy()
         rate = rng.choice([1.0, 1.0, 3.0, 0.1 * jobs], size=(members, 1)) / max(jobs, 1)

@@ -83,7 +83,7 @@ class Gavel:
     def _share_out(
         self, jobs: Sequence[Training], types: Sequence[str], room: Mapping[str, int], view: View
     ) -> Floats:
-        """[J, types]: shares of time; anew where jobs or nodes have changed."""
+        """[J, types]: shares of time; computed again where jobs or nodes have changed."""
         asked = [job.submission.gpus for job in jobs]
         known = (tuple(job.number for job in jobs), tuple(room.values()))
         if self._shares[0] != known:
@@ -97,7 +97,7 @@ class Gavel:
 
 
 def _check(view: View, types: Sequence[str]) -> None:
-    """No job may ask for more than any one type has: it would wait for ever."""
+    """No job may ask for more than any one type has: it would never start."""
     sized = list(zip(view.scenario.types, view.scenario.sizes, strict=True))
     most = max(sum(size for kind, size in sized if kind == wanted) for wanted in types)
     for job in view.jobs:

@@ -2,7 +2,7 @@
 
 As the Pollux artifact runs it: each job gets one GPU, then GPUs are handed out one by one to the job whose remaining
 time falls most. The oracle knows each job's true remaining iterations and step times, which is more than Optimus's
-own convergence fits know. Batch sizes are the users'. Jobs whose count changed are placed anew, smallest first. GPU
+own convergence fits know. Batch sizes are the users'. Jobs whose count changed are placed again, smallest first. GPU
 types are alike to it.
 """
 

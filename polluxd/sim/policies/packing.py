@@ -72,7 +72,7 @@ def compact(
 ) -> dict[int, Seats]:
     """The same with jobs of up to a node on one node, and larger ones on whole nodes, as far as that goes.
 
-    Where keeping what is held leaves no room for some job, all are placed anew.
+    Where keeping what is held leaves no room for some job, all are placed again.
     """
     size = max(capacity, default=0)
     same = {

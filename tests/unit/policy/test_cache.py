@@ -15,7 +15,7 @@ from tests.unit.policy.scenarios import applied, job, nodes, random_snapshot, re
 
 
 def changed(snap, seed):
-    """A cycle later: everybody older, one job in three measured anew, the first gone, a node in or out of service."""
+    """A cycle later: everybody older, one job in three measured again, the first gone, a node in or out of service."""
     jobs = []
     for j in snap.jobs[1 if seed % 3 == 0 else 0 :]:
         found = j.report

@@ -73,7 +73,7 @@ def test_starvation_bound_puts_those_who_waited_longest_first():
 
 
 def test_every_job_has_run_within_the_starvation_bound_and_the_time_to_drain_the_queue():
-    """Twelve jobs, none of which ever ends, on four GPUs: each gets its turn."""
+    """Twelve jobs that never end, on four GPUs: each gets its turn."""
     queue = [job(n, report=report(explored=1), age=0.0) for n in range(1, 13)]
     snap, longest = snapshot(nodes(1), queue, starvation_bound=600.0), 0.0
     waits = {j.job_id: 0.0 for j in snap.jobs}

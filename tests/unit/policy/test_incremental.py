@@ -16,7 +16,7 @@ from tests.unit.policy.scenarios import applied, job, nodes, random_job, random_
 
 
 def a_minute_later(snap: Snapshot, rng: random.Random) -> Snapshot:
-    """Everybody older, about one job in twenty measured anew, some gone, some new; at times a node or a setting too."""
+    """All jobs older, about one in twenty measured again, some gone, some new; at times a node or a setting too."""
     jobs = []
     for j in snap.jobs:
         if rng.random() < 0.03:
