@@ -237,7 +237,7 @@ class CycleSettings(_Section):
 class PolicySettings:
     """How the cluster is shared. `polluxctl settings set` overrides these defaults at run time."""
 
-    objective: Objective = "fair-share"
+    objective: Objective = "completion-time"
     """What a plan maximises. `fair-share` is the p-mean of speedups, `completion-time` a price per GPU."""
     kappa: Kappa = 2.0
     """Completion time: how much the last job to end counts beyond its share of the mean."""

@@ -87,7 +87,7 @@ def test_only_one_source_of_jobs_is_taken(trace):
     [
         (["--policy", "nonsense"], "no such policy; there are .*pollux"),
         (["--restart-range", "9"], "expected LOW,HIGH"),
-        (["--power", "2"], "power must be"),
+        (["--power", "2"], "power: expected a number up to 1"),
         (["--gpu-types", "t4:4"], "expected NAME:NODES:GPUS_PER_NODE"),
         (["--autoscale", "4,2"], "expected LEAST,MOST nodes"),
         (["--json", "no/such/folder.json"], "its folder does not exist"),

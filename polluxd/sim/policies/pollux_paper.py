@@ -34,7 +34,9 @@ class PolluxPaper:
 
     def __init__(self, power: float = -1.0) -> None:
         self._cache = Cache()
-        self._settings = PolicySettings(power=power, remaining_work_power=0.0, hysteresis=0.0)
+        self._settings = PolicySettings(
+            objective="fair-share", power=power, remaining_work_power=0.0, hysteresis=0.0
+        )
 
     def decide(self, view: View) -> Mapping[int, Seats]:
         jobs = tuple(self._job(job, view) for job in view.jobs)

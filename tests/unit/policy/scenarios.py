@@ -52,7 +52,9 @@ def running(number, on, per_node, spec=None, **more):
 
 
 def snapshot(nodes, jobs, **settings):
-    return Snapshot("test", 1e9, tuple(nodes), tuple(jobs), Settings(**settings))
+    return Snapshot(
+        "test", 1e9, tuple(nodes), tuple(jobs), Settings(**{"objective": "fair-share", **settings})
+    )
 
 
 def applied(snap, plan):
@@ -145,6 +147,7 @@ def random_snapshot(seed: int, *, jobs: int | None = None, count: int | None = N
             )
         )
     settings = Settings(
+        objective="fair-share",
         power=power if power is not None else rng.choice([-1.0, -1.0, 1.0, 0.0, -10.0, float("-inf")]),
         account_weights=rng.choice([{}, {"big": 3.0}]),
         partial_nodes=rng.random() < 0.2,

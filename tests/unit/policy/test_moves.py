@@ -54,7 +54,7 @@ def test_dear_moves_are_not_made():
 
     assert at(30.0).placement.gpus == 2
     assert at(3000.0).placement.gpus == 1
-    assert "less than another move would cost" in at(3000.0).reason
+    assert "less than the move would cost" in at(3000.0).reason
 
 
 def test_small_gains_do_not_flap():

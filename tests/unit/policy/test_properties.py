@@ -39,7 +39,9 @@ def able(seed, count, power, sizes):
         for j in snap.jobs
     ]
     nodes = tuple(node(f"n{i:03d}", sizes) for i in range(count))
-    return replace(snap, nodes=nodes, jobs=tuple(jobs), settings=Settings(power=power))
+    return replace(
+        snap, nodes=nodes, jobs=tuple(jobs), settings=Settings(objective="fair-share", power=power)
+    )
 
 
 @pytest.mark.parametrize("power", POWERS)

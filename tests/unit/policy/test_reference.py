@@ -22,7 +22,7 @@ def plain(seed, jobs):
     members = tuple(
         replace(j, partition="main", pinned=False, spec=replace(j.spec, preemptible=True)) for j in snap.jobs
     )
-    return replace(snap, nodes=free, jobs=members, settings=Settings())
+    return replace(snap, nodes=free, jobs=members, settings=Settings(objective="fair-share"))
 
 
 @pytest.mark.parametrize("seed", range(8))
