@@ -22,7 +22,7 @@ from pollux.launcher.companion_file import CompanionFile, read_invitation  # noq
 from pollux.launcher.node import Task, run_node, say  # noqa: E402
 from pollux.launcher.workers import end_at_once  # noqa: E402
 from pollux.slurm_job.allocation import (  # noqa: E402
-    Allocation,
+    StepAllocation,
     fewest_cpus,
     in_batch_script,
     machine_gpus,
@@ -136,7 +136,7 @@ def run(options: argparse.Namespace) -> int:
         gpus = visible_gpus(os.environ)
         if "CUDA_VISIBLE_DEVICES" not in os.environ:
             gpus = gpus or machine_gpus()
-        allocation = Allocation(workers=nproc or len(gpus) or 1, gpu_ids=gpus)
+        allocation = StepAllocation(workers=nproc or len(gpus) or 1, gpu_ids=gpus)
     return run_node(allocation, task)
 
 

@@ -25,7 +25,7 @@ from pollux.launcher.rank_channel import VARIABLE, open_line
 from pollux.launcher.supervisor import WATCHED, LaunchContext, Supervisor
 from pollux.launcher.workers import Notes, adopt_orphans, start_worker
 from pollux.slurm_job import wake_signal
-from pollux.slurm_job.allocation import Allocation, node_address
+from pollux.slurm_job.allocation import StepAllocation, node_address
 from pollux.slurm_job.network import interface_of
 from pollux.slurm_job.ticket import read_ticket
 
@@ -77,7 +77,7 @@ class Task:
         return 0
 
 
-def run_node(allocation: Allocation, task: Task) -> int:
+def run_node(allocation: StepAllocation, task: Task) -> int:
     """Run this node's workers to their end. Returns the exit status. Raises RankLost and LaunchError."""
     # Before torch is imported: several workers per node would otherwise start a thread per core each.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -99,7 +99,7 @@ def run_node(allocation: Allocation, task: Task) -> int:
     return _start_until_done(allocation, task, link, parent)
 
 
-def _start_until_done(allocation: Allocation, task: Task, link: Link, parent: Parent | None) -> int:
+def _start_until_done(allocation: StepAllocation, task: Task, link: Link, parent: Parent | None) -> int:
     launched, restarts, retries, failures = task.launched_at, 0, 0, 0
     resized = Resized()
     while True:
@@ -139,7 +139,7 @@ def _start_until_done(allocation: Allocation, task: Task, link: Link, parent: Pa
 
 
 def _start_once(
-    allocation: Allocation, task: Task, link: Link, env: dict[str, str], standing: LaunchContext
+    allocation: StepAllocation, task: Task, link: Link, env: dict[str, str], standing: LaunchContext
 ) -> tuple[Outcome, bool]:
     """Start this node's workers, and see them through: how that ended, and whether rank 0 announced a move."""
     ours, theirs = _line_to_rank_0(link, standing)
@@ -189,7 +189,7 @@ def _line_to_rank_0(link: Link, standing: LaunchContext) -> tuple[Channel | None
 class _Rendezvous:
     """Rendezvous the other nodes' launchers, in a thread while torch is imported. It ends before any fork."""
 
-    def __init__(self, allocation: Allocation) -> None:
+    def __init__(self, allocation: StepAllocation) -> None:
         self._link: Link | None = None
         self._error: PolluxAgentError | None = None
         self._thread: threading.Thread | None = None
@@ -208,7 +208,7 @@ class _Rendezvous:
         assert self._link is not None
         return self._link
 
-    def _meet(self, allocation: Allocation) -> None:
+    def _meet(self, allocation: StepAllocation) -> None:
         # This thread may outlive its end, as Python sees it, by a moment, and must not be the one that takes a signal
         # which the main thread has blocked by then: SIGIO of the link would end the process.
         signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
@@ -233,7 +233,7 @@ class _Rendezvous:
             self._error = LaunchError(f"the launchers could not meet: {type(error).__name__}: {error}")
 
 
-def _shared_environment(allocation: Allocation, link: Link) -> dict[str, str]:
+def _shared_environment(allocation: StepAllocation, link: Link) -> dict[str, str]:
     """What this node's workers find in their environment, by torchrun's names."""
     env = {
         "WORLD_SIZE": str(sum(link.workers)),

@@ -120,7 +120,7 @@ class Declined:
 
 
 @dataclass(frozen=True)
-class Resized:
+class Regrouped:
     """All ranks are in their new process groups."""
 
     answer: Answer
@@ -152,7 +152,7 @@ Event = (
     | PutOff
     | Decided
     | Declined
-    | Resized
+    | Regrouped
     | Stepped
     | Answered
     | Closed
@@ -202,11 +202,11 @@ class Acknowledge:
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportNow:
     """Send a report now: the move is in effect."""
 
 
-Action = Refuse | SubmitCompanion | SendAway | Admit | Announce | Acknowledge | Report
+Action = Refuse | SubmitCompanion | SendAway | Admit | Announce | Acknowledge | ReportNow
 Next = tuple[ResizeState, tuple[Action, ...]]
 
 
@@ -226,10 +226,10 @@ def transition(state: ResizeState, event: Event) -> Next:
             return _recruiting(state, event)
         case Withdrawn() | Closed():
             return _ended(state, event)
-        case Offered() | PutOff() | Decided() | Declined() | Resized():
+        case Offered() | PutOff() | Decided() | Declined() | Regrouped():
             return _at_a_step(state, event)
         case Stepped() if state.first_step_of:
-            return replace(state, first_step_of=0, in_effect=state.first_step_of), (Report(),)
+            return replace(state, first_step_of=0, in_effect=state.first_step_of), (ReportNow(),)
         case Answered():
             return replace(state, answering=False), ()
     return state, ()
@@ -258,7 +258,7 @@ def _ended(state: ResizeState, event: Withdrawn | Closed) -> Next:
     return _idle(state), (*_companion(state), Refuse(state.request.number, "the training is over"))
 
 
-def _at_a_step(state: ResizeState, event: Offered | PutOff | Decided | Declined | Resized) -> Next:
+def _at_a_step(state: ResizeState, event: Offered | PutOff | Decided | Declined | Regrouped) -> Next:
     request = state.request
     if request is None:
         return state, ()
@@ -273,7 +273,7 @@ def _at_a_step(state: ResizeState, event: Offered | PutOff | Decided | Declined 
             return _idle(state), ()
         case Declined(why), (Phase.ACTING | Phase.MOVING):
             return _idle(state), (*_companion(state), Refuse(request.number, why))
-        case Resized(answer), Phase.MOVING:
+        case Regrouped(answer), Phase.MOVING:
             return _resized(state, request, answer)
     return state, ()
 

@@ -217,7 +217,7 @@ class Resizer:
 
     def resized(self) -> None:
         """On rank 0: all ranks are in their new groups."""
-        self._advance(machine.Resized(self._answer))
+        self._advance(machine.Regrouped(self._answer))
 
     def after_step(self) -> None:
         """An optimizer step is over."""
@@ -270,7 +270,7 @@ class Resizer:
                     companion.close()
             case machine.Acknowledge(move, answer):
                 self._thread("pollux-answer", self._acknowledge, move, answer, daemon=True)
-            case machine.Report():
+            case machine.ReportNow():
                 self._line.wake()
             case machine.Announce():
                 pass  # `offer` returns it

@@ -60,7 +60,7 @@ FIRST_PORT, PORTS = 20_000, 12_000
 
 
 @dataclass(frozen=True, slots=True)
-class Allocation:
+class StepAllocation:
     """One launcher's share of the job."""
 
     node_rank: int = 0
@@ -97,7 +97,7 @@ def without_stale(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name not in STALE and name not in FOREIGN_RANKS}
 
 
-def read_allocation(env: Mapping[str, str], *, workers: int | None = None) -> Allocation:
+def read_allocation(env: Mapping[str, str], *, workers: int | None = None) -> StepAllocation:
     """Read this launcher's share inside an srun task.
 
     `workers` overrides the number of workers of each node. Raises LaunchError when the step has more than one
@@ -119,7 +119,7 @@ def read_allocation(env: Mapping[str, str], *, workers: int | None = None) -> Al
         )
     gpu_ids = visible_gpus(env)
     nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or ""
-    return Allocation(
+    return StepAllocation(
         node_rank=node_rank,
         num_nodes=num_nodes,
         workers=workers or len(gpu_ids) or 1,

@@ -14,7 +14,7 @@ import pytest
 
 from pollux.errors import LaunchError
 from pollux.launcher import launch
-from pollux.slurm_job.allocation import Allocation
+from pollux.slurm_job.allocation import StepAllocation
 
 LAUNCHER = [sys.executable, "-m", "pollux.launcher.launch"]
 
@@ -108,7 +108,7 @@ def test_end_to_end_under_a_storm_of_usr1(tmp_path: Path) -> None:
 
 
 def test_an_allocation_outside_of_slurm_is_one_worker() -> None:
-    assert Allocation().workers == 1
+    assert StepAllocation().workers == 1
 
 
 def test_from_a_batch_script_srun_gets_the_sizes_of_now(

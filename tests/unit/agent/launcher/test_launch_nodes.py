@@ -16,7 +16,7 @@ from pollux.launcher import launcher_channel, node
 from pollux.launcher.launcher_channel import Link
 from pollux.launcher.supervisor import LaunchContext, Supervisor
 from pollux.launcher.workers import Notes
-from pollux.slurm_job.allocation import Allocation
+from pollux.slurm_job.allocation import StepAllocation
 from tests.unit.agent.launching import (  # noqa: F401 - fixtures among them
     launcher_signals,
     linger,
@@ -157,4 +157,4 @@ def test_a_meeting_that_fails_in_any_way_starts_nobody(monkeypatch: pytest.Monke
     monkeypatch.setattr(node, "gather", fail)
     monkeypatch.setattr(node, "listen", fail)
     with pytest.raises(LaunchError, match="could not meet: TypeError"):
-        node._Rendezvous(Allocation(num_nodes=2)).outcome()
+        node._Rendezvous(StepAllocation(num_nodes=2)).outcome()

@@ -29,8 +29,8 @@ from pollux.resize.machine import (
     Recruited,
     RecruitmentEnded,
     Refuse,
-    Report,
-    Resized,
+    Regrouped,
+    ReportNow,
     ResizeState,
     SendAway,
     Started,
@@ -74,7 +74,7 @@ EVENTS: list[Event] = [
     PutOff(),
     Decided(),
     Declined("in the way"),
-    Resized(ANSWER),
+    Regrouped(ANSWER),
     Stepped(),
     Answered(),
     Closed(),
@@ -124,7 +124,7 @@ def expected(phase: Phase, standing: ResizeRequest | None) -> dict[Event, tuple[
             }
         case Phase.MOVING:
             table[Declined("in the way")] = after(*idle, *away, Refuse(4, "in the way"))
-            table[Resized(ANSWER)] = after(*idle, Admit() if grows else Acknowledge(4, ANSWER))
+            table[Regrouped(ANSWER)] = after(*idle, Admit() if grows else Acknowledge(4, ANSWER))
     return table
 
 
@@ -156,17 +156,17 @@ def test_an_answer_on_its_way_holds_the_next_order_back() -> None:
 
 
 def test_a_resize_is_in_effect_from_its_first_step_on_and_not_ordered_again() -> None:
-    moved, _ = transition(ResizeState(Phase.MOVING, SHRINK), Resized(ANSWER))
+    moved, _ = transition(ResizeState(Phase.MOVING, SHRINK), Regrouped(ANSWER))
     assert (moved.first_step_of, moved.in_effect, moved.answering) == (4, 0, True)
     assert transition(moved, Ordered(SHRINK)) == (moved, ())
     stepped, actions = transition(moved, Stepped())
-    assert (stepped.first_step_of, stepped.in_effect, actions) == (0, 4, (Report(),))
+    assert (stepped.first_step_of, stepped.in_effect, actions) == (0, 4, (ReportNow(),))
     assert transition(stepped, Stepped()) == (stepped, ())
     assert transition(stepped, Ordered(SHRINK)) == (stepped, ())
 
 
 def test_a_grow_is_not_acknowledged_and_does_not_hold_the_next_order_back() -> None:
-    moved, _ = transition(ResizeState(Phase.MOVING, GROW), Resized(ANSWER))
+    moved, _ = transition(ResizeState(Phase.MOVING, GROW), Regrouped(ANSWER))
     assert (moved.first_step_of, moved.answering) == (4, False)
 
 
@@ -203,6 +203,6 @@ def test_no_companion_is_left_behind_whatever_comes(events: list[Event]) -> None
 def test_states_differ_only_in_what_happened() -> None:
     """An event without effect leaves the other fields alone, too."""
     busy = ResizeState(first_step_of=7, answering=True, in_effect=6)
-    for event in (Recruited(4), PutOff(), Decided(), Declined("x"), Resized(ANSWER), Withdrawn(), Closed()):
+    for event in (Recruited(4), PutOff(), Decided(), Declined("x"), Regrouped(ANSWER), Withdrawn(), Closed()):
         assert transition(busy, event) == (busy, ())
     assert transition(busy, Answered())[0] == replace(busy, answering=False)
