@@ -1,7 +1,7 @@
-"""Where the ranks of a job meet anew: a store in rank 0's process, and the process groups that they form over it.
+"""Let the ranks of a job meet again after a resize: a store in rank 0's process, and process groups formed over it.
 
-Rank 0's process outlives every resize in place, so it holds the store. Whoever comes in proves by the secret that its
-keys begin with that it is of this job: a file of mode 0600 carries it to the joiners, the old groups to the others.
+Rank 0's process outlives every resize in place, so it holds the store. Whoever comes proves that it knows the store's
+secret: a file of mode 0600 carries it to joining ranks, the old process groups carry it to the others.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -20,71 +20,90 @@ import torch
 import torch.distributed as dist
 
 from pollux.errors import RankLost
-from pollux.ranks.torch_internals import set_group_timeout, tcp_store
+from pollux.ranks.sealed import HANDSHAKE_S, NoAnswer
+from pollux.ranks.store import ANSWER_S, Answer, Client, Operation, Request, Server
+from pollux.ranks.torch_internals import set_group_timeout
 from pollux.ranks.world import CONTROL_TIMEOUT, World, backend_for, node_name, where
 from pollux.slurm_job.allocation import node_address
 from pollux.slurm_job.network import interface_of
 
 FORM_WAIT = timedelta(seconds=60)
-"""For the others to come while groups are formed; a rank that died meanwhile is else waited for half an hour."""
+"""For the others to come while groups are formed; a rank that died then is else waited for half an hour."""
 
 POLL = 0.005
 """Seconds between two looks into the store."""
 
 
 class Rendezvous:
-    """The store, as one rank holds it: keys and values are text, under the meeting's secret."""
+    """The store, as one rank holds it. Values are JSON."""
 
-    def __init__(self, address: str, port: int, secret: str, store: Any) -> None:
+    def __init__(self, address: str, port: int, secret: str, store: Server | Client) -> None:
         self.address, self.port, self.secret = address, port, secret
         self._store = store
+        self._torch: Any = None
 
     @classmethod
     def open(cls, environ: MutableMapping[str, str] = os.environ) -> Rendezvous:
         """On rank 0: the store, on a free port of this node. Raises RankLost where it cannot be opened."""
-        address = own_address(environ)
+        address, secret = own_address(environ), secrets.token_hex(32)
         try:
-            store = tcp_store(address, 0, serves=True, timeout=FORM_WAIT)
-        except (dist.DistError, RuntimeError, ValueError) as error:
+            server = Server(secret.encode())
+        except OSError as error:
             raise RankLost(
-                f"no store can be opened for the ranks to meet in at {address}: {error}"
+                f"no store can be opened on {address} for the ranks to meet in: {error}"
             ) from error
-        return cls(address, store.port, secrets.token_hex(16), store)
+        return cls(address, server.port, secret, server)
 
     @classmethod
     def join(cls, address: str, port: int, secret: str) -> Rendezvous:
         """On the other ranks. Raises RankLost where rank 0 does not answer."""
-        try:
-            store = tcp_store(address, port, serves=False, timeout=FORM_WAIT)
-        except (dist.DistError, RuntimeError, ValueError) as error:
-            raise RankLost(f"rank 0 is not found at {address}, port {port}: {error}") from error
-        return cls(address, port, secret, store)
+        deadline = time.monotonic() + HANDSHAKE_S
+        while True:
+            try:
+                return cls(address, port, secret, Client(address, port, secret.encode()))
+            except NoAnswer as error:
+                if error.refused or time.monotonic() >= deadline:
+                    raise RankLost(f"rank 0 is not found at {address}: {error}") from error
+                time.sleep(0.1)
 
     def tell(self, key: str, value: Any) -> None:
         """Leave a value (of JSON) for the others. Raises RankLost."""
-        self._asking(lambda: self._store.set(self._key(key), json.dumps(value)))
+        self.ask("set", [key], json.dumps(value).encode())
 
     def heard(self, key: str) -> Any:
-        """What was left under the key; None where nothing was yet. Raises RankLost."""
-
-        def look() -> Any:
-            name = self._key(key)
-            return json.loads(self._store.get(name)) if self._store.check([name]) else None
-
-        return self._asking(look)
+        """The value under the key; None where there is none yet. Raises RankLost."""
+        found = self.ask("get", [key]).values[0]
+        return None if found is None else _plain(found)
 
     def count(self, key: str, more: int = 0) -> int:
         """Count up, and return the count. Raises RankLost."""
-        return int(self._asking(lambda: self._store.add(self._key(key), more)))
+        return self.ask("add", [key], amount=more).amount
 
-    def _key(self, key: str) -> str:
-        return f"{self.secret}/{key}"
+    def wait_for_any(self, keys: Sequence[str]) -> None:
+        """Wait until one of the keys has a value. Raises RankLost where rank 0 is gone."""
+        self.ask("wait", keys, timeout=None)
 
-    def _asking(self, ask: Callable[[], Any]) -> Any:
+    def ask(
+        self,
+        op: Operation,
+        keys: Sequence[str],
+        value: bytes = b"",
+        *,
+        amount: int = 0,
+        old: bytes = b"",
+        timeout: float | None = ANSWER_S,
+    ) -> Answer:
+        """Ask the store. Raises RankLost where it does not answer within `timeout` seconds (None: ever)."""
+        request = Request(op, tuple(keys), value, amount, old)
         try:
-            return ask()
-        except (dist.DistError, RuntimeError) as error:
+            if isinstance(self._store, Client):
+                return self._store.ask(request, timeout)
+            if op == "wait" and not self._store.values.wait(keys, timeout):
+                raise TimeoutError(f"no value of {', '.join(keys)} came within {timeout:.0f} s")
+            answer = self._store.values.ask(request)
+        except OSError as error:
             raise RankLost(f"the store in rank 0's process does not answer: {error}") from error
+        return answer or Answer()
 
     def form(self, old: World, name: str, rank: int, size: int, *, per_node: int, lent: int) -> World:
         """Form the process groups of `size` ranks, after `leave_groups`; `name` is this generation's alone.
@@ -92,8 +111,13 @@ class Rendezvous:
         Raises RankLost where the others do not come.
         """
         device = old.device
-        reach(self.address, self.port)
-        store = dist.PrefixStore(self._key(name), self._store)  # type: ignore[attr-defined]
+        self._choose_interface()
+        # torch keeps no reference that would keep the Python side of the store alive.
+        self._torch = _TorchStore(self)
+        store = dist.PrefixStore(name, self._torch)  # type: ignore[attr-defined]
+        if device.type == "cuda":
+            # NCCL's monitor would ask the store from a thread of its own, and go on while the interpreter ends.
+            os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"
         try:
             dist.init_process_group(
                 backend_for(device), store=store, rank=rank, world_size=size, timeout=FORM_WAIT
@@ -102,7 +126,7 @@ class Rendezvous:
             racks, places = where(control) if control is not None else (1, (node_name(),))
             _be_patient(control)
         except (dist.DistError, RuntimeError, ValueError) as error:
-            raise RankLost(f"{size} ranks were to form their process groups anew: {error}") from error
+            raise RankLost(f"{size} ranks were to form their process groups: {error}") from error
         return replace(
             old,
             rank=rank,
@@ -114,6 +138,64 @@ class Rendezvous:
             lent=lent,
             waiting=False,
         )
+
+    def _choose_interface(self, environ: MutableMapping[str, str] = os.environ) -> None:
+        """Have gloo use the interface that leads to rank 0, where it was told to use the loopback one."""
+        if environ.get("GLOO_SOCKET_IFNAME", "lo") != "lo":
+            return
+        interface = interface_of(self._store.here if isinstance(self._store, Client) else self.address)
+        if interface is not None:
+            environ["GLOO_SOCKET_IFNAME"] = interface
+
+
+class _TorchStore(dist.Store):  # type: ignore[misc, name-defined]
+    """The store in torch's own terms: torch's process groups find each other by it."""
+
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        super().__init__()
+        self._rendezvous = rendezvous
+        self._patience = FORM_WAIT
+
+    def set(self, key: str, value: Any) -> None:
+        self._ask("set", key, _raw(value))
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return self._ask("get", key).values[0] or b""
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        for key in keys:
+            self._ask("wait", key, timeout=timeout or self._patience)
+
+    def check(self, keys: list[str]) -> bool:
+        return None not in self._rendezvous.ask("get", keys).values
+
+    def add(self, key: str, amount: int) -> int:
+        return self._rendezvous.ask("add", [key], amount=amount).amount
+
+    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        answer = self._rendezvous.ask("swap", [key], _raw(desired), old=_raw(expected))
+        return answer.values[0] or b""
+
+    def delete_key(self, key: str) -> bool:
+        return bool(self._ask("delete", key).amount)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._patience = timeout
+
+    def _ask(self, op: Operation, key: str, value: bytes = b"", timeout: timedelta = FORM_WAIT) -> Answer:
+        return self._rendezvous.ask(op, [key], value, timeout=timeout.total_seconds())
+
+
+def _raw(value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def _plain(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RankLost(f"expected JSON in the store, got {text!r:.100}") from error
 
 
 def leave_groups() -> None:
@@ -153,20 +235,6 @@ def own_address(environ: MutableMapping[str, str] = os.environ) -> str:
         return socket.gethostbyname(told or "127.0.0.1")
     except OSError as error:
         raise RankLost(f"this node's address {told!r} cannot be resolved: {error}") from error
-
-
-def reach(address: str, port: int, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Have gloo use the interface that leads to rank 0, where it was told to use the loopback one."""
-    if environ.get("GLOO_SOCKET_IFNAME", "lo") != "lo":
-        return
-    try:
-        with socket.create_connection((address, port), timeout=10) as line:
-            mine = line.getsockname()[0]
-    except OSError as error:
-        raise RankLost(f"rank 0 is not reached at {address}, port {port}: {error}") from error
-    interface = interface_of(mine)
-    if interface is not None:
-        environ["GLOO_SOCKET_IFNAME"] = interface
 
 
 def until(done: Callable[[], bool], seconds: float) -> bool:

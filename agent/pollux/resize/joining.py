@@ -10,7 +10,6 @@ import atexit
 import json
 import logging
 import os
-import time
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,11 @@ from typing import Any
 import torch
 
 from pollux.errors import LEFT_STATUS, LaunchError, RankLost
-from pollux.ranks.rendezvous import POLL, Rendezvous, alone
+from pollux.ranks.rendezvous import Rendezvous, alone
 from pollux.ranks.world import World
 from pollux.slurm_job.ticket import Unusable, read_private
 
 logger = logging.getLogger("pollux")
-
-_IDLE_POLL = 0.02  # seconds; before the roll call nobody waits for this rank
 
 
 class Joiner:
@@ -90,20 +87,16 @@ class Joiner:
         """
         meeting = self.meeting
         meeting.tell(self.key(f"ready/{self.index}"), dict(same))
-        called = False
-        while True:
-            order = meeting.heard(self.key("go")) if called else None
-            if order is not None:
-                atexit.unregister(self._failed)
-                return dict(order)
+        for awaited in ("call", "go"):
+            meeting.wait_for_any([self.key(awaited), self.key("stop")])
             if meeting.heard(self.key("stop")) is not None:
                 atexit.unregister(self._failed)
                 logger.info("rank 0 does not need this rank any more")
                 raise SystemExit(LEFT_STATUS)
-            if not called and meeting.heard(self.key("call")) is not None:
+            if awaited == "call":
                 meeting.count(self.key("here"), 1)
-                called = True
-            time.sleep(POLL if called else _IDLE_POLL)
+        atexit.unregister(self._failed)
+        return dict(meeting.heard(self.key("go")))
 
     def key(self, name: str) -> str:
         return f"recruit/{self.move}/{name}"

@@ -1,0 +1,124 @@
+"""The store in rank 0's process: what ranks leave for each other, and nobody else can see or change."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pollux.errors import RankLost
+from pollux.ranks.handover import hand_over
+from pollux.ranks.rendezvous import Rendezvous, leave_groups
+from pollux.ranks.sealed import NoAnswer
+from pollux.ranks.store import Answer, Client, Request
+from pollux.ranks.world import World, join
+
+LOCAL = {"MASTER_ADDR": "127.0.0.1"}
+
+
+def test_values_are_left_and_found() -> None:
+    first = Rendezvous.open(dict(LOCAL))
+    second = Rendezvous.join("127.0.0.1", first.port, first.secret)
+    for one, other in ((first, second), (second, first)):
+        assert other.heard("nothing") is None
+        one.tell("here", {"a": [1, None]})
+        assert other.heard("here") == {"a": [1, None]}
+        before = other.count("steps")
+        assert one.count("steps", 2) == before + 2
+        assert other.count("steps") == before + 2
+
+
+def test_a_wait_ends_with_the_first_of_its_values() -> None:
+    first = Rendezvous.open(dict(LOCAL))
+    second = Rendezvous.join("127.0.0.1", first.port, first.secret)
+    third = Rendezvous.join("127.0.0.1", first.port, first.secret)
+    ended: list[str] = []
+
+    def wait(rendezvous: Rendezvous, name: str) -> None:
+        rendezvous.wait_for_any(["stop", "go"])
+        ended.append(name)
+
+    waiting = [threading.Thread(target=wait, args=each) for each in ((first, "first"), (second, "second"))]
+    for thread in waiting:
+        thread.start()
+    assert ended == []
+    third.tell("go", 1)
+    for thread in waiting:
+        thread.join(60)
+    assert sorted(ended) == ["first", "second"]
+
+
+def test_a_stranger_gets_nothing() -> None:
+    first = Rendezvous.open(dict(LOCAL))
+    first.tell("secret", "value")
+    with pytest.raises(RankLost, match="not this job's"):
+        Rendezvous.join("127.0.0.1", first.port, "guessed")
+    with pytest.raises(NoAnswer):
+        Client("127.0.0.1", first.port, b"")
+    with socket.create_connection(("127.0.0.1", first.port)) as line:
+        line.sendall(Request("get", ("secret",)).pack() + b"\n")
+        line.settimeout(20)
+        assert line.recv(4096) == b""
+    with pytest.raises((RuntimeError, dist.DistError)):
+        dist.TCPStore("127.0.0.1", first.port, None, False, timeout=timedelta(seconds=1))
+    second = Rendezvous.join("127.0.0.1", first.port, first.secret)
+    assert second.heard("secret") == "value", "the store has outlived them"
+
+
+def test_without_rank_0_there_is_a_typed_error() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    with pytest.raises(RankLost, match=r"rank 0 is not found at 127\.0\.0\.1"):
+        Rendezvous.join("127.0.0.1", port, "s")
+    with pytest.raises(RankLost, match=r"no value of x came within"):
+        Rendezvous.open(dict(LOCAL)).ask("wait", ["x"], timeout=0.01)
+
+
+def test_what_is_no_request_ends_its_connection_alone() -> None:
+    first = Rendezvous.open(dict(LOCAL))
+    client = Client("127.0.0.1", first.port, first.secret.encode())
+    client._socket.sendall(client._frames.pack(b'{"op": "shell", "keys": ["x"]}'))
+    client._socket.settimeout(20)
+    assert client._socket.recv(1) == b""
+    assert Rendezvous.join("127.0.0.1", first.port, first.secret).heard("x") is None
+
+
+@pytest.mark.parametrize("request_", [Request("set", ("k",), b"\x00"), Request("add", ("k",), amount=-2)])
+def test_requests_and_answers_come_back(request_: Request) -> None:
+    assert Request.parse(request_.pack()) == request_
+    answer = Answer((b"\xff", None), 3)
+    assert Answer.parse(answer.pack()) == answer
+
+
+def form(size: int) -> list[Any]:
+    """New groups over the store, and a state handed over in them."""
+    world = join(torch.device("cpu"))
+    found: list[Any] = [None]
+    meeting = Rendezvous.open() if world.rank == 0 else None
+    if meeting is not None:
+        found = [(meeting.address, meeting.port, meeting.secret)]
+    dist.broadcast_object_list(found, src=0)
+    meeting = meeting or Rendezvous.join(*found[0])
+    dist.barrier()
+    leave_groups()
+    for generation in range(2):
+        made: World = meeting.form(world, f"generation/{generation}", world.rank, size, per_node=size, lent=0)
+        state = {"w": torch.arange(5)} if made.rank == 0 else None
+        got = hand_over(state, made, joiners=1)
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        leave_groups()
+    return [total.item(), None if got is None else got["w"].tolist(), made.places]
+
+
+def test_process_groups_form_over_the_store(ranks: Any) -> None:
+    results = ranks(3, form, 3)
+    assert [result[0] for result in results] == [3.0] * 3
+    assert [result[1] for result in results] == [None, None, [0, 1, 2, 3, 4]]
+    assert all(len(result[2]) == 3 for result in results)
