@@ -1,20 +1,22 @@
-"""What invites a companion's launchers to a job: a file of its rank 0, read by `pollux run --companion FILE`.
+"""Read the file by which a job's rank 0 invites a companion's launchers: `pollux run --companion FILE`.
 
-A companion is a job of worker nodes alone, that lends them to another job of the same user. It runs what that one runs,
-where that one runs it, and ends with it: each of its launchers holds a connection to the other job's rank 0.
+A companion is a job of worker nodes alone, which lends them to another job of the same user. It runs what the other job
+runs, in the same directory, and ends with it: each of its launchers holds a connection to the other job's rank 0. The
+file holds the key of that connection, and the launchers' own key derives from it.
 """
 
 from __future__ import annotations
 
 import json
-import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pollux.errors import LaunchError
-from pollux.launcher.launcher_channel import keep_alive, signal_arrivals
+from pollux.launcher.channel import signal_arrivals
+from pollux.ranks.sealed import NoAnswer, connect, keep_alive
+from pollux.ranks.store import PURPOSE
 from pollux.slurm_job.ticket import Unusable, read_private
 
 CONNECT_TIMEOUT_S = 10.0
@@ -22,7 +24,7 @@ CONNECT_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class CompanionFile:
-    """A launcher's part of the file."""
+    """What a launcher reads in the file."""
 
     address: str
     port: int
@@ -30,6 +32,8 @@ class CompanionFile:
     cwd: str
     argv: tuple[str, ...]
     """The arguments of the other job's `pollux run`."""
+    secret: str = field(repr=False)
+    """The key of rank 0's store."""
 
 
 def read_invitation(path: Path) -> CompanionFile:
@@ -37,11 +41,17 @@ def read_invitation(path: Path) -> CompanionFile:
     try:
         document: Any = json.loads(read_private(path))
         match document:
-            case {"address": str(address), "port": int(port), "cwd": str(cwd), "argv": [*argv]}:
+            case {
+                "address": str(address),
+                "port": int(port),
+                "cwd": str(cwd),
+                "argv": [*argv],
+                "secret": str(secret),
+            }:
                 words = all(isinstance(word, str) for word in argv)
-                if words and not isinstance(port, bool) and 0 < port < 65536:
-                    return CompanionFile(address, port, cwd, tuple(argv))
-        raise Unusable("expected an object with address, port, cwd and argv")
+                if words and not isinstance(port, bool) and 0 < port < 65536 and secret:
+                    return CompanionFile(address, port, cwd, tuple(argv), secret)
+        raise Unusable("expected an object with address, port, cwd, argv and secret")
     except FileNotFoundError:
         raise LaunchError(
             f"{path} is gone: the job that this one is a companion of takes nobody in"
@@ -51,22 +61,22 @@ def read_invitation(path: Path) -> CompanionFile:
 
 
 class Parent:
-    """The connection to the other job's rank 0. It carries nothing; its end tells of that process's."""
+    """The connection to the other job's rank 0. It carries nothing; its end tells of that process's end."""
 
     def __init__(self, invitation: CompanionFile) -> None:
-        """Connect. Raises LaunchError where nobody listens."""
-        where = (invitation.address, invitation.port)
+        """Connect. Raises LaunchError where the other job's rank 0 does not answer."""
         deadline = time.monotonic() + CONNECT_TIMEOUT_S
         while True:
             try:
-                self._socket = socket.create_connection(where, timeout=CONNECT_TIMEOUT_S)
+                key = invitation.secret.encode()
+                self._socket, _ = connect(invitation.address, [invitation.port], key, PURPOSE, b"{}")
                 break
-            except ConnectionRefusedError as error:
-                # Nobody listens there any more.
-                raise LaunchError(_nobody(invitation, error)) from error
-            except OSError as error:
-                if time.monotonic() >= deadline:
-                    raise LaunchError(_nobody(invitation, error)) from error
+            except NoAnswer as error:
+                if error.refused or time.monotonic() >= deadline:
+                    raise LaunchError(
+                        "the job that this one is a companion of does not answer at "
+                        f"{invitation.address}: {error}"
+                    ) from error
                 time.sleep(0.2)
         keep_alive(self._socket)
         self._socket.setblocking(False)
@@ -86,7 +96,3 @@ class Parent:
 
     def close(self) -> None:
         self._socket.close()
-
-
-def _nobody(invitation: CompanionFile, error: OSError) -> str:
-    return f"the job that this one is a companion of does not answer at {invitation.address}:{invitation.port}: {error}"

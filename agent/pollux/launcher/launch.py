@@ -12,6 +12,7 @@ _LAUNCHED_AT = time.time()
 import argparse  # noqa: E402
 import dataclasses  # noqa: E402
 import os  # noqa: E402
+import secrets  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Sequence  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -19,7 +20,8 @@ from typing import NoReturn  # noqa: E402
 
 from pollux.errors import LaunchError, PolluxAgentError  # noqa: E402
 from pollux.launcher.companion_file import CompanionFile, read_invitation  # noqa: E402
-from pollux.launcher.node import Task, run_node, say  # noqa: E402
+from pollux.launcher.node import KEY_VARIABLE, PRELOAD, Task, run_node, say  # noqa: E402
+from pollux.launcher.state import Graces  # noqa: E402
 from pollux.launcher.workers import end_at_once  # noqa: E402
 from pollux.slurm_job.allocation import (  # noqa: E402
     StepAllocation,
@@ -55,13 +57,15 @@ change; outside of Slurm it may, up to the script's max_batch_size).
 """
 
 
-def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Entry point of the command `pollux`."""
+def main(
+    argv: Sequence[str] | None = None, *, graces: Graces | None = None, preload: Sequence[str] = PRELOAD
+) -> NoReturn:
+    """Entry point of the command `pollux`. Tests shorten `graces`, and leave out `preload`."""
     # A terminal's Ctrl-C while nothing runs yet ends the launcher without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     options = _parser().parse_args(argv)
     try:
-        status = run(options)
+        status = run(options, graces=graces, preload=preload)
     except PolluxAgentError as error:
         say(str(error))
         status = 2
@@ -123,9 +127,12 @@ def _count(text: str) -> int:
     return value
 
 
-def run(options: argparse.Namespace) -> int:
+def run(
+    options: argparse.Namespace, *, graces: Graces | None = None, preload: Sequence[str] = PRELOAD
+) -> int:
     """Start on all nodes when called from a batch script; otherwise run this node's workers. Raises LaunchError."""
     task, nproc = _task(options)
+    task = dataclasses.replace(task, graces=graces or Graces(), preload=preload)
     if task.invitation is None and not task.module and not Path(task.script).is_file():
         raise LaunchError(f"no such script: {task.script} (in {Path.cwd()})")
     if in_batch_script(os.environ):
@@ -203,7 +210,8 @@ def _start_on_all_nodes(task: Task) -> None:
     command += ["--companion", str(task.companion)] if task.companion is not None else task.command
     sys.stdout.flush()
     try:
-        os.execvpe("srun", command, without_stale(os.environ))
+        secret = {KEY_VARIABLE: secrets.token_hex(32)}
+        os.execvpe("srun", command, without_stale(os.environ) | secret)
     except OSError as error:
         raise LaunchError(f"inside a Slurm job, but srun cannot be started: {error}") from error
 

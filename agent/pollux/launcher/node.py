@@ -1,8 +1,9 @@
-"""One node's part of `pollux run`: meet the other launchers, fork a worker per GPU, and again where that is due."""
+"""Run one node's part of `pollux run`: meet the other launchers, fork a worker per GPU, restart them where asked."""
 
 from __future__ import annotations
 
 import gc
+import hmac
 import importlib
 import io
 import json
@@ -14,14 +15,16 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pollux.errors import LaunchError, PolluxAgentError
+from pollux.launcher.channel import Channel
 from pollux.launcher.companion_file import CompanionFile, Parent
-from pollux.launcher.launcher_channel import CANDIDATES, Channel, Link, gather, join, listen, signal_arrivals
+from pollux.launcher.launcher_channel import CANDIDATES, LauncherChannels, gather, join, listen
 from pollux.launcher.outcome import Outcome, Resized, describe
 from pollux.launcher.rank_channel import VARIABLE, open_line
+from pollux.launcher.state import Graces
 from pollux.launcher.supervisor import WATCHED, LaunchContext, Supervisor
 from pollux.launcher.workers import Notes, adopt_orphans, start_worker
 from pollux.slurm_job import wake_signal
@@ -40,9 +43,12 @@ PRELOAD = (
 """What every worker needs, imported once before the fork. Making a torch optimizer or wrapping a model in
 DistributedDataParallel imports torch._dynamo, which costs about as much CPU as torch itself."""
 
+KEY_VARIABLE = "POLLUX_LAUNCH_KEY"
+"""The secret by which the launchers of a step know each other, from `pollux run` in the batch script."""
+
 MAX_RETRIES = 3
-"""Starts beside --max-restarts after a rank has asked for one (out of memory: once per type of GPU), counted anew from
-each move that rank 0 announces: a companion that is lost costs a start, too."""
+"""Starts beside --max-restarts after a rank has asked for one (out of memory: once per type of GPU). The count begins
+at 0 with each move that rank 0 announces: a companion that is lost costs a start, too."""
 
 OWN_VARIABLES = ("POLLUX_RESIZED", "POLLUX_LEFT", "POLLUX_COMPANION", VARIABLE)
 """What only this launcher says to its workers; a launcher around it may have said it to this one."""
@@ -64,6 +70,9 @@ class Task:
     """The file that invites this companion; None in an ordinary job."""
     invitation: CompanionFile | None = None
     """What that file says."""
+    graces: Graces = field(default_factory=Graces)
+    preload: Sequence[str] = PRELOAD
+    """Modules to import before workers are forked."""
 
     def run(self) -> int:
         """Run the script in a worker, as `python SCRIPT ARGS` would."""
@@ -88,22 +97,24 @@ def run_node(allocation: StepAllocation, task: Task) -> int:
             # Whole lines, each at once: ranks share the output, and a rank that is ended must lose none of its own.
             stream.reconfigure(line_buffering=True, write_through=False)
     parent = Parent(task.invitation) if task.invitation is not None else None
-    meeting = _Rendezvous(allocation)
-    _import_once()
-    link = meeting.outcome()
+    meeting = _Rendezvous(allocation, launch_key(allocation, task.invitation))
+    _import_once(task.preload)
+    channels = meeting.outcome()
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     adopt_orphans()
-    link.signal_arrivals()
+    channels.signal_arrivals()
     if parent is not None:
         parent.signal_end()
-    return _start_until_done(allocation, task, link, parent)
+    return _start_until_done(allocation, task, channels, parent)
 
 
-def _start_until_done(allocation: StepAllocation, task: Task, link: Link, parent: Parent | None) -> int:
+def _start_until_done(
+    allocation: StepAllocation, task: Task, channels: LauncherChannels, parent: Parent | None
+) -> int:
     launched, restarts, retries, failures = task.launched_at, 0, 0, 0
     resized = Resized()
     while True:
-        env = _shared_environment(allocation, link) | resized.environment
+        env = _shared_environment(allocation, channels) | resized.environment
         env |= {"POLLUX_LAUNCHED_AT": repr(launched), "POLLUX_IMPORTED_AT": repr(time.time())}
         env |= {
             "POLLUX_RESTARTS": str(failures),
@@ -111,15 +122,16 @@ def _start_until_done(allocation: StepAllocation, task: Task, link: Link, parent
         }
         if task.companion is not None:
             env["POLLUX_COMPANION"] = str(task.companion)
-        standing = LaunchContext(
+        context = LaunchContext(
             host(),
             may_restart=parent is None and restarts < task.max_restarts,
             may_retry=parent is None and retries < MAX_RETRIES,
             resized=resized,
             parent=parent,
+            graces=task.graces,
         )
-        outcome, moved = _start_once(allocation, task, link, env, standing)
-        if outcome.failure is not None and link.is_hub:
+        outcome, moved = _start_once(allocation, task, channels, env, context)
+        if outcome.failure is not None and channels.is_hub:
             say(describe(outcome.failure))
         if outcome.again is None:
             return outcome.status
@@ -133,21 +145,25 @@ def _start_until_done(allocation: StepAllocation, task: Task, link: Link, parent
         else:
             restarts, failures = restarts + 1, failures + 1
             what = f"from the newest checkpoint: {restarts} of {task.max_restarts}"
-        if link.is_hub:
+        if channels.is_hub:
             say(f"starting all ranks again, {what}")
-        link.keep(outcome.again.nodes, outcome.again.port)
+        channels.keep(outcome.again.nodes, outcome.again.port)
 
 
 def _start_once(
-    allocation: StepAllocation, task: Task, link: Link, env: dict[str, str], standing: LaunchContext
+    allocation: StepAllocation,
+    task: Task,
+    channels: LauncherChannels,
+    env: dict[str, str],
+    context: LaunchContext,
 ) -> tuple[Outcome, bool]:
     """Start this node's workers, and see them through: how that ended, and whether rank 0 announced a move."""
-    ours, theirs = _line_to_rank_0(link, standing)
+    ours, theirs = _line_to_rank_0(channels, context)
 
     def body() -> int:
-        link.close()
-        if standing.parent is not None:
-            standing.parent.close()
+        channels.close()
+        if context.parent is not None:
+            context.parent.close()
         if ours is not None and theirs is not None:
             ours.close()
             if os.environ["RANK"] == "0":
@@ -159,7 +175,7 @@ def _start_once(
     notes = Notes(allocation.workers)
     workers = []
     for local_rank in range(allocation.workers):
-        rank = link.first_rank + local_rank
+        rank = channels.first_rank + local_rank
         own = env | {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
         if allocation.gpu_ids:
             own["CUDA_VISIBLE_DEVICES"] = allocation.gpu_ids[local_rank % len(allocation.gpu_ids)]
@@ -167,7 +183,7 @@ def _start_once(
         workers.append(start_worker(rank, local_rank, own, body, notes, unblock=unblock))
     if theirs is not None:
         theirs.close()
-    supervisor = Supervisor(workers, notes, link, standing, ours)
+    supervisor = Supervisor(workers, notes, channels, context, ours)
     outcome = supervisor.wait()
     if ours is not None:
         ours.close()
@@ -177,55 +193,54 @@ def _start_once(
     return outcome, supervisor.moved
 
 
-def _line_to_rank_0(link: Link, standing: LaunchContext) -> tuple[Channel | None, socket.socket | None]:
+def _line_to_rank_0(
+    channels: LauncherChannels, context: LaunchContext
+) -> tuple[Channel | None, socket.socket | None]:
     """A new line, on node 0 of a job that is nobody's companion."""
-    if not link.is_hub or standing.parent is not None:
+    if not channels.is_hub or context.parent is not None:
         return None, None
     ours, theirs = open_line()
-    signal_arrivals(ours.socket)
+    ours.signal_arrivals()
     return ours, theirs
 
 
 class _Rendezvous:
     """Rendezvous the other nodes' launchers, in a thread while torch is imported. It ends before any fork."""
 
-    def __init__(self, allocation: StepAllocation) -> None:
-        self._link: Link | None = None
+    def __init__(self, allocation: StepAllocation, key: bytes) -> None:
+        self._channels: LauncherChannels | None = None
         self._error: PolluxAgentError | None = None
         self._thread: threading.Thread | None = None
         if allocation.num_nodes > 1:
-            self._thread = threading.Thread(target=self._meet, args=(allocation,), daemon=True)
+            self._thread = threading.Thread(target=self._meet, args=(allocation, key), daemon=True)
             self._thread.start()
         else:
-            self._link = Link.alone(allocation.workers, host())
+            self._channels = LauncherChannels.alone(allocation.workers, host())
 
-    def outcome(self) -> Link:
-        """The link to the others. Raises RankLost and LaunchError."""
+    def outcome(self) -> LauncherChannels:
+        """The channels to the others. Raises RankLost and LaunchError."""
         if self._thread is not None:
             self._thread.join()
         if self._error is not None:
             raise self._error
-        assert self._link is not None
-        return self._link
+        assert self._channels is not None
+        return self._channels
 
-    def _meet(self, allocation: StepAllocation) -> None:
+    def _meet(self, allocation: StepAllocation, key: bytes) -> None:
         # This thread may outlive its end, as Python sees it, by a moment, and must not be the one that takes a signal
-        # which the main thread has blocked by then: SIGIO of the link would end the process.
+        # which the main thread has blocked by then: SIGIO of the channels would end the process.
         signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
         ports, workers, num_nodes = (
             allocation.link_ports(CANDIDATES),
             allocation.workers,
             allocation.num_nodes,
         )
-        ticket = read_ticket()
-        # Without a ticket the key keeps attempts and jobs apart, and no more.
-        key = (ticket.token if ticket is not None else "no ticket").encode() + allocation.identity.encode()
         try:
             if allocation.node_rank == 0:
-                self._link = gather(listen(ports), key, workers, num_nodes, name=host())
+                self._channels = gather(listen(ports), key, workers, num_nodes, name=host())
             else:
                 address = node_address(allocation.first_node)
-                self._link = join(address, ports, key, allocation.node_rank, workers, name=host())
+                self._channels = join(address, ports, key, allocation.node_rank, workers, name=host())
         except PolluxAgentError as error:
             self._error = error
         except Exception as error:
@@ -233,27 +248,48 @@ class _Rendezvous:
             self._error = LaunchError(f"the launchers could not meet: {type(error).__name__}: {error}")
 
 
-def _shared_environment(allocation: StepAllocation, link: Link) -> dict[str, str]:
+def launch_key(allocation: StepAllocation, invitation: CompanionFile | None) -> bytes:
+    """The key by which the launchers of this step know each other. Raises LaunchError where there is none.
+
+    Only the job's user can know it: it derives from a companion's file, from what `pollux run` in the batch script has
+    put into srun's environment, or from the job's ticket. It differs between attempts and steps.
+    """
+    secret = os.environ.pop(KEY_VARIABLE, "")
+    if invitation is not None:
+        secret = invitation.secret
+    elif not secret and allocation.num_nodes > 1:
+        ticket = read_ticket()
+        secret = "" if ticket is None else ticket.token
+    if not secret and allocation.num_nodes > 1:
+        raise LaunchError(
+            "the launchers of several nodes need a secret to know each other by, and this job has no Pollux ticket: "
+            f"call `pollux run` in the batch script without srun, or export {KEY_VARIABLE}=$(openssl rand -hex 32) "
+            "before srun"
+        )
+    return hmac.digest(secret.encode(), f"pollux launchers {allocation.identity}".encode(), "sha256")
+
+
+def _shared_environment(allocation: StepAllocation, channels: LauncherChannels) -> dict[str, str]:
     """What this node's workers find in their environment, by torchrun's names."""
     env = {
-        "WORLD_SIZE": str(sum(link.workers)),
+        "WORLD_SIZE": str(sum(channels.workers)),
         "LOCAL_WORLD_SIZE": str(allocation.workers),
-        "GROUP_RANK": str(link.node_rank),
-        "GROUP_WORLD_SIZE": str(len(link.workers)),
-        "MASTER_ADDR": link.address,
-        "MASTER_PORT": str(link.port),
+        "GROUP_RANK": str(channels.node_rank),
+        "GROUP_WORLD_SIZE": str(len(channels.workers)),
+        "MASTER_ADDR": channels.address,
+        "MASTER_PORT": str(channels.port),
     }
     # gloo would look the host's name up, and that need not lead to an address which the others can reach.
-    interface = interface_of(link.here)
+    interface = interface_of(channels.here)
     if interface is not None and "GLOO_SOCKET_IFNAME" not in os.environ:
         env["GLOO_SOCKET_IFNAME"] = interface
     return env
 
 
-def _import_once() -> None:
+def _import_once(names: Sequence[str]) -> None:
     """Import what workers need, without the garbage collector's passes over it, then or in a worker."""
     gc.disable()
-    for name in PRELOAD:
+    for name in names:
         try:
             importlib.import_module(name)
         except ModuleNotFoundError as error:

@@ -1,11 +1,13 @@
-"""How a start of a job's workers ended: who failed first, or who goes on."""
+"""How one start of a job's workers ends: who failed first, and who goes on."""
 
 from __future__ import annotations
 
+import math
 import signal
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Self
+
+LONGEST = 4096  # characters of a text in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,23 +20,37 @@ class Failure:
     why: str
     where: str
 
+    @property
+    def order(self) -> tuple[float, int]:
+        """The least of several failures is the first."""
+        return self.at, self.rank
+
     @classmethod
-    def from_message(cls, raw: Any) -> Self | None:
-        """Of another launcher. Raises KeyError, TypeError and ValueError."""
-        if raw is None:
-            return None
-        at, rank, status = float(raw["at"]), int(raw["rank"]), int(raw["status"])
-        return cls(at, rank, status, str(raw["why"]), str(raw["where"]))
+    def parse(cls, raw: Any) -> Self | None:
+        """From a message. Raises ValueError."""
+        match raw:
+            case None:
+                return None
+            case {
+                "at": int() | float() as at,
+                "rank": int(rank),
+                "status": int(status),
+                "why": str(why),
+                "where": str(where),
+            } if is_count(rank) and is_count(status) and status < 256 and math.isfinite(at):
+                if type(at) in (int, float) and max(len(why), len(where)) <= LONGEST:
+                    return cls(float(at), rank, status, why, where)
+        raise ValueError(f"expected a failure, got {raw!r:.200}")
 
 
 @dataclass(frozen=True, slots=True)
 class Resized:
-    """The newest move in which nodes left or all ranks began anew, for those who start after it."""
+    """The newest move that removed nodes or restarted all ranks, passed to the next start."""
 
     move_id: int = 0
     """polluxd's number of it; 0 where there was none."""
     left: tuple[str, ...] = ()
-    """Slurm's names of the nodes that left in it."""
+    """Slurm's names of the nodes that the move removed."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -42,29 +58,40 @@ class Resized:
             return {}
         return {"POLLUX_RESIZED": str(self.move_id), "POLLUX_LEFT": ",".join(self.left)}
 
+    @classmethod
+    def parse(cls, raw: Any) -> Self:
+        """From a message. Raises ValueError."""
+        match raw:
+            case {"move_id": int(move_id), "left": [*left]} if is_count(move_id):
+                if all(isinstance(name, str) and len(name) <= LONGEST for name in left):
+                    return cls(move_id, tuple(left))
+        raise ValueError(f"expected a move and the nodes that left, got {raw!r:.200}")
+
 
 @dataclass(frozen=True, slots=True)
 class Again:
     """The next start of the workers."""
 
-    port: int
-    """Its MASTER_PORT."""
     nodes: tuple[int, ...]
     """Who takes part, in order, by the numbers of the start before."""
     resized: Resized = Resized()
     asked: bool = False
-    """A rank has asked for it: it counts as no restart after a failure."""
+    """A rank asked for it: it does not count as a restart after a failure."""
+    port: int = 0
+    """Its MASTER_PORT; 0 until node 0 has chosen one."""
 
     @classmethod
-    def from_message(cls, raw: Mapping[str, Any] | None) -> Self | None:
-        """Of another launcher. Raises KeyError, TypeError and ValueError."""
-        if raw is None:
-            return None
-        resized = raw["resized"]
-        left = tuple(str(name) for name in resized["left"])
-        nodes = tuple(int(node) for node in raw["nodes"])
-        moved = Resized(int(resized["move_id"]), left)
-        return cls(int(raw["port"]), nodes, moved, bool(raw["asked"]))
+    def parse(cls, raw: Any) -> Self | None:
+        """From a message. Raises ValueError."""
+        match raw:
+            case None:
+                return None
+            case {"nodes": [0, *more], "resized": resized, "asked": bool(asked), "port": int(port)}:
+                nodes = (0, *more)
+                whole = all(map(is_count, nodes)) and list(nodes) == sorted(set(nodes))
+                if whole and is_count(port) and 0 < port < 65536:
+                    return cls(nodes, Resized.parse(resized), asked, port)
+        raise ValueError(f"expected the next start, got {raw!r:.200}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +102,7 @@ class Outcome:
     ended_by: int | None = None
     """The signal that asked this launcher to end."""
     again: Again | None = None
-    """The workers are to be started again."""
+    """The workers start again."""
     left: bool = False
     """This node has left the job."""
 
@@ -86,19 +113,10 @@ class Outcome:
             return 128 + self.ended_by
         return self.failure.status if self.failure is not None else 0
 
-    def message(self) -> dict[str, Any]:
-        """For the other launchers."""
-        failure, again = self.failure, self.again
-        return {
-            "type": "outcome",
-            "failure": asdict(failure) if failure else None,
-            "again": asdict(again) if again else None,
-        }
 
-    @classmethod
-    def from_message(cls, raw: Mapping[str, Any]) -> Self:
-        """Of node 0. Raises KeyError, TypeError and ValueError."""
-        return cls(Failure.from_message(raw["failure"]), again=Again.from_message(raw["again"]))
+def is_count(value: Any) -> bool:
+    """Whether a value of JSON is a whole number from 0 that fits into 63 bits."""
+    return type(value) is int and 0 <= value < 1 << 63
 
 
 def describe_status(status: int) -> str:

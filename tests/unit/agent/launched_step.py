@@ -20,13 +20,9 @@ PATIENCE_S = 100.0
 LAUNCHER = """
 import sys
 from pollux.launcher import launch
-from pollux.launcher import node
-from pollux.launcher import supervisor
-node.PRELOAD = ()
-for setting in sys.argv.pop(1).split():
-    name, _, value = setting.partition("=")
-    setattr(supervisor, name, float(value))
-launch.main(["run", *sys.argv[1:]])
+from pollux.launcher.state import Graces
+graces = {name: float(value) for name, _, value in (each.partition("=") for each in sys.argv.pop(1).split())}
+launch.main(["run", *sys.argv[1:]], graces=Graces(**graces), preload=())
 """
 
 PRELUDE = '''
@@ -110,6 +106,7 @@ class Step:
             "SLURM_STEP_NUM_NODES": str(nodes),
             "SLURM_STEP_NUM_TASKS": str(nodes),
             "SLURM_STEP_NODELIST": "n0",
+            "POLLUX_LAUNCH_KEY": "as the batch script's `pollux run` would have made it",
         }
         self.launchers: list[subprocess.Popen[bytes]] = []
         for number in range(nodes):

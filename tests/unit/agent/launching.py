@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pollux.launcher import launcher_channel, outcome, supervisor
-from pollux.launcher.launcher_channel import Link
+from pollux.launcher import launcher_channel, outcome
+from pollux.launcher.launcher_channel import LauncherChannels
 from pollux.launcher.outcome import Outcome
+from pollux.launcher.state import Graces
 from pollux.launcher.supervisor import WATCHED, LaunchContext, Supervisor
 from pollux.launcher.workers import Notes, start_worker
 from pollux.slurm_job import wake_signal
+
+SHORT = Graces(sibling=0.1, term=0.3)
 
 
 @pytest.fixture
@@ -54,7 +57,12 @@ def in_child(body: Callable[[], int]) -> tuple[int, str]:
     return os.waitstatus_to_exitcode(status), text
 
 
-def run_workers(*bodies: Callable[[], int], node_link: Link | None = None, first: int = 0) -> Outcome:
+def run_workers(
+    *bodies: Callable[[], int],
+    channels: LauncherChannels | None = None,
+    first: int = 0,
+    graces: Graces = SHORT,
+) -> Outcome:
     """Fork one worker per body and see them through, as the launcher does."""
     notes = Notes(len(bodies))
     unblock = WATCHED - {wake_signal.WAKE_SIGNAL}
@@ -62,9 +70,8 @@ def run_workers(*bodies: Callable[[], int], node_link: Link | None = None, first
         start_worker(first + number, number, {"RANK": str(first + number)}, body, notes, unblock=unblock)
         for number, body in enumerate(bodies)
     ]
-    return Supervisor(
-        workers, notes, node_link or Link.alone(len(bodies), "here"), LaunchContext("here")
-    ).wait()
+    channels = channels or LauncherChannels.alone(len(bodies), "here")
+    return Supervisor(workers, notes, channels, LaunchContext("here", graces=graces)).wait()
 
 
 def succeed() -> int:
@@ -91,12 +98,6 @@ def fail() -> int:
     raise ValueError("on purpose")
 
 
-@pytest.fixture
-def short_graces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "SIBLING_GRACE_S", 0.1)
-    monkeypatch.setattr(supervisor, "TERM_GRACE_S", 0.3)
-
-
 def ports() -> list[int]:
     return [launcher_channel.free_port() for _ in range(4)]
 
@@ -120,7 +121,7 @@ def on_nodes(*bodies: Callable[[], int]) -> list[tuple[int, str]]:
                 mine.close()
                 return body()
 
-            ended = run_workers(worker, node_link=mine, first=number)
+            ended = run_workers(worker, channels=mine, first=number)
             if ended.failure is not None:
                 print(outcome.describe(ended.failure), file=sys.stderr)
             return ended.status

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,18 +14,56 @@ from typing import Any
 import pytest
 
 from pollux.errors import LaunchError
+from pollux.launcher import companion_file
 from pollux.launcher.companion_file import CompanionFile, Parent, read_invitation
 from pollux.launcher.rank_channel import VARIABLE, LauncherLine
+from pollux.ranks.sealed import Entrance
+from pollux.ranks.store import PURPOSE
 from tests.unit.agent.launched_step import PRELUDE, step
 
-QUICK = "SIBLING_GRACE_S=0.1"
+SECRET = "the other job's"
+QUICK = "sibling=0.1"
+
+
+class Rank0:
+    """Something that listens, as the other job's rank 0 does."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self.port = listener.getsockname()[1]
+        self._entrance = Entrance(listener, SECRET.encode(), PURPOSE)
+
+    def accept(self) -> socket.socket:
+        """The next connection of a launcher that knows the secret."""
+        while True:
+            for connection, _, _ in self._entrance.admitted(1.0):
+                return connection
+
+    def serve(self, ended: threading.Event) -> None:
+        held = []
+        while not ended.is_set():
+            held += self._entrance.admitted(0.05)
+        for connection, _, _ in held:
+            connection.close()
 
 
 @contextmanager
-def rank_0() -> Iterator[tuple[int, socket.socket]]:
-    """Something that listens, as the other job's rank 0 does: (port, listener)."""
+def rank_0() -> Iterator[Rank0]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield listener.getsockname()[1], listener
+        yield Rank0(listener)
+
+
+@contextmanager
+def serving() -> Iterator[int]:
+    """The port of a rank 0 that takes in everybody who knows the secret."""
+    ended = threading.Event()
+    with rank_0() as made:
+        thread = threading.Thread(target=made.serve, args=(ended,))
+        thread.start()
+        try:
+            yield made.port
+        finally:
+            ended.set()
+            thread.join()
 
 
 def invite(folder: Path, listening: int, body: str, *options: str, **changes: Any) -> Path:
@@ -33,7 +72,13 @@ def invite(folder: Path, listening: int, body: str, *options: str, **changes: An
     elsewhere.mkdir(exist_ok=True)
     (elsewhere / "theirs.py").write_text(PRELUDE + body)
     argv = ["--nproc", "2", "--max-restarts", "2", *options, "theirs.py", str(folder), "--lr", "1"]
-    document = {"address": "127.0.0.1", "port": listening, "cwd": str(elsewhere), "argv": argv, "secret": "s"}
+    document = {
+        "address": "127.0.0.1",
+        "port": listening,
+        "cwd": str(elsewhere),
+        "argv": argv,
+        "secret": SECRET,
+    }
     file = folder / "invitation.json"
     file.touch(mode=0o600)
     file.write_text(json.dumps(document | changes))
@@ -46,7 +91,7 @@ names = ("POLLUX_COMPANION", "POLLUX_COMMAND", "POLLUX_LAUNCHER_FD", "POLLUX_RES
 note("ran", cwd=os.getcwd(), argv=sys.argv, **{name: os.environ.get(name) for name in names})
 sys.exit(76)
 """
-    with rank_0() as (port, _):
+    with serving() as port:
         file = invite(tmp_path, port, body)
         # As if submitted from within a rank of a job that was resized.
         around = {"POLLUX_RESIZED": "4", "POLLUX_LAUNCHER_FD": "3:1", "POLLUX_LEFT": "n9"}
@@ -79,7 +124,7 @@ def test_what_a_companion_needs_is_in_the_environment_of_every_rank(tmp_path: Pa
 
 @pytest.mark.parametrize("status", [75, 77, 3])
 def test_its_workers_are_never_started_again(tmp_path: Path, status: int) -> None:
-    with rank_0() as (port, _):
+    with serving() as port:
         file = invite(tmp_path, port, f"sys.exit({status})")
         with step(tmp_path, 1, "", "--companion", str(file), settings=QUICK) as launched:
             assert launched.statuses() == [status], launched.output()
@@ -88,12 +133,10 @@ def test_its_workers_are_never_started_again(tmp_path: Path, status: int) -> Non
 
 @pytest.mark.parametrize(("body", "nodes"), [("time.sleep(90)", 1), ("time.sleep(90)", 2), ("stuck()", 1)])
 def test_it_ends_with_the_other_job(tmp_path: Path, body: str, nodes: int) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        file = invite(tmp_path, listener.getsockname()[1], f'mark(f"up-{{rank}}"); {body}')
-        with step(
-            tmp_path, nodes, "", "--companion", str(file), settings=f"{QUICK} TERM_GRACE_S=0.5"
-        ) as launched:
-            held = [listener.accept()[0] for _ in range(nodes)]
+    with rank_0() as parent:
+        file = invite(tmp_path, parent.port, f'mark(f"up-{{rank}}"); {body}')
+        with step(tmp_path, nodes, "", "--companion", str(file), settings=f"{QUICK} term=0.5") as launched:
+            held = [parent.accept() for _ in range(nodes)]
             launched.until(lambda: len(list(tmp_path.glob("up-*"))) == 2 * nodes)
             for each in held:
                 each.close()
@@ -101,10 +144,10 @@ def test_it_ends_with_the_other_job(tmp_path: Path, body: str, nodes: int) -> No
 
 
 def test_ranks_that_end_well_with_the_other_job_have_not_failed(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        file = invite(tmp_path, listener.getsockname()[1], 'mark(f"up-{rank}"); wait_for("over")')
-        with step(tmp_path, 1, "", "--companion", str(file), settings="SIBLING_GRACE_S=60") as launched:
-            held = listener.accept()[0]
+    with rank_0() as parent:
+        file = invite(tmp_path, parent.port, 'mark(f"up-{rank}"); wait_for("over")')
+        with step(tmp_path, 1, "", "--companion", str(file), settings="sibling=60") as launched:
+            held = parent.accept()
             launched.until(lambda: len(list(tmp_path.glob("up-*"))) == 2)
             held.close()
             (tmp_path / "over").touch()
@@ -136,8 +179,10 @@ def test_a_file_that_is_no_invitation_is_refused(tmp_path: Path) -> None:
         {"argv": "train.py"},
         {"argv": [1]},
         {"cwd": None},
+        {"secret": ""},
+        {"secret": None},
     ):
-        assert "expected an object with address, port, cwd and argv" in why(
+        assert "expected an object with address, port, cwd, argv and secret" in why(
             invite(tmp_path, 1234, "", **change)
         )
     for text in ("", "[]", '{"address": ', "\xff", "{}"):
@@ -168,7 +213,7 @@ def test_another_users_file_is_refused(tmp_path: Path) -> None:
 def test_an_invitation_that_leads_nowhere_starts_nobody(
     tmp_path: Path, changes: dict[str, Any], why: str
 ) -> None:
-    with rank_0() as (port, _):
+    with serving() as port:
         pass  # nobody listens there any more
     file = invite(tmp_path, port, "", **changes)
     with step(tmp_path, 1, "", "--companion", str(file)) as launched:
@@ -178,9 +223,14 @@ def test_an_invitation_that_leads_nowhere_starts_nobody(
 
 
 def test_the_end_of_the_other_rank_0_is_noticed_and_its_words_are_not() -> None:
-    with rank_0() as (port, listener):
-        parent = Parent(CompanionFile("127.0.0.1", port, "/", ()))
-        connection, _ = listener.accept()
+    with rank_0() as other:
+        made: list[Parent] = []
+        invitation = CompanionFile("127.0.0.1", other.port, "/", (), SECRET)
+        connecting = threading.Thread(target=lambda: made.append(Parent(invitation)))
+        connecting.start()
+        connection = other.accept()
+        connecting.join()
+        (parent,) = made
         assert not parent.gone()
         connection.sendall(b"something")
         assert not parent.gone()
@@ -188,6 +238,12 @@ def test_the_end_of_the_other_rank_0_is_noticed_and_its_words_are_not() -> None:
         while not parent.gone():  # what was sent is read first
             pass
         parent.close()
+
+
+def test_whoever_listens_in_the_other_jobs_place_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(companion_file, "CONNECT_TIMEOUT_S", 0.2)
+    with serving() as port, pytest.raises(LaunchError, match="does not answer"):
+        Parent(CompanionFile("127.0.0.1", port, "/", (), "another secret"))
 
 
 @pytest.mark.parametrize("value", ["", "3", "x:1", "3:1", "{other}:{nobody}", "{closed}:{me}", "{file}:{me}"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -13,7 +12,11 @@ import pytest
 
 from pollux.errors import LaunchError, RankLost
 from pollux.launcher import launcher_channel, node
-from pollux.launcher.launcher_channel import Link
+from pollux.launcher.channel import Channel
+from pollux.launcher.companion_file import CompanionFile
+from pollux.launcher.launcher_channel import LauncherChannels
+from pollux.launcher.messages import Decided
+from pollux.launcher.outcome import Failure
 from pollux.launcher.supervisor import LaunchContext, Supervisor
 from pollux.launcher.workers import Notes
 from pollux.slurm_job.allocation import StepAllocation
@@ -22,20 +25,19 @@ from tests.unit.agent.launching import (  # noqa: F401 - fixtures among them
     linger,
     on_nodes,
     ports,
-    short_graces,
     succeed,
 )
 
 pytestmark = [
     pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning"),
-    pytest.mark.usefixtures("launcher_signals", "short_graces"),
+    pytest.mark.usefixtures("launcher_signals"),
 ]
 
 
 def connect(
     num_nodes: int, workers: list[int], candidates: list[int], key: bytes = b"key"
-) -> dict[int, Link]:
-    links: dict[int, Link] = {}
+) -> dict[int, LauncherChannels]:
+    links: dict[int, LauncherChannels] = {}
 
     def meet(node: int) -> None:
         if node == 0:
@@ -84,7 +86,7 @@ def test_strangers_do_not_join() -> None:
     listener = launcher_channel.listen(candidates)
 
     def intrude() -> None:
-        with pytest.raises(RankLost, match="is not this job's launcher"):
+        with pytest.raises(RankLost, match="is not this job's"):
             launcher_channel.join("127.0.0.1", candidates, b"other key", 1, 1, timeout=0.5)
 
     intruder = threading.Thread(target=intrude)
@@ -121,11 +123,10 @@ def test_a_verdict_holds_that_is_read_together_with_the_end_of_the_line() -> Non
     with socket.create_server(("127.0.0.1", 0)) as server:
         line = socket.create_connection(server.getsockname())
         node_0, _ = server.accept()
-    failure = {"at": 1.0, "rank": 0, "status": 7, "why": "sys.exit(7)", "where": "pid 1, n1"}
-    message = {"type": "outcome", "failure": failure, "again": None}
-    node_0.sendall(json.dumps(message).encode() + b"\n")
+    failure = Failure(1.0, 0, 7, "sys.exit(7)", "pid 1, n1")
+    Channel(node_0, 1).send(Decided(failure, None))
     node_0.close()
-    mine = Link(1, [launcher_channel.Channel(line, 0)], [1, 1], ["n0", "n1"], "127.0.0.1", "127.0.0.1", 1)
+    mine = LauncherChannels(1, [Channel(line, 0)], [1, 1], ["n0", "n1"], "127.0.0.1", "127.0.0.1", 1)
     assert Supervisor([], Notes(1), mine, LaunchContext("here")).wait().status == 7
 
 
@@ -157,4 +158,71 @@ def test_a_meeting_that_fails_in_any_way_starts_nobody(monkeypatch: pytest.Monke
     monkeypatch.setattr(node, "gather", fail)
     monkeypatch.setattr(node, "listen", fail)
     with pytest.raises(LaunchError, match="could not meet: TypeError"):
-        node._Rendezvous(StepAllocation(num_nodes=2)).outcome()
+        node._Rendezvous(StepAllocation(num_nodes=2), b"key").outcome()
+
+
+def test_idle_strangers_do_not_delay_the_meeting() -> None:
+    """Each of them had its own ten seconds, one after the other."""
+    candidates = ports()
+    listener = launcher_channel.listen(candidates)
+    strangers = [socket.create_connection(("127.0.0.1", listener.getsockname()[1])) for _ in range(8)]
+    joined: list[LauncherChannels] = []
+
+    def join() -> None:
+        joined.append(launcher_channel.join("127.0.0.1", candidates, b"key", 1, 1, timeout=5))
+
+    other = threading.Thread(target=join)
+    other.start()
+    made = launcher_channel.gather(listener, b"key", 1, 2, timeout=5)
+    other.join()
+    assert [each.node for each in made.channels] == [1]
+    for each in (*joined, made):
+        each.close()
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_idle_strangers_do_not_extend_the_wait() -> None:
+    listener = launcher_channel.listen(ports())
+    strangers = [socket.create_connection(("127.0.0.1", listener.getsockname()[1])) for _ in range(8)]
+    ended = threading.Event()
+
+    def keep_coming() -> None:
+        while not ended.wait(0.05):
+            try:
+                strangers.append(socket.create_connection(listener.getsockname()))
+            except OSError:
+                return
+
+    more = threading.Thread(target=keep_coming)
+    more.start()
+    with pytest.raises(RankLost, match="did not join within 0 s"):
+        launcher_channel.gather(listener, b"key", 1, 2, timeout=0.4)
+    ended.set()
+    more.join()
+    for stranger in strangers:
+        stranger.close()
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"[]", b'{"node": 0, "workers": 1, "name": ""}', b'{"node": 2, "workers": 1, "name": ""}',
+             b'{"node": 1, "workers": 0, "name": ""}', b'{"node": true, "workers": 1, "name": ""}',
+             b'{"node": 1, "workers": 1}', b"[" * 4000]
+)  # fmt: skip
+def test_a_launcher_that_says_nonsense_of_itself_is_not_taken(text: bytes) -> None:
+    assert launcher_channel.Hello.parse(text, 2) is None
+
+
+def test_launchers_without_a_secret_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What every user of the cluster knows (job, attempt, step) is no key."""
+    for name in (node.KEY_VARIABLE, "POLLUX_TICKET_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(LaunchError, match="need a secret to know each other by"):
+        node.launch_key(StepAllocation(num_nodes=2), None)
+    assert node.launch_key(StepAllocation(), None), "one node talks to nobody"
+    invited = CompanionFile("127.0.0.1", 1, "/", (), "the file's")
+    keys = {node.launch_key(StepAllocation(num_nodes=2, job_id=job), invited) for job in (1, 2)}
+    monkeypatch.setenv(node.KEY_VARIABLE, "of the batch script")
+    keys.add(node.launch_key(StepAllocation(num_nodes=2, job_id=1), None))
+    assert len(keys) == 3
+    assert node.KEY_VARIABLE not in os.environ, "workers have no use for it"

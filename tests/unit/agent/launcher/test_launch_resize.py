@@ -16,7 +16,7 @@ WAYS = {
     "failed": "raise ValueError('on the way out')",
     "stuck": "stuck()",
 }
-SHORT = "LEAVE_GRACE_S=0.5"
+SHORT = "leave=0.5"
 
 SHRINK = """
 LEAVING = {leaving!r}
@@ -65,7 +65,7 @@ def test_nodes_that_leave_end_well_and_the_others_train_on(
 @pytest.mark.parametrize("node", ["n0", "n1"])
 def test_without_an_announcement_these_statuses_are_failures(tmp_path: Path, node: str, status: int) -> None:
     body = f"if node == '{node}': sys.exit({status})\ntime.sleep(90)"
-    with step(tmp_path, 2, body, workers=1, settings="SIBLING_GRACE_S=0.1") as launched:
+    with step(tmp_path, 2, body, workers=1, settings="sibling=0.1") as launched:
         assert launched.statuses() == [status, status]
     assert f"sys.exit({status})" in launched.output()
 
@@ -91,7 +91,7 @@ if rank == 0:
 wait_for("refused")
 sys.exit(76 if node == "n1" else 0)
 """
-    with step(tmp_path, 2, body, workers=1, settings="SIBLING_GRACE_S=0.1") as launched:
+    with step(tmp_path, 2, body, workers=1, settings="sibling=0.1") as launched:
         assert launched.statuses() == [76, 76], launched.output()
     (refused,) = launched.log("refused")
     assert refused["why"].startswith("LaunchError")
@@ -117,7 +117,7 @@ if start == 0:
     time.sleep(90)
 """
     options = ("--max-restarts", "1")
-    with step(tmp_path, 4, body, *options, workers=1, settings="SIBLING_GRACE_S=0.1") as launched:
+    with step(tmp_path, 4, body, *options, workers=1, settings="sibling=0.1") as launched:
         assert launched.statuses() == [0, 0, 0, 0], launched.output()
     # Rank 2 of four, and rank 1 of the two that were left.
     assert "rank 1 (pid" in launched.output()
@@ -172,7 +172,7 @@ def test_a_relaunch_starts_the_others_at_once_numbered_anew(
 
 def test_a_relaunch_leaves_max_restarts_as_it_was(tmp_path: Path) -> None:
     body = RELAUNCH.format(leaver="sys.exit(76)", survivor="pass", fails_again="rank == 3")
-    with step(tmp_path, 3, body, "--max-restarts", "1", settings="SIBLING_GRACE_S=0.1") as launched:
+    with step(tmp_path, 3, body, "--max-restarts", "1", settings="sibling=0.1") as launched:
         assert launched.statuses() == [0, 0, 0], launched.output()
     assert "from the newest checkpoint: 1 of 1" in launched.output()
     # Its rank 0 may have ended before it could say that n1 has left: the next one is told, too.
@@ -228,7 +228,7 @@ if start < 6:
     wait_for(f"grown-{start}")
     sys.exit(75)
 """
-    with step(tmp_path, 2, body, workers=1, settings="SIBLING_GRACE_S=0.1") as launched:
+    with step(tmp_path, 2, body, workers=1, settings="sibling=0.1") as launched:
         assert launched.statuses() == [0, 0], launched.output()
     assert starts(launched) == 7
     assert all(note["POLLUX_RESIZED"] is None for note in launched.log("started")), (
@@ -248,7 +248,7 @@ if start == 1:
     time.sleep(0.3)
 sys.exit(75)
 """
-    with step(tmp_path, 3, body, workers=1, settings="SIBLING_GRACE_S=0.1") as launched:
+    with step(tmp_path, 3, body, workers=1, settings="sibling=0.1") as launched:
         assert launched.statuses() == [75, 0, 75], launched.output()
     assert starts(launched) == 5
     assert launched.placed(4, POLLUX_RESIZED="5", POLLUX_LEFT="n1") == [(0, "n0"), (1, "n2")]
@@ -271,7 +271,7 @@ if node == "n1":
     mark("stepped")
     stuck()
 """
-    with step(tmp_path, 2, body, workers=1, settings="LEAVE_GRACE_S=0.1") as launched:
+    with step(tmp_path, 2, body, workers=1, settings="leave=0.1") as launched:
         assert launched.statuses() == [0, 0], launched.output()
     assert len(launched.log("stepped")) == len(launched.log("gone")) == 1
 
@@ -293,7 +293,7 @@ if start == 0:
         os.abort()
     time.sleep(90)
 """
-    with step(tmp_path, 2, body, workers=1, settings="SIBLING_GRACE_S=0.1") as launched:
+    with step(tmp_path, 2, body, workers=1, settings="sibling=0.1") as launched:
         assert launched.statuses() == statuses, launched.output()
     assert starts(launched) == 1 + bool(lent)
 
@@ -311,7 +311,7 @@ if start == 0:
         time.sleep(1)
         note("written")
 """
-    with step(tmp_path, 2, body, workers=2, settings="LEAVE_GRACE_S=0.1") as launched:
+    with step(tmp_path, 2, body, workers=2, settings="leave=0.1") as launched:
         assert launched.statuses() == [0, 0], launched.output()
     assert len(launched.log("written")) == 1
     # A script that swallows what is to end it must not pass for one that has ended: it starts again, to no harm.

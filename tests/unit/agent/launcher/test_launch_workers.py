@@ -14,11 +14,9 @@ from pathlib import Path
 import pytest
 
 from pollux.errors import LEFT_STATUS, RELAUNCH_STATUS, RETRY_STATUS, RankLost
-from pollux.launcher.launcher_channel import Link
 from pollux.launcher.node import Task
 from pollux.launcher.outcome import describe
-from pollux.launcher.supervisor import LaunchContext, Supervisor
-from pollux.launcher.workers import Notes, Worker, adopt_orphans
+from pollux.launcher.workers import adopt_orphans
 from pollux.slurm_job import wake_signal
 from pollux.slurm_job.environment import LENT_RANKS
 from tests.unit.agent.launching import (  # noqa: F401 - fixtures among them
@@ -29,13 +27,12 @@ from tests.unit.agent.launching import (  # noqa: F401 - fixtures among them
     launcher_signals,
     linger,
     run_workers,
-    short_graces,
     succeed,
 )
 
 pytestmark = [
     pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning"),
-    pytest.mark.usefixtures("launcher_signals", "short_graces"),
+    pytest.mark.usefixtures("launcher_signals"),
 ]
 
 
@@ -88,18 +85,6 @@ def test_of_two_failures_the_earlier_one_is_the_cause() -> None:
         return 10 + ended.failure.rank
 
     assert in_child(launcher)[0] == 11
-
-
-@pytest.mark.parametrize(("number", "first"), [(signal.SIGKILL, 1), (signal.SIGABRT, 0)])
-def test_a_killed_rank_is_the_cause_though_its_peers_raised_before_it_was_reaped(
-    number: signal.Signals, first: int
-) -> None:
-    notes = Notes(2)
-    notes.write(0, 1, "RuntimeError: Connection closed by peer")
-    dead = [Worker(0, 0, 11, 1, time.time()), Worker(1, 1, 12, 128 + number, time.time() + 0.1)]
-    failure = Supervisor(dead, notes, Link.alone(2, "here"), LaunchContext("here"))._first_failure()
-    assert failure is not None
-    assert failure.rank == first
 
 
 def test_a_trace_begins_in_the_script(tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ def test_ranks_that_keep_asking_for_another_start_get_three(tmp_path: Path) -> N
     # Without the import of torch, which this script has no use for.
     launch = (
         "import sys; from pollux.launcher import launch, node; "
-        "node.PRELOAD = (); sys.exit(launch.main(sys.argv[1:]))"
+        "sys.exit(launch.main(sys.argv[1:], preload=()))"
     )
     done = subprocess.run(
         [sys.executable, "-c", launch, "run", str(script)],

@@ -1,0 +1,384 @@
+"""What one node's launcher does next: a pure function of its state and of an event.
+
+`step` takes the state and an event, and returns the new state and the actions to carry out. It reads no clock, sends
+nothing and signals nobody; `supervisor` does. A node is in one of these phases:
+
+    TRAINING   the workers run
+    ASKING     a worker ended as in a move that this node knows nothing of; node 0 is asked
+    LEAVING    a move ends this node's workers; their grace period has begun
+    FAILING    a rank failed, here or elsewhere; all workers end
+    STOPPING   a signal asks this launcher to end
+
+When its workers have ended, each launcher reports its first failure to node 0. Node 0 names the earliest one as the
+cause, and decides whether all start again. On a node that a move removes, and everywhere in a relaunch, workers may end
+in any way: that is no failure.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+
+from pollux.errors import LEFT_STATUS, RELAUNCH_STATUS, RETRY_STATUS
+from pollux.launcher.messages import (
+    Alert,
+    Announce,
+    AskForMove,
+    AwaitLeavers,
+    Decided,
+    Done,
+    LauncherMessage,
+    Left,
+    Move,
+    NodesLeft,
+    RankMessage,
+    Refused,
+    StartGrace,
+    Taken,
+)
+from pollux.launcher.outcome import Again, Failure, Outcome, Resized, describe_status
+from pollux.launcher.state import (
+    Action,
+    End,
+    Event,
+    Finish,
+    FromNode,
+    FromRank0,
+    NodeGone,
+    Now,
+    ParentGone,
+    Phase,
+    Setting,
+    Signalled,
+    SignalWorkers,
+    State,
+    Tell,
+    TellRank0,
+    WorkerEnded,
+)
+
+MOVED = {LEFT_STATUS, RELAUNCH_STATUS}
+SUDDEN = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL}
+"""Deaths that never answer another rank's failure, as an exception or an abort may."""
+HEAD_START_S = 1.0
+"""By how much a sudden death counts as earlier than it was seen: the other ranks see its connections close, and
+raise, before this process is told of it."""
+
+
+def begin(setting: Setting, resized: Resized) -> State:
+    """The state in which the workers start."""
+    nodes = frozenset(range(len(setting.workers)))
+    connected = nodes - {0} if setting.hub else frozenset({0})
+    first = sum(setting.workers[: setting.node])
+    return State(first, frozenset(range(setting.workers[setting.node])), nodes, connected, resized)
+
+
+def step(setting: Setting, state: State, event: Event, now: Now) -> tuple[State, list[Action]]:
+    """The new state, and what to do, in order."""
+    machine = _Step(setting, state, now)
+    machine.take(event)
+    machine.end_what_is_due()
+    machine.conclude()
+    return machine.state, machine.actions
+
+
+def odd_end(setting: Setting, state: State) -> Failure | None:
+    """The first worker that a move was to end, and that ended in a way of its own."""
+    if state.move is None or not state.move.ends(setting.node):
+        return None
+    odd = [
+        _failure(setting, state, local_rank)
+        for local_rank, end in state.ended.items()
+        if end.status and end.status not in MOVED and end.at < state.ended_from
+    ]
+    return min(odd, key=lambda failure: failure.order, default=None)
+
+
+class _Step:
+    """One step of the machine."""
+
+    def __init__(self, setting: Setting, state: State, now: Now) -> None:
+        self.setting, self.state, self.now = setting, state, now
+        self.actions: list[Action] = []
+
+    def take(self, event: Event) -> None:
+        match event:
+            case WorkerEnded(local_rank, end):
+                self._worker_ended(local_rank, end)
+            case Signalled(number):
+                self._signalled(number)
+            case FromRank0(message):
+                self._from_rank_0(message)
+            case FromNode(node, message):
+                self._from_node(node, message)
+            case NodeGone(node):
+                self._node_gone(node)
+            case ParentGone() if self.state.orphaned is None and self.state.running:
+                why = "the job that this one is a companion of has ended, or started again"
+                orphaned = Failure(self.now.posix, self.state.first_rank, 1, why, self.setting.where)
+                self._set(orphaned=orphaned, term_at=self.now.clock + self.setting.graces.sibling)
+
+    def end_what_is_due(self) -> None:
+        state, now, grace = self.state, self.now, self.setting.graces.term
+        if state.term_at is not None and now.clock >= state.term_at:
+            self.actions.append(SignalWorkers(signal.SIGTERM))
+            kill_at = now.clock + grace if state.kill_at is None else state.kill_at
+            self._set(term_at=None, kill_at=kill_at, ended_from=min(state.ended_from, now.posix))
+        if self.state.kill_at is not None and now.clock >= self.state.kill_at:
+            self.actions.append(SignalWorkers(signal.SIGKILL))
+            self._set(kill_at=now.clock + grace, killed_from=min(state.killed_from, now.posix))
+
+    # -- this node's workers ----------------------------------------------------------------------------------
+
+    def _worker_ended(self, local_rank: int, end: End) -> None:
+        state = self.state
+        self._set(running=state.running - {local_rank}, ended={**state.ended, local_rank: end})
+        if not end.status or state.phase is Phase.STOPPING:
+            return
+        if self._excused(end.status):
+            self._begin_grace()
+        elif end.status in MOVED and not self.setting.hub:
+            # The answer is an alert, where the move that would explain this is not on its way already.
+            if state.phase is Phase.TRAINING:
+                self._set(phase=Phase.ASKING)
+            self.actions.append(Tell(AskForMove()))
+        else:
+            self._fail()
+
+    def _signalled(self, number: int) -> None:
+        self.actions.append(SignalWorkers(number))
+        kill_at = self.state.kill_at
+        self._set(
+            phase=Phase.STOPPING,
+            stopped_by=self.state.stopped_by or number,
+            kill_at=self.now.clock + self.setting.graces.term if kill_at is None else kill_at,
+        )
+
+    def _excused(self, status: int) -> bool:
+        """Whether a worker of this node may end so."""
+        if self.state.move is not None and self.state.move.ends(self.setting.node):
+            return True
+        return self.setting.companion and status == LEFT_STATUS
+
+    def _fail(self, *, tell: bool = True) -> None:
+        """A rank has failed, here or elsewhere: the others cannot go on without it.
+
+        A node that hears of it does not answer: its answer could reach node 0 in the next start.
+        """
+        if self.state.phase in (Phase.FAILING, Phase.STOPPING):
+            return
+        clock, graces = self.now.clock, self.setting.graces
+        self._set(phase=Phase.FAILING, term_at=clock + graces.sibling, decide_by=clock + graces.reports)
+        if tell:
+            self.actions.append(Tell(Alert()))
+
+    # -- moves ------------------------------------------------------------------------------------------------
+
+    def _from_rank_0(self, message: RankMessage) -> None:
+        ending = self.state.phase in (Phase.FAILING, Phase.STOPPING)
+        match message:
+            case Announce():
+                move = "the ranks are being ended" if ending else self._understood(message)
+                if isinstance(move, str):
+                    self.actions.append(TellRank0(Refused(message.move_id, move)))
+                    return
+                self._take_move(move)
+                # Last: by now the other launchers have been told, whatever rank 0 does to this one.
+                self.actions.append(TellRank0(Taken(move.move_id)))
+            case AwaitLeavers(move_id) if not ending:
+                self._begin_grace(move_id)
+
+    def _understood(self, message: Announce) -> Move | str:
+        """The move, or what is wrong with it."""
+        state, names = self.state, self.setting.names
+        if message.move_id <= 0:
+            return f"expected a move's number from 1, got {message.move_id}"
+        if message.move_id == state.resized.move_id:
+            return "it is over already"
+        leaving = frozenset(node for node in state.staying if names[node] in message.leaving)
+        if 0 in leaving:
+            return f"expected {names[0]}, where rank 0 is, to stay"
+        return Move(message.move_id, message.path == "relaunch", leaving, bool(message.lent))
+
+    def _take_move(self, move: Move) -> None:
+        """On node 0: rank 0 has announced a move."""
+        state = self.state
+        self._set(staying=state.staying - move.leaving, leaving=state.leaving | move.leaving)
+        if move.leaving or move.relaunch:
+            names = tuple(self.setting.names[node] for node in sorted(move.leaving))
+            self._set(resized=Resized(move.move_id, names))
+        self.actions.append(Tell(move))
+        self._begin_move(move)
+
+    def _begin_move(self, move: Move) -> None:
+        me, state = self.setting.node, self.state
+        self._set(move=move, grace_begun=False)
+        if state.phase is Phase.ASKING:
+            self._set(phase=Phase.TRAINING)
+        if not move.ends(me):
+            # The agent renumbers its ranks, and so do messages.
+            before = sum(self.setting.workers[node] for node in move.leaving if node < me)
+            self._set(first_rank=state.first_rank - before)
+        elif any(end.status for end in state.ended.values()):
+            # The workers were quicker than the word of it.
+            self._begin_grace()
+
+    def _begin_grace(self, move_id: int | None = None) -> None:
+        """The first worker that the newest move removes has exited, or rank 0 waits for them.
+
+        Not so one with status 0: then training was over before the step that the move was for.
+        """
+        move, clock, graces = self.state.move, self.now.clock, self.setting.graces
+        if move is None or self.state.grace_begun or move_id not in (None, move.move_id):
+            return
+        self._set(grace_begun=True)
+        if move.ends(self.setting.node) and self.state.phase in (Phase.TRAINING, Phase.ASKING):
+            term_at, kill_at = clock + graces.leave, clock + 2 * graces.leave
+            self._set(phase=Phase.LEAVING, term_at=term_at, kill_at=kill_at)
+            if self.setting.hub:
+                self._set(decide_by=clock + graces.relaunch)
+        self.actions.append(Tell(StartGrace(move.move_id)))
+
+    # -- the other launchers ----------------------------------------------------------------------------------
+
+    def _from_node(self, node: int, message: LauncherMessage) -> None:
+        ends = self.state.move is not None and self.state.move.ends(node)
+        hub, known = self.setting.hub, range(len(self.setting.workers))
+        match message:
+            case Move() if not hub and all(number in known for number in message.leaving):
+                self._begin_move(message)
+            case StartGrace(move_id):
+                self._begin_grace(move_id)
+            case AskForMove() if not ends:
+                self._fail()
+            case Alert() if not (ends and hub):
+                self._fail(tell=hub)
+            case Done(failure) if hub:
+                told = None if ends else failure
+                self._set(reports={**self.state.reports, node: told})
+                if told is not None:
+                    self._fail()
+            case Decided(failure, again) if not hub:
+                if again is None or (self.setting.node in again.nodes and again.nodes[-1] in known):
+                    self._set(decided=Outcome(failure, again=again))
+
+    def _node_gone(self, node: int) -> None:
+        state = self.state
+        self._set(connected=state.connected - {node})
+        if state.decided is not None or state.phase is Phase.STOPPING:
+            return
+        why = f"the launcher of node {node} has gone without a word (node failure, or killed)"
+        relaunches = state.move is not None and state.move.relaunch
+        if not self.setting.hub:
+            if state.running or relaunches:
+                self._set(lost=Failure(self.now.posix, 0, 1, why, "node 0 of the step"))
+                self._fail()
+        elif node in state.leaving:
+            self._set(leaving=state.leaving - {node})
+            self.actions.append(TellRank0(NodesLeft((self.setting.names[node],))))
+        elif node not in state.reports or relaunches:
+            failure = Failure(self.now.posix, self._rank_of(node), 1, why, f"node {node} of the step")
+            self._set(reports={**state.reports, node: failure})
+            self._fail()
+
+    # -- the end ----------------------------------------------------------------------------------------------
+
+    def conclude(self) -> None:
+        """Report, decide or finish, once this node's workers have ended."""
+        state, setting = self.state, self.setting
+        if state.running:
+            return
+        if state.phase is Phase.STOPPING:
+            self.actions.append(Finish(Outcome(ended_by=state.stopped_by)))
+            return
+        if state.move is not None and setting.node in state.move.leaving:
+            self.actions += [Tell(Left()), Finish(Outcome(left=True))]
+            return
+        if state.phase is not Phase.ASKING or not state.connected:
+            self._report()
+        if self.state.decided is not None:
+            self.actions.append(Finish(self.state.decided))
+
+    def _report(self) -> None:
+        setting, mine = self.setting, self._first_failure()
+        if not self.state.reported:
+            self._set(reported=True)
+            if setting.hub:
+                self._set(reports={**self.state.reports, 0: mine})
+            else:
+                self.actions.append(Tell(Done(mine)))
+        if setting.hub:
+            self._decide()
+        elif self.state.decided is None and (not self.state.connected or self._overdue):
+            # Node 0 is gone, and nobody else would say more.
+            self._set(decided=Outcome(mine))
+
+    def _decide(self) -> None:
+        """On node 0: how the start ended, as soon as all have reported or time is up."""
+        state = self.state
+        everybody, overdue = state.staying <= state.reports.keys(), self._overdue
+        if not everybody and not overdue:
+            return
+        relaunch = state.move is not None and state.move.relaunch
+        failures = [state.reports[node] for node in state.staying & state.reports.keys()]
+        if relaunch and not everybody:
+            failures.append(self._stuck(min(state.staying - state.reports.keys())))
+        known = [failure for failure in failures if failure is not None]
+        first = min(known, key=lambda failure: failure.order, default=None)
+        again = None
+        asked = first is not None and self._asks(first)
+        if relaunch if first is None else (asked or self.setting.may_restart):
+            # Slurm takes the nodes that leave as soon as the next rank 0 says that they are free.
+            if state.leaving and not overdue:
+                if state.decide_by is None:
+                    self._set(decide_by=self.now.clock + self.setting.graces.relaunch)
+                return
+            if everybody and state.staying <= {0, *state.connected}:
+                again = Again(tuple(sorted(state.staying)), state.resized, asked)
+        self.actions.append(Finish(Outcome(first, again=again), tell=True))
+
+    def _asks(self, failure: Failure) -> bool:
+        """Whether a rank has asked for another start of all, and gets one."""
+        move = self.state.move
+        # NCCL's watchdog aborts a process where another's node is lost.
+        aborted = move is not None and move.lent and failure.status == 128 + signal.SIGABRT
+        return (failure.status == RETRY_STATUS or aborted) and (self.setting.may_retry or move is not None)
+
+    def _stuck(self, node: int) -> Failure:
+        why = "its workers did not end in time to be started again"
+        return Failure(self.now.posix, self._rank_of(node), 1, why, f"node {node} of the step")
+
+    def _rank_of(self, node: int) -> int:
+        """The rank of a node's first worker as the agent counts now."""
+        return sum(self.setting.workers[other] for other in self.state.staying if other < node)
+
+    def _first_failure(self) -> Failure | None:
+        state = self.state
+        failures = [state.lost] if state.lost is not None else []
+        failures += [
+            _failure(self.setting, state, local_rank)
+            for local_rank, end in state.ended.items()
+            if end.status and not self._excused(end.status)
+        ]
+        if failures and state.orphaned is not None:
+            failures.append(state.orphaned)
+        return min(failures, key=lambda failure: failure.order, default=None)
+
+    @property
+    def _overdue(self) -> bool:
+        return self.state.decide_by is not None and self.now.clock >= self.state.decide_by
+
+    def _set(self, **changes: object) -> None:
+        self.state = replace(self.state, **changes)  # type: ignore[arg-type]
+
+
+def _failure(setting: Setting, state: State, local_rank: int) -> Failure:
+    """A worker's end as a failure."""
+    end = state.ended[local_rank]
+    if end.why is not None:
+        at, why = end.said_at, end.why
+    else:
+        sudden = end.status - 128 in SUDDEN and end.at < state.killed_from
+        at, why = end.at - (HEAD_START_S if sudden else 0.0), describe_status(end.status)
+    rank = state.first_rank + local_rank
+    return Failure(at, rank, end.status, why, f"pid {end.pid}, {setting.where}")
