@@ -59,6 +59,8 @@ class LauncherLine:
         are part of the job after it. From the first end of a rank on, or from `gone`, the others that are to end have a
         few seconds. Raises LaunchError where the launcher does not take it: the move must not go on.
         """
+        if path not in ("resize", "relaunch"):
+            raise LaunchError(f"expected a move by resize or relaunch, got {path!r}")
         self._channel.send(Announce(move, path, tuple(sorted(leaving)), lent))
         deadline = time.monotonic() + ANSWER_TIMEOUT_S
         while move not in self._answers:

@@ -14,6 +14,7 @@ import pytest
 
 from pollux.errors import LaunchError
 from pollux.launcher import launch
+from pollux.launcher.node import KEY_VARIABLE
 from pollux.slurm_job.allocation import StepAllocation
 
 LAUNCHER = [sys.executable, "-m", "pollux.launcher.launch"]
@@ -137,5 +138,7 @@ def test_from_a_batch_script_srun_gets_the_sizes_of_now(
     ((command, env),) = started
     assert {"--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--cpus-per-task=6"} <= set(command)
     assert command[-3:] == [str(script), "--epochs", "3"]
+    assert len(env[KEY_VARIABLE]) == 64, "the launchers know each other by it"
+    assert not any(env[KEY_VARIABLE] in word for word in command), "nobody else reads it"
     assert "SLURM_NTASKS" not in env
     assert "SLURM_GPUS_PER_NODE" not in env

@@ -74,8 +74,8 @@ def test_without_an_announcement_these_statuses_are_failures(tmp_path: Path, nod
     ("call", "why"),
     [
         ("5, 'resize', ['n0']", "expected n0, where rank 0 is, to stay"),
-        ("5, 'expand', []", "expected a number, resize or relaunch"),
-        ("0, 'resize', ['n1']", "expected a number, resize or relaunch"),
+        ("5, 'expand', []", "expected a move by resize or relaunch, got 'expand'"),
+        ("0, 'resize', ['n1']", "expected a move's number from 1, got 0"),
     ],
 )
 def test_an_announcement_that_makes_no_sense_is_refused_and_nobody_is_let_go(
