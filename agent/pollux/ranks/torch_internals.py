@@ -8,7 +8,6 @@ lacks an API, the function that stands for it raises UnsupportedTorch.
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from functools import reduce
@@ -66,22 +65,6 @@ def pin_memory(batch: Any) -> Any:
 def process_groups() -> int:
     """Return how many process groups this process is in."""
     return len(internal(dist.distributed_c10d, "_world.pg_map"))
-
-
-def tcp_store(address: str, port: int, *, serves: bool, timeout: timedelta) -> Any:
-    """Open or join a store over TCP; port 0: any free port. Raises DistError, RuntimeError, ValueError.
-
-    As in torch's own start, `USE_LIBUV=0` in the environment selects the server for builds without libuv.
-    """
-    return internal(dist, "TCPStore")(
-        address,
-        port,
-        None,
-        serves,
-        timeout=timeout,
-        wait_for_workers=False,
-        use_libuv=os.environ.get("USE_LIBUV", "1") != "0",
-    )
 
 
 def set_group_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> None:
