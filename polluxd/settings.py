@@ -238,7 +238,7 @@ class PolicySettings:
     """How the cluster is shared. `polluxctl settings set` overrides these defaults at run time."""
 
     objective: Objective = "completion-time"
-    """What a plan maximises. `fair-share` is the p-mean of speedups, `completion-time` a price per GPU."""
+    """What a plan optimises: `completion-time` at a price per GPU, or `fair-share`, the p-mean of speedups."""
     kappa: Kappa = 2.0
     """Completion time: how much the last job to end counts beyond its share of the mean."""
     power: Power = -1.0

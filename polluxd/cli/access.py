@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from polluxd.cli.output import PrintableConsole
-from polluxd.config import DEFAULT_PATH, load_config
+from polluxd.config import DEFAULT_PATH, Config, load_config
 from polluxd.settings import PolicySettings
 from polluxd.store import Store
 
@@ -30,9 +30,14 @@ def console() -> PrintableConsole:
     return PrintableConsole(highlight=False, width=240 if piped else None)
 
 
+def configuration(config: Path | None) -> Config:
+    """Read the configuration file. Raises ConfigError."""
+    return load_config(config or DEFAULT_PATH)
+
+
 def open_store(config: Path | None) -> tuple[Store, PolicySettings]:
     """The store that the configuration names (nothing is asked of it yet), and the settings that it begins with."""
-    loaded = load_config(config or DEFAULT_PATH)
+    loaded = configuration(config)
     database = loaded.database
     store = Store(
         database.url,

@@ -1,6 +1,6 @@
 """polluxctl: see what polluxd does and why, and tune it. Thin: it parses, reads the store, prints.
 
-Exit status: 0 done, 1 it could not be done (one line on standard error says why), 2 asked wrongly.
+Exit status: 0 done, 1 failed (one line on standard error says why), 2 a wrong call. `status` has its own: see `health`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from polluxd.store import Store
 from . import access, decisions, job_story, pinning, setting_commands
 from . import top as live
 from .access import ConfigOption, JsonOption
+from .health import health
 from .job_columns import JOB_COLUMNS
 from .output import Column, Row, clock, duration, emit, emit_json, number, plain, table
 from .pinning import JobArgument
@@ -175,15 +176,18 @@ def moves(
 
 @app.command()
 def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Say who leads, and when and how well it last decided."""
-    found = status_row(_store(config))
+    """Say who leads, and when and how well it last decided. Exit status 0 only if polluxd works."""
+    store, loaded = _store(config), access.configuration(config)
+    found = status_row(store)
+    verdict = health(found, store.open_moves(), loaded.cycle, loaded.moves, time.time())
     if as_json:
-        emit_json(found)
-        return
+        emit_json({**found, "health": verdict.message, "stuck_since": verdict.stuck_since})
+        raise typer.Exit(verdict.exit_status)
     console = access.console()
     decided = found["decided_at"]
     ago = "never" if decided is None else f"{clock(decided)}, {duration(time.time() - decided)} ago"
     for title, value in (
+        ("health", verdict.message),
         ("cluster", found["cluster"]),
         ("leader", (found["leader"] or "nobody") + ("" if found["leading"] else " (not seen lately)")),
         ("mode", found["mode"] or "-"),
@@ -196,7 +200,8 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         ("note", plain(found["note"])),
         ("moves under way", found["open_moves"]),
     ):
-        console.print(f"{title:<16} {value}", markup=False)
+        console.print(printable(f"{title:<16} {value}"), markup=False, soft_wrap=True)
+    raise typer.Exit(verdict.exit_status)
 
 
 def _price(price: float | None) -> str:

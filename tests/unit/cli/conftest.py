@@ -12,6 +12,7 @@ import pytest
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd import model
 from polluxd.cli import access, ctl
+from polluxd.config import parse_config
 from polluxd.model import Allocation, JobSpec, Move, Placement, Report, Step
 from polluxd.settings import PolicySettings
 from polluxd.store import CycleView, Explanation, JobView, Leader, SettingChange
@@ -98,6 +99,8 @@ class MemoryStore:
     newest: tuple[int, Any] | None = None
     taker: Allocation | None = None
     explanation: model.Explanation | None = None
+    leased: bool = True
+    decided_at: float = NOW - 7
 
     def jobs_view(self, *, ended: bool = True) -> list[JobView]:
         return [v for v in self.views if ended or v.ended_at is None]
@@ -162,16 +165,20 @@ class MemoryStore:
         return self.changes
 
     def leader(self) -> Leader | None:
-        return Leader(5, "host:123", NOW - 500, True)
+        return Leader(5, "host:123", NOW - 500, self.leased)
 
     def latest_cycle(self) -> CycleView | None:
-        return CycleView(42, 5, "enforce", NOW - 7, "", 0.81, 0.82, 0.0122, "counts", {"decide_s": 0.01})
+        return CycleView(
+            42, 5, "enforce", self.decided_at, "", 0.81, 0.82, 0.0122, "counts", {"decide_s": 0.01}
+        )
 
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
     made = MemoryStore()
     monkeypatch.setattr(access, "open_store", lambda _config: (made, PolicySettings()))
+    document = {"slurm": {"cluster": "c"}, "database": {"url": "postgresql://h/pollux"}}
+    monkeypatch.setattr(access, "configuration", lambda _config: parse_config(document, "test"))
     return made
 
 

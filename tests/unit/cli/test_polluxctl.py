@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -339,10 +340,44 @@ def test_settings_set_with_nothing_to_set_is_refused(store, polluxctl):
 
 
 def test_status_in_words_and_json(store, polluxctl):
+    store.decided_at = time.time() - 7
     said = polluxctl("status")
+    assert said.status == 0
+    assert re.search(r"^health +ok$", said.out, re.MULTILINE)
     assert "1.22 %" in said.out
     assert "host:123" in said.out
-    assert json.loads(polluxctl("status", "--json").out)["mode"] == "enforce"
+    found = json.loads(polluxctl("status", "--json").out)
+    assert (found["mode"], found["health"], found["stuck_since"]) == ("enforce", "ok", None)
+
+
+def test_status_fails_where_nobody_leads(store, polluxctl):
+    store.decided_at, store.leased = time.time(), False
+    said = polluxctl("status")
+    assert said.status == 1
+    assert "no polluxd leads" in said.out
+
+
+@pytest.mark.parametrize(("age", "status"), [(179.0, 0), (190.0, 1)])
+def test_status_fails_after_three_intervals_without_a_decision(store, polluxctl, age, status):
+    store.decided_at = time.time() - age
+    said = polluxctl("status", "--json")
+    assert said.status == status
+    assert ("expected one every 1m00s" in json.loads(said.out)["health"]) == bool(status)
+
+
+def test_status_names_a_stuck_move_and_since_when(store, polluxctl):
+    since = time.time() - 600
+    moving = replace(store.known_moves[0], step=Step.DRAINING, times={Step.DRAINING: since})
+    store.decided_at, store.known_moves = time.time(), [moving]
+    said = polluxctl("status")
+    assert said.status == 2
+    assert (
+        f"stuck since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(since))}: the move of job 7"
+        in said.out
+    )
+    assert json.loads(polluxctl("status", "--json").out)["stuck_since"] == since
+    store.known_moves = [replace(moving, times={Step.DRAINING: time.time() - 60})]
+    assert polluxctl("status").status == 0
 
 
 def test_a_database_that_is_down_is_one_line_and_status_1(store, polluxctl, monkeypatch):

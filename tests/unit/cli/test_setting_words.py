@@ -12,7 +12,7 @@ from polluxd.setting_info import OPTIONS, infos, option_name, policy_document
 from polluxd.settings import PolicySettings
 
 EVERY_OPTION = {
-    "objective": "completion-time",
+    "objective": "fair-share",
     "kappa": "2",
     "power": "max-min",
     "account_weights": ["a=2"],

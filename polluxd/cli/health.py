@@ -1,0 +1,74 @@
+"""Whether polluxd works: the verdict of `polluxctl status`, and its exit status. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from polluxd.model import Move, Step
+from polluxd.settings import CycleSettings, MoveSettings
+
+from .output import clock, duration
+
+INTERVALS = 3
+"""A leader that has not decided for so many intervals is late."""
+PATIENCE = 2
+"""A move that stays in one step for so many times the longest timeout of [moves] is stuck."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The verdict: 0 works, 1 does not decide, 2 decides and a move is stuck."""
+
+    exit_status: int
+    message: str
+    stuck_since: float | None = None
+    """When the oldest stuck move entered its step."""
+
+
+def health(
+    status: Mapping[str, Any], moves: Sequence[Move], cycle: CycleSettings, limits: MoveSettings, now: float
+) -> Health:
+    """Judge the newest decision and the moves under way."""
+    if status["leader"] is None or not status["leading"]:
+        return Health(1, "no polluxd leads: look at `systemctl status polluxd` on the controller")
+    decided = status["decided_at"]
+    if decided is None:
+        return Health(1, "polluxd leads and has not decided yet")
+    if now - decided > INTERVALS * cycle.interval_s:
+        return Health(
+            1,
+            f"the last decision is {duration(now - decided)} old, expected one every {duration(cycle.interval_s)}: "
+            "look at polluxd's log",
+        )
+    stuck = [
+        (since, move) for move in moves if now - (since := _since(move)) > PATIENCE * longest_step(limits)
+    ]
+    if stuck and not status["paused"]:
+        since, move = min(stuck, key=lambda found: found[0])
+        return Health(
+            2,
+            f"stuck since {clock(since)}: the move of job {move.job_id} to {move.target} is still {move.step.value} "
+            f"(`polluxctl moves {move.job_id}`)",
+            since,
+        )
+    return Health(0, "ok")
+
+
+def longest_step(limits: MoveSettings) -> float:
+    """Return the longest timeout of one step of a move [s]."""
+    return max(
+        limits.planned_timeout_s,
+        limits.drain_timeout_s,
+        limits.requeued_timeout_s,
+        limits.start_timeout_s,
+        limits.training_timeout_s,
+        limits.recruit_timeout_s,
+        limits.give_back_timeout_s,
+    )
+
+
+def _since(move: Move) -> float:
+    """Return when the move entered its present step."""
+    return move.times.get(move.step, move.times.get(Step.PLANNED, 0.0))
