@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import ErrorDetails
 from sqlalchemy import make_url
 
+from pollux.scheduler.transport import InsecureConnection, require_verified
 from polluxd.errors import ConfigError
 from polluxd.model import Mode
 from polluxd.setting_info import SettingInfo, expected, expected_at, infos
@@ -91,6 +92,11 @@ def load_config(path: Path | str = DEFAULT_PATH) -> Config:
         # tomllib's message gives line and column, and no text of the file.
         raise ConfigError(f"{path}: not TOML: {error}") from None
     config = parse_config(document, str(path))
+    url = make_url(config.database.url)
+    try:
+        require_verified({"host": url.host, **{name: str(value) for name, value in url.query.items()}})
+    except InsecureConnection as error:
+        raise ConfigError(f"{path}: database.url: {error}") from None
     if make_url(config.database.address).password and mode & 0o077:
         raise ConfigError(
             f"{path}: database.url holds a password and others may read the file (mode {mode:04o}): "

@@ -77,6 +77,7 @@ class Controller:
         state = seen.state
         ours = [job for job in state.jobs if job.spec is not None]
         self._store.sync_jobs(ours)
+        self._store.take_in()
         reports = self._store.reports()
         settings = self._store.settings(self._config.policy)
         acting = self._config.mode is Mode.ENFORCE

@@ -117,8 +117,8 @@ PostgresUrl = Annotated[
 ]
 ClusterName = Annotated[
     str,
-    StringConstraints(pattern=r"^[^:\s]{1,64}$"),
-    Expected("a name of up to 64 characters without spaces and colons", "NAME"),
+    StringConstraints(pattern=r"^[^:\s]{1,40}$"),
+    Expected("a name of up to 40 characters without spaces and colons", "NAME"),
 ]
 NodeList = Annotated[str, Expected("a node list such as n[1-8]", "NODES")]
 FilePath = Annotated[Path, Field(strict=False), Expected("the path of a file", "FILE")]

@@ -1,11 +1,11 @@
 -- Every statement that polluxd runs, by name (polluxd/store/sqlfiles.py reads this file).
--- A line `-- name: NAME` opens a query; the comment lines below it describe it; `:word` is a parameter.
+-- A line `-- name: NAME` starts a query; the comment lines below it describe it; `:word` is a parameter.
 
 -- name: applied_migrations
 SELECT name FROM pollux.schema_migration;
 
 -- name: lead_claim
--- Take the lead: next epoch, for the holder of the advisory lock. No row while an earlier leader's lease still runs.
+-- Take the lead: the next epoch. No row while the lease of another leader runs.
 INSERT INTO pollux.leader AS l (cluster, epoch, holder, lease_until)
 VALUES (:cluster, 1, :holder, clock_timestamp() + make_interval(secs => :lease_s))
 ON CONFLICT (cluster) DO UPDATE
@@ -14,22 +14,14 @@ WHERE l.lease_until <= clock_timestamp()
 RETURNING epoch;
 
 -- name: lead_renew
--- Prolong the lease; no row when another epoch leads.
+-- Extend the lease; no row when another epoch leads.
 UPDATE pollux.leader SET lease_until = clock_timestamp() + make_interval(secs => :lease_s)
 WHERE cluster = :cluster AND epoch = :epoch
 RETURNING epoch;
 
 -- name: lead_resign
--- A leader that stops in good order lets the next one act at once.
+-- End the lease, so that the next leader may act at once.
 UPDATE pollux.leader SET lease_until = clock_timestamp() WHERE cluster = :cluster AND epoch = :epoch;
-
--- name: lead_evict
--- End the session of a leader whose lease is over: it is stalled (stopped, swapped out), so its lock would stay.
-SELECT pg_terminate_backend(k.pid) FROM pg_locks k
-WHERE k.locktype = 'advisory' AND k.granted AND k.pid <> pg_backend_pid()
-  AND k.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-  AND (CAST(k.classid AS bigint) << 32 | CAST(k.objid AS bigint)) = hashtextextended('pollux:' || :cluster, 0)
-  AND EXISTS (SELECT FROM pollux.leader WHERE cluster = :cluster AND lease_until <= clock_timestamp());
 
 -- name: leader
 SELECT epoch, holder, since, lease_until > clock_timestamp() AS leased
@@ -63,19 +55,86 @@ DELETE FROM pollux.secret s WHERE s.cluster = :cluster AND s.id NOT IN (
     SELECT id FROM pollux.secret WHERE cluster = :cluster ORDER BY id DESC LIMIT 2);
 
 -- name: reports
--- Latest reports of jobs that have not ended (or that were never synchronised).
-SELECT r.* FROM pollux.report r
-LEFT JOIN pollux.job j ON j.cluster = r.cluster AND j.job_id = r.job_id
-WHERE r.cluster = :cluster AND j.ended_at IS NULL;
+-- The latest report of each job that has not ended. An acknowledged drain says that a checkpoint exists.
+SELECT h.*, h.checkpointed OR EXISTS (
+           SELECT FROM pollux.move m
+           WHERE m.cluster = h.cluster AND m.job_id = h.job_id AND m.attempt = h.attempt
+             AND m.acknowledged IS NOT NULL AND m.path <> 'resize') AS has_checkpoint
+FROM pollux.job j
+CROSS JOIN LATERAL (
+    SELECT * FROM pollux.report_history r WHERE r.cluster = j.cluster AND r.job_id = j.job_id
+    ORDER BY r.attempt DESC, r.id DESC LIMIT 1) h
+WHERE j.cluster = :cluster AND j.ended_at IS NULL;
+
+-- name: news
+-- Whether a move under way has heard from its job since report :seen: what polluxd interrupts its wait for.
+SELECT coalesce((SELECT max(h.id) FROM pollux.report_history h), 0) AS newest, EXISTS (
+    SELECT FROM pollux.move m
+    WHERE m.cluster = :cluster AND m.step NOT IN ('training', 'parked', 'failed') AND (
+        m.step = 'draining' AND EXISTS (SELECT FROM pollux.acknowledgement a WHERE a.move_id = m.id)
+        OR EXISTS (SELECT FROM pollux.report_history h
+                   WHERE h.cluster = m.cluster AND h.job_id = m.job_id AND h.wakes AND h.id > :seen))) AS found;
+
+-- name: take_acknowledgements
+-- Moves whose drain an agent has acknowledged go on.
+UPDATE pollux.move m
+SET step = 'checkpointed', acknowledged = a.facts,
+    times = m.times || jsonb_build_object('checkpointed', extract(epoch FROM a.received_at))
+FROM pollux.acknowledgement a
+WHERE m.cluster = :cluster AND m.step = 'draining'
+  AND a.move_id = m.id AND a.cluster = m.cluster AND a.job_id = m.job_id AND a.attempt = m.attempt
+RETURNING m.id;
+
+-- name: remember_priors
+-- Remember the latest fits of present jobs for later runs. A fit replaces an earlier fit unless that one was measured on
+-- more GPUs or nodes; a fit that a run refuted is replaced in any case.
+INSERT INTO pollux.prior AS p (cluster, uid, fingerprint, gpu_type, job_id, at, alpha_grad, beta_grad, alpha_local,
+    beta_local, alpha_node, beta_node, gamma, alpha_rack, beta_rack, explored_gpus, explored_nodes, refutes)
+SELECT DISTINCT ON (h.uid, f.fingerprint, f.gpu_type)
+       h.cluster, h.uid, f.fingerprint, f.gpu_type, h.job_id, h.received_at, h.alpha_grad, h.beta_grad, h.alpha_local,
+       h.beta_local, h.alpha_node, h.beta_node, h.gamma, h.alpha_rack, h.beta_rack,
+       coalesce(h.measured_gpus, h.explored_gpus), coalesce(h.measured_nodes, h.explored_nodes), h.prior_refuted
+FROM pollux.job j
+CROSS JOIN LATERAL (
+    SELECT * FROM pollux.report_history r WHERE r.cluster = j.cluster AND r.job_id = j.job_id
+    ORDER BY r.attempt DESC, r.id DESC LIMIT 1) h
+CROSS JOIN LATERAL (
+    SELECT * FROM pollux.fingerprint r WHERE r.cluster = j.cluster AND r.job_id = j.job_id AND r.attempt = h.attempt
+    ORDER BY r.id DESC LIMIT 1) f
+LEFT JOIN pollux.prior k ON k.cluster = j.cluster AND k.uid = h.uid AND k.fingerprint = f.fingerprint
+    AND k.gpu_type = f.gpu_type
+WHERE j.cluster = :cluster AND (j.ended_at IS NULL OR j.ended_at > now() - interval '1 hour')
+  AND f.uid = h.uid AND f.gpu_type = h.gpu_type AND (k.at IS NULL OR h.received_at > k.at)
+  AND h.gamma IS NOT NULL AND coalesce(h.measured_gpus, h.explored_gpus) > 0
+ORDER BY h.uid, f.fingerprint, f.gpu_type, h.prior_refuted DESC, coalesce(h.measured_gpus, h.explored_gpus) DESC, h.received_at DESC
+ON CONFLICT (cluster, uid, fingerprint, gpu_type) DO UPDATE SET
+    job_id = excluded.job_id, at = excluded.at, alpha_grad = excluded.alpha_grad, beta_grad = excluded.beta_grad,
+    alpha_local = excluded.alpha_local, beta_local = excluded.beta_local, alpha_node = excluded.alpha_node,
+    beta_node = excluded.beta_node, gamma = excluded.gamma, alpha_rack = excluded.alpha_rack,
+    beta_rack = excluded.beta_rack, explored_gpus = excluded.explored_gpus, explored_nodes = excluded.explored_nodes,
+    refutes = excluded.refutes
+WHERE excluded.at > p.at AND (
+    excluded.refutes OR excluded.explored_gpus >= p.explored_gpus AND excluded.explored_nodes >= p.explored_nodes);
+
+-- name: admit_users
+SELECT admitted, trouble FROM pollux.admit_users(:cluster);
+
+-- name: dismiss_users
+SELECT pollux.dismiss_users(:cluster) AS role;
+
+-- name: end_agent_sessions
+SELECT role, ended FROM pollux_roles.end_sessions(:seconds) WHERE ended > 0;
 
 -- name: fits_by_type
--- What runs of the same training, of the same user, have measured on each GPU type, for jobs that have not ended.
-SELECT f.job_id, p.gpu_type, p.alpha_grad, p.beta_grad, p.alpha_local, p.beta_local, p.alpha_node, p.beta_node,
+-- What runs of the same training, of the same user, measured on each GPU type, for jobs that have not ended.
+SELECT j.job_id, p.gpu_type, p.alpha_grad, p.beta_grad, p.alpha_local, p.beta_local, p.alpha_node, p.beta_node,
        p.gamma, p.alpha_rack, p.beta_rack
-FROM pollux.fingerprint f
+FROM pollux.job j
+CROSS JOIN LATERAL (
+    SELECT * FROM pollux.fingerprint r WHERE r.cluster = j.cluster AND r.job_id = j.job_id
+    ORDER BY r.attempt DESC, r.id DESC LIMIT 1) f
 JOIN pollux.prior p ON p.cluster = f.cluster AND p.uid = f.uid AND p.fingerprint = f.fingerprint
-LEFT JOIN pollux.job j ON j.cluster = f.cluster AND j.job_id = f.job_id
-WHERE f.cluster = :cluster AND j.ended_at IS NULL AND p.gpu_type <> '';
+WHERE j.cluster = :cluster AND j.ended_at IS NULL AND p.gpu_type <> '';
 
 -- name: report_of
 SELECT * FROM pollux.report WHERE cluster = :cluster AND job_id = :job_id;
@@ -89,8 +148,7 @@ WHERE cluster = :cluster AND (CAST(:job_id AS bigint) IS NULL OR job_id = :job_i
 ORDER BY job_id, received_at;
 
 -- name: forget_reused_jobs
--- Slurm's job ids begin again when its state is wiped: an earlier job's row, report and fingerprint must not stand for
--- the new one.
+-- Slurm's job ids start again when its state is wiped: rows of an earlier job must not stand for the new job.
 WITH seen AS (
     SELECT * FROM jsonb_to_recordset(CAST(:jobs AS jsonb)) AS s(job_id bigint, attempt integer, ended boolean)
 ), reused AS (
@@ -99,7 +157,7 @@ WITH seen AS (
         OR j.ended_at IS NOT NULL AND j.state <> 'GONE' AND NOT s.ended AND s.attempt <= j.attempt)
     RETURNING j.job_id
 ), reports AS (
-    DELETE FROM pollux.report r USING reused u WHERE r.cluster = :cluster AND r.job_id = u.job_id
+    DELETE FROM pollux.report_history r USING reused u WHERE r.cluster = :cluster AND r.job_id = u.job_id
 ), fingerprints AS (
     DELETE FROM pollux.fingerprint f USING reused u WHERE f.cluster = :cluster AND f.job_id = u.job_id
 )
@@ -273,7 +331,9 @@ SELECT j.job_id, j.name, j.user_name, j.account, j.partition, j.state, j.slurm_r
        m.path AS move_path, m.step AS move_step, m.reason AS move_reason, m.detail AS move_detail,
        coalesce(n.count, 0) AS moves
 FROM pollux.job j
-LEFT JOIN pollux.report p ON p.cluster = j.cluster AND p.job_id = j.job_id
+LEFT JOIN LATERAL (
+    SELECT * FROM pollux.report_history r WHERE r.cluster = j.cluster AND r.job_id = j.job_id
+    ORDER BY r.attempt DESC, r.id DESC LIMIT 1) p ON true
 LEFT JOIN LATERAL (
     SELECT a.speedup, a.reason, a.cycle_id FROM pollux.allocation a JOIN pollux.cycle c ON c.id = a.cycle_id
     WHERE a.job_id = j.job_id AND c.cluster = j.cluster AND c.started_at >= j.submitted_at - interval '1 minute'
@@ -298,7 +358,21 @@ DELETE FROM pollux.prior p WHERE p.cluster = :cluster AND (p.at < to_timestamp(:
     WHERE q.place > 1000));
 
 -- name: prune_history
-DELETE FROM pollux.report_history WHERE cluster = :cluster AND received_at < to_timestamp(:before);
+-- The latest report of a job stays as long as the job.
+DELETE FROM pollux.report_history h WHERE h.cluster = :cluster AND h.received_at < to_timestamp(:before)
+  AND EXISTS (SELECT FROM pollux.report_history n WHERE n.cluster = h.cluster AND n.job_id = h.job_id
+              AND (n.attempt, n.id) > (h.attempt, h.id));
+
+-- name: thin_history
+-- One report a minute stays of reports that are older than a day.
+DELETE FROM pollux.report_history h USING (
+    SELECT id, row_number() OVER (PARTITION BY job_id, attempt, date_trunc('minute', received_at) ORDER BY id DESC) AS place
+    FROM pollux.report_history WHERE cluster = :cluster
+      AND received_at BETWEEN to_timestamp(:before) - interval '2 hours' AND to_timestamp(:before)) t
+WHERE h.id = t.id AND t.place > 1;
+
+-- name: prune_acknowledgements
+DELETE FROM pollux.acknowledgement a WHERE a.cluster = :cluster AND a.received_at < to_timestamp(:before);
 
 -- name: prune_cycles
 -- The newest cycle stays, however old: `polluxctl explain` reads it.
@@ -314,7 +388,7 @@ WHERE cluster = :cluster AND snapshot IS NOT NULL AND started_at < to_timestamp(
 WITH gone AS (
     DELETE FROM pollux.job WHERE cluster = :cluster AND ended_at < to_timestamp(:before) RETURNING job_id
 ), reports AS (
-    DELETE FROM pollux.report r USING gone g WHERE r.cluster = :cluster AND r.job_id = g.job_id
+    DELETE FROM pollux.report_history r USING gone g WHERE r.cluster = :cluster AND r.job_id = g.job_id
 ), fingerprints AS (
     DELETE FROM pollux.fingerprint f USING gone g WHERE f.cluster = :cluster AND f.job_id = g.job_id
 )

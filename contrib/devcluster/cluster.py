@@ -124,7 +124,7 @@ class DevCluster:
 
     @property
     def agent_dsn(self) -> str:
-        """libpq connection string of `pollux_agent`."""
+        """libpq connection string of hooks.json, without a role."""
         return self._postgres().agent_dsn
 
     # --- life --------------------------------------------------------------------------------------

@@ -17,10 +17,9 @@ from .processes import Daemon, free_ports, wait_until
 
 
 class DevPostgres:
-    """A throw-away Postgres in `directory`: the three Pollux roles, a database owned by `pollux_daemon`.
+    """A throw-away Postgres in `directory`, with Pollux' roles and an empty database.
 
-    Durability is off (`fsync=off`): it is for tests and demos. Passwords are made at start; nobody else on
-    the machine can log in.
+    Durability is off (`fsync=off`): it is for tests and demos. It makes the passwords at its start.
     """
 
     def __init__(self, directory: Path | str, *, port: int | None = None) -> None:
@@ -28,8 +27,7 @@ class DevPostgres:
         self.port = port or 0
         self.database = "pollux"
         self._passwords = {
-            role: secrets.token_hex(12)
-            for role in ("postgres", "pollux_daemon", "pollux_agent", "pollux_read")
+            role: secrets.token_hex(12) for role in ("postgres", "pollux_daemon", "pollux_read")
         }
         self._daemon: Daemon | None = None
 
@@ -57,8 +55,8 @@ class DevPostgres:
 
     @property
     def agent_dsn(self) -> str:
-        """libpq connection string of `pollux_agent`, as the tickets carry it."""
-        return self._dsn("pollux_agent", self.database)
+        """libpq connection string of hooks.json; the prolog adds the user's role and password."""
+        return f"host=127.0.0.1 port={self.port} dbname={self.database}"
 
     @property
     def read_dsn(self) -> str:
@@ -166,14 +164,14 @@ class DevPostgres:
             )
 
     def _bootstrap(self) -> None:
-        # CREATEROLE lets the schema's migrations create whatever further role they want.
-        for role, options in (("pollux_daemon", "CREATEROLE"), ("pollux_agent", ""), ("pollux_read", "")):
-            self.execute(
-                f"CREATE ROLE {role} LOGIN {options} PASSWORD '{self._passwords[role]}'", database="postgres"
-            )
-        self.execute(f"CREATE DATABASE {self.database} OWNER pollux_daemon", database="postgres")
-        # As a site's superuser would: some of it (agents must not see each other's tokens) only he may set.
-        self.execute((Path(__file__).parents[2] / "sql" / "roles.sql").read_text())
+        for role in ("pollux_daemon", "pollux_read"):
+            self.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{self._passwords[role]}'", database="postgres")
+        self.create_database(self.database)
+
+    def create_database(self, name: str) -> None:
+        """Make a database as a site's superuser does: owned by `pollux_daemon`, with roles and rights."""
+        self.execute(f"CREATE DATABASE {name} OWNER pollux_daemon", database="postgres")
+        self.execute((Path(__file__).parents[2] / "sql" / "roles.sql").read_text(), database=name)
 
     def _accepts(self) -> bool:
         assert self._daemon is not None

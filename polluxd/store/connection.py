@@ -1,12 +1,13 @@
-"""Connections that never hang, and database errors as ours.
+"""Connections that never hang, and database errors as polluxd's.
 
 A frozen server (or a network that swallows packets) answers nothing, not even the server-side statement
-timeout. psycopg2's wait callback bounds every wait on our own connections; others are left alone.
+timeout. psycopg2's wait callback bounds every wait on the connections made here, and on no other.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from psycopg2.extensions import POLL_OK, POLL_READ, POLL_WRITE
 from sqlalchemy import URL, Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
+from pollux.scheduler.transport import InsecureConnection, require_verified
 from polluxd.errors import ConfigError, LeaderLost, StoreError, StoreRejected, StoreUnavailable
 
 _FENCED = "PX001"
@@ -30,7 +32,7 @@ _RETRY_CLASSES = (
     "55",  # lock timeout
 )
 _GRACE_S = 2.0
-"""How much longer than the server-side statement timeout we wait before the server counts as frozen."""
+"""Seconds beyond the server-side statement timeout after which a silent server counts as frozen."""
 
 
 class BoundedConnection(psycopg2.extensions.connection):  # type: ignore[misc] # psycopg2 has no types
@@ -52,23 +54,38 @@ def _bounded_wait(connection: Any) -> None:
         poller.poll(None if left is None else left * 1000)
 
 
+def libpq_words(url: URL) -> dict[str, Any]:
+    """The libpq connection parameters of a SQLAlchemy URL."""
+    return dict(url.translate_connect_args(username="user", database="dbname")) | dict(url.query)
+
+
+def require_verified_url(url: URL) -> None:
+    """Refuse a URL that names another machine without `sslmode=verify-full`. Raises ConfigError."""
+    words = {"host": os.environ.get("PGHOST"), "sslmode": os.environ.get("PGSSLMODE")} | libpq_words(url)
+    try:
+        require_verified({name: None if value is None else str(value) for name, value in words.items()})
+    except InsecureConnection as error:
+        raise ConfigError(f"database.url: {error}") from None
+
+
 class Connector:
     """Opens connections to one database, all bounded in time.
 
     Raises:
-        ConfigError: the URL is not a Postgres URL.
+        ConfigError: the URL is not a Postgres URL, or names another machine without `sslmode=verify-full`.
     """
 
     def __init__(self, url: str | URL, *, connect_timeout: float, statement_timeout: float) -> None:
         try:
             self.url = make_url(url)
         except ArgumentError:
-            # SQLAlchemy's own message repeats the URL, password and all.
+            # SQLAlchemy's own message repeats the URL with its password.
             raise ConfigError(
                 "expected a database URL such as postgresql://pollux_daemon@host/pollux, got something else"
             ) from None
         if self.url.get_backend_name() != "postgresql":
             raise ConfigError(f"expected a postgresql:// database URL, got {self.url.get_backend_name()}://")
+        require_verified_url(self.url)
         self.connect_timeout = connect_timeout
         self.statement_timeout = statement_timeout
         psycopg2.extensions.set_wait_callback(_bounded_wait)
@@ -85,17 +102,17 @@ class Connector:
         class Connecting(BoundedConnection):
             answer_within_s = connect_s
 
-        words = dict(self.url.translate_connect_args(username="user", database="dbname")) | dict(
-            self.url.query
-        )
+        words = libpq_words(self.url)
         connection = psycopg2.connect(
             connection_factory=Connecting,
             **{
                 "application_name": "polluxd",
                 "connect_timeout": max(2, round(connect_s)),
-                # A cut cable is noticed within seconds, by us and (for the leader's lock) by the server.
+                # Both ends notice a cut cable within seconds.
                 **dict(keepalives=1, keepalives_idle=5, keepalives_interval=2, keepalives_count=3),
-                "options": f"-c statement_timeout={round(self.statement_timeout * 1000)}"
+                # Types and functions of Postgres' own come first, whatever other schemas hold.
+                "options": f"-c search_path=pg_catalog,pg_temp -c lock_timeout={round(self.statement_timeout * 500)}"
+                f" -c statement_timeout={round(self.statement_timeout * 1000)}"
                 " -c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3"
                 f" -c idle_in_transaction_session_timeout={round(self.statement_timeout * 4000)}",
                 **words,
@@ -109,7 +126,7 @@ class Connector:
         return create_engine(
             "postgresql+psycopg2://",
             creator=self.open,
-            pool_size=2,
+            pool_size=3,
             max_overflow=4,
             pool_timeout=self.connect_timeout,
             pool_pre_ping=True,
@@ -118,7 +135,7 @@ class Connector:
 
 @contextlib.contextmanager
 def our_errors(place: str) -> Iterator[None]:
-    """Turn every psycopg2 and SQLAlchemy error into StoreUnavailable, StoreRejected or LeaderLost."""
+    """Turn psycopg2's and SQLAlchemy's errors into StoreUnavailable, StoreRejected or LeaderLost."""
     try:
         yield
     except DBAPIError as error:
@@ -140,7 +157,7 @@ def translated(error: BaseException, place: str) -> StoreError | LeaderLost:
     lost = code is None and isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError)
     if lost or (code or "").startswith(_RETRY_CLASSES) or isinstance(error, TimeoutError):
         return StoreUnavailable(
-            f"{place} does not answer: {text}; running jobs are untouched, retried next cycle"
+            f"{place} does not answer: {text}; running jobs are untouched, polluxd tries again next cycle"
         )
     if code is None and isinstance(error, SQLAlchemyError) and not isinstance(error, DBAPIError):
         return StoreUnavailable(f"{place}: no free connection: {text}")

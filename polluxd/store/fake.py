@@ -75,7 +75,9 @@ class FakeStore:
     def still_leading(self) -> bool:
         if self.epoch is None:
             return False
-        if self.rows.down or self.epoch != self.rows.epoch:
+        if self.rows.down:
+            return False
+        if self.epoch != self.rows.epoch:
             self.epoch = None
             return False
         self._confirm()
@@ -115,6 +117,9 @@ class FakeStore:
     def sync_jobs(self, jobs: Sequence[ObservedJob]) -> None:
         self._must_answer(self.epoch)
         self.rows.jobs = {job.job_id: job for job in jobs if job.spec is not None}
+
+    def take_in(self) -> None:
+        self._must_answer(self.epoch)
 
     def job_times(self) -> dict[int, JobTimes]:
         self._must_answer()

@@ -1,11 +1,12 @@
-"""Who leads: an advisory lock elects, an epoch fences every write, a lease bounds a stalled leader.
+"""Who leads: a row with a lease elects, an epoch fences every write.
 
-The lock lives as long as its session. A leader that stalls (stopped, swapped out, cut off) may lose its
-session and wake later; its writes are then refused by the epoch, and its lease, counted from before the last
-renewal on a clock that runs through suspension, has ended before another leader may begin. Needs a session of
-its own: a pooler in transaction mode must not stand between.
+Agents cannot touch the row. A leader renews its lease in a thread of its own, so that a long cycle does not end its
+lead. A leader that stalls (stopped, swapped out, cut off) may wake after its lease has ended and another leads: its
+writes are then refused by the epoch, and it knows by itself that the lease has ended, because it counts from before
+the last renewal on a clock that runs through suspension.
 
-The lease is waited for even when the old leader is known to be dead: a scontrol of his may still be running.
+A new leader waits for the end of the lease even when the old leader is known to be dead: a command that the old leader
+sent to Slurm may still run.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _CLOCK = time.CLOCK_BOOTTIME
 
 
 class Leadership:
-    """This process's candidacy for one cluster.
+    """This process's candidacy for one cluster. For several threads.
 
     Args:
         lease_s: how long a leader may act after its last renewal; a new leader waits for it to end [s].
@@ -44,6 +45,7 @@ class Leadership:
         self._connection: Any = None
         self._confirmed_at = float("-inf")
         self._lock = threading.Lock()
+        self._renewing = threading.Event()
 
     @property
     def lease_left(self) -> float:
@@ -53,79 +55,98 @@ class Leadership:
         return max(0.0, self._confirmed_at + self.lease_s - time.clock_gettime(_CLOCK))
 
     def lead(self) -> int | None:
-        """Lead or go on leading: the epoch; None while another leads, or led until less than a lease ago.
+        """Take or keep the lead: the epoch; None while the lease of another leader runs.
 
         Raises:
             StoreUnavailable, StoreRejected.
         """
-        with self._lock:
-            if self.epoch is not None and self._renew():
-                return self.epoch
-            self._give_up()
-            with our_errors(self._connector.place):
-                return self._claim()
+        with self._lock, our_errors(self._connector.place):
+            if self.epoch is not None:
+                if self._renew():
+                    return self.epoch
+                self._give_up()
+            return self._claim()
 
     def still_leading(self) -> bool:
-        """Ask the database whether this process leads, and renew the lease; False also when it is silent."""
+        """Ask the database whether this process leads, and renew the lease. False also when it does not answer."""
         with self._lock:
             if self.epoch is None:
                 return False
-            if self._renew():
-                return True
-            self._give_up()
-            return False
+            try:
+                leading = self._renew()
+            except psycopg2.Error as error:
+                self._say_unrenewed(error)
+                return False
+            if not leading:
+                self._give_up()
+            return leading
 
     def resign(self) -> None:
-        """Stop leading in good order, so that another may act at once. Never raises."""
+        """Stop leading, so that another may act at once. Never raises."""
         with self._lock:
             if self.epoch is not None:
                 try:
                     self._query("lead_resign", epoch=self.epoch)
                 except psycopg2.Error as error:
-                    log.warning("could not resign as leader (%s): the lease lapses by itself", error)
+                    log.warning("could not resign as leader (%s): the lease ends by itself", error)
             self._give_up()
 
     def _claim(self) -> int | None:
         asked_at = time.clock_gettime(_CLOCK)
-        self._connection = self._connector.open()
-        self._connection.autocommit = True
         try:
-            with self._connection.cursor() as cursor:
-                cursor.execute(
-                    "SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", ("pollux:" + self.cluster,)
-                )
-                elected = cursor.fetchone()[0]
-            if elected:
-                rows = self._query("lead_claim", holder=self.holder, lease_s=self.lease_s)
-            else:
-                rows = []
-                if self._query("lead_evict"):
-                    log.warning(
-                        "ended the session of a leader of cluster %s whose lease is over", self.cluster
-                    )
+            rows = self._query("lead_claim", holder=self.holder, lease_s=self.lease_s)
         except psycopg2.Error:
             self._give_up()
             raise
         if not rows:
-            self._give_up()
             return None
         self.epoch = int(rows[0][0])
         self._confirmed_at = asked_at
         log.info("leading cluster %s as epoch %d", self.cluster, self.epoch)
+        self._renewing = threading.Event()
+        threading.Thread(
+            target=self._keep_renewing, args=(self._renewing,), name="pollux-lease", daemon=True
+        ).start()
         return self.epoch
 
+    def _keep_renewing(self, ended: threading.Event) -> None:
+        """Renew until the lead ends. A database that is away is asked again."""
+        while not ended.wait(self.lease_s / 3):
+            with self._lock:
+                if ended.is_set():
+                    return
+                try:
+                    if not self._renew():
+                        self._give_up()
+                except psycopg2.Error as error:
+                    self._say_unrenewed(error)
+
     def _renew(self) -> bool:
+        """Extend the lease; False when another epoch leads. Raises psycopg2.Error."""
         asked_at = time.clock_gettime(_CLOCK)
         try:
             rows = self._query("lead_renew", epoch=self.epoch, lease_s=self.lease_s)
-        except psycopg2.Error as error:
-            log.warning("leadership of cluster %s is lost: %s", self.cluster, str(error).strip())
-            return False
+        except psycopg2.Error:
+            self._disconnect()
+            raise
         if rows:
             self._confirmed_at = asked_at
+        else:
+            log.warning("epoch %s no longer leads cluster %s", self.epoch, self.cluster)
         return bool(rows)
 
+    def _say_unrenewed(self, error: psycopg2.Error) -> None:
+        log.warning(
+            "the lease of cluster %s was not renewed and runs for %.1f s more: %s",
+            self.cluster,
+            self.lease_left,
+            str(error).strip(),
+        )
+
     def _query(self, name: str, **words: object) -> list[tuple[Any, ...]]:
+        if self._connection is None or self._connection.closed:
+            self._connection = self._connector.open()
+            self._connection.autocommit = True
         text = queries()[name]
         for word in ("cluster", *words):
             text = text.replace(f":{word}", f"%({word})s")
@@ -136,6 +157,10 @@ class Leadership:
     def _give_up(self) -> None:
         self.epoch = None
         self._confirmed_at = float("-inf")
+        self._renewing.set()
+        self._disconnect()
+
+    def _disconnect(self) -> None:
         if self._connection is not None:
             try:
                 self._connection.close()

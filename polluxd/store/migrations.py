@@ -13,20 +13,20 @@ from .sqlfiles import migrations as all_migrations
 log = logging.getLogger(__name__)
 
 OWNER = "pollux_daemon"
-_LOCK = 7_072_655_571  # any number of our own: two `migrate` at once take turns
+_LOCK = 7_072_655_571  # an arbitrary number: two `migrate` at once take turns
 
 
 def apply_migrations(connection: Any, *, upto: str | None = None) -> list[str]:
-    """Apply what is missing, each migration in its own transaction; returns the names of those applied now.
+    """Apply missing migrations, each in its own transaction; return their names.
 
-    A superuser's connection also makes the roles first, and then acts as the owner. Idempotent.
+    A superuser's connection makes the roles first, and then acts as the owner. Idempotent.
 
     Args:
         connection: an open psycopg2 connection.
         upto: stop after the migration of this name (upgrade tests).
 
     Raises:
-        StoreRejected: roles are missing and may not be made, or an applied migration was edited since.
+        StoreRejected: roles are missing, or an applied migration was edited since.
         psycopg2.Error: the database refused or does not answer.
     """
     connection.autocommit = True
@@ -72,8 +72,8 @@ def _apply(cursor: Any, migration: SqlFile) -> None:
 def _must_match(migration: SqlFile, checksum: str) -> None:
     if migration.checksum != checksum:
         raise StoreRejected(
-            f"migration {migration.name} was applied in another form than this version's file has: "
-            "schema and program come from different builds; install the matching version, or start anew"
+            f"migration {migration.name} differs from the file that was applied to this database: "
+            "schema and program come from different builds; install the version that made the schema, or a later one"
         )
 
 
@@ -88,16 +88,13 @@ def _become_owner(cursor: Any) -> None:
     )
     if missing := cursor.fetchone()[0]:
         raise StoreRejected(
-            f"the database roles {', '.join(missing)} do not exist and this role may not make them: "
+            f"the database roles {', '.join(missing)} do not exist, and only a superuser may make them: "
             "run `polluxd migrate` once as a superuser, or sql/roles.sql by hand"
         )
-    cursor.execute(
-        "SELECT 'track_activities=off' = ANY(c.setconfig) FROM pg_db_role_setting c"
-        " JOIN pg_roles r ON r.oid = c.setrole WHERE r.rolname = 'pollux_agent'"
-    )
-    if not (found := cursor.fetchone()) or not found[0]:
-        log.warning(
-            "role pollux_agent shows its statements, tokens and all, to other agents in pg_stat_activity: "
-            "run sql/roles.sql as a superuser, or `polluxd migrate` as one"
+    cursor.execute("SELECT to_regprocedure('pollux_roles.admit(text, text, integer)') IS NULL")
+    if cursor.fetchone()[0]:
+        raise StoreRejected(
+            "the functions that make agents' roles (schema pollux_roles) are missing in this database: run "
+            "`polluxd migrate` once as a superuser, or sql/roles.sql by hand"
         )
     cursor.execute(f"SET ROLE {OWNER}")

@@ -117,7 +117,7 @@ def report(row: Row, now: float) -> Report:
         target=row["target"],
         epoch=row["epoch"],
         lr_factor=row["lr_factor"],
-        checkpointed=row["checkpointed"],
+        checkpointed=row.get("has_checkpoint", row["checkpointed"]),
         first_step_at=None if first_step_at is None else float(first_step_at),
         restart_cost=row["restart_cost"],
         gpu_type=row.get("gpu_type") or "",

@@ -14,7 +14,7 @@ from .sqlfiles import queries
 
 
 class Run:
-    """Runs a query by its name; returns its rows as mappings."""
+    """Run a query by its name; return its rows as mappings."""
 
     def __init__(self, connection: Connection, cluster: str) -> None:
         self._connection = connection

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from sqlalchemy import URL
 
-from polluxd.errors import ReportError, StoreRejected
+from polluxd.errors import ReportError, StoreError, StoreRejected
 from polluxd.model import Mode, Move, Placement, Plan, Report, Step
 from polluxd.settings import PolicySettings
 
@@ -25,6 +25,12 @@ from .views import JobTimes, MoveTotals, ObservedJob
 from .wakeups import Wakeups
 
 log = logging.getLogger(__name__)
+
+_DAY_S = 86400.0
+_ADMIT_EVERY_S = 10.0
+"""Between two looks at agents' roles and sessions, while no new user comes."""
+_LONGEST_SESSION_S = 10.0
+"""Longest transaction of an agent; its own take milliseconds."""
 
 
 class Store(Readings, Orders):
@@ -56,7 +62,11 @@ class Store(Readings, Orders):
             statement_timeout=statement_timeout,
             lease_s=lease_s,
         )
-        self._wakeups = Wakeups(self._connector)
+        self._wakeups = Wakeups(self._connector, self._news)
+        self._seen_report = 0
+        self._users: frozenset[int] = frozenset()
+        self._admitted_at = float("-inf")
+        self._trouble = ""
         self._rejected: dict[int, str] = {}
         """Reports that `reports` left out, and why: said once."""
 
@@ -86,12 +96,13 @@ class Store(Readings, Orders):
             )
 
     def install_secret(self, secret: bytes) -> None:
-        """Accept tokens signed with `secret` (16 bytes at least) or the one before it; older ones lapse."""
+        """Accept tickets made with `secret` (16 bytes at least) or the secret before it; refuse older ones."""
         if len(secret) < 16:
             raise StoreRejected(f"a token secret has at least 16 bytes, this one has {len(secret)}")
         with self._transaction() as run:
             run("install_secret", key=secret)
             run("forget_old_secrets")
+        self._admitted_at = float("-inf")
 
     # Leadership
 
@@ -169,6 +180,55 @@ class Store(Readings, Orders):
                 log.info("job id %d was used again: its former life is forgotten", row["job_id"])
             run("upsert_jobs", jobs=encoded)
             run("end_unseen_jobs", job_ids=[job["job_id"] for job in ours])
+        self._admit_users(frozenset(job["uid"] for job in ours))
+
+    def _admit_users(self, users: frozenset[int]) -> None:
+        """Give new users a role, repair changed roles, and end agents' sessions that last too long.
+
+        A role that cannot be made costs its user the reports, and nobody else anything.
+        """
+        now = time.monotonic()
+        if users <= self._users and now - self._admitted_at < _ADMIT_EVERY_S:
+            return
+        trouble = []
+        try:
+            with self._transaction() as run:
+                for row in run("admit_users"):
+                    if row["trouble"]:
+                        trouble.append(f"{row['admitted']}: {row['trouble']}")
+                    else:
+                        log.info("database role %s was made or repaired", row["admitted"])
+            with self._transaction() as run:
+                for row in run("end_agent_sessions", seconds=_LONGEST_SESSION_S):
+                    log.warning(
+                        "ended %d database sessions of role %s: a transaction was open for over %g s",
+                        row["ended"],
+                        row["role"],
+                        _LONGEST_SESSION_S,
+                    )
+            self._users, self._admitted_at = users, now
+        except StoreError as error:
+            trouble.append(str(error))
+        if (told := "; ".join(trouble)) and told != self._trouble:
+            log.warning("agents' database roles: %s", told)
+        self._trouble = told
+
+    def take_in(self) -> None:
+        """Act on what agents have written: acknowledged drains, and fits that later runs begin with."""
+        with self._transaction(fenced=True) as run:
+            run("take_acknowledgements")
+        with self._transaction(fenced=True) as run:
+            run("remember_priors")
+
+    def _news(self) -> bool:
+        """Whether a move under way has heard from its job since the last call."""
+        try:
+            with self._transaction() as run:
+                (row,) = run("news", seen=self._seen_report)
+        except StoreError:
+            return False
+        self._seen_report = row["newest"]
+        return bool(row["found"])
 
     def job_times(self) -> dict[int, JobTimes]:
         """What Slurm does not keep over a requeue, for jobs that have not ended."""
@@ -289,7 +349,7 @@ class Store(Readings, Orders):
     # Upkeep
 
     def wait_for_notify(self, timeout_s: float) -> bool:
-        """Sleep up to `timeout_s` seconds; True: a NOTIFY or `wake()` cut it short. Raises no StoreError."""
+        """Sleep up to `timeout_s` seconds; True: news of a move or `wake()` cut it short. Raises no StoreError."""
         return self._wakeups.wait(timeout_s)
 
     def wake(self) -> None:
@@ -305,11 +365,18 @@ class Store(Readings, Orders):
         jobs_s: float,
         priors_s: float = 365 * 86400.0,
     ) -> None:
-        """Forget what is older than so many seconds: reports and cycles, cycles' snapshots, jobs that ended, and
-        what earlier runs have taught."""
+        """Forget reports and cycles, snapshots, ended jobs and priors that are older than so many seconds."""
         with self._transaction() as run:
             run("prune_history", before=now - history_s)
+            run("thin_history", before=now - _DAY_S)
+            run("prune_acknowledgements", before=now - history_s)
             run("prune_cycles", before=now - history_s)
             run("prune_snapshots", before=now - snapshots_s)
             run("prune_jobs", before=now - jobs_s)
             run("prune_priors", before=now - priors_s)
+        with self._transaction() as run:
+            for row in run("dismiss_users"):
+                log.info(
+                    "database role %s was dropped: its user has no job, or its secret is forgotten",
+                    row["role"],
+                )

@@ -1,4 +1,8 @@
-"""Waiting for a NOTIFY: a wake-up only, polling is what is relied on."""
+"""Waiting for a NOTIFY, which cuts a pause short. polluxd relies on polling alone.
+
+Any user may send NOTIFY. A notification therefore only makes polluxd ask its database whether a move under way has
+heard from its job, at most every `FLOOR_S` seconds, and ends the pause only then.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,28 @@ import contextlib
 import os
 import select
 import time
+from collections.abc import Callable
 from typing import Any
 
 import psycopg2
 
 from .connection import Connector
 
+FLOOR_S = 0.2
+"""Least time between two questions that notifications cause."""
+
 
 class Wakeups:
-    """LISTEN on channel `pollux`, and a bell that a signal handler may ring."""
+    """LISTEN on channel `pollux`, and a bell that a signal handler may ring.
 
-    def __init__(self, connector: Connector) -> None:
+    Args:
+        news: asks whether something has arrived that polluxd waits for; True ends a wait. Must not raise.
+    """
+
+    def __init__(self, connector: Connector, news: Callable[[], bool]) -> None:
         self._connector = connector
+        self._news = news
+        self._asked_at = float("-inf")
         self._connection: Any = None
         self._bell_out, self._bell_in = os.pipe()
         os.set_blocking(self._bell_out, False)
@@ -29,21 +43,24 @@ class Wakeups:
             os.write(self._bell_in, b"!")
 
     def wait(self, timeout_s: float) -> bool:
-        """True when something was notified (or the bell rung) within `timeout_s` seconds. Never raises for
-        the database's sake: without one it just waits."""
+        """Wait up to `timeout_s` seconds; True when news or the bell ended the wait. Raises no psycopg2.Error."""
         deadline = time.monotonic() + timeout_s
-        if self._listen():
-            return True  # whatever was notified before we listened is lost: look now
+        asking = self._listen()  # a notification from before is lost
         while True:
-            if self._connection is not None and self._take_notifies():
-                return True
-            left = deadline - time.monotonic()
-            if left <= 0:
+            now = time.monotonic()
+            if self._connection is not None:
+                asking |= self._take_notifies()
+            if asking and now >= self._asked_at + FLOOR_S:
+                asking, self._asked_at = False, now
+                if self._news():
+                    return True
+            until = min(deadline, self._asked_at + FLOOR_S) if asking else deadline
+            if now >= deadline:
                 return False
             watched: list[Any] = [self._bell_out]
-            if self._connection is not None:
+            if self._connection is not None and not asking:
                 watched.append(self._connection)
-            readable, _, _ = select.select(watched, [], [], left)
+            readable, _, _ = select.select(watched, [], [], max(0.0, until - time.monotonic()))
             if self._bell_out in readable:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._bell_out, 4096)
@@ -56,7 +73,7 @@ class Wakeups:
                 os.close(end)
 
     def _listen(self) -> bool:
-        """Listen if we do not yet; True when that is new."""
+        """Listen unless this process does already; True when it begins to."""
         if self._connection is not None:
             return False
         try:

@@ -4,8 +4,8 @@
 -- NaN sorts above infinity in Postgres, so the upper bound refuses both.
 CREATE DOMAIN pollux.amount AS double precision CHECK (VALUE >= 0 AND VALUE < 'infinity');
 CREATE DOMAIN pollux.finite AS double precision CHECK (VALUE > '-infinity' AND VALUE < 'infinity');
--- A colon would make the message that a token signs ambiguous.
-CREATE DOMAIN pollux.cluster_name AS text CHECK (VALUE <> '' AND VALUE !~ '[:[:space:]]' AND length(VALUE) <= 64);
+-- A colon would make the message that a token signs ambiguous. Slurm allows 40 bytes; role names hold them (roles.sql).
+CREATE DOMAIN pollux.cluster_name AS text CHECK (VALUE <> '' AND VALUE !~ '[:[:space:]]' AND octet_length(VALUE) <= 40);
 
 CREATE TABLE pollux.job (
     cluster       pollux.cluster_name NOT NULL,
@@ -37,8 +37,10 @@ COMMENT ON COLUMN pollux.job.held_at IS 'when the job was last seen to hold GPUs
 COMMENT ON COLUMN pollux.job.pinned_by IS 'who pinned the job (polluxctl pin); its GPUs stay as they are';
 CREATE INDEX job_active ON pollux.job (cluster) WHERE ended_at IS NULL;
 
--- No foreign key to job: an agent may report before polluxd has seen its job.
-CREATE TABLE pollux.report (
+-- The inbox: agents insert rows into report, acknowledgement and fingerprint, through the functions of 0003, and never
+-- change a row. An open transaction of a hostile agent therefore keeps nobody waiting.
+CREATE TABLE pollux.report_history (
+    id              bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     cluster         pollux.cluster_name NOT NULL,
     job_id          bigint NOT NULL,
     attempt         integer NOT NULL CHECK (attempt >= 0),
@@ -91,26 +93,55 @@ CREATE TABLE pollux.report (
     resized         bigint NOT NULL CHECK (resized >= 0),
     resize_refused  jsonb CHECK (jsonb_typeof(resize_refused) = 'object'),
     resize_cost     pollux.amount,
+    wakes           boolean NOT NULL DEFAULT false,
     CHECK (num_nulls(alpha_grad, beta_grad, alpha_local, beta_local, alpha_node, beta_node, gamma) IN (0, 7)),
     CHECK (num_nulls(alpha_rack, beta_rack) IN (0, 2)),
-    CHECK (num_nulls(noise_sqr, noise_var) IN (0, 2)),
-    PRIMARY KEY (cluster, job_id)
+    CHECK (num_nulls(noise_sqr, noise_var) IN (0, 2))
 );
-COMMENT ON TABLE pollux.report IS 'the latest report of each job';
-COMMENT ON COLUMN pollux.report.measured_gpus IS 'most GPUs measured on gpu_type; explored_gpus counts every type';
-COMMENT ON COLUMN pollux.report.prior_gpus IS 'most GPUs that the fit takes from earlier runs; 0: none';
-COMMENT ON COLUMN pollux.report.data_wait IS 'share of the training time spent waiting for the data loader';
-COMMENT ON COLUMN pollux.report.mode IS 'what the agent may change; NULL: not told';
-COMMENT ON COLUMN pollux.report.advice IS
+COMMENT ON TABLE pollux.report_history IS 'every report; thinned to one a minute after a day';
+COMMENT ON COLUMN pollux.report_history.measured_gpus IS 'most GPUs measured on gpu_type; explored_gpus counts every type';
+COMMENT ON COLUMN pollux.report_history.prior_gpus IS 'most GPUs that the fit takes from earlier runs; 0: none';
+COMMENT ON COLUMN pollux.report_history.data_wait IS 'share of the training time spent waiting for the data loader';
+COMMENT ON COLUMN pollux.report_history.mode IS 'what the agent may change; NULL: not told';
+COMMENT ON COLUMN pollux.report_history.advice IS
     'in mode advise: batch_size, local_batch, accumulation, and goodput_ratio over the batch size in use';
-COMMENT ON COLUMN pollux.report.resize IS 'the fastest way to change the job''s size; NULL: requeue';
-COMMENT ON COLUMN pollux.report.resized IS 'newest resize or relaunch in effect (move.id); 0: none in this attempt';
-COMMENT ON COLUMN pollux.report.resize_refused IS '{"id", "why"}: a move that the agent could not carry out';
-COMMENT ON COLUMN pollux.report.resize_cost IS 'seconds between the optimizer steps before and after the newest resize';
+COMMENT ON COLUMN pollux.report_history.resize IS 'the fastest way to change the job''s size; NULL: requeue';
+COMMENT ON COLUMN pollux.report_history.resized IS 'newest resize or relaunch in effect (move.id); 0: none in this attempt';
+COMMENT ON COLUMN pollux.report_history.resize_refused IS '{"id", "why"}: a move that the agent could not carry out';
+COMMENT ON COLUMN pollux.report_history.resize_cost IS 'seconds between the optimizer steps before and after the newest resize';
 
-CREATE TABLE pollux.report_history (LIKE pollux.report INCLUDING ALL EXCLUDING INDEXES);
-ALTER TABLE pollux.report_history ADD PRIMARY KEY (cluster, job_id, received_at);
-COMMENT ON TABLE pollux.report_history IS 'reports over time, at most one a second per job';
+COMMENT ON COLUMN pollux.report_history.wakes IS 'a first step, a resize or a refusal: polluxd looks at once';
+CREATE INDEX report_latest ON pollux.report_history (cluster, job_id, attempt DESC, id DESC);
+CREATE INDEX report_by_time ON pollux.report_history USING brin (received_at);
+
+CREATE VIEW pollux.report AS
+    SELECT DISTINCT ON (cluster, job_id) * FROM pollux.report_history ORDER BY cluster, job_id, attempt DESC, id DESC;
+COMMENT ON VIEW pollux.report IS 'the latest report of each job; quick for one job';
+
+CREATE TABLE pollux.acknowledgement (
+    id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    cluster      pollux.cluster_name NOT NULL,
+    job_id       bigint NOT NULL,
+    attempt      integer NOT NULL,
+    move_id      bigint NOT NULL,
+    received_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    facts        jsonb NOT NULL
+);
+COMMENT ON TABLE pollux.acknowledgement IS 'agents tell that the checkpoint which a move asked for is durable';
+CREATE INDEX acknowledgement_by_move ON pollux.acknowledgement (move_id);
+
+-- Which training an attempt says it runs; the newest row of an attempt counts.
+CREATE TABLE pollux.fingerprint (
+    id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    cluster      pollux.cluster_name NOT NULL,
+    job_id       bigint NOT NULL,
+    uid          bigint NOT NULL,
+    attempt      integer NOT NULL,
+    received_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    fingerprint  text NOT NULL CHECK (fingerprint ~ '^[0-9a-f]{16,64}$'),
+    gpu_type     text NOT NULL
+);
+CREATE INDEX fingerprint_by_job ON pollux.fingerprint (cluster, job_id, attempt DESC, id DESC);
 
 -- What earlier runs of a training (by fingerprint) of one user measured on one GPU type.
 CREATE TABLE pollux.prior (
@@ -131,20 +162,11 @@ CREATE TABLE pollux.prior (
     beta_rack       pollux.amount,
     explored_gpus   integer NOT NULL CHECK (explored_gpus >= 0),
     explored_nodes  integer NOT NULL CHECK (explored_nodes >= 0),
+    refutes         boolean NOT NULL DEFAULT false,
     PRIMARY KEY (cluster, uid, fingerprint, gpu_type)
 );
+COMMENT ON COLUMN pollux.prior.refutes IS 'this run had measured that the fit before it was wrong';
 COMMENT ON COLUMN pollux.prior.job_id IS 'the last job that measured it';
-
--- Which training a job's attempt says it is.
-CREATE TABLE pollux.fingerprint (
-    cluster      pollux.cluster_name NOT NULL,
-    job_id       bigint NOT NULL,
-    uid          bigint NOT NULL,
-    attempt      integer NOT NULL,
-    fingerprint  text NOT NULL CHECK (fingerprint ~ '^[0-9a-f]{16,64}$'),
-    gpu_type     text NOT NULL,
-    PRIMARY KEY (cluster, job_id)
-);
 
 CREATE TABLE pollux.cycle (
     id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -258,7 +280,7 @@ $$;
 CREATE TRIGGER guard BEFORE INSERT OR UPDATE ON pollux.move
     FOR EACH ROW EXECUTE FUNCTION pollux.guard_move();
 
--- Leadership: the advisory lock elects, the epoch fences writes, the lease bounds how long a stalled leader may act.
+-- Leadership: this row elects, its epoch fences writes, its lease bounds how long a stalled leader may act.
 CREATE TABLE pollux.leader (
     cluster      pollux.cluster_name PRIMARY KEY,
     epoch        bigint NOT NULL CHECK (epoch > 0),
@@ -320,7 +342,7 @@ $$;
 CREATE TRIGGER audit AFTER INSERT OR UPDATE OR DELETE ON pollux.setting
     FOR EACH ROW EXECUTE FUNCTION pollux.audit_setting();
 
--- Secrets that sign the jobs' tokens. The newest two of a cluster are accepted, so that the secret can be rotated.
+-- Secrets that sign the jobs' tokens and passwords. The newest two of a cluster are accepted: a secret can be rotated.
 CREATE TABLE pollux.secret (
     id            bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     cluster       pollux.cluster_name NOT NULL,
@@ -328,3 +350,16 @@ CREATE TABLE pollux.secret (
     installed_at  timestamptz NOT NULL DEFAULT now(),
     UNIQUE (cluster, key)
 );
+
+-- The roles that users' agents log in as: one per user and secret, so that a rotated secret leaves running jobs theirs.
+CREATE TABLE pollux.agent_role (
+    role         name PRIMARY KEY,
+    cluster      pollux.cluster_name NOT NULL,
+    uid          bigint NOT NULL,
+    secret_id    bigint NOT NULL,
+    connections  integer NOT NULL CHECK (connections > 0),
+    leave        boolean NOT NULL,
+    wanted_at    timestamptz NOT NULL DEFAULT now()
+);
+COMMENT ON COLUMN pollux.agent_role.leave IS 'connections are scarce: an agent disconnects after each exchange';
+COMMENT ON COLUMN pollux.agent_role.wanted_at IS 'when the user last had a job';

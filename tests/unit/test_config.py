@@ -18,7 +18,7 @@ from polluxd.settings import SECTIONS, PolicySettings
 from polluxd.slurm.topology import racks_of
 
 EXAMPLE = Path(__file__).parents[2] / "contrib" / "systemd" / "polluxd.toml"
-LEAST = '[slurm]\ncluster = "c"\n[database]\nurl = "postgresql://pollux_daemon@h/pollux"\n'
+LEAST = '[slurm]\ncluster = "c"\n[database]\nurl = "postgresql://pollux_daemon@localhost/pollux"\n'
 
 
 def parsed(text):
@@ -105,7 +105,7 @@ def test_all_faults_are_told_at_once():
     assert len(message.splitlines()) == 4
 
 
-@pytest.mark.parametrize("url", ["mysql://u:hunter2@h/x", "hunter2", 5])
+@pytest.mark.parametrize("url", ["mysql://u:hunter2@localhost/x", "hunter2", 5])
 def test_a_faulty_url_is_told_without_its_password(url):
     message = fault(f'[slurm]\ncluster = "c"\n[database]\nurl = {url!r}\n')
     assert "database.url" in message
@@ -120,7 +120,10 @@ def test_no_secret_in_the_printed_form():
 
 def test_the_password_file_goes_into_the_url():
     config = parsed(LEAST.replace("[database]", '[database]\npassfile = "/etc/pollux/pg pass"'))
-    assert config.database.url == "postgresql://pollux_daemon@h/pollux?passfile=%2Fetc%2Fpollux%2Fpg+pass"
+    assert (
+        config.database.url
+        == "postgresql://pollux_daemon@localhost/pollux?passfile=%2Fetc%2Fpollux%2Fpg+pass"
+    )
 
 
 def test_settings_of_the_policy_can_be_given_in_the_file():

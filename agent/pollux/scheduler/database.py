@@ -1,7 +1,7 @@
-"""A job's connection to Pollux' database: its functions by name, each wait bounded, no secret in any message.
+"""A job's connection to Pollux' database: functions by name, bounded waits, no secret in messages.
 
-It is psycopg2's asynchronous kind, because libpq's blocking calls cannot be bounded when a server freezes. One thread
-at a time.
+The connection is asynchronous (psycopg2), because libpq's blocking calls do not return when a server freezes.
+One thread at a time.
 """
 
 from __future__ import annotations
@@ -15,52 +15,62 @@ import psycopg2
 import psycopg2.extensions
 from psycopg2.extensions import POLL_OK, POLL_READ
 
+from pollux.scheduler.transport import InsecureConnection, require_verified
 from pollux.slurm_job.ticket import Ticket
 
 _OVER = ("PX401", "PX409")  # token refused, attempt over
-_BAD_PAYLOAD = "PX422"
+_REFUSED = ("PX422", "PX429")  # makes no sense, too often
 
 
 class DatabaseAway(Exception):
-    """No answer, or none that helps: worth another try later."""
+    """The database did not answer, or cannot serve this job yet. Try again later."""
 
 
 class TicketOver(Exception):
-    """The database will never accept this ticket: the token is refused, or the attempt is over."""
+    """The database will never accept this ticket: the token is refused or the attempt is over."""
 
 
 class PayloadRefused(Exception):
-    """The database refused what was sent, and would take something better."""
+    """The database refused this payload; it may accept the next one."""
 
 
 class JobDatabase:
-    """Calls functions with the credentials of `ticket`; connects when needed, and again after a fault."""
+    """Call functions with the credentials of `ticket`. Connect when needed, and again after a fault.
+
+    Args:
+        answer_s: longest wait for a connection or an answer; above the server's own limit of 5 s for agents [s].
+    """
 
     def __init__(self, ticket: Ticket, *, answer_s: float = 8.0) -> None:
-        """`answer_s`: longest wait for a connection or an answer; above the server's own 5 s limit for agents."""
         self._ticket = ticket
         self._answer_s = answer_s
         self._connection: Any = None
 
     def publish(self, payload: str) -> Any:
-        """Store a report (JSON text); returns the instructions."""
-        return self._call("pollux.publish_v1(%s, %s, %s, %s, %s, %s::jsonb)", payload)
+        """Store a report (JSON text); return the instructions."""
+        return self._heard(self._call("pollux.publish_v1(%s, %s, %s, %s, %s, %s::pg_catalog.jsonb)", payload))
 
     def instructions(self) -> Any:
-        """{"drain": move id or None}"""
-        return self._call("pollux.instructions_v1(%s, %s, %s, %s, %s)")
+        """Return {"drain": move id or None, "resize": order or None}."""
+        return self._heard(self._call("pollux.instructions_v1(%s, %s, %s, %s, %s)"))
 
     def acknowledge(self, move_id: int, payload: str) -> bool:
-        """True when the move counts on the checkpoint."""
-        statement = "pollux.acknowledge_v1(%s, %s, %s, %s, %s, %s, %s::jsonb)"
+        """Tell that a move's checkpoint is durable; True when the move counts on it."""
+        statement = "pollux.acknowledge_v1(%s, %s, %s, %s, %s, %s, %s::pg_catalog.jsonb)"
         return bool(self._call(statement, move_id, payload))
 
     def prior(self, fingerprint: str, gpu_type: str) -> Any:
-        """What the same user's earlier runs of this fingerprint have measured on GPUs of this type, or None.
+        """Return what the same user's earlier runs of this training measured, or None.
 
-        It also lets later runs know what this attempt measures. `fingerprint`: 16 to 64 hexadecimal digits.
+        Later runs hear what this attempt measures. `fingerprint`: 16 to 64 hexadecimal digits.
         """
         return self._call("pollux.prior_v1(%s, %s, %s, %s, %s, %s, %s)", fingerprint, gpu_type)
+
+    def _heard(self, answer: Any) -> Any:
+        """Disconnect until the next call where the database is short of connections."""
+        if isinstance(answer, dict) and answer.get("leave"):
+            self.close()
+        return answer
 
     def close(self) -> None:
         if self._connection is not None:
@@ -80,7 +90,7 @@ class JobDatabase:
                 return cursor.fetchone()[0]
         except (psycopg2.Error, OSError) as error:
             code = getattr(error, "pgcode", None)
-            if code == _BAD_PAYLOAD:
+            if code in _REFUSED:
                 raise PayloadRefused(self._scrubbed(error)) from None
             self.close()
             if code in _OVER:
@@ -91,13 +101,19 @@ class JobDatabase:
         try:
             given = psycopg2.extensions.parse_dsn(self._ticket.dsn)
         except psycopg2.ProgrammingError:
-            # libpq's message quotes the string, password and all.
+            # libpq's message quotes the string with its password.
             raise TicketOver("the ticket's dsn is not a libpq connection string") from None
         words = {
             "application_name": f"pollux job {self._ticket.job_id}",
             **{"keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3"},
+            # Encryption by GSSAPI would take the place of TLS, and verifies no certificate.
+            "gssencmode": "disable",
             **given,
         }
+        try:
+            require_verified(words)
+        except InsecureConnection as error:
+            raise TicketOver(f"the ticket's dsn: {error}") from None
         self._connection = psycopg2.connect(async_=True, **words)
         self._wait()
 
@@ -112,7 +128,7 @@ class JobDatabase:
                 raise psycopg2.OperationalError(f"no answer within {self._answer_s:g} s")
 
     def _scrubbed(self, error: BaseException) -> str:
-        """The error's text without anything secret, on one line."""
+        """Return the error's text on one line, without secrets."""
         text = " ".join(str(error).split("\nCONTEXT:")[0].split())
         secrets = [self._ticket.token, self._ticket.dsn]
         with contextlib.suppress(psycopg2.Error):

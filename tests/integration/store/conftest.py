@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import itertools
 import json
 import time
@@ -14,10 +12,11 @@ import psycopg2
 import pytest
 
 from contrib.devcluster.postgres import DevPostgres
+from pollux.slurm_job.ticket import Ticket
 from polluxd.store import Store
+from tests.integration.store.credentials import SECRET, login, token
 from tests.integration.store.slurm_job import Seen
 
-SECRET = b"a secret for tests only, 32 bytes"
 _names = (f"cluster{n}" for n in itertools.count(1))
 
 
@@ -61,8 +60,20 @@ def seen() -> type[Seen]:
     return Seen
 
 
-def token(cluster: str, job_id: int, attempt: int, uid: int, secret: bytes = SECRET) -> str:
-    return hmac.new(secret, f"{cluster}:{job_id}:{attempt}:{uid}".encode(), hashlib.sha256).hexdigest()
+def introduce(postgres: DevPostgres, cluster: str, job_id: int, uid: int) -> None:
+    """Let polluxd have seen a job that runs, and its user."""
+    with psycopg2.connect(postgres.url.replace("+psycopg2", "")) as connection, connection.cursor() as cursor:
+        job = (
+            "INSERT INTO pollux.job (cluster, job_id, uid, spec, state, submitted_at)"
+            " VALUES (%s, %s, %s, '{}', 'RUNNING', now() - interval '1 hour') ON CONFLICT DO NOTHING"
+        )
+        cursor.execute(job, (cluster, job_id, uid))
+        # Also the user of a job that has ended: its agent may still run.
+        cursor.execute(job, (cluster, 10**9, uid))
+        cursor.execute("SELECT trouble FROM pollux.admit_users(%s) WHERE trouble IS NOT NULL", (cluster,))
+        assert cursor.fetchall() == []
+        cursor.execute("DELETE FROM pollux.job WHERE cluster = %s AND job_id = %s", (cluster, 10**9))
+    connection.close()
 
 
 def payload(**changes: Any) -> dict[str, Any]:
@@ -87,16 +98,24 @@ def payload(**changes: Any) -> dict[str, Any]:
 
 
 class Agent:
-    """What a job may do to the database: connect as `pollux_agent` and call functions."""
+    """What a job may do to the database: connect as its user's role and call functions."""
 
     def __init__(
-        self, dsn: str, cluster: str, job_id: int, *, attempt: int = 0, uid: int = 1000, by: str | None = None
+        self,
+        postgres: DevPostgres,
+        cluster: str,
+        job_id: int,
+        *,
+        attempt: int = 0,
+        uid: int = 1000,
+        by: str | None = None,
     ) -> None:
         self.credentials = (
             *(cluster, job_id, attempt, uid),
             token(cluster, job_id, attempt, uid) if by is None else by,
         )
-        self.connection = psycopg2.connect(dsn)
+        introduce(postgres, cluster, job_id, uid)
+        self.connection = psycopg2.connect(login(postgres, cluster, uid))
         self.connection.autocommit = True
 
     def sql(self, statement: str, *words: object) -> Any:
@@ -125,7 +144,7 @@ def agent(postgres: DevPostgres, cluster: str) -> Iterator[Callable[..., Agent]]
     made: list[Agent] = []
 
     def make(job_id: int, **options: Any) -> Agent:
-        made.append(Agent(postgres.agent_dsn, cluster, job_id, **options))
+        made.append(Agent(postgres, cluster, job_id, **options))
         return made[-1]
 
     yield make
@@ -141,3 +160,23 @@ def report() -> Callable[..., dict[str, Any]]:
 @pytest.fixture
 def sign() -> Callable[..., str]:
     return token
+
+
+@pytest.fixture
+def ticket_for() -> Callable[..., Ticket]:
+    """Makes tickets of jobs that polluxd knows."""
+
+    def make(
+        postgres: DevPostgres,
+        cluster: str,
+        job_id: int,
+        *,
+        attempt: int = 0,
+        uid: int = 1000,
+        interval: float = 0.2,
+    ) -> Ticket:
+        introduce(postgres, cluster, job_id, uid)
+        signed = token(cluster, job_id, attempt, uid)
+        return Ticket(cluster, job_id, attempt, uid, signed, login(postgres, cluster, uid), interval)
+
+    return make

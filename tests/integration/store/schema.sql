@@ -2,13 +2,15 @@ CREATE SCHEMA pollux;
 ALTER SCHEMA pollux OWNER TO pollux_daemon;
 CREATE SCHEMA pollux_crypto;
 ALTER SCHEMA pollux_crypto OWNER TO pollux_daemon;
+CREATE SCHEMA pollux_roles;
+ALTER SCHEMA pollux_roles OWNER TO postgres;
 CREATE EXTENSION IF NOT EXISTS pgcrypto WITH SCHEMA pollux_crypto;
 COMMENT ON EXTENSION pgcrypto IS 'cryptographic functions';
 CREATE DOMAIN pollux.amount AS double precision
 	CONSTRAINT amount_check CHECK (((VALUE >= (0)::double precision) AND (VALUE < 'Infinity'::double precision)));
 ALTER DOMAIN pollux.amount OWNER TO pollux_daemon;
 CREATE DOMAIN pollux.cluster_name AS text
-	CONSTRAINT cluster_name_check CHECK (((VALUE <> ''::text) AND (VALUE !~ '[:[:space:]]'::text) AND (length(VALUE) <= 64)));
+	CONSTRAINT cluster_name_check CHECK (((VALUE <> ''::text) AND (VALUE !~ '[:[:space:]]'::text) AND (octet_length(VALUE) <= 40)));
 ALTER DOMAIN pollux.cluster_name OWNER TO pollux_daemon;
 CREATE DOMAIN pollux.finite AS double precision
 	CONSTRAINT finite_check CHECK (((VALUE > '-Infinity'::double precision) AND (VALUE < 'Infinity'::double precision)));
@@ -20,7 +22,7 @@ CREATE FUNCTION pollux.acknowledge_v1(p_cluster text, p_job bigint, p_attempt in
 DECLARE
     now_s double precision := extract(epoch FROM clock_timestamp());
     facts jsonb;
-    way   text;
+    step  text;
 BEGIN
     PERFORM authorise(p_cluster, p_job, p_attempt, p_uid, p_token);
     IF jsonb_typeof(p_payload) IS DISTINCT FROM 'object' THEN
@@ -31,26 +33,75 @@ BEGIN
         'stopped_at', number_of(p_payload, 'stopped_at', 0, now_s + 300),
         'checkpoint_s', number_of(p_payload, 'checkpoint_s', 0, 1e9),
         'step', number_of(p_payload, 'step', 0, 1e15)));
-    UPDATE move r
-    SET step = 'checkpointed', times = r.times || jsonb_build_object('checkpointed', now_s), acknowledged = facts
-    WHERE r.id = p_move AND r.cluster = p_cluster AND r.job_id = p_job AND r.attempt = p_attempt
-      AND r.step = 'draining'
-    RETURNING r.path INTO way;
-    IF FOUND THEN
-        IF way <> 'resize' THEN
-            UPDATE report SET checkpointed = true
-            WHERE cluster = p_cluster AND job_id = p_job AND attempt = p_attempt;
-        END IF;
-        PERFORM pg_notify('pollux', 'acknowledged by job ' || p_job);
-        RETURN true;
+    step := (SELECT m.step FROM move m
+             WHERE m.id = p_move AND m.cluster = p_cluster AND m.job_id = p_job AND m.attempt = p_attempt);
+    IF EXISTS (SELECT FROM acknowledgement a WHERE a.move_id = p_move AND a.cluster = p_cluster
+               AND a.job_id = p_job AND a.attempt = p_attempt) THEN
+        RETURN step IS DISTINCT FROM 'failed';
     END IF;
-    RETURN EXISTS (
-        SELECT FROM move r
-        WHERE r.id = p_move AND r.cluster = p_cluster AND r.job_id = p_job AND r.attempt = p_attempt
-          AND r.acknowledged IS NOT NULL AND r.step <> 'failed');
+    IF step IS DISTINCT FROM 'draining' THEN
+        RETURN false;
+    END IF;
+    INSERT INTO acknowledgement (cluster, job_id, attempt, move_id, facts)
+    VALUES (p_cluster, p_job, p_attempt, p_move, facts);
+    PERFORM pg_notify('pollux', '');
+    RETURN true;
 END
 $$;
 ALTER FUNCTION pollux.acknowledge_v1(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text, p_move bigint, p_payload jsonb) OWNER TO pollux_daemon;
+CREATE FUNCTION pollux.admit_users(p_cluster text) RETURNS TABLE(admitted text, trouble text)
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pollux', 'pg_temp'
+    AS $$
+DECLARE
+    most     constant integer := greatest(current_setting('max_connections')::integer / 10, 4);
+    crowded  constant boolean := (SELECT count(*) FROM job j WHERE j.cluster = p_cluster AND j.ended_at IS NULL
+                                  AND j.gpus > 0) > current_setting('max_connections')::integer * 0.6;
+    wanted   record;
+BEGIN
+    FOR wanted IN
+        SELECT u.uid, k.id AS secret_id, k.key, agent_role_name(p_cluster, u.uid, k.key) AS role,
+               -- In powers of two, so that a job that comes or goes seldom changes it.
+               least(most, (2 ^ ceil(log(2, u.jobs + 3)))::integer) AS connections,
+               crowded OR u.jobs + 2 > most AS leave
+        FROM (SELECT j.uid, count(*) AS jobs FROM job j
+              WHERE j.cluster = p_cluster AND j.ended_at IS NULL GROUP BY j.uid) u
+        CROSS JOIN (SELECT * FROM secret s WHERE s.cluster = p_cluster ORDER BY s.id DESC LIMIT 2) k
+    LOOP
+        admitted := wanted.role;
+        BEGIN
+            trouble := NULL;
+            IF pollux_roles.admit(wanted.role, agent_password(wanted.role, wanted.key), wanted.connections) THEN
+                RETURN NEXT;
+            END IF;
+            INSERT INTO agent_role AS a (role, cluster, uid, secret_id, connections, leave)
+            VALUES (wanted.role, p_cluster, wanted.uid, wanted.secret_id, wanted.connections, wanted.leave)
+            ON CONFLICT (role) DO UPDATE
+            SET connections = excluded.connections, leave = excluded.leave, secret_id = excluded.secret_id, wanted_at = now()
+            WHERE a.connections <> excluded.connections OR a.leave <> excluded.leave
+               OR a.secret_id <> excluded.secret_id OR a.wanted_at < now() - interval '1 hour';
+        EXCEPTION WHEN OTHERS THEN
+            trouble := SQLERRM;
+            RETURN NEXT;
+        END;
+    END LOOP;
+END
+$$;
+ALTER FUNCTION pollux.admit_users(p_cluster text) OWNER TO pollux_daemon;
+CREATE FUNCTION pollux.agent_password(p_role text, p_key bytea) RETURNS text
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pollux', 'pg_temp'
+    AS $$
+    SELECT encode(hmac_sha256(convert_to('password:' || p_role, 'UTF8'), p_key), 'hex')
+$$;
+ALTER FUNCTION pollux.agent_password(p_role text, p_key bytea) OWNER TO pollux_daemon;
+CREATE FUNCTION pollux.agent_role_name(p_cluster text, p_uid bigint, p_key bytea) RETURNS text
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pollux', 'pg_temp'
+    AS $$
+    SELECT 'pollux_' || p_cluster || '_' || p_uid || '_' || left(encode(hmac_sha256('role', p_key), 'hex'), 4)
+$$;
+ALTER FUNCTION pollux.agent_role_name(p_cluster text, p_uid bigint, p_key bytea) OWNER TO pollux_daemon;
 CREATE FUNCTION pollux.audit_setting() RETURNS trigger
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pollux', 'pg_temp'
@@ -69,45 +120,60 @@ ALTER FUNCTION pollux.audit_setting() OWNER TO pollux_daemon;
 CREATE FUNCTION pollux.authorise(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text) RETURNS void
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pollux', 'pg_temp'
-    AS $$
+    AS $_$
 DECLARE
     -- Both sides are hashed with a random key, so that the time of the comparison tells nothing about the token.
-    nonce   bytea := convert_to(gen_random_uuid()::text, 'UTF8');
-    message bytea := convert_to(p_cluster || ':' || p_job || ':' || p_attempt || ':' || p_uid, 'UTF8');
-    given   bytea := convert_to(left(p_token, 128), 'UTF8');
-    matched boolean := false;
-    keys    integer := 0;
+    nonce     bytea := convert_to(gen_random_uuid()::text, 'UTF8');
+    made_at   text := substring(p_token FROM '^([0-9]{1,12})\.[0-9a-f]{64}$');
+    message   bytea := convert_to(concat_ws(':', p_cluster, p_job, p_attempt, p_uid, made_at), 'UTF8');
+    given     bytea := sha256(nonce || convert_to(substring(p_token FROM '^[0-9]{1,12}\.([0-9a-f]{64})$'), 'UTF8'));
+    matched   boolean := false;
+    keys      integer := 0;
     candidate bytea;
-    newest  integer;
-    ended   boolean;
+    known     job;
+    reported  integer;
 BEGIN
+    IF NOT EXISTS (SELECT FROM agent_role a
+                   WHERE a.role = session_user AND a.cluster = p_cluster AND a.uid = p_uid) THEN
+        RAISE EXCEPTION 'role % does not report for user % of cluster %', session_user, p_uid, p_cluster
+            USING ERRCODE = 'PX401';
+    END IF;
     FOR candidate IN SELECT s.key FROM secret s WHERE s.cluster = p_cluster ORDER BY s.id DESC LIMIT 2 LOOP
         keys := keys + 1;
         matched := matched OR coalesce(
-            hmac_sha256(convert_to(encode(hmac_sha256(message, candidate), 'hex'), 'UTF8'), nonce)
-            = hmac_sha256(given, nonce), false);
+            sha256(nonce || convert_to(encode(hmac_sha256(message, candidate), 'hex'), 'UTF8')) = given, false);
     END LOOP;
     IF keys = 0 THEN
-        RAISE EXCEPTION 'no token secret is installed for cluster %: start polluxd, or run `polluxd migrate`', p_cluster
+        RAISE EXCEPTION 'no secret is installed for cluster %: run `polluxd migrate`', p_cluster
             USING ERRCODE = 'PX503';
     END IF;
-    IF NOT matched THEN
+    IF NOT matched OR p_job IS NULL OR p_attempt IS NULL THEN
         RAISE EXCEPTION 'token refused for job % attempt % of cluster %: the ticket is not of this job and attempt',
             p_job, p_attempt, p_cluster USING ERRCODE = 'PX401';
     END IF;
-    SELECT greatest((SELECT r.attempt FROM report r WHERE r.cluster = p_cluster AND r.job_id = p_job),
-                    (SELECT j.attempt FROM job j WHERE j.cluster = p_cluster AND j.job_id = p_job)),
-           coalesce((SELECT j.ended_at IS NOT NULL AND p_attempt <= j.attempt FROM job j
-                     WHERE j.cluster = p_cluster AND j.job_id = p_job), false)
-      INTO newest, ended;
-    IF p_attempt < newest THEN
-        RAISE EXCEPTION 'job % is at attempt %: attempt % is over', p_job, newest, p_attempt USING ERRCODE = 'PX409';
+    SELECT * INTO known FROM job j WHERE j.cluster = p_cluster AND j.job_id = p_job;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'polluxd has not seen job % yet: try again', p_job USING ERRCODE = 'PX503';
     END IF;
-    IF ended THEN
+    IF known.uid <> p_uid THEN
+        RAISE EXCEPTION 'job % is not a job of user %', p_job, p_uid USING ERRCODE = 'PX401';
+    END IF;
+    -- The clocks of Slurm's machines may differ by Munge's 5 minutes.
+    IF to_timestamp(made_at::double precision) < known.submitted_at - interval '5 minutes' THEN
+        RAISE EXCEPTION 'the token is older than job %: it is of an earlier job with this id', p_job
+            USING ERRCODE = 'PX401';
+    END IF;
+    reported := (SELECT h.attempt FROM report_history h WHERE h.cluster = p_cluster AND h.job_id = p_job
+                 ORDER BY h.attempt DESC, h.id DESC LIMIT 1);
+    IF p_attempt < greatest(known.attempt, reported) THEN
+        RAISE EXCEPTION 'job % is at attempt %: attempt % is over', p_job, greatest(known.attempt, reported), p_attempt
+            USING ERRCODE = 'PX409';
+    END IF;
+    IF known.ended_at IS NOT NULL AND p_attempt <= known.attempt THEN
         RAISE EXCEPTION 'job % has ended with attempt %', p_job, p_attempt USING ERRCODE = 'PX409';
     END IF;
 END
-$$;
+$_$;
 ALTER FUNCTION pollux.authorise(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text) OWNER TO pollux_daemon;
 CREATE FUNCTION pollux.choice_of(p_object jsonb, p_name text, p_choices text[]) RETURNS text
     LANGUAGE plpgsql IMMUTABLE
@@ -124,6 +190,26 @@ BEGIN
 END
 $$;
 ALTER FUNCTION pollux.choice_of(p_object jsonb, p_name text, p_choices text[]) OWNER TO pollux_daemon;
+CREATE FUNCTION pollux.dismiss_users(p_cluster text) RETURNS SETOF text
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pollux', 'pg_temp'
+    AS $$
+DECLARE
+    idle text;
+BEGIN
+    FOR idle IN
+        SELECT a.role FROM agent_role a WHERE a.cluster = p_cluster AND (
+            a.wanted_at < now() - interval '1 day'
+            AND NOT EXISTS (SELECT FROM job j WHERE j.cluster = p_cluster AND j.uid = a.uid AND j.ended_at IS NULL)
+            OR a.secret_id NOT IN (SELECT s.id FROM secret s WHERE s.cluster = p_cluster ORDER BY s.id DESC LIMIT 2))
+    LOOP
+        PERFORM pollux_roles.dismiss(idle);
+        DELETE FROM agent_role a WHERE a.role = idle;
+        RETURN NEXT idle;
+    END LOOP;
+END
+$$;
+ALTER FUNCTION pollux.dismiss_users(p_cluster text) OWNER TO pollux_daemon;
 CREATE FUNCTION pollux.fence(p_cluster text, p_epoch bigint) RETURNS void
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pollux', 'pg_temp'
@@ -182,7 +268,8 @@ CREATE FUNCTION pollux.instructions(p_cluster text, p_job bigint, p_attempt inte
         'drain', (
             SELECT max(r.id) FROM move r
             WHERE r.cluster = p_cluster AND r.job_id = p_job AND r.attempt = p_attempt AND r.step = 'draining'
-              AND r.path NOT IN ('resize', 'relaunch')),
+              AND r.path NOT IN ('resize', 'relaunch')
+              AND NOT EXISTS (SELECT FROM acknowledgement a WHERE a.move_id = r.id)),
         'resize', (
             SELECT jsonb_build_object('id', r.id, 'path', r.path, 'kind', CASE WHEN k.grows THEN 'grow' ELSE 'shrink' END,
                 'nodes', r.target -> 'nodes', 'gpus_per_node', r.target -> 'gpus_per_node', 'step', r.step)
@@ -190,8 +277,10 @@ CREATE FUNCTION pollux.instructions(p_cluster text, p_job bigint, p_attempt inte
                 SELECT jsonb_array_length(r.target -> 'nodes') > jsonb_array_length(r.source -> 'nodes') AS grows) k
             WHERE r.cluster = p_cluster AND r.job_id = p_job AND r.attempt = p_attempt
               AND r.path IN ('resize', 'relaunch')
-              AND CASE WHEN k.grows THEN r.step IN ('recruiting', 'configured', 'started') ELSE r.step = 'draining' END
+              AND CASE WHEN k.grows THEN r.step IN ('recruiting', 'configured', 'started') 
+                  ELSE r.step = 'draining' AND NOT EXISTS (SELECT FROM acknowledgement a WHERE a.move_id = r.id) END
             ORDER BY r.id DESC LIMIT 1))
+        || CASE WHEN (SELECT a.leave FROM agent_role a WHERE a.role = session_user) THEN '{"leave": true}' ELSE '{}' END::jsonb
 $$;
 ALTER FUNCTION pollux.instructions(p_cluster text, p_job bigint, p_attempt integer) OWNER TO pollux_daemon;
 CREATE FUNCTION pollux.instructions_v1(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text) RETURNS jsonb
@@ -249,18 +338,23 @@ CREATE FUNCTION pollux.prior_v1(p_cluster text, p_job bigint, p_attempt integer,
     SET search_path TO 'pg_catalog', 'pollux', 'pg_temp'
     AS $_$
 DECLARE
-    kind text;
+    kind  text;
+    told  fingerprint[];
 BEGIN
     PERFORM authorise(p_cluster, p_job, p_attempt, p_uid, p_token);
     IF p_fingerprint IS NULL OR p_fingerprint !~ '^[0-9a-f]{16,64}$' THEN
         RAISE EXCEPTION 'fingerprint: expected 16 to 64 hexadecimal digits' USING ERRCODE = 'PX422';
     END IF;
     kind := type_name(p_gpu_type);
-    INSERT INTO fingerprint (cluster, job_id, uid, attempt, fingerprint, gpu_type)
-    VALUES (p_cluster, p_job, p_uid, p_attempt, p_fingerprint, kind)
-    ON CONFLICT (cluster, job_id) DO UPDATE
-    SET uid = excluded.uid, attempt = excluded.attempt, fingerprint = excluded.fingerprint,
-        gpu_type = excluded.gpu_type;
+    told := ARRAY(SELECT f FROM fingerprint f
+                  WHERE f.cluster = p_cluster AND f.job_id = p_job AND f.attempt = p_attempt ORDER BY f.id DESC);
+    IF cardinality(told) >= 20 THEN
+        RAISE EXCEPTION 'job % has told 20 fingerprints in attempt %', p_job, p_attempt USING ERRCODE = 'PX429';
+    END IF;
+    IF ((told[1]).fingerprint, (told[1]).gpu_type) IS DISTINCT FROM (p_fingerprint, kind) THEN
+        INSERT INTO fingerprint (cluster, job_id, uid, attempt, fingerprint, gpu_type)
+        VALUES (p_cluster, p_job, p_uid, p_attempt, p_fingerprint, kind);
+    END IF;
     RETURN (
         SELECT jsonb_build_object(
             'params', jsonb_strip_nulls(jsonb_build_object(
@@ -278,83 +372,38 @@ CREATE FUNCTION pollux.publish_v1(p_cluster text, p_job bigint, p_attempt intege
     SET search_path TO 'pg_catalog', 'pollux', 'pg_temp'
     AS $$
 DECLARE
-    fresh   report;
-    former  report;
+    a_minute constant integer := 120;
+    fresh    report_history;
+    former   report_history;
 BEGIN
     PERFORM authorise(p_cluster, p_job, p_attempt, p_uid, p_token);
     fresh := report_of(p_payload);
+    fresh.received_at := clock_timestamp();
+    IF (SELECT h.received_at FROM report_history h WHERE h.cluster = p_cluster AND h.job_id = p_job
+        ORDER BY h.attempt DESC, h.id DESC OFFSET a_minute - 1 LIMIT 1) > fresh.received_at - interval '1 minute' THEN
+        RAISE EXCEPTION 'job % reports too often: at most % reports a minute', p_job, a_minute USING ERRCODE = 'PX429';
+    END IF;
+    SELECT * INTO former FROM report_history h
+    WHERE h.cluster = p_cluster AND h.job_id = p_job AND h.attempt = p_attempt ORDER BY h.id DESC LIMIT 1;
+    fresh.id := nextval('report_history_id_seq');
     fresh.cluster := p_cluster;
     fresh.job_id := p_job;
     fresh.attempt := p_attempt;
     fresh.uid := p_uid;
-    fresh.received_at := clock_timestamp();
-    SELECT * INTO former FROM report r WHERE r.cluster = p_cluster AND r.job_id = p_job FOR UPDATE;
-    INSERT INTO report SELECT (fresh).*
-    ON CONFLICT (cluster, job_id) DO UPDATE SET (
-        attempt, uid, at, received_at, alpha_grad, beta_grad, alpha_local, beta_local, alpha_node, beta_node,
-        gamma, alpha_rack, beta_rack, noise_sqr, noise_var, batch_initial, batch_maximum, local_min, local_max,
-        explored_gpus, explored_nodes, measured_gpus, measured_nodes, prior_gpus, prior_nodes, prior_refuted,
-        gpu_type, gpus, nodes, batch_size, local_batch, accumulation, goodput, throughput, data_wait, progress,
-        target, epoch, lr_factor, gain, optimizer_steps, checkpointed, times, restart_cost, mode, advice,
-        resize, resized, resize_refused, resize_cost) = ROW(
-        excluded.attempt, excluded.uid, excluded.at, excluded.received_at, excluded.alpha_grad,
-        excluded.beta_grad, excluded.alpha_local, excluded.beta_local, excluded.alpha_node, excluded.beta_node,
-        excluded.gamma, excluded.alpha_rack, excluded.beta_rack, excluded.noise_sqr, excluded.noise_var,
-        excluded.batch_initial, excluded.batch_maximum, excluded.local_min, excluded.local_max,
-        excluded.explored_gpus, excluded.explored_nodes, excluded.measured_gpus, excluded.measured_nodes,
-        excluded.prior_gpus, excluded.prior_nodes, excluded.prior_refuted, excluded.gpu_type, excluded.gpus,
-        excluded.nodes, excluded.batch_size, excluded.local_batch, excluded.accumulation, excluded.goodput,
-        excluded.throughput, excluded.data_wait, excluded.progress, excluded.target, excluded.epoch,
-        excluded.lr_factor, excluded.gain, excluded.optimizer_steps, excluded.checkpointed, excluded.times,
-        excluded.restart_cost, excluded.mode, excluded.advice, excluded.resize, excluded.resized,
-        excluded.resize_refused, excluded.resize_cost)
-    WHERE report.attempt <= excluded.attempt;
-    -- At most one history row a second: a job that publishes in a tight loop does not fill the disk.
-    IF NOT EXISTS (SELECT FROM report_history h WHERE h.cluster = p_cluster AND h.job_id = p_job
-                   AND h.received_at > fresh.received_at - interval '1 second') THEN
-        INSERT INTO report_history SELECT (fresh).*;
-    END IF;
-    IF former.attempt IS DISTINCT FROM p_attempt THEN
-        former.times := '{}';
-        former.resized := 0;
-        former.resize_refused := NULL;
-    END IF;
-    IF (fresh.times -> 'first_step_at') IS DISTINCT FROM (former.times -> 'first_step_at')
-           AND jsonb_typeof(fresh.times -> 'first_step_at') = 'number'
-       OR fresh.resized <> former.resized
-       OR (fresh.resize_refused -> 'id') IS DISTINCT FROM (former.resize_refused -> 'id') THEN
-        PERFORM pg_notify('pollux', 'report of job ' || p_job);
+    fresh.wakes := coalesce(jsonb_typeof(fresh.times -> 'first_step_at'), '') = 'number'
+            AND (fresh.times -> 'first_step_at') IS DISTINCT FROM (former.times -> 'first_step_at')
+        OR fresh.resized <> coalesce(former.resized, 0)
+        OR fresh.resize_refused -> 'id' IS DISTINCT FROM former.resize_refused -> 'id';
+    INSERT INTO report_history OVERRIDING SYSTEM VALUE SELECT (fresh).*;
+    IF fresh.wakes THEN
+        PERFORM pg_notify('pollux', '');
     END IF;
     RETURN instructions(p_cluster, p_job, p_attempt);
 END
 $$;
 ALTER FUNCTION pollux.publish_v1(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text, p_payload jsonb) OWNER TO pollux_daemon;
-CREATE FUNCTION pollux.remember_prior() RETURNS trigger
-    LANGUAGE plpgsql
-    SET search_path TO 'pg_catalog', 'pollux', 'pg_temp'
-    AS $$
-BEGIN
-    INSERT INTO prior AS p (cluster, uid, fingerprint, gpu_type, job_id, at, alpha_grad, beta_grad, alpha_local,
-        beta_local, alpha_node, beta_node, gamma, alpha_rack, beta_rack, explored_gpus, explored_nodes)
-    SELECT f.cluster, f.uid, f.fingerprint, f.gpu_type, NEW.job_id, NEW.received_at, NEW.alpha_grad, NEW.beta_grad,
-           NEW.alpha_local, NEW.beta_local, NEW.alpha_node, NEW.beta_node, NEW.gamma, NEW.alpha_rack, NEW.beta_rack,
-           coalesce(NEW.measured_gpus, NEW.explored_gpus), coalesce(NEW.measured_nodes, NEW.explored_nodes)
-    FROM fingerprint f
-    WHERE f.cluster = NEW.cluster AND f.job_id = NEW.job_id AND f.uid = NEW.uid AND f.attempt = NEW.attempt
-      AND f.gpu_type = NEW.gpu_type
-    ON CONFLICT (cluster, uid, fingerprint, gpu_type) DO UPDATE SET
-        job_id = excluded.job_id, at = excluded.at, alpha_grad = excluded.alpha_grad,
-        beta_grad = excluded.beta_grad, alpha_local = excluded.alpha_local, beta_local = excluded.beta_local,
-        alpha_node = excluded.alpha_node, beta_node = excluded.beta_node, gamma = excluded.gamma,
-        alpha_rack = excluded.alpha_rack, beta_rack = excluded.beta_rack,
-        explored_gpus = excluded.explored_gpus, explored_nodes = excluded.explored_nodes
-    WHERE NEW.prior_refuted
-       OR excluded.explored_gpus >= p.explored_gpus AND excluded.explored_nodes >= p.explored_nodes;
-    RETURN NULL;
-END
-$$;
-ALTER FUNCTION pollux.remember_prior() OWNER TO pollux_daemon;
-CREATE TABLE pollux.report (
+CREATE TABLE pollux.report_history (
+    id bigint NOT NULL,
     cluster pollux.cluster_name NOT NULL,
     job_id bigint NOT NULL,
     attempt integer NOT NULL,
@@ -407,46 +456,48 @@ CREATE TABLE pollux.report (
     resized bigint NOT NULL,
     resize_refused jsonb,
     resize_cost pollux.amount,
-    CONSTRAINT report_accumulation_check CHECK ((accumulation >= 0)),
-    CONSTRAINT report_advice_check CHECK ((jsonb_typeof(advice) = 'object'::text)),
-    CONSTRAINT report_attempt_check CHECK ((attempt >= 0)),
-    CONSTRAINT report_batch_initial_check CHECK ((batch_initial >= 1)),
-    CONSTRAINT report_batch_size_check CHECK ((batch_size >= 0)),
-    CONSTRAINT report_check CHECK ((batch_maximum >= batch_initial)),
-    CONSTRAINT report_check1 CHECK ((local_max >= local_min)),
-    CONSTRAINT report_check2 CHECK ((num_nulls(alpha_grad, beta_grad, alpha_local, beta_local, alpha_node, beta_node, gamma) = ANY (ARRAY[0, 7]))),
-    CONSTRAINT report_check3 CHECK ((num_nulls(alpha_rack, beta_rack) = ANY (ARRAY[0, 2]))),
-    CONSTRAINT report_check4 CHECK ((num_nulls(noise_sqr, noise_var) = ANY (ARRAY[0, 2]))),
-    CONSTRAINT report_data_wait_check CHECK (((data_wait)::double precision <= (1)::double precision)),
-    CONSTRAINT report_explored_gpus_check CHECK ((explored_gpus >= 0)),
-    CONSTRAINT report_explored_nodes_check CHECK ((explored_nodes >= 0)),
-    CONSTRAINT report_gamma_check CHECK ((((gamma)::double precision >= (1)::double precision) AND ((gamma)::double precision <= (10)::double precision))),
-    CONSTRAINT report_gpus_check CHECK ((gpus >= 0)),
-    CONSTRAINT report_local_batch_check CHECK ((local_batch >= 0)),
-    CONSTRAINT report_local_min_check CHECK ((local_min >= 1)),
-    CONSTRAINT report_measured_gpus_check CHECK ((measured_gpus >= 0)),
-    CONSTRAINT report_measured_nodes_check CHECK ((measured_nodes >= 0)),
-    CONSTRAINT report_mode_check CHECK ((mode = ANY (ARRAY['observe'::text, 'advise'::text, 'enforce'::text]))),
-    CONSTRAINT report_nodes_check CHECK ((nodes >= 0)),
-    CONSTRAINT report_optimizer_steps_check CHECK ((optimizer_steps >= 0)),
-    CONSTRAINT report_prior_gpus_check CHECK ((prior_gpus >= 0)),
-    CONSTRAINT report_prior_nodes_check CHECK ((prior_nodes >= 0)),
-    CONSTRAINT report_resize_check CHECK ((resize = ANY (ARRAY['in-place'::text, 'relaunch'::text, 'requeue'::text]))),
-    CONSTRAINT report_resize_refused_check CHECK ((jsonb_typeof(resize_refused) = 'object'::text)),
-    CONSTRAINT report_resized_check CHECK ((resized >= 0))
+    wakes boolean DEFAULT false NOT NULL,
+    CONSTRAINT report_history_accumulation_check CHECK ((accumulation >= 0)),
+    CONSTRAINT report_history_advice_check CHECK ((jsonb_typeof(advice) = 'object'::text)),
+    CONSTRAINT report_history_attempt_check CHECK ((attempt >= 0)),
+    CONSTRAINT report_history_batch_initial_check CHECK ((batch_initial >= 1)),
+    CONSTRAINT report_history_batch_size_check CHECK ((batch_size >= 0)),
+    CONSTRAINT report_history_check CHECK ((batch_maximum >= batch_initial)),
+    CONSTRAINT report_history_check1 CHECK ((local_max >= local_min)),
+    CONSTRAINT report_history_check2 CHECK ((num_nulls(alpha_grad, beta_grad, alpha_local, beta_local, alpha_node, beta_node, gamma) = ANY (ARRAY[0, 7]))),
+    CONSTRAINT report_history_check3 CHECK ((num_nulls(alpha_rack, beta_rack) = ANY (ARRAY[0, 2]))),
+    CONSTRAINT report_history_check4 CHECK ((num_nulls(noise_sqr, noise_var) = ANY (ARRAY[0, 2]))),
+    CONSTRAINT report_history_data_wait_check CHECK (((data_wait)::double precision <= (1)::double precision)),
+    CONSTRAINT report_history_explored_gpus_check CHECK ((explored_gpus >= 0)),
+    CONSTRAINT report_history_explored_nodes_check CHECK ((explored_nodes >= 0)),
+    CONSTRAINT report_history_gamma_check CHECK ((((gamma)::double precision >= (1)::double precision) AND ((gamma)::double precision <= (10)::double precision))),
+    CONSTRAINT report_history_gpus_check CHECK ((gpus >= 0)),
+    CONSTRAINT report_history_local_batch_check CHECK ((local_batch >= 0)),
+    CONSTRAINT report_history_local_min_check CHECK ((local_min >= 1)),
+    CONSTRAINT report_history_measured_gpus_check CHECK ((measured_gpus >= 0)),
+    CONSTRAINT report_history_measured_nodes_check CHECK ((measured_nodes >= 0)),
+    CONSTRAINT report_history_mode_check CHECK ((mode = ANY (ARRAY['observe'::text, 'advise'::text, 'enforce'::text]))),
+    CONSTRAINT report_history_nodes_check CHECK ((nodes >= 0)),
+    CONSTRAINT report_history_optimizer_steps_check CHECK ((optimizer_steps >= 0)),
+    CONSTRAINT report_history_prior_gpus_check CHECK ((prior_gpus >= 0)),
+    CONSTRAINT report_history_prior_nodes_check CHECK ((prior_nodes >= 0)),
+    CONSTRAINT report_history_resize_check CHECK ((resize = ANY (ARRAY['in-place'::text, 'relaunch'::text, 'requeue'::text]))),
+    CONSTRAINT report_history_resize_refused_check CHECK ((jsonb_typeof(resize_refused) = 'object'::text)),
+    CONSTRAINT report_history_resized_check CHECK ((resized >= 0))
 );
-ALTER TABLE pollux.report OWNER TO pollux_daemon;
-COMMENT ON TABLE pollux.report IS 'the latest report of each job';
-COMMENT ON COLUMN pollux.report.measured_gpus IS 'most GPUs measured on gpu_type; explored_gpus counts every type';
-COMMENT ON COLUMN pollux.report.prior_gpus IS 'most GPUs that the fit takes from earlier runs; 0: none';
-COMMENT ON COLUMN pollux.report.data_wait IS 'share of the training time spent waiting for the data loader';
-COMMENT ON COLUMN pollux.report.mode IS 'what the agent may change; NULL: not told';
-COMMENT ON COLUMN pollux.report.advice IS 'in mode advise: batch_size, local_batch, accumulation, and goodput_ratio over the batch size in use';
-COMMENT ON COLUMN pollux.report.resize IS 'the fastest way to change the job''s size; NULL: requeue';
-COMMENT ON COLUMN pollux.report.resized IS 'newest resize or relaunch in effect (move.id); 0: none in this attempt';
-COMMENT ON COLUMN pollux.report.resize_refused IS '{"id", "why"}: a move that the agent could not carry out';
-COMMENT ON COLUMN pollux.report.resize_cost IS 'seconds between the optimizer steps before and after the newest resize';
-CREATE FUNCTION pollux.report_of(p_payload jsonb) RETURNS pollux.report
+ALTER TABLE pollux.report_history OWNER TO pollux_daemon;
+COMMENT ON TABLE pollux.report_history IS 'every report; thinned to one a minute after a day';
+COMMENT ON COLUMN pollux.report_history.measured_gpus IS 'most GPUs measured on gpu_type; explored_gpus counts every type';
+COMMENT ON COLUMN pollux.report_history.prior_gpus IS 'most GPUs that the fit takes from earlier runs; 0: none';
+COMMENT ON COLUMN pollux.report_history.data_wait IS 'share of the training time spent waiting for the data loader';
+COMMENT ON COLUMN pollux.report_history.mode IS 'what the agent may change; NULL: not told';
+COMMENT ON COLUMN pollux.report_history.advice IS 'in mode advise: batch_size, local_batch, accumulation, and goodput_ratio over the batch size in use';
+COMMENT ON COLUMN pollux.report_history.resize IS 'the fastest way to change the job''s size; NULL: requeue';
+COMMENT ON COLUMN pollux.report_history.resized IS 'newest resize or relaunch in effect (move.id); 0: none in this attempt';
+COMMENT ON COLUMN pollux.report_history.resize_refused IS '{"id", "why"}: a move that the agent could not carry out';
+COMMENT ON COLUMN pollux.report_history.resize_cost IS 'seconds between the optimizer steps before and after the newest resize';
+COMMENT ON COLUMN pollux.report_history.wakes IS 'a first step, a resize or a refusal: polluxd looks at once';
+CREATE FUNCTION pollux.report_of(p_payload jsonb) RETURNS pollux.report_history
     LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pollux', 'pg_temp'
     AS $$
@@ -458,7 +509,7 @@ DECLARE
     limits   jsonb;
     advice   jsonb;
     refusal  jsonb;
-    decoded  report;
+    decoded  report_history;
 BEGIN
     IF jsonb_typeof(p_payload) IS DISTINCT FROM 'object' OR pg_column_size(p_payload) > 16384 THEN
         RAISE EXCEPTION 'report: expected a JSON object of at most 16 KiB' USING ERRCODE = 'PX422';
@@ -595,6 +646,125 @@ BEGIN
 END
 $$;
 ALTER FUNCTION pollux.type_name(p_value text) OWNER TO pollux_daemon;
+CREATE FUNCTION pollux_roles.admit(p_role text, p_password text, p_connections integer) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET lock_timeout TO '500ms'
+    SET log_min_error_statement TO 'panic'
+    AS $_$
+DECLARE
+    setting   text;
+    database  name;
+    found_oid oid := (SELECT r.oid FROM pg_authid r WHERE r.rolname = p_role);
+BEGIN
+    IF p_role !~ '^pollux_.{1,40}_[0-9]{1,10}_[0-9a-f]{4}$' OR octet_length(p_role) > 63 THEN
+        RAISE EXCEPTION 'role %: not the name of an agents'' role', p_role USING ERRCODE = 'PX422';
+    END IF;
+    IF found_oid IS NULL THEN
+        EXECUTE format('CREATE ROLE %I LOGIN IN ROLE pollux_agent', p_role);
+        DELETE FROM pollux_roles.agent a WHERE a.role = p_role;
+    ELSIF NOT EXISTS (SELECT FROM pollux_roles.agent a WHERE a.role = p_role) THEN
+        RAISE EXCEPTION 'role % exists, and polluxd did not make it: drop or rename it', p_role USING ERRCODE = 'PX409';
+    ELSIF EXISTS (
+        SELECT FROM pg_authid r JOIN pollux_roles.agent a ON a.role = r.rolname
+        WHERE r.oid = found_oid AND r.rolpassword = a.verifier
+          AND a.settings = (SELECT s.setconfig FROM pg_db_role_setting s WHERE s.setrole = r.oid AND s.setdatabase = 0)
+          AND NOT EXISTS (SELECT FROM pg_db_role_setting s WHERE s.setrole = r.oid AND s.setdatabase <> 0))
+    THEN
+        IF (SELECT r.rolconnlimit FROM pg_authid r WHERE r.oid = found_oid) <> p_connections THEN
+            EXECUTE format('ALTER ROLE %I CONNECTION LIMIT %s', p_role, p_connections);
+        END IF;
+        RETURN false;
+    ELSE
+        -- Sessions keep what the user has set, and an open transaction may hold the role's row.
+        PERFORM pg_terminate_backend(s.pid) FROM pg_stat_activity s WHERE s.usesysid = found_oid;
+    END IF;
+    EXECUTE format('ALTER ROLE %I LOGIN CONNECTION LIMIT %s PASSWORD %L', p_role, p_connections, p_password);
+    FOR database IN
+        SELECT d.datname FROM pg_db_role_setting s JOIN pg_database d ON d.oid = s.setdatabase
+        WHERE s.setrole = (SELECT r.oid FROM pg_authid r WHERE r.rolname = p_role)
+    LOOP
+        EXECUTE format('ALTER ROLE %I IN DATABASE %I RESET ALL', p_role, database);
+    END LOOP;
+    EXECUTE format('ALTER ROLE %I RESET ALL', p_role);
+    -- The first four can be changed by a superuser only. They keep temporary files off the disk, and tokens and errors
+    -- out of the server's log. The others are a convenience: end_sessions holds where a user has changed them.
+    FOREACH setting IN ARRAY ARRAY[
+        'temp_file_limit = ''1MB''', 'log_min_messages = panic', 'log_min_error_statement = panic',
+        'log_min_duration_statement = -1', 'statement_timeout = ''5s''', 'lock_timeout = ''1s''',
+        'idle_in_transaction_session_timeout = ''5s''', 'search_path = pg_catalog', 'jit = off'
+    ] LOOP
+        EXECUTE format('ALTER ROLE %I SET %s', p_role, setting);
+    END LOOP;
+    INSERT INTO pollux_roles.agent
+    SELECT r.rolname, r.rolpassword, s.setconfig
+    FROM pg_authid r JOIN pg_db_role_setting s ON s.setrole = r.oid WHERE r.rolname = p_role
+    ON CONFLICT (role) DO UPDATE SET verifier = excluded.verifier, settings = excluded.settings;
+    RETURN true;
+END
+$_$;
+ALTER FUNCTION pollux_roles.admit(p_role text, p_password text, p_connections integer) OWNER TO postgres;
+CREATE FUNCTION pollux_roles.dismiss(p_role text) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET lock_timeout TO '500ms'
+    AS $$
+BEGIN
+    DELETE FROM pollux_roles.agent a WHERE a.role = p_role;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    IF EXISTS (SELECT FROM pg_roles r WHERE r.rolname = p_role) THEN
+        PERFORM pg_terminate_backend(s.pid) FROM pg_stat_activity s WHERE s.usename = p_role;
+        EXECUTE format('DROP OWNED BY %I', p_role);
+        EXECUTE format('DROP ROLE %I', p_role);
+    END IF;
+    RETURN true;
+END
+$$;
+ALTER FUNCTION pollux_roles.dismiss(p_role text) OWNER TO postgres;
+CREATE FUNCTION pollux_roles.end_sessions(p_seconds double precision) RETURNS TABLE(role name, ended bigint)
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+    SELECT s.usename, count(*) FILTER (WHERE pg_terminate_backend(s.pid))
+    FROM pg_stat_activity s JOIN pollux_roles.agent a ON a.role = s.usename
+    WHERE s.xact_start < clock_timestamp() - make_interval(secs => p_seconds)
+    GROUP BY s.usename
+$$;
+ALTER FUNCTION pollux_roles.end_sessions(p_seconds double precision) OWNER TO postgres;
+CREATE TABLE pollux.acknowledgement (
+    id bigint NOT NULL,
+    cluster pollux.cluster_name NOT NULL,
+    job_id bigint NOT NULL,
+    attempt integer NOT NULL,
+    move_id bigint NOT NULL,
+    received_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    facts jsonb NOT NULL
+);
+ALTER TABLE pollux.acknowledgement OWNER TO pollux_daemon;
+COMMENT ON TABLE pollux.acknowledgement IS 'agents tell that the checkpoint which a move asked for is durable';
+ALTER TABLE pollux.acknowledgement ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME pollux.acknowledgement_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+CREATE TABLE pollux.agent_role (
+    role name NOT NULL,
+    cluster pollux.cluster_name NOT NULL,
+    uid bigint NOT NULL,
+    secret_id bigint NOT NULL,
+    connections integer NOT NULL,
+    leave boolean NOT NULL,
+    wanted_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT agent_role_connections_check CHECK ((connections > 0))
+);
+ALTER TABLE pollux.agent_role OWNER TO pollux_daemon;
+COMMENT ON COLUMN pollux.agent_role.leave IS 'connections are scarce: an agent disconnects after each exchange';
+COMMENT ON COLUMN pollux.agent_role.wanted_at IS 'when the user last had a job';
 CREATE TABLE pollux.allocation (
     cycle_id bigint NOT NULL,
     job_id bigint NOT NULL,
@@ -639,15 +809,25 @@ ALTER TABLE pollux.cycle ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     CACHE 1
 );
 CREATE TABLE pollux.fingerprint (
+    id bigint NOT NULL,
     cluster pollux.cluster_name NOT NULL,
     job_id bigint NOT NULL,
     uid bigint NOT NULL,
     attempt integer NOT NULL,
+    received_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     fingerprint text NOT NULL,
     gpu_type text NOT NULL,
     CONSTRAINT fingerprint_fingerprint_check CHECK ((fingerprint ~ '^[0-9a-f]{16,64}$'::text))
 );
 ALTER TABLE pollux.fingerprint OWNER TO pollux_daemon;
+ALTER TABLE pollux.fingerprint ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME pollux.fingerprint_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
 CREATE TABLE pollux.job (
     cluster pollux.cluster_name NOT NULL,
     job_id bigint NOT NULL,
@@ -744,6 +924,7 @@ CREATE TABLE pollux.prior (
     beta_rack pollux.amount,
     explored_gpus integer NOT NULL,
     explored_nodes integer NOT NULL,
+    refutes boolean DEFAULT false NOT NULL,
     CONSTRAINT prior_explored_gpus_check CHECK ((explored_gpus >= 0)),
     CONSTRAINT prior_explored_nodes_check CHECK ((explored_nodes >= 0)),
     CONSTRAINT prior_fingerprint_check CHECK ((fingerprint ~ '^[0-9a-f]{16,64}$'::text)),
@@ -751,98 +932,74 @@ CREATE TABLE pollux.prior (
 );
 ALTER TABLE pollux.prior OWNER TO pollux_daemon;
 COMMENT ON COLUMN pollux.prior.job_id IS 'the last job that measured it';
-CREATE TABLE pollux.report_history (
-    cluster pollux.cluster_name NOT NULL,
-    job_id bigint NOT NULL,
-    attempt integer NOT NULL,
-    uid bigint NOT NULL,
-    at timestamp with time zone NOT NULL,
-    received_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    alpha_grad pollux.amount,
-    beta_grad pollux.amount,
-    alpha_local pollux.amount,
-    beta_local pollux.amount,
-    alpha_node pollux.amount,
-    beta_node pollux.amount,
-    gamma pollux.amount,
-    alpha_rack pollux.amount,
-    beta_rack pollux.amount,
-    noise_sqr pollux.amount,
-    noise_var pollux.amount,
-    batch_initial integer NOT NULL,
-    batch_maximum integer NOT NULL,
-    local_min integer NOT NULL,
-    local_max integer NOT NULL,
-    explored_gpus integer NOT NULL,
-    explored_nodes integer NOT NULL,
-    measured_gpus integer,
-    measured_nodes integer,
-    prior_gpus integer NOT NULL,
-    prior_nodes integer NOT NULL,
-    prior_refuted boolean NOT NULL,
-    gpu_type text NOT NULL,
-    gpus integer NOT NULL,
-    nodes integer NOT NULL,
-    batch_size integer NOT NULL,
-    local_batch integer NOT NULL,
-    accumulation integer NOT NULL,
-    goodput pollux.amount NOT NULL,
-    throughput pollux.amount NOT NULL,
-    data_wait pollux.amount,
-    progress pollux.amount NOT NULL,
-    target pollux.amount,
-    epoch pollux.amount NOT NULL,
-    lr_factor pollux.amount NOT NULL,
-    gain pollux.amount NOT NULL,
-    optimizer_steps bigint NOT NULL,
-    checkpointed boolean NOT NULL,
-    times jsonb NOT NULL,
-    restart_cost pollux.amount,
-    mode text,
-    advice jsonb,
-    resize text,
-    resized bigint NOT NULL,
-    resize_refused jsonb,
-    resize_cost pollux.amount,
-    CONSTRAINT report_accumulation_check CHECK ((accumulation >= 0)),
-    CONSTRAINT report_advice_check CHECK ((jsonb_typeof(advice) = 'object'::text)),
-    CONSTRAINT report_attempt_check CHECK ((attempt >= 0)),
-    CONSTRAINT report_batch_initial_check CHECK ((batch_initial >= 1)),
-    CONSTRAINT report_batch_size_check CHECK ((batch_size >= 0)),
-    CONSTRAINT report_check CHECK ((batch_maximum >= batch_initial)),
-    CONSTRAINT report_check1 CHECK ((local_max >= local_min)),
-    CONSTRAINT report_check2 CHECK ((num_nulls(alpha_grad, beta_grad, alpha_local, beta_local, alpha_node, beta_node, gamma) = ANY (ARRAY[0, 7]))),
-    CONSTRAINT report_check3 CHECK ((num_nulls(alpha_rack, beta_rack) = ANY (ARRAY[0, 2]))),
-    CONSTRAINT report_check4 CHECK ((num_nulls(noise_sqr, noise_var) = ANY (ARRAY[0, 2]))),
-    CONSTRAINT report_data_wait_check CHECK (((data_wait)::double precision <= (1)::double precision)),
-    CONSTRAINT report_explored_gpus_check CHECK ((explored_gpus >= 0)),
-    CONSTRAINT report_explored_nodes_check CHECK ((explored_nodes >= 0)),
-    CONSTRAINT report_gamma_check CHECK ((((gamma)::double precision >= (1)::double precision) AND ((gamma)::double precision <= (10)::double precision))),
-    CONSTRAINT report_gpus_check CHECK ((gpus >= 0)),
-    CONSTRAINT report_local_batch_check CHECK ((local_batch >= 0)),
-    CONSTRAINT report_local_min_check CHECK ((local_min >= 1)),
-    CONSTRAINT report_measured_gpus_check CHECK ((measured_gpus >= 0)),
-    CONSTRAINT report_measured_nodes_check CHECK ((measured_nodes >= 0)),
-    CONSTRAINT report_mode_check CHECK ((mode = ANY (ARRAY['observe'::text, 'advise'::text, 'enforce'::text]))),
-    CONSTRAINT report_nodes_check CHECK ((nodes >= 0)),
-    CONSTRAINT report_optimizer_steps_check CHECK ((optimizer_steps >= 0)),
-    CONSTRAINT report_prior_gpus_check CHECK ((prior_gpus >= 0)),
-    CONSTRAINT report_prior_nodes_check CHECK ((prior_nodes >= 0)),
-    CONSTRAINT report_resize_check CHECK ((resize = ANY (ARRAY['in-place'::text, 'relaunch'::text, 'requeue'::text]))),
-    CONSTRAINT report_resize_refused_check CHECK ((jsonb_typeof(resize_refused) = 'object'::text)),
-    CONSTRAINT report_resized_check CHECK ((resized >= 0))
+COMMENT ON COLUMN pollux.prior.refutes IS 'this run had measured that the fit before it was wrong';
+CREATE VIEW pollux.report AS
+ SELECT DISTINCT ON (report_history.cluster, report_history.job_id) report_history.id,
+    report_history.cluster,
+    report_history.job_id,
+    report_history.attempt,
+    report_history.uid,
+    report_history.at,
+    report_history.received_at,
+    report_history.alpha_grad,
+    report_history.beta_grad,
+    report_history.alpha_local,
+    report_history.beta_local,
+    report_history.alpha_node,
+    report_history.beta_node,
+    report_history.gamma,
+    report_history.alpha_rack,
+    report_history.beta_rack,
+    report_history.noise_sqr,
+    report_history.noise_var,
+    report_history.batch_initial,
+    report_history.batch_maximum,
+    report_history.local_min,
+    report_history.local_max,
+    report_history.explored_gpus,
+    report_history.explored_nodes,
+    report_history.measured_gpus,
+    report_history.measured_nodes,
+    report_history.prior_gpus,
+    report_history.prior_nodes,
+    report_history.prior_refuted,
+    report_history.gpu_type,
+    report_history.gpus,
+    report_history.nodes,
+    report_history.batch_size,
+    report_history.local_batch,
+    report_history.accumulation,
+    report_history.goodput,
+    report_history.throughput,
+    report_history.data_wait,
+    report_history.progress,
+    report_history.target,
+    report_history.epoch,
+    report_history.lr_factor,
+    report_history.gain,
+    report_history.optimizer_steps,
+    report_history.checkpointed,
+    report_history.times,
+    report_history.restart_cost,
+    report_history.mode,
+    report_history.advice,
+    report_history.resize,
+    report_history.resized,
+    report_history.resize_refused,
+    report_history.resize_cost,
+    report_history.wakes
+   FROM pollux.report_history
+  ORDER BY report_history.cluster, report_history.job_id, report_history.attempt DESC, report_history.id DESC;
+ALTER TABLE pollux.report OWNER TO pollux_daemon;
+COMMENT ON VIEW pollux.report IS 'the latest report of each job; quick for one job';
+ALTER TABLE pollux.report_history ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME pollux.report_history_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
 );
-ALTER TABLE pollux.report_history OWNER TO pollux_daemon;
-COMMENT ON TABLE pollux.report_history IS 'reports over time, at most one a second per job';
-COMMENT ON COLUMN pollux.report_history.measured_gpus IS 'most GPUs measured on gpu_type; explored_gpus counts every type';
-COMMENT ON COLUMN pollux.report_history.prior_gpus IS 'most GPUs that the fit takes from earlier runs; 0: none';
-COMMENT ON COLUMN pollux.report_history.data_wait IS 'share of the training time spent waiting for the data loader';
-COMMENT ON COLUMN pollux.report_history.mode IS 'what the agent may change; NULL: not told';
-COMMENT ON COLUMN pollux.report_history.advice IS 'in mode advise: batch_size, local_batch, accumulation, and goodput_ratio over the batch size in use';
-COMMENT ON COLUMN pollux.report_history.resize IS 'the fastest way to change the job''s size; NULL: requeue';
-COMMENT ON COLUMN pollux.report_history.resized IS 'newest resize or relaunch in effect (move.id); 0: none in this attempt';
-COMMENT ON COLUMN pollux.report_history.resize_refused IS '{"id", "why"}: a move that the agent could not carry out';
-COMMENT ON COLUMN pollux.report_history.resize_cost IS 'seconds between the optimizer steps before and after the newest resize';
 CREATE TABLE pollux.schema_migration (
     name text NOT NULL,
     checksum text NOT NULL,
@@ -891,12 +1048,23 @@ ALTER TABLE pollux.setting_audit ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTIT
     NO MAXVALUE
     CACHE 1
 );
+CREATE TABLE pollux_roles.agent (
+    role name NOT NULL,
+    verifier text NOT NULL,
+    settings text[] NOT NULL
+);
+ALTER TABLE pollux_roles.agent OWNER TO postgres;
+COMMENT ON TABLE pollux_roles.agent IS 'agents'' roles as they were made: their users may change them (ALTER ROLE)';
+ALTER TABLE ONLY pollux.acknowledgement
+    ADD CONSTRAINT acknowledgement_pkey PRIMARY KEY (id);
+ALTER TABLE ONLY pollux.agent_role
+    ADD CONSTRAINT agent_role_pkey PRIMARY KEY (role);
 ALTER TABLE ONLY pollux.allocation
     ADD CONSTRAINT allocation_pkey PRIMARY KEY (cycle_id, job_id);
 ALTER TABLE ONLY pollux.cycle
     ADD CONSTRAINT cycle_pkey PRIMARY KEY (id);
 ALTER TABLE ONLY pollux.fingerprint
-    ADD CONSTRAINT fingerprint_pkey PRIMARY KEY (cluster, job_id);
+    ADD CONSTRAINT fingerprint_pkey PRIMARY KEY (id);
 ALTER TABLE ONLY pollux.job
     ADD CONSTRAINT job_pkey PRIMARY KEY (cluster, job_id);
 ALTER TABLE ONLY pollux.leader
@@ -906,9 +1074,7 @@ ALTER TABLE ONLY pollux.move
 ALTER TABLE ONLY pollux.prior
     ADD CONSTRAINT prior_pkey PRIMARY KEY (cluster, uid, fingerprint, gpu_type);
 ALTER TABLE ONLY pollux.report_history
-    ADD CONSTRAINT report_history_pkey PRIMARY KEY (cluster, job_id, received_at);
-ALTER TABLE ONLY pollux.report
-    ADD CONSTRAINT report_pkey PRIMARY KEY (cluster, job_id);
+    ADD CONSTRAINT report_history_pkey PRIMARY KEY (id);
 ALTER TABLE ONLY pollux.schema_migration
     ADD CONSTRAINT schema_migration_pkey PRIMARY KEY (name);
 ALTER TABLE ONLY pollux.secret
@@ -919,25 +1085,128 @@ ALTER TABLE ONLY pollux.setting_audit
     ADD CONSTRAINT setting_audit_pkey PRIMARY KEY (id);
 ALTER TABLE ONLY pollux.setting
     ADD CONSTRAINT setting_pkey PRIMARY KEY (cluster, name);
+ALTER TABLE ONLY pollux_roles.agent
+    ADD CONSTRAINT agent_pkey PRIMARY KEY (role);
+CREATE INDEX acknowledgement_by_move ON pollux.acknowledgement USING btree (move_id);
 CREATE INDEX allocation_by_job ON pollux.allocation USING btree (job_id, cycle_id);
 CREATE INDEX cycle_by_time ON pollux.cycle USING btree (cluster, started_at);
+CREATE INDEX fingerprint_by_job ON pollux.fingerprint USING btree (cluster, job_id, attempt DESC, id DESC);
 CREATE INDEX job_active ON pollux.job USING btree (cluster) WHERE (ended_at IS NULL);
 CREATE INDEX move_broken ON pollux.move USING btree (cluster, job_id) WHERE ((step = 'failed'::text) AND (path = ANY (ARRAY['resize'::text, 'relaunch'::text])));
 CREATE INDEX move_by_job ON pollux.move USING btree (cluster, job_id, id);
 CREATE INDEX move_drained ON pollux.move USING btree (cluster, (((times ->> 'draining'::text))::double precision)) WHERE (times ? 'draining'::text);
 CREATE UNIQUE INDEX move_one_open ON pollux.move USING btree (cluster, job_id) WHERE (step <> ALL (ARRAY['training'::text, 'parked'::text, 'failed'::text]));
+CREATE INDEX report_by_time ON pollux.report_history USING brin (received_at);
+CREATE INDEX report_latest ON pollux.report_history USING btree (cluster, job_id, attempt DESC, id DESC);
 CREATE TRIGGER audit AFTER INSERT OR DELETE OR UPDATE ON pollux.setting FOR EACH ROW EXECUTE FUNCTION pollux.audit_setting();
 CREATE TRIGGER guard BEFORE INSERT OR UPDATE ON pollux.move FOR EACH ROW EXECUTE FUNCTION pollux.guard_move();
-CREATE TRIGGER remember_prior AFTER INSERT OR UPDATE ON pollux.report FOR EACH ROW WHEN (((new.gamma IS NOT NULL) AND (COALESCE(new.measured_gpus, new.explored_gpus) > 0))) EXECUTE FUNCTION pollux.remember_prior();
 ALTER TABLE ONLY pollux.allocation
     ADD CONSTRAINT allocation_cycle_id_fkey FOREIGN KEY (cycle_id) REFERENCES pollux.cycle(id) ON DELETE CASCADE;
 GRANT USAGE ON SCHEMA pollux TO pollux_agent;
 GRANT USAGE ON SCHEMA pollux TO pollux_read;
+GRANT USAGE ON SCHEMA pollux_roles TO pollux_daemon;
+REVOKE USAGE ON SCHEMA public FROM PUBLIC;
+GRANT USAGE ON SCHEMA public TO pollux_daemon;
+REVOKE ALL ON LANGUAGE plpgsql FROM PUBLIC;
+GRANT ALL ON LANGUAGE plpgsql TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.lo_close(integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.lo_close(integer) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.lo_creat(integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.lo_creat(integer) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.lo_create(oid) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.lo_create(oid) TO pollux_daemon;
+GRANT ALL ON FUNCTION pg_catalog.lo_export(oid, text) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.lo_from_bytea(oid, bytea) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.lo_from_bytea(oid, bytea) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.lo_get(oid) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.lo_get(oid) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.lo_get(oid, bigint, integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.lo_get(oid, bigint, integer) TO pollux_daemon;
+GRANT ALL ON FUNCTION pg_catalog.lo_import(text) TO pollux_daemon;
+GRANT ALL ON FUNCTION pg_catalog.lo_import(text, oid) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.lo_lseek(integer, integer, integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.lo_lseek(integer, integer, integer) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.lo_lseek64(integer, bigint, integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.lo_lseek64(integer, bigint, integer) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.lo_open(oid, integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.lo_open(oid, integer) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.lo_put(oid, bigint, bytea) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.lo_put(oid, bigint, bytea) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.lo_tell(integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.lo_tell(integer) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.lo_tell64(integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.lo_tell64(integer) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.lo_truncate(integer, integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.lo_truncate(integer, integer) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.lo_truncate64(integer, bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.lo_truncate64(integer, bigint) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.lo_unlink(oid) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.lo_unlink(oid) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.loread(integer, integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.loread(integer, integer) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.lowrite(integer, bytea) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.lowrite(integer, bytea) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.pg_advisory_lock(bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.pg_advisory_lock(bigint) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.pg_advisory_lock(integer, integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.pg_advisory_lock(integer, integer) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.pg_advisory_lock_shared(bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.pg_advisory_lock_shared(bigint) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.pg_advisory_lock_shared(integer, integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.pg_advisory_lock_shared(integer, integer) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.pg_advisory_unlock(bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.pg_advisory_unlock(bigint) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.pg_advisory_unlock(integer, integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.pg_advisory_unlock(integer, integer) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.pg_advisory_unlock_all() FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.pg_advisory_unlock_all() TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.pg_advisory_unlock_shared(bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.pg_advisory_unlock_shared(bigint) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.pg_advisory_unlock_shared(integer, integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.pg_advisory_unlock_shared(integer, integer) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.pg_advisory_xact_lock(bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.pg_advisory_xact_lock(bigint) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.pg_advisory_xact_lock(integer, integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.pg_advisory_xact_lock(integer, integer) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.pg_advisory_xact_lock_shared(bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.pg_advisory_xact_lock_shared(bigint) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.pg_advisory_xact_lock_shared(integer, integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.pg_advisory_xact_lock_shared(integer, integer) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.pg_cancel_backend(integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.pg_cancel_backend(integer) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.pg_export_snapshot() FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.pg_export_snapshot() TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.pg_logical_emit_message(boolean, text, bytea) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.pg_logical_emit_message(boolean, text, bytea) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.pg_logical_emit_message(boolean, text, text) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.pg_logical_emit_message(boolean, text, text) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.pg_terminate_backend(pid integer, timeout bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.pg_terminate_backend(pid integer, timeout bigint) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.pg_try_advisory_lock(bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.pg_try_advisory_lock(bigint) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.pg_try_advisory_lock(integer, integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.pg_try_advisory_lock(integer, integer) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.pg_try_advisory_lock_shared(bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.pg_try_advisory_lock_shared(bigint) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.pg_try_advisory_lock_shared(integer, integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.pg_try_advisory_lock_shared(integer, integer) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.pg_try_advisory_xact_lock(bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.pg_try_advisory_xact_lock(bigint) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.pg_try_advisory_xact_lock(integer, integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.pg_try_advisory_xact_lock(integer, integer) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.pg_try_advisory_xact_lock_shared(bigint) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.pg_try_advisory_xact_lock_shared(bigint) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pg_catalog.pg_try_advisory_xact_lock_shared(integer, integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION pg_catalog.pg_try_advisory_xact_lock_shared(integer, integer) TO pollux_daemon;
 REVOKE ALL ON FUNCTION pollux.acknowledge_v1(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text, p_move bigint, p_payload jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION pollux.acknowledge_v1(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text, p_move bigint, p_payload jsonb) TO pollux_agent;
+REVOKE ALL ON FUNCTION pollux.admit_users(p_cluster text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION pollux.agent_password(p_role text, p_key bytea) FROM PUBLIC;
+REVOKE ALL ON FUNCTION pollux.agent_role_name(p_cluster text, p_uid bigint, p_key bytea) FROM PUBLIC;
 REVOKE ALL ON FUNCTION pollux.audit_setting() FROM PUBLIC;
 REVOKE ALL ON FUNCTION pollux.authorise(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION pollux.choice_of(p_object jsonb, p_name text, p_choices text[]) FROM PUBLIC;
+REVOKE ALL ON FUNCTION pollux.dismiss_users(p_cluster text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION pollux.fence(p_cluster text, p_epoch bigint) FROM PUBLIC;
 REVOKE ALL ON FUNCTION pollux.guard_move() FROM PUBLIC;
 REVOKE ALL ON FUNCTION pollux.hmac_sha256(message bytea, key bytea) FROM PUBLIC;
@@ -950,20 +1219,26 @@ REVOKE ALL ON FUNCTION pollux.prior_v1(p_cluster text, p_job bigint, p_attempt i
 GRANT ALL ON FUNCTION pollux.prior_v1(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text, p_fingerprint text, p_gpu_type text) TO pollux_agent;
 REVOKE ALL ON FUNCTION pollux.publish_v1(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text, p_payload jsonb) FROM PUBLIC;
 GRANT ALL ON FUNCTION pollux.publish_v1(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text, p_payload jsonb) TO pollux_agent;
-REVOKE ALL ON FUNCTION pollux.remember_prior() FROM PUBLIC;
-GRANT SELECT ON TABLE pollux.report TO pollux_read;
+GRANT SELECT ON TABLE pollux.report_history TO pollux_read;
 REVOKE ALL ON FUNCTION pollux.report_of(p_payload jsonb) FROM PUBLIC;
 REVOKE ALL ON FUNCTION pollux.required_number(p_object jsonb, p_name text, p_low double precision, p_high double precision) FROM PUBLIC;
 REVOKE ALL ON FUNCTION pollux.stamps_of(p_object jsonb, p_name text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION pollux.step_rank(step text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION pollux.type_name(p_value text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION pollux_roles.admit(p_role text, p_password text, p_connections integer) FROM PUBLIC;
+GRANT ALL ON FUNCTION pollux_roles.admit(p_role text, p_password text, p_connections integer) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pollux_roles.dismiss(p_role text) FROM PUBLIC;
+GRANT ALL ON FUNCTION pollux_roles.dismiss(p_role text) TO pollux_daemon;
+REVOKE ALL ON FUNCTION pollux_roles.end_sessions(p_seconds double precision) FROM PUBLIC;
+GRANT ALL ON FUNCTION pollux_roles.end_sessions(p_seconds double precision) TO pollux_daemon;
+GRANT SELECT ON TABLE pollux.acknowledgement TO pollux_read;
 GRANT SELECT ON TABLE pollux.allocation TO pollux_read;
 GRANT SELECT ON TABLE pollux.cycle TO pollux_read;
 GRANT SELECT ON TABLE pollux.job TO pollux_read;
 GRANT SELECT ON TABLE pollux.leader TO pollux_read;
 GRANT SELECT ON TABLE pollux.move TO pollux_read;
 GRANT SELECT ON TABLE pollux.prior TO pollux_read;
-GRANT SELECT ON TABLE pollux.report_history TO pollux_read;
+GRANT SELECT ON TABLE pollux.report TO pollux_read;
 GRANT SELECT ON TABLE pollux.schema_migration TO pollux_read;
 GRANT SELECT ON TABLE pollux.setting TO pollux_read;
 GRANT SELECT ON TABLE pollux.setting_audit TO pollux_read;

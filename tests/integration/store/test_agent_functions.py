@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 
 import psycopg2
@@ -93,7 +94,8 @@ def test_a_job_that_ended_is_refused(store, agent, seen):
 
 def test_without_a_secret_nothing_is_accepted_yet(new_store, agent):
     new_store()
-    assert refusal(agent(7).publish)[0] == "PX503"
+    with pytest.raises(psycopg2.OperationalError, match="authentication failed"):
+        agent(7)
 
 
 def test_a_key_can_be_rotated(store, agent, cluster, sign):
@@ -158,14 +160,16 @@ def test_even_the_owner_cannot_store_what_is_not_finite(store, agent, postgres, 
     agent(7).publish()
     for value in ("NaN", "Infinity", "-1"):
         with pytest.raises(psycopg2.errors.CheckViolation):
-            postgres.execute(f"UPDATE pollux.report SET goodput = '{value}' WHERE cluster = '{cluster}'")
+            postgres.execute(
+                f"UPDATE pollux.report_history SET goodput = '{value}' WHERE cluster = '{cluster}'"
+            )
 
 
 def test_an_agent_can_read_and_write_no_table(store, agent, postgres):
     hands = agent(7)
     tables = [
-        *("job", "report", "report_history", "cycle", "allocation", "move", "leader", "setting"),
-        *("setting_audit", "schema_migration", "secret", "prior", "fingerprint"),
+        *("job", "report_history", "acknowledgement", "cycle", "allocation", "move", "leader", "setting"),
+        *("setting_audit", "schema_migration", "secret", "prior", "fingerprint", "agent_role"),
     ]
     for table in tables:
         for statement in (
@@ -180,6 +184,9 @@ def test_an_agent_can_read_and_write_no_table(store, agent, postgres):
         "SELECT pollux.authorise('c', 1, 0, 1, '')",
         "SELECT pollux.hmac_sha256('a', 'b')",
         "SELECT pollux_crypto.hmac('a', 'b', 'sha256')",
+        "SELECT pollux_roles.admit('pollux_c_1000_abcd', 'x', 100)",
+        "SELECT pollux.admit_users('c')",
+        "SELECT * FROM pollux.report",
         "CREATE TABLE pollux.mine (x int)",
         "CREATE TABLE public.mine (x int)",
         "CREATE TEMPORARY TABLE mine (x int)",
@@ -213,12 +220,11 @@ def test_readers_read_all_but_the_secret_and_write_nothing(store, postgres):
     connection.close()
 
 
-def test_an_agents_token_is_not_shown_to_other_agents(store, agent, postgres):
-    """All agents share a role, and a role may read the text of its own sessions' statements."""
-    one, other = agent(7), agent(8)
+def test_a_users_statements_are_not_shown_to_other_users(store, agent):
+    one, other = agent(7), agent(8, uid=1001)
     one.publish()
-    shown = other.sql("SELECT string_agg(query, ' ') FROM pg_stat_activity WHERE usename = 'pollux_agent'")
-    assert one.credentials[-1] not in shown
+    shown = other.sql("SELECT string_agg(query, ' ') FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+    assert one.credentials[-1] not in (shown or "")
 
 
 def test_a_refused_call_leaves_no_token_in_the_servers_log(store, agent, postgres):
@@ -227,12 +233,23 @@ def test_a_refused_call_leaves_no_token_in_the_servers_log(store, agent, postgre
     assert "feedfacecafe" not in postgres.log.read_text(errors="replace")
 
 
-def test_agents_cannot_take_every_connection(store, agent):
-    for job_id in range(1, 81):  # of the 100 that the server has
-        agent(job_id)
+def test_one_user_takes_a_tenth_of_the_connections_at_most(store, agent):
+    def take_many():
+        for job_id in range(1, 31):  # of the 100 that the server has
+            agent(job_id)
+
     with pytest.raises(psycopg2.OperationalError, match="too many connections for role"):
-        agent(81)
+        take_many()
+    agent(99, uid=1001).publish()
     store.settings()
+
+
+def test_an_agent_is_told_to_leave_when_its_user_has_more_jobs_than_connections(store, agent, seen):
+    few = [seen(job_id) for job_id in range(1, 4)]
+    store.sync_jobs(few)
+    assert "leave" not in agent(1).publish()
+    store.sync_jobs(few + [seen(job_id) for job_id in range(4, 20)])
+    assert agent(1).publish() == {"drain": None, "resize": None, "leave": True}
 
 
 def test_names_that_shadow_ours_change_nothing(store, agent):
@@ -264,11 +281,14 @@ def test_an_acknowledgement_counts_once_and_may_be_repeated(store, agent):
     store.advance(move.id, Step.DRAINING, time.time(), epoch=epoch)
     assert agent(8).acknowledge(move.id) is False
     assert job.acknowledge(move.id, last_step_at=time.time(), checkpoint_s=0.25, step=12) is True
+    assert store.open_moves()[0].step is Step.DRAINING  # polluxd alone changes its tables
+    store.take_in()
     (open_move,) = store.open_moves()
     assert open_move.step is Step.CHECKPOINTED
     at = open_move.times[Step.CHECKPOINTED]
     assert store.reports()[7].checkpointed
     assert job.acknowledge(move.id) is True  # the first answer was lost
+    store.take_in()
     assert store.open_moves()[0].times[Step.CHECKPOINTED] == at
     store.advance(move.id, Step.FAILED, time.time(), epoch=epoch)
     assert job.acknowledge(move.id) is False
@@ -278,26 +298,88 @@ def test_unsound_stamps_of_an_acknowledgement_are_refused(store, agent):
     assert refusal(agent(7).acknowledge, 1, last_step_at=-1)[0] == "PX422"
 
 
-def test_history_keeps_one_report_a_second(store, agent, report):
+def test_a_report_after_the_others_is_the_latest(store, agent, report):
     job = agent(7)
     for size in (32, 64, 128):
         job.publish(report(batch_size=size))
-    assert [p.batch_size for p in store.report_history(7)] == [32]
+    assert [p.batch_size for p in store.report_history(7)] == [32, 64, 128]
     assert store.reports()[7].batch_size == 128
 
 
-def test_the_first_step_and_an_acknowledgement_wake_the_daemon(store, agent, report):
-    store.wait_for_notify(0.01)  # listens from now on
+def test_a_first_step_and_an_acknowledgement_end_a_wait_when_a_move_is_under_way(store, agent, report, seen):
+    epoch = store.lead()
     job = agent(7)
-    job.publish()
-    assert store.wait_for_notify(0.05) is False
+    store.sync_jobs([seen(7)])
+    store.wait_for_notify(0.01)  # listens from now on
     stepped = report(times={"first_step_at": time.time()})
     job.publish(stepped)
-    assert store.wait_for_notify(5) is True
-    job.publish(stepped)
-    assert store.wait_for_notify(0.05) is False
-    epoch = store.lead()
+    assert store.wait_for_notify(0.5) is False, "no move waits for this step"
     move = store.plan_move(7, 0, "park", N1, NO_PLACEMENT, "park", epoch)
+    job.publish(stepped)
+    assert store.wait_for_notify(0.5) is False, "the step was told before"
+    job.publish(report(times={"first_step_at": time.time()}))
+    assert store.wait_for_notify(5) is True
+    assert store.wait_for_notify(0.5) is False
     store.advance(move.id, Step.DRAINING, time.time(), epoch=epoch)
     job.acknowledge(move.id)
     assert store.wait_for_notify(5) is True
+
+
+def test_notifications_without_news_end_no_wait(store, agent, seen):
+    epoch = store.lead()
+    hands = agent(7)
+    store.sync_jobs([seen(7)])
+    store.plan_move(7, 0, "requeue", N1, N2, "grow", epoch)
+    store.wait_for_notify(0.01)
+    ended = threading.Event()
+
+    def flood():
+        while not ended.is_set():
+            hands.sql("NOTIFY pollux")
+            ended.wait(0.02)
+
+    flooding = threading.Thread(target=flood)
+    flooding.start()
+    try:
+        assert [store.wait_for_notify(0.7) for _ in range(3)] == [False] * 3
+    finally:
+        ended.set()
+        flooding.join()
+
+
+def test_tokens_are_of_one_job_of_one_user(store, agent, seen, cluster, sign):
+    store.sync_jobs([seen(7, uid=1000), seen(8, uid=1001)])
+    agent(7).publish()
+    # A ticket of another user, and a token that the secret signed for a job of somebody else.
+    one = agent(8)
+    assert "not a job of user" in refusal(one.publish)[1]
+    assert refusal(agent(7, by=sign(cluster, 7, 0, 1001)).publish)[0] == "PX401"
+    stranger = agent(8, uid=1001)
+    stranger.credentials = agent(7).credentials
+    assert "does not report for user" in refusal(stranger.publish)[1]
+    stranger.credentials = (cluster, 8, 0, 1001, sign(cluster, 8, 0, 1001))
+    stranger.publish()
+
+
+def test_a_token_of_an_earlier_job_with_the_same_id_is_refused(store, agent, seen, cluster, sign):
+    now = time.time()
+    store.sync_jobs([seen(7, submit_time=now - 100)])
+    job = agent(7)
+    job.publish()
+    job.credentials = (*job.credentials[:4], sign(cluster, 7, 0, 1000, made_at=now - 1000))
+    code, message = refusal(job.publish)
+    assert (code, "earlier job" in message) == ("PX401", True)
+
+
+def test_a_job_that_polluxd_has_not_seen_may_try_again(store, agent, cluster, postgres):
+    early = agent(7)
+    postgres.execute(f"DELETE FROM pollux.job WHERE cluster = '{cluster}'")
+    assert refusal(early.publish)[0] == "PX503"
+
+
+def test_reports_in_a_tight_loop_are_refused_after_two_a_second(store, agent):
+    job = agent(7)
+    for _ in range(120):
+        job.publish()
+    assert {refusal(job.publish)[0] for _ in range(5)} == {"PX429"}
+    assert job.instructions() == {"drain": None, "resize": None}

@@ -33,6 +33,7 @@ def busy(store, seen, agent, report, cluster):
     move = store.plan_move(7, 0, "requeue", N1, N1, "x", epoch)
     store.advance(move.id, Step.DRAINING, now, epoch=epoch)
     agent(7).acknowledge(move.id, last_step_at=now - 9)
+    store.take_in()
     agent(7, attempt=1).publish(report(times={"first_step_at": now - 1}))
     store.advance(move.id, Step.TRAINING, now, epoch=epoch)
     failed = store.plan_move(8, 0, "start", Placement(), N1, "x", epoch)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -51,17 +52,15 @@ job.close()
 
 
 @pytest.fixture
-def train(postgres: Any, cluster: str, sign: Any, tmp_path: Path) -> Any:
+def train(postgres: Any, cluster: str, ticket_for: Any, tmp_path: Path) -> Any:
     """Runs the script as a Slurm job of this user would, with the ticket that its prolog leaves."""
     (tmp_path / "train.py").write_text(TRAINING)
 
     def train(job_id: int, until: str, *, dsn: str | None = None) -> None:
         uid = os.getuid()
-        ticket = {
-            **{"cluster": cluster, "job_id": job_id, "attempt": 0, "uid": uid},
-            "token": sign(cluster, job_id, 0, uid),
-            **{"dsn": dsn or postgres.agent_dsn, "publish_interval_s": 0.2, "gpu_type": "t4"},
-        }
+        ticket = asdict(ticket_for(postgres, cluster, job_id, uid=uid)) | {"gpu_type": "t4"}
+        if dsn:
+            ticket["dsn"] = dsn
         path = tmp_path / f"{job_id}.n1.json"
         path.write_text(json.dumps(ticket))
         path.chmod(0o600)
@@ -87,6 +86,7 @@ def test_the_second_training_begins_with_the_fit_of_the_first(store: Any, train:
     assert (first.gpu_type, first.prior_gpus, first.explored_gpus) == ("t4", 0, 1)
     assert first.params is not None
     assert first.data_wait is not None
+    store.take_in()
     train(8, "heard")  # after one step: nothing of its own is measured yet
     second = store.reports()[8]
     assert (second.prior_gpus, second.explored_gpus) == (1, 0)

@@ -10,10 +10,9 @@ import threading
 import time
 from pathlib import Path
 
+import psycopg2
+import psycopg2.errors
 import pytest
-
-from polluxd.errors import LeaderLost
-from polluxd.model import NO_PLACEMENT, Placement
 
 pytestmark = pytest.mark.slurm
 
@@ -62,34 +61,51 @@ def test_of_many_that_try_at_once_one_leads(new_store):
     assert sorted(e for e in epochs if e is not None) == [1]
 
 
-def test_a_leader_whose_session_dies_knows_and_another_waits_for_its_lease(new_store, postgres):
-    first, second = new_store(lease_s=0.6), new_store(lease_s=0.6)
-    asked_at = time.monotonic()
+def test_a_leader_whose_session_dies_asks_again_and_leads_on(new_store, postgres):
+    first, second = new_store(lease_s=30), new_store(lease_s=30)
     epoch = first.lead()
     end_sessions(postgres)  # as a network that drops the leader's connection
-    assert lead_within(second, 60) == epoch + 1
-    assert time.monotonic() - asked_at >= 0.6  # however slow the machine
-    assert first.lease_left == 0.0
-    assert not first.still_leading()
-    with pytest.raises(LeaderLost):
-        first.plan_move(7, 0, "start", NO_PLACEMENT, Placement(("n1",), 1), "x", epoch)
+    first.still_leading()  # the session's death may show here
+    assert first.still_leading()
+    assert first.lead() == epoch
+    assert second.lead() is None
 
 
-def test_a_stalled_leader_finds_its_lease_over_without_asking(new_store):
-    store = new_store(lease_s=3.0)
-    store.lead()
-    assert 0 < store.lease_left <= 3.0
-    time.sleep(3.1)
-    assert store.lease_left == 0.0
-    assert store.still_leading()  # nobody took over: asking makes it good again
-    assert store.lease_left > 0
+def test_the_lease_is_renewed_through_a_long_cycle(new_store):
+    leader, standby = new_store(lease_s=1.5), new_store(lease_s=1.5)
+    epoch = leader.lead()
+    deadline = time.monotonic() + 4.5
+    while time.monotonic() < deadline:  # the leader's main thread is busy elsewhere
+        assert standby.lead() is None
+        time.sleep(0.1)
+    assert leader.lease_left > 0
+    assert leader.still_leading()
+    assert leader.epoch == epoch
 
 
-def test_a_leader_that_comes_back_takes_a_new_epoch(new_store, postgres):
-    store = new_store(lease_s=1.0)
-    epoch = store.lead()
-    end_sessions(postgres)
-    assert lead_within(store, 60) == epoch + 1
+def test_a_leader_that_resigned_renews_nothing(new_store):
+    leader, standby = new_store(lease_s=0.6), new_store(lease_s=0.6)
+    leader.lead()
+    leader.resign()
+    assert standby.lead() == 2
+    time.sleep(1.0)
+    assert (leader.epoch, leader.lease_left) == (None, 0.0)
+    assert standby.still_leading()
+
+
+def test_no_user_can_take_part_in_the_election(new_store, agent, cluster):
+    """An advisory lock can be taken by anybody; the leader's row cannot."""
+    new_store().install_secret(b"a secret for tests only, 32 bytes")
+    hands = agent(7)
+    for statement in (
+        "SELECT pg_advisory_lock(hashtextextended('pollux:' || %s, 0))",
+        "UPDATE pollux.leader SET lease_until = now() + interval '1 day' WHERE cluster = %s",
+        "INSERT INTO pollux.leader VALUES (%s, 9, 'me', now(), now() + interval '1 day')",
+        "LOCK TABLE pollux.leader; SELECT %s",
+    ):
+        with pytest.raises(psycopg2.errors.InsufficientPrivilege):
+            hands.sql(statement, cluster)
+    assert new_store().lead() == 1
 
 
 def test_a_standby_that_never_led_is_not_fenced_out_of_reading(new_store):
@@ -143,7 +159,7 @@ def test_a_killed_leader_is_replaced(leader, new_store):
 
 
 def test_a_stalled_leader_is_replaced_and_does_nothing_on_waking(leader, new_store):
-    """Its connection stays open while it is stopped: the lock alone would never come free."""
+    """Its connection stays open while it is stopped."""
     standby = new_store(lease_s=5)
     assert standby.lead() is None
     leader.send_signal(signal.SIGSTOP)

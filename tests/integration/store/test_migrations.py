@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import itertools
 import os
 import subprocess
@@ -25,7 +26,7 @@ _numbers = itertools.count()
 @pytest.fixture
 def database(postgres):
     name = f"fresh{next(_numbers)}"
-    postgres.execute(f"CREATE DATABASE {name} OWNER pollux_daemon", database="postgres")
+    postgres.create_database(name)
     return name
 
 
@@ -158,6 +159,7 @@ def test_a_database_without_the_schema_says_what_to_run(postgres, database):
 
 def test_missing_roles_are_named(tmp_path_factory, postgres):
     postgres.execute("CREATE ROLE lonely LOGIN PASSWORD 'x'", database="postgres")
+    postgres.execute("GRANT CONNECT ON DATABASE postgres TO lonely", database="postgres")
     base = make_url(postgres.url).set(username="lonely", password="x", database="postgres")
     postgres.execute("ALTER ROLE pollux_read RENAME TO pollux_read_away", database="postgres")
     try:
@@ -169,15 +171,21 @@ def test_missing_roles_are_named(tmp_path_factory, postgres):
         postgres.execute("ALTER ROLE pollux_read_away RENAME TO pollux_read", database="postgres")
 
 
-def test_pgcrypto_installed_elsewhere_is_used(postgres, database, sign):
+def test_a_database_that_no_superuser_has_prepared_is_told(postgres):
+    postgres.execute("CREATE DATABASE bare OWNER pollux_daemon", database="postgres")
+    store = Store(url(postgres, "bare"), "c")
+    with pytest.raises(StoreRejected, match=r"sql/roles\.sql"):
+        store.migrate()
+    store.close()
+
+
+def test_pgcrypto_installed_elsewhere_is_used(postgres, database):
     postgres.execute("CREATE EXTENSION pgcrypto", database=database)
     store = Store(url(postgres, database), "c")
     store.migrate()
-    store.install_secret(b"a secret for tests only, 32 bytes")
-    dsn = make_url(postgres.url).set(database=database, drivername="postgresql")
-    connection = psycopg2.connect(dsn.render_as_string(hide_password=False))
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pollux.instructions_v1('c', 7, 0, 1000, %s)", (sign("c", 7, 0, 1000),))
-        assert cursor.fetchone()[0] == {"drain": None, "resize": None}
-    connection.close()
     store.close()
+    connection = psycopg2.connect(url(postgres, database).replace("+psycopg2", ""))
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT encode(pollux.hmac_sha256('message', 'key'), 'hex')")
+        assert cursor.fetchone()[0] == hmac.new(b"key", b"message", "sha256").hexdigest()
+    connection.close()

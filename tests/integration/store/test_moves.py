@@ -92,6 +92,7 @@ def test_the_cost_of_a_move_is_the_agents_pause_split_by_step(store, epoch, agen
     move = store.plan_move(7, 0, "requeue", SMALL, LARGE, "x", epoch, at=began)
     store.advance(move.id, Step.DRAINING, began + 1, epoch=epoch)
     agent(7).acknowledge(move.id, last_step_at=began + 2, stopped_at=began + 2.5, checkpoint_s=0.25, step=9)
+    store.take_in()
     # acknowledge_v1 stamps by the server's clock: the later steps of this test lie after it
     acknowledged = store.open_moves()[0].times[Step.CHECKPOINTED]
     for step, after in ((Step.REQUEUED, 1), (Step.CONFIGURED, 3), (Step.STARTED, 4)):

@@ -7,14 +7,16 @@ import signal
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import psycopg2
+import psycopg2.extensions
 import pytest
 
 from contrib.devcluster.postgres import DevPostgres
 from pollux.scheduler.orders import DrainOrder
 from pollux.scheduler.publisher import Publisher
-from pollux.slurm_job.ticket import Ticket
 from polluxd.errors import StoreUnavailable
 from polluxd.model import NO_PLACEMENT, Placement, Step
 from polluxd.store import Store
@@ -44,8 +46,8 @@ def store(server):
 
 
 @pytest.fixture
-def ticket(server, sign):
-    return Ticket("c", 7, 0, 1000, sign("c", 7, 0, 1000), server.agent_dsn, 0.05)
+def ticket(server, store, ticket_for):
+    return ticket_for(server, "c", 7, interval=0.5)
 
 
 def freeze(server, number):
@@ -97,7 +99,7 @@ def test_a_crash_under_a_leader_is_noticed(store, server):
     eventually(lambda: store.lead() is not None)
     server.stop(immediate=True)
     assert not store.still_leading()
-    assert store.lease_left == 0
+    eventually(lambda: store.lease_left == 0)
     server.start()
     eventually(lambda: store.lead() is not None)
 
@@ -119,12 +121,10 @@ def test_a_frozen_database_holds_nobody_up(store, server):
 
 
 def test_a_statement_that_takes_too_long_is_unavailability(store, server):
-    import psycopg2
-
     blocker = psycopg2.connect(server.url.replace("+psycopg2", ""))
     with blocker.cursor() as cursor:
         cursor.execute("LOCK TABLE pollux.setting IN ACCESS EXCLUSIVE MODE")
-        with pytest.raises(StoreUnavailable, match="statement timeout"):
+        with pytest.raises(StoreUnavailable, match="timeout"):
             store.settings()
     blocker.close()
 
@@ -159,7 +159,7 @@ def publisher(ticket, training):
     made.close()
 
 
-def test_reports_survive_a_stop_and_start(publisher, store, server, training, caplog):
+def test_reports_survive_a_stop_and_start(publisher, ticket, store, server, training, caplog):
     eventually(lambda: 7 in store.reports())
     server.stop()
     eventually(lambda: "cannot be reached" in caplog.text)
@@ -167,7 +167,7 @@ def test_reports_survive_a_stop_and_start(publisher, store, server, training, ca
     server.start()
     publisher.wake()
     eventually(lambda: store.reports()[7].batch_size == 512)
-    assert server._passwords["pollux_agent"] not in caplog.text
+    assert psycopg2.extensions.parse_dsn(ticket.dsn)["password"] not in caplog.text
 
 
 def test_a_drain_is_heard_and_acknowledged(publisher, store, training):
@@ -178,6 +178,7 @@ def test_a_drain_is_heard_and_acknowledged(publisher, store, training):
     publisher.wake()
     assert training.drained.wait(80)
     assert publisher.acknowledge(move.id, {"last_step_at": time.time(), "checkpoint_s": 0.5, "step": 3})
+    store.take_in()
     (now,) = store.open_moves()
     assert now.step is Step.CHECKPOINTED
     assert training.drains == [move.id]
@@ -227,17 +228,17 @@ def test_a_report_that_is_refused_does_not_deafen_the_job(publisher, store, trai
 
 @pytest.mark.parametrize("fault", ["token", "attempt"])
 def test_a_ticket_that_is_over_stops_the_reports_and_says_so_once(
-    server, store, sign, report, training, caplog, fault
+    server, store, sign, ticket_for, training, caplog, fault
 ):
+    ticket = ticket_for(server, "c", 9, interval=0.02)
     if fault == "token":
-        ticket = Ticket("c", 9, 0, 1000, sign("c", 8, 0, 1000), server.agent_dsn, 0.02)
+        ticket = replace(ticket, token=sign("c", 8, 0, 1000))
     else:
-        newer = Ticket("c", 9, 1, 1000, sign("c", 9, 1, 1000), server.agent_dsn, 0.02)
+        newer = ticket_for(server, "c", 9, attempt=1)
         ahead = Publisher(newer, training.collect, training.deliver)
         ahead.start()
         eventually(lambda: 9 in store.reports())
         ahead.close()
-        ticket = Ticket("c", 9, 0, 1000, sign("c", 9, 0, 1000), server.agent_dsn, 0.02)
     publisher = Publisher(ticket, training.collect, training.deliver)
     publisher.start()
     eventually(lambda: publisher.ended)

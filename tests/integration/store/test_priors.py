@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import psycopg2
 import pytest
@@ -10,7 +11,6 @@ import pytest
 from pollux.goodput import BatchLimits, ThroughputParams, accumulation_time, step_time
 from pollux.scheduler.database import DatabaseAway, JobDatabase, PayloadRefused, TicketOver
 from pollux.scheduler.publisher import Publisher
-from pollux.slurm_job.ticket import Ticket
 from pollux.tuning.knowledge import Introduction
 from pollux.tuning.measurements import Configuration
 from pollux.tuning.prior import Prior
@@ -23,20 +23,16 @@ TRUTH = ThroughputParams(0.05, 0.001, 0.02, 0.003, 0.06, 0.005, 2.0)
 
 
 @pytest.fixture
-def ticket(postgres, cluster, sign):
-    def ticket(job_id, *, attempt=0, uid=1000):
-        return Ticket(
-            cluster, job_id, attempt, uid, sign(cluster, job_id, attempt, uid), postgres.agent_dsn, 0.2
-        )
-
-    return ticket
+def ticket(postgres, cluster, ticket_for):
+    return partial(ticket_for, postgres, cluster)
 
 
 @pytest.fixture
-def ask(ticket):
-    """What a job of a user hears of a fingerprint."""
+def ask(ticket, store):
+    """What a job of a user hears of a fingerprint, when polluxd has read all reports."""
 
     def ask(job_id, *, attempt=0, uid=1000, fingerprint=PRINT, gpu_type=""):
+        store.take_in()
         database = JobDatabase(ticket(job_id, attempt=attempt, uid=uid))
         try:
             return database.prior(fingerprint, gpu_type)
@@ -151,6 +147,7 @@ def test_a_job_id_used_again_takes_over_no_fits_of_the_former_job(store, ask, ag
     store.sync_jobs([seen(7, restart_count=3)])
     ask(7, attempt=3, gpu_type="a100")
     agent(7, attempt=3).publish(fitted(report, 0.25, 4) | {"gpu_type": "a100"})
+    store.take_in()
     assert set(store.reports()[7].params_by_type) == {"a100"}
     store.sync_jobs([seen(7, restart_count=0, uid=1001, user="bob")])
     agent(7, uid=1001).publish(report() | {"gpu_type": "t4"})
@@ -217,6 +214,7 @@ def test_a_training_is_begun_with_what_the_one_before_has_measured(store, ticket
     places = [(1, 1, 32), (1, 1, 64), (1, 2, 32), (1, 4, 64), (2, 8, 32), (2, 8, 64), (2, 4, 64)]
     first = run(7, places)
     assert (first.prior_gpus, first.explored_gpus) == (0, 8)
+    store.take_in()
     second = run(8, [])
     assert (second.prior_gpus, second.prior_nodes, second.explored_gpus) == (8, 2, 0)
     assert second.params is not None
@@ -239,7 +237,9 @@ def test_what_is_old_or_too_much_is_forgotten(store, ask, agent, report, postgre
     for job_id, fingerprint in ((7, PRINT), (8, "f" * 16)):
         ask(job_id, fingerprint=fingerprint)
         agent(job_id).publish(fitted(report, 0.25, 4))
+    store.take_in()
     postgres.execute(
+        f"DELETE FROM pollux.report_history WHERE cluster = '{cluster}';"
         f"UPDATE pollux.prior SET at = now() - interval '2 y' WHERE cluster = '{cluster}' AND job_id = 8;"
         "INSERT INTO pollux.prior SELECT cluster, uid, lpad(to_hex(n), 16, '0'), gpu_type, 9, at - n * interval '1 s',"
         " 1, 1, 1, 1, 1, 1, 1, NULL, NULL, 1, 1 FROM pollux.prior, generate_series(1, 1200) n"

@@ -8,7 +8,6 @@ import time
 import pytest
 
 from pollux.scheduler.database import JobDatabase
-from pollux.slurm_job.ticket import Ticket
 from polluxd.encoding import decode_snapshot, encode
 from polluxd.model import JobSpec, Node
 from polluxd.policy import decide
@@ -32,12 +31,11 @@ OVER_RACKS = {"alpha_rack": 2.0, "beta_rack": 0.1}
 
 
 @pytest.fixture
-def measure(postgres, cluster, sign, agent, report):
+def measure(postgres, cluster, ticket_for, agent, report):
     """Introduce a job's training on a GPU type and publish its fit there."""
 
     def measure(job_id, kind, params, *, fingerprint, attempt=0):
-        token = sign(cluster, job_id, attempt, 1000)
-        database = JobDatabase(Ticket(cluster, job_id, attempt, 1000, token, postgres.agent_dsn, 0.2))
+        database = JobDatabase(ticket_for(postgres, cluster, job_id, attempt=attempt))
         database.prior(fingerprint, kind)
         database.close()
         agent(job_id, attempt=attempt).publish(
