@@ -89,6 +89,9 @@ types: setup ## mypy --strict
 bench-policy: setup ## decisions timed, bounded and held against the paper's algorithm; tests/benchmarks/policy.md
 	@$(PYTHON) tests/benchmarks/policy.py
 
+bench-store: setup ## what 2,000 agents cost Postgres (as root); bench-out/store.json, tests/benchmarks/store_load.md
+	@PYTHONPATH=.:agent $(PYTHON) tests/benchmarks/store_load.py
+
 schema: setup ## after a new migration: write its checksum, and the schema that a test compares with
 	cd sql/migrations && sha256sum *.sql > SHA256SUMS
 	POLLUX_WRITE_SCHEMA=1 .venv/bin/python -m pytest -q tests/integration/store/test_migrations.py -k committed_one

@@ -22,7 +22,8 @@ class DevPostgres:
     Durability is off (`fsync=off`): it is for tests and demos. It makes the passwords at its start.
     """
 
-    def __init__(self, directory: Path | str, *, port: int | None = None) -> None:
+    def __init__(self, directory: Path | str, *, port: int | None = None, max_connections: int = 100) -> None:
+        self.max_connections = max_connections
         self.directory = Path(directory).absolute()
         self.port = port or 0
         self.database = "pollux"
@@ -84,7 +85,7 @@ class DevPostgres:
             "synchronous_commit": "off",
             "full_page_writes": "off",
             "shared_buffers": "32MB",
-            "max_connections": "100",
+            "max_connections": str(self.max_connections),
         }
         argv = [str(_postgres_bin() / "postgres"), "-D", str(self.data)]
         argv += [word for name, value in options.items() for word in ("-c", f"{name}={value}")]

@@ -13,10 +13,11 @@ DECLARE
     home text := (SELECT n.nspname FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
                   WHERE e.extname = 'pgcrypto');
 BEGIN
+    -- In PL/pgSQL, which keeps its plans; a function in SQL is planned at every call.
     EXECUTE format($body$
         CREATE FUNCTION pollux.hmac_sha256(message bytea, key bytea) RETURNS bytea
-            LANGUAGE sql IMMUTABLE STRICT SET search_path = pg_catalog
-            AS 'SELECT %I.hmac(message, key, ''sha256'')'
+            LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog
+            AS 'BEGIN RETURN %I.hmac(message, key, ''sha256''); END'
     $body$, home);
 END
 $$;
@@ -86,10 +87,11 @@ $$;
 -- {"drain": move id or null} for a requeue or park; {"resize": {...} or null} for a move within the allocation;
 -- {"leave": true} where the agent shall disconnect until its next report.
 CREATE FUNCTION pollux.instructions(p_cluster text, p_job bigint, p_attempt integer) RETURNS jsonb
-    LANGUAGE sql STABLE
+    LANGUAGE plpgsql STABLE
     SET search_path = pg_catalog, pollux, pg_temp
 AS $$
-    SELECT jsonb_build_object(
+BEGIN
+    RETURN jsonb_build_object(
         'drain', (
             SELECT max(r.id) FROM move r
             WHERE r.cluster = p_cluster AND r.job_id = p_job AND r.attempt = p_attempt AND r.step = 'draining'
@@ -105,7 +107,8 @@ AS $$
               AND CASE WHEN k.grows THEN r.step IN ('recruiting', 'configured', 'started') 
                   ELSE r.step = 'draining' AND NOT EXISTS (SELECT FROM acknowledgement a WHERE a.move_id = r.id) END
             ORDER BY r.id DESC LIMIT 1))
-        || CASE WHEN (SELECT a.leave FROM agent_role a WHERE a.role = session_user) THEN '{"leave": true}' ELSE '{}' END::jsonb
+        || CASE WHEN (SELECT a.leave FROM agent_role a WHERE a.role = session_user) THEN '{"leave": true}' ELSE '{}' END::jsonb;
+END
 $$;
 
 CREATE FUNCTION pollux.instructions_v1(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import os
+import re
 import subprocess
 import sys
 import time
@@ -227,12 +226,9 @@ def test_every_attempt_finds_its_ticket_on_every_node(site: Site) -> None:
     tickets = [line for line in site.output(job_id).splitlines() if line.startswith("Ticket(")]
     assert len(tickets) == sum(map(len, places))
     expected = [attempt for attempt, nodes in enumerate(places) for _ in nodes]
-    secret = site.cluster.hooks.secret_file.read_text().strip().encode()
     for attempt, ticket in zip(expected, tickets, strict=True):
-        token = hmac.new(secret, f"dev:{job_id}:{attempt}:0".encode(), hashlib.sha256).hexdigest()
         assert f"attempt={attempt}" in ticket
-        assert token not in ticket, "a ticket's repr must not show its token"
-        assert site.cluster.agent_dsn not in ticket
+        assert not re.search("[0-9a-f]{64}|password", ticket), "a ticket's repr must not show its secrets"
     site.cluster.command("scancel", str(job_id))
     site.wait(job_id, JobState.CANCELLED)
     folder = site.cluster.hooks.ticket_dir

@@ -222,9 +222,7 @@ def test_every_key_has_an_effect(section: str) -> None:
 
 
 def test_racks_by_node_list():
-    racks = (
-        '[slurm]\ncluster = "c"\nracks = { r1 = "n[1-2]", r2 = "n3" }\n[database]\nurl = "postgresql://h/p"\n'
-    )
+    racks = '[slurm]\ncluster = "c"\nracks = { r1 = "n[1-2]", r2 = "n3" }\n[database]\nurl = "postgresql://localhost/p"\n'
     assert racks_of(parsed(racks).slurm.racks) == {"n1": "r1", "n2": "r1", "n3": "r2"}
     assert "slurm.racks: node n2 is in two racks" in fault(racks.replace('"n3"', '"n[2-3]"'))
     assert "slurm.racks: rack r2: expected a node list" in fault(racks.replace('"n3"', '"n[3"'))

@@ -256,15 +256,16 @@ END
 $$;
 ALTER FUNCTION pollux.guard_move() OWNER TO pollux_daemon;
 CREATE FUNCTION pollux.hmac_sha256(message bytea, key bytea) RETURNS bytea
-    LANGUAGE sql IMMUTABLE STRICT
+    LANGUAGE plpgsql IMMUTABLE STRICT
     SET search_path TO 'pg_catalog'
-    AS $$SELECT pollux_crypto.hmac(message, key, 'sha256')$$;
+    AS $$BEGIN RETURN pollux_crypto.hmac(message, key, 'sha256'); END$$;
 ALTER FUNCTION pollux.hmac_sha256(message bytea, key bytea) OWNER TO pollux_daemon;
 CREATE FUNCTION pollux.instructions(p_cluster text, p_job bigint, p_attempt integer) RETURNS jsonb
-    LANGUAGE sql STABLE
+    LANGUAGE plpgsql STABLE
     SET search_path TO 'pg_catalog', 'pollux', 'pg_temp'
     AS $$
-    SELECT jsonb_build_object(
+BEGIN
+    RETURN jsonb_build_object(
         'drain', (
             SELECT max(r.id) FROM move r
             WHERE r.cluster = p_cluster AND r.job_id = p_job AND r.attempt = p_attempt AND r.step = 'draining'
@@ -280,7 +281,8 @@ CREATE FUNCTION pollux.instructions(p_cluster text, p_job bigint, p_attempt inte
               AND CASE WHEN k.grows THEN r.step IN ('recruiting', 'configured', 'started') 
                   ELSE r.step = 'draining' AND NOT EXISTS (SELECT FROM acknowledgement a WHERE a.move_id = r.id) END
             ORDER BY r.id DESC LIMIT 1))
-        || CASE WHEN (SELECT a.leave FROM agent_role a WHERE a.role = session_user) THEN '{"leave": true}' ELSE '{}' END::jsonb
+        || CASE WHEN (SELECT a.leave FROM agent_role a WHERE a.role = session_user) THEN '{"leave": true}' ELSE '{}' END::jsonb;
+END
 $$;
 ALTER FUNCTION pollux.instructions(p_cluster text, p_job bigint, p_attempt integer) OWNER TO pollux_daemon;
 CREATE FUNCTION pollux.instructions_v1(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text) RETURNS jsonb

@@ -10,6 +10,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -90,20 +91,32 @@ def test_slurms_commands_by_their_folder(site: dict[str, str], tmp_path: Path) -
     assert (tmp_path / "tickets" / "42.n1.json").exists()
 
 
+def mac(message: str) -> str:
+    return hmac.new(SECRET.encode(), message.encode(), hashlib.sha256).hexdigest()
+
+
+def signed(token: str, attempt: int) -> bool:
+    """The token is TIME.HMAC, made now, of this attempt."""
+    made_at, _, signature = token.partition(".")
+    message = f"dev:42:{attempt}:{os.getuid()}:{made_at}"
+    return abs(int(made_at) - time.time()) < 600 and signature == mac(message)
+
+
 def test_the_ticket(site: dict[str, str], tmp_path: Path) -> None:
     done = run("prolog", site)
     path = tmp_path / "tickets" / "42.n1.json"
     assert (done.stdout, done.stderr) == ("", "")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert (path.stat().st_uid, path.stat().st_gid) == (os.getuid(), os.getgid())
-    message = f"dev:42:3:{os.getuid()}".encode()
-    assert json.loads(path.read_text()) == {
+    ticket = json.loads(path.read_text())
+    assert signed(ticket.pop("token"), 3)
+    role = f"pollux_dev_{os.getuid()}_{mac('role')[:4]}"
+    assert ticket == {
         "cluster": "dev",
         "job_id": 42,
         "attempt": 3,
         "uid": os.getuid(),
-        "token": hmac.new(SECRET.encode(), message, hashlib.sha256).hexdigest(),
-        "dsn": "host=db",
+        "dsn": f"host=db user='{role}' password={mac(f'password:{role}')}",
         "publish_interval_s": 30,
         "gpu_type": "",
         "later": {},
@@ -141,8 +154,7 @@ def test_the_epilog_leaves_a_ticket_for_the_attempts_to_come(site: dict[str, str
     ticket = json.loads(left.read_text())
     assert ticket["attempt"] == 4
     for attempt in (5, 20):
-        message = f"dev:42:{attempt}:{os.getuid()}".encode()
-        assert ticket["later"][str(attempt)] == hmac.new(SECRET.encode(), message, hashlib.sha256).hexdigest()
+        assert signed(ticket["later"][str(attempt)], attempt)
     # Back on the node without a prolog, and away again: the tickets go on from there.
     run("epilog", site | {"SLURM_JOB_RESTART_COUNT": "6"})
     assert json.loads(left.read_text())["attempt"] == 6

@@ -1,0 +1,166 @@
+"""What 2,000 agents that report every 30 s cost Postgres: CPU time of the server, in shares of one core.
+
+Each agent has a job, a role by its user, a token and a connection of its own, as after the prolog. polluxd's part
+runs beside them every 5 s: it syncs the jobs, takes in what agents wrote and reads the reports. The client's CPU time
+does not count. Run it by `make bench-store`; it needs root, and several GB of memory for the connections.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psycopg2
+
+from contrib.devcluster.postgres import DevPostgres
+from contrib.devcluster.processes import descendants
+from polluxd.model import JobSpec, JobState
+from polluxd.store import Store
+from tests.integration.store.conftest import payload
+from tests.integration.store.credentials import SECRET, login, token
+
+CLUSTER = "bench"
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds(postmaster: int) -> float:
+    """CPU time of the server so far, sessions that have ended included."""
+    ticks = 0
+    for pid in (postmaster, *descendants([postmaster])):
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except FileNotFoundError:
+            continue
+        ticks += int(fields[11]) + int(fields[12])
+        if pid == postmaster:
+            ticks += int(fields[13]) + int(fields[14])
+    return ticks / TICK
+
+
+def memory_mb(postmaster: int) -> float:
+    """Memory of the server, shared pages counted once (proportional set size)."""
+    total = 0
+    for pid in (postmaster, *descendants([postmaster])):
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total / 1024
+
+
+def job(job_id: int, uid: int, submitted: float) -> Any:
+    return SimpleNamespace(
+        **{"job_id": job_id, "name": f"job {job_id}", "user": f"user{uid}", "uid": uid, "account": "a"},
+        **{
+            "partition": "p",
+            "state": JobState.RUNNING,
+            "raw_state": "RUNNING",
+            "reason": "",
+            "restart_count": 0,
+        },
+        **{"submit_time": submitted, "start_time": submitted, "end_time": None},
+        **{"gpus_per_node_held": {f"n{job_id % 500}": 4}, "spec": JobSpec()},
+    )
+
+
+def measure(agents: int, users: int, interval: float, seconds: float, *, keep: bool) -> dict[str, Any]:
+    """One run. `keep`: agents stay connected between reports; else each connects, reports and leaves."""
+    with tempfile.TemporaryDirectory(prefix="pollux-bench-") as folder:
+        Path(folder).chmod(0o755)
+        with DevPostgres(Path(folder) / "pg", max_connections=agents + 200) as postgres:
+            store = Store(postgres.url, CLUSTER)
+            store.migrate()
+            store.install_secret(SECRET)
+            assert store.lead() is not None
+            began = time.time()
+            jobs = [job(number, 1000 + number % users, began) for number in range(1, agents + 1)]
+            store.sync_jobs(jobs)
+            body = json.dumps(payload())
+            sessions: dict[int, Any] = {}
+            tokens = {each.job_id: token(CLUSTER, each.job_id, 0, each.uid) for each in jobs}
+            logins = {uid: login(postgres, CLUSTER, uid) for uid in {each.uid for each in jobs}}
+
+            def publish(each: Any) -> None:
+                session = sessions.get(each.job_id)
+                if session is None:
+                    session = psycopg2.connect(logins[each.uid])
+                    session.autocommit = True
+                with session.cursor() as cursor:
+                    cursor.execute(
+                        "SELECT pollux.publish_v1(%s, %s, 0, %s, %s, %s)",
+                        (CLUSTER, each.job_id, each.uid, tokens[each.job_id], body),
+                    )
+                if keep:
+                    sessions[each.job_id] = session
+                else:
+                    session.close()
+
+            if keep:
+                for each in jobs:
+                    publish(each)
+            pid = postgres.pid
+            assert pid is not None
+            at_start, clock = cpu_seconds(pid), time.monotonic()
+            sent, late, polled, polls = 0, 0.0, clock, 0
+            while (now := time.monotonic()) < clock + seconds:
+                due = clock + sent * interval / agents
+                if now >= polled + 5.0:
+                    store.sync_jobs(jobs)
+                    store.take_in()
+                    assert len(store.reports()) <= agents
+                    polled, polls = now, polls + 1
+                if now < due:
+                    time.sleep(min(due - now, 0.05))
+                    continue
+                publish(jobs[sent % agents])
+                late = max(late, now - due)
+                sent += 1
+            wall = time.monotonic() - clock
+            used = cpu_seconds(pid) - at_start
+            result = {
+                **{"agents": agents, "users": users, "interval_s": interval, "connections_kept": keep},
+                **{
+                    "reports": sent,
+                    "polls": polls,
+                    "seconds": round(wall, 1),
+                    "server_cpu_s": round(used, 2),
+                },
+                "share_of_a_core": round(used / wall, 4),
+                "server_memory_mb": round(memory_mb(pid)),
+                "latest_report_s": round(late, 2),
+            }
+            for session in sessions.values():
+                session.close()
+            store.close()
+            return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--agents", type=int, default=2000)
+    parser.add_argument("--users", type=int, default=40)
+    parser.add_argument("--interval", type=float, default=30.0)
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--json", type=Path, default=Path("bench-out/store.json"))
+    given = parser.parse_args()
+    runs = [
+        measure(given.agents, given.users, given.interval, given.seconds, keep=True),
+        measure(given.agents, given.users, given.interval, given.seconds / 2, keep=False),
+    ]
+    given.json.parent.mkdir(parents=True, exist_ok=True)
+    given.json.write_text(json.dumps(runs, indent=1) + "\n")
+    for run in runs:
+        print(json.dumps(run))
+    if runs[0]["share_of_a_core"] >= 0.2:
+        raise SystemExit("2,000 agents must use less than 20 % of a core")
+
+
+if __name__ == "__main__":
+    main()
