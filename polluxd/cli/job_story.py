@@ -154,21 +154,21 @@ def story(
         ago = duration(time.time() - found.cycle.started_at)
         lines.append(f"Decided {ago} ago (cycle {found.cycle.id}): {placed.reason}")
         if placed.speedup:
-            lines.append(f"Predicted speedup against its fair share: {number(3)(placed.speedup)}.")
+            lines.append(f"Predicted speedup against the fair share: {number(3)(placed.speedup)}.")
         lines += why.sentences(placed, others, found.job.spec.max_gpus)
         lines += [line for line in [why.with_node_more(placed, more)] if line]
     elif row["ended_at"] is None:
-        lines.append("Nothing was decided on it yet: that comes with the next cycle.")
+        lines.append("polluxd has not decided on this job yet. The next cycle will.")
     lines += _measured(row, found.report, found.rejected)
     lines += _agent(row)
     if row["moving"]:
         lines.append(f"Moving now, step {row['moving']}: {found.job.move_reason or 'no reason recorded'}")
     elif found.job.move_step == "failed":
-        lines.append(f"Its last move failed: {found.job.move_detail or 'no detail recorded'}")
+        lines.append(f"The last move failed: {found.job.move_detail or 'no detail recorded'}")
     if row["moves"]:
-        lines.append(f"Moved {count(row['moves'], 'time')}; {duration(row['lost_s'])} lost to it.")
+        lines.append(f"Moved {count(row['moves'], 'time')}; the moves cost {duration(row['lost_s'])}.")
     if settings["paused"]:
-        lines.append("polluxd is paused: nothing moves by its hand until `polluxctl resume`.")
+        lines.append("polluxd is paused: it moves nothing until `polluxctl resume`.")
     return lines
 
 
@@ -176,9 +176,11 @@ def _measured(row: Mapping[str, Any], report: Report | None, rejected: str) -> l
     if row["ended_at"] is not None:
         return []
     if rejected:
-        return [f"Its latest report is not usable, and polluxd decides as if there were none: {rejected}."]
+        return [f"polluxd ignores the job's latest report: {rejected}."]
     if report is None:
-        return ["It has not reported yet: `pollux.attach` was not reached, or its first steps are not done."]
+        return [
+            "The job has not reported yet: it has not reached `pollux.attach`, or not finished its first steps."
+        ]
     lines = []
     if row["goodput"]:
         lines.append(
@@ -187,13 +189,13 @@ def _measured(row: Mapping[str, Any], report: Report | None, rejected: str) -> l
         )
     if report.prior_gpus:
         lines.append(
-            f"What it has not measured yet is as earlier runs of the same training left it, measured on up to "
-            f"{count(report.prior_gpus, 'GPU')}."
+            f"Earlier runs of the same training, on up to {count(report.prior_gpus, 'GPU')}, stand in for what the job "
+            "has not measured yet."
         )
     if report.data_wait is not None and report.data_wait >= DATA_BOUND:
         lines.append(
-            f"It spends {100 * report.data_wait:.0f} % of its time waiting for its data loader: more GPUs do not help "
-            "that, more workers or faster storage may."
+            f"The job waits for its data loader {100 * report.data_wait:.0f} % of the time. More GPUs do not help; "
+            "more loader workers or faster storage may."
         )
     if report.noise is not None:
         phi = report.noise.phi(report.limits.initial)
@@ -202,15 +204,15 @@ def _measured(row: Mapping[str, Any], report: Report | None, rejected: str) -> l
 
 
 def _agent(row: Mapping[str, Any]) -> list[str]:
-    """What the job's own agent leaves alone, and what it would do instead; nothing in the usual mode."""
+    """Say what the agent leaves alone in modes observe and advise, and what it would do instead."""
     advice = row["advice"]
     if row["mode"] == "observe":
-        return ["Its agent observes only (mode observe): batch size and learning rate stay the user's."]
+        return ["The agent only measures (mode observe): batch size and learning rate stay the user's."]
     if row["mode"] != "advise":
         return []
     if advice is None:
-        return ["Its agent changes nothing (mode advise), and knows of no better batch size so far."]
+        return ["The agent changes nothing (mode advise). It knows no better batch size so far."]
     return [
-        f"Its agent changes nothing (mode advise): batches of {advice['batch_size']:.0f} ({advice['local_batch']:.0f} "
+        f"The agent changes nothing (mode advise). Batches of {advice['batch_size']:.0f} ({advice['local_batch']:.0f} "
         f"per GPU and pass) would bring {100 * (advice['goodput_ratio'] - 1):.0f} % more goodput."
     ]

@@ -102,7 +102,7 @@ def test_explain_tells_decision_measurements_sizes_and_moves(store, polluxctl):
         "(cycle 42): grows from 2 to 4 GPUs",
         "Gradient noise scale: 256 examples.",
         "batch size 256 (submitted with 64)",
-        "Moved 1 time; 9s lost to it.",
+        "Moved 1 time; the moves cost 9s.",
         "What other sizes would bring",
         "a guess: measured up to 4 GPUs only",
         "n1:2",
@@ -114,8 +114,8 @@ def test_explain_tells_what_rests_on_earlier_runs_and_of_waits_for_data(store, p
     assert "data loader" not in polluxctl("explain", "7").out
     store.report = replace(store.report, prior_gpus=8, prior_nodes=2, data_wait=0.42)
     said = polluxctl("explain", "7").out
-    assert "as earlier runs of the same training left it, measured on up to 8 GPUs." in said
-    assert "It spends 42 % of its time waiting for its data loader" in said
+    assert "Earlier runs of the same training, on up to 8 GPUs, stand in for what" in said
+    assert "The job waits for its data loader 42 % of the time" in said
     assert "as earlier runs measured it" in said
 
 
@@ -124,15 +124,15 @@ def test_explain_tells_what_an_agent_that_changes_nothing_would_do(store, pollux
     advice = {"batch_size": 512, "local_batch": 64, "accumulation": 1, "goodput_ratio": 1.25}
     for mode, found, said in (
         ("observe", None, "mode observe"),
-        ("advise", None, "knows of no better batch size"),
-        ("advise", advice, "batches of 512 (64 per GPU and pass) would bring 25 % more goodput"),
+        ("advise", None, "knows no better batch size"),
+        ("advise", advice, "Batches of 512 (64 per GPU and pass) would bring 25 % more goodput"),
     ):
         store.views = [replace(view, mode=mode, advice=found)]
         assert said in polluxctl("explain", "7").out
     job = json.loads(polluxctl("explain", "7", "--json").out)["job"]
     assert (job["mode"], job["advice"]) == ("advise", advice)
     store.views = [replace(view, mode="enforce")]
-    assert "Its agent" not in polluxctl("explain", "7").out
+    assert "The agent" not in polluxctl("explain", "7").out
 
 
 def test_explain_tells_what_sizes_over_several_racks_would_bring_where_that_was_measured(store, polluxctl):
@@ -168,12 +168,12 @@ def test_explain_says_why_not_more_who_has_it_and_what_a_move_costs(store, pollu
     store.taker = Allocation(9, Placement(("n2", "n3"), 4), 1.0, 1.5, 64, False, "keeps")
     said = polluxctl("explain", "7").out
     for part in (
-        "Its fair share: 3 GPUs on 1 node.",
-        "What keeps it from more: the other jobs: every GPU is worth more to them.",
-        "Its next larger size: 6 GPUs, goodput 1950 examples/s, +50 % against 1300.",
-        "Per GPU that is worth 0.0200 to the objective; of the GPUs given out, the last of some job are worth 0.0500",
-        "job 9 (8 GPUs, 1.50 times its fair share) would lose the least by giving some up, more than is won here.",
-        "A move would cost it about 12s of training; in the decision its speedup then counts 0.970 times.",
+        "Fair share: 3 GPUs on 1 node.",
+        "Limit: other jobs, to which every GPU is worth more.",
+        "Next larger size: 6 GPUs, goodput 1950 examples/s (+50 % against 1300).",
+        "Each further GPU would add 0.0200 to the objective. Each GPU in use adds at least 0.0500",
+        "Job 9 (8 GPUs, 1.50 times its fair share) would lose least by giving GPUs up, that is more than this job",
+        "A move would cost about 12s of training. A placement that needs a move counts with 0.970 times its speedup.",
     ):
         assert part in said
     assert json.loads(polluxctl("explain", "7", "--json").out)["decision"]["explanation"] == asdict(CONTENDED)
@@ -182,32 +182,32 @@ def test_explain_says_why_not_more_who_has_it_and_what_a_move_costs(store, pollu
 def test_explain_does_not_say_that_a_gain_is_a_loss(store, polluxctl):
     store.explanation = replace(CONTENDED, marginal=0.06)
     said = polluxctl("explain", "7").out
-    assert "but no exchange of whole sizes was found that pays." in said
-    assert "more than is won here" not in said
+    assert "but polluxd found no exchange of whole sizes that pays." in said
+    assert "more than this job would gain" not in said
 
 
 @pytest.mark.parametrize(
     ("limit", "told"),
     [
-        ("max-gpus", "its max-gpus=8."),
-        ("goodput", "its own scaling: more GPUs would not raise its goodput."),
+        ("max-gpus", "max-gpus=8."),
+        ("goodput", "the job's own scaling: more GPUs would not raise its goodput."),
         ("move-cost", "the cost of a move"),
-        ("exploration", "caution: it may take twice what it was measured on"),
-        ("batch", "its batch limits"),
+        ("exploration", "exploration: a job may take twice the GPUs on which it was measured"),
+        ("batch", "the job's batch limits"),
         ("nodes", "the nodes in service"),
         ("ceiling", "the GPU ceiling of its account or user."),
         ("fragmentation", "fragmentation: GPUs are free"),
-        ("pinned", "being pinned"),
-        ("counts", "the numbers of GPUs that it may be given (gpu-counts)."),
+        ("pinned", "the pin: the job keeps its GPUs"),
+        ("counts", "the numbers of GPUs that the job may be given (gpu-counts)."),
     ],
 )
 def test_explain_names_each_limit(store, polluxctl, limit, told):
     store.explanation = Explanation(1, 2, 2.0, limit)
     said = polluxctl("explain", "7").out
-    assert f"What keeps it from more: {told}" in said
-    assert "Its weight is 2 times that of the average job." in said
-    assert "next larger size" not in said
-    assert "It has not run yet: to start costs it nothing." in said
+    assert f"Limit: {told}" in said
+    assert "Weight: 2 times the average job's." in said
+    assert "Next larger size" not in said
+    assert "The job has not run yet: starting it costs nothing." in said
 
 
 def test_every_limit_of_the_model_has_words():
@@ -237,22 +237,22 @@ def test_explained_sizes_are_those_of_the_clusters_nodes(store, polluxctl):
 def test_explain_says_so_when_a_job_never_reported(store, polluxctl):
     store.report = None
     store.views[0] = replace(store.views[0], goodput=None, batch_size=None)
-    assert "It has not reported yet" in polluxctl("explain", "7").out
+    assert "The job has not reported yet" in polluxctl("explain", "7").out
 
 
 def test_explain_says_why_a_report_is_not_usable(store, polluxctl):
     store.report, store.rejected = None, "job 7: its report is 86400 s ahead: set the clock of its node"
     said = polluxctl("explain", "7").out
-    assert "Its latest report is not usable" in said
+    assert "polluxd ignores the job's latest report" in said
     assert "set the clock of its node" in said
-    assert "It has not reported yet" not in said
+    assert "The job has not reported yet" not in said
 
 
 def test_explain_tells_a_move_under_way_and_a_failed_one(store, polluxctl):
     store.views[0] = replace(store.views[0], move_step="draining", move_reason="shrinks for job 8")
     assert "Moving now, step draining: shrinks for job 8" in polluxctl("explain", "7").out
     store.views[0] = replace(store.views[0], move_step="failed", move_detail="node n3 went down")
-    assert "Its last move failed: node n3 went down" in polluxctl("explain", "7").out
+    assert "The last move failed: node n3 went down" in polluxctl("explain", "7").out
 
 
 def test_explain_of_an_unknown_job_is_one_line_and_status_1(store, polluxctl):
@@ -282,7 +282,7 @@ def test_pause_and_resume_are_durable_and_audited(store, polluxctl, monkeypatch)
     assert polluxctl("pause").status == 0
     assert store.current.paused is True
     assert "PAUSED" in polluxctl("top").out
-    assert "paused: nothing moves" in polluxctl("explain", "7").out
+    assert "paused: it moves nothing" in polluxctl("explain", "7").out
     assert polluxctl("resume").out == "resumed\n"
     assert store.current.paused is False
     changes = json.loads(polluxctl("audit", "--json").out)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from polluxd.cli.why import sentences, with_node_more
@@ -12,9 +14,9 @@ from polluxd.model import Allocation, Explanation, Placement
     ("racks", "one_rack", "words"),
     [
         (0, 0.0, None),
-        (1, 0.0, "Its nodes lie in one rack."),
-        (2, 150.0, "Its nodes lie in 2 racks; as many in one rack would bring it 150 examples/s, +50 %."),
-        (3, 0.0, "Its nodes lie in 3 racks; it was not measured over racks yet."),
+        (1, 0.0, "The nodes are in one rack."),
+        (2, 150.0, "The nodes are in 2 racks. As many nodes in one rack would bring 150 examples/s (+50 %)."),
+        (3, 0.0, "The nodes are in 3 racks. The job was not measured across racks yet."),
     ],
 )
 def test_racks(racks, one_rack, words):
@@ -34,15 +36,26 @@ def placed(gpus, **told):
 def test_the_price_of_a_gpu_what_the_next_one_brings_and_when_the_job_ends():
     said = sentences(placed(4, gpu_price=0.75, marginal=0.5, seconds_left=7200.0), [], None)
     assert (
-        "A GPU costs 0.750 s of all jobs' completion times per second now, its next one would bring 0.500 s, "
-        "at its planned goodput it ends in 2h00m."
+        "A GPU now costs 0.750 s of all jobs' completion times per second. The job's next GPU would save 0.500 s. "
+        "At the planned goodput the job ends in 2h00m."
     ) in said
-    assert not [s for s in sentences(placed(4), [], None) if "costs 0" in s or "ends in" in s]
+    assert not [s for s in sentences(placed(4), [], None) if "now costs" in s or "ends in" in s]
 
 
 def test_what_one_node_more_would_change():
     assert with_node_more(placed(4), placed(8, seconds_left=3600.0)) == (
-        "With one node more it would get 8 GPUs instead of 4 and end in 1h00m."
+        "With one more node in the cluster the job would get 8 GPUs instead of 4 and end in 1h00m."
     )
-    assert "no other number of GPUs than 4" in with_node_more(placed(4), placed(4))
+    assert "would still get 4 GPUs" in with_node_more(placed(4), placed(4))
     assert with_node_more(placed(4), None) == ""
+
+
+def test_the_readme_shows_what_explain_prints():
+    told = Explanation(
+        1, 4, 1.0, "contention", 8, 2240.0, 0.11, 0.19, 1235, move_factor=0.98, move_seconds=9.0
+    )
+    job = Allocation(1234, Placement(("n1",), 4), 1310.0, 1.1, 512, False, "", told)
+    other = Allocation(1235, Placement(("n2", "n3"), 4), 3000.0, 1.4, 512, False, "")
+    readme = " ".join((Path(__file__).parents[3] / "README.md").read_text().split())
+    for sentence in sentences(job, [job, other], 16):
+        assert sentence in readme
