@@ -44,8 +44,8 @@ class Daemon:
         self._load = load
         self._stopping = threading.Event()
         self._reload = threading.Event()
-        self._notifier = sdnotify.SystemdNotifier()
-        self._trouble = ""
+        self.notifier = sdnotify.SystemdNotifier()
+        self.trouble = ""
         self._pruned = float("-inf")
         self._assemble(load())
 
@@ -53,16 +53,16 @@ class Daemon:
         """Wire the rooms together for `config`."""
         self._config = config
         slurm = open_client(config.slurm.client, conf=config.slurm.conf, timeout=config.slurm.timeout_s)
-        self._store = open_store(config)
+        self.store = open_store(config)
         self._schema_known = False
         reconciler = Reconciler(
             slurm,
-            self._store,
+            self.store,
             limits=config.moves,
             lease=config.slurm.lease_s,
-            authorize=self._authorize,
+            authorize=self.authorize,
         )
-        self._controller = Controller(config, slurm, self._store, reconciler)
+        self.controller = Controller(config, slurm, self.store, reconciler)
 
     def run(self) -> None:
         """Loop until SIGTERM or SIGINT. Nothing that Slurm or Postgres does ends it."""
@@ -70,35 +70,35 @@ class Daemon:
             signal.signal(number, self._on_stop)
         signal.signal(signal.SIGHUP, self._on_reload)
         log.info("polluxd %s, cluster %s", self._config.mode, self._config.slurm.cluster)
-        self._notifier.notify("READY=1")
+        self.notifier.notify("READY=1")
         while not self._stopping.is_set():
             if self._reload.is_set():
-                self._reread()
-            pause = self._turn()
-            self._notifier.notify("WATCHDOG=1")
+                self.reread()
+            pause = self.turn()
+            self.notifier.notify("WATCHDOG=1")
             if not self._stopping.is_set():
-                self._wait(pause)
-        self._notifier.notify("STOPPING=1")
-        self._store.close()
+                self.wait(pause)
+        self.notifier.notify("STOPPING=1")
+        self.store.close()
         log.info("polluxd stopped; moves under way are in the database and will be finished by the next one")
 
-    def _wait(self, pause: float) -> None:
+    def wait(self, pause: float) -> None:
         try:
-            self._store.wait_for_notify(pause)
+            self.store.wait_for_notify(pause)
         except Exception:
             log.exception("waiting for the database's wake-ups failed: a fault in polluxd itself")
             self._stopping.wait(pause)
 
-    def _turn(self) -> float:
+    def turn(self) -> float:
         """One turn of the loop; returns the seconds to wait before the next."""
         try:
             if not self._schema_known:
-                self._store.check_schema()
+                self.store.check_schema()
                 self._schema_known = True
-            if self._store.lead() is None:
+            if self.store.lead() is None:
                 self._say("standby: another polluxd leads")
                 return _STANDBY_S
-            result = self._controller.step()
+            result = self.controller.step()
             sound = self._beat(result)
             if self._forget_history() and sound:
                 self._recovered(result)
@@ -114,21 +114,21 @@ class Daemon:
         except Exception:
             # A fault of ours must not take the daemon down, nor be hidden; the jobs run on either way.
             log.exception("no action this cycle: a fault in polluxd itself")
-            self._notifier.notify("STATUS=fault in polluxd, see the log")
+            self.notifier.notify("STATUS=fault in polluxd, see the log")
             return _STANDBY_S
         return self._config.cycle.busy_poll_s if result.open_moves else self._config.cycle.poll_s
 
-    def _authorize(self) -> int:
+    def authorize(self) -> int:
         """The epoch to act under; raises LeaderLost when the lead may end before a call to Slurm would.
 
         Slurm knows no fence: a leader that was stalled for minutes must find out before its next call, without
         asking anybody. A lease that has not ended is prolonged, so that many moves in one tick end no lead.
         """
         # A tick may make many calls, each of which may take its time: the service is alive all the same.
-        self._notifier.notify("WATCHDOG=1")
-        if 0 < self._store.lease_left <= self._config.slurm.timeout_s:
-            self._store.still_leading()
-        epoch, left = self._store.epoch, self._store.lease_left
+        self.notifier.notify("WATCHDOG=1")
+        if 0 < self.store.lease_left <= self._config.slurm.timeout_s:
+            self.store.still_leading()
+        epoch, left = self.store.epoch, self.store.lease_left
         if epoch is None or left <= self._config.slurm.timeout_s:
             raise LeaderLost(
                 f"the lead holds for {left:.0f} s more, a call to Slurm may take "
@@ -138,17 +138,17 @@ class Daemon:
 
     def _say(self, trouble: str) -> None:
         """Log a trouble once, not at every turn."""
-        if trouble != self._trouble:
+        if trouble != self.trouble:
             log.warning("%s", trouble)
-            self._notifier.notify(f"STATUS={trouble}")
-            self._trouble = trouble
+            self.notifier.notify(f"STATUS={trouble}")
+            self.trouble = trouble
 
     def _recovered(self, result: StepResult) -> None:
         status = "paused" if result.paused else f"{self._config.mode}, {result.open_moves} moves under way"
-        self._notifier.notify(f"STATUS={status}")
-        if self._trouble:
+        self.notifier.notify(f"STATUS={status}")
+        if self.trouble:
             log.info("recovered: %s", status)
-            self._trouble = ""
+            self.trouble = ""
 
     def _beat(self, result: StepResult) -> bool:
         """Touch the heartbeat by which the submit hook knows that somebody will place what it keeps back."""
@@ -171,32 +171,32 @@ class Daemon:
             return True
         kept = self._config.database.history_days * 86400.0
         try:
-            self._store.prune(time.time(), history_s=kept, snapshots_s=min(kept, _SNAPSHOTS_S), jobs_s=kept)
+            self.store.prune(time.time(), history_s=kept, snapshots_s=min(kept, _SNAPSHOTS_S), jobs_s=kept)
             self._pruned = time.monotonic()
         except StoreError as error:
             self._say(f"old history could not be removed: {error}")
             return False
         return True
 
-    def _reread(self) -> None:
+    def reread(self) -> None:
         self._reload.clear()
         try:
             config = self._load()
         except ConfigError as error:
             log.error("the new configuration is refused, the old one stays in force: %s", error)
             return
-        before = self._store
+        before = self.store
         self._assemble(config)  # first: a signal may come at any moment and rings the store's bell
         before.close()
         log.info("configuration read again: %s", config.mode)
 
     def _on_stop(self, _number: int, _frame: FrameType | None) -> None:
         self._stopping.set()
-        self._store.wake()
+        self.store.wake()
 
     def _on_reload(self, _number: int, _frame: FrameType | None) -> None:
         self._reload.set()
-        self._store.wake()
+        self.store.wake()
 
 
 def open_store(config: Config) -> Store:

@@ -65,9 +65,9 @@ class PyslurmClient(ScontrolClient):
     ) -> None:
         super().__init__(conf=conf, timeout=timeout, clock=clock)
         self._choice = choice
-        self._worker: PyslurmProcess | None = None
+        self.worker: PyslurmProcess | None = None
         self._pause = FIRST_PAUSE_S
-        self._paused_until = float("-inf")
+        self.paused_until = float("-inf")
         self._said = ""
 
     def signal(self, job_id: int, name: str = "USR1") -> None:
@@ -107,10 +107,10 @@ class PyslurmClient(ScontrolClient):
 
     def _ordered(self, do: str, **arguments: object) -> bool:
         """Whether a worker that is there already has carried it out; False: it has not been asked."""
-        if self._worker is None or not self._worker.alive:
+        if self.worker is None or not self.worker.alive:
             return False
         try:
-            self._ask(self._worker, do, **arguments)
+            self._ask(self.worker, do, **arguments)
         except WorkerFailed as error:
             self._give_up(str(error))
             raise SlurmUnavailable(
@@ -135,14 +135,14 @@ class PyslurmClient(ScontrolClient):
 
     def _ready_worker(self) -> PyslurmProcess | None:
         """A worker of the cluster's version, started where there is none; None while scontrol serves alone."""
-        if self._worker is not None and time.monotonic() - self._worker.started_at > LIFETIME_S:
+        if self.worker is not None and time.monotonic() - self.worker.started_at > LIFETIME_S:
             self._end_worker()
-        if self._worker is None and time.monotonic() >= self._paused_until:
+        if self.worker is None and time.monotonic() >= self.paused_until:
             try:
-                self._worker = self._matching_worker()
+                self.worker = self._matching_worker()
             except (WorkerFailed, SlurmError, OSError) as error:
                 self._give_up(str(error))
-        return self._worker
+        return self.worker
 
     def _matching_worker(self) -> PyslurmProcess:
         worker = PyslurmProcess(self._env, start_s=self._timeout)
@@ -158,14 +158,14 @@ class PyslurmClient(ScontrolClient):
     def _give_up(self, why: str) -> None:
         """scontrol serves alone for a while."""
         self._end_worker()
-        self._paused_until = time.monotonic() + self._pause
+        self.paused_until = time.monotonic() + self._pause
         self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
         self._say(None, why)
 
     def _end_worker(self) -> None:
-        if self._worker is not None:
-            self._worker.close()
-            self._worker = None
+        if self.worker is not None:
+            self.worker.close()
+            self.worker = None
 
     def _say(self, level: int | None, text: str) -> None:
         """Once, not at every call; without a level it is why scontrol serves."""

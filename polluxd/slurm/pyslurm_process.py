@@ -49,7 +49,7 @@ class PyslurmProcess:
         self._asked = 0
         self._left = b""
         self._words = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             # -P: the modules that lie beside the worker must not pass for others of the same names.
             [sys.executable, "-P", str(_WORKER)],
             # Imported, pyslurm would call slurm_init() by itself, which without slurm.conf ends the process.
@@ -60,7 +60,7 @@ class PyslurmProcess:
             bufsize=0,
             start_new_session=True,  # a Ctrl-C in polluxd's terminal is polluxd's alone
         )
-        self._end = weakref.finalize(self, _end, self._process, self._words)
+        self._end = weakref.finalize(self, _end, self.process, self._words)
         self.started_at = time.monotonic()
         hello = self._answer(start_s)
         if not isinstance(hello.get("pyslurm"), str):
@@ -72,7 +72,7 @@ class PyslurmProcess:
 
     @property
     def alive(self) -> bool:
-        return self._end.alive and self._process.poll() is None
+        return self._end.alive and self.process.poll() is None
 
     def ask(self, do: str, timeout: float, **arguments: object) -> Any:
         """The value that the request came to.
@@ -83,9 +83,9 @@ class PyslurmProcess:
         """
         self._asked += 1
         request = json.dumps({"id": self._asked, "do": do, **arguments}).encode() + b"\n"
-        assert self._process.stdin is not None
+        assert self.process.stdin is not None
         try:
-            self._process.stdin.write(request)
+            self.process.stdin.write(request)
         except OSError:
             raise self._dead() from None
         answer = self._answer(timeout)
@@ -116,8 +116,8 @@ class PyslurmProcess:
 
     def _line(self, timeout: float) -> bytes:
         """The next line, without its end."""
-        assert self._process.stdout is not None
-        out, deadline = self._process.stdout.fileno(), time.monotonic() + timeout
+        assert self.process.stdout is not None
+        out, deadline = self.process.stdout.fileno(), time.monotonic() + timeout
         parts = [self._left]
         size = len(self._left)
         with selectors.DefaultSelector() as selector:
@@ -139,7 +139,7 @@ class PyslurmProcess:
 
     def _dead(self) -> WorkerFailed:
         try:
-            status = f"exit status {self._process.wait(_GRACE_S)}"
+            status = f"exit status {self.process.wait(_GRACE_S)}"
         except subprocess.TimeoutExpired:
             status = "its pipe closed"
         self._words.seek(max(0, self._words.seek(0, os.SEEK_END) - _WORDS))

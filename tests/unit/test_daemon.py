@@ -54,16 +54,16 @@ def config(folder: Path) -> Config:
 @pytest.fixture
 def daemon(tmp_path: Path) -> Daemon:
     made = Daemon(lambda: config(tmp_path))
-    made._store.close()
-    made._store = LeadingStore()  # type: ignore[assignment]
-    made._controller = SimpleNamespace(step=lambda: StepResult(0, True, False))  # type: ignore[assignment]
+    made.store.close()
+    made.store = LeadingStore()  # type: ignore[assignment]
+    made.controller = SimpleNamespace(step=lambda: StepResult(0, True, False))  # type: ignore[assignment]
     return made
 
 
 def test_slurmctld_can_read_the_heartbeat_whatever_the_umask(daemon: Daemon, tmp_path: Path) -> None:
     before = os.umask(0o027)  # the unit's
     try:
-        daemon._turn()
+        daemon.turn()
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "heartbeat").stat().st_mode) == 0o644
@@ -75,7 +75,7 @@ def test_a_heartbeat_that_cannot_be_written_is_said_once(
     (tmp_path / "heartbeat").mkdir()
     with caplog.at_level(logging.INFO):
         for _ in range(3):
-            daemon._turn()
+            daemon.turn()
     said = [record.message for record in caplog.records]
     assert len(said) == 1
     assert "could not be written" in said[0]
@@ -84,7 +84,7 @@ def test_a_heartbeat_that_cannot_be_written_is_said_once(
 def test_a_full_disk_is_said_once_leaves_nothing_behind_and_is_got_over(
     daemon: Daemon, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    daemon._turn()
+    daemon.turn()
     before = (tmp_path / "heartbeat").read_text()
     real = Path.write_text
 
@@ -95,7 +95,7 @@ def test_a_full_disk_is_said_once_leaves_nothing_behind_and_is_got_over(
     with caplog.at_level(logging.INFO), monkeypatch.context() as patched:
         patched.setattr(Path, "write_text", full)
         for _ in range(3):
-            daemon._turn()
+            daemon.turn()
     assert [record.message for record in caplog.records if "No space left" in record.message] == [
         record.message for record in caplog.records
     ]
@@ -103,26 +103,26 @@ def test_a_full_disk_is_said_once_leaves_nothing_behind_and_is_got_over(
     # Old by and by, so that the hook lets new jobs start as plain ones.
     assert (tmp_path / "heartbeat").read_text() == before
     assert [p.name for p in tmp_path.iterdir()] == ["heartbeat"]
-    daemon._turn()
-    assert daemon._trouble == ""
+    daemon.turn()
+    assert daemon.trouble == ""
 
 
 def test_a_lease_that_runs_short_is_prolonged_and_one_that_ended_is_not(daemon: Daemon) -> None:
-    daemon._store = LeadingStore(lease_left=4.0)  # type: ignore[assignment]
-    assert daemon._authorize() == 1
-    daemon._store = LeadingStore(lease_left=0.0)  # type: ignore[assignment]
+    daemon.store = LeadingStore(lease_left=4.0)  # type: ignore[assignment]
+    assert daemon.authorize() == 1
+    daemon.store = LeadingStore(lease_left=0.0)  # type: ignore[assignment]
     with pytest.raises(LeaderLost, match="0 s more"):
-        daemon._authorize()
-    daemon._store = LeadingStore(lease_left=4.0, leads=False)  # type: ignore[assignment]
+        daemon.authorize()
+    daemon.store = LeadingStore(lease_left=4.0, leads=False)  # type: ignore[assignment]
     with pytest.raises(LeaderLost):
-        daemon._authorize()
+        daemon.authorize()
 
 
 def test_systemd_hears_of_it_before_each_call_however_many_a_tick_makes(daemon: Daemon) -> None:
     told: list[str] = []
-    daemon._notifier = SimpleNamespace(notify=told.append)  # type: ignore[assignment]
+    daemon.notifier = SimpleNamespace(notify=told.append)  # type: ignore[assignment]
     for _ in range(3):
-        daemon._authorize()
+        daemon.authorize()
     assert told == ["WATCHDOG=1"] * 3
 
 
@@ -138,10 +138,10 @@ def test_faults_of_its_own_do_not_end_it(daemon: Daemon, caplog: pytest.LogCaptu
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("unforeseen")
 
-    daemon._store.prune = broken  # type: ignore[method-assign]
-    daemon._turn()
-    daemon._store.wait_for_notify = broken  # type: ignore[method-assign]
-    daemon._wait(0.0)
+    daemon.store.prune = broken  # type: ignore[method-assign]
+    daemon.turn()
+    daemon.store.wait_for_notify = broken  # type: ignore[method-assign]
+    daemon.wait(0.0)
     assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
 
 
@@ -154,13 +154,13 @@ def test_a_reload_that_fails_leaves_the_old_store_open(tmp_path: Path) -> None:
         return answers.pop()
 
     daemon = Daemon(load)
-    store = daemon._store
-    daemon._reread()
-    assert daemon._store is store
+    store = daemon.store
+    daemon.reread()
+    assert daemon.store is store
     answers.append(config(tmp_path))
-    daemon._reread()
-    assert daemon._store is not store
-    daemon._store.close()
+    daemon.reread()
+    assert daemon.store is not store
+    daemon.store.close()
 
 
 def test_under_the_unit_its_libraries_start_no_thread_per_core() -> None:

@@ -92,12 +92,12 @@ def test_a_worker_ends_with_its_client_and_after_its_time(
 ) -> None:
     slurm = stand_in.client()
     slurm.observe()
-    assert slurm._worker is not None
-    first = slurm._worker._process.pid
+    assert slurm.worker is not None
+    first = slurm.worker.process.pid
     monkeypatch.setattr(pyslurm_client, "LIFETIME_S", 0.0)
     slurm.observe()
-    assert slurm._worker._process.pid != first
-    second = slurm._worker._process.pid
+    assert slurm.worker.process.pid != first
+    second = slurm.worker.process.pid
     del slurm
     gc.collect()
     for pid in (first, second):
@@ -136,7 +136,7 @@ def test_the_daemon_asks_for_the_client_of_its_configuration(
         "slurm": {"cluster": "c", "client": choice},
         "database": {"url": "postgresql://pollux_daemon@127.0.0.1:1/pollux"},
     }
-    Daemon(lambda: parse_config(document, "test"))._store.close()
+    Daemon(lambda: parse_config(document, "test")).store.close()
     (found,) = said(caplog)
     assert found == {
         "scontrol": ("INFO", "Slurm is read through scontrol: slurm.client says so"),
@@ -205,7 +205,7 @@ def test_whatever_a_worker_dies_of_or_garbles_scontrol_reads_at_once(
     assert reader(slurm) == "by-scontrol"
     assert (before[0], stand_in.heard, said(caplog)) == (["import", "1"], [], [])
     # Then one is.
-    slurm._paused_until = 0.0
+    slurm.paused_until = 0.0
     assert reader(slurm) == "by-pyslurm"
     assert said(caplog) == [("INFO", "Slurm is read through pyslurm 22.05.2")]
     # A failure in service is a warning.

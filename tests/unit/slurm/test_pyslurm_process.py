@@ -85,7 +85,7 @@ def test_a_worker_outlives_no_polluxd(stand_in: StandIn) -> None:
         "import os, sys\n"
         "from polluxd.slurm.pyslurm_process import PyslurmProcess\n"
         f"worker = PyslurmProcess({{**os.environ, 'SLURM_CONF': {str(stand_in.conf)!r}}}, start_s=60)\n"
-        "print(worker._process.pid, flush=True)\n"
+        "print(worker.process.pid, flush=True)\n"
         "os._exit(0)\n"  # as if killed: nothing is tidied up
     )
     path = os.pathsep.join([os.environ["PYTHONPATH"], *sys.path])

@@ -15,8 +15,8 @@ def test_a_reading_that_hangs_is_no_answer_and_the_next_goes_by_scontrol(
 ) -> None:
     slurm = stand_in.client()
     slurm.observe()
-    assert slurm._worker is not None
-    pid = slurm._worker._process.pid
+    assert slurm.worker is not None
+    pid = slurm.worker.process.pid
     slurm._timeout = 0.3
     stand_in.fault(jobs="hang")
     said(caplog)
@@ -65,6 +65,6 @@ def test_no_answer_of_slurmctld_is_unavailable_and_slurm_conf_is_read_anew(
         slurm.observe()
     stand_in.fault()
     assert reader(slurm) == "by-scontrol"
-    slurm._paused_until = 0.0
+    slurm.paused_until = 0.0
     assert reader(slurm) == "by-pyslurm"
     assert [words[0] for words in stand_in.heard] == ["import", "init"] * 2

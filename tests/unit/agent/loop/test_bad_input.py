@@ -190,10 +190,11 @@ def test_a_stale_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
     job.close()
 
 
-def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pollux.checkpoint.checkpointer.STATE_VERSION", 99)
+def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path) -> None:
     save_one(tmp_path)
-    monkeypatch.undo()
+    store = CheckpointStore(tmp_path)
+    state, meta = store.load(store.paths()[-1])
+    store.save(state | {"version": 99}, meta=meta | {"optimizer_steps": 10_000})
     with pytest.raises(CheckpointError, match="expected a checkpoint of version"):
         start(checkpoint_dir=tmp_path)
 

@@ -18,7 +18,7 @@ import pytest
 
 from pollux.scheduler.database import DatabaseAway
 from pollux.scheduler.orders import DrainOrder
-from pollux.scheduler.publisher import Publisher
+from pollux.scheduler.publisher import INTRODUCTIONS, Publisher
 from pollux.slurm_job.ticket import Ticket, read_ticket
 from pollux.tuning.knowledge import Introduction
 
@@ -197,13 +197,13 @@ def test_closing_before_the_start_and_twice_is_harmless(nobody):
     assert publisher.acknowledge(1, {}) is False
 
 
-def test_an_introduction_that_nobody_hears_is_given_up_and_reports_go_on(nobody, monkeypatch):
-    monkeypatch.setattr("pollux.scheduler.publisher.INTRODUCTIONS", 3)
+def test_an_introduction_that_nobody_hears_is_given_up_and_reports_go_on(nobody):
     heard = []
     publisher = Publisher(
         ticket(nobody), dict, lambda number: None, introduction=Introduction("0" * 32, "", heard.append)
     )
-    for _ in range(3):
+    for _ in range(INTRODUCTIONS):
+        assert publisher.introduction is not None
         with pytest.raises(DatabaseAway):
             publisher.exchange()
     assert publisher.introduction is None

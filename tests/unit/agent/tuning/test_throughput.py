@@ -85,9 +85,8 @@ def test_the_scheduler_is_given_theta_fitted_to_what_the_equation_predicts() -> 
 def test_the_agent_tunes_by_the_equation_itself() -> None:
     profile = measured((1, 2, 32))
     profile.model = Tiled()
-    advisor = Advisor(profile, LIMITS, 1, 2, lambda: (NOISE, BatchChoice(16, 0)), adaptive=True)
     choice, sizes = BatchChoice(16, 0), []
-    advisor._inputs = lambda: (NOISE, choice)
+    advisor = Advisor(profile, LIMITS, 1, 2, lambda: (NOISE, choice), adaptive=True)
     for _ in range(8):
         assert advisor.advise()
         if advisor.proposal is None:
