@@ -1,4 +1,4 @@
-"""The job side of polluxd: `pollux.attach` in a training script, `pollux run` around it.
+"""The job side of polluxd: `pollux.attach` and `pollux run`.
 
 Importing this package imports neither torch nor scipy: polluxd reads `pollux.goodput` from it.
 """

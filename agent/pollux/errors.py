@@ -1,16 +1,16 @@
-"""Every error that the job side raises on purpose.
+"""The errors of the job side.
 
     PolluxAgentError
     |-- BatchError          batch sizes or their bounds contradict each other, the data, or the world size
     |-- DataError           the dataset, sampler or loader state cannot give every sample exactly once
     |-- StateError          the training state holds an object that no checkpoint can hold
-    |-- CheckpointError     a checkpoint could not be written, or none that stands here can be used
-    |   `-- ForeignCheckpoint   it belongs to another job or another model
-    |-- RestartLoop         restarts came to nothing, one after the other
+    |-- CheckpointError     a checkpoint could not be written, or none here can be used
+    |   `-- ForeignCheckpoint   the checkpoint belongs to another job or another model
+    |-- RestartLoop         several restarts in a row ended without a new checkpoint
     |-- LaunchError         the launcher cannot start the workers
     |-- UnsupportedTorch    this release of torch lacks an internal that the agent uses
-    |-- OutOfMemory         a rank ran out of GPU memory; all start again with a smaller batch
-    `-- RankLost            a rank left, or never came
+    |-- OutOfMemory         a rank ran out of GPU memory; all ranks start again with a smaller batch
+    `-- RankLost            a rank ended, does not answer, or never joined
 
 A class's docstring is its default message. Messages say what was expected, what came, and what to do.
 """
@@ -18,13 +18,13 @@ A class's docstring is its default message. Messages say what was expected, what
 from __future__ import annotations
 
 RETRY_STATUS = 75
-"""Exit status of a rank that asks for all ranks to be started again (EX_TEMPFAIL of sysexits.h)."""
+"""Exit status of a rank that asks the launcher to start all ranks again (EX_TEMPFAIL of sysexits.h)."""
 
 LEFT_STATUS = 76
-"""Exit status of a rank that a resize has dropped: its part is done, and nothing has failed."""
+"""Exit status of a rank that a resize removes; nothing has failed."""
 
 RELAUNCH_STATUS = 77
-"""Exit status of a rank that is to start again in the same allocation, after others have left it."""
+"""Exit status of a rank that starts again in the same allocation after other nodes have left."""
 
 
 class PolluxAgentError(Exception):
@@ -47,21 +47,15 @@ class StateError(PolluxAgentError, TypeError):
 
 
 class CheckpointError(PolluxAgentError):
-    """The checkpoint could not be written or read.
-
-    Any earlier one still stands.
-    """
+    """The checkpoint could not be written or read; earlier ones remain."""
 
 
 class ForeignCheckpoint(CheckpointError):
-    """The checkpoint belongs to another job or another model.
-
-    It was left alone.
-    """
+    """The checkpoint, left as it is, belongs to another job or model."""
 
 
 class RestartLoop(PolluxAgentError):
-    """One restart after the other ended without a new checkpoint."""
+    """Several restarts in a row ended without a new checkpoint."""
 
 
 class LaunchError(PolluxAgentError):
@@ -73,10 +67,7 @@ class UnsupportedTorch(PolluxAgentError):
 
 
 class OutOfMemory(PolluxAgentError):
-    """A rank ran out of GPU memory.
-
-    Started again, all ranks use a smaller batch per GPU.
-    """
+    """A rank ran out of GPU memory; the next start uses a smaller batch."""
 
     exit_status = RETRY_STATUS
 

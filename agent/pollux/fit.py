@@ -1,9 +1,9 @@
-"""Fitting the throughput model to a job's own measured step times (Pollux, section 4.1).
+"""Fit the throughput model to measured step times (Pollux, section 4.1).
 
-Minimises the RMSLE (root mean squared logarithmic error) of predicted against measured times with
-L-BFGS-B, in the logarithm of every alpha and beta, which puts parameters of very different size on one
-scale. Gradients are analytic. Terms that no measurement can tell apart sit at their optimistic bound, so
-that a job never starves for want of data: it is tried there, and then measured.
+L-BFGS-B minimises the RMSLE (root mean squared logarithmic error) of predicted against measured times. It works on the
+logarithms of all alphas and betas, which puts parameters of very different size on one scale. Gradients are analytic.
+Terms that the measurements cannot tell apart stay at their optimistic bound, so that no job starves for lack of data:
+polluxd tries the job there, and the job measures.
 """
 
 from __future__ import annotations
@@ -29,30 +29,31 @@ GAMMA_PULL = 1e-3
 RATIO_PULL = 1e-2
 """L2 pull of beta/alpha of the synchronisation terms towards 0."""
 PRIOR_PULL = 1e-3
-"""L2 pull towards a prior, per unit of log: measurements, whose error has slope 1, outweigh it."""
+"""L2 pull towards a prior, per unit of log; measurements, whose error has slope 1, outweigh the pull."""
 NODE_FACTOR = 1.1
-"""Synchronising over nodes is taken to cost at least this much more than on one, until measured."""
+"""Until measured, synchronising over nodes costs at least this much more than on one node."""
 NARROW = 1.25
-"""Batch sizes within this factor tell the time of a local pass, and nothing of how it grows with the batch: what seems
-a slope is the error of the measurements, and would decide whether the job is ever given more GPUs."""
+"""Batch sizes within this factor give no slope of the local pass: the errors of the measurements would decide on it,
+and
+so on whether the job ever gets more GPUs."""
 
 _SMOOTH = 1e-8  # keeps the root differentiable at a perfect fit; an RMSLE of 1e-4
 _GAMMA_STARTS = (1.5, 4.0)
-_ROUGH = 1e-3  # of the error: from where on the better start is the better one
+_ROUGH = 1e-3  # relative tolerance at which the better start shows
 _SIZE = 9
 _GAMMA = 6
 _PAIRS = ((2, 3), (4, 5), (7, 8))
-"""Where alpha and beta of synchronisation stand in theta, by how far a placement reaches: node, nodes, racks."""
+"""Indices of alpha and beta of synchronisation in theta, by the placement's reach: node, nodes, racks."""
 _ALPHAS, _BETAS = (np.array(column) for column in zip(*_PAIRS, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class _Data:
-    """The rows, those of one GPU first: what synchronises nothing needs no masks."""
+    """The measurements; rows of one GPU, which never synchronise, come first."""
 
     m: Floats
     single: int
-    """How many rows are of one GPU."""
+    """Number of rows of one GPU."""
     reach: NDArray[np.int64]
     """Of the other rows: 0 on one node, 1 over nodes, 2 over racks."""
     beyond: Floats
@@ -81,14 +82,14 @@ def fit(
 ) -> ThroughputParams:
     """Fit theta to measurements, one row per configuration.
 
-    All arguments are [n]: nodes, GPUs, examples per GPU and pass, seconds of a local pass (NaN where not
-    measured) and seconds of a synchronising pass (T_iter at s = 0). `racks` is how many racks each row's nodes lie
-    in (1 where not given); without a row over racks, theirs are not fitted. `weights` says how much each row counts
-    (say, how often it was seen). `prior` is an earlier fit: it stands where nothing is measured, and gives
-    way where something is. `start` is a fit of nearly the same rows: the search begins there alone. It ends where a
-    step lowers the error by less than `tolerance` of it (1e-6 takes two thirds of the time, and costs at most 0.003 of
-    RMSLE). Rows with a time that is not positive and finite
-    are left out. Raises ValueError when none is left, or when the lengths differ.
+    All arguments are [n]: nodes, GPUs, examples per GPU and pass, seconds of a local pass (NaN if not measured) and
+    seconds of a synchronising pass (T_iter at s = 0). `racks` is the number of racks of each row (default 1); without a
+    row over racks, the parameters over racks are not fitted. `weights` are the rows' weights, for instance how often
+    each was seen. `prior` is an earlier fit: it holds for terms without measurements and yields to measurements.
+    `start` is a fit of nearly the same rows: the search begins there alone. The search ends when a step lowers the
+    error by less than `tolerance`, relative to the error (1e-6 takes two thirds of the time, and costs at most 0.003 of
+    RMSLE). Rows with a time that is not positive and finite are left out. Raises ValueError if no row remains, or if
+    the lengths differ.
     """
     data = _clean((nodes, gpus, m, accum_time, optim_time), weights, racks)
     free, base, tie = _degrees_of_freedom(data, prior)
@@ -97,7 +98,7 @@ def fit(
     if start is not None:
         starts = [_logs(start)]
     elif not data.reach.size:
-        starts = starts[:1]  # gamma has no say on one GPU
+        starts = starts[:1]  # gamma has no effect on one GPU
     lower, upper = np.full(_SIZE, np.log(SMALLEST)), np.full(_SIZE, np.log(LARGEST))
     lower[_GAMMA], upper[_GAMMA] = GAMMA_RANGE
 
@@ -118,7 +119,7 @@ def fit(
         )
         return (float(result.fun) if np.isfinite(result.fun) else np.inf), np.asarray(result.x)
 
-    # Roughly from each start, then from the better end to the end: most of the way to another optimum is wasted.
+    # A rough search from each start, then an exact one from the better end: an exact search from each costs more.
     rough = max(tolerance, _ROUGH) if len(starts) > 1 else tolerance
     value, found = min((search(one[free], rough) for one in starts), key=lambda f: f[0])
     if tolerance < rough and np.isfinite(value):
@@ -134,17 +135,19 @@ def _clean(columns: Sequence[ArrayLike], weights: ArrayLike | None, racks: Array
             np.ones_like(given[0]) if more is None else np.atleast_1d(np.asarray(more, dtype=np.float64))
         )
     if len({a.shape for a in given}) != 1 or given[0].ndim != 1:
-        raise ValueError(f"measurements must be lists of one length, got shapes {[a.shape for a in given]}")
+        raise ValueError(
+            f"expected measurements as lists of one length, got shapes {[a.shape for a in given]}"
+        )
     n, k, batch, accum, optim, weight, spans = given
     sound = np.isfinite(optim) & (optim > 0) & np.isfinite(weight) & (weight > 0)
     sound &= (n >= 1) & (k >= n) & (batch >= 1) & np.isfinite(batch)
     if not np.any(sound):
-        raise ValueError("no usable measurement to fit: need at least one positive, finite step time")
+        raise ValueError("expected at least one positive, finite step time to fit, got none")
     rows = np.flatnonzero(sound)
     rows = rows[np.argsort(k[rows] >= 2, kind="stable")]
     n, k, batch, accum, optim, weight, spans = (a[rows] for a in (n, k, batch, accum, optim, weight, spans))
     seen = np.isfinite(accum) & (accum > 0)
-    # On one GPU nothing is synchronised: the step itself is a measurement of the local pass.
+    # On one GPU a step is a local pass, so its time measures the local pass.
     grad = np.where(seen, accum, np.where(k < 2, optim, 1.0))
     seen |= k < 2
     weight_grad = np.where(seen, weight, 0.0)
@@ -163,7 +166,10 @@ def _clean(columns: Sequence[ArrayLike], weights: ArrayLike | None, racks: Array
 
 
 def _logs(params: ThroughputParams) -> Floats:
-    """theta [9] as the fit sees it: logarithms of the times, and gamma itself; an unknown pair is that over nodes."""
+    """Return theta [9] as the fit uses it: logarithms of times, and gamma.
+
+    An unknown pair over racks is the pair over nodes.
+    """
     logs = np.empty(_SIZE)
     logs[:_GAMMA] = np.log(np.clip(np.array(params[:_GAMMA], dtype=np.float64), SMALLEST, LARGEST))
     logs[_GAMMA] = np.clip(params.gamma, *GAMMA_RANGE)
@@ -174,7 +180,7 @@ def _logs(params: ThroughputParams) -> Floats:
 def _degrees_of_freedom(
     data: _Data, prior: ThroughputParams | None
 ) -> tuple[NDArray[np.int64], Floats, Floats]:
-    """Which of theta the data can tell: x [f] maps to theta as base [9] + tie [9, f] @ x."""
+    """Return the free parameters x [f], and theta = base [9] + tie [9, f] @ x."""
     known = np.zeros(_SIZE, dtype=np.bool_)
     known[:2] = True
     known[_GAMMA] = data.reach.size > 0
@@ -194,7 +200,7 @@ def _degrees_of_freedom(
     tie = np.zeros((_SIZE, free.size))
     tie[free, np.arange(free.size)] = 1.0
     if narrow:
-        # The measured time is split evenly, alpha_grad = beta_grad * m, or as earlier runs have found.
+        # Split the measured time evenly, alpha_grad = beta_grad * m, or as the prior does.
         log_prior = None if prior is None else _logs(prior)
         base[0] = np.mean(np.log(data.m)) if log_prior is None else log_prior[0] - log_prior[1]
         tie[0] = tie[1]
@@ -202,7 +208,10 @@ def _degrees_of_freedom(
 
 
 def _start(data: _Data, prior: ThroughputParams | None, gamma: float) -> Floats:
-    """A starting point: local passes by non-negative least squares, synchronisation from what remains."""
+    """Return a starting point of the search.
+
+    Local passes come from non-negative least squares, synchronisation from the remaining time.
+    """
     if prior is not None:
         start = _logs(prior)
         start[_GAMMA] = np.clip(gamma, *GAMMA_RANGE) if gamma != _GAMMA_STARTS[0] else start[_GAMMA]
@@ -212,7 +221,7 @@ def _start(data: _Data, prior: ThroughputParams | None, gamma: float) -> Floats:
     system = np.stack([root, root * data.m], axis=1)
     (alpha, beta), _ = nnls(system, root * times)
     shortest = float(times.min())
-    # A term at zero has no slope in the logarithm: start it small, not nowhere.
+    # A term at zero has no slope in the logarithm: start it at a small value.
     alpha, beta = max(alpha, 0.02 * shortest), max(beta, 0.02 * shortest / float(data.m.max()))
     grad, step = (alpha + beta * data.m)[data.single :], np.exp(data.log_step[data.single :])
     rest = np.maximum(step**gamma - grad**gamma, (0.05 * step) ** gamma) ** (1.0 / gamma)
@@ -230,8 +239,11 @@ def _start(data: _Data, prior: ThroughputParams | None, gamma: float) -> Floats:
 
 
 def _predict(u: Floats, data: _Data) -> tuple[Floats, Floats, Floats, Floats, Floats, Floats]:
-    """log T_grad [n] and log T_step [n]; then what their slopes need: alpha_grad's share of T_grad [n], and of the rows
-    of several GPUs log T_sync, alpha's share of it, and T_grad's share of the step's slope."""
+    """Return log T_grad [n], log T_step [n], and the terms of their slopes.
+
+    These terms are alpha_grad's share of T_grad [n] and, for the rows of several GPUs, log T_sync, alpha's share of
+    T_sync, and T_grad's share of the step's slope.
+    """
     a = np.exp(u)
     grad = a[0] + a[1] * data.m
     log_grad = np.log(grad)
@@ -247,7 +259,10 @@ def _predict(u: Floats, data: _Data) -> tuple[Floats, Floats, Floats, Floats, Fl
 
 
 def _loss(u: Floats, data: _Data, prior: Floats | None) -> tuple[float, Floats]:
-    """RMSLE of both kinds of step plus the pulls (`prior`: as `_logs` has it), and its gradient [9]."""
+    """Return RMSLE of both kinds of step plus the pulls, and its gradient [9].
+
+    `prior` is as `_logs` returns it.
+    """
     log_grad, log_step, first, log_sync, fixed, share = _predict(u, data)
     off_grad, off_step = log_grad - data.log_grad, log_step - data.log_step
     pull_grad, pull_step = data.weight_grad * off_grad, data.weight_step * off_step
@@ -285,7 +300,7 @@ def _loss(u: Floats, data: _Data, prior: Floats | None) -> tuple[float, Floats]:
 
 
 def _finish(u: Floats, data: _Data, prior: ThroughputParams | None) -> ThroughputParams:
-    """theta from logarithms, unseen node terms raised to what they cost at least."""
+    """Return theta; unmeasured terms over nodes get their least cost."""
     theta = [max(float(x), SMALLEST) for x in np.exp(u)]
     theta[_GAMMA] = float(u[_GAMMA])
     across = bool(np.any(data.reach == 1))

@@ -1,10 +1,10 @@
-"""The goodput model: throughput times statistical efficiency (Pollux, OSDI 2021, section 3).
+"""The goodput model: throughput times statistical efficiency.
 
     GOODPUT(a, m, s) = THROUGHPUT(a, m, s) * EFFICIENCY(M)         M = K m (s + 1)
 
-`K` GPUs on `N` nodes, `m` examples per GPU and pass, `s` accumulation passes before the synchronising one.
-Everything broadcasts over numpy arrays; nothing here needs torch or scipy, so that the daemon and the agent
-share one model. Units: seconds, examples, GPUs.
+The source is section 3 of Pollux (OSDI 2021). `K` GPUs on `N` nodes, `m` examples per GPU and pass, `s` accumulation
+passes before the synchronising pass. All functions broadcast over numpy arrays. Neither torch nor scipy is needed, so
+that the daemon and the agent share one model. Units: seconds, examples, GPUs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ _CHUNK = 4096  # pairs per vectorised slice: its temporaries (x 50 x 8 bytes) st
 
 
 class ThroughputParams(NamedTuple):
-    """theta of the throughput model (section 3.2, equations 8 to 11). Seconds; `gamma` has no unit."""
+    """theta of the throughput model (section 3.2, equations 8 to 11).
+
+    Seconds; `gamma` has no unit.
+    """
 
     alpha_grad: float
     beta_grad: float
@@ -41,13 +44,13 @@ class ThroughputParams(NamedTuple):
     gamma: float
     """Overlap of computing and synchronising: 1 none, large perfect."""
     alpha_rack: float | None = None
-    """The third pair, for placements that span racks; None (both): not measured, as across nodes of one rack."""
+    """Third pair, for placements over racks; None (both): not measured, the pair over nodes counts."""
     beta_rack: float | None = None
     """Seconds per GPU beyond the second, over several racks."""
 
 
 class NoiseScale(NamedTuple):
-    """Gradient statistics from which the (preconditioned) noise scale follows (section 3.1)."""
+    """Gradient statistics of the preconditioned noise scale (section 3.1)."""
 
     sqr: float
     """|P g|^2: squared norm of the true gradient."""
@@ -55,7 +58,7 @@ class NoiseScale(NamedTuple):
     """tr(P Sigma P^T): covariance trace of a gradient over M0 examples."""
 
     def phi(self, m0: float) -> float:
-        """The noise scale in examples; infinite where the true gradient vanishes."""
+        """Return the noise scale in examples; infinite for a zero gradient."""
         if self.sqr <= 0:
             return float("inf") if self.var > 0 else 0.0
         return float(m0 * self.var / self.sqr)
@@ -63,7 +66,10 @@ class NoiseScale(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """Batch sizes that a job allows [examples]. Raises ValueError where they contradict each other."""
+    """Batch sizes that a job allows [examples].
+
+    Raises ValueError if they contradict each other.
+    """
 
     initial: int
     """M0: the batch size that the user submitted."""
@@ -95,7 +101,7 @@ class BatchLimits:
 
 @dataclass(frozen=True)
 class BatchChoice:
-    """A batch size as a job runs it: `gpus * local_batch * (accumulation + 1)` examples."""
+    """A batch of `gpus * local_batch * (accumulation + 1)` examples."""
 
     local_batch: int
     accumulation: int
@@ -105,7 +111,10 @@ class BatchChoice:
 
 
 class Optimum(NamedTuple):
-    """The best batch size per placement, fields of the placements' shape; zeros where none is feasible."""
+    """The best batch size per placement; zeros if none is feasible.
+
+    All fields have the placements' shape.
+    """
 
     goodput: Floats
     """Examples of M0-equivalent progress per second."""
@@ -122,12 +131,15 @@ def _floats(x: ArrayLike) -> Floats:
 
 
 def accumulation_time(params: ThroughputParams, m: ArrayLike) -> Floats:
-    """T_grad(m): one local forward and backward pass over `m` examples [s]."""
+    """T_grad(m): a local forward and backward pass over `m` examples [s]."""
     return np.maximum(params.alpha_grad + params.beta_grad * _floats(m), _TINY)
 
 
 def sync_time(params: ThroughputParams, nodes: ArrayLike, gpus: ArrayLike, racks: ArrayLike = 1) -> Floats:
-    """T_sync: gradient synchronisation alone [s]; zero on one GPU. `racks`: how many the placement spans."""
+    """T_sync: synchronising the gradients [s]; zero on one GPU.
+
+    `racks` is the number of racks that the placement spans.
+    """
     nodes, gpus = _floats(nodes), _floats(gpus)
     beyond = np.maximum(gpus - 2.0, 0.0)
     local = params.alpha_local + params.beta_local * beyond
@@ -139,14 +151,17 @@ def sync_time(params: ThroughputParams, nodes: ArrayLike, gpus: ArrayLike, racks
 
 
 def rack_pair(params: ThroughputParams) -> tuple[float, float]:
-    """(alpha, beta) of synchronisation over racks: as over nodes where it was not measured."""
+    """Return (alpha, beta) over racks; if not measured, those over nodes."""
     if params.alpha_rack is None or params.beta_rack is None:
         return params.alpha_node, params.beta_node
     return params.alpha_rack, params.beta_rack
 
 
 def _overlap(grad: Floats, sync: Floats, gamma: ArrayLike) -> Floats:
-    """(grad^gamma + sync^gamma)^(1/gamma), with the larger factored out so that no power overflows."""
+    """(grad^gamma + sync^gamma)^(1/gamma).
+
+    The larger term is factored out, so that no power overflows.
+    """
     high = np.maximum(grad, sync)
     low = np.minimum(grad, sync)
     gamma = _floats(gamma)
@@ -161,7 +176,7 @@ def step_time(
     s: ArrayLike = 0,
     racks: ArrayLike = 1,
 ) -> Floats:
-    """T_iter: one optimizer step of `s` accumulation passes and a synchronising one [s]."""
+    """T_iter: one step of `s` accumulation passes and a synchronising one [s]."""
     grad = accumulation_time(params, m)
     return _floats(s) * grad + _overlap(grad, sync_time(params, nodes, gpus, racks), params.gamma)
 
@@ -182,7 +197,7 @@ def throughput(
 def efficiency(noise: NoiseScale | None, m0: ArrayLike, batch_size: ArrayLike) -> Floats:
     """EFFICIENCY(M) = (phi + M0) / (phi + M), at most 1 (equation 7).
 
-    Unknown noise (None) gives the lower bound: 1 up to M0, and M0 / M, as for no noise at all, beyond.
+    Unknown noise (None) gives the lower bound: 1 up to M0, and M0 / M beyond, as without noise.
     """
     scale = _floats(batch_size) / _floats(m0)
     if noise is None:
@@ -191,9 +206,9 @@ def efficiency(noise: NoiseScale | None, m0: ArrayLike, batch_size: ArrayLike) -
 
 
 def gain(noise: NoiseScale | None, m0: ArrayLike, batch_size: ArrayLike) -> Floats:
-    """AdaScale's r = (var + sqr) / (var / scale + sqr): steps of size M0 that one step of size M is worth.
+    """Steps of size M0 that one step of size M is worth (AdaScale's r).
 
-    Unknown noise gives 1: a larger batch is then not known to be worth more.
+    r = (var + sqr) / (var / scale + sqr). Unknown noise gives 1: a larger batch is not known to be worth more.
     """
     scale = _floats(batch_size) / _floats(m0)
     if noise is None:
@@ -203,7 +218,7 @@ def gain(noise: NoiseScale | None, m0: ArrayLike, batch_size: ArrayLike) -> Floa
 
 
 def _shares(var: Floats, sqr: Floats) -> tuple[Floats, Floats]:
-    """var and sqr as shares of their sum; nothing measured counts as no noise."""
+    """Divide var and sqr by their sum; without a measurement: no noise."""
     var, sqr = np.maximum(var, 0.0), np.maximum(sqr, 0.0)
     largest = np.maximum(var, sqr)
     safe = np.where(largest > 0, largest, 1.0)  # scaled first: the sum of two huge values overflows
@@ -215,9 +230,8 @@ def _shares(var: Floats, sqr: Floats) -> tuple[Floats, Floats]:
 class Goodput:
     """One job's goodput function.
 
-    `adaptive=False` holds the batch size at M0, as near as the division among GPUs and passes allows.
-    A batch that the division made larger than wanted is credited with M0 examples only, so that rounding
-    is never an advantage.
+    `adaptive=False` holds the batch size at M0, as near as the division among GPUs and passes allows. A batch that the
+    division makes larger counts as M0 examples only, so that rounding is never an advantage.
     """
 
     params: ThroughputParams
@@ -228,16 +242,19 @@ class Goodput:
     def evaluate(
         self, nodes: ArrayLike, gpus: ArrayLike, m: ArrayLike, s: ArrayLike = 0, racks: ArrayLike = 1
     ) -> Floats:
-        """Goodput [examples/s] at a local batch and accumulation; broadcasts, limits unchecked."""
+        """Goodput [examples/s] at a local batch and accumulation.
+
+        Arguments broadcast; limits are not checked.
+        """
         batch = _floats(gpus) * _floats(m) * (_floats(s) + 1.0)
         noise = self.noise if self.adaptive else None
         time = step_time(self.params, nodes, gpus, m, s, racks)
         return batch / time * efficiency(noise, self.limits.initial, batch)
 
     def optimize(self, nodes: ArrayLike, gpus: ArrayLike, racks: ArrayLike = 1) -> Optimum:
-        """(m*, s*) = argmax GOODPUT for each placement (equation 13); zeros where no batch size is feasible.
+        """(m*, s*) = argmax GOODPUT for each placement (equation 13).
 
-        A placement needs K >= 1, 1 <= N <= K; `racks` is how many racks its nodes lie in.
+        Zeros if no batch size is feasible. A placement needs K >= 1 and 1 <= N <= K; `racks` counts its racks.
         """
         nodes, gpus, racks = np.broadcast_arrays(np.asarray(nodes), np.asarray(gpus), np.asarray(racks))
         index = np.zeros(nodes.size, dtype=np.int64)
@@ -252,7 +269,7 @@ class Goodput:
 
 
 class Packed(NamedTuple):
-    """Many goodput functions as columns of one array each, [J] or [J, 9]; see `pack`."""
+    """Many goodput functions, a column each: [J] or [J, 9]; see `pack`."""
 
     theta: Floats
     var: Floats
@@ -261,13 +278,13 @@ class Packed(NamedTuple):
     limits: Ints
     """[J, 4]: M0, M_max, m_min, m_max."""
     fixed: NDArray[np.bool_]
-    """Only M0 is tried: noise unknown."""
+    """Only M0 is tried: the noise is unknown."""
     rigid: NDArray[np.bool_]
     """Not adaptive: M0 to the nearest, M_max ignored."""
 
 
 def pack(jobs: Sequence[Goodput]) -> Packed:
-    """Columns of all the jobs' parameters, for `optimize_pairs`."""
+    """Stack the jobs' parameters for `optimize_pairs`."""
     theta = np.array([(*g.params[:7], *rack_pair(g.params)) for g in jobs], dtype=np.float64)
     theta = theta.reshape(len(jobs), 9)
     noise = np.array(
@@ -287,9 +304,10 @@ def pack(jobs: Sequence[Goodput]) -> Packed:
 def optimize_pairs(
     packed: Packed, index: ArrayLike, nodes: ArrayLike, gpus: ArrayLike, racks: ArrayLike | None = None
 ) -> Optimum:
-    """The optimum of pair i: job `index[i]` on `gpus[i]` GPUs over `nodes[i]` nodes in `racks[i]` racks. All are [P].
+    """Return the optimum of each pair of a job and a placement.
 
-    No `racks`: every placement lies in one.
+    Pair i is job `index[i]` on `gpus[i]` GPUs over `nodes[i]` nodes in `racks[i]` racks. All are [P]. Without `racks`,
+    each placement lies in one rack.
     """
     index = np.asarray(index, dtype=np.int64)
     nodes, gpus = _floats(nodes), _floats(gpus)
@@ -308,24 +326,24 @@ def optimize_pairs(
 def candidates(
     limits: Floats, rigid: NDArray[np.bool_], gpus: Floats, points: int
 ) -> tuple[Floats, Floats, NDArray[np.bool_]]:
-    """The divisions (m, s) worth trying, and which of them the limits allow: each [P, points].
+    """Return the divisions (m, s) to try, and which the limits allow.
 
-    `limits` is [P, 4] as in Packed, `rigid` and `gpus` are [P]. About `points` batch sizes from M0 to M_max in
-    geometric spacing (M0 alone where it is 1), each in as few passes as fit.
+    All three are [P, points]. `limits` is [P, 4] as in Packed, `rigid` and `gpus` are [P]. There are about `points`
+    batch sizes from M0 to M_max in geometric spacing (M0 alone if `points` is 1), each in as few passes as fit.
     """
     m0, top, low, high = (limits[:, c : c + 1] for c in range(4))
     rigid, K = rigid[:, None], gpus[:, None]
-    # Where the smallest local batch already exceeds M0, the range of batch sizes starts there.
+    # If the smallest local batch exceeds M0, the range of batch sizes starts there.
     first = np.maximum(m0, np.where(rigid, 0.0, np.minimum(K * low, top)))
     wanted = first * (top / first) ** np.linspace(0.0, 1.0, points) if points > 1 else first
     per_gpu = wanted / K
     s = np.maximum(np.ceil(per_gpu / high - 1e-9) - 1.0, 0.0)
-    # One GPU sees no second gradient to compare with unless it accumulates (noise scale stays measurable).
+    # Without accumulation, one GPU has a single gradient, from which no noise scale can be measured.
     s = np.where((K == 1) & (wanted > m0 + 0.5) & ~rigid, np.maximum(s, 1.0), s)
     exact = per_gpu / (s + 1.0)
     m = np.where(rigid, np.rint(exact), np.ceil(exact - 1e-9))
     m = np.where(rigid, m, np.maximum(m, low))
-    # Rounded up beyond M_max: round down; then M may miss M0 by less than one example per GPU and pass.
+    # Beyond M_max: round down. M may then be below M0 by less than one example per GPU and pass.
     m = np.where(~rigid & (K * m * (s + 1.0) > top), np.floor(exact + 1e-9), m)
     feasible = (m >= low) & (m <= high) & (rigid | (K * m * (s + 1.0) <= top))
     return m, s, feasible

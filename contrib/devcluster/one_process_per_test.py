@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 from typing import Any
 
 import pytest
@@ -37,8 +38,12 @@ def _reports(item: pytest.Item) -> list[pytest.TestReport]:
             )
         os._exit(0)
     os.close(theirs)
-    with os.fdopen(ours, "rb") as pipe:
-        sent = pipe.read()
+    sent = b""
+    try:
+        with os.fdopen(ours, "rb") as pipe:
+            sent = pipe.read()
+    except pytest.fail.Exception:  # of pytest-timeout
+        os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     if not sent:
         return [_died(item, os.waitstatus_to_exitcode(status))]

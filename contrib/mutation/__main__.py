@@ -116,7 +116,8 @@ def main() -> None:
 
     def run(job: tuple[str, str, Mutant | None]) -> tuple[str, Mutant | None, str]:
         module, folder, mutant = job
-        source, server = (ROOT / module).read_bytes(), free.get()
+        server = free.get()
+        source = (server.folder / module).read_bytes()
         ended = server.run(
             module, source if mutant is None else mutant.apply(source), covering(module, folder)
         )

@@ -1,13 +1,13 @@
-"""A data loader whose place in the data survives any change of ranks and batch size.
+"""A data loader whose place survives a change of ranks or batch size.
 
 `ElasticLoader` yields this rank's micro-batches, through torch's own DataLoader where there are workers or pinning
-(collation is torch's or the user's). Three positions in the pass's global order matter (see data_plan):
+(collation is torch's or the user's). Three positions in the pass's global order matter (see plan.py):
 
     committed <= cursor <= planned
 
-`planned` is where prefetching workers have got to, `cursor` is after the last micro-batch handed out, and
-`committed` is after the last one that an optimizer step has used. Only `committed` is saved: whatever was
-prefetched, or handed out but not yet part of a step, comes again after a restart, at whatever world size.
+Prefetching workers have reached `planned`. `cursor` stands after the last micro-batch handed out, and `committed` after
+the last micro-batch that an optimizer step has used. A checkpoint holds `committed` alone: after a restart, with any
+number of ranks, the loader yields again every sample that was not part of a step.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ from pollux.errors import BatchError, DataError
 
 
 def elastic_loader(dataset: Any, *, batch_size: int, **options: Any) -> ElasticData:
-    """The loader for a dataset of either kind: ElasticLoader where it is indexed, ElasticStream where only iterated.
+    """Return an ElasticLoader for an indexed dataset, else an ElasticStream.
 
-    `batch_size` is M0. Raises BatchError where a pass has fewer samples, whatever the ranks: no step would be whole.
+    `batch_size` is M0. Raises BatchError if a pass has fewer samples: no step would be whole at any number of ranks.
     """
     _check_undivided(dataset, options)
     indexed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
     if isinstance(dataset, IterableDataset) or not indexed:
         if isinstance(dataset, Iterator):
             raise DataError(
-                f"expected a dataset that starts anew with each iter(), got the iterator {type(dataset).__name__}"
+                f"expected a dataset that starts again with each iter(), got the iterator {type(dataset).__name__}"
             )
         unknown = sorted(set(options) & {"shuffle", "sampler", "num_workers"})
         if any(options[name] for name in unknown):
             raise DataError(
                 f"an iterable dataset has its own order and is read in this process: leave out {', '.join(unknown)}, "
-                "shuffle in the dataset, and for workers pass a DataLoader of it with batch_size=None"
+                "shuffle inside the dataset, and for workers pass DataLoader(dataset, batch_size=None)"
             )
         stream = ElasticStream(dataset, **{k: v for k, v in options.items() if k not in unknown})
         if not stream.length:
             raise DataError(
-                f"{type(dataset).__name__} has no len(): give the samples of a pass, about, as length=... so that "
-                "epochs and progress can be told"
+                f"{type(dataset).__name__} has no len(): give the approximate number of samples of a pass as "
+                "length=..., so that the agent can count epochs and progress"
             )
         _check_length(stream.length, batch_size)
         return stream
@@ -65,7 +65,7 @@ def elastic_loader(dataset: Any, *, batch_size: int, **options: Any) -> ElasticD
 
 
 def _check_undivided(dataset: Any, options: Mapping[str, Any]) -> None:
-    """Raise DataError for what would divide the data once more: into batches, or among the ranks."""
+    """Raise DataError for options that already divide or order the data."""
     if isinstance(dataset, DataLoader) and (
         dataset.batch_size is not None or dataset.batch_sampler is not None
     ):
@@ -75,11 +75,11 @@ def _check_undivided(dataset: Any, options: Mapping[str, Any]) -> None:
         )
     if isinstance(options.get("sampler"), DistributedSampler):
         raise DataError(
-            "expected a sampler that gives every rank the same indices, got a DistributedSampler: leave it out, the "
-            "loader shuffles and divides among the ranks by itself"
+            "expected a sampler that gives every rank the same indices, got a DistributedSampler: leave it out; the "
+            "loader shuffles, and divides the samples among the ranks"
         )
     for name, instead in {
-        "batch_sampler": "give a sampler of single samples, of which the loader makes batches of any size",
+        "batch_sampler": "give a sampler of single samples; the loader makes batches of any size from them",
         "generator": "the order follows attach(..., seed=...)",
     }.items():
         if options.get(name) is not None:
@@ -94,14 +94,13 @@ def _check_length(length: int, batch_size: int) -> None:
 
 
 class ElasticLoader(ElasticData):
-    """Iterate over this rank's part of each pass over `dataset` (map-style: `len` and integer indexing).
+    """Iterate over this rank's part of each pass over an indexed dataset.
 
-    `local_batch` is samples per micro-batch and rank. `sampler` replaces the shuffled order by the user's
-    own; it must give every rank the same indices, and its `set_epoch(pass)` is called where it has one. Other
-    keyword arguments go to torch's DataLoader. A dataset smaller than the global batch makes passes of one short
-    micro-batch.
+    `local_batch` is the number of samples per micro-batch and rank. A `sampler` replaces the shuffled order; it must
+    give every rank the same indices. The loader calls its `set_epoch(pass)` if it has one. Other keyword arguments go
+    to torch's DataLoader. A pass over a dataset smaller than the global batch is one short micro-batch.
 
-    Raises BatchError when no batch can ever be made, DataError when the dataset or the sampler is unusable.
+    Raises BatchError if no batch can be made, DataError if the dataset or the sampler is unusable.
     """
 
     def __init__(
@@ -145,10 +144,10 @@ class ElasticLoader(ElasticData):
         self._source: Iterator[Any] | None = None
         self._generator = torch.Generator()
         self._collate = None if num_workers or pin_memory or options else collate_fn or default_collate
-        """Batches are made here, as torch's DataLoader would without workers, only sooner; None: it makes them."""
+        """Collates batches in this process, with less overhead than DataLoader; None: DataLoader makes them."""
         self._many = getattr(dataset, "__getitems__", None)
         if num_workers > 0:
-            # Kept alive, the workers are reused when the batch size changes in mid-pass.
+            # Persistent workers are reused when the batch size changes within a pass.
             options.setdefault("persistent_workers", True)
         self._loader: DataLoader[Any] = DataLoader(
             dataset,
@@ -172,7 +171,7 @@ class ElasticLoader(ElasticData):
             chosen, data = self._indices(micro), self.dataset
             return self._collate(self._many(chosen) if self._many else [data[i] for i in chosen]), micro
         if self._source is None:
-            # Augmentation in workers follows (seed, pass, place, rank); the global generator is not touched.
+            # Augmentation in workers depends on seed, pass, place and rank, and not on the global generator.
             self._generator.manual_seed(mix_seed(self._seed, self._pass, self._cursor, self._rank))
             self._source = iter(self._loader)
         batch = next(self._source)
@@ -212,21 +211,23 @@ class ElasticLoader(ElasticData):
             )
         order = _sampler_order(self._sampler, mix_seed(self._seed, self._pass), self._pass)
         if len(order) != self._length:
-            raise DataError(f"the sampler promised {self._length} indices by len(), and gave {len(order)}")
+            raise DataError(
+                f"expected {self._length} indices from the sampler, as its len() says, got {len(order)}"
+            )
         if (
             self._committed
             and self._expected_digest is not None
             and order_digest(order) != self._expected_digest
         ):
             raise DataError(
-                f"the sampler gives another order for pass {self._pass} than before the restart, so samples "
-                "would be lost or repeated; make it depend on set_epoch(pass) or on its generator alone"
+                f"the sampler's order for pass {self._pass} differs from its order before the restart, which would "
+                "lose or repeat samples; make it depend on set_epoch(pass) or on its generator alone"
             )
         return order
 
 
 class _Feed:
-    """The batch sampler of the inner DataLoader: plans from the cursor on, and remembers what it planned."""
+    """The batch sampler of the inner DataLoader; keeps the planned batches."""
 
     def __init__(self, loader: ElasticLoader) -> None:
         self._loader = loader
@@ -258,7 +259,10 @@ def _length_of(sized: object) -> int:
 
 
 def _sampler_order(sampler: Sampler[int], seed: int, pass_index: int) -> Order:
-    """List a sampler's indices so that they depend on seed and pass alone; keep the global generator."""
+    """List a sampler's indices; they depend on seed and pass alone.
+
+    The global random state stays as it was.
+    """
     set_epoch = getattr(sampler, "set_epoch", None)
     if callable(set_epoch):
         set_epoch(pass_index)

@@ -1,4 +1,4 @@
-"""The place in the data that loaders of every kind keep: pass, committed position, cursor."""
+"""The place in the data that every loader keeps: pass, position, cursor."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ STATE_VERSION = 1
 
 
 class ElasticData(ABC):
-    """What the session asks of a loader, and the bookkeeping that all loaders share.
+    """A loader as the training loop sees it; keeps the place in the data.
 
-    Each `iter()` yields what is left of the current pass; when that has ended, the next `iter()` starts the next
-    pass. Leaving the loop early keeps the place.
+    Each `iter()` yields the remaining micro-batches of the current pass; the next `iter()` starts the next pass.
+    Leaving the loop early keeps the place.
     """
 
     def __init__(self, *, rank: int, world_size: int, local_batch: int, seed: int, drop_last: bool) -> None:
         self.drop_last = drop_last
         self.num_workers = 0
-        """Processes that read ahead: a change of sizes makes them read again."""
+        """Worker processes; they read their batches again when sizes change."""
         self._rank, self._world_size, self._local_batch = rank, world_size, local_batch
         self._seed = seed
         self._pass = 0
@@ -34,7 +34,7 @@ class ElasticData(ABC):
         self._current: MicroBatch | None = None
         self._iteration = 0
 
-    # -- what a kind of loader supplies -------------------------------
+    # -- supplied by each kind of loader ------------------------------
 
     @property
     @abstractmethod
@@ -43,13 +43,13 @@ class ElasticData(ABC):
 
     @abstractmethod
     def _fetch(self) -> tuple[Any, MicroBatch] | None:
-        """The micro-batch at the cursor, loaded; None where the pass has nothing left for one."""
+        """Load the micro-batch at the cursor; None at the end of the pass."""
 
     @abstractmethod
     def _moved(self) -> None:
-        """The place or the sizes have changed other than by fetching: forget what was read ahead."""
+        """Discard read-ahead batches: the place or the sizes have changed."""
 
-    # -- what the session reads ---------------------------------------
+    # -- read by the training loop ------------------------------------
 
     @property
     def rank(self) -> int:
@@ -66,17 +66,17 @@ class ElasticData(ABC):
 
     @property
     def pass_index(self) -> int:
-        """The pass that the next sample to be committed belongs to; counts from 0."""
+        """The pass of the next sample to be committed; counts from 0."""
         return self._pass
 
     @property
     def position(self) -> int:
-        """Samples of this pass already committed, over all ranks."""
+        """Committed samples of this pass, over all ranks."""
         return self._committed
 
     @property
     def weight(self) -> float:
-        """Factor of this rank's mean loss in the current micro-batch: 1 usually, 0 for a stand-in."""
+        """Factor of this rank's mean loss: usually 1, for a stand-in 0."""
         return 1.0 if self._current is None else self._current.weight
 
     @property
@@ -86,12 +86,12 @@ class ElasticData(ABC):
 
     @property
     def local_samples(self) -> int:
-        """Samples of the current micro-batch on this rank, a stand-in not counted."""
+        """This rank's samples in the current micro-batch; 0 for a stand-in."""
         return 0 if self._current is None else self._current.local_samples
 
     @property
     def last_of_pass(self) -> bool:
-        """True at the last micro-batch of the pass: an accumulation group ends here, however short."""
+        """Whether the current micro-batch is the last one of the pass."""
         return self._current is not None and self._current.last
 
     def __len__(self) -> int:
@@ -123,7 +123,7 @@ class ElasticData(ABC):
         while True:
             fetched = self._fetch()
             if fetched is None:
-                # Restored at the very end of a pass, or where drop_last leaves nothing at the new size.
+                # The place is the end of a pass, or drop_last leaves no micro-batch of the new size.
                 if self._pass > first:
                     raise BatchError(
                         f"no micro-batch of {self._world_size} ranks x {self._local_batch} can be made from a pass; "
@@ -148,26 +148,29 @@ class ElasticData(ABC):
                 return
 
     def commit(self) -> None:
-        """Everything handed out so far is part of an optimizer step now; call it right after each step."""
+        """Count all samples handed out as used; called after each optimizer step."""
         if self._ended:
             self._advance()
         else:
             self._committed = self._cursor
 
     def rewind(self) -> None:
-        """Hand out again what was handed out since the last commit: for a group that failed half-way."""
+        """Go back to the last commit, after a step that failed half-way."""
         self._cursor = self._committed
         self._ended = False
         self._current = None
         self._moved()
 
     def set_batch(self, local_batch: int) -> None:
-        """Change the samples per rank from the next micro-batch on; what was prefetched comes again."""
+        """Change the samples per rank, from the next micro-batch on."""
         if local_batch != self._local_batch:
             self.resize(self._rank, self._world_size, local_batch)
 
     def resize(self, rank: int, world_size: int, local_batch: int) -> None:
-        """Change rank, ranks and batch from the next micro-batch on; every rank does so at the same place."""
+        """Change rank, ranks and batch, from the next micro-batch on.
+
+        Every rank must do so at the same place.
+        """
         check_sizes(rank, world_size, local_batch)
         if (rank, world_size, local_batch) != (self._rank, self._world_size, self._local_batch):
             self._rank, self._world_size, self._local_batch = rank, world_size, local_batch
@@ -176,7 +179,7 @@ class ElasticData(ABC):
     # -- state --------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The committed place: independent of ranks and batch size, equal on every rank."""
+        """Return the committed place; it is equal on every rank."""
         return {
             "version": STATE_VERSION,
             "pass": self._pass,
@@ -186,20 +189,20 @@ class ElasticData(ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a saved place, at whatever ranks and batch size this loader has. Raises DataError."""
+        """Go to a saved place; ranks and batch size may differ. Raises DataError."""
         try:
             version, pass_index, position = state["version"], state["pass"], state["position"]
             seed, length = state["seed"], state["len"]
         except (KeyError, TypeError) as error:
-            raise DataError(f"not a saved loader state: {state!r}") from error
+            raise DataError(f"expected a saved loader state, got {state!r}") from error
         if version != STATE_VERSION:
             raise DataError(f"expected a loader state of version {STATE_VERSION}, found {version}")
         self._accept_length(length)
         if not (pass_index >= 0 and position >= 0 and self._reaches(position)):
             raise DataError(
-                f"a saved place outside the data: pass {pass_index}, position {position} of {length}"
+                f"expected a saved place within the data, got pass {pass_index}, position {position} of {length}"
             )
-        # The saved seed rules: the rest of the pass must follow the order that its beginning followed.
+        # The saved seed wins: a pass keeps the order in which it began.
         self._seed, self._pass = seed, pass_index
         self._committed = self._cursor = position
         self._ended = False
@@ -209,11 +212,11 @@ class ElasticData(ABC):
     # -- within -------------------------------------------------------
 
     def _accept_length(self, saved: int) -> None:
-        """Raise DataError where the place in a pass of `saved` samples has no meaning in this dataset."""
+        """Raise DataError if a saved pass had another number of samples."""
         if saved != self.length:
             raise DataError(
-                f"the checkpoint was made with {saved} samples, the dataset has {self.length} now: the place in the "
-                "pass has no meaning in it; restore the dataset, or start without the checkpoint"
+                f"the dataset had {saved} samples at the checkpoint and has {self.length} now, so the saved place is "
+                "useless; restore the dataset, or start without the checkpoint"
             )
 
     def _reaches(self, position: int) -> bool:
@@ -238,7 +241,7 @@ class ElasticData(ABC):
 
 
 def check_sizes(rank: int, world_size: int, local_batch: int) -> None:
-    """Raise BatchError for sizes that no loader can have."""
+    """Raise BatchError for an impossible rank or batch size."""
     if not 0 <= rank < world_size:
         raise BatchError(f"expected a rank in 0..{world_size - 1}, got {rank}")
     if local_batch < 1:
@@ -246,6 +249,6 @@ def check_sizes(rank: int, world_size: int, local_batch: int) -> None:
 
 
 def mix_seed(*parts: int) -> int:
-    """A 63-bit seed from several integers."""
+    """Mix several integers into a 63-bit seed."""
     words = np.random.SeedSequence([part & (2**64 - 1) for part in parts]).generate_state(1, np.uint64)
     return int(words[0]) >> 1

@@ -1,4 +1,4 @@
-"""Which samples each rank takes next: pure arithmetic, no torch, the same on every rank.
+"""Compute the samples that each rank takes next: arithmetic only.
 
 A pass over a dataset of n samples is one global order, a permutation of 0..n-1 that depends on the seed and the pass
 number alone. Progress through the order is one integer, the position: how many samples of it are used. Neither depends
@@ -22,7 +22,7 @@ Order = npt.NDArray[np.int64]
 
 
 class MicroBatch(NamedTuple):
-    """One micro-step: the global slice `start:stop` of the order, this rank's `local_start:local_stop`."""
+    """A slice `start:stop` of the order, and `local_start:local_stop` of it."""
 
     start: int
     stop: int
@@ -39,7 +39,7 @@ class MicroBatch(NamedTuple):
 
     @property
     def local_samples(self) -> int:
-        """Samples of this rank; 0 when it only stands in."""
+        """Samples of this rank; 0 for a stand-in."""
         return self.local_stop - self.local_start
 
     @property
@@ -49,7 +49,7 @@ class MicroBatch(NamedTuple):
 
     @property
     def weight(self) -> float:
-        """Factor of this rank's mean loss that makes the mean over ranks the mean over samples."""
+        """Factor of this rank's mean loss; the ranks' mean is then per sample."""
         return self.local_samples * self.world_size / self.samples
 
 
@@ -60,9 +60,9 @@ FEWEST = 2
 def next_micro_batch(
     length: int, position: int, *, rank: int, world_size: int, local_batch: int, drop_last: bool = False
 ) -> MicroBatch | None:
-    """Return the micro-batch at `position` of a pass of `length` samples; None where the pass has ended.
+    """Return the micro-batch at a position; None at the end of the pass.
 
-    With `drop_last`, a rest smaller than world_size * local_batch ends the pass.
+    With `drop_last`, the pass ends when fewer than world_size * local_batch samples remain.
     """
     left = length - position
     full = world_size * local_batch
@@ -94,12 +94,12 @@ def _shared(start: int, stop: int, rank: int, world_size: int, *, last: bool) ->
 
 
 def pass_order(length: int, seed: int, pass_index: int) -> Order:
-    """The permutation [length] of one pass. Depends on nothing but the arguments."""
-    # PCG64 seeded by the pair: unlike seed + pass_index, neighbouring seeds share no pass.
+    """Return the permutation [length] of one pass."""
+    # A seed of two numbers: with seed + pass_index, neighbouring seeds would share orders.
     generator = np.random.Generator(np.random.PCG64([seed & (2**64 - 1), pass_index]))
     return generator.permutation(length).astype(np.int64, copy=False)
 
 
 def order_digest(order: Order) -> int:
-    """CRC-32 of an order: tells whether a sampler gives the same order again after a restart."""
+    """Return the CRC-32 of an order, to compare a sampler's orders."""
     return zlib.crc32(np.ascontiguousarray(order).data)

@@ -1,12 +1,13 @@
-"""Iterable datasets, exactly once over any resizes: every rank reads the same stream and keeps its slices.
+"""Read iterable datasets: every sample once, over any resizes.
 
-A stream has no index and often no length, so its place is a count of samples. All ranks read it in the same order
-and look one micro-batch ahead, and so all of them see its end at the same place without a word to each other. What
-is costly (decoding, augmentation) belongs in `transform`, which runs on this rank's own samples alone.
+Every rank reads the same stream and keeps its slices. A stream has no index and often no length, so its place is a
+count of samples. All ranks read the stream in the same order and one micro-batch ahead: they see its end at the same
+place without communication. Costly work (decoding, augmentation) belongs in `transform`, which runs on this rank's
+samples alone.
 
-To come back to a place, a stream that is stateful (`state_dict` and `load_state_dict`, as Hugging Face datasets
-and torchdata's loaders have them) goes to the last remembered state at or before it, and the few samples after that
-are skipped; another one is read again from the start of the pass.
+A stateful stream (`state_dict` and `load_state_dict`, as Hugging Face datasets and torchdata's loaders have them)
+returns to a place from the last remembered state at or before it, and skips the few samples between. Any other stream
+is read again from the start of the pass.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from pollux.errors import DataError
 from pollux.ranks.torch_internals import pin_memory as pinned
 
 REMEMBER_EVERY = 64
-"""Samples between remembered states of a stateful stream, at least: taking one may cost as much as a sample."""
+"""Least number of samples between remembered states of a stateful stream: a state may cost as much as a sample."""
 
 
 class ElasticStream(ElasticData):
-    """Iterate over this rank's part of each pass over `dataset`, any iterable that starts anew with each `iter()`.
+    """Iterate over this rank's part of each pass over an iterable dataset.
 
-    The iterable must give every rank the same samples in the same order: it must not shard itself by rank. Its
-    `set_epoch(pass)` is called before each pass where it has one. To read in worker processes pass a
-    DataLoader of it with `batch_size=None`. `length` is the samples of a pass, for epochs and progress; without it
-    it is unknown, and 0 here, until one pass has been read.
+    Each `iter()` of the dataset must start a pass. The dataset must give every rank the same samples in the same order:
+    it must not divide itself by rank. Its `set_epoch(pass)` is called before each pass if it has one. To read in worker
+    processes, pass a DataLoader of the dataset with `batch_size=None`. `length` is the number of samples of a pass, for
+    epochs and progress; without it, `length` is 0 until one pass has been read.
 
-    A rank holds what is read and not committed: a step's samples of all ranks, before `transform`.
-    Raises DataError where the stream is empty or ends before a restored place.
+    A rank holds the samples that are read and not committed: those of one step over all ranks, before `transform`.
+    Raises DataError if the stream is empty or ends before a restored place.
     """
 
     def __init__(
@@ -65,17 +66,17 @@ class ElasticStream(ElasticData):
         self._length = length if length is not None else _told_length(dataset)
         self._transform = transform
         self._collate = collate_fn or default_collate
-        # As torch's loader, which leaves it where there is no device to pin for.
+        # Without a device there is nothing to pin for, as in torch's DataLoader.
         self._pin = pin_memory and torch.cuda.is_available()
         self._source: Iterator[Any] | None = None
         self._source_pass = -1
-        """The pass of what is read and remembered."""
+        """The pass of the buffer and of the remembered states."""
         self._buffer: deque[Any] = deque()
-        """Samples read and not yet committed: the first one is the sample at `_base`."""
+        """Samples read and not committed; the first one is sample number `_base`."""
         self._base = 0
         self._exhausted = False
         self._remembered: deque[tuple[int, Any]] = deque()
-        """States of the stream, each with the samples read before it; the oldest is the one to come back to."""
+        """States of the stream with the samples read before each; the oldest one serves to come back."""
 
     @property
     def length(self) -> int:
@@ -96,7 +97,7 @@ class ElasticStream(ElasticData):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self._forget()
-        # Saved again before anything is read, the remembered state goes along.
+        # A checkpoint that is taken before anything is read keeps the remembered state.
         self._source_pass = self._pass
         remembered = state.get("stream")
         if remembered is not None and self._stateful and remembered[0] <= self._committed:
@@ -105,7 +106,7 @@ class ElasticStream(ElasticData):
     # -- within -------------------------------------------------------
 
     def _accept_length(self, saved: int) -> None:
-        """Told or found, the length of a stream is only what is known of it so far."""
+        """Accept any saved length: a stream's length need not be known."""
         self._length = self._length or saved
 
     def _reaches(self, position: int) -> bool:
@@ -125,12 +126,12 @@ class ElasticStream(ElasticData):
         if micro is None:
             if known == 0:
                 raise DataError(
-                    f"the iterable dataset gave no sample in pass {self._pass}: expected one that starts anew with "
-                    "each iter(), and not a generator"
+                    f"the iterable dataset gave no sample in pass {self._pass}: expected a dataset that starts again "
+                    "with each iter(), and not a generator"
                 )
             if self._cursor > known:
                 raise DataError(
-                    f"the stream ended after {known} samples, before the restored place {self._cursor}: it must give "
+                    f"the stream ended after {known} samples, before the restored place {self._cursor}: make it give "
                     "the same samples in the same order after a restart"
                 )
             return None
@@ -142,7 +143,7 @@ class ElasticStream(ElasticData):
         return (_pinned(batch) if self._pin else batch), micro
 
     def _moved(self) -> None:
-        """Nothing is lost by a change of sizes or a rewind: what was read is kept until it is committed."""
+        """Keep the buffer within a pass: it holds all samples not committed."""
         if self._source_pass != self._pass:
             self._forget()
 
@@ -154,29 +155,29 @@ class ElasticStream(ElasticData):
         self._exhausted = False
 
     def _read_to(self, wanted: int) -> None:
-        """Read until the buffer reaches the sample before `wanted`, or the stream ends."""
+        """Read up to sample number `wanted`, or to the end of the stream."""
         if self._source is None:
             self._open()
         assert self._source is not None
         buffer = self._buffer
         while not self._exhausted and (read := self._base + len(buffer)) < wanted:
-            # Every rank reads the samples of all: many at a time.
+            # Every rank reads the samples of all ranks, so many at a time.
             until = min(wanted, self._remember(read))
             buffer.extend(itertools.islice(self._source, until - read))
             reached = self._base + len(buffer)
             if reached < until:
                 self._exhausted = True
                 self._length = reached
-            self._drop_committed()  # on the way to a restored place
+            self._drop_committed()  # while skipping to a restored place
 
     def _drop_committed(self) -> None:
-        """Nothing of this is handed out again."""
+        """Remove committed samples from the buffer."""
         for _ in range(used := min(self._committed - self._base, len(self._buffer))):
             self._buffer.popleft()
         self._base += used
 
     def _open(self) -> None:
-        """Start the pass's stream, from the remembered state nearest before the place."""
+        """Start the pass's stream, from a remembered state if there is one."""
         set_epoch = getattr(self.dataset, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(self._pass)
@@ -184,14 +185,14 @@ class ElasticStream(ElasticData):
         self._base = 0
         if self._remembered:
             self._base, state = self._remembered[0]
-            # A copy: streams keep the dictionary and go on writing into it.
+            # A copy: streams keep the dictionary and write into it.
             self.dataset.load_state_dict(copy.deepcopy(state))  # type: ignore[attr-defined]
         self._source = iter(self.dataset)
         self._source_pass = self._pass
         self._exhausted = False
 
     def _remember(self, read: int) -> int:
-        """Remember the stream's state where that is due at sample `read`; returns the sample to ask at again."""
+        """Remember the stream's state if due; return the sample to ask at next."""
         if not self._stateful:
             return read + REMEMBER_EVERY
         last = self._remembered[-1][0] if self._remembered else 0

@@ -1,4 +1,4 @@
-"""How far a training is, in units that the batch size does not change."""
+"""Count a training's progress in units that no batch size changes."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from typing import Any
 
 @dataclass
 class Progress:
-    """Progress in M0-equivalent examples, M times the efficiency per step: a run at M0 counts exactly."""
+    """Progress in M0-equivalent examples: each step adds M * EFFICIENCY(M)."""
 
     initial: int
     """M0"""
     examples: float = 0.0
     """Scale-invariant steps times M0."""
     samples: int = 0
-    """Examples trained on, whatever they were worth."""
+    """Examples trained on."""
     optimizer_steps: int = 0
     epoch: int = 0
-    """The epoch that the training loop is in, or is about to enter."""
+    """The present epoch of the training loop, or the next one between epochs."""
     epoch_from: float = 0.0
-    """`examples` at which the present epoch counts as begun."""
+    """Value of `examples` at the start of the present epoch."""
     pass_from: int = 0
-    """The loader's pass in which it began."""
+    """The loader's pass in which the epoch began."""
     target: float | None = None
-    """Examples declared: epochs times |D|; None where the length is declared in passes."""
+    """Declared length in examples, epochs times |D|; None if declared in passes."""
     passes: float | None = None
-    """Passes declared; None where the length is declared otherwise."""
+    """Declared length in passes; None if declared in examples."""
     finished: bool = False
 
     @property
     def steps(self) -> float:
-        """Scale-invariant steps: steps of M0 examples that this training is worth so far."""
+        """Scale-invariant steps: progress in steps of M0 examples."""
         return self.examples / self.initial
 
     def target_steps(self, length: int, pass_index: int, position: int, efficiency: float) -> float | None:
-        """Scale-invariant steps at the training's end; None where nothing was declared.
+        """Return the scale-invariant steps at the training's end, if declared.
 
-        Passes are worth what they turn out to be: those to come of `length` samples are taken to be worth the present
-        `efficiency`, from `position` of pass `pass_index` on.
+        The samples of passes that remain after `position` of pass `pass_index` count with the present `efficiency`.
+        `length` is the number of samples of a pass.
         """
         if self.target is not None:
             return self.target / self.initial
@@ -50,20 +50,23 @@ class Progress:
         return self.steps + left * efficiency / self.initial
 
     def advance(self, samples: int, efficiency: float) -> float:
-        """Count one optimizer step over `samples` examples; returns the scale-invariant steps that it was worth."""
+        """Count one optimizer step; return its scale-invariant steps."""
         self.examples += samples * efficiency
         self.samples += samples
         self.optimizer_steps += 1
         return samples * efficiency / self.initial
 
     def epoch_done(self, length: int) -> bool:
-        """Whether the present statistical epoch's |D| = `length` examples of progress are made."""
-        # A sum of many floats: half an example short is not short.
+        """Tell whether the present epoch has its |D| = `length` examples."""
+        # The sum of many floats may fall short by rounding.
         end = self.epoch_from + length
         return self.examples >= (end if self.target is None else min(end, self.target)) - 0.5
 
     def next_epoch(self, length: int, pass_index: int) -> None:
-        """Enter the next epoch. What the last step made beyond the end counts in it; an epoch left early is left."""
+        """Enter the next epoch; the last step's excess counts in it.
+
+        An epoch that the script leaves early is not completed later.
+        """
         ended = self.epoch_from + length
         self.epoch_from = ended if self.examples >= ended - 0.5 else self.examples
         self.pass_from = pass_index
@@ -73,7 +76,7 @@ class Progress:
         return asdict(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore; a job restarted with another M0 keeps its examples, so that its epochs stay where they were."""
+        """Restore; with another M0 the examples, and so the epochs, stay."""
         for name, value in state.items():
             if name not in ("initial", "target", "passes") and hasattr(self, name):
                 setattr(self, name, value)

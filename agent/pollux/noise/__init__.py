@@ -1,1 +1,1 @@
-"""The gradient noise scale: gradients observed, reduced to norms, averaged."""
+"""The gradient noise scale: gradients, their norms, and averages."""

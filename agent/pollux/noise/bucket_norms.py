@@ -1,8 +1,9 @@
-"""Squared norms of DDP's gradient buckets, which are flat: a few kernels each, however many parameters are in them.
+"""Squared norms of DDP's flat gradient buckets, in a few kernels each.
 
-A bucket is measured twice in a step, as this rank's own gradient and as the mean. The preconditioner does not
-change between, so it is laid out once along the bucket's elements and kept for both, as far as the workspace allows;
-beyond that, and where the optimizer treats its parameters unlike, `GradientNorms.of` goes through it in chunks.
+A step measures each bucket twice: as this rank's own gradient and as the mean. The preconditioner does not change in
+between, so it is laid out once along the bucket's elements and kept for both, as far as the workspace allows. Beyond
+the workspace, and where the optimizer treats the bucket's parameters differently, `GradientNorms.of` measures the
+bucket in chunks.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ KEPT = 2 * CHUNK
 """Elements of preconditioners kept at once: 16 MiB of float32, beside a product of at most CHUNK elements."""
 
 Measure = Callable[[Tensor], Tensor]
-"""Squared norm [groups] of a buffer laid out as the bucket is; no host synchronisation."""
+"""Squared norm [groups] of a buffer laid out like the bucket; no host synchronisation."""
 
 
 class BucketNorms:
-    """Says how to measure each bucket of a step."""
+    """Prepares the measurements of the buckets of a step."""
 
     def __init__(self, norms: GradientNorms) -> None:
         self._norms = norms
         self._kept = 0
 
     def begin(self) -> None:
-        """A new step: what was kept for the last one is gone."""
+        """Begin a step: discard the preconditioners of the last one."""
         self._kept = 0
 
     def measure(self, buffer: Tensor, params: Sequence[Tensor], grads: Sequence[Tensor]) -> Measure:
-        """For a bucket of `params`, whose gradients are the views `grads` of `buffer`."""
+        """Return the measurement for a bucket; `grads` are views of `buffer`."""
         norms = self._norms
         groups = [norms.group_of.get(p, -1) for p in params]
         if buffer.dtype == torch.float32 and -1 not in groups:
@@ -53,7 +54,7 @@ class BucketNorms:
     def _weights(
         self, buffer: Tensor, params: Sequence[Tensor], grads: Sequence[Tensor], groups: Sequence[int]
     ) -> Tensor | None:
-        """The preconditioner along the buffer's elements; None where it is not of one kind."""
+        """Return the preconditioner along the buffer; None if rules differ."""
         if any(map(self._norms.turned, params)):
             return None
         moments = [m for m in map(self._norms.second_moment, params) if m is not None]
@@ -72,7 +73,7 @@ class BucketNorms:
 
 
 def _like(found: Tensor, buffer: Tensor, grads: Sequence[Tensor]) -> list[Tensor]:
-    """The parts of `found` that lie where `grads` lie in `buffer`."""
+    """Return views of `found` at the places of `grads` in `buffer`."""
     shift = found.storage_offset() - buffer.storage_offset()
     return [found.as_strided(g.shape, g.stride(), g.storage_offset() + shift) for g in grads]
 

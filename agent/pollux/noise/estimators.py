@@ -1,16 +1,16 @@
-"""Where the gradients that a noise scale compares come from.
+"""Sources of the gradients that a noise scale compares.
 
 - Two ranks or more: each rank's accumulated gradient before DDP's reduction, and the mean after it: n = K,
-  b = m (s + 1). Seen from the two ends of the backward pass (`ReductionEstimator`), or by a communication hook, where
-  there is one of the user's or `.grad` is reduced in place (`HookEstimator`).
+  b = m (s + 1). `ReductionEstimator` sees both at the ends of the backward pass. `HookEstimator`, a communication
+  hook, serves where the user has a hook or `.grad` is reduced in place.
 - One rank that accumulates: the micro-batches' gradients are compared with their mean (`AccumulationEstimator`):
   n = s + 1, b = m.
-- One rank, one micro-batch: successive steps' gradients are differenced (`DifferencedEstimator`), a last resort: the
-  drift of the true gradient between two steps counts as noise, so that `var` is too large by |drift|^2 / 2 and `sqr`
-  too small by half of it.
+- One rank, one micro-batch: successive steps' gradients are differenced (`DifferencedEstimator`), as a last resort.
+  The drift of the true gradient between two steps counts as noise: `var` is too large by |drift|^2 / 2 and `sqr` too
+  small by half of it.
 
-All of them give two numbers per parameter group into a buffer on the device (`samples.py`), which is read back every
-few seconds; nothing waits for the device in between.
+Each puts two numbers per parameter group into a buffer on the device (`samples.py`), which is read every few seconds.
+Nothing waits for the device in between.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from pollux.ranks.sharding import local_part
 from pollux.ranks.torch_internals import foreach_add_
 
 CommunicationHook = tuple[object, Callable[[Any, Any], torch.futures.Future[Tensor]]]
-"""As `DistributedDataParallel.register_comm_hook` takes it: its state, and the function."""
+"""State and function, as for `DistributedDataParallel.register_comm_hook`."""
 
 
 class HookEstimator:
-    """Two ranks or more: the DDP communication hook, where `ReductionEstimator` cannot be.
+    """Two ranks or more: a DDP communication hook.
 
-    `.grad` afterwards is bit for bit what DDP without a hook gives: each bucket is multiplied by 1/K, then summed. On
-    steps that are not measured nothing else happens.
+    `.grad` is bit for bit what DDP without a hook gives: each bucket is multiplied by 1/K, then summed. Steps that are
+    not measured cost nothing more.
 
-    A user's own hook (`inner`: state and function, fp16 compression or PowerSGD say) does the reducing in its place.
-    What it returns need not be the mean of what went in, so a measured step adds the gradients up beside it too.
+    A user's own hook (`inner`: state and function, for instance fp16 compression or PowerSGD) reduces in its place. Its
+    result need not be the mean of its input, so a measured step sums the gradients as well.
     """
 
     parts = (False, False)
@@ -60,15 +60,15 @@ class HookEstimator:
         self._beside = None if inner is None else UncompressedSums(norms, world_size)
         self._measuring = False
         self.reductions = 0
-        """Since the step began; what is seen is the ranks' own gradients only at the first."""
+        """Reductions since the step began; only the first one takes the ranks' own gradients in."""
         self._local: list[Tensor] = []
         self._total: list[Tensor] = []
         self._reduced: list[tuple[Measure, Tensor]] = []
 
     def begin(self, measuring: bool, *, first: bool = True) -> None:
-        """Before the synchronising pass: whether this one is measured (the same answer on every rank).
+        """Begin the synchronising pass; `measuring` is equal on all ranks.
 
-        `first`: none of the step's passes has been reduced before.
+        `first`: no earlier pass of the step was reduced.
         """
         self._measuring = measuring
         self.reductions = 0 if first else self.reductions
@@ -76,12 +76,13 @@ class HookEstimator:
         self._buckets.begin()
 
     def end(self) -> tuple[Squares, Squares] | None:
-        """After it: |g_b|^2 of this rank, and |g_B|^2; None where nothing was measured."""
+        """Return |g_b|^2 of this rank and |g_B|^2; None without a measurement."""
         if not self._measuring:
             return None
         self._measuring = False
-        # The buckets still hold what was reduced: measured here, and not in a callback of each bucket's reduction, for
-        # that would contend with the backward pass for the interpreter.
+        # The buckets still hold the reduced gradients. A callback of each bucket's reduction would contend with the
+        # backward pass
+        # for the interpreter, so they are measured here.
         totals = self._total + [measure(buffer) for measure, buffer in self._reduced]
         local, self._local, self._total, self._reduced = self._local, [], [], []
         if not totals:
@@ -89,7 +90,7 @@ class HookEstimator:
         return added(torch.stack(local).sum(0)), added(torch.stack(totals).sum(0))
 
     def hook(self, group: dist.ProcessGroup | None, bucket: Any) -> torch.futures.Future[Tensor]:
-        """The communication hook itself (`DistributedDataParallel.register_comm_hook`)."""
+        """The hook for `DistributedDataParallel.register_comm_hook`."""
         if bucket.is_last():
             self._on_ready()
             self.reductions += 1
@@ -112,7 +113,7 @@ class HookEstimator:
         answer: torch.futures.Future[Tensor] = future.then(_first)
         return answer
 
-    # DDP compares a hook's annotations with classes, and postponed ones are strings: it accepts none at all.
+    # DDP compares a hook's annotations with classes; postponed annotations are strings, so the hook has none.
     hook.__annotations__.clear()
 
 
@@ -123,8 +124,8 @@ def _first(finished: torch.futures.Future[list[Tensor]]) -> Tensor:
 class AccumulationEstimator:
     """One rank, s >= 1: each micro-batch's own gradient against their mean.
 
-    On a measured step `.grad` is set aside before each backward pass and added up by us afterwards, in the order in
-    which autograd would have: the sum that the user sees is the same, without a copy of the gradient.
+    On a measured step this sets `.grad` aside before each backward pass and adds it afterwards, in autograd's order:
+    the user sees the same sum, without a copy of the gradient.
     """
 
     def __init__(self, norms: GradientNorms, params: Sequence[torch.nn.Parameter]) -> None:
@@ -144,7 +145,7 @@ class AccumulationEstimator:
             p.grad = None
 
     def after_backward(self, share: float) -> None:
-        """Measure the new gradient (of a loss multiplied by `share`) and put the sum back."""
+        """Measure the new gradient, of a loss times `share`, and restore the sum."""
         assert self._aside is not None
         grads = [p.grad for p in self._params]
         seen = [(p, g) for p, g in zip(self._params, grads, strict=True) if g is not None]
@@ -164,12 +165,12 @@ class AccumulationEstimator:
         self._aside = None
 
     def abandon(self) -> None:
-        """A pass failed half-way: `.grad` gets back what it held."""
+        """Restore `.grad` after a pass that failed."""
         if self._aside is not None:
             self._put_back([p.grad for p in self._params])
 
     def end(self) -> tuple[Squares, Squares] | None:
-        """After the last pass: the mean |g_b|^2, and |g_B|^2."""
+        """Return the mean |g_b|^2 and |g_B|^2, after the last pass."""
         if self._local is None or self._passes < 2:
             return None
         seen = [(p, p.grad) for p in self._params if p.grad is not None]
@@ -178,7 +179,10 @@ class AccumulationEstimator:
 
 
 class DifferencedEstimator:
-    """One rank, one pass per step: this step's gradient against the previous one's. Holds one copy of the gradient."""
+    """One rank, one pass per step: successive steps' gradients.
+
+    Holds one copy of the gradient.
+    """
 
     def __init__(self, norms: GradientNorms, params: Sequence[torch.nn.Parameter]) -> None:
         self._norms = norms
@@ -186,7 +190,10 @@ class DifferencedEstimator:
         self._previous: list[tuple[Tensor, Tensor]] | None = None
 
     def keep(self, unscale: Tensor | None) -> None:
-        """Remember this step's gradient (times `unscale`, AMP's inverse loss scale) for the next to compare with."""
+        """Remember this step's gradient for the next step.
+
+        `unscale` is AMP's inverse loss scale.
+        """
         seen = [(p, p.grad) for p in self._params if p.grad is not None]
         self._previous = [
             (p, local_part(g) * unscale if unscale is not None else local_part(g.detach()).clone())
@@ -194,7 +201,10 @@ class DifferencedEstimator:
         ]
 
     def compare(self, unscale: Tensor | None) -> tuple[Squares, Squares] | None:
-        """Mean |g_b|^2 and |g_B|^2 of the remembered gradient and this one; forgets it. None where they mismatch."""
+        """Return mean |g_b|^2 and |g_B|^2 of two gradients; forget the first.
+
+        None if they do not match.
+        """
         previous, self._previous = self._previous, None
         if not previous:
             return None

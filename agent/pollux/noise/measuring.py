@@ -1,7 +1,7 @@
-"""When a step's gradients are measured, by which estimator, and what has come of it.
+"""Decide which steps are measured, and by which estimator.
 
-Every rank decides alike from numbers that are equal on all of them: the count of optimizer steps, and the sampling
-interval that rank 0's decisions carry.
+All ranks decide alike, from numbers that are equal on all of them: the count of optimizer steps, and the sampling
+interval in rank 0's decisions.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ if TYPE_CHECKING:
     from pollux.noise.sharded_noise import ReduceScatterEstimator
 
 ROWS = 64
-"""Samples kept at most until they are read."""
+"""Most samples kept until they are read."""
 
 MAX_SAMPLING = 20
-"""Optimizer steps from one measured gradient to the next, at most: 1/20 costs under 2 % of a step."""
+"""Most optimizer steps between measured gradients: 1/20 costs under 2 % of a step."""
 
 MEASURING_SHARE = 0.005
-"""Share of the step time that measuring gradients may cost, by a rough estimate."""
+"""Share of the step time for measuring gradients, by a rough estimate."""
 
 
 def sampling_interval(models: Sequence[GradientNorms], step_seconds: float) -> int:
-    """Optimizer steps from one measured gradient to the next: 1 where a step is long beside what measuring costs.
+    """Return the optimizer steps from one measured gradient to the next.
 
-    `step_seconds`: 0 while unknown.
+    1 if a step takes long compared with a measurement. `step_seconds` is 0 while unknown.
     """
     if step_seconds <= 0:
         return 1
-    # Launching kernels, and memory traffic at some GB/s: right within a factor of a few, which is enough.
+    # Kernel launches, and memory traffic at some GB/s; right within a factor of a few, which is enough.
     cost = sum(2e-4 + 4e-9 * norms.size * (3 if norms.preconditioned else 1) for norms in models)
     return int(min(max(cost / (MEASURING_SHARE * step_seconds), 1), MAX_SAMPLING))
 
@@ -82,9 +82,9 @@ class NoiseMeter:
         self.initial = 1
         """M0; known with the loader."""
         self.read_every = 1
-        """Optimizer steps from one reading of samples to the next, where they all find room until then."""
+        """Optimizer steps between readings of samples, if the buffer holds as many."""
         self.agreed: tuple[NoiseScale, ...] = ()
-        """Per parameter group, equal on every rank; empty while unknown."""
+        """Noise scale per parameter group, equal on every rank; empty while unknown."""
         self._scaler = scaler
         self._device = device
         self._source: _Source | None = None
@@ -97,9 +97,9 @@ class NoiseMeter:
         self.sharded = is_sharded(model)
         """The model is under fully_shard."""
         self.reduces = True
-        """Its backward passes reduce their gradients, as it is set at present."""
+        """Whether its next backward passes reduce their gradients."""
         self.hooked = isinstance(model, DistributedDataParallel) and not model.gradient_as_bucket_view
-        """What was reduced is seen apart from `.grad`, whatever the user's loop does to that before the step."""
+        """The estimator sees reduced gradients apart from `.grad`, which the user's loop may change before the step."""
         self._static = isinstance(model, DistributedDataParallel) and model.static_graph
         params = [p for p in model.parameters() if p.requires_grad]
         group = None
@@ -125,7 +125,7 @@ class NoiseMeter:
 
             self._hook = ReduceScatterEstimator(norms, model, dist.get_world_size())
             group = dist.group.WORLD
-        # Another optimizer's gradients are not set aside: its own estimator may be doing so.
+        # Gradients of another optimizer are not set aside: that optimizer's estimator may do so.
         own = [p for p in params if p in norms.group_of]
         self._accumulation = AccumulationEstimator(norms, own)
         self._differenced = DifferencedEstimator(norms, own)
@@ -133,7 +133,7 @@ class NoiseMeter:
         self._buffer = SampleBuffer(norms.groups, device, rows=ROWS, group=group, parts=parts)
 
     def begin(self, initial: int) -> None:
-        """Training begins with batches of `initial` (M0) examples; what a checkpoint knew of the noise counts on."""
+        """Begin training with batches of `initial` (M0); averages continue."""
         self.initial = initial
         self.agreed = tuple(self.averages.groups() or ())
 
@@ -149,17 +149,17 @@ class NoiseMeter:
         return NoiseScale(sum(n.sqr for n in self.agreed), sum(n.var for n in self.agreed))
 
     def due(self, step: int) -> bool:
-        """Whether optimizer step `step` is to be measured."""
+        """Tell whether optimizer step `step` is measured."""
         return self.norms.warm and (step >= self._due_from or self._differenced.holding)
 
     def begin_group(self, step: int, passes: int, local_batch: int, batch_size: int, *, whole: bool) -> None:
-        """Before a step's first pass. `whole`: it is not cut short by the end of a pass through the data."""
+        """Begin a step; `whole`: no end of a pass through the data cuts it short."""
         self._source, self._step = None, step
         if not whole:
             self._differenced.forget()
             return
         if not self.due(step) or (self._static and passes > 1):
-            return  # a static graph's passes are all synchronised: what the last one sees is not the ranks' own
+            return  # a static graph synchronises all passes: the last one does not see the ranks' own gradients
         scale = batch_size / self.initial
         if self._hook is not None:
             size = batch_size // (local_batch * passes)
@@ -176,16 +176,16 @@ class NoiseMeter:
             self._kind = SampleKind(2, local_batch, scale, self.sampling)
 
     def before_pass(self, synchronises: bool, *, first: bool = True) -> None:
-        """Before a micro-batch's forward and backward pass; `first`: none of its step's was reduced so far."""
+        """Begin a micro-batch; `first`: no earlier pass of its step was reduced."""
         if self._hook is not None and synchronises:
             self._hook.begin(self._source is _Source.HOOK, first=first)
         if self._source is _Source.ACCUMULATION:
             self._accumulation.before_backward()
 
     def after_pass(self, synchronises: bool, share: float, passes: int = 1) -> None:
-        """After it. `share` is the weight of its mean loss in the step's.
+        """End a micro-batch; `share` is the weight of its mean loss in the step's.
 
-        `passes`: so many are in `.grad` together, where the user's own loop has accumulated them.
+        `passes` counts the passes in `.grad`, if the user's own loop has accumulated them.
         """
         if passes > 1 and self._source is not None and self._kind is not None:
             kind = self._kind
@@ -200,7 +200,7 @@ class NoiseMeter:
             self._end_group()
 
     def abandon_pass(self) -> None:
-        """The pass raised: leave the gradients as they would be without us."""
+        """Restore the gradients after a pass that raised."""
         if self._reduction is not None:
             self._reduction.abandon()
         if self._source is _Source.ACCUMULATION:
@@ -215,7 +215,7 @@ class NoiseMeter:
             case _Source.HOOK if self._hook is not None:
                 pair = self._hook.end()
                 if self._hook.reductions > 1:
-                    # The user's own accumulation, without `no_sync`: in `.grad` were means already.
+                    # The user's own accumulation without `no_sync`: `.grad` held means already.
                     pair = None
             case _Source.ACCUMULATION:
                 pair = self._accumulation.end()
@@ -224,7 +224,7 @@ class NoiseMeter:
                 self._measured()
             case _Source.DIFFERENCE:
                 pair = self._differenced.compare(unscale)
-                unscale = None  # already undone in both gradients, whose loss scales may differ
+                unscale = None  # both gradients are unscaled already; their loss scales may differ
         self._source = None
         if pair is None:
             return
@@ -238,18 +238,21 @@ class NoiseMeter:
         return summed([found], self.norms.groups, self._device)[0]
 
     def _measured(self) -> None:
-        """The next one is due an interval after this one: a model that steps seldom gets its turn too."""
+        """Wait an interval from here: models that step seldom are measured, too."""
         self._due_from = self._step + self.sampling
 
     def _unscale(self) -> Tensor | None:
-        """AMP's inverse loss scale as a tensor on the device, so that reading it waits for nothing."""
+        """Return AMP's inverse loss scale as a tensor on the device.
+
+        Reading it does not wait for the device.
+        """
         if self._scaler is None or not self._scaler.is_enabled():
             return None
         scale = loss_scale(self._scaler)
         return None if scale is None else scale.reciprocal()
 
     def end_step(self, step: int) -> None:
-        """After the optimizer step: take in what was read back, start reading what is there."""
+        """End an optimizer step: take read samples in, start reading new ones."""
         buffer = self._buffer
         if buffer.under_way:
             buffer.collect(self.averages, self.initial)
@@ -260,11 +263,11 @@ class NoiseMeter:
             self._flushed_at = step
 
     def reset_batch(self) -> None:
-        """The batch size changes: successive gradients are no longer alike."""
+        """Forget the last gradient: it had another batch size."""
         self._differenced.forget()
 
     def settle(self) -> None:
-        """Wait for what is under way between the ranks; it is not taken in."""
+        """Wait for communication between the ranks; discard its result."""
         self._buffer.clear()
 
     def close(self) -> None:

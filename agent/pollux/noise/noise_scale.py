@@ -1,12 +1,12 @@
-"""The gradient noise scale: unbiased estimates from several gradients of one step, and their running averages.
+"""The noise scale: unbiased estimates from one step, and their averages.
 
 From `n` independent gradients of `b` examples each (Pollux, OSDI 2021, section 3.1; McCandlish et al., 2018, A.1),
 
     sqr = (n |g_B|^2 - |g_b|^2) / (n - 1)                           |g|^2 of the true gradient
     var = (|g_b|^2 - |g_B|^2) n/(n - 1) (b / M0)                    covariance trace of a gradient over M0 examples
 
-where `|g_b|^2` is the mean of their squared norms and `|g_B|^2` the squared norm of their mean. Where the `n`
-gradients come from is the estimators' business (`estimators.py`); here are the arithmetic and the averaging.
+where `|g_b|^2` is the mean of their squared norms and `|g_B|^2` the squared norm of their mean. This module holds the
+arithmetic and the averages; `estimators.py` supplies the gradients.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ DECAY = 0.999
 """Weight kept by the averages over one step of M0 examples (the paper's artifact; 0.999^scale for larger steps)."""
 
 MIN_SAMPLES = 8
-"""Samples before an average is trusted: single estimates scatter by more than their own size."""
+"""Samples before an average counts: single estimates scatter by more than their own size."""
 
 
 class SampleKind(NamedTuple):
-    """How the gradients of one sample came about."""
+    """The origin of the gradients of one sample."""
 
     gradients: int
     """n: independent gradients compared."""
     examples: float
-    """b: examples in each of them."""
+    """b: examples in each gradient."""
     scale: float
     """M / M0 of the optimizer step."""
     steps: int = 1
@@ -42,7 +42,10 @@ class SampleKind(NamedTuple):
 
 
 def unbiased(kind: SampleKind, local: Floats, total: Floats, initial: float) -> tuple[Floats, Floats]:
-    """(sqr, var), each [groups], from mean |g_b|^2 (`local`) and |g_B|^2 (`total`), each [groups]."""
+    """Return (sqr, var), each [groups].
+
+    `local` is the mean |g_b|^2 and `total` is |g_B|^2, each [groups].
+    """
     n, b = kind.gradients, kind.examples
     if n < 2:
         raise ValueError(f"a noise scale needs two gradients or more to compare, got {n}")
@@ -52,10 +55,10 @@ def unbiased(kind: SampleKind, local: Floats, total: Floats, initial: float) -> 
 
 
 class NoiseAverages:
-    """Exponential averages of sqr and var, bias-corrected, one pair per parameter group.
+    """Exponential averages of sqr and var, one pair per parameter group.
 
-    The two are averaged apart and divided last: the mean of ratios would be dominated by the steps with the
-    smallest |g|^2.
+    The averages are corrected for bias. sqr and var are averaged apart and divided last: steps with the smallest |g|^2
+    would dominate a mean of ratios.
     """
 
     def __init__(self, groups: int, *, decay: float = DECAY) -> None:
@@ -68,16 +71,16 @@ class NoiseAverages:
         """Sum of the weights so far; the bias correction divides by it."""
         self.samples = 0
         self.skipped = 0
-        """Samples dropped because a gradient was not finite (a step that AMP's loss scaling skips, mostly)."""
+        """Samples dropped because a gradient was not finite, mostly steps that AMP's loss scaling skips."""
 
     @property
     def ready(self) -> bool:
         return self.samples >= MIN_SAMPLES
 
     def add(self, kind: SampleKind, local: Floats, total: Floats, initial: float) -> None:
-        """Take a sample in, [groups], or several of one kind, the oldest first, [samples, groups].
+        """Take a sample [groups] in, or several of one kind [samples, groups].
 
-        One with a value that is not finite is counted as skipped and changes nothing.
+        Several come oldest first. A sample with a value that is not finite counts as skipped and changes nothing.
         """
         local, total = np.atleast_2d(local), np.atleast_2d(total)
         good = np.isfinite(local).all(axis=1) & np.isfinite(total).all(axis=1)
@@ -92,10 +95,10 @@ class NoiseAverages:
         self.samples += len(sqr)
 
     def groups(self) -> list[NoiseScale] | None:
-        """Per parameter group; None until enough samples came."""
+        """Return the noise scale per parameter group; None: too few samples."""
         if not self.ready or self.weight <= 0:
             return None
-        # An estimate of a square can come out negative by chance; as a scale it then counts as zero.
+        # An unbiased estimate of a square may be negative by chance; as a scale it counts as zero.
         return [
             NoiseScale(sqr=max(float(q), 0.0) / self.weight, var=max(float(v), 0.0) / self.weight)
             for q, v in zip(self.sqr, self.var, strict=True)
@@ -111,7 +114,10 @@ class NoiseAverages:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore; with another number of parameter groups the averages start anew (their meaning is lost)."""
+        """Restore the averages.
+
+        With another number of parameter groups they start empty, since their meaning is lost.
+        """
         sqr, var = np.asarray(state["sqr"], dtype=np.float64), np.asarray(state["var"], dtype=np.float64)
         if sqr.shape != self.sqr.shape or not (np.isfinite(sqr).all() and np.isfinite(var).all()):
             return

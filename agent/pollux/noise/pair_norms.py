@@ -1,11 +1,11 @@
-"""Squared norms of the same parameters' gradients, twice in a step: before they are reduced, and after.
+"""Squared norms of the same gradients before and after their reduction.
 
-After the reduction all ranks hold the same gradients: each measures its share of the parameters, and the parts are
-added up when samples are read.
+After the reduction all ranks hold the same gradients: each rank measures its share of the parameters, and reading the
+samples adds the parts up.
 
-The preconditioner does not change between the two: it is laid out once, flat, for parameters one after the other, and
-kept for the second time, as far as the workspace allows; a measurement is then three kernels for each run of
-parameters however many there are in it. Beyond that `GradientNorms.of` goes through them in chunks.
+The preconditioner does not change in between. It is laid out once, flat, for a run of parameters, and kept for the
+second measurement, as far as the workspace allows: a run then takes three kernels for any number of parameters. Beyond
+the workspace, `GradientNorms.of` measures parameters in chunks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pollux.noise.samples import Squares
 from pollux.ranks.torch_internals import foreach_norm
 
 _CALL = 20_000
-"""Elements that a CPU goes through in the time that a further tensor takes, about."""
+"""Elements that a CPU processes in about the time of one more tensor."""
 
 KEPT = 2 * CHUNK
 """Elements of preconditioners kept at once: 16 MiB of float32, beside a copy of at most CHUNK elements."""
@@ -35,18 +35,21 @@ class _Run(NamedTuple):
     """In this rank's share."""
     params: list[Tensor]
     below: Tensor | None
-    """What a gradient is divided by, along the flattened gradients; None: not kept."""
+    """Divisor along the flattened gradients; None: not kept."""
     factor: float
-    """On the norm."""
+    """Factor of the norm."""
 
 
 class PairNorms:
-    """Measures `.grad` of the same parameters twice: `first`, then `second`; no host synchronisation in either."""
+    """Measure the same parameters' `.grad` twice: `first`, then `second`.
+
+    Neither synchronises with the host.
+    """
 
     def __init__(
         self, norms: GradientNorms, params: Sequence[Tensor], *, rank: int = 0, ranks: int = 1
     ) -> None:
-        """`rank` of `ranks` gives this rank's share of `params`, which every rank lists alike."""
+        """`rank` of `ranks` selects this rank's share of `params`, which all ranks list alike."""
         self._norms = norms
         places = [(p, norms.group_of[p]) for p in params if p in norms.group_of]
         self._places = tuple(group for _, group in places)
@@ -57,10 +60,10 @@ class PairNorms:
         self._own_places = tuple(group for (_, group), own in zip(places, self._owns, strict=True) if own)
         self._runs: list[_Run] = []
         self._laid = 0
-        """Own parameters with a gradient when the preconditioner was laid out."""
+        """Own parameters that had a gradient when the preconditioner was laid out."""
 
     def first(self) -> Squares:
-        """Squared norms of all gradients there are."""
+        """Return the squared norms of all gradients."""
         if not self._norms.preconditioned:
             return _plain(self._params, self._places)
         self._runs = list(self._lay_out())
@@ -68,7 +71,7 @@ class PairNorms:
         return self._measure(self._runs)
 
     def second(self) -> Squares:
-        """The same of this rank's share: the ranks' parts of it add up."""
+        """Return the squared norms of this rank's share; the ranks' parts add up."""
         if not self._norms.preconditioned:
             return _plain(self._own_params, self._own_places)
         runs = [run for run in self._runs if run.own]
@@ -81,7 +84,7 @@ class PairNorms:
         return found
 
     def forget(self) -> None:
-        """Give the workspace back."""
+        """Release the workspace."""
         self._runs = []
 
     def _measure(self, runs: Sequence[_Run]) -> Squares:
@@ -97,7 +100,7 @@ class PairNorms:
             seen = torch.cat([grad.reshape(-1) for grad in grads]).div_(run.below)
             found.append(torch.dot(seen, seen).sqrt_().mul_(run.factor))
             places.append(run.group)
-            del seen  # before the next run's is made
+            del seen  # before the next run allocates its own
         return Squares(torch.stack(found) if found else None, tuple(places), rest)
 
     def _lay_out(self) -> Iterator[_Run]:
@@ -113,7 +116,7 @@ class PairNorms:
                 continue
             moment = None if grad is None else norms.second_moment(param)
             if grad is None or moment is None:
-                continue  # the optimizer has never stepped it: it does not count
+                continue  # the optimizer has never stepped this parameter: it does not count
             size, key = param.numel(), (group, own)
             alike = moment.dtype == torch.float32 and grad.dtype == moment.dtype
             if not alike or size > CHUNK or kept + size > KEPT:
@@ -151,7 +154,10 @@ def _plain(params: Sequence[Tensor], places: tuple[int, ...]) -> Squares:
 
 
 def _share(sizes: Sequence[int], rank: int, ranks: int) -> set[int]:
-    """Indices of the parameters that `rank` measures: the largest first, each to the rank with the least so far."""
+    """Return the indices of the parameters that `rank` measures.
+
+    The largest parameters come first; each goes to the rank with the fewest elements so far.
+    """
     load = [0] * ranks
     share = set()
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):

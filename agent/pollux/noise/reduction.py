@@ -1,14 +1,14 @@
-"""Two ranks or more, DDP as it is: gradients are seen before and after its reduction, without a hook of its own.
+"""Two ranks or more: see gradients before and after DDP's own reduction.
 
-A communication hook in Python is called for every bucket of every step, and its futures come back through the
-interpreter; that costs 1 % of a short step where nothing is measured. Here one hook on one parameter is all that
-such a step pays for: on the one whose gradient was the last to be there, it tells the timer. In a measured step it
-also asks the autograd engine to call back at the end of the backward pass. The engine calls in the order of asking,
-and DDP asks later, when its last bucket is full: so `.grad` still holds this rank's own gradient at the first call
-(DDP reduces copies), and at a second, asked for in the first, what DDP has put there.
+DDP calls a communication hook in Python for every bucket of every step, and its futures return through the interpreter;
+this costs 1 % of a short step without a measurement. Instead, such a step pays for one hook on one parameter: the
+parameter whose gradient came last tells the timer. In a measured step this hook also asks the autograd engine for a
+call at the end of the backward pass. The engine calls in the order of asking, and DDP asks later, when its last bucket
+is full. At the first call, `.grad` still holds this rank's own gradient (DDP reduces copies). A second call, asked for
+in the first, sees DDP's result.
 
-Not for `gradient_as_bucket_view`, where `.grad` is reduced in place, nor for `static_graph`, whose first step asks in
-another order, nor for a hook of the user's: these have `HookEstimator`.
+`HookEstimator` serves `gradient_as_bucket_view`, which reduces `.grad` in place, `static_graph`, whose first step asks
+in another order, and a user's own communication hook.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pollux.ranks.torch_internals import call_after_backward
 
 
 class ReductionEstimator:
-    """n = K gradients of one reduction, seen at the ends of the backward pass by `rank` of the `ranks`."""
+    """n = K gradients of one reduction, seen by `rank` of the `ranks`."""
 
     parts = (False, True)
     """The mean gradient is the same on all ranks: each measures its share of the parameters."""
@@ -42,7 +42,7 @@ class ReductionEstimator:
         varies: bool = False,
         on_ready: Callable[[], None],
     ) -> None:
-        """`reduces` says, in a pass, whether it ends in a reduction: not under `no_sync`.
+        """`reduces` tells, in a pass, whether it ends in a reduction.
 
         `varies`: a pass need not use all parameters, nor the same ones on all ranks (`find_unused_parameters`).
         """
@@ -52,7 +52,7 @@ class ReductionEstimator:
         self._reduces = reduces
         self._varies = varies
         self.reductions = 0
-        """Since the step began; what is seen is the ranks' own gradients only at the first."""
+        """Reductions since the step began; only the first one takes the ranks' own gradients in."""
         self._handles: list[Any] = []
         self._open = self._measuring = self._asked = False
         self._reached: torch.nn.Parameter | None = None
@@ -60,40 +60,40 @@ class ReductionEstimator:
         self._watch(self._params)
 
     def begin(self, measuring: bool, *, first: bool = True) -> None:
-        """Before the synchronising pass: whether this one is measured (the same answer on every rank).
+        """Begin the synchronising pass; `measuring` is equal on all ranks.
 
-        `first`: none of the step's passes has been reduced before.
+        `first`: no earlier pass of the step was reduced.
         """
         self._open, self._measuring, self._asked = True, measuring, False
         self.reductions = 0 if first else self.reductions
         self._reached, self._found = None, None
         if measuring and self._varies and len(self._handles) < len(self._params):
-            # A rank whose last one is not used this time would be without a sample that the others read together.
+            # A rank that does not use its watched parameter this time would miss a sample that the other ranks read.
             self._watch(self._params)
 
     def passed(self) -> None:
-        """After it: the parameter whose gradient came last is the one to watch from now on."""
+        """End the pass; watch the parameter whose gradient came last."""
         if not self._open:
             return
         self._open = False
         if self._reached is None:
-            self._watch(self._params)  # it was not used this time: look for the last one anew
+            self._watch(self._params)  # not used this time: look for the last one again
         elif len(self._handles) > 1:
             self._watch([self._reached])
 
     def end(self) -> tuple[Squares, Squares] | None:
-        """After it: |g_b|^2 of this rank, and its part of |g_B|^2; None where nothing was measured."""
+        """Return |g_b|^2 of this rank and its part of |g_B|^2; None: not measured."""
         found, self._found, self._measuring = self._found, None, False
         return found
 
     def abandon(self) -> None:
-        """The pass failed half-way."""
+        """Forget a pass that failed."""
         self._open = self._measuring = False
         self._found = None
         self._pair.forget()
 
     def close(self) -> None:
-        """Take the hooks off the parameters."""
+        """Remove the hooks from the parameters."""
         self._watch([])
 
     def _watch(self, params: Sequence[torch.nn.Parameter]) -> None:
@@ -103,7 +103,7 @@ class ReductionEstimator:
         self._handles = [p.register_post_accumulate_grad_hook(hook) for p in params]  # type: ignore[no-untyped-call]
 
     def _accumulated(self, param: Tensor) -> None:
-        """A watched parameter's gradient is there: the last one's call is the last."""
+        """Note a watched parameter's gradient; the last call is the last gradient."""
         if not self._open:
             return
         self._reached = param  # type: ignore[assignment]
@@ -114,7 +114,7 @@ class ReductionEstimator:
             call_after_backward(self._before_reduction)
 
     def _before_reduction(self) -> None:
-        # Where passes are nested (checkpointed activations) the inner ones end here too: the last call holds all.
+        # Nested passes (checkpointed activations) end here, too: the last call sees all gradients.
         self._asked = False
         local = _detached(self._pair.first)
         call_after_backward(lambda: self._after_reduction(local))
@@ -124,7 +124,7 @@ class ReductionEstimator:
 
 
 def _detached(measure: Callable[[], Squares]) -> Squares:
-    """Without a graph, of gradients that have one (`create_graph`) too."""
+    """Measure without a graph, even if gradients have one (`create_graph`)."""
     before = torch.is_grad_enabled()
     torch.set_grad_enabled(False)  # as `no_grad`, which costs three times as much in a step
     try:

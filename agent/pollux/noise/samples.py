@@ -1,7 +1,7 @@
-"""Measured squared norms on their way to the averages: kept on the device, and read back many together.
+"""Keep measured squared norms on the device; read many together.
 
-Only reading waits for the device, once for many samples; and what can be done for many together is: the parameters'
-norms are added up only when they are read.
+Only reading waits for the device, once for many samples. The norms of the parameters are added up when they are read,
+for many samples together.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from pollux.noise.precondition import index_of
 
 
 class Squares(NamedTuple):
-    """A squared norm per parameter group, not added up yet."""
+    """A squared norm per parameter group, in parts."""
 
     norms: Tensor | None
-    """To be squared; float32."""
+    """Norms, float32; squared when they are added up."""
     places: tuple[int, ...]
-    """The parameter group of each of them."""
+    """The parameter group of each norm."""
     rest: Tensor | None = None
-    """What is added up already, [groups]."""
+    """Squared norms added up already, [groups]."""
 
 
 def added(norms: Tensor) -> Squares:
-    """What is added up already: squared norms [groups]."""
+    """Return squared norms [groups] that are added up already."""
     return Squares(None, (), norms)
 
 
 def summed(squares: Sequence[Squares], groups: int, device: torch.device) -> Tensor:
-    """Each one's squared norm per parameter group, float32 [squares, groups]."""
+    """Return each one's squared norm per group, float32 [squares, groups]."""
     rows = []
     for places, found in groupby(squares, key=lambda one: one.places):
         alike = list(found)
@@ -51,10 +51,10 @@ def summed(squares: Sequence[Squares], groups: int, device: torch.device) -> Ten
 
 
 class SampleBuffer:
-    """Samples of (local, total) squared norms on the device, read back together.
+    """Samples of (local, total) squared norms on the device, read together.
 
-    `flush` starts the reduction over the ranks; `collect` takes the result in at a later step, when that has long
-    happened, and copies it to the host. Every rank must call them at the same steps.
+    `flush` starts the reduction over the ranks. `collect` takes its result in at a later step, when the reduction is
+    long complete, and copies it to the host. Every rank must call them at the same steps.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class SampleBuffer:
         self.rows = rows
         self._group = group
         self._parts = parts
-        """Whether each rank has its part of the local, of the total squared norm, which add up; else their mean counts:
-        each rank has its own gradient's, and all have the same total."""
+        """Whether each rank holds a part of the local, and of the total squared norm. Parts add up. Otherwise the
+        ranks' mean counts: each rank has the norm of its own gradient, and all have the same total."""
         self._device = device
         self._kinds: list[SampleKind] = []
         self._local: list[Squares] = []
@@ -93,7 +93,7 @@ class SampleBuffer:
         return self._pending is not None
 
     def add(self, kind: SampleKind, local: Squares, total: Squares) -> None:
-        """Queue one sample; dropped where the buffer is full."""
+        """Queue one sample; a full buffer drops it."""
         if self.full:
             return
         self._local.append(local)
@@ -101,7 +101,7 @@ class SampleBuffer:
         self._kinds.append(kind)
 
     def flush(self) -> None:
-        """Start reading the samples back; nothing to do where there are none or a read is under way."""
+        """Start reading the samples, unless there are none or a read is running."""
         if not self._kinds or self._pending is not None:
             return
         found = [summed(squares, self.groups, self._device) for squares in (self._local, self._total)]
@@ -132,7 +132,7 @@ class SampleBuffer:
             first += len(rows)
 
     def clear(self) -> None:
-        """Forget what was not read yet (the ranks change)."""
+        """Forget samples that were not read: the ranks change."""
         if self._pending is not None and self._pending[2] is not None:
             self._pending[2].wait()
         self._pending = None

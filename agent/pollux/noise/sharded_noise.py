@@ -1,9 +1,8 @@
-"""The noise scale of a model under FSDP2: each rank's gradient as the reduce-scatter takes it in.
+"""The noise scale of a model under FSDP2, seen at its reduce-scatter.
 
-n = K gradients of b = m (s + 1) examples, as under DDP. What a rank holds of the result is a shard, and of an
-Adam-like's second moments too, so it computes its part of both squared norms; `SampleBuffer` adds the parts up, once a
-reading.
-With a preconditioner the ranks' squares are reduced, shard by shard, to where the moments are:
+n = K gradients of b = m (s + 1) examples, as under DDP. A rank holds a shard of the result, and of an Adam-like's
+second moments, so it computes its part of both squared norms; `SampleBuffer` adds the parts up, once a reading. With a
+preconditioner the ranks' squares are reduced, shard by shard, to the rank that holds the moments:
 
     sum_i |P g_i|^2 = sum_j P_j^2 sum_i g_ij^2          i: ranks, j: elements of this rank's shard
 
@@ -29,7 +28,7 @@ from pollux.ranks.torch_internals import FsdpUnit, fsdp_units
 logger = logging.getLogger("pollux")
 
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-"""By its name of torch 2.13 on, or by the one before."""
+"""Its name from torch 2.13 on, or its earlier name."""
 
 
 class _Part(NamedTuple):
@@ -40,16 +39,19 @@ class _Part(NamedTuple):
     """Within the shard."""
     stop: int
     column: int
-    """Where it begins in the unit's shards."""
+    """Begin within the unit's shards."""
 
 
 class ReduceScatterEstimator:
-    """Two ranks or more under `fully_shard`; HSDP too. Plain averages over the ranks only: not where the user
-    has set another divisor, nor with gradients reduced in float16, which torch scales by the way."""
+    """Two ranks or more under `fully_shard`, HSDP included.
+
+    Plain averages over the ranks only: neither with a divisor of the user's, nor with gradients reduced in float16,
+    which torch scales on the way.
+    """
 
     parts = (True, True)
     reductions = 1
-    """It is not used in loops of which it is unknown where a step begins."""
+    """Not used in loops that do not show where a step begins."""
 
     def __init__(self, norms: GradientNorms, model: torch.nn.Module, world_size: int) -> None:
         self._norms = norms
@@ -71,12 +73,15 @@ class ReduceScatterEstimator:
             found[0].observe(partial(self.see, unit))
 
     def begin(self, measuring: bool, *, first: bool = True) -> None:
-        """Before the step's one synchronising pass: whether it is measured (the same answer on every rank)."""
+        """Begin the step's synchronising pass; `measuring` is equal on all ranks."""
         self._measuring, self._spoiled, self._local = measuring, False, []
 
     @torch.no_grad()
     def end(self) -> tuple[Squares, Squares] | None:
-        """After it: this rank's parts of the mean |g_b|^2, and of |g_B|^2; None where nothing was measured."""
+        """Return this rank's parts of the mean |g_b|^2 and of |g_B|^2.
+
+        None without a measurement.
+        """
         if not self._measuring:
             return None
         self._measuring = False
@@ -97,7 +102,7 @@ class ReduceScatterEstimator:
 
     @torch.no_grad()
     def see(self, unit: _Unit, gradient: Tensor, group: dist.ProcessGroup, op: Any) -> None:
-        """A unit's gradient on this rank, [ranks x columns], about to be reduced."""
+        """See a unit's gradient, [ranks x columns], before its reduction."""
         if not self._measuring or self._spoiled:
             return
         aside = gradient.device != local_part(unit.params[0].detach()).device
@@ -114,7 +119,9 @@ class ReduceScatterEstimator:
         else:
             layout = unit.layout(rows.shape[1])
             if layout is None:
-                self._spoiled = True  # which parameters are in it is known once the pass is over: next time
+                self._spoiled = (
+                    True  # the pass's end shows which parameters the buffer holds: measure the next one
+                )
                 return
             out = torch.zeros(self._norms.groups, dtype=torch.float32, device=gradient.device)
             for run in _runs(layout, max(CHUNK // size, 1)):
@@ -133,7 +140,7 @@ class ReduceScatterEstimator:
         out = torch.zeros(self._norms.groups, dtype=torch.float32, device=rows.device)
         for param, start, stop, column in run:
             piece = squares[:, column - first : column - first + stop - start]
-            # The root of the ranks' summed squares, seen as a gradient, has the preconditioned norm that is wanted.
+            # The root of the ranks' summed squares, as a gradient, has the wanted preconditioned norm.
             root = piece.sum(0).sqrt()
             out += self._norms.of_flat(param, root, start)
         return out
@@ -149,17 +156,17 @@ class ReduceScatterEstimator:
 
 
 class _Unit:
-    """Parameters whose gradients are reduced together, in the order in which they lie in the buffer."""
+    """Parameters that are reduced together, in the order of the buffer."""
 
     def __init__(self, torch_unit: FsdpUnit) -> None:
         self.torch_unit = torch_unit
         self.params = torch_unit.params
         self._columns = dict(zip(torch_unit.params, torch_unit.columns, strict=True))
         self.used: list[Tensor] = list(self.params)
-        """Those that had a gradient in the last measured pass."""
+        """Parameters that had a gradient in the last measured pass."""
 
     def layout(self, columns: int) -> list[_Part] | None:
-        """Each parameter's place in the `columns` of a shard; None where it is unknown who is in it."""
+        """Return each parameter's place in a shard of `columns`; None if unknown."""
         for params in (self.params, self.used):
             if sum(self._columns[p] for p in params) == columns:
                 parts, column = [], 0
@@ -171,7 +178,7 @@ class _Unit:
 
 
 def _runs(parts: list[_Part], most: int) -> Iterator[list[_Part]]:
-    """Neighbouring parts of at most `most` elements together; those that are larger are cut."""
+    """Yield runs of at most `most` elements; larger parts are cut."""
     run: list[_Part] = []
     size = 0
     for param, begin, end, column in parts:

@@ -1,8 +1,8 @@
-"""Beside a communication hook of the user's: what the ranks' gradients come to where nothing compresses them.
+"""Sum gradients beside a communication hook that may compress them.
 
-The hook may change the gradient (PowerSGD), so a measured step adds it up once more. Piece by piece, for a copy of the
-whole would be as large as the model; in a process group of its own, for PowerSGD goes on from a thread of the process
-group's, and in one group its messages and these would come in another order on each rank.
+A user's hook may change the gradient (PowerSGD), so a measured step sums it once more. It does so piece by piece, since
+a copy of the whole would be as large as the model. It uses a process group of its own: PowerSGD goes on in a thread of
+its process group, and in one group the order of its messages and these would differ from rank to rank.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class _Piece(NamedTuple):
     params: list[Tensor]
     grads: list[Tensor]
     within: int | None
-    """Where it begins in its one parameter, of which it is a part."""
+    """Begin within its parameter, if it is a part of one."""
 
 
 class UncompressedSums:
-    """Measures buckets of gradients on their own: this rank's, and the mean over the ranks."""
+    """Measure buckets: this rank's gradient, and the mean over the ranks."""
 
     def __init__(self, norms: GradientNorms, world_size: int) -> None:
         self._norms = norms
@@ -37,7 +37,10 @@ class UncompressedSums:
         self._group = dist.new_group()
 
     def measure(self, bucket: Any) -> tuple[Tensor, Tensor]:
-        """(|g_b|^2 of this rank, |g_B|^2), each [groups] on the device; every rank calls it for the same buckets."""
+        """Return (|g_b|^2 of this rank, |g_B|^2), each [groups] on the device.
+
+        Every rank must call it for the same buckets.
+        """
         buffer, params, grads = bucket.buffer(), bucket.parameters(), bucket.gradients()
         local = self._norms.of(params, grads)
         total = torch.zeros_like(local)
@@ -50,14 +53,17 @@ class UncompressedSums:
                 shift = mean.storage_offset() - buffer.storage_offset() - piece.start
                 seen = [mean.as_strided(g.shape, g.stride(), g.storage_offset() + shift) for g in piece.grads]
                 total += self._norms.of(piece.params, seen)
-            del mean  # before the next one's is made
+            del mean  # before the next piece allocates its own
         return local, total
 
 
 def _pieces(
     buffer: Tensor, params: Sequence[Tensor], grads: Sequence[Tensor], *, whole: Callable[[Tensor], bool]
 ) -> Iterator[_Piece]:
-    """Of at most CHUNK elements. A larger parameter is cut where its elements are contiguous, unless it is `whole`."""
+    """Return pieces of at most CHUNK elements.
+
+    A larger parameter is cut if its elements are contiguous, unless it is `whole`.
+    """
     run = _Piece(0, 0, [], [], None)
     for param, grad in zip(params, grads, strict=True):
         start = int(grad.storage_offset()) - int(buffer.storage_offset())

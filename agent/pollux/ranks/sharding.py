@@ -1,6 +1,6 @@
-"""Models under FSDP2 (`fully_shard`): how to tell them, how their ranks synchronise, and their state as shards.
+"""Models under FSDP2 (`fully_shard`): synchronisation and shards.
 
-Nothing here imports torch's sharding before the user's script has: a model of plain tensors never pays for it.
+This module imports torch's sharding only after the user's script has: a model of plain tensors does not pay for it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pollux.ranks.torch_internals import fsdp_units
 
 
 def is_shard(tensor: object) -> bool:
-    """Whether it is a DTensor, of which this rank holds a part."""
+    """Tell whether an object is a DTensor; this rank then holds a part of it."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """This rank's part of a DTensor, as a view; any other tensor as it is."""
+    """Return this rank's part of a DTensor as a view; else the tensor itself."""
     if not is_shard(tensor):
         return tensor
     part: Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]
@@ -32,19 +32,22 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
-    """Whether `fully_shard` was applied to the model or a part of it."""
+    """Tell whether `fully_shard` was applied to the model or a part of it."""
     return any(is_shard(p) for p in model.parameters())
 
 
 def sharded_modules(model: torch.nn.Module) -> Iterator[Any]:
-    """The modules to which `fully_shard` was applied, the model itself among them."""
+    """Return the modules under `fully_shard`; the model may be one of them."""
     from torch.distributed.fsdp import FSDPModule  # noqa: PLC0415 - the script has imported it already
 
     return (module for module in model.modules() if isinstance(module, FSDPModule))
 
 
 def check_sharded(model: torch.nn.Module, world_size: int) -> None:
-    """Raise PolluxAgentError where some parameter is trained but not synchronised over all ranks."""
+    """Raise PolluxAgentError for a parameter that is not synchronised.
+
+    Every trained parameter must be synchronised over all ranks.
+    """
     plain = [name for name, p in model.named_parameters() if p.requires_grad and not is_shard(p)]
     if plain:
         raise PolluxAgentError(
@@ -60,31 +63,34 @@ def check_sharded(model: torch.nn.Module, world_size: int) -> None:
 
 
 def synchronise(model: torch.nn.Module, reduce: bool) -> None:
-    """Whether the next backward passes reduce their gradients over the ranks, as `no_sync` does for DDP."""
+    """Set whether backward passes reduce their gradients, as `no_sync` of DDP."""
     model.set_requires_gradient_sync(reduce)  # type: ignore[operator]
     model.set_is_last_backward(reduce)  # type: ignore[operator]
 
 
 class ShardedModel:
-    """A sharded model's state in two parts: shards, and what every rank holds whole (buffers)."""
+    """A sharded model's state: shards, and buffers that every rank holds whole."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = model
 
     def shards(self) -> dict[str, Tensor]:
-        """Name to this rank's DTensor; loading into them loads the model."""
+        """Map names to this rank's DTensors; loading into them loads the model."""
         return {name: value for name, value in self._state().items() if is_shard(value)}
 
     def state_dict(self) -> dict[str, Any]:
-        """The rest."""
+        """Return the state without the shards."""
         return {name: value for name, value in self._state().items() if not is_shard(value)}
 
     def template(self, saved: Mapping[str, Any]) -> dict[str, Tensor]:
-        """DTensors to load saved shards into."""
+        """Return DTensors to load saved shards into."""
         return self.shards()
 
     def load_state_dict(self, saved: Mapping[str, Any], shards: Mapping[str, Tensor]) -> None:
-        """Put back the rest, once the shards are loaded. Raises RuntimeError where names do not match."""
+        """Load the state without the shards, after the shards.
+
+        Raises RuntimeError if names do not match.
+        """
         found = self.model.load_state_dict(dict(saved), strict=False)
         missing = set(found.missing_keys) - set(shards)
         if missing or found.unexpected_keys:
@@ -96,13 +102,16 @@ class ShardedModel:
 
 
 class ShardedOptimizer:
-    """A sharded model's optimizer: its moments are sharded as the parameters are. Named by torch's own numbers."""
+    """A sharded model's optimizer; its moments are sharded like the parameters.
+
+    Names are torch's own numbers.
+    """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
 
     def shards(self) -> dict[str, Tensor]:
-        """ "number.key" to this rank's DTensor."""
+        """Map "number.key" to this rank's DTensors."""
         return {
             f"{number}.{key}": value
             for number, values in self.optimizer.state_dict()["state"].items()
@@ -111,7 +120,7 @@ class ShardedOptimizer:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Settings, counts of steps, and which shards there are."""
+        """Return settings, counts of steps, and the names of the shards."""
         state = self.optimizer.state_dict()
         state["shards"] = {name: str(value.dtype) for name, value in self.shards().items()}
         state["state"] = {
@@ -121,7 +130,7 @@ class ShardedOptimizer:
         return state
 
     def template(self, saved: Mapping[str, Any]) -> dict[str, Tensor]:
-        """New DTensors, sharded as the parameters are now, to load saved shards into."""
+        """Return new DTensors, sharded like the parameters, to load shards into."""
         params = dict(enumerate(self._params()))
         found = {}
         for name, dtype in saved["shards"].items():
@@ -135,7 +144,7 @@ class ShardedOptimizer:
         return found
 
     def load_state_dict(self, saved: Mapping[str, Any], shards: Mapping[str, Tensor]) -> None:
-        """Put everything back, once the shards are loaded."""
+        """Load the whole state, after the shards."""
         state = {number: dict(values) for number, values in saved["state"].items()}
         for name, value in shards.items():
             number, _, key = name.partition(".")

@@ -1,8 +1,8 @@
-"""What this launcher holds: nodes, its place among them and its GPUs, read from the environment Slurm made.
+"""Read a launcher's nodes, node rank and GPUs from the environment.
 
-A job that polluxd has resized keeps, from its submission, variables that no longer hold (SLURM_NTASKS,
-SLURM_GPUS, SLURM_CPUS_PER_TASK, ...), and srun takes them for options. Only variables that Slurm writes
-afresh for each start are read here; `without_stale` drops the rest before srun is called.
+A job that polluxd has resized keeps stale variables from its submission (SLURM_NTASKS, SLURM_GPUS,
+SLURM_CPUS_PER_TASK, ...), and srun takes them for options. This module reads only variables that Slurm writes at each
+start; `without_stale` drops the others before srun is called.
 
 Sources: srun(1) and sbatch(1), "INPUT ENVIRONMENT VARIABLES" and "OUTPUT ENVIRONMENT VARIABLES".
 """
@@ -19,7 +19,7 @@ from typing import Literal
 
 from pollux.errors import LaunchError
 
-# Sizes that srun would read as options, and that hold what was submitted, not what the job has now.
+# Sizes that srun reads as options; they are the submission's, and not the job's present ones.
 STALE = frozenset(
     {
         "SLURM_NTASKS",
@@ -50,13 +50,13 @@ STALE = frozenset(
         "SLURM_OVERLAP",
     }
 )
-# A launcher of another kind around this one would hand its ranks down.
+# Variables of another launcher around this one.
 FOREIGN_RANKS = frozenset(
     ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"]
 )
 
 FIRST_PORT, PORTS = 20_000, 12_000
-"""Below Linux's ephemeral ports (32768), so that no outgoing connection sits on one by chance."""
+"""Below Linux's ephemeral ports (32768), so that no outgoing connection takes one by chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,9 @@ class StepAllocation:
     workers: int = 1
     """One per GPU of this node."""
     gpu_ids: tuple[str, ...] = ()
-    """What CUDA_VISIBLE_DEVICES may name here; empty on CPU."""
+    """Values that CUDA_VISIBLE_DEVICES may name here; empty on CPU."""
     first_node: str = ""
-    """Slurm's name of the node with rank 0; empty outside of Slurm."""
+    """Slurm's name of the node with rank 0; empty outside Slurm."""
     node_name: str = ""
     job_id: int | None = None
     attempt: int = 0
@@ -78,30 +78,30 @@ class StepAllocation:
 
     @property
     def identity(self) -> str:
-        """Equal on every node of this step, and different for another attempt or step."""
+        """Name this step of this attempt; equal on all its nodes."""
         return f"{self.job_id}.{self.attempt}.{self.step_id}"
 
     def link_ports(self, count: int) -> list[int]:
-        """Ports on which launcher 0 may listen, first choice first: every node of this step derives the same."""
+        """Return ports for launcher 0, first choice first; equal on all nodes."""
         first = zlib.crc32(self.identity.encode())
         return [FIRST_PORT + (first + offset * 733) % PORTS for offset in range(count)]
 
 
 def in_batch_script(env: Mapping[str, str]) -> bool:
-    """True in a batch script or an salloc shell: inside a job, but not in a task that srun started."""
+    """Tell whether this is a batch script or salloc shell, not an srun task."""
     return "SLURM_JOB_ID" in env and "SLURM_STEP_ID" not in env
 
 
 def without_stale(env: Mapping[str, str]) -> dict[str, str]:
-    """A copy of `env` from which srun takes no size of an earlier allocation."""
+    """Return the environment without stale sizes and foreign ranks."""
     return {name: value for name, value in env.items() if name not in STALE and name not in FOREIGN_RANKS}
 
 
 def read_allocation(env: Mapping[str, str], *, workers: int | None = None) -> StepAllocation:
     """Read this launcher's share inside an srun task.
 
-    `workers` overrides the number of workers of each node. Raises LaunchError when the step has more than one
-    task on this node, since each would start a worker on every GPU.
+    `workers` overrides the number of workers of each node. Raises LaunchError if the step has more than one task on
+    this node, since each task would start a worker on every GPU.
     """
     try:
         local_id, node_rank = int(env.get("SLURM_LOCALID", "0")), int(env.get("SLURM_NODEID", "0"))
@@ -110,7 +110,7 @@ def read_allocation(env: Mapping[str, str], *, workers: int | None = None) -> St
         tasks = int(env.get("SLURM_STEP_NUM_TASKS") or num_nodes)
     except (KeyError, ValueError) as error:
         raise LaunchError(
-            f"expected the environment that srun gives a task, found it garbled: {error}"
+            f"expected the environment of an srun task, found a variable missing or garbled: {error}"
         ) from error
     if local_id or tasks != num_nodes:
         raise LaunchError(
@@ -133,10 +133,10 @@ def read_allocation(env: Mapping[str, str], *, workers: int | None = None) -> St
 
 
 def visible_gpus(env: Mapping[str, str]) -> tuple[str, ...]:
-    """The GPUs of this node that this process may use, as CUDA names them.
+    """Return the GPUs that this process may use, as CUDA names them.
 
-    CUDA_VISIBLE_DEVICES is what CUDA obeys; under a cgroup that confines devices it counts from 0, where
-    SLURM_STEP_GPUS holds the node's own indices. So the latter two only give the count.
+    CUDA obeys CUDA_VISIBLE_DEVICES, which counts from 0 under a cgroup that confines devices. SLURM_STEP_GPUS and
+    SLURM_JOB_GPUS hold the node's own indices, so they only give the count.
     """
     visible = env.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
@@ -149,7 +149,7 @@ def visible_gpus(env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def machine_gpus(devices: Path = Path("/dev")) -> tuple[str, ...]:
-    """All GPUs that this machine, or this container, lets one open, as CUDA counts them. Nothing of CUDA is touched."""
+    """Return all GPUs of this machine or container, without calling CUDA."""
     found = sum(1 for entry in devices.iterdir() if re.fullmatch(r"nvidia\d+", entry.name))
     return tuple(str(index) for index in range(found))
 
@@ -167,22 +167,22 @@ def expand_indices(text: str) -> list[int]:
 
 
 def fewest_cpus(text: str) -> int:
-    """The smallest entry of SLURM_JOB_CPUS_PER_NODE: "8(x2),4" -> 4; 0 where there is none."""
+    """Smallest entry of SLURM_JOB_CPUS_PER_NODE: "8(x2),4" -> 4; 0 if none."""
     counts = [int(part) for part in re.findall(r"(?:^|,)(\d+)", text)]
     return min(counts, default=0)
 
 
 def first_host(nodelist: str) -> str:
-    """The first name of a Slurm node list: "gpu[03-05,9],login" -> "gpu03"."""
+    """First name of a Slurm node list: "gpu[03-05,9],login" -> "gpu03"."""
     match = re.match(r"[^,\[]*(?:\[[^\]]*\][^,\[]*)*", nodelist)
     name = match.group(0) if match else nodelist
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", name)
 
 
 def node_address(node: str) -> str:
-    """Where the node is reached: its NodeAddr, since a Slurm node's name need not resolve.
+    """Return a node's NodeAddr, since a Slurm node's name need not resolve.
 
-    Falls back to the name where scontrol does not answer; connecting then tells.
+    Returns the name if scontrol does not answer; connecting then shows whether it resolves.
     """
     shown = _shown("node", node)
     if shown is None:
@@ -192,10 +192,10 @@ def node_address(node: str) -> str:
 
 
 def nodes_now(env: Mapping[str, str]) -> int:
-    """How many nodes the job of this batch script has now.
+    """Return the present number of nodes of this batch script's job.
 
-    A batch script's SLURM_JOB_NUM_NODES is that of its start, and a Pollux job may have shrunk since: Slurm is asked,
-    where it may have. Falls back to the variable where scontrol does not answer.
+    A batch script's SLURM_JOB_NUM_NODES is that of its start, and a Pollux job may have shrunk since then: this asks
+    Slurm. If scontrol does not answer, the variable counts.
     """
     known = _number(env.get("SLURM_JOB_NUM_NODES", "")) or 1
     if known == 1 or not env.get("POLLUX_TICKET_DIR"):
@@ -209,7 +209,7 @@ def nodes_now(env: Mapping[str, str]) -> int:
 
 
 def show_job(job_id: str) -> str | None:
-    """What `scontrol show job` says of a job, as one line; None where it does not answer. scontrol(1)."""
+    """Return `scontrol show job` as one line; None without an answer."""
     return _shown("job", job_id)
 
 

@@ -19,14 +19,14 @@ class Attempt:
     ticket: Ticket | None
     """Credentials at the scheduler; None outside a Pollux job."""
     directory: Path | None
-    """Where this job's checkpoints are; None without any."""
+    """Folder of this job's checkpoints; None without any."""
     seed: int
     alone: bool
-    """No scheduler is near: the GPUs here are all that the job can adapt to."""
+    """No scheduler: the GPUs here are all that the job can adapt to."""
     adaptive: bool
-    """Whether the batch size may change where the script does not say."""
+    """Whether the batch size may change, unless the script decides."""
     resized_for: int
-    """The newest resize that these processes were started for, or after; 0: none."""
+    """Number of the newest resize at the start of these processes; 0: none."""
     times: Times
     settings: AgentSettings
 

@@ -29,7 +29,7 @@ def _digest(paths: Iterable[Path]) -> str:
     return digest.hexdigest()[:16]
 
 
-# At import, with the launcher's: a process that it forks much later runs what was read then.
+# Computed at import, in the launcher: a process that it forks later runs the code that was read then.
 _AGENT = _digest(sorted(Path(__file__).parents[1].rglob("*.py")))
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from pollux.errors import PolluxAgentError
 
 LENT_RANKS = "POLLUX_LENT_RANKS"
-"""Names the number of ranks that a companion job lends, in the job's own ranks: the launcher starts all ranks again
-where such a rank loses one."""
+"""Number of ranks that a companion job lends, set in the job's own ranks: when such a rank loses another, the launcher
+starts all ranks again."""
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Times:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Times:
-        """The launcher's two; without a launcher, now."""
+        """Return the launcher's two times; without a launcher, now."""
         now = time.time()
         return cls(
             launched_at=number(environ, "POLLUX_LAUNCHED_AT", now),
@@ -72,7 +72,7 @@ def stands_alone(ticket: object | None, environ: Mapping[str, str]) -> bool:
 
 
 def yes(text: str | None, default: bool) -> bool:
-    """POLLUX_ADAPTIVE as it stands, or `default`. Raises PolluxAgentError."""
+    """Parse POLLUX_ADAPTIVE; empty: `default`. Raises PolluxAgentError."""
     match (text or "").strip().lower():
         case "":
             return default
@@ -85,7 +85,7 @@ def yes(text: str | None, default: bool) -> bool:
 
 
 def number(environ: Mapping[str, str], name: str, default: float) -> float:
-    """A variable that holds seconds or a count. Raises PolluxAgentError."""
+    """Parse a variable of seconds or a count. Raises PolluxAgentError."""
     text = environ.get(name, "")
     if not text:
         return default

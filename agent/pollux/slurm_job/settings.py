@@ -11,7 +11,7 @@ from pollux.slurm_job.environment import number
 
 @dataclass(frozen=True)
 class AgentSettings:
-    """Intervals and waits of the agent; seconds unless said otherwise.
+    """Intervals and waits of the agent, in seconds unless stated.
 
     The variable POLLUX_NAME sets the field `name`, such as POLLUX_DRAIN_WAIT the field `drain_wait`.
     """
@@ -26,11 +26,11 @@ class AgentSettings:
     fruitless_restarts: float = 10
     """Automatic restarts in a row that may end without a new checkpoint."""
     drain_wait: float = 120.0
-    """For which a drained job waits to be killed before it trains on."""
+    """Time that a drained job waits for Slurm to end it before it trains on."""
     recruit_wait: float = 120.0
-    """From a companion job's submission until all its ranks have to be ready."""
+    """Time for all ranks of a companion job to be ready after its submission."""
     gone_wait: float = 20.0
-    """For which rank 0 waits for leaving ranks to end before it acknowledges a shrink."""
+    """Time that rank 0 waits for leaving ranks to end before it acknowledges a shrink."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> AgentSettings:

@@ -1,4 +1,7 @@
-"""The ticket that the node's prolog leaves for a Pollux job: where to report to, and the token that lets it."""
+"""Read the ticket that a node's prolog leaves for a Pollux job.
+
+The ticket holds the database's address and the job's token.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _LARGEST = 65536  # bytes; a ticket has some 400
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Credentials of one attempt of one job. Its text form shows no secret."""
+    """Credentials of one attempt of one job; its repr shows no secret."""
 
     cluster: str
     job_id: int
@@ -31,18 +34,18 @@ class Ticket:
     """libpq connection string of role `pollux_agent`."""
     publish_interval_s: float = 30.0
     gpu_type: str = ""
-    """The type of the GPUs on this node in Slurm's words; empty where Slurm has none."""
+    """Slurm's name for the type of this node's GPUs; empty if Slurm has none."""
 
 
 class Unusable(Exception):
-    """Why a file of this user's alone, as a ticket, is not usable."""
+    """A private file, such as a ticket, is not usable."""
 
 
 def read_ticket(environ: Mapping[str, str] | None = None) -> Ticket | None:
-    """The ticket of the job that this process runs in, from POLLUX_TICKET_DIR.
+    """Read the ticket in POLLUX_TICKET_DIR; None outside a Pollux job.
 
-    None outside a Pollux job. A ticket that is not usable (not ours, open to others, of an earlier attempt, garbled)
-    is warned of and counts as none: training goes on, plainly.
+    A ticket that is not usable (another user's, open to others, of an earlier attempt, garbled) leads to a warning and
+    to None: the training runs on as a plain one.
     """
     environ = os.environ if environ is None else environ
     folder, job_id, node = (
@@ -50,7 +53,7 @@ def read_ticket(environ: Mapping[str, str] | None = None) -> Ticket | None:
     )
     if not folder or not job_id or not node:
         return None
-    # The second is there where Slurm started this attempt without its prolog (see slurm_hooks/prolog).
+    # The second file exists if Slurm started this attempt without its prolog (see slurm_hooks/prolog).
     paths = [Path(folder) / f"{job_id}.{node}{kind}" for kind in (".json", ".next.json")]
     for path in paths:
         try:
@@ -83,11 +86,11 @@ def _refuse(path: Path, error: Exception) -> None:
 
 
 def read_private(path: Path) -> str:
-    """The text of a file that is this user's alone: anybody else's could send us elsewhere.
+    """Read a file that only this user can write; others' could mislead.
 
     Raises OSError and Unusable.
     """
-    # No link is followed and nothing blocks, whatever somebody put there.
+    # O_NOFOLLOW and O_NONBLOCK: another user may have put a link or a pipe there.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         facts = os.fstat(descriptor)
@@ -136,7 +139,7 @@ def _parse(text: str) -> Ticket:
 
 
 def _gpu_type(document: dict[str, Any]) -> str:
-    """Absent in tickets of prologs that knew none."""
+    """Return the GPU type; tickets of older prologs lack it."""
     value = document.get("gpu_type", "")
     if not isinstance(value, str) or len(value) > 64 or not (value.isprintable()):
         raise Unusable("gpu_type must be text of at most 64 printable characters")

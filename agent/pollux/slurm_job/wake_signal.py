@@ -1,11 +1,10 @@
 """SIGUSR1 as "look at the instructions now", over a process's life.
 
-`scancel -s USR1 JOB` reaches every process of the job's steps, and the default action of USR1 is to end the
-process. So the launcher blocks the signal before it imports anything heavy; workers, their data-loading processes
-and whatever programs these start inherit the mask, and none of them can be killed by it. A blocked signal stays
-pending, so none is lost either: `watch` takes it up in a thread of its own. Unlike a Python signal handler,
-which runs between two bytecodes of the main thread, that also works while the main thread is inside a long
-kernel or collective.
+`scancel -s USR1 JOB` reaches every process of the job's steps, and the default action of USR1 ends a process. So the
+launcher blocks the signal before it imports anything heavy. Workers, their data-loading processes and the programs that
+these start inherit the mask, so the signal kills none of them. A blocked signal stays pending, so none is lost: `watch`
+receives it in a thread. A Python signal handler would run between two bytecodes of the main thread, and so not during a
+long kernel or collective.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ def watch(callback: Callable[[], object]) -> Callable[[], None]:
 
     The calls come off the main thread.
 
-    Outside of `pollux run` other threads exist that may not block the signal, so it is blocked in this thread
-    and a Python handler backs it up where this is the main thread.
+    Outside `pollux run`, other threads may not block the signal. So this blocks the signal in this thread and, in the
+    main thread, also installs a Python handler.
     """
     stopped = threading.Event()
     block()

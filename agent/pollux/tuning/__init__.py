@@ -1,1 +1,1 @@
-"""The batch size: measured step times, fits of earlier runs, and the choice."""
+"""The batch size: measured step times, earlier fits, and the choice."""

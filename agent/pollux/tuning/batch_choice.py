@@ -1,4 +1,4 @@
-"""Choosing the batch size: (m, s) = argmax GOODPUT on the GPUs that the job holds (model.md, "Tuning")."""
+"""Choose the batch size: (m, s) = argmax GOODPUT on the GPUs of the job."""
 
 from __future__ import annotations
 
@@ -16,26 +16,28 @@ from pollux.tuning.throughput import goodput_of
 logger = logging.getLogger("pollux")
 
 HYSTERESIS = 1.05
-"""A change must promise this much more goodput than the batch size in use (5 %)."""
+"""Least relative gain in goodput for a change of the batch size (5 %)."""
 
 GROWTH = 2.0
-"""Largest factor between one batch size and the next: the noise scale is known near the present one only."""
+"""Largest factor between successive batch sizes: the noise scale is known near the present batch size only."""
 
 FIRST_REFIT = 1.0
 LAST_REFIT = 30.0
-"""Seconds between refits: soon at first, when each step says something new, then seldom."""
+"""Seconds between refits: few at first, when each step adds information, then many."""
 
-# Where no time was ever measured, only ratios of these matter, and to a single candidate not even they.
+# Without measured times only ratios of these matter, and for a single candidate not even the ratios.
 _UNMEASURED = ThroughputParams(0.05, 0.001, 0.0, 0.0, 0.0, 0.0, 1.0)
 
 
 def batch_limits(
     initial: int, maximum: int | None, per_gpu: tuple[int, int] | None, *, adaptive: bool
 ) -> BatchLimits:
-    """The limits that a user's words mean: M0, M_max (None: M0), and the range of m (None: M0 / 32 to M0).
+    """Return the limits of a user's settings.
 
-    Raises BatchError where they contradict each other. Where no batch size could be run on one GPU, because the least
-    share of a GPU is above M0 and the batch size may not grow that far, M0 itself is the least share.
+    Defaults: M_max is M0, and m runs from M0 / 32 to M0.
+
+    Raises BatchError if the settings contradict each other. If no batch size could run on one GPU, because the least
+    share of a GPU is above M0 and the batch size may not grow that far, M0 becomes the least share.
     """
     low, high = per_gpu if per_gpu is not None else (max(1, initial // 32), initial)
     try:
@@ -47,7 +49,7 @@ def batch_limits(
             f"one GPU's share is at least {low} examples, more than the largest batch size ({limits.maximum}): "
             "lower per_gpu's first number, or raise max_batch_size"
         )
-    # One GPU accumulates at least once above M0, so that the noise scale stays measurable.
+    # One GPU accumulates at least once above M0, so that its noise scale can be measured.
     if low > initial and (not adaptive or 2 * low > limits.maximum):
         logger.warning(
             "per_gpu starts at %d examples, above the batch size of %d: it is taken to start there",
@@ -59,26 +61,32 @@ def batch_limits(
 
 
 def within_pass(limits: BatchLimits, length: int) -> BatchLimits:
-    """No step holds more than a pass of `length` examples (M0 or more): it would never be whole, nor measured."""
+    """Limit a step to a pass of `length` examples (M0 or more).
+
+    A larger step would never be whole, and so never be measured.
+    """
     return replace(limits, maximum=min(limits.maximum, length))
 
 
 def initial_choice(limits: BatchLimits, nodes: int, gpus: int, *, adaptive: bool) -> BatchChoice:
-    """M0, as near as the division among GPUs and passes allows; never fewer than one example per GPU."""
+    """Return M0, as near as its division among GPUs and passes allows.
+
+    At least one example per GPU.
+    """
     best = Goodput(_UNMEASURED, None, limits, adaptive).optimize(nodes, gpus)
     if int(best.batch_size) > 0:
         return BatchChoice(int(best.local_batch), int(best.accumulation))
-    # More GPUs than the limits can feed: the scheduler should not do so, but training must go on.
+    # More GPUs than the limits can feed: the scheduler should not choose this, but training must go on.
     local = min(max(-(-limits.initial // gpus), 1), limits.local_max)
     logger.warning("batch limits %s cannot be met on %d GPUs: using %d examples per GPU", limits, gpus, local)
     return BatchChoice(local, 0)
 
 
 def nearest_choice(limits: BatchLimits, nodes: int, gpus: int, size: int) -> BatchChoice:
-    """A batch size as near to `size` as the division and the limits allow, where times were never measured."""
+    """Return the allowed batch size nearest to `size`, without measured times."""
     size = min(max(size, limits.initial), limits.maximum)
     if gpus == 1 and size > limits.initial:
-        # In two passes at least, so that the noise scale stays measurable.
+        # At least two passes, so that the noise scale can be measured.
         passes = max(2, -(-size // limits.local_max))
         return BatchChoice(max(size // passes, limits.local_min), passes - 1)
     return initial_choice(replace(limits, initial=size), nodes, gpus, adaptive=True)
@@ -95,14 +103,15 @@ def choose(
     current_size: int | None = None,
     growth: float = GROWTH,
 ) -> BatchChoice | None:
-    """A better batch size than `current` on this placement, or None where none promises 5 % more.
+    """Return a batch size better than `current` here, or None.
 
-    `current_size` is the batch size that was in use (at another placement, perhaps): no choice is larger than it by
-    more than a factor of `growth`, except to reach the smallest batch size that the placement can run. Towards a size
-    beyond that reach which promises as much, it goes as far as it may where that costs under 5 %.
+    None means that no batch size promises 5 % more goodput. `current_size` is the total batch size in use, possibly at
+    another placement. The result exceeds it by at most a factor of `growth`, except to reach the smallest batch size
+    that the placement can run. If a size beyond this limit promises 5 % more, the result goes towards it as far as it
+    may while this costs under 5 %.
     """
     size = current_size if current_size is not None else current.size(gpus) if current else limits.initial
-    # The least examples per GPU may lift the smallest batch size above M0; a cap below it would forbid everything.
+    # The least examples per GPU may lift the smallest batch size above M0; a lower cap would forbid all sizes.
     least = max(limits.initial, min(gpus * limits.local_min, limits.maximum))
     top = int(max(min(limits.maximum, growth * size), least))
     goodput = goodput_of(params, noise, replace(limits, maximum=top))
@@ -136,9 +145,10 @@ def choose_on_arrival(
     params: ThroughputParams | None,
     size: int | None,
 ) -> BatchChoice:
-    """On a new placement: by the model where it is known already, near `size`, the batch size in use before.
+    """Return the first batch size on a new placement.
 
-    M0 where there was none, or where nothing is known of the noise.
+    With a known model it is the best one near `size`, the total batch size in use before. It is M0 without such a size,
+    or without a noise scale.
     """
     if size is None or noise is None:
         return initial_choice(limits, nodes, gpus, adaptive=True)
@@ -150,12 +160,12 @@ def choose_on_arrival(
 
 @dataclass(frozen=True)
 class Advice:
-    """What mode `advise` would train with, were it `enforce`."""
+    """The batch size that mode `advise` would use in mode `enforce`."""
 
     choice: BatchChoice
     batch_size: int
     goodput: float
-    """Predicted, over the goodput predicted of the batch size in use; above HYSTERESIS."""
+    """Predicted goodput over that of the batch size in use; above HYSTERESIS."""
 
 
 def advise(
@@ -166,7 +176,7 @@ def advise(
     gpus: int,
     current: BatchChoice,
 ) -> Advice | None:
-    """Where `choose` would end on this placement, one step of growth after the other; None: where it is."""
+    """Return the end of repeated `choose` on this placement; None: no change."""
     choice = choose(params, noise, limits, nodes, gpus, current, growth=math.inf)
     if choice is None:
         return None
@@ -178,11 +188,11 @@ def advise(
 
 
 class Advisor:
-    """Refits the model and looks for a better batch size in a thread of its own, on rank 0.
+    """Refit the model and look for a better batch size, in a thread of rank 0.
 
-    `inputs` gives what the main thread knows now (noise, current choice) from plain attributes; the result waits in
-    `proposal` until the main thread takes it at a step's end. In mode `advise` it becomes `advice` instead, which
-    nobody follows.
+    `inputs` returns the present noise and choice from plain attributes of the main thread. The result waits in
+    `proposal` until the main thread takes it at a step's end. In mode `advise` the result is `advice`, and the batch
+    size stays.
     """
 
     def __init__(
@@ -200,7 +210,7 @@ class Advisor:
         self.params = params
         self.proposal: BatchChoice | None = None
         self.advice: Advice | None = None
-        """The newest, in mode `advise`; None where the batch size in use is as good as any."""
+        """Newest advice in mode `advise`; None if the batch size in use is as good as any."""
         self._profile = profile
         self.limits = limits
         self._nodes, self._gpus = nodes, gpus
@@ -215,7 +225,7 @@ class Advisor:
         self._thread.start()
 
     def moved(self, nodes: int, gpus: int) -> None:
-        """The job has other GPUs now: what was found for those before is void."""
+        """Discard results for the GPUs that the job had before."""
         self._nodes, self._gpus = nodes, gpus
         self.proposal = self.advice = None
         self._seen = -1
@@ -231,7 +241,10 @@ class Advisor:
                 pause = LAST_REFIT
 
     def advise(self) -> bool:
-        """Refit where something new was measured, and look for a better batch size. True where a fit exists."""
+        """Refit after new measurements, and look for a better batch size.
+
+        Returns True if a fit exists.
+        """
         version = self._profile.version
         if version != self._seen:
             params = self._profile.fit()
@@ -243,14 +256,14 @@ class Advisor:
         if self.params is not None and noise is not None:
             if self._adaptive:
                 proposal = choose(self.params, noise, self.limits, nodes, gpus, current)
-                if gpus == self._gpus:  # the job may have been resized meanwhile
+                if gpus == self._gpus:  # the job may have been resized during the fit
                     self.proposal = proposal
             elif self._advises:
                 self._say(advise(self.params, noise, self.limits, nodes, gpus, current))
         return self.params is not None
 
     def _say(self, advice: Advice | None) -> None:
-        """Log advice that is news: another batch size than the last time."""
+        """Log advice that differs from the last one."""
         before, self.advice = self.advice, advice
         if advice is not None and (before is None or before.choice != advice.choice):
             logger.info(

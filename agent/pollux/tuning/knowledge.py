@@ -1,9 +1,9 @@
 """Knowledge across runs: which training this is, what runs measured.
 
-A fingerprint names runs whose step times are alike: the same script, model and per-GPU batch range; the database
-adds the user and the GPU type. What an earlier run has left under it is this run's prior: it stands where nothing is
-measured yet, gives way where something is (`pollux.fit`), fades where nothing confirms it, and is dropped as a whole
-once measured times contradict it.
+A fingerprint names runs with similar step times: the same script, model and per-GPU batch range. The database adds the
+user and the GPU type. The measurements of an earlier run are the prior of this run. The prior counts where nothing is
+measured yet, yields to measurements (`pollux.fit`), fades while unconfirmed, and is dropped as a whole once measured
+times contradict it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ def fingerprint(model: Any, limits: BatchLimits, argv: list[str] | None = None) 
 
     They are equal for runs of one script, with one model's shapes, in one range of per-GPU batches.
 
-    The script counts by its file name: it may be edited, and run from a folder of its own each time. Arguments do not
-    count, the shapes say what of them matters to step times; where they do not, the prior is refuted and dropped.
+    Similar runs share a script, the shapes of one model, and a range of per-GPU batches. The script counts by its file
+    name: users edit it, and may run it from another folder each time. Arguments do not count: their effect on step
+    times shows in the shapes, or else measured times refute the prior.
     """
     script = os.path.basename((sys.argv if argv is None else argv)[0])
     facts = [script, limits.local_min, limits.local_max, list(_shapes(model))]
@@ -64,7 +65,7 @@ class Introduction:
     fingerprint: str
     gpu_type: str
     learn: Callable[[Any], None]
-    """Called once, from the reporter's thread, with `prior_v1`'s answer."""
+    """Called once with `prior_v1`'s answer, in the reporter's thread."""
 
 
 def introduction(
@@ -88,7 +89,7 @@ def introduction(
 
 @dataclass(frozen=True)
 class LastAttempt:
-    """Where the previous attempt of this job left its search for a batch size."""
+    """The previous attempt's search for a batch size."""
 
     batch_size: int
     """Total batch size in use."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 
 class Configuration(NamedTuple):
-    """What a step time depends on."""
+    """The configuration that a step time depends on."""
 
     nodes: int
     gpus: int
@@ -28,7 +28,7 @@ class ProfileRows(NamedTuple):
     local_batch: NDArray[np.float64]
     racks: NDArray[np.float64]
     local: NDArray[np.float64]
-    """T_grad as measured; NaN where never."""
+    """T_grad as measured; NaN if never measured."""
     final: NDArray[np.float64]
-    """Synchronising pass as measured; NaN where never."""
+    """Synchronising pass as measured; NaN if never measured."""
     weights: NDArray[np.float64]

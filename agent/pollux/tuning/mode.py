@@ -1,4 +1,4 @@
-"""What the agent may change of a training: nothing, nothing yet, or batch size and learning rate."""
+"""The modes of the agent: observe, advise, enforce."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from pollux.errors import PolluxAgentError
 
 
 class Mode(StrEnum):
-    """How far the agent goes."""
+    """What the agent changes of a training."""
 
     OBSERVE = "observe"
-    """Measures and reports; batch size and learning rate stay the user's."""
+    """Measures and reports; changes neither batch size nor learning rate."""
     ADVISE = "advise"
-    """As observe, and says which batch size it would choose."""
+    """As `observe`, and logs the batch size that it would choose."""
     ENFORCE = "enforce"
-    """Chooses the batch size, and scales the learning rate along."""
+    """Chooses the batch size and scales the learning rate."""
 
 
 def mode_for(
     given: str | None, adaptive: bool | None, default: bool, environ: Mapping[str, str] = os.environ
 ) -> tuple[Mode, bool]:
-    """The mode, and whether the batch size may change.
+    """Return the mode, and whether the batch size may change.
 
-    `given` is the user's word in the script; without it POLLUX_MODE's counts, which the submission hook sets from
-    `#POLLUX mode=`, else enforce. `adaptive` is the user's word too; without it a mode given means yes, else `default`.
-    Raises PolluxAgentError for a mode that is none.
+    `given` is the script's argument; without it POLLUX_MODE counts, which the submission hook sets from `#POLLUX
+    mode=`; else the mode is enforce. `adaptive` is the script's argument, too; without it, a given mode means yes, else
+    `default` counts. Raises PolluxAgentError for an unknown mode.
     """
     text = (given if given is not None else environ.get("POLLUX_MODE", "")).strip().lower()
     try:

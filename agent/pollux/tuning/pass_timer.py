@@ -1,4 +1,7 @@
-"""Timing passes: on the device's clock, without waiting for the device, stalls of the data loader told apart."""
+"""Time passes on the device's clock, without waiting for the device.
+
+Stalls of the data loader are counted apart.
+"""
 
 from __future__ import annotations
 
@@ -11,27 +14,27 @@ from pollux.tuning.measurements import Configuration
 from pollux.tuning.profile import StepProfile
 
 WARM_PASSES = 3
-"""Passes of a new configuration that the profile leaves out: first kernels, first connections, cold caches."""
+"""First passes of a new configuration, which the profile leaves out: first kernels, first connections, cold caches."""
 
 STALL = 0.5
-"""A wait for data counts as a stall from this share of a usual pass on, if it is also far above the usual wait."""
+"""A wait for data is a stall from this share of a usual pass on, if it is also far above the usual wait."""
 
 _USUAL_WAIT_FACTOR = 4.0
-_PENDING = 64  # passes whose marks a device has not reached yet
+_PENDING = 64  # passes whose marks the device has not reached yet
 
 FILE_EVERY = 1.0
-"""Seconds after which passes are filed, if there are not _TOGETHER before."""
+"""Seconds after which passes are filed, if fewer than _TOGETHER wait."""
 
 _TOGETHER = 32
 
 
 class HostClock:
-    """Marks in time as the host sees them: right on a CPU, where nothing runs on behind its back."""
+    """Marks of the host's time; exact on a CPU, which computes synchronously."""
 
     mark: Callable[[], Any] = staticmethod(time.perf_counter)
 
     def passed(self, mark: Any) -> bool:
-        """Whether what came before the mark is over."""
+        """Tell whether all work before the mark is done."""
         return True
 
     def seconds(self, start: Any, end: Any) -> float:
@@ -39,7 +42,7 @@ class HostClock:
 
 
 class CudaClock:
-    """Marks in a device's stream: events, recorded without waiting and read when they have long passed."""
+    """Marks in a device's stream: events, read once they have passed."""
 
     def __init__(self, device: Any) -> None:
         import torch  # noqa: PLC0415 - the profile itself needs none
@@ -60,33 +63,33 @@ class CudaClock:
 
 
 def clock_of(device: Any) -> HostClock | CudaClock:
-    """The clock that passes on this torch device are timed by."""
+    """Return the clock for passes on this torch device."""
     return CudaClock(device) if device.type == "cuda" else HostClock()
 
 
 class _Pass(NamedTuple):
-    """The marks of one pass; None where there was none."""
+    """The marks of one pass; None: not reached."""
 
     key: Configuration
     started: Any
     fetched: Any
-    """The wait for its data began here; it may lie after `started`, where the user did something in between."""
+    """Begin of the wait for data; later than `started` if the script did something in between."""
     data: Any
-    """Its data was there."""
+    """The data was there."""
     waits: tuple[tuple[Any, Any], ...]
-    """From the last local gradient to the end of the synchronisation; one for each model that a pass trains."""
+    """From the last local gradient to the end of the synchronisation, for each model that a pass trains."""
     ended: Any
     synchronised: bool
     counts: bool
 
 
 class PassTimer:
-    """Times passes on the device's clock (the host's on a CPU) and files them under their configuration.
+    """Time passes on the device's clock and file them by configuration.
 
-    The wait for other ranks is the time from the last local gradient (as the estimator between ranks sees it) to the
-    end of the pass; the rest of the step is this rank's own work. On a GPU nothing is waited for: a pass is filed when
-    a later one finds it over. A wait for data that is out of all proportion is a stall: it is told (`data_wait`), and
-    the pass is left out of the profile; a loader that is always slow is part of what a pass costs.
+    On a CPU the clock is the host's. The wait for other ranks lasts from the last local gradient (as the estimator
+    between ranks sees it) to the end of the pass; the rest of the step is this rank's own work. On a GPU nothing waits:
+    a later pass files an earlier one once its marks have passed. A disproportionate wait for data is a stall: it counts
+    in `data_wait`, and the profile leaves the pass out. A loader that is always slow is part of the pass's time.
     """
 
     def __init__(self, profile: StepProfile, clock: HostClock | CudaClock | None = None) -> None:
@@ -99,7 +102,7 @@ class PassTimer:
         self._ready: Any = None
         self._waits: tuple[tuple[Any, Any], ...] = ()
         self._key: Configuration | None = None
-        """Of the pass under way."""
+        """Of the present pass."""
         self._pending: deque[_Pass] = deque(maxlen=_PENDING)
         self._filed_at = 0.0
         self._warming = WARM_PASSES
@@ -108,43 +111,43 @@ class PassTimer:
 
     @property
     def data_wait(self) -> float | None:
-        """Share of the recent training time spent waiting for the data loader; None before anything was timed."""
+        """Share of recent training time spent waiting for data; None: none timed."""
         return min(self._waited / self._total, 1.0) if self._total > 0 else None
 
     def pause(self) -> None:
-        """Training did something else than training: what ran until now is no measurement."""
+        """Discard the present pass: the script did something else than training."""
         self._from = self._fetched = None
         self._file_all()
 
     def cool(self) -> None:
-        """A new configuration: leave its first passes out."""
+        """Leave the first passes of a new configuration out."""
         self.pause()
         self._warming = WARM_PASSES
         self._usual_wait, self._usual_body = 0.0, 0.0
 
     def fetch(self) -> None:
-        """The next pass begins with the wait for its data."""
+        """Begin the next pass, with the wait for its data."""
         self._fetched = self._mark()
         if self._from is None:
             self._from = self._fetched
 
     def ready(self) -> None:
-        """The last local gradient of the synchronising pass is there (called in the backward pass)."""
+        """Mark the last local gradient; called in the backward pass."""
         if self._key is not None:
             self._ready = self._mark()
 
     def begin(self, key: Configuration) -> None:
-        """The data is there."""
+        """Mark the data's arrival."""
         self._key, self._data, self._ready, self._waits = key, self._mark(), None, ()
 
     def passed(self) -> None:
-        """The backward pass is over, synchronisation included."""
+        """Mark the end of the backward pass, synchronisation included."""
         if self._ready is not None:
             self._waits = (*self._waits, (self._ready, self._mark()))
             self._ready = None
 
     def end(self, *, synchronised: bool, counts: bool) -> None:
-        """The loop's body is over; `counts`: a whole micro-batch like any other of its configuration."""
+        """Mark the end of the loop's body; `counts`: a whole micro-batch."""
         key, self._key, self._ready = self._key, None, None
         started, self._from = self._from, self._mark()
         if started is None or key is None:
@@ -168,7 +171,7 @@ class PassTimer:
             self._file_all()
 
     def _file_all(self) -> None:
-        """File the passes that the device is through with: several together cost a fraction of one after another."""
+        """File the passes that the device has completed, several at a time."""
         self._filed_at = time.monotonic()
         found: dict[Configuration, tuple[list[float], list[float]]] = {}
         while self._pending and self._reached(self._pending[0]):
@@ -179,12 +182,12 @@ class PassTimer:
                 self.profile.add(key, local, final)
 
     def _reached(self, done: _Pass) -> bool:
-        """Whether the device has passed all marks; the hook's may lie in a stream of their own."""
+        """Tell whether the device has passed all marks of a pass."""
         passed = self._clock.passed
         return passed(done.ended) and all(passed(start) and passed(end) for start, end in done.waits)
 
     def _file(self, done: _Pass, local: list[float], final: list[float]) -> None:
-        """Put a pass's seconds where they belong."""
+        """File one pass's seconds."""
         seconds = self._clock.seconds(done.started, done.ended)
         wait = 0.0 if done.fetched is None else max(self._clock.seconds(done.fetched, done.data), 0.0)
         self._waited, self._total = 0.99 * self._waited + wait, 0.99 * self._total + seconds
@@ -200,10 +203,10 @@ class PassTimer:
             local.append(seconds - sum(self._clock.seconds(*wait) for wait in done.waits))
 
     def _stalled(self, wait: float, seconds: float) -> bool:
-        """Whether this wait for data is out of proportion to the usual one, which it moves a little."""
+        """Tell whether a wait is a stall; it also moves the usual wait a little."""
         body = seconds - wait
         usual_wait, usual_body = self._usual_wait, self._usual_body or body
-        # Single ones far off move the mean by no more than a few of the usual size do.
+        # A single long wait moves the mean by a few usual waits at most.
         self._usual_body = usual_body + 0.1 * (min(body, 4.0 * usual_body) - usual_body)
         self._usual_wait = usual_wait + 0.1 * (min(wait, 4.0 * usual_wait + 0.1 * usual_body) - usual_wait)
         return wait > STALL * usual_body and wait > _USUAL_WAIT_FACTOR * usual_wait

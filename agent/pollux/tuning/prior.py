@@ -12,25 +12,25 @@ from pollux.goodput import ThroughputParams, step_time
 from pollux.tuning.measurements import ProfileRows
 
 HALF_LIFE = 600.0
-"""Seconds in which synchronisation known from earlier runs only halves: a wrong one would keep a job from ever being
-tried on more GPUs, and so from ever being put right."""
+"""Half-life of the prior's synchronisation times [s]: a wrong time would keep a job from more GPUs, and so from
+measuring it."""
 
 REFUTED = 2.0
-"""A prior that is off by more than this factor, on any kind of placement, is of another training."""
+"""A prior that is off by more than this factor, on any kind of placement, belongs to another training."""
 
 EVIDENCE = 8.0
-"""Measured steps on one kind of placement before they can refute."""
+"""Measured steps on one kind of placement before they can refute the prior."""
 
 _SYNC = ("alpha_local", "beta_local", "alpha_node", "beta_node", "alpha_rack", "beta_rack")
 
 
 @dataclass(frozen=True)
 class Prior:
-    """What earlier runs have measured."""
+    """The fit of earlier runs."""
 
     params: ThroughputParams
     gpus: int
-    """Most GPUs that it was measured on."""
+    """Most GPUs of its measurements."""
     nodes: int
 
     @classmethod

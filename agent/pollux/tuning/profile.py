@@ -1,8 +1,8 @@
-"""Measured step times, per (nodes, GPUs, local batch): what the throughput model is fitted to.
+"""Measured step times per configuration, for the throughput model.
 
-Each configuration keeps its newest measurements only, and offers their median: neither a straggler nor a pause of
-the machine moves it, and a profile from before the cluster changed is forgotten as new steps come in. Times belong to
-the GPU type that they were measured on; those of another are kept for when the job comes back to it.
+Each configuration keeps its newest measurements and offers their median: neither a straggler nor a pause of the machine
+moves it, and new steps replace the times from before a change of the cluster. Times belong to the GPU type of their
+measurement; those of another type are kept until the job returns to it.
 """
 
 from __future__ import annotations
@@ -26,53 +26,55 @@ WINDOW = 64
 """Measurements kept per configuration and kind."""
 
 SAVED = 8
-"""Of these, how many a checkpoint carries on."""
+"""Measurements of these that a checkpoint carries."""
 
 EXPIRY = 24 * 3600.0
-"""Seconds after which a configuration that was not measured again is forgotten: the cluster has moved on."""
+"""Seconds after which an unconfirmed configuration is dropped: the cluster may have changed."""
 
 MOST_CONFIGURATIONS = 200
-"""Configurations kept, the newest: a job whose batch size never settles costs no more memory and fitting than that."""
+"""Configurations kept, the newest ones: bounds memory and fitting for a job whose batch size never settles."""
 
 
 @dataclass
 class _Times:
     local: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    """Local forward and backward passes, the wait for other ranks excluded [s]."""
+    """Local forward and backward passes, without the wait for other ranks [s]."""
     final: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     """Synchronising passes, whole [s]."""
     at: float = 0.0
-    """When the newest was added [POSIX s]."""
+    """Time of the newest measurement [POSIX s]."""
 
 
 class StepProfile:
-    """Times by configuration, on GPUs of one type. One thread adds, others may read.
+    """Times by configuration, on GPUs of one type.
 
-    `clock` gives POSIX seconds.
+    One thread adds times, others may read. `clock` returns POSIX seconds.
     """
 
     def __init__(self, gpu_type: str = "", *, clock: Callable[[], float] = time.time) -> None:
         self.gpu_type = gpu_type
         self.version = 0
-        """Grows with each measurement: says whether a refit could find anything new."""
+        """Grows with each measurement, and so shows whether a refit could find anything new."""
         self.model: ThroughputModel | None = None
-        """The script's own equation of step times; None: Pollux'."""
+        """The script's own equation of step times; None: Pollux's."""
         self.prior_refuted = False
-        """What earlier runs left was found wrong, and dropped."""
+        """Measured times have refuted the prior."""
         self._clock = clock
         self._times: dict[Configuration, _Times] = {}
         self._elsewhere: dict[str, list[Any]] = {}
         """Saved rows of other GPU types."""
         self._most = (0, 0)
-        """Most GPUs and most nodes ever measured on, whatever the type."""
+        """Most GPUs and most nodes of any measurement, of any GPU type."""
         self._prior: Prior | None = None
         self._prior_at = 0.0
         self._lock = threading.Lock()
 
     def add(self, key: Configuration, local: Sequence[float] = (), final: Sequence[float] = ()) -> None:
-        """Seconds of accumulation passes, or of synchronising ones' own work, and of whole synchronising passes.
+        """Add times of one configuration [s].
 
-        The latter count from one end of step to the next. A time that is not finite, or not above 0, is left out.
+        `accumulation` holds whole accumulation passes and the own work of synchronising passes; `synchronising` holds
+        whole synchronising passes, from one end of step to the next. Times that are not positive and finite are left
+        out.
         """
         with self._lock:
             times = self._times.get(key)
@@ -87,7 +89,10 @@ class StepProfile:
             self.version += 1
 
     def _forget_old(self) -> None:
-        """Before the newest configuration, which has no time yet, come those last measured."""
+        """Put the configurations last measured before the newest one.
+
+        The newest one has no time yet.
+        """
         oldest = self._clock() - EXPIRY
         known = sorted((t.at or math.inf, key) for key, t in self._times.items())
         surplus = len(known) - MOST_CONFIGURATIONS
@@ -96,12 +101,15 @@ class StepProfile:
                 del self._times[key]
 
     def rows(self) -> ProfileRows:
-        """Medians of all configurations with a whole synchronising pass, or on one GPU with any pass."""
+        """Return the medians of all configurations that can be fitted.
+
+        A configuration needs a whole synchronising pass, or any pass on one GPU.
+        """
         with self._lock:
             items = [(k, list(t.local), list(t.final)) for k, t in self._times.items()]
         rows = []
         for key, local, final in items:
-            # One GPU has nothing to synchronise: each of its passes is like a step's last.
+            # One GPU synchronises nothing: each of its passes is like a step's last one.
             steps = local if not final and key.gpus == 1 else final
             if steps:
                 t_local = float(np.median(local)) if local else math.nan
@@ -110,14 +118,14 @@ class StepProfile:
         return ProfileRows(*columns)
 
     def final_time(self, key: Configuration) -> float | None:
-        """Median of the synchronising pass there [s]; None where never measured."""
+        """Return the median synchronising pass [s]; None if never measured."""
         with self._lock:
             times = self._times.get(key)
             values = list(times.final) if times is not None else []
         return float(np.median(values)) if values else None
 
     def local_time(self, key: Configuration) -> float | None:
-        """Median of the local part there [s]; None where never measured."""
+        """Return the median local part [s]; None if never measured."""
         with self._lock:
             times = self._times.get(key)
             values = list(times.local) if times is not None else []
@@ -125,7 +133,7 @@ class StepProfile:
 
     @property
     def explored_gpus(self) -> int:
-        """Most GPUs that steps were ever measured on, of any type."""
+        """Most GPUs of any measured step, of any GPU type."""
         return self._most[0]
 
     @property
@@ -133,26 +141,26 @@ class StepProfile:
         return self._most[1]
 
     def measured(self) -> tuple[int, int]:
-        """(most GPUs, most nodes) that the fit rests on: measured on this type of GPU, and not forgotten."""
+        """Return (most GPUs, most nodes) of the measurements behind the fit."""
         with self._lock:
             keys = [key for key, times in self._times.items() if times.final]
         return max((k.gpus for k in keys), default=0), max((k.nodes for k in keys), default=0)
 
     @property
     def prior(self) -> Prior | None:
-        """What earlier runs have left, as far as it still counts; None where there is nothing, or it was wrong."""
+        """Return the faded prior; None without one, or after it was refuted."""
         with self._lock:
             prior, at = self._prior, self._prior_at
         return None if prior is None else prior.after(self._clock() - at)
 
     def learn(self, prior: Prior) -> None:
-        """Take over what earlier runs have measured."""
+        """Take the prior of earlier runs."""
         with self._lock:
             self._prior, self._prior_at = prior, self._clock()
             self.version += 1
 
     def fit(self) -> ThroughputParams | None:
-        """The throughput model's parameters for what was measured, or as earlier runs left them; None without both."""
+        """Return the fitted parameters, or the prior's; None without both."""
         rows, prior = self.rows(), self.prior
         if prior is not None and prior.refuted(rows):
             with self._lock:
@@ -191,7 +199,7 @@ class StepProfile:
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved profile; what it holds of this GPU type counts, the rest is carried along."""
+        """Load a saved profile; rows of other GPU types are kept aside."""
         types = dict(state.get("elsewhere", {}))
         types[state.get("gpu_type", self.gpu_type)] = state["rows"]
         now = self._clock()
@@ -209,6 +217,6 @@ class StepProfile:
 
     @property
     def of_other_type(self) -> bool:
-        """A checkpoint of this training knows another type of GPU, and nothing of this one."""
+        """Tell whether a checkpoint knows only other GPU types than this one."""
         with self._lock:
             return bool(self._elsewhere) and not self._times

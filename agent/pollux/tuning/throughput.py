@@ -1,4 +1,6 @@
-"""Step-time equations of the user's own, in place of Pollux' (model.py's T_iter): pipelines, mixtures of experts, ...
+"""Step-time equations of the user's own, such as for pipelines.
+
+They replace Pollux's T_iter (pollux/goodput.py).
 
     class Pipelined:
         def fit(self, rows): ...                                     # rows: pollux.tuning.measurements.ProfileRows
@@ -6,8 +8,8 @@
 
     job = pollux.attach(model, optimizer, throughput=Pipelined())
 
-The agent tunes the batch size by the equation itself. The scheduler evaluates one equation for all jobs, its own: it
-gets that one's parameters, fitted to a table of what the user's predicts around where the job was measured (`sampled`).
+The agent tunes the batch size by the user's equation. The scheduler evaluates Pollux's equation for all jobs. It gets
+parameters that are fitted to the user's predictions around the measured configurations (`sampled`).
 """
 
 from __future__ import annotations
@@ -40,26 +42,29 @@ _SAMPLED_BATCHES = 6
 
 
 class ThroughputModel(Protocol):
-    """An equation of step times. Both methods are called in the advisor's thread, never in training's."""
+    """An equation of step times; its methods run in the advisor's thread."""
 
     def fit(self, rows: ProfileRows) -> object:
-        """Adapt to what was measured; one row per configuration."""
+        """Adapt to the measurements, one row per configuration."""
 
     def step_time(self, nodes: Floats, gpus: Floats, local_batch: Floats, accumulation: Floats) -> ArrayLike:
-        """Seconds [n] of optimizer steps of `accumulation` local passes and a synchronising one; all are [n]."""
+        """Return seconds [n] of optimizer steps; all arguments are [n].
+
+        A step has `accumulation` local passes and a synchronising one.
+        """
 
 
 class SampledParams(ThroughputParams):
-    """theta that comes nearest to a user's equation, which it keeps for who can evaluate that."""
+    """theta nearest to a user's equation; it holds the equation, too."""
 
     model: ThroughputModel
 
 
 def sampled(model: ThroughputModel, rows: ProfileRows) -> SampledParams | None:
-    """Fit the user's equation to measurements, and theta to what it predicts around them; None where it fails.
+    """Fit the user's equation, and theta to its predictions; None if it fails.
 
-    Around: from one GPU to twice the most measured, nodes filled as they were, local batches from half the least
-    measured to twice the most.
+    theta is fitted around the measurements: from one GPU to twice the most measured, nodes filled as measured, local
+    batches from half the least measured to twice the most.
     """
     from pollux.fit import fit  # noqa: PLC0415 - scipy costs a second to import: in the thread that needs it
 
@@ -68,7 +73,7 @@ def sampled(model: ThroughputModel, rows: ProfileRows) -> SampledParams | None:
         nodes, gpus, batch = _around(rows)
         whole = _seconds(model, nodes, gpus, batch, np.zeros_like(batch))
         longer = _seconds(model, nodes, gpus, batch, np.ones_like(batch))
-    except Exception:  # somebody else's code: its faults must not end the tuning
+    except Exception:  # the user's code: its errors must not end the tuning
         logger.exception("the script's own throughput model failed; Pollux' equation is used")
         return None
     found = SampledParams(*fit(nodes, gpus, batch, longer - whole, whole))
@@ -100,7 +105,7 @@ def _seconds(model: ThroughputModel, nodes: Floats, gpus: Floats, batch: Floats,
 
 
 def goodput_of(params: ThroughputParams, noise: NoiseScale | None, limits: BatchLimits) -> Goodput:
-    """The goodput function of these parameters: by the user's equation where they stand for one."""
+    """Return the goodput function of parameters, or of the user's equation."""
     return (
         OwnGoodput(params, noise, limits)
         if isinstance(params, SampledParams)
@@ -127,7 +132,7 @@ class OwnGoodput(Goodput):
         return value if np.ndim(m) or np.ndim(s) else value[0]
 
     def optimize(self, nodes: ArrayLike, gpus: ArrayLike, racks: ArrayLike = 1) -> Optimum:
-        """(m*, s*) on one placement; zeros where no batch size is feasible."""
+        """(m*, s*) on one placement; zeros if no batch size is feasible."""
         limits, k = self.limits, int(np.asarray(gpus))
         bounds = [[limits.initial, limits.maximum, limits.local_min, limits.local_max]]
         all_m, all_s, good = candidates(

@@ -137,6 +137,7 @@ def test_the_agent_is_reminded_then_given_up_on() -> None:
     running = slurm_job()
     assert act(move(Step.DRAINING), running, since_try=1.0) == Wait()
     assert act(move(Step.DRAINING), running, since_try=4.0) == Remind()
+    assert act(move(Step.DRAINING, waited=30), running, None, since_try=1.0) == Wait()
     late = move(Step.DRAINING, waited=31)
     gone_back = act(late, running, report())
     assert isinstance(gone_back, Reach)
@@ -203,6 +204,7 @@ def test_a_parked_job_ends_its_move_in_the_queue() -> None:
 def test_a_start_is_confirmed_by_where_slurm_put_it() -> None:
     assert act(move(Step.CONFIGURED), slurm_job(at=TWO)) == Reach(Step.STARTED)
     assert isinstance(act(move(Step.CONFIGURED), slurm_job(at=ONE)), Fail)
+    assert act(move(Step.CONFIGURED, waited=30), slurm_job(JobState.PENDING)) == Wait()
     stuck = act(move(Step.CONFIGURED, waited=31), slurm_job(JobState.PENDING, reason="Resources"))
     assert isinstance(stuck, Fail)
     assert stuck.keep_back

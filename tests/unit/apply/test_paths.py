@@ -41,6 +41,13 @@ def says(able: str, attempt: int = 0) -> Report:
     return Report(attempt=attempt, at=0.0, limits=BatchLimits(32, 1024, 8, 128), resize=able)
 
 
+def test_companions_leave_in_place_even_where_slurm_cannot_shrink_a_job() -> None:
+    lent = job("n1", "n2", lent=(("n3",),))
+    fixed = PathOptions(ALL.paths, can_shrink=False)
+    assert choose(on("n1", "n2", "n3"), on("n1", "n2"), lent, says("in-place"), fixed)[0] == "resize"
+    assert choose(on("n1", "n2", "n3"), on("n1"), lent, says("in-place"), fixed)[0] == "requeue"
+
+
 @pytest.mark.parametrize(
     ("able", "target", "path"),
     [
@@ -52,6 +59,7 @@ def says(able: str, attempt: int = 0) -> Report:
         ("in-place", on("n2"), "requeue"),  # its batch script would go
         ("in-place", on("n1", "n3"), "requeue"),  # one out, another in
         ("in-place", on("n1", "n2", gpus=2), "requeue"),
+        ("in-place", on("n2", "n1"), "requeue"),  # the same nodes: neither a grow nor a shrink
         ("in-place", NO_PLACEMENT, "park"),
     ],
 )

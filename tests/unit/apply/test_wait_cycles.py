@@ -46,3 +46,13 @@ def test_jobs_that_hold_nothing_and_moves_under_way_tie_no_knot():
     start = move(1, NO_PLACEMENT, Placement(("n1",), 4))
     draining = move(2, Placement(("n1",), 4), Placement(("n2",), 4), Step.DRAINING)
     assert wait_cycle([start, draining], Capacity()) == []
+    assert wait_cycle([start, draining], Capacity(free=Counter({"n1": 4, "n2": 4}))) == []
+
+
+def test_of_moves_that_compete_the_one_that_takes_most_is_left_out() -> None:
+    swap = [
+        move(1, Placement(("n1",), 4), Placement(("n2",), 4)),
+        move(2, Placement(("n2",), 4), Placement(("n1",), 4)),
+    ]
+    greedy = move(3, Placement(("n3",), 1), Placement(("n1",), 4))
+    assert wait_cycle([*swap, greedy], Capacity()) == swap

@@ -166,7 +166,7 @@ def test_weights_decide_between_contradictions():
 def test_unusable_rows_are_left_out_and_none_left_is_an_error():
     found = fit([1, 1, 1], [1, 1, 1], [64, 64, 64], [np.nan] * 3, [0.2, np.nan, -1.0])
     assert found.alpha_grad + 64 * found.beta_grad == pytest.approx(0.2, rel=0.01)
-    with pytest.raises(ValueError, match="no usable measurement"):
+    with pytest.raises(ValueError, match="positive, finite step time"):
         fit([1], [1], [64], [np.nan], [np.inf])
     with pytest.raises(ValueError, match="one length"):
         fit([1, 1], [1], [64], [np.nan], [0.1])

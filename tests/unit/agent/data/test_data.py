@@ -23,6 +23,7 @@ def test_the_order_is_a_permutation_that_changes_with_pass_and_seed() -> None:
     assert sorted(first) == list(range(50))
     assert not np.array_equal(first, second)
     assert not np.array_equal(first, other)
+    assert not np.array_equal(pass_order(50, 0, 0), first), "neighbouring seeds"
     assert np.array_equal(first, pass_order(50, 1, 0))
 
 
@@ -163,7 +164,7 @@ def test_a_sampler_that_changes_its_order_is_refused() -> None:
     first.commit()
     second = make()
     second.load_state_dict(first.state_dict())
-    with pytest.raises(DataError, match="another order"):
+    with pytest.raises(DataError, match="differs from its order"):
         next(iter(second))
 
 
@@ -177,11 +178,11 @@ def test_bad_sizes_and_states_are_refused() -> None:
     with pytest.raises(BatchError, match="at least 1"):
         loaders(5, 1, 0)
     (loader,) = loaders(5, 1, 1)
-    with pytest.raises(DataError, match="the dataset has 5 now"):
+    with pytest.raises(DataError, match="had 6 samples at the checkpoint and has 5 now"):
         loader.load_state_dict({"version": 1, "pass": 0, "position": 0, "seed": 0, "len": 6})
-    with pytest.raises(DataError, match="outside the data"):
+    with pytest.raises(DataError, match="within the data"):
         loader.load_state_dict({"version": 1, "pass": 0, "position": 9, "seed": 0, "len": 5})
-    with pytest.raises(DataError, match="not a saved loader state"):
+    with pytest.raises(DataError, match="expected a saved loader state"):
         loader.load_state_dict({})
 
 
@@ -271,7 +272,7 @@ def test_a_stream_longer_than_its_length_goes_on_where_it_was() -> None:
 def test_streams_that_cannot_work_are_told() -> None:
     once = ElasticStream(iter(range(5)), rank=0, world_size=1, local_batch=5)
     assert len(list(once)) == 1
-    with pytest.raises(DataError, match="starts anew"):
+    with pytest.raises(DataError, match="starts again"):
         list(once)
     short = ElasticStream(Stream(5), rank=0, world_size=1, local_batch=5)
     short.load_state_dict({"version": 1, "pass": 0, "position": 9, "seed": 0, "len": 0})
@@ -280,6 +281,19 @@ def test_streams_that_cannot_work_are_told() -> None:
     dropping = ElasticStream(Stream(5), rank=0, world_size=1, local_batch=6, drop_last=True)
     with pytest.raises(BatchError, match="no micro-batch"):
         list(dropping)
+
+
+def test_a_pass_shorter_than_the_batch_size_is_refused_of_streams_too() -> None:
+    for dataset in (Stream(5), Numbers(5)):
+        with pytest.raises(BatchError, match="5 samples, fewer than the batch size of 6"):
+            elastic_loader(
+                dataset,
+                batch_size=6,
+                rank=0,
+                world_size=1,
+                local_batch=1,
+                **({"length": 5} if isinstance(dataset, Stream) else {}),
+            )
 
 
 def test_drop_last_on_a_stream() -> None:

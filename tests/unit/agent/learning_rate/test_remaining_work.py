@@ -66,3 +66,16 @@ def test_a_length_is_declared_once() -> None:
         with pytest.raises(PolluxAgentError, match="steps=N alone"):
             next(job.epochs(**declared))
     job.close()
+
+
+def test_an_epoch_is_done_at_its_examples_or_at_the_declared_end() -> None:
+    progress = Progress(initial=8)
+    progress.advance(79, 1.0)
+    assert not progress.epoch_done(80)
+    progress.advance(1, 1.0)
+    assert progress.epoch_done(80)
+    progress.next_epoch(80, pass_index=1)
+    assert not progress.epoch_done(80)
+    progress.target = 120.0
+    progress.advance(40, 1.0)
+    assert progress.epoch_done(80)

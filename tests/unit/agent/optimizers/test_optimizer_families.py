@@ -150,7 +150,7 @@ def test_the_state_tells_the_family(make: Make, family: str) -> None:
     assert {one.name for one in found} == {family}
 
 
-@pytest.mark.parametrize("make", [torch.optim.Muon, library("pytorch_optimizer", "LARS")])
+@pytest.mark.parametrize("make", [library("torch.optim", "Muon"), library("pytorch_optimizer", "LARS")])
 def test_the_state_of_momentum_alone_is_no_sgd(make: Make) -> None:
     _, optimizer = stepped(make, shapes=((48, 96),))
     found = recognise(optimizer, stepped=True)
