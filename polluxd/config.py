@@ -1,4 +1,4 @@
-"""The configuration file: TOML in, frozen values out, or an error that names each faulty key.
+"""Read polluxd.toml, or name each faulty key.
 
 `polluxd.settings` declares the sections and keys. `polluxd example-config` prints a file with every key.
 """
@@ -106,7 +106,7 @@ def load_config(path: Path | str = DEFAULT_PATH) -> Config:
 
 
 def parse_config(document: Mapping[str, Any], origin: str) -> Config:
-    """Check a decoded document; `origin` names it in messages. Raises ConfigError."""
+    """Check a decoded document, named `origin`. Raises ConfigError."""
     faults = _not_in_the_file(document)
     try:
         config = Config.model_validate(document)
@@ -172,7 +172,7 @@ def _nearest(where: tuple[int | str, ...]) -> str:
 
 
 def _came(where: tuple[int | str, ...], document: Mapping[str, Any]) -> str:
-    """Say what the file has at that key, unless it might be a secret or is a whole section."""
+    """Quote the value in the file, unless it may be a secret."""
     value: Any = document
     for part in where:
         if not isinstance(value, Mapping) or part not in value:

@@ -1,4 +1,4 @@
-"""What is declared about each setting, in the form that messages, options and reference pages need. Pure."""
+"""The declaration of each setting, for messages, options and pages."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def infos(section: str) -> tuple[SettingInfo, ...]:
 
 @cache
 def policy_info(key: str) -> SettingInfo:
-    """Return a setting of the policy. Raises ConfigError where there is none of that name."""
+    """Return a setting of the policy by name. Raises ConfigError."""
     for info in infos("policy"):
         if info.key == key:
             return info
@@ -182,7 +182,7 @@ def _range(said: tuple[Any, ...]) -> str:
 
 
 def expected_at(kind: Any, path: tuple[int | str, ...]) -> str:
-    """Say which values a type takes at `path` inside it: an entry of a table, or that entry's name."""
+    """Say which values a table takes at `path`: an entry or its name."""
     table = table_kinds(kind)
     if table is None or not path:
         return expected(kind)
@@ -212,7 +212,7 @@ def checked(key: str, value: object) -> Any:
 
 
 def policy_document(settings: PolicySettings) -> dict[str, Any]:
-    """Return every setting of the policy as JSON carries it: infinities as text, tables sorted by name."""
+    """Return every setting of the policy as JSON carries it."""
     return {info.key: as_json(getattr(settings, info.key)) for info in infos("policy")}
 
 
@@ -230,6 +230,6 @@ OPTIONS: tuple[SettingInfo, ...] = tuple(
 
 
 def option_name(info: SettingInfo) -> str:
-    """Return the option that sets `info`; a table's option takes one entry and may be repeated."""
+    """Return the option of a setting; of a table, for one entry."""
     word = info.key.replace("_", "-")
     return "--" + (word.removesuffix("s") if info.is_table else word)

@@ -1,4 +1,4 @@
-"""Every setting of polluxd, declared once: type, range, unit, default and help text.
+"""Every setting, declared once: type, range, unit, default, help.
 
 Each class is a section of polluxd.toml. `PolicySettings` can also be changed in the database at run time. Everything
 else is derived from these classes: parsing (`config`), what the database may hold (`store.settings`), the options
@@ -46,7 +46,7 @@ class Unit:
 
 @plain_dataclass(frozen=True, slots=True)
 class Expected:
-    """What a value must be, where its type does not say it; `metavar` stands for it in `--help`."""
+    """What a value must be, in words; `metavar` stands for it in help."""
 
     words: str
     metavar: str
@@ -185,7 +185,7 @@ class DatabaseSettings(_Section):
 
     @property
     def url(self) -> str:
-        """SQLAlchemy URL, including the password file. It may hold a secret: do not print it."""
+        """Return the SQLAlchemy URL. It may hold a secret: do not print it."""
         if self.passfile is None:
             return self.address
         parts = urlsplit(self.address)
@@ -193,7 +193,7 @@ class DatabaseSettings(_Section):
         return urlunsplit(parts._replace(query=query))
 
     def secret(self) -> bytes | None:
-        """Return the ticket secret, or None where no file is named. Raises ConfigError."""
+        """Return the ticket secret; None without a file. Raises ConfigError."""
         if self.secret_file is None:
             return None
         try:
@@ -235,7 +235,10 @@ class CycleSettings(_Section):
 # Not strict as a whole: pydantic would then take no table for a dataclass. Its numbers and switches are.
 @dataclass(frozen=True, slots=True, config=_SECTION)
 class PolicySettings:
-    """How the cluster is shared. `polluxctl settings set` overrides these defaults at run time."""
+    """How the cluster is shared.
+
+    `polluxctl settings set` overrides these defaults at run time.
+    """
 
     objective: Objective = "completion-time"
     """What a plan optimises: `completion-time` at a price per GPU, or `fair-share`, the p-mean of speedups."""
@@ -288,7 +291,7 @@ class PolicySettings:
 
 
 class MoveSettings(_Section):
-    """Limits on moving jobs, and how long polluxd waits for each step of a move."""
+    """Limits on moves, and how long polluxd waits for each step."""
 
     cooldown_s: Duration = 30.0
     """Time for which polluxd leaves a moved job alone."""

@@ -1,4 +1,4 @@
-"""What people read about the settings, rendered from their declaration: example file, manual page, Markdown. Pure."""
+"""Example file, manual pages and Markdown of the settings."""
 
 from __future__ import annotations
 
@@ -34,6 +34,11 @@ def in_file(section: str) -> Iterator[SettingInfo]:
     return (info for info in infos(section) if not info.run_time_only)
 
 
+def _about(section: str) -> str:
+    """Return what the docstring of a section says, as one paragraph."""
+    return " ".join(SECTIONS[section].__doc__.split())
+
+
 def toml_value(value: Any) -> str:
     """Return a value as TOML writes it."""
     match value:
@@ -53,7 +58,7 @@ def toml_value(value: Any) -> str:
 
 
 def _shown(info: SettingInfo) -> str:
-    """Return what the example file shows: the default, or an example where the default shows too little."""
+    """Return the value in the example file: the default or an example."""
     return toml_value(info.default if info.example is None else info.example)
 
 
@@ -65,10 +70,13 @@ def default_in_words(info: SettingInfo) -> str:
 
 
 def example_file() -> str:
-    """Return polluxd.toml with every key: comments begin with `# `, commented-out keys with `#` alone."""
+    """Return polluxd.toml with every key.
+
+    Comments begin with `# `, commented-out keys with `#` alone.
+    """
     lines = [_comment(_INTRODUCTION), "", *_example(mode())]
     for section in SECTIONS:
-        lines += ["", f"[{section}]", _comment(SECTIONS[section].__doc__)]
+        lines += ["", f"[{section}]", _comment(_about(section))]
         for info in in_file(section):
             lines += ["", *_example(info)]
     return "\n".join(lines) + "\n"
@@ -101,7 +109,7 @@ def markdown() -> str:
         *_rows([mode()]),
     ]
     for section in SECTIONS:
-        lines += ["", f"## [{section}]", "", SECTIONS[section].__doc__.strip(), "", *_rows(in_file(section))]
+        lines += ["", f"## [{section}]", "", _about(section), "", *_rows(in_file(section))]
     lines += [
         "",
         "## At run time only",
@@ -152,7 +160,7 @@ def manual_page() -> str:
         *_entry(mode()),
     ]
     for section in SECTIONS:
-        lines += [f".SH [{section}]", _roff(SECTIONS[section].__doc__.strip())]
+        lines += [f".SH [{section}]", _roff(_about(section))]
         for info in in_file(section):
             lines += _entry(info)
     lines += [".SH SETTINGS AT RUN TIME ONLY", "The file cannot hold these settings."]
@@ -199,7 +207,7 @@ _OPTIONS_BLOCK = re.compile(
 
 
 def control_page(present: str) -> str:
-    """Return polluxctl(1) with the options of `settings set` as they are declared."""
+    """Return polluxctl(1) with the declared options of `settings set`."""
     return _OPTIONS_BLOCK.sub(lambda _: option_entries(), present)
 
 

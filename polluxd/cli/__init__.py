@@ -1,4 +1,7 @@
-"""The command lines. Their matrices are small: a second thread of the linear algebra only costs, unless asked for."""
+"""The command lines `polluxd` and `polluxctl`.
+
+Their matrices are small: a second thread of the linear algebra only costs time. OMP_NUM_THREADS overrides this.
+"""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What every command of polluxctl begins with: the store, the terminal, who asks; and the options they share."""
+"""The start of every polluxctl command: store, terminal, user, options."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def configuration(config: Path | None) -> Config:
 
 
 def open_store(config: Path | None) -> tuple[Store, PolicySettings]:
-    """The store that the configuration names (nothing is asked of it yet), and the settings that it begins with."""
+    """Return the store, not yet connected, and the default settings."""
     loaded = configuration(config)
     database = loaded.database
     store = Store(
@@ -49,6 +49,6 @@ def open_store(config: Path | None) -> tuple[Store, PolicySettings]:
 
 
 def who() -> str:
-    """Who changes a setting, for the audit: through sudo, the person behind it."""
+    """Return who changes a setting: under sudo, the person behind it."""
     user = os.environ.get("SUDO_USER") or getpass.getuser()
     return f"{user}@{socket.gethostname()}"

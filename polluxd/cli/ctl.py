@@ -1,4 +1,6 @@
-"""polluxctl: see what polluxd does and why, and tune it. Thin: it parses, reads the store, prints.
+"""polluxctl: see what polluxd does and why, and tune it.
+
+The commands parse, read the store and print.
 
 Exit status: 0 done, 1 failed (one line on standard error says why), 2 a wrong call. `status` has its own: see `health`.
 """
@@ -95,7 +97,10 @@ def top(
     ] = 2.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Watch the jobs live; Ctrl-C ends it. With --json, or when not on a terminal, prints once."""
+    """Watch the jobs live. Ctrl-C ends it.
+
+    With --json, and where standard output is no terminal, it prints once.
+    """
     store, console = _store(config), access.console()
 
     def read() -> tuple[Row, list[dict[str, Any]]]:
@@ -150,7 +155,7 @@ def explain(job: JobArgument, config: ConfigOption = None, as_json: JsonOption =
 
 
 def _with_node_more(snapshot: Any, job: int) -> Allocation | None:
-    """What the job would get of one node more; None where the stored snapshot cannot tell."""
+    """Decide again with one more node; None where no snapshot is stored."""
     try:
         return one_node_more(decode_snapshot(snapshot), job)
     except StoreRejected:
@@ -176,7 +181,10 @@ def moves(
 
 @app.command()
 def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Say who leads, and when and how well it last decided. Exit status 0 only if polluxd works."""
+    """Show who leads and when polluxd last decided.
+
+    Exit status: 0 polluxd works, 1 it does not decide, 2 a move is stuck.
+    """
     store, loaded = _store(config), access.configuration(config)
     found = status_row(store)
     verdict = health(found, store.open_moves(), loaded.cycle, loaded.moves, time.time())

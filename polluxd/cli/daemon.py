@@ -1,4 +1,4 @@
-"""`polluxd`: run the daemon, check its configuration, migrate its database."""
+"""`polluxd`: run the daemon, check its configuration, migrate."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ def run(
 
 @app.command()
 def migrate(config: ConfigOption = DEFAULT_PATH) -> None:
-    """Create or upgrade the database, and install the ticket secret. Safe to repeat."""
+    """Create or upgrade the database and install the ticket secret.
+
+    It is safe to repeat.
+    """
     loaded = load_config(config)
     store = open_store(loaded)
     applied = store.migrate()
@@ -72,7 +75,7 @@ def example_config() -> None:
 
 
 def main() -> None:
-    """Entry point: a PolluxError is one line on stderr and exit status 2, never a traceback."""
+    """Run a command; a PolluxError is one line on stderr and status 2."""
     try:
         app()
     except PolluxError as error:

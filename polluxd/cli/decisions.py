@@ -1,4 +1,4 @@
-"""`polluxctl decisions`: the decisions that were made, and the proof that one can be made again."""
+"""`polluxctl decisions`: list the decisions of polluxd, and replay one."""
 
 from __future__ import annotations
 
@@ -70,7 +70,10 @@ def replay(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Decide again on a stored snapshot. Status 1 unless it is the recorded plan, bit for bit."""
+    """Decide again on a stored snapshot and compare the plans.
+
+    Exit status 1 unless they are the same, bit for bit.
+    """
     store, _ = access.open_store(config)
     recorded = store.cycle(cycle)
     if recorded is None:

@@ -1,4 +1,4 @@
-"""Whether polluxd works: the verdict of `polluxctl status`, and its exit status. Pure."""
+"""The verdict of `polluxctl status`, and its exit status. Pure."""
 
 from __future__ import annotations
 

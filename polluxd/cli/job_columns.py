@@ -1,4 +1,4 @@
-"""How jobs are shown: the columns of `polluxctl jobs`, `polluxctl top` and the demo."""
+"""The columns of `polluxctl jobs`, `polluxctl top` and the demo."""
 
 from __future__ import annotations
 

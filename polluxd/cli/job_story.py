@@ -1,4 +1,4 @@
-"""`polluxctl explain JOB`: what a job has, why, and what other sizes would bring it."""
+"""`polluxctl explain JOB`: what a job has, why, and other sizes."""
 
 from __future__ import annotations
 
@@ -31,13 +31,15 @@ _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 def fit_type(snapshot: Mapping[str, Any] | None, report: Report | None) -> str:
-    """The GPU type that the job's own fit is of, where the stored snapshot's nodes are of several; else empty."""
+    """Return the GPU type of the job's fit; empty in a cluster of one type."""
     types = {node.get("gpu_type", "") for node in (snapshot or {}).get("nodes", ()) if node["gpus"]}
     return report.gpu_type if report is not None and len(types) > 1 and report.gpu_type in types else ""
 
 
 def node_size(snapshot: Mapping[str, Any] | None, report: Report | None) -> tuple[int, int]:
-    """(GPUs of a usual node, GPUs of all), as the cycle's stored snapshot has them; else as the job shows.
+    """Return the GPUs of a usual node and of all nodes.
+
+    They come from the stored snapshot of the cycle, or from the job where there is none.
 
     Of the nodes of `fit_type`, where that is one.
     """
@@ -51,7 +53,10 @@ def node_size(snapshot: Mapping[str, Any] | None, report: Report | None) -> tupl
 
 
 def _shapes(held: tuple[int, int], per_node: int, largest: int) -> list[tuple[int, int]]:
-    """(nodes, GPUs) worth telling: powers of two within a node, then whole nodes, and what the job holds."""
+    """Return the sizes to show, as (nodes, GPUs).
+
+    Powers of two within a node, then whole nodes, and the size that the job has.
+    """
     shapes = {held} if held[1] else set()
     shapes |= {(1, gpus) for gpus in _COUNTS if gpus <= min(per_node, largest)}
     shapes |= {(nodes, nodes * per_node) for nodes in _COUNTS if nodes * per_node <= largest}
@@ -59,9 +64,11 @@ def _shapes(held: tuple[int, int], per_node: int, largest: int) -> list[tuple[in
 
 
 def sizes(found: Explanation, per_node: int, cluster_gpus: int) -> list[dict[str, Any]]:
-    """Goodput predicted at other sizes, by the job's own fit, up to what it may take and four times what it was
-    measured on. Empty until it has reported a fit. Several nodes are taken to lie in one rack; of a job that was
-    measured over racks `over_racks` has the goodput there, and what it has now counts as it lies.
+    """Predict goodput at other sizes, by the job's own fit.
+
+    Sizes go up to the job's limit, and to four times the size at which it was measured. The list is empty until the
+    job has reported a fit. Several nodes count as one rack. For a job measured over racks, `over_racks` has the
+    goodput there, and the present size counts as it is.
     """
     report, spec = found.report, found.job.spec
     if report is None or report.params is None or found.job.ended_at is not None:
@@ -104,7 +111,7 @@ def sizes(found: Explanation, per_node: int, cluster_gpus: int) -> list[dict[str
 
 
 def _over_racks(found: Explanation) -> bool:
-    """Whether what the job holds lies in several racks, as far as the newest decision tells of just that."""
+    """Say whether the job's present nodes lie in several racks."""
     placed, report = found.allocation, found.report
     if placed is None or placed.explanation is None or report is None:
         return False
@@ -113,7 +120,7 @@ def _over_racks(found: Explanation) -> bool:
 
 
 def decision(found: Explanation) -> dict[str, Any] | None:
-    """The newest decision on the job, and the cycle that made it; None when there was none yet."""
+    """Return the newest decision on the job; None before the first."""
     if found.allocation is None:
         return None
     placed, cycle = found.allocation, found.cycle
@@ -204,7 +211,7 @@ def _measured(row: Mapping[str, Any], report: Report | None, rejected: str) -> l
 
 
 def _agent(row: Mapping[str, Any]) -> list[str]:
-    """Say what the agent leaves alone in modes observe and advise, and what it would do instead."""
+    """Say what the agent leaves alone in modes observe and advise."""
     advice = row["advice"]
     if row["mode"] == "observe":
         return ["The agent only measures (mode observe): batch size and learning rate stay the user's."]

@@ -1,4 +1,4 @@
-"""One way to print: rows and columns in, a table for people or JSON for programs out.
+"""Print rows and columns: a table for people or JSON for programs.
 
 A column says how a value is shown and how dear it is: on a narrow terminal the cheap columns go first, so
 that lines never wrap into porridge. JSON always carries every value, unrounded, under the column's key."""
@@ -25,7 +25,7 @@ Row = Mapping[str, Any]
 
 
 class PrintableConsole(Console):
-    """Shows control characters of users' text as their escapes, wherever in a sentence they stand."""
+    """Show control characters of users' text as their escapes."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -47,7 +47,7 @@ def count(how_many: int, what: str) -> str:
 
 
 def number(digits: int = 3) -> Callable[[Any], str]:
-    """A number to so many significant digits, without exponents below a million."""
+    """Format to so many significant digits, exponents from a million on."""
 
     def show(value: Any) -> str:
         if value is None or not math.isfinite(value):
@@ -112,13 +112,13 @@ def _widest(column: Column, rows: Sequence[Row]) -> int:
 
 
 def _need(column: Column, rows: Sequence[Row]) -> int:
-    """The least width of a column: that of its widest value, unless that may be cut."""
+    """Return a column's least width: of its widest value, unless cut."""
     widest = _widest(column, rows)
     return min(widest, max(column.least, len(column.title))) if column.flexible else widest
 
 
 def _widths(rows: Sequence[Row], columns: Sequence[Column], width: int) -> dict[str, int]:
-    """Characters of each column, by key: what it needs, and of what is left over flexible ones as much as they want."""
+    """Return the width of each column; flexible columns share the spare."""
     widths = {c.key: _need(c, rows) for c in columns}
     spare = max(width - sum(w + 2 for w in widths.values()) + 2, 0)
     wanting = sorted((_widest(c, rows) - widths[c.key], c.key) for c in columns if c.flexible)
@@ -156,7 +156,10 @@ def table(rows: Sequence[Row], columns: Sequence[Column], width: int, title: str
 
 
 def jsonable(value: Any) -> Any:
-    """A value that JSON can carry: no NaN or infinity, enumerations by value, times as POSIX seconds."""
+    """Return a value that JSON can carry.
+
+    NaN and infinity become null, enumerations their value, times POSIX seconds.
+    """
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, datetime):
@@ -186,7 +189,7 @@ def emit(
     title: str | None = None,
     empty: str = "nothing to show",
 ) -> None:
-    """Print rows: a JSON list of objects, or a table that fits the terminal (a line when there are none)."""
+    """Print rows as a JSON list, or as a table that fits the terminal."""
     if as_json:
         emit_json([{c.key: row.get(c.key) for c in columns} for row in rows])
     elif rows:

@@ -1,4 +1,4 @@
-"""`polluxctl pin`, `unpin`, `cancel-move`: what an administrator orders of one job."""
+"""`polluxctl pin`, `unpin`, `cancel-move`: orders for one job."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _set_pin(job: int, config: ConfigOption, *, pinned: bool) -> None:
 
 
 def pin(job: JobArgument, config: ConfigOption = None) -> None:
-    """Leave a job's GPUs as they are until `unpin`. One that waits is started first."""
+    """Keep a job's GPUs until `unpin`. A waiting job starts first."""
     _set_pin(job, config, pinned=True)
     typer.echo(
         f"job {job} is pinned until `polluxctl unpin {job}`: once it runs, polluxd neither moves nor stops it; a move "
@@ -39,7 +39,7 @@ def unpin(job: JobArgument, config: ConfigOption = None) -> None:
 
 
 def cancel_move(job: JobArgument, config: ConfigOption = None) -> None:
-    """Take back a job's move under way. Possible as long as it still runs where it was."""
+    """Take back a job's move while the job still runs where it was."""
     store, _ = access.open_store(config)
     move = store.cancel_move(job, access.who())
     if move is None:

@@ -1,4 +1,4 @@
-"""What other settings would change: two decisions on one snapshot, side by side. Pure."""
+"""Two decisions on one snapshot, under different settings. Pure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Side = dict[str, Any]
 def preview(
     snapshot: Snapshot, before: PolicySettings, after: PolicySettings
 ) -> tuple[list[dict[str, Any]], list[Side]]:
-    """A row per job, and a summary of each of the two plans, of the same jobs, nodes and moment."""
+    """Return a row per job, and a summary of each of the two plans."""
     plans = [decide(replace(snapshot, settings=settings)) for settings in (before, after)]
     old, new = ({a.job_id: a for a in plan.allocations} for plan in plans)
     rows = []
@@ -67,7 +67,10 @@ def preview(
 
 
 def _seconds_left(allocation: Allocation) -> float | None:
-    """Predicted seconds to the job's end at what it would hold; None: it waits, or declared no length."""
+    """Return the predicted seconds to a job's end.
+
+    None: the job waits, or declared no length.
+    """
     return allocation.explanation.seconds_left if allocation.explanation is not None else None
 
 

@@ -1,4 +1,4 @@
-"""`polluxctl recommend-nodes`: how many nodes a cloud cluster should have now, and why. Shows; acts on nothing."""
+"""`polluxctl recommend-nodes`: how many nodes the jobs would use well."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ def recommend_nodes(
     high: Annotated[float, typer.Option(metavar="UTILITY", help="above it, nodes are to come")] = HIGH,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how many nodes the jobs would make good use of. Nothing is started or stopped."""
+    """Show how many nodes the jobs would use well.
+
+    Nothing is started or stopped.
+    """
     newest = access.open_store(config)[0].newest_snapshot()
     if newest is None:
         raise PolluxError("no snapshot is stored yet: polluxd stores one with each decision")

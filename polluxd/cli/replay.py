@@ -1,4 +1,4 @@
-"""Decide again on the snapshot of a recorded cycle, and hold the plan against the recorded one. Pure."""
+"""Compare a plan, made again, with the recorded plan. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Difference = dict[str, Any]
 
 
 def differences(cycle: CycleView, recorded: Sequence[Allocation], plan: Plan) -> list[Difference]:
-    """Everything in which the two plans differ, the plan as a whole first (`job_id` None), then by job.
+    """Return all differences: of the plan (`job_id` None), then by job.
 
     Numbers are the same only with all their bits the same.
     """
@@ -55,7 +55,7 @@ def _of_job(recorded: Allocation, replayed: Allocation) -> Iterator[Difference]:
 
 
 def _values(allocation: Allocation) -> dict[str, Any]:
-    """What is recorded of a decision, flat, as the database keeps it: 0 for a number that is not finite."""
+    """Flatten a decision as the database keeps it; not finite is 0."""
     values: dict[str, Any] = {
         "placement": str(allocation.placement),
         "goodput": allocation.goodput,

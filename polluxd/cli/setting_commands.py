@@ -1,4 +1,4 @@
-"""`polluxctl settings`: show how the cluster is shared, try other settings, set them."""
+"""`polluxctl settings`: show, try and set how the cluster is shared."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SHORT = {"power": ["-p"]}
 
 
 def _option(info: SettingInfo) -> Any:
-    """Return the typer option of one setting, as declared in `polluxd.settings`."""
+    """Return the typer option of one setting, from its declaration."""
     name = option_name(info)
     if base_type(info.kind) is bool:
         return Annotated[bool | None, typer.Option(f"{name}/--no-{name.removeprefix('--')}", help=info.help)]
@@ -49,7 +49,7 @@ def _option(info: SettingInfo) -> Any:
 def _takes_settings(
     command: Callable[[Path | None, dict[str, Words | None], bool], None],
 ) -> Callable[..., None]:
-    """Give a command one option per setting; it gets what was typed as a dictionary."""
+    """Give a command one option per setting, passed as a dictionary."""
 
     def run(config: Path | None = None, as_json: bool = False, **words: Any) -> None:
         command(config, words, as_json)

@@ -1,4 +1,4 @@
-"""Policy settings on the command line: options into values, and values into words. Pure."""
+"""Policy settings on the command line: words and values. Pure."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _value(info: SettingInfo, given: Words, present: PolicySettings) -> Any:
 def _merged(
     info: SettingInfo, given: Sequence[str], present: Mapping[str, Any], kind: type
 ) -> dict[str, Any]:
-    """Merge NAME=VALUE words into the present table; NAME=none removes an entry."""
+    """Merge NAME=VALUE words into the present table; none removes."""
     entries = dict(present)
     for word in given:
         name, equals, text = word.rpartition("=")
@@ -75,7 +75,10 @@ def _merged(
 
 
 def number_or_text(text: str, kind: type) -> Any:
-    """Return `text` as a number where the setting is one; else as it is, for the setting's own check to refuse."""
+    """Return `text` as a number where it is one, else unchanged.
+
+    The setting's own check then refuses what is no number.
+    """
     try:
         return kind(text) if kind in (int, float) else text
     except ValueError:
@@ -83,7 +86,7 @@ def number_or_text(text: str, kind: type) -> Any:
 
 
 def parse_power(text: str) -> float:
-    """Return the p of the p-mean. Raises ConfigError, which says what is allowed."""
+    """Return the p of the p-mean. Raises ConfigError."""
     power: float = checked("power", number_or_text(text.lower(), float))
     return power
 

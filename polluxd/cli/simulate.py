@@ -1,4 +1,4 @@
-"""`polluxctl simulate`: what the policies would have done with a trace. Needs no Slurm and no database."""
+"""`polluxctl simulate`: replay a trace without Slurm and database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the store knows, as plain rows for people and programs; nothing here prints."""
+"""Rows of jobs, moves, status and audit, from the store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ _OVER = {step.value for step in Step if step.terminal}
 
 
 def job_rows(store: Store, *, ended: bool = True, now: float | None = None) -> list[dict[str, Any]]:
-    """One row per job under the keys of `JOB_COLUMNS` and some more; those that live first, then by job id.
+    """Return one row per job, running and waiting jobs first.
+
+    The keys are those of `JOB_COLUMNS` and some more.
 
     `ended=False` leaves finished jobs out.
     """
@@ -26,7 +28,7 @@ def job_rows(store: Store, *, ended: bool = True, now: float | None = None) -> l
 
 
 def job_row(view: JobView, lost_s: float, now: float) -> dict[str, Any]:
-    """One job. What it reported (batch size, goodput) is of the past, and left out, unless it runs."""
+    """Return the row of one job; measurements only while it runs."""
     over = view.ended_at is not None
     running = view.gpus > 0 and not over
     done = 1.0 if view.state == "COMPLETED" else view.fraction_done
@@ -76,7 +78,7 @@ def _reason(view: JobView, moving: str | None, over: bool) -> str:
 
 
 def move_rows(store: Store, job_id: int | None = None) -> list[dict[str, Any]]:
-    """Every move that is remembered, oldest first, with what it cost once it is complete."""
+    """Return every stored move, oldest first, with its cost at the end."""
     costs = {cost["id"]: cost for cost in store.move_costs(job_id)}
     rows = []
     for move in store.moves(job_id):
@@ -130,7 +132,7 @@ def status_row(store: Store) -> dict[str, Any]:
 
 
 def _price(allocations: Iterable[Allocation]) -> float | None:
-    """The highest price of a GPU that the decision found; None where it found none or had another objective."""
+    """Return the highest price of a GPU; None under fair share."""
     told = (a.explanation.gpu_price for a in allocations if a.explanation is not None)
     return max((price for price in told if price is not None), default=None)
 

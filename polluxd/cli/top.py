@@ -51,7 +51,10 @@ def screen(
 def watch(
     read: Callable[[], tuple[Mapping[str, Any], list[dict[str, Any]]]], console: Console, every_s: float
 ) -> None:
-    """Redraw until Ctrl-C. A database that stops answering is said in the last line; the last view stays."""
+    """Redraw until Ctrl-C.
+
+    Where the database stops answering, the last view stays, and the last line says so.
+    """
     shown: RenderableType = Text("reading ...", style="dim")
     with Live(shown, console=console, auto_refresh=False, screen=True) as live:
         while True:

@@ -1,4 +1,4 @@
-"""A decision's explanation in words: fair share, limit, who has the GPUs instead, cost of a move. Pure."""
+"""A decision's explanation in sentences. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LIMITS = {
 
 
 def sentences(placed: Allocation, others: Sequence[Allocation], max_gpus: int | None) -> list[str]:
-    """Return the explanation of a decision in sentences; empty for a job that took no part in it."""
+    """Return the sentences; none for a job outside the decision."""
     told = placed.explanation
     if told is None:
         return []
@@ -85,7 +85,7 @@ def _marginal(told: Explanation, others: Sequence[Allocation]) -> list[str]:
 
 
 def _market(told: Explanation) -> list[str]:
-    """Say what a GPU costs, what the next GPU would bring the job, and when the job ends."""
+    """Say what a GPU costs and brings, and when the job ends."""
     lines = []
     if told.gpu_price is not None:
         lines.append(

@@ -1,4 +1,4 @@
-"""Each setting is declared once: the declaration is complete, and what is generated from it is current."""
+"""Declarations are complete, and generated files are current."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_setting_says_what_it_means_and_what_it_takes(info):
 
 @pytest.mark.parametrize("info", infos("policy"), ids=lambda info: info.key)
 def test_a_setting_of_the_database_is_strict(info):
-    """`"60"` for a number, or 1 for true, is a mistake: JSON and TOML tell them apart."""
+    """`"60"` for a number, or 1 for true, is a mistake."""
     kind = table_kinds(info.kind)[1] if info.is_table else info.kind
     wrong = {bool: [1, "true", None], float: ["1", True], int: ["1", True, 1.5], str: [1, None]}
     for value in wrong.get(base_type(kind), [1, None, "no such choice"]):

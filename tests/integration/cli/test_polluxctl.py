@@ -23,7 +23,7 @@ POLLUXCTL = Path(sys.executable).with_name("polluxctl")
 
 @pytest.fixture(scope="module")
 def store(dev_postgres):
-    """A migrated database with one job, one decision on it and one move that completed."""
+    """Return a migrated database with a job, a decision and a move."""
     made = Store(dev_postgres.url, CLUSTER, lease_s=3600)  # nobody renews it here, however slow the machine
     made.migrate()
     epoch = made.lead()

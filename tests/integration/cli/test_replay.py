@@ -1,4 +1,4 @@
-"""Decisions recorded in a real Postgres, made again from what it kept: bit for bit, also in another process."""
+"""Decisions recorded in a real Postgres are replayed bit for bit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ POLLUXCTL = Path(sys.executable).with_name("polluxctl")
 
 
 def lived_through(seed: int) -> Snapshot:
-    """A cluster in mid-life, with numbers as measurements have them: all digits in use."""
+    """Return a busy cluster whose numbers use all digits."""
     draw = random.Random(seed)
     nodes = tuple(
         Node(f"n{i}", 4, "", draw.choice([0, 0, 1]), draw.random() < 0.95, frozenset({"main"}), 64)
@@ -115,7 +115,7 @@ def polluxctl(store, dev_postgres, tmp_path):
 
 
 def test_every_recorded_decision_can_be_made_again(store):
-    """Also one made with the tables that polluxd keeps from decision to decision: the replay begins without."""
+    """The replay begins without the tables that polluxd keeps."""
     kept = Cache()
     for seed in range(30):
         cycle = record(store, lived_through(seed), kept)

@@ -1,4 +1,4 @@
-"""A store in memory for the commands, and a way to run polluxctl in this process."""
+"""A store in memory, and polluxctl run in this process."""
 
 from __future__ import annotations
 

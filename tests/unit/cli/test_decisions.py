@@ -1,4 +1,4 @@
-"""`polluxctl decisions` and `polluxctl settings preview`, on a small snapshot that was decided on."""
+"""`polluxctl decisions` and `settings preview` on a small snapshot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The man pages name every command and option that `--help` knows, and no other."""
+"""The man pages name every command and option of `--help`, no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""polluxctl as people and scripts meet it: output, JSON, exit status, one line of error."""
+"""polluxctl: output, JSON, exit status, one line of error."""
 
 from __future__ import annotations
 
