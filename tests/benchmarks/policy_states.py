@@ -10,8 +10,10 @@ from pathlib import Path
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.model import Job, JobSpec, Node, Plan, Report, Snapshot
+from polluxd.settings import PolicySettings
 from polluxd.sim.cluster import Scenario
 from polluxd.sim.engine import View, simulate
+from polluxd.sim.knowledge import Knowledge
 from polluxd.sim.policies import snapshots
 from polluxd.sim.policies.pollux import Pollux
 from polluxd.sim.profiles import load_profiles
@@ -37,7 +39,8 @@ def arrival(rng: random.Random, number: int) -> tuple[Job, Report]:
     )
     initial = rng.choice([32, 64, 128, 256])
     limits = BatchLimits(initial, initial * 64, 8, 512)
-    report = Report(0, 0.0, limits, theta, NoiseScale(1.0, 10 ** rng.uniform(-1, 2.5)), explored_gpus=1)
+    noise = NoiseScale(1.0, 10 ** rng.uniform(-1, 2.5))
+    report = Report(0, 0.0, limits, theta, noise, explored_gpus=1, target=10 ** (3 + 3 * (number % 97) / 97))
     spec = JobSpec(min_gpus=rng.choice([1] * 9 + [2, 4]), max_gpus=rng.choice([None, None, None, 4, 16]))
     job = Job(
         number,
@@ -65,10 +68,21 @@ def refitted(rng: random.Random, report: Report) -> Report:
     )
 
 
+FAIR_SHARE = PolicySettings(objective="fair-share", remaining_work_power=0.0)
+"""The paper's objective, which the genetic algorithm can be held against."""
+
+
 def life(
-    gpus: int, jobs: int, seed: int, cycles: int, decide: Callable[[Snapshot], Plan], *, per_node: int = 4
+    gpus: int,
+    jobs: int,
+    seed: int,
+    cycles: int,
+    decide: Callable[[Snapshot], Plan],
+    *,
+    per_node: int = 4,
+    settings: PolicySettings = FAIR_SHARE,
 ) -> Iterator[Snapshot]:
-    """Snapshots of a cluster in which about `jobs` jobs live, each as `decide` left the one before."""
+    """Yield snapshots of a cluster in which about `jobs` jobs live, each as `decide` left the one before."""
     rng = random.Random(seed)
     nodes = tuple(
         Node(f"n{i:05d}", per_node, partitions=frozenset({"main"})) for i in range(gpus // per_node)
@@ -83,7 +97,7 @@ def life(
         agents[newest] = replace(agents[newest], explored_gpus=rng.choice([1, 1, 2, 2, 4, 8, 16]))
         alive[newest] = replace(job, age=10 ** rng.uniform(1.8, 4.5), report=agents[newest], started=True)
     for _ in range(cycles):
-        snapshot = Snapshot("bench", 0.0, nodes, tuple(alive.values()))
+        snapshot = Snapshot("bench", 0.0, nodes, tuple(alive.values()), settings)
         yield snapshot
         for a in decide(snapshot).allocations:
             job, held = alive[a.job_id], a.placement.gpus
@@ -112,7 +126,7 @@ class _Recorder(Pollux):
     """The daemon's policy, keeping what it decides on."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(knowledge=Knowledge(objective="fair-share"))
         self.seen: list[Snapshot] = []
 
     def decide(self, view: View) -> Mapping[int, Seats]:
