@@ -1,4 +1,4 @@
-"""What the daemon observes and decides, as frozen values that every room shares.
+"""What every room shares: observations and decisions, as frozen values.
 
 Units: seconds, GPUs, examples. Times are POSIX timestamps (float, UTC). Nothing here does I/O or reads a clock.
 """
@@ -24,7 +24,10 @@ class Mode(StrEnum):
 
 
 class JobState(StrEnum):
-    """The states of a Slurm job that matter here; any other base state is mapped onto these."""
+    """The states of a Slurm job.
+
+    Any base state that is not listed here is mapped onto one of these.
+    """
 
     PENDING = "PENDING"
     RUNNING = "RUNNING"
@@ -64,7 +67,10 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """GPUs of one job: the same number on each of its nodes. No nodes means no GPUs."""
+    """GPUs of one job, the same number on each of its nodes.
+
+    No nodes means no GPUs.
+    """
 
     nodes: tuple[str, ...] = ()
     gpus_per_node: int = 0
@@ -93,7 +99,10 @@ NO_PLACEMENT = Placement()
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """What the user's `#POLLUX` lines ask for (carried by Slurm in AdminComment)."""
+    """What the user's `#POLLUX` lines ask for.
+
+    Slurm carries them in AdminComment.
+    """
 
     min_gpus: int = 1
     max_gpus: int | None = None
@@ -109,7 +118,10 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The latest that a job's agent told us, validated at the boundary (finite, in range)."""
+    """The newest report of a job's agent.
+
+    The boundary has validated it: every number is finite and in range.
+    """
 
     attempt: int
     at: float
@@ -320,7 +332,7 @@ _LAST_CHANCE = {
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A move of one job, written before each action on Slurm (write-ahead intent).
+    """A move of one job, written before each action on Slurm.
 
     `attempt` is the restart count that the job had when the move was planned: with the job id it is the fence
     that keeps a move from being applied twice. `path` is `start` (first placement of a pending job), `requeue`
@@ -365,7 +377,7 @@ class Move:
 
     @property
     def revocable(self) -> bool:
-        """It can still be taken back at its present step, the job staying as it is."""
+        """Whether the move can still be taken back at its present step."""
         kind = f"resize {'grow' if self.grows else 'shrink'}" if self.in_allocation else self.path
         steps = list(Step)
         return steps.index(self.step) <= steps.index(_LAST_CHANCE.get(kind, Step.CHECKPOINTED))

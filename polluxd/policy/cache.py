@@ -1,4 +1,4 @@
-"""Keep from one decision to the next: goodput per job and shape, and the shapes that nodes offer.
+"""Keep goodput tables and offered shapes from one decision to the next.
 
 A job's table depends on its fit, its noise scale, its batch limits and the shapes asked for, and on nothing else:
 while those are equal, so are the numbers, bit for bit, and a plan never shows whether there was a cache.
@@ -28,7 +28,10 @@ Evaluate = Callable[[Sequence[int]], tuple[Floats, Ints]]
 
 
 class _Table:
-    """Goodput and batch size of one job's configurations, good while what they follow from is the same."""
+    """Goodput and batch size of one job's configurations.
+
+    The table is good while its inputs stay the same.
+    """
 
     __slots__ = ("adaptive", "asked", "found", "report")
 
@@ -55,7 +58,10 @@ class _Table:
 
 
 class Cache:
-    """Kept by whoever decides again and again, and passed to `decide`. Not for several threads at once."""
+    """Kept from decision to decision, and passed to `decide`.
+
+    Not for several threads at once.
+    """
 
     def __init__(self) -> None:
         self._tables: dict[int, _Table] = {}
@@ -69,7 +75,7 @@ class Cache:
         self.misses = 0
 
     def believable(self, snapshot: Snapshot) -> tuple[Snapshot, dict[int, str]]:
-        """As `sanity.believable`; a report once found sound is not gone through again."""
+        """As `sanity.believable`, but check each sound report once only."""
         sound = self._sound
         jobs = snapshot.jobs
         doubtful = tuple(j for j in jobs if sound.get(j.job_id) is not j.report)
@@ -86,7 +92,7 @@ class Cache:
         return snapshot, notes
 
     def offers(self, domain: Domain, settings: Settings) -> Offers:
-        """Return what the domain's nodes offer; found again if one of them changed."""
+        """Return what the domain's nodes offer; look again if a node changed."""
         name = domain.nodes[0].name if domain.nodes else ""
         rules = (settings.partial_nodes, settings.gpu_counts, gpu_types(domain))
         known = self._offers.get(name)

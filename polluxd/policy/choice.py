@@ -1,4 +1,6 @@
-"""Which solver decides the counts: exact while small, by price beyond, an integer program where GPU types differ.
+"""Choose the solver of the counts.
+
+Small problems are solved exactly, large ones by price, several GPU types by an integer program.
 
 All behind one answer.
 """
@@ -42,7 +44,10 @@ class Choice(NamedTuple):
 
 
 def choose(table: OptionTable, domain: Domain, packing: Packing, power: float) -> Choice:
-    """Counts within capacity, ceilings, guarantees and the partitions' nodes, given the jobs seated already."""
+    """Choose counts within capacity, ceilings, guarantees and partitions.
+
+    Jobs that are seated already keep their GPUs.
+    """
     gpus = np.where(table.pinned[table.owner], 0, table.gpus)
     held = [sum(int(table.gpus[table.start[j]]) for j in g.members if table.pinned[j]) for g in table.groups]
     limits = [g.less(h) for g, h in zip(table.groups, held, strict=True)]
@@ -98,7 +103,10 @@ def _by_program(
     fair_bound: float,
     racks: integer.Racks | None,
 ) -> Choice:
-    """Counts per GPU type, and per rack where `racks` tells of them; a bound over all types as one is a bound too."""
+    """Solve counts per GPU type, and per rack where `racks` tells of them.
+
+    A bound over all types as one is a bound too.
+    """
     free, pool = np.maximum(packing.free, 0), _pool_of_node(table, packing)
     capacity = [int(free[pool == k].sum()) for k in range(max(len(table.types), 1))]
     kind = table.kind if table.types else np.zeros_like(table.kind)
@@ -116,7 +124,10 @@ def _pool_of_node(table: OptionTable, packing: Packing) -> Ints:
 
 
 def _racks(table: OptionTable, packing: Packing, gpus: Ints) -> integer.Racks | None:
-    """The racks' GPUs, and the nodes that a job on several could have for itself; None where they are too many."""
+    """Return the racks' GPUs and their nodes that are open to spanning jobs.
+
+    None where there are too many.
+    """
     spans = (gpus > 0) & (table.nodes > 1)
     within = spans & (table.racks == ONE_RACK)
     racks = int(packing.rack.max()) + 1

@@ -1,4 +1,6 @@
-"""The count solver: how many GPUs each job gets, placement aside. Exact, by dynamic programming.
+"""The count solver: GPUs per job, exactly, by dynamic programming.
+
+It knows nothing of placement.
 
 With one GPU type this is a multiple-choice knapsack: each job picks one of its options, the GPUs add up to at most
 the capacity, the utilities add up to as much as possible. Its value bounds every plan from above, since placement
@@ -22,7 +24,9 @@ _Assign = Callable[[int, Ints], None]
 
 
 def frontiers(gpus: Ints, value: Floats, owner: Ints) -> Ints:
-    """Options worth having, by owner [O] and GPUs: each is better than every one of its owner's that needs no more.
+    """Return the options worth having, by owner [O] and GPUs.
+
+    Each is better than every option of its owner that needs no more GPUs.
 
     Indices into the arrays, all owners' in one pass; of equal options the first.
     """
@@ -41,7 +45,9 @@ def frontiers(gpus: Ints, value: Floats, owner: Ints) -> Ints:
 def solve(
     gpus: Ints, value: Floats, start: Ints, capacity: int, groups: Sequence[Group] = ()
 ) -> tuple[Ints, float]:
-    """One option per job, of largest total value within `capacity` GPUs and the limits of `groups`, which are nested.
+    """Choose one option per job, of largest total value.
+
+    They keep within `capacity` GPUs and the limits of `groups`, which are nested.
 
     Options are grouped by job, `start` [J + 1] delimits them in `gpus` and `value` [O]; every job has one that needs
     no GPU. A guarantee is kept for its group as far as the group has use for it. Returns option numbers [J] and the
@@ -68,7 +74,10 @@ def solve(
 
 
 class _Tables:
-    """Best total value of some jobs by the GPUs that they may have together, [capacity + 1]."""
+    """Best total value by the GPUs that some jobs may have together.
+
+    [capacity + 1]
+    """
 
     def __init__(self, gpus: Ints, value: Floats, start: Ints) -> None:
         self._gpus, self._value = gpus, value
@@ -82,7 +91,7 @@ class _Tables:
         inner: Sequence[tuple[frozenset[int], Group, Floats, _Assign]],
         capacity: int,
     ) -> tuple[Floats, _Assign]:
-        """The table of these jobs, those of the inner groups through the groups' own tables."""
+        """Return the table of these jobs, inner groups by their own tables."""
         grouped = frozenset[int]().union(*(m[0] for m in inner))
         best = np.zeros(capacity + 1)
         stages: list[tuple[Ints, NDArray[np.int32], int, _Assign | None]] = []
@@ -117,7 +126,10 @@ class _Tables:
 
 
 def _stage(best: Floats, sizes: Ints, values: Floats) -> tuple[Floats, NDArray[np.int32]]:
-    """One more member: for each capacity the better of its choices, and which. Choices in order of size."""
+    """Add one member: for each capacity the better of its choices.
+
+    Choices come in order of size. Also returns which choice.
+    """
     if sizes.size == 1 and sizes[0] == 0:
         return best + values[0], np.zeros(best.size, dtype=np.int32)
     columns = np.arange(best.size)

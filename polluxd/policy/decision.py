@@ -1,4 +1,7 @@
-"""One decision for the whole cluster: a snapshot in, a plan with reasons out. No I/O, no clock."""
+"""One decision for the whole cluster: from a snapshot to a plan.
+
+Every allocation has its reason. No I/O, no clock.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +142,10 @@ def _solve(domain: Domain, settings: Settings, mean_weight: float, cache: Cache)
 
 
 def _place(seating: Seating, choice: Choice) -> None:
-    """Seat the choice, moving no job that need not move; where that loses counts, try moving some, and search."""
+    """Seat the choice, and move no job that need not move.
+
+    Where that loses counts, try moving some jobs, and search.
+    """
     table, chosen = seating.table, choice.chosen
     seating.aim_at(chosen)
     left = seating.fill(chosen)
@@ -158,7 +164,10 @@ def _place(seating: Seating, choice: Choice) -> None:
 
 
 def _search(seating: Seating, aim: float, tolerance: float, limit: int) -> int:
-    """Both searches in turn while they gain; returns how many divisions are left of the limit."""
+    """Run both searches in turn while they gain.
+
+    Returns how many divisions are left of the limit.
+    """
     for _ in range(ROUNDS):
         before = seating.total()
         if before >= aim - tolerance:

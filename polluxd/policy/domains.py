@@ -1,4 +1,4 @@
-"""Which nodes a job may use, and the parts of the cluster that decide apart from one another.
+"""Which nodes a job may use, and which parts of the cluster are apart.
 
 Two jobs compete when some node could hold either, or when a limit counts them together. Partitions that share
 neither, directly or through others, never compete: each such domain is solved by itself, which is exact, since the
@@ -28,7 +28,10 @@ class Domain:
         return sum(n.capacity for n in self.nodes)
 
     def rooms(self, jobs: Sequence[Job]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Parts of the domain that some jobs cannot leave: the jobs' numbers, and the nodes' they are held to."""
+        """Return the parts of the domain that some jobs cannot leave.
+
+        Each is the jobs' numbers and the numbers of the nodes that they may use.
+        """
         kinds = partitions_of_each(jobs)
         reach = {p: tuple(i for i, n in enumerate(self.nodes) if eligible(p, n)) for p in set(kinds)}
         found = []
@@ -40,13 +43,13 @@ class Domain:
 
     @cached_property
     def gpus_per_node(self) -> int:
-        """The usual size of a node: the most common one, the larger on a tie; at least 1."""
+        """Return the most common node size, the larger on a tie; at least 1."""
         sizes = [n.gpus for n in self.nodes if n.gpus > 0]
         return max(set(sizes), key=lambda g: (sizes.count(g), g), default=1)
 
 
 def partitions_of(job: Job) -> frozenset[str]:
-    """Return the partitions that the job may run in; Slurm separates several by commas."""
+    """Return the partitions of the job; Slurm separates them by commas."""
     return _partitions(job.partition)
 
 
@@ -62,12 +65,18 @@ def _partitions(names: str) -> frozenset[str]:
 
 
 def eligible(partitions: frozenset[str], node: Node) -> bool:
-    """Whether a job of these partitions may use the node. A node that names no partition is open to all."""
+    """Return whether a job of these partitions may use the node.
+
+    A node that names no partition is open to all.
+    """
     return not node.partitions or not partitions or not partitions.isdisjoint(node.partitions)
 
 
 def split(snapshot: Snapshot) -> list[Domain]:
-    """The snapshot's domains, in order of their first node's name; jobs without any node come last."""
+    """Split the snapshot into domains, in order of their first node's name.
+
+    Jobs without any node come last.
+    """
     nodes = sorted(snapshot.nodes, key=attrgetter("name"))
     jobs = sorted(snapshot.jobs, key=attrgetter("job_id"))
     kinds = {j.partition for j in jobs}
@@ -94,7 +103,10 @@ def split(snapshot: Snapshot) -> list[Domain]:
 
 
 def _limited(jobs: Sequence[Job], settings: Settings) -> list[list[str]]:
-    """For each account and user with a limit, the partitions of its jobs: one limit is kept in one place."""
+    """Return the partitions of the jobs of each limited account and user.
+
+    One limit is kept in one domain.
+    """
     accounts = {*settings.account_ceilings, *settings.account_guarantees}
     users = {*settings.user_ceilings, *settings.user_guarantees}
     found: dict[tuple[str, str], list[str]] = {}
@@ -127,7 +139,10 @@ class _Groups:
 
 
 def gpu_types(domain: Domain) -> tuple[str, ...]:
-    """The GPU types between which some job is known to tell a difference; none where all are alike to all jobs."""
+    """Return the GPU types between which some job tells a difference.
+
+    None where all types are alike to all jobs.
+    """
     found = tuple(sorted({n.gpu_type for n in domain.nodes if n.gpus > 0}))
     if len(found) < 2:
         return ()
@@ -141,13 +156,16 @@ def gpu_types(domain: Domain) -> tuple[str, ...]:
 
 
 def racks(nodes: Sequence[Node]) -> tuple[str, ...]:
-    """The racks that the nodes with GPUs lie in, in order; none where there is but one."""
+    """Return the racks of nodes with GPUs, in order; none for one rack."""
     found = tuple(sorted({n.rack for n in nodes if n.gpus > 0}))
     return found if len(found) > 1 else ()
 
 
 def tells_racks(job: Job) -> bool:
-    """Whether the job was measured over racks: else one rack and several are alike to it."""
+    """Return whether the job was measured over racks.
+
+    If not, one rack and several are alike to it.
+    """
     report = job.report
     if report is None or report.params is None:
         return False
@@ -155,7 +173,10 @@ def tells_racks(job: Job) -> bool:
 
 
 def classes(nodes: Sequence[Node]) -> dict[tuple[str, int], list[int]]:
-    """Node numbers by (GPU type, size): a multi-node placement stays within one class."""
+    """Return node numbers by (GPU type, size).
+
+    A multi-node placement stays within one class.
+    """
     found: dict[tuple[str, int], list[int]] = {}
     for number, node in enumerate(nodes):
         if node.gpus > 0:

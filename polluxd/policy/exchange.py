@@ -1,4 +1,4 @@
-"""Divide two nodes among the jobs that sit on them, exactly: the second half of the local search.
+"""Divide two nodes among their jobs exactly: the second local search.
 
 What one job's step cannot do, since another's has to come first, two nodes' best division can: a small dynamic
 program over the jobs, whose state is the GPUs used on either node. Jobs that wait take part too.
@@ -36,7 +36,7 @@ class _Choice(NamedTuple):
 
 
 def improve(seating: Seating, aim: float, tolerance: float, limit: int) -> int:
-    """Divide pairs of nodes while that gains, up to the aim; returns the number of divisions tried."""
+    """Divide pairs of nodes while that gains; return how many were tried."""
     table, packing = seating.table, seating.packing
     if not table.jobs or len(packing.nodes) == 0:
         return 0
@@ -66,7 +66,10 @@ def improve(seating: Seating, aim: float, tolerance: float, limit: int) -> int:
 
 
 def _pairs(seating: Seating, best: list[float]) -> list[tuple[int, int]]:
-    """Pairs of nodes, those first where most is wished for; nodes where nobody could do better are partners only."""
+    """Return pairs of nodes, those first where most is wished for.
+
+    Nodes where no job could do better are partners only.
+    """
     packing = seating.packing
     wish = np.zeros(len(packing.nodes))
     for j, gap in enumerate(best):
@@ -83,7 +86,7 @@ def _pairs(seating: Seating, best: list[float]) -> list[tuple[int, int]]:
 
 
 def _divide(seating: Seating, a: int, b: int, best: list[float], smallest: float) -> float:
-    """The best division of nodes `a` and `b`; taken if it gains. Returns the gain."""
+    """Take the best division of nodes `a` and `b`; return its gain."""
     packing = seating.packing
     pair = {a, b}
     inside = sorted(
@@ -111,7 +114,10 @@ def _divide(seating: Seating, a: int, b: int, best: list[float], smallest: float
 
 
 def _choices(seating: Seating, j: int, a: int, b: int, room: tuple[int, ...]) -> list[_Choice]:
-    """What the job could have on the two nodes: nothing, GPUs of one, or equal parts of both."""
+    """Return what the job could have on the two nodes.
+
+    Nothing, GPUs of one node, or equal parts of both.
+    """
     packing, table = seating.packing, seating.table
     home, cpus = packing.home[j], table.jobs[j].spec.cpus_per_gpu
     allowed = packing.allowed(j)
@@ -152,7 +158,10 @@ def _spans(size_a: int, size_b: int, per_node: int, partial: bool) -> bool:
 
 @lru_cache(maxsize=4096)
 def _sources(room: tuple[int, ...], used: tuple[int, int]) -> Ints:
-    """For each state (GPUs used on either node), the state before `used` more; the last number where there is none."""
+    """Return, for each state, the state before `used` more GPUs.
+
+    A state is the GPUs used on either node; the last number means that there is none.
+    """
     first, second = np.divmod(np.arange((room[0] + 1) * (room[1] + 1)), room[1] + 1)
     before = (first - used[0]) * (room[1] + 1) + second - used[1]
     return np.where((first >= used[0]) & (second >= used[1]), before, (room[0] + 1) * (room[1] + 1))
@@ -182,7 +191,10 @@ def _solve(tables: list[list[_Choice]], room: tuple[int, ...]) -> list[_Choice]:
 def _take(
     seating: Seating, inside: list[int], picked: list[_Choice], before: float, smallest: float
 ) -> float:
-    """Carry a division out, unless CPUs, ceilings, guarantees or a spanning neighbour forbid it. Gain, or 0."""
+    """Carry a division out; return the gain, or 0 where it is forbidden.
+
+    CPUs, ceilings, guarantees or a spanning neighbour may forbid it.
+    """
     packing = seating.packing
     mark, short = packing.mark(), seating.shortfall()
     options = [seating.option[j] for j in inside]

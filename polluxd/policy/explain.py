@@ -1,4 +1,6 @@
-"""Why every job got what it got, as data: its limit, what the next GPUs would bring it, and who has them instead.
+"""The explanation of every job's placement, as data.
+
+It has the job's limit, what the next GPUs would bring it, and which job has them instead.
 
 One vectorised pass over the jobs and options of a finished seating.
 """
@@ -24,7 +26,10 @@ _NONE = np.iinfo(np.int64).max
 
 
 class Explainer:
-    """Explanations of one finished seating, in which jobs of `moved` [J] sit elsewhere than before."""
+    """Explanations of one finished seating.
+
+    The jobs of `moved` [J] sit elsewhere than before.
+    """
 
     def __init__(self, seating: Seating, moved: Bools, *, rule: str = ANY) -> None:
         table, start = seating.table, seating.table.start[:-1]
@@ -89,7 +94,7 @@ class Explainer:
         )
 
     def _prices(self) -> list[float | None]:
-        """[J]: what a GPU costs, of the type that the job has, or else of its next one."""
+        """Return the price of a GPU [J] of the type that the job has or wants."""
         table = self.seating.table
         if table.market is None:
             return [None] * len(table.jobs)
@@ -107,7 +112,10 @@ class Explainer:
         ]
 
     def _taker(self, number: int) -> int | None:
-        """Of the jobs but donor `number`, the one whose last GPUs are worth the least."""
+        """Return the job whose last GPUs are worth the least.
+
+        The donor with this number is left out.
+        """
         others = [j for place, j in enumerate(self._donors) if place != number]
         return self.seating.table.jobs[others[0]].job_id if others else None
 
@@ -128,7 +136,7 @@ class Explainer:
         return list(found.tolist())
 
     def obstacle(self, j: int, told: Explanation) -> reasons.Obstacle:
-        """What keeps job number `j` from more GPUs, with what there is to say of it."""
+        """Return what keeps job number `j` from more GPUs."""
         match told.limit:
             case "pinned":
                 return reasons.Pinned()
@@ -175,7 +183,10 @@ def _each(fold: np.ufunc, values: NDArray[Any], start: Ints) -> NDArray[Any]:
 
 
 def own_limit(job: Job, held: int, rule: str = ANY) -> str:
-    """For a job with no option of more than the `held` GPUs: which of its limits that is. `rule`: the cluster's."""
+    """Return which of its own limits keeps a job at the `held` GPUs.
+
+    The job has no option of more GPUs. `rule`: the cluster's rule of GPU counts.
+    """
     spec, most = job.spec, exploration.cap(job)
     if spec.max_gpus is not None and held >= spec.max_gpus:
         return "max-gpus"

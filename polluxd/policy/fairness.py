@@ -1,4 +1,4 @@
-"""Fair share, weights, and the price of a move (Pollux, sections 4.2 and 4.2.1)."""
+"""Fair share, weights and the cost of a move (Pollux, section 4.2)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,20 @@ Floats = NDArray[np.float64]
 
 
 class FairShare(NamedTuple):
-    """The placement against which a job's speedup is measured: an exclusive 1/J of the cluster, packed."""
+    """The placement that a speedup is measured against.
+
+    It is an exclusive 1/J of the cluster, packed.
+    """
 
     nodes: int
     gpus: int
 
 
 def fair_share(capacity: int, jobs: int, gpus_per_node: int, job: Job) -> FairShare:
-    """ceil(GPUs / J) on as few nodes as hold it, kept within what the job's own limits allow."""
+    """Return ceil(GPUs / J) GPUs on as few nodes as hold them.
+
+    The job's own limits bound it.
+    """
     share = -(-capacity // max(jobs, 1))
     most = job.spec.max_gpus if job.spec.max_gpus is not None else max(share, 1)
     gpus = max(min(share, most), job.spec.min_gpus, 1)
@@ -30,7 +36,10 @@ def fair_share(capacity: int, jobs: int, gpus_per_node: int, job: Job) -> FairSh
 
 
 def weights(jobs: Sequence[Job], settings: Settings) -> Floats:
-    """[J]: each job's weight times its account's, its user's and its QOS'; 1 each unless set."""
+    """Return each job's weight [J].
+
+    It is the product of the weights of job, account, user and QOS; each is 1 unless set.
+    """
     value = np.array([job.weight for job in jobs], dtype=np.float64)
     if settings.account_weights:
         value *= [settings.account_weights.get(job.account, 1.0) for job in jobs]
@@ -46,7 +55,10 @@ def weights(jobs: Sequence[Job], settings: Settings) -> Floats:
 
 
 def mean_weight(snapshot: Snapshot) -> float:
-    """The average weight of the snapshot's jobs, to which weights are taken relative; 1 where there is none."""
+    """Return the average weight of the snapshot's jobs; 1 without jobs.
+
+    Weights are relative to it.
+    """
     found = weights(sorted(snapshot.jobs, key=attrgetter("job_id")), snapshot.settings).tolist()
     return sum(found) / len(found) if found else 1.0
 
@@ -54,7 +66,9 @@ def mean_weight(snapshot: Snapshot) -> float:
 def move_factors(
     jobs: Sequence[Job], cost: Floats, owner: NDArray[np.int64], hysteresis: float = 0.0
 ) -> Floats:
-    """Return what a move multiplies a speedup by [O]: REALLOC = max(T - C, 0) / (T + delta), over 1 + hysteresis.
+    """Return what a move multiplies a speedup by [O].
+
+    REALLOC = max(T - C, 0) / (T + delta), over 1 + hysteresis.
 
     T is the job's age, C the seconds that moves have cost it so far, delta (`cost` [O]) what the move to the option
     is expected to cost (measured); `owner` [O] is the option's job. A job that never ran loses nothing by starting:
@@ -77,7 +91,9 @@ HORIZON = 1200.0
 def paying_factors(
     jobs: Sequence[Job], seconds: Floats, cost: Floats, owner: NDArray[np.int64], hysteresis: float
 ) -> Floats:
-    """[O]: what a move leaves of an option's gain: max(H - c, 0) / H, over 1 + hysteresis.
+    """Return what a move leaves of an option's gain [O].
+
+    It is max(H - c, 0) / H, over 1 + hysteresis.
 
     H = min(`HORIZON`, remaining time + c). `seconds` [J]: predicted time to the end; `cost` [O]: of the move that
     leads to the option. A job that never ran loses nothing by starting: its factor is 1.
@@ -93,7 +109,9 @@ MOST_WORK_FACTOR = 4.0
 
 
 def work_factors(remaining: Sequence[float | None], power: float) -> list[float]:
-    """What remaining work [s at the fair share; None: not known] multiplies each job's weight by: (R / median)^power.
+    """Return the factor of remaining work on each weight: (R / median)^power.
+
+    `remaining`: seconds at the fair share; None where not known.
 
     Bounded, and 1 where not known, so that it orders jobs of one kind without starving the long ones.
     """

@@ -56,7 +56,10 @@ class Offers:
         return self._eligible[partitions]
 
     def may_stay(self, job: Job) -> bool:
-        """Whether what the job holds can stay: nodes in service, in its partition, with GPUs left to us."""
+        """Return whether the job can keep what it holds.
+
+        Its nodes are in service, in its partition, and have GPUs left to Pollux.
+        """
         partitions = partitions_of(job)
         held = [self._by_name.get(name) for name in job.placement.nodes]
         return bool(held) and all(
@@ -65,7 +68,10 @@ class Offers:
         )
 
     def shapes(self, job: Job, *, stays: bool) -> list[Shape]:
-        """Shapes that the job may be given; the present one too if it can stay, whatever was measured."""
+        """Return the shapes that the job may be given.
+
+        The present shape is one of them if it can stay, whatever was measured.
+        """
         spec, most = job.spec, exploration.cap(job)
         found = self._between(job, spec.min_gpus, most if spec.max_gpus is None else min(most, spec.max_gpus))
         if not found:
@@ -81,7 +87,10 @@ class Offers:
         return found
 
     def present(self, job: Job) -> Shape:
-        """The shape of what the job holds, its GPU type and racks with it where they make a difference."""
+        """Return the shape that the job holds.
+
+        GPU type and racks are part of it where they make a difference.
+        """
         shape = present(job)
         if not self.types and not self.racks:
             return shape
@@ -143,7 +152,10 @@ class Offers:
         return self._known[key]
 
     def why_none(self, job: Job) -> str:
-        """For a job without shapes: why, and whether it could ever run (`infeasible:`) or must wait (`waits:`)."""
+        """Say why a job has no shape.
+
+        `infeasible:` it can never run; `waits:` it must wait.
+        """
         spec, nodes = job.spec, self.nodes(job)
         where = f"partition {job.partition}" if job.partition else "the cluster"
         if not nodes:

@@ -1,4 +1,4 @@
-"""Who takes part in a decision, and the configurations at which each job is to be evaluated.
+"""The jobs of a decision, and the configurations to evaluate.
 
 What is found for one job depends on what it asks for, what it holds, how far it was measured and on the nodes; while
 those stay as they are from one decision to the next, so does its entry.
@@ -30,7 +30,10 @@ _FairShareOf = tuple[int, int, int]
 
 
 class Asked(NamedTuple):
-    """What a job's goodput table is asked for: equal ones mean the same configurations."""
+    """The inputs of a job's goodput table.
+
+    Equal inputs mean the same configurations.
+    """
 
     share: fairness.FairShare
     shapes: tuple[Shape, ...]
@@ -98,7 +101,10 @@ class Listing:
 
 
 def list_jobs(domain: Domain, offers: Offers, known: MutableMapping[int, JobOptions]) -> Listing:
-    """The domain's jobs; entries of `known` (by job id) that still hold are used again, others are put there."""
+    """List the domain's jobs; reuse entries of `known` that still hold.
+
+    `known` is by job id, and gets the new entries.
+    """
     stale = [
         job for job in domain.jobs if (entry := known.get(job.job_id)) is None or not entry.holds(offers, job)
     ]

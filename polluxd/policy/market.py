@@ -1,4 +1,6 @@
-"""The price of a GPU, and what a unit of each job's work is worth at it: the objective of completion times.
+"""The price of a GPU, and the worth of each job's work at that price.
+
+This is the objective of completion times.
 
 To minimise the weighted sum of completion times, a plan is to maximise the sum of mu_j g_j(a_j), g_j the goodput of
 job j on placement a_j. A job that buys its GPUs at price lambda until it ends pays at least
@@ -37,7 +39,10 @@ _DEAREST = 1e4
 
 
 class Offers(NamedTuple):
-    """What every job may have; the arrays are by option [O], grouped by job: `start` [J + 1]."""
+    """The options of every job.
+
+    The arrays are by option [O], grouped by job: `start` [J + 1].
+    """
 
     gpus: Ints
     goodput: Floats
@@ -62,7 +67,7 @@ class Market(NamedTuple):
 
 
 def work(job: Job) -> tuple[float, float]:
-    """Return the work that remains and the work done, in M0-equivalent examples.
+    """Return the work left and the work done, in M0-equivalent examples.
 
     The first is nan where the job has not said how long it trains, or has trained for longer than it said.
     """
@@ -103,7 +108,10 @@ def _tail(seconds: Floats) -> Floats:
 
 
 def _unfinished(seconds: Floats, cost: Floats) -> Floats:
-    """[J]: f, the share of all cost that ends no earlier than the job; of others that end with it, half."""
+    """Return f [J]: the share of all cost that ends no earlier than the job.
+
+    Other jobs that end at the same time count half.
+    """
     order = np.argsort(seconds, kind="stable")
     ends, number = np.unique(seconds, return_inverse=True)
     of_end = np.bincount(number.ravel(), weights=cost, minlength=ends.size)
@@ -113,7 +121,7 @@ def _unfinished(seconds: Floats, cost: Floats) -> Floats:
 
 
 class _OneType:
-    """Jobs' demands for GPUs of one kind: steps up the concave hull of goodput over GPUs."""
+    """Demand for GPUs of one kind: steps up each job's concave hull."""
 
     def __init__(self, offers: Offers) -> None:
         start, jobs = offers.start, offers.start.size - 1
@@ -195,7 +203,10 @@ class _Types:
         return np.where(np.isfinite(least), least, 0.0)
 
     def clear(self, cost: Floats, unfinished: Floats) -> tuple[Floats, Floats]:
-        """The market's prices, and every job's goodput [J] at what it buys: prices follow demand, ever less."""
+        """Find a price per type, and every job's goodput [J] at what it buys.
+
+        Prices follow demand in smaller and smaller steps.
+        """
         offers, types = self._offers, self._offers.capacity.size
         room = np.maximum(offers.capacity, 1)
         price = np.full(types, float(cost.sum()) / float(room.sum()))

@@ -1,4 +1,6 @@
-"""The cluster objective: a weighted power mean of fair-share speedups (Pollux, section 4.2, equation 16).
+"""The cluster objective: a weighted power mean of fair-share speedups.
+
+Pollux, section 4.2, equation 16.
 
     FITNESS_p(A) = ( sum_j w_j ((x_j + 1e-3) / w_j)^p / sum_j w_j )^(1/p)        p = 0: geometric mean
 
@@ -37,12 +39,18 @@ OBJECTIVES = (COMPLETION_TIME, FAIR_SHARE)
 
 
 def summed_power(settings: Settings) -> float:
-    """The power of the mean that plans are ordered by; completion times are a plain sum."""
+    """Return the power by which plans are ordered.
+
+    Completion times are a plain sum: power 1.
+    """
     return 1.0 if settings.objective == COMPLETION_TIME else settings.power
 
 
 def fitness(x: Floats, weight: Floats, power: float) -> float:
-    """FITNESS_p of the jobs' x [J] under weights [J]; 0 where there is no job. Computed through logarithms."""
+    """Return FITNESS_p of the jobs' x [J] under weights [J]; 0 without jobs.
+
+    Computed through logarithms.
+    """
     if x.size == 0:
         return 0.0
     z = np.log((x + FLOOR) / weight)
@@ -56,7 +64,10 @@ def fitness(x: Floats, weight: Floats, power: float) -> float:
 
 
 def of_total(total: float, weight: float, power: float) -> float:
-    """The fitness of a plan whose utilities add up to `total`, at powers above `GENTLE`; `weight`: of all jobs."""
+    """Return the fitness of a plan whose utilities add up to `total`.
+
+    For powers above `GENTLE`; `weight` is of all jobs.
+    """
     if weight <= 0:
         return 0.0
     if power == 0:
@@ -95,7 +106,10 @@ def utilities(x: Floats, weight: Floats, power: float, *, level: float, total: f
 
 
 def plain(x: Floats, weight: Floats, power: float) -> Floats:
-    """What the fitness of a finite power adds up, signed so that more is better."""
+    """Return the terms of the fitness at a finite power.
+
+    They are signed so that more is better.
+    """
     z = (x + FLOOR) / weight
     if power == 0:
         return weight * np.log(z)
@@ -110,7 +124,9 @@ def highest_worst(
     capacity: int,
     groups: Sequence[Group] = (),
 ) -> float:
-    """No choice of counts lifts the worst-off job higher: a bound on the fitness of max-min.
+    """Return a level that no choice of counts lifts the worst-off job above.
+
+    It bounds the fitness of max-min.
 
     `reached` [O]: (x + floor) / w of each option at best; the other arguments as `worst_level`.
     """
@@ -137,7 +153,9 @@ def worst_level(
     capacity: int,
     groups: Sequence[Group] = (),
 ) -> float:
-    """The largest level that as many jobs as can run at all may reach together, each with x_j / w_j at or above it.
+    """Return the highest level that all jobs which can run may reach together.
+
+    Each has x_j / w_j at or above it.
 
     Options are grouped by job: `start` [J + 1] delimits them in `x`, `weight` and `gpus` [O]. Counts only, and of
     the groups only their ceilings.

@@ -1,4 +1,4 @@
-"""What each job could be given, and what that would be worth: the table that solver and placement read.
+"""The options of each job and their worth, for solver and placement.
 
 Options of all jobs lie in flat arrays, job after job, so that goodput, speedup and utility come from one
 vectorised pass over jobs and configurations.
@@ -36,7 +36,9 @@ _MOST_SPEEDUP = 1e9  # more than any cluster has GPUs: what is above is an absur
 
 @dataclass(frozen=True)
 class OptionTable:
-    """Options of the jobs that take part; `start` [J + 1] delimits each job's in the arrays of [O].
+    """Options of the jobs that take part.
+
+    `start` [J + 1] delimits each job's options in the arrays of [O].
 
     A job's first option is to have nothing, unless it is pinned: then its one option is what it holds.
     """
@@ -89,7 +91,7 @@ class OptionTable:
 
     @cached_property
     def value(self) -> Floats:
-        """[O]: utility as the count solver sees it: a present shape stays in place."""
+        """Utility [O] for the count solver: a present shape stays in place."""
         return np.where(self.kept, self.stay, self.move)
 
     def options(self, j: int) -> range:
@@ -113,7 +115,9 @@ class OptionTable:
 def build(
     domain: Domain, settings: Settings, mean_weight: float = 1.0, cache: Cache | None = None
 ) -> OptionTable:
-    """The options of one domain; weights are taken relative to `mean_weight`. Tables that `cache` knows are not redone.
+    """Build the options of one domain.
+
+    Weights are relative to `mean_weight`. Goodput tables that `cache` knows are not computed again.
 
     Jobs that cannot be given anything now are left out, with the reason.
     """
@@ -194,7 +198,7 @@ def build(
 
 
 class _Rated(NamedTuple):
-    """The options of the jobs that take part, before they are valued; by option, if not said otherwise."""
+    """The options before they are valued, by option unless said otherwise."""
 
     jobs: tuple[Job, ...]
     start: Ints
@@ -248,7 +252,10 @@ def _by_share(
     capacity: int,
     fair: Floats,
 ) -> _Worth:
-    """Utilities under the paper's objective: weighted powers of speedups. `fair` [J]: goodput at the fair share."""
+    """Value options under the paper's objective: powers of speedups.
+
+    `fair` [J]: goodput at the fair share.
+    """
     jobs, start, gpus, x = rated.jobs, rated.start, rated.gpus, rated.x
     if settings.remaining_work_power:
         remaining = [_remaining(job, alone) for job, alone in zip(jobs, fair.tolist(), strict=True)]
@@ -265,7 +272,10 @@ def _by_share(
 
 
 def _move_costs(rated: _Rated) -> Floats:
-    """[O]: seconds that the move to each option costs: in place where only nodes like those held come or go."""
+    """Return the seconds [O] that the move to each option costs.
+
+    A move that only adds or gives up nodes like those held is made in place.
+    """
     cost = np.array([job.move_cost for job in rated.jobs], dtype=np.float64)[rated.owner]
     in_place = np.array([np.nan if j.resize_cost is None else j.resize_cost for j in rated.jobs], np.float64)
     if not np.all(np.isnan(in_place)):
@@ -284,7 +294,10 @@ def _capacity(domain: Domain, types: tuple[str, ...]) -> Ints:
 
 
 def _remaining(job: Job, fair: float) -> float | None:
-    """Seconds that the job would still need at its fair share; None where it has not said how long it trains."""
+    """Seconds that the job still needs at its fair share.
+
+    None where it has not said how long it trains.
+    """
     report = job.report
     if report is None or report.params is None or report.target is None or not 0 < fair < np.inf:
         return None
@@ -294,7 +307,9 @@ def _remaining(job: Job, fair: float) -> float | None:
 def _overdue(
     jobs: Sequence[Job], pinned: Bools, settings: Settings, stay: Floats, move: Floats, start: Ints
 ) -> Floats:
-    """[J]: the cost of leaving a job without GPUs that has waited past the bound; more than all else together.
+    """Return the cost [J] of leaving an overdue job without GPUs.
+
+    Overdue: it has waited past the starvation bound. The cost is larger than all utilities together.
 
     The longer past it, the more: where not all fit, those that have waited longest go first.
     """
@@ -312,7 +327,7 @@ def _overdue(
 
 
 def _mix(domain: Domain, types: tuple[str, ...]) -> Floats:
-    """Each type's part of the capacity: a fair share is such a part of every type."""
+    """Return each type's part of the capacity, which a fair share mirrors."""
     if not types:
         return np.ones(1)
     found = _capacity(domain, types).astype(np.float64)
@@ -320,7 +335,10 @@ def _mix(domain: Domain, types: tuple[str, ...]) -> Floats:
 
 
 def _evaluate(listing: Listing, owner: Ints, fresh: Sequence[int]) -> tuple[Floats, Ints]:
-    """Goodput and batch size of all configurations of some jobs, given by number, job after job."""
+    """Evaluate all configurations of some jobs, given by number.
+
+    Returns goodput and batch size, job after job.
+    """
     number = np.full(len(listing.jobs), -1, dtype=np.int64)
     number[fresh] = np.arange(len(fresh))
     wanted = np.flatnonzero(number[owner] >= 0)
@@ -333,7 +351,9 @@ def _evaluate(listing: Listing, owner: Ints, fresh: Sequence[int]) -> tuple[Floa
 
 
 def _optimum(jobs: Sequence[Job], types: tuple[str, ...], block: Ints, owner: Ints) -> tuple[Floats, Ints]:
-    """Best goodput and its batch size per configuration. A job without a fit yet is taken to scale linearly.
+    """Find the best goodput and its batch size per configuration.
+
+    A job without a fit is taken to scale linearly.
 
     Jobs whose fit and limits are the same share one evaluation.
     """
@@ -378,7 +398,9 @@ def _optimum(jobs: Sequence[Job], types: tuple[str, ...], block: Ints, owner: In
 
 
 def _fair_goodput(goodput: Floats, listing: Listing, mix: Floats, begin: Ints) -> Floats:
-    """[J]: goodput on the fair share, over types the mean of the cluster's mix.
+    """Return the goodput [J] on the fair share.
+
+    Over types it is the mean of the cluster's mix.
 
     Where batch limits forbid it, the most that fits inside it, or else the least that is possible.
     A job that can run nowhere gets infinity: its speedup is 0. `begin` [J]: where each job's configurations begin.

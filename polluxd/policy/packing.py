@@ -1,4 +1,4 @@
-"""Who sits where: a cluster's nodes being filled, with a journal to take steps back.
+"""Which job sits on which nodes, with a journal to take steps back.
 
 Rules held here: no node above its GPUs or CPUs, partitions respected, several nodes only of one class (GPU type and
 size) and whole unless partial nodes are allowed, and never two multi-node jobs on one node (interference avoidance,
@@ -23,7 +23,10 @@ Bools = NDArray[np.bool_]
 
 
 class Packing:
-    """Mutable state of one packing; jobs are numbers into `jobs`, nodes into `nodes`, described by `layout`."""
+    """Mutable state of one packing.
+
+    Jobs are numbers into `jobs`, nodes numbers into `nodes`, described by `layout`.
+    """
 
     def __init__(
         self,
@@ -93,7 +96,10 @@ class Packing:
         return fits
 
     def find(self, j: int, shape: Shape) -> Seat | None:
-        """A seat of this shape: on nodes the job holds already where possible, else where least is left over."""
+        """Find a seat of this shape.
+
+        Nodes that the job holds come first, then nodes where least is left over.
+        """
         numbers = np.flatnonzero(self.roomy(j, shape))
         if numbers.size < shape.nodes:
             return None
@@ -112,7 +118,10 @@ class Packing:
         return self._span(shape, ranked, evicts[order] > 0)
 
     def _span(self, shape: Shape, ranked: NDArray[np.int64], evicts: Bools) -> Seat | None:
-        """Nodes of one class for a multi-node shape, the first of it in the ranking; the class that ranks best."""
+        """Return nodes of one class for a multi-node shape.
+
+        They are the first in the ranking, of the class that ranks best.
+        """
         best: tuple[tuple[int, ...], tuple[int, ...]] | None = None
         place = np.full(len(self.nodes), -1, dtype=np.int64)
         place[ranked] = np.arange(ranked.size)
@@ -131,7 +140,9 @@ class Packing:
     def _sets(
         self, shape: Shape, rack: NDArray[np.int64], inside: NDArray[np.int64], evicts: Bools
     ) -> Iterator[tuple[tuple[int, int, int], NDArray[np.int64]]]:
-        """Places in the ranking for a shape, with an order of preference, out of those `inside` (of racks `rack`).
+        """Yield places in the ranking for a shape, with a preference.
+
+        The places are among `inside`, of racks `rack`.
 
         One rack is preferred where it makes no difference to the job; of those that hold it all, one where nobody
         is in the way, then the one of least room.
@@ -179,7 +190,10 @@ class Packing:
         )
 
     def seat_at_home(self, jobs: Sequence[int]) -> bool:
-        """Seat these jobs, which sit nowhere and could each stay alone, where they are: all at once, or none."""
+        """Seat these jobs at home: all at once, or none.
+
+        They sit nowhere now, and each could stay alone.
+        """
         seats = [self.home[j] for j in jobs]
         taken = [
             (n, per_node, j, len(numbers) > 1)
@@ -219,7 +233,7 @@ class Packing:
         return True
 
     def put(self, j: int, seat: Seat) -> None:
-        """Move the job to the seat (NOWHERE: off); the caller has made sure that it fits."""
+        """Move the job to the seat (NOWHERE: off), which the caller found free."""
         self._journal.append((j, self.seats[j]))
         self._place(j, seat)
 
@@ -259,7 +273,7 @@ class Packing:
         self._journal.clear()
 
     def claim(self, seat: Seat, cost: float) -> None:
-        """Note that a job would like to stay on these nodes, and what it loses otherwise."""
+        """Note that a job would like to stay here, and its loss otherwise."""
         for n in seat[0]:
             self.claimed[n] += seat[1]
             self.claim_cost[n] += cost

@@ -58,22 +58,31 @@ class Seating:
         return (self.stay if self.kept[option] else self.move)[option]
 
     def ranked(self, j: int) -> list[int]:
-        """The job's options from best to worst; of equals, the one of fewer GPUs first."""
+        """Return the job's options from best to worst.
+
+        Of equal options the one of fewer GPUs comes first.
+        """
         if j not in self._ranked:
             self._ranked[j] = sorted(self.table.options(j), key=lambda o: (-self.value(o), self.gpus[o], o))
         return self._ranked[j]
 
     def may_move_to(self, j: int, option: int) -> bool:
-        """Whether the job's own limits allow the option elsewhere too: what it holds may be outside of them."""
+        """Return whether the job's own limits allow the option elsewhere.
+
+        What the job holds may be outside of its limits.
+        """
         spec, gpus = self.table.jobs[j].spec, self.gpus[option]
         return spec.min_gpus <= gpus and (spec.max_gpus is None or gpus <= spec.max_gpus)
 
     def may_take(self, j: int, option: int) -> bool:
-        """Whether the job, which sits nowhere, may be given the option in a new place."""
+        """Return whether the job may be given the option in a new place.
+
+        The job sits nowhere now.
+        """
         return self.may_move_to(j, option) and self.packing.within_ceilings(j, self.gpus[option])
 
     def seat_for(self, j: int, option: int) -> Seat | None:
-        """A seat for this option with the present room; the job's own where it can stay."""
+        """Find a seat for this option; the job's own where it can stay."""
         if self.gpus[option] == 0:
             return NOWHERE
         if not self.packing.within_ceilings(j, self.gpus[option]):
@@ -97,7 +106,10 @@ class Seating:
                 return
 
     def aim_at(self, chosen: Ints) -> None:
-        """Note what the counts mean to give, and what guarantees ask for: the search never takes that away again."""
+        """Note the counts to aim at and the guarantees that bind.
+
+        The search never takes a guaranteed GPU away again.
+        """
         self.meant = chosen.tolist()
         self.owed = [
             min(g.floor, sum(self.gpus[int(chosen[j])] for j in g.members)) for g in self.table.groups
@@ -127,7 +139,10 @@ class Seating:
         self.packing.forget()
 
     def fill(self, chosen: Ints) -> list[int]:
-        """Seat the chosen options, jobs whose shape stays first, in their place; returns those without room."""
+        """Seat the chosen options; return the jobs without room.
+
+        Jobs whose shape stays come first, in their place.
+        """
         order, options, kept = self._largest_first(chosen), chosen.tolist(), self.kept
         staying = [j for j in order if kept[options[j]]]
         if self.packing.seat_at_home(staying):
@@ -143,7 +158,9 @@ class Seating:
         return [j for j in others if not self._take(j, options[j])]
 
     def repack(self, chosen: Ints) -> list[int]:
-        """Seat the chosen options largest first, jobs that could stay giving way to larger ones where that is cheapest.
+        """Seat the chosen options, the largest first.
+
+        Jobs that could stay give way to larger ones where that is cheapest.
 
         Returns those without room.
         """
@@ -166,7 +183,9 @@ class Seating:
         return left
 
     def _largest_first(self, chosen: Ints) -> list[int]:
-        """Jobs with something to place: spanning ones first, then by GPUs; those of few nodes before those of many.
+        """Return the jobs to place in order.
+
+        Spanning jobs come first, then larger ones; jobs of few nodes before jobs of many.
 
         Of the spanning ones, first those that need one rack.
         """
@@ -191,14 +210,20 @@ class Seating:
         return found is not None
 
     def settle(self, left: list[int], chosen: Ints) -> None:
-        """Give jobs that found no room for their choice the best that is left, those with most at stake first."""
+        """Give jobs that found no room the best option that is left.
+
+        Jobs with most at stake come first.
+        """
         for j in sorted(
             left, key=lambda j: (self.stay[int(self.table.start[j])] - self.value(int(chosen[j])), j)
         ):
             self.best_fit(j)
 
     def return_home(self) -> None:
-        """Put jobs that moved to a seat like their own back where that came free: the search looks at gains only."""
+        """Put jobs back home where home came free.
+
+        They moved to a seat like their own; the search looks at gains only.
+        """
         packing = self.packing
         moved = np.flatnonzero(packing.moved()).tolist()
         astray = [j for j in moved if self.kept[self.option[j]] and not self.pinned[j]]

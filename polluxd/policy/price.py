@@ -1,4 +1,6 @@
-"""Counts at scale: one price per GPU (Lagrangian relaxation), and an exact program over the jobs at the margin.
+"""Counts at scale: a price per GPU, and an exact core at the margin.
+
+The price is a Lagrangian relaxation.
 
 At price lambda every job takes its option of largest value - lambda * GPUs, independently of the others. The price
 at which the jobs together want just the capacity comes from sorting the increments of every job's concave
@@ -52,7 +54,9 @@ class Priced(NamedTuple):
 
 
 def hull(gpus: Ints, value: Floats, start: Ints) -> Bools:
-    """[O]: options on the upper concave hull of (GPUs, value) of their job, from its option of no GPUs on.
+    """Return which options [O] lie on their job's upper concave hull.
+
+    The hull is of (GPUs, value), from the option of no GPUs on.
 
     Options of a job need not be sorted. Of equal points, the first is kept.
     """
@@ -78,7 +82,9 @@ def hull(gpus: Ints, value: Floats, start: Ints) -> Bools:
 
 
 def solve(gpus: Ints, value: Floats, start: Ints, capacity: int, groups: Sequence[Group] = ()) -> Priced:
-    """Options [J] of near-largest total value within `capacity` and the groups' limits; arguments as `counts.solve`.
+    """Choose options [J] of near-largest total value.
+
+    They keep within `capacity` and the groups' limits; arguments as `counts.solve`.
 
     Groups may overlap in any way here. Every job has an option of no GPUs. Deterministic; O(options log options) time
     plus a bounded core.
@@ -128,7 +134,10 @@ def solve(gpus: Ints, value: Floats, start: Ints, capacity: int, groups: Sequenc
 
 
 class _Increments(NamedTuple):
-    """Steps up the hulls of all jobs, steepest first; those of one job keep their order."""
+    """Steps up the hulls of all jobs, steepest first.
+
+    The steps of one job keep their order.
+    """
 
     job: Ints
     run: Ints
@@ -146,14 +155,20 @@ class _Taken(NamedTuple):
 
 
 def _take(ranked: _Increments, jobs: int, capacity: int) -> _Taken:
-    """Increments down the ranking while they fit: those before the break are a prefix of each job's hull."""
+    """Take increments down the ranking while they fit.
+
+    The increments before the break are a prefix of each job's hull.
+    """
     broken = int(np.searchsorted(np.cumsum(ranked.run), capacity, side="right"))
     price = float(ranked.slope[broken]) if broken < ranked.slope.size else 0.0
     return _Taken(np.bincount(ranked.job[:broken], minlength=jobs), price, broken, ())
 
 
 def _take_within(ranked: _Increments, jobs: int, capacity: int, groups: Sequence[Group]) -> _Taken:
-    """The same under ceilings and guarantees: first what guarantees ask for, then down the ranking."""
+    """Take increments under ceilings and guarantees.
+
+    First what guarantees ask for, then down the ranking.
+    """
     belongs = of_job(groups, jobs)
     room = [g.ceiling for g in groups]
     owed = [g.floor for g in groups]
@@ -197,7 +212,9 @@ class _Problem(NamedTuple):
 
 
 def _settle(problem: _Problem, chosen: Ints, loss: Floats, bound: float, most: int, work: int) -> Ints | None:
-    """The best choice of all, if at most so many jobs and so much work (options times GPUs) are open; else None.
+    """Return the best choice of all if few jobs are open; else None.
+
+    `work` bounds options times GPUs.
 
     An option that loses more at the price (`loss` [O]) than lies between the dual value and a choice already at hand
     is part of no better one: most jobs are left with one option, the others are settled exactly.
@@ -228,7 +245,7 @@ def _settle(problem: _Problem, chosen: Ints, loss: Floats, bound: float, most: i
 
 
 def _core(problem: _Problem, chosen: Ints, margin: Ints, broken: int) -> Ints:
-    """Settle the jobs nearest the break exactly, all others held at their choice."""
+    """Solve the jobs nearest the break exactly; hold all others."""
     gpus, value, start = problem.gpus, problem.value, problem.start
     near: dict[int, int] = {}
     room = problem.capacity - int(gpus[chosen].sum())
@@ -259,6 +276,6 @@ def _core(problem: _Problem, chosen: Ints, margin: Ints, broken: int) -> Ints:
 
 
 def _within(group: Group, near: dict[int, int], held: Ints) -> Group:
-    """What the group's limits leave to its members in the core, numbered as there."""
+    """Return the limits that the group leaves to its members in the core."""
     outside = int(sum(held[j] for j in group.members if j not in near))
     return replace(group.less(outside), members=tuple(near[j] for j in group.members if j in near))

@@ -1,4 +1,4 @@
-"""The reason for a job's placement, in one sentence that its user can read."""
+"""The reason for a job's placement, in one sentence for its user."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ class Fragmentation(NamedTuple):
 
 
 class OwnLimit(NamedTuple):
-    """A limit of the job's own: `max-gpus`, `batch`, `exploration`, `counts` or `nodes`."""
+    """A limit of the job's own.
+
+    Kinds: `max-gpus`, `batch`, `exploration`, `counts` or `nodes`.
+    """
 
     kind: str
     spec: JobSpec

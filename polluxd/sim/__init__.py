@@ -1,4 +1,4 @@
-"""The trace-driven simulator: the daemon's own policy, and its rivals, replayed against recorded arrivals.
+"""The trace-driven simulator of the daemon's policy and its rivals.
 
     tables -> applications (how fast, how efficient) -> training (one job) -> engine (the cluster) -> measures
 

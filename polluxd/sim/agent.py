@@ -1,4 +1,4 @@
-"""A job's agent as the simulator plays it: it knows what it measured, and what earlier runs of its kind left behind."""
+"""A simulated job's agent: what it measured, and earlier runs' fits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ Row = tuple[int, int, int, float, float, int]
 def fitted(
     rows: tuple[Row, ...], prior: ThroughputParams | None = None, start: ThroughputParams | None = None
 ) -> ThroughputParams:
-    """Fit these rows as the agent does. Jobs of one kind measure the same things first: fits are shared."""
+    """Fit these rows as the agent does.
+
+    Jobs of one kind measure the same things first: fits are shared.
+    """
     from pollux.fit import fit  # noqa: PLC0415 - scipy: half a second that no other command should pay
 
     *columns, racks = zip(*rows, strict=True)
@@ -40,7 +43,7 @@ def fitted(
 
 @lru_cache(maxsize=1024)
 def _divisions(limits: BatchLimits, gpus: int, points: int) -> tuple[Floats, Floats]:
-    """The (m, s) that `Goodput.optimize` tries on so many GPUs, as far as the limits allow them."""
+    """Return the (m, s) that `Goodput.optimize` tries and the limits allow."""
     row = np.array([[limits.initial, limits.maximum, limits.local_min, limits.local_max]], dtype=np.float64)
     m, s, feasible = candidates(row, np.zeros(1, dtype=np.bool_), np.array([float(gpus)]), points)
     return m[feasible], s[feasible]
@@ -49,7 +52,7 @@ def _divisions(limits: BatchLimits, gpus: int, points: int) -> tuple[Floats, Flo
 def best_batch(
     params: ThroughputParams, noise: NoiseScale | None, limits: BatchLimits, nodes: int, gpus: int
 ) -> tuple[int, int]:
-    """Return the (m, s) of largest predicted goodput; (0, 0) where no batch size is feasible.
+    """Return the (m, s) of largest predicted goodput; (0, 0) if none fits.
 
     As `Goodput.optimize`, in a third of the time: every job asks for it in every epoch.
     """
@@ -61,15 +64,20 @@ def best_batch(
 
 
 def kinds(nodes: int, gpus: int, racks: int = 1) -> int:
-    """Which terms of the model a measurement tells about, as bits: synchronisation within a node, over nodes and over
-    racks, and its slope in each."""
+    """Return the terms of the model that a measurement tells about, as bits.
+
+    Synchronisation within a node, over nodes and over racks, and its slope in each.
+    """
     if gpus < 2:
         return 0
     return (1 if nodes < 2 else 4 if racks < 2 else 16) * (3 if gpus > 2 else 1)
 
 
 def foretold(params: ThroughputParams, row: Row) -> bool:
-    """Whether a fit predicts a measurement to 5 %, as near as the model comes: fitting it too would change little."""
+    """Return whether a fit predicts a measurement to 5 %.
+
+    The model comes no nearer: fitting that measurement too would change little.
+    """
     nodes, gpus, m, local, step, racks = row
     grad = params.alpha_grad + params.beta_grad * m
     sync = 0.0
@@ -104,7 +112,7 @@ class Remembered:
     """Which terms of the model; see `kinds`."""
 
     def another(self, random: np.random.Generator) -> Remembered:
-        """What it is worth to the next run: off as a whole, and each term by itself."""
+        """Return the fit as the next run finds it: off as a whole and by term."""
         whole = random.normal(0.0, OTHER_RUN)
         own = np.exp(whole + random.normal(0.0, OTHER_RUN, len(_TIMES)))
         values = self.params._asdict()
@@ -113,7 +121,9 @@ class Remembered:
 
 
 class Memory:
-    """What the runs of one application left in the database: per GPU type one fit, that of the run which saw most.
+    """The fits that the runs of one application left in the database.
+
+    Per GPU type one fit, of the run that saw most GPUs.
 
     As `pollux.prior` keeps them: a later fit replaces an earlier one unless that had seen more GPUs or nodes. Noise
     scales are not kept. Runs are told apart by fingerprint in production; here the application is the fingerprint.
@@ -133,7 +143,7 @@ class Memory:
 
 
 class _Profile:
-    """One job's measurements on one GPU type, the fit to them, and what earlier runs left."""
+    """One job's measurements on one GPU type, and the fit to them."""
 
     def __init__(self) -> None:
         self.rows: dict[tuple[int, int, int, int], Row] = {}
@@ -149,7 +159,7 @@ class _Profile:
         self._params: ThroughputParams | None = None
 
     def fetch(self, left: Remembered) -> None:
-        """Take over what earlier runs know now; what this run measured outweighs it."""
+        """Take over an earlier run's fit; this run's measurements outweigh it."""
         self.prior = left
         self._settled = False
         if self.rows:
@@ -172,7 +182,7 @@ class _Profile:
         self.gpus, self.nodes = max(self.gpus, gpus), max(self.nodes, nodes)
 
     def fit(self, now: float, apart: float) -> tuple[ThroughputParams | None, bool]:
-        """The fit to what was measured, else what earlier runs left, else None; and whether it is new."""
+        """Return the fit, or what earlier runs left, or None; and if it is new."""
         if not self._stale or (self._params is not None and now - self._fitted_at < apart):
             return self._params, False
         self._fitted_at = now
@@ -189,7 +199,9 @@ class _Profile:
 
 
 class Agent:
-    """Profile, fit and batch choice of one job (the paper, section 4.1). `jitter` is the log-error of measurements.
+    """Profile, fit and batch choice of one job (paper, section 4.1).
+
+    `jitter` is the log-error of measurements.
 
     Measurements are of the run's own: each configuration is measured once, with one error for the whole run (other
     nodes, other neighbours) and one for the configuration. GPU types are told apart; a type on which nothing was
@@ -242,7 +254,7 @@ class Agent:
         return max((p.prior.nodes for p in self._profiles.values() if p.prior is not None), default=0)
 
     def begin(self, gpu_type: str = "") -> None:
-        """A start on GPUs of a type: what earlier runs left is fetched, where they saw more than is known."""
+        """Start on GPUs of a type; fetch fits of earlier runs that saw more."""
         self.gpu_type = gpu_type
         if self._memory is None:
             return

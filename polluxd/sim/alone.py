@@ -1,4 +1,7 @@
-"""How long a job would take alone on a share of the cluster: the yardstick of finish-time fairness."""
+"""The time of a job alone on a share of the cluster.
+
+It is the yardstick of finish-time fairness.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ SIZES = 16
 
 
 class Alone:
-    """Times of one application alone on GPUs of one kind of node, its batch size tuned in every epoch.
+    """Times of one application alone on GPUs of one kind of node.
+
+    Its batch size is tuned in every epoch.
 
     The same yardstick for all policies: true step times and true noise, no restarts.
     """
@@ -37,7 +42,10 @@ class Alone:
         self._known: dict[int, float] = {}
 
     def on(self, share: float) -> float:
-        """Seconds on `share` GPUs: by time slices below one, in proportion between two counts, packed."""
+        """Return seconds on `share` GPUs, packed.
+
+        Below one GPU by time slices, between two counts in proportion.
+        """
         most = most_gpus(self._app)
         if share < 1:
             return self._at(1) / max(share, 1e-9)
@@ -48,7 +56,10 @@ class Alone:
         return 1.0 / ((1.0 - part) / self._at(low) + part / self._at(high))
 
     def _at(self, gpus: int) -> float:
-        """The best of all counts up to this one: a share need not be used up. Beyond one node, whole nodes."""
+        """Return the best time of all counts up to this one.
+
+        A share need not be used up. Beyond one node, whole nodes count.
+        """
         counts = [k for k in range(1, gpus + 1) if k <= self._per_node or k % self._per_node == 0]
         return min(self._exactly(k) for k in counts)
 

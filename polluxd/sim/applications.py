@@ -1,4 +1,6 @@
-"""What an application really does on given GPUs: step times and gradient statistics, measured or parametric.
+"""The truth about applications: step times and gradient statistics.
+
+They are measured or parametric.
 
 The simulator's jobs train by these; their agents and the policies see only what they measure of them.
 """
@@ -14,7 +16,10 @@ from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams, accumulati
 
 
 class Application(Protocol):
-    """The truth about one kind of training. `placement` is the GPUs on each node in use, in their order."""
+    """The truth about one kind of training.
+
+    `placement` is the GPUs on each node in use, in order.
+    """
 
     @property
     def name(self) -> str: ...
@@ -26,11 +31,11 @@ class Application(Protocol):
 
     @property
     def most_gpus(self) -> int | None:
-        """GPUs beyond which it is never run; None: as many as its batch limits feed."""
+        """GPUs beyond which it is never run; None: as its batch limits allow."""
 
     @property
     def fixed_batch(self) -> int | None:
-        """The one batch size that it is run at where policies choose batch sizes; None: they may choose."""
+        """The one batch size that it runs at; None: policies may choose."""
 
     def times(self, placement: tuple[int, ...], local_batch: int) -> tuple[float, float]:
         """A synchronising pass, and the part of it spent waiting for others [s]."""
@@ -42,10 +47,10 @@ class Application(Protocol):
         """Cumulative M0-iterations at the end of the first `epoch` epochs."""
 
     def iterations(self, batch_size: int, epoch: int) -> float:
-        """Optimizer steps of a run at one fixed batch size, up to the end of epoch index `epoch`."""
+        """Optimizer steps at one batch size, to the end of this epoch index."""
 
     def on(self, gpu_type: str) -> Application | None:
-        """The same training on another type of GPU; None where nothing is known of its times there."""
+        """The same training on another type of GPU; None: nothing is known."""
 
 
 def most_gpus(app: Application) -> int:
@@ -56,7 +61,9 @@ def most_gpus(app: Application) -> int:
 
 @dataclass(frozen=True)
 class ParametricApplication:
-    """An application given by its throughput parameters and by how its noise scale grows over training.
+    """An application given by its throughput parameters.
+
+    The growth of its noise scale over training is given too.
 
     `noise_scale` runs geometrically from its first to its last value [examples] over the epochs, which is the shape
     that the paper measures (section 2.2, figure 2); `examples` is the size of one statistical epoch.
@@ -172,7 +179,10 @@ class _Altered:
 
 @dataclass(frozen=True)
 class ScaledApplication(_Altered):
-    """An application trained for longer or shorter, the noise scale growing over it as over the whole."""
+    """An application trained for longer or shorter.
+
+    The noise scale grows over it as over the whole.
+    """
 
     work: float
 
@@ -185,7 +195,10 @@ class ScaledApplication(_Altered):
 
 @dataclass(frozen=True)
 class FasterApplication(_Altered):
-    """An application whose local passes take less time (or more); the wait for others is the network's."""
+    """An application whose local passes take another time.
+
+    The wait for other ranks is the network's, and stays.
+    """
 
     speed: float
 
@@ -195,7 +208,10 @@ class FasterApplication(_Altered):
 
 
 def on_type(app: Application, gpu_type: str, speed: float = 1.0) -> Application:
-    """The application on a type of GPU: by its profile there where it has one, and that many times as fast."""
+    """Return the application on a type of GPU, at a speed.
+
+    By its profile there, where it has one.
+    """
     there = app.on(gpu_type) or app
     return there if speed == 1.0 else FasterApplication(there, speed)
 
@@ -243,7 +259,9 @@ def placement_of(gpus: int, gpus_per_node: int) -> tuple[int, ...]:
 
 
 def split_batch(batch_size: int, gpus: int, limits: BatchLimits) -> tuple[int, int]:
-    """(m, s) of a batch size prescribed from outside: as many passes as GPU memory asks for.
+    """Return (m, s) of a batch size that is prescribed.
+
+    As many passes as GPU memory asks for.
 
     One GPU beyond M0 accumulates at least once, so that the noise scale stays measurable.
     """

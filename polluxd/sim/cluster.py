@@ -42,7 +42,7 @@ class NodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class Cloud:
-    """Nodes that are rented and given back, by the policy's own judgement of their use."""
+    """Nodes that the policy rents and gives back."""
 
     least: int
     most: int
@@ -157,12 +157,12 @@ class Scenario:
         return float(low * (high / low) ** draw)
 
     def declared(self, job: str) -> float | None:
-        """The length that a job's user declares, relative to the true one; None: no length is declared."""
+        """Return the declared length over the true one; None: not declared."""
         draw = np.random.default_rng([self.seed, 0xDEC1, zlib.crc32(job.encode())])
         return LENGTHS[self.lengths](draw)
 
     def outages(self, until: float) -> list[tuple[float, int]]:
-        """(time, node) of each failure up to a time: a Poisson process over the cluster."""
+        """Return (time, node) of each failure: a Poisson process."""
         found: list[tuple[float, int]] = []
         if self.failures_per_day <= 0:
             return found

@@ -1,4 +1,7 @@
-"""One trace under several policies: each run by itself, in this process or in others, with the same result."""
+"""One trace under several policies, in this process or in several.
+
+The result is the same.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,10 @@ def compare(
     in_parallel: int = 1,
     heard: Heard = lambda _name, _ended, _of: None,
 ) -> dict[str, dict[str, Any]]:
-    """The figures of each policy, in the order of `names`. Runs share nothing, so parallelism changes no result."""
+    """Return the figures of each policy, in the order of `names`.
+
+    Runs share nothing, so parallelism changes no result.
+    """
     if in_parallel <= 1 or len(names) == 1:
         return {name: _run(submissions, profiles, name, scenario, heard) for name in names}
     # Forked children of a process that may have threads are a risk; a fresh interpreter costs a second.

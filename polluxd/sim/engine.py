@@ -53,7 +53,7 @@ class Policy(Protocol):
 
 
 class Scaling(Policy, Protocol):
-    """A policy that says how large a cloud cluster should be; others rent all of it all the time."""
+    """A policy that sizes a cloud cluster; others rent all of it."""
 
     def nodes_wanted(self, view: View) -> int:
         """How many nodes to have, within the scenario's limits."""
@@ -101,7 +101,7 @@ def simulate(
     scenario: Scenario,
     progress: Progress | None = None,
 ) -> Run:
-    """Run the trace to its end under a policy. Deterministic, decision times aside."""
+    """Run the trace to its end; deterministic except for decision times."""
     return _Engine(submissions, applications, policy, scenario).run(progress)
 
 
@@ -193,7 +193,7 @@ class _Engine:
             job.advance(self._now, seconds, 1.0 - speed)
 
     def _fail(self, active: Sequence[Training]) -> None:
-        """Nodes that went down since the last step take their jobs with them; repaired ones come back."""
+        """Take down nodes and their jobs; bring repaired nodes back."""
         self._down = {node: until for node, until in self._down.items() if until > self._now}
         while self._outages and self._outages[0][0] <= self._now:
             at, node = self._outages.pop(0)
@@ -214,7 +214,10 @@ class _Engine:
         return View(self._now, self._scenario, capacity, tuple(active), absent)
 
     def _resize(self, active: Sequence[Training], idle_seconds: float = 0.0) -> None:
-        """Order nodes, which take their time to boot, or give some back; jobs on those stop at a checkpoint."""
+        """Order nodes, or give some back; their jobs stop at a checkpoint.
+
+        Nodes take their time to boot.
+        """
         cloud = self._scenario.cloud
         wanted = getattr(self._policy, "nodes_wanted", None)
         if cloud is None or wanted is None:
@@ -277,7 +280,10 @@ class _Engine:
 
 
 def _by_type(app: Application, scenario: Scenario) -> dict[str, Application]:
-    """The application on each GPU type; under the empty name where all nodes are alike."""
+    """Return the application on each GPU type.
+
+    Under the empty name where all nodes are alike.
+    """
     if not scenario.groups:
         return {"": app}
     return {group.gpu_type: on_type(app, group.gpu_type, group.speed) for group in scenario.groups}

@@ -35,7 +35,10 @@ def generate(
     sweep: int = 1,
     length: float = 1.0,
 ) -> tuple[Submission, ...]:
-    """So many jobs over about so many hours (fewer where there are sweeps). The same seed gives the same trace."""
+    """Generate so many jobs over about so many hours.
+
+    Fewer where there are sweeps. The same seed gives the same trace.
+    """
     random = np.random.default_rng([seed, 0x6E])
     names = sorted(applications)
     weight = np.array([_gpu_seconds(applications[name]) ** -0.5 for name in names])
@@ -58,7 +61,10 @@ def generate(
 
 
 def _arrivals(random: np.random.Generator, jobs: int, hours: float) -> list[float]:
-    """Times [s] by thinning: candidates at the highest rate, kept in proportion to the present one."""
+    """Return times [s] by thinning.
+
+    Candidates at the highest rate are kept in proportion to the present one.
+    """
     highest = (1.0 + DEPTH) * jobs / (hours * 3600.0)
     times: list[float] = []
     time = 0.0

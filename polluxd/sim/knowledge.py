@@ -1,4 +1,7 @@
-"""What policy `pollux` is let to know and do in a simulation; by default what the daemon does."""
+"""What policy `pollux` knows and does in a simulation.
+
+By default, what the daemon knows and does.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run came to, as numbers: completion times, fairness, efficiency, cost of deciding."""
+"""The figures of a run: completion times, fairness, efficiency."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ Floats = NDArray[np.float64]
 
 
 def measure(run: Run, scenario: Scenario) -> dict[str, Any]:
-    """The figures of one run, JSON-ready. Times in seconds; `jobs` maps each job to its completion time."""
+    """Return the figures of one run, JSON-ready, in seconds.
+
+    `jobs` maps each job to its completion time.
+    """
     jobs = run.jobs
     submitted = np.array([job.submission.time for job in jobs])
     ended = np.array([job.ended_at for job in jobs], dtype=np.float64)
@@ -65,7 +68,10 @@ def measure(run: Run, scenario: Scenario) -> dict[str, Any]:
 
 
 def fairness(jobs: Sequence[Training], scenario: Scenario) -> Floats:
-    """[J]: rho, the completion time over the time alone on 1/contention of the cluster; at most 1 is fair."""
+    """Return rho [J]: completion time over the time alone on a fair share.
+
+    The share is 1/contention of the cluster; at most 1 is fair.
+    """
     submitted = np.array([job.submission.time for job in jobs])
     ended = np.array([job.ended_at for job in jobs], dtype=np.float64)
     part = Counter[str]()
@@ -76,7 +82,10 @@ def fairness(jobs: Sequence[Training], scenario: Scenario) -> Floats:
     known: dict[tuple[str, str], Alone] = {}
 
     def alone(job: Training, gpus: float) -> float:
-        """Seconds of the whole training alone on such a share, made up of the types as the cluster is."""
+        """Return seconds of the whole training alone on such a share.
+
+        The share has the types of the cluster.
+        """
         rate = 0.0
         for kind, of_kind in part.items():
             app = job.on[kind]

@@ -1,4 +1,4 @@
-"""Which way a simulated job takes to its new placement, by the product's own rules, and what each way costs."""
+"""The product's way to a new placement in a simulation, and its cost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _MEANS = paths.PathOptions(frozenset({"resize", "relaunch", "requeue"}), can_shr
 
 @dataclass(frozen=True, slots=True)
 class MoveCosts:
-    """Seconds between the last optimizer step before a move and the first after it, by path."""
+    """Seconds that a move costs, by path.
+
+    From the last optimizer step before the move to the first after it.
+    """
 
     resize: float = 0.4
     relaunch: float = 1.0
@@ -30,7 +33,7 @@ class MoveCosts:
 
     @classmethod
     def read(cls, path: Path) -> MoveCosts:
-        """Read a file of JSON (`.json`) or TOML with any of these paths and its seconds. Raises ConfigError."""
+        """Read seconds by path from JSON (`.json`) or TOML. Raises ConfigError."""
         names = [f.name for f in fields(cls)]
         try:
             text = path.read_text(encoding="utf-8")
@@ -55,7 +58,7 @@ class MoveCosts:
 
 
 class Allocation:
-    """One job's Slurm allocation: its own nodes and those that companion jobs lend to it."""
+    """One job's Slurm allocation: its own nodes, and companions' nodes."""
 
     def __init__(self) -> None:
         self.own: tuple[str, ...] = ()
@@ -65,12 +68,15 @@ class Allocation:
 
     @property
     def keeps(self) -> tuple[str, ...]:
-        """The nodes in the order in which a shrink has to leave them to the job; empty for a job on one node."""
+        """Nodes in the order in which a shrink leaves them to the job.
+
+        Empty for a job on one node.
+        """
         nodes = (*self.own, *(name for nodes in self.lent for name in nodes))
         return nodes if len(nodes) > 1 else ()
 
     def move(self, source: Placement, target: Placement) -> str:
-        """Change the allocation from `source` to `target`; return the path that the product takes."""
+        """Change the allocation; return the path that the product takes."""
         path, ordered = paths.choose(source, target, self._job(source), _REPORT, _MEANS)
         if path in ("start", "requeue"):
             self.own, self.lent = tuple(sorted(ordered.nodes)), []

@@ -1,4 +1,4 @@
-"""One page that a person can read: completion times, GPUs and efficiency over time, fairness."""
+"""One page of plots: completion times, use over time, fairness."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from polluxd.errors import ConfigError
 
 
 def page(results: Mapping[str, Mapping[str, Any]], title: str, path: Path) -> None:
-    """Write the page; the path's suffix names the format. Raises ConfigError where matplotlib is missing."""
+    """Write the page; the path's suffix names the format.
+
+    Raises ConfigError where matplotlib is missing.
+    """
     try:
         import matplotlib as mpl  # noqa: PLC0415 - the extra `sim`, needed for plots only
     except ImportError:

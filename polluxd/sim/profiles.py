@@ -124,7 +124,10 @@ class MeasuredApplication:
 
     @staticmethod
     def _nearest(local_batch: int, rows: list[tuple[int, float, float]]) -> tuple[float, float]:
-        """Beyond the batch sizes measured: the last slope goes on, the wait for others stays."""
+        """Extrapolate beyond the measured batch sizes by the last slope.
+
+        The wait for other ranks stays.
+        """
         (b0, t0, s0), (b1, t1, s1) = rows[:2] if local_batch < rows[0][0] else rows[-2:]
         b, t, s = (b0, t0, s0) if local_batch < rows[0][0] else (b1, t1, s1)
         slope = max(((t1 - s1) - (t0 - s0)) / (b1 - b0), 0.0)
@@ -132,7 +135,10 @@ class MeasuredApplication:
 
     @cached_property
     def _grid(self) -> tuple[Floats, Floats]:
-        """Every measurement by (nodes, GPUs, local batch); those of several placements averaged."""
+        """Return every measurement by (nodes, GPUs, local batch).
+
+        Those of several placements are averaged.
+        """
         found: dict[tuple[int, int, int], list[tuple[float, float]]] = {}
         for name, rows in self._rows.items():
             for batch, step, sync in rows:
@@ -168,7 +174,7 @@ class MeasuredApplication:
         return self._between(batch_size, lambda c: float(c.iteration[epoch]))
 
     def _between(self, batch_size: int, value: Callable[[Curve], float]) -> float:
-        """Linear in the batch size between the two validated ones; the nearest beyond them."""
+        """Interpolate in the batch size; beyond the validated sizes the nearest."""
         sizes = self._sizes
         low = sizes[max(bisect_right(sizes, batch_size) - 1, 0)]
         high = sizes[min(bisect_left(sizes, batch_size), len(sizes) - 1)]

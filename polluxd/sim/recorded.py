@@ -1,4 +1,4 @@
-"""Traces of what a cluster did: Philly, Helios, and one's own `sacct` output.
+"""Recorded traces: Philly, Helios and `sacct` output.
 
 Such traces say how many GPUs a job held and for how long, not what it trained. The rule that assigns applications:
 of those that can use that many GPUs, the one whose whole training, on those GPUs at a batch size scaled with them (as
@@ -85,7 +85,7 @@ def _sacct(line: Line) -> Recorded | None:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A kind of log: what tells it, and how a line is read (None: nothing to replay)."""
+    """A kind of log: how to tell it, and how to read a line."""
 
     columns: tuple[str, ...]
     delimiter: str
@@ -116,7 +116,9 @@ def read_recorded(
     gpus_per_node: int,
     most_jobs: int | None = None,
 ) -> tuple[Submission, ...]:
-    """The log's jobs that ran on GPUs for a minute or more, from its first submission on. Raises TraceError.
+    """Return the log's jobs that ran on GPUs for a minute or more.
+
+    From its first submission on. Raises TraceError.
 
     Logs need not be sorted. `most_jobs`: the first so many.
     """
@@ -157,7 +159,7 @@ class Assignment:
         self._known: dict[tuple[str, int], tuple[int, float]] = {}
 
     def _trained(self, name: str, gpus: int) -> tuple[int, float]:
-        """The batch size of a user with so many GPUs, and the seconds of the whole training at it."""
+        """Return the batch size for so many GPUs, and the seconds at it."""
         key = (name, gpus)
         if key not in self._known:
             app = self._apps[name]

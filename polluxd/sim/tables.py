@@ -1,4 +1,7 @@
-"""CSV files in, checked rows out; what is wrong names its file, its line and the remedy."""
+"""Checked rows of CSV files.
+
+An error names the file, the line and the remedy.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,10 @@ class Line:
 
 
 def lines(path: Path, columns: Sequence[str], *, delimiter: str = ",") -> Iterator[Line]:
-    """The rows of a file that has at least these columns, in its order. Raises TraceError, never anything else."""
+    """Yield the rows of a file with at least these columns, in order.
+
+    Raises TraceError, and nothing else.
+    """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, delimiter=delimiter)

@@ -21,7 +21,7 @@ def node_name(number: int) -> str:
 
 
 def placement(seats: Seats) -> Placement:
-    """What a job holds; all its nodes alike, as the daemon's policy places jobs."""
+    """Return the placement of a job's seats; all its nodes are alike."""
     if not seats:
         return NO_PLACEMENT
     return Placement(tuple(node_name(node) for node, _ in seats), seats[0][1])
@@ -106,7 +106,10 @@ class Training:
         return None if self._declared is None else self._declared * self._end
 
     def place(self, seats: Seats, now: float, restart_seconds: float, path: str = "requeue") -> None:
-        """Give the job GPUs, on which it trains after the restart; without any, its next start is a restart."""
+        """Give the job GPUs, or none.
+
+        It trains after the restart; without GPUs, its next start is a restart.
+        """
         if self.seats:
             self.held_at = now
         self.seats = seats
@@ -128,7 +131,10 @@ class Training:
         self._choose()
 
     def fail(self, now: float, lost_share: float) -> None:
-        """Its nodes are gone: it falls back to the last checkpoint, that share of the present epoch."""
+        """Take its nodes away: it falls back to the last checkpoint.
+
+        `lost_share` is of the present epoch.
+        """
         begun = self.app.progress(self.epoch)
         self.progress = begun + (self.progress - begun) * (1.0 - lost_share)
         self.place((), now, 0.0)
@@ -149,7 +155,7 @@ class Training:
         self._batch = chosen
 
     def _slowest(self) -> str:
-        """The GPU type that sets the pace: of those that it holds, the one with the longest pass."""
+        """Return the GPU type with the longest pass, which sets the pace."""
         kinds = sorted({self._types[node] for node, _ in self.seats}) if self._types else [""]
         if len(kinds) == 1:
             return kinds[0]
@@ -157,7 +163,7 @@ class Training:
         return max(kinds, key=lambda kind: self.on[kind].times((1,), m)[0])
 
     def _measure(self) -> float:
-        """M0-iterations per second in the present configuration; the agent sees what it came from."""
+        """Return M0-iterations per second now; the agent sees the measurement."""
         m, s = self._batch
         placement = tuple(gpus for _, gpus in self.seats)
         kind = self._slowest()

@@ -1,4 +1,4 @@
-"""Traces of submitted jobs: the OSDI 2021 format, and what every reader makes of its own."""
+"""Traces of submitted jobs, and the OSDI 2021 format."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class Submission:
 def read_workload(
     path: Path, applications: Mapping[str, Application], *, cluster_gpus: int
 ) -> tuple[Submission, ...]:
-    """The jobs of a CSV file with columns name, time [s], application, num_replicas, batch_size; in order of time.
+    """Read the jobs of a CSV file, in order of time.
+
+    Columns: name, time [s], application, num_replicas, batch_size.
 
     Raises TraceError for an empty file, a missing column, an application without a profile, times that are negative
     or go back, a name used twice, and a job that the cluster or its batch limits could never hold.

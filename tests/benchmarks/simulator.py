@@ -1,4 +1,4 @@
-"""The paper's evaluation replayed, and what ours makes of it: writes tests/benchmarks/simulator.md.
+"""Replay the paper's evaluation; write tests/benchmarks/simulator.md.
 
     python -m tests.benchmarks.simulator [--data DIR] [--seconds 36000] [--out FILE]
 
@@ -150,7 +150,10 @@ def pairs(
     rival: str = "pollux-paper",
     drawn: bool = False,
 ) -> Pairs:
-    """Pairs by trace and seed. Without `drawn` the rival draws nothing, and one run of it stands beside all seeds."""
+    """Pair runs by trace and seed.
+
+    Without `drawn` the rival draws nothing, and one run of it stands beside all seeds.
+    """
     mine = [run for seed in seeds for run in bench.of("pollux", workloads, replace(ours, seed=seed))]
     against = [
         run
@@ -275,7 +278,7 @@ def everyone(bench: Bench) -> str:
 
 
 def ask(bench: Bench) -> None:
-    """Ask for the runs that matter most first: a benchmark that is cut short has them."""
+    """Ask for the most important runs first, in case time runs out."""
     pairs(bench, "", GENERATED[:5], PLAIN, PLAIN)
     pairs(bench, "", WORKLOADS, PLAIN, PLAIN)
     pairs(bench, "", WORKLOADS, PRODUCT, PLAIN)

@@ -1,4 +1,4 @@
-"""Runs of the simulator for the benchmark: each done once per version of the sources, and kept."""
+"""Runs of the simulator, each made once per version of the sources."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Bench:
                 self.done = kept["runs"]
 
     def of(self, policy: str, workloads: Iterable[str], scenario: Scenario) -> list[Result | None]:
-        """The results of a policy, one per workload; None for a run that is still to be made."""
+        """Return the results of a policy, one per workload; None: not yet made."""
         tasks = {task.key: task for task in (Task(policy, workload, scenario) for workload in workloads)}
         self.tasks |= {key: task for key, task in tasks.items() if key not in self.tasks}
         return [self.done.get(key) for key in tasks]
@@ -123,7 +123,7 @@ class Bench:
         return [key for key in self.tasks if key not in self.done]
 
     def work(self, seconds: float) -> None:
-        """Make the missing runs, in the order in which they were asked for, and begin none after so many seconds."""
+        """Make the missing runs in order; begin none after so many seconds."""
         until = time.monotonic() + seconds
         for key in self.missing:
             if time.monotonic() > until:

@@ -1,4 +1,4 @@
-"""Simulated jobs move by the product's rules, and what they declare of their lengths may be wrong."""
+"""Simulated jobs move by the product's rules; declared lengths may lie."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Completion time as the objective: the market clears, work is worth what it costs, and plans follow."""
+"""Completion time as the objective: the market clears, plans follow."""
 
 from __future__ import annotations
 
