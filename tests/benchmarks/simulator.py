@@ -66,7 +66,16 @@ ABLATION: Mapping[str, Knowledge] = {
 Of = Callable[[Result], float]
 
 
+NOT_RUN = "Not run yet for these sources: `make bench-sim` continues where it stopped.\n"
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Write a table in Markdown; rows without a figure are left out."""
+    rows = [
+        row for row in rows if any(cell not in ("-", "") and not cell.startswith("0 of") for cell in row[1:])
+    ]
+    if not rows:
+        return NOT_RUN
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
@@ -295,9 +304,10 @@ def ask(bench: Bench) -> None:
 
 
 def page(bench: Bench) -> str:
+    asked = len(bench.tasks)
     return f"""# The simulator's results
 
-Regenerate with `make bench-sim` ({platform.machine()}, Python {platform.python_version()}; sources and data
+{asked - len(bench.missing)} of {asked} runs are made. Regenerate with `make bench-sim` ({platform.machine()}, Python {platform.python_version()}; sources and data
 {bench.version}). OSDI 2021 workloads of 160 jobs on 16 nodes of 4 GPUs, decisions every 60 s, 30 s per restart unless
 said otherwise. Each cell is the mean change against the paper's policy on the same traces, with its 95 % interval over
 the pairs (trace and seed); negative is less, and less is better in every column. One such run is
