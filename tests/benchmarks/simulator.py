@@ -307,7 +307,8 @@ def page(bench: Bench) -> str:
     asked = len(bench.tasks)
     return f"""# The simulator's results
 
-{asked - len(bench.missing)} of {asked} runs are made. Regenerate with `make bench-sim` ({platform.machine()}, Python {platform.python_version()}; sources and data
+{asked - len(bench.missing)} of {asked} runs are made.
+Regenerate with `make bench-sim` ({platform.machine()}, Python {platform.python_version()}; sources and data
 {bench.version}). OSDI 2021 workloads of 160 jobs on 16 nodes of 4 GPUs, decisions every 60 s, 30 s per restart unless
 said otherwise. Each cell is the mean change against the paper's policy on the same traces, with its 95 % interval over
 the pairs (trace and seed); negative is less, and less is better in every column. One such run is
