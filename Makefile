@@ -89,6 +89,9 @@ types: setup ## mypy --strict
 bench-policy: setup ## decisions timed, bounded and held against the paper's algorithm; tests/benchmarks/policy.md
 	@$(PYTHON) tests/benchmarks/policy.py
 
+bench-lying: setup ## what a lying job gains, by objective (10 minutes); tests/benchmarks/lying.md
+	@PYTHONPATH=.:agent $(PYTHON) tests/sim/test_lying.py
+
 bench-store: setup ## what 2,000 agents cost Postgres (as root); bench-out/store.json, tests/benchmarks/store_load.md
 	@PYTHONPATH=.:agent $(PYTHON) tests/benchmarks/store_load.py
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from polluxd.apply.companions import ClusterView
 from polluxd.apply.intents import Intent, intents
@@ -20,12 +20,13 @@ from polluxd.apply.reconciler import Reconciler
 from polluxd.config import Config
 from polluxd.encoding import encode
 from polluxd.errors import LeaderLost
-from polluxd.model import Job, Mode, Placement, Plan, Report, Snapshot
+from polluxd.model import Job, Mode, Move, Placement, Plan, Report, Snapshot
 from polluxd.policy import Cache, decide
 from polluxd.slurm.protocol import ClusterState, SlurmClient
 from polluxd.slurm.topology import racks_of
 from polluxd.snapshot import build_snapshot
-from polluxd.store import Store
+from polluxd.store import JobTimes, Store
+from polluxd.trusted_reports import Held, TrustedReports
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class Controller:
         self._cache = Cache()
         self._racks = racks_of(config.slurm.racks)
         self._unreadable: frozenset[str] = frozenset()
+        self._trusted = TrustedReports()
 
     def step(self) -> StepResult:
         """Observe; act on what is under way; decide anew when due."""
@@ -87,11 +89,13 @@ class Controller:
         if due:
             moves = self._store.open_moves()
             means = self._means(seen)
+            times = self._store.job_times()
+            believed, doubts = self._trusted.trust(reports, _held(state, moves, times), state.taken_at)
             snapshot = build_snapshot(
                 self._config.slurm.cluster,
                 state,
-                times=self._store.job_times(),
-                reports=reports,
+                times=times,
+                reports=believed,
                 moves=moves,
                 totals=self._store.move_totals(),
                 settings=settings,
@@ -106,7 +110,7 @@ class Controller:
                 default_resize_cost=self._config.moves.default_resize_cost_s,
             )
             observed = time.perf_counter()
-            plan = self._policy(snapshot, self._cache)
+            plan = _with_doubts(self._policy(snapshot, self._cache), doubts)
             decided = time.perf_counter()
             self._confirm_lead()
             if acting and not settings.paused:
@@ -115,7 +119,11 @@ class Controller:
             self._record(
                 snapshot,
                 plan,
-                note="; ".join(filter(None, ("paused" if settings.paused else "", _note(state.unreadable)))),
+                note="; ".join(
+                    filter(
+                        None, ("paused" if settings.paused else "", _note(state.unreadable), _doubted(doubts))
+                    )
+                ),
                 durations={
                     "observe_s": observed - started,
                     "decide_s": decided - observed,
@@ -178,6 +186,39 @@ def _note(unreadable: Mapping[str, str]) -> str:
     named = [f"{about}: {why}" for about, why in sorted(unreadable.items())]
     more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
     return f"left alone, their records make no sense: {'; '.join(named[:_NAMED])}{more}" if named else ""
+
+
+def _held(state: ClusterState, moves: Sequence[Move], times: Mapping[int, JobTimes]) -> dict[int, Held]:
+    """What polluxd's own records say of each job's GPUs."""
+    moving = {move.job_id for move in moves}
+    records = {}
+    for job in state.jobs:
+        known = times.get(job.job_id)
+        here = {} if job.job_id in moving else job.gpus_per_node_held
+        most = (known.most_gpus, known.most_nodes) if known else (0, 0)
+        records[job.job_id] = Held(sum(here.values()), len(here), *most)
+    return records
+
+
+def _with_doubts(plan: Plan, doubts: Mapping[int, tuple[str, ...]]) -> Plan:
+    """The plan with what polluxd did not believe in the reasons of the jobs concerned."""
+    if not doubts:
+        return plan
+    told = tuple(
+        replace(a, reason=f"{a.reason}; not believed of its report: {', '.join(doubts[a.job_id])}")
+        if a.job_id in doubts
+        else a
+        for a in plan.allocations
+    )
+    return replace(plan, allocations=told)
+
+
+def _doubted(doubts: Mapping[int, tuple[str, ...]]) -> str:
+    """The note of a cycle in which claims were not believed."""
+    if not doubts:
+        return ""
+    claims = sum(map(len, doubts.values()))
+    return f"{claims} claims not believed, of jobs {', '.join(map(str, sorted(doubts)))}"
 
 
 def _wished(

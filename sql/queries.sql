@@ -55,15 +55,22 @@ DELETE FROM pollux.secret s WHERE s.cluster = :cluster AND s.id NOT IN (
     SELECT id FROM pollux.secret WHERE cluster = :cluster ORDER BY id DESC LIMIT 2);
 
 -- name: reports
--- The latest report of each job that has not ended. An acknowledged drain says that a checkpoint exists.
+-- The latest report of each job that has not ended. An acknowledged drain says that a checkpoint exists. What earlier runs
+-- were measured on is polluxd's own record (known_gpus).
 SELECT h.*, h.checkpointed OR EXISTS (
            SELECT FROM pollux.move m
            WHERE m.cluster = h.cluster AND m.job_id = h.job_id AND m.attempt = h.attempt
-             AND m.acknowledged IS NOT NULL AND m.path <> 'resize') AS has_checkpoint
+             AND m.acknowledged IS NOT NULL AND m.path <> 'resize') AS has_checkpoint,
+       coalesce(k.gpus, 0) AS known_gpus, coalesce(k.nodes, 0) AS known_nodes
 FROM pollux.job j
 CROSS JOIN LATERAL (
     SELECT * FROM pollux.report_history r WHERE r.cluster = j.cluster AND r.job_id = j.job_id
     ORDER BY r.attempt DESC, r.id DESC LIMIT 1) h
+LEFT JOIN LATERAL (
+    SELECT max(p.explored_gpus) AS gpus, max(p.explored_nodes) AS nodes
+    FROM pollux.fingerprint f
+    JOIN pollux.prior p ON p.cluster = f.cluster AND p.uid = f.uid AND p.fingerprint = f.fingerprint
+    WHERE f.cluster = j.cluster AND f.job_id = j.job_id AND f.uid = j.uid) k ON true
 WHERE j.cluster = :cluster AND j.ended_at IS NULL;
 
 -- name: news
@@ -93,7 +100,8 @@ INSERT INTO pollux.prior AS p (cluster, uid, fingerprint, gpu_type, job_id, at, 
 SELECT DISTINCT ON (h.uid, f.fingerprint, f.gpu_type)
        h.cluster, h.uid, f.fingerprint, f.gpu_type, h.job_id, h.received_at, h.alpha_grad, h.beta_grad, h.alpha_local,
        h.beta_local, h.alpha_node, h.beta_node, h.gamma, h.alpha_rack, h.beta_rack,
-       coalesce(h.measured_gpus, h.explored_gpus), coalesce(h.measured_nodes, h.explored_nodes), h.prior_refuted
+       least(coalesce(h.measured_gpus, h.explored_gpus), j.most_gpus),
+       least(coalesce(h.measured_nodes, h.explored_nodes), j.most_nodes), h.prior_refuted
 FROM pollux.job j
 CROSS JOIN LATERAL (
     SELECT * FROM pollux.report_history r WHERE r.cluster = j.cluster AND r.job_id = j.job_id
@@ -165,11 +173,12 @@ SELECT job_id FROM reused;
 
 -- name: upsert_jobs
 INSERT INTO pollux.job AS j (cluster, job_id, uid, name, user_name, account, partition, spec, state, slurm_state,
-    slurm_reason, attempt, nodes, gpus, submitted_at, started_at, ended_at, held_at, seen_at)
+    slurm_reason, attempt, nodes, gpus, submitted_at, started_at, ended_at, held_at, seen_at, most_gpus, most_nodes)
 SELECT :cluster, s.job_id, s.uid, s.name, s.user_name, s.account, s.partition, s.spec, s.state, s.slurm_state,
     s.slurm_reason, s.attempt, ARRAY(SELECT jsonb_array_elements_text(s.nodes)), s.gpus,
     to_timestamp(s.submitted_at), to_timestamp(s.started_at),
-    CASE WHEN s.ended THEN coalesce(to_timestamp(s.ended_at), now()) END, CASE WHEN s.gpus > 0 THEN now() END, now()
+    CASE WHEN s.ended THEN coalesce(to_timestamp(s.ended_at), now()) END, CASE WHEN s.gpus > 0 THEN now() END, now(),
+    s.gpus, jsonb_array_length(s.nodes)
 FROM jsonb_to_recordset(CAST(:jobs AS jsonb)) AS s(
     job_id bigint, uid bigint, name text, user_name text, account text, partition text, spec jsonb, state text,
     slurm_state text, slurm_reason text, attempt integer, nodes jsonb, gpus integer, submitted_at double precision,
@@ -181,11 +190,12 @@ ON CONFLICT (cluster, job_id) DO UPDATE SET
     nodes = excluded.nodes, gpus = excluded.gpus, submitted_at = least(j.submitted_at, excluded.submitted_at),
     started_at = least(j.started_at, excluded.started_at),
     ended_at = CASE WHEN excluded.ended_at IS NULL THEN NULL ELSE coalesce(j.ended_at, excluded.ended_at) END,
-    held_at = coalesce(excluded.held_at, j.held_at), seen_at = now()
+    held_at = coalesce(excluded.held_at, j.held_at), seen_at = now(),
+    most_gpus = greatest(j.most_gpus, excluded.most_gpus), most_nodes = greatest(j.most_nodes, excluded.most_nodes)
 RETURNING j.job_id, j.submitted_at;
 
 -- name: job_times
-SELECT job_id, submitted_at, started_at, held_at FROM pollux.job WHERE cluster = :cluster AND ended_at IS NULL;
+SELECT job_id, submitted_at, started_at, held_at, most_gpus, most_nodes FROM pollux.job WHERE cluster = :cluster AND ended_at IS NULL;
 
 -- name: end_unseen_jobs
 -- Jobs that Slurm has forgotten: they ended while nobody looked.

@@ -24,6 +24,9 @@ _TIMELINE = (
     ("resumed", "first_step_at", "first_step"),
 )
 
+_PLACED = (Step.REQUEUED, Step.CONFIGURED, Step.STARTED)
+"""Steps between which a requeued job does not train, by polluxd's clock."""
+
 
 def is_move(path: str, attempt: int) -> bool:
     """A first start moves nothing; the start of a job that ran before (it was parked) does."""
@@ -56,9 +59,16 @@ def cost_of(row: Mapping[str, Any], source: Placement, target: Placement) -> Mov
         # A relaunch: its new processes acknowledge, and what polluxd does of it they need not wait for.
         last_step = float(first_step) - float(pause)
         stamps |= {"acknowledged": {}, "times": {}}
-    ordered = times.get(Step.DRAINING, times.get(Step.CONFIGURED, times[Step.PLANNED]))
-    begin = float(ordered if last_step is None else last_step)
-    end = max(begin, float(times[Step.TRAINING] if first_step is None else first_step))
+    ordered = float(times.get(Step.DRAINING, times.get(Step.CONFIGURED, times[Step.PLANNED])))
+    over = float(times[Step.TRAINING])
+    # A user may claim any time. By polluxd's own clock the job trained up to the order, had no processes between the
+    # steps in `placed`, and trained again at `over`.
+    # A relaunched job acknowledges by its new processes, so its steps bound nothing.
+    placed = [] if row["path"] == "relaunch" else [float(times[s]) for s in _PLACED if s in times]
+    stopped = over if row["path"] == "relaunch" else float(times.get(Step.CHECKPOINTED, over))
+    begin = ordered if last_step is None else min(max(float(last_step), ordered), max(stopped, ordered))
+    end = over if first_step is None else min(max([float(first_step), *placed, begin]), over)
+    end = max(begin, end)
     at = begin
     steps: dict[str, float] = {}
     for source_of, stamp, name in _TIMELINE:
@@ -88,7 +98,8 @@ def _resize_cost(row: Mapping[str, Any], source: Placement, target: Placement) -
     times = row["times"]
     told = (row["resumed"] or {}).get("resize_cost")
     begun = max(float(at) for step, at in times.items() if step != Step.TRAINING)
-    pause = max(0.0, float(times[Step.TRAINING]) - begun) if told is None else float(told)
+    longest = max(0.0, float(times[Step.TRAINING]) - float(times[Step.PLANNED]))
+    pause = max(0.0, float(times[Step.TRAINING]) - begun) if told is None else min(float(told), longest)
     return {
         "id": int(row["id"]),
         "job_id": int(row["job_id"]),

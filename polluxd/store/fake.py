@@ -30,6 +30,8 @@ class FakeRows:
     reports: dict[int, Report] = field(default_factory=dict)
     jobs: dict[int, ObservedJob] = field(default_factory=dict)
     settings: dict[str, object] = field(default_factory=dict)
+    most: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Most GPUs and nodes that each job has held."""
     pins: dict[int, str] = field(default_factory=dict)
     cycles: int = 0
     epoch: int = 0
@@ -117,13 +119,19 @@ class FakeStore:
     def sync_jobs(self, jobs: Sequence[ObservedJob]) -> None:
         self._must_answer(self.epoch)
         self.rows.jobs = {job.job_id: job for job in jobs if job.spec is not None}
+        for job_id, job in self.rows.jobs.items():
+            gpus, nodes = self.rows.most.get(job_id, (0, 0))
+            held = job.gpus_per_node_held
+            self.rows.most[job_id] = (max(gpus, sum(held.values())), max(nodes, len(held)))
 
     def take_in(self) -> None:
         self._must_answer(self.epoch)
 
     def job_times(self) -> dict[int, JobTimes]:
         self._must_answer()
-        return {j: JobTimes(job.submit_time) for j, job in self.rows.jobs.items()}
+        return {
+            j: JobTimes(job.submit_time, None, None, *self.rows.most[j]) for j, job in self.rows.jobs.items()
+        }
 
     def move_totals(self) -> dict[int, MoveTotals]:
         self._must_answer()

@@ -102,7 +102,8 @@ def report(row: Row, now: float) -> Report:
     first_step_at = row["times"].get("first_step_at")
     return Report(
         attempt=row["attempt"],
-        at=at,
+        # When it arrived, by the database's clock: nothing is decided by an agent's.
+        at=row["received_at"].timestamp(),
         limits=limits,
         params=params,
         noise=None if row["noise_sqr"] is None else NoiseScale(row["noise_sqr"], row["noise_var"]),
@@ -121,8 +122,8 @@ def report(row: Row, now: float) -> Report:
         first_step_at=None if first_step_at is None else float(first_step_at),
         restart_cost=row["restart_cost"],
         gpu_type=row.get("gpu_type") or "",
-        prior_gpus=row.get("prior_gpus") or 0,
-        prior_nodes=row.get("prior_nodes") or 0,
+        prior_gpus=min(row["prior_gpus"], row.get("known_gpus", row["prior_gpus"])),
+        prior_nodes=min(row["prior_nodes"], row.get("known_nodes", row["prior_nodes"])),
         data_wait=row.get("data_wait"),
         resize=row.get("resize") or "requeue",
         resized=row.get("resized") or 0,
@@ -243,7 +244,13 @@ def cycle(row: Row) -> CycleView:
 
 
 def job_times(row: Row) -> JobTimes:
-    return JobTimes(row["submitted_at"].timestamp(), seconds(row["started_at"]), seconds(row["held_at"]))
+    return JobTimes(
+        row["submitted_at"].timestamp(),
+        seconds(row["started_at"]),
+        seconds(row["held_at"]),
+        row["most_gpus"],
+        row["most_nodes"],
+    )
 
 
 def job_view(row: Row) -> JobView:

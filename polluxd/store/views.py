@@ -67,6 +67,9 @@ class JobTimes:
     """First start."""
     held_at: float | None = None
     """When it was last seen to hold GPUs; None: never."""
+    most_gpus: int = 0
+    """Most GPUs that it has held."""
+    most_nodes: int = 0
 
 
 MoveCost = TypedDict(

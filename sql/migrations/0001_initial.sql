@@ -28,12 +28,15 @@ CREATE TABLE pollux.job (
     ended_at      timestamptz,
     seen_at       timestamptz NOT NULL DEFAULT now(),
     held_at       timestamptz,
+    most_gpus     integer NOT NULL DEFAULT 0 CHECK (most_gpus >= 0),
+    most_nodes    integer NOT NULL DEFAULT 0 CHECK (most_nodes >= 0),
     pinned_by     text,
     PRIMARY KEY (cluster, job_id)
 );
 COMMENT ON COLUMN pollux.job.state IS 'GONE: Slurm forgot the job before polluxd saw its end';
 COMMENT ON COLUMN pollux.job.submitted_at IS 'first submission; Slurm resets its own at a requeue';
 COMMENT ON COLUMN pollux.job.held_at IS 'when the job was last seen to hold GPUs';
+COMMENT ON COLUMN pollux.job.most_gpus IS 'most GPUs that the job has held; it cannot have measured more';
 COMMENT ON COLUMN pollux.job.pinned_by IS 'who pinned the job (polluxctl pin); its GPUs stay as they are';
 CREATE INDEX job_active ON pollux.job (cluster) WHERE ended_at IS NULL;
 

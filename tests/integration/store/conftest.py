@@ -64,8 +64,8 @@ def introduce(postgres: DevPostgres, cluster: str, job_id: int, uid: int) -> Non
     """Let polluxd have seen a job that runs, and its user."""
     with psycopg2.connect(postgres.url.replace("+psycopg2", "")) as connection, connection.cursor() as cursor:
         job = (
-            "INSERT INTO pollux.job (cluster, job_id, uid, spec, state, submitted_at)"
-            " VALUES (%s, %s, %s, '{}', 'RUNNING', now() - interval '1 hour') ON CONFLICT DO NOTHING"
+            "INSERT INTO pollux.job (cluster, job_id, uid, spec, state, submitted_at, most_gpus, most_nodes)"
+            " VALUES (%s, %s, %s, '{}', 'RUNNING', now() - interval '1 hour', 64, 8) ON CONFLICT DO NOTHING"
         )
         cursor.execute(job, (cluster, job_id, uid))
         # Also the user of a job that has ended: its agent may still run.

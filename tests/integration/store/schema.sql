@@ -850,10 +850,14 @@ CREATE TABLE pollux.job (
     ended_at timestamp with time zone,
     seen_at timestamp with time zone DEFAULT now() NOT NULL,
     held_at timestamp with time zone,
+    most_gpus integer DEFAULT 0 NOT NULL,
+    most_nodes integer DEFAULT 0 NOT NULL,
     pinned_by text,
     CONSTRAINT job_attempt_check CHECK ((attempt >= 0)),
     CONSTRAINT job_gpus_check CHECK ((gpus >= 0)),
     CONSTRAINT job_job_id_check CHECK ((job_id > 0)),
+    CONSTRAINT job_most_gpus_check CHECK ((most_gpus >= 0)),
+    CONSTRAINT job_most_nodes_check CHECK ((most_nodes >= 0)),
     CONSTRAINT job_state_check CHECK ((state = ANY (ARRAY['PENDING'::text, 'RUNNING'::text, 'COMPLETING'::text, 'SUSPENDED'::text, 'COMPLETED'::text, 'FAILED'::text, 'CANCELLED'::text, 'GONE'::text]))),
     CONSTRAINT job_uid_check CHECK ((uid >= 0))
 );
@@ -861,6 +865,7 @@ ALTER TABLE pollux.job OWNER TO pollux_daemon;
 COMMENT ON COLUMN pollux.job.state IS 'GONE: Slurm forgot the job before polluxd saw its end';
 COMMENT ON COLUMN pollux.job.submitted_at IS 'first submission; Slurm resets its own at a requeue';
 COMMENT ON COLUMN pollux.job.held_at IS 'when the job was last seen to hold GPUs';
+COMMENT ON COLUMN pollux.job.most_gpus IS 'most GPUs that the job has held; it cannot have measured more';
 COMMENT ON COLUMN pollux.job.pinned_by IS 'who pinned the job (polluxctl pin); its GPUs stay as they are';
 CREATE TABLE pollux.leader (
     cluster pollux.cluster_name NOT NULL,

@@ -58,6 +58,22 @@ def test_a_node_whose_clock_is_behind_makes_no_negative_interval():
     assert got["steps"] == {"checkpoint": 1, "requeue": 1, "launch": 0, "first_step": 14}
 
 
+@pytest.mark.parametrize(
+    ("claimed", "total"),
+    [
+        ({"last_step_at": 0}, 24.0),  # "it cost me all the time since 1970"
+        ({"last_step_at": 1e12}, 15.0),  # "it cost me nothing"
+        ({"last_step_at": 14}, 16.0),
+    ],
+)
+def test_a_claimed_cost_stays_within_what_polluxd_saw(claimed, total):
+    times = {"planned": 1, "draining": 6, "checkpointed": 15, "requeued": 16, "started": 29, "training": 33}
+    assert cost(times, claimed, {"first_step_at": 30})["total_s"] == total
+    early = cost(times, {"last_step_at": 14}, {"first_step_at": 0})
+    assert early["total_s"] == 15.0, "the job had no processes before it was started"
+    assert cost(times, {"last_step_at": 14}, {"first_step_at": 1e12})["total_s"] == 19.0
+
+
 def test_a_start_is_counted_from_its_placing():
     got = cost_of(
         row({"planned": 1, "configured": 50, "started": 51, "training": 60}, path="start"), NO_PLACEMENT, N1

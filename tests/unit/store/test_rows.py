@@ -20,6 +20,7 @@ def row(**changes):
     theta = ("alpha_grad", "beta_grad", "alpha_local", "beta_local", "alpha_node", "beta_node")
     return {
         **{"job_id": 7, "attempt": 1, "at": datetime.fromtimestamp(NOW, UTC), "gamma": 2.0},
+        **{"received_at": datetime.fromtimestamp(NOW, UTC), "prior_gpus": 0, "prior_nodes": 0},
         **dict.fromkeys(theta, 0.5),
         **{"noise_sqr": 1.0, "noise_var": 3.0},
         **{"batch_initial": 32, "batch_maximum": 64, "local_min": 1, "local_max": 32},

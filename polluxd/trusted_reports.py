@@ -1,0 +1,207 @@
+"""What of a job's report polluxd believes, by its own records. Pure: the caller gives every time.
+
+An agent runs as the job's user and may report anything. polluxd knows by itself which GPUs the job has held and when
+each report arrived. It compares:
+
+- explored GPUs and nodes with the most that the job has held;
+- the shape of the claimed goodput over GPUs with the progress that the ranks published at each number of GPUs, and with
+  the physical bound (twice the GPUs bring at most twice the progress);
+- progress with time: a job that publishes none gains no GPUs;
+- remaining work with history: a target stays, and a job that should have ended by its own account has none.
+
+A claim that does not fit is replaced, and the replacement never asks for more than the records justify. What no record
+can show is a user who reports false progress consistently: see `tests/benchmarks/lying.md`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from pollux.goodput import Goodput, ThroughputParams
+from polluxd.model import Report
+
+TOLERANCE = 1.3
+"""Ratio of claimed to observed speedup between two numbers of GPUs from which a fit is not believed."""
+WINDOW_S = 45.0
+"""Shortest time over which a rate of progress is taken: reports come every 30 s."""
+STALL_S = 150.0
+"""Time without progress after which a job is given no further GPUs; evaluation may take as long."""
+PATIENCE = 2.0
+"""A job may take this many times as long as its remaining work says, and `PATIENCE_S` more."""
+PATIENCE_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What polluxd's own records say of one job."""
+
+    gpus: int
+    """GPUs that the job's present attempt trains on; 0: none, or a move is under way."""
+    nodes: int
+    most_gpus: int
+    """Most GPUs that the job has ever held."""
+    most_nodes: int
+
+
+@dataclass(slots=True)
+class _History:
+    """What polluxd has seen of one job."""
+
+    place: tuple[int, int] = (0, 0)
+    """Numbers of GPUs and nodes."""
+    attempt: int = -1
+    since: float = 0.0
+    progress: float = 0.0
+    advanced_at: float = 0.0
+    """When progress was last seen to rise."""
+    rates: dict[tuple[int, int], float] = field(default_factory=dict)
+    """Scale-invariant steps per second, by numbers of GPUs and nodes."""
+    target: float | None = None
+    ends_by: float = math.inf
+    moved_target: bool = False
+
+
+class TrustedReports:
+    """The reports of all jobs, over time."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[int, _History] = {}
+
+    def trust(
+        self, reports: Mapping[int, Report], held: Mapping[int, Held], now: float
+    ) -> tuple[dict[int, Report], dict[int, tuple[str, ...]]]:
+        """Return the reports with doubtful claims replaced, and what was replaced, by job.
+
+        Args:
+            reports: the latest of each job; `Report.at` is when it arrived.
+            held: polluxd's records; a job that is not named holds nothing.
+            now: POSIX seconds.
+        """
+        trusted: dict[int, Report] = {}
+        doubts: dict[int, tuple[str, ...]] = {}
+        for job_id, report in reports.items():
+            history = self._jobs.setdefault(job_id, _History())
+            mine = held.get(job_id, Held(0, 0, 0, 0))
+            _observe(history, report, mine)
+            found: list[str] = []
+            trusted[job_id] = _trusted(history, report, mine, now, found)
+            if found:
+                doubts[job_id] = tuple(found)
+        for job_id in self._jobs.keys() - reports.keys():
+            del self._jobs[job_id]
+        return trusted, doubts
+
+
+def _observe(history: _History, report: Report, held: Held) -> None:
+    """Take a rate of progress where the job has trained in the same place for long enough."""
+    place = (held.gpus, held.nodes)
+    if (history.attempt, history.place) != (report.attempt, place) or report.first_step_at is None:
+        # A rate that spans a move is none. The clock of a stall starts again.
+        history.attempt, history.place = report.attempt, place
+        history.since = history.advanced_at = report.at
+        history.progress = report.progress
+        return
+    if report.progress > history.progress:
+        history.advanced_at = report.at
+    seconds = report.at - history.since
+    if seconds < WINDOW_S or not held.gpus:
+        return
+    rate = (report.progress - history.progress) / seconds
+    if rate > 0:
+        known = history.rates.get(place)
+        history.rates[place] = rate if known is None else 0.5 * (known + rate)
+    history.since, history.progress = report.at, report.progress
+
+
+def _trusted(history: _History, report: Report, held: Held, now: float, doubts: list[str]) -> Report:
+    kept = replace(
+        report,
+        explored_gpus=min(report.explored_gpus, held.most_gpus),
+        explored_nodes=min(report.explored_nodes, held.most_nodes),
+    )
+    if kept.explored_gpus < report.explored_gpus:
+        doubts.append(f"explored_gpus={report.explored_gpus}: the job has held {held.most_gpus} at most")
+    kept = _believable_fit(history, kept, doubts)
+    if held.gpus and report.first_step_at is not None and now - history.advanced_at > STALL_S:
+        # Growth is limited to twice the explored GPUs, so half of what it holds keeps it there.
+        stay = (held.gpus + 1) // 2
+        if max(kept.explored_gpus, kept.prior_gpus) > stay:
+            doubts.append(f"no progress for {now - history.advanced_at:.0f} s: it gains no GPUs")
+            kept = replace(
+                kept, explored_gpus=min(kept.explored_gpus, stay), prior_gpus=min(kept.prior_gpus, stay)
+            )
+    return _believable_target(history, kept, now, doubts)
+
+
+def _believable_fit(history: _History, report: Report, doubts: list[str]) -> Report:
+    """The report with a fit from observed progress where the claimed speedups do not fit it."""
+    rates = _physical(history.rates)
+    if rates != history.rates:
+        doubts.append("its progress: a speedup beyond the number of GPUs")
+        history.rates.update(rates)
+    if report.params is None or len(rates) < 2:
+        return report
+    places = sorted(rates)
+    gpus, nodes = (np.array(column) for column in zip(*places, strict=True))
+    claimed = Goodput(report.params, report.noise, report.limits, True).optimize(nodes, gpus).goodput
+    seen = np.array([rates[place] for place in places])
+    for small in range(len(places)):
+        for large in range(small + 1, len(places)):
+            said, was = claimed[large] / max(claimed[small], 1e-12), seen[large] / seen[small]
+            if said > TOLERANCE * was and gpus[large] > gpus[small]:
+                doubts.append(
+                    f"its fit: {said:.1f} times the goodput on {gpus[large]} GPUs as on {gpus[small]}, "
+                    f"its progress was {was:.1f} times as fast"
+                )
+                return replace(report, params=fit_of(rates, report), noise=None, params_by_type={})
+    return report
+
+
+def _physical(rates: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
+    """Rates of which none is a speedup beyond the number of GPUs."""
+    bounded: dict[tuple[int, int], float] = {}
+    for place in sorted(rates):
+        most = min((TOLERANCE * r * place[0] / p[0] for p, r in bounded.items()), default=math.inf)
+        bounded[place] = min(rates[place], most)
+    return bounded
+
+
+def fit_of(rates: Mapping[tuple[int, int], float], report: Report) -> ThroughputParams:
+    """The fit that observed progress justifies, at the initial batch size.
+
+    Compute divides over the GPUs at the speed of the smallest place; what larger places take beyond that is
+    synchronisation, and grows with the number of GPUs.
+    """
+    batch = report.limits.initial
+    (least, _), slowest = min(rates.items())
+    per_gpu = slowest * batch / least
+    extra = [
+        (gpus, 1.0 / rate - batch / (per_gpu * gpus)) for (gpus, _), rate in rates.items() if gpus > least
+    ]
+    each = max(0.0, float(np.mean([wait / gpus for gpus, wait in extra]))) if extra else 0.0
+    return ThroughputParams(0.0, 1.0 / per_gpu, 2 * each, each, 2 * each, each, 1.0)
+
+
+def _believable_target(history: _History, report: Report, now: float, doubts: list[str]) -> Report:
+    """The report without remaining work where it contradicts the job's history."""
+    if report.target is None:
+        return report
+    if history.target is None:
+        history.target = report.target
+    elif report.target > history.target * 1.001:
+        history.moved_target = True
+    rate = history.rates.get(history.place)
+    if rate is None and report.goodput > 0:
+        rate = report.goodput / report.limits.initial
+    if rate:
+        left = max(report.target - report.progress, 0.0) / rate
+        history.ends_by = min(history.ends_by, now + PATIENCE * left + PATIENCE_S)
+    if history.moved_target or now > history.ends_by:
+        why = "its target has grown" if history.moved_target else "by its own account it should have ended"
+        doubts.append(f"remaining work: {why}")
+        return replace(report, target=None)
+    return report

@@ -1,0 +1,175 @@
+"""Users whose jobs lie: what a liar gains over honesty, on 16 GPUs with 4 jobs, in 100 cycles of a minute.
+
+`make bench-lying` prints the table (tests/benchmarks/lying.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from pollux.goodput import BatchLimits, Goodput, NoiseScale, ThroughputParams
+from polluxd.model import NO_PLACEMENT, Job, JobSpec, Node, Placement, Report, Snapshot
+from polluxd.policy import decide
+from polluxd.settings import PolicySettings
+from polluxd.trusted_reports import Held, TrustedReports
+
+CYCLES, CYCLE_S, MOVE_S = 100, 60.0, 30.0
+NODES = tuple(Node(f"n{i}", gpus=4) for i in range(4))
+TRUTH = ThroughputParams(0.02, 0.004, 0.03, 0.004, 0.06, 0.006, 1.6)
+NOISE = NoiseScale(1.0, 4.0)
+LIMITS = BatchLimits(128, 4096, 16, 256)
+TARGET = 1e6
+
+Lie = Callable[[Report, int], Report]
+
+LIES: dict[str, Lie] = {
+    "noise scale of infinity": lambda r, _: replace(r, noise=NoiseScale(1e-9, 1e9)),
+    "perfect curve": lambda r, _: replace(
+        r, params=ThroughputParams(0.0, TRUTH.beta_grad + TRUTH.alpha_grad / 128, 0.0, 0.0, 0.0, 0.0, 1.0)
+    ),
+    "goodput x 1000": lambda r, _: replace(
+        r, goodput=r.goodput * 1000, params=ThroughputParams(*(x / 1000 for x in TRUTH[:6]), TRUTH.gamma)
+    ),
+    "explored 1,000,000 GPUs": lambda r, _: replace(r, explored_gpus=10**6, explored_nodes=10**6),
+    "no remaining work": lambda r, _: replace(r, target=r.progress + 1.0),
+    "target met": lambda r, _: replace(r, progress=TARGET - 1.0),
+    "all of these": lambda r, _: replace(
+        r,
+        noise=NoiseScale(1e-9, 1e9),
+        params=ThroughputParams(0.0, TRUTH.beta_grad, 0.0, 0.0, 0.0, 0.0, 1.0),
+        explored_gpus=10**6,
+        explored_nodes=10**6,
+        target=r.progress + 1.0,
+    ),
+}
+
+
+class World:
+    """Four jobs of one kind; the first may lie, or sleep."""
+
+    def __init__(
+        self, power: float, lie: Lie | None, *, sleeps: bool = False, trusting: bool = False
+    ) -> None:
+        self.settings = PolicySettings(objective="fair-share", power=power, remaining_work_power=-0.25)
+        self.lie, self.sleeps, self.trusting = lie, sleeps, trusting
+        self.trusted = TrustedReports()
+        self.placements = [NO_PLACEMENT] * 4
+        self.most = [(0, 0)] * 4
+        self.progress = [0.0] * 4
+        self.moves = [0] * 4
+        self.attempts = [0] * 4
+        self.held = 0.0
+        self.doubts: set[str] = set()
+
+    def run(self) -> float:
+        """GPU-cycles of the first job."""
+        for cycle in range(CYCLES):
+            self._decide(1e6 + cycle * CYCLE_S, cycle)
+            self.held += self.placements[0].gpus
+        return self.held
+
+    def _decide(self, now: float, cycle: int) -> None:
+        reports = {j: self._report(j, now) for j in range(4) if self.placements[j]}
+        told = {j: Held(p.gpus, len(p.nodes), *self.most[j]) for j, p in enumerate(self.placements)}
+        if not self.trusting:
+            reports, doubts = self.trusted.trust(reports, told, now)
+            self.doubts |= set().union(*doubts.values()) if doubts else set()
+        age = CYCLE_S * cycle + 300.0
+        jobs = tuple(
+            Job(
+                **{"job_id": j, "name": "", "user": f"u{j}", "account": "", "partition": ""},
+                **{"spec": JobSpec(), "submitted_at": 1e6 - 300, "age": age, "placement": self.placements[j]},
+                **{"report": reports.get(j), "started": cycle > 0, "moves": self.moves[j]},
+                **{"lost_seconds": MOVE_S * self.moves[j], "move_cost": MOVE_S},
+            )
+            for j in range(4)
+        )
+        plan = decide(Snapshot("c", now, NODES, jobs, self.settings))
+        for allocation in plan.allocations:
+            j, target = allocation.job_id, allocation.placement
+            moved = target != self.placements[j]
+            if moved and self.placements[j]:
+                self.moves[j] += 1
+                self.attempts[j] += 1
+            self.placements[j] = target
+            self.most[j] = (max(self.most[j][0], target.gpus), max(self.most[j][1], len(target.nodes)))
+            if target and not (self.sleeps and j == 0):
+                trained = CYCLE_S - (MOVE_S if moved else 0.0)
+                self.progress[j] += trained * self._goodput(target) / LIMITS.initial
+
+    def _goodput(self, placement: Placement) -> float:
+        return float(
+            Goodput(TRUTH, NOISE, LIMITS, True).optimize(len(placement.nodes), placement.gpus).goodput
+        )
+
+    def _report(self, j: int, now: float) -> Report:
+        here = self.placements[j]
+        gpus, nodes = self.most[j]
+        report = Report(
+            **{"attempt": self.attempts[j], "at": now, "limits": LIMITS, "params": TRUTH, "noise": NOISE},
+            **{"explored_gpus": gpus, "explored_nodes": nodes, "gpus": here.gpus, "nodes": len(here.nodes)},
+            **{
+                "goodput": self._goodput(here),
+                "throughput": self._goodput(here),
+                "progress": self.progress[j],
+            },
+            **{"target": TARGET, "first_step_at": now - 30.0},
+        )
+        return self.lie(report, j) if self.lie and j == 0 else report
+
+
+POWERS = (-1.0, 0.0, 1.0, -math.inf)
+
+
+@cache
+def honest(power: float) -> float:
+    """GPU-cycles of an honest job."""
+    return World(power, None).run()
+
+
+def gain(power: float, lie: Lie | None, *, sleeps: bool = False, trusting: bool = False) -> float:
+    """GPU-cycles of a liar over those of honesty, less 1."""
+    return World(power, lie, sleeps=sleeps, trusting=trusting).run() / honest(power) - 1.0
+
+
+# The others, and the other powers, are in the benchmark: 56 runs take minutes.
+@pytest.mark.parametrize(
+    ("name", "power"), [("all of these", -1.0), ("goodput x 1000", -1.0), ("all of these", 1.0)]
+)
+def test_a_liar_gains_at_most_a_tenth(name: str, power: float) -> None:
+    assert gain(power, LIES[name]) <= 0.10
+
+
+def test_a_sleeping_job_gains_nothing() -> None:
+    assert gain(-1.0, None, sleeps=True) <= 0.10
+
+
+def test_the_same_lie_pays_where_reports_are_believed() -> None:
+    assert gain(-1.0, LIES["goodput x 1000"], trusting=True) > 0.5
+
+
+def main() -> None:
+    """Print the table; fail where a liar gains more than a tenth."""
+    print("| lie | " + " | ".join(f"p = {p:g}" for p in POWERS) + " |")
+    print("|---|" + "---|" * len(POWERS))
+    worst = 0.0
+    for title, lie in [*LIES.items(), ("sleeping", None)]:
+        cells = []
+        for power in POWERS:
+            before, after = (
+                gain(power, lie, sleeps=lie is None, trusting=trusting) for trusting in (True, False)
+            )
+            cells.append(f"{before:+.0%} -> {after:+.0%}")
+            worst = max(worst, after)
+        print(f"| {title} | " + " | ".join(cells) + " |", flush=True)
+    if worst > 0.10:
+        raise SystemExit(f"a liar gained {worst:.0%}")
+
+
+if __name__ == "__main__":
+    main()

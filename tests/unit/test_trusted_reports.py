@@ -1,0 +1,116 @@
+"""What polluxd believes of a report, by its own records."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pollux.goodput import BatchLimits, Goodput, ThroughputParams
+from polluxd.model import Report
+from polluxd.trusted_reports import Held, TrustedReports, fit_of
+
+LIMITS = BatchLimits(128, 128, 8, 128)
+TRUTH = ThroughputParams(0.0, 0.005, 0.1, 0.02, 0.2, 0.03, 1.0)
+PERFECT = ThroughputParams(0.0, 0.005, 0.0, 0.0, 0.0, 0.0, 1.0)
+
+
+def rate(gpus, nodes=1, params=TRUTH):
+    """Scale-invariant steps per second."""
+    return float(Goodput(params, None, LIMITS, True).optimize(nodes, gpus).goodput) / LIMITS.initial
+
+
+class Job:
+    """One job that trains truly and reports what it likes."""
+
+    def __init__(self, **claims):
+        self.trusted, self.claims = TrustedReports(), claims
+        self.now, self.progress, self.most, self.attempt = 1e6, 0.0, (0, 0), 0
+
+    def train(self, gpus, nodes=1, minutes=5, *, speed=None):
+        self.most = (max(self.most[0], gpus), max(self.most[1], nodes))
+        self.attempt += 1
+        for _ in range(minutes):
+            self.now += 60
+            self.progress += 60 * (rate(gpus, nodes) if speed is None else speed)
+            report = Report(
+                **{"attempt": self.attempt, "at": self.now, "limits": LIMITS, "params": TRUTH, "noise": None},
+                **{"explored_gpus": self.most[0], "explored_nodes": self.most[1], "progress": self.progress},
+                **{"target": 1e6, "first_step_at": self.now - 30, "goodput": rate(gpus, nodes) * 128},
+            )
+            told = replace(report, **{k: v(report) if callable(v) else v for k, v in self.claims.items()})
+            held = {7: Held(gpus, nodes, *self.most)}
+            kept, doubts = self.trusted.trust({7: told}, held, self.now)
+        return kept[7], doubts.get(7, ())
+
+
+def test_an_honest_job_is_believed():
+    job = Job()
+    for gpus, nodes in ((1, 1), (2, 1), (4, 1), (8, 2), (2, 1)):
+        kept, doubts = job.train(gpus, nodes)
+        assert doubts == ()
+        assert (kept.params, kept.explored_gpus, kept.target) == (TRUTH, job.most[0], 1e6)
+
+
+def test_explored_gpus_are_polluxds_own_record():
+    kept, doubts = Job(explored_gpus=10**6, explored_nodes=10**6).train(2)
+    assert (kept.explored_gpus, kept.explored_nodes) == (2, 1)
+    assert "explored_gpus=1000000: the job has held 2 at most" in doubts
+
+
+def test_a_curve_that_its_progress_contradicts_is_replaced_by_what_was_observed():
+    job = Job(params=PERFECT)
+    kept, doubts = job.train(1)
+    assert doubts == (), "one size contradicts no curve"
+    kept, doubts = job.train(4)
+    assert "times as fast" in doubts[0]
+    function = Goodput(kept.params, None, LIMITS, True)
+    seen = float(function.optimize(1, 4).goodput) / float(function.optimize(1, 1).goodput)
+    assert seen == pytest.approx(rate(4) / rate(1), rel=0.05)
+
+
+def test_progress_beyond_the_number_of_gpus_is_none():
+    job = Job(params=PERFECT)
+    job.train(1)
+    _, doubts = job.train(2, speed=10 * rate(1))
+    assert "beyond the number of GPUs" in doubts[0]
+
+
+def test_a_job_without_progress_gains_no_gpus():
+    job = Job()
+    job.train(4)
+    kept, doubts = job.train(4, minutes=4, speed=0.0)
+    assert "no progress" in doubts[0]
+    assert kept.explored_gpus == 2, "growth stops at twice as many"
+    _, doubts = job.train(4)
+    assert doubts == ()
+
+
+def test_a_job_that_should_have_ended_has_no_remaining_work():
+    job = Job(target=lambda report: 1000.0, progress=lambda report: min(report.progress, 999.9))
+    kept, _ = job.train(1, minutes=3)
+    assert kept.target == 1000.0
+    job = Job(target=10.0)
+    kept, doubts = job.train(1, minutes=30)
+    assert kept.target is None
+    assert "it should have ended" in doubts[-1]
+
+
+def test_a_target_that_moves_away_is_no_target():
+    kept, doubts = Job(target=lambda report: report.progress + 1.0).train(1, minutes=3)
+    assert kept.target is None
+    assert "its target has grown" in doubts[-1]
+
+
+def test_a_fit_of_rates_goes_through_them():
+    rates = {(g, 1): rate(g) for g in (1, 2, 4)}
+    fit = fit_of(rates, Report(0, 0.0, LIMITS))
+    assert rate(1, params=fit) == pytest.approx(rate(1), rel=0.01)
+    assert rate(4, params=fit) < 1.5 * rate(4)
+
+
+def test_jobs_that_are_gone_are_forgotten():
+    job = Job()
+    job.train(1)
+    job.trusted.trust({}, {}, job.now)
+    assert job.trusted._jobs == {}
