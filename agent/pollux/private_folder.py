@@ -46,7 +46,10 @@ class UnsafePath(PermissionError):
 
 
 class PrivateFolder:
-    """An open folder that only this user, or root, may write to. A context manager: leaving it closes the folder."""
+    """An open folder that only this user, or root, may write to.
+
+    A context manager: leaving it closes the folder.
+    """
 
     def __init__(self, path: Path) -> None:
         """Open the folder. Raises UnsafePath and other OSErrors."""
@@ -55,7 +58,10 @@ class PrivateFolder:
 
     @classmethod
     def make(cls, path: Path) -> Self:
-        """Open the folder; create it first, for this user alone, where it is missing."""
+        """Open the folder.
+
+        Create it first, for this user alone, where it is missing.
+        """
         if not path.is_dir():
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             sync_directory(path.parent)
@@ -71,14 +77,20 @@ class PrivateFolder:
 
     @property
     def reached(self) -> Path:
-        """A path that leads to this very folder while it is open, for libraries that take paths. proc(5)."""
+        """Return a path to this very folder, for libraries that take paths.
+
+        It is valid while the folder is open. proc(5).
+        """
         return Path(f"/proc/self/fd/{self.descriptor}")
 
     def names(self) -> list[str]:
         return os.listdir(self.descriptor)
 
     def read(self, name: str) -> IO[bytes]:
-        """Open a file of the folder for reading. Raises UnsafePath and other OSErrors."""
+        """Open a file of the folder for reading.
+
+        Raises UnsafePath and other OSErrors.
+        """
         # Nothing blocks, whatever stands under the name.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(name, flags, dir_fd=self.descriptor)
@@ -93,7 +105,9 @@ class PrivateFolder:
             raise
 
     def write(self, name: str, fill: Callable[[IO[bytes]], int], *, mark: str = "") -> int:
-        """Let `fill` write a new file that appears under `name` whole or not at all, and lasts. Raises OSError.
+        """Write a file that appears under `name` whole or not at all.
+
+        `fill` writes its content. Raises OSError.
 
         Temporary file, fsync, rename, fsync of the folder: after a crash at any point the old file, or none, or the
         whole new one is there. Writers that may come at the same time give their temporary files a `mark` each.
@@ -127,7 +141,10 @@ class PrivateFolder:
         os.mkdir(name, 0o700, dir_fd=self.descriptor)
 
     def sync(self) -> None:
-        """Make the names in the folder last. Filesystems that know no fsync of a directory order this themselves."""
+        """Make the names in the folder last.
+
+        Filesystems that know no fsync of a directory order this themselves.
+        """
         try:
             os.fsync(self.descriptor)
         except OSError as error:
@@ -188,7 +205,10 @@ def _open_folder(path: Path) -> int:
 
 
 def _check_ancestor(path: Path, facts: os.stat_result) -> bool:
-    """Whether everybody may add names to the directory; raises UnsafePath where everybody may change them, too."""
+    """Whether everybody may add names to the directory.
+
+    Raises UnsafePath where everybody may change them, too.
+    """
     if not facts.st_mode & stat.S_IWOTH:
         return False
     if not facts.st_mode & stat.S_ISVTX:

@@ -1,4 +1,6 @@
-"""Save a checkpoint beside the training: the step waits for a copy in memory, not for the disk.
+"""Save a checkpoint beside the training.
+
+The step waits for a copy in memory, not for the disk.
 
 `BackgroundSaver.save` copies every tensor of the state into buffers that it keeps, and returns; a thread then
 writes, hashes and syncs. What a step waits for is therefore one memory copy (from a GPU: one transfer into pinned
@@ -25,7 +27,10 @@ Path = tuple[Any, ...]
 
 
 class HostCopy:
-    """Copies of nested states in buffers on the host that are used again from save to save."""
+    """Copies of nested states in buffers on the host.
+
+    The buffers are used again from save to save.
+    """
 
     def __init__(self) -> None:
         self._buffers: dict[Path, torch.Tensor] = {}
@@ -33,11 +38,16 @@ class HostCopy:
         self._events: list[torch.cuda.Event] = []
 
     def prepare(self, state: Any) -> None:
-        """Make the buffers that `state` will need and touch their memory. Reads shapes only, no values."""
+        """Make the buffers that `state` will need and touch their memory.
+
+        Reads shapes only, no values.
+        """
         self._walk(state, (), self._make)
 
     def take(self, state: Any) -> Any:
-        """A copy of `state` that further training does not change; valid until the next call.
+        """A copy of `state` that further training does not change.
+
+        Valid until the next call.
 
         Copies from a GPU may still be under way: call `await_transfers` before reading.
         """
@@ -51,7 +61,10 @@ class HostCopy:
         return copied
 
     def await_transfers(self) -> None:
-        """Wait until the copies of the last `take` have arrived. Any thread may call it."""
+        """Wait until the copies of the last `take` have arrived.
+
+        Any thread may call it.
+        """
         for event in self._events:
             event.synchronize()
         self._events = []
@@ -103,7 +116,10 @@ class HostCopy:
 
 
 class BackgroundSaver:
-    """Saves to a CheckpointStore in a thread, one checkpoint at a time. Not for several threads to call."""
+    """Saves to a CheckpointStore in a thread, one checkpoint at a time.
+
+    Not for several threads to call.
+    """
 
     def __init__(self, store: CheckpointStore) -> None:
         self._store = store
@@ -118,7 +134,9 @@ class BackgroundSaver:
         self._run(lambda: self._copies.prepare(state))
 
     def save(self, state: Mapping[str, Any], *, meta: Mapping[str, Any]) -> None:
-        """Copy `state` and begin to write it; a save still under way is awaited first.
+        """Copy `state` and begin to write it.
+
+        A save still under way is awaited first.
 
         Raises CheckpointError where that earlier save failed: this one has then not begun.
         """
@@ -128,7 +146,9 @@ class BackgroundSaver:
         self._run(lambda: self._write(copied, marked))
 
     def wait(self) -> SavedCheckpoint | None:
-        """Wait for the save under way; the newest durable checkpoint, None where there is none yet.
+        """Wait for the save under way.
+
+        The newest durable checkpoint, None where there is none yet.
 
         Raises CheckpointError where it failed, once.
         """
@@ -178,7 +198,10 @@ def _plain(tensor: torch.Tensor) -> bool:
 
 
 def _like(value: Mapping[Any, Any], pairs: dict[Any, Any]) -> Any:
-    """A mapping of the same class with other values: OrderedDict, defaultdict; a dict where that cannot be made."""
+    """A mapping of the same class with other values: OrderedDict, defaultdict.
+
+    A dict where that cannot be made.
+    """
     try:
         made = copy.copy(value)
         for key, item in pairs.items():

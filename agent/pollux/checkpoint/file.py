@@ -1,4 +1,6 @@
-"""One checkpoint file: an archive of torch.save, followed by a trailer that tells whether it is whole and whose it is.
+"""One checkpoint file.
+
+An archive of torch.save, followed by a trailer that tells whether it is whole and whose it is.
 
     torch's zip archive | trailer: JSON (meta, length, SHA-256) | length of the JSON, its CRC-32, magic
 
@@ -48,7 +50,10 @@ CHUNK = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class Trailer:
-    """What a checkpoint says of itself. `size` is the archive's, in bytes; `saved_at` a POSIX time."""
+    """What a checkpoint says of itself.
+
+    `size` is the archive's, in bytes; `saved_at` a POSIX time.
+    """
 
     meta: dict[str, Any]
     size: int
@@ -148,12 +153,17 @@ class CheckpointFile:
 
 
 def check_state(state: Any, place: str = "state") -> None:
-    """Raise StateError where `state`, called `place` in the message, holds an object that no checkpoint can hold."""
+    """Raise StateError where `state` cannot be in a checkpoint.
+
+    `place` is its name in the message.
+    """
     encode(state, lambda _: None, place)
 
 
 def write_checkpoint(file: IO[bytes], state: Mapping[str, Any], meta: Mapping[str, Any]) -> int:
-    """Write state and meta, and return the size in bytes. The caller flushes and syncs. Raises OSError.
+    """Write state and meta, and return the size in bytes.
+
+    The caller flushes and syncs. Raises OSError.
 
     `state` holds what `pollux.ranks.plain_values` can encode; `meta` must be JSON. Raises CheckpointError otherwise.
     """
@@ -191,7 +201,7 @@ def digest_of(file: IO[bytes], size: int) -> str:
 
 
 class _HashingWriter:
-    """A file that hashes what is written, and remembers the first error instead of raising it.
+    """A file that hashes what is written, and remembers its first error.
 
     torch's zip writer turns an exception in a write into an error of its own that hides the cause.
     """

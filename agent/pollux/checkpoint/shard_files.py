@@ -74,7 +74,10 @@ class Chunk:
 
 
 def write_shards(folder: Path, rank: int, shards: Mapping[str, Tensor]) -> bytes:
-    """Write this rank's shards, durably, into files named by its number; returns the index. Raises as torch does."""
+    """Write this rank's shards, durably, into files named by its number.
+
+    Returns the index. Raises as torch does.
+    """
     writer = FileSystemWriter(folder, single_file_per_rank=True, sync_files=True, thread_count=1)
     planner = DefaultSavePlanner()
     planner.set_up_planner(dict(shards), None, is_coordinator=False)
@@ -113,7 +116,10 @@ def parse_index(text: bytes) -> list[Chunk]:
 
 
 def read_shards(folder: Path, chunks: Iterable[Chunk], into: dict[str, Tensor]) -> None:
-    """Fill DTensors of any sharding from all ranks' chunks. Raises as torch does, ValueError for a missing one."""
+    """Fill DTensors of any sharding from all ranks' chunks.
+
+    Raises as torch does, ValueError for a missing one.
+    """
     index = _metadata(chunks)
     missing = into.keys() - index.state_dict_metadata.keys()
     if missing:
@@ -143,7 +149,10 @@ class _Reader(FileSystemReader):
 
 
 def _metadata(chunks: Iterable[Chunk]) -> Metadata:
-    """The chunks in torch's own terms. Raises ValueError where ranks disagree on a tensor."""
+    """The chunks in torch's own terms.
+
+    Raises ValueError where ranks disagree on a tensor.
+    """
     tensors: dict[str, TensorStorageMetadata] = {}
     places: dict[MetadataIndex, _Place] = {}
     for chunk in chunks:

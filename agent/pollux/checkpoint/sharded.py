@@ -1,4 +1,6 @@
-"""Checkpoints of a sharded training: a directory each, written by all ranks, read by any number of them.
+"""Checkpoints of a sharded training.
+
+A directory each, written by all ranks, read by any number of them.
 
     checkpoint-00000007.shards/
         __0_0.distcp ...   each rank's shards
@@ -44,10 +46,10 @@ _INDEX = re.compile(r"index-\d+\.json")
 
 
 class ShardedStore:
-    """The sharded checkpoints in `directory`, of which the newest `keep` stay.
+    """The sharded checkpoints in `directory`, the newest `keep` of them.
 
-    `group` is a process group of all ranks that nothing else uses meanwhile; None with one rank. Every method but
-    `paths` is called by all ranks alike, and raises on all of them what one of them met.
+    `group` is a process group of all ranks that nothing else uses at the same time; None with one rank. All ranks call
+    every method except `paths` alike, and each raises on all of them what one of them met.
     """
 
     def __init__(
@@ -82,7 +84,9 @@ class ShardedStore:
     def save(
         self, shards: Mapping[str, Tensor], state: Mapping[str, Any], *, meta: Mapping[str, Any]
     ) -> SavedCheckpoint:
-        """Write every rank's `shards` and rank 0's `state`; durable on return, those beyond `keep` dropped.
+        """Write every rank's `shards` and rank 0's `state`.
+
+        Durable on return, those beyond `keep` dropped.
 
         Raises CheckpointError; the checkpoints before stand.
         """
@@ -117,7 +121,10 @@ class ShardedStore:
             return {name: list(_facts(folder, name)) for name in filter(mine.fullmatch, folder.names())}
 
     def _publish(self, temporary: Path, path: Path, state: Mapping[str, Any], meta: Mapping[str, Any]) -> int:
-        """On rank 0: the rest of the state and the list of files; then the directory takes its name."""
+        """On rank 0: the rest of the state and the list of files.
+
+        Then the directory takes its name.
+        """
         if self._rank:
             return 0
         with PrivateFolder(temporary) as folder:
@@ -133,7 +140,10 @@ class ShardedStore:
         return size + sum(int(length) for length, _ in meta["shards"].values())
 
     def _together(self, body: Callable[[], Any]) -> list[Any]:
-        """Every rank's result. Raises CheckpointError on all ranks where one of them failed."""
+        """Every rank's result.
+
+        Raises CheckpointError on all ranks where one of them failed.
+        """
         result, trouble = None, None
         try:
             result = body()
@@ -166,7 +176,9 @@ class ShardedStore:
     # -- reading ----------------------------------------------------------------------------------------------
 
     def newest(self) -> Path | None:
-        """The newest intact checkpoint, the same on every rank; None where there is none at all.
+        """The newest intact checkpoint, the same on every rank.
+
+        None where there is none at all.
 
         Each rank reads its share of the files against their checksums. Damaged checkpoints are passed over with a
         warning. Raises ForeignCheckpoint, and CheckpointError where all are damaged.
@@ -200,7 +212,10 @@ class ShardedStore:
             return [], str(error)
 
     def _trouble(self, path: Path) -> tuple[str, bool] | None:
-        """What is wrong with this rank's share of a checkpoint, and whether it is another training's."""
+        """Say what is wrong with this rank's share of a checkpoint.
+
+        The second value tells whether it is another training's.
+        """
         try:
             with PrivateFolder(path) as folder, CheckpointFile(folder, _STATE) as file:
                 if self._rank == 0:
@@ -229,7 +244,10 @@ class ShardedStore:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
 
     def read_shards(self, path: Path, into: dict[str, Tensor]) -> None:
-        """Fill DTensors of any sharding from a checkpoint that `newest` has found. Raises CheckpointError."""
+        """Fill DTensors of any sharding from a checkpoint that `newest` has found.
+
+        Raises CheckpointError.
+        """
         why = None
         try:
             with PrivateFolder(path) as folder:

@@ -1,4 +1,6 @@
-"""Keep the last checkpoints of one training, so that an intact one stands at every instant.
+"""Keep the last checkpoints of one training.
+
+An intact one stands at every instant.
 
 Rank 0 writes, every rank reads the same file from a shared filesystem. Checkpoints are numbered; the newest whole one
 counts. `pollux.checkpoint.file` describes the form of a file, `private_folder` which folders are accepted.
@@ -29,7 +31,10 @@ _TEMPORARY = re.compile(r"\.checkpoint-\d+\.pt\.tmp")
 
 @dataclass(frozen=True, slots=True)
 class SavedCheckpoint:
-    """A checkpoint that is durable. `seconds` is what the save took, `size` is in bytes."""
+    """A checkpoint that is durable.
+
+    `seconds` is what the save took, `size` is in bytes.
+    """
 
     path: Path
     seconds: float
@@ -37,7 +42,7 @@ class SavedCheckpoint:
 
 
 class CheckpointStore:
-    """The checkpoints in `directory`, of which the newest `keep` stay.
+    """The checkpoints in `directory`, the newest `keep` of them.
 
     `fingerprint` names what the checkpoints belong to (job, model). Where both sides have one and they differ, a
     checkpoint is refused with ForeignCheckpoint. One process at a time may save.
@@ -64,7 +69,7 @@ class CheckpointStore:
             ) from error
 
     def save(self, state: Mapping[str, Any], *, meta: Mapping[str, Any]) -> SavedCheckpoint:
-        """Write a new checkpoint, durable on return, then drop those beyond `keep`.
+        """Write a new checkpoint, durable on return; drop those beyond `keep`.
 
         Raises CheckpointError (disk full, no right to write, state that cannot be saved); those before it stand.
         """
@@ -87,7 +92,9 @@ class CheckpointStore:
         return SavedCheckpoint(path, time.monotonic() - begun, size)
 
     def newest(self) -> tuple[Path, Trailer] | None:
-        """The newest intact checkpoint, read whole against its checksum; None where there is none at all.
+        """The newest intact checkpoint, read whole against its checksum.
+
+        None where there is none at all.
 
         Damaged ones are passed over with a warning. Raises ForeignCheckpoint, and CheckpointError where all are
         damaged: starting afresh is for a person to decide.
@@ -112,13 +119,19 @@ class CheckpointStore:
         return None
 
     def load(self, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-        """State and meta of a checkpoint that `newest` has found intact, perhaps on another rank."""
+        """Load state and meta of a checkpoint that `newest` has found intact.
+
+        Another rank may have found it.
+        """
         with self._opened(path) as file:
             return file.state(), file.trailer.meta
 
     @contextmanager
     def _opened(self, path: Path) -> Iterator[CheckpointFile]:
-        """A checkpoint of this training, opened once for all that is read. Raises CheckpointError."""
+        """A checkpoint of this training, opened once for all that is read.
+
+        Raises CheckpointError.
+        """
         try:
             with PrivateFolder(self.directory) as folder, CheckpointFile(folder, path.name) as file:
                 theirs = file.trailer.meta.get("fingerprint", "")

@@ -1,4 +1,7 @@
-"""One connection that carries the launcher's messages: to another launcher, or between rank 0 and its own."""
+"""One connection that carries the launcher's messages.
+
+To another launcher, or between rank 0 and its own.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ class Channel:
     """A connection over which whole, typed messages come."""
 
     def __init__(self, connection: socket.socket, node: int, frames: Frames | None = None) -> None:
-        """`frames` are the authenticated connection's; without them both ends belong to this process and its child."""
+        """`frames` are the authenticated connection's.
+
+        Without them both ends belong to this process and its child.
+        """
         self.node = node
         self.socket = connection
         self.open = True
@@ -29,14 +35,20 @@ class Channel:
             keep_alive(connection)
 
     def send(self, message: Message) -> None:
-        """Send, or find the other side gone; either way no exception: `receive` reports the end."""
+        """Send, or find the other side gone.
+
+        Either way no exception: `receive` reports the end.
+        """
         try:
             self.socket.sendall(self._frames.pack(pack(message)))
         except OSError:
             self.open = False
 
     def receive(self, timeout: float) -> Message | None:
-        """Wait for the next message; None where the connection has ended or nothing came."""
+        """Wait for the next message.
+
+        None where the connection has ended or nothing came.
+        """
         deadline = time.monotonic() + timeout
         while (message := self._take()) is None:
             left = deadline - time.monotonic()
@@ -94,7 +106,10 @@ class Channel:
 
 
 def signal_arrivals(connection: socket.socket) -> None:
-    """Have the kernel send this process SIGIO when something comes. fcntl(2), F_SETOWN, O_ASYNC."""
+    """Have the kernel send this process SIGIO when something comes.
+
+    Fcntl(2), F_SETOWN, O_ASYNC.
+    """
     fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
     flags = fcntl.fcntl(connection, fcntl.F_GETFL)
     fcntl.fcntl(connection, fcntl.F_SETFL, flags | os.O_ASYNC)

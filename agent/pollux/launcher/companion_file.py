@@ -1,4 +1,6 @@
-"""Read the file by which a job's rank 0 invites a companion's launchers: `pollux run --companion FILE`.
+"""Read the file by which a job's rank 0 invites a companion's launchers.
+
+`pollux run --companion FILE`.
 
 A companion is a job of worker nodes alone, which lends them to another job of the same user. It runs what the other job
 runs, in the same directory, and ends with it: each of its launchers holds a connection to the other job's rank 0. The
@@ -37,7 +39,10 @@ class CompanionFile:
 
 
 def read_invitation(path: Path) -> CompanionFile:
-    """Read FILE. Raises LaunchError where it is gone, garbled, or open to others than its owner, who must be us."""
+    """Read FILE.
+
+    Raises LaunchError where it is gone, garbled, or open to others than its owner, who must be us.
+    """
     try:
         document: Any = json.loads(read_private(path))
         match document:
@@ -61,10 +66,16 @@ def read_invitation(path: Path) -> CompanionFile:
 
 
 class Parent:
-    """The connection to the other job's rank 0. It carries nothing; its end tells of that process's end."""
+    """The connection to the other job's rank 0.
+
+    It carries nothing; its end tells of that process's end.
+    """
 
     def __init__(self, invitation: CompanionFile) -> None:
-        """Connect. Raises LaunchError where the other job's rank 0 does not answer."""
+        """Connect.
+
+        Raises LaunchError where the other job's rank 0 does not answer.
+        """
         deadline = time.monotonic() + CONNECT_TIMEOUT_S
         while True:
             try:

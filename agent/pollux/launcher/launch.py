@@ -1,4 +1,7 @@
-"""`pollux run [options] train.py ARGS`: one launcher per node, one worker per GPU, torch imported once."""
+"""`pollux run [options] train.py ARGS`.
+
+One launcher per node, one worker per GPU, torch imported once.
+"""
 
 # The first thing this process does: until USR1 is blocked, `scancel -s USR1` would end it (see wake).
 import signal
@@ -60,7 +63,10 @@ change; outside of Slurm it may, up to the script's max_batch_size).
 def main(
     argv: Sequence[str] | None = None, *, graces: Graces | None = None, preload: Sequence[str] = PRELOAD
 ) -> NoReturn:
-    """Entry point of the command `pollux`. Tests shorten `graces`, and leave out `preload`."""
+    """Entry point of the command `pollux`.
+
+    Tests shorten `graces`, and leave out `preload`.
+    """
     # A terminal's Ctrl-C while nothing runs yet ends the launcher without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     options = _parser().parse_args(argv)
@@ -130,7 +136,10 @@ def _count(text: str) -> int:
 def run(
     options: argparse.Namespace, *, graces: Graces | None = None, preload: Sequence[str] = PRELOAD
 ) -> int:
-    """Start on all nodes when called from a batch script; otherwise run this node's workers. Raises LaunchError."""
+    """Start on all nodes when called from a batch script.
+
+    Otherwise run this node's workers. Raises LaunchError.
+    """
     task, nproc = _task(options)
     task = dataclasses.replace(task, graces=graces or Graces(), preload=preload)
     if task.invitation is None and not task.module and not Path(task.script).is_file():
@@ -148,7 +157,10 @@ def run(
 
 
 def _task(options: argparse.Namespace) -> tuple[Task, int | None]:
-    """What to run, and --nproc; a companion's is what its file says, and so is the working directory."""
+    """What to run, and --nproc.
+
+    A companion's is what its file says, and so is the working directory.
+    """
     if options.companion is not None:
         # Before the working directory changes.
         file = options.companion.absolute()
@@ -187,7 +199,10 @@ def _invited(file: Path, invitation: CompanionFile) -> tuple[Task, int | None]:
 
 
 def _start_on_all_nodes(task: Task) -> None:
-    """Replace this process by srun, which starts one launcher on each node that the job has now."""
+    """Replace this process by srun.
+
+    srun starts one launcher on each node that the job has now.
+    """
     nodes = nodes_now(os.environ)
     # --wait: a site's WaitTime would end the others some time after the launcher of a node that left.
     command = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--wait=0"]

@@ -1,4 +1,6 @@
-"""Connect the launchers of one job: they agree on a port, and hear at once when another node fails.
+"""Connect the launchers of one job.
+
+They agree on a port, and hear at once when another node fails.
 
 Launcher 0 listens, the others connect. Every message is authenticated with the job's key (see `pollux.ranks.sealed`):
 neither a neighbour's program on the same port nor another attempt of the same job is taken for a launcher of this one.
@@ -30,7 +32,10 @@ JOIN_TIMEOUT_S = 300.0
 
 @dataclass(slots=True)
 class LauncherChannels:
-    """This launcher's connections to the others: to all of them on node 0, else to node 0."""
+    """This launcher's connections to the others.
+
+    To all of them on node 0, else to node 0.
+    """
 
     node_rank: int
     channels: list[Channel]
@@ -65,7 +70,10 @@ class LauncherChannels:
                 channel.send(message)
 
     def heard(self) -> Iterator[tuple[int, Message | None]]:
-        """(node, message) for all that has come; (node, None) once for a connection that has ended."""
+        """(node, message) for all that has come.
+
+        (node, None) once for a connection that has ended.
+        """
         for channel in list(self.channels):
             for message in channel.pending():
                 yield channel.node, message
@@ -80,7 +88,10 @@ class LauncherChannels:
             channel.signal_arrivals()
 
     def keep(self, nodes: Sequence[int], port: int) -> None:
-        """Go on with these nodes alone, renumbered in this order; node 0 stays first, and this one is among them."""
+        """Go on with these nodes alone, renumbered in this order.
+
+        Node 0 stays first, and this one is among them.
+        """
         place = {node: number for number, node in enumerate(nodes)}
         if self.is_hub:
             for channel in list(self.channels):
@@ -124,7 +135,10 @@ class Hello:
 
 
 def listen(ports: Sequence[int]) -> socket.socket:
-    """A socket on the first of the ports that is free here. Raises LaunchError where none is."""
+    """A socket on the first of the ports that is free here.
+
+    Raises LaunchError where none is.
+    """
     for port in ports:
         listener = socket.socket()
         # Connections of an earlier attempt that linger in TIME_WAIT do not count as taken.
@@ -148,7 +162,10 @@ def gather(
     name: str = "",
     timeout: float = JOIN_TIMEOUT_S,
 ) -> LauncherChannels:
-    """On node 0: wait for all other launchers, and tell them the world. Raises RankLost naming the missing ones."""
+    """On node 0: wait for all other launchers, and tell them the world.
+
+    Raises RankLost naming the missing ones.
+    """
     deadline = time.monotonic() + timeout
     found: dict[int, tuple[Channel, Hello]] = {}
     entrance = Entrance(listener, key, PURPOSE)
@@ -192,7 +209,10 @@ def join(
     name: str = "",
     timeout: float = JOIN_TIMEOUT_S,
 ) -> LauncherChannels:
-    """On the other nodes: find launcher 0 and wait for its start. Raises RankLost where it is not found in time."""
+    """On the other nodes: find launcher 0 and wait for its start.
+
+    Raises RankLost where it is not found in time.
+    """
     deadline = time.monotonic() + timeout
     pause, why = 0.02, "it did not answer"
     hello = Hello(node_rank, workers, name).pack()

@@ -1,4 +1,6 @@
-"""What one node's launcher does next: a pure function of its state and of an event.
+"""What one node's launcher does next.
+
+A pure function of its state and of an event.
 
 `step` takes the state and an event, and returns the new state and the actions to carry out. It reads no clock, sends
 nothing and signals nobody; `supervisor` does. A node is in one of these phases:
@@ -83,7 +85,7 @@ def step(setting: Setting, state: State, event: Event, now: Now) -> tuple[State,
 
 
 def odd_end(setting: Setting, state: State) -> Failure | None:
-    """The first worker that a move was to end, and that ended in a way of its own."""
+    """Find the first worker that a move was to end and that failed otherwise."""
     if state.move is None or not state.move.ends(setting.node):
         return None
     odd = [
@@ -161,7 +163,9 @@ class _Step:
         return self.setting.companion and status == LEFT_STATUS
 
     def _fail(self, *, tell: bool = True) -> None:
-        """A rank has failed, here or elsewhere: the others cannot go on without it.
+        """A rank has failed, here or elsewhere.
+
+        The others cannot go on without it.
 
         A node that hears of it does not answer: its answer could reach node 0 in the next start.
         """
@@ -224,7 +228,9 @@ class _Step:
             self._begin_grace()
 
     def _begin_grace(self, move_id: int | None = None) -> None:
-        """The first worker that the newest move removes has exited, or rank 0 waits for them.
+        """Begin the grace period of the workers that the newest move removes.
+
+        The first of them has exited, or rank 0 waits for them.
 
         Not so one with status 0: then training was over before the step that the move was for.
         """
@@ -314,7 +320,10 @@ class _Step:
             self._set(decided=Outcome(mine))
 
     def _decide(self) -> None:
-        """On node 0: how the start ended, as soon as all have reported or time is up."""
+        """On node 0.
+
+        How the start ended, as soon as all have reported or time is up.
+        """
         state = self.state
         everybody, overdue = state.staying <= state.reports.keys(), self._overdue
         if not everybody and not overdue:

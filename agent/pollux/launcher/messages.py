@@ -1,4 +1,6 @@
-"""The messages between a job's launchers, and between rank 0 and the launcher of its node.
+"""Define the messages of launchers and of rank 0.
+
+Launchers exchange messages with each other; rank 0 does with the launcher of its node.
 
 Each is a frozen dataclass. `pack` makes JSON of one, `parse` checks JSON and returns the message. A text that is no
 message raises ValueError: it comes from another version of this program, or from nobody of this job.
@@ -44,7 +46,10 @@ class Move:
     """Companions' ranks are part of the job now."""
 
     def ends(self, node: int) -> bool:
-        """Whether the ranks of a node are to end now: however they do, it is no failure."""
+        """Whether the ranks of a node are to end now.
+
+        However they do, it is no failure.
+        """
         return self.relaunch or node in self.leaving
 
 
@@ -93,7 +98,10 @@ LauncherMessage = Start | Move | StartGrace | AskForMove | Alert | Done | Left |
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Rank 0: these nodes' ranks, or in a relaunch all ranks, are about to end."""
+    """Rank 0.
+
+    These nodes' ranks, or in a relaunch all ranks, are about to end.
+    """
 
     move_id: int
     path: Literal["resize", "relaunch"]

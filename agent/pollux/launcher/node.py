@@ -1,4 +1,7 @@
-"""Run one node's part of `pollux run`: meet the other launchers, fork a worker per GPU, restart them where asked."""
+"""Run one node's part of `pollux run`.
+
+Meet the other launchers, fork a worker per GPU, restart them where asked.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +90,10 @@ class Task:
 
 
 def run_node(allocation: StepAllocation, task: Task) -> int:
-    """Run this node's workers to their end. Returns the exit status. Raises RankLost and LaunchError."""
+    """Run this node's workers to their end.
+
+    Returns the exit status. Raises RankLost and LaunchError.
+    """
     # Before torch is imported: several workers per node would otherwise start a thread per core each.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for name in OWN_VARIABLES:
@@ -157,7 +163,10 @@ def _start_once(
     env: dict[str, str],
     context: LaunchContext,
 ) -> tuple[Outcome, bool]:
-    """Start this node's workers, and see them through: how that ended, and whether rank 0 announced a move."""
+    """Start this node's workers, and see them through.
+
+    How that ended, and whether rank 0 announced a move.
+    """
     ours, theirs = _line_to_rank_0(channels, context)
 
     def body() -> int:
@@ -205,7 +214,10 @@ def _line_to_rank_0(
 
 
 class _Rendezvous:
-    """Rendezvous the other nodes' launchers, in a thread while torch is imported. It ends before any fork."""
+    """Meet the other nodes' launchers, in a thread while torch is imported.
+
+    The thread ends before any fork.
+    """
 
     def __init__(self, allocation: StepAllocation, key: bytes) -> None:
         self._channels: LauncherChannels | None = None
@@ -249,7 +261,9 @@ class _Rendezvous:
 
 
 def launch_key(allocation: StepAllocation, invitation: CompanionFile | None) -> bytes:
-    """The key by which the launchers of this step know each other. Raises LaunchError where there is none.
+    """The key by which the launchers of this step know each other.
+
+    Raises LaunchError where there is none.
 
     Only the job's user can know it: it derives from a companion's file, from what `pollux run` in the batch script has
     put into srun's environment, or from the job's ticket. It differs between attempts and steps.
@@ -287,7 +301,7 @@ def _shared_environment(allocation: StepAllocation, channels: LauncherChannels) 
 
 
 def _import_once(names: Sequence[str]) -> None:
-    """Import what workers need, without the garbage collector's passes over it, then or in a worker."""
+    """Import what workers need, out of the garbage collector's sight."""
     gc.disable()
     for name in names:
         try:

@@ -1,4 +1,7 @@
-"""How one start of a job's workers ends: who failed first, and who goes on."""
+"""How one start of a job's workers ends.
+
+Who failed first, and who goes on.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ LONGEST = 4096  # characters of a text in a message
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The first worker of a node, or of the job, that failed. `at` is a POSIX time, `status` a shell's."""
+    """The first worker of a node, or of the job, that failed.
+
+    `at` is a POSIX time, `status` a shell's.
+    """
 
     at: float
     rank: int
@@ -45,7 +51,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Resized:
-    """The newest move that removed nodes or restarted all ranks, passed to the next start."""
+    """The newest move that removed nodes or restarted all ranks.
+
+    It is passed to the next start.
+    """
 
     move_id: int = 0
     """polluxd's number of it; 0 where there was none."""

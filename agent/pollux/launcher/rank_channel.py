@@ -1,4 +1,6 @@
-"""The connection between node 0's launcher and rank 0, by which nodes leave the job in order.
+"""Connect node 0's launcher and rank 0.
+
+By this connection nodes leave the job in order.
 
 A socket pair, whose one end rank 0 inherits; POLLUX_LAUNCHER_FD names it as "DESCRIPTOR:PID". Rank 0 sends Announce and
 AwaitLeavers, the launcher answers Taken or Refused, and NodesLeft as launchers end (see `messages`).
@@ -34,7 +36,10 @@ class LauncherLine:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> LauncherLine | None:
-        """The connection of this process; None unless it is rank 0 under `pollux run`."""
+        """The connection of this process.
+
+        None unless it is rank 0 under `pollux run`.
+        """
         number, _, pid = environ.get(VARIABLE, "").partition(":")
         # A program that rank 0 starts inherits the variable, and under that number something else, if anything.
         if not number.isdigit() or pid != str(os.getpid()):
@@ -52,7 +57,9 @@ class LauncherLine:
         *,
         lent: int = 0,
     ) -> None:
-        """Say that these nodes' ranks are about to end, or in a relaunch all ranks; before any of them does.
+        """Announce that these nodes' ranks, or all ranks, are about to end.
+
+        Call it before any of them does. In a relaunch all ranks end.
 
         `leaving` are Slurm's names; names that are not of this step (a companion's) are passed over. A move without
         any, as one that grows, is announced too: the launcher then forgets earlier failures. `lent` ranks of companions
@@ -72,7 +79,10 @@ class LauncherLine:
         self._announced = move
 
     def gone(self, names: Collection[str], timeout_s: float) -> set[str]:
-        """The nodes among `names` whose launchers have ended; waits for all of them, or `timeout_s`."""
+        """The nodes among `names` whose launchers have ended.
+
+        Waits for all of them, or `timeout_s`.
+        """
         self._channel.send(AwaitLeavers(self._announced))
         deadline, wanted = time.monotonic() + timeout_s, set(names)
         while not wanted <= self._gone and self._take(deadline):
@@ -97,6 +107,9 @@ class LauncherLine:
 
 
 def open_line() -> tuple[Channel, socket.socket]:
-    """A new connection: (the launcher's end, rank 0's). Neither outlives an exec."""
+    """A new connection: (the launcher's end, rank 0's).
+
+    Neither outlives an exec.
+    """
     ours, theirs = socket.socketpair()
     return Channel(ours, 0), theirs

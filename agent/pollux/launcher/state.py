@@ -1,4 +1,7 @@
-"""The state of one node's launcher, the events that change it, and the actions that follow. See `machine`."""
+"""Define the state, the events and the actions of a node's launcher.
+
+`machine` says how they follow from each other.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,10 @@ class Now:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A worker's end. `status` is a shell's; `why` what the worker said of its failure, `said_at` when."""
+    """A worker's end.
+
+    `status` is a shell's; `why` what the worker said of its failure, `said_at` when.
+    """
 
     status: int
     at: float
@@ -150,7 +156,10 @@ class TellRank0:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The start is over. On node 0 the others hear of it; a next start's port is to be chosen."""
+    """The start is over.
+
+    On node 0 the others hear of it; a next start's port is to be chosen.
+    """
 
     outcome: Outcome
     tell: bool = False

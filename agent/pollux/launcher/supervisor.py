@@ -1,4 +1,6 @@
-"""See a node's workers through to their end, together with the launchers of the job's other nodes.
+"""Supervise a node's workers to their end.
+
+The launchers of the job's other nodes take part.
 
 `machine` decides what happens; this module feeds it events and carries out its actions. No Python signal handler is
 installed: all signals that matter here are blocked, and one loop takes them with sigtimedwait, so none is lost and none
@@ -57,7 +59,10 @@ LONGEST_WAIT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class LaunchContext:
-    """What a start of the workers is part of. `where` names this node in messages."""
+    """What a start of the workers is part of.
+
+    `where` names this node in messages.
+    """
 
     where: str
     may_restart: bool = False
@@ -107,11 +112,11 @@ class Supervisor:
 
     @property
     def oddly_ended(self) -> Failure | None:
-        """The first worker that a move was to end, and that ended in a way of its own."""
+        """Find the first worker that a move was to end and that failed otherwise."""
         return odd_end(self._setting, self._state)
 
     def wait(self) -> Outcome:
-        """Return when all workers of this node have ended and the cause of a failure is agreed."""
+        """Wait until this node's workers have ended and the outcome is agreed."""
         taken = None
         while True:
             for event in self._events(None if taken is None else taken.si_signo):

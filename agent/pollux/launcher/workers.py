@@ -1,4 +1,7 @@
-"""Fork one worker per GPU from a process that has imported torch already, and collect them at their end."""
+"""Fork one worker per GPU, and collect the workers at their end.
+
+The process that forks has imported torch already.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,10 @@ _NOTE_HEAD = struct.Struct("<dII")
 
 
 class Notes:
-    """Shared memory in which a worker leaves when and why it fails, to tell the first failure apart."""
+    """Shared memory in which a worker notes when and why it fails.
+
+    By these notes the launcher finds the first failure.
+    """
 
     def __init__(self, workers: int) -> None:
         self._memory = mmap.mmap(-1, workers * NOTE_BYTES)
@@ -82,7 +88,7 @@ def start_worker(
     *,
     unblock: Collection[signal.Signals],
 ) -> Worker:
-    """Fork a worker that runs `body` under `env` and exits with what it returns.
+    """Fork a worker that runs `body` under `env`, and exits with its result.
 
     Signals in `unblock`, which the launcher blocks, are unblocked in the worker and have their default action.
     """
@@ -140,7 +146,7 @@ def _status_of(error: BaseException) -> int:
 
 
 def end_at_once(code: int) -> NoReturn:
-    """End this process as the interpreter would, but for taking its objects apart.
+    """End this process as the interpreter would, without freeing objects.
 
     With torch imported that takes a third of a second of CPU, in every process. Threads that are no daemons are waited
     for, functions registered with atexit run, and open files are flushed.
@@ -157,7 +163,7 @@ def end_at_once(code: int) -> NoReturn:
 
 
 def reap(running: dict[int, Worker]) -> list[Worker]:
-    """Collect the workers that have ended, and orphans that this process has adopted from them.
+    """Collect ended workers, and the orphans adopted from them.
 
     Takes them out of `running`. One SIGCHLD may stand for several.
     """
@@ -178,7 +184,9 @@ def reap(running: dict[int, Worker]) -> list[Worker]:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of whatever outlives its parent below here. prctl(2), PR_SET_CHILD_SUBREAPER.
+    """Become the parent of whatever outlives its parent below here.
+
+    Prctl(2), PR_SET_CHILD_SUBREAPER.
 
     Data-loading processes or programs of a dead worker would else hold the step's output open, and their GPU.
     """
@@ -186,7 +194,7 @@ def adopt_orphans() -> None:
 
 
 def kill_descendants() -> None:
-    """Kill what is left of this process's children and theirs."""
+    """Kill the remaining children of this process and theirs."""
     while children := _children():
         for pid in children:
             with contextlib.suppress(ProcessLookupError):
@@ -216,14 +224,20 @@ def _children() -> list[int]:
 
 
 def _die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the launcher dies, kill -9 included. prctl(2), PR_SET_PDEATHSIG."""
+    """Have the kernel kill this process when the launcher dies.
+
+    That includes kill -9. prctl(2), PR_SET_PDEATHSIG.
+    """
     _libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(128 + signal.SIGKILL)
 
 
 def _in_script(trace: TracebackType | None) -> TracebackType | None:
-    """The part of a trace below this launcher and runpy; all of it where nothing is below."""
+    """The part of a trace below this launcher and runpy.
+
+    All of it where nothing is below.
+    """
     frame, started = trace, False
     while frame is not None:
         in_runpy = frame.tb_frame.f_code.co_filename == "<frozen runpy>"

@@ -1,4 +1,6 @@
-"""How the ranks agree: rank 0 decides, and all of them act on it after the same optimizer step.
+"""How the ranks agree.
+
+Rank 0 decides, and all of them act on it after the same optimizer step.
 
 Rank 0 broadcasts a small vector over a gloo group of its own, asynchronously, after one step; every rank takes it in
 after the next one, by when it has long arrived: an all-reduce lies between. So no rank ever waits for a decision, and
@@ -69,7 +71,7 @@ class Decision:
 
 
 def lost_peer(error: BaseException) -> bool:
-    """Whether a collective failed because another rank has ended, or does not answer."""
+    """Tell whether a collective failed because another rank is gone."""
     if isinstance(error, dist.DistBackendError | dist.DistNetworkError):
         return True
     signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo/transport")
@@ -77,7 +79,10 @@ def lost_peer(error: BaseException) -> bool:
 
 
 class ControlExchange:
-    """The ranks' control channel. With one rank the same protocol runs without messages."""
+    """The ranks' control channel.
+
+    With one rank the same protocol runs without messages.
+    """
 
     def __init__(self, group: dist.ProcessGroup | None, groups: int) -> None:
         self.group = group
@@ -90,12 +95,17 @@ class ControlExchange:
         self._options.asyncOp = True
 
     def change_group(self, group: dist.ProcessGroup | None) -> None:
-        """Go on in the group of other ranks; nothing may be under way in the old one."""
+        """Go on in the group of other ranks.
+
+        Nothing may be under way in the old one.
+        """
         assert self._pending is None
         self.group, self._countdown = group, 1
 
     def step(self, decide: Callable[[], Decision]) -> Decision | None:
-        """Count one optimizer step; returns the decision sent at the last one's end, where one was.
+        """Count one optimizer step.
+
+        Returns the decision sent at the last one's end, where one was.
 
         Where an exchange is due, rank 0 sends what `decide` gives, and the others expect it.
         """
@@ -115,7 +125,10 @@ class ControlExchange:
         self._pending = (vector, work)
 
     def take(self) -> Decision | None:
-        """The decision under way, waited for; raises RankLost where a rank left meanwhile."""
+        """The decision under way, waited for.
+
+        Raises RankLost where a rank has left.
+        """
         if self._pending is None:
             return None
         vector, work = self._pending
@@ -133,7 +146,10 @@ class ControlExchange:
         return None if self._pending is None else Decision.decode(self._pending[0].tolist())
 
     def agree(self, decision: Decision) -> Decision:
-        """Rank 0's decision on every rank at once, waiting for it: for starts and restarts only."""
+        """Rank 0's decision on every rank at once, waiting for it.
+
+        For starts and restarts only.
+        """
         vector = torch.tensor(decision.encode(self.groups), dtype=torch.float64)
         if self.group is not None:
             try:
@@ -147,7 +163,10 @@ class ControlExchange:
         return 0 if self.group is None else dist.get_rank(self.group)
 
     def gather(self, value: Any) -> list[Any]:
-        """Return every rank's plain value (see `plain_values`), by rank. Raises RankLost where a rank left."""
+        """Return every rank's plain value (see `plain_values`), by rank.
+
+        Raises RankLost where a rank left.
+        """
         if self.group is None:
             return [value]
         try:

@@ -1,4 +1,6 @@
-"""Collectives over plain values: every rank's value on every rank, or rank 0's on all.
+"""Collectives over plain values.
+
+Every rank's value on every rank, or rank 0's on all.
 
 torch's own collectives over objects unpickle what a peer sends, which runs code of the sender's choice. Here values
 travel as JSON in tensors (see `plain_values`).
@@ -20,7 +22,9 @@ LARGEST = 1 << 28
 
 
 def gather_values(value: Any, group: dist.ProcessGroup) -> list[Any]:
-    """Return every rank's value, by rank. Every rank of the gloo group calls it.
+    """Return every rank's value, by rank.
+
+    Every rank of the gloo group calls it.
 
     Raises StateError where `value` is not plain, RankLost where a peer sends no plain value, and torch's RuntimeError
     where a rank left.
@@ -38,7 +42,10 @@ def gather_values(value: Any, group: dist.ProcessGroup) -> list[Any]:
 
 
 def broadcast_bytes(text: bytes | None, group: dist.ProcessGroup) -> bytes:
-    """Return rank 0's `text` on every rank of the gloo group; the other ranks pass None. Raises as `gather_values`."""
+    """Return rank 0's `text` on every rank of the gloo group.
+
+    The other ranks pass None. Raises as `gather_values`.
+    """
     length = torch.tensor([0 if text is None else len(text)])
     dist.broadcast(length, src=0, group=group)
     content = torch.empty(_length(length), dtype=torch.uint8)

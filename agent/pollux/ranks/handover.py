@@ -1,4 +1,6 @@
-"""Hand a training's whole state to joining ranks: the structure first, then the tensors.
+"""Hand a training's whole state to joining ranks.
+
+The structure first, then the tensors.
 
 Rank 0 sends over the ranks' own groups what a checkpoint would hold. The structure travels as JSON, with a number in
 the place of each tensor (see `plain_values`). Tensors travel as they are, from device to device. Small tensors are
@@ -56,7 +58,9 @@ class _Kind:
 
 
 def hand_over(state: Any, world: World, *, joiners: int) -> Any:
-    """Send `state` (rank 0's; None on the others) to the last `joiners` ranks; they return it, the others None.
+    """Send `state` (rank 0's.
+
+    None on the others) to the last `joiners` ranks; they return it, the others None.
 
     Every rank of `world` calls it. Raises StateError on rank 0 where the state is not plain, and RankLost where a rank
     left.
@@ -83,7 +87,10 @@ def hand_over(state: Any, world: World, *, joiners: int) -> Any:
 
 
 def _header(state: Any, tensors: list[Tensor]) -> bytes:
-    """The state's structure and what its tensors are, as JSON; each tensor is appended to `tensors` once."""
+    """The state's structure and what its tensors are, as JSON.
+
+    Each tensor is appended to `tensors` once.
+    """
     places: dict[int, int] = {}
 
     def put(tensor: Tensor) -> int:
@@ -107,7 +114,10 @@ def _understood(header: bytes) -> tuple[Any, list[_Kind]]:
 
 
 def _bundles(kinds: Sequence[_Kind]) -> Iterator[list[int]]:
-    """Indices of tensors to be sent together: of one device, up to BUNDLE bytes, or a single larger one."""
+    """Indices of tensors to be sent together.
+
+    Of one device, up to BUNDLE bytes, or a single larger one.
+    """
     bundle: list[int] = []
     held = 0
     # An optimizer's counts lie on the host, between moments that lie on the device.

@@ -31,7 +31,9 @@ _NUMBERS = "?biufc"  # kinds of numpy's dtypes that hold numbers alone
 
 
 def encode(value: Any, put: Callable[[Tensor], Any], place: str = "state") -> Any:
-    """Return `value` as JSON; `put` takes each tensor and returns the JSON that stands for it.
+    """Return `value` as JSON.
+
+    `put` takes each tensor and returns the JSON that stands for it.
 
     `place` names the value in messages. Raises StateError for an unsupported object.
     """
@@ -65,7 +67,9 @@ def encode(value: Any, put: Callable[[Tensor], Any], place: str = "state") -> An
 
 
 def decode(raw: Any, get: Callable[[Any], Tensor]) -> Any:
-    """Return the value that `encode` made `raw` of; `get` returns the tensor that a placeholder stands for.
+    """Return the value that `encode` made `raw` of.
+
+    `get` returns the tensor that a placeholder stands for.
 
     Raises ValueError for anything that `encode` does not produce.
     """
@@ -104,7 +108,10 @@ def _decode_tagged(raw: Any, get: Callable[[Any], Tensor]) -> Any:
 
 
 def dumps(value: Any, place: str = "state") -> bytes:
-    """Return `value` as text of JSON with its tensors inside, in base64; for small values. Raises StateError."""
+    """Return `value` as text of JSON with its tensors inside, in base64.
+
+    For small values. Raises StateError.
+    """
 
     def put(tensor: Tensor) -> Any:
         whole = tensor.detach().cpu().contiguous()
@@ -115,7 +122,10 @@ def dumps(value: Any, place: str = "state") -> bytes:
 
 
 def loads(text: bytes) -> Any:
-    """Return the value that `dumps` made `text` of, tensors on CPU. Raises ValueError."""
+    """Return the value that `dumps` made `text` of, tensors on CPU.
+
+    Raises ValueError.
+    """
 
     def get(place: Any) -> Tensor:
         match place:

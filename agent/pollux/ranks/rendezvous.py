@@ -1,4 +1,6 @@
-"""Let the ranks of a job meet again after a resize: a store in rank 0's process, and process groups formed over it.
+"""Let the ranks of a job meet again after a resize.
+
+A store in rank 0's process, and process groups formed over it.
 
 Rank 0's process outlives every resize in place, so it holds the store. Whoever comes proves that it knows the store's
 secret: a file of mode 0600 carries it to joining ranks, the old process groups carry it to the others.
@@ -44,7 +46,10 @@ class Rendezvous:
 
     @classmethod
     def open(cls, environ: MutableMapping[str, str] = os.environ) -> Rendezvous:
-        """On rank 0: the store, on a free port of this node. Raises RankLost where it cannot be opened."""
+        """On rank 0: the store, on a free port of this node.
+
+        Raises RankLost where it cannot be opened.
+        """
         address, secret = own_address(environ), secrets.token_hex(32)
         try:
             server = Server(secret.encode())
@@ -80,7 +85,10 @@ class Rendezvous:
         return self.ask("add", [key], amount=more).amount
 
     def wait_for_any(self, keys: Sequence[str]) -> None:
-        """Wait until one of the keys has a value. Raises RankLost where rank 0 is gone."""
+        """Wait until one of the keys has a value.
+
+        Raises RankLost where rank 0 is gone.
+        """
         self.ask("wait", keys, timeout=None)
 
     def ask(
@@ -93,7 +101,10 @@ class Rendezvous:
         old: bytes = b"",
         timeout: float | None = ANSWER_S,
     ) -> Answer:
-        """Ask the store. Raises RankLost where it does not answer within `timeout` seconds (None: ever)."""
+        """Ask the store.
+
+        Raises RankLost where it does not answer within `timeout` seconds (None: ever).
+        """
         request = Request(op, tuple(keys), value, amount, old)
         try:
             if isinstance(self._store, Client):
@@ -106,7 +117,9 @@ class Rendezvous:
         return answer or Answer()
 
     def form(self, old: World, name: str, rank: int, size: int, *, per_node: int, lent: int) -> World:
-        """Form the process groups of `size` ranks, after `leave_groups`; `name` is this generation's alone.
+        """Form the process groups of `size` ranks, after `leave_groups`.
+
+        `name` is this generation's alone.
 
         Raises RankLost where the others do not come.
         """
@@ -140,7 +153,10 @@ class Rendezvous:
         )
 
     def _choose_interface(self, environ: MutableMapping[str, str] = os.environ) -> None:
-        """Have gloo use the interface that leads to rank 0, where it was told to use the loopback one."""
+        """Have gloo use the interface that leads to rank 0.
+
+        It was told to use the loopback one where the job began on one node.
+        """
         if environ.get("GLOO_SOCKET_IFNAME", "lo") != "lo":
             return
         interface = interface_of(self._store.here if isinstance(self._store, Client) else self.address)
@@ -149,7 +165,10 @@ class Rendezvous:
 
 
 class _TorchStore(dist.Store):  # type: ignore[misc, name-defined]
-    """The store in torch's own terms: torch's process groups find each other by it."""
+    """The store in torch's own terms.
+
+    Torch's process groups find each other by it.
+    """
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         super().__init__()
@@ -180,8 +199,14 @@ class _TorchStore(dist.Store):  # type: ignore[misc, name-defined]
     def delete_key(self, key: str) -> bool:
         return bool(self._ask("delete", key).amount)
 
+    deleteKey = delete_key  # noqa: N815 - the name that torch's C++ side looks for
+
     def set_timeout(self, timeout: timedelta) -> None:
         self._patience = timeout
+
+    def clone(self) -> _TorchStore:
+        """Any thread may ask, so one store serves them all."""
+        return self
 
     def _ask(self, op: Operation, key: str, value: bytes = b"", timeout: timedelta = FORM_WAIT) -> Answer:
         return self._rendezvous.ask(op, [key], value, timeout=timeout.total_seconds())
@@ -205,18 +230,27 @@ def leave_groups() -> None:
 
 
 def alone(device: torch.device) -> None:
-    """Form a process group of this rank alone, so that a model can be wrapped before the others are there."""
+    """Form a process group of this rank alone.
+
+    A model can then be wrapped before the others are there.
+    """
     dist.init_process_group(backend_for(device), store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
 
 
 def tell_environment(world: World, environ: MutableMapping[str, str] = os.environ) -> None:
-    """What a launcher would tell this rank of its place, for what the script reads from there."""
+    """Set the variables by which a launcher tells a rank its place.
+
+    Scripts read them.
+    """
     environ["RANK"], environ["WORLD_SIZE"] = str(world.rank), str(world.size)
     environ["GROUP_RANK"], environ["GROUP_WORLD_SIZE"] = str(world.rank // world.per_node), str(world.nodes)
 
 
 def _be_patient(control: dist.ProcessGroup | None) -> None:
-    """From here on collectives may take as long as in groups made at a start: ranks read data, and evaluate."""
+    """From here on collectives may take as long as in groups made at a start.
+
+    Ranks read data, and evaluate.
+    """
     gloo = dist.get_backend() == "gloo"
     set_group_timeout(timedelta(minutes=30 if gloo else 10))
     if control is not None:

@@ -1,4 +1,6 @@
-"""Authenticated messages over TCP: frames under HMAC, and the handshake that agrees on their key.
+"""Authenticated messages over TCP.
+
+Frames under HMAC, and the handshake that agrees on their key.
 
 Both sides know a secret key. Each sends a random nonce; HMAC-SHA256 of the key over both nonces is the key of this one
 connection. From then on every frame carries the HMAC of its direction, number and text. A frame that was forged,
@@ -50,7 +52,10 @@ class NoAnswer(Exception):
 
 
 class Frames:
-    """One connection's messages as bytes: `feed` what was received, `take` messages, `pack` those to send."""
+    """One connection's messages as bytes.
+
+    `feed` what was received, `take` messages, `pack` those to send.
+    """
 
     def __init__(self, largest: int = MAX_FRAME) -> None:
         self.largest = largest
@@ -61,7 +66,10 @@ class Frames:
         self._sent = self._taken = 0
 
     def seal(self, key: bytes, mine: bytes, theirs: bytes) -> None:
-        """Authenticate all further frames; `mine` and `theirs` name the directions."""
+        """Authenticate all further frames.
+
+        `mine` and `theirs` name the directions.
+        """
         self._key, self._mine, self._theirs = key, mine, theirs
 
     def feed(self, data: bytes) -> None:
@@ -98,7 +106,10 @@ class Frames:
 
 
 class ClientHandshake:
-    """The connecting side: send `first`, then what `feed` returns, until `done`."""
+    """The connecting side.
+
+    Send `first`, then what `feed` returns, until `done`.
+    """
 
     def __init__(self, key: bytes, purpose: str, hello: bytes) -> None:
         self._key, self._purpose, self._hello = key, purpose, hello
@@ -160,7 +171,10 @@ class ServerHandshake:
 
 
 class Entrance:
-    """A listener that authenticates its connections side by side, so that no stranger keeps the others waiting."""
+    """A listener that authenticates its connections side by side.
+
+    No stranger keeps the others waiting.
+    """
 
     def __init__(self, listener: socket.socket, key: bytes, purpose: str) -> None:
         self._listener, self._key, self._purpose = listener, key, purpose
@@ -179,7 +193,10 @@ class Entrance:
         return self._selector.fileno()
 
     def admitted(self, timeout: float) -> list[tuple[socket.socket, Frames, bytes]]:
-        """Wait at most `timeout` seconds; returns connections that have proved themselves: (socket, frames, hello)."""
+        """Wait at most `timeout` seconds.
+
+        Returns connections that have proved themselves: (socket, frames, hello).
+        """
         found = []
         for key, _ in self._selector.select(max(timeout, 0.0)):
             if key.fileobj is self._listener:
@@ -225,7 +242,10 @@ class Entrance:
             self._thin_out()
 
     def _thin_out(self) -> None:
-        """Drop the oldest connection from the address that holds most: a flood displaces its own."""
+        """Drop the oldest connection from the address that holds most.
+
+        A flood displaces its own.
+        """
         held = Counter(address for _, _, address in self._pending.values())
         if held:
             busiest = held.most_common(1)[0][0]
@@ -243,7 +263,10 @@ class Entrance:
 def connect(
     address: str, ports: Sequence[int], key: bytes, purpose: str, hello: bytes, timeout: float = HANDSHAKE_S
 ) -> tuple[socket.socket, Frames]:
-    """Try all ports side by side, and return the connection to the listener that knows the key. Raises NoAnswer."""
+    """Connect to the one of several ports whose listener knows the key.
+
+    All ports are tried side by side. Raises NoAnswer.
+    """
     deadline = time.monotonic() + min(timeout, HANDSHAKE_S)
     troubles: dict[int, str] = {}
     connections = [socket.socket() for _ in ports]
@@ -279,7 +302,10 @@ def connect(
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Send messages at once, and notice within half a minute that the other node has vanished. tcp(7)."""
+    """Send messages at once, and notice when the other node vanishes.
+
+    A node that is gone is noticed within half a minute. tcp(7).
+    """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
@@ -287,7 +313,10 @@ def keep_alive(connection: socket.socket) -> None:
 
 
 def _connect_further(chosen: selectors.SelectorKey, selector: selectors.BaseSelector) -> str | None:
-    """The next step of a connection that is being made; returns why it came to an end."""
+    """The next step of a connection that is being made.
+
+    Returns why it came to an end.
+    """
     connection, (_, handshake) = chosen.fileobj, chosen.data
     assert isinstance(connection, socket.socket)
     if chosen.events & selectors.EVENT_READ:
@@ -302,7 +331,10 @@ def _connect_further(chosen: selectors.SelectorKey, selector: selectors.BaseSele
 
 
 def _advance(connection: socket.socket, handshake: ClientHandshake | ServerHandshake) -> bool:
-    """Read what is there and answer it. False where the other side is not authentic, or gone."""
+    """Read what is there and answer it.
+
+    False where the other side is not authentic, or gone.
+    """
     try:
         data = connection.recv(MAX_GREETING)
         if not data:

@@ -1,4 +1,6 @@
-"""A store of named values in rank 0's process, which only processes that know its secret can read or write.
+"""Keep named values in rank 0's process.
+
+Only processes that know the store's secret can read or write them.
 
 torch's TCPStore serves everybody who reaches its port: they can list, read and replace what ranks leave for each other.
 This store takes authenticated connections alone (see `sealed`). torch forms process groups over it, too.
@@ -70,7 +72,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The store's answer: the keys' values, None where there is none; a counter's new value."""
+    """The store's answer: the keys' values, None where there is none.
+
+    A counter's new value.
+    """
 
     values: tuple[bytes | None, ...] = ()
     amount: int = 0
@@ -225,7 +230,10 @@ class Server:
 
 
 class Client:
-    """Another process's connection to the values. Any thread may ask; one at a time is answered."""
+    """Another process's connection to the values.
+
+    Any thread may ask; one at a time is answered.
+    """
 
     def __init__(self, address: str, port: int, key: bytes) -> None:
         """Raises NoAnswer."""
@@ -236,7 +244,10 @@ class Client:
         """This side's address."""
 
     def ask(self, request: Request, timeout: float | None = ANSWER_S) -> Answer:
-        """Raises OSError (TimeoutError where no answer came in time); after that the connection is of no use."""
+        """Raises OSError (TimeoutError where no answer came in time).
+
+        After that the connection is of no use.
+        """
         with self._asking:
             deadline = None if timeout is None else time.monotonic() + timeout
             self._socket.settimeout(SEND_S)

@@ -49,7 +49,9 @@ class World:
 
 
 def join(device: torch.device, environ: Mapping[str, str] = os.environ) -> World:
-    """Join the ranks that the environment names (as `pollux run` and torchrun set it); alone without it.
+    """Join the ranks that the environment names; stay alone without it.
+
+    `pollux run` and torchrun set the environment.
 
     A process group that the user has initialised is used as it is. Raises LaunchError where the environment
     contradicts itself.
@@ -90,12 +92,17 @@ def backend_for(device: torch.device) -> str:
 
 
 def node_name(environ: Mapping[str, str] = os.environ) -> str:
-    """This node's name: Slurm's, which its address and its host's name need not resemble."""
+    """This node's name.
+
+    Slurm's, which its address and its host's name need not resemble.
+    """
     return environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def where(control: dist.ProcessGroup, environ: Mapping[str, str] = os.environ) -> tuple[int, tuple[str, ...]]:
-    """How many racks the ranks are in, and each rank's node, by what Slurm told each of them.
+    """Count the ranks' racks, and name each rank's node.
+
+    Slurm told each of them its place.
 
     Of topology/tree it is "core.rack1.node7". All ranks call it.
     """
@@ -106,7 +113,7 @@ def where(control: dist.ProcessGroup, environ: Mapping[str, str] = os.environ) -
 
 
 def _check(environ: Mapping[str, str], size: int) -> None:
-    """Raise LaunchError where several ranks are announced, and not all that they need to meet."""
+    """Raise LaunchError where ranks are announced that cannot meet."""
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not environ.get(name)]
     if missing:
         raise LaunchError(

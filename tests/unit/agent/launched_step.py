@@ -1,4 +1,7 @@
-"""Real launchers on one machine, one per node that Slurm would have, and scripts whose ranks note how they fare."""
+"""Real launchers on one machine, as if each had a node of its own.
+
+Their scripts' ranks note how they fare.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,10 @@ for other in range(world):  # none is ended before it has said that it was there
 
 
 class Step:
-    """Launchers of the nodes n0, n1, ..., each with `workers` ranks that run `body` after the prelude."""
+    """Launchers of the nodes n0, n1, ..., each with `workers` ranks.
+
+    The ranks run `body` after the prelude.
+    """
 
     def __init__(
         self,
@@ -148,7 +154,7 @@ class Step:
         return [line for line in lines if line["kind"] == kind]
 
     def placed(self, start: int, **only: str) -> list[tuple[int, str]]:
-        """(rank, node) of the ranks in order, of those notes of a start that say so."""
+        """(rank, node) of a start's ranks, in order, that noted `only`."""
         asked = {name: value for name, value in only.items()}
         found = [note for note in self.log("started") if note["start"] == start]
         assert all(note[name] == value for note in found for name, value in asked.items()), found

@@ -1,4 +1,4 @@
-"""Launchers in processes of their own, with workers that do as a test says."""
+"""Launchers in processes of their own, with workers made by a test."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHORT = Graces(sibling=0.1, term=0.3)
 
 @pytest.fixture
 def launcher_signals() -> Iterator[None]:
-    """Block what the launcher blocks, and give the test process its own mask back."""
+    """Block the launcher's signals, and restore the test process's mask."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     yield
     while signal.sigtimedwait(WATCHED, 0) is not None:
@@ -33,7 +33,10 @@ def launcher_signals() -> Iterator[None]:
 
 
 def in_child(body: Callable[[], int]) -> tuple[int, str]:
-    """Run `body` in a forked process: (exit status, what it and its children printed to standard error)."""
+    """Run `body` in a forked process.
+
+    (exit status, what it and its children printed to standard error).
+    """
     read, write = os.pipe()
     child = os.fork()
     if not child:
@@ -103,7 +106,10 @@ def ports() -> list[int]:
 
 
 def on_nodes(*bodies: Callable[[], int]) -> list[tuple[int, str]]:
-    """One launcher per body, each in its own process with one worker: (exit status, output) of each."""
+    """One launcher per body, each in its own process with one worker.
+
+    (exit status, output) of each.
+    """
     candidates = ports()
     results: dict[int, tuple[int, str]] = {}
 

@@ -1,4 +1,7 @@
-"""The state machine of a node's launcher: what each event leads to in each phase, and what holds in all of them."""
+"""The state machine of a node's launcher.
+
+What each event leads to in each phase, and what holds in all of them.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,10 @@ def end(status: int, **more: Any) -> End:
 
 
 def run(setting: Setting, state: State, *events: Event | tuple[float, Event]) -> tuple[State, list[Action]]:
-    """The state after the events, each at NOW or so many seconds later; and the last one's actions."""
+    """The state after the events, each at NOW or so many seconds later.
+
+    And the last one's actions.
+    """
     actions: list[Action] = []
     for each in events:
         seconds, event = each if isinstance(each, tuple) else (0.0, each)
@@ -495,7 +501,10 @@ events = st.one_of(
     st.lists(st.tuples(st.floats(0, 30), events), max_size=12),
 )
 def test_every_start_comes_to_an_end(setting: Setting, happening: list[tuple[float, Event]]) -> None:
-    """Whatever has happened: once the others are gone and workers that are killed end, the launcher finishes."""
+    """Whatever has happened.
+
+    Once the others are gone and workers that are killed end, the launcher finishes.
+    """
     state, clock, over = fresh(setting), 0.0, False
     for seconds, event in happening:
         if isinstance(event, WorkerEnded) and event.local_rank not in state.running:

@@ -119,7 +119,10 @@ class Attack:
 
 
 def exchange_with_an_attacker(folder: str) -> str:
-    """Rank 1 sends what torch's own gather of objects would unpickle: first to this agent's gather, then to torch's."""
+    """Rank 1 sends what torch's own gather of objects would unpickle.
+
+    First to this agent's gather, then to torch's.
+    """
     world = join(torch.device("cpu"))
     assert world.control is not None
     mark = f"{folder}/attacked-{world.rank}"

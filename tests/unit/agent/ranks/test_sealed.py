@@ -1,4 +1,7 @@
-"""Connections between processes of one job: authentic messages only, and no stranger keeps anybody waiting."""
+"""Connections between processes of one job.
+
+Authentic messages only, and no stranger keeps anybody waiting.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ def test_another_key_or_purpose_is_refused(keys: tuple[bytes, bytes], purpose: s
 
 
 def test_every_message_is_authenticated() -> None:
-    """Changed, repeated, reordered, left out, reflected, and of another connection."""
+    """Changed, repeated, reordered, missing, reflected, or of another peer."""
 
     def refused(frame: bytes, reader: Frames) -> None:
         reader.feed(frame)
@@ -102,7 +105,10 @@ def dial(port: int) -> socket.socket:
 
 
 def test_idle_and_slow_strangers_delay_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The handshake's time limit is long here: whoever waited for a stranger would not come to an end."""
+    """The handshake's time limit is long here.
+
+    Whoever waited for a stranger would not come to an end.
+    """
     monkeypatch.setattr(sealed, "HANDSHAKE_S", 1000.0)
     with entrance() as (door, port):
         strangers = [dial(port) for _ in range(40)]

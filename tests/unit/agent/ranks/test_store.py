@@ -1,4 +1,7 @@
-"""The store in rank 0's process: what ranks leave for each other, and nobody else can see or change."""
+"""The store in rank 0's process.
+
+What ranks leave for each other, and nobody else can see or change.
+"""
 
 from __future__ import annotations
 
