@@ -119,8 +119,9 @@ def test_a_wrong_password_is_one_line_without_the_password(config, dev_postgres)
 
 
 def test_a_database_without_the_schema_is_one_line(config, dev_postgres):
+    dev_postgres.execute("CREATE DATABASE bare")
     config.write_text(
-        config.read_text().replace(f":{dev_postgres.port}/pollux", f":{dev_postgres.port}/postgres")
+        config.read_text().replace(f":{dev_postgres.port}/pollux", f":{dev_postgres.port}/bare")
     )
     assert "migrate" in one_line(polluxctl("jobs", config=config), 1)
 

@@ -189,4 +189,4 @@ def test_the_wider_settings_are_kept(store, polluxctl):
     assert len(store.setting_audit()) == 6
     refused = polluxctl("settings", "set", "--user-ceiling", "a=1")
     assert refused.returncode == 2
-    assert "above the ceiling of 1" in refused.stderr
+    assert "user_guarantees.a (2) must not be above user_ceilings.a (1)" in refused.stderr
