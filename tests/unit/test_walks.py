@@ -1,4 +1,4 @@
-"""The walks in CONTRIBUTING.md name functions that exist, and do not go back."""
+"""The walks in CONTRIBUTING.md name real functions, and do not go back."""
 
 from __future__ import annotations
 

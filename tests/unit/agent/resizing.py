@@ -1,4 +1,4 @@
-"""A training on forked ranks that resizes in place: who plays in it, and what each rank notes."""
+"""A training on forked ranks that resizes in place."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EXAMPLES = 203  # prime to every batch size here: passes end in uneven tails
 
 
 class Stage:
-    """Ranks as forked processes: those that a test starts, and those of the companions that rank 0 asks for."""
+    """Ranks as forked processes: a test's own, and those of companions."""
 
     def __init__(self, directory: Path, free_port: Callable[[], int]) -> None:
         self.directory, self._port = directory, str(free_port())
@@ -78,7 +78,10 @@ class Stage:
                 self._fork(names.pop(0), place | {"POLLUX_COMPANION": str(path)}, body, args)
 
     def results(self, names: list[str], body: Callable[..., Any] | None = None, *args: Any) -> dict[str, Any]:
-        """What every rank returned, by node; companions are started as they are asked for, on the nodes `names`."""
+        """What every rank returned, by node.
+
+        Companions are started as they are asked for, on the nodes `names`.
+        """
         end = time.monotonic() + PATIENCE
         found: dict[str, Any] = {}
         troubles: list[str] = []
@@ -213,7 +216,10 @@ class Training:
 def follow(
     directory: Path, orders: list[dict[str, Any]], moves: int, training: Training | None = None
 ) -> dict[str, Any]:
-    """Train through the orders, each a few steps after the one before, and a dozen steps more after the last move."""
+    """Train through the orders, and a dozen steps more.
+
+    Each order comes a few steps after the one before.
+    """
     training = training or Training(directory)
     job, resizer = training.job, training.job.coordinator.resizer
     behave_as_joiner(training)
@@ -302,7 +308,7 @@ def behave_as_joiner(training: Training) -> None:
 
 
 def retrace(directory: Path, until: int) -> dict[str, Any]:
-    """The same training restarted from the checkpoint, up to an optimizer step; its state there, checkpointed."""
+    """Restart the training from the checkpoint, up to a step."""
     training = Training(directory)
     begun = training.job.progress.optimizer_steps
     for _ in training.job.epochs(10_000, passes=True):
