@@ -110,7 +110,7 @@ class Chaos:
         self._number += 1
         heapq.heappush(self._ends, (time.monotonic() + lasts, self._number, name, end))
 
-    # Each: whom it met, and what ends it; None where it cannot be now.
+    # Each: the job or node it met, and the call that ends it; None if it is not possible now.
 
     def _polluxd_kill(self) -> tuple[str, Callable[[], None]] | None:
         daemon = self._chance.choice(self._daemons)

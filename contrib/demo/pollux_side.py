@@ -111,7 +111,7 @@ class Database:
             Move(
                 *(cost["job_id"], cost["path"], cost["from"], cost["to"], cost["planned_at"]),
                 # The order to drain starts the clock, and training goes on until its last step. In place it goes on
-                # until the ranks form their groups anew: no order stops it.
+                # until the ranks form their groups again: no order stops it.
                 total_s=cost["drained_s"] + cost["total_s"],
                 steps=({} if cost["path"] == "resize" else {"drain": cost["drained_s"]}) | cost["steps"],
             )

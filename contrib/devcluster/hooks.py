@@ -56,7 +56,7 @@ class Hooks:
         return self.daemon_folder / "heartbeat"
 
     def write(self, dsn: str) -> None:
-        """All of them anew, with a new secret; `dsn` is the agents' way to Postgres, "" for none."""
+        """Write all hooks again, with a new secret; `dsn` is the agents' way to Postgres, "" for none."""
         layout = self._layout
         (layout.etc / "cli_filter.lua").write_text(cli_filter_lua(layout))
         self.write_submit_hook()

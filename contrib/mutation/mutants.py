@@ -1,4 +1,4 @@
-"""Small changes to a module's code, each of which a test should notice.
+"""Small changes to a module's code that a test should notice.
 
 Inside functions these change: comparisons, arithmetic, `and` and `or`, `not`, conditions, numbers and truth values,
 `min` and `max`, `break` and `continue`, returned values, and calls and updates that return nothing. These stay: texts,

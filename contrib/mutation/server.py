@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -14,7 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-COPIED = ("polluxd", "agent", "tests", "contrib", "sql", "slurm_hooks", "pyproject.toml", "Makefile")
 LOADED = (
     "torch",
     "torch._dynamo",
@@ -32,10 +32,10 @@ class Server:
     def __init__(self, limit: float) -> None:
         self.limit = limit
         self.folder = Path(tempfile.mkdtemp(prefix="pollux-mutation-"))
-        for name in COPIED:
-            if (ROOT / name).is_dir():
-                shutil.copytree(ROOT / name, self.folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-            else:
+        command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
+        for name in subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines():
+            if (ROOT / name).is_file():
+                (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / name, self.folder / name)
         ours, theirs = os.pipe()
         asked, asks = os.pipe()

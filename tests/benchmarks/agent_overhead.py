@@ -6,7 +6,7 @@
 Paired and interleaved: all variants train in the same processes, one step of each in turn and in random order, so that
 whatever else the machine does falls on all of them. A step is timed from barrier to barrier, by its slowest rank, and
 compared with the two plain variants' steps beside it (the logarithm of its time with the mean of theirs). Twenty steps
-make a round, one of which is measured at the default sampling of 1/20: the first to twentieth steps of all rounds are
+make a round, one step measured at the default sampling of 1/20: the first to twentieth steps of all rounds are
 averaged apart, without the fifth of them farthest off at either side (another process at work), and the overhead is the
 mean of the twenty. The two plain variants against each other, the null pair, show how much of it is noise. The ranks'
 CPU time is given beside: waiting for others does not count in it. On CPUs each rank keeps to one core: by itself the

@@ -53,7 +53,7 @@ class Result:
 
 
 def measurements(directory: Path) -> Floats:
-    """[n, 5]: nodes, GPUs, examples per GPU, seconds of a step, of which seconds waiting for others."""
+    """[n, 5]: nodes, GPUs, examples per GPU, seconds of a step, seconds of it waiting for others."""
     rows = []
     for line in lines(directory / "placements.csv", ("placement", "local_bsz", "step_time", "sync_time")):
         place = [int(digit) for digit in line.text("placement")]

@@ -321,7 +321,11 @@ def markdown(rows: list[dict[str, Any]], failed: Sequence[str]) -> str:
         lines += [f"- {what}" for what in failed]
     for row in rows:
         resize = row["path"].startswith("resize")
-        what = "until each step was reached, training on but for the pause" if resize else "the pause by step"
+        what = (
+            "until each step was reached, training on except during the pause"
+            if resize
+            else "the pause by step"
+        )
         lines += ["", f"`{row['path']}`, {what} (medians):", "", "| step | s |", "| --- | ---: |"]
         lines += [f"| {name} | {value:.2f} |" for name, value in row["steps"].items()]
     return "\n".join(lines) + "\n"
@@ -335,7 +339,7 @@ def main() -> None:
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="pollux-realloc-", dir="/tmp"))
     folder.chmod(0o755)
-    # As installed packages are: where Python is told to write no bytecode, each start would compile the agent anew.
+    # As installed packages are: where Python is told to write no bytecode, each start would compile the agent again.
     compileall.compile_dir(ROOT / "agent", quiet=1)
     try:
         with DevCluster(folder / "cluster", publish_interval_s=1.0, accounting=True) as cluster:

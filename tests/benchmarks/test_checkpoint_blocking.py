@@ -1,6 +1,6 @@
 """How long a step waits for a checkpoint saved in the background, against a synchronous save of the same state.
 
-A plain training's, and one under `fully_shard` on two ranks, each of which writes its shards. Pairs are interleaved in
+A plain training's, and one under `fully_shard` on two ranks that write their shards. Pairs are interleaved in
 one process, so that whatever else the machine does weighs on both. Run on its own:
 `pytest tests/benchmarks/test_checkpoint_blocking.py -s`.
 """

@@ -50,7 +50,7 @@ def folder(scratch: Path, request: pytest.FixtureRequest) -> Path:
 def _no_jobs_left(dev_cluster: DevCluster) -> Iterator[None]:
     yield
     for job in dev_cluster.command("squeue", "-h", "-o", "%i").split():
-        # It may have ended meanwhile.
+        # It may have ended by now.
         with contextlib.suppress(Exception):
             dev_cluster.command("scancel", job)
 

@@ -228,7 +228,7 @@ def answers(slurm: PyslurmClient) -> bool:
 
 
 def pyslurm_serves(slurm: PyslurmClient, caplog: pytest.LogCaptureFixture) -> None:
-    """Until a worker is asked again; whoever answers meanwhile does so rightly."""
+    """Until a worker is asked again; answers until then are right."""
 
     def again() -> bool:
         answers(slurm)

@@ -1,4 +1,4 @@
-"""One real case per path and fault: polluxd is killed in the midst of a move while something else goes wrong, and the
+"""One real case per path and fault: polluxd is killed during a move while something else goes wrong, and the
 next one finishes it. `make soak` runs these; the whole matrix, on a cluster in memory, is in
 tests/unit/apply/test_matrix.py."""
 

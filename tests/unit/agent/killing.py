@@ -78,5 +78,5 @@ def exit_codes(children: list[int]) -> list[int]:
 
 
 def leftovers(directory: Path) -> bool:
-    """Whether a save was interrupted in the midst."""
+    """Whether a save was interrupted."""
     return any(path.suffix == ".tmp" for path in directory.iterdir())

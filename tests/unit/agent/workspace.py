@@ -1,4 +1,4 @@
-"""What is allocated meanwhile: the memory that a measurement needs beside the gradients."""
+"""The memory that a measurement needs beside the gradients."""
 
 from __future__ import annotations
 

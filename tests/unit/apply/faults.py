@@ -1,4 +1,4 @@
-"""What goes wrong beside polluxd's death in the midst of a move: on the cluster in memory (test_matrix.py), and on a
+"""What goes wrong beside polluxd's death during a move: on the cluster in memory (test_matrix.py), and on a
 real one (tests/integration/loop/test_real_faults.py)."""
 
 from __future__ import annotations

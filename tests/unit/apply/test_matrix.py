@@ -97,7 +97,7 @@ def asking_for(targets: dict[int, Placement]) -> Callable[[Snapshot], Plan]:
 
 
 class Failpoints:
-    """The n-th writing call (or, for a freeze, the n-th leave to act) is the last for a while, or for ever."""
+    """The n-th writing call (or, for a freeze, the n-th leave to act) is the last for a while, or without end."""
 
     def __init__(self, at: int, *, after: bool, then: Callable[[], None]) -> None:
         self.passed = 0

@@ -15,7 +15,7 @@ Steps = list[tuple[int, list[int]]]
 def write(
     folder: Path, launch: int, rank: int, start: int, steps: Steps, end: str = "", began: str = "from"
 ) -> None:
-    """A rank's ledger; a step is over once its one micro-batch is, but for the last one of a file with an `end`."""
+    """A rank's ledger; a step is over once its one micro-batch is, except the last one of a file with an `end`."""
     lines = [f"{began} {start} of {SAMPLES} in {1000 + 10 * launch + rank}"]
     for step, indices in steps:
         lines.append(" ".join(map(str, (step, *indices))))

@@ -51,7 +51,7 @@ def test_predictions_follow_noisy_measurements_and_carry_over(theta, node, gamma
 
 
 def error(params, nodes, gpus, m, accum, optim):
-    """RMSLE of accumulation passes and of optimizer steps, added: what the fit minimises, but for its priors."""
+    """RMSLE of accumulation passes and of optimizer steps, added: what the fit minimises, without its priors."""
     pairs = (accumulation_time(params, m), accum), (step_time(params, nodes, gpus, m, 0), optim)
     return sum(np.sqrt(np.mean(np.log(found / seen) ** 2)) for found, seen in pairs)
 

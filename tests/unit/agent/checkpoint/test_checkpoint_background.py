@@ -1,4 +1,4 @@
-"""Saving beside the training: what is written is the state of the call, whatever training does meanwhile."""
+"""A save beside the training writes the state of its call."""
 
 from __future__ import annotations
 

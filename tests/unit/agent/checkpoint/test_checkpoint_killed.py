@@ -99,7 +99,7 @@ TRACES = frozenset({"open", "write", "flush", "close", "__exit__", "unlink", "rm
 class Traces:
     """Counts the calls that another process can see something of. Killed between them is killed before the next.
 
-    Of the many traces between two changes of names, syncs or collectives, only every fourth counts, but for `ALL`.
+    Of the many traces between two changes of names, syncs or collectives, only every fourth counts, unless `ALL`.
     """
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ def save_shards(directory: Path, rank: int, step: int, at: int, meeting: Path) -
 
 
 def both(directory: Path, step: int, victim: int, at: int) -> list[int]:
-    """Save on two ranks, of which `victim` is killed at `at`; how each ended."""
+    """Save on two ranks, kill `victim` at `at`; return how each ended."""
     meeting = directory.with_name(f"meeting-{step}-{at}")
     points = [at if rank == victim else 0 for rank in range(2)]
     return exit_codes(

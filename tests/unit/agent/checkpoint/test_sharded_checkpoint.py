@@ -164,7 +164,7 @@ def test_damaged_and_foreign_checkpoints(ranks: Any, tmp_path: Path) -> None:
 
 
 def periodic(directory: str) -> tuple[list[int | None], list[float], int]:
-    """Background saves are of the moment of the call, whatever training does meanwhile; failing ones are told."""
+    """Background saves hold the state of their call; failures are reported."""
     model = sharded()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
     job = attach(model, optimizer, adaptive=False, checkpoint_dir=directory)

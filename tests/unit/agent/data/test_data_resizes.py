@@ -114,7 +114,7 @@ class Simulated:
             assert self.seen[number] == Counter(range(self.length))
 
     def restart(self, world_size: int, local_batch: int, state: dict[str, Any] | None) -> None:
-        """All ranks anew, from what was saved."""
+        """Restart all ranks from the saved state."""
         before = len(self.ranks)
         self.ranks = loaders(self.length, world_size, local_batch, seed=self.seed, kind=self.kind)
         for loader in self.ranks:

@@ -52,7 +52,7 @@ def test_nodes_that_leave_end_well_and_the_others_train_on(
             expected[1] = STOPPED
         assert launched.statuses() == expected, launched.output()
     early, late = launched.log("gone")
-    # A stuck rank may have been ended by its launcher meanwhile.
+    # A stuck rank may have been ended by its launcher by now.
     assert early["early"] == [] or way == "stuck"
     assert late["names"] == leaving
     survivors = {note["node"] for note in launched.log("survived")}

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def benchmark() -> Any:
-    """The benchmark's training, of which this is one short seed (tests/benchmarks/adascale.md has ten)."""
+    """The benchmark's training with one short seed."""
     path = Path(__file__).parents[3] / "benchmarks" / "adascale.py"
     spec = importlib.util.spec_from_file_location("adascale_benchmark", path)
     assert spec is not None

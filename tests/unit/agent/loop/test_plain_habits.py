@@ -209,7 +209,7 @@ def test_a_model_that_calls_itself_sparse_is_measured_but_for_its_sparse_parts()
 
 
 class Branches(nn.Module):
-    """Two ways in, of which a pass takes one: its gradients are the last to come."""
+    """Two branches; a pass takes one, whose gradients come last."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -70,7 +70,7 @@ def train(dataset: Any, m0: int, passes: int = 1, **options: Any) -> tuple[list[
             if job.sync_gradients:
                 optimizer.step()
                 optimizer.zero_grad()
-        with torch.no_grad():  # a second loader, of each rank's own, in the midst of training
+        with torch.no_grad():  # a second loader, of each rank's own, during training
             assert sum(len(job.module(x)) for x, _, _ in evaluation) == EXAMPLES
     job.close()
     return seen, [p.detach().clone() for p in model.parameters()]
@@ -217,8 +217,8 @@ def test_what_a_stream_cannot_do_is_said() -> None:
     job = attach(model, torch.optim.SGD(model.parameters(), lr=0.1), adaptive=False)
     with pytest.raises(DataError, match="batch_size=None"):
         job.loader(Stream(), 8, length=EXAMPLES, num_workers=2)
-    with pytest.raises(DataError, match="give the samples of a pass"):
+    with pytest.raises(DataError, match="give the approximate number of samples of a pass"):
         job.loader(Stream(), 8)
-    with pytest.raises(DataError, match="starts anew"):
+    with pytest.raises(DataError, match="starts again"):
         job.loader(iter(Stream()), 8, length=EXAMPLES)
     job.close()

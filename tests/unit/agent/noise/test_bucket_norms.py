@@ -28,7 +28,7 @@ def bucket() -> tuple[list[torch.nn.Parameter], torch.Tensor, list[torch.Tensor]
 
 
 def stepped(kind: Any, groups: Any, **options: Any) -> torch.optim.Optimizer:
-    """An optimizer with second moments, some elements and one whole parameter of which never had a gradient."""
+    """Second moments; some elements and one parameter never had a gradient."""
     optimizer: torch.optim.Optimizer = kind(groups, lr=0.1, **options)
     generator = torch.Generator().manual_seed(4)
     for _ in range(6):

@@ -91,7 +91,7 @@ def test_a_training_goes_through_resizes_as_through_restarts(
 
     assert_each_sample_once(found)
 
-    # The same steps by checkpoints and restarts. All ranks hold the same, but for random numbers and statistics,
+    # The same steps by checkpoints and restarts. All ranks hold the same, except for random numbers and statistics,
     # which are each rank's own until the next pass.
     again = tmp_path / "again"
     for size, until in zip(sizes, [*steps, first["state"]["steps"]], strict=True):
