@@ -10,6 +10,8 @@
     |-- LaunchError         the launcher cannot start the workers
     |-- UnsupportedTorch    this release of torch lacks an internal that the agent uses
     |-- OutOfMemory         a rank ran out of GPU memory; all ranks start again with a smaller batch
+    |-- LoopMistake         the training loop calls something where it does harm
+    |-- RanksDiffer         ranks hold different parameters
     `-- RankLost            a rank ended, does not answer, or never joined
 
 A class's docstring is its default message. Messages say what was expected, what came, and what to do.
@@ -56,6 +58,14 @@ class ForeignCheckpoint(CheckpointError):
 
 class RestartLoop(PolluxAgentError):
     """Several restarts in a row ended without a new checkpoint."""
+
+
+class LoopMistake(PolluxAgentError):
+    """The training loop calls something where it does harm."""
+
+
+class RanksDiffer(PolluxAgentError):
+    """Ranks of this job hold different parameters."""
 
 
 class LaunchError(PolluxAgentError):

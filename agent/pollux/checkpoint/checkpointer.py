@@ -89,8 +89,6 @@ class Checkpointer:
         self.keeper.saved = steps
         self._state = state
         attempt.times.restored_at = time.time()
-        if world.rank == 0:
-            logger.info("restored the checkpoint of optimizer step %d", steps)
 
     def restore_more(self, parts: Mapping[str, Any]) -> None:
         """Load further parts of the checkpoint that `restore` opened.

@@ -32,6 +32,11 @@ class ScaledSchedule:
         if self._scheduler is not None:
             self._before = self._count()
 
+    def step(self) -> None:
+        """Step the scheduler once, where it has not reached its end; a plateau's wants a metric, and stays."""
+        if self._scheduler is not None and not self._at_its_end():
+            self._scheduler.step()
+
     def end(self, gain: float) -> None:
         """Add the missing calls after a step worth `gain` steps of M0 examples."""
         if self._scheduler is None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
 
 from pollux.errors import RankLost
 from pollux.loop.coordinator import Coordinator
@@ -94,6 +95,7 @@ class MicroBatchContext:
 
     def __init__(self, stepper: Stepper, trained: TrainedModel) -> None:
         stepper.training.check_begun()
+        self._trained = trained
         self._model, self._meter = trained.model, trained.meter
         self._stepper = stepper
         self._unsynchronised: Any = None
@@ -143,6 +145,33 @@ class MicroBatchContext:
                 f"{share:g} in the step; after loss.backward() it counts as if that were 1",
                 stacklevel=2,
             )
+        self._trained.passed = True
         stepper.training.timer.passed()
         self._meter.after_pass(stepper.synchronises, share)
         return False
+
+
+def whole_step(
+    stepper: Stepper, trained: TrainedModel, loss_of: Callable[[], Tensor], clip: float | None
+) -> Tensor | None:
+    """Make one pass and, when the step is complete, the optimizer step; see `Job.step`."""
+    loss: Tensor | None = None
+    with MicroBatchContext(stepper, trained):
+        loss = loss_of()
+        backward(stepper, loss)
+    if stepper.training.step.failed or loss is None:
+        return None
+    if stepper.synchronises:
+        optimizer, scaler = trained.optimizer, stepper.training.scaler
+        if clip is not None:
+            if scaler is not None:
+                scaler.unscale_(optimizer)
+            clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip)
+        if scaler is not None:
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.step()
+        trained.schedule.step()
+        optimizer.zero_grad()
+    return loss.detach()

@@ -15,7 +15,9 @@ from typing import Any
 
 from pollux.checkpoint.checkpointer import Checkpointer
 from pollux.errors import RankLost
+from pollux.loop.divergence import FIRST_STEPS, check_equal
 from pollux.loop.inbox import Inbox
+from pollux.loop.notices import notice
 from pollux.loop.regroup import come_in, regroup
 from pollux.loop.report import report_of
 from pollux.noise.measuring import sampling_interval
@@ -49,6 +51,8 @@ class Coordinator:
         self.inbox = Inbox(self.drains, self.resizer)
         self.joiner = joiner
         self._loops = 0
+        self._steps = 0
+        """Optimizer steps of this attempt."""
         self._left = False
         """The loop over the epochs was left, and no optimizer step was made since."""
 
@@ -61,6 +65,12 @@ class Coordinator:
     def restore(self) -> None:
         """Load the newest checkpoint; see `Checkpointer.restore`."""
         self.checkpointer.restore(self.exchange)
+        progress = self.training.progress
+        if self._main and progress.optimizer_steps:
+            notice(
+                f"restored the checkpoint in {self.attempt.directory}: epoch {progress.epoch}, "
+                f"optimizer step {progress.optimizer_steps}"
+            )
         self.resizer.interrupted(self.checkpointer.interrupted_at)
 
     def open(self, introduction: Introduction | None) -> None:
@@ -109,6 +119,9 @@ class Coordinator:
             times.first_step_at = training.last_step_at
             self.checkpointer.after_first_step()
             self.line.wake()
+        self._steps += 1
+        if self._steps in FIRST_STEPS:
+            check_equal(training, self.exchange, exactly=True)
         self.resizer.after_step()
         self.exchange_decisions()
 
@@ -164,8 +177,9 @@ class Coordinator:
                 model.meter.reset_batch()
             training.timer.cool()
             if self._main:
-                logger.info("batch size %d: %s", training.batch_size, training.choice)
+                notice(f"batch size {training.batch_size}: {training.choice}")
         if decision.move or decision.checkpoint:
+            check_equal(training, self.exchange, exactly=False)
             seconds = self.save(durable=bool(decision.move))
             if decision.move:
                 self.drains.drain(decision.move, self.checkpointer.receipt(seconds), self.exchange)

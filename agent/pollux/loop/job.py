@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,8 +16,9 @@ from pollux.goodput import BatchChoice, BatchLimits, NoiseScale, ThroughputParam
 from pollux.learning_rate.progress import Progress
 from pollux.learning_rate.scaling import Rule, follow, rule_for
 from pollux.loop.added_model import AddedModel
-from pollux.loop.batches import MicroBatchContext, TrainingLoader, backward
+from pollux.loop.batches import MicroBatchContext, TrainingLoader, backward, whole_step
 from pollux.loop.coordinator import Coordinator
+from pollux.loop.notices import notice
 from pollux.loop.script_checks import check_beside, warn_of_unknown_parameters
 from pollux.loop.stepper import Stepper
 from pollux.noise.estimators import CommunicationHook
@@ -174,6 +175,8 @@ class Job:
         training.step.managed, training.step.passes_only = True, passes
         progress.target, progress.passes = (None, count) if passes else (count * length, None)
         coordinator.begin_loop()
+        if progress.epoch >= count and self.is_main:
+            notice(f"already finished: {progress.optimizer_steps} optimizer steps, as the checkpoint says")
         while progress.epoch < count:
             coordinator.begin_epoch()
             try:
@@ -201,6 +204,18 @@ class Job:
         """
         backward(self._stepper, loss, **options)
 
+    def step(self, loss_of: Callable[[], Tensor], *, clip: float | None = None) -> Tensor | None:
+        """Make one pass and, when the step is complete, the optimizer step.
+
+            for x, y in loader:
+                loss = job.step(lambda: loss_fn(job.model(x), y), clip=1.0)
+
+        `loss_of` returns the mean loss of the micro-batch. When the step is complete, the gradients are clipped to the
+        norm `clip`, the optimizer and the scheduler step (a ReduceLROnPlateau does not: it wants a metric), and the
+        gradients are zeroed. Return the loss without its graph; None where the pass ran out of memory and is repeated.
+        """
+        return whole_step(self._stepper, self._first, loss_of, clip)
+
     def poll(self) -> None:
         """Act on the scheduler's orders where no steps are taken.
 
@@ -221,6 +236,7 @@ class Job:
         training, coordinator = self.training, self.coordinator
         coordinator.resizer.close()
         if training.begun:
+            self._stepper.count_in_hand()  # the last checkpoint holds its weights, so it counts
             coordinator.stop()
         if training.advisor is not None:
             training.advisor.close()
@@ -352,6 +368,7 @@ class Job:
             on_ready=training.timer.ready,
             before_step=self._stepper.before_optimizer_step,
             on_step=self._on_optimizer_step,
+            keeps_gradients=self._stepper.keeps_gradients,
         )
 
     def _on_optimizer_step(self) -> None:

@@ -10,12 +10,12 @@ that step's checkpoint loses least.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import asdict
 
 from pollux.checkpoint.checkpointer import Checkpointer
 from pollux.errors import RELAUNCH_STATUS
+from pollux.loop.notices import notice
 from pollux.ranks.control import ControlExchange
 from pollux.ranks.handover import hand_over
 from pollux.resize.groups import Groups
@@ -23,8 +23,6 @@ from pollux.resize.joining import Joiner
 from pollux.resize.requests import ResizeDecision
 from pollux.resize.resizer import Resizer
 from pollux.training.training import Training
-
-logger = logging.getLogger("pollux")
 
 
 def regroup(
@@ -58,7 +56,7 @@ def regroup(
         raise SystemExit(RELAUNCH_STATUS)
     _enter(decision, decision.stay.index(rank), training, exchange, checkpointer, groups)
     if main:
-        logger.info("resized in place from %d ranks to %d", size, decision.size)
+        notice(f"resized in place from {size} GPUs to {decision.size}")
         resizer.resized()
 
 

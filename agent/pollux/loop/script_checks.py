@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -23,6 +25,12 @@ def first_trained(model: torch.nn.Module) -> torch.nn.Parameter:
     reduced before anything could be measured of them, and then once more.
     """
     inner = uncompiled(model)
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None and any(isinstance(part, fsdp.FullyShardedDataParallel) for part in model.modules()):
+        raise PolluxAgentError(
+            "expected a model under fully_shard (FSDP2), got one in FullyShardedDataParallel (FSDP1): its flat "
+            "parameters cannot be restored at another number of ranks. Use torch.distributed.fsdp.fully_shard"
+        )
     if isinstance(inner, DistributedDataParallel | DataParallel):
         raise PolluxAgentError(
             f"expected the model itself, which the agent wraps where ranks are several, got it in a "
@@ -32,6 +40,30 @@ def first_trained(model: torch.nn.Module) -> torch.nn.Parameter:
     if parameter is None:
         raise PolluxAgentError("expected a model to train, found no parameter that requires a gradient")
     return parameter
+
+
+def check_arguments(optimizer: Any, scheduler: Any, scaler: Any, state: Any) -> None:
+    """Raise PolluxAgentError for an argument of `attach` that could not be saved or stepped, hours later."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise PolluxAgentError(
+            f"expected a torch.optim.Optimizer as the second argument of attach, got {type(optimizer).__name__}"
+        )
+    zero = sys.modules.get("torch.distributed.optim")
+    if zero is not None and isinstance(optimizer, getattr(zero, "ZeroRedundancyOptimizer", ())):
+        raise PolluxAgentError(
+            "expected an optimizer whose whole state is on every rank, got a ZeroRedundancyOptimizer, which no "
+            "checkpoint can hold as it is. Use the plain optimizer, or shard the model by fully_shard (FSDP2)"
+        )
+    for name, part in (("scheduler", scheduler), ("scaler", scaler), ("state", state)):
+        if part is None:
+            continue
+        missing = [m for m in ("state_dict", "load_state_dict") if not callable(getattr(part, m, None))]
+        if missing:
+            hint = " Wrap the values in an object that has both" if name == "state" else ""
+            raise PolluxAgentError(
+                f"expected {name} to have {' and '.join(missing)}, got {type(part).__name__}: the agent could not save "
+                f"it in checkpoints.{hint}"
+            )
 
 
 def check_beside(first: torch.nn.Module, model: torch.nn.Module, name: str) -> None:

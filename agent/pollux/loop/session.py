@@ -25,9 +25,10 @@ from torch.optim import Optimizer
 from pollux.checkpoint.training_state import Stateful
 from pollux.learning_rate.scaling import Rule, rule_for
 from pollux.loop.job import Job
-from pollux.loop.script_checks import first_trained
+from pollux.loop.script_checks import check_arguments, first_trained
 from pollux.noise.estimators import CommunicationHook
 from pollux.noise.noise_scale import DECAY
+from pollux.ranks.ending import print_lost_ranks_in_one_line
 from pollux.ranks.world import join
 from pollux.resize.joining import Joiner
 from pollux.slurm_job.attempt import Attempt
@@ -92,11 +93,14 @@ def attach(
         RestartLoop: too many restarts in a row ended without a new checkpoint.
     """
     parameter = first_trained(model)
+    check_arguments(optimizer, scheduler, scaler, state)
     rule = rule_for(scaling)
     attempt = Attempt.begin(checkpoint_dir, seed=seed)
     joiner = Joiner.from_environment()
     world = join(parameter.device) if joiner is None else joiner.world(parameter.device)
     attempt.times.rendezvous_at = time.time()
+    if world.distributed:
+        print_lost_ranks_in_one_line(world.rank)
     first = TrainedModel(
         model,
         optimizer,

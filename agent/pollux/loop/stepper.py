@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from torch.nn.parallel import DistributedDataParallel
 
-from pollux.errors import OutOfMemory
+from pollux.errors import LoopMistake, OutOfMemory
 from pollux.goodput import BatchLimits
 from pollux.ranks.torch_internals import scaler_steps
 from pollux.training.memory import is_out_of_memory
@@ -69,8 +69,7 @@ class Stepper:
         A step left half-way keeps its plan: its gradients are in `.grad`, and the next loop completes it.
         """
         training = self.training
-        if training.step.stepped:
-            self._count()
+        self.count_in_hand()
         training.pause()
         if not training.step.managed and self.epoch_done():
             training.progress.next_epoch(training.data.length, training.data.pass_index)
@@ -150,6 +149,8 @@ class Stepper:
         step.uncommitted += data.samples
         step.taken += 1
         step.unscaled = scaler_steps(self._scaler)
+        for model in training.models:
+            model.passed = False
         if self._bare:
             for model in training.models:
                 if model.meter.hooked:
@@ -232,6 +233,13 @@ class Stepper:
         Called by the optimizers' hooks.
         """
         training, step = self.training, self.training.step
+        group = step.group
+        if step.accumulates and group is not None and group.begun and not group.synchronises:
+            raise LoopMistake(
+                f"optimizer.step() was called in pass {group.begun} of {group.passes} of a step, whose gradients the "
+                "ranks have not averaged yet. Put it under `if job.sync_gradients:`, with scheduler.step() and "
+                "optimizer.zero_grad()"
+            )
         if not self._bare or step.group is None or not model.meter.hooked:
             return
         whole = step.uncommitted == step.taken * training.world.size * step.group.local_batch
@@ -239,9 +247,26 @@ class Stepper:
         if step.taken == 1 or (whole and step.taken == step.usual):
             model.meter.after_pass(True, self.share, step.taken)
 
+    def keeps_gradients(self, model: TrainedModel) -> bool:
+        """Whether a call of `zero_grad` would lose gradients of earlier passes of the step under way.
+
+        The agent then ignores the call, so that a loop may zero gradients at the top of its body.
+        """
+        step, group = self.training.step, self.training.step.group
+        if not step.accumulates or group is None or not group.begun:
+            return False
+        if model.passed:
+            return not group.synchronises
+        return group.begun > 1
+
     def on_optimizer_step(self) -> None:
         """Note a step. Called by the optimizers' hooks, unless AMP skips it."""
         self.training.step.stepped = True
+
+    def count_in_hand(self) -> None:
+        """Count a step that the loop's body has made, before the body is over."""
+        if self.training.step.stepped:
+            self._count()
 
     def _count(self) -> None:
         """An optimizer step is over: its examples are used, and worth something."""

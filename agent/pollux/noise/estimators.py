@@ -164,6 +164,11 @@ class AccumulationEstimator:
             p.grad = grad if aside is None else aside
         self._aside = None
 
+    def zeroed(self) -> None:
+        """The script zeroes its gradients within a pass: those that are set aside go, too."""
+        if self._aside is not None:
+            self._aside = [None] * len(self._params)
+
     def abandon(self) -> None:
         """Restore `.grad` after a pass that failed."""
         if self._aside is not None:

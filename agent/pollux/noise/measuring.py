@@ -199,6 +199,10 @@ class NoiseMeter:
         if self._source is not None:
             self._end_group()
 
+    def zeroed(self) -> None:
+        """The script has zeroed the gradients."""
+        self._accumulation.zeroed()
+
     def abandon_pass(self) -> None:
         """Restore the gradients after a pass that raised."""
         if self._reduction is not None:

@@ -70,6 +70,8 @@ class TrainedModel:
         self.averages = NoiseAverages(self.norms.groups, decay=decay)
         self.schedule = ScaledSchedule(scheduler)
         self._told = False
+        self.passed = False
+        """The context of the present pass is over: its gradients are in `.grad`."""
 
     def parts(self, prefix: str = "") -> dict[str, Any]:
         """Parts of a checkpoint that belong to this model, by name."""
@@ -90,6 +92,7 @@ class TrainedModel:
         on_ready: Callable[[], None],
         before_step: Callable[[TrainedModel], None],
         on_step: Callable[[], None],
+        keeps_gradients: Callable[[TrainedModel], bool],
     ) -> None:
         """Wrap the model for its ranks, after restoring, and make its meter."""
         self._main = world.rank == 0
@@ -125,6 +128,15 @@ class TrainedModel:
         self._on_step = on_step
         self._hook = self.optimizer.register_step_pre_hook(lambda *_: before_step(self))
         self.rates = LearningRateScaler(self.optimizer, on_step=self._stepped)
+        zero_grad = self.optimizer.zero_grad
+
+        def guarded(set_to_none: bool = True) -> None:
+            if not keeps_gradients(self):
+                zero_grad(set_to_none)
+                self.meter.zeroed()
+
+        # On this optimizer alone, as torch's schedulers replace `step`; no hook of torch's can skip a call.
+        self.optimizer.zero_grad = guarded  # type: ignore[method-assign]
 
     def leave_group(self) -> None:
         """Before the process groups end: wait for the meter's messages in them."""
@@ -204,6 +216,7 @@ class TrainedModel:
         self.meter.close()
         self.rates.remove()
         self._hook.remove()
+        self.optimizer.__dict__.pop("zero_grad", None)
 
 
 def least_noise(trained_models: Sequence[TrainedModel]) -> NoiseScale | None:

@@ -1,0 +1,75 @@
+"""Find ranks whose parameters differ from rank 0's.
+
+Ranks that begin alike and average their gradients stay equal to the last bit. Mistakes in a script make them differ
+without an error: a pass through the bare model, an optimizer that steps on one rank only, a seed that changes a
+parameter. The check costs one wait for the device, so it runs after the first steps and before checkpoints only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from pollux.errors import RanksDiffer
+from pollux.ranks.control import ControlExchange
+from pollux.ranks.torch_internals import foreach_norm
+from pollux.training.trained_model import TrainedModel
+from pollux.training.training import Training
+
+FIRST_STEPS = (1, 8)
+"""Optimizer steps of an attempt after which ranks are compared to the last bit."""
+
+TOLERANCE = 1e-3
+"""Relative difference before a checkpoint: GPUs of different types may round differently."""
+
+
+def check_equal(training: Training, exchange: ControlExchange, *, exactly: bool) -> None:
+    """Raise RanksDiffer on every rank where the parameters of some rank differ from rank 0's.
+
+    `exactly`: to the last bit, where all ranks run on one type of device.
+    """
+    if exchange.group is None:
+        return
+    found: list[tuple[str, list[float]]] = exchange.gather(
+        (training.profile.gpu_type, [_checksum(model) for model in training.models])
+    )
+    exactly = exactly and len({device for device, _ in found}) == 1
+    first = found[0][1]
+    differ = [rank for rank, (_, sums) in enumerate(found) if not _alike(sums, first, exactly)]
+    if not differ:
+        return
+    many = len(differ) > 1
+    raise RanksDiffer(
+        f"after optimizer step {training.progress.optimizer_steps} the parameters of rank{'s' if many else ''} "
+        f"{', '.join(map(str, differ))} differ from rank 0's: each rank trains a model of its own. Call job.model(x) "
+        "and not model(x) in the loop, call optimizer.step() under `if job.sync_gradients:` on every rank, and change "
+        "parameters on all ranks alike"
+    )
+
+
+def _alike(sums: Sequence[float], first: Sequence[float], exactly: bool) -> bool:
+    return all(
+        a == b or (math.isnan(a) and math.isnan(b)) or (not exactly and math.isclose(a, b, rel_tol=TOLERANCE))
+        for a, b in zip(sums, first, strict=True)
+    )
+
+
+def _checksum(model: TrainedModel) -> float:
+    """A number that changes with any parameter that the ranks keep equal; 0 for a sharded model."""
+    wrapper = model.model
+    if not isinstance(wrapper, DistributedDataParallel):
+        return 0.0
+    ignored = getattr(wrapper, "parameters_to_ignore", ())  # the script keeps them apart on purpose
+    params = [
+        p.detach()
+        for name, p in model.module.named_parameters()
+        if p.requires_grad and name not in ignored and not p.is_complex() and p.numel()
+    ]
+    if not params:
+        return 0.0
+    norms = torch.stack([norm.double() for norm in foreach_norm(params, 2, torch.float32)])
+    places = torch.arange(1, len(norms) + 1, dtype=torch.float64, device=norms.device)
+    return float(torch.dot(norms, places))

@@ -1,0 +1,274 @@
+"""Mistakes of training loops: harmless, or named with the line to change."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from pollux import Job, attach
+from pollux.errors import LoopMistake, PolluxAgentError, RankLost, RanksDiffer
+from tests.unit.agent.regression import data, network
+
+SGD = torch.optim.SGD
+
+
+PAGE = " ".join((Path(__file__).parents[4] / "docs/common-mistakes.md").read_text().split())
+
+
+def on_the_page(told: object) -> bool:
+    """Whether docs/common-mistakes.md quotes the message."""
+    return " ".join(str(told).split()) in PAGE
+
+
+def started(m0: int = 32, m: int = 8, **options: Any) -> tuple[Job, Any, Any]:
+    """A job of one rank whose steps take m0 / m passes."""
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.05)
+    job = attach(model, optimizer, adaptive=False, **options)
+    return job, optimizer, job.loader(data(), m0, per_gpu=(1, m))
+
+
+def parameters(job: Job) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in job.module.parameters()])
+
+
+def trained(zero: str) -> Tensor:
+    """A pass through the data; gradients are zeroed where `zero` says."""
+    job, optimizer, loader = started()
+    for _ in job.epochs(1, passes=True):
+        for x, y, _ in loader:
+            if zero == "top":
+                optimizer.zero_grad()
+            with job.micro_batch():
+                if zero == "context":
+                    optimizer.zero_grad()
+                job.backward(mse_loss(job.model(x), y))
+            if job.sync_gradients:
+                optimizer.step()
+            if zero == "bottom" or (zero == "right" and job.sync_gradients):
+                optimizer.zero_grad()
+    found = parameters(job)
+    job.close()
+    assert "zero_grad" not in vars(optimizer)
+    return found
+
+
+@pytest.mark.parametrize("zero", ["top", "context", "bottom"])
+def test_gradients_of_earlier_passes_outlive_a_misplaced_zero_grad(zero: str) -> None:
+    torch.testing.assert_close(trained(zero), trained("right"))
+
+
+def test_zero_grad_works_outside_of_steps_and_after_the_last_pass() -> None:
+    job, optimizer, loader = started()
+    for _ in job.epochs(1):
+        for x, y, _ in loader:
+            with job.micro_batch():
+                job.backward(mse_loss(job.model(x), y))
+            if job.sync_gradients:
+                optimizer.zero_grad()  # a step that the script gives up
+                assert all(p.grad is None for p in job.module.parameters())
+                break
+        break
+    job.close()
+
+
+def test_a_step_in_a_pass_that_is_not_the_last_is_refused_with_the_line_to_change() -> None:
+    job, optimizer, loader = started()
+    x, y, _ = next(iter(loader))
+    with job.micro_batch():
+        job.backward(mse_loss(job.model(x), y))
+    before = parameters(job).clone()
+    with pytest.raises(LoopMistake, match=r"pass 1 of 4.*if job\.sync_gradients:") as told:
+        optimizer.step()
+    assert on_the_page(told.value)
+    assert torch.equal(parameters(job), before)
+    job.close()
+
+
+def bare_model() -> str:
+    """A script that passes through the model that it made: nothing averages the gradients."""
+    model = network()
+    optimizer = SGD(model.parameters(), lr=1e-5)
+    job = attach(model, optimizer, adaptive=False)
+    steps = 0
+    try:
+        for x, y, _ in job.loader(data(), 32):
+            with job.micro_batch():
+                job.backward(mse_loss(model(x), y))
+            if job.sync_gradients:
+                optimizer.step()
+                optimizer.zero_grad()
+                steps += 1
+    except RanksDiffer as error:
+        return f"{steps}: {error}"
+    return "silence"
+
+
+def one_rank_changes_a_parameter(tmp: str) -> str:
+    """A rank differs long after the first steps: its next checkpoint is refused."""
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.01)
+    job = attach(model, optimizer, adaptive=False, checkpoint_dir=tmp)
+    loader = job.loader(data(), 8)
+    try:
+        for _ in job.epochs(2):
+            for x, y, _ in loader:
+                with job.micro_batch():
+                    job.backward(mse_loss(job.model(x), y))
+                if job.sync_gradients:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                if job.progress.optimizer_steps == 12 and job.rank == 2:
+                    with torch.no_grad():
+                        model[0].weight.mul_(2.0)  # type: ignore[operator, union-attr]
+    except RanksDiffer as error:
+        return str(error)
+    return "silence"
+
+
+def test_a_pass_through_the_bare_model_is_named_after_the_first_step(ranks: Any) -> None:
+    for told in ranks(2, bare_model):
+        assert told.startswith("1: after optimizer step 1 the parameters of rank 1 differ from rank 0's")
+        assert on_the_page(told.removeprefix("1: "))
+
+
+def test_the_rank_that_differs_is_named_at_a_checkpoint(ranks: Any, tmp_path: Path) -> None:
+    interval = {"POLLUX_CHECKPOINT_INTERVAL": "0", "POLLUX_EXCHANGE_INTERVAL": "0"}
+    for told in ranks(3, one_rank_changes_a_parameter, str(tmp_path), env=interval):
+        assert "the parameters of rank 2 differ from rank 0's" in told
+
+
+# -- arguments ------------------------------------------------------------------------------------------------
+
+
+def test_arguments_that_no_checkpoint_could_hold_are_refused_at_once() -> None:
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with pytest.raises(
+        PolluxAgentError, match="expected state to have state_dict and load_state_dict, got dict"
+    ) as told:
+        attach(model, optimizer, state={"best": 0.0})  # type: ignore[arg-type]
+    assert on_the_page(told.value)
+    with pytest.raises(PolluxAgentError, match="expected scheduler to have state_dict"):
+        attach(model, optimizer, lambda step: 1.0)
+    with pytest.raises(PolluxAgentError, match=r"expected a torch\.optim\.Optimizer .* got list"):
+        attach(model, list(model.parameters()))  # type: ignore[arg-type]
+
+
+def test_models_and_optimizers_that_cannot_be_resized_are_refused_with_the_reason() -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = network()
+    flat = nn.Sequential(model)
+    flat[0].__class__ = type("Flat", (FullyShardedDataParallel,), {"__init__": nn.Module.__init__})
+    with pytest.raises(PolluxAgentError, match="FSDP1") as told:
+        attach(flat, SGD([nn.Parameter(torch.zeros(1))], lr=0.1))
+    assert on_the_page(told.value)
+    optimizer = SGD(network().parameters(), lr=0.1)
+    optimizer.__class__ = type("Zero", (ZeroRedundancyOptimizer,), {})
+    with pytest.raises(PolluxAgentError, match="ZeroRedundancyOptimizer") as told:
+        attach(network(), optimizer)
+    assert on_the_page(told.value)
+
+
+# -- the end in the body --------------------------------------------------------------------------------------
+
+
+def test_closing_in_the_body_keeps_the_step_and_its_place_together(tmp_path: Path) -> None:
+    job, optimizer, loader = started(m=32, checkpoint_dir=tmp_path)
+    for _ in job.epochs(1):
+        for x, y, _ in loader:
+            with job.micro_batch():
+                job.backward(mse_loss(job.model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+            job.close()
+            break
+        break
+    stepped = parameters(job)
+    again, _, loader = started(m=32, checkpoint_dir=tmp_path)
+    torch.testing.assert_close(parameters(again), stepped)
+    assert again.progress.optimizer_steps == 1
+    assert loader.data.position == 32, "its examples would be trained on twice"
+    again.close()
+
+
+# -- one line -------------------------------------------------------------------------------------------------
+
+
+def one_line(short: bool, amp: bool) -> tuple[Tensor, float]:
+    torch.manual_seed(0)
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0) if amp else None
+    job = attach(model, optimizer, scheduler, scaler=scaler, adaptive=False)
+    for x, y, _ in job.loader(data(), 32, per_gpu=(1, 8)):
+        if short:
+            loss = job.step(lambda x=x, y=y: mse_loss(job.model(x), y), clip=0.05)
+            assert loss is not None
+            assert not loss.requires_grad
+            continue
+        with job.micro_batch():
+            job.backward(mse_loss(job.model(x), y))
+        if job.sync_gradients:
+            if scaler is not None:
+                scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+            if scaler is not None:
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+    job.close()
+    return parameters(job), optimizer.param_groups[0]["lr"]
+
+
+@pytest.mark.parametrize("amp", [False, True])
+def test_one_line_makes_the_same_steps_as_the_long_form(amp: bool) -> None:
+    (short, rate), (long, wanted) = one_line(True, amp), one_line(False, amp)
+    assert torch.equal(short, long)
+    assert rate == wanted < 0.1
+
+
+# -- what the user sees ---------------------------------------------------------------------------------------
+
+
+def test_a_restore_and_a_finished_training_take_a_line_each(tmp_path: Path, capfd: Any) -> None:
+    for _ in range(2):
+        job, optimizer, loader = started(m=32, checkpoint_dir=tmp_path)
+        for _ in job.epochs(1):
+            for x, y, _ in loader:
+                with job.micro_batch():
+                    job.backward(mse_loss(job.model(x), y))
+                optimizer.step()
+                optimizer.zero_grad()
+        job.close()
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("pollux: ")]
+    assert lines == [
+        f"pollux: restored the checkpoint in {tmp_path}: epoch 1, optimizer step 7",
+        "pollux: already finished: 7 optimizer steps, as the checkpoint says",
+    ]
+
+
+def test_an_innocent_rank_prints_one_line() -> None:
+    script = (
+        "from pollux.ranks.ending import print_lost_ranks_in_one_line as one_line\n"
+        "from pollux.errors import RankLost\n"
+        "one_line(3)\n"
+        "raise RankLost('another rank ended\\nConnection closed')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr == "pollux: rank 3 ends: another rank ended\n"
+    assert issubclass(RankLost, PolluxAgentError)
