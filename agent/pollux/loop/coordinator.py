@@ -52,7 +52,7 @@ class Coordinator:
         self.joiner = joiner
         self._loops = 0
         self._steps = 0
-        """Optimizer steps of this attempt."""
+        """Optimizer steps among the present ranks."""
         self._left = False
         """The loop over the epochs was left, and no optimizer step was made since."""
 
@@ -192,6 +192,7 @@ class Coordinator:
     def _resize(self, move: int) -> None:
         self._keep_drain(self.exchange.take())
         regroup(move, self.training, self.exchange, self.checkpointer, self.groups, self.resizer)
+        self._steps = 0  # as on joiners: all ranks compare their parameters after the same steps
 
     def _keep_drain(self, decision: Decision | None) -> None:
         """On rank 0: order the drain of a decision again that ranks never got."""
