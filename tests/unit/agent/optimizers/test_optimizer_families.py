@@ -28,6 +28,8 @@ def library(name: str, optimizer: str, **options: Any) -> Make:
 
     def make(params: list[nn.Parameter]) -> Optimizer:
         module = pytest.importorskip(name)
+        if not hasattr(module, optimizer):
+            pytest.skip(f"this {name} has no {optimizer}")
         found: Optimizer = getattr(module, optimizer)(params, **options)
         if hasattr(found, "train"):
             found.train()
