@@ -1,0 +1,260 @@
+"""Bytes of strangers on the launchers' and the ranks' sockets.
+
+No crash, no hang, nothing nonsensical accepted.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pollux.launcher import messages, outcome
+from pollux.launcher.launcher_channel import Hello
+from pollux.launcher.messages import (
+    Alert,
+    Announce,
+    AskForMove,
+    AwaitLeavers,
+    Decided,
+    Done,
+    Left,
+    Message,
+    Move,
+    NodesLeft,
+    Refused,
+    Start,
+    StartGrace,
+    Taken,
+)
+from pollux.launcher.outcome import Again, Failure, Resized
+from pollux.ranks.plain_values import dumps, loads
+from pollux.ranks.sealed import ClientHandshake, Frames, NotAuthentic, ServerHandshake
+from pollux.ranks.store import Answer, Request, Values
+
+KEY = b"the job's key"
+
+json_values: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+counts = st.integers(0, (1 << 63) - 1)
+names = st.lists(st.text(max_size=10), max_size=4).map(tuple)
+failures = st.builds(
+    Failure,
+    st.floats(allow_nan=False, allow_infinity=False),
+    counts,
+    st.integers(0, 255),
+    st.text(max_size=20),
+    st.text(max_size=20),
+)
+resizes = st.builds(Resized, counts, names)
+nodes = st.frozensets(st.integers(1, messages.MAX_NODES - 1), max_size=5)
+agains = st.builds(
+    Again, nodes.map(lambda found: (0, *sorted(found))), resizes, st.booleans(), st.integers(1, 65535)
+)
+typed: st.SearchStrategy[Message] = st.one_of(
+    st.lists(st.tuples(st.integers(1, 64), st.text(max_size=10)), min_size=1, max_size=4).flatmap(
+        lambda pairs: st.builds(
+            Start,
+            st.just(tuple(count for count, _ in pairs)),
+            st.just(tuple(name for _, name in pairs)),
+            st.integers(1, 65535),
+        )
+    ),
+    st.builds(Move, st.integers(1, (1 << 63) - 1), st.booleans(), nodes, st.booleans()),
+    st.builds(StartGrace, counts),
+    st.builds(Done, st.none() | failures),
+    st.builds(Decided, st.none() | failures, st.none() | agains),
+    st.builds(Announce, counts, st.sampled_from(["resize", "relaunch"]), names, counts),
+    st.builds(AwaitLeavers, counts),
+    st.builds(Taken, counts),
+    st.builds(Refused, counts, st.text(max_size=20)),
+    st.builds(NodesLeft, names),
+    st.sampled_from([Alert(), AskForMove(), Left()]),
+)
+
+
+def sensible(message: Message) -> bool:
+    """What the launchers rely on."""
+    match message:
+        case Start(workers, texts, port):
+            return len(workers) == len(texts) and all(count > 0 for count in workers) and 0 < port < 65536
+        case Move(move_id, _, leaving, _):
+            return move_id > 0 and 0 not in leaving and all(node > 0 for node in leaving)
+        case Decided(_, Again(kept, _, _, port)):
+            return kept[0] == 0 and list(kept) == sorted(set(kept)) and 0 < port < 65536
+        case Done(Failure(rank=rank, status=status)):
+            return rank >= 0 and 0 <= status < 256
+        case Announce(move_id, path, _, lent):
+            return move_id >= 0 and path in ("resize", "relaunch") and lent >= 0
+    return True
+
+
+@given(typed)
+def test_every_message_comes_back(message: Message) -> None:
+    assert messages.parse(messages.pack(message)) == message
+    assert sensible(message)
+
+
+@given(typed, st.text(max_size=8), json_values)
+def test_a_message_with_any_other_field_is_sensible_or_refused(
+    message: Message, name: str, value: Any
+) -> None:
+    raw = json.loads(messages.pack(message))
+    fields = sorted(raw)
+    raw[fields[hash(name) % len(fields)]] = value
+    try:
+        found = messages.parse(json.dumps(raw).encode())
+    except ValueError:
+        return
+    assert sensible(found)
+
+
+@given(st.binary(max_size=60) | json_values.map(lambda value: json.dumps(value).encode()))
+def test_any_text_is_no_message_or_a_sensible_one(text: bytes) -> None:
+    for parse in (messages.parse, Request.parse, Answer.parse):
+        try:
+            found = parse(text)
+        except ValueError:
+            continue
+        if parse is messages.parse:
+            assert sensible(found)
+    hello = Hello.parse(text, 4)
+    assert hello is None or (1 <= hello.node < 4 and hello.workers > 0)
+    for read in (Failure.parse, Again.parse, outcome.Resized.parse):
+        try:
+            read(json.loads(text))
+        except ValueError:
+            continue
+
+
+@given(st.lists(st.binary(max_size=200), max_size=6))
+def test_a_stranger_never_gets_past_the_handshake(chunks: list[bytes]) -> None:
+    server, client = ServerHandshake(KEY, "test"), ClientHandshake(KEY, "test", b"hello")
+    for side in (server, client):
+        try:
+            for chunk in chunks:
+                side.feed(chunk)
+        except NotAuthentic:
+            pass
+    assert server.hello is None
+    assert not client.done
+
+
+def meet() -> tuple[Frames, Frames]:
+    client, server = ClientHandshake(KEY, "test", b"hello"), ServerHandshake(KEY, "test")
+    server.feed(client.feed(server.feed(client.first)))
+    return client.frames, server.frames
+
+
+@given(
+    st.lists(st.binary(max_size=30).map(lambda text: text.replace(b"\n", b"")), min_size=1, max_size=5),
+    st.data(),
+)
+def test_what_is_taken_from_a_changed_stream_was_sent(texts: list[bytes], data: st.DataObject) -> None:
+    """However the bytes on their way are cut, changed, repeated or left out."""
+    client, server = meet()
+    stream = bytearray(b"".join(client.pack(text) for text in texts))
+    for _ in range(data.draw(st.integers(0, 3))):
+        start = data.draw(st.integers(0, len(stream)))
+        stop = data.draw(st.integers(start, len(stream)))
+        stream[start:stop] = data.draw(st.binary(max_size=20) | st.just(bytes(stream)))
+    taken: list[bytes] = []
+    try:
+        while stream:
+            size = data.draw(st.integers(1, len(stream)))
+            server.feed(bytes(stream[:size]))
+            del stream[:size]
+            while (text := server.take()) is not None:
+                taken.append(text)
+    except NotAuthentic:
+        pass
+    assert taken == texts[: len(taken)]
+
+
+@given(
+    st.lists(
+        st.builds(
+            Request,
+            st.sampled_from(["set", "get", "delete", "swap", "add", "wait"]),
+            st.lists(st.sampled_from(["a", "b"]), min_size=1, max_size=2).map(tuple),
+            st.binary(max_size=5),
+            st.integers(-(1 << 62), 1 << 62),
+            st.binary(max_size=5),
+        ),
+        max_size=8,
+    )
+)
+def test_the_store_answers_any_requests(requests: list[Request]) -> None:
+    values = Values()
+    for request in requests:
+        assert Request.parse(request.pack()) == request
+        answer = values.ask(request)
+        assert answer is not None or request.op == "wait"
+        if answer is not None and abs(answer.amount) < 1 << 62:
+            assert Answer.parse(answer.pack()) == answer
+
+
+plain = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(max_size=8)
+    | st.binary(max_size=8)
+    | st.complex_numbers(allow_nan=False),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text(max_size=4) | st.integers(), inner, max_size=3)
+    ),
+    max_leaves=10,
+)
+
+
+@given(plain)
+def test_plain_values_come_back(value: Any) -> None:
+    assert loads(dumps(value)) == value
+
+
+@given(st.binary(max_size=60) | json_values.map(lambda value: json.dumps(value).encode()))
+def test_any_text_is_no_value_or_a_plain_one(text: bytes) -> None:
+    try:
+        value = loads(text)
+    except ValueError:
+        return
+    dumps(value)
+
+
+WORDS = (
+    "tensor list tuple set dict OrderedDict Counter complex bytes array number size dtype device record float32 uint8 "
+    "NoiseScale <f4 O AAAA _metadata"
+)
+kinds = st.sampled_from(WORDS.split())
+tagged: st.SearchStrategy[Any] = st.recursive(
+    kinds | st.none() | st.integers(-2, 5) | st.floats(),
+    lambda inner: st.lists(inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(tagged)
+def test_any_value_in_the_format_s_own_words_is_refused_or_plain(raw: Any) -> None:
+    try:
+        value = loads(json.dumps(raw).encode())
+    except ValueError:
+        return
+    dumps(value)
+
+
+def test_the_largest_tensor_that_is_announced_is_not_allocated() -> None:
+    """Its content has to be there."""
+    with pytest.raises(ValueError):  # noqa: PT011 - torch's own words
+        loads(b'["tensor", ["float32", [1152921504606846976], "AAAAAA=="]]')
+    assert torch.equal(loads(dumps(torch.ones(2))), torch.ones(2))
