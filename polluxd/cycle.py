@@ -70,7 +70,7 @@ class Controller:
         self._trusted = TrustedReports()
 
     def step(self) -> StepResult:
-        """Observe; act on what is under way; decide anew when due."""
+        """Observe, act on the moves under way, and decide when a decision is due."""
         started = time.perf_counter()
         observed_state = self._slurm.observe()
         self._confirm_lead()
@@ -108,6 +108,7 @@ class Controller:
                 orphans=seen.orphans,
                 means=means,
                 default_resize_cost=self._config.moves.default_resize_cost_s,
+                standings=self._reconciler.standings(state),
             )
             observed = time.perf_counter()
             plan = _with_doubts(self._policy(snapshot, self._cache), doubts)
@@ -121,7 +122,11 @@ class Controller:
                 plan,
                 note="; ".join(
                     filter(
-                        None, ("paused" if settings.paused else "", _note(state.unreadable), _doubted(doubts))
+                        None,
+                        (
+                            _note(self._reconciler.refusals.told(), settings.paused, state.unreadable),
+                            _doubted(doubts),
+                        ),
                     )
                 ),
                 durations={
@@ -135,7 +140,7 @@ class Controller:
         return StepResult(open_moves, due, settings.paused)
 
     def _name_unreadable(self, unreadable: Mapping[str, str]) -> None:
-        """Log each record of Slurm that makes no sense once, and again after it made sense in between."""
+        """Log each record of Slurm that makes no sense, once."""
         for about in sorted(unreadable.keys() - self._unreadable):
             log.warning("Slurm's record of %s makes no sense, it is left alone: %s", about, unreadable[about])
         self._unreadable = frozenset(unreadable)
@@ -146,15 +151,18 @@ class Controller:
         )
 
     def _confirm_lead(self) -> None:
-        """Renew the lead after what may take seconds: a busy slurmctld's answer, a decision over many jobs.
+        """Renew the lead after calls that may take seconds.
 
-        Else the lease would be all but over by the time there is something to do, and nothing would ever be done.
+        A busy slurmctld's answer or a decision over many jobs takes most of the lease; nothing would be done without.
         """
         if not self._store.still_leading():
             raise LeaderLost("the lead ended while Slurm answered or a decision was made")
 
     def _due(self, state: ClusterState) -> bool:
-        """Every interval; at once when jobs or nodes came or went; never more often than the floor."""
+        """Tell whether a decision is due.
+
+        It is due every interval, and at once when jobs or nodes came or went, but not more often than the floor.
+        """
         since = self._monotonic() - self._decided_at
         cycle = self._config.cycle
         return since >= cycle.interval_s or (since >= cycle.floor_s and _occasion(state) != self._seen)
@@ -181,11 +189,12 @@ class Controller:
         )
 
 
-def _note(unreadable: Mapping[str, str]) -> str:
-    """What `polluxctl status` says of records that make no sense."""
+def _note(stuck: str, paused: bool, unreadable: Mapping[str, str]) -> str:
+    """What `polluxctl status` says beside the figures."""
     named = [f"{about}: {why}" for about, why in sorted(unreadable.items())]
     more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
-    return f"left alone, their records make no sense: {'; '.join(named[:_NAMED])}{more}" if named else ""
+    senseless = f"left alone, their records make no sense: {'; '.join(named[:_NAMED])}{more}" if named else ""
+    return "; ".join(filter(None, (stuck, "paused" if paused else "", senseless)))
 
 
 def _held(state: ClusterState, moves: Sequence[Move], times: Mapping[int, JobTimes]) -> dict[int, Held]:
@@ -233,7 +242,7 @@ def _wished(
 
 
 def _occasion(state: ClusterState) -> frozenset[object]:
-    """What makes a new decision worth while before the interval is over: jobs and nodes that came or went."""
+    """Jobs and nodes whose coming or going is worth a decision at once."""
     jobs = {(job.job_id, job.held_by_user, job.dependent) for job in state.jobs if not job.state.finished}
     nodes = {(node.name, node.capacity) for node in state.nodes}
     return frozenset(jobs | nodes)

@@ -1,4 +1,7 @@
-"""Process life of polluxd: signals, reload, leadership, notifications to systemd. The cycle is in `cycle`."""
+"""Process life of polluxd: signals, reload, leadership, systemd.
+
+The cycle itself is in `cycle`.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,7 @@ class Daemon:
         self.controller = Controller(config, slurm, self.store, reconciler)
 
     def run(self) -> None:
-        """Loop until SIGTERM or SIGINT. Nothing that Slurm or Postgres does ends it."""
+        """Loop until SIGTERM or SIGINT, whatever Slurm and Postgres do."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_stop)
         signal.signal(signal.SIGHUP, self._on_reload)
@@ -119,12 +122,14 @@ class Daemon:
         return self._config.cycle.busy_poll_s if result.open_moves else self._config.cycle.poll_s
 
     def authorize(self) -> int:
-        """The epoch to act under; raises LeaderLost when the lead may end before a call to Slurm would.
+        """Return the epoch to act under.
+
+        Raises LeaderLost if the lead may end before a call to Slurm would.
 
         Slurm knows no fence: a leader that was stalled for minutes must find out before its next call, without
         asking anybody. A lease that has not ended is prolonged, so that many moves in one tick end no lead.
         """
-        # A tick may make many calls, each of which may take its time: the service is alive all the same.
+        # A tick may make many slow calls; the service is alive.
         self.notifier.notify("WATCHDOG=1")
         if 0 < self.store.lease_left <= self._config.slurm.timeout_s:
             self.store.still_leading()
@@ -151,7 +156,7 @@ class Daemon:
             self.trouble = ""
 
     def _beat(self, result: StepResult) -> bool:
-        """Touch the heartbeat by which the submit hook knows that somebody will place what it keeps back."""
+        """Touch the heartbeat file that the submission hook looks at."""
         path = self._config.slurm.heartbeat_file
         if path is None or self._config.mode is not Mode.ENFORCE or result.paused:
             return True
@@ -166,7 +171,7 @@ class Daemon:
         return True
 
     def _forget_history(self) -> bool:
-        """Keep the database bounded; a failure is tried again at the next turn, and said."""
+        """Prune old history; log a failure and try again at the next turn."""
         if time.monotonic() - self._pruned < _PRUNE_EVERY_S:
             return True
         kept = self._config.database.history_days * 86400.0
@@ -212,7 +217,10 @@ def open_store(config: Config) -> Store:
 
 
 def _write_atomically(path: Path, text: str) -> None:
-    """Replace the file by one that everybody may read: slurmctld runs as another user, and the unit's umask is 0027."""
+    """Replace the file by one that everybody may read.
+
+    slurmctld runs as another user, and the unit's umask is 0027.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_text(text)

@@ -1,4 +1,4 @@
-"""The one place where text of users becomes text for terminals, log lines and pages.
+"""Make users' text safe for terminals, log lines and pages.
 
 Users choose names of jobs, reasons and messages. A control character in them can rewrite a terminal's screen, forge a
 line of a log, or reorder what a reader sees.
@@ -14,7 +14,7 @@ _HARMFUL = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
 def printable(text: str) -> str:
-    """Replace each character that is not printable by its escape, such as `\\x1b`."""
+    """Replace characters that are not printable by escapes (`\\x1b`)."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(_escaped(c) if unicodedata.category(c) in _HARMFUL else c for c in text)
@@ -25,7 +25,7 @@ def _escaped(character: str) -> str:
 
 
 class PrintableFormatter(logging.Formatter):
-    """Formats each record as one line that moves no cursor; a traceback keeps its lines."""
+    """Format a record as one printable line; a traceback keeps its lines."""
 
     def format(self, record: logging.LogRecord) -> str:
         return "\n".join(printable(line) for line in super().format(record).split("\n"))

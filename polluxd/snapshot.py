@@ -1,4 +1,4 @@
-"""One consistent picture for the policy, from what Slurm shows, what agents reported and what is under way. Pure."""
+"""One consistent picture of the cluster for the policy. Pure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from polluxd.apply.paths import PathOptions, keeps, likely
 from polluxd.apply.placed import held
+from polluxd.apply.startable import Standing
 from polluxd.gpu_types import GpuTypes
 from polluxd.model import (
     NO_PLACEMENT,
@@ -42,6 +43,7 @@ def build_snapshot(
     orphans: Sequence[SlurmJob] = (),
     means: PathOptions | None = None,
     default_resize_cost: float = 2.0,
+    standings: Mapping[int, Standing] | None = None,
 ) -> Snapshot:
     """The snapshot of this cycle.
 
@@ -54,10 +56,13 @@ def build_snapshot(
     `default_resize_cost`.
     `resting` gives the seconds for which a job is still to be left alone. `pins` has who pinned a job; `stay`, where
     not empty, is why no running job may be restarted now. `orphans` are companions of no job; others are in their jobs.
+    `standings` has the jobs that Slurm would not start everywhere: one that it would not start where the job is now
+    keeps what it holds, any other is offered the allowed nodes alone.
     """
     means = means or PathOptions()
     under_way = {move.job_id: move for move in moves}
     types = GpuTypes(state.nodes, speeds or {})
+    offers = _Offers()
     jobs = []
     for job in state.jobs:
         move = under_way.get(job.job_id)
@@ -83,6 +88,9 @@ def build_snapshot(
             (pins or {}).get(job.job_id, ""),
             "" if path == "resize" else stay,
         )
+        standing = None if move is not None else (standings or {}).get(job.job_id)
+        if standing is not None and not (standing.nodes and standing.allows(placement)):
+            pin_reason = pin_reason or f"{standing.rule}; it could not start again, and keeps what it has"
         costs = total.mean_cost if total else {}
         jobs.append(
             Job(
@@ -90,7 +98,9 @@ def build_snapshot(
                 name=job.name,
                 user=job.user,
                 account=job.account,
-                partition=job.partition,
+                partition=job.partition
+                if pin_reason or standing is None
+                else offers.of(job.partition, standing),
                 spec=job.spec,
                 submitted_at=known.submitted_at,
                 age=max(0.0, state.taken_at - known.submitted_at),
@@ -120,10 +130,31 @@ def build_snapshot(
             node,
             foreign_gpus=node.foreign_gpus + others[node.name],
             rack=node.rack or racks.get(node.name, ""),
+            partitions=offers.on(node),
         )
         for node in state.nodes
     )
     return Snapshot(cluster, state.taken_at, nodes, tuple(sorted(jobs, key=lambda j: j.job_id)), settings)
+
+
+class _Offers:
+    """Partitions for jobs that Slurm would start on some nodes only."""
+
+    def __init__(self) -> None:
+        self._names: dict[tuple[str, frozenset[str]], str] = {}
+
+    def of(self, partition: str, standing: Standing) -> str:
+        """The job's partition, without the nodes that a rule forbids."""
+        key = partition, standing.nodes
+        return self._names.setdefault(
+            key, f"{partition.replace(',', '+')} where allowed ({len(self._names) + 1})"
+        )
+
+    def on(self, node: Node) -> frozenset[str]:
+        """The partitions of the node; a node without any stays open to all."""
+        if not node.partitions:
+            return node.partitions
+        return node.partitions | {name for (_, nodes), name in self._names.items() if node.name in nodes}
 
 
 def _sorted(placement: Placement) -> Placement:

@@ -6,7 +6,7 @@ records; site scripts and people do. So no job may have control characters in it
 looks like a field of `scontrol show job`.
 ]]
 
--- The bytes of a script that the hook reads: slurmctld waits for it meanwhile.
+-- The bytes of a script that the hook reads; slurmctld waits for the hook.
 POLLUX_SCRIPT_BYTES = 65536
 
 local TEXTS = { "name", "comment", "wckey", "work_dir", "std_in", "std_out", "std_err" }

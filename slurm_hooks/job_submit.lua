@@ -48,8 +48,8 @@ end
 
 -- What of sbatch's options an elastic job cannot have --------------------------------------------------------
 
--- polluxd decides nodes, GPUs per node and tasks anew on every move, so an option that fixes one of them would
--- either be broken silently or make the job wait for ever. Each entry: test, option, what to do instead.
+-- polluxd decides nodes, GPUs per node and tasks at every move, so an option that fixes one of them would
+-- either be broken silently or keep the job from starting. Each entry: test, option, what to do instead.
 local REFUSED = {
   { function(j) return given(j.array_inx) end, "--array", "submit one job per task" },
   { function(j) return given(j.het_job_offset) end, "heterogeneous components (':')", "submit one job" },
@@ -239,7 +239,7 @@ function pollux_submit(job, part_list, submit_uid)
   if share.memory then
     fields[#fields + 1] = "mem-per-gpu=" .. share.memory
   end
-  -- Slurm's own SubmitTime starts anew at every requeue.
+  -- Slurm's own SubmitTime changes at every requeue.
   fields[#fields + 1] = string.format("submitted=%d", now)
   if begin then
     fields[#fields + 1] = string.format("begin=%d", begin)
@@ -252,7 +252,7 @@ function pollux_submit(job, part_list, submit_uid)
   job.requeue = 1
   -- job_submit/lua of 22.05 cannot set the open mode; sbatch shows it to the job (and here) when it is set.
   if not (mode or config.log_appends) then
-    log_user("note: add '#SBATCH --open-mode=append': without it the output file starts anew at each move")
+    log_user("note: add '#SBATCH --open-mode=append': without it each move empties the output file")
   end
   job.environment["POLLUX_TICKET_DIR"] = config.ticket_dir or ""
   job.environment["POLLUX_SUBMITTED"] = tostring(now) -- tells this job from others of its id

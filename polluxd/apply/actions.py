@@ -10,6 +10,8 @@ ACKNOWLEDGED_S = 90.0
 """Agents wait 120 s to be killed and then train on: an acknowledgement older than this is stale."""
 REPEAT_S = 3.0
 """A signal or requeue that shows no effect is sent again after this time."""
+REFUSED_S = 4.0
+"""Configured, and Slurm's reason is a refusal: its scheduler has looked at the job by then."""
 
 
 @dataclass(frozen=True, slots=True)

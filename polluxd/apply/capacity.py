@@ -1,4 +1,4 @@
-"""Free GPUs in the midst of a plan, so that no intermediate state exceeds what a node has."""
+"""Free GPUs while a plan is carried out, so that no intermediate state exceeds what a node has."""
 
 from __future__ import annotations
 

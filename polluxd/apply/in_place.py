@@ -99,8 +99,9 @@ class InPlaceMoves:
         return len(left)
 
     def tidy(self, seen: ClusterView, reports: Mapping[int, Report], busy: set[int]) -> None:
-        """Take back what jobs, other than those with a move under way (`busy`), have left in shrinks that were given up
-        meanwhile; where Slurm refuses, the job is to be requeued to where it is."""
+        """Reclaim nodes released by shrinks that failed later; jobs with a move under way (`busy`) wait.
+
+        Where Slurm refuses, the job is requeued to the nodes that it uses."""
         now = self._monotonic()
         self._tidied = {number: at for number, at in self._tidied.items() if number in seen.moves}
         for job in seen.state.jobs:

@@ -12,6 +12,7 @@ from polluxd.apply import resizing
 from polluxd.apply.actions import (
     ACKNOWLEDGED_S,
     PAUSED,
+    REFUSED_S,
     REPEAT_S,
     Action,
     Configure,
@@ -26,6 +27,7 @@ from polluxd.apply.actions import (
 )
 from polluxd.apply.capacity import Capacity
 from polluxd.apply.placed import held, same_place
+from polluxd.apply.refusal_reasons import refused
 from polluxd.model import JobState, Move, Report, Step
 from polluxd.settings import MoveSettings
 from polluxd.slurm.protocol import SlurmJob
@@ -59,16 +61,18 @@ def next_action(
     limits: MoveSettings,
     paused: bool = False,
     companion: SlurmJob | None = None,
+    forbidden: str = "",
 ) -> Action:
     """The next action of `move`, at POSIX time `now`.
 
     `waited` is how long it has been at its step and `since_try` how long ago its last signal, requeue or shrink was
-    sent [s], both by a clock that does not step. `companion` is the job that was submitted for it, where it is one
-    that grows in place.
+    sent [s], both by a clock that does not step. `forbidden` is the rule by which Slurm would not start the job at
+    the move's target (`startable.forbids`). `companion` is the job that was submitted for it, where it is one that
+    grows in place.
     """
     if job is None:
         return Fail("the job is no longer known to Slurm")
-    if (end := _ended(move, job)) is not None:
+    if (end := _ended(move, job) or _taken_back(move, job, forbidden)) is not None:
         return end
     if move.in_allocation:
         return resizing.next_action(
@@ -82,9 +86,6 @@ def next_action(
             limits=limits,
             paused=paused,
         )
-    running = job.state is JobState.RUNNING
-    if move.cancelled_by and move.revocable and (running or move.step is Step.PLANNED):
-        return Withdraw(f"cancelled by {move.cancelled_by}", rest=True)
     match move.step:
         case Step.PLANNED:
             return _planned(move, job, room, waited, limits, paused=paused)
@@ -107,9 +108,20 @@ def _ended(move: Move, job: SlurmJob) -> Action | None:
     if failed_to_start(move, job):
         return RunAgain()
     if job.state.finished:
-        return Fail(f"the job ended ({job.raw_state}) in the midst of the move")
+        return Fail(f"the job ended ({job.raw_state}) during the move")
     if job.state is JobState.PENDING and job.held_by_user and move.step is not Step.PLANNED:
-        return Fail("the job was held (scontrol hold) in the midst of the move")
+        return Fail("the job was held (scontrol hold) during the move")
+    return None
+
+
+def _taken_back(move: Move, job: SlurmJob, forbidden: str) -> Action | None:
+    """What takes a move back that can still be taken back; `resizing` obeys `cancelled_by` itself."""
+    if move.step is not Step.PLANNED and (move.in_allocation or job.state is not JobState.RUNNING):
+        return None
+    if forbidden and move.revocable:
+        return Withdraw(f"{forbidden}; the job could not start there", rest=False)
+    if move.cancelled_by and move.revocable and not move.in_allocation:
+        return Withdraw(f"cancelled by {move.cancelled_by}", rest=True)
     return None
 
 
@@ -208,6 +220,8 @@ def _configured(move: Move, job: SlurmJob, waited: float, limits: MoveSettings) 
         if same_place(job, move.target):
             return Reach(Step.STARTED)
         return Fail(f"Slurm started the job on {held(job)} instead of {move.target}")
+    if waited > REFUSED_S and refused(job.reason):
+        return Fail(f"Slurm refuses to start it there: {job.reason}", keep_back=True)
     if waited > limits.start_timeout_s:
         return Fail(
             f"not started within {limits.start_timeout_s:.0f} s; Slurm says {job.reason!r}", keep_back=True

@@ -63,7 +63,7 @@ def likely(job: SlurmJob, report: Report | None, means: PathOptions, *, whole_no
     before it is known where to.
 
     A job that can be resized in place and holds whole nodes is given and left whole nodes as a rule; any other moves
-    through the queue, but for a relaunch, which only a shrink can be.
+    through the queue; a shrink may also be a relaunch.
     """
     both = all("resize" in _open(job, report, means, grows=grows) for grows in (True, False))
     return "resize" if whole_nodes and both else "requeue"

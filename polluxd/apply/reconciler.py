@@ -31,6 +31,8 @@ from polluxd.apply.intents import Intent
 from polluxd.apply.leases import Leases
 from polluxd.apply.machine import next_action
 from polluxd.apply.placed import ends_at, geometry, same_place
+from polluxd.apply.refusals import Refusals
+from polluxd.apply.startable import Standing, forbids, standings
 from polluxd.apply.stopwatch import Stopwatch
 from polluxd.apply.wait_cycles import wait_cycle
 from polluxd.errors import SlurmRefused
@@ -87,6 +89,7 @@ class Reconciler:
         self._clock = clock
         self._monotonic = monotonic
         self._stopwatch = Stopwatch(clock, monotonic)
+        self.refusals = Refusals(clock, monotonic)
         self._history: dict[int, _History] = {}
         self._leases = Leases(slurm, lease=lease, authorize=authorize, clock=clock, monotonic=monotonic)
         self._resizer = InPlaceMoves(
@@ -130,6 +133,10 @@ class Reconciler:
             log.info("job %d: %s -> %s (%s)", intent.job_id, intent.source, intent.target, intent.reason)
         return begun
 
+    def standings(self, state: ClusterState) -> dict[int, Standing]:
+        """The jobs that Slurm would not start everywhere, by its rules or by what it refused."""
+        return standings(state) | self.refusals.standings(state.jobs)
+
     def resting(self, job_id: int) -> float:
         """Seconds for which the job is still to be left alone: the cooldown, doubled with each failed move.
 
@@ -167,6 +174,7 @@ class Reconciler:
         )
         # Smallest growth first: what gives GPUs back comes before what takes them.
         ordered = sorted(moves, key=lambda m: (m.target.gpus - m.source.gpus, m.id))
+        may_start = self.standings(seen.state)
         still_open = 0
         waiting: list[Move] = []
         stuck = all(move.step in (Step.PLANNED, Step.REQUEUED, Step.STARTED) for move in ordered)
@@ -183,13 +191,15 @@ class Reconciler:
                 limits=self._limits,
                 paused=paused,
                 companion=companion,
+                forbidden=forbids(may_start.get(move.job_id), move),
             )
+            self.refusals.look(move, job, action)
             stuck = stuck and isinstance(action, Wait)
             if isinstance(action, Wait) and move.step is Step.PLANNED and not move.in_allocation:
                 waiting.append(move)
             still_open += self._carry_out(move, job, companion, action, room)
         if not paused:
-            # Others may be under way for ever on a busy cluster; those that wait in a ring gain nothing by them.
+            # On a busy cluster other moves are always under way; moves that wait in a ring gain nothing by them.
             long = {
                 m.id
                 for m in waiting
@@ -340,7 +350,7 @@ class Reconciler:
         self._reach(move, Step.CONFIGURED)
 
     def _limit_time(self, move: Move, job: SlurmJob) -> None:
-        """Leave a parked job what is left of its time limit, which a requeue starts anew."""
+        """Give a parked job the rest of its time limit; a requeue gives it the whole limit again."""
         left = _time_left(move, job)
         if left is None:
             return
@@ -348,7 +358,7 @@ class Reconciler:
         try:
             self._slurm.limit_time(job.job_id, left)
         except SlurmRefused as error:
-            log.warning("job %d: its time limit starts anew: %s", job.job_id, error)
+            log.warning("job %d: it has its whole time limit again: %s", job.job_id, error)
 
     def _reach(self, move: Move, step: Step, detail: str = "", *, ends_at: float | None = None) -> None:
         epoch = self._authorize()

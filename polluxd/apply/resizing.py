@@ -80,7 +80,7 @@ def left_over(job: SlurmJob, report: Report | None, moves: Mapping[int, Move]) -
 
 def _planned(move: Move, job: SlurmJob, room: Capacity, waited: float, limits: MoveSettings) -> Action:
     if not same_place(job, move.source):
-        return Withdraw(f"the job is on {held(job)} meanwhile, not on {move.source}", rest=False)
+        return Withdraw(f"the job is on {held(job)} now, not on {move.source}", rest=False)
     if waited > limits.planned_timeout_s:
         # Nothing was asked of the job: it is not to rest for that.
         late = f"the GPUs of {move.added} did not come free within {limits.planned_timeout_s:.0f} s"
@@ -159,7 +159,7 @@ def _place(move: Move, companion: SlurmJob, room: Capacity, waited: float, limit
             if room.kept(move.added):
                 return Place()
             if waited > limits.recruit_timeout_s:
-                return Fail(f"the GPUs of {move.added} were taken meanwhile")
+                return Fail(f"the GPUs of {move.added} were taken by another job")
             return Wait()
         case Step.CONFIGURED if waited <= limits.start_timeout_s:
             return Wait()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from calendar import timegm
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from time import strptime
 from typing import Any
 
+from polluxd.apply.refusals import STUCK
 from polluxd.model import Move, Step
 from polluxd.settings import CycleSettings, MoveSettings
 
@@ -19,12 +22,12 @@ PATIENCE = 2
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The verdict: 0 works, 1 does not decide, 2 decides and a move is stuck."""
+    """The verdict: 0 works, 1 does not decide, 2 decides and a move is stuck, or Slurm refuses to start jobs."""
 
     exit_status: int
     message: str
     stuck_since: float | None = None
-    """When the oldest stuck move entered its step."""
+    """When the oldest stuck move entered its step, or Slurm first refused."""
 
 
 def health(
@@ -53,6 +56,10 @@ def health(
             f"(`polluxctl moves {move.job_id}`)",
             since,
         )
+    refusal = str(status.get("note") or "").partition("; ")[0]
+    if refusal.startswith(STUCK):
+        since_text = refusal.removeprefix(STUCK)[: len("2027-01-15 08:00:00")]
+        return Health(2, refusal, timegm(strptime(since_text, "%Y-%m-%d %H:%M:%S")))
     return Health(0, "ok")
 
 

@@ -1,4 +1,4 @@
-"""The only code that talks to Slurm: one protocol, its clients, and a fake for tests."""
+"""The only code that talks to Slurm: a protocol, clients, and a fake."""
 
 from polluxd.slurm.protocol import ClusterState, Geometry, SlurmClient, SlurmJob
 

@@ -1,4 +1,7 @@
-"""GPUs in Slurm's gres expressions: `Gres=` and `GresUsed=` of scontrol(1), `tres-per-node` of squeue(1)."""
+"""GPUs in Slurm's gres expressions.
+
+`Gres=` and `GresUsed=` of scontrol(1), `tres-per-node` of squeue(1).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _MOST = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """GPUs that a gres expression names; `type` is empty where it names none or several."""
+    """GPUs of a gres expression; `type` is empty for none or several."""
 
     count: int
     type: str = ""
@@ -27,10 +30,10 @@ class Gpus:
 
 @lru_cache(maxsize=4096)
 def parse_gpus(text: str) -> Gpus:
-    """Count the GPUs in a list such as `gpu:4`, `gres/gpu:a100:2(IDX:0-1),gres/nic:1` or `gpu:1g.5gb:4(S:0)`.
+    """Count the GPUs in a gres list.
 
-    The last part of an item is its count wherever it is a number, so a type may begin with a digit (`2080ti`,
-    `1g.5gb`) or be a number (`gpu:4090:8`).
+    Examples: `gpu:4`, `gres/gpu:a100:2(IDX:0-1),gres/nic:1`, `gpu:1g.5gb:4(S:0)`. The last part of an item is its count
+    wherever it is a number, so a type may begin with a digit (`2080ti`, `1g.5gb`) or be a number (`gpu:4090:8`).
 
     Raises:
         SlurmGarbled: an item names GPUs in an unknown form.
@@ -45,9 +48,9 @@ def parse_gpus(text: str) -> Gpus:
 
 
 def gpus_in_use(used: str, gpus: int) -> int:
-    """Count the GPUs of a node that jobs hold, whole or as shards, from its `GresUsed=`.
+    """Count a node's GPUs in use, whole or as shards, by its `GresUsed=`.
 
-    A GPU of which one shard is in use cannot be given to a job as a whole. Slurm does not say how the shards are spread
+    A GPU with one shard in use cannot be given to a job as a whole. Slurm does not say how the shards are spread
     over the GPUs, so each shard in use counts as a GPU, up to the node's `gpus`.
 
     Raises:

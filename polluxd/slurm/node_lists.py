@@ -1,4 +1,4 @@
-"""Slurm's compressed lists of node names, such as `n[1-3,7],gpu-a` (scontrol(1), `show hostlist`)."""
+"""Slurm's compressed lists of node names, such as `n[1-3,7],gpu-a`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def index_count(indices: str) -> int:
 
 
 def _size(text: str) -> int:
-    """Estimate how many names a node list spells out, without expanding it: it may spell out billions."""
+    """Estimate the number of names without expanding the list."""
     names = 0
     for part in re.split(r",(?![^\[]*\])", text):
         product = 1

@@ -1,4 +1,4 @@
-"""Reads `scontrol --oneliner --details show node`, and works out what jobs of others hold on each node.
+"""Read `scontrol -o -d show node`, and work out who holds what.
 
 A node record has no text of users. Administrators' texts (Comment, Extra, Reason) come last and are cut off first. A
 record that makes no sense closes its node for placement and costs nothing else.
@@ -95,7 +95,7 @@ def _number(fields: Mapping[str, str], key: str, default: int | None = None) -> 
 def attribute(
     queue: Queue, records: NodeRecords
 ) -> tuple[tuple[SlurmJob, ...], tuple[Node, ...], dict[str, str]]:
-    """Work out who holds what: the jobs with their GPUs, the nodes with foreign use, and what stays unknown.
+    """Return jobs with their GPUs, nodes with foreign use, and unknowns.
 
     Foreign use is what Slurm's node records say is in use and no job of ours holds. (22.05 counts the GPUs of a job as
     free from its first signal on, while its processes may still use them: jobs that are ending count as well.)
@@ -127,7 +127,7 @@ def attribute(
 
 
 def _placed(queue: Queue, records: NodeRecords) -> tuple[tuple[SlurmJob, ...], dict[str, str]]:
-    """Give each scattered job of ours its GPUs: what nobody else holds on a node that it does not share."""
+    """Give each scattered job of ours what nobody else holds there."""
     wanted = [job for job in queue.jobs if job.job_id in queue.scattered and job.spec is not None]
     if not wanted:
         return queue.jobs, {}

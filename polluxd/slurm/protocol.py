@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from polluxd.model import JobSpec, JobState, Node
+from polluxd.slurm.rules import Rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class SlurmJob:
     end_time: float | None = None
     """When it ended; None before."""
     time_limit_s: float | None = None
-    """None: unlimited. It counts anew after every requeue."""
+    """None: unlimited. Each attempt has the whole limit."""
     nodes: tuple[str, ...] = ()
     """Nodes held, sorted."""
     gpus_per_node_held: Mapping[str, int] = field(default_factory=dict)
@@ -86,7 +87,10 @@ class SlurmJob:
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """Nodes and jobs at one moment. `Node.foreign_gpus` counts what jobs without a spec hold there."""
+    """Nodes and jobs at one moment.
+
+    `Node.foreign_gpus` counts what jobs without a spec hold there.
+    """
 
     taken_at: float
     nodes: tuple[Node, ...]
@@ -94,6 +98,7 @@ class ClusterState:
     unreadable: Mapping[str, str] = field(default_factory=dict)
     """Records that could not be understood (`job 7`, `node n1`): why. Such a job is left alone and its GPUs count as
     foreign; such a node is closed for placement."""
+    rules: Rules = field(default_factory=Rules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +133,10 @@ class SlurmClient(Protocol):
         ...
 
     def jobs(self, job_ids: Sequence[int]) -> dict[int, SlurmJob]:
-        """These jobs as they are now, in one call; jobs that Slurm no longer knows are left out."""
+        """These jobs as they are now, in one call.
+
+        Jobs that Slurm no longer knows are left out.
+        """
         ...
 
     def signal(self, job_id: int, name: str = "USR1") -> None:
@@ -136,11 +144,14 @@ class SlurmClient(Protocol):
         ...
 
     def requeue(self, job_id: int) -> None:
-        """End the job and put it back into the queue; does nothing to a job that has ended or is waiting."""
+        """End the job and put it back into the queue.
+
+        Does nothing to a job that has ended or is waiting.
+        """
         ...
 
     def run_again(self, job_id: int) -> None:
-        """Put a job that has failed back into the queue, as long as Slurm remembers it."""
+        """Put a failed job that Slurm remembers back into the queue."""
         ...
 
     def configure(

@@ -50,7 +50,7 @@ def open_client(choice: Choice, *, conf: Path | None, timeout: float) -> SlurmCl
 class PyslurmClient(ScontrolClient):
     """A SlurmClient that asks a worker process with pyslurm first.
 
-    No call lasts longer for that than `timeout` allows scontrol, but for the one that starts a worker. A call that a
+    A call takes at most `timeout`, as with scontrol; the call that starts a worker takes longer. A call that a
     worker leaves unanswered is told as SlurmUnavailable and not repeated through scontrol: it may have been carried
     out. A reading that a worker answers with garbage, is refused or dies of, is made again through scontrol at once.
     """

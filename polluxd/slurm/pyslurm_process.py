@@ -1,4 +1,4 @@
-"""The process that `pyslurm_worker` runs in, seen from polluxd: started, asked, and killed when it does not answer."""
+"""Start, ask and kill the process that `pyslurm_worker` runs in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Reads the answers of `pyslurm_worker` into the same values as `queue` and `node_records` read from commands."""
+"""Read the answers of `pyslurm_worker`.
+
+The values are those that `queue` and `node_records` read from commands.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads `squeue` through a format of our own: one form for Slurm 22.05 to 26.05.
+"""Read `squeue` through one format for Slurm 22.05 to 26.05.
 
 No field that decides anything is a user's text. Names, which users choose, are asked for by a second call and are only
 shown. Both calls separate fields by a random word: `squeue` gets it through its environment, which other users cannot
@@ -70,7 +70,10 @@ class Query:
 
     @property
     def format(self) -> str:
-        """The value of SQUEUE_FORMAT2. A field without a width is printed whole; the separator is its suffix."""
+        """The value of SQUEUE_FORMAT2.
+
+        squeue prints a field without a width whole; the separator is its suffix.
+        """
         return ",".join(f"{name}:{self.separator}" for name in self.fields)
 
     def rows(self, text: str) -> list[list[str]]:
@@ -107,7 +110,7 @@ class Queue:
     scattered: frozenset[int] = frozenset()
     """Jobs that run on several nodes and did not ask for GPUs per node: what they hold on each is not known here."""
     leaving: Mapping[int, int] = field(default_factory=dict)
-    """GPUs per node, at most, of jobs whose processes are ending and of which `jobs` does not tell."""
+    """GPUs per node, at most, of jobs whose processes are ending, where `jobs` does not say what they hold."""
 
 
 def parse_jobs(text: str, query: Query) -> Queue:
@@ -146,7 +149,10 @@ def parse_names(text: str, query: Query) -> dict[int, str]:
 
 
 def _job(record: Mapping[str, str]) -> tuple[SlurmJob, str, int | None]:
-    """Read a job, a complaint about its AdminComment, and its GPUs per node (None: not known)."""
+    """Read a job.
+
+    Also return a complaint about its AdminComment, and its GPUs per node (None: not known).
+    """
     state = job_state(record["State"])
     pending = state is JobState.PENDING
     directives, complaint = _directives(_text(record, "admin_comment"))
@@ -193,7 +199,7 @@ def _job(record: Mapping[str, str]) -> tuple[SlurmJob, str, int | None]:
 
 @lru_cache(maxsize=16384)
 def _directives(comment: str) -> tuple[Directives | None, str]:
-    """Read the directives, or say why a comment with Pollux' mark makes no sense: that job is not ours."""
+    """Read the directives, or say why a comment makes no sense."""
     try:
         return parse_admin_comment(comment), ""
     except DirectiveError as error:
@@ -252,7 +258,7 @@ def _time(record: Mapping[str, str], key: str) -> float | None:
 
 
 def _duration(text: str) -> float | None:
-    """Seconds of `D-HH:MM:SS`, `HH:MM:SS` or `MM:SS`; None where there is no limit."""
+    """Seconds of `D-HH:MM:SS`, `HH:MM:SS` or `MM:SS`; None: no limit."""
     if text in ("UNLIMITED", "NOT_SET", "Partition_Limit", "PARTITION_LIMIT", "N/A", "INVALID"):
         return None
     days, dash, clock = text.rpartition("-")

@@ -22,6 +22,7 @@ from polluxd.model import JobState, Node
 from polluxd.slurm.node_records import attribute, parse_nodes
 from polluxd.slurm.protocol import ClusterState, Geometry, SlurmJob
 from polluxd.slurm.queue import Query, Queue, jobs_query, names_query, parse_jobs, parse_names
+from polluxd.slurm.rules import Rules, parse_partitions, parse_reservations
 from polluxd.slurm.topology import parse_topology
 
 log = logging.getLogger(__name__)
@@ -89,10 +90,24 @@ class ScontrolClient:
         rack = self._racks(taken_at)
         if rack:
             nodes = tuple(replace(node, rack=rack.get(node.name, "")) for node in nodes)
-        return ClusterState(taken_at, nodes, jobs, unreadable)
+        rules, senseless = self._rules()
+        return ClusterState(taken_at, nodes, jobs, {**unreadable, **senseless}, rules)
+
+    def _rules(self) -> tuple[Rules, Mapping[str, str]]:
+        """Slurm's rules, and the records of them that make no sense."""
+        partitions, senseless = parse_partitions(
+            self._run("scontrol", "--local", "-a", "-o", "show", "partition")
+        )
+        reservations, more = parse_reservations(
+            self._run("scontrol", "--local", "-a", "-o", "show", "reservation")
+        )
+        return Rules(partitions, reservations), {**senseless, **more}
 
     def _racks(self, now: float) -> Mapping[str, str]:
-        """The leaf switch of each node, as last heard: placement can do without, so no error ends an observation."""
+        """The leaf switch of each node, as last heard.
+
+        Placement can do without, so no error ends an observation.
+        """
         if self._racks_at is None or not 0 <= now - self._racks_at < TOPOLOGY_S:
             self._racks_at = now
             try:
@@ -241,7 +256,7 @@ class ScontrolClient:
         return self._run(*words, environment={"SQUEUE_FORMAT2": query.format})
 
     def _named(self, jobs: tuple[SlurmJob, ...]) -> tuple[SlurmJob, ...]:
-        """The jobs with their names: asked for when a job of ours is new, and only shown."""
+        """The jobs with their names, which are only shown."""
         ours = {(job.job_id, job.submit_time) for job in jobs if job.spec is not None}
         if not ours <= self._names.keys():
             query = names_query()
@@ -275,7 +290,7 @@ class ScontrolClient:
         return jobs
 
     def _must_be_ours(self, job_ids: Sequence[int], *, companions: bool = False) -> None:
-        """Raises SlurmRefused for a job that does not carry Pollux' AdminComment, or, with `companions`, not theirs."""
+        """Raise SlurmRefused for a job that is not Pollux' (or no companion)."""
         known = self._companions if companions else self._ours
         if not known.issuperset(job_ids):
             self._all_jobs()
@@ -321,7 +336,7 @@ def _time_limit(seconds: float) -> str:
 
 
 def failure(argv: Sequence[str], status: int, complaint: str) -> SlurmError:
-    """What a request that failed with this complaint is raised as: no answer, or a no."""
+    """The error of a request that failed: no answer, or a no."""
     if status < 0 or _NO_ANSWER.search(complaint):
         return SlurmUnavailable(
             f"{_short(argv)}: slurmctld does not answer: {complaint or f'signal {-status}'}"

@@ -40,5 +40,8 @@ def job_state(word: str) -> JobState:
 
 
 def schedulable(state: str) -> bool:
-    """Tell whether Slurm starts work on a node in a state such as `IDLE+DRAIN`; `IDLE*` does not respond."""
+    """Tell whether Slurm starts work on a node in this state.
+
+    `IDLE+DRAIN` has two words; a node in `IDLE*` does not respond.
+    """
     return all(word in _USABLE for word in state.split("+"))

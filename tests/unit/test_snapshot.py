@@ -8,8 +8,10 @@ from dataclasses import replace
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.apply.paths import PathOptions
+from polluxd.apply.startable import Standing
 from polluxd.encoding import decode_snapshot, encode
 from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Move, Node, Placement, Report, Snapshot, Step
+from polluxd.policy.domains import eligible, partitions_of
 from polluxd.policy.fairness import weights
 from polluxd.settings import PolicySettings
 from polluxd.slurm.protocol import ClusterState, Companion, SlurmJob
@@ -167,3 +169,20 @@ def test_nodes_that_slurms_topology_does_not_place_have_the_configured_rack() ->
     seen = build_snapshot("dev", state, racks=racks, **given)  # type: ignore[arg-type]
     assert [n.rack for n in seen.nodes[:2]] == ["s1", "r2"]
     assert all(not n.rack for n in build_snapshot("dev", state, **given).nodes[1:])  # type: ignore[arg-type]
+
+
+def test_a_job_that_could_not_start_where_it_is_stays_and_others_are_offered_what_is_allowed() -> None:
+    running = slurm_job(1, gpus_per_node_held={"n1": 2})
+    waiting = slurm_job(2, JobState.PENDING)
+    free = slurm_job(3, JobState.PENDING)
+    only_n2 = Standing(frozenset({"n2"}), "reservation maint begins soon")
+    seen = snapshot(running, waiting, free, reports={1: REPORT}, standings={1: only_n2, 2: only_n2})
+    jobs = {job.job_id: job for job in seen.jobs}
+    assert jobs[1].pin_reason.startswith("reservation maint begins soon; it could not start again")
+    assert not jobs[2].pinned
+    offered = {j: {n.name for n in seen.nodes if eligible(partitions_of(jobs[j]), n)} for j in jobs}
+    assert offered == {1: {"n1", "n2"}, 2: {"n2"}, 3: {"n1", "n2"}}
+    nowhere = Standing(frozenset(), "partition main is DOWN")
+    closed = snapshot(running, waiting, reports={1: REPORT}, standings={1: nowhere, 2: nowhere})
+    assert [job.pinned for job in closed.jobs] == [True, True]
+    assert [job.partition for job in closed.jobs] == ["main", "main"]

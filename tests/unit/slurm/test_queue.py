@@ -1,4 +1,4 @@
-"""Reading squeue: records of three Slurm versions, records that make no sense, names that users choose."""
+"""Read squeue: records of three versions, and hostile names."""
 
 from __future__ import annotations
 

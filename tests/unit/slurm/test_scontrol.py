@@ -23,7 +23,7 @@ folder = {folder!r}
 with open(folder + "/calls", "a") as calls:
     print(json.dumps([[os.path.basename(sys.argv[0])] + sys.argv[1:], dict(os.environ)]), file=calls)
 form = os.environ.get("SQUEUE_FORMAT2", "")
-shown = "show" in sys.argv and sys.argv[-1] in ("node", "topology", "config")
+shown = "show" in sys.argv and sys.argv[-1] in ("node", "topology", "config", "partition", "reservation")
 name = ("names" if ",Name:" in form else "squeue") if form else "show-" + sys.argv[-1] if shown else "other"
 answers = json.load(open(folder + "/answers"))
 answer = answers.get(name) or dict()
@@ -101,13 +101,15 @@ def test_one_poll_is_a_few_calls_whatever_the_number_of_jobs(commands: Commands)
     state = slurm.observe()
     assert (len(state.jobs), len(state.nodes), state.taken_at) == (299, 1, 1000.0)
     assert {shown.name for shown in state.jobs} == {"train"}
-    assert commands.since() == ["squeue", "node", "names", "topology"]
+    assert commands.since() == ["squeue", "node", "names", "topology", "partition", "reservation"]
     slurm.observe()
-    assert commands.since(4) == ["squeue", "node"], "racks and names hardly ever change"
+    assert commands.since(6) == ["squeue", "node", "partition", "reservation"], (
+        "racks and names hardly ever change"
+    )
     now += TOPOLOGY_S
     commands.answer([job(i) for i in range(1, 301)])
     slurm.observe()
-    assert commands.since(6) == ["squeue", "node", "names", "topology"]
+    assert commands.since(10) == ["squeue", "node", "names", "topology", "partition", "reservation"]
 
 
 def test_the_words_that_separate_fields_are_secret_and_new_each_time(commands: Commands) -> None:

@@ -1,0 +1,23 @@
+"""Slurm's reasons for which it starts a waiting job on no node (squeue(1), JOB REASON CODES)."""
+
+from __future__ import annotations
+
+import re
+
+_GROUPS = (
+    # ReqNodeNotAvail alone also stands for a node that is busy.
+    (re.compile(r"Partition(Down|Inactive|NodeLimit|TimeLimit|Config)|.*Reserved|Reservation"), "partition"),
+    (re.compile(r"Assoc|MaxJobs|Max\w+PerAccount|JobHeldAdmin"), "account"),
+    (re.compile(r"QOS|Max\w+PerUser"), "qos"),
+    (re.compile(r"Licenses"), ""),
+)
+
+
+def refused(reason: str) -> bool:
+    """Whether a waiting job's reason, such as `AssocGrpGRES`, is a refusal that waiting for GPUs does not end."""
+    return refused_group(reason) is not None
+
+
+def refused_group(reason: str) -> str | None:
+    """The field of a job that the refused jobs have in common; empty: all jobs. None: no refusal."""
+    return next((name for pattern, name in _GROUPS if pattern.match(reason)), None)

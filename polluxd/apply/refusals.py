@@ -1,0 +1,95 @@
+"""What Slurm refused to start though no known rule forbade it: polluxd makes no move that would meet the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from polluxd.apply.actions import Action, Fail, Reach
+from polluxd.apply.refusal_reasons import refused, refused_group
+from polluxd.apply.startable import Standing
+from polluxd.model import JobState, Move, Step
+from polluxd.slurm.protocol import SlurmJob
+
+FIRST_S = 60.0
+LONGEST_S = 1800.0
+"""The first refusal of a group of jobs holds its moves for 60 s; each one that follows at once, twice as long."""
+
+STUCK = "stuck since "
+"""What the note of a cycle begins with while Slurm refuses to start jobs; the time follows."""
+
+
+@dataclass(slots=True)
+class _Refusal:
+    reason: str
+    since: float
+    """POSIX time [s]."""
+    until: float
+    """By a clock that does not step."""
+    times: int = 1
+
+
+class Refusals:
+    """Groups of jobs that Slurm refuses to start.
+
+    Args:
+        clock: POSIX time [s].
+        monotonic: seconds that only go forward.
+    """
+
+    def __init__(self, clock: Callable[[], float], monotonic: Callable[[], float]) -> None:
+        self._clock = clock
+        self._monotonic = monotonic
+        self._known: dict[tuple[str, str], _Refusal] = {}
+
+    def look(self, move: Move, job: SlurmJob | None, action: Action) -> None:
+        """Learn from what became of a job that was told to start."""
+        if job is None or move.step is not Step.CONFIGURED:
+            return
+        if isinstance(action, Fail) and job.state is JobState.PENDING and refused(job.reason):
+            self._saw(job)
+        elif isinstance(action, Reach) and action.step is Step.STARTED:
+            for key in _keys(job):
+                self._known.pop(key, None)
+
+    def _saw(self, job: SlurmJob) -> None:
+        name = refused_group(job.reason) or ""
+        key = name, getattr(job, name) if name else ""
+        known, now = self._known.get(key), self._monotonic()
+        if known is None:
+            self._known[key] = _Refusal(job.reason, self._clock(), now + FIRST_S)
+        elif now >= known.until:
+            known.times += 1
+            known.reason = job.reason
+            known.until = now + min(LONGEST_S, FIRST_S * 2.0 ** min(known.times - 1, 16))
+
+    def standings(self, jobs: Iterable[SlurmJob]) -> dict[int, Standing]:
+        """The jobs that would meet a refusal now: no node for them until polluxd tries again."""
+        now = self._monotonic()
+        closed = {key: r for key, r in self._known.items() if now < r.until}
+        if not closed:
+            return {}
+        found: dict[int, Standing] = {}
+        for job in jobs:
+            met = [closed[key] for key in _keys(job) if key in closed] if job.spec is not None else []
+            if met:
+                left = met[0].until - now
+                rule = (
+                    f"Slurm refuses to start such jobs ({met[0].reason}); polluxd tries again in {left:.0f} s"
+                )
+                found[job.job_id] = Standing(frozenset(), rule)
+        return found
+
+    def told(self) -> str:
+        """What `polluxctl status` says; empty where Slurm refuses nothing."""
+        return "; ".join(
+            f"{STUCK}{time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(r.since))}: Slurm refuses to start jobs"
+            + (f" of {kind} {name}" if kind else "")
+            + f" ({r.reason})"
+            for (kind, name), r in sorted(self._known.items())
+        )
+
+
+def _keys(job: SlurmJob) -> list[tuple[str, str]]:
+    return [("partition", job.partition), ("account", job.account), ("qos", job.qos), ("", "")]

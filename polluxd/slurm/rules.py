@@ -1,0 +1,143 @@
+"""Slurm's rules on where a job may start: partitions, reservations.
+
+Reads `scontrol --oneliner show partition|reservation` with SLURM_TIME_FORMAT=%s. Administrators write these records,
+users do not. A record that makes no sense forbids: a partition counts as down, a reservation as for all nodes and all
+time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import floor, inf
+
+from polluxd.errors import SlurmGarbled
+from polluxd.slurm.node_lists import node_names
+
+_FIELD = re.compile(r"(?:^|\s)([A-Za-z]\w*)=(\S*)")
+_PERIODS = {"DAILY": 86400.0, "WEEKDAY": 86400.0, "WEEKEND": 86400.0, "WEEKLY": 604800.0, "HOURLY": 3600.0}
+_MARGIN_S = 60.0
+"""Slurm counts time limits in whole minutes, and a start takes some seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A partition (slurm.conf(5))."""
+
+    name: str
+    state: str
+    """UP, DOWN (starts nothing), DRAIN (accepts nothing, starts what it has) or INACTIVE (neither)."""
+    nodes: frozenset[str]
+
+    @property
+    def starts(self) -> bool:
+        """Whether Slurm starts jobs there."""
+        return self.state in ("UP", "DRAIN")
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Nodes that are kept for others from `start` to `end` [POSIX s].
+
+    They are kept again each `period` seconds (0: once).
+    """
+
+    name: str
+    start: float
+    end: float
+    nodes: frozenset[str] | None
+    """None: all."""
+    period: float = 0.0
+
+    def meets(self, begin: float, end: float) -> bool:
+        """Whether a job that runs from `begin` to `end` would run into it."""
+        if not self.period:
+            return begin < self.end and end > self.start
+        # The first occurrence that ends after `begin`.
+        past = max(0, floor((begin - self.end) / self.period) + 1)
+        return end > self.start + past * self.period
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What Slurm allows now; a partition not named here forbids nothing."""
+
+    partitions: Mapping[str, Partition] = field(default_factory=dict)
+    reservations: tuple[Reservation, ...] = ()
+
+    def forbidden(self, job_end: float, now: float) -> dict[str, Reservation]:
+        """Nodes on which a job that starts now would meet a reservation.
+
+        The job ends at `job_end` [POSIX s]. `*` stands for all nodes.
+        """
+        found: dict[str, Reservation] = {}
+        for reservation in self.reservations:
+            if reservation.meets(now, job_end + _MARGIN_S):
+                names = reservation.nodes if reservation.nodes is not None else ("*",)
+                found.update((name, reservation) for name in names if name not in found)
+        return found
+
+
+def parse_partitions(text: str) -> tuple[dict[str, Partition], dict[str, str]]:
+    """Read all partitions, and why some could not be understood."""
+    found: dict[str, Partition] = {}
+    unreadable: dict[str, str] = {}
+    for fields in _records(text, "PartitionName", "No partitions"):
+        name = fields["PartitionName"]
+        try:
+            found[name] = Partition(name, fields["State"], frozenset(node_names(fields["Nodes"])))
+        except (SlurmGarbled, KeyError) as error:
+            unreadable[f"partition {name}"] = _why(error)
+            found[name] = Partition(name, "not understood", frozenset())
+    return found, unreadable
+
+
+def parse_reservations(text: str) -> tuple[tuple[Reservation, ...], dict[str, str]]:
+    """Read all reservations, and why some could not be understood."""
+    found: list[Reservation] = []
+    unreadable: dict[str, str] = {}
+    for fields in _records(text, "ReservationName", "No reservations"):
+        name = fields["ReservationName"]
+        try:
+            found.append(_reservation(name, fields))
+        except (SlurmGarbled, KeyError) as error:
+            unreadable[f"reservation {name}"] = _why(error)
+            found.append(Reservation(name, 0.0, inf, None))
+    return tuple(found), unreadable
+
+
+def _reservation(name: str, fields: Mapping[str, str]) -> Reservation:
+    flags = fields.get("Flags", "").split(",")
+    period = max((_PERIODS[flag] for flag in flags if flag in _PERIODS), default=0.0)
+    # A floating reservation begins so many minutes from now, always.
+    start = 0.0 if "TIME_FLOAT" in flags else _time(fields, "StartTime")
+    end = inf if "TIME_FLOAT" in flags else _time(fields, "EndTime")
+    return Reservation(name, start, end, frozenset(node_names(fields["Nodes"])), period)
+
+
+def _records(text: str, first: str, none: str) -> list[dict[str, str]]:
+    stripped = text.strip()
+    if not stripped or stripped.startswith(none):
+        return []
+    if not text.endswith("\n"):
+        raise SlurmGarbled(f"scontrol's answer is cut off: it ends in {text[-40:]!r}")
+    records = []
+    for line in filter(None, map(str.strip, text.split("\n"))):
+        if not re.match(rf"{first}=\S+", line):
+            raise SlurmGarbled(f"expected a record that starts with {first}=, got {line[:80]!r}")
+        fields: dict[str, str] = {}
+        for key, value in _FIELD.findall(line):
+            fields.setdefault(key, value)
+        records.append(fields)
+    return records
+
+
+def _time(fields: Mapping[str, str], key: str) -> float:
+    if not re.fullmatch(r"\d{1,18}", fields[key]):
+        raise SlurmGarbled(f"expected {key} as a POSIX time, got {fields[key][:40]!r}")
+    return float(fields[key])
+
+
+def _why(error: Exception) -> str:
+    return str(error) if isinstance(error, SlurmGarbled) else f"its record has no {error}"

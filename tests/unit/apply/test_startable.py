@@ -1,0 +1,233 @@
+"""Whether Slurm would start a job: partitions, reservations, and what Slurm refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from polluxd.apply.actions import Fail, Reach, Wait, Withdraw
+from polluxd.apply.capacity import Capacity
+from polluxd.apply.machine import next_action
+from polluxd.apply.refusal_reasons import refused
+from polluxd.apply.refusals import FIRST_S, Refusals
+from polluxd.apply.startable import forbids, standings
+from polluxd.cli.health import health
+from polluxd.model import JobSpec, JobState, Move, Node, Placement, Step
+from polluxd.settings import CycleSettings, MoveSettings
+from polluxd.slurm.protocol import ClusterState, SlurmJob
+from polluxd.slurm.rules import Partition, Reservation, Rules
+
+NOW = 1_800_000_000.0
+HOUR = 3600.0
+NODES = tuple(Node(f"n{i}", 4, partitions=frozenset({"main"})) for i in (1, 2, 3, 4))
+ALL = frozenset(node.name for node in NODES)
+MAIN = {"main": Partition("main", "UP", ALL)}
+MAINTENANCE = Reservation("maint", NOW + HOUR / 2, NOW + 2 * HOUR, ALL)
+
+
+def job(
+    job_id: int = 1, state: JobState = JobState.RUNNING, limit: float | None = 2 * HOUR, **other: object
+) -> SlurmJob:
+    running = state is JobState.RUNNING
+    known = SlurmJob(
+        job_id=job_id,
+        name="",
+        user="alice",
+        uid=1000,
+        account="vision",
+        partition="main",
+        qos="normal",
+        state=state,
+        raw_state=state.value,
+        reason="None",
+        restart_count=0,
+        submit_time=NOW - HOUR,
+        start_time=NOW - 60 if running else None,
+        time_limit_s=limit,
+        gpus_per_node_held={"n1": 4} if running else {},
+        spec=JobSpec(),
+    )
+    return replace(known, **other)  # type: ignore[arg-type]
+
+
+def cluster(rules: Rules, *jobs: SlurmJob) -> ClusterState:
+    return ClusterState(NOW, NODES, jobs, rules=rules)
+
+
+def move(path: str, source: Placement, target: Placement, step: Step = Step.PLANNED) -> Move:
+    return Move(5, 1, 0, path, source, target, "", step, {Step.PLANNED: NOW})
+
+
+HERE, THERE = Placement(("n1",), 4), Placement(("n2",), 4)
+
+
+def test_without_a_rule_every_job_may_start_anywhere() -> None:
+    assert standings(cluster(Rules(MAIN), job(), job(2, JobState.PENDING))) == {}
+    assert standings(cluster(Rules(), job())) == {}, "partitions are not known: as before"
+
+
+@pytest.mark.parametrize("state", ["DOWN", "INACTIVE", "not understood"])
+def test_a_closed_partition_starts_no_job(state: str) -> None:
+    rules = Rules({"main": replace(MAIN["main"], state=state)})
+    found = standings(cluster(rules, job(), job(2, JobState.PENDING)))
+    assert {i: s.nodes for i, s in found.items()} == {1: frozenset(), 2: frozenset()}
+    assert f"partition main is {state}" in found[1].rule
+    assert standings(cluster(Rules({"main": replace(MAIN["main"], state="DRAIN")}), job())) == {}
+
+
+def test_a_job_of_two_partitions_starts_in_the_one_that_is_up() -> None:
+    debug = Partition("debug", "UP", frozenset({"n4"}))
+    rules = Rules({"main": replace(MAIN["main"], state="DOWN"), "debug": debug})
+    assert standings(cluster(rules, job(partition="main,debug")))[1].nodes == {"n4"}
+
+
+def test_a_reservation_forbids_jobs_that_would_run_into_it() -> None:
+    rules = Rules(MAIN, (MAINTENANCE,))
+    short, long = job(2, JobState.PENDING, limit=600.0), job(3, JobState.PENDING)
+    endless = job(4, JobState.PENDING, limit=None)
+    found = standings(cluster(rules, job(), short, long, endless))
+    assert set(found) == {1, 3, 4}
+    assert not found[1].nodes
+    assert "reservation maint begins on 2027-01-15 at 08:30 UTC" in found[1].rule
+    half = Rules(MAIN, (replace(MAINTENANCE, nodes=frozenset({"n1", "n2"})),))
+    assert standings(cluster(half, long))[3].nodes == {"n3", "n4"}
+    # It runs for 115 minutes, of 120: what is left of its limit is what counts.
+    almost_done = job(start_time=NOW - 115 * 60)
+    assert standings(cluster(rules, almost_done)) == {}
+
+
+def test_a_reservation_elsewhere_or_over_forbids_nothing() -> None:
+    other = replace(MAINTENANCE, nodes=frozenset({"elsewhere"}))
+    past = replace(MAINTENANCE, start=NOW - HOUR, end=NOW - 60)
+    assert standings(cluster(Rules(MAIN, (other, past)), job())) == {}
+    senseless = Reservation("?", 0.0, inf, None)
+    assert not standings(cluster(Rules(MAIN, (senseless,)), job()))[1].nodes
+
+
+def test_a_recurring_reservation_comes_again() -> None:
+    daily = Reservation("daily", NOW - 3 * HOUR, NOW - 2 * HOUR, ALL, 24 * HOUR)
+    assert daily.meets(NOW, NOW + 22 * HOUR)
+    assert not daily.meets(NOW, NOW + 20 * HOUR)
+    assert not daily.meets(NOW - 2 * HOUR, NOW)
+    assert daily.meets(NOW + 21.5 * HOUR, NOW + 21.6 * HOUR)
+    assert daily.meets(NOW, inf)
+
+
+def test_which_moves_a_rule_forbids() -> None:
+    standing = standings(cluster(Rules(MAIN, (replace(MAINTENANCE, nodes=frozenset({"n2"})),)), job()))[1]
+    assert forbids(standing, move("requeue", HERE, THERE)) == standing.rule
+    assert forbids(standing, move("requeue", THERE, HERE)) == ""
+    assert forbids(standing, move("park", HERE, Placement())) == "", "it can start elsewhere"
+    assert forbids(None, move("requeue", HERE, THERE)) == ""
+    both = Placement(("n1", "n2"), 4)
+    assert forbids(standing, move("resize", HERE, both)) == standing.rule
+    assert forbids(standing, move("resize", both, HERE)) == ""
+    down = standings(cluster(Rules({"main": replace(MAIN["main"], state="DOWN")}), job()))[1]
+    assert forbids(down, move("park", HERE, Placement())) == down.rule
+
+
+def act(step: Step, path: str = "requeue", state: JobState = JobState.RUNNING, **other: object) -> object:
+    shown = job(1, state, **{k: v for k, v in other.items() if k == "reason"})
+    words = {k: v for k, v in other.items() if k != "reason"}
+    source = HERE if path != "start" else Placement()
+    return next_action(
+        move(path, source, THERE, step),
+        shown,
+        None,
+        Capacity(),
+        now=NOW,
+        limits=MoveSettings(),
+        **{"waited": 1.0, **words},
+    )  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("step", [Step.PLANNED, Step.DRAINING, Step.CHECKPOINTED])
+def test_a_move_that_a_rule_forbids_is_taken_back_and_the_job_runs_on(step: Step) -> None:
+    found = act(step, forbidden="partition main is DOWN")
+    assert isinstance(found, Withdraw)
+    assert "could not start there" in found.reason
+    assert not isinstance(act(step), Withdraw)
+
+
+def test_a_job_that_is_in_the_queue_already_is_not_left_in_between() -> None:
+    assert isinstance(act(Step.CHECKPOINTED, state=JobState.PENDING, forbidden="rule"), Reach)
+
+
+def test_a_refusal_ends_a_start_at_once_and_a_busy_node_does_not() -> None:
+    for reason, waited, kind in (
+        ("AssocGrpGRES", 5.0, Fail),
+        ("AssocGrpGRES", 1.0, Wait),
+        ("ReqNodeNotAvail,_Reserved_for_maintenance", 5.0, Fail),
+        ("Resources", 5.0, Wait),
+    ):
+        found = act(Step.CONFIGURED, state=JobState.PENDING, reason=reason, waited=waited)
+        assert isinstance(found, kind), reason
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_one"),
+    [
+        ("PartitionDown", True),
+        ("PartitionInactive", True),
+        ("ReqNodeNotAvail,_Reserved_for_maintenance", True),
+        ("AssocGrpGRES", True),
+        ("AssocMaxJobsLimit", True),
+        ("QOSMaxGRESPerUser", True),
+        ("MaxGRESPerAccount", True),
+        ("Licenses", True),
+        ("Reservation", True),
+        ("Resources", False),
+        ("Priority", False),
+        ("BeginTime", False),
+        ("ReqNodeNotAvail", False),
+        ("None", False),
+    ],
+)
+def test_reasons(reason: str, is_one: bool) -> None:
+    assert refused(reason) is is_one
+
+
+def test_jobs_that_would_meet_a_refusal_stay_and_the_pause_doubles() -> None:
+    ticks = 0.0
+    refusals = Refusals(lambda: NOW, lambda: ticks)
+    waiting = job(1, JobState.PENDING, reason="AssocGrpGRES")
+    others = (job(2), job(3, account="language"), job(4, spec=None))
+    refusal, started = Fail("x"), Reach(Step.STARTED)
+    configured = move("start", Placement(), THERE, Step.CONFIGURED)
+    assert refusals.told() == ""
+    refusals.look(configured, waiting, refusal)
+    found = refusals.standings((waiting, *others))
+    assert set(found) == {1, 2}, "of its account"
+    assert not found[2].nodes
+    assert "AssocGrpGRES" in found[2].rule
+    assert refusals.told() == (
+        "stuck since 2027-01-15 08:00:00 UTC: Slurm refuses to start jobs of account vision (AssocGrpGRES)"
+    )
+    ticks = FIRST_S
+    assert refusals.standings((waiting, *others)) == {}
+    refusals.look(configured, waiting, refusal)
+    ticks += FIRST_S
+    assert set(refusals.standings((waiting, *others))) == {1, 2}, "twice as long"
+    ticks += FIRST_S
+    refusals.look(configured, job(2), started)
+    assert refusals.told() == ""
+    refusals.look(configured, job(1, JobState.PENDING, reason="Resources"), refusal)
+    assert refusals.told() == ""
+
+
+def test_status_says_what_slurm_refuses_and_since_when() -> None:
+    refusals = Refusals(lambda: NOW, lambda: 0.0)
+    waiting = job(1, JobState.PENDING, reason="AssocGrpGRES")
+    refusals.look(move("start", Placement(), THERE, Step.CONFIGURED), waiting, Fail("x"))
+    status = {
+        "leader": "host",
+        "leading": True,
+        "decided_at": NOW,
+        "paused": False,
+        "note": refusals.told() + "; paused",
+    }
+    verdict = health(status, (), CycleSettings(), MoveSettings(), NOW + 1)
+    assert (verdict.exit_status, verdict.message, verdict.stuck_since) == (2, refusals.told(), NOW)
+    assert health({**status, "note": "paused"}, (), CycleSettings(), MoveSettings(), NOW + 1).exit_status == 0

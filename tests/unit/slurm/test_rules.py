@@ -1,0 +1,69 @@
+"""Reading partitions and reservations, as Slurm 22.05.8 prints them, and records that make no sense."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+
+from polluxd.errors import SlurmGarbled
+from polluxd.slurm.rules import Partition, Reservation, Rules, parse_partitions, parse_reservations
+
+PARTITION = (
+    "PartitionName=main AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default=YES QoS=N/A "
+    "DefaultTime=NONE DisableRootJobs=NO ExclusiveUser=NO GraceTime=0 Hidden=NO MaxNodes=UNLIMITED MaxTime=UNLIMITED "
+    "MinNodes=0 LLN=NO MaxCPUsPerNode=UNLIMITED Nodes=n[1-4] PriorityJobFactor=1 PriorityTier=1 RootOnly=NO ReqResv=NO "
+    "OverSubscribe=NO OverTimeLimit=NONE PreemptMode=OFF State=UP TotalCPUs=32 TotalNodes=4 SelectTypeParameters=NONE "
+    "JobDefaults=(null) DefMemPerNode=UNLIMITED MaxMemPerNode=UNLIMITED TRES=cpu=32,mem=16000M,node=4,billing=32\n"
+)
+RESERVATION = (
+    "ReservationName=root_1 StartTime=1795330000 EndTime=1795333600 Duration=01:00:00 Nodes=n[1-4] NodeCnt=4 "
+    "CoreCnt=32 Features=(null) PartitionName=(null) Flags=MAINT,IGNORE_JOBS,SPEC_NODES,ALL_NODES TRES=cpu=32 "
+    "Users=root Groups=(null) Accounts=(null) Licenses=(null) State=INACTIVE BurstBuffer=(null) Watts=n/a "
+    "MaxStartDelay=(null)\n"
+)
+ALL = frozenset({"n1", "n2", "n3", "n4"})
+
+
+def test_partitions() -> None:
+    text = PARTITION + PARTITION.replace("=main", "=debug").replace("State=UP", "State=DOWN")
+    found, unreadable = parse_partitions(text)
+    assert found == {"main": Partition("main", "UP", ALL), "debug": Partition("debug", "DOWN", ALL)}
+    assert [p.starts for p in found.values()] == [True, False]
+    assert not unreadable
+
+
+def test_reservations() -> None:
+    daily = RESERVATION.replace("MAINT", "DAILY").replace("root_1", "nightly")
+    floating = RESERVATION.replace("MAINT", "TIME_FLOAT").replace("root_1", "floating")
+    found, unreadable = parse_reservations(RESERVATION + daily + floating)
+    assert found == (
+        Reservation("root_1", 1795330000, 1795333600, ALL),
+        Reservation("nightly", 1795330000, 1795333600, ALL, 86400),
+        Reservation("floating", 0, inf, ALL),
+    )
+    assert not unreadable
+
+
+def test_none() -> None:
+    assert parse_reservations("No reservations in the system\n") == ((), {})
+    assert parse_partitions("") == ({}, {})
+    assert Rules().forbidden(inf, 0.0) == {}
+
+
+def test_a_record_that_makes_no_sense_forbids_and_is_named() -> None:
+    found, unreadable = parse_partitions(PARTITION.replace("n[1-4]", "n[1-"))
+    assert not found["main"].starts
+    assert "partition main" in unreadable
+    reservations, unreadable = parse_reservations(
+        RESERVATION.replace("StartTime=1795330000", "StartTime=soon")
+    )
+    assert reservations == (Reservation("root_1", 0.0, inf, None),)
+    assert "reservation root_1" in unreadable
+    assert Rules({}, reservations).forbidden(10.0, 5.0) == {"*": reservations[0]}
+
+
+@pytest.mark.parametrize("text", ["slurm_load_partitions error: x\n", PARTITION[:-1], "{}\n"])
+def test_what_is_no_list_is_garbled(text: str) -> None:
+    with pytest.raises(SlurmGarbled):
+        parse_partitions(text)
