@@ -45,6 +45,9 @@ test-newer-slurm: ## the Slurm tests on a newer Slurm, in a Debian root of its o
 test-torch-versions: ## the agent's unit tests with the oldest and the newest torch, in Debian roots (half an hour; root)
 	@contrib/devcluster/torch_versions.sh
 
+attack: setup ## attacks by ordinary users on a private Slurm, each with and without its defence (root; minutes); attack-out/
+	@$(PYTHON) -m contrib.attack
+
 soak: setup ## hours: kills at every point of a save, real faults by path, 100,000 random steps, MINUTES (60) of chaos with JOBS (20); chaos-out/
 	@POLLUX_SOAK=1 $(PYTHON) -m pytest -s --timeout 7200 tests/unit/agent/checkpoint/test_checkpoint_killed.py tests/unit/apply/test_model.py tests/integration/loop/test_real_faults.py
 	@$(PYTHON) -m contrib.chaos --minutes $(or $(MINUTES),60) --jobs $(or $(JOBS),20)
@@ -127,5 +130,5 @@ bench-sim-week: setup ## a week of 5,000 jobs on 2,048 GPUs (half an hour at mos
 	@PYTHONPATH=.:agent $(PYTHON) tests/benchmarks/simulator_week.py
 
 clean: ## remove what the targets made, the virtual environment excepted
-	rm -rf demo-out bench-out chaos-out .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist
+	rm -rf demo-out bench-out chaos-out attack-out .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

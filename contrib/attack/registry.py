@@ -1,0 +1,49 @@
+"""What an attack is, and the list of them.
+
+A theme is a file of functions (`slurm_text`, `database`, `ranks`, `files`, `reports`). A new attack is one function:
+
+    @attack("mallory", "a name stops polluxd")
+    def name_stops_polluxd(site: Site, defended: bool) -> Outcome:
+        ...
+
+It is called twice: with `defended=False`, where it has to succeed, and with `defended=True`, where it must not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from contrib.attack.site import Site
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an attempt came to."""
+
+    succeeded: bool
+    evidence: str
+    """What was seen, in words that a reader can check."""
+
+
+Attempt = Callable[[Site, bool], Outcome]
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    name: str
+    actor: str
+    attempt: Attempt
+
+
+ATTACKS: list[Attack] = []
+
+
+def attack(actor: str, name: str) -> Callable[[Attempt], Attempt]:
+    """Put a function on the list."""
+
+    def enlist(attempt: Attempt) -> Attempt:
+        ATTACKS.append(Attack(name, actor, attempt))
+        return attempt
+
+    return enlist
