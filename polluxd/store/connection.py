@@ -42,7 +42,11 @@ class BoundedConnection(psycopg2.extensions.connection):  # type: ignore[misc] #
 
 
 def _bounded_wait(connection: Any) -> None:
-    """Wait for the server, for at most `connection.answer_within_s` seconds where it has that attribute."""
+    """Wait for the server, for at most `connection.answer_within_s` seconds.
+
+    Without that attribute on the connection, the wait has no limit. Raises psycopg2.OperationalError when the time is
+    up.
+    """
     limit = getattr(connection, "answer_within_s", None)
     deadline = None if limit is None else time.monotonic() + limit
     while (state := connection.poll()) != POLL_OK:
@@ -60,7 +64,11 @@ def libpq_words(url: URL) -> dict[str, Any]:
 
 
 def require_verified_url(url: URL) -> None:
-    """Refuse a URL that names another machine without `sslmode=verify-full`. Raises ConfigError."""
+    """Require `sslmode=verify-full` in a URL that names another machine.
+
+    Raises:
+        ConfigError: the URL names another machine, with a weaker sslmode or none.
+    """
     words = {"host": os.environ.get("PGHOST"), "sslmode": os.environ.get("PGSSLMODE")} | libpq_words(url)
     try:
         require_verified({name: None if value is None else str(value) for name, value in words.items()})
@@ -135,7 +143,10 @@ class Connector:
 
 @contextlib.contextmanager
 def our_errors(place: str) -> Iterator[None]:
-    """Turn psycopg2's and SQLAlchemy's errors into StoreUnavailable, StoreRejected or LeaderLost."""
+    """Translate errors of psycopg2 and SQLAlchemy into StoreErrors.
+
+    The body then raises StoreUnavailable, StoreRejected or LeaderLost.
+    """
     try:
         yield
     except DBAPIError as error:

@@ -29,17 +29,24 @@ _PLACED = (Step.REQUEUED, Step.CONFIGURED, Step.STARTED)
 
 
 def is_move(path: str, attempt: int) -> bool:
-    """A first start moves nothing; the start of a job that ran before (it was parked) does."""
+    """Tell whether a stored move moved a job that had run before.
+
+    A first start moves nothing. The start of a parked job, which ran before, is a move.
+    """
     return path != "start" or attempt > 0
 
 
 def cost_of(row: Mapping[str, Any], source: Placement, target: Placement) -> MoveCost:
-    """The cost of a completed move; `row` has `times`, `acknowledged`, `resumed` as stored.
+    """Compute the cost of a completed move.
 
-    The pause begins at the agent's last step (else at the order to drain, else at the plan) and ends at the
-    first step after (else when that was noticed). Clocks of several machines are in it: an interval that
-    would be negative counts as 0, so that the intervals still add up to the pause. Of a move within the allocation
-    the agent says itself how long its pause was: a job that is resized in place trains through all the rest.
+    `row` has `times`, `acknowledged` and `resumed` as stored.
+
+    The pause begins at the agent's last step (else at the order to drain, else at the plan). It ends at the first
+    step after the move (else when polluxd noticed that step). The times come from the clocks of several machines: an
+    interval that would be negative counts as 0, so that the intervals still add up to the pause.
+
+    For a move within the allocation, the agent itself reports the length of its pause: a job that is resized in place
+    trains during all other intervals.
     """
     if row["path"] == "resize":
         return _resize_cost(row, source, target)
@@ -94,7 +101,11 @@ def cost_of(row: Mapping[str, Any], source: Placement, target: Placement) -> Mov
 
 
 def _resize_cost(row: Mapping[str, Any], source: Placement, target: Placement) -> MoveCost:
-    """As told by the agent; else the time from the last thing that it waited for, which bounds it from above."""
+    """Compute the cost of a resize in place.
+
+    The pause is the agent's own figure. Without one, it is the time since the last step that the move waited for,
+    which is an upper bound.
+    """
     times = row["times"]
     told = (row["resumed"] or {}).get("resize_cost")
     begun = max(float(at) for step, at in times.items() if step != Step.TRAINING)
@@ -115,7 +126,11 @@ def _resize_cost(row: Mapping[str, Any], source: Placement, target: Placement) -
 
 
 def _saving_at(acknowledged: Mapping[str, Any], checkpointed_at: float | None) -> float | None:
-    """When the agent began to write its checkpoint: a checkpoint's time before it was there, at the latest."""
+    """Return when the agent began to write its checkpoint [POSIX s].
+
+    That is when training stopped, and at the latest the time of the checkpoint less the seconds that writing it took.
+    None where the agent reported neither.
+    """
     known = [] if (stopped := acknowledged.get("stopped_at")) is None else [float(stopped)]
     if checkpointed_at is not None and "checkpoint_s" in acknowledged:
         known.append(float(checkpointed_at) - float(acknowledged["checkpoint_s"]))

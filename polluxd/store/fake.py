@@ -1,5 +1,7 @@
-"""The database in memory, for tests: what polluxd's cycle reads and writes, with the real one's rules for moves and
-leaders (`tests/integration/store/test_fake.py` holds it to the real one), and faults.
+"""An in-memory database for tests, which can also inject faults.
+
+It has what polluxd's cycle reads and writes, with the real database's rules for moves and leaders.
+`tests/integration/store/test_fake.py` compares it with the real database.
 
     rows = FakeRows(clock)
     one, two = FakeStore(rows), FakeStore(rows)     # two processes
@@ -49,7 +51,9 @@ class FakeRows:
 
 
 class FakeStore:
-    """One polluxd's door to `FakeRows`; has what `Controller` and `Reconciler` call.
+    """One polluxd process's access to `FakeRows`.
+
+    It has the methods that `Controller` and `Reconciler` call.
 
     Args:
         lease_s: how long a leader may act after it was last confirmed [s].

@@ -49,13 +49,18 @@ class Leadership:
 
     @property
     def lease_left(self) -> float:
-        """Seconds for which this process may still act without asking again; 0 when it does not lead."""
+        """Seconds for which this process may still act without asking again.
+
+        0 when this process does not lead.
+        """
         if self.epoch is None:
             return 0.0
         return max(0.0, self._confirmed_at + self.lease_s - time.clock_gettime(_CLOCK))
 
     def lead(self) -> int | None:
-        """Take or keep the lead: the epoch; None while the lease of another leader runs.
+        """Take or keep the lead, and return the epoch.
+
+        Returns None while the lease of another leader runs.
 
         Raises:
             StoreUnavailable, StoreRejected.
@@ -68,7 +73,10 @@ class Leadership:
             return self._claim()
 
     def still_leading(self) -> bool:
-        """Ask the database whether this process leads, and renew the lease. False also when it does not answer."""
+        """Ask the database whether this process leads, and renew the lease.
+
+        Returns False also when the database does not answer.
+        """
         with self._lock:
             if self.epoch is None:
                 return False

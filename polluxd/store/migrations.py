@@ -17,9 +17,10 @@ _LOCK = 7_072_655_571  # an arbitrary number: two `migrate` at once take turns
 
 
 def apply_migrations(connection: Any, *, upto: str | None = None) -> list[str]:
-    """Apply missing migrations, each in its own transaction; return their names.
+    """Apply the missing migrations and return their names.
 
-    A superuser's connection makes the roles first, and then acts as the owner. Idempotent.
+    Each migration has its own transaction. With a superuser's connection, the roles are created first; the migrations
+    then run as the owner. Idempotent.
 
     Args:
         connection: an open psycopg2 connection.

@@ -1,4 +1,4 @@
-"""What administrators order of single jobs, and what the restart budget counts."""
+"""Administrators' orders for single jobs, and the restart budget's count."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ class Orders(Session):
         return True
 
     def cancel_move(self, job_id: int, who: str) -> Move | None:
-        """Take back the job's move under way, audited; the move as it was, None where there is none.
+        """Cancel the job's move under way, audited.
 
-        One that is not `revocable` any more goes on, and nothing is written.
+        Returns the move as it was before, or None where the job has no move under way. A move that is no longer
+        `revocable` goes on, and nothing is written.
         """
         with self._transaction() as run:
             found = run("move_to_cancel", job_id=job_id)
@@ -57,6 +58,10 @@ class Orders(Session):
         return move
 
     def drains_since(self, since: float) -> int:
-        """How many running jobs were ordered to end their processes since a POSIX time."""
+        """Count the running jobs that were ordered to end their processes.
+
+        Only orders since the POSIX time `since` count. A job that is resized in place does not count: it ends no
+        process except on the nodes that it gives back.
+        """
         with self._transaction() as run:
             return int(run("drains_since", since=since)[0]["count"])

@@ -57,7 +57,10 @@ class Readings(Session):
         )
 
     def report_history(self, job_id: int | None = None, *, since: float = 0.0) -> list[HistoryPoint]:
-        """Past reports by job and time, of one job or all, received since a POSIX time."""
+        """Return past reports by job and time, of one job or of all jobs.
+
+        Only reports received since the POSIX time `since` are returned.
+        """
         with self._transaction() as run:
             return [rows.history_point(row) for row in run("report_history", job_id=job_id, since=since)]
 
@@ -79,13 +82,19 @@ class Readings(Session):
         return [CycleSummary(rows.cycle(r), r["jobs"], r["changed"], r["kept"]) for r in found]
 
     def newest_snapshot(self) -> tuple[int, Any] | None:
-        """The newest snapshot that is kept, as decoded JSON, with its cycle's id; None where there is none."""
+        """Return the newest stored snapshot, with its cycle's id.
+
+        The snapshot is decoded JSON. None where no snapshot is stored.
+        """
         with self._transaction() as run:
             found = run("newest_snapshot")
         return (found[0]["cycle_id"], found[0]["snapshot"]) if found else None
 
     def cycle_snapshot(self, cycle_id: int) -> Any:
-        """The snapshot that a cycle decided on, as decoded JSON; None where it was not kept."""
+        """Return the snapshot that a cycle decided on, as decoded JSON.
+
+        None where the snapshot is not stored.
+        """
         with self._transaction() as run:
             found = run("cycle_snapshot", id=cycle_id)
         return found[0]["snapshot"] if found else None

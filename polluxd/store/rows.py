@@ -1,4 +1,7 @@
-"""Between rows and the model. What comes out of the database is validated again: it decides over GPUs."""
+"""Conversion between database rows and the model.
+
+Every value read from the database is validated again, because it decides over GPUs.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,10 @@ def finite_or_none(value: float | None) -> float | None:
 
 
 def job_to_json(job: ObservedJob) -> dict[str, Any]:
-    """What `upsert_jobs` and `forget_reused_jobs` read. The job must be ours (`spec` set)."""
+    """Encode a job for the queries `upsert_jobs` and `forget_reused_jobs`.
+
+    The job must have opted in to Pollux (`spec` is set).
+    """
     spec = job.spec
     assert spec is not None
     running = bool(job.gpus_per_node_held) and not job.state.finished
@@ -134,7 +140,10 @@ def report(row: Row, now: float) -> Report:
 
 
 def _params(row: Row) -> ThroughputParams | None:
-    """The fit in a row of `report` or `prior`; None where there is none. The pair over racks may be missing alone."""
+    """Read the throughput fit in a row of `report` or `prior`.
+
+    None where the row has no fit. A fit may lack the pair of parameters for placements over racks.
+    """
     theta: dict[str, Any] = {name: row.get(name) for name in ThroughputParams._fields}
     if any(theta[name] is None for name in ThroughputParams._fields[:7]):
         return None
@@ -142,7 +151,10 @@ def _params(row: Row) -> ThroughputParams | None:
 
 
 def with_types(report: Report, others: Mapping[str, ThroughputParams]) -> Report:
-    """The report with what is known of other GPU types; of its own type, its own fit is the newest."""
+    """Add the fits for other GPU types to a report.
+
+    For the report's own GPU type, the report's own fit is the newest and is used.
+    """
     if not others:
         return report
     fits = dict(others)
@@ -153,7 +165,10 @@ def with_types(report: Report, others: Mapping[str, ThroughputParams]) -> Report
 
 
 def fits_by_type(found: Sequence[Row]) -> dict[int, dict[str, ThroughputParams]]:
-    """Fits by job and GPU type, from rows of `fits_by_type`; those that make no sense are left out."""
+    """Read fits by job and GPU type from rows of `fits_by_type`.
+
+    Fits with a negative or non-finite parameter are left out.
+    """
     fits: dict[int, dict[str, ThroughputParams]] = {}
     for row in found:
         params = _params(row)
@@ -193,7 +208,10 @@ def allocation(row: Row) -> Allocation:
 
 
 def _explained(stored: Row) -> Explanation:
-    """Of the fields that this version knows; one that was not finite is 0 again."""
+    """Read an explanation, with the fields that this version knows.
+
+    A number that was not finite is stored as null and read as 0.
+    """
     known = {f.name: stored[f.name] for f in fields(Explanation) if f.name in stored}
     floats = {f.name for f in fields(Explanation) if f.type == "float"}
     values: dict[str, Any] = {k: 0.0 if v is None and k in floats else v for k, v in known.items()}

@@ -44,7 +44,10 @@ class Session:
 
     @contextlib.contextmanager
     def _transaction(self, *, fenced: bool = False) -> Iterator[Run]:
-        """Named queries in one transaction; `fenced`: refused when this process led and leads no more."""
+        """Run named queries in one transaction.
+
+        With `fenced`, the transaction is refused when this process led and no longer leads.
+        """
         with our_errors(self._connector.place), self._engine.begin() as connection:
             run = Run(connection, self.cluster)
             if fenced and self._leadership.epoch is not None:

@@ -1,4 +1,7 @@
-"""Settings of the policy between the database and the model. Which values are allowed stands in `polluxd.settings`."""
+"""Conversion of policy settings between the database and the model.
+
+`polluxd.settings` defines which values are allowed.
+"""
 
 from __future__ import annotations
 

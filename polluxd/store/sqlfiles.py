@@ -27,10 +27,12 @@ class SqlFile:
 
 @cache
 def sql_directory() -> Path:
-    """`_sql` inside an installed package, else `sql` beside a checkout's package.
+    """Return the directory of the SQL files.
+
+    In an installed package this is `_sql` inside it; in a checkout it is `sql` beside the package.
 
     Raises:
-        StoreRejected: neither holds the queries.
+        StoreRejected: neither directory holds the queries.
     """
     package = Path(__file__).resolve().parent.parent
     places = (package / "_sql", package.parent / "sql")
@@ -60,7 +62,9 @@ def queries() -> dict[str, str]:
 
 
 def parse_queries(text: str) -> dict[str, str]:
-    """Split a file at its `-- name: NAME` lines; comments go, since a `:word` in one would be a parameter.
+    """Split a file into queries at its `-- name: NAME` lines.
+
+    Comments are removed, since a `:word` in a comment would be a parameter.
 
     Raises:
         ValueError: a name twice, or statements before the first name.

@@ -34,10 +34,12 @@ _LONGEST_SESSION_S = 10.0
 
 
 class Store(Readings, Orders):
-    """Everything polluxd remembers of one cluster. For several threads, `wait_for_notify` for one.
+    """Everything polluxd remembers of one cluster.
+
+    Several threads may use a Store, but only one thread may call `wait_for_notify`.
 
     Every method raises StoreUnavailable (no answer in time: retry later) or StoreRejected (schema, rights,
-    constraint), and those that write for the leader LeaderLost.
+    constraint). Methods that write for the leader also raise LeaderLost.
 
     Args:
         url: of the owner role `pollux_daemon` (`polluxctl` may read with `pollux_read`).
@@ -77,7 +79,10 @@ class Store(Readings, Orders):
         self._engine.dispose()
 
     def migrate(self) -> list[str]:
-        """Bring the schema to this version; returns the names of the migrations applied now. Idempotent."""
+        """Bring the schema to this version. Idempotent.
+
+        Returns the names of the migrations that this call applied.
+        """
         with our_errors(self._connector.place):
             connection = self._connector.open()
             connection.answer_within_s = 600.0
@@ -87,7 +92,11 @@ class Store(Readings, Orders):
                 connection.close()
 
     def check_schema(self) -> None:
-        """Raises StoreRejected, saying what to run, where migrations of this version are missing."""
+        """Check that all migrations of this version are applied.
+
+        Raises:
+            StoreRejected: migrations are missing; the message names the command to run.
+        """
         with self._transaction() as run:
             applied = {row["name"] for row in run("applied_migrations")}
         if missing := [m.name for m in migrations() if m.name not in applied]:
@@ -96,7 +105,10 @@ class Store(Readings, Orders):
             )
 
     def install_secret(self, secret: bytes) -> None:
-        """Accept tickets made with `secret` (16 bytes at least) or the secret before it; refuse older ones."""
+        """Accept tickets made with `secret` or with the secret before it.
+
+        Tickets of older secrets are refused from now on. Raises StoreRejected for a secret of fewer than 16 bytes.
+        """
         if len(secret) < 16:
             raise StoreRejected(f"a token secret has at least 16 bytes, this one has {len(secret)}")
         with self._transaction() as run:
@@ -107,16 +119,25 @@ class Store(Readings, Orders):
     # Leadership
 
     def lead(self) -> int | None:
-        """Lead or go on leading: the fencing epoch; None while another polluxd leads."""
+        """Take or keep the lead, and return the fencing epoch.
+
+        Returns None while another polluxd leads.
+        """
         return self._leadership.lead()
 
     def still_leading(self) -> bool:
-        """Ask the database, and renew the lease. False also when it does not answer."""
+        """Ask the database whether this process leads, and renew the lease.
+
+        Returns False also when the database does not answer.
+        """
         return self._leadership.still_leading()
 
     @property
     def lease_left(self) -> float:
-        """Seconds for which a leader may act on Slurm without asking again (no call is made)."""
+        """Seconds for which a leader may act on Slurm without asking again.
+
+        Reading this value makes no call to the database.
+        """
         return self._leadership.lease_left
 
     @property
@@ -135,11 +156,19 @@ class Store(Readings, Orders):
         return settings_from_rows({row["name"]: row["value"] for row in found}, defaults or PolicySettings())
 
     def set_setting(self, name: str, value: object, who: str) -> None:
-        """Set one field of model.Settings, audited. Raises ConfigError for a value that makes no sense."""
+        """Set one field of model.Settings, audited.
+
+        Raises:
+            ConfigError: the value is not allowed.
+        """
         self.set_settings({name: value}, who)
 
     def set_settings(self, values: Mapping[str, object], who: str) -> None:
-        """Set several in one transaction, all or none. Raises ConfigError for a value that makes no sense."""
+        """Set several fields in one transaction, all or none, audited.
+
+        Raises:
+            ConfigError: a value is not allowed.
+        """
         encoded = {name: setting_to_json(name, value) for name, value in values.items()}
         with self._transaction() as run:
             run("set_who", who=who)
@@ -149,9 +178,10 @@ class Store(Readings, Orders):
     # Reports
 
     def reports(self) -> dict[int, Report]:
-        """The latest report of each job that has not ended, less the unusable ones (`explain` says why they are).
+        """Return the latest usable report of each job that has not ended.
 
-        Each has the fits that runs of the same training left on other GPU types, where they are known.
+        `explain` says why a report is unusable. Where earlier runs of the same training left fits for other GPU
+        types, the report has them too.
         """
         with self._transaction() as run:
             found = run("reports")
@@ -172,7 +202,10 @@ class Store(Readings, Orders):
     # Jobs and cycles
 
     def sync_jobs(self, jobs: Sequence[ObservedJob]) -> None:
-        """Remember our jobs as Slurm shows them, others passed over; those it shows no more have ended."""
+        """Store the jobs that opted in, as Slurm shows them.
+
+        Other jobs are passed over. Stored jobs that Slurm no longer shows have ended.
+        """
         ours = [rows.job_to_json(job) for job in jobs if job.spec is not None]
         encoded = json.dumps(ours)
         with self._transaction(fenced=True) as run:
@@ -183,9 +216,10 @@ class Store(Readings, Orders):
         self._admit_users(frozenset(job["uid"] for job in ours))
 
     def _admit_users(self, users: frozenset[int]) -> None:
-        """Give new users a role, repair changed roles, and end agents' sessions that last too long.
+        """Create users' database roles, and end agents' overlong sessions.
 
-        A role that cannot be made costs its user the reports, and nobody else anything.
+        New users get a role, and changed roles are repaired. If a role cannot be made, its user has no reports; other
+        users are not affected.
         """
         now = time.monotonic()
         if users <= self._users and now - self._admitted_at < _ADMIT_EVERY_S:
@@ -214,7 +248,10 @@ class Store(Readings, Orders):
         self._trouble = told
 
     def take_in(self) -> None:
-        """Act on what agents have written: acknowledged drains, and fits that later runs begin with."""
+        """Process what agents wrote: acknowledged drains and fits.
+
+        Later runs of the same training begin with these fits.
+        """
         with self._transaction(fenced=True) as run:
             run("take_acknowledgements")
         with self._transaction(fenced=True) as run:
@@ -246,7 +283,10 @@ class Store(Readings, Orders):
         started_at: float,
         snapshot_json: str | None = None,
     ) -> int:
-        """Record a cycle and its allocations (none where nothing was decided); returns the cycle's id."""
+        """Record a cycle and its allocations; return the cycle's id.
+
+        A cycle that decided nothing has no allocations.
+        """
         with self._transaction(fenced=True) as run:
             recorded = run(
                 "record_cycle",
@@ -269,12 +309,18 @@ class Store(Readings, Orders):
     # Moves
 
     def open_moves(self) -> list[Move]:
-        """Moves under way, oldest first: what a restarted polluxd must finish or abandon."""
+        """Return the moves under way, oldest first.
+
+        A restarted polluxd must finish or abandon each of them.
+        """
         with self._transaction() as run:
             return [rows.move(row) for row in run("open_moves")]
 
     def resizes(self, ids: Sequence[int]) -> dict[int, Move]:
-        """Moves within allocations, by id: these, and all of present attempts that failed once begun."""
+        """Return moves within allocations, by id.
+
+        These are the moves in `ids`, and all moves of present attempts that failed after they had begun.
+        """
         with self._transaction() as run:
             return {row["id"]: rows.move(row) for row in run("resizes", ids=list(ids))}
 
@@ -290,7 +336,9 @@ class Store(Readings, Orders):
         *,
         at: float | None = None,
     ) -> Move:
-        """Write the intent of a move, before anything is done about it (step `planned`, at `at` or now).
+        """Write the intent of a move before polluxd acts on it.
+
+        The move has the step `planned`, at the POSIX time `at` or now.
 
         Raises:
             LeaderLost: `epoch` is not the newest.
@@ -321,9 +369,10 @@ class Store(Readings, Orders):
         detail: str = "",
         ends_at: float | None = None,
     ) -> bool:
-        """Write that a move reached `step` at POSIX time `at`. False: it is already there, beyond, or over.
+        """Write that a move reached `step` at the POSIX time `at`.
 
-        `ends_at`, where given, is remembered as `Move.ends_at`.
+        Returns False when the move is at this step already, beyond it, or over. `ends_at`, where given, is stored as
+        `Move.ends_at`.
 
         Raises:
             LeaderLost: `epoch` is not the newest.
@@ -343,13 +392,19 @@ class Store(Readings, Orders):
         return bool(reached)
 
     def move_totals(self) -> dict[int, MoveTotals]:
-        """Completed moves and their cost per job that has not ended; jobs without any are absent."""
+        """Return the completed moves and their cost for each unended job.
+
+        Jobs without a completed move are absent.
+        """
         return totals(self.move_costs(active_only=True))
 
     # Upkeep
 
     def wait_for_notify(self, timeout_s: float) -> bool:
-        """Sleep up to `timeout_s` seconds; True: news of a move or `wake()` cut it short. Raises no StoreError."""
+        """Sleep up to `timeout_s` seconds, or until a move has news.
+
+        Returns True when such news or `wake()` ended the sleep early. Raises no StoreError.
+        """
         return self._wakeups.wait(timeout_s)
 
     def wake(self) -> None:
@@ -365,7 +420,11 @@ class Store(Readings, Orders):
         jobs_s: float,
         priors_s: float = 365 * 86400.0,
     ) -> None:
-        """Forget reports and cycles, snapshots, ended jobs and priors that are older than so many seconds."""
+        """Delete records that are older than the given numbers of seconds.
+
+        `history_s` is for reports and cycles, `snapshots_s` for snapshots, `jobs_s` for ended jobs, and `priors_s`
+        for priors.
+        """
         with self._transaction() as run:
             run("prune_history", before=now - history_s)
             run("thin_history", before=now - _DAY_S)

@@ -10,7 +10,10 @@ from polluxd.model import Allocation, JobSpec, JobState, Move, Report
 
 
 class ObservedJob(Protocol):
-    """The part of a Slurm job that is remembered (`polluxd.slurm.SlurmJob` has it)."""
+    """The part of a Slurm job that the database stores.
+
+    `polluxd.slurm.SlurmJob` satisfies this protocol.
+    """
 
     @property
     def job_id(self) -> int: ...
@@ -94,7 +97,10 @@ last step before (training goes on in it); `measured`: both ends come from the a
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """One row of `polluxctl jobs`. Times are POSIX seconds; None: not known (yet)."""
+    """One row of `polluxctl jobs`.
+
+    Times are POSIX seconds. None: not known (yet).
+    """
 
     job_id: int
     name: str

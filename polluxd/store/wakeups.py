@@ -1,7 +1,9 @@
-"""Waiting for a NOTIFY, which cuts a pause short. polluxd relies on polling alone.
+"""Waiting for a NOTIFY, which cuts a pause short.
+
+polluxd does not depend on notifications: polling alone is enough.
 
 Any user may send NOTIFY. A notification therefore only makes polluxd ask its database whether a move under way has
-heard from its job, at most every `FLOOR_S` seconds, and ends the pause only then.
+heard from its job, at most every `FLOOR_S` seconds. The pause ends only if it has.
 """
 
 from __future__ import annotations
@@ -43,7 +45,10 @@ class Wakeups:
             os.write(self._bell_in, b"!")
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait up to `timeout_s` seconds; True when news or the bell ended the wait. Raises no psycopg2.Error."""
+        """Wait up to `timeout_s` seconds for news or the bell.
+
+        Returns True when news or the bell ended the wait. Raises no psycopg2.Error.
+        """
         deadline = time.monotonic() + timeout_s
         asking = self._listen()  # a notification from before is lost
         while True:
