@@ -12,8 +12,6 @@ from enum import StrEnum
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.settings import PolicySettings
 
-Settings = PolicySettings
-
 
 class Mode(StrEnum):
     """How far polluxd goes: record the plan, show it too, or act on it."""

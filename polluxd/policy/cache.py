@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polluxd.model import Job, Node, Report, Settings, Snapshot
+from polluxd.model import Job, Node, Report, Snapshot
 from polluxd.policy import sanity
 from polluxd.policy.domains import Domain, gpu_types
 from polluxd.policy.feasible import Offers
 from polluxd.policy.listing import Asked, JobOptions, Listing
+from polluxd.settings import PolicySettings
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -91,7 +92,7 @@ class Cache:
             snapshot = replace(snapshot, jobs=tuple(kept.get(j.job_id, j) for j in snapshot.jobs))
         return snapshot, notes
 
-    def offers(self, domain: Domain, settings: Settings) -> Offers:
+    def offers(self, domain: Domain, settings: PolicySettings) -> Offers:
         """Return what the domain's nodes offer; look again if a node changed."""
         name = domain.nodes[0].name if domain.nodes else ""
         rules = (settings.partial_nodes, settings.gpu_counts, gpu_types(domain))

@@ -11,7 +11,7 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from polluxd.model import NO_PLACEMENT, Allocation, Plan, Settings, Snapshot
+from polluxd.model import NO_PLACEMENT, Allocation, Plan, Snapshot
 from polluxd.policy import (
     assignment,
     certificate,
@@ -31,6 +31,7 @@ from polluxd.policy.option_table import build
 from polluxd.policy.packing import Packing
 from polluxd.policy.placement import Seating
 from polluxd.policy.shrink_nodes import leave_right_nodes
+from polluxd.settings import PolicySettings
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -95,7 +96,7 @@ def decide(snapshot: Snapshot, *, cache: Cache | None = None) -> Plan:
     return Plan(tuple(allocations), fitness, max(fitness, bound), " and ".join(solvers))
 
 
-def _solve(domain: Domain, settings: Settings, mean_weight: float, cache: Cache) -> _Solved:
+def _solve(domain: Domain, settings: PolicySettings, mean_weight: float, cache: Cache) -> _Solved:
     table = build(domain, settings, mean_weight, cache)
     absent = [
         Allocation(job.job_id, NO_PLACEMENT, 0.0, 0.0, 0, bool(job.placement), reason)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import attrgetter
 
-from polluxd.model import Job, Node, Settings, Snapshot
+from polluxd.model import Job, Node, Snapshot
+from polluxd.settings import PolicySettings
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def split(snapshot: Snapshot) -> list[Domain]:
     return [Domain(tuple(ns), tuple(js)) for ns, js in members.values() if js]
 
 
-def _limited(jobs: Sequence[Job], settings: Settings) -> list[list[str]]:
+def _limited(jobs: Sequence[Job], settings: PolicySettings) -> list[list[str]]:
     """Return the partitions of the jobs of each limited account and user.
 
     One limit is kept in one domain.

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from polluxd.model import Job, Settings, Snapshot
+from polluxd.model import Job, Snapshot
+from polluxd.settings import PolicySettings
 
 Floats = NDArray[np.float64]
 
@@ -35,7 +36,7 @@ def fair_share(capacity: int, jobs: int, gpus_per_node: int, job: Job) -> FairSh
     return FairShare(-(-gpus // gpus_per_node), gpus)
 
 
-def weights(jobs: Sequence[Job], settings: Settings) -> Floats:
+def weights(jobs: Sequence[Job], settings: PolicySettings) -> Floats:
     """Return each job's weight [J].
 
     It is the product of the weights of job, account, user and QOS; each is 1 unless set.

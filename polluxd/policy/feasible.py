@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from polluxd.model import Job, JobSpec, Node, Settings
+from polluxd.model import Job, JobSpec, Node
 from polluxd.policy import exploration
 from polluxd.policy.domains import Domain, eligible, gpu_types, partitions_of, racks, tells_racks
 from polluxd.policy.layout import Layout
 from polluxd.policy.shapes import ANY, ANYWHERE, ONE_RACK, OVER_RACKS, Shape, Stock, available, bare, stock
+from polluxd.settings import PolicySettings
 
 NOTHING = Shape(0, 0)
 
@@ -30,7 +31,7 @@ def is_pinned(job: Job) -> bool:
 class Offers:
     """Shapes per job over one domain; jobs of equal demands share the work."""
 
-    def __init__(self, domain: Domain, settings: Settings) -> None:
+    def __init__(self, domain: Domain, settings: PolicySettings) -> None:
         self._nodes = domain.nodes
         self.layout = Layout(domain.nodes)
         self._by_name = {n.name: n for n in domain.nodes}

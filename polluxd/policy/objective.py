@@ -16,8 +16,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from polluxd.model import Settings
 from polluxd.policy.ceilings import Group
+from polluxd.settings import PolicySettings
 
 Floats = NDArray[np.float64]
 
@@ -38,7 +38,7 @@ COMPLETION_TIME = "completion-time"
 OBJECTIVES = (COMPLETION_TIME, FAIR_SHARE)
 
 
-def summed_power(settings: Settings) -> float:
+def summed_power(settings: PolicySettings) -> float:
     """Return the power by which plans are ordered.
 
     Completion times are a plain sum: power 1.

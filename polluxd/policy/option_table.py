@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pollux.goodput import Goodput, optimize_pairs, pack
-from polluxd.model import Job, Settings
+from polluxd.model import Job
 from polluxd.policy import fairness, market, objective
 from polluxd.policy.cache import Cache
 from polluxd.policy.ceilings import Group, groups
@@ -24,6 +24,7 @@ from polluxd.policy.feasible import is_pinned, why_no_batch
 from polluxd.policy.layout import Layout
 from polluxd.policy.listing import GPUS, KIND, NODES, RACKS, Listing, list_jobs
 from polluxd.policy.shapes import OVER_RACKS, Shape
+from polluxd.settings import PolicySettings
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -113,7 +114,7 @@ class OptionTable:
 
 
 def build(
-    domain: Domain, settings: Settings, mean_weight: float = 1.0, cache: Cache | None = None
+    domain: Domain, settings: PolicySettings, mean_weight: float = 1.0, cache: Cache | None = None
 ) -> OptionTable:
     """Build the options of one domain.
 
@@ -225,7 +226,7 @@ class _Worth(NamedTuple):
 
 
 def _by_price(
-    rated: _Rated, weight: Floats, settings: Settings, limited: tuple[Group, ...], capacity: Ints
+    rated: _Rated, weight: Floats, settings: PolicySettings, limited: tuple[Group, ...], capacity: Ints
 ) -> _Worth:
     """Utilities under the objective of completion times: mu_j g_j."""
     offers = market.Offers(rated.gpus, rated.goodput, rated.kind, rated.start, capacity, limited)
@@ -247,7 +248,7 @@ def _by_price(
 def _by_share(
     rated: _Rated,
     weight: Floats,
-    settings: Settings,
+    settings: PolicySettings,
     limited: tuple[Group, ...],
     capacity: int,
     fair: Floats,
@@ -305,7 +306,7 @@ def _remaining(job: Job, fair: float) -> float | None:
 
 
 def _overdue(
-    jobs: Sequence[Job], pinned: Bools, settings: Settings, stay: Floats, move: Floats, start: Ints
+    jobs: Sequence[Job], pinned: Bools, settings: PolicySettings, stay: Floats, move: Floats, start: Ints
 ) -> Floats:
     """Return the cost [J] of leaving an overdue job without GPUs.
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
-from polluxd.model import NO_PLACEMENT, Job, JobSpec, Node, Placement, Report, Settings, Snapshot
+from polluxd.model import NO_PLACEMENT, Job, JobSpec, Node, Placement, Report, Snapshot
+from polluxd.settings import PolicySettings
 
 THETAS = {
     "scalable": ThroughputParams(0.05, 0.002, 0.005, 0.0005, 0.01, 0.001, 2.0),
@@ -53,7 +54,7 @@ def running(number, on, per_node, spec=None, **more):
 
 def snapshot(nodes, jobs, **settings):
     return Snapshot(
-        "test", 1e9, tuple(nodes), tuple(jobs), Settings(**{"objective": "fair-share", **settings})
+        "test", 1e9, tuple(nodes), tuple(jobs), PolicySettings(**{"objective": "fair-share", **settings})
     )
 
 
@@ -146,7 +147,7 @@ def random_snapshot(seed: int, *, jobs: int | None = None, count: int | None = N
                 pinned=bool(place) and rng.random() < 0.1,
             )
         )
-    settings = Settings(
+    settings = PolicySettings(
         objective="fair-share",
         power=power if power is not None else rng.choice([-1.0, -1.0, 1.0, 0.0, -10.0, float("-inf")]),
         account_weights=rng.choice([{}, {"big": 3.0}]),

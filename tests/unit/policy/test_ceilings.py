@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from polluxd.model import JobSpec, Settings
+from polluxd.model import JobSpec
 from polluxd.policy import counts, decide, price
 from polluxd.policy.ceilings import Group, groups, nested
+from polluxd.settings import PolicySettings
 from tests.unit.policy.count_instances import best_limited, flat, limited
 from tests.unit.policy.scenarios import job, nodes, report, running, snapshot
 
@@ -46,7 +47,7 @@ def test_groups_come_from_settings_and_guarantees_are_cut_to_what_exists():
     jobs = [job(1, user="ada", account="lab"), job(2, user="bob", account="lab"), job(3, account="big")]
     found = groups(
         jobs,
-        Settings(
+        PolicySettings(
             user_ceilings={"bob": 2, "eve": 1},
             account_guarantees={"big": 6, "lab": 6},
             account_ceilings={"lab": 5},

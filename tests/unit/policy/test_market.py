@@ -8,9 +8,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from polluxd.model import Settings
 from polluxd.policy import decide, market, objective
 from polluxd.policy.ceilings import Group
+from polluxd.settings import PolicySettings
 from tests.unit.policy.every_plan import compared, outside_the_gap, racked, small, two_types
 from tests.unit.policy.invariants import check
 from tests.unit.policy.scenarios import job, node, nodes, random_snapshot, report, running, snapshot
@@ -182,7 +182,7 @@ def test_a_job_about_to_end_is_not_moved_and_none_is_shrunk_for_it():
 
 
 def test_the_default_settings_name_a_known_objective():
-    assert Settings().objective in objective.OBJECTIVES
+    assert PolicySettings().objective in objective.OBJECTIVES
 
 
 def test_a_node_out_of_service_adds_nothing_to_what_the_market_sells():

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from polluxd.model import NO_PLACEMENT, Settings
+from polluxd.model import NO_PLACEMENT
 from polluxd.policy import decide, fairness
 from polluxd.policy.feasible import is_pinned
+from polluxd.settings import PolicySettings
 from tests.unit.policy.invariants import check
 from tests.unit.policy.scenarios import applied, node, random_snapshot, snapshots
 
@@ -40,7 +41,7 @@ def able(seed, count, power, sizes):
     ]
     nodes = tuple(node(f"n{i:03d}", sizes) for i in range(count))
     return replace(
-        snap, nodes=nodes, jobs=tuple(jobs), settings=Settings(objective="fair-share", power=power)
+        snap, nodes=nodes, jobs=tuple(jobs), settings=PolicySettings(objective="fair-share", power=power)
     )
 
 

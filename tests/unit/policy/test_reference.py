@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from polluxd.model import Settings
 from polluxd.policy import decide
 from polluxd.policy.reference import genetic
+from polluxd.settings import PolicySettings
 from tests.unit.policy.scenarios import applied, job, node, nodes, random_snapshot, report, snapshot
 
 
@@ -22,7 +22,7 @@ def plain(seed, jobs):
     members = tuple(
         replace(j, partition="main", pinned=False, spec=replace(j.spec, preemptible=True)) for j in snap.jobs
     )
-    return replace(snap, nodes=free, jobs=members, settings=Settings(objective="fair-share"))
+    return replace(snap, nodes=free, jobs=members, settings=PolicySettings(objective="fair-share"))
 
 
 @pytest.mark.parametrize("seed", range(8))
