@@ -1,4 +1,6 @@
-"""The policy: which job gets which GPUs. A pure function from a snapshot to a plan, shared by daemon and simulator.
+"""Decide which job gets which GPUs.
+
+The policy is a pure function from a snapshot to a plan. The daemon and the simulator share it.
 
     domains -> table (goodput, fair share, utility per option) -> counts (solver) -> placement -> reasons
 

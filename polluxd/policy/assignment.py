@@ -1,9 +1,10 @@
-"""Jobs to nodes as one integer program (HiGHS): what small, tight clusters need, where counts alone promise too much.
+"""Assign jobs to nodes with one integer program (HiGHS).
 
     x[o, n] = 1 if a job takes option o with its part on node n; an option over several nodes takes that many at once
 
-Tried only where a plan lies below the bound of its counts and the program is small; its work is bounded by
-branch-and-bound nodes, so that a replay is exact.
+Small, tight clusters need the program, because counts of GPUs alone promise too much there. It is tried only where a
+plan lies below the bound of its counts and the program is small. A limit on branch-and-bound nodes bounds its work,
+so that a replay is exact.
 """
 
 from __future__ import annotations
@@ -30,7 +31,11 @@ _GAP = 1e-6
 
 
 class _Part(NamedTuple):
-    """A variable: the job's option, whole (`node` -1) or its part on one node, within a class of nodes (and a rack)."""
+    """A variable: an option of a job as a whole, or its part on one node.
+
+    `node` is -1 for a whole option. All parts lie within one class of nodes, and within one rack where the shape asks
+    for that.
+    """
 
     job: int
     option: int
@@ -41,7 +46,10 @@ class _Part(NamedTuple):
 
 
 def improve(seating: Seating) -> float:
-    """Take the program's plan where it is better; returns a bound on the total, infinite where none was found."""
+    """Take the program's plan where it is better; return a bound on the total.
+
+    The bound is infinite where the program found none.
+    """
     parts = _parts(seating)
     if parts is None:
         return np.inf
@@ -52,13 +60,16 @@ def improve(seating: Seating) -> float:
 
 
 def limit(seating: Seating) -> float:
-    """A bound on the total of any plan, infinite where none was found; the seating stays as it is."""
+    """Return a bound on the total of any plan, without changing the seating.
+
+    The bound is infinite where the program found none.
+    """
     parts = _parts(seating)
     return np.inf if parts is None else _solve(seating, parts)[1]
 
 
 def _solve(seating: Seating, parts: list[_Part]) -> tuple[Floats | None, float]:
-    """The program's solution, if it found one, and its bound on the total."""
+    """Return the program's solution, if it found one, and its bound."""
     wholes = [i for i, part in enumerate(parts) if part.whole == i]
     value = np.array([part.value for part in parts])
     fixed = sum(seating.utility(j) for j, pinned in enumerate(seating.pinned) if pinned)
@@ -76,7 +87,7 @@ def _solve(seating: Seating, parts: list[_Part]) -> tuple[Floats | None, float]:
 
 
 def _parts(seating: Seating) -> list[_Part] | None:
-    """Every variable; None where there are too many or nothing to decide."""
+    """List all variables; None if there are too many or nothing to decide."""
     packing, table = seating.packing, seating.table
     room = packing.free + packing.movable
     kinds = [np.array(numbers) for numbers in classes(packing.nodes).values()]
@@ -120,7 +131,11 @@ def _parts(seating: Seating) -> list[_Part] | None:
 
 
 def _constraints(seating: Seating, parts: list[_Part], wholes: list[int]) -> list[LinearConstraint]:
-    """One option per job, all of its parts, and each node's GPUs, CPUs and single spanning job; ceilings."""
+    """Build the rows of the program.
+
+    Each job takes one option with all of its parts. Each node keeps within its GPUs and CPUs and holds at most one
+    job that spans nodes. Each group keeps within its ceiling.
+    """
     packing, table = seating.packing, seating.table
     room, cpus, spans = packing.free + packing.movable, packing.cpus.copy(), np.ones(len(packing.nodes))
     for n, guests in enumerate(packing.guests):
@@ -170,7 +185,10 @@ def _constraints(seating: Seating, parts: list[_Part], wholes: list[int]) -> lis
 
 
 def _spread(seating: Seating, parts: list[_Part]) -> Floats:
-    """Rows that must not be above 0: of an option over racks, no rack has every node."""
+    """Build rows that keep an option over racks from using one rack only.
+
+    The program holds each row at 0 or below: no rack has every node of such an option.
+    """
     packing, table = seating.packing, seating.table
     rows: dict[tuple[int, int], Floats] = {}
     for i, part in enumerate(parts):
@@ -182,7 +200,10 @@ def _spread(seating: Seating, parts: list[_Part]) -> Floats:
 
 
 def _take(seating: Seating, parts: list[_Part], x: Floats) -> None:
-    """Seat the program's plan; the present one is kept unless that gains and costs no guarantee."""
+    """Seat the program's plan if it gains and costs no guarantee.
+
+    Otherwise the present seating stays.
+    """
     table = seating.table
     before, state, short = seating.total(), seating.state(), seating.shortfall()
     option = list(seating.option)

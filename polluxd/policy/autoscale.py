@@ -38,9 +38,9 @@ class Scale:
 
 
 def utility(snapshot: Snapshot, plan: Plan) -> float:
-    """UTILITY of a plan on the snapshot's nodes; 0 without GPUs. A job not fitted yet counts as scaling linearly.
+    """Return UTILITY of a plan on the snapshot's nodes; 0 without GPUs.
 
-    The one GPU that a job is compared with is of the type that it has.
+    A job without a fit counts as scaling linearly. SPEEDUP1 compares a job with one GPU of the type that the job has.
     """
     kind = {n.name: n.gpu_type for n in snapshot.nodes}
     gpus = sum(n.capacity for n in snapshot.nodes)
@@ -114,7 +114,10 @@ def desired_nodes(
 
 
 def _search(at: Callable[[int], float], aim: float, low: int, high: int) -> int:
-    """The size whose utility is nearest the aim; utility falls as the cluster grows. Ties: fewer nodes."""
+    """Return the size whose utility is nearest the aim.
+
+    Utility falls as the cluster grows. On a tie the size with fewer nodes wins.
+    """
     low, high = min(low, high), max(low, high)
     bottom, top = low, high
     while bottom < top:

@@ -1,4 +1,7 @@
-"""Ceilings and guarantees: how many GPUs the jobs of an account or a user may, or must be able to, hold together."""
+"""Limit the GPUs that the jobs of an account or a user hold together.
+
+A ceiling is the most GPUs that they may hold. A guarantee is the number of GPUs that they must be able to hold.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,10 @@ def _of_kind(
 
 
 def nested(groups: Sequence[Group]) -> bool:
-    """Whether any two groups are apart or one lies within the other: what the exact solver needs."""
+    """Return whether any two groups are disjoint or one contains the other.
+
+    The exact solver needs groups of this form.
+    """
     sets = [frozenset(g.members) for g in groups]
     return all(a <= b or b <= a or a.isdisjoint(b) for number, a in enumerate(sets) for b in sets[:number])
 

@@ -1,8 +1,9 @@
-"""How good any plan could be, where utilities order plans beyond what the fitness shows (powers of -2 and below).
+"""Bound how good any plan could be, where the fitness hides differences.
 
-The counts alone promise too much where nodes are tight. There the assignment program, which knows the nodes, is asked
-again (on larger clusters the bound by node patterns): for the fitness' own sum, or under max-min for the highest level
-that all jobs can reach at once.
+With powers of -2 and below, utilities order plans more finely than the fitness shows. The counts alone promise too
+much where nodes are tight. There the assignment program, which knows the nodes, computes a second bound; on larger
+clusters the bound by node patterns takes its place. The program bounds the fitness' own sum, or under max-min the
+highest level that all jobs can reach at once.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ _SLACK = 1e-6
 
 
 def tighten(seating: Seating, x: Floats, power: float, bound: float) -> float:
-    """The bound on the sum that the fitness adds up (finite powers), or on the fitness (max-min), as low as is known.
+    """Return the lowest known bound on what the fitness measures.
 
-    `x` [J]: of the plan at hand, `bound`: what the counts say.
+    For finite powers it bounds the sum that the fitness adds up, under max-min the fitness itself. `x` [J] belongs to
+    the plan at hand. `bound` is the bound from the counts.
     """
     table = seating.table
     if not table.jobs:
@@ -78,7 +80,10 @@ def _of_worst(seating: Seating, worst: float, stay: Floats, move: Floats, bound:
 
 
 def _limit(seating: Seating, stay: Floats, move: Floats) -> float:
-    """A bound on the sum of these numbers per option: the assignment program's, by patterns where that is too large."""
+    """Return a bound on the sum of these values per option.
+
+    It comes from the assignment program, or from node patterns where that program is too large.
+    """
     other = copy.copy(seating)
     other.stay, other.move = stay.tolist(), move.tolist()
     found = assignment.limit(other)

@@ -1,7 +1,8 @@
-"""How far a job may grow beyond what it was ever measured on (Pollux, section 4.1: prior-driven exploration).
+"""Limit how far a job grows beyond what it was measured on.
 
-Unmeasured terms of the model sit at their optimistic bound, so an unchecked job would leap to the whole cluster
-on a guess. It may hold at most twice the most GPUs it was measured on; min-gpus lifts that cap.
+Source: Pollux, section 4.1, prior-driven exploration. Unmeasured terms of the model sit at their optimistic bound, so
+an unchecked job would leap to the whole cluster on a guess. A job may hold at most twice the most GPUs that it was
+measured on; min-gpus lifts that cap.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ GROWTH = 2
 
 
 def cap(job: Job) -> int:
-    """The most GPUs that the job's measurements justify; what it asks for at least is always granted."""
+    """Return the most GPUs that the job's measurements justify.
+
+    The cap is never below the job's min-gpus.
+    """
     # What an earlier run of the same training was measured on counts as measured; until this one finds it wrong.
     explored = max(job.report.explored_gpus, job.report.prior_gpus) if job.report is not None else 0
     return max(GROWTH * explored, job.spec.min_gpus, 1)

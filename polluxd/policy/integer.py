@@ -1,14 +1,16 @@
-"""Counts where GPU types or racks differ: an integer program (HiGHS), one row of capacity per type (as Sia, SOSP 2023).
+"""Choose counts where GPU types or racks differ, by an integer program.
+
+HiGHS solves it. As in Sia (SOSP 2023), each GPU type has one row of capacity.
 
     maximise sum value[o] x[o]     each job one option, GPUs of each type within its capacity, limits of groups
 
-An option that must lie within one rack is divided among the racks that could hold it, x[o] = sum_r y[o, r], each with
-rows for its GPUs and for the nodes that its spanning jobs may have.
+An option that must lie within one rack is divided among the racks that could hold it, x[o] = sum_r y[o, r]. Each rack
+has rows for its GPUs and for the nodes that its spanning jobs may have.
 
-The work is bounded by branch-and-bound nodes, so that a replay is exact; a clock is the last resort. The dual bound
-holds whenever the search ends. With many jobs the relaxation bounds the program, and only the jobs at its margin are
-settled as integers. Rows are few, so the relaxation has few fractional jobs: where the search finds no
-plan in time, those are rounded down and every plan is still within capacity.
+A limit on branch-and-bound nodes bounds the work, so that a replay is exact; a clock is the last resort. The dual
+bound holds whenever the search ends. With many jobs the relaxation bounds the program, and only the jobs at its
+margin are settled as integers. Rows are few, so the relaxation has few fractional jobs. Where the search finds no
+plan in time, those jobs are rounded down, and every plan is still within capacity.
 """
 
 from __future__ import annotations
@@ -52,7 +54,10 @@ _WHOLE = 1 - 1e-4
 
 @dataclass(frozen=True)
 class Pools:
-    """Which pool of GPUs each option draws on [O], -1 where it needs none, and what each pool holds."""
+    """The pools of GPUs: which pool each option uses, and each capacity.
+
+    `of_option` [O] is -1 for an option that needs no GPU.
+    """
 
     of_option: Ints
     capacity: Sequence[int]
@@ -62,10 +67,12 @@ class Pools:
 
 @dataclass(frozen=True)
 class Racks:
-    """What the racks hold, for the options that span nodes: such a job shares no node with another.
+    """What the racks hold, for the options that span nodes.
 
-    Several racks of as many open nodes may stand as one column, `many` of them: what fits into all of them together,
-    and what no packing of them allows, is then a relaxation, and their number no longer matters.
+    A job that spans nodes shares no node with another such job. One column may stand for several racks with equally
+    many open nodes, `many` of them. Its rows then hold what fits into all these racks together, and the cuts exclude
+    what no packing of them allows. That is a relaxation, and the size of the program does not depend on the number of
+    racks.
     """
 
     within: NDArray[np.bool_]
@@ -83,9 +90,10 @@ class Racks:
 def solve(
     gpus: Ints, value: Floats, start: Ints, pools: Pools, groups: Sequence[Group], *, nodes: int = NODES
 ) -> Priced:
-    """One option per job, of largest total value within the pools and the limits of the groups; with a bound.
+    """Choose one option per job, of largest total value; with a bound.
 
-    As `price.solve`, with a pool of GPUs for every type. Guarantees that no choice can keep are left out.
+    The choice keeps within the pools and the limits of the groups. It is as `price.solve`, with a pool of GPUs for
+    every type. Guarantees that no choice can keep are left out.
     """
     jobs = start.size - 1
     if jobs == 0:
@@ -138,7 +146,7 @@ def solve(
 
 
 def _among(keep: Ints, given: _Given, nodes: int) -> Priced:
-    """`solve` over some of the options, of every job at least one."""
+    """Run `solve` over some of the options, at least one of every job."""
     gpus, value, start, pools, groups = given
     racks = pools.racks
     if racks is not None:
@@ -156,9 +164,11 @@ def _among(keep: Ints, given: _Given, nodes: int) -> Priced:
 
 
 def _worth_having(gpus: Ints, value: Floats, start: Ints, pools: Pools) -> Ints:
-    """Options that no other of the same job and pool beats with as few GPUs; the first of each job always.
+    """Return the options that are worth having.
 
-    Where racks are told apart, an option is compared with those that are as hard to place.
+    An option is dropped where another of the same job and pool is worth as much with no more GPUs. The first option
+    of each job always stays. Where racks are told apart, an option is compared only with options that are as hard to
+    place.
     """
     room = pools.of_option
     if pools.racks is not None:
@@ -202,7 +212,7 @@ class _Program:
         return found if self._pools.racks is None else self._over_racks(found, self._pools.racks)
 
     def _over_racks(self, found: list[LinearConstraint], racks: Racks) -> list[LinearConstraint]:
-        """The rows over options with columns for their racks beside them, and the rows of the racks."""
+        """Widen the rows by a column per option and rack; add the racks' rows."""
         pairs, count = self._placed.size, self._size.size
         wide = [
             LinearConstraint(hstack([csr_array(c.A), csr_array((c.A.shape[0], pairs))]), c.lb, c.ub)
@@ -235,14 +245,20 @@ class _Program:
 
 
 def _dual_feasible(share: Floats, k: int) -> Floats:
-    """Of parts of a bin: numbers that add up to at most 1 wherever the parts fit (Fekete and Schepers, 2001)."""
+    """Map parts of a bin to numbers that sum to at most 1 if the parts fit.
+
+    Source: dual feasible functions (Fekete and Schepers, 2001).
+    """
     scaled = (k + 1) * share
     whole = np.rint(scaled)
     return np.where(np.abs(scaled - whole) < _ROUNDING, share, np.floor(scaled) / k)
 
 
 def _pairs(listed: Ints, pools: Pools) -> tuple[Ints, Ints]:
-    """Places in `listed` of options within a rack, each with every rack that has the nodes for it."""
+    """Pair each option within a rack with every rack that has its nodes.
+
+    Returns the options' places in `listed`, and the racks.
+    """
     if pools.racks is None:
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     within = np.flatnonzero(pools.racks.within[listed])
@@ -260,11 +276,12 @@ class _Given(NamedTuple):
 
 
 def _through_core(given: _Given, problem: _Program, cost: Floats, nodes: int) -> tuple[Ints, float] | None:
-    """A choice and a lower bound on the cost: the relaxation over all jobs, the program over those at its margin.
+    """Return a choice and a lower bound on the cost, through the relaxation.
 
-    Jobs whose second-best option costs least at the relaxation's prices are settled again, and with them all that it
-    divides; the others keep what it gives them. Guarantees that not even the relaxation can keep are left out. None
-    where it has no answer.
+    The relaxation covers all jobs. The program then settles only the jobs at the margin: jobs that the relaxation
+    divides, and jobs whose second-best option costs least at the relaxation's prices. The other jobs keep what the
+    relaxation gives them. Guarantees that not even the relaxation can keep are left out. Returns None where the
+    relaxation has no answer.
     """
     gpus, value, start, pools, groups = given
     owner = np.repeat(np.arange(start.size - 1), np.diff(start))
@@ -322,7 +339,7 @@ def _through_core(given: _Given, problem: _Program, cost: Floats, nodes: int) ->
 
 
 def _relaxed(cost: Floats, problem: _Program) -> Floats:
-    """The relaxation's shares; jobs that it divides get nothing."""
+    """Return the relaxation's shares, all 0 where it has no answer."""
     found = milp(
         cost,
         integrality=np.zeros(cost.size),

@@ -1,4 +1,7 @@
-"""The nodes as arrays: what holds for as long as they stay as they are, whoever sits on them."""
+"""Hold the nodes as arrays that do not depend on where jobs sit.
+
+The arrays stay valid as long as the nodes do not change.
+"""
 
 from __future__ import annotations
 

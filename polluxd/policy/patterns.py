@@ -1,10 +1,11 @@
-"""A bound that knows what nodes can hold together: counts alone promise that every GPU left over can be used.
+"""Bound a plan's total by what nodes can hold together.
 
-Three GPUs of four given to one job leave one, which no job of two can use. Here every option asks for pieces, so many
-GPUs on each of its nodes, and every node is cut into pieces by one pattern (Gilmore and Gomory, 1961, on cutting
-stock). The linear relaxation gives a price per size of piece; what the options and the patterns are worth at any such
-prices bounds every plan, so that no tolerance of the program's is part of the bound. Left out, which only loosens it:
-which nodes a job may use, and that two jobs over several nodes share none.
+Counts alone promise that every GPU left over can be used. But if one job takes three GPUs of four, no job of two GPUs
+can use the fourth. Here every option asks for pieces: so many GPUs on each of its nodes. One pattern cuts every node
+into pieces (Gilmore and Gomory, 1961, on cutting stock). The linear relaxation gives a price per size of piece. At
+any such prices, the worth of the options and of the patterns bounds every plan, so the program's tolerances are no
+part of the bound. Two facts are left out, which only loosens the bound: which nodes a job may use, and that two jobs
+over several nodes share none.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ def cuts(gpus: int, largest: int | None = None) -> Iterator[tuple[int, ...]]:
 
 
 def limit(seating: Seating) -> float:
-    """A bound on the total of any plan; infinite where the program is too large or has no answer."""
+    """Return a bound on the total of any plan.
+
+    The bound is infinite where the program is too large or has no answer.
+    """
     table, packing = seating.table, seating.packing
     rooms = Counter(np.maximum(packing.free + packing.movable, 0).tolist())
     if table.value.size > MOST_OPTIONS or max(rooms, default=0) > LARGEST:
@@ -66,13 +70,19 @@ def limit(seating: Seating) -> float:
 
 
 def _pieces(nodes: Ints, per_node: Ints, largest: int) -> Floats:
-    """[sizes, O]: pieces of each size, from one GPU up, that each option asks for."""
+    """Return [sizes, O]: the pieces of each size that each option asks for.
+
+    Sizes go up from one GPU.
+    """
     size = np.arange(1, max(largest, int(per_node.max(initial=0))) + 1)
     return np.where(per_node[None, :] == size[:, None], nodes[None, :], 0).astype(np.float64)
 
 
 def _ceilings(seating: Seating, own: Ints) -> tuple[Floats, Floats]:
-    """[groups, O]: the GPUs of each option that count towards each ceiling; [groups]: GPUs that it still allows."""
+    """Return the GPUs that count towards each ceiling, and what it allows.
+
+    [groups, O]: the GPUs of each option in the group. [groups]: the GPUs that the ceiling still allows.
+    """
     table = seating.table
     gpus, owner = table.gpus[own], table.owner[own]
     rows = [np.where(np.isin(owner, g.members), gpus, 0).astype(np.float64) for g in table.groups]
@@ -84,7 +94,10 @@ def _ceilings(seating: Seating, own: Ints) -> tuple[Floats, Floats]:
 
 
 def _prices(cost: Floats, job: Ints, asked: Floats, ceilings: Floats, rooms: Counter[int]) -> Floats | None:
-    """[sizes + groups]: what a piece of each size, and a GPU under each ceiling, is worth in the relaxation."""
+    """Return [sizes + groups]: the relaxation's price per piece and ceiling.
+
+    The price of a size is the worth of one piece; the price of a ceiling is the worth of one GPU under it.
+    """
     sizes = asked.shape[0] - ceilings.size
     patterns = [(room, Counter(cut)) for room in rooms for cut in cuts(room)]
     cut_into = np.zeros((asked.shape[0], len(patterns)))
@@ -109,7 +122,7 @@ def _prices(cost: Floats, job: Ints, asked: Floats, ceilings: Floats, rooms: Cou
 
 
 def _best_cuts(prices: Floats, rooms: Counter[int]) -> list[float]:
-    """The most that a node of each room is worth, cut in the best way."""
+    """Return the most that a node of each room is worth, cut the best way."""
     best = [0.0]
     for room in range(1, max(rooms) + 1):
         best.append(max(best[room - size] + float(prices[size - 1]) for size in range(1, room + 1)))

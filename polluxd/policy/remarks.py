@@ -1,4 +1,7 @@
-"""What the explanation says beside the decision: racks and what one would bring, and speeds that are assumed."""
+"""Add remarks to the reasons, on racks and on assumed speeds.
+
+A remark tells which racks a job spans, what one rack would bring, and which speeds are assumed rather than measured.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ def add(snapshot: Snapshot, allocations: Sequence[Allocation]) -> list[Allocatio
 
 
 def _of_types(snapshot: Snapshot, allocations: Sequence[Allocation]) -> list[Allocation]:
-    """Those on GPUs where their training was never measured say so."""
+    """Tell which jobs hold GPUs of a type that they were not measured on."""
     assumed = {job.job_id: job.report.assumed_types for job in snapshot.jobs if job.report is not None}
     if not any(assumed.values()):
         return list(allocations)
@@ -31,7 +34,10 @@ def _of_types(snapshot: Snapshot, allocations: Sequence[Allocation]) -> list[All
 
 
 def _of_racks(snapshot: Snapshot, allocations: Sequence[Allocation]) -> list[Allocation]:
-    """Those over several nodes have their racks in words and data; as they are without racks."""
+    """Tell the racks of allocations over several nodes, in words and data.
+
+    Without racks the allocations stay as they are.
+    """
     if not racks(snapshot.nodes):
         return list(allocations)
     rack = {n.name: n.rack for n in snapshot.nodes}
@@ -63,7 +69,10 @@ def _told(allocation: Allocation, job: Job, over: Sequence[str], kind: Mapping[s
 
 
 def _in_one_rack(allocation: Allocation, job: Job, kind: Mapping[str, str]) -> float:
-    """Goodput on the same nodes, were they in one rack; 0 where the job was not measured over racks."""
+    """Return the goodput if the same nodes were in one rack.
+
+    It is 0 where the job was not measured over racks.
+    """
     report = job.report
     if report is None or report.params is None or not tells_racks(job):
         return 0.0

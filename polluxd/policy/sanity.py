@@ -1,7 +1,8 @@
-"""What a job tells about itself, held against what can be: one bad report must not bend everybody's plan.
+"""Put aside what no job can truly report about itself.
 
-A fit or a noise scale that no training job could have is put aside: the job is then decided on as one not measured
-yet (it keeps what it holds or begins with min-gpus), and its reason says so.
+One bad report must not bend everybody's plan. A fit or a noise scale that no training job could have is put aside.
+The policy then treats the job as one not measured yet (it keeps what it holds or begins with min-gpus), and the job's
+reason says so.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ _SLACK = 1e-6
 
 
 def believable(snapshot: Snapshot) -> tuple[Snapshot, dict[int, str]]:
-    """The snapshot without what cannot be true, and per job concerned what was put aside, in words."""
+    """Return the snapshot without values that cannot be true, and notes.
+
+    The notes map the jobs concerned to what was put aside, in words.
+    """
     notes: dict[int, str] = {}
     jobs = []
     for job in snapshot.jobs:

@@ -1,7 +1,8 @@
-"""Local search after packing: one job up to a better option, those in its way moved, shrunk or let go.
+"""Improve a packed plan by local search.
 
-Every step taken raises the total utility, so the search ends; its work is bounded by a count of attempts, not by a
-clock, so that a replay takes the same steps.
+A step lifts one job to a better option. The jobs in its way move, shrink or lose their GPUs. Every step taken raises
+the total utility, so the search ends. A count of attempts bounds the work, not a clock, so a replay takes the same
+steps.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ class _Way(NamedTuple):
 
 
 def improve(seating: Seating, bound: float, tolerance: float) -> int:
-    """Search until the total is within `tolerance` of the bound or nothing helps; returns the attempts made."""
+    """Search until the total is near the bound or nothing helps.
+
+    Near is within `tolerance`. Returns the number of attempts made.
+    """
     table = seating.table
     jobs = len(table.jobs)
     limit, work, gained_at = int(ATTEMPTS + PER_JOB * jobs), 0, 0
@@ -66,7 +70,10 @@ def improve(seating: Seating, bound: float, tolerance: float) -> int:
 
 
 def _raise(seating: Seating, j: int, smallest: float) -> tuple[float, int]:
-    """Try the job's better options: with room as it is, then by making room. Gain and attempts made."""
+    """Try the job's better options; return the gain and the attempts made.
+
+    Every option is tried in the room as it is, then a few by making room.
+    """
     now, tries = seating.utility(j), 0
     wanted = [o for o in seating.ranked(j) if seating.value(o) > now + smallest]
     for option in wanted:
@@ -86,10 +93,11 @@ def _raise(seating: Seating, j: int, smallest: float) -> tuple[float, int]:
 
 
 def _least(seating: Seating, j: int, wanted: list[int]) -> list[int]:
-    """Beside the best of the options wanted: what the counts meant for the job, and the least that is any use to it.
+    """Return options for which room is made beside the best ones wanted.
 
-    A job left over needs others to give up a node, not ten. Where racks are told apart, counts promise more than
-    racks can hold: there a job that has nothing tries several.
+    These are the option that the counts meant for the job, and the smallest better one: a job left over needs others
+    to give up one node, not ten. Where racks are told apart, counts promise more than racks can hold, so a job
+    without GPUs tries several small options there.
     """
     rest = wanted[OPTIONS:]
     least = sorted(rest, key=lambda o: (seating.gpus[o], o))
@@ -102,7 +110,11 @@ def _least(seating: Seating, j: int, wanted: list[int]) -> list[int]:
 def _attempt(
     seating: Seating, j: int, option: int, victims: list[int], target: Seat | None, smallest: float
 ) -> float:
-    """Lift job and victims, seat the job, give each victim the best that fits; undone unless the total rises."""
+    """Seat the job at an option, and its victims where they fit best.
+
+    The job and the victims are lifted first. Everything is undone unless the total rises and no guarantee suffers.
+    Returns the gain, or 0.
+    """
     packing = seating.packing
     mark = packing.mark()
     touched = [j, *victims]
@@ -127,7 +139,10 @@ def _attempt(
 
 
 def ways(seating: Seating, j: int, shape: Shape) -> list[_Way]:
-    """Ways to make room for the shape, the cheapest first by a lower bound on what the victims lose."""
+    """Return ways to make room for the shape, the cheapest first.
+
+    The cost of a way is a lower bound on what its victims lose.
+    """
     if shape.gpus == 0:
         return []
     packing = seating.packing
@@ -154,9 +169,10 @@ def ways(seating: Seating, j: int, shape: Shape) -> list[_Way]:
 def _clear(
     seating: Seating, j: int, node: int, shape: Shape, room: tuple[int, int], *, alone: bool
 ) -> list[_Way]:
-    """Who would have to leave the node for the shape's part of it: one guest, or the smallest together.
+    """Return ways to clear the node for the shape's part of it.
 
-    `room`: GPUs free there, and the most that are free on any other node.
+    Either one guest leaves, or the smallest guests leave together. `room`: the GPUs free on the node, and the most
+    that are free on any other node.
     """
     packing = seating.packing
     free, elsewhere = room
@@ -191,9 +207,10 @@ def _clear(
 
 
 def _least_loss(seating: Seating, i: int, room: int | None = None) -> float:
-    """The least that a job can lose by leaving its seat: it moves at the same count, if it does not already.
+    """Return the least utility that a job loses by leaving its seat.
 
-    On one node only where so many GPUs (`room`) are free on one; else it shrinks to what has room.
+    The job moves at the same count, which costs nothing more if the plan moves it already. A job on one node can do
+    so only if some node has enough GPUs free (`room`); otherwise it shrinks to what has room.
     """
     option, now = seating.option[i], seating.utility(i)
     if room is None or seating.gpus[option] <= room or len(seating.packing.seats[i][0]) > 1:
@@ -202,9 +219,11 @@ def _least_loss(seating: Seating, i: int, room: int | None = None) -> float:
 
 
 def _together(seating: Seating, shape: Shape, found: list[_Way]) -> list[_Way]:
-    """For several nodes: per class, those that are cheapest to clear; a victim that spans counts once.
+    """Combine ways on single nodes into ways for a shape of several nodes.
 
-    Within one rack where the shape asks for it; over several, the last gives way to the cheapest of another.
+    Each class of nodes offers those that are cheapest to clear. A victim that spans nodes counts once. Where the
+    shape asks for one rack, the nodes lie in one. Where it asks for several racks and the nodes lie in one, the last
+    node gives way to the cheapest node of another rack.
     """
     packing = seating.packing
     by_class: dict[tuple[str, int, int], list[_Way]] = {}

@@ -1,6 +1,7 @@
-"""The shapes that a placement may have: 1 to g GPUs on one node; beyond that, whole nodes.
+"""List the shapes that a placement may have.
 
-With `partial_nodes`, equal parts of nodes too, on as few nodes as the count needs.
+A placement has 1 to g GPUs on one node; beyond that, whole nodes. With `partial_nodes` it may also have equal parts
+of nodes, on as few nodes as the count needs.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ ANYWHERE, ONE_RACK, OVER_RACKS = 0, 1, 2
 
 
 class Shape(NamedTuple):
-    """`nodes` nodes with `per_node` GPUs each, of one GPU type or (None) of any, in racks as `racks` says."""
+    """`nodes` nodes with `per_node` GPUs each.
+
+    The GPUs are of one type, or of any type (None). `racks` says how the nodes lie in racks.
+    """
 
     nodes: int
     per_node: int
@@ -33,7 +37,10 @@ class Shape(NamedTuple):
 
 
 def spaced(most: int) -> list[int]:
-    """Node counts from 2 to `most`: all of them while few, then in steps of about an eighth, the last included."""
+    """Return node counts from 2 to `most`, the last included.
+
+    Small counts are all there; from `DENSE` on they go in steps of about an eighth.
+    """
     counts: list[int] = []
     n = 2
     while n < most:
@@ -86,16 +93,20 @@ ANY, POWERS, WHOLE = "any", "powers-of-two", "whole-nodes"
 
 
 def named(rule: str, top: int) -> list[int]:
-    """Counts up to `top` that a rule names one by one; none for a rule that does not."""
+    """Return the counts up to `top` that a rule names one by one.
+
+    The list is empty for a rule that names none.
+    """
     if rule == POWERS:
         return [1 << power for power in range(max(top, 0).bit_length())]
     return [int(n) for n in rule.split(",") if n.strip().isdigit()]
 
 
 def allows(rule: str, shape: Shape, *, whole: bool) -> bool:
-    """Whether a rule on GPU counts (`JobSpec.gpu_counts`) allows the shape; `whole`: it takes whole nodes.
+    """Return whether a rule on GPU counts allows the shape.
 
-    A rule that names nothing allows everything: directives are checked where they are given.
+    For the rules see `JobSpec.gpu_counts`. `whole`: the shape takes whole nodes. A rule that names nothing allows
+    everything, because directives are checked where they are given.
     """
     if rule == POWERS:
         return shape.gpus & (shape.gpus - 1) == 0
@@ -106,12 +117,15 @@ def allows(rule: str, shape: Shape, *, whole: bool) -> bool:
 
 
 def _cpu_room(node: Node, cpus_per_gpu: int) -> int:
-    """GPUs that the CPUs free of others' jobs can serve; no limit where CPUs are unknown."""
+    """Return the GPUs that the node's CPUs free of foreign jobs can serve.
+
+    Where CPUs are unknown they set no limit.
+    """
     if node.cpus <= 0 or cpus_per_gpu <= 0:
         return node.gpus
     return max(node.cpus - node.foreign_cpus, 0) // cpus_per_gpu
 
 
 def bare(node: Node) -> Node:
-    """The node as it is when all is well: schedulable, and used by nobody else."""
+    """Return the node as schedulable and without foreign jobs."""
     return Node(node.name, node.gpus, node.gpu_type, 0, True, node.partitions, node.cpus, 0, node.rack)

@@ -1,8 +1,8 @@
-"""Which of its nodes a job that shrinks is left with: those that let it shrink within its allocation.
+"""Choose which of its nodes a job that shrinks keeps.
 
-Nodes of a kind are the same to the objective, so whoever comes in may as well take another one of those that the job
-holds. To Slurm they are not: the job's batch script runs on one of them, and companions lend some. Left with the wrong
-ones, the job has to go through the queue.
+Nodes of a kind are the same to the objective, so a job that comes in may as well take another of them. To Slurm they
+differ: the job's batch script runs on one of them, and companion jobs lend some. With the right nodes the job shrinks
+within its allocation. With the wrong ones it has to go through the queue.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from polluxd.policy.packing import Packing
 
 
 def leave_right_nodes(packing: Packing) -> None:
-    """Exchange nodes of jobs that shrink (`Job.keeps`) with whoever is to take the others, where nodes are alike."""
+    """Exchange nodes so that jobs that shrink keep the nodes in `Job.keeps`.
+
+    The exchange is with the job that is to take the node, and only between nodes that are alike.
+    """
     for j, job in enumerate(packing.jobs):
         (own, per_node), (home, before) = packing.seats[j], packing.home[j]
         if not job.keeps or job.pinned or not own or per_node != before or not set(own) < set(home):
@@ -30,7 +33,10 @@ def leave_right_nodes(packing: Packing) -> None:
 
 
 def _exchange(packing: Packing, j: int, a: int, b: int) -> None:
-    """Have the job sit on node `b` instead of `a`, and who was to come to `b` on `a`; not where others sit now."""
+    """Seat the job on node `b` instead of `a`, and the jobs due on `b` on `a`.
+
+    Nothing changes where the nodes differ, or where another job sits on `b` now or may not move to `a`.
+    """
     others = [i for i in packing.guests[b] if i != j]
     alone = set(packing.guests[a]) == {j} and j not in packing.guests[b]
     if not alone or not _alike(packing.nodes[a], packing.nodes[b]):

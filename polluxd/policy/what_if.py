@@ -1,4 +1,7 @@
-"""What one node more would change for a job: a second decision on the same snapshot. Pure."""
+"""Tell what one node more would change for a job. Pure.
+
+The answer is a second decision on the same snapshot.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,10 @@ ADDED = "~one-more"
 
 
 def one_node_more(snapshot: Snapshot, job_id: int) -> Allocation | None:
-    """Decide with one node more, a copy of one that the job could use; return what the job would get.
+    """Decide with one node more; return what the job would get.
 
-    None where the job is not in the snapshot, or no node with GPUs is open to it.
+    The added node is a copy of one that the job could use. Returns None where the job is not in the snapshot, or
+    where no node with GPUs is open to it.
     """
     job = next((job for job in snapshot.jobs if job.job_id == job_id), None)
     if job is None:

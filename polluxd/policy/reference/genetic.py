@@ -1,8 +1,9 @@
-"""The paper's solver, for comparison: a genetic algorithm over allocation matrices (Pollux, section 4.2.1).
+"""Solve by the paper's genetic algorithm, for comparison.
 
-Population and generations of 100, per-job mutation, crossover over jobs, tournament selection, repair to capacity. Its
-repair is held to the same placements as ours (one node, or whole nodes; options of the table), so that the two compete
-for the same optimum. Written from the paper's description.
+Source: Pollux, section 4.2.1, written from the paper's description. It evolves allocation matrices: population and
+generations of 100, per-job mutation, crossover over jobs, tournament selection, repair to capacity. Its repair is
+held to the same placements as our solver's (one node, or whole nodes; options of the table), so that the two compete
+for the same optimum.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ class Evolved(NamedTuple):
 
 
 def decide(snapshot: Snapshot, *, population: int = 100, generations: int = 100, seed: int = 0) -> Evolved:
-    """The fittest allocation found for a snapshot of one domain, one node size, whole nodes, no ceilings.
+    """Return the fittest allocation found.
 
-    Raises ValueError for other snapshots: it is there to compare with, not to serve.
+    Takes snapshots of one domain with one node size, whole nodes and no ceilings. Raises ValueError for other
+    snapshots: the algorithm is there to compare with, not to serve.
     """
     domains = split(snapshot)
     if len(domains) != 1 or len({n.gpus for n in domains[0].nodes}) != 1 or snapshot.settings.partial_nodes:
@@ -64,14 +66,17 @@ def _tournament(scores: Floats, rng: np.random.Generator) -> Ints:
 
 
 def _crossover(parents: Ints, rng: np.random.Generator) -> Ints:
-    """Single-point, over jobs: the first jobs of one parent with the rest of another."""
+    """Cross at one point over jobs: one parent's first jobs, another's last."""
     other = parents[rng.permutation(parents.shape[0])]
     cut = rng.integers(parents.shape[1] + 1, size=(parents.shape[0], 1, 1))
     return np.where(np.arange(parents.shape[1])[None, :, None] < cut, parents, other)
 
 
 class _World:
-    """The table as arrays over jobs and shapes: one node with k GPUs is shape k, N whole nodes shape g + N."""
+    """The table as arrays over jobs and shapes.
+
+    With nodes of g GPUs, one node with k GPUs is shape k, and N whole nodes are shape g + N.
+    """
 
     def __init__(self, table: OptionTable, packing: Packing, power: float) -> None:
         jobs, nodes = len(table.jobs), len(packing.nodes)
@@ -99,7 +104,10 @@ class _World:
         self.home = self.repair(self.present[None], np.random.default_rng(0))[0]
 
     def mutate(self, pool: Ints, rng: np.random.Generator) -> Ints:
-        """Some jobs of each member, from one to about all: one node set to a random number of GPUs, or drawn again."""
+        """Mutate some jobs of each member, from one to about all.
+
+        A mutated job gets a random number of GPUs on one node. Half of them lose their other GPUs first.
+        """
         members, jobs, nodes = pool.shape
         pool = pool.copy()
         rate = rng.choice([1.0, 1.0, 3.0, 0.1 * jobs], size=(members, 1)) / max(jobs, 1)
@@ -118,7 +126,10 @@ class _World:
         return pool
 
     def repair(self, pool: Ints, rng: np.random.Generator) -> Ints:
-        """Cut to partitions, to permitted shapes, then to capacity in a random order of jobs, and to shapes again."""
+        """Cut each member to what can be placed.
+
+        It is cut to partitions, to permitted shapes, to capacity in a random order of jobs, and to shapes again.
+        """
         pool = self._shape(pool * (self.allowed & ~self.pinned[:, None])[None])
         members, jobs, _ = pool.shape
         order = np.argsort(rng.random((members, jobs)), axis=1)
@@ -133,7 +144,10 @@ class _World:
         return repaired
 
     def _shape(self, pool: Ints) -> Ints:
-        """Whole nodes if there are two or more, else the fullest node; then down to a permitted shape."""
+        """Cut each job to a permitted shape.
+
+        A job with two or more whole nodes keeps whole nodes; any other keeps its fullest node.
+        """
         full = (pool == self.size) & self.whole[None, None]
         count = full.sum(axis=2)
         one = np.zeros_like(pool)
