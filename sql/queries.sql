@@ -324,7 +324,7 @@ SELECT * FROM pollux.move
 WHERE cluster = :cluster AND (CAST(:job_id AS bigint) IS NULL OR job_id = :job_id) ORDER BY id;
 
 -- name: completed_moves
--- Moves that ended in training, of jobs that still matter (:active) or of all; a job id used again counts anew.
+-- Moves that ended in training, of active jobs (:active) or of all. A job id used again is a new job.
 SELECT r.* FROM pollux.move r
 LEFT JOIN pollux.job j ON j.cluster = r.cluster AND j.job_id = r.job_id
 WHERE r.cluster = :cluster AND r.step = 'training' AND (NOT :active OR j.ended_at IS NULL)

@@ -1,4 +1,4 @@
-"""A small convolutional network on scikit-learn's digits, trained by Adam, with gradient clipping."""
+"""Train a small CNN on scikit-learn's digits: Adam, gradient clipping."""
 
 from emulated import Accelerator, arguments, digits, finish
 from torch import nn

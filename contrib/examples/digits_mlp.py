@@ -1,4 +1,7 @@
-"""A multi-layer perceptron on scikit-learn's digits, trained by SGD with momentum."""
+"""Train a perceptron on scikit-learn's digits by SGD with momentum.
+
+The perceptron has several layers.
+"""
 
 from emulated import Accelerator, arguments, digits, finish
 from torch import nn

@@ -1,4 +1,6 @@
-"""What the example trainings share: a stand-in for the accelerator, the data, the command line, the result.
+"""Share an emulated accelerator, data and options between the examples.
+
+The examples also share how they print their results.
 
 The demo runs up to 16 ranks on two CPU cores, where a model's real computing time says nothing about GPUs. So each
 forward and backward pass sleeps `alpha + beta * m` seconds for its m examples, and each synchronisation of gradients
@@ -45,7 +47,10 @@ def _split(x: np.ndarray, y: np.ndarray) -> Data:
 
 
 def _table(name: str) -> np.ndarray:
-    """A table that scikit-learn carries. Importing the library would cost each worker more than a second of CPU."""
+    """Read a table that scikit-learn carries, without importing the library.
+
+    The import would cost each worker more than a second of CPU time.
+    """
     found = importlib.util.find_spec("sklearn")
     if found is None or not found.submodule_search_locations:
         raise SystemExit("the examples train on data that scikit-learn carries: pip install scikit-learn")
@@ -54,13 +59,19 @@ def _table(name: str) -> np.ndarray:
 
 
 def digits() -> Data:
-    """scikit-learn's digits: 1,797 images of 8 x 8, as [1, 8, 8] in 0..1, ten classes."""
+    """Return scikit-learn's digits: 1,797 images in ten classes.
+
+    Images have the shape [1, 8, 8] and values in 0..1.
+    """
     table = _table("digits.csv.gz")
     return _split((table[:, :-1] / 16.0).reshape(-1, 1, 8, 8), table[:, -1])
 
 
 def tumours() -> Data:
-    """scikit-learn's breast cancer data: 569 tumours, 30 standardised measurements, two classes."""
+    """Return scikit-learn's breast cancer data: 569 tumours, two classes.
+
+    Each tumour has 30 standardised measurements.
+    """
     table = _table("breast_cancer.csv")
     x = table[:, :-1]
     return _split((x - x.mean(0)) / x.std(0), table[:, -1])

@@ -1,4 +1,7 @@
-"""A small perceptron with dropout on scikit-learn's breast cancer data, trained by AdamW at two learning rates."""
+"""Train a small perceptron with dropout on scikit-learn's tumours.
+
+AdamW trains it at two learning rates. The data are scikit-learn's breast cancer table.
+"""
 
 from emulated import Accelerator, arguments, finish, tumours
 from torch import nn

@@ -1,4 +1,4 @@
-"""Change the code a little, many times, and count how often a unit test notices.
+"""Mutate the code many times and count how often a unit test fails.
 
     python -m contrib.mutation [--mutants N] [--seed N] [--jobs N] [--json FILE] [--page FILE] [ROOM or FILE ...]
 
@@ -38,7 +38,7 @@ ROOMS = {
 
 
 def covering(module: str, folder: str) -> list[str]:
-    """Return the test files of a room: those that import the module before the others."""
+    """Return a room's test files; files that import the module come first."""
     name = module.removeprefix("agent/").removesuffix(".py").replace("/", ".")
     parent, _, last = name.rpartition(".")
     imported = re.compile(rf"{re.escape(name)}\b|from {re.escape(parent)} import .*\b{last}\b")
@@ -47,7 +47,10 @@ def covering(module: str, folder: str) -> list[str]:
 
 
 def equivalents() -> set[tuple[str, str]]:
-    """Read the mutants that are known to change nothing: module and mutant; the reason stands below each."""
+    """Read the known equivalent mutants as pairs of module and mutant.
+
+    In `equivalent.txt` the reason stands below each mutant.
+    """
     lines = [line for line in EQUIVALENT.read_text().splitlines() if line and not line.startswith(("#", " "))]
     return {(module, mutant) for module, mutant in (line.split(" ", 1) for line in lines)}
 

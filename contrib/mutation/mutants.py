@@ -36,7 +36,11 @@ LOGS = ("log", "logger", "warnings")
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change: in which function, from what to what, and the bytes that it replaces."""
+    """One change of a module's source.
+
+    `function` names the function that holds it. `before` and `after` are the old and the new text. `start` and `stop`
+    delimit the bytes that `after` replaces.
+    """
 
     function: str
     before: str

@@ -27,7 +27,10 @@ LOADED = (
 
 
 class Server:
-    """Runs tests in a copy of the repository, in children of one process that has torch and pytest loaded already."""
+    """Run tests in children of one process that has loaded torch and pytest.
+
+    The tests run in a copy of the repository.
+    """
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
@@ -47,7 +50,10 @@ class Server:
         self._answers, self._asks = os.fdopen(ours), os.fdopen(asks, "w", buffering=1)
 
     def run(self, module: str, source: bytes, tests: list[str]) -> str:
-        """Return how pytest ended with this source of the module: its exit status, or "timeout"."""
+        """Run tests against this source of a module; return pytest's exit status.
+
+        The answer is "timeout" if the tests exceed the limit.
+        """
         before = (self.folder / module).read_bytes()
         (self.folder / module).write_bytes(source)
         self._asks.write(json.dumps(tests) + "\n")

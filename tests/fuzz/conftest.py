@@ -1,4 +1,7 @@
-"""Fuzzing: POLLUX_FUZZ_EXAMPLES inputs per test (200 in `make test`, 100,000 in `make fuzz`)."""
+"""Set the number of fuzzing inputs per test: POLLUX_FUZZ_EXAMPLES.
+
+`make test` uses 200, `make fuzz` 100,000.
+"""
 
 from __future__ import annotations
 

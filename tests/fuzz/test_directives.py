@@ -1,4 +1,7 @@
-"""Directives from a hostile user: the Lua hook accepts only what polluxd's parser then reads to the same values."""
+"""Fuzz job directives as a hostile user would write them.
+
+The Lua hook accepts only directives that polluxd's parser then reads to the same values.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tickets and companion files that are damaged or forged: read, or refused with a warning, never a crash."""
+"""Fuzz tickets and companion files that are damaged or forged.
+
+The agent reads such a file or refuses it with a warning. It never crashes.
+"""
 
 from __future__ import annotations
 

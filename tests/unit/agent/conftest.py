@@ -1,4 +1,7 @@
-"""Real ranks for tests: forked processes that talk over gloo on the loopback interface."""
+"""Run real ranks in tests: forked processes that talk over gloo.
+
+gloo uses the loopback interface.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,10 @@ def _rank(body: Callable[..., Any], args: tuple[Any, ...], env: dict[str, str], 
 def run_ranks(
     size: int, body: Callable[..., Any], *args: Any, nodes: int = 1, env: dict[str, str] | None = None
 ) -> list[Any]:
-    """Run `body(*args)` on `size` forked ranks (spread over `nodes`, in name) and return their results by rank."""
+    """Run `body(*args)` on `size` forked ranks; return the results by rank.
+
+    `nodes` spreads the ranks over that many nodes, in name only.
+    """
     context = multiprocessing.get_context("fork")
     port = str(_free_port())
     running = []
@@ -80,7 +86,10 @@ def run_ranks(
 
 @pytest.fixture
 def read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Samples of the noise are read at the next step, and not some seconds later: forked ranks inherit it."""
+    """Read samples of the noise at the next step, not some seconds later.
+
+    Forked ranks inherit the setting.
+    """
     monkeypatch.setenv("POLLUX_EXCHANGES_PER_READING", "0")
 
 

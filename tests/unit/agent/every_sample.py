@@ -1,4 +1,7 @@
-"""A training on two ranks that keeps the number of every sample it used: for scripts that tests start as processes."""
+"""Train on two ranks and record the number of every sample used.
+
+Tests start scripts that import this module as separate processes.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import pollux
 
 
 class Used:
-    """The numbers of the samples used so far, saved with the job's checkpoints."""
+    """The numbers of all samples used so far, saved with checkpoints."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []
@@ -45,7 +48,10 @@ class Training:
         return TensorDataset(x, x.sum(1, keepdim=True), torch.arange(examples))
 
     def run(self, loader: Any, epochs: int, before_backward: Callable[[int, int], None]) -> None:
-        """So many passes; `before_backward` is told each micro-batch's number (from 1, in this process) and size."""
+        """Train `epochs` passes and call `before_backward` for each micro-batch.
+
+        `before_backward` gets the micro-batch's number in this process, from 1, and its size.
+        """
         number = 0
         for _ in self.job.epochs(epochs, passes=True):
             for inputs, targets, ids in loader:

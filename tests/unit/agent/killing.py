@@ -1,4 +1,7 @@
-"""Kill -9 before the n-th call: processes that do the same make the same n-th call."""
+"""Kill a process with SIGKILL before its n-th counted call.
+
+Processes that do the same make the same n-th call, so the place of the kill is reproducible.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ PATIENCE = 100.0
 
 
 def of_system(event: str, function: Any) -> bool:
-    """A call into the system, or into Python's own files, which call the system."""
+    """Return whether the event is a call into the operating system.
+
+    Calls into Python's own file objects count, because these call the system.
+    """
     if event != "c_call":
         return False
     module, owner = getattr(function, "__module__", None), getattr(function, "__self__", None)
@@ -31,7 +37,10 @@ def of_system(event: str, function: Any) -> bool:
 
 
 def die_at(at: int, counts: Counted) -> None:
-    """From here on, in this thread and in those it starts: be killed before the `at`-th call that counts."""
+    """Kill this process before its `at`-th counted call.
+
+    Counting begins now, in this thread and in the threads that it starts.
+    """
     calls = 0
     lock = threading.Lock()
 
@@ -48,7 +57,10 @@ def die_at(at: int, counts: Counted) -> None:
 
 
 def forked(body: Callable[[], int]) -> int:
-    """Run `body` in a process of its own, which ends with its result; returns the process's number."""
+    """Run `body` in a forked process; return that process's id.
+
+    The child exits with the result of `body`.
+    """
     child = os.fork()
     if not child:
         status = 1
@@ -60,7 +72,10 @@ def forked(body: Callable[[], int]) -> int:
 
 
 def exit_codes(children: list[int]) -> list[int]:
-    """How each ended: its status, or minus the signal. AssertionError where one does not end."""
+    """Return each child's exit status, or minus the signal that killed it.
+
+    Raises AssertionError, and kills the remaining children, if one does not end within PATIENCE seconds.
+    """
     codes: dict[int, int] = {}
     deadline = time.monotonic() + PATIENCE
     while len(codes) < len(children):

@@ -1,4 +1,7 @@
-"""Data of every kind whose samples are their own numbers, and the loaders of all ranks over it in one process."""
+"""Data of every kind, and the loaders of all ranks in one process.
+
+Each sample is its own number.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,10 @@ class StatefulStream(Stream):
 
 
 class ReadingAhead:
-    """In the place of torch's loader with workers: some batches are planned and made before they are asked for."""
+    """Stand in for torch's loader with workers, which reads ahead.
+
+    Plan and make up to `depth` batches before the loop asks for them.
+    """
 
     def __init__(self, loader: Any, depth: int) -> None:
         self.loader, self.depth = loader, depth

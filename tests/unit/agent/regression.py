@@ -1,4 +1,4 @@
-"""A regression small enough to train in a blink, as the tests of whole trainings have it."""
+"""A regression that trains in a moment, for tests of whole trainings."""
 
 from __future__ import annotations
 

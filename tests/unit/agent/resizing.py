@@ -292,7 +292,7 @@ def ask(training: Training, wanted: dict[str, Any]) -> int:
 
 
 def behave_as_joiner(training: Training) -> None:
-    """A companion's rank that does not come in, by the move that it was to be for."""
+    """Play a joiner that fails to join; the move's id says how it fails."""
     joiner = training.job.coordinator.joiner
     if joiner is None:
         return

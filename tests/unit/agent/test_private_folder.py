@@ -1,4 +1,7 @@
-"""Other users cannot have a checkpoint of theirs read, nor a file of ours written through a link of theirs."""
+"""Other users can neither inject checkpoints nor redirect writes.
+
+No user can make another read a checkpoint that is not theirs, nor make another write a file through a link.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,7 @@ def test_what_belongs_to_another_user_is_refused(folder: Path) -> None:
 
 
 def test_a_file_is_read_from_the_folder_that_was_checked(folder: Path) -> None:
-    """A path that somebody turns elsewhere after the check leads nobody astray."""
+    """Redirecting a path after the check changes nothing for its reader."""
     forged = folder.parent / "forged"
     forged.mkdir()
     (forged / "file").write_bytes(b"forged")

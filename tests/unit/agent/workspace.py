@@ -9,7 +9,10 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def assert_bounded(body: Callable[[], object], most: int = 32 << 20) -> None:
-    """`body` allocates no more than `most` bytes at a time, and gives all of them back."""
+    """Assert that `body` never holds more than `most` bytes.
+
+    Also assert that `body` frees all the memory that it allocates.
+    """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         body()
     results = profiler.profiler.kineto_results

@@ -1,4 +1,7 @@
-"""Gradients added up beside a user's communication hook: measured as they are, in a bounded workspace."""
+"""Gradients summed beside a user's communication hook.
+
+The sums are measured uncompressed, in a bounded workspace.
+"""
 
 from __future__ import annotations
 

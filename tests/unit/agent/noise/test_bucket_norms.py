@@ -1,4 +1,7 @@
-"""A bucket's norms, taken in a few kernels, are those of its gradients one by one."""
+"""A bucket's norms equal the norms of its gradients one by one.
+
+`BucketNorms` computes them in a few kernels.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ SHAPES = [(4, 3), (7,), (2, 3, 2, 2), (1,), (11, 5)]
 
 
 def bucket() -> tuple[list[torch.nn.Parameter], torch.Tensor, list[torch.Tensor]]:
-    """Parameters, and gradients that lie one after the other in one buffer, somewhere in its storage."""
+    """Return parameters and gradients that lie in one buffer in turn.
+
+    The buffer begins in the middle of its storage.
+    """
     generator = torch.Generator().manual_seed(3)
     params = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
     params[2].data = params[2].data.contiguous(memory_format=torch.channels_last)

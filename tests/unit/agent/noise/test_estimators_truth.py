@@ -1,4 +1,6 @@
-"""Every estimator against the truth: gradients of frozen parameters, whose mean and covariance are known.
+"""Test every noise estimator against the exact mean and covariance.
+
+The gradients belong to frozen parameters, so both are known.
 
 Two problems: a quadratic with a planted covariance, where the truth is a formula, and a network, where it is the mean
 and the covariance of every example's own gradient. Ranks are simulated: their hooks are called in turn, and what they
@@ -86,7 +88,10 @@ class Problem:
 
 
 class Quadratic(Problem):
-    """loss(w, x) = (w - x)' A (w - x) / 2 with x of mean 0 and a diagonal covariance: its gradient is A (w - x)."""
+    """A quadratic loss whose gradient and covariance are known.
+
+    loss(w, x) = (w - x)' A (w - x) / 2 has the gradient A (w - x). x has mean 0 and a diagonal covariance.
+    """
 
     D = 60
     ratio = 20.0
@@ -113,7 +118,10 @@ class Quadratic(Problem):
 
 
 class Network(Problem):
-    """A perceptron on a fixed set of examples, drawn from with replacement; the truth is every example's gradient."""
+    """A perceptron on a fixed set of examples, drawn with replacement.
+
+    The gradients of all single examples give the truth.
+    """
 
     EXAMPLES = 2000
 
@@ -169,7 +177,10 @@ class Work:
 
 
 class Wire:
-    """Stands for torch.distributed: an all-reduce is over when the last of the ranks has come to it."""
+    """Stand in for torch.distributed with ranks that run in turn.
+
+    An all-reduce completes when the last rank has called it.
+    """
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
@@ -294,7 +305,10 @@ def test_differenced(problem: Any, optimizer: str) -> None:
 
 
 def test_drift_makes_the_differenced_variance_too_large_by_half_its_square() -> None:
-    """And sqr too small by a quarter of it, against the gradient half-way: as estimators.py says."""
+    """Drift also makes sqr too small by a quarter of its square.
+
+    The reference is the gradient half-way through the drift (estimators.py).
+    """
     at, averages = Quadratic("sgd"), plain_averages()
     u = torch.full((at.D,), 0.12)
     drift = at.a @ u.double()
@@ -314,7 +328,10 @@ def test_drift_makes_the_differenced_variance_too_large_by_half_its_square() -> 
 def test_within_a_tenth_after_200_steps(
     optimizer: str, ratio: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """n = 8 gradients of b = 8 examples, a noise scale of b or of 10 b, and the averages as in a training."""
+    """Eight gradients of b = 8 examples, averaged as in a training.
+
+    The noise scale is b or 10 b.
+    """
     monkeypatch.setattr(Quadratic, "ratio", ratio)
     at, averages = Quadratic(optimizer), NoiseAverages(1, decay=DECAY)
     kind = hooked(at, 8, averages, monkeypatch)

@@ -1,4 +1,7 @@
-"""Noise-scale estimators against the truth, on gradients whose mean and covariance are known exactly."""
+"""Noise-scale estimators against a planted truth.
+
+The gradients' mean and covariance are known exactly.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ EXAMPLES = STEPS * M0
 
 
 def planted() -> TensorDataset:
-    """Examples x_i of mean mu and covariance sigma^2 I; the loss mean(w x) has exactly x_i as its gradient."""
+    """Return examples x_i of mean mu and covariance sigma^2 I.
+
+    The loss mean(w x) has exactly x_i as its gradient.
+    """
     generator = torch.Generator().manual_seed(5)
     mean = torch.full((D,), 0.1)
     x = mean + SIGMA * torch.randn(EXAMPLES, D, generator=generator)
@@ -35,7 +41,10 @@ def planted() -> TensorDataset:
 
 
 def precondition(optimizer: torch.optim.Optimizer) -> None:
-    """A second moment that stays what it is: then the preconditioner, and with it the truth, is known."""
+    """Set a constant second moment, so that the preconditioner is known.
+
+    The truth is then known as well.
+    """
     for group in optimizer.param_groups:
         for p in group["params"]:
             moment = torch.linspace(0.5, 4.0, D).reshape(p.shape)
@@ -47,7 +56,10 @@ def precondition(optimizer: torch.optim.Optimizer) -> None:
 
 
 class Matrix(torch.nn.Module):
-    """The planted problem with its parameters in a matrix of full rank, and perhaps one that no output depends on."""
+    """The planted problem with its parameters in a matrix of full rank.
+
+    `unused` adds a parameter that no output depends on.
+    """
 
     def __init__(self, *, unused: bool) -> None:
         super().__init__()
@@ -82,7 +94,10 @@ def hook_of(name: str) -> Any:
 
 
 def measure(name: str, per_gpu: tuple[int, int], adaptive: bool = False) -> tuple[float, float, int]:
-    """Run one pass with frozen parameters; (sqr, var, samples) as measured; `adaptive`: a batch may be cut in two."""
+    """Run one pass with frozen parameters; return (sqr, var, samples).
+
+    `adaptive` allows the agent to cut a batch in two.
+    """
     unused = name == "sgd unused"
     model: torch.nn.Module = torch.nn.Linear(D, 1, bias=False)
     if unused or name == "sgd PowerSGD":
@@ -132,7 +147,10 @@ def truth(name: str) -> tuple[float, float, np.ndarray, np.ndarray]:
 
 
 def check(name: str, n: int, results: list[tuple[float, float, int]]) -> None:
-    """Within 3 analytic standard errors of the truth, for n Gaussian gradients of b examples in each of T samples."""
+    """Assert that results lie within 3 standard errors of the truth.
+
+    The errors are analytic: n Gaussian gradients of b examples in each of T samples.
+    """
     sqr, var, mean, deviation = truth(name)
     b = M0 / n
     for found_sqr, found_var, samples in results:
@@ -175,7 +193,10 @@ def test_hook_under_accumulation(ranks: Any, name: str) -> None:
 
 
 def measure_bare(name: str) -> tuple[float, float, int]:
-    """As `measure`, by a loop that knows nothing of micro-batches, clips, and accumulates by itself now and then."""
+    """Measure as `measure` does, by a loop without micro-batch contexts.
+
+    The loop clips gradients, and now and then accumulates by itself.
+    """
     model = torch.nn.Linear(D, 1, bias=False)
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     if name == "adam":
@@ -206,7 +227,10 @@ def test_a_loop_without_contexts_is_measured_between_ranks(ranks: Any, name: str
 
 
 def what_arrives(name: str) -> float:
-    """How far `.grad` is from the mean gradient after the user's hook, relative to it."""
+    """Return the largest relative error of `.grad` after the user's hook.
+
+    The reference is the mean gradient.
+    """
     model = Matrix(unused=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     job = attach(
@@ -234,7 +258,10 @@ def what_arrives(name: str) -> float:
 
 
 def test_a_hook_that_changes_the_gradient_does_not_change_the_estimate(ranks: Any) -> None:
-    """PowerSGD: the estimate comes from uncompressed sums, and the user gets what PowerSGD makes of the gradient."""
+    """PowerSGD compresses the user's gradient but not the estimate's.
+
+    The estimate comes from uncompressed sums. The user gets the gradient that PowerSGD computes.
+    """
     check("sgd PowerSGD", 2, ranks(2, measure, "sgd PowerSGD", (1, M0)))
     assert min(ranks(2, what_arrives, "sgd PowerSGD")) > 0.05
     assert max(ranks(2, what_arrives, "sgd")) < 1e-5
@@ -356,7 +383,10 @@ def test_parameter_groups_are_told_apart(ranks: Any) -> None:
 
 @pytest.mark.parametrize("per_gpu", [8, 32], ids=["8 micro-batches", "2 halves"])
 def test_a_real_network_against_every_examples_own_gradient(per_gpu: int) -> None:
-    """Brute force: the gradient of each example, their mean and the trace of their covariance."""
+    """Brute force over examples gives the gradient's mean and covariance.
+
+    Compare with the mean of all examples' gradients and the trace of their covariance.
+    """
     torch.manual_seed(2)
     model = torch.nn.Sequential(torch.nn.Linear(5, 12), torch.nn.Tanh(), torch.nn.Linear(12, 3))
     examples, m0 = 6400, 64

@@ -1,4 +1,7 @@
-"""Gradients measured twice by the same preconditioner: as `GradientNorms.of` measures them, one parameter at a time."""
+"""Pairs of gradients measured at once by the same preconditioner.
+
+The norms equal those of `GradientNorms.of`, which measures one parameter at a time.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ CASES = [
 
 
 def trained(kind: Any, split: bool, **options: Any) -> tuple[list[torch.nn.Parameter], GradientNorms]:
-    """Parameters with gradients and an optimizer that has stepped; some elements never had a gradient."""
+    """Return parameters with gradients and the norms of a used optimizer.
+
+    The optimizer has stepped 6 times. Some elements never had a gradient.
+    """
     generator = torch.Generator().manual_seed(3)
     params = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
     params[2].data = params[2].data.contiguous(memory_format=torch.channels_last)

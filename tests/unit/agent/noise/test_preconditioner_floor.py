@@ -1,4 +1,7 @@
-"""An element that wakes up late must not drown the noise scale of all others."""
+"""An element with a late first gradient does not drown the noise scale.
+
+The noise scale of all other elements stays visible.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ from pollux.noise.precondition import GradientNorms
 
 
 def warm_optimizer(make, awake):
-    """An optimizer that has stepped 20 times with unit gradients in the elements `awake` names."""
+    """Return a parameter and the norms of an optimizer after 20 steps.
+
+    Its gradients are 1 in the elements that `awake` names.
+    """
     param = torch.nn.Parameter(torch.zeros(8))
     optimizer = make([param])
     for _ in range(20):

@@ -1,4 +1,6 @@
-"""The estimator that several ranks have by default, against the truth, for up to eight of them.
+"""The default estimator of several ranks against the truth.
+
+Up to eight ranks are tested.
 
 Ranks are simulated: each one's backward pass runs in turn, and in the place of DistributedDataParallel its hook on the
 gradient accumulators has the mean put into `.grad` at the end of it, as DDP has. (Real ranks: test_noise_scale.py.)
@@ -28,7 +30,10 @@ from tests.unit.agent.noise.test_estimators_truth import (
 
 
 class Reducer:
-    """Stands for DDP's: where it has seen all gradients of a backward pass, `mean` takes their place."""
+    """Stand in for DDP's reducer.
+
+    After all gradients of a backward pass have arrived, `mean` replaces them.
+    """
 
     def __init__(self, params: list[torch.nn.Parameter]) -> None:
         self.params = params
@@ -98,7 +103,10 @@ def test_within_three_standard_errors(ranks: int, problem: Any, optimizer: str) 
 def test_within_a_tenth_after_200_steps(
     estimate: Any, optimizer: str, ratio: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """n = 8 gradients of b = 8 examples, a noise scale of b or of 10 b, and the averages as in a training."""
+    """Eight gradients of b = 8 examples, averaged as in a training.
+
+    The noise scale is b or 10 b.
+    """
     monkeypatch.setattr(Quadratic, "ratio", ratio)
     at, averages = Quadratic(optimizer), NoiseAverages(1, decay=DECAY)
     kind = estimate(at, 8, averages)

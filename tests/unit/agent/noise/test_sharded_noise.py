@@ -1,4 +1,7 @@
-"""The noise scale under fully_shard: planted truth, and what plain DDP measures on the same examples."""
+"""The noise scale under fully_shard equals the truth and DDP's.
+
+The truth is planted. Plain DDP measures the same examples.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ def data() -> TensorDataset:
 
 
 class Network(torch.nn.Module):
-    """Shapes that no number of ranks here divides; one parameter may be left unused."""
+    """A network with shapes that no number of ranks in these tests divides.
+
+    One parameter may be left unused.
+    """
 
     def __init__(self, uses_all: bool) -> None:
         super().__init__()
@@ -59,7 +65,10 @@ def optimizer_of(kind: str, model: torch.nn.Module) -> torch.optim.Optimizer:
 def train(
     kind: str, per_gpu: int, sharded: bool, replicas: int = 1
 ) -> tuple[list[Any], list[torch.Tensor], list[torch.Tensor], int]:
-    """(noise per group, the weights, the last gradient, samples taken) of a pass over the data."""
+    """Train one pass; return noise, weights, the last gradient and samples.
+
+    The noise is per parameter group. Samples are the number of noise samples taken.
+    """
     torch.manual_seed(0)
     model = Network(kind != "unused")
     if not dist.is_initialized():

@@ -1,4 +1,7 @@
-"""Which family an optimizer belongs to, and its preconditioner against the steps that the optimizer makes."""
+"""The family of each optimizer, and its preconditioner.
+
+The preconditioner is tested against the steps that the optimizer makes.
+"""
 
 from __future__ import annotations
 
@@ -231,7 +234,10 @@ STEPS: list[tuple[str, Make]] = [
 
 
 def settle(optimizer: Optimizer) -> int:
-    """Say that it has made many steps, so that its corrections for a start at zero no longer change."""
+    """Set the step count so high that bias corrections are constant.
+
+    Return the count. The corrections are for moments that start at zero.
+    """
     for counted in (*optimizer.state.values(), *optimizer.param_groups):
         if "step" in counted:
             counted["step"] = (
@@ -242,7 +248,9 @@ def settle(optimizer: Optimizer) -> int:
 
 @pytest.mark.parametrize(("make"), [pytest.param(make, id=name) for name, make in STEPS])
 def test_the_preconditioner_is_the_one_that_the_optimizer_steps_by(make: Make) -> None:
-    """With no momentum and a gradient too small to change v, the step is lr P g: |P g| must follow its length.
+    """Test the preconditioner P by the lengths of the optimizer's steps.
+
+    With no momentum and a gradient too small to change v, the step is lr P g. So |P g| must follow its length.
 
     Gradients of single rows and columns and of single elements: a P that is wrong anywhere, by more than a factor that
     is common to all of it, gives lengths that do not.

@@ -1,4 +1,7 @@
-"""torch's internals: each is there, a missing one is named, and no other module reaches for one."""
+"""torch's internals exist, and only one module uses them.
+
+An error names a missing internal.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -103,7 +106,11 @@ def test_a_compiled_model_is_seen_through() -> None:
 
 
 def _wrapped_again() -> tuple[int, list[bool], list[float]]:
-    """On one rank: groups counted, synchronisation under no_sync, and hooks and gradients after rewrapping."""
+    """Rewrap a DDP model on one rank in new process groups.
+
+    Return the number of groups, whether gradients synchronise outside and inside no_sync, and the outputs of the
+    forward hook with the final gradient.
+    """
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.ones_(model.weight)

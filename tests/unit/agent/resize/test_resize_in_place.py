@@ -1,4 +1,7 @@
-"""Resizes in place on real ranks: gloo on the loopback interface, orders put in by hand, joiners started by tests."""
+"""Resizes in place on real ranks that talk over gloo.
+
+gloo uses the loopback interface. Tests write the orders and start the joiners by hand.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,10 @@ def assert_each_sample_once(found: dict[str, Any]) -> None:
 def test_a_training_goes_through_resizes_as_through_restarts(
     stage: Stage, tmp_path: Path, free_port: Any
 ) -> None:
-    """4 -> 2 -> 3 -> 1 -> 2 ranks in living processes, against checkpoints and restarts at the same steps."""
+    """Resize 4 -> 2 -> 3 -> 1 -> 2 ranks in living processes.
+
+    The reference is a training that writes a checkpoint and restarts at the same steps.
+    """
     orders = [
         order(11, "n1 n2", "shrink"),
         order(12, "n1 n2 n5", "grow"),
@@ -105,7 +111,10 @@ def test_a_training_goes_through_resizes_as_through_restarts(
 
 
 class ByHand(Training):
-    """A loop that accumulates by itself: three passes a step, which it synchronises in the last."""
+    """Accumulate gradients by hand over three passes per step.
+
+    The last pass synchronises them.
+    """
 
     passes = 0
 
@@ -131,7 +140,10 @@ def accumulate(directory: Path, orders: list[dict[str, Any]]) -> dict[str, Any]:
 def test_a_rank_that_comes_in_measures_the_users_own_accumulation_when_the_others_do(
     stage: Stage, tmp_path: Path
 ) -> None:
-    """How many passes a step had before tells what is a step: nobody may know it who is the only one to know."""
+    """A resize makes all ranks forget how many passes the last step had.
+
+    The number tells ranks what a step is. A joiner does not know it, so the other ranks must not use it either.
+    """
     orders = [order(15, "n1 n2 n3", "grow")]
     stage.start(["n1", "n2"], accumulate, tmp_path, orders)
     found = stage.results(["n3"], accumulate, tmp_path, orders)
@@ -190,7 +202,10 @@ def test_what_cannot_be_done_is_refused_and_the_training_goes_on(stage: Stage, t
 
 
 def lose(directory: Path, orders: list[dict[str, Any]]) -> dict[str, Any]:
-    """n2 is to leave, and dies; n3 comes in, and dies in its fifth step. What n1 makes of it."""
+    """Lose n2 as it leaves and n3 in its fifth step; return n1's account.
+
+    n2 is to leave and dies. n3 joins and dies.
+    """
     node, steps = os.environ["SLURMD_NODENAME"], 0
 
     def die(*_: Any) -> None:

@@ -1,4 +1,7 @@
-"""A resize in place under `pollux run`: launchers, ranks and a companion as processes of their own."""
+"""Resize in place under `pollux run`.
+
+The launchers, the ranks and a companion run as processes of their own.
+"""
 
 from __future__ import annotations
 

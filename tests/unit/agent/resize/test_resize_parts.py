@@ -1,4 +1,7 @@
-"""The parts of a resize by themselves: abilities, orders, recruitment's command, the way in, the handing over."""
+"""The parts of a resize, each tested by itself.
+
+These are abilities, orders, the recruitment command, joining and the handover.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The ticket, and a publisher whose database is not there. With a database: tests/integration/store."""
+"""The ticket, and a publisher without its database.
+
+tests/integration/store tests the publisher with a database.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ TICKET = {
 
 @pytest.fixture
 def write(tmp_path):
-    """Writes a ticket and returns the environment of a process that should find it."""
+    """Write a ticket; return the environment of a process that finds it."""
 
     def write(document=None, *, text=None, mode=0o600, **changes):
         path = tmp_path / "7.n1.json"

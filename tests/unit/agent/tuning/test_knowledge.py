@@ -1,4 +1,7 @@
-"""What earlier runs leave: who it is for, how it is taken over, and how a wrong one is outgrown."""
+"""Knowledge from earlier runs: its owner, its use, its correction.
+
+A run takes over the knowledge that is meant for it, and outgrows knowledge that is wrong.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,10 @@ def test_a_job_may_opt_out_and_an_answer_without_sense_is_none() -> None:
 
 @dataclass
 class Run:
-    """A job with a planted truth: steps are measured, the model refitted, the batch size followed, report by report."""
+    """A job with a planted truth that refits its model at each report.
+
+    At each report the job measures steps, refits the model and follows the proposed batch size.
+    """
 
     nodes: int = 1
     gpus: int = 1
@@ -151,7 +157,10 @@ def test_a_right_prior_is_right_from_the_start() -> None:
 
 @pytest.mark.parametrize("factor", [5.0, 0.2])
 def test_a_prior_wrong_by_a_factor_of_five_is_outgrown_within_minutes(factor: float) -> None:
-    """Errors and batch sizes report by report (30 s each), against a run that was told nothing."""
+    """Compare errors and batch sizes with a run that has no prior.
+
+    Both are compared at each report (every 30 s).
+    """
     plain, told = Run(gpus=2), Run(gpus=2)
     told.profile.learn(Prior(wrong(factor), 8, 2))
     assert told.profile.fit() is not None
@@ -169,7 +178,11 @@ def test_a_prior_wrong_by_a_factor_of_five_is_outgrown_within_minutes(factor: fl
 
 
 def test_what_one_gpu_cannot_refute_fades_and_yields_where_it_is_measured() -> None:
-    """Synchronisation wrong by 5 keeps nobody on one GPU for long, as it would if it stood until measured."""
+    """A wrong prior for synchronisation does not hold a job on one GPU.
+
+    The prior is five times too high. One GPU measures no synchronisation, so a prior that stood until measured would
+    hold the job there.
+    """
     run = Run()
     run.profile.learn(Prior(wrong(5.0, "alpha_local", "beta_local", "alpha_node", "beta_node"), 8, 2))
     run.report()

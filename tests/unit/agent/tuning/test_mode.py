@@ -36,7 +36,10 @@ def test_script_then_environment_then_enforce() -> None:
 
 
 def begin(maximum: int | None, **options: Any) -> tuple[bool, int]:
-    """(Whether the batch size may change, its limit) of a script that says no more than this about it."""
+    """Return whether a script's batch size may change, and its limit.
+
+    The script says nothing else about it: `options` are those of `attach`.
+    """
     model = nn.Linear(4, 1)
     job = attach(model, torch.optim.SGD(model.parameters(), lr=0.01), **options)
     job.loader(TensorDataset(torch.randn(320, 4), torch.randn(320, 1)), 32, max_batch_size=maximum)
@@ -74,7 +77,10 @@ def test_a_ticket_is_the_schedulers_wherever_it_is_read() -> None:
 def train(
     mode: str, sampling: int = 1, adaptive: bool | None = None
 ) -> tuple[Any, list[tuple[int, ...]], dict[str, Any]]:
-    """Passes at a batch of 32; once the noise is known, it is said to be such that larger batches are worth while."""
+    """Run 40 passes at a batch of 32 that learn of a high noise scale.
+
+    Once the agent has measured the noise, the test sets a noise at which larger batches are worthwhile.
+    """
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(320, 4, generator=generator)
     dataset = TensorDataset(x, x.sum(1, keepdim=True))

@@ -19,7 +19,10 @@ def _filed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Device(HostClock):
-    """A stream that is `lag` seconds behind the host: marks are not reached before."""
+    """A device stream that is `lag` seconds behind the host.
+
+    A mark has passed only `lag` seconds after it was made.
+    """
 
     def __init__(self, lag: float = 0.0) -> None:
         self.now, self.lag = 0.0, lag

@@ -1,4 +1,7 @@
-"""A script's own equation of step times: it decides the batch size, and theta follows it for the scheduler."""
+"""A script's own equation of step times decides the batch size.
+
+theta follows the equation for the scheduler.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ THETA = ThroughputParams(0.05, 0.001, 0.02, 0.003, 0.06, 0.005, 2.0)
 
 
 class Tiled:
-    """A kernel that works in tiles of `tile` examples: 33 take as long as 64. No theta says that."""
+    """A kernel that works in tiles of `tile` examples.
+
+    33 examples take as long as 64. No theta expresses that.
+    """
 
     def __init__(self, tile: int = 64) -> None:
         self.tile, self.seconds, self.fits = tile, 0.0, 0
