@@ -1,4 +1,7 @@
-"""A real Slurm and a real Postgres for the integration tests, private to the run and on loopback."""
+"""A private Slurm and Postgres, both real, for the integration tests.
+
+They live as long as the test run and listen on the loopback interface only.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ from contrib.devcluster import DevCluster, DevPostgres
 
 @pytest.fixture(scope="session")
 def scratch() -> Iterator[Path]:
-    """A short path (a socket's name has 107 characters) that user postgres can reach; kept if a test failed."""
+    """Create a folder with a short path that the user postgres can reach.
+
+    The path is short because a socket's name has at most 107 characters. The folder is kept if a test failed.
+    """
     folder = Path(tempfile.mkdtemp(prefix="pollux-it-", dir="/tmp"))
     folder.chmod(0o755)
     yield folder
@@ -23,9 +29,10 @@ def scratch() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def dev_cluster(scratch: Path) -> Iterator[DevCluster]:
-    """Slurm with 4 nodes of 4 stand-in GPUs, the submission hook with a lease of 60 s, and Postgres.
+    """Start Slurm with 4 nodes of 4 stand-in GPUs, and Postgres.
 
-    Shared by the whole session: a test cleans up its own jobs and leaves the daemons running.
+    Slurm has the submission hook with a lease of 60 s. The whole session shares this cluster: a test cleans
+    up its own jobs and leaves the daemons running.
     """
     with DevCluster(scratch / "cluster", lease_s=60) as cluster:
         yield cluster

@@ -1,4 +1,7 @@
-"""`python -m contrib.demo` as a command: a small workload from sbatch to summary, a failure, an interruption."""
+"""`python -m contrib.demo` as a command.
+
+A small workload runs from sbatch to summary, fails, and is interrupted.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ adaptive = false
 
 @pytest.fixture
 def demo(tmp_path):
-    """Starts the demo on a small workload; whatever is left of it is killed at the end."""
+    """Start the demo on a small workload, and kill its processes at the end."""
     started: list[subprocess.Popen[str]] = []
 
     def start(script="contrib/examples/digits_mlp.py", limit=240.0):

@@ -1,4 +1,7 @@
-"""`pollux run` under a real Slurm: sizes of now after a resize, USR1 at any time, one status for a failure."""
+"""`pollux run` under a real Slurm.
+
+After a resize, the ranks have the present sizes. USR1 may come at any time. A failure gives one exit status.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""pyslurm on a real Slurm, where it is installed (`SUITE=forky make test-newer-slurm`): it reads what scontrol reads,
-and what slurmctld does to it stays in its worker."""
+"""pyslurm on a real Slurm reads the same as scontrol.
+
+A fault of slurmctld stays in pyslurm's worker. The tests run where pyslurm is installed
+(`SUITE=forky make test-newer-slurm`).
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ LOOP = "while [ ! -e {folder}/stop ]; do sleep 0.1; done"
 
 @pytest.fixture(scope="module")
 def cluster(scratch: Path) -> Iterator[DevCluster]:
-    """One of its own, with GPUs of a type: slurmctld is stopped, and every job is looked at."""
+    """Start a cluster for this file only, with GPUs of a type.
+
+    These tests stop slurmctld and look at every job, so they cannot share a cluster.
+    """
     with DevCluster(scratch / "pyslurm", postgres=False, lease_s=60, gpu_type="a100") as made:
         yield made
 

@@ -1,4 +1,7 @@
-"""The same scenarios on the fake and on the real Slurm, through each of its clients: what one does, the others do."""
+"""The fake and the real Slurm behave alike in the same scenarios.
+
+The scenarios run through each client of the real Slurm.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,10 @@ class FakeWorld:
 
 
 class RealWorld:
-    """Jobs are `sleep`s that end well when their file `stop.<id>` appears, and badly when `fail.<id>` does."""
+    """A real Slurm with jobs that end when a test creates a file.
+
+    A job completes when its file `stop.<id>` appears, and fails when `fail.<id>` appears.
+    """
 
     def __init__(self, cluster: DevCluster, folder: Path, client: SlurmClient) -> None:
         self.cluster = cluster

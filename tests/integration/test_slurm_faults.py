@@ -80,7 +80,10 @@ def test_stopping_the_cluster_leaves_no_process_behind(scratch: Path, tmp_path: 
 
 
 def processes(mark: bytes) -> list[bytes]:
-    """Command lines of the processes that have `mark` in their command line or environment."""
+    """Return the command lines of the processes that `mark` identifies.
+
+    `mark` is in the command line, or the environment has it as SLURM_CONF.
+    """
     found = []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():

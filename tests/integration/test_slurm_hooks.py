@@ -1,4 +1,7 @@
-"""The hooks on a real Slurm: what sbatch says, what a job finds in its environment, what users may change."""
+"""The hooks on a real Slurm.
+
+The tests read sbatch's messages and the job's environment, and try the changes that users may make.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ LOOP = "while :; do sleep 0.1; done"
 
 
 class Site:
-    """The cluster, the daemon's client, and users' commands; ends its own jobs."""
+    """The cluster, the daemon's client, and commands of users.
+
+    The jobs end with the test.
+    """
 
     def __init__(self, cluster: DevCluster, folder: Path) -> None:
         self.cluster = cluster

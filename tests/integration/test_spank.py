@@ -1,4 +1,7 @@
-"""The SPANK plugin on a real Slurm: `sbatch --pollux` as users write it, and what slurmctld makes of it."""
+"""The SPANK plugin on a real Slurm: `sbatch --pollux` as users write it.
+
+The tests check the job that slurmctld makes of the option.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ Sbatch = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def plugin(dev_cluster: DevCluster) -> Iterator[Path]:
-    """The plugin, built against this machine's Slurm and named in the cluster's plugstack.conf."""
+    """Build the plugin against this machine's Slurm and configure it.
+
+    The cluster's plugstack.conf names the plugin.
+    """
     etc = dev_cluster.slurm_conf.parent
     built = subprocess.run(
         ["make", "-s", "-C", str(SOURCE), "install", f"DESTDIR={etc}", "PLUGIN_DIR="],
@@ -106,7 +112,10 @@ def test_a_wrong_option_stops_sbatch_and_says_why(sbatch: Sbatch, text: str, sai
 
 
 def test_steps_know_the_option(sbatch: Sbatch, dev_cluster: DevCluster) -> None:
-    """slurmstepd refuses a step whose options it does not know, so the plugin registers the option there too."""
+    """The plugin registers its option in slurmstepd too.
+
+    slurmstepd refuses a step with an option that it does not know.
+    """
     done = subprocess.run(
         ["srun", "--quiet", "-n1", "--pollux=yes", "true"],
         env={**dev_cluster.client_environment, "HOME": os.environ.get("HOME", "/")},

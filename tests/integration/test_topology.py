@@ -1,4 +1,4 @@
-"""Racks from a real Slurm with topology/tree, up to the placement that they lead to."""
+"""Racks from a real Slurm with topology/tree, up to the placement."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""polluxd dies before or after each of its calls to Slurm and to the database: the next one finishes every move.
+"""polluxd finishes every move, wherever its predecessor died.
 
-The database is real, Slurm is the fake (held to the real one by test_slurm_contract): each call can be the last.
+polluxd dies once before and once after each of its writing calls to Slurm and to the database. The next
+polluxd finishes every open move. The database is real. Slurm is the fake, which test_slurm_contract holds
+to the real Slurm.
 """
 
 from __future__ import annotations
@@ -35,7 +37,11 @@ class Killed(BaseException):
 
 
 class Mortal:
-    """Passes calls on to Slurm or the store, and dies before or after the n-th writing one (counted over both)."""
+    """Forward calls to Slurm or the store, and die at the n-th writing call.
+
+    The calls to Slurm and to the store share one count. `after` says whether polluxd dies before or after the
+    call takes effect.
+    """
 
     def __init__(self, inner: Any, count: Counter[str], dies_at: int, *, after: bool) -> None:
         self._inner, self._count, self._dies_at, self._after = inner, count, dies_at, after
@@ -70,7 +76,10 @@ def store(dev_postgres: DevPostgres) -> Iterator[Store]:
 
 
 class World:
-    """Two nodes of four GPUs, three jobs, and the moves that a plan asked for: a swap, a grow and a first start."""
+    """Two nodes of four GPUs, and jobs that a plan moves.
+
+    Two Pollux jobs swap their nodes, one starts and one is parked. A foreign job holds one GPU.
+    """
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -108,7 +117,7 @@ class World:
         }
 
     def agents_answer(self) -> None:
-        """Agents that were told to drain, by the row or by the signal, acknowledge."""
+        """Acknowledge every drain, as agents do that read the row or the signal."""
         epoch = self.store.epoch
         assert epoch is not None
         for move in self.store.open_moves():
@@ -131,7 +140,10 @@ class World:
         )
 
     def wished(self) -> list[Intent]:
-        """What the next cycle would ask for: every job that is not where the plan wants it."""
+        """Return a move for every job that is not where the plan wants it.
+
+        The next cycle would ask for the same moves.
+        """
         wished = []
         for job in self.slurm.observe().jobs:
             target = self.targets.get(job.job_id)

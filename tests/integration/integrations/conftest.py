@@ -1,4 +1,7 @@
-"""Real ranks, as the agent's unit tests have them: forked, so that a library is imported once for all of them."""
+"""Real ranks, forked as in the unit tests of the agent.
+
+The ranks are forked, so that a library is imported once for all of them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What reaches a library's own training loop from outside, at steps that a test chooses: sizes and drains."""
+"""Change batch sizes and drain the job at steps that a test chooses.
+
+A library's own training loop receives these orders from outside.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,10 @@ def stop() -> None:
 
 @dataclass(frozen=True)
 class Orders:
-    """Batch sizes as the advisor would order them, and a drain as the scheduler would, by optimizer step."""
+    """Orders by optimizer step: batch sizes and a drain.
+
+    Batch sizes come as from the advisor, the drain as from the scheduler.
+    """
 
     choices: dict[int, BatchChoice] = field(default_factory=dict)
     drain_at: int | None = None

@@ -1,4 +1,7 @@
-"""An Accelerate script under the agent: one rank and two, resumed at another number, in bfloat16."""
+"""An Accelerate script under the agent.
+
+The script runs on one rank and on two, resumes on another number of ranks, and trains in bfloat16.
+"""
 
 from __future__ import annotations
 

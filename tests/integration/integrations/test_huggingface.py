@@ -1,4 +1,7 @@
-"""Hugging Face Trainer under the agent: a real Trainer, a small BERT built here, one rank and two."""
+"""Hugging Face Trainer under the agent, on one rank and on two.
+
+The Trainer is real. Its model is a small BERT that this file builds.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ BASE = 16
 
 
 class Numbers(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Sequences that spell their own index, so that the model's inputs tell which examples were used."""
+    """Sequences of tokens that encode their own index.
+
+    The model's inputs therefore show which examples were used.
+    """
 
     def __len__(self) -> int:
         return EXAMPLES

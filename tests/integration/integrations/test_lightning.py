@@ -1,4 +1,7 @@
-"""Lightning under the agent: a real Trainer and LightningModule, one rank and two."""
+"""Lightning under the agent, on one rank and on two.
+
+Trainer and LightningModule are the real ones.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""TensorBoard scalars of a training that ends without warning and goes on from its checkpoint."""
+"""TensorBoard scalars of a training that dies and resumes.
+
+The training ends without warning and resumes from its checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ from pollux.integrations.tensorboard import Board
 
 
 def train(checkpoints: Path, to: Any, *, save_at: int, die_at: int | None) -> int:
-    """Optimizer steps made by the end; an attempt that dies keeps the checkpoint of step `save_at`."""
+    """Train, and return the number of optimizer steps made by the end.
+
+    An attempt that dies (at step `die_at`) leaves the checkpoint of step `save_at`.
+    """
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(96, 4, generator=generator)
     torch.manual_seed(0)

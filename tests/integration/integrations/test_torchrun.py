@@ -1,4 +1,7 @@
-"""A plain script under torchrun: two real ranks that adapt without a daemon, and their curves in TensorBoard."""
+"""A plain script under torchrun adapts without a daemon.
+
+It has two real ranks and writes its curves to TensorBoard.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The whole loop on real parts: Slurm, Postgres, polluxd, and trainings that sbatch submitted."""
+"""The whole loop on real parts.
+
+Slurm, Postgres and polluxd are real, and sbatch submits the trainings.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +32,19 @@ BIN = Path(sys.executable).parent
 
 
 def identity(user: str) -> dict[str, Any]:
-    """What subprocess needs to run something as `user`, who keeps none of root's groups."""
+    """Return the arguments with which subprocess runs a command as `user`.
+
+    The command keeps none of root's groups.
+    """
     account = pwd.getpwnam(user)
     return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []} if account.pw_uid else {}
 
 
 class Daemon:
-    """polluxd as a process of its own, to be killed and started again; it and its commands run as the cluster's
-    `daemon_user`."""
+    """A polluxd in its own process, which a test can kill and start again.
+
+    polluxd and the commands that a test runs beside it belong to the cluster's `daemon_user`.
+    """
 
     def __init__(
         self, cluster: DevCluster, folder: Path, *, training_timeout: float = 60.0, cooldown: float = 5.0
@@ -183,7 +191,10 @@ class Loop:
             time.sleep(0.2)
 
     def park(self, job_id: int) -> None:
-        """Have polluxd send a running job back to the queue, as a plan for more jobs than GPUs does."""
+        """Have polluxd send a running job back to the queue.
+
+        A plan does the same when there are more jobs than GPUs.
+        """
 
         def planned() -> bool:
             job, leader = self.job(job_id), self.store.leader()
@@ -233,7 +244,10 @@ def loop(loop_cluster: DevCluster, tmp_path: Path) -> Iterator[Loop]:
 
 @pytest.fixture(scope="module")
 def elastic_cluster(scratch: Path) -> Iterator[DevCluster]:
-    """Nodes of one GPU each: every placement is of whole nodes, and a rank is a node. slurmdbd lets jobs shrink."""
+    """Start a cluster of five nodes with one GPU each, and slurmdbd.
+
+    Every placement has whole nodes, and each rank has its own node. slurmdbd lets jobs shrink.
+    """
     with DevCluster(
         scratch / "elastic", nodes=5, gpus_per_node=1, lease_s=60, publish_interval_s=1.0, accounting=True
     ) as cluster:

@@ -1,4 +1,4 @@
-"""A training that keeps every sample's number, and moves of it that a test orders itself."""
+"""A training that records every sample, and moves that a test orders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .conftest import Loop
 
 
 class Elastic:
-    """One job of contrib/chaos/counted.py; where it is, by the moves that were ordered."""
+    """One job of contrib/chaos/counted.py, and the nodes it was moved to."""
 
     def __init__(self, loop: Loop, name: str, directive: str, *, first_in_path: Path | None = None) -> None:
         self.loop, self.name = loop, name
@@ -31,10 +31,13 @@ class Elastic:
         words += [f"--until {self._end} --ledger {self.folder}"]
         self.job_id = loop.sbatch(name, path + " ".join(words), directive=directive)
         self.nodes: tuple[str, ...] = ()
-        """Those that its ranks are on, the batch host first."""
+        """The nodes of the job's ranks, the batch host first."""
 
     def begin(self, *, pinned: bool = True) -> None:
-        """Wait for its first steps; with `pinned`, it then moves as the test orders, and not else."""
+        """Wait for the job's first steps.
+
+        With `pinned`, the job then moves only when the test orders it.
+        """
         self.trains("its first report")
         if pinned:
             self.pin()
@@ -42,7 +45,7 @@ class Elastic:
         self.nodes = (shown.batch_host, *sorted(set(shown.nodes) - {shown.batch_host}))
 
     def pin(self, word: str = "pin") -> None:
-        """Or `unpin`."""
+        """Pin the job, or run another command of polluxctl on it, such as `unpin`."""
         done = self.loop.daemon.command("polluxctl", word, str(self.job_id))
         assert done.returncode == 0, done.stderr
 
@@ -66,7 +69,7 @@ class Elastic:
         return self.loop.job(self.job_id)
 
     def order(self, path: str, nodes: Sequence[str]) -> int:
-        """Have polluxd move it; the move's id, once it is written."""
+        """Have polluxd move the job; return the move's id once it is written."""
         source, target = Placement(self.nodes, 1), Placement(tuple(nodes), 1)
         planned: list[Move] = []
 
@@ -86,7 +89,7 @@ class Elastic:
         return planned[0].id
 
     def moved(self, number: int) -> Move:
-        """Wait for a move's end, whichever it is."""
+        """Wait until a move ends, whether it succeeds or fails."""
         self.loop.until(lambda: self.move(number).step.terminal, why=f"the end of move {number}")
         return self.move(number)
 
@@ -105,13 +108,16 @@ class Elastic:
     # -- companions -----------------------------------------------------------------------------------------------
 
     def companions(self) -> list[SlurmJob]:
-        """Its companions that wait or run; one that was told to end may take a moment."""
+        """Return the job's companions that wait or run.
+
+        A companion that was told to end may take a moment.
+        """
         jobs = self.loop.slurm.observe().jobs
         named = [j for j in jobs if j.companion is not None and j.companion.parent == self.job_id]
         return [job for job in named if job.state in (JobState.PENDING, JobState.RUNNING)]
 
     def alone(self, why: str) -> None:
-        """Wait until it has no companion."""
+        """Wait until the job has no companion."""
         self.loop.until(lambda: not self.companions(), why=f"its companions' end: {why}")
 
     # -- what its ranks wrote down ------------------------------------------------------------------------------
@@ -120,7 +126,10 @@ class Elastic:
         return ledgers(self.folder)
 
     def sizes(self) -> dict[int, list[int]]:
-        """By process id: the numbers of ranks that the process trained among, one after the other."""
+        """Return the numbers of ranks that each process trained among, by its id.
+
+        Each list is in the order of the training.
+        """
         return {ledger.pid: ledger.sizes() for ledger in self.ledgers()}
 
     def steps_among(self, ranks: int) -> None:
@@ -133,7 +142,10 @@ class Elastic:
         self.loop.until(lambda: newest() == ranks, why=f"a step among {ranks} ranks")
 
     def end(self) -> Lineage:
-        """Let the pass under way be the last: the job must complete, every sample having counted once in each pass."""
+        """Let the current pass be the last, and wait for the job's end.
+
+        The job must complete, and every sample must count once in each pass.
+        """
         self._end.touch()
         self.loop.until(lambda: self.slurm.state.finished, why="the training's end")
         log = (self.loop.folder / f"{self.name}.log").read_text(errors="replace")
@@ -145,7 +157,7 @@ class Elastic:
 
 
 def kill_processes(cluster: DevCluster, job_id: int) -> int:
-    """kill -9 of all processes of a job's steps and of its script; how many there were."""
+    """Kill (-9) a job's script and steps; return the number of processes."""
     ours = set(pids_with_environment(f"SLURM_CONF={cluster.slurm_conf}"))
     theirs = ours & set(pids_with_environment(f"SLURM_JOB_ID={job_id}"))
     for pid in theirs:

@@ -1,4 +1,7 @@
-"""What a living polluxd decided: replayed, explained, and tried under other settings."""
+"""Decisions of a live polluxd, replayed, explained and varied.
+
+The tests replay each decision, explain it, and repeat it under other settings.
+"""
 
 from __future__ import annotations
 

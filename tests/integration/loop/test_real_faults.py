@@ -1,6 +1,8 @@
-"""One real case per path and fault: polluxd is killed during a move while something else goes wrong, and the
-next one finishes it. `make soak` runs these; the whole matrix, on a cluster in memory, is in
-tests/unit/apply/test_matrix.py."""
+"""One real case per path and fault: polluxd is killed during a move.
+
+Another fault happens at the same time, and the next polluxd finishes the move. `make soak` runs these tests.
+tests/unit/apply/test_matrix.py has the whole matrix, on a cluster in memory.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,10 @@ exec {scontrol} "$@"
 
 @contextmanager
 def trouble(fault: str, loop: Loop, folder: Path) -> Iterator[Daemon]:
-    """polluxd is gone when this begins, and back, or another in its place, when it ends."""
+    """Take polluxd away, cause a fault, and have a polluxd back at the end.
+
+    For the fault "second leader", another polluxd takes its place.
+    """
     daemon, cluster = loop.daemon, loop.cluster
     if fault == "second leader":
         daemon.send(signal.SIGSTOP)

@@ -1,5 +1,7 @@
-"""Jobs that are resized without going through the queue, on real parts: every sample counts once, the processes that
-stay are the same ones, and users see one job."""
+"""Jobs that are resized without going through the queue, on real parts.
+
+Every sample counts once, the processes that stay are the same ones, and users see one job.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Slurm's own rules on a real cluster: polluxd takes GPUs from no job that Slurm would not start again."""
+"""polluxd obeys Slurm's own rules on a real cluster.
+
+polluxd takes GPUs from no job that Slurm would not start again.
+"""
 
 from __future__ import annotations
 

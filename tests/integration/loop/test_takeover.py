@@ -1,4 +1,4 @@
-"""Two polluxd, one leader; and what becomes of the jobs when there is none. With real processes."""
+"""Two real polluxd processes with one leader, and jobs without a leader."""
 
 from __future__ import annotations
 

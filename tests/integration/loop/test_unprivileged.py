@@ -1,4 +1,7 @@
-"""Least privilege on real parts: polluxd as an Operator of slurmdbd without root, jobs of an ordinary user."""
+"""Least privilege on real parts.
+
+polluxd is an Operator of slurmdbd without root, and its jobs belong to an ordinary user.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 @contextmanager
 def site(scratch: Path, name: str, nodes: int, gpus_per_node: int) -> Iterator[Loop]:
-    """A cluster with slurmdbd, polluxd as its Operator `pollux`, and jobs of the user nobody."""
+    """Start a cluster with slurmdbd, an unprivileged polluxd, and a job owner.
+
+    polluxd runs as `pollux`, an Operator of slurmdbd. The jobs belong to the user nobody.
+    """
     folder = scratch / f"{name}-jobs"
     folder.mkdir()
     folder.chmod(0o777)
@@ -66,7 +72,10 @@ def lending(scratch: Path) -> Iterator[Loop]:
 
 
 def test_an_operator_resizes_an_ordinary_users_job_in_place(lending: Loop) -> None:
-    """The companion is submitted by the user, placed by the Operator, who also takes nodes back."""
+    """The user submits the companion, and the Operator places it.
+
+    The Operator also takes nodes back.
+    """
     job = Elastic(lending, "lent", "#POLLUX min-gpus=2 max-gpus=2")
     job.begin()
     first, second = job.nodes

@@ -1,4 +1,4 @@
-"""The session's private Postgres; each test has a cluster name of its own in it."""
+"""The session's private Postgres, with a cluster name for each test."""
 
 from __future__ import annotations
 
@@ -98,7 +98,10 @@ def payload(**changes: Any) -> dict[str, Any]:
 
 
 class Agent:
-    """What a job may do to the database: connect as its user's role and call functions."""
+    """The rights of a job on the database.
+
+    A job connects as its user's role and calls functions.
+    """
 
     def __init__(
         self,

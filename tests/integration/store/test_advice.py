@@ -1,4 +1,4 @@
-"""Mode and advice of a job's agent, as people read them in its latest report."""
+"""An agent's mode and advice, as shown in the job's latest report."""
 
 from __future__ import annotations
 

@@ -253,7 +253,10 @@ def test_an_agent_is_told_to_leave_when_its_user_has_more_jobs_than_connections(
 
 
 def test_names_that_shadow_ours_change_nothing(store, agent):
-    """The functions pin their search_path: an agent's own settings do not reach into them."""
+    """The functions pin their search_path.
+
+    An agent's own settings have no effect inside them.
+    """
     hands = agent(7)
     hands.sql("SET search_path = public, pg_temp")
     hands.publish()

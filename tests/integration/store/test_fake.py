@@ -1,4 +1,7 @@
-"""The database in memory (`polluxd.store.fake`) has the real one's rules for moves: same calls, same answers."""
+"""The database in memory follows the same rules for moves as Postgres.
+
+The same calls give the same answers on `polluxd.store.fake` and on the real database.
+"""
 
 from __future__ import annotations
 

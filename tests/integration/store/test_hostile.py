@@ -1,4 +1,7 @@
-"""What a hostile user does to the database harms only that user. Rows of the threat table in each docstring."""
+"""A hostile user who attacks the database harms only that user.
+
+Each docstring names the row of the threat table that its test covers.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,10 @@ def test_no_user_ends_or_cancels_sessions_of_others(mallory, alice):
 
 
 def test_an_open_transaction_holds_nobody_up_and_is_ended(store, mallory, seen, postgres):
-    """Row 10: an acknowledgement in a transaction that stays open froze the cycle."""
+    """Row 10: an acknowledgement in an open transaction froze the cycle.
+
+    The transaction stays open after the acknowledgement.
+    """
     epoch = store.lead()
     store.sync_jobs([seen(66, uid=MALLORY)])
     move = store.plan_move(66, 0, "requeue", N1, N2, "x", epoch)
@@ -95,7 +101,10 @@ def test_an_open_transaction_holds_nobody_up_and_is_ended(store, mallory, seen, 
 
 
 def test_the_same_transaction_held_the_moves_row_when_agents_wrote_it(store, mallory, seen, postgres):
-    """Row 10 without its defence: as the superuser, in the way that acknowledge_v1 once did."""
+    """Row 10 without its defence.
+
+    The superuser updates the move's row, as acknowledge_v1 did in an earlier version.
+    """
     epoch = store.lead()
     store.sync_jobs([seen(66, uid=MALLORY)])
     move = store.plan_move(66, 0, "requeue", N1, N2, "x", epoch)
@@ -201,7 +210,10 @@ def test_old_reports_are_thinned(store, mallory, postgres, cluster):
 
 
 def test_a_rotated_secret_leaves_running_jobs_their_role(store, agent, seen, cluster, postgres):
-    """Jobs with the previous secret's tickets go on; those of the one before are refused and their roles dropped."""
+    """Jobs with tickets of the current and the previous secret go on.
+
+    The database refuses jobs with tickets of an older secret, and their roles are dropped.
+    """
     second, third = b"the second secret, also 32 bytes..", b"the third secret, also 32 bytes..."
     store.sync_jobs([seen(7)])
     old = agent(7)

@@ -1,4 +1,7 @@
-"""Two trainings, one after the other, through `attach` and a real Postgres: the second begins where the first ended."""
+"""A second training begins with the first one's measurements.
+
+The trainings run one after the other, through `attach` and a real Postgres.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,10 @@ job.close()
 
 @pytest.fixture
 def train(postgres: Any, cluster: str, ticket_for: Any, tmp_path: Path) -> Any:
-    """Runs the script as a Slurm job of this user would, with the ticket that its prolog leaves."""
+    """Run the script as a Slurm job of this user would.
+
+    The script finds the ticket that the prolog leaves for a job.
+    """
     (tmp_path / "train.py").write_text(TRAINING)
 
     def train(job_id: int, until: str, *, dsn: str | None = None) -> None:

@@ -36,7 +36,10 @@ def url(postgres: DevPostgres, database: str, *, admin: bool = False) -> str:
 
 
 def normalised(dump: str) -> str:
-    """A dump without the comments, settings and empty lines of pg_dump, which differ between its versions."""
+    """Strip comments, settings and empty lines from the output of pg_dump.
+
+    These differ between versions of pg_dump.
+    """
     lines = dump.splitlines()
     return "".join(
         f"{line}\n" for line in lines if line and not line.startswith(("--", "SET ", "SELECT pg_catalog."))
@@ -59,7 +62,10 @@ def schema_of(postgres: DevPostgres, database: str) -> str:
 
 
 def test_the_schema_is_the_committed_one(postgres, database):
-    """`schema.sql` shows a reviewer what a change of the SQL files comes to; `make schema` writes it."""
+    """The migrations produce the committed `schema.sql`.
+
+    `schema.sql` shows a reviewer the effect of a change of the SQL files. `make schema` writes it.
+    """
     Store(url(postgres, database), "c").migrate()
     reference = Path(__file__).with_name("schema.sql")
     migrated = normalised(schema_of(postgres, database))
@@ -69,7 +75,11 @@ def test_the_schema_is_the_committed_one(postgres, database):
 
 
 def test_an_applied_migration_is_never_edited():
-    """A site that has applied a migration can only be changed by the next one: add a file, and its line here."""
+    """The checksums of all migrations are the recorded ones.
+
+    At a site that has applied a migration, only the next migration can change the schema. To change the
+    schema, add a file and its line in SHA256SUMS.
+    """
     recorded = (sql_directory() / "migrations" / "SHA256SUMS").read_text().splitlines()
     assert [f"{m.checksum}  {m.name}.sql" for m in migrations()] == recorded
 

@@ -1,4 +1,7 @@
-"""Moves in the database: legal steps, one at a time, fenced, with their cost."""
+"""Moves in the database.
+
+Their steps are legal, one job has one move at a time, only the leader writes, and a move records its cost.
+"""
 
 from __future__ import annotations
 

@@ -51,7 +51,10 @@ def ticket(server, store, ticket_for):
 
 
 def freeze(server, number):
-    """Stop or continue every Postgres process: connections stay open and nobody answers."""
+    """Send a signal that stops or continues every Postgres process.
+
+    While Postgres is stopped, connections stay open and nobody answers.
+    """
     import os
 
     from contrib.devcluster.processes import descendants

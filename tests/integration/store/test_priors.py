@@ -1,4 +1,7 @@
-"""Knowledge across runs: the same user's, by fingerprint, and never less than was known."""
+"""What earlier runs of the same user measured, by fingerprint.
+
+A smaller run does not replace what a larger run measured.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ def ticket(postgres, cluster, ticket_for):
 
 @pytest.fixture
 def ask(ticket, store):
-    """What a job of a user hears of a fingerprint, when polluxd has read all reports."""
+    """Ask for the prior of a fingerprint, as a job of a user does.
+
+    polluxd has read all reports before. The answer is None where the database refuses.
+    """
 
     def ask(job_id, *, attempt=0, uid=1000, fingerprint=PRINT, gpu_type=""):
         store.take_in()
@@ -169,7 +175,10 @@ def test_the_pair_over_racks_and_the_wait_for_data_are_kept(store, ask, agent, r
 
 
 def test_a_training_is_begun_with_what_the_one_before_has_measured(store, ticket, report):
-    """The agent's own publisher and profile at both ends, a least-privileged role between them."""
+    """A training begins with the measurements of the one before it.
+
+    The agent's own publisher and profile are at both ends, with a role of least privilege between them.
+    """
 
     def run(job_id, measured):
         profile = StepProfile("a100")

@@ -1,4 +1,7 @@
-"""Moves within an allocation, as agents hear of them and speak of them, and what they cost."""
+"""Moves within an allocation, as agents read and acknowledge them.
+
+The tests also check the cost that such a move records.
+"""
 
 from __future__ import annotations
 

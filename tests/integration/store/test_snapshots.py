@@ -1,4 +1,7 @@
-"""A snapshot through jsonb: Postgres keeps numbers as decimals, and they must come back as the bits they were."""
+"""A snapshot keeps every bit of its numbers through jsonb.
+
+Postgres stores the numbers of jsonb as decimals.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ EDGES = (
 
 
 def floats(many: int) -> list[float]:
-    """The edges, and doubles of random bits: of all magnitudes, every last bit of consequence."""
+    """Return the edge cases and `many` doubles of random bits.
+
+    The random doubles have all magnitudes and need every bit.
+    """
     draw = random.Random(5)
     drawn = (struct.unpack(">d", draw.randbytes(8))[0] for _ in range(many))
     return [*EDGES, *(x for x in drawn if not math.isnan(x))]

@@ -1,4 +1,7 @@
-"""What agents measured on GPU types and over racks, through Postgres into the integer program, and replayed from it."""
+"""Measurements on GPU types and over racks reach the integer program.
+
+Agents report through Postgres, polluxd decides, and the decision is replayed from Postgres.
+"""
 
 from __future__ import annotations
 
