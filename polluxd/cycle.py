@@ -210,7 +210,7 @@ def _held(state: ClusterState, moves: Sequence[Move], times: Mapping[int, JobTim
 
 
 def _with_doubts(plan: Plan, doubts: Mapping[int, tuple[str, ...]]) -> Plan:
-    """The plan with what polluxd did not believe in the reasons of the jobs concerned."""
+    """Add the claims that polluxd did not believe to the jobs' reasons."""
     if not doubts:
         return plan
     told = tuple(

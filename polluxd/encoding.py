@@ -1,4 +1,6 @@
-"""A snapshot as JSON and back, exactly: the record from which a decision can be replayed bit for bit.
+"""Convert a snapshot to JSON and back exactly.
+
+polluxd can replay a decision bit for bit from this record.
 
 Floats survive because JSON text carries their shortest exact form. What JSON lacks (infinities, NaN) or Postgres'
 jsonb drops (the sign of a negative zero) travels as a string; jsonb writes 1e22 as a whole number, which the
@@ -21,7 +23,10 @@ Decoder = Callable[[Any], Any]
 
 
 def encode(value: Any) -> Any:
-    """`value` in terms of what JSON knows; frozen dataclasses and named tuples become objects."""
+    """Return `value` as types that JSON has.
+
+    Frozen dataclasses and named tuples become objects.
+    """
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: encode(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
@@ -39,12 +44,12 @@ def encode(value: Any) -> Any:
 
 
 def decode_snapshot(data: Any) -> Snapshot:
-    """The snapshot that `encode` wrote, also one of another version.
+    """Return the snapshot that `encode` of this or another version wrote.
 
-    A field that was added since has its default; one that this version does not know is passed over.
+    A field that was added later gets its default. A field that this version does not know is ignored.
 
     Raises:
-        StoreRejected: it is no snapshot; says which field is missing or of a wrong type.
+        StoreRejected: `data` is no snapshot; the message says which field is missing or has a wrong type.
     """
     try:
         found = _decoder(Snapshot)(data)
@@ -56,7 +61,10 @@ def decode_snapshot(data: Any) -> Snapshot:
 
 @cache
 def _decoder(kind: Any) -> Decoder:
-    """What makes a value of the declared type out of decoded JSON; built once per type."""
+    """Return the function that converts decoded JSON to the declared type.
+
+    polluxd builds each decoder once per type.
+    """
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return _optional(arguments)

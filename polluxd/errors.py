@@ -39,7 +39,9 @@ class SlurmError(PolluxError):
 
 
 class SlurmUnavailable(SlurmError):
-    """Slurm does not answer; nothing was changed as far as is known. The next cycle tries again."""
+    """Slurm does not answer. polluxd tries again in the next cycle."""
+
+    # As far as polluxd knows, the call changed nothing in Slurm.
 
 
 class SlurmRefused(SlurmError):
@@ -47,7 +49,7 @@ class SlurmRefused(SlurmError):
 
 
 class SlurmGarbled(SlurmError):
-    """Slurm answered something that could not be understood; no action was taken on it."""
+    """polluxd cannot understand Slurm's answer and took no action on it."""
 
 
 class StoreError(PolluxError):
@@ -55,7 +57,7 @@ class StoreError(PolluxError):
 
 
 class StoreUnavailable(StoreError):
-    """Postgres does not answer; running jobs are untouched. The next cycle tries again."""
+    """Postgres does not answer; jobs run on. The next cycle tries again."""
 
 
 class StoreRejected(StoreError):

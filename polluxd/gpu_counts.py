@@ -1,5 +1,7 @@
-"""Rules on the numbers of GPUs that a job may be given, as people write them: `JobSpec.gpu_counts` and
-`Settings.gpu_counts`. Pure."""
+"""Rules on the numbers of GPUs that a job may be given.
+
+`JobSpec.gpu_counts` and `Settings.gpu_counts` hold the rules as users write them. All functions here are pure.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,11 @@
-"""A job's fits on GPU types where its training was never measured, from where it was. Pure.
+"""Estimate a job's fits on GPU types where its training was not measured.
 
-Computing takes so much longer or shorter as the configured speeds of the types say; synchronising takes as long. A
-type without a speed is explored optimistically, as in Sia (SOSP 2023): it is taken to be a little faster than the best
-that was measured, so that it is tried once. What is measured there then counts instead, for this run and later ones.
+The estimates start from the fits on the measured types. Compute time scales with the configured speeds of the types;
+synchronisation time stays the same. polluxd explores a type without a configured speed optimistically, as Sia does
+(SOSP 2023): it assumes that the type is a little faster than the best measured type, so that the job tries the type
+once. Measurements on the type then replace the assumption, for this run and later ones.
+
+All functions here are pure.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ refused by `prior=no`), and a job must not go to and fro for it."""
 
 
 class GpuTypes:
-    """The cluster's GPU types, and their relative speeds as far as they are configured."""
+    """The cluster's GPU types, and their relative speeds where configured."""
 
     def __init__(self, nodes: Iterable[Node], speeds: Mapping[str, float]) -> None:
         self._type = {n.name: n.gpu_type for n in nodes if n.gpus > 0}
@@ -29,10 +32,14 @@ class GpuTypes:
         self._speeds = speeds
 
     def known_to(self, report: Report, placement: Placement, *, moves: int = 0) -> Report:
-        """The report with a fit for each GPU type: measured, scaled by the speeds, or taken optimistically.
+        """Return the report with a fit for each GPU type.
 
-        `moves` is how many the job has made. As it is where all nodes are of one type, nothing is fitted, or the type
-        that the fit was measured on is not known (neither from the report nor from what the job holds).
+        A fit is measured, scaled by the configured speeds, or assumed optimistically. The report stays unchanged where
+        all nodes have one type, where the report has no fit, or where neither the report nor the job's placement tells
+        on which type the fit was measured.
+
+        Args:
+            moves: how many moves the job has made.
         """
         if len(self._types) < 2 or report.params is None or not _sound(report.params):
             return report

@@ -1,4 +1,7 @@
-"""What of a job's report polluxd believes, by its own records. Pure: the caller gives every time.
+"""Decide which claims of a job's report polluxd believes.
+
+polluxd checks the claims against its own records. The module does no I/O and reads no clock: the
+caller gives every time.
 
 An agent runs as the job's user and may report anything. polluxd knows by itself which GPUs the job has held and when
 each report arrived. It compares:
@@ -9,8 +12,8 @@ each report arrived. It compares:
 - progress with time: a job that publishes none gains no GPUs;
 - remaining work with history: a target stays, and a job that should have ended by its own account has none.
 
-A claim that does not fit is replaced, and the replacement never asks for more than the records justify. What no record
-can show is a user who reports false progress consistently: see `tests/benchmarks/lying.md`.
+A claim that does not fit is replaced, and the replacement never asks for more than the records justify. The records
+cannot expose a user who reports false progress consistently: see `tests/benchmarks/lying.md`.
 """
 
 from __future__ import annotations
@@ -74,7 +77,9 @@ class TrustedReports:
     def trust(
         self, reports: Mapping[int, Report], held: Mapping[int, Held], now: float
     ) -> tuple[dict[int, Report], dict[int, tuple[str, ...]]]:
-        """Return the reports with doubtful claims replaced, and what was replaced, by job.
+        """Return the reports with doubtful claims replaced, and the doubts.
+
+        Both are by job; the doubts say which claims polluxd replaced.
 
         Args:
             reports: the latest of each job; `Report.at` is when it arrived.
@@ -97,7 +102,10 @@ class TrustedReports:
 
 
 def _observe(history: _History, report: Report, held: Held) -> None:
-    """Take a rate of progress where the job has trained in the same place for long enough."""
+    """Record a rate of progress for the job's present place.
+
+    The job must have trained in the same place for at least `WINDOW_S`.
+    """
     place = (held.gpus, held.nodes)
     if (history.attempt, history.place) != (report.attempt, place) or report.first_step_at is None:
         # A rate that spans a move is none. The clock of a stall starts again.
@@ -138,7 +146,10 @@ def _trusted(history: _History, report: Report, held: Held, now: float, doubts: 
 
 
 def _believable_fit(history: _History, report: Report, doubts: list[str]) -> Report:
-    """The report with a fit from observed progress where the claimed speedups do not fit it."""
+    """Replace a claimed fit that observed progress contradicts.
+
+    The new fit comes from the observed progress.
+    """
     rates = _physical(history.rates)
     if rates != history.rates:
         doubts.append("its progress: a speedup beyond the number of GPUs")
@@ -162,7 +173,7 @@ def _believable_fit(history: _History, report: Report, doubts: list[str]) -> Rep
 
 
 def _physical(rates: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
-    """Rates of which none is a speedup beyond the number of GPUs."""
+    """Limit the rates so that no speedup exceeds the number of GPUs."""
     bounded: dict[tuple[int, int], float] = {}
     for place in sorted(rates):
         most = min((TOLERANCE * r * place[0] / p[0] for p, r in bounded.items()), default=math.inf)
@@ -187,7 +198,7 @@ def fit_of(rates: Mapping[tuple[int, int], float], report: Report) -> Throughput
 
 
 def _believable_target(history: _History, report: Report, now: float, doubts: list[str]) -> Report:
-    """The report without remaining work where it contradicts the job's history."""
+    """Remove remaining work that contradicts the job's history."""
     if report.target is None:
         return report
     if history.target is None:

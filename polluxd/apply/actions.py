@@ -1,4 +1,7 @@
-"""What can be done next about a move. How long each step may take is set in `MoveSettings`."""
+"""The actions that polluxd can take next for a move.
+
+`MoveSettings` sets how long each step may take.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,10 @@ class Requeue:
 
 @dataclass(frozen=True, slots=True)
 class Configure:
-    """Give the pending job its new geometry and let it start; then write `configured`."""
+    """Give the pending job its new geometry and let it start.
+
+    Then write `configured`.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +55,11 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """Write `failed`; with `keep_back` the pending job gets its lease back first, so that it does not start at a
-    placement that the next plan gives to another."""
+    """Write `failed`.
+
+    With `keep_back` polluxd first renews the pending job's lease. Otherwise the job could start at a placement that
+    the next plan gives to another job.
+    """
 
     reason: str
     keep_back: bool = False
@@ -58,7 +67,10 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """Write `failed`, though nothing failed: somebody took the move back before it cost anything."""
+    """Write `failed` for a move that was taken back, not one that failed.
+
+    The move was withdrawn before it cost the job anything.
+    """
 
     reason: str
     rest: bool
@@ -67,7 +79,10 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True)
 class RunAgain:
-    """Slurm could not start the job that it had been told to start: put it back into the queue, and write `failed`."""
+    """Put a job that Slurm could not start back into the queue.
+
+    polluxd had told Slurm to start the job. Then write `failed`.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +92,18 @@ class Recruit:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Give the companion that waits its nodes and let it start; then write `configured`."""
+    """Give the pending companion its nodes and let it start.
+
+    Then write `configured`.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class GiveBack:
-    """Take the nodes that the job has left from it: its own by `scontrol update`, companions by cancelling them."""
+    """Take the nodes that the job no longer uses from it.
+
+    `scontrol update` takes the job's own nodes; cancelling a companion takes the companion's nodes.
+    """
 
 
 Action = (

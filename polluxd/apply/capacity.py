@@ -1,4 +1,7 @@
-"""Free GPUs while a plan is carried out, so that no intermediate state exceeds what a node has."""
+"""Count free GPUs while polluxd carries a plan out.
+
+The counts ensure that no intermediate state uses more GPUs than a node has.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ _LEAVING = (Step.CHECKPOINTED, Step.REQUEUED)
 
 @dataclass(slots=True)
 class Capacity:
-    """GPUs per node: free now, and about to be free because a job is irrevocably on its way out."""
+    """GPUs per node that are free now or will soon be free.
+
+    GPUs will soon be free (`leaving`) where a job is irrevocably on its way out.
+    """
 
     free: Counter[str] = field(default_factory=Counter)
     leaving: Counter[str] = field(default_factory=Counter)
@@ -26,7 +32,10 @@ class Capacity:
         return self._open(target) and all(self.free[n] >= target.gpus_per_node for n in target.nodes)
 
     def fits_soon(self, target: Placement, own: Placement) -> bool:
-        """True when `target` fits once `own` is given up and the jobs already leaving have left."""
+        """Tell whether `target` fits once the GPUs that are leaving are free.
+
+        The job's own GPUs (`own`) count as free as well.
+        """
         return self._open(target) and all(
             self.free[n] + self.leaving[n] + (own.gpus_per_node if n in own.nodes else 0)
             >= target.gpus_per_node
@@ -41,12 +50,18 @@ class Capacity:
         return self.closed.isdisjoint(target.nodes)
 
     def take(self, target: Placement) -> None:
-        """Set `target` aside, so that a later move of the same tick does not count on it."""
+        """Set `target` aside.
+
+        A later move of the same tick then does not count on these GPUs.
+        """
         for n in target.nodes:
             self.free[n] -= target.gpus_per_node
 
     def promise(self, target: Placement, own: Placement) -> None:
-        """Set aside what a move that begins to drain now will take, its own GPUs counting first."""
+        """Set aside the GPUs that a move which begins to drain now will take.
+
+        The job's own GPUs (`own`) count first.
+        """
         for n in target.nodes:
             self.leaving[n] -= target.gpus_per_node - (own.gpus_per_node if n in own.nodes else 0)
 

@@ -1,7 +1,10 @@
-"""Companion jobs: worker-only jobs that lend further whole nodes to a running one. Slurm has two jobs, users have one.
+"""Companion jobs: worker-only jobs that lend whole nodes to a running job.
 
-A companion says itself whose it is, so nothing is believed of that: the parent must be the same user's and account's,
-running, at the attempt that the companion names, and have planned the move that it names.
+Slurm sees two jobs; users see one.
+
+A companion itself names its parent, so polluxd does not trust that claim. polluxd accepts a companion only where the
+parent belongs to the same user and account, is running at the attempt that the companion names, and has the move
+that the companion names.
 """
 
 from __future__ import annotations
@@ -37,7 +40,11 @@ def named_moves(state: ClusterState) -> list[int]:
 
 
 def gather(state: ClusterState, moves: Mapping[int, Move]) -> ClusterView:
-    """Sort out the companions of `state`; `moves` has those of `named_moves`, by id, and may have others."""
+    """Assign the companions of `state` to their parents.
+
+    Args:
+        moves: by id, at least those that `named_moves` returns.
+    """
     jobs = {job.job_id: job for job in state.jobs if job.companion is None}
     joined: dict[int, list[SlurmJob]] = {}
     pending_companions: dict[int, SlurmJob] = {}

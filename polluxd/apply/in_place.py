@@ -1,4 +1,7 @@
-"""What is asked of Slurm for moves within an allocation: companions are placed and ended, nodes given back."""
+"""Calls to Slurm for moves within an allocation.
+
+They place and end companions, and give nodes back.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,9 @@ _ENDED_AT_ONCE = 250
 
 
 class InPlaceMoves:
-    """The reconciler's hands for such moves; it writes the steps itself.
+    """Carries out moves within an allocation for the reconciler.
+
+    The reconciler itself writes the moves' steps to the database.
 
     Args:
         repeat: a call that shows no effect is made again after this [s].
@@ -52,7 +57,10 @@ class InPlaceMoves:
         """When each failed shrink was last made good."""
 
     def place(self, move: Move, job: SlurmJob, companion: SlurmJob) -> str:
-        """Let the companion start on the nodes that the move adds; why Slurm refuses to, empty where it does not."""
+        """Let the companion start on the nodes that the move adds.
+
+        Returns why Slurm refuses; empty where Slurm does not refuse.
+        """
         self._authorize()
         try:
             size = geometry(job, move.added)
@@ -65,7 +73,10 @@ class InPlaceMoves:
         return ""
 
     def give_back(self, job: SlurmJob, target: Placement) -> str:
-        """Take from the job what it holds beyond `target`; why Slurm refuses to, empty where it does not."""
+        """Take the nodes beyond `target` from the job.
+
+        Returns why Slurm refuses; empty where Slurm does not refuse.
+        """
         dropped = [c for c in job.companions if not set(c.gpus_per_node_held) <= set(target.nodes)]
         kept = [name for name in target.nodes if name in job.base]
         try:
@@ -78,14 +89,20 @@ class InPlaceMoves:
         return ""
 
     def dismiss(self, companions: Sequence[SlurmJob]) -> None:
-        """End companions that nobody waits for (any more); a refusal is left to the sweep."""
+        """End companions that no move waits for.
+
+        Where Slurm refuses, `sweep` tries again.
+        """
         try:
             self._cancel(companions)
         except SlurmRefused as error:
             log.warning("companions could not be ended: %s", error)
 
     def sweep(self, orphans: Iterable[SlurmJob]) -> int:
-        """End the companions that belong to no job, whatever has made them so; how many are still there."""
+        """End the companions that belong to no job.
+
+        Returns how many of these companions Slurm still shows.
+        """
         left = [job for job in orphans if job.state is not JobState.COMPLETING]
         now = self._monotonic()
         due = [job for job in left if now - self._tried.get(job.job_id, _NEVER) > self._repeat]
@@ -99,9 +116,11 @@ class InPlaceMoves:
         return len(left)
 
     def tidy(self, seen: ClusterView, reports: Mapping[int, Report], busy: set[int]) -> None:
-        """Reclaim nodes released by shrinks that failed later; jobs with a move under way (`busy`) wait.
+        """Reclaim nodes released by shrinks that later failed.
 
-        Where Slurm refuses, the job is requeued to the nodes that it uses."""
+        Jobs with a move under way (`busy`) wait. Where Slurm refuses, polluxd requeues the job to the nodes that the
+        job uses.
+        """
         now = self._monotonic()
         self._tidied = {number: at for number, at in self._tidied.items() if number in seen.moves}
         for job in seen.state.jobs:
@@ -132,7 +151,10 @@ class InPlaceMoves:
             self._slurm.cancel([companion.job_id for companion in companions])
 
     def _time_left(self, job: SlurmJob, companion: SlurmJob) -> float | None:
-        """The companion ends with its parent at the latest [s]; None: as it is."""
+        """Return the companion's time limit [s]; None: keep the present limit.
+
+        The companion ends with its parent at the latest.
+        """
         end = ends_at(job)
         if end is None:
             return None

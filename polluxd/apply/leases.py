@@ -1,4 +1,7 @@
-"""Keeping waiting jobs back: unrenewed, each starts by itself as a plain Slurm job."""
+"""Leases keep waiting jobs back.
+
+A job whose lease is not renewed starts by itself as a plain Slurm job.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +46,10 @@ class Leases:
         self._renewed: dict[int, float] = {}
 
     def renew(self, jobs: Iterable[SlurmJob]) -> None:
-        """Keep these back, as far as they wait and are not held: many in one call; a third of the lease may pass
-        between renewals."""
+        """Renew the leases of these jobs where they wait and are not held.
+
+        One call to Slurm renews many jobs. A third of the lease may pass between renewals.
+        """
         now, ticks = self._clock(), self._monotonic()
         waiting = [job for job in jobs if job.state is JobState.PENDING and not job.held_by_user]
         self._renewed = {j.job_id: self._renewed[j.job_id] for j in waiting if j.job_id in self._renewed}

@@ -1,7 +1,9 @@
-"""What to do next about one move: a pure function of the move, what Slurm shows, what the agent said, and the time.
+"""Decide what to do next about one move.
 
-The fence is (job id, restart count): a move acts only on the attempt that it was planned for, and every action is
-safe to repeat, so that a daemon killed between any two lines finishes the move on its next start.
+The decision is a pure function of the move, Slurm's present state, the agent's report, and the time.
+
+The fence is (job id, restart count): a move acts only on the attempt that it was planned for. Every action is safe to
+repeat, so that a daemon killed between any two lines finishes the move on its next start.
 """
 
 from __future__ import annotations
@@ -34,10 +36,10 @@ from polluxd.slurm.protocol import SlurmJob
 
 
 def failed_to_start(move: Move, job: SlurmJob) -> bool:
-    """True where Slurm ended the job in the second of its new start, as it does over a revoked credential.
+    """Tell whether Slurm ended the job in the second of its new start.
 
-    Its record then says NonZeroExitCode like that of a script which failed at once (22.05). Such a script is run once
-    more: the restart count is the fence.
+    Slurm does so over a revoked credential. The job's record then says NonZeroExitCode, as does the record of a script
+    that failed at once (Slurm 22.05). polluxd runs such a script once more: the restart count is the fence.
     """
     return (
         job.raw_state == "FAILED"
@@ -115,7 +117,10 @@ def _ended(move: Move, job: SlurmJob) -> Action | None:
 
 
 def _taken_back(move: Move, job: SlurmJob, forbidden: str) -> Action | None:
-    """What takes a move back that can still be taken back; `resizing` obeys `cancelled_by` itself."""
+    """Return the action that withdraws a move, if one applies.
+
+    Only a move that can still be taken back is withdrawn. `resizing` itself obeys `cancelled_by`.
+    """
     if move.step is not Step.PLANNED and (move.in_allocation or job.state is not JobState.RUNNING):
         return None
     if forbidden and move.revocable:

@@ -1,7 +1,10 @@
-"""Which way a job takes to its new placement: in place, by a relaunch in its allocation, or through the queue. Pure.
+"""Choose the path by which a job moves to its new placement.
 
-The fastest that the job's agent, Slurm and the administrator allow; one that failed in this attempt, growing or
-shrinking, is not tried again that way in it, and the next one below takes its place.
+The paths are, fastest first: resize in place, relaunch within the allocation, requeue. polluxd takes the fastest path
+that the job's agent, Slurm and the administrator allow. Where a path failed for a job's growth or shrink, polluxd does
+not use that path again in the same direction during the same attempt, and takes the next slower path.
+
+All functions here are pure.
 """
 
 from __future__ import annotations
@@ -29,10 +32,12 @@ class PathOptions:
 
 
 def failed_paths(moves: Iterable[Move]) -> dict[int, frozenset[tuple[str, bool]]]:
-    """Paths that went wrong, by job, of the moves of present attempts that failed once begun; each with whether the job
-    was to grow, for a site where jobs may submit no jobs can still take nodes back.
+    """Return the failed paths by job, each with whether the job was to grow.
 
-    A move that somebody took back, or that a pause ended, says nothing against its path.
+    The direction matters: a site where jobs may not submit jobs can still take nodes back.
+
+    Only moves of present attempts that failed after they had begun count. A move that somebody cancelled, or that a
+    pause ended, says nothing against its path.
     """
     failed: dict[int, frozenset[tuple[str, bool]]] = {}
     for move in moves:
@@ -44,7 +49,7 @@ def failed_paths(moves: Iterable[Move]) -> dict[int, frozenset[tuple[str, bool]]
 def choose(
     source: Placement, target: Placement, job: SlurmJob, report: Report | None, means: PathOptions
 ) -> tuple[str, Placement]:
-    """The path from `source` to `target`, and the target with its nodes in the order that the path wants.
+    """Return the path to `target`, and `target` in that path's node order.
 
     Args:
         job: the job as Slurm shows it, its companions counted in.
@@ -59,20 +64,22 @@ def choose(
 
 
 def likely(job: SlurmJob, report: Report | None, means: PathOptions, *, whole_nodes: bool) -> str:
-    """The path that the job's next move would most likely take, `resize` or `requeue`: what it costs is not known
-    before it is known where to.
+    """Return the job's most likely next path, `resize` or `requeue`.
 
-    A job that can be resized in place and holds whole nodes is given and left whole nodes as a rule; any other moves
-    through the queue; a shrink may also be a relaunch.
+    The path, and so the cost of a move, is known for certain only once its target is known.
+
+    A job that can be resized in place and holds whole nodes usually gains and gives back whole nodes. Any other job
+    moves through the queue. A shrink may also be a relaunch.
     """
     both = all("resize" in _open(job, report, means, grows=grows) for grows in (True, False))
     return "resize" if whole_nodes and both else "requeue"
 
 
 def keeps(job: SlurmJob, report: Report | None, means: PathOptions) -> tuple[str, ...]:
-    """The job's nodes in the order in which a shrink within its allocation has to leave them; none where none can be.
+    """Return the job's nodes in the order in which a shrink must keep them.
 
-    The batch host, its other own nodes, then companions' nodes, the longest-lent first: the newest is given up first.
+    The order is the batch host, the job's other own nodes, then the companions' nodes, oldest companion first. So a
+    shrink gives up the newest companion first. The result is empty where the job cannot shrink within its allocation.
     """
     if len(job.gpus_per_node_held) < 2 or not _open(job, report, means, grows=False):
         return ()
@@ -111,6 +118,9 @@ def _within(
 
 
 def _ordered(source: Placement, target: Placement, first: str) -> Placement:
-    """The batch host, the other nodes that stay, those that come in; each group by name."""
+    """Order the nodes of `target` for a move within the allocation.
+
+    The batch host comes first, then the other nodes that stay, then the added nodes; each group is sorted by name.
+    """
     nodes = sorted(target.nodes, key=lambda n: (n != first, n not in source.nodes, n))
     return Placement(tuple(nodes), target.gpus_per_node)

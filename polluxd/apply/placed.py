@@ -7,7 +7,10 @@ from polluxd.slurm.protocol import Geometry, SlurmJob
 
 
 def held(job: SlurmJob) -> Placement | None:
-    """The placement that Slurm shows, or None where the GPUs per node are uneven."""
+    """Return the placement that Slurm shows.
+
+    Returns None where the GPUs per node are uneven.
+    """
     if not job.gpus_per_node_held:
         return Placement()
     counts = set(job.gpus_per_node_held.values())
@@ -22,7 +25,10 @@ def same_place(job: SlurmJob, target: Placement) -> bool:
 
 
 def geometry(job: SlurmJob, target: Placement) -> Geometry:
-    """What the job asks of Slurm at `target`; CPUs and memory follow the GPUs, which Slurm itself does not do."""
+    """Return the resources that the job requests at `target`.
+
+    CPUs and memory are scaled with the GPUs, because Slurm itself does not scale them.
+    """
     assert job.spec is not None
     gpus = target.gpus_per_node
     memory = job.spec.mem_per_gpu_mb
@@ -35,7 +41,10 @@ def geometry(job: SlurmJob, target: Placement) -> Geometry:
 
 
 def ends_at(job: SlurmJob | None) -> float | None:
-    """When Slurm will end the running attempt; None: never, or it does not run."""
+    """Return when Slurm will end the running attempt [POSIX s].
+
+    Returns None where the job has no time limit or does not run.
+    """
     if job is None or job.start_time is None or job.time_limit_s is None:
         return None
     return job.start_time + job.time_limit_s

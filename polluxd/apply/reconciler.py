@@ -1,4 +1,7 @@
-"""Carries moves out: the intent is in the database before Slurm is touched, and each effect is read back from Slurm."""
+"""Carry moves out.
+
+polluxd writes each intent to the database before it calls Slurm, and reads each effect back from Slurm.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _History:
-    """What this process remembers of a job's moves; lost at a restart, at no more cost than one early retry."""
+    """What this process remembers of a job's moves.
+
+    A restart of polluxd loses this history; the loss costs one early retry at most.
+    """
 
     ended_at: float
     """By a clock that does not step."""
@@ -97,11 +103,17 @@ class Reconciler:
         )
 
     def gather(self, state: ClusterState) -> ClusterView:
-        """The cluster with each companion where it belongs: what all that follows is to be told."""
+        """Return the cluster with each companion assigned to its parent.
+
+        All later steps of the cycle must use this view.
+        """
         return gather(state, self._store.resizes(named_moves(state)))
 
     def begin(self, wished: Sequence[Intent], under_way: Sequence[Move]) -> list[Move]:
-        """Write the intents of a plan as moves, up to the cluster's limits of moves at one time and per hour."""
+        """Write the intents of a plan as moves, up to the cluster's limits.
+
+        The limits are the number of moves at one time and the number of restarts per hour.
+        """
         epoch = self._authorize()
         # Those that wait for their turn will be ordered out too.
         waiting = sum(m.step is Step.PLANNED and m.path in RESTARTING_PATHS for m in under_way)
@@ -134,13 +146,17 @@ class Reconciler:
         return begun
 
     def standings(self, state: ClusterState) -> dict[int, Standing]:
-        """The jobs that Slurm would not start everywhere, by its rules or by what it refused."""
+        """Return where jobs may start, for jobs that Slurm restricts.
+
+        The restrictions come from Slurm's rules and from its recent refusals.
+        """
         return standings(state) | self.refusals.standings(state.jobs)
 
     def resting(self, job_id: int) -> float:
-        """Seconds for which the job is still to be left alone: the cooldown, doubled with each failed move.
+        """Return the rest of the job's cooldown [s].
 
-        None after a resize in place: the job may be resized again at once.
+        The cooldown doubles with each failed move. It is 0 after a resize in place: the job may be resized again at
+        once.
         """
         past = self._history.get(job_id)
         if past is None or not past.rests:
@@ -149,7 +165,10 @@ class Reconciler:
         return max(0.0, past.ended_at + rest - self._monotonic())
 
     def budget_left(self) -> float:
-        """How many more running jobs may be ordered to end their processes now; infinite without a limit."""
+        """Return how many more running jobs polluxd may restart now.
+
+        A restart orders the job to end its processes. Without a limit the result is infinite.
+        """
         if not self._limits.restarts_per_hour:
             return float("inf")
         # A clock set back may leave moves in the future: they count, and the budget is short for a while.
@@ -157,11 +176,14 @@ class Reconciler:
 
     @property
     def budget_spent(self) -> str:
-        """What to say of a job that stays for want of budget."""
+        """The reason for a job that stays because the budget is used up."""
         return f"the cluster's {self._limits.restarts_per_hour} restarts an hour are used up"
 
     def tick(self, seen: ClusterView, reports: Mapping[int, Report], *, paused: bool = False) -> int:
-        """Take the next action of each move under way; returns how many things are still to be waited for."""
+        """Take the next action of each move under way.
+
+        Returns how many moves and orphaned companions polluxd still has to wait for.
+        """
         moves = self._store.open_moves()
         jobs = {job.job_id: job for job in seen.state.jobs if job.spec is not None}
         self._stopwatch.keep(moves)
@@ -212,7 +234,10 @@ class Reconciler:
     def _kept_back(
         self, jobs: Mapping[int, SlurmJob], pending_companions: Mapping[int, SlurmJob], moves: Sequence[Move]
     ) -> list[SlurmJob]:
-        """Whose leases are to be renewed: jobs and companions that were not told to start."""
+        """Return the jobs whose leases polluxd renews.
+
+        They are the jobs and pending companions that polluxd has not told to start.
+        """
         told = [m for m in moves if m.step in (Step.CONFIGURED, Step.STARTED)]
         starting, coming = {m.job_id for m in told}, {m.id for m in told}
         waiting = [job for job_id, job in jobs.items() if job_id not in starting]
@@ -256,7 +281,10 @@ class Reconciler:
         return True
 
     def _untie(self, waiting: Sequence[Move], jobs: Mapping[int, SlurmJob], room: Capacity) -> None:
-        """Where moves wait for each other's GPUs: the least of them gives its own up first."""
+        """Drain one move of a ring of moves that wait for each other's GPUs.
+
+        The job of the move with the smallest growth gives up its GPUs first.
+        """
         for move in wait_cycle(waiting, room)[:1]:
             log.info("job %d: its move goes first, others wait for its GPUs and it for theirs", move.job_id)
             self._drain(move, jobs.get(move.job_id), room)
@@ -290,7 +318,10 @@ class Reconciler:
         action: Recruit | Place | GiveBack,
         room: Capacity,
     ) -> bool:
-        """The actions of moves within an allocation; True while the move stays open."""
+        """Carry out an action of a move within an allocation.
+
+        Returns True while the move stays open.
+        """
         why = ""
         match action:
             case Recruit():
@@ -310,8 +341,10 @@ class Reconciler:
         return not why
 
     def _requeue(self, move: Move, job: SlurmJob | None) -> bool:
-        """Send the job back to the queue, its companions ended first; True while the move stays open. A refusal
-        concerns this job alone."""
+        """End the job's companions, then send the job back to the queue.
+
+        Returns True while the move stays open. A refusal by Slurm concerns this job alone.
+        """
         self._resizer.dismiss(job.companions if job else ())
         self._authorize()
         self._stopwatch.try_now(move)
@@ -326,7 +359,7 @@ class Reconciler:
         return True
 
     def _run_again(self, move: Move, job: SlurmJob | None) -> None:
-        """The next plan starts it, as any job that waits."""
+        """Put the job back into the queue; the next plan starts it."""
         self._authorize()
         reason = "Slurm ended the job at its start (a revoked credential?): queued again"
         try:
@@ -350,7 +383,10 @@ class Reconciler:
         self._reach(move, Step.CONFIGURED)
 
     def _limit_time(self, move: Move, job: SlurmJob) -> None:
-        """Give a parked job the rest of its time limit; a requeue gives it the whole limit again."""
+        """Give a parked job the rest of its time limit.
+
+        A requeue gives the job its whole time limit again.
+        """
         left = _time_left(move, job)
         if left is None:
             return
@@ -396,9 +432,10 @@ class Reconciler:
 
 
 def _time_left(move: Move, job: SlurmJob) -> float | None:
-    """The time limit for the attempt to come [s, whole minutes]; None: it stays as it is.
+    """Return the next attempt's time limit [s, whole minutes].
 
-    What the job had left when it was requeued, a minute at least; never more than it is asking for now.
+    The limit is the time that the job had left at its requeue, at least one minute. Returns None where the present
+    limit stays: the time left is not known, or the job asks for no more than that now.
     """
     requeued_at = move.times.get(Step.REQUEUED)
     if move.ends_at is None or requeued_at is None or job.time_limit_s is None:

@@ -1,4 +1,7 @@
-"""Slurm's reasons for which it starts a waiting job on no node (squeue(1), JOB REASON CODES)."""
+"""Reasons why Slurm starts a waiting job on no node.
+
+Source: squeue(1), JOB REASON CODES.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,16 @@ _GROUPS = (
 
 
 def refused(reason: str) -> bool:
-    """Whether a waiting job's reason, such as `AssocGrpGRES`, is a refusal that waiting for GPUs does not end."""
+    """Tell whether a waiting job's reason is a refusal.
+
+    Free GPUs do not end a refusal, such as `AssocGrpGRES`.
+    """
     return refused_group(reason) is not None
 
 
 def refused_group(reason: str) -> str | None:
-    """The field of a job that the refused jobs have in common; empty: all jobs. None: no refusal."""
+    """Return the field of a job that the refused jobs have in common.
+
+    Empty: Slurm refuses all jobs. None: the reason is no refusal.
+    """
     return next((name for pattern, name in _GROUPS if pattern.match(reason)), None)

@@ -1,4 +1,7 @@
-"""What Slurm refused to start though no known rule forbade it: polluxd makes no move that would meet the same."""
+"""Remember which groups of jobs Slurm refused to start.
+
+No rule that polluxd knows forbade these starts. polluxd makes no move that would meet the same refusal.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,10 @@ class Refusals:
             known.until = now + min(LONGEST_S, FIRST_S * 2.0 ** min(known.times - 1, 16))
 
     def standings(self, jobs: Iterable[SlurmJob]) -> dict[int, Standing]:
-        """The jobs that would meet a refusal now: no node for them until polluxd tries again."""
+        """Return a standing for each job that would meet a refusal now.
+
+        No node is allowed for such a job until polluxd tries again.
+        """
         now = self._monotonic()
         closed = {key: r for key, r in self._known.items() if now < r.until}
         if not closed:

@@ -1,13 +1,15 @@
-"""What to do next about a move within the allocation: the job is resized in place, or relaunched. Pure.
+"""Decide what to do next about a move within an allocation.
+
+The job is resized in place or relaunched. All functions here are pure.
 
     shrink:  planned -> draining -> checkpointed -> configured -> training
              The agent makes the ranks on the nodes to give back leave, and acknowledges; then Slurm takes the nodes.
     grow:    planned -> recruiting -> configured -> started -> training
              The agent submits a companion job; polluxd places it on the new nodes; its ranks join.
 
-Until the agent has acknowledged (shrink) or the joiners' first step is reported (grow), the job trains on where it was,
-and a move that fails costs it nothing. What no case here foresees (a node fails, somebody requeues the job) ends the
-move; `companions.gather` and `left_over` find what it leaves behind.
+Until the agent has acknowledged (shrink) or has reported the joining ranks' first step (grow), the job trains on its
+old nodes, and a move that fails costs the job nothing. Any event that no case here handles (a node fails, somebody
+requeues the job) ends the move; `companions.gather` and `left_over` then find leftover companions and nodes.
 """
 
 from __future__ import annotations
@@ -47,7 +49,10 @@ def next_action(
     limits: MoveSettings,
     paused: bool,
 ) -> Action:
-    """The next action of a move whose job has not ended; arguments as of `machine.next_action`."""
+    """Return the next action of a move whose job has not ended.
+
+    The arguments are those of `machine.next_action`.
+    """
     if job.state is not JobState.RUNNING or job.restart_count != move.attempt:
         return Fail(
             f"the job is {job.raw_state} at attempt {job.restart_count}: the allocation to resize is gone"
@@ -68,7 +73,10 @@ def next_action(
 
 
 def left_over(job: SlurmJob, report: Report | None, moves: Mapping[int, Move]) -> Move | None:
-    """The shrink that the job has carried out although its move failed: Slurm still shows nodes that it has left."""
+    """Return the shrink that the job carried out although its move failed.
+
+    Slurm still shows nodes that the job no longer uses.
+    """
     if job.state is not JobState.RUNNING or report is None or report.attempt != job.restart_count:
         return None
     move = moves.get(report.resized)

@@ -1,4 +1,7 @@
-"""Whether Slurm would start a job, and where: polluxd takes GPUs from no job that could not start again. Pure."""
+"""Decide whether and where Slurm would start a job.
+
+polluxd takes no GPUs from a job that could not start again. All functions here are pure.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ class Standing:
 
 
 def standings(state: ClusterState) -> dict[int, Standing]:
-    """The jobs of ours that a rule of Slurm concerns; all others may start on every node of their partitions."""
+    """Return where jobs may start, for managed jobs that a Slurm rule limits.
+
+    All other jobs may start on every node of their partitions.
+    """
     names = frozenset(node.name for node in state.nodes)
     known: dict[tuple[str, frozenset[str]], Standing | None] = {}
     found: dict[int, Standing] = {}
@@ -58,7 +64,10 @@ def forbids(standing: Standing | None, move: Move) -> str:
 
 
 def _end(job: SlurmJob, now: float) -> float:
-    """When the job would end if it started again now: a requeued job keeps the rest of its time limit."""
+    """Return when the job would end if it started again now [POSIX s].
+
+    A requeued job keeps the rest of its time limit.
+    """
     if job.state is JobState.RUNNING and (end := ends_at(job)) is not None:
         return max(end, now)
     return now + (inf if job.time_limit_s is None else job.time_limit_s)

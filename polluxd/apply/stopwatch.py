@@ -16,7 +16,7 @@ Stage = tuple[int, Step]
 
 
 class Stopwatch:
-    """Waiting times of the moves under way, and of what was last tried for them.
+    """Waiting times of moves under way, and times of the last calls for them.
 
     Args:
         clock: POSIX time [s].
@@ -44,7 +44,10 @@ class Stopwatch:
         self._tried[move.id, move.step] = self._monotonic()
 
     def since_try(self, move: Move) -> float:
-        """Seconds since the last `try_now` at this step; infinite where this process tried nothing."""
+        """Return the seconds since the last `try_now` at this step.
+
+        Infinite where this process has not called `try_now` at this step.
+        """
         tried = self._tried.get((move.id, move.step))
         return float("inf") if tried is None else self._monotonic() - tried
 

@@ -1,4 +1,7 @@
-"""Moves that wait for each other in a ring: A for GPUs that B holds, and B for GPUs that A holds."""
+"""Find moves that wait for each other in a ring.
+
+For example, A waits for GPUs that B holds, and B waits for GPUs that A holds.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,10 @@ from polluxd.model import Move, Step
 
 
 def wait_cycle(moves: Iterable[Move], room: Capacity) -> list[Move]:
-    """The planned moves of running jobs that fit once all of them have given up what they hold; else none.
+    """Return the planned moves that fit once all their jobs free their GPUs.
 
-    When none of them can go alone, one has to give up its GPUs before those of its target are free.
+    Only moves of running jobs count; the list is empty where no such moves exist. Where no move can go alone, one job
+    has to give up its GPUs before those of its target are free.
     """
     ring = [m for m in moves if m.step is Step.PLANNED and m.source and m.target]
     while ring:

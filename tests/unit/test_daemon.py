@@ -1,4 +1,7 @@
-"""polluxd's process life, with a stand-in for the store: its lead, its heartbeat, and that nothing ends it."""
+"""polluxd's process: its lead, its heartbeat, and that no fault ends it.
+
+The tests use a stand-in for the store.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +130,11 @@ def test_systemd_hears_of_it_before_each_call_however_many_a_tick_makes(daemon: 
 
 
 def test_the_lead_is_confirmed_after_slurm_answered(tmp_path: Path) -> None:
-    """Before: with answers of some seconds each lease was over before the first move, and nothing ever moved."""
+    """polluxd confirms its lead again after Slurm has answered.
+
+    In an earlier version Slurm's answers took some seconds. The lead's lease was then over before the first move, and
+    polluxd never moved a job.
+    """
     store = LeadingStore(leads=False)
     controller = Controller(config(tmp_path), FakeSlurm([]), store, None)  # type: ignore[arg-type]
     with pytest.raises(LeaderLost, match="while Slurm answered"):
@@ -164,7 +171,11 @@ def test_a_reload_that_fails_leaves_the_old_store_open(tmp_path: Path) -> None:
 
 
 def test_under_the_unit_its_libraries_start_no_thread_per_core() -> None:
-    """OpenBLAS takes one for each core, twice (numpy, scipy): a large controller has more of them than TasksMax."""
+    """polluxd's libraries stay below the unit's TasksMax on many cores.
+
+    OpenBLAS starts one thread for each core, twice (for numpy and for scipy). On a large controller these are more
+    threads than TasksMax allows.
+    """
     root = Path(__file__).parents[2]
     lines = (root / "contrib" / "systemd" / "polluxd.service").read_text().splitlines()
     given = [line.removeprefix("Environment=") for line in lines if line.startswith("Environment=")]

@@ -1,4 +1,7 @@
-"""A snapshot that was stored decides as the one that was not: every field, every bit of every number."""
+"""A stored snapshot leads to the same decision as the original.
+
+Storing keeps every field, and every bit of every number.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +100,10 @@ def stored(snapshot: Snapshot) -> Any:
 
 
 def bits(value: Any) -> Any:
-    """Of every number its type and its bits: equality takes 0.0 for -0.0, and 1 for 1.0."""
+    """Return the type and the bits of every number in `value`.
+
+    Plain equality treats 0.0 and -0.0 as equal, and 1 and 1.0.
+    """
     if isinstance(value, float):
         return struct.pack(">d", math.nan if math.isnan(value) else value)  # one NaN is as good as another
     if is_dataclass(value) and not isinstance(value, type):
@@ -124,7 +130,10 @@ def test_every_field_comes_back_bit_for_bit() -> None:
 
 
 def of_type(kind: Any) -> Any:
-    """Any value of a dataclass, every field drawn by its type: those that are added later too."""
+    """Draw any value of a dataclass, every field by its type.
+
+    Fields that are added to the dataclass later are drawn as well.
+    """
     return st.builds(kind, **{f.name: ... for f in fields(kind)})
 
 

@@ -1,4 +1,7 @@
-"""Fits on GPU types where a training was never measured, and the cycle of a cluster of two types."""
+"""Fits on GPU types where a training was never measured.
+
+Some tests run the cycle of a cluster with two GPU types.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +132,10 @@ class Cycle:
 
 
 def test_the_cycle_of_two_types_is_decided_by_type() -> None:
-    """Two trainings measured on t4: one known to be quick on a100, the other to gain nothing there."""
+    """The job that is quick on a100 gets the a100 node.
+
+    Both trainings were measured on t4. One is known to be quick on a100, the other to gain nothing there.
+    """
     cycle = Cycle()
     first, second = (cycle.slurm.submit(JobSpec(max_gpus=4), lease=1e6) for _ in range(2))
     cycle.rows.reports[first] = replace(REPORT, params_by_type={"a100": QUICK})
@@ -174,7 +180,10 @@ def test_an_unknown_type_is_tried_once_and_left_when_it_disappoints() -> None:
 
 
 def test_a_job_whose_measurements_are_forgotten_does_not_go_to_and_fro() -> None:
-    """The agent knows no fingerprint: on whatever type it is, the other one is unknown again."""
+    """A job that forgets its measurements at each move moves only once.
+
+    The agent knows no fingerprint: on either GPU type, the other type is unknown again.
+    """
     cycle = Cycle()
     job = cycle.slurm.submit(JobSpec(max_gpus=4), lease=1e6)
     cycle.slurm.configure(job, Geometry(("n1",), 4, 4), start=True)

@@ -1,4 +1,7 @@
-"""The picture that the policy gets: who is in it, who is pinned, and that it survives being stored."""
+"""The snapshot that the policy gets.
+
+The tests check which jobs are in the snapshot, which are pinned, and that the snapshot survives being stored.
+"""
 
 from __future__ import annotations
 
@@ -138,7 +141,11 @@ def test_companions_of_nobody_hold_what_nobody_else_can_have() -> None:
 
 
 def test_weights_count_once() -> None:
-    """The policy takes them from the settings: in the job's own weight too, they would count squared."""
+    """The weights of accounts and users count only once.
+
+    The policy takes these weights from the settings. If the job's own weight contained them too, they would count
+    squared.
+    """
     settings = PolicySettings(account_weights={"lab": 2.0}, user_weights={"ann": 3.0})
     made = snapshot(slurm_job(1, JobState.PENDING), settings=settings)
     assert weights(made.jobs, made.settings)[0] == 6.0
