@@ -1,14 +1,16 @@
-"""The AdminComment by which the submission hook (`slurm_hooks/job_submit.lua`) marks a job as Pollux' and hands on
-what its `#POLLUX` lines ask for:
+"""The AdminComment that the submission hook writes on Pollux jobs.
+
+It marks a job as Pollux' and passes on the requests of its `#POLLUX` lines. The hook is `slurm_hooks/job_submit.lua`.
+The comment of a job, all on one line:
 
     pollux:v1 min-gpus=1 max-gpus=8 gpu-counts=1,2,4,8 adaptive=yes preemptible=yes cpus-per-gpu=2 mem-per-gpu=4000
-    submitted=T begin=T                                                                        (all on one line)
+    submitted=T begin=T
 
-or, of a companion job:
+The comment of a companion job:
 
     pollux:v1 companion-of=J attempt=R move=ID cpus-per-gpu=2 mem-per-gpu=4000 submitted=T
 
-Users can read it and cannot set it; an administrator can, so it is checked like any other input.
+Users can read the comment but cannot set it. An administrator can set it, so it is checked like any other input.
 """
 
 from __future__ import annotations
@@ -39,10 +41,11 @@ class Directives:
 
 
 def parse_admin_comment(text: str) -> Directives | None:
-    """What the comment asks for; None when the job is not Pollux'.
+    """Parse an AdminComment; None when the job is not Pollux'.
 
     Raises:
-        DirectiveError: it has Pollux' mark but cannot be understood; says which word and what was expected.
+        DirectiveError: the comment has Pollux' mark but cannot be understood. The message names the word and what was
+            expected.
     """
     words = text.split()
     if not words or not words[0].startswith(MARK):

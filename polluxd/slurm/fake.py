@@ -1,5 +1,7 @@
-"""Slurm in memory, for tests: the same protocol, a clock that the test advances, the real one's transitions and
-traps (each tried on 22.05.8; `tests/integration/test_slurm_contract.py` holds it to the real one), and faults.
+"""An in-memory Slurm for tests, which can also inject faults.
+
+It has the real protocol, a clock that the test advances, and the state transitions and traps of the real Slurm. Each
+of these was tried on Slurm 22.05.8; `tests/integration/test_slurm_contract.py` compares the fake with the real Slurm.
 
     slurm = FakeSlurm([Node("n1", gpus=4), Node("n2", gpus=4)])
     job = slurm.submit(JobSpec(max_gpus=8))
@@ -38,9 +40,9 @@ class FakeSlurm:
     Args:
         nodes: the cluster.
         now: POSIX time at the start.
-        exit_s: how long a job's processes take to go (COMPLETING).
-        start_s: how long the scheduler takes after a job may start.
-        slurmdbd: there is one, so that running jobs can shrink.
+        exit_s: how long a job's processes take to exit (COMPLETING) [s].
+        start_s: how long the scheduler takes to start a job that may start [s].
+        slurmdbd: whether the cluster has slurmdbd, which lets running jobs shrink.
     """
 
     def __init__(
@@ -88,7 +90,10 @@ class FakeSlurm:
         companion: Companion | None = None,
         uid: int = 1000,
     ) -> int:
-        """As sbatch with the submission hook: with a spec the job is kept back by a lease, else it starts at once."""
+        """Submit a job as sbatch with the submission hook does.
+
+        A job with a spec is kept back by a lease of `lease` seconds. A job without a spec may start at once.
+        """
         job_id = len(self._jobs) + 1
         earliest = max(self._now, begin or 0.0)
         self._jobs[job_id] = FakeJob(
@@ -112,30 +117,36 @@ class FakeSlurm:
         return job_id
 
     def advance(self, seconds: float) -> None:
-        """Let time pass; whatever is due on the way happens in order, 50 ms apart at most."""
+        """Advance the clock by `seconds`, in steps of at most 50 ms.
+
+        Events that are due on the way happen in order.
+        """
         until = self._now + seconds
         while self._now < until:
             self._now = min(until, self._now + 0.05)
             self._pass_time()
 
     def requeue_by_hand(self, job_id: int) -> None:
-        """`scontrol requeue` by the job's user; a companion (--no-requeue) refuses."""
+        """Run `scontrol requeue` as the job's user.
+
+        A companion was submitted with --no-requeue and is not requeued.
+        """
         job = self._jobs[job_id]
         if job.state is JobState.RUNNING and job.companion is None:
             job.restarts += 1
             self._leave(job, JobState.PENDING)
 
     def mend(self) -> None:
-        """No fault is left."""
+        """Remove all faults."""
         self._faults.clear()
         self._answers_at = self._now
 
     def truth(self, job_id: int) -> SlurmJob:
-        """The job as it is, whether slurmctld answers or not."""
+        """Return the job's true state, whether or not slurmctld answers."""
         return self._show(self._jobs[job_id])
 
     def finish(self, job_id: int, state: JobState = JobState.COMPLETED) -> None:
-        """The job ends by itself (or is cancelled, or fails)."""
+        """End the job as if by itself (or as cancelled, or failed)."""
         job = self._jobs[job_id]
         if job.state is JobState.RUNNING:
             self._leave(job, state)
@@ -143,12 +154,15 @@ class FakeSlurm:
             self._end(job, state)
 
     def hold(self, job_id: int, on: bool = True) -> None:
-        """`scontrol hold` or, with on=False, `release`."""
+        """Run `scontrol hold` or, with on=False, `scontrol release`."""
         self._jobs[job_id].on_hold = on
 
     def break_controller(self, seconds: float, *, forgets_s: float = 0.0) -> None:
-        """slurmctld dies: no call is answered for so long, and jobs that had started in the last `forgets_s` are
-        pending again, with the restart count that they had (their processes are killed)."""
+        """Crash slurmctld, so that no call is answered for `seconds`.
+
+        Running jobs that had started in the last `forgets_s` seconds are pending again, with the restart count that
+        they had. Their processes are killed.
+        """
         self._answers_at = self._now + seconds
         for job in self._jobs.values():
             young = job.started is not None and job.started > self._now - forgets_s
@@ -157,7 +171,11 @@ class FakeSlurm:
                 job.state, job.raw_state = JobState.PENDING, "PENDING"
 
     def break_node(self, name: str) -> None:
-        """The node goes down: what ran there is requeued by Slurm itself, at once and at its present size."""
+        """Take a node down.
+
+        Slurm itself requeues each Pollux job that ran there, at once and at its present size. Companions and jobs
+        without a spec fail.
+        """
         self.set_schedulable(name, False)
         for job in self._jobs.values():
             if job.state is JobState.RUNNING and name in job.held:
@@ -166,11 +184,14 @@ class FakeSlurm:
                 self._leave(job, JobState.PENDING if again else JobState.FAILED)
 
     def set_schedulable(self, node: str, schedulable: bool) -> None:
-        """Drain or resume a node; what runs there goes on."""
+        """Drain or resume a node; its running jobs go on."""
         self._nodes[node] = replace(self._nodes[node], schedulable=schedulable)
 
     def fail(self, call: str, error: SlurmError, *, applied: bool = False, times: int = 1) -> None:
-        """Make the next `times` calls of this name raise; with `applied` after having done what was asked."""
+        """Make the next `times` calls named `call` raise `error`.
+
+        With `applied`, each call raises only after it has carried out the request.
+        """
         self._faults.append(_Fault(call, error, applied, times))
 
     # --- SlurmClient --------------------------------------------------------------------------

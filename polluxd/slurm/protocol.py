@@ -1,7 +1,8 @@
-"""What polluxd sees of Slurm and asks of it: one seam; `scontrol.ScontrolClient`, `pyslurm_client.PyslurmClient` and
-`fake.FakeSlurm` are behind it.
+"""The interface between polluxd and Slurm.
 
-Times are POSIX timestamps (UTC), memory is in MB, as Slurm counts it.
+`scontrol.ScontrolClient`, `pyslurm_client.PyslurmClient` and `fake.FakeSlurm` implement it.
+
+Times are POSIX timestamps (UTC). Memory is in MB, as Slurm counts it.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from polluxd.slurm.rules import Rules
 
 @dataclass(frozen=True, slots=True)
 class Companion:
-    """What a companion job says of itself: a worker-only job that lends further whole nodes to a running one.
+    """What a companion job says about itself.
 
-    It is the user's word: `polluxd.apply.companions` holds it against the parent and its moves.
+    A companion is a worker-only job that lends further whole nodes to a running job. These values come from the user:
+    `polluxd.apply.companions` checks them against the parent and its moves.
     """
 
     parent: int
@@ -73,14 +75,17 @@ class SlurmJob:
     batch_host: str = ""
     """The node that its batch script runs on, which no shrink may give back."""
     companion: Companion | None = None
-    """Set: it is no job of its own to users, plans and lists."""
+    """Set for a companion job, which users, plans and lists do not see as a job of its own."""
     companions: tuple[SlurmJob, ...] = ()
-    """Those that have joined it; `nodes`, and what it holds per node, then count theirs
-    (`polluxd.apply.companions.gather`)."""
+    """The companions that have joined the job. Their nodes, GPUs and CPUs are then included in `nodes` and in the
+    fields of what the job holds per node (`polluxd.apply.companions.gather`)."""
 
     @property
     def base(self) -> tuple[str, ...]:
-        """Nodes of the job's own allocation, sorted: those that it holds less its companions'."""
+        """Nodes of the job's own allocation, sorted.
+
+        These are the nodes that the job holds, without the nodes of its companions.
+        """
         lent = {name for companion in self.companions for name in companion.gpus_per_node_held}
         return tuple(sorted(name for name in self.gpus_per_node_held if name not in lent))
 
@@ -103,7 +108,10 @@ class ClusterState:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """What a pending job is to ask for: one task (the launcher) on each of exactly these nodes."""
+    """The geometry that a pending job is to request.
+
+    The job requests one task (the launcher) on each of exactly these nodes.
+    """
 
     nodes: tuple[str, ...]
     gpus_per_node: int
@@ -121,19 +129,22 @@ class Geometry:
 
 
 class SlurmClient(Protocol):
-    """What the daemon may ask of Slurm.
+    """The requests that the daemon makes to Slurm.
 
     All calls raise SlurmUnavailable (no answer within the time limit: the request may or may not have been applied;
-    read again before repeating it), SlurmRefused (Slurm said no) or SlurmGarbled (the answer makes no sense).
-    The writing calls refuse jobs that did not opt in.
+    read again before repeating it), SlurmRefused (Slurm said no) or SlurmGarbled (the answer makes no sense). The
+    writing calls refuse jobs that did not opt in.
     """
 
     def observe(self) -> ClusterState:
-        """All nodes and jobs, in a number of calls that does not depend on theirs."""
+        """Read all nodes and jobs.
+
+        The number of requests to Slurm does not depend on how many nodes and jobs there are.
+        """
         ...
 
     def jobs(self, job_ids: Sequence[int]) -> dict[int, SlurmJob]:
-        """These jobs as they are now, in one call.
+        """Read the present state of these jobs, in one request.
 
         Jobs that Slurm no longer knows are left out.
         """
@@ -157,10 +168,10 @@ class SlurmClient(Protocol):
     def configure(
         self, job_id: int, geometry: Geometry, *, start: bool, time_limit_s: float | None = None
     ) -> None:
-        """Give a waiting job another geometry, and with `start` end its lease, so that it starts now.
+        """Give a waiting job another geometry.
 
-        `time_limit_s` (None: stays) is rounded up to whole minutes. After an error part of it may be applied: it is
-        safe to repeat.
+        With `start`, also end the job's lease, so that it starts now. `time_limit_s` is rounded up to whole minutes;
+        None keeps the time limit. After an error the request may be applied in part; repeating it is safe.
         """
         ...
 
@@ -169,18 +180,30 @@ class SlurmClient(Protocol):
         ...
 
     def can_shrink(self) -> bool:
-        """Whether Slurm lets a running job give nodes back, which takes slurmdbd. Raises nothing; asks seldom."""
+        """Tell whether Slurm lets a running job give nodes back.
+
+        This takes slurmdbd. Raises nothing. The answer is remembered, so that Slurm is asked seldom.
+        """
         ...
 
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
-        """Leave a running job these of its nodes, its batch host among them; Slurm kills at once what runs on the
-        others. Does nothing where it holds exactly these."""
+        """Shrink a running job to these of its nodes.
+
+        The batch host must be among them. Slurm kills the job's processes on its other nodes at once. Does nothing
+        where the job holds exactly these nodes.
+        """
         ...
 
     def cancel(self, job_ids: Sequence[int]) -> None:
-        """End companions, waiting or running; those that have ended are passed over. No other job is touched."""
+        """Cancel companions, waiting or running, and no other job.
+
+        Companions that have ended are passed over.
+        """
         ...
 
     def renew(self, job_ids: Sequence[int], until: float) -> None:
-        """Keep waiting jobs back until this time; jobs that are no longer waiting are passed over."""
+        """Keep waiting jobs back until this POSIX time.
+
+        Jobs that are no longer waiting are passed over.
+        """
         ...

@@ -1,8 +1,10 @@
-"""Slurm through pyslurm where that is installed and of the cluster's version, and else through scontrol.
+"""Slurm through pyslurm where that can be used, else through scontrol.
 
-Reading takes the place of two commands a poll. Of what changes jobs, pyslurm sends signals and runs failed jobs again.
-The rest goes through scontrol: pyslurm's update leaves out the number of nodes, and its requeue would run a job again
-that ended a moment ago.
+pyslurm can be used where it is installed and its version is the cluster's.
+
+With pyslurm, a poll needs two commands fewer, since pyslurm reads nodes and jobs. pyslurm also sends signals and runs
+failed jobs again. All other changes to jobs go through scontrol, for two reasons. pyslurm's update leaves out the
+number of nodes. Its requeue would run a job again that ended a moment ago.
 """
 
 from __future__ import annotations
@@ -28,16 +30,19 @@ Choice = Literal["auto", "scontrol", "pyslurm"]
 
 FIRST_PAUSE_S = 5.0
 LONGEST_PAUSE_S = 300.0
-"""After a failure scontrol serves alone: at first for 5 s, twice as long each time it happens again."""
+"""Pauses of pyslurm after a failure: scontrol serves alone, at first for 5 s, then twice as long each time."""
 
 LIFETIME_S = 3600.0
-"""A worker is replaced after this: it knows slurm.conf as it was when it started."""
+"""A worker is replaced after this time, because it knows slurm.conf as it was when the worker started."""
 
 _T = TypeVar("_T")
 
 
 def open_client(choice: Choice, *, conf: Path | None, timeout: float) -> SlurmClient:
-    """The client of the configuration's `slurm.client`; says which it is, and why."""
+    """Open the client that the configuration's `slurm.client` asks for.
+
+    The log says which client it is, and why.
+    """
     if choice == "scontrol":
         log.info("Slurm is read through scontrol: slurm.client says so")
         return ScontrolClient(conf=conf, timeout=timeout)
@@ -50,9 +55,10 @@ def open_client(choice: Choice, *, conf: Path | None, timeout: float) -> SlurmCl
 class PyslurmClient(ScontrolClient):
     """A SlurmClient that asks a worker process with pyslurm first.
 
-    A call takes at most `timeout`, as with scontrol; the call that starts a worker takes longer. A call that a
-    worker leaves unanswered is told as SlurmUnavailable and not repeated through scontrol: it may have been carried
-    out. A reading that a worker answers with garbage, is refused or dies of, is made again through scontrol at once.
+    A call takes at most `timeout`, as with scontrol. The call that starts a worker takes longer. When a worker leaves
+    a call unanswered, the client raises SlurmUnavailable and does not repeat the call through scontrol: it may have
+    been carried out. When Slurm refuses a reading, or the worker answers it with garbage or dies of it, the client
+    reads again through scontrol at once.
     """
 
     def __init__(
@@ -81,7 +87,7 @@ class PyslurmClient(ScontrolClient):
             super().run_again(job_id)
 
     def _read_all(self) -> tuple[tuple[SlurmJob, ...], tuple[Node, ...], Mapping[str, str]]:
-        # A record that pyslurm's worker cannot tell is read again through squeue, which costs that record alone.
+        # If the worker cannot read a record, everything is read through squeue, which loses only that record.
         return self._read(_whole, super()._read_all, "observe")
 
     def _read_jobs(self) -> tuple[SlurmJob, ...]:
@@ -106,7 +112,10 @@ class PyslurmClient(ScontrolClient):
         return found
 
     def _ordered(self, do: str, **arguments: object) -> bool:
-        """Whether a worker that is there already has carried it out; False: it has not been asked."""
+        """Let a worker that already runs carry out a request.
+
+        Returns False where no worker runs; the request was then not made. Starts no worker.
+        """
         if self.worker is None or not self.worker.alive:
             return False
         try:
@@ -134,7 +143,10 @@ class PyslurmClient(ScontrolClient):
             ) from None
 
     def _ready_worker(self) -> PyslurmProcess | None:
-        """A worker of the cluster's version, started where there is none; None while scontrol serves alone."""
+        """Return a worker of the cluster's version; start one if needed.
+
+        None while scontrol serves alone.
+        """
         if self.worker is not None and time.monotonic() - self.worker.started_at > LIFETIME_S:
             self._end_worker()
         if self.worker is None and time.monotonic() >= self.paused_until:
@@ -156,7 +168,7 @@ class PyslurmClient(ScontrolClient):
         return worker
 
     def _give_up(self, why: str) -> None:
-        """scontrol serves alone for a while."""
+        """End the worker, and let scontrol serve alone for a while."""
         self._end_worker()
         self.paused_until = time.monotonic() + self._pause
         self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
@@ -168,7 +180,10 @@ class PyslurmClient(ScontrolClient):
             self.worker = None
 
     def _say(self, level: int | None, text: str) -> None:
-        """Once, not at every call; without a level it is why scontrol serves."""
+        """Log a text once, not at every call.
+
+        Without a level, the text is the reason why scontrol serves.
+        """
         if text == self._said:
             return
         before, self._said = self._said, text
@@ -183,13 +198,19 @@ def _whole(answer: object) -> tuple[tuple[SlurmJob, ...], tuple[Node, ...], Mapp
 
 
 def _tell(choice: Choice, why: str) -> None:
-    """Where pyslurm was wished for, or was in use, that is worth a warning."""
+    """Log why scontrol serves.
+
+    This is a warning where the configuration asks for pyslurm, or where pyslurm was in use.
+    """
     log.log(
         logging.WARNING if choice == "pyslurm" else logging.INFO, "Slurm is read through scontrol: %s", why
     )
 
 
 def _major(version: str) -> tuple[int, int] | None:
-    """Slurm's major release in `slurm-wlm 26.05.5` or `26.5.2`; None: it names none."""
+    """Read Slurm's major release from a version.
+
+    Versions look like `slurm-wlm 26.05.5` or `26.5.2`. None where the text has no version.
+    """
     found = re.search(r"(\d+)\.(\d+)", version)
     return (int(found[1]), int(found[2])) if found else None

@@ -23,7 +23,10 @@ _WORDS = 300
 
 
 class WorkerFailed(Exception):
-    """The process ended, or answered what is no answer; it is gone. The message says how."""
+    """The worker process ended or gave an invalid answer.
+
+    The process no longer runs. The message says what happened.
+    """
 
 
 class WorkerHung(WorkerFailed):
@@ -31,18 +34,24 @@ class WorkerHung(WorkerFailed):
 
 
 class RequestRefused(Exception):
-    """Slurm said no, or did not answer; the message is its own. The process is well."""
+    """Slurm refused the request or did not answer.
+
+    The message is Slurm's own. The worker process still works.
+    """
 
 
 class PyslurmProcess:
-    """One worker, living until it fails or `close` is called (or this object is forgotten).
+    """One worker process.
+
+    It lives until it fails, until `close` is called or until this object is garbage-collected.
 
     Args:
-        environment: its whole environment; SLURM_CONF in it, where it is set, names the cluster.
-        start_s: the longest that Python and the import of pyslurm may take.
+        environment: the worker's whole environment. If SLURM_CONF is set in it, that file names the cluster.
+        start_s: the longest that Python and the import of pyslurm may take [s].
 
     Raises:
-        WorkerFailed: it did not come up; WorkerHung: not in time.
+        WorkerFailed: the worker did not start.
+        WorkerHung: the worker did not start in time.
     """
 
     def __init__(self, environment: Mapping[str, str], *, start_s: float) -> None:
@@ -75,11 +84,12 @@ class PyslurmProcess:
         return self._end.alive and self.process.poll() is None
 
     def ask(self, do: str, timeout: float, **arguments: object) -> Any:
-        """The value that the request came to.
+        """Make a request and return its result.
 
         Raises:
-            RequestRefused: Slurm's no.
-            WorkerFailed: no usable answer; the request may have been carried out. WorkerHung: none in time.
+            RequestRefused: Slurm refused the request or did not answer.
+            WorkerFailed: the worker gave no usable answer; the request may have been carried out.
+            WorkerHung: the worker gave no answer in time; the request may have been carried out.
         """
         self._asked += 1
         request = json.dumps({"id": self._asked, "do": do, **arguments}).encode() + b"\n"
@@ -100,7 +110,7 @@ class PyslurmProcess:
         return answer["done"]
 
     def close(self) -> None:
-        """Kill it. May be repeated."""
+        """Kill the worker. May be called again."""
         self._end()
 
     def _answer(self, timeout: float) -> dict[str, Any]:
@@ -115,7 +125,7 @@ class PyslurmProcess:
         return answer
 
     def _line(self, timeout: float) -> bytes:
-        """The next line, without its end."""
+        """Read the next line, and return it without its end."""
         assert self.process.stdout is not None
         out, deadline = self.process.stdout.fileno(), time.monotonic() + timeout
         parts = [self._left]

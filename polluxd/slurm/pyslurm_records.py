@@ -81,12 +81,15 @@ class _Cluster(_Jobs):
 
 
 def read_jobs(answer: object) -> tuple[SlurmJob, ...]:
-    """The answer to `jobs`. Raises SlurmGarbled."""
+    """Read the answer to `jobs`. Raises SlurmGarbled."""
     return _jobs(_checked(_Jobs, {"jobs": answer}).jobs, {})
 
 
 def read_cluster(answer: object) -> tuple[tuple[SlurmJob, ...], tuple[Node, ...]]:
-    """The answer to `observe`: jobs, and nodes with what jobs without a spec hold there. Raises SlurmGarbled."""
+    """Read the answer to `observe`: jobs and nodes.
+
+    The nodes say what jobs without a spec hold there. Raises SlurmGarbled.
+    """
     cluster = _checked(_Cluster, answer)
     nodes = tuple(map(_node, cluster.nodes))
     jobs = _jobs(cluster.jobs, {node.name: node.gpus for node in nodes})
@@ -94,7 +97,7 @@ def read_cluster(answer: object) -> tuple[tuple[SlurmJob, ...], tuple[Node, ...]
 
 
 def _with_foreign_use(nodes: Iterable[Node], jobs: Iterable[SlurmJob]) -> tuple[Node, ...]:
-    """The nodes, with what jobs without a spec hold there."""
+    """Add to each node what jobs without a spec hold there."""
     gpus, cpus = Counter[str](), Counter[str]()
     for job in jobs:
         if job.spec is None:
@@ -117,7 +120,11 @@ def _jobs(records: Sequence[_Job], gpus_of: Mapping[str, int]) -> tuple[SlurmJob
 
 
 def _job(record: _Job, gpus_of: Mapping[str, int]) -> SlurmJob:
-    """`gpus_of`: those of each node, the bound where it is not known what a job still holds there."""
+    """Convert one job record.
+
+    `gpus_of` gives the GPUs of each node. It is the upper bound where pyslurm does not tell how many GPUs a job still
+    holds on a node.
+    """
     state = job_state(record.state)
     pending = state is JobState.PENDING
     try:

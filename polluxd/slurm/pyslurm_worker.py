@@ -1,13 +1,18 @@
-"""The process in which pyslurm is imported, and the only one: `pyslurm_process` runs this file by its path.
+"""The worker process, the only process that imports pyslurm.
 
-pyslurm holds the interpreter's lock through every call, for as long as slurmctld keeps it waiting; libslurm ends the
-process that finds no slurm.conf; and importing it changes how the process loads libraries (RTLD_DEEPBIND and
-RTLD_GLOBAL). Here all of that ends, at worst, a process that can be killed and started again. Standard library and
-pyslurm alone: nothing else may be drawn in.
+`pyslurm_process` runs this file by its path. pyslurm endangers the process that imports it in three ways:
 
-One JSON object per line, both ways. First `{"pyslurm": version}` or `{"unusable": why}`. Then, per request
-`{"id": n, "do": name, ...}`, one of `{"id": n, "done": value}`, `{"id": n, "refused": Slurm's words}` and
-`{"id": n, "fault": exception}`. Times are POSIX timestamps, memory is in MB, time limits are in minutes.
+- pyslurm holds the interpreter's lock through every call, for as long as slurmctld keeps it waiting.
+- libslurm ends the process if it finds no slurm.conf.
+- The import changes how the process loads libraries (RTLD_DEEPBIND and RTLD_GLOBAL).
+
+Here, each of them costs at worst a process that can be killed and started again. This file imports only the standard
+library and pyslurm.
+
+Requests and answers are one JSON object per line. The first line is `{"pyslurm": version}` or `{"unusable": why}`.
+Each request `{"id": n, "do": name, ...}` then has one answer: `{"id": n, "done": value}`, `{"id": n, "refused":
+Slurm's words}` or `{"id": n, "fault": exception}`. Times are POSIX timestamps, memory is in MB, time limits are in
+minutes.
 """
 
 from __future__ import annotations
@@ -25,14 +30,17 @@ _CONFIGURATIONS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/usr/
 
 
 class Requests:
-    """What can be asked for, by name. `pyslurm` is the imported module, initialised."""
+    """The requests that the worker serves, by method name.
+
+    `pyslurm` is the imported module, initialised.
+    """
 
     def __init__(self, pyslurm: Any) -> None:
         self._pyslurm = pyslurm
         self._threads: dict[str, int] = {}
 
     def observe(self) -> dict[str, Any]:
-        """All nodes and jobs."""
+        """Read all nodes and jobs."""
         nodes = [self._node(node) for node in self._load_nodes()]
         return {"nodes": nodes, "jobs": self.jobs()}
 
@@ -42,7 +50,7 @@ class Requests:
         return [self._job(job) for job in loaded]
 
     def signal(self, job: int, name: str) -> None:
-        """Every step, and not the batch script."""
+        """Signal every step of the job, and not its batch script."""
         self._pyslurm.Job(job).send_signal(f"SIG{name}", steps="children")
 
     def run_again(self, job: int) -> None:
@@ -101,7 +109,10 @@ class Requests:
 
 
 def _gres(counts: Mapping[str, Any] | None) -> list[str]:
-    """As Slurm writes them, such as `gpu:a100:2`, from pyslurm's `{"gpu:a100": 2}` or `{...: {"count": 2, ...}}`."""
+    """Write gres as Slurm does, such as `gpu:a100:2`.
+
+    pyslurm gives `{"gpu:a100": 2}` or `{"gpu:a100": {"count": 2, ...}}`.
+    """
     return [
         f"{name}:{count['count'] if isinstance(count, Mapping) else count}"
         for name, count in (counts or {}).items()
@@ -109,7 +120,10 @@ def _gres(counts: Mapping[str, Any] | None) -> list[str]:
 
 
 def _text(read: Callable[[], str | None]) -> str | None:
-    """A user's own words: pyslurm decodes strictly, and no user may stop the reading of everybody's jobs."""
+    """Read a text that a user wrote, whatever its encoding.
+
+    pyslurm decodes strictly. Without this function, one user's text could stop the reading of everybody's jobs.
+    """
     try:
         return read()
     except UnicodeDecodeError as error:
@@ -117,7 +131,11 @@ def _text(read: Callable[[], str | None]) -> str | None:
 
 
 def _configuration() -> str:
-    """The slurm.conf that libslurm will find. Raises FileNotFoundError: none, and libslurm would end the process."""
+    """Return the slurm.conf that libslurm will find.
+
+    Raises:
+        FileNotFoundError: there is none that can be read, and libslurm would end the process.
+    """
     named = os.environ.get("SLURM_CONF")
     for place in [named] if named else _CONFIGURATIONS:
         with contextlib.suppress(OSError), Path(place).open("rb"):

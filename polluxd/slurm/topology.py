@@ -1,4 +1,6 @@
-"""Racks: the leaf switches of `scontrol show topology` (TopologyPlugin=topology/tree), one record per line.
+"""Racks: the leaf switches of `scontrol show topology`.
+
+Slurm prints one record per line (TopologyPlugin=topology/tree):
 
 SwitchName=s1 Level=0 LinkSpeed=1 Nodes=n[1-8]
 SwitchName=top Level=1 LinkSpeed=1 Nodes=n[1-16] Switches=s[1-2]
@@ -45,10 +47,12 @@ def parse_topology(text: str) -> dict[str, str]:
 
 
 def racks_of(lists: Mapping[str, str]) -> dict[str, str]:
-    """The rack of each node, from node lists by rack such as `{"r1": "n[1-8]"}`.
+    """Return the rack of each node, from node lists by rack.
+
+    `lists` is such as `{"r1": "n[1-8]"}`.
 
     Raises:
-        ValueError: no node list, or a node in two racks.
+        ValueError: a text is no node list, or a node is in two racks.
     """
     rack: dict[str, str] = {}
     for name, nodes in lists.items():

@@ -25,7 +25,7 @@ _TIMELINE = (
 )
 
 _PLACED = (Step.REQUEUED, Step.CONFIGURED, Step.STARTED)
-"""Steps between which a requeued job does not train, by polluxd's clock."""
+"""Steps of a requeue during which the job does not train, timed by polluxd's clock."""
 
 
 def is_move(path: str, attempt: int) -> bool:
@@ -63,7 +63,7 @@ def cost_of(row: Mapping[str, Any], source: Placement, target: Placement) -> Mov
     first_step = stamps["resumed"].get("first_step_at")
     pause = stamps["resumed"].get("resize_cost")
     if pause is not None and first_step is not None:
-        # A relaunch: its new processes acknowledge, and what polluxd does of it they need not wait for.
+        # A relaunch: the new processes acknowledge it, and they need not wait for polluxd's part of the move.
         last_step = float(first_step) - float(pause)
         stamps |= {"acknowledged": {}, "times": {}}
     ordered = float(times.get(Step.DRAINING, times.get(Step.CONFIGURED, times[Step.PLANNED])))

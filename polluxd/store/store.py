@@ -159,7 +159,7 @@ class Store(Readings, Orders):
         """Set one field of model.Settings, audited.
 
         Raises:
-            ConfigError: the value is not allowed.
+            ConfigError: no such setting, or a value that is not allowed.
         """
         self.set_settings({name: value}, who)
 
@@ -167,7 +167,7 @@ class Store(Readings, Orders):
         """Set several fields in one transaction, all or none, audited.
 
         Raises:
-            ConfigError: a value is not allowed.
+            ConfigError: no such setting, or a value that is not allowed.
         """
         encoded = {name: setting_to_json(name, value) for name, value in values.items()}
         with self._transaction() as run:
