@@ -1,4 +1,7 @@
-"""The chaos run's verdict: which of the samples that were trained on live on in a training's last state."""
+"""The chaos run's verdict on the samples of a training.
+
+The verdict says which of the trained samples live on in the training's last state.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ Steps = list[tuple[int, list[int]]]
 def write(
     folder: Path, launch: int, rank: int, start: int, steps: Steps, end: str = "", began: str = "from"
 ) -> None:
-    """A rank's ledger; a step is over once its one micro-batch is, except the last one of a file with an `end`."""
+    """Write a rank's ledger.
+
+    A step is over once its one micro-batch is over. The exception is the last step of a file with an `end`.
+    """
     lines = [f"{began} {start} of {SAMPLES} in {1000 + 10 * launch + rank}"]
     for step, indices in steps:
         lines.append(" ".join(map(str, (step, *indices))))

@@ -1,4 +1,4 @@
-"""The chaos run's jobs: each is submitted once, whatever becomes of the answer."""
+"""The chaos run submits each job once, even if sbatch's answer is lost."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ ONE = Training("counted01", 0.0, 20)
 
 @pytest.fixture
 def slurm(tmp_path: Path) -> Mapping[str, str]:
-    """An environment whose sbatch carries out what it is told and then fails while a file `deaf` is there, and whose
-    squeue fails while a file `down` is."""
+    """Return an environment whose sbatch and squeue fail on demand.
+
+    While a file `deaf` exists, sbatch submits the job and then fails. While a file `down` exists, squeue
+    fails.
+    """
     commands = {
         "sbatch": f"echo 41 >> {tmp_path}/queue\n[ ! -e {tmp_path}/deaf ] && echo '41;dev'",
         "squeue": f"[ ! -e {tmp_path}/down ] || exit 1\n[ ! -e {tmp_path}/queue ] || cat {tmp_path}/queue",

@@ -11,7 +11,7 @@ from contrib.demo.measure import Recording, Seen, SlurmSilentError, Track, obser
 
 @pytest.fixture
 def squeue(tmp_path):
-    """An environment in which `squeue` prints the given lines, or runs the given shell text."""
+    """Make an environment whose `squeue` runs the given shell text."""
 
     def make(text):
         script = tmp_path / "squeue"

@@ -1,4 +1,4 @@
-"""The sizes of the plain-Slurm comparison follow the paper's rule, and nothing else."""
+"""The sizes of the plain-Slurm comparison follow the paper's rule only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The summary's contract, what makes it incomplete, and the pictures and tables of it."""
+"""The summary: its contract, its pictures and its tables.
+
+The tests also cover the reasons for which a summary is incomplete.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The fit recovers planted parameters, and is optimistic where nothing was measured."""
+"""The fit recovers planted parameters.
+
+The fit is optimistic where nothing was measured.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,10 @@ def test_predictions_follow_noisy_measurements_and_carry_over(theta, node, gamma
 
 
 def error(params, nodes, gpus, m, accum, optim):
-    """RMSLE of accumulation passes and of optimizer steps, added: what the fit minimises, without its priors."""
+    """Return the error that the fit minimises, without the fit's priors.
+
+    The error is the RMSLE of accumulation passes plus the RMSLE of optimizer steps.
+    """
     pairs = (accumulation_time(params, m), accum), (step_time(params, nodes, gpus, m, 0), optim)
     return sum(np.sqrt(np.mean(np.log(found / seen) ** 2)) for found, seen in pairs)
 

@@ -1,4 +1,7 @@
-"""The goodput model against its formulas (Pollux, section 3) and against brute force over batch sizes."""
+"""The goodput model against its formulas and against brute force.
+
+The formulas are those of Pollux, section 3. Brute force tries all batch sizes.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,10 @@ def limits(draw):
 
 
 def brute_force(job, nodes, gpus):
-    """Best goodput over every local batch and accumulation that the rules allow."""
+    """Return the best goodput over all allowed batch sizes.
+
+    The function tries every local batch and accumulation that the limits of the job allow.
+    """
     lim = job.limits
     best = 0.0
     for s in range(lim.maximum // gpus + 1):
@@ -78,7 +84,10 @@ def test_a_placement_over_racks_has_a_pair_of_its_own_where_it_was_measured():
 
 
 def table_of(jobs, nodes, gpus, racks=1):
-    """Best goodput of each job in each configuration, [jobs, configurations]: all pairs at once."""
+    """Return the best goodput of each job in each configuration.
+
+    The shape is [jobs, configurations]. One call of `optimize_pairs` computes all pairs.
+    """
     nodes, gpus, racks = np.broadcast_arrays(nodes, gpus, racks)
     index = np.repeat(np.arange(len(jobs)), nodes.size)
     best = optimize_pairs(pack(jobs), index, *(np.tile(a, len(jobs)) for a in (nodes, gpus, racks)))

@@ -1,4 +1,7 @@
-"""Random instances of the count programs, and their best totals by trying everything or by HiGHS to the end."""
+"""Random instances of the count programs, with their best totals.
+
+The totals come from trying everything, or from HiGHS run to the end.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from polluxd.policy.ceilings import Group
 
 
 def flat(table):
-    """GPUs, values and starts of options that are listed by job as (GPUs, value)."""
+    """Flatten a table of options into arrays of GPUs, values and starts.
+
+    The table lists the options of each job as (GPUs, value).
+    """
     start = np.cumsum([0, *(len(options) for options in table)])
     gpus = np.array([k for options in table for k, _ in options], dtype=np.int64)
     value = np.array([v for options in table for _, v in options])
@@ -21,7 +27,10 @@ def flat(table):
 
 
 def plain(seed):
-    """Options of up to five jobs, the first of them nothing, and a capacity."""
+    """Return options of up to five jobs, and a capacity in GPUs.
+
+    The first option of each job is no GPUs.
+    """
     rng = random.Random(seed)
     table = []
     for _ in range(rng.randint(1, 5)):
@@ -38,7 +47,10 @@ def best_plain(table, capacity):
 
 
 def limited(seed, *, floors):
-    """A few jobs in two accounts, users within them, all with limits; a capacity and the groups."""
+    """Return options of a few jobs, a capacity in GPUs, and limited groups.
+
+    The groups are two accounts and the users within them. Every group has a limit.
+    """
     rng = random.Random(seed)
     table = [
         [(0, -50.0), *((k, rng.uniform(-5, 5)) for k in sorted(rng.sample(range(1, 7), rng.randint(1, 3))))]
@@ -58,7 +70,10 @@ def limited(seed, *, floors):
 
 
 def best_limited(table, capacity, groups):
-    """The best total; a guarantee is GPUs set aside for its group as far as that can use them."""
+    """Return the best total under limits and guarantees.
+
+    A guarantee sets GPUs aside for its group, as far as the group can use them.
+    """
     best = -np.inf
     asked = {g.name: min(g.floor, _useful(table, g, groups, capacity)) for g in groups if g.floor}
     for pick in itertools.product(*table):
@@ -85,7 +100,10 @@ def _useful(table, group, groups, capacity):
 
 
 def by_type(seed):
-    """Up to five jobs, two or three GPU types, a ceiling at times: the arguments of `integer.solve`."""
+    """Return the arguments of `integer.solve` for a random instance.
+
+    The instance has up to five jobs, two or three GPU types, and sometimes a ceiling.
+    """
     rng = np.random.default_rng(seed)
     jobs, kinds = int(rng.integers(1, 6)), int(rng.integers(2, 4))
     gpus, value, pool, start = [], [], [], [0]
@@ -120,7 +138,10 @@ def best_by_type(gpus, value, start, pools, groups):
 
 
 def rough(jobs, seed):
-    """Options of 0 to 16 GPUs per job, rough and of falling returns, as utilities under p = -1."""
+    """Return options of 0 to 16 GPUs per job, rough and of falling returns.
+
+    The values are utilities under p = -1.
+    """
     rng = np.random.default_rng(seed)
     gpus, value, start = [], [], [0]
     for _ in range(jobs):

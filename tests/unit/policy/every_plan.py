@@ -1,4 +1,7 @@
-"""Every plan there is, on clusters small enough to try them all; and such clusters, at random."""
+"""Every plan of a small cluster, and random clusters of that size.
+
+The clusters are small enough to try all their plans.
+"""
 
 from __future__ import annotations
 
@@ -85,19 +88,28 @@ def best_plan(snap: Snapshot) -> float:
 
 
 def small(seed: int) -> Snapshot:
-    """A few jobs on at most three nodes, with partitions, foreign GPUs, ceilings; no guarantee, no starvation bound."""
+    """Return a random cluster of at most three nodes and four jobs.
+
+    The cluster has partitions, foreign GPUs and ceilings, but no guarantee and no starvation bound.
+    """
     return _free(random_snapshot(seed, jobs=1 + seed % 4, count=1 + seed % 3, power=POWERS[seed % 3]))
 
 
 def _free(snap: Snapshot) -> Snapshot:
-    """The same with nobody pinned, and without what the fitness alone does not show."""
+    """Remove everything that the fitness alone does not show.
+
+    No job stays pinned, every job is preemptible, and guarantees and the starvation bound go.
+    """
     jobs = tuple(replace(j, pinned=False, spec=replace(j.spec, preemptible=True)) for j in snap.jobs)
     settings = replace(snap.settings, account_guarantees={}, starvation_bound=None)
     return replace(snap, jobs=jobs, settings=settings)
 
 
 def with_types(snap: Snapshot, seed: int) -> Snapshot:
-    """The same cluster with nodes of two GPU types, each job faster on one of them."""
+    """Give the nodes of a cluster two GPU types, in turn.
+
+    Each job with measured parameters has a random speed on the second type.
+    """
     rng = np.random.default_rng(seed)
     nodes = tuple(replace(n, gpu_type="ab"[i % 2]) for i, n in enumerate(snap.nodes))
     jobs = []
@@ -114,7 +126,10 @@ def with_types(snap: Snapshot, seed: int) -> Snapshot:
 
 
 def with_racks(snap: Snapshot, seed: int) -> Snapshot:
-    """The same cluster with its nodes in two or three racks, which most jobs tell apart; some hold nodes of two."""
+    """Put the nodes of a cluster into two or three racks.
+
+    Most jobs are slower over racks than within one. Some jobs hold nodes of two racks.
+    """
     rng = np.random.default_rng(seed)
     names = [f"r{rng.integers(0, 2 + seed % 2)}" for _ in snap.nodes]
     nodes = tuple(replace(n, rack=rack) for n, rack in zip(snap.nodes, names, strict=True))
@@ -196,7 +211,10 @@ def compared(make: Callable[[int], Snapshot], seeds: range, *, solver: str = "")
 
 
 def outside_the_gap(compared: list[Compared]) -> list[int]:
-    """Seeds of plans that are better than the best there is, or whose bound is below it: there must be none."""
+    """Return the seeds of wrong plans; there must be none.
+
+    A plan is wrong if it is better than the best of all plans, or if its bound is below the best.
+    """
     return [
         c.seed
         for c in compared

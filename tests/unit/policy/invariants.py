@@ -9,7 +9,10 @@ from polluxd.policy.shapes import Shape, allows
 
 
 def check(snap, plan):
-    """Capacity, partitions, limits and interference of a plan; jobs that it leaves alone are taken as they are."""
+    """Check capacity, partitions, limits and interference of a plan.
+
+    Jobs that the plan leaves alone may have any placement.
+    """
     by_name = {n.name: n for n in snap.nodes}
     assert [a.job_id for a in plan.allocations] == sorted(j.job_id for j in snap.jobs)
     used, spans = Counter(), Counter()

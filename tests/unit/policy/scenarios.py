@@ -1,4 +1,7 @@
-"""Clusters and jobs for the policy's tests: by hand, by hypothesis, and at random."""
+"""Clusters and jobs for the policy's tests.
+
+Some are written by hand, some come from hypothesis, and some are random.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +116,10 @@ def random_job(rng: random.Random, number: int) -> Job:
 
 
 def random_snapshot(seed: int, *, jobs: int | None = None, count: int | None = None, power=None) -> Snapshot:
-    """A cluster in mid-life: some jobs placed by first fit, some nodes drained or shared with others."""
+    """Return a random cluster in mid-life.
+
+    First fit has placed some jobs. Some nodes are drained or shared with foreign jobs.
+    """
     rng = random.Random(seed)
     size = rng.choice([2, 4, 4, 4, 8])
     members = [

@@ -1,4 +1,7 @@
-"""Small, tight clusters: the program over nodes tightens the bound, betters the plan, and breaks no rule."""
+"""The program over nodes on small, tight clusters.
+
+The program tightens the bound, improves the plan, and breaks no rule.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,10 @@ def test_tight_clusters_end_near_a_certified_bound():
 
 
 def test_jobs_that_no_node_can_hold_together_do_not_count_as_possible():
-    """Three jobs of three GPUs each: nine GPUs of twelve, yet only one fits on each node of four."""
+    """Three jobs of three GPUs need three nodes of four GPUs.
+
+    Only one such job fits on a node. A count of GPUs would seat a fourth job in the twelve GPUs.
+    """
     jobs = [job(n, JobSpec(min_gpus=3, max_gpus=3), report=report()) for n in range(1, 5)]
     snap = snapshot(nodes(3), jobs)
     assert without(snap).gap > 0.1

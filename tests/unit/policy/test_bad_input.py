@@ -1,4 +1,4 @@
-"""What cannot be, on clusters of one GPU type and of several, with racks and without."""
+"""Impossible input, with one GPU type and several, with and without racks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cache kept from one decision to the next saves work and changes nothing."""
+"""A cache kept between two decisions saves work and changes no plan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from tests.unit.policy.scenarios import applied, job, nodes, random_snapshot, re
 
 
 def changed(snap, seed):
-    """A cycle later: everybody older, one job in three measured again, the first gone, a node in or out of service."""
+    """Return the cluster one cycle (60 s) later.
+
+    All jobs are older, and one job in three has new measurements. Depending on the seed, the first job is
+    gone, and a node goes out of service or comes back.
+    """
     jobs = []
     for j in snap.jobs[1 if seed % 3 == 0 else 0 :]:
         found = j.report

@@ -1,4 +1,7 @@
-"""Plans and bounds at powers of -2 and below, max-min included, against every plan there is."""
+"""Plans and bounds at powers of -2 and below, against every plan.
+
+Max-min is one of the powers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The decision as a whole: what every plan must hold, and who gets what in plain cases."""
+"""The decision as a whole.
+
+The tests check the invariants of every plan, and the allocations in plain cases.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How many GPUs a job's measurements justify, its own and those of earlier runs."""
+"""The number of GPUs that a job's measurements justify.
+
+The job's own measurements count, and those of earlier runs.
+"""
 
 from __future__ import annotations
 

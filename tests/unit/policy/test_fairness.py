@@ -1,4 +1,7 @@
-"""Powers, weights, remaining work and the starvation bound: who is given more, and who is never forgotten."""
+"""Powers, weights, remaining work and the starvation bound.
+
+The tests check which jobs are given more, and that no job is forgotten.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Cycle after cycle with a cache kept: each plan is the one made from nothing; what did not change is not redone."""
+"""A cache kept over many cycles changes no plan.
+
+Each plan equals the plan that is made without a cache. The policy repeats no work on unchanged input.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,11 @@ from tests.unit.policy.scenarios import applied, job, nodes, random_job, random_
 
 
 def a_minute_later(snap: Snapshot, rng: random.Random) -> Snapshot:
-    """All jobs older, about one in twenty measured again, some gone, some new; at times a node or a setting too."""
+    """Return the cluster 60 s later.
+
+    All jobs are older. About one job in twenty has new measurements, some jobs are gone, and some are new.
+    Sometimes a node or a setting changes too.
+    """
     jobs = []
     for j in snap.jobs:
         if rng.random() < 0.03:

@@ -1,4 +1,7 @@
-"""Several GPU types: the integer program against brute force, and each job on the type it gains most from."""
+"""Several GPU types: the integer program against brute force.
+
+Each job is placed on the type from which it gains most.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,10 @@ def test_program_meets_brute_force(block):
 
 @pytest.mark.parametrize("seed", [208, 318, 788])
 def test_what_highs_takes_for_equal_beside_a_job_left_with_nothing_is_told_apart(seed):
-    """Having nothing loses a thousand here: an absolute gap of 1e-6 of that once hid a better choice, bound and all."""
+    """The solver finds the best choice although a job without GPUs loses 1000.
+
+    An absolute gap of 1e-6 of that loss once hid a better choice, and made the bound wrong too.
+    """
     found, best = integer.solve(*by_type(seed)), best_by_type(*by_type(seed))
     assert found.total == pytest.approx(best, rel=1e-9)
     assert best <= found.bound <= best + 1e-4 * abs(best)

@@ -1,4 +1,7 @@
-"""What a job may be given at all: partitions, CPUs, its own limits and counts; where nothing is possible, why."""
+"""Partitions, CPUs, and a job's own limits and counts.
+
+Where no placement is possible, the reason says why.
+"""
 
 from __future__ import annotations
 

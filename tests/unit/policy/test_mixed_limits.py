@@ -1,4 +1,4 @@
-"""Limits, guarantees and the starvation bound where GPU types and racks are told apart."""
+"""Limits, guarantees and the starvation bound with GPU types and racks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Who moves: nobody for nothing, nobody who is pinned, and everybody off nodes that go out of service."""
+"""The jobs that a plan moves.
+
+No job moves without a gain, no pinned job moves, and all jobs leave nodes that go out of service.
+"""
 
 from __future__ import annotations
 

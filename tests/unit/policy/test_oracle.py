@@ -1,6 +1,6 @@
-"""The whole plan against every plan there is, on clusters small enough to try them all.
+"""The whole plan against every plan of a small cluster.
 
-`make bench-policy` holds thousands more against it.
+The clusters are small enough to try all plans. `make bench-policy` compares thousands more.
 """
 
 from __future__ import annotations

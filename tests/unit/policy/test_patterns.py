@@ -1,4 +1,7 @@
-"""The bound by node patterns: above every plan there is, and near it where counts promise what nodes cannot hold."""
+"""The bound by node patterns is above every plan, and near the best.
+
+The bound stays near the best plan where counts promise GPUs that the nodes cannot provide.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ def test_every_way_to_cut_a_node():
 
 @pytest.fixture
 def alone(monkeypatch):
-    """The bound by patterns is asked for wherever it is not plain that a plan is the best."""
+    """Use the bound by patterns wherever a plan is not plainly the best."""
     monkeypatch.setattr(assignment, "MOST_PARTS", 0)
     monkeypatch.setattr(certificate, "CERTAIN", 0.0)
 
@@ -34,7 +37,10 @@ def test_no_plan_there_is_lies_above_it():
 
 
 def test_three_gpus_of_four_leave_one_that_nobody_can_use(monkeypatch):
-    """A hundred jobs of three GPUs and up on 64 nodes of four: counts seat 85 of them, the nodes 64."""
+    """64 nodes of four GPUs hold 64 jobs of three GPUs, not 85.
+
+    A hundred such jobs wait. A count of GPUs would seat 85 of them.
+    """
     jobs = [job(n, JobSpec(min_gpus=3, max_gpus=3), report=report()) for n in range(1, 101)]
     snap = snapshot(nodes(64), jobs)
     plan = decide(snap)

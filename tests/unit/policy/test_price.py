@@ -11,7 +11,10 @@ from polluxd.policy import counts, price
 
 
 def instance(jobs, capacity, seed, options=12, noise=0.02):
-    """Jobs of falling returns, a little rough; having nothing is as bad as under p = -1."""
+    """Return options of jobs with falling returns, and a little noise.
+
+    Having no GPUs is as bad as under p = -1.
+    """
     rng = np.random.default_rng(seed)
     gpus, value, start = [], [], [0]
     largest = max(2, min(64, capacity))

@@ -1,4 +1,7 @@
-"""Properties of every cluster: more capacity never hurts, nobody moves for nothing, limits hold over time."""
+"""Properties that hold on every cluster.
+
+More capacity never hurts, no job moves without a gain, and limits hold over time.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ POWERS = (-1.0, 0.0, 1.0, -10.0, float("-inf"))
 
 
 def plans(seed, counts, power, size):
-    """One plan per node count, speedups against a share that does not grow: only then can more never look like less."""
+    """Return one plan per node count, with a fair share that does not grow.
+
+    Speedups are relative to the fair share. If the share grew, more nodes could look like less.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fairness, "fair_share", lambda *_: fairness.FairShare(1, 1))
         return [decide(able(seed, count, power, size)) for count in counts]

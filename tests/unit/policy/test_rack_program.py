@@ -1,4 +1,7 @@
-"""The integer program over racks: its bound against every way to put nodes into racks, and its cuts."""
+"""The integer program over racks: its bound and its cuts.
+
+The bound is compared with every way to put nodes into racks.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ def test_a_cut_sees_that_two_racks_of_three_hold_no_three_pairs():
 
 
 def fits(within, over, racks):
-    """Whether jobs of so many nodes in one rack each, and so many nodes over racks, have room."""
+    """Return whether the racks have room for all jobs.
+
+    `within` holds the nodes of each job that stays within one rack. `over` is the total of nodes over racks.
+    """
     if not within:
         return sum(racks) >= over
     first, *rest = within
@@ -46,7 +52,10 @@ def fits(within, over, racks):
 
 
 def instance(seed):
-    """A few jobs with options of 1 to 4 nodes of 4 GPUs, within a rack or over several, in two or three racks."""
+    """Return options of a few jobs, and the sizes of two or three racks.
+
+    An option has 1 to 4 nodes of 4 GPUs, within a rack or over several.
+    """
     rng = np.random.default_rng(seed)
     nodes, value, within, start = [], [], [], [0]
     for _ in range(int(rng.integers(2, 6))):

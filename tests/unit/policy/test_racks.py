@@ -61,7 +61,10 @@ def test_over_racks_where_no_rack_has_the_room_and_what_one_would_bring():
 
 
 def test_a_job_that_synchronises_too_badly_over_racks_stays_within_one():
-    """Six nodes in racks of two: more than two are never worth it to this job, however free they are."""
+    """The job takes two of six nodes, because its racks hold two each.
+
+    Over racks the job is slower than on two nodes, even when all nodes are free.
+    """
     plan = decide(snapshot(racked(2, 2, 2), [job(1, report=afar(alpha=50.0))]))
     assert plan.solver == "integer program"
     assert len(plan.of(1).placement.nodes) == 2
@@ -71,7 +74,11 @@ def test_a_job_that_synchronises_too_badly_over_racks_stays_within_one():
 
 
 def test_the_job_that_minds_is_given_the_rack():
-    """Racks of one, two and one nodes: the job that synchronises as well over racks leaves the pair to the other."""
+    """The job that is slow over racks gets the rack of two nodes.
+
+    The racks have one, two and one nodes. The other job synchronises as well over racks, and takes both racks
+    of one node.
+    """
     spec = JobSpec(min_gpus=8, max_gpus=8)
     minds, does_not = job(1, spec, report=afar(alpha=5.0)), job(2, spec, report=afar(alpha=0.011, beta=0.001))
     plan = decide(snapshot(racked(1, 2, 1), [does_not, minds]))
@@ -178,7 +185,10 @@ def test_beyond_its_size_the_program_gives_way_to_prices_and_the_plan_stays_soun
 
 
 def crowd(seed, jobs=25, racks=16):
-    """Racks of four nodes of eight GPUs, and jobs that would each like one or two racks for themselves."""
+    """Return racks of four nodes of eight GPUs, and competing jobs.
+
+    Each job would use one or two racks for itself.
+    """
     rng = np.random.default_rng(seed)
     found = []
     for n in range(jobs):

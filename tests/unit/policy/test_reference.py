@@ -1,4 +1,7 @@
-"""The paper's genetic algorithm, held to the same placements, does no better than the policy."""
+"""The paper's genetic algorithm does no better than the policy.
+
+Both are held to the same placements.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ from tests.unit.policy.scenarios import applied, job, node, nodes, random_snapsh
 
 
 def plain(seed, jobs):
-    """A random cluster as the reference takes it: one partition, equal nodes, nothing pinned, no limits."""
+    """Return a random cluster that the reference can plan.
+
+    The cluster has one partition and equal nodes. No job is pinned, and there are no limits.
+    """
     snap = random_snapshot(seed, jobs=jobs, count=4)
     free = tuple(
         replace(n, partitions=frozenset({"main"}), foreign_gpus=0, schedulable=True) for n in snap.nodes

@@ -1,4 +1,7 @@
-"""Bad input: a job that reports nonsense is decided on by its prior, and says so; the others do not notice."""
+"""Bad input: the policy uses the prior of a job that reports nonsense.
+
+The plan's reason says so, and other jobs are not affected.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prices against the integer optimum, counts far apart, and limits in words."""
+"""Prices against the integer optimum, spaced counts, limits in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A job that shrinks is left with the nodes that spare it the queue, and whoever comes takes the others."""
+"""A job that shrinks keeps the nodes that spare it the queue.
+
+Other jobs take the nodes that it leaves.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The Slurm hooks under a real Lua 5.1, the version that Slurm's plugin embeds, with `slurm` stubbed."""
+"""Run the Slurm hooks under a real Lua 5.1, with `slurm` stubbed.
+
+Slurm's plugin embeds Lua 5.1.
+"""
 
 from __future__ import annotations
 

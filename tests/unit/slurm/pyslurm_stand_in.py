@@ -1,4 +1,7 @@
-"""A stand-in for pyslurm in a real worker process, and for scontrol; and what a client over them reads and logs."""
+"""Stand-ins for pyslurm, in a real worker process, and for scontrol.
+
+A test sees the answers and the log of a client that uses them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The fake's traps and faults (its agreement with the real Slurm is the integration tests' matter)."""
+"""The fake's traps and faults.
+
+The integration tests hold the fake to the real Slurm.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The submission hook: what a user may change of a job once it is submitted."""
+"""The submission hook: the changes that a user may make to a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The submission hook: what it makes of sbatch's options beside the directives, and of the site's configuration."""
+"""The submission hook: sbatch's options and the site's configuration.
+
+Other tests cover the directives.
+"""
 
 from __future__ import annotations
 

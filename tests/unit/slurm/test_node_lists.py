@@ -1,4 +1,4 @@
-"""Node lists of every shape that Slurm prints, and of some that it never should."""
+"""Node lists of every form that Slurm prints, and malformed ones."""
 
 from __future__ import annotations
 

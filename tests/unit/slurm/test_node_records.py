@@ -1,4 +1,4 @@
-"""Reading nodes: records of two Slurm versions, records that make no sense, and who holds what."""
+"""Node records: two Slurm versions, bad records, and held GPUs."""
 
 from __future__ import annotations
 

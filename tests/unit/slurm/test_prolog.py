@@ -1,4 +1,7 @@
-"""Prolog, epilog and task prolog as Slurm runs them: by their environment, with stand-ins for squeue and sinfo."""
+"""Prolog, epilog and task prolog, run by their environment as by Slurm.
+
+squeue and sinfo are stand-ins.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ SECRET = "5ec2e7" * 8
 
 @pytest.fixture
 def site(tmp_path: Path) -> dict[str, str]:
-    """A node's environment for job 42 of the calling user, restarted three times."""
+    """Return a node's environment for job 42.
+
+    The job belongs to the calling user and was restarted three times.
+    """
     (tmp_path / "secret").write_text(SECRET + "\n")
     config = {
         "cluster": "dev",
@@ -227,7 +233,10 @@ def test_trouble_is_logged_and_the_job_starts_all_the_same(
 
 
 def sizes(environment: dict[str, str]) -> dict[str, str | None]:
-    """What the task prolog's output makes of the environment: value, or None for unset."""
+    """Return the task prolog's changes of the environment.
+
+    A value is None where the task prolog unsets the variable.
+    """
     changes: dict[str, str | None] = {}
     for line in run("task_prolog", environment | {"PATH": "/usr/bin:/bin"}).stdout.splitlines():
         verb, _, rest = line.partition(" ")
@@ -276,7 +285,11 @@ def test_the_task_prolog_leaves_other_steps_and_jobs_alone(tmp_path: Path) -> No
 
 
 def test_an_older_python_can_load_the_prolog() -> None:
-    """A node's system Python may be 3.6 (RHEL 8) or 3.9 (RHEL 9): one that cannot load it would drain the node."""
+    """The prolog has no syntax that Python 3.6 lacks.
+
+    A node's system Python may be 3.6 (RHEL 8) or 3.9 (RHEL 9). A Python that cannot load the prolog would
+    drain the node.
+    """
     tree = ast.parse((HOOKS / "prolog").read_text(), feature_version=(3, 6))
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     notes = [note for f in functions for note in (f.returns, *(a.annotation for a in f.args.args)) if note]

@@ -1,5 +1,8 @@
-"""PyslurmClient with a stand-in for pyslurm in a real worker process: what it reads and orders, and who
-serves when pyslurm cannot. The real pyslurm is in tests/integration/test_pyslurm.py."""
+"""PyslurmClient with a stand-in for pyslurm in a real worker process.
+
+The tests cover the answers that the client reads, the orders that it gives, and the client that serves when
+pyslurm cannot. tests/integration/test_pyslurm.py uses the real pyslurm.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The worker's process: one that hangs at once, one that is no worker, and one whose polluxd is gone."""
+"""The worker's process: workers that hang, foreign programs, orphans.
+
+One worker hangs at once, one program is no worker, and one worker ends when its polluxd is gone.
+"""
 
 from __future__ import annotations
 

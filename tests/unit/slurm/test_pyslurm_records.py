@@ -1,4 +1,7 @@
-"""The records of pyslurm's worker: the same meaning as scontrol's, and no form that is not known."""
+"""The records of pyslurm's worker mean the same as scontrol's.
+
+The reader refuses a form that it does not know.
+"""
 
 from __future__ import annotations
 

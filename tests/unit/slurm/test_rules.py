@@ -1,4 +1,7 @@
-"""Reading partitions and reservations, as Slurm 22.05.8 prints them, and records that make no sense."""
+"""Read partitions and reservations as Slurm 22.05.8 prints them.
+
+Some records make no sense.
+"""
 
 from __future__ import annotations
 

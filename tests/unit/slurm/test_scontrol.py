@@ -1,4 +1,7 @@
-"""The command lines of ScontrolClient, against stand-in commands: arguments, environment, and how failures are told."""
+"""The command lines of ScontrolClient, against stand-in commands.
+
+The tests check arguments, environment, and the errors that the client raises.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Racks from `scontrol show topology`, as Slurm 22.05 prints it, and from node lists."""
+"""Racks from `scontrol show topology` and from node lists.
+
+The output is that of Slurm 22.05.
+"""
 
 from __future__ import annotations
 

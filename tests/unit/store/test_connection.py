@@ -14,7 +14,10 @@ from polluxd.store.connection import our_errors, translated
 
 
 class Answered(psycopg2.Error):
-    """A server's error with a SQLSTATE, which psycopg2's own class does not let a test set."""
+    """A server's error with a SQLSTATE that a test can set.
+
+    psycopg2's own class does not let a test set the SQLSTATE.
+    """
 
     def __init__(self, code):
         super().__init__("text")
