@@ -1,7 +1,8 @@
-"""Trainings on a private Slurm while its parts, polluxd's and the jobs' own are killed, stopped and delayed.
+"""Train on a private Slurm while faults hit Slurm, polluxd and the jobs.
 
-Passes (status 0) where every job completed with each sample trained on exactly once per pass, in the lineage of
-checkpoints that lived on, no companion outlived its job, and no job that did not opt in was touched.
+The faults kill, stop and delay processes. The run passes (status 0) if all of this holds: every job completed; each job
+trained on each sample exactly once per pass, counted along the checkpoints that it kept; no companion outlived its job;
+and no job that did not opt in was touched.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A training that writes down which samples each optimizer step took, so that the lineage can be counted afterwards.
+"""Train a job that writes down which samples each optimizer step took.
 
-Each rank appends to a file of its own, of lines that ledger.py reads: where it began and in which process; each
-micro-batch, before it is computed; each optimizer step, after it, with the time and the number of ranks. What a crash
-undid is in the files as well.
+The files allow the lineage of the training to be counted afterwards. Each rank appends lines to its own file, which
+ledger.py reads: where the rank began and in which process; each micro-batch, before it is computed; each optimizer
+step, after it, with the time and the number of ranks. The files also keep the steps that a crash undid.
 """
 
 from __future__ import annotations

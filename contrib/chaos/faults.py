@@ -19,7 +19,10 @@ from .service import Polluxd
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of fault: mean seconds between two of them (0: never), and how long one lasts."""
+    """One kind of fault: how often it happens and how long it lasts.
+
+    `mean_s` is the mean time between two such faults [s]; 0 means never.
+    """
 
     mean_s: float
     lasts_s: tuple[float, float]
@@ -208,7 +211,10 @@ class Chaos:
 
 @dataclass(frozen=True)
 class Process:
-    """One that trains for a job of the cluster, or the launcher within a step that has forked such."""
+    """A process that trains for a job of the cluster.
+
+    It is a rank, or the launcher that has forked ranks within a step.
+    """
 
     pid: int
     node: str
@@ -219,8 +225,11 @@ class Process:
 
 
 def trainings_of(cluster: DevCluster) -> Iterator[Process]:
-    """The launchers and the ranks of this cluster's jobs. A rank is what a launcher has forked: both have the same
-    command line, and the step's environment."""
+    """Yield the launchers and the ranks of this cluster's jobs.
+
+    A launcher and its ranks have the same command line and the same environment, the step's. A process is a rank if its
+    parent, a launcher, has the same command line.
+    """
     conf = f"SLURM_CONF={cluster.slurm_conf}".encode()
     for entry in os.listdir("/proc"):
         if entry.isdigit():

@@ -1,4 +1,7 @@
-"""What the ledgers of a training say: which samples live on in its last state, and in which processes it was made."""
+"""Read the ledgers of a training and reconstruct its lineage.
+
+The lineage says which samples are part of the training's last state, and which processes made that state.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ class Ledger:
     done: list[Done] = field(default_factory=list)
 
     def sizes(self) -> list[int]:
-        """The numbers of ranks that this process trained among, one after the other."""
+        """Return the successive numbers of ranks that this process trained with."""
         seen = [done.ranks for done in self.done]
         return [n for i, n in enumerate(seen) if i == 0 or seen[i - 1] != n]
 
@@ -69,7 +72,10 @@ class Lineage:
 
 
 def ledgers(folder: Path) -> list[Ledger]:
-    """A job's ledgers, the oldest start first; ranks that were killed before their first step have none."""
+    """Read a job's ledgers, the oldest start first.
+
+    A rank that was killed before its first step has no ledger.
+    """
     found = []
     for path in sorted(folder.glob("*.txt")):
         lines = path.read_text().split("\n")[:-1]  # the last one is empty, or was cut off by a kill

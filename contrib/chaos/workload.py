@@ -33,7 +33,10 @@ exit 1
 
 @dataclass(frozen=True)
 class Training:
-    """One job: when it is submitted, in seconds from the start, and how many passes it is to make."""
+    """One job: its submission time and its number of passes.
+
+    The time is in seconds from the start of the run.
+    """
 
     name: str
     at_s: float
@@ -42,8 +45,11 @@ class Training:
 
 
 def trainings(count: int, minutes: float, seed: int) -> list[Training]:
-    """Jobs that arrive over the first two thirds, 20 to 60 passes each (45 to 135 s alone on a GPU); every other one is
-    LARGE, the first among them."""
+    """Draw jobs that arrive over the first two thirds of the run.
+
+    Each job makes 20 to 60 passes, which take 45 to 135 s alone on a GPU. Every other job is LARGE, starting with the
+    first.
+    """
     chance = random.Random(seed)
     at = sorted(chance.uniform(0.0, minutes * 40.0) for _ in range(count))
     return [
@@ -53,7 +59,10 @@ def trainings(count: int, minutes: float, seed: int) -> list[Training]:
 
 
 def submit(training: Training, folder: Path, environment: Mapping[str, str]) -> int | None:
-    """sbatch it, once: an sbatch that timed out may have been carried out. None where slurmctld does not answer now."""
+    """Submit the job with sbatch, once; return None if slurmctld is silent.
+
+    slurmctld may have carried out an sbatch that timed out. So look for a job of this name first.
+    """
     known = _asked(
         ["squeue", "--noheader", "--format=%A", "--states=all", f"--name={training.name}"], environment
     )
@@ -77,7 +86,10 @@ def submit(training: Training, folder: Path, environment: Mapping[str, str]) -> 
 
 
 def submit_plain(folder: Path, environment: Mapping[str, str]) -> int | None:
-    """A job that did not opt in, on one GPU for as long as a move takes several times over."""
+    """Submit a job that did not opt in, on one GPU.
+
+    It runs several times as long as a move takes.
+    """
     words = ["--gpus-per-node=1", f"--output={folder}/plain.log", "--wrap=sleep 120"]
     return _sbatch(words, environment)
 
@@ -88,7 +100,7 @@ def _sbatch(words: list[str], environment: Mapping[str, str]) -> int | None:
 
 
 def _asked(command: list[str], environment: Mapping[str, str]) -> str | None:
-    """What a command of Slurm's prints; None where it fails, or takes too long."""
+    """Return a Slurm command's output; None if it fails or takes too long."""
     try:
         done = subprocess.run(
             command,

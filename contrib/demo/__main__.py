@@ -26,7 +26,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Interrupted(BaseException):
-    """SIGINT, SIGTERM or SIGHUP: everything that was started is stopped on the way out."""
+    """SIGINT, SIGTERM or SIGHUP arrived.
+
+    Everything that the demo started is stopped while this exception unwinds the stack.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -35,7 +38,10 @@ class Interrupted(BaseException):
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """The first signal unwinds; further ones are ignored, so that the clean-up is not cut short."""
+    """Raise Interrupted at the first signal and ignore further ones.
+
+    A second signal would cut the clean-up short.
+    """
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
         for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -1,5 +1,7 @@
-"""What the demo shows while it runs: a table redrawn in place on a terminal, a line now and then
-elsewhere."""
+"""Show the progress of the demo.
+
+On a terminal a table is redrawn in place. Elsewhere a line is printed now and then.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ _SHORT = {
 
 
 def rows(run: Run, details: Details) -> list[dict[str, Any]]:
-    """One row per submitted job: what squeue says, and what polluxd knows beyond it."""
+    """Return a row per submitted job, from squeue and polluxd's database."""
     return [dict(details.get(t.job_id, {})) | _seen(t) for t in run.recording.tracks.values()]
 
 

@@ -1,6 +1,6 @@
-"""What the demo observes by itself, of any run, with nothing but squeue and scontrol.
+"""Measure a run of the demo from outside, with squeue and scontrol only.
 
-The Pollux run and the plain-Slurm run are measured by this same code: neither is judged by its own words.
+The same code measures the Pollux run and the plain-Slurm run. So neither run is judged by its own account.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ class SlurmSilentError(Exception):
 def slurm(
     command: Sequence[str], env: Mapping[str, str], *, timeout_s: float = 15, text: str | None = None
 ) -> str:
-    """Run one Slurm command and return what it printed; SlurmSilentError carries what it complained of."""
+    """Run one Slurm command and return its output.
+
+    Raises:
+        SlurmSilentError: the command failed; the message carries its complaint.
+    """
     try:
         done = subprocess.run(
             command, env=dict(env), input=text, capture_output=True, text=True, timeout=timeout_s, check=False
@@ -46,7 +50,10 @@ class Seen:
 
 
 def observe(env: Mapping[str, str]) -> dict[int, Seen]:
-    """All jobs that squeue lists, by job id; companions as part of the job that they lend to."""
+    """Return all jobs that squeue lists, by job id.
+
+    A companion counts as part of the job to which it lends its node.
+    """
     # %b: GPUs per node as requested, which is what a running job holds on each of its %D nodes.
     out = slurm(["squeue", "-h", "-a", "-t", "all", "-o", "%i|%T|%D|%b|%N|%j"], env)
     seen: dict[int, Seen] = {}
@@ -72,7 +79,10 @@ def observe(env: Mapping[str, str]) -> dict[int, Seen]:
 
 
 def record_of(job_id: int, env: Mapping[str, str]) -> dict[str, str]:
-    """`scontrol show job` as its key=value pairs (of values with blanks, the first word)."""
+    """Return the key=value pairs of `scontrol show job`.
+
+    Of a value with blanks, only the first word is kept.
+    """
     out = slurm(["scontrol", "show", "job", "-o", str(job_id)], env)
     return dict(word.split("=", 1) for word in out.split() if "=" in word)
 
@@ -125,7 +135,10 @@ class Recording:
                 track.note(at, seen[job_id])
 
     def settle(self, env: Mapping[str, str], job_id: int) -> None:
-        """Replace our one-second view of a job's end and final state by Slurm's own record of it."""
+        """Replace the sampled end and final state of a job by Slurm's own record.
+
+        The samples are a second apart.
+        """
         record, track = record_of(job_id, env), self.tracks[job_id]
         track.state = record.get("JobState", track.state)
         if track.ended and record.get("EndTime", "Unknown") != "Unknown":

@@ -1,9 +1,10 @@
-"""What a careful user of plain Slurm would ask for: the paper's rule for tuned jobs (section 5.1).
+"""Size jobs as a careful user of plain Slurm does.
 
-A number of GPUs is valid if the job, its batch size optimal for that number, reaches 50 to 80 % of linear
-speedup over one GPU with the batch size optimal there. Nothing is typed in: step times are what the example
-states, the noise scale is what the Pollux run measured, and `pollux.goodput` does the rest. So the comparison
-is against users who know their jobs perfectly."""
+The rule is the paper's for tuned jobs (section 5.1): a number of GPUs is valid if the job reaches 50 to 80 % of linear
+speedup over one GPU, with the optimal batch size for each. No figure is typed in. The example states its step times,
+the Pollux run measured the noise scale, and `pollux.goodput` computes the speedups. So the comparison is against users
+who know their jobs perfectly.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ VALID = (0.5, 0.8)
 
 
 def shapes(work: Workload) -> Iterator[tuple[int, int]]:
-    """(nodes, GPUs per node) of every placement that a user may ask for: part of a node, or whole nodes."""
+    """Yield (nodes, GPUs per node) of every placement a user may ask for.
+
+    A placement is part of one node, or whole nodes.
+    """
     for gpus in range(1, work.gpus_per_node + 1):
         yield 1, gpus
     for nodes in range(2, work.nodes + 1):
@@ -42,7 +46,10 @@ def goodput_of(job: Training, phi: float | None) -> Goodput:
 
 
 def linear_fractions(job: Training, phi: float | None, work: Workload) -> dict[tuple[int, int], float]:
-    """For each shape: goodput there over K times the goodput on one GPU, batch size optimal in both."""
+    """Return the fraction of linear speedup that each shape reaches.
+
+    It is the goodput of the shape's K GPUs over K times the goodput of one GPU, with the optimal batch size for both.
+    """
     goodput = goodput_of(job, phi)
     alone = float(goodput.optimize([1], [1]).goodput[0])
     found = {}
@@ -55,10 +62,11 @@ def linear_fractions(job: Training, phi: float | None, work: Workload) -> dict[t
 
 
 def tuned_size(job: Training, phi: float | None, work: Workload) -> Size:
-    """The valid shape nearest the middle of the band, or the nearest to it where none is valid.
+    """Return the valid shape nearest the middle of the band.
 
-    The number of epochs grows by 1 / efficiency, so that the plain run makes the same statistical progress,
-    and the learning rate by AdaScale's gain: what a user who tunes a large batch would do.
+    Where no shape is valid, return the shape nearest the middle. The number of epochs grows by 1 / efficiency, so that
+    the plain run makes the same statistical progress. The learning rate grows by AdaScale's gain. A user who tunes a
+    large batch would do both.
     """
     fractions = linear_fractions(job, phi, work)
     if not fractions:
@@ -78,5 +86,12 @@ def tuned_size(job: Training, phi: float | None, work: Workload) -> Size:
 
 
 def tuned_sizes(work: Workload, phi: Mapping[str, float]) -> dict[str, Size]:
-    """By job name, from each adaptive job's noise scale phi [examples]; KeyError when one is missing."""
+    """Return the tuned size of each job, by name.
+
+    Args:
+        phi: the noise scale of each adaptive job [examples], by job name.
+
+    Raises:
+        KeyError: an adaptive job has no noise scale.
+    """
     return {j.name: tuned_size(j, phi[j.name] if j.adaptive else None, work) for j in work.trainings}

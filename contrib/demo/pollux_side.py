@@ -1,4 +1,4 @@
-"""polluxd as the demo runs it, and what the demo reads back out of its database."""
+"""Run polluxd for the demo, and read its database."""
 
 from __future__ import annotations
 
@@ -39,7 +39,11 @@ class Polluxd:
         return [str(Path(sys.executable).parent / "polluxd"), *words, "--config", str(self.config)]
 
     def start(self) -> None:
-        """Write the configuration, bring the schema up to date, start; RunFailedError says what failed."""
+        """Write the configuration, migrate the schema and start polluxd.
+
+        Raises:
+            RunFailedError: one of these failed; the message says which.
+        """
         write_configuration(self._cluster, self.config, **PACE)
         done = subprocess.run(
             self._command("migrate"), env=self._env, capture_output=True, text=True, check=False
@@ -71,7 +75,7 @@ class Polluxd:
 
 
 class Database:
-    """What the demo reads out of polluxd's database, while it runs and at its end."""
+    """What the demo reads from polluxd's database, during and after the run."""
 
     def __init__(self, cluster: DevCluster) -> None:
         self._url = cluster.database_url
@@ -80,7 +84,10 @@ class Database:
         self._last: dict[int, dict[str, Any]] = {}
 
     def details(self) -> Mapping[int, Mapping[str, Any]]:
-        """polluxd's view of each job; the last known one while the database does not answer."""
+        """Return polluxd's view of each job, by job id.
+
+        While the database does not answer, this is the last known view.
+        """
         # The view is a courtesy: the run itself is judged by Slurm's word.
         with contextlib.suppress(PolluxError):
             self._last = {row["job_id"]: row for row in job_rows(self._open())}
@@ -119,9 +126,10 @@ class Database:
         ]
 
     def noise_scales(self, names: Mapping[int, str]) -> dict[str, float]:
-        """Median noise scale phi [examples] that each training reported over its life, by its name.
+        """Return the median noise scale phi [examples] of each training, by name.
 
-        Where there are any, only reports from several GPUs count: one GPU alone estimates it poorly.
+        The median is over all reports of the training's life. Reports from one GPU count only where there are no
+        others: one GPU alone estimates the noise scale poorly.
         """
         seen: dict[str, list[tuple[bool, float]]] = {}
         for point in self._open().report_history():

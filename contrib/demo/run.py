@@ -1,4 +1,7 @@
-"""One run of the workload: submit each training when due, sample every second, stop at the end or limit."""
+"""Run the workload once.
+
+Submit each training when it is due, sample every second, and stop at the end of the workload or at its time limit.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ SILENCE_S = 30.0
 
 
 class RunFailedError(Exception):
-    """The run cannot succeed any more; the message says why, `job` which one is to blame, if one is."""
+    """The run cannot succeed any more; the message says why.
+
+    `job` names the job that is to blame, if there is one.
+    """
 
     def __init__(self, message: str, job: str | None = None) -> None:
         super().__init__(message)
@@ -25,7 +31,10 @@ class RunFailedError(Exception):
 
 
 class Run:
-    """The workload on one cluster: `folder` takes the batch scripts, logs and results of its jobs."""
+    """The workload on one cluster.
+
+    `folder` takes the batch scripts, logs and results of the jobs.
+    """
 
     def __init__(
         self,
@@ -53,7 +62,10 @@ class Run:
         return self.folder / f"{name}.log"
 
     def results(self) -> dict[str, dict[str, object]]:
-        """What each training wrote at its end, by job name; a training that wrote nothing is left out."""
+        """Return what each training wrote at its end, by job name.
+
+        A training that wrote nothing, or nothing readable, is left out.
+        """
         found = {}
         for job in self.work.trainings:
             path = self.folder / f"{job.name}.result.json"
@@ -83,7 +95,10 @@ class Run:
         self.recording.note(time.time(), seen)
 
     def _settle(self, settled: set[int]) -> None:
-        """Take Slurm's own record of a job as soon as it has ended: slurmctld forgets it minutes later."""
+        """Take Slurm's own record of a job as soon as the job has ended.
+
+        slurmctld forgets an ended job after some minutes.
+        """
         for job_id, track in self.recording.tracks.items():
             if track.ended and job_id not in settled:
                 self.recording.settle(self.env, job_id)
@@ -94,7 +109,11 @@ class Run:
                     )
 
     def __call__(self, show: Callable[[Run], None], check: Callable[[], None]) -> Recording:
-        """Run to the end. `show` is called at each sample; `check` raises when the run should be given up.
+        """Run to the end.
+
+        Args:
+            show: called at each sample.
+            check: called at each sample; raises when the run should be given up.
 
         Raises:
             RunFailedError: a job failed, the time limit passed, or Slurm fell silent.

@@ -1,4 +1,7 @@
-"""The two runs: the workload under Pollux (`demo`), and again under plain Slurm beside it (`compare`)."""
+"""The two runs of the demo: under Pollux, and under plain Slurm.
+
+`demo` makes the Pollux run alone. `compare` makes both.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +93,7 @@ def _under_pollux(stage: Stage, cluster: DevCluster) -> Summary:
 
 
 def _under_plain_slurm(stage: Stage, cluster: DevCluster, sizes: Mapping[str, Size]) -> Summary:
-    """Run the workload with fixed sizes and nobody deciding but Slurm's own scheduler."""
+    """Run the workload with fixed sizes under Slurm's own scheduler alone."""
     folder = stage.folder("plain-slurm")
     # It has no promise to keep about its end; only a stuck job should stop it.
     work = replace(stage.work, limit_s=3 * stage.work.limit_s)
@@ -143,7 +146,14 @@ def _close_pollux_run(stage: Stage, summary: Summary) -> None:
 
 
 def demo(stage: Stage, cluster: DevCluster) -> int:
-    """The Pollux run alone; 0 when every job completed and the summary is whole. Raises RunFailedError."""
+    """Make the Pollux run alone.
+
+    Returns:
+        0 when every job completed and the summary is complete.
+
+    Raises:
+        RunFailedError: the run failed or its summary is incomplete.
+    """
     summary = _under_pollux(stage, cluster)
     _close_pollux_run(stage, summary)
     _must_be_complete(summary)
@@ -178,7 +188,14 @@ def _comparison(pollux: Summary, plain: Summary, sizes: Mapping[str, Size]) -> T
 
 
 def compare(stage: Stage, cluster: DevCluster) -> int:
-    """Both runs on the same cluster, one after the other; 0 when both are whole. Raises RunFailedError."""
+    """Make both runs on the same cluster, one after the other.
+
+    Returns:
+        0 when both summaries are complete.
+
+    Raises:
+        RunFailedError: a run failed or its summary is incomplete.
+    """
     pollux = _under_pollux(stage, cluster)
     _close_pollux_run(stage, pollux)
     _must_be_complete(pollux)

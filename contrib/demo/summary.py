@@ -22,7 +22,10 @@ Series = list[tuple[float, int]]
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One move that completed: what it took, from the order to drain to the first step after it."""
+    """A completed move: its path and the time that it took.
+
+    The time counts from the order to drain to the first step after the move.
+    """
 
     job_id: int
     path: str
@@ -69,7 +72,10 @@ class Summary:
         }
 
     def document(self) -> dict[str, Any]:
-        """`{jobs: [...], moves: [...], mean_jct_s}`; times are seconds since the run began."""
+        """Return `{jobs: [...], moves: [...], mean_jct_s}`.
+
+        Times are seconds since the run began.
+        """
         mean_jct = self.recording.mean_jct_s
         return {
             "jobs": [self._job(t) for t in self.recording.tracks.values()],
@@ -88,7 +94,7 @@ class Summary:
         }
 
     def faults(self) -> list[str]:
-        """What keeps this run from being a success, one line each; empty when it is one."""
+        """List why this run is not a success, one line each; empty if it is."""
         found = []
         for job in self.document()["jobs"]:
             who = f"{job['name']} (job {job['job_id']})"
@@ -108,7 +114,10 @@ class Summary:
 
 
 def _steps(values: Sequence[float], limit: int = 7) -> str:
-    """`1 > 4 > 8`: successive different values; the middle of a long run is left out."""
+    """Format successive different values, as in `1 > 4 > 8`.
+
+    The middle of a long run is left out.
+    """
     kept = [v for i, v in enumerate(values) if i == 0 or values[i - 1] != v]
     words = [f"{v:g}" for v in kept]
     if len(words) > limit:

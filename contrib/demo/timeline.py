@@ -1,4 +1,7 @@
-"""The picture: a lane per job with the GPUs it held, the cluster's use above, batch sizes below."""
+"""Draw the timeline of a run.
+
+Each job has a lane with the GPUs that it held. The cluster's use is above the lanes, the batch sizes are below.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +130,12 @@ def _draw_batches(axes: Axes, jobs: Sequence[Job]) -> None:
 def draw(
     jobs: Sequence[Job], moves: Sequence[dict[str, Any]], path: Path, *, capacity: int, title: str
 ) -> None:
-    """Write the picture. `jobs` as in summary.json; `moves` have job_id and at [s since the start]."""
+    """Write the picture to `path`.
+
+    Args:
+        jobs: as in summary.json.
+        moves: mappings with `job_id` and `at` [s since the start].
+    """
     end = max([10.0, *(t for job in jobs for t, _ in job["gpus"])])
     top = max([4, *(int(n) for job in jobs for _, n in job["gpus"])])
     ratios = (1.2, *(1.0 for _ in jobs), 2.4)

@@ -1,7 +1,8 @@
-"""The demo's workload: which trainings arrive when, and the batch scripts that submit them.
+"""The demo's workload: trainings, arrival times and batch scripts.
 
-One TOML file describes the jobs; the Pollux run and the plain-Slurm run of `make compare` are both written
-from it, so that the two differ in nothing but who chooses GPUs and batch sizes."""
+One TOML file describes the jobs. Both runs of `make compare` use it, so that they differ only in who chooses the GPUs
+and the batch sizes: Pollux or the user.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +56,10 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a user of plain Slurm asks for: a fixed shape, and the batch size tuned for it."""
+    """What a user of plain Slurm asks for.
+
+    It is a fixed shape, with the batch size tuned for that shape.
+    """
 
     nodes: int
     gpus_per_node: int
@@ -96,7 +100,11 @@ def _training(table: dict[str, object], number: int) -> Training:
 
 
 def load(path: Path) -> Workload:
-    """Read a workload file; WorkloadError says which training is wrong and how."""
+    """Read a workload file.
+
+    Raises:
+        WorkloadError: a training is wrong; the message says which and how.
+    """
     try:
         document = tomllib.loads(path.read_text())
         trainings = tuple(_training(t, i) for i, t in enumerate(document["training"], 1))
@@ -126,9 +134,10 @@ def _script_arguments(job: Training, result: Path, batch_size: int, epochs: floa
 
 
 def batch_script(job: Training, *, root: Path, folder: Path, size: Size | None = None) -> str:
-    """The text to hand to sbatch: a Pollux job without `size`, a plain Slurm job of that fixed size with it.
+    """Return the batch script for sbatch.
 
-    `root` is the checkout, `folder` where the job's log and result go.
+    Without `size` it is a Pollux job. With `size` it is a plain Slurm job of that fixed size. `root` is the checkout;
+    `folder` takes the job's log and result.
     """
     result = folder / f"{job.name}.result.json"
     if size is None:

@@ -1,8 +1,8 @@
-"""A private Slurm and Postgres on one machine, for the demo, the tests and for people who want to try things.
+"""A private Slurm and Postgres on one machine, for demo, tests and trials.
 
-Everything listens on loopback, on ports chosen at start, keeps its data in one folder and is stopped by
-process id. Needs root (slurmd does) and the packages that `install.sh` installs; nothing of the system's own
-Slurm or Postgres is used or touched.
+Every daemon listens on loopback, on a port chosen at start. All data is in one folder. The daemons are stopped by
+process id. The cluster needs root (slurmd does) and the packages that `install.sh` installs. It neither uses nor
+touches the system's own Slurm or Postgres.
 
     with DevCluster(directory) as cluster:
         subprocess.run(["sinfo"], env=os.environ | cluster.env)

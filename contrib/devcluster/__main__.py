@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def down(directory: Path) -> int:
-    """Stop, from another process, what `up` left running (or what a killed program did)."""
+    """Stop a cluster that `up` or a killed program left running."""
     record = directory / "running.json"
     try:
         facts = json.loads(record.read_text())

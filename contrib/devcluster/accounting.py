@@ -1,4 +1,7 @@
-"""A private slurmdbd and the MariaDB below it: what gives Slurm users, rights and a record of its jobs."""
+"""A private slurmdbd and its MariaDB.
+
+They give Slurm its users, their rights and a record of its jobs.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,9 @@ class DevAccounting:
         self._slurmdbd: Daemon | None = None
 
     def start(self, environment: dict[str, str]) -> None:
-        """From nothing to a slurmdbd that knows the cluster; munged must run, slurmctld must not yet.
+        """Set up and start slurmdbd, with the cluster registered in it.
+
+        munged must run already, and slurmctld must not run yet.
 
         Args:
             environment: of Slurm's daemons and commands.
@@ -52,7 +57,11 @@ class DevAccounting:
         self.manage(environment, "add", "cluster", self._layout.cluster_name)
 
     def manage(self, environment: dict[str, str], *words: str) -> None:
-        """One `sacctmgr` command, without questions. Raises DevClusterError with what it complained of."""
+        """Run one `sacctmgr` command without its questions.
+
+        Raises:
+            DevClusterError: the command failed; the message carries its complaint.
+        """
         done = subprocess.run(
             [program("sacctmgr"), "-i", *words],
             env=environment,

@@ -28,19 +28,20 @@ _LONGEST_SOCKET_NAME = 107  # sockaddr_un.sun_path, unix(7)
 
 
 class DevCluster:
-    """munged, slurmctld, `nodes` slurmd with `gpus_per_node` stand-in GPUs each, and Postgres.
+    """A private Slurm cluster on this machine, with a Postgres.
 
-    Jobs run as whoever submits them; the interpreter that runs this is first in their PATH.
+    It runs munged, slurmctld, Postgres and `nodes` slurmd with `gpus_per_node` stand-in GPUs each. A job runs as the
+    user who submits it. The Python interpreter of this process comes first in the job's PATH.
 
     Args:
         directory: all data and logs; must be reachable by user `postgres` (so not below root's home).
         lease_s: how long the submission hook keeps an opted-in job back for polluxd [s].
-        heartbeat_stale_s: age of `hooks.heartbeat_file` from which the hook takes polluxd for dead and lets
-            opted-in jobs start as plain ones [s]; None: the hook does not look.
-        publish_interval_s: what the tickets tell the agents [s].
+        heartbeat_stale_s: age of `hooks.heartbeat_file` [s] from which the hook takes polluxd for dead and lets
+            opted-in jobs start as plain ones; None: the hook does not look.
+        publish_interval_s: the interval that the tickets give to the agents [s].
         postgres: False leaves the database out.
-        accounting: with slurmdbd and MariaDB, hence with users and rights: `daemon_user` becomes an Operator, whom
-            the submission hook trusts. Needed to run polluxd unprivileged and to shrink a running job.
+        accounting: True adds slurmdbd and MariaDB, and with them users and rights: `daemon_user` becomes an Operator,
+            which the submission hook trusts. Needed to run polluxd unprivileged and to shrink a running job.
         daemon_user: polluxd's account, where it is not root; must exist.
     """
 
@@ -99,13 +100,19 @@ class DevCluster:
 
     @property
     def env(self) -> dict[str, str]:
-        """To be merged over `os.environ` for Slurm's client commands and for the jobs they submit."""
+        """What to merge over `os.environ` for Slurm's client commands.
+
+        The jobs that the commands submit need it as well.
+        """
         path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
         return {"SLURM_CONF": str(self.slurm_conf), "PATH": path}
 
     @property
     def client_environment(self) -> dict[str, str]:
-        """The whole environment for a client command: ours without any other Slurm's variables."""
+        """The whole environment for a client command.
+
+        It is this process's environment, without the variables of any other Slurm.
+        """
         return _without_slurm(os.environ) | self.env
 
     @property
@@ -114,7 +121,10 @@ class DevCluster:
 
     @property
     def logs(self) -> Path:
-        """slurmctld.log, slurmd-<node>.log, munged.log (Postgres' is postgres/postgres.log)."""
+        """The folder of slurmctld.log, slurmd-<node>.log and munged.log.
+
+        Postgres' log is postgres/postgres.log.
+        """
         return self._layout.logs
 
     @property
@@ -149,7 +159,10 @@ class DevCluster:
         self._record()
 
     def stop(self) -> None:
-        """End every process of this cluster, jobs included. The folder with the logs stays."""
+        """End every process of this cluster, jobs included.
+
+        The folder with the logs stays.
+        """
         below = descendants(d.pid for d in self._slurmd.values() if d.pid is not None)
         for daemon in self._slurmd.values():
             daemon.send(signal.SIGTERM)
@@ -192,7 +205,10 @@ class DevCluster:
         self.start_slurmctld()
 
     def signal_slurmctld(self, number: int) -> None:
-        """STOP makes every client command hang until its own timeout; CONT ends that."""
+        """Send a signal to slurmctld.
+
+        STOP makes every client command hang until its own timeout; CONT ends that.
+        """
         if self._slurmctld is not None:
             self._slurmctld.send(number)
 
@@ -205,11 +221,17 @@ class DevCluster:
         self._slurmd[name] = daemon
 
     def stop_slurmd(self, name: str, *, kill: bool = False) -> None:
-        """The steps on the node live on, as they do when a real slurmd is restarted."""
+        """Stop the slurmd of a node.
+
+        The steps on the node live on, as they do when a real slurmd is restarted.
+        """
         self._slurmd.pop(name).stop(signal.SIGKILL if kill else signal.SIGTERM)
 
     def signal_slurmd(self, name: str, number: int) -> None:
-        """STOP makes the node deaf: jobs neither start nor end there until CONT."""
+        """Send a signal to the slurmd of a node.
+
+        After STOP, jobs neither start nor end on the node until CONT.
+        """
         if name in self._slurmd:
             self._slurmd[name].send(number)
 
@@ -220,7 +242,7 @@ class DevCluster:
         self._postgres().start()
 
     def command(self, *argv: str, timeout_s: float = 60) -> str:
-        """Run a Slurm client command against this cluster and give back what it printed.
+        """Run a Slurm client command against this cluster; return its output.
 
         Raises:
             DevClusterError: it failed; the message carries its complaint.
@@ -346,7 +368,10 @@ class DevCluster:
         return len(states) == len(self._layout.nodes) and set(states) == {"idle"}
 
     def _kill_left_overs(self, known: set[int]) -> None:
-        """Steps and their processes outlive slurmd by design; each carries this cluster's SLURM_CONF."""
+        """Kill the steps that outlived slurmd, and their processes.
+
+        They outlive slurmd by design. Each carries this cluster's SLURM_CONF in its environment.
+        """
         mark = f"SLURM_CONF={self.slurm_conf}"
         for _ in range(3):  # a dying step may have been about to fork
             left = set(pids_with_environment(mark)) | known

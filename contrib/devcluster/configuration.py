@@ -1,4 +1,7 @@
-"""polluxd's configuration on a private cluster: the cluster's own, and as fast a pace as its user asks for."""
+"""Write polluxd's configuration for a private cluster.
+
+It names the cluster's own files and database. The caller sets the pace of polluxd.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,12 @@ def write_configuration(
     cycle: Mapping[str, float],
     moves: Mapping[str, float],
 ) -> None:
-    """Write a configuration in mode `enforce`, readable by the cluster's `daemon_user` alone.
+    """Write a configuration in mode `enforce`.
+
+    Only the cluster's `daemon_user` can read it.
 
     Args:
-        slurm, cycle, moves: what else stands in these sections, by polluxd's names (polluxd(8)).
+        slurm, cycle, moves: further keys of these sections, by polluxd's names (polluxd(8)).
 
     Raises:
         DevClusterError: the cluster has no Postgres.

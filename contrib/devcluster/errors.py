@@ -2,4 +2,7 @@
 
 
 class DevClusterError(RuntimeError):
-    """The private cluster could not be started or driven: the message says which part and its log."""
+    """The private cluster could not be started or driven.
+
+    The message names the part that failed and its log.
+    """

@@ -42,7 +42,10 @@ class Hooks:
 
     @property
     def secret_file(self) -> Path:
-        """The HMAC secret of the tickets: hexadecimal text; root's, and polluxd may read it."""
+        """The file of the tickets' HMAC secret, as hexadecimal text.
+
+        It belongs to root, and polluxd may read it.
+        """
         return self._layout.etc / "ticket.secret"
 
     @property
@@ -52,11 +55,18 @@ class Hooks:
 
     @property
     def heartbeat_file(self) -> Path:
-        """polluxd's sign of life, which the submission hook looks at when `heartbeat_stale_s` is set."""
+        """The file that polluxd touches as its sign of life.
+
+        The submission hook looks at it when `heartbeat_stale_s` is set.
+        """
         return self.daemon_folder / "heartbeat"
 
     def write(self, dsn: str) -> None:
-        """Write all hooks again, with a new secret; `dsn` is the agents' way to Postgres, "" for none."""
+        """Write all hooks again, with a new secret.
+
+        Args:
+            dsn: the agents' connection string to Postgres; "" for none.
+        """
         layout = self._layout
         (layout.etc / "cli_filter.lua").write_text(cli_filter_lua(layout))
         self.write_submit_hook()
@@ -81,7 +91,10 @@ class Hooks:
             script.chmod(0o755)
 
     def write_submit_hook(self, **overrides: str | float | int) -> None:
-        """Write the site's job_submit.lua, with these settings over the usual ones; in force at the next submission."""
+        """Write the site's job_submit.lua, with these settings over the defaults.
+
+        The script is in force from the next submission on.
+        """
         layout = self._layout
         settings: dict[str, str | float | int | list[int]] = {
             "ticket_dir": str(self.ticket_dir),

@@ -1,7 +1,8 @@
-"""A pytest plugin: each test runs in a forked process of its own (`-p contrib.devcluster.one_process_per_test`).
+"""A pytest plugin that runs each test in a forked process of its own.
 
-Some builds of torch start threads in a backward pass, and a process with such threads cannot fork the ranks of another
-test. With this plugin the process that forks has run no test.
+Load it by `-p contrib.devcluster.one_process_per_test`. Some builds of torch start threads in a backward pass. A
+process with such threads cannot fork the ranks of another test. With this plugin, the process that forks has run no
+test.
 """
 
 from __future__ import annotations

@@ -17,9 +17,10 @@ from .processes import Daemon, free_ports, wait_until
 
 
 class DevPostgres:
-    """A throw-away Postgres in `directory`, with Pollux' roles and an empty database.
+    """A throw-away Postgres with Pollux' roles and an empty database.
 
-    Durability is off (`fsync=off`): it is for tests and demos. It makes the passwords at its start.
+    It lives in `directory`. Durability is off (`fsync=off`), because it is for tests and demos. It makes the passwords
+    of the roles when it starts.
     """
 
     def __init__(self, directory: Path | str, *, port: int | None = None, max_connections: int = 100) -> None:
@@ -56,7 +57,10 @@ class DevPostgres:
 
     @property
     def agent_dsn(self) -> str:
-        """libpq connection string of hooks.json; the prolog adds the user's role and password."""
+        """The libpq connection string of hooks.json.
+
+        The prolog adds the user's role and password.
+        """
         return f"host=127.0.0.1 port={self.port} dbname={self.database}"
 
     @property
@@ -65,7 +69,9 @@ class DevPostgres:
         return self._dsn("pollux_read", self.database)
 
     def start(self) -> None:
-        """Initialise (the first time) and start; returns when connections are accepted.
+        """Start Postgres; return once it accepts connections.
+
+        The first start also initialises the data folder.
 
         Raises:
             DevClusterError: not root, Postgres is missing, or it did not come up.
@@ -96,7 +102,10 @@ class DevPostgres:
             self._bootstrap()
 
     def stop(self, *, immediate: bool = False) -> None:
-        """Fast shutdown (INT: sessions are ended); `immediate` is a crash (QUIT: recovery at next start)."""
+        """Shut Postgres down.
+
+        A fast shutdown (INT) ends all sessions. `immediate` is a crash (QUIT): the next start recovers the database.
+        """
         if self._daemon is not None:
             self._daemon.stop(signal.SIGQUIT if immediate else signal.SIGINT, grace_s=10)
             self._daemon = None
@@ -170,7 +179,10 @@ class DevPostgres:
         self.create_database(self.database)
 
     def create_database(self, name: str) -> None:
-        """Make a database as a site's superuser does: owned by `pollux_daemon`, with roles and rights."""
+        """Create a database as a site's superuser does.
+
+        It belongs to `pollux_daemon` and has the roles and their rights.
+        """
         self.execute(f"CREATE DATABASE {name} OWNER pollux_daemon", database="postgres")
         self.execute((Path(__file__).parents[2] / "sql" / "roles.sql").read_text(), database=name)
 
@@ -190,12 +202,18 @@ class DevPostgres:
 
 
 def _clean_environment() -> dict[str, str]:
-    """The caller's environment without PG* (a PGPORT or PGDATA of the machine's own must not leak in)."""
+    """Return the caller's environment without PG* variables.
+
+    A PGPORT or PGDATA of the machine's own Postgres must not reach this one.
+    """
     return {name: value for name, value in os.environ.items() if not name.startswith("PG")} | {"LC_ALL": "C"}
 
 
 def _postgres_bin() -> Path:
-    """The folder of the newest Postgres' server programs (Debian keeps them out of PATH)."""
+    """Return the folder of the newest Postgres' server programs.
+
+    Debian keeps them out of PATH.
+    """
     versions = [p for p in Path("/usr/lib/postgresql").glob("*/bin") if (p / "initdb").exists()]
     if versions:
         return max(versions, key=lambda p: float(p.parent.name))

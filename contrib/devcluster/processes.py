@@ -1,4 +1,7 @@
-"""Daemons as child processes: started in a session of their own, waited for, stopped by process id."""
+"""Start, await and stop daemons that are child processes.
+
+Each daemon has a session of its own and is stopped by its process id.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,11 @@ from .errors import DevClusterError
 
 
 def program(name: str) -> str:
-    """The path of a program. Raises DevClusterError where the machine has none."""
+    """Return the path of a program.
+
+    Raises:
+        DevClusterError: the machine has no such program.
+    """
     # Debian keeps the daemons in sbin, which is not in everybody's PATH.
     found = shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
     if found is None:
@@ -98,7 +105,11 @@ class Daemon:
             )
 
     def must_run(self) -> None:
-        """Raises DevClusterError, with the end of its log, when the daemon has ended."""
+        """Check that the daemon still runs.
+
+        Raises:
+            DevClusterError: the daemon has ended; the message carries the end of its log.
+        """
         if not self.running:
             tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-8:])
             raise DevClusterError(f"{self.name} ended at once; {self.log} ends with:\n{tail}")
@@ -109,7 +120,10 @@ class Daemon:
             self._process.send_signal(number)
 
     def stop(self, number: int = signal.SIGTERM, grace_s: float = 5.0) -> None:
-        """End it: `number`, then KILL after `grace_s` seconds. Harmless when it has ended already."""
+        """End the daemon: send `number`, then KILL after `grace_s` seconds.
+
+        A daemon that has ended already does no harm.
+        """
         if self._process is None:
             return
         self.send(signal.SIGCONT)  # a stopped process takes no TERM
@@ -123,7 +137,10 @@ class Daemon:
 
 
 def pids_with_environment(entry: str) -> list[int]:
-    """Processes whose initial environment holds `entry` ("NAME=value"), without us and our ancestors."""
+    """List the processes whose initial environment holds `entry`.
+
+    `entry` is "NAME=value". This process and its ancestors are left out.
+    """
     wanted = entry.encode()
     spared = set(_ancestry(os.getpid()))
     found = []

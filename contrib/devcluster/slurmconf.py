@@ -1,4 +1,7 @@
-"""The configuration files of the private cluster, as text. Lines whose reason is not plain carry it."""
+"""The configuration files of the private cluster, as text.
+
+A line whose reason is not plain carries the reason.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Accounting:
-    """Where slurmdbd and its database listen on loopback, and the database's password."""
+    """How slurmdbd and MariaDB are reached: loopback ports and the password."""
 
     slurmdbd_port: int
     mariadb_port: int
@@ -176,5 +179,8 @@ def cli_filter_lua(layout: Layout) -> str:
 
 
 def hook_script(layout: Layout, name: str, config: Path) -> str:
-    """Prolog or epilog: Slurm runs them with an environment of its own, so the settings travel by a file."""
+    """Return the text of a prolog or epilog script.
+
+    Slurm runs these scripts with an environment of its own, so their settings are in the file `config`.
+    """
     return f"#!/bin/sh\nPOLLUX_HOOK_CONFIG={config} exec {layout.hooks / name}\n"

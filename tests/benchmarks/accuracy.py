@@ -1,11 +1,13 @@
-"""Does training under Pollux reach the accuracy of plain training? Several seeds of the example trainings, both ways.
+"""Compare the accuracy of training under Pollux with plain training.
 
     python tests/benchmarks/accuracy.py [--seeds 10] [--examples digits_mlp ...] [--json FILE]
 
+Each example trains with several seeds, both ways, and both ways end after the same statistical epochs.
+
 Plain: the script alone, in one process, at its own batch size. Adaptive: the same script through the resizes
-1 -> 4 -> 2 -> 8 ranks (real ranks over gloo, checkpoint and restart in between, cut at given shares of its progress),
-batch size and learning rate adapted. The emulated accelerator is fast here, and such that larger batches pay. Both
-end after the same statistical epochs.
+1 -> 4 -> 2 -> 8 ranks, with batch size and learning rate adapted. The ranks are real, over gloo, with a checkpoint and
+a restart between two sizes. The resizes come at given shares of the progress. The emulated accelerator is fast here,
+and larger batches pay on it.
 """
 
 from __future__ import annotations
@@ -57,7 +59,10 @@ def _free_port() -> int:
 
 
 def _attach_until(share: float, log: Path) -> None:
-    """Make `pollux.attach` watch the job: its batch sizes to `log`, and a drain at a share of its progress."""
+    """Make `pollux.attach` log the batch sizes and drain at a given progress.
+
+    The batch sizes go to `log`. The drain comes at `share` of the job's progress.
+    """
     original = pollux.loop.session.attach
 
     def attach(*args: Any, **kwargs: Any) -> pollux.loop.session.Job:
@@ -108,7 +113,10 @@ def _add_loss(found: dict[str, Any]) -> None:
 def _run(
     script: Path, arguments: list[str], ranks: int, share: float, folder: Path, env: dict[str, str]
 ) -> None:
-    """One attempt; ends when the script does, or once it has drained (as polluxd would end it)."""
+    """Make one attempt, until the script ends or has drained.
+
+    A drained attempt is ended as polluxd would end it.
+    """
     context = multiprocessing.get_context("fork")
     port = str(_free_port())
     checkpoints = folder / "checkpoints"
@@ -199,7 +207,11 @@ HEAD = (
 
 
 def _difference(name: str, key: str, pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> str:
-    """Adaptive against plain: the means over seeds, and how much worse adaptive may be (one-sided, Student's t)."""
+    """Format a row that compares adaptive with plain training.
+
+    It has the means over the seeds, and a bound of how much worse adaptive training may be (95 %, one-sided, Student's
+    t).
+    """
     means = [statistics.mean(r[key] for r in side) for side in zip(*pairs, strict=True)]
     worse = [(a[key] - b[key]) * (1 if key == "accuracy" else -1) for a, b in pairs]
     bound = float("nan")

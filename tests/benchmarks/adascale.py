@@ -1,15 +1,17 @@
-"""Quality and examples used at batches 8 and 32 times as large: AdaScale against linear scaling.
+"""AdaScale against linear scaling at batches 8 and 32 times as large
 
     python tests/benchmarks/adascale.py [--seeds 10] [--page tests/benchmarks/adascale.md]
 
-A perceptron on scikit-learn's digits, trained by SGD at M0 = 16 examples per step for 12 epochs; then at scale S by
-accumulation, so that nothing but the batch differs: under AdaScale for 12 statistical epochs, under linear scaling for
-12 passes through the data: its promise is the same result after as many examples. For 12 statistical epochs, with more
-examples than AdaScale uses, it trains further than the run at M0 does: given too, but no equal comparison.
+The training is a perceptron on scikit-learn's digits, by SGD at M0 = 16 examples per step for 12 epochs. At scale S
+gradients are accumulated, so that only the batch size differs. AdaScale trains for 12 statistical epochs. Linear
+scaling trains for 12 passes through the data, because it promises the same result after as many examples. The page also
+shows linear scaling for 12 statistical epochs. That is no equal comparison: it uses more examples than AdaScale and
+trains further than the run at M0.
 
-Examples: what AdaScale's gain predicts is that a loss is reached after as much scale-invariant progress as at M0. So
-for losses along the way the examples used until then are compared with the examples that the run had used when its
-progress was that of the run at M0 at this loss. The loss is that of the whole training set, after every step.
+Examples: AdaScale's gain predicts that a run reaches a loss after as much scale-invariant progress as the run at M0.
+The second table takes losses along the way. "Used" is the number of examples that the run used until it reached the
+loss. "Predicted" is the number that it had used when its progress was that of the run at M0 at this loss. The loss is
+that of the whole training set, after every step.
 """
 
 from __future__ import annotations
@@ -82,7 +84,10 @@ def train(seed: int, scale: int, rule: str, *, passes: bool = False, epochs: int
 
 
 def first_below(trace: Trace, target: float) -> int | None:
-    """The step at which the loss, smoothed over some steps, first is below the target; None: never."""
+    """Return the first step whose smoothed loss is below the target, or None.
+
+    The loss is smoothed over about a hundredth of the steps.
+    """
     width = max(len(trace.loss) // 100, 1)
     padded = np.pad(trace.loss, (width // 2, width - 1 - width // 2), mode="edge")
     smooth = np.convolve(padded, np.ones(width) / width, "valid")
@@ -91,7 +96,10 @@ def first_below(trace: Trace, target: float) -> int | None:
 
 
 def predicted(base: Trace, trace: Trace, target: float) -> tuple[float, float] | None:
-    """(examples used, examples predicted) until the target loss; None where one of the two never reached it."""
+    """Return the examples used and predicted until the target loss.
+
+    None: one of the two runs never reached the loss.
+    """
     here, there = first_below(trace, target), first_below(base, target)
     if here is None or there is None or base.progress[there] > trace.progress[-1]:
         return None

@@ -1,23 +1,23 @@
-"""What the agent costs per optimizer step, against plain DistributedDataParallel.
+"""Measure the agent's cost per step against DistributedDataParallel.
 
     python tests/benchmarks/agent_overhead.py [--ranks 4] [--minutes 30] [--device cpu|cuda]
         [--json bench-out/agent.json] [--markdown tests/benchmarks/agent_overhead.md]
 
 Paired and interleaved: all variants train in the same processes, one step of each in turn and in random order, so that
-whatever else the machine does falls on all of them. A step is timed from barrier to barrier, by its slowest rank, and
-compared with the two plain variants' steps beside it (the logarithm of its time with the mean of theirs). Twenty steps
-make a round, one step measured at the default sampling of 1/20: the first to twentieth steps of all rounds are
-averaged apart, without the fifth of them farthest off at either side (another process at work), and the overhead is the
-mean of the twenty. The two plain variants against each other, the null pair, show how much of it is noise. The ranks'
-CPU time is given beside: waiting for others does not count in it. On CPUs each rank keeps to one core: by itself the
-kernel now and then puts three of four ranks on one of two.
+other work on the machine slows all of them. A step is timed from barrier to barrier, by its slowest rank. The logarithm
+of its time is compared with the mean of the logarithms of the two plain variants' steps beside it. Twenty steps make a
+round; at the default sampling of 1/20, the agent measures one of them. The first to twentieth steps of all rounds are
+averaged separately, without the fifth farthest off at either side (another process at work). The overhead is the mean
+of these twenty averages. The null pair compares the two plain variants with each other and shows how much of an
+overhead is noise. The ranks' CPU time is given too: it does not contain waiting for others. On CPUs each rank is bound
+to one core, because the kernel now and then puts three of four ranks on one of two cores.
 
 Plain: DDP, torch's DataLoader with a DistributedSampler. Pollux: `attach`, its loader, hook, timing, control exchange
-and refitting thread, at a fixed batch size. AdaptDL is measured beside them where it can be imported. Left out are the
-first 60 steps of each variant, in which kernels, connections and an Adam's second moments warm up, and SciPy's import
-by the refitting thread, about a second of one core once per start.
+and refitting thread, at a fixed batch size. AdaptDL is measured too where it can be imported. The first 60 steps of
+each variant are left out: in them kernels, connections and Adam's second moments warm up. The import of SciPy by the
+refitting thread is left out too: it takes about a second of one core, once per start.
 
-On GPUs it runs by `--device cuda`; no figure of one is committed so far.
+On GPUs it runs by `--device cuda`; no figure of a GPU is committed so far.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ PLAIN = ("plain", "null pair")
 
 
 def conv_net() -> tuple[nn.Module, TensorDataset, int]:
-    """A convolutional network on 3 x 32 x 32 images: 0.3 million parameters; 16 images per rank."""
+    """A convolutional network, 0.3 M parameters; 16 images of 3x32x32 per rank"""
     model = nn.Sequential(
         *(nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2)),
@@ -87,7 +87,7 @@ class Transformer(nn.Module):
 
 
 def transformer() -> tuple[nn.Module, TensorDataset, int]:
-    """Two encoder layers over sequences of 32 symbols, 128 wide: 0.3 million parameters; 16 sequences per rank."""
+    """Two 128-wide encoder layers, 0.3 M parameters; 16x32 symbols per rank"""
     return Transformer(), TensorDataset(torch.randint(256, (4096, 32)), torch.randint(10, (4096,))), 16
 
 
@@ -185,7 +185,10 @@ def _join(rank: int, options: argparse.Namespace, port: int) -> Any:
 
 
 def _worker(rank: int, options: argparse.Namespace, model: str, optimizer: str, port: int, pipe: Any) -> None:
-    """One rank: trains all variants, and sends each step's seconds, on the wall's clock and of CPU time."""
+    """Run one rank: train all variants and send the seconds of each step.
+
+    The seconds are of wall-clock time and of CPU time.
+    """
     warnings.filterwarnings("ignore")
     if options.device == "cpu" and hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
@@ -242,7 +245,13 @@ def _agreed(mine: bool, group: Any) -> bool:
 
 
 def measure(options: argparse.Namespace, model: str, optimizer: str) -> dict[str, np.ndarray]:
-    """Seconds per step [rounds, steps, ranks, (wall, CPU)] of each variant. Raises SystemExit where a rank failed."""
+    """Return the seconds per step of each variant.
+
+    The arrays are [rounds, steps, ranks, (wall, CPU)].
+
+    Raises:
+        SystemExit: a rank failed.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -270,7 +279,10 @@ def measure(options: argparse.Namespace, model: str, optimizer: str) -> dict[str
 
 
 def interval(logs: np.ndarray) -> tuple[float, float, float]:
-    """Overhead of logarithmic ratios [rounds, steps], and its 95 % bootstrap interval."""
+    """Return the overhead and its 95 % bootstrap interval.
+
+    `logs` holds logarithmic ratios [rounds, steps].
+    """
 
     def middle(values: np.ndarray) -> Any:
         cut = values.shape[-2] // 5
@@ -288,7 +300,10 @@ def interval(logs: np.ndarray) -> tuple[float, float, float]:
 def rows_of(
     options: argparse.Namespace, model: str, optimizer: str, times: dict[str, np.ndarray]
 ) -> list[dict[str, Any]]:
-    """One row per variant but the first plain one: step times, and overheads with their intervals."""
+    """Return one row per variant, except the first plain one.
+
+    A row has the step times, and the overheads with their intervals.
+    """
     wall = {name: t[..., 0].max(2) for name, t in times.items()}
     cpu = {name: t[..., 1].sum(2) for name, t in times.items()}
     rows = []

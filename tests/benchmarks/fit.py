@@ -1,10 +1,14 @@
-"""How well a fit predicts step times that it has not seen, and what it costs: writes tests/benchmarks/fit.md.
+"""Measure the cost of a fit and how well it predicts unseen step times.
 
     PYTHONPATH=.:agent python tests/benchmarks/fit.py [--data DIR] [--json FILE] [--markdown FILE]
 
-Held out are configurations (nodes, GPUs, examples per GPU), in five parts by turns; then whole placements (nodes,
-GPUs), so that no batch size of them was seen; then all but twenty configurations, as a job knows them after some
-minutes. Errors are relative and absolute: |predicted / measured - 1|. Seconds are CPU seconds of one thread.
+It writes tests/benchmarks/fit.md. Three kinds of rows are held out in turn:
+
+- configurations (nodes, GPUs, examples per GPU), in five parts
+- whole placements (nodes, GPUs), so that the fit saw no batch size of them
+- all but twenty configurations, as a job knows them after some minutes
+
+Errors are relative and absolute: |predicted / measured - 1|. Seconds are CPU seconds of one thread.
 """
 
 from __future__ import annotations
@@ -53,7 +57,11 @@ class Result:
 
 
 def measurements(directory: Path) -> Floats:
-    """[n, 5]: nodes, GPUs, examples per GPU, seconds of a step, seconds of it waiting for others."""
+    """Read the measured step times, as [n, 5].
+
+    The columns are nodes, GPUs, examples per GPU, seconds of a step, and the seconds of it that were spent waiting for
+    other ranks.
+    """
     rows = []
     for line in lines(directory / "placements.csv", ("placement", "local_bsz", "step_time", "sync_time")):
         place = [int(digit) for digit in line.text("placement")]
@@ -88,7 +96,10 @@ def by_turns(rows: Floats, key: Callable[[Sequence[float]], Hashable]) -> Floats
 
 
 def from_few(rows: Floats) -> float:
-    """Mean error of everything else after fits to twenty configurations, over several draws of these."""
+    """Return the mean error of fits to twenty configurations.
+
+    The error is over all other configurations, and the mean is over several draws of the twenty.
+    """
     keys = [tuple(row[:3]) for row in rows.tolist()]
     names = sorted(set(keys))
     found = []
@@ -140,7 +151,10 @@ def planted(seed: int) -> tuple[Floats, ...]:
 
 
 def seconds() -> list[float]:
-    """CPU seconds of fits to a hundred configurations each; the better of two, as the machine may be busy."""
+    """Return the CPU seconds of fits to a hundred configurations each.
+
+    Each figure is the better of two, as the machine may be busy.
+    """
     fit(*planted(0))
     found = []
     for seed in range(FITS):

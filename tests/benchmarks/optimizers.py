@@ -1,11 +1,12 @@
-"""Every optimizer: the family that the agent chose, and accuracy at M0 and at batches 4 and 8 times as large.
+"""Compare accuracy at M0 with larger batches for every optimizer.
 
     python tests/benchmarks/optimizers.py [--seeds 10] [--only Adam,Lion] [--json F] [--markdown F]
 
-A perceptron without biases on scikit-learn's digits trains for 10 statistical epochs on one rank: at M0 = 16 examples
-per step, and at 4 and 8 times M0 in two passes per step, with the learning rate scaled by the rule of the optimizer's
-family. The batch size is held at each scale, so that the rule alone is on trial. The learning rate of each optimizer
-is fixed in this file and was chosen at M0. An optimizer whose package is not installed is reported as missing.
+A perceptron without biases on scikit-learn's digits trains for 10 statistical epochs on one rank. It trains at M0 = 16
+examples per step, and at 4 and 8 times M0 in two passes per step. The learning rate is scaled by the rule of the
+optimizer's family, which the agent chooses and the page shows. The batch size is held at each scale, so that the rule
+alone is on trial. The learning rate of each optimizer is fixed in this file and was chosen at M0. An optimizer whose
+package is not installed is reported as missing.
 """
 
 from __future__ import annotations

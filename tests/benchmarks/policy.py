@@ -1,16 +1,17 @@
-"""How long a decision takes, how near its bound it ends, and how it does against the paper's genetic algorithm.
+"""Measure the time of decisions, their gap to the bound, and rivals.
 
     python tests/benchmarks/policy.py [--quick] [--stages sizes,made-up,recorded,proven] [--data DIR]
 
-`sizes`: each size of cluster lives through a few cycles; every cycle's snapshot is decided from scratch (goodput
-tables, solver, placement and reasons included), and once more with a cache kept from the cycle before. `made-up` and
-`recorded`: the same states under the genetic algorithm (population and generations of 100, its repair held to the
-same placements); recorded ones come from the simulator, and need the data of the paper's artifact. `proven`: thousands
-of small instances against brute force and against HiGHS run to the end.
+`sizes`: a cluster of each size lives through a few cycles. Every cycle's snapshot is decided from scratch (goodput
+tables, solver, placement and reasons included), and once more with a cache kept from the cycle before.
+`made-up` and `recorded`: the paper's genetic algorithm decides the same states (population and generations of 100, its
+repair held to the same placements). The recorded states come from the simulator and need the data of the paper's
+artifact.
+`proven`: thousands of small instances are compared with brute force and with HiGHS run to the end.
 
-Times are CPU seconds of one thread, so that neighbours on the machine do not count. Each stage leaves its figures in
-bench-out/ (policy.json: [{gpus, jobs, solver, median_s, worst_s, gap, objective, ...}]); tests/benchmarks/policy.md is
-written from all that lie there, `--quick` runs excepted.
+Times are CPU seconds of one thread, so that other work on the machine does not count. Each stage leaves its figures in
+bench-out/ (policy.json: [{gpus, jobs, solver, median_s, worst_s, gap, objective, ...}]). tests/benchmarks/policy.md is
+written from all figures in that folder, except those of `--quick` runs.
 """
 
 from __future__ import annotations
@@ -65,7 +66,10 @@ Row = dict[str, Any]
 
 
 def cost(work: Callable[[], Plan]) -> tuple[Plan, float, float]:
-    """A plan, and the CPU and wall-clock seconds that it took; earlier garbage is not on its bill."""
+    """Return a plan and the CPU and wall-clock seconds that it took.
+
+    Garbage of earlier work is collected first, so that its collection does not count.
+    """
     gc.collect()
     begun, clock = time.process_time(), time.perf_counter()
     plan = work()
@@ -73,7 +77,10 @@ def cost(work: Callable[[], Plan]) -> tuple[Plan, float, float]:
 
 
 def measure(gpus: int, jobs: int, settings: PolicySettings, *, seeds: int, cycles: int) -> Row:
-    """Decisions from scratch, and beside each the same one with a cache; that the plans are equal is checked."""
+    """Time decisions from scratch, and the same decisions with a cache.
+
+    It checks that both plans are equal.
+    """
     plans: list[Plan] = []
     cold: list[float] = []
     walls: list[float] = []

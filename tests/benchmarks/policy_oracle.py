@@ -1,4 +1,7 @@
-"""Solvers and plans against what can be proven: every choice and every plan there is, and HiGHS run to the end."""
+"""Compare solvers and plans with provably best ones.
+
+The best ones come from a search of every choice and every plan, and from HiGHS run to the end.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,10 @@ def of_counts(quick: bool) -> Iterator[Row]:
 
 
 def of_prices(quick: bool) -> Iterator[Row]:
-    """The price-based solver against the integer optimum (HiGHS): as it is, and with hardly any core."""
+    """Compare the price-based solver with the integer optimum (HiGHS).
+
+    The solver runs as it is, and with hardly any core.
+    """
     for jobs, many in ((50, 60), (100, 60), (200, 60), (400, 12)):
         lost: list[float] = []
         alone: list[float] = []
@@ -86,7 +92,10 @@ def of_prices(quick: bool) -> Iterator[Row]:
 
 
 def of_plans(quick: bool) -> Iterator[Row]:
-    """Whole plans against every plan there is: placements kept, partitions, ceilings, fragmentation."""
+    """Compare whole plans with every plan there is.
+
+    The kinds cover placements kept, partitions, ceilings and fragmentation.
+    """
     many = 80 if quick else 2_400
     kinds = [
         ("one GPU type, p = -1, 0, 1", every_plan.small, many, ""),

@@ -1,4 +1,7 @@
-"""States of a cluster to decide on: made up, and recorded while the simulator ran the daemon's policy."""
+"""States of a cluster to decide on: made up or recorded.
+
+Recorded states come from simulator runs of the daemon's policy.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,10 @@ def arrival(rng: random.Random, number: int) -> tuple[Job, Report]:
 
 
 def refitted(rng: random.Random, report: Report) -> Report:
-    """The same training, measured a little differently: nothing that was known of it holds any more."""
+    """Return the report of the same training, measured slightly differently.
+
+    So nothing that a cache holds about the training is valid any more.
+    """
     params, noise = report.params, report.noise
     if params is None or noise is None:
         return report
@@ -82,7 +88,10 @@ def life(
     per_node: int = 4,
     settings: PolicySettings = FAIR_SHARE,
 ) -> Iterator[Snapshot]:
-    """Yield snapshots of a cluster in which about `jobs` jobs live, each as `decide` left the one before."""
+    """Yield snapshots of a cluster in which about `jobs` jobs live.
+
+    Each snapshot starts from the placements that `decide` chose for the one before.
+    """
     rng = random.Random(seed)
     nodes = tuple(
         Node(f"n{i:05d}", per_node, partitions=frozenset({"main"})) for i in range(gpus // per_node)
@@ -136,7 +145,10 @@ class _Recorder(Pollux):
 
 
 def recorded(data: Path, workload: str, scenario: Scenario, keep: int) -> list[Snapshot]:
-    """`keep` states, evenly over the run of one workload (`workloads/workload-1`), that have a job in them."""
+    """Return `keep` states from the simulated run of one workload.
+
+    They are spread evenly over the run, and each has a job in it. `workload` is a path such as `workloads/workload-1`.
+    """
     apps = load_profiles(data / "profiles")
     with (data / f"{workload}.csv").open() as lines:
         # The policy sizes jobs itself: what their users asked for (more than some can use) is not looked at.

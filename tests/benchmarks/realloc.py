@@ -1,12 +1,15 @@
-"""What a move costs, by path: two real trainings moved about a private Slurm, one after the other.
+"""Measure the cost of moves, by path, on a private Slurm.
 
     python tests/benchmarks/realloc.py [--moves 20] [--json FILE] [--markdown FILE]
 
-The trainings (digits, two to four ranks over gloo), the checkpoints, Slurm, its accounting, Postgres and polluxd's
-controller are real; only the decisions are scripted, so that every move happens: one training grows and shrinks in
-place, the other is relaunched within its allocation and goes through the queue. Both write down each optimizer step.
-Pause: from the last one before a move to the first after it, in the longest-waiting of the processes that live through
-it, or of the job where none does. Decision to effect: from the intent in the database to the first reported step.
+Two real trainings move about, one after the other. The trainings (digits, two to four ranks over gloo), the
+checkpoints, Slurm, its accounting, Postgres and polluxd's controller are real. Only the decisions are scripted, so that
+every move happens: one training grows and shrinks in place, the other is relaunched within its allocation and goes
+through the queue. Both write down each optimizer step.
+
+Pause: from the last step before a move to the first step after it. It is the pause of the longest-waiting process that
+lives through the move, or of the job where no process does. Decision to effect: from the intent in the database to the
+first reported step.
 """
 
 from __future__ import annotations
@@ -65,7 +68,10 @@ _IN_PLACE_ROUND = 4
 
 @dataclass(frozen=True)
 class Tour:
-    """One training, and where it is sent, one place after the other; the first is its start."""
+    """One training and the successive places where it is sent.
+
+    The training starts at the first place.
+    """
 
     name: str
     directive: str
@@ -73,8 +79,11 @@ class Tour:
 
 
 def in_place(moves: int) -> Tour:
-    """Shrinks by a node of the job's own, then grows by companions and gives them back; every so often the queue gives
-    it two nodes of its own again, on other nodes, while it holds a companion."""
+    """Return the tour of a training that is resized in place.
+
+    The training shrinks by a node of its own job, then grows by companions and gives them back. Every so often, while
+    it holds a companion, the queue gives it two nodes of its own again, on other nodes.
+    """
     places = []
     for number in range(moves):
         a, b, c, _ = _nodes_from(number // _IN_PLACE_ROUND)
@@ -85,7 +94,10 @@ def in_place(moves: int) -> Tour:
 
 
 def through_the_queue(moves: int) -> Tour:
-    """Grows through the queue to two nodes, of one GPU or of two, and is relaunched on one of them."""
+    """Return the tour of a training that goes through the queue.
+
+    It grows through the queue to two nodes, of one GPU or of two. Then it is relaunched on one of the nodes.
+    """
     places = []
     for number in range(moves):
         a, b, _, _ = _nodes_from(number)
@@ -96,7 +108,10 @@ def through_the_queue(moves: int) -> Tour:
 
 
 def _nodes_from(number: int) -> tuple[str, ...]:
-    """The first two are always in Slurm's order: the job's script runs on the first, which no shrink may take."""
+    """Return the four nodes' names, in an order that turns with `number`.
+
+    The first two are always in Slurm's order: the job's script runs on the first, which no shrink may take.
+    """
     return tuple(f"n{1 + (number % 3 + i) % 4}" for i in range(4))
 
 
@@ -105,7 +120,10 @@ def _on(per_node: int, *nodes: str) -> Placement:
 
 
 class Script:
-    """A policy that sends the one job to the next of the tour's places as soon as it trains on the last."""
+    """A policy that sends one job through the places of a tour.
+
+    The job goes to the next place as soon as it trains at the last one chosen.
+    """
 
     def __init__(self) -> None:
         self.begin(())
@@ -153,7 +171,7 @@ class Cost:
 
 
 class Bench:
-    """polluxd's controller on a private cluster, with the script for its policy."""
+    """polluxd's controller on a private cluster, with a scripted policy."""
 
     def __init__(self, cluster: DevCluster, folder: Path) -> None:
         self.cluster, self.folder = cluster, folder
@@ -183,7 +201,11 @@ class Bench:
         self.controller = Controller(config, self.slurm, self.store, reconciler, policy=self.script)
 
     def take(self, tour: Tour) -> list[Cost]:
-        """One training through its whole tour, until it ends; RuntimeError where it does not as it should."""
+        """Take one training through its whole tour, until it ends.
+
+        Raises:
+            RuntimeError: the training or polluxd did not behave as it should.
+        """
         self.script.begin(tour.places)
         job_id = self._submit(tour)
         try:
@@ -250,7 +272,10 @@ class Bench:
 
 
 def cost_of(move: Move, told: MoveCost, found: Sequence[Ledger]) -> Cost:
-    """What a move cost by the steps that the ranks wrote down, split by what polluxd and the agent say of it."""
+    """Return the cost of a move, by the steps that the ranks wrote down.
+
+    The cost is split by the times that polluxd and the agent report for the move.
+    """
     planned, over = move.times[Step.PLANNED], move.times[Step.TRAINING]
     if move.path != "resize":
         return Cost(move.path, _pause_of_job(found, planned, over), over - planned, told["steps"])
@@ -267,7 +292,10 @@ def cost_of(move: Move, told: MoveCost, found: Sequence[Ledger]) -> Cost:
 
 
 def _pause_of_job(found: Sequence[Ledger], planned: float, over: float) -> float:
-    """From the last step of all processes that ended to the first of those that began."""
+    """Return the pause of a job whose processes were all replaced.
+
+    It is the time from the last step of the old processes to the first step of the new ones [s].
+    """
     begun = {x.launch for x in found if x.done and not x.joined and planned < x.done[0].at < over}
     (launch,) = begun
     before = [done.at for x in found if x.launch < launch for done in x.done]

@@ -1,6 +1,8 @@
-"""A week of 5,000 jobs on 2,048 GPUs under the daemon's policy: writes tests/benchmarks/simulator_week.md.
+"""Simulate a week of 5,000 jobs on 2,048 GPUs under polluxd's policy.
 
-python tests/benchmarks/simulator_week.py [--policy NAME] [--jobs N] [--nodes N] [--hours H] [--length F]
+It writes tests/benchmarks/simulator_week.md.
+
+    python tests/benchmarks/simulator_week.py [--policy NAME] [--jobs N] [--nodes N] [--hours H] [--length F]
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What 2,000 agents that report every 30 s cost Postgres: CPU time of the server, in shares of one core.
+"""Measure the cost to Postgres of 2,000 agents that report every 30 s.
 
-Each agent has a job, a role by its user, a token and a connection of its own, as after the prolog. polluxd's part
-runs beside them every 5 s: it syncs the jobs, takes in what agents wrote and reads the reports. The client's CPU time
-does not count. Run it by `make bench-store`; it needs root, and several GB of memory for the connections.
+The cost is the server's CPU time, in shares of one core. Each agent has a job, a role by its user, a token and a
+connection of its own, as after the prolog. polluxd's part runs beside them every 5 s: it syncs the jobs, takes in what
+agents wrote and reads the reports. The client's CPU time does not count. Run it by `make bench-store`. It needs root,
+and several GB of memory for the connections.
 """
 
 from __future__ import annotations
@@ -71,7 +72,11 @@ def job(job_id: int, uid: int, submitted: float) -> Any:
 
 
 def measure(agents: int, users: int, interval: float, seconds: float, *, keep: bool) -> dict[str, Any]:
-    """One run. `keep`: agents stay connected between reports; else each connects, reports and leaves."""
+    """Measure one run.
+
+    Args:
+        keep: True: agents stay connected between reports. False: each agent connects, reports and leaves.
+    """
     with tempfile.TemporaryDirectory(prefix="pollux-bench-") as folder:
         Path(folder).chmod(0o755)
         with DevPostgres(Path(folder) / "pg", max_connections=agents + 200) as postgres:

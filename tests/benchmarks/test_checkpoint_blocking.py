@@ -1,7 +1,7 @@
-"""How long a step waits for a checkpoint saved in the background, against a synchronous save of the same state.
+"""Compare how long background and synchronous checkpoints block a step.
 
-A plain training's, and one under `fully_shard` on two ranks that write their shards. Pairs are interleaved in
-one process, so that whatever else the machine does weighs on both. Run on its own:
+Both save the same state: of a plain training, and of one under `fully_shard` on two ranks that write their shards.
+Pairs are interleaved in one process, so that other work on the machine weighs on both. Run it on its own:
 `pytest tests/benchmarks/test_checkpoint_blocking.py -s`.
 """
 
@@ -57,7 +57,10 @@ def test_a_step_waits_for_under_a_tenth_of_a_synchronous_save(tmp_path: Path) ->
 
 
 def _sharded_rank(rank: int, folder: Path, pipe: Any) -> None:
-    """One of two ranks: sends (seconds blocked, seconds of a synchronous save) of each pair."""
+    """Run one of two ranks.
+
+    It sends (seconds blocked, seconds of a synchronous save) of each pair.
+    """
     from torch.distributed.fsdp import fully_shard
 
     torch.set_num_threads(1)
