@@ -100,7 +100,10 @@ class ElasticData(ABC):
         return self.length // full if self.drop_last else -(-self.length // full)
 
     def ahead(self, passes: int) -> tuple[int, int]:
-        """Micro-batches and samples over all ranks of the next step, at most `passes`, by the length that is known."""
+        """Return the micro-batches and samples of the next step, over all ranks.
+
+        At most `passes` micro-batches, by the length that is known so far.
+        """
         full = self._world_size * self._local_batch
         position = self._cursor
         if self.length - position >= (passes + 1) * full:

@@ -44,7 +44,10 @@ class MicroBatch(NamedTuple):
 
     @property
     def stand_ins(self) -> tuple[int, int]:
-        """The slice that a rank without samples loads: some of this very micro-batch, at weight 0."""
+        """The slice that a rank without samples loads, at weight 0.
+
+        It lies in this same micro-batch.
+        """
         return self.start, min(self.start + FEWEST, self.stop)
 
     @property

@@ -110,7 +110,10 @@ class ElasticStream(ElasticData):
         self._length = self._length or saved
 
     def _reaches(self, position: int) -> bool:
-        """The length is what the user estimates: a pass may be longer. Reading finds where it ends."""
+        """Return True: a pass may be longer than the user's estimate.
+
+        Only reading finds where the pass ends.
+        """
         return True
 
     @property

@@ -1,7 +1,8 @@
-"""Learning-rate rules: the factor on the user's own schedule at a larger batch size, and how it is applied.
+"""Learning-rate rules: factors on the user's schedule at a larger batch.
 
 A hook before `optimizer.step()` applies the factor, and a hook after it takes the factor off. Between steps every
-`param_group["lr"]` is what the user or the scheduler set, so that schedulers, checkpoints and logs stay theirs.
+`param_group["lr"]` is the value that the user or the scheduler set. Schedulers, checkpoints and logs therefore see no
+factor.
 """
 
 from __future__ import annotations
@@ -23,12 +24,18 @@ Rule = Callable[[float, NoiseScale | None], float]
 
 
 def adascale(scale: float, noise: NoiseScale | None) -> float:
-    """AdaScale's gain r = (var + sqr) / (var / scale + sqr), 1 <= r <= scale (Johnson et al., 2020); for SGD."""
+    """Return AdaScale's gain r (Johnson et al., 2020), for SGD.
+
+    r = (var + sqr) / (var / scale + sqr), with 1 <= r <= scale.
+    """
     return max(1.0, min(float(gain(noise, 1.0, scale)), scale)) if scale > 1.0 else 1.0
 
 
 def square_root_adascale(scale: float, noise: NoiseScale | None) -> float:
-    """The square root of AdaScale's gain: for optimizers whose steps do not grow with the gradient, as Adam's."""
+    """Return the square root of AdaScale's gain.
+
+    For optimizers whose steps do not grow with the gradient, such as Adam.
+    """
     return math.sqrt(adascale(scale, noise))
 
 
@@ -48,25 +55,29 @@ def none(scale: float, noise: NoiseScale | None) -> float:
 
 
 def automatic(scale: float, noise: NoiseScale | None) -> float:
-    """Stand for the rule of each parameter group's family (`pollux.optimizers.families`); `factors` looks it up."""
+    """Stand for the rule of each parameter group's optimizer family.
+
+    `factors` looks the rule up in `pollux.optimizers.families`.
+    """
     raise AssertionError("the rule of a family was not looked up")
 
 
 def sde(scale: float, noise: NoiseScale | None) -> float:
-    """The square root of the gain k; `hyperparameters` scales betas, eps and weight decay along with k.
+    """Return the square root of the gain k, for Adam and RMSprop.
 
-    The scaling rule for Adam and RMSprop that follows from their stochastic differential equations (Malladi et al.,
-    2022, definitions 5.2 and 5.3), with AdaScale's gain for the ratio of the batches: both agree while noise dominates.
+    `hyperparameters` scales betas, eps and weight decay along with k. The rule follows from the optimizers' stochastic
+    differential equations (Malladi et al., 2022, definitions 5.2 and 5.3). The paper's rule takes the ratio of the
+    batches; this one takes AdaScale's gain. Both agree while noise dominates.
     """
     return square_root_adascale(scale, noise)
 
 
 class Legw:
-    """sqrt(M / M0), with a warm-up that is longer by M / M0: linear-epoch gradual warm-up (You et al., 2019).
+    """Factor sqrt(M / M0), with a warm-up that is longer by M / M0.
 
-    For a user's own schedule that warms up linearly over its first `warmup` steps of M0 examples (0: no warm-up). The
-    factor stretches that ramp to `warmup * M / M0` scale-invariant steps, whatever sizes came before. After the ramp
-    the factor is the plain square root.
+    This is linear-epoch gradual warm-up (You et al., 2019), for a user's own schedule that warms up linearly over its
+    first `warmup` steps of M0 examples (0: no warm-up). The factor stretches that ramp to `warmup * M / M0`
+    scale-invariant steps, whatever batch sizes came before. After the ramp the factor is the plain square root.
     """
 
     def __init__(self, warmup: float) -> None:
@@ -76,7 +87,10 @@ class Legw:
         self._steps: Callable[[], float] = lambda: 0.0
 
     def follow(self, steps: Callable[[], float]) -> None:
-        """Learn where the training is: `steps` gives the scale-invariant steps made so far. Called by `attach`."""
+        """Store `steps`, which returns the scale-invariant steps made so far.
+
+        `attach` calls this.
+        """
         self._steps = steps
 
     def __call__(self, scale: float, noise: NoiseScale | None) -> float:
@@ -98,7 +112,10 @@ RULES: dict[str, Rule] = {
 
 
 class _Checked:
-    """A user's own rule, checked: one factor that is not finite would spoil the model for good."""
+    """A user's own rule, with each factor checked.
+
+    A single factor that is not finite would spoil the model permanently.
+    """
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
@@ -118,10 +135,10 @@ class _Checked:
 
 
 def rule_for(name: str | Rule) -> Rule:
-    """The rule of that name; "auto" is each optimizer family's own. Raises PolluxAgentError.
+    """Return the rule of that name, or raise PolluxAgentError.
 
-    "legw:500" is Legw(500). A user's own function is called with (scale, noise scale of the group or None) for
-    each parameter group at each step above M0.
+    "auto" is each optimizer family's own rule, and "legw:500" is Legw(500). A user's own function is called with
+    (scale, noise scale of the group or None) for each parameter group at each step above M0.
     """
     if callable(name):
         return name if isinstance(name, Legw) or name in RULES.values() else _Checked(name)
@@ -142,7 +159,10 @@ def rule_for(name: str | Rule) -> Rule:
 
 
 def follow(rule: Rule, steps: Callable[[], float]) -> None:
-    """Give a rule that asks for it (by a method `follow`, as Legw has one) the scale-invariant steps made so far."""
+    """Give a rule with a method `follow` the function `steps`.
+
+    `steps` returns the scale-invariant steps made so far. Legw has such a method.
+    """
     given = getattr(rule.rule if isinstance(rule, _Checked) else rule, "follow", None)
     if callable(given):
         given(steps)
@@ -151,7 +171,10 @@ def follow(rule: Rule, steps: Callable[[], float]) -> None:
 def factors(
     rule: Rule, families: Sequence[Family], scale: float, noise: Sequence[NoiseScale | None]
 ) -> list[float]:
-    """The factor on each parameter group's learning rate. [groups] of noise; families empty while not known."""
+    """Return the factor on each parameter group's learning rate.
+
+    `noise` has shape [groups]. `families` is empty while the families are not known.
+    """
     if rule is not automatic:
         return [rule(scale, group) for group in noise]
     rules = [RULES[family.rule] for family in families] or [none]
@@ -162,11 +185,12 @@ def factors(
 def hyperparameters(
     optimizer: Optimizer, families: Sequence[Family], scale: float, noise: Sequence[NoiseScale | None]
 ) -> list[dict[str, Any]]:
-    """What scaling="sde" changes of each parameter group beside its learning rate, for one step.
+    """Return what scaling="sde" changes in each group, for one step.
 
-    With the gain k: beta becomes 1 - k (1 - beta), at least 0; eps becomes eps / sqrt(k). Decoupled weight decay is
-    multiplied by sqrt(k): with the learning rate's sqrt(k) the weights then decay by the same share per unit of
-    progress (Wang and Aitchison, 2024). Only for families whose averages the rule was derived for.
+    The learning rate is not among these options. With the gain k, beta becomes 1 - k (1 - beta), at least 0; eps
+    becomes eps / sqrt(k). Decoupled weight decay is multiplied by sqrt(k). With the learning rate's sqrt(k) the weights
+    then decay by the same share per unit of progress (Wang and Aitchison, 2024). Only families that the rule was
+    derived for are changed.
     """
     found: list[dict[str, Any]] = []
     for i, (group, at) in enumerate(zip(optimizer.param_groups, noise, strict=False)):
@@ -187,12 +211,18 @@ def hyperparameters(
 
 
 def _shorter(beta: Any, k: float) -> Any:
-    """An average's decay for steps that are worth `k`; 0 (no average) and tensors stay."""
+    """Return the decay of an average for steps that are worth `k`.
+
+    A decay of 0 (no average) and tensors stay as they are.
+    """
     return max(1.0 - k * (1.0 - beta), 0.0) if isinstance(beta, float) and beta > 0.0 else beta
 
 
 class LearningRateScaler:
-    """Multiplies each group's learning rate by its factor for the length of one `optimizer.step()`."""
+    """Multiply each group's learning rate by its factor during a step.
+
+    The factor applies for the length of one `optimizer.step()`.
+    """
 
     def __init__(self, optimizer: Optimizer, *, on_step: Callable[[], None]) -> None:
         self.factors: Sequence[float] = ()

@@ -33,7 +33,10 @@ class ScaledSchedule:
             self._before = self._count()
 
     def step(self) -> None:
-        """Step the scheduler once, where it has not reached its end; a plateau's wants a metric, and stays."""
+        """Step the scheduler once, unless it has reached its end.
+
+        A plateau scheduler needs a metric, and is not stepped.
+        """
         if self._scheduler is not None and not self._at_its_end():
             self._scheduler.step()
 

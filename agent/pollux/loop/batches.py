@@ -154,7 +154,10 @@ class MicroBatchContext:
 def whole_step(
     stepper: Stepper, trained: TrainedModel, loss_of: Callable[[], Tensor], clip: float | None
 ) -> Tensor | None:
-    """Make one pass and, when the step is complete, the optimizer step; see `Job.step`."""
+    """Make one pass, and the optimizer step after the step's last pass.
+
+    See `Job.step`.
+    """
     loss: Tensor | None = None
     with MicroBatchContext(stepper, trained):
         loss = loss_of()

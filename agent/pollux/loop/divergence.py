@@ -27,9 +27,9 @@ TOLERANCE = 1e-3
 
 
 def check_equal(training: Training, exchange: ControlExchange, *, exactly: bool) -> None:
-    """Raise RanksDiffer on every rank where the parameters of some rank differ from rank 0's.
+    """Raise RanksDiffer on every rank if some rank's parameters differ.
 
-    `exactly`: to the last bit, where all ranks run on one type of device.
+    The reference is rank 0. `exactly` compares to the last bit if all ranks run on one type of device.
     """
     if exchange.group is None:
         return
@@ -58,7 +58,10 @@ def _alike(sums: Sequence[float], first: Sequence[float], exactly: bool) -> bool
 
 
 def _checksum(model: TrainedModel) -> float:
-    """A number that changes with any parameter that the ranks keep equal; 0 for a sharded model."""
+    """Return a sum that changes with any parameter the ranks keep equal.
+
+    Return 0 for a sharded model.
+    """
     wrapper = model.model
     if not isinstance(wrapper, DistributedDataParallel):
         return 0.0

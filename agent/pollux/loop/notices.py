@@ -1,4 +1,7 @@
-"""Lines that a user sees without setting up logging: restores, changes of GPUs or batch size, the end."""
+"""Lines that a user sees without setting up logging.
+
+They tell of restores, changes of GPUs or batch size, and the end of a training.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ logger = logging.getLogger("pollux")
 
 
 def notice(text: str) -> None:
-    """Log `text`; print it to stderr where the script has not set up logging that shows it."""
+    """Log `text`, or print it to stderr if the script's logging hides it."""
     if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
         logger.info(text)
     else:

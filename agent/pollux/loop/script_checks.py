@@ -43,7 +43,10 @@ def first_trained(model: torch.nn.Module) -> torch.nn.Parameter:
 
 
 def check_arguments(optimizer: Any, scheduler: Any, scaler: Any, state: Any) -> None:
-    """Raise PolluxAgentError for an argument of `attach` that could not be saved or stepped, hours later."""
+    """Raise PolluxAgentError for an unusable argument of `attach`.
+
+    Without this check, saving or stepping the argument would fail hours later.
+    """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise PolluxAgentError(
             f"expected a torch.optim.Optimizer as the second argument of attach, got {type(optimizer).__name__}"

@@ -248,9 +248,10 @@ class Stepper:
             model.meter.after_pass(True, self.share, step.taken)
 
     def keeps_gradients(self, model: TrainedModel) -> bool:
-        """Whether a call of `zero_grad` would lose gradients of earlier passes of the step under way.
+        """Tell whether `zero_grad` would now lose gradients of this step.
 
-        The agent then ignores the call, so that a loop may zero gradients at the top of its body.
+        These are gradients of earlier passes. The agent then ignores the call, so that a loop may zero gradients at the
+        top of its body.
         """
         step, group = self.training.step, self.training.step.group
         if not step.accumulates or group is None or not group.begun:

@@ -165,7 +165,7 @@ class AccumulationEstimator:
         self._aside = None
 
     def zeroed(self) -> None:
-        """The script zeroes its gradients within a pass: those that are set aside go, too."""
+        """Drop the gradients set aside: the script zeroed its own in a pass."""
         if self._aside is not None:
             self._aside = [None] * len(self._params)
 

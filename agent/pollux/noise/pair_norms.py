@@ -49,7 +49,10 @@ class PairNorms:
     def __init__(
         self, norms: GradientNorms, params: Sequence[Tensor], *, rank: int = 0, ranks: int = 1
     ) -> None:
-        """`rank` of `ranks` selects this rank's share of `params`, which all ranks list alike."""
+        """Select this rank's share of `params`, as `rank` of `ranks`.
+
+        All ranks list `params` in the same order.
+        """
         self._norms = norms
         places = [(p, norms.group_of[p]) for p in params if p in norms.group_of]
         self._places = tuple(group for _, group in places)

@@ -1,8 +1,8 @@
-"""Squared norms of gradients, per parameter group, seen through the optimizer's preconditioner.
+"""Squared norms of preconditioned gradients, per parameter group.
 
-Adam and its kin step along `P g` with `P = 1 / (sqrt(v_hat) + eps)`. The noise scale that says how much a larger batch
-helps them is the noise scale of `P g` (the paper's PGNS). `pollux.optimizers` reads `P` from the optimizer's own state
-as it was before the step: independent of the gradient that is measured. Nothing here writes to the optimizer.
+Adam and its relatives step along `P g` with `P = 1 / (sqrt(v_hat) + eps)`. The noise scale of `P g` (the paper's PGNS)
+says how much a larger batch helps them. `pollux.optimizers` reads `P` from the optimizer's own state before the step,
+so that `P` is independent of the measured gradient. Nothing here writes to the optimizer.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ CHUNK = 1 << 21
 
 
 def floor(roots: list[Tensor], rule: StepRule) -> None:
-    """Raise elements of sqrt(v), one tensor per parameter, to the least that the optimizer divides by.
+    """Raise elements of sqrt(v) to the least that the optimizer divides by.
 
-    An element that had next to no gradient so far (a dead unit, a pixel that is always blank) would step 1/eps far at
-    its first gradient and dominate the averages. The optimizer does not step so far: v then holds `newest` of the
-    present gradient's square too. P must not depend on that gradient, so the tensor's typical gradient stands for it.
-    A tensor that never had a gradient does not count.
+    `roots` has one tensor per parameter. An element that had next to no gradient so far (a dead unit, a pixel that is
+    always blank) would step 1/eps far at its first gradient and dominate the averages. The optimizer does not step so
+    far: v then holds `newest` of the present gradient's square too. P must not depend on that gradient, so the tensor's
+    typical gradient stands for it. A tensor that never had a gradient does not count.
     """
     sizes = tuple(root.numel() for root in roots)
     least = torch.stack(list(foreach_norm(roots, 2))) * _shares(sizes, rule.newest, roots[0].device)
@@ -49,21 +49,25 @@ def floor(roots: list[Tensor], rule: StepRule) -> None:
 
 @lru_cache(maxsize=256)
 def _shares(sizes: tuple[int, ...], newest: float, device: torch.device) -> Tensor:
-    """From a tensor's norm to its floor, per tensor; kept on the device, as copying it there may wait for that."""
+    """Return the factor from each tensor's norm to its floor.
+
+    The result stays on the device, because copying it there may wait for the device.
+    """
     return torch.tensor([(newest / size) ** 0.5 for size in sizes], dtype=torch.float32, device=device)
 
 
 @lru_cache(maxsize=256)
 def index_of(groups: tuple[int, ...], device: torch.device) -> Tensor:
-    """Each tensor's parameter group, kept on the device as `_shares` are."""
+    """Return each tensor's parameter group, kept on the device as `_shares`."""
     return torch.tensor(groups, device=device)
 
 
 class GradientNorms:
-    """Squared norms [groups] of gradients of the optimizer's parameters, preconditioned as the optimizer steps.
+    """Squared norms [groups] of gradients, as the optimizer scales them.
 
-    `chosen`: the script names a learning-rate rule, so that gradients of an optimizer that is not understood are
-    measured as they are.
+    The gradients are those of the optimizer's parameters, preconditioned as the optimizer steps. `chosen`: the script
+    names a learning-rate rule. The gradients of an optimizer that is not understood are then measured without a
+    preconditioner.
     """
 
     def __init__(self, optimizer: Optimizer, *, chosen: bool = False) -> None:
@@ -95,17 +99,26 @@ class GradientNorms:
 
     @property
     def understood(self) -> bool:
-        """False where an optimizer is not understood: its gradients are not measured."""
+        """False if an optimizer is not understood.
+
+        Its gradients are not measured.
+        """
         return all(family.understood for family in self.families)
 
     @property
     def preconditioned(self) -> bool:
-        """True while the state does not tell, too: nothing counts then."""
+        """Whether gradients are measured preconditioned.
+
+        Also True while the state does not tell the family yet: no gradient counts then.
+        """
         return not self.families or any(family.preconditioned for family in self.families)
 
     @property
     def warm(self) -> bool:
-        """False while the optimizer's state says too little: gradients seen until then do not count."""
+        """False while the optimizer's state says too little.
+
+        Gradients seen until then do not count.
+        """
         families = self.families
         if not families or not self.understood:
             return False
@@ -117,19 +130,28 @@ class GradientNorms:
         return self._size
 
     def leave_out(self, params: Iterable[Tensor]) -> None:
-        """These are not measured: their gradients are sparse, and others each time."""
+        """Stop measuring parameters whose gradients are sparse.
+
+        A sparse gradient has other rows at each step.
+        """
         for param in params:
             self.group_of.pop(param, None)
 
     def count_from_state(self) -> None:
-        """Take the number of steps from the optimizer's state: the user may have restored it."""
+        """Read the number of steps from the optimizer's state.
+
+        The user may have restored that state.
+        """
         groups = self.optimizer.param_groups
         counts = [group[key] for group in groups for key in ("step", "k") if key in group]
         counts += [next((s["step"] for s in self.optimizer.state.values() if "step" in s), 0)]
         self.steps = max(self.steps, *map(int, counts))
 
     def of(self, params: Sequence[Tensor], grads: Sequence[Tensor]) -> Tensor:
-        """Squared norm per parameter group, float32 [groups], on the gradients' device; no host synchronisation."""
+        """Return the squared norm per parameter group, float32 [groups].
+
+        The result is on the gradients' device. Nothing synchronises with the host.
+        """
         device = local_part(grads[0]).device if grads else torch.device("cpu")
         if not self.preconditioned:
             return self._plain(params, grads, device)
@@ -142,7 +164,7 @@ class GradientNorms:
         return out
 
     def _plain(self, params: Sequence[Tensor], grads: Sequence[Tensor], device: torch.device) -> Tensor:
-        """Without a preconditioner nothing needs a workspace, nor cutting."""
+        """Return the squared norms of plain gradients, without a workspace."""
         pairs = [(g, self.group_of[p]) for p, g in zip(params, grads, strict=True) if p in self.group_of]
         grads, groups = [g for g, _ in pairs], tuple(group for _, group in pairs)
         if not grads:
@@ -154,9 +176,10 @@ class GradientNorms:
         return out.index_add_(0, index_of(groups, device), norms * norms)
 
     def of_flat(self, param: Tensor, piece: Tensor, start: int) -> Tensor:
-        """As `of`, for a run of elements of one parameter from `start` on, flattened; of its shard where it is sharded.
+        """Return what `of` does, for a flat run of elements of one parameter.
 
-        Beyond the shard's end there is only padding. At most CHUNK elements.
+        `piece` starts at element `start` of the flattened parameter, or of its local shard if it is sharded. Elements
+        beyond the end of the shard are padding. `piece` has at most CHUNK elements.
         """
         out = torch.zeros(self.groups, dtype=torch.float32, device=piece.device)
         group = self.group_of.get(param)
@@ -179,7 +202,11 @@ class GradientNorms:
     def _preconditioned(
         self, grads: list[Tensor], moments: list[Tensor], group: int, typical: Tensor | None = None
     ) -> list[Tensor]:
-        """P g. `typical`: the root mean square of the gradient so far, where `moments` are a part of a tensor's."""
+        """Return P g.
+
+        `typical` is the root mean square of the gradient so far. It is given if `moments` are only a part of a
+        tensor's.
+        """
         rule = self.step_rule(group)
         roots = list(foreach_sqrt([v.to(torch.float32) for v in moments]))
         if typical is None:
@@ -194,14 +221,17 @@ class GradientNorms:
         return roots
 
     def step_rule(self, group: int) -> StepRule:
-        """How the present second moments of a parameter group become its preconditioner."""
+        """Return how a group's present second moments become P."""
         family = self.families[group]
         return family.step_rule(self.optimizer.param_groups[group], self.steps)
 
     def _chunks(
         self, params: Sequence[Tensor], grads: Sequence[Tensor]
     ) -> Iterator[tuple[int, list[Tensor], list[Tensor]]]:
-        """Runs of (group, gradients, second moments) of at most CHUNK elements each; no moments: v is 1."""
+        """Yield runs of (group, gradients, second moments).
+
+        A run has at most CHUNK elements. No second moments mean that v is 1.
+        """
         by_group: dict[int, list[tuple[Tensor, Tensor]]] = {}
         for param, whole_grad in zip(params, grads, strict=True):
             group, grad = self.group_of.get(param), local_part(whole_grad)
@@ -229,7 +259,10 @@ class GradientNorms:
                 yield group, pieces, seconds
 
     def turned(self, param: Tensor) -> bool:
-        """Whether P mixes the elements of the parameter's gradient, which is then measured as a whole."""
+        """Tell whether P mixes the elements of the parameter's gradient.
+
+        Such a gradient is measured as a whole.
+        """
         group = self.group_of.get(param)
         families = self.families
         return group is not None and bool(families) and families[group].matrices is not None
@@ -237,7 +270,10 @@ class GradientNorms:
     def _turned(
         self, group: int, param: Tensor, grad: Tensor
     ) -> Iterator[tuple[int, list[Tensor], list[Tensor]]]:
-        """One whole gradient multiplied by the family's matrices; the workspace is a few times its size."""
+        """Yield one whole gradient, multiplied by the family's matrices.
+
+        The workspace is a few times the size of the gradient.
+        """
         family, state = self.families[group], self.optimizer.state.get(param)
         if not state or family.matrices is None:
             return
@@ -248,9 +284,10 @@ class GradientNorms:
         yield group, [moments.along_axes(grad, matrices)], [] if moment is None else [moment]
 
     def second_moment(self, param: Tensor) -> Tensor | None:
-        """v of the local part of a parameter: the optimizer's own tensor, or one derived from its state.
+        """Return v of the local part of a parameter.
 
-        None before the optimizer first steps it. A derived one takes a float32 copy of the parameter as workspace.
+        It is the optimizer's own tensor, or one derived from its state. A derived one takes a float32 copy of the
+        parameter as workspace. Return None before the optimizer first steps the parameter.
         """
         group = self.group_of.get(param)
         state = self.optimizer.state.get(param)
@@ -263,7 +300,10 @@ class GradientNorms:
 
 
 def _pieces(grad: Tensor, moment: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Parts of at most CHUNK elements of two tensors alike, cut along the first axes as far as that takes."""
+    """Yield matching parts of two tensors of the same shape.
+
+    A part has at most CHUNK elements. The tensors are cut along as few of the first axes as needed.
+    """
     if grad.numel() <= CHUNK:
         yield grad, moment
         return

@@ -1,1 +1,1 @@
-"""Optimizer families: how the agent recognises an optimizer, and what it reads of its state."""
+"""Optimizer families: recognise an optimizer and read its state."""

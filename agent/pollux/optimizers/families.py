@@ -1,8 +1,9 @@
-"""Recognise an optimizer by its state and options, and say what follows for noise scale and learning rate.
+"""Recognise an optimizer's family by its state and options.
 
-Classes of the same name differ between libraries, and the same algorithm has many names. Its state says more: an
-optimizer that keeps `exp_avg_sq` beside `exp_avg` divides by its root. A state tensor of the parameter's shape that no
-family accounts for means that the optimizer is not understood: the agent then leaves the batch size as it is.
+The noise scale and the learning rate follow from the family. Classes of the same name differ between libraries, and
+the same algorithm has many names. The state says more: an optimizer that keeps `exp_avg_sq` beside `exp_avg` divides
+by its root. A state tensor of the parameter's shape that no family accounts for means that the optimizer is not
+understood. The agent then leaves the batch size as it is.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from pollux.ranks.sharding import is_shard
 
 
 class StepRule(NamedTuple):
-    """How a preconditioner comes of a second moment v: P = 1 / (sqrt(v) / corrected + eps)."""
+    """How a second moment v becomes a preconditioner P.
+
+    P = 1 / (sqrt(v) / corrected + eps).
+    """
 
     corrected: float
     """Root of the weight that v's averages have beyond their start at zero."""
@@ -51,7 +55,7 @@ class Family:
         return self.moment is not None or self.matrices is not None
 
     def step_rule(self, group: Mapping[str, Any], steps: int) -> StepRule:
-        """How the present v of a parameter group becomes P, after `steps` optimizer steps."""
+        """Return how the group's v becomes P after `steps` optimizer steps."""
         if self in (ADAM, SOAP):
             beta2 = float(group["betas"][1])
             return StepRule((1.0 - beta2 ** max(steps, 1)) ** 0.5, 1.0 - beta2, float(group["eps"]))
@@ -65,7 +69,10 @@ class Family:
 
 
 def _newest(group: Mapping[str, Any]) -> float:
-    """The newest gradient's weight in v; 1/1000, as Adam's, where the optimizer states no constant."""
+    """Return the newest gradient's weight in v.
+
+    It is 1/1000, as in Adam, if the optimizer states no constant.
+    """
     if "rho" in group:
         return 1.0 - float(group["rho"])
     betas = group.get("betas")
@@ -161,9 +168,10 @@ _BITSANDBYTES = {
 
 
 def recognise(optimizer: Optimizer, *, stepped: bool) -> tuple[Family, ...] | None:
-    """The family of each parameter group; None while there is no state to tell it by.
+    """Return the family of each parameter group.
 
-    `stepped`: the optimizer has made a step, so that a state which is empty now stays empty.
+    Return None while no state tells the family. `stepped`: the optimizer has made a step, so that a state which is
+    empty now stays empty.
     """
     if type(optimizer) is SGD:
         return (SGD_LIKE,) * len(optimizer.param_groups)
@@ -178,7 +186,10 @@ def recognise(optimizer: Optimizer, *, stepped: bool) -> tuple[Family, ...] | No
 
 
 def _of_group(optimizer: Optimizer, group: Mapping[str, Any]) -> Family | None:
-    """The one family of all parameters of a group that have a state; None where none has."""
+    """Return the one family of all of a group's parameters with a state.
+
+    Return None if no parameter has a state.
+    """
     stepped = [param for param in group["params"] if optimizer.state.get(param)]
     # Any number in the state has the shape of a parameter that is one number.
     told = [param for param in stepped if param.numel() > 1] or stepped
@@ -246,7 +257,10 @@ def _by_exact_state(
 
 
 def _sgd_options(optimizer: Optimizer) -> bool:
-    """Whether the options are those of SGD, and no others: LARS and signSGD keep the same state."""
+    """Tell whether the options are exactly those of SGD.
+
+    LARS and signSGD keep the same state as SGD.
+    """
     options = set(optimizer.defaults) - _IMPLEMENTATION
     return options == _SGD_OPTIONS
 

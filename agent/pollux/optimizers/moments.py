@@ -1,7 +1,7 @@
-"""Read the second moments that optimizers keep, in each library's own layout.
+"""Read second moments of optimizers, in each library's own layout.
 
 Every function takes the state of one parameter, the parameter and its group. It returns `v` of the parameter's local
-shape, so that the optimizer divides an element of the gradient by about sqrt(v), or None before the first step.
+shape, so that the optimizer divides an element of the gradient by about sqrt(v). It returns None before the first step.
 Nothing here waits for the device or writes to the optimizer.
 """
 
@@ -20,7 +20,10 @@ Group = Mapping[str, Any]
 
 
 def stored(state: State, *keys: str) -> Tensor | None:
-    """Return the first of `keys` that the state holds, as plain floating-point values."""
+    """Return the state's first tensor among `keys`, in floating point.
+
+    Quantized states are decoded.
+    """
     for key in keys:
         value = state.get(key)
         if not isinstance(value, Tensor):
@@ -35,7 +38,10 @@ def stored(state: State, *keys: str) -> Tensor | None:
 
 
 def blockwise(codes: Tensor, values: Tensor, largest: Tensor) -> Tensor:
-    """Decode a block-wise 8-bit state (Dettmers et al., 2022): a table's value times the block's largest one."""
+    """Decode a block-wise 8-bit state (Dettmers et al., 2022).
+
+    Each element is its value in the table times the largest value of its block.
+    """
     flat = values[codes.reshape(-1).long()]
     per_block = -(-flat.numel() // largest.numel())
     size = 1 << (per_block - 1).bit_length()  # blocks are powers of two, and only the last one is short
@@ -61,7 +67,10 @@ def adagrad(state: State, param: Tensor, group: Group) -> Tensor | None:
 
 
 def adadelta(state: State, param: Tensor, group: Group) -> Tensor | None:
-    """Adadelta divides by sqrt(v + eps) and multiplies by sqrt(mean squared step + eps)."""
+    """Return (mean squared gradient + eps) / (mean squared step + eps).
+
+    Adadelta divides by sqrt(v + eps) and multiplies by sqrt(mean squared step + eps).
+    """
     square, steps = stored(state, "square_avg"), stored(state, "acc_delta")
     if square is None or steps is None:
         return None
@@ -76,7 +85,10 @@ def adamax(state: State, param: Tensor, group: Group) -> Tensor | None:
 
 
 def adafactor(state: State, param: Tensor, group: Group) -> Tensor | None:
-    """Adafactor's factored v, over the square of the step size that it derives from the parameter's scale."""
+    """Return Adafactor's factored v, over the square of its step size.
+
+    Adafactor derives the step size from the parameter's scale.
+    """
     row, col = stored(state, "row_var", "exp_avg_sq_row"), stored(state, "col_var", "exp_avg_sq_col")
     if row is not None and col is not None:
         if "exp_avg_sq_row" in state:  # these are without the reduced axis
@@ -94,7 +106,10 @@ def adafactor(state: State, param: Tensor, group: Group) -> Tensor | None:
 
 
 def lamb(state: State, param: Tensor, group: Group) -> Tensor | None:
-    """LAMB: Adam's denominator over the tensor's trust ratio |w| / |update| (You et al., 2020)."""
+    """Return the square of LAMB's denominator over its trust ratio.
+
+    The denominator is Adam's. The trust ratio of a tensor is |w| / |update| (You et al., 2020).
+    """
     square, mean = adam(state, param, group), stored(state, "exp_avg", "state1")
     if square is None or mean is None:
         return None
@@ -106,13 +121,19 @@ def lamb(state: State, param: Tensor, group: Group) -> Tensor | None:
 
 
 def per_tensor(state: State, param: Tensor, group: Group) -> Tensor | None:
-    """One v for the whole tensor, of its momentum: for steps whose size is the same whatever the gradient's is."""
+    """Return one v for the whole tensor: the mean square of its momentum.
+
+    For optimizers whose steps have the same size whatever the size of the gradient.
+    """
     mean = stored(state, "exp_avg", "momentum_buffer", "state1")
     return None if mean is None else mean_square(mean).expand(mean.shape)
 
 
 def lars(state: State, param: Tensor, group: Group) -> Tensor | None:
-    """As `per_tensor`, over the square of the weights' size, to which LARS makes steps proportional."""
+    """Return one v for the whole tensor: (|momentum| / |w|)^2.
+
+    LARS makes steps proportional to the size of the weights |w|.
+    """
     mean = stored(state, "momentum_buffer", "state1")
     if mean is None:
         return None
@@ -138,12 +159,18 @@ def _trust(weights: Tensor, update: Tensor) -> Tensor:
 
 
 def rotation(state: State) -> list[Tensor | None]:
-    """SOAP's eigenvectors by axis: P acts on Q_0' g Q_1 (Vyas et al., 2024). None: the axis is not turned."""
+    """Return SOAP's eigenvectors by axis; None for an axis without any.
+
+    P acts on Q_0' g Q_1 (Vyas et al., 2024).
+    """
     return [q if isinstance(q, Tensor) else None for q in state.get("Q") or []]
 
 
 def inverse_roots(state: State) -> list[Tensor | None]:
-    """Shampoo's inverse roots by axis, which are all of its P (Gupta et al., 2018)."""
+    """Return Shampoo's inverse roots by axis (Gupta et al., 2018).
+
+    They are all of its P.
+    """
     found: list[Tensor | None] = []
     while (
         root := state.get(f"inv_pre_cond_{len(found)}", state.get(f"inv_precond_{len(found)}"))
@@ -153,7 +180,7 @@ def inverse_roots(state: State) -> list[Tensor | None]:
 
 
 def along_axes(tensor: Tensor, matrices: list[Tensor | None]) -> Tensor:
-    """Multiply each axis by its matrix, from the left by the matrix's transpose."""
+    """Multiply each axis, from the left, by its matrix transposed."""
     out = tensor.float()
     for axis, matrix in enumerate(matrices):
         if matrix is not None:

@@ -9,7 +9,10 @@ from pollux.errors import RankLost
 
 
 def print_lost_ranks_in_one_line(rank: int) -> None:
-    """Print an uncaught RankLost as one line: the cause is in the output of the rank that failed first."""
+    """Print an uncaught RankLost as one line.
+
+    The output of the rank that failed first shows the cause.
+    """
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

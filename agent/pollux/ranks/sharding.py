@@ -74,7 +74,7 @@ def synchronise(model: torch.nn.Module, reduce: bool) -> None:
 
 
 class ShardedModel:
-    """A sharded model's state: shards, and buffers that every rank holds whole."""
+    """A sharded model's state: shards, and buffers whole on every rank."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = model
@@ -107,9 +107,9 @@ class ShardedModel:
 
 
 class ShardedOptimizer:
-    """A sharded model's optimizer; its moments are sharded like the parameters.
+    """A sharded model's optimizer.
 
-    Names are torch's own numbers.
+    Its moments are sharded like the parameters. Names are torch's own numbers.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:

@@ -130,7 +130,10 @@ class FsdpUnit:
 
     @property
     def divisor(self) -> float | None:
-        """The user's own divisor of the summed gradient; None: the number of ranks."""
+        """The user's own divisor of the summed gradient.
+
+        None stands for the number of ranks.
+        """
         found: float | None = internal(self._group, "gradient_divide_factor")
         return found
 
@@ -141,13 +144,16 @@ class FsdpUnit:
 
 
 class ReduceScatterObserver(Protocol):
-    """Called with the unreduced gradient, the process group, and the operation."""
+    """Function of the unreduced gradient, process group and operation."""
 
     def __call__(self, gradient: Tensor, group: dist.ProcessGroup, op: Any, /) -> None: ...
 
 
 class _ObservedReduceScatter:
-    """A reduce-scatter of fully_shard (torch's, or the user's) that shows its input first."""
+    """A reduce-scatter of fully_shard that shows its input first.
+
+    The inner reduce-scatter is torch's or the user's.
+    """
 
     def __init__(self, inner: Any, see: ReduceScatterObserver) -> None:
         self._inner, self._see = inner, see
@@ -198,7 +204,7 @@ def _of_scaler(scaler: Any, name: str) -> Any:
 
 
 def skips_step(optimizer: torch.optim.Optimizer) -> bool:
-    """Tell whether a fused optimizer, called by AMP, is about to skip its step.
+    """Tell whether a fused optimizer under AMP will skip its step.
 
     The scaler sets `found_inf` on the optimizer during the call.
     """

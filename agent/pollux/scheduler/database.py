@@ -1,7 +1,7 @@
-"""A job's connection to Pollux' database: functions by name, bounded waits, no secret in messages.
+"""A job's connection to Pollux' database.
 
-The connection is asynchronous (psycopg2), because libpq's blocking calls do not return when a server freezes.
-One thread at a time.
+The job calls functions by name, with bounded waits. No message holds a secret. The connection is asynchronous
+(psycopg2), because libpq's blocking calls do not return when a server freezes. Only one thread at a time may use it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,17 @@ _REFUSED = ("PX422", "PX429")  # makes no sense, too often
 
 
 class DatabaseAway(Exception):
-    """The database did not answer, or cannot serve this job yet. Try again later."""
+    """The database did not answer, or cannot serve this job yet.
+
+    Try again later.
+    """
 
 
 class TicketOver(Exception):
-    """The database will never accept this ticket: the token is refused or the attempt is over."""
+    """The database will never accept this ticket.
+
+    The token is refused, or the attempt is over.
+    """
 
 
 class PayloadRefused(Exception):
@@ -35,7 +41,9 @@ class PayloadRefused(Exception):
 
 
 class JobDatabase:
-    """Call functions with the credentials of `ticket`. Connect when needed, and again after a fault.
+    """Call database functions with the credentials of `ticket`.
+
+    Connect when needed, and again after a fault.
 
     Args:
         answer_s: longest wait for a connection or an answer; above the server's own limit of 5 s for agents [s].
@@ -55,19 +63,26 @@ class JobDatabase:
         return self._heard(self._call("pollux.instructions_v1(%s, %s, %s, %s, %s)"))
 
     def acknowledge(self, move_id: int, payload: str) -> bool:
-        """Tell that a move's checkpoint is durable; True when the move counts on it."""
+        """Report that a move's checkpoint is durable.
+
+        Return True if the move counts on the checkpoint.
+        """
         statement = "pollux.acknowledge_v1(%s, %s, %s, %s, %s, %s, %s::pg_catalog.jsonb)"
         return bool(self._call(statement, move_id, payload))
 
     def prior(self, fingerprint: str, gpu_type: str) -> Any:
-        """Return what the same user's earlier runs of this training measured, or None.
+        """Return what earlier runs of this training measured, or None.
 
-        Later runs hear what this attempt measures. `fingerprint`: 16 to 64 hexadecimal digits.
+        The runs are the same user's. Later runs receive what this attempt measures. `fingerprint`: 16 to 64 hexadecimal
+        digits.
         """
         return self._call("pollux.prior_v1(%s, %s, %s, %s, %s, %s, %s)", fingerprint, gpu_type)
 
     def _heard(self, answer: Any) -> Any:
-        """Disconnect until the next call where the database is short of connections."""
+        """Return `answer`; disconnect if the database is short of connections.
+
+        The next call connects again.
+        """
         if isinstance(answer, dict) and answer.get("leave"):
             self.close()
         return answer

@@ -10,7 +10,9 @@ class InsecureConnection(ValueError):
 
 
 def require_verified(words: Mapping[str, str | None]) -> None:
-    """Refuse a connection beyond this machine that does not verify the server's certificate.
+    """Refuse a remote connection that does not verify the server.
+
+    A connection within this machine needs no certificate.
 
     Args:
         words: libpq connection parameters (PostgreSQL manual, section 34.1.2).

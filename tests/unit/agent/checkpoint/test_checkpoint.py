@@ -1,4 +1,4 @@
-"""One intact checkpoint stands at every instant, whatever happens to a save."""
+"""One intact checkpoint exists at every instant, even if a save fails."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ class Attack:
 
 
 def forge(path: Path, attack: Attack) -> None:
-    """Replace a checkpoint by one that is whole, and runs code where it is unpickled."""
+    """Replace a checkpoint by an intact one that runs code if unpickled."""
     with pytest.MonkeyPatch.context() as patch, path.open("wb") as file:
         patch.setattr(checkpoint_file, "check_state", lambda *_: None)
         checkpoint_file.write_checkpoint(file, {"attack": attack}, {"fingerprint": ""})

@@ -16,7 +16,10 @@ from pollux.errors import CheckpointError
 
 
 class SlowStore(CheckpointStore):
-    """Writes only when let, so that a test decides what happens during the save."""
+    """A store that writes only when the test allows it.
+
+    The test decides what happens during the save.
+    """
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)

@@ -1,4 +1,7 @@
-"""Kill -9 at any point of a save, of any rank: an intact checkpoint stands, the last one or the new one."""
+"""Kill -9 at any point of a save, of any rank.
+
+An intact checkpoint remains: the last one or the new one.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,10 @@ def save_file(directory: Path, step: int, at: int, *, beside: bool) -> int:
 
 @pytest.mark.parametrize("beside", [False, True])
 def test_killed_before_any_call_of_a_save(tmp_path: Path, beside: bool) -> None:
-    """Before each call that a save makes, one after the other, in the training thread and beside it."""
+    """Kill the save before each of its calls, one after the other.
+
+    The save runs in the training thread or beside it.
+    """
     for _ in range(2):
         CheckpointStore(tmp_path).save(state(0), meta={"step": 0})
     last, code, at, outcomes, interrupted = 0, -1, 1, set(), 0
@@ -97,9 +103,10 @@ TRACES = frozenset({"open", "write", "flush", "close", "__exit__", "unlink", "rm
 
 
 class Traces:
-    """Counts the calls that another process can see something of. Killed between them is killed before the next.
+    """Count the calls whose effects another process can see.
 
-    Of the many traces between two changes of names, syncs or collectives, only every fourth counts, unless `ALL`.
+    A kill between two such calls has the same effect as a kill before the second one. Of the many traces between two
+    changes of names, syncs or collectives, only every fourth counts, unless `ALL`.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,7 @@
-"""Checkpoints of fully_shard trainings: any number of ranks to any other, and one intact one at every instant."""
+"""Checkpoints of fully_shard trainings.
+
+They move from any number of ranks to any other. One intact checkpoint exists at every instant.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,10 @@ def sharded(width: int = 5) -> Network:
 
 
 def train(directory: str, steps: int, shard: bool = True) -> tuple[int, list[int], list[torch.Tensor], float]:
-    """Go on from the checkpoint, for `steps` more optimizer steps; then leave as a drained job does."""
+    """Train `steps` more optimizer steps from the checkpoint, then leave.
+
+    The training leaves as a drained job does.
+    """
     model = sharded() if shard else Network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
     job = attach(model, optimizer, adaptive=False, checkpoint_dir=directory)
@@ -99,7 +105,10 @@ def whole(tensor: Any) -> torch.Tensor:
 
 @pytest.mark.slow
 def test_a_training_moves_between_numbers_of_ranks(ranks: Any, tmp_path: Path) -> None:
-    """4 -> 2 -> 1 -> 8 ranks: an undisturbed plain run's weights, no example lost or repeated."""
+    """4 -> 2 -> 1 -> 8 ranks end with the weights of a plain run.
+
+    The plain run is not disturbed. No example is lost or repeated.
+    """
     plain = ranks(2, train, str(tmp_path / "plain"), 1000, False)[0]
     used: Counter[int] = Counter()
     reached = 0
@@ -119,7 +128,10 @@ def test_a_training_moves_between_numbers_of_ranks(ranks: Any, tmp_path: Path) -
 
 
 def spoil(directory: str) -> list[Any]:
-    """Train on past damage of several kinds: (what was resumed from, or what was refused), by rank."""
+    """Train on after several kinds of damage to the checkpoints.
+
+    Return, on each rank, the step that training resumed from, or the refusal.
+    """
     path = Path(directory)
     train(directory, 2)
     train(directory, 2)
@@ -195,7 +207,10 @@ def periodic(directory: str) -> tuple[list[int | None], list[float], int]:
 
 
 def drained(directory: str) -> tuple[int, int | None, bool]:
-    """Asked to drain in mid-training: (optimizer step, that of the checkpoint, whether the order was followed)."""
+    """Drain in mid-training.
+
+    Return (optimizer step, step of the checkpoint, whether the drain order was followed).
+    """
     os.environ["POLLUX_EXCHANGE_INTERVAL"] = "0"
     model = sharded()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)

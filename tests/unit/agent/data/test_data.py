@@ -1,4 +1,4 @@
-"""Loaders of data by index and of streams: their order, their ends, their states, and what they refuse."""
+"""Loaders of indexed data and of streams: order, ends, states, refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Every sample exactly once per pass, whatever happens in between: all ranks simulated in one process."""
+"""A pass uses every sample exactly once, whatever happens in between.
+
+One process simulates all ranks.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ from tests.unit.agent.loading import DATA, loaders, one_rank
 
 
 def step(ranks: list[Any], iterators: list[Any], micro_steps: int) -> list[int] | None:
-    """One optimizer step of all ranks: the samples it used, or None at the end of the pass. No commit."""
+    """Make one optimizer step of all ranks, without a commit.
+
+    Return the samples that it used, or None at the end of the pass.
+    """
     used: list[int] = []
     for micro in range(micro_steps):
         batches: list[Any] = [next(iterator, None) for iterator in iterators]
@@ -77,7 +83,10 @@ def test_every_sample_exactly_once_over_any_resizes(kind: str, monkeypatch: pyte
 
 
 class Simulated:
-    """A training on ranks that come, go, fail and start again: all of its samples are counted."""
+    """A training whose ranks come, go, fail and start again.
+
+    All of its samples are counted.
+    """
 
     def __init__(self, kind: str, length: int, seed: int) -> None:
         self.kind, self.length, self.seed = kind, length, seed
@@ -90,7 +99,10 @@ class Simulated:
         """Changes of the number of ranks with a part of a pass done."""
 
     def run(self, events: list[Any]) -> None:
-        """Train through all events, then on for some passes; each pass must have used each sample once."""
+        """Train through all events, then finish some passes.
+
+        Each pass must have used each sample once.
+        """
         state: dict[str, Any] | None = None
         lost = False
         for world_size, local_batch, micro_steps, steps, event in [*events, (3, 8, 1, 10**6, "restart")]:
@@ -124,7 +136,10 @@ class Simulated:
         self.note(before)
 
     def resize(self, world_size: int, local_batch: int) -> None:
-        """In place: the first rank leaves where there are others, the rest take new numbers, and new ones come in."""
+        """Resize in place.
+
+        The first rank leaves if there are others. The remaining ranks take new numbers, and new ranks join.
+        """
         before = len(self.ranks)
         state = self.ranks[0].state_dict()
         left = slice(min(1, before - 1), None)
@@ -146,7 +161,10 @@ class Simulated:
         self.changes += bool(before and before != len(self.ranks) and self.ranks[0].position)
 
     def train(self, micro_steps: int, steps: int, *, lose: bool) -> bool:
-        """So many optimizer steps; whether the last one was lost, killed before its commit."""
+        """Make `steps` optimizer steps.
+
+        Return whether the last one was lost: its ranks were killed before the commit.
+        """
         for number in range(steps):
             this_pass = self.ranks[0].pass_index
             if steps > 10**5 and this_pass >= 2 and self.ranks[0].position == 0:

@@ -75,7 +75,10 @@ dist.destroy_process_group()
 
 
 def test_end_to_end_under_a_storm_of_usr1(tmp_path: Path) -> None:
-    """From the first instant: the shell's trap, as the batch step has it, then the launcher's mask."""
+    """USR1 harms nobody from the first instant.
+
+    The shell's trap, as in the batch step, protects the start; then the launcher's mask does.
+    """
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     env = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}

@@ -1,4 +1,4 @@
-"""`pollux run --companion FILE`: the launchers of a job that lends its nodes to another one."""
+"""`pollux run --companion FILE`: a job lends its nodes to another job."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def test_a_failure_on_one_node_ends_all_nodes_with_its_status(failing: int) -> N
 
 
 def test_a_verdict_holds_that_is_read_together_with_the_end_of_the_line() -> None:
-    """As on a busy node: node 0 has decided and ended before this launcher comes to read."""
+    """Node 0 decides and ends before this launcher reads, as on a busy node."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         line = socket.create_connection(server.getsockname())
         node_0, _ = server.accept()

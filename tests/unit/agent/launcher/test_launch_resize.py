@@ -1,4 +1,7 @@
-"""Moves that end ranks of a running step: nodes are seen off, and the others go on or start again."""
+"""Moves that end ranks of a running step.
+
+Nodes leave the step; the remaining ranks go on or start again.
+"""
 
 from __future__ import annotations
 
@@ -200,7 +203,7 @@ sys.exit(76 if node == "n1" else 77)
 
 
 def test_a_relaunch_on_one_node(tmp_path: Path) -> None:
-    """As where a companion was dropped by a job that cannot be resized in place."""
+    """Start again where a job drops a companion and cannot resize in place."""
     body = """
 if start == 0:
     if rank == 0:
@@ -255,7 +258,10 @@ sys.exit(75)
 
 
 def test_leavers_have_as_long_as_the_step_takes_that_they_leave_after(tmp_path: Path) -> None:
-    """Their time runs from the first end, or from when rank 0 waits for them, and not from the announcement."""
+    """The time to leave does not start at the announcement.
+
+    It starts when the first rank ends, or when rank 0 waits for the leaving ranks.
+    """
     body = """
 if rank == 0:
     line = line()

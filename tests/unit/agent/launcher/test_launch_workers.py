@@ -168,7 +168,10 @@ def test_wake_calls_back_off_the_main_thread() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("status", [LEFT_STATUS, RELAUNCH_STATUS])
 def test_a_rank_that_ends_in_a_move_leaves_nothing_undone(tmp_path: Path, status: int) -> None:
-    """It does not wait for the interpreter to take itself apart, and yet ends as one that does."""
+    """The rank skips the interpreter's teardown, with nothing lost.
+
+    It ends as a rank that waits for the teardown: files are flushed, threads joined and `atexit` functions called.
+    """
     script = tmp_path / "train.py"
     script.write_text(f"""
 import atexit, sys, threading, time
@@ -209,7 +212,10 @@ sys.exit({status})
 def test_while_ranks_are_lent_the_loss_of_one_asks_for_another_start(
     monkeypatch: pytest.MonkeyPatch, lent: bool, error: Exception, status: int
 ) -> None:
-    """In collectives of the script's own, too, which know nothing of the agent's errors."""
+    """An error in the script's own collectives counts, too.
+
+    Such collectives know nothing of the agent's errors.
+    """
     monkeypatch.setenv(LENT_RANKS, "2" if lent else "0")
 
     def body() -> int:

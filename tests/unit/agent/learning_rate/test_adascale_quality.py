@@ -1,4 +1,7 @@
-"""AdaScale at 32 times the batch: the quality of the small one, for as many examples as its gain says."""
+"""AdaScale keeps the small batch's quality at 32 times its size.
+
+It takes as many examples as its gain predicts.
+"""
 
 from __future__ import annotations
 

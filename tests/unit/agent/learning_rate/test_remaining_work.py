@@ -1,4 +1,4 @@
-"""What a job says of the work that it has left, from what its script declares."""
+"""A job reports its remaining work from what its script declares."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from pollux.learning_rate.progress import Progress
 
 
 def told(**declared: Any) -> tuple[list[tuple[float, float]], int]:
-    """(progress, target) as reported in the loop's course, and the optimizer steps that it took."""
+    """Return the reported (progress, target) pairs and the steps taken.
+
+    The loop reports before each micro-batch and at its end. Steps are optimizer steps.
+    """
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     job = attach(model, optimizer, adaptive=False)

@@ -1,4 +1,7 @@
-"""Learning-rate rules, how their factor reaches one step only, and the user's schedule in scale-invariant steps."""
+"""Learning-rate rules, their factors and the user's schedule.
+
+A factor reaches one step only. The schedule counts in scale-invariant steps.
+"""
 
 from __future__ import annotations
 

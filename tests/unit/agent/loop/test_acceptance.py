@@ -1,4 +1,4 @@
-"""What a script that comes from plain PyTorch may still hand over, and is told of at once."""
+"""What plain PyTorch scripts may pass, and what is refused at once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ def wrapped() -> list[str]:
 
 
 def test_a_model_that_is_wrapped_already_is_refused(ranks: Any) -> None:
-    """It would train, with each gradient reduced twice and a noise scale of none."""
+    """A wrapped model would train, with each gradient reduced twice.
+
+    Its measured noise scale would be none.
+    """
     for said in ranks(2, wrapped):
         assert len(said) == 3
         assert all(

@@ -102,7 +102,10 @@ def play(
 
 
 def plain(size: int, passes: int, epochs: int) -> list[Tensor]:
-    """The same game in one process without any of it: whole batches of 24, in `size * passes` parts."""
+    """Play the same game in one process, without the agent's passes.
+
+    Batches are whole batches of 24. `play` takes each in `size * passes` parts.
+    """
     generator, critic = players()
     first = torch.optim.Adam(generator.parameters(), lr=0.01)
     second = torch.optim.SGD(critic.parameters(), lr=0.05, momentum=0.5)
@@ -167,7 +170,10 @@ def test_a_checkpoint_holds_both(ranks: Any, tmp_path: Path) -> None:
 
 
 def critics_in_turn() -> tuple[int, int, int, int]:
-    """Five steps of the critic for each of the generator's: (steps, samples, measurements of each)."""
+    """Step the critic five times for each step of the generator.
+
+    Return (steps, samples, measurements of the generator, measurements of the critic).
+    """
     generator, critic = players()
     first, second = (torch.optim.SGD(p.parameters(), lr=0.01) for p in (generator, critic))
     job = attach(generator, first, adaptive=False, measure_every=3)
@@ -210,7 +216,10 @@ def test_a_further_model_is_named_once_and_in_time() -> None:
 
 
 def sharded_pair(directory: str, steps: int) -> tuple[int, list[Tensor], str]:
-    """Generator and critic both under fully_shard, saved and resumed; and what is refused."""
+    """Train generator and critic, both under fully_shard.
+
+    The training is saved and resumed. Return (steps, weights, what `add_model` refuses).
+    """
     torch.distributed.init_process_group("gloo")
     generator, critic = (fully_shard(player) for player in players())
     first, second = (torch.optim.Adam(p.parameters(), lr=0.01) for p in (generator, critic))
@@ -260,7 +269,10 @@ def test_a_decision_tells_unknown_noise_from_none() -> None:
 
 
 def without_contexts() -> list[int]:
-    """Samples of two models that a plain loop trains; the second one's gradient is reduced, and clipped, in place."""
+    """Return the samples of two models that a plain loop trains.
+
+    The gradient of the second model is reduced, and clipped, in place.
+    """
     generator, critic = players()
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in (generator, critic)]
     job = attach(generator, optimizers[0], adaptive=False, measure_every=1)

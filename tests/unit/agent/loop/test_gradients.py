@@ -1,4 +1,7 @@
-"""Gradients under the agent, on real ranks: those of plain DistributedDataParallel, and of the batch as a whole."""
+"""Gradients under the agent, on real ranks.
+
+They equal those of plain DistributedDataParallel and of the batch as a whole.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ def gradients_with_pollux(per_gpu: tuple[int, int]) -> list[Tensor]:
 
 
 def gradients_with_ddp(rank: int, size: int, m: int, passes: int) -> list[Tensor]:
-    """Plain DistributedDataParallel, on the same examples in the same order, whole batches only."""
+    """Return the gradients of plain DistributedDataParallel.
+
+    The examples and their order are the same. Only whole batches are used.
+    """
     model: nn.Module = network()
     if size > 1:
         torch.distributed.init_process_group("gloo", rank=rank, world_size=size)

@@ -1,4 +1,4 @@
-"""A loop that is left, and orders to drain where no optimizer step is taken."""
+"""A loop that is left early, and drains where no optimizer step is taken."""
 
 from __future__ import annotations
 
@@ -142,7 +142,10 @@ def test_an_order_under_way_at_a_break_is_answered_once(tmp_path: Path) -> None:
 
 
 def evaluate(directory: str) -> tuple[int, bool, list[tuple[int, int]]]:
-    """Hear an order in a long evaluation, after which training goes on here as nobody comes."""
+    """Receive a drain order in a long evaluation, then train on.
+
+    Training goes on here because nobody ends the job.
+    """
     job, optimizer, loader = start(directory)
     line = connected(job)
     for x, y in loader:

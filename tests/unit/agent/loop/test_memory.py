@@ -1,4 +1,7 @@
-"""Memory that runs out: caught once, turned into a bound, without losing a sample."""
+"""The device runs out of memory.
+
+The agent catches the error once and turns it into a bound, without losing a sample.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ def data() -> TensorDataset:
 
 
 class Fails(nn.Module):
-    """Raises as CUDA does for a batch above `most`, after `healthy` passes, in its forward or its backward pass."""
+    """Raise as CUDA does for a batch above `most`, after `healthy` passes.
+
+    The forward pass raises, or the backward pass with `backward`.
+    """
 
     def __init__(self, most: int, healthy: int = 0, *, backward: bool = False) -> None:
         super().__init__()
@@ -194,7 +200,10 @@ def test_several_ranks_start_again_from_the_checkpoint_with_the_bound(tmp_path: 
 
 @pytest.mark.parametrize("second_too", [False, True])
 def test_with_several_models_the_whole_batch_is_taken_again(second_too: bool) -> None:
-    """The loop goes on to the second model's pass after the first one's has failed: that pass counts for nothing."""
+    """A failed pass of the first model voids the second model's pass.
+
+    The loop goes on to the second model's pass after the failure.
+    """
 
     def weights(most: int) -> list[torch.Tensor]:
         first, second = Fails(most), Fails(most if second_too else 1000)

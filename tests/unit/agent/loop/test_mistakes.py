@@ -93,7 +93,7 @@ def test_a_step_in_a_pass_that_is_not_the_last_is_refused_with_the_line_to_chang
 
 
 def bare_model() -> str:
-    """A script that passes through the model that it made: nothing averages the gradients."""
+    """Call the script's own model in the loop: no gradient is averaged."""
     model = network()
     optimizer = SGD(model.parameters(), lr=1e-5)
     job = attach(model, optimizer, adaptive=False)
@@ -112,7 +112,10 @@ def bare_model() -> str:
 
 
 def one_rank_changes_a_parameter(tmp: str) -> str:
-    """A rank differs long after the first steps: its next checkpoint is refused."""
+    """Change a parameter on one rank long after the first steps.
+
+    The next checkpoint is refused.
+    """
     model = network()
     optimizer = SGD(model.parameters(), lr=0.01)
     job = attach(model, optimizer, adaptive=False, checkpoint_dir=tmp)

@@ -1,4 +1,7 @@
-"""What scripts do that come from plain PyTorch: they train as they would there, and are measured where that can be."""
+"""Habits of plain PyTorch scripts.
+
+They train as they would without the agent, and are measured where that is possible.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ def flat_gradient(model: nn.Module) -> Tensor:
 
 
 def test_the_first_step_of_a_loop_without_micro_batch_weighs_as_much_as_the_others() -> None:
-    """Whether the loop has contexts is not known before its first pass; at 8 of 32 examples per GPU it counts."""
+    """Before the first pass, no one knows whether the loop has contexts.
+
+    This matters at 8 of 32 examples per GPU.
+    """
     model = network()
     optimizer = SGD(model.parameters(), lr=0.0)
     job = attach(model, optimizer, adaptive=False)
@@ -74,9 +80,10 @@ def test_a_loop_that_accumulates_by_itself_is_not_taken_for_one_that_skips_steps
 
 
 def by_hand(own: bool, apart: bool = True) -> tuple[int, float, float]:
-    """(Samples, var of one example, sqr): four passes of 4 examples per rank and step, by the user or by the agent.
+    """Make four passes of 4 examples per rank and step.
 
-    `apart`: the user's first three under `no_sync`.
+    `own`: the user accumulates, and not the agent. `apart`: the user's first three passes are under `no_sync`. Return
+    (samples, var of one example, sqr).
     """
     os.environ["POLLUX_EXCHANGE_INTERVAL"] = "0"
     model = network()
@@ -136,7 +143,10 @@ def gradients(static: bool) -> list[Tensor]:
 
 
 def test_a_static_graph_accumulates(ranks: Any) -> None:
-    """torch itself does not under `no_sync`: it ends in an assertion of its own at the first step."""
+    """The agent accumulates where torch's own `no_sync` fails.
+
+    With a static graph, torch ends in one of its own assertions at the first step.
+    """
     for plain, static in zip(ranks(2, gradients, False), ranks(2, gradients, True), strict=True):
         assert len(static) == 7
         for a, b in zip(plain, static, strict=True):
@@ -223,7 +233,10 @@ class Branches(nn.Module):
 
 
 def branching(make: Any, in_place: bool) -> tuple[int, float, float]:
-    """(Samples, var, sqr), by the estimator without a hook, or by the hook where `.grad` is reduced in place."""
+    """Return (samples, var, sqr) of a model whose ranks take other branches.
+
+    The estimator without a hook measures, or the hook if `.grad` is reduced in place.
+    """
     os.environ["POLLUX_EXCHANGE_INTERVAL"] = "0"
     model = Branches()
     optimizer = make(model.parameters(), lr=0.0)
@@ -242,7 +255,11 @@ def branching(make: Any, in_place: bool) -> tuple[int, float, float]:
 
 @pytest.mark.parametrize("make", [SGD, torch.optim.Adam])
 def test_ranks_that_use_other_parameters_agree_on_their_samples(ranks: Any, make: Any) -> None:
-    """A rank without the parameter that it watched had no sample, and was not there when the others read theirs."""
+    """Ranks stay together although each of them uses other parameters.
+
+    Otherwise a rank that does not use its watched parameter has no sample, and is absent when the others read
+    theirs.
+    """
     found = ranks(2, branching, make, False)
     assert found[0] == found[1]
     assert found[0][0] >= 40, "of 48 steps"
@@ -253,7 +270,10 @@ def test_ranks_that_use_other_parameters_agree_on_their_samples(ranks: Any, make
 
 
 def scales(apart: bool, per_gpu: tuple[int, int]) -> list[tuple[float, float]]:
-    """The noise scales of body and head: of two optimizers, or of two parameter groups of one."""
+    """Return the noise scales of body and head.
+
+    They belong to two optimizers (`apart`), or to two parameter groups of one optimizer.
+    """
     model: Any = network()
     groups = [{"params": model[0].parameters()}, {"params": model[2].parameters()}]
     optimizers: list[torch.optim.Optimizer] = (

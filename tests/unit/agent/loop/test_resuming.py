@@ -1,4 +1,4 @@
-"""Trainings that stop and go on from their checkpoints, on real ranks, at other numbers of them."""
+"""Trainings stop and resume from checkpoints on other numbers of ranks."""
 
 from __future__ import annotations
 
@@ -58,7 +58,10 @@ def stop(directory: str, drain_at: int | None) -> tuple[int, int, list[int], Ten
 
 
 def test_all_ranks_stop_after_the_same_step_and_resume_elsewhere(ranks: Any, tmp_path: Path) -> None:
-    """1 -> 4 -> 2 ranks, drained twice in mid-epoch: an undisturbed run's weights, no example lost or repeated."""
+    """1 -> 4 -> 2 ranks, drained twice in mid-epoch, match a whole run.
+
+    The weights are those of an undisturbed run. No example is lost or repeated.
+    """
     env = {"POLLUX_DRAIN_WAIT": "0"}
     [undisturbed] = ranks(1, stop, str(tmp_path / "whole"), None, env=env)
     here = str(tmp_path / "moved")
@@ -80,7 +83,10 @@ def test_all_ranks_stop_after_the_same_step_and_resume_elsewhere(ranks: Any, tmp
 
 
 def adapt_and_finish(directory: str, epochs: int) -> tuple[int | None, int, bool]:
-    """(batch size that the checkpoint carried, the one at the end, whether a model of its times was known)."""
+    """Train to the end.
+
+    Return (batch size in the checkpoint, batch size at the end, whether a throughput model was known at the start).
+    """
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     job = attach(model, optimizer, adaptive=True, measure_every=1, checkpoint_dir=directory)

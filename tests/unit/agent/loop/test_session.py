@@ -1,4 +1,7 @@
-"""The training loop: progress, learning rate, batch sizes that real ranks agree on."""
+"""The training loop: progress, learning rate, and batch sizes.
+
+Real ranks agree on the batch sizes.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +124,10 @@ def test_a_step_that_amp_skips_earns_nothing_and_uses_its_batch() -> None:
 
 
 def follow(changes: dict[int, tuple[int, int]]) -> list[tuple[int, int, int, float, list[int]]]:
-    """Train two passes while rank 0 proposes batch sizes at given steps; what this rank did at each step."""
+    """Train two passes while rank 0 proposes batch sizes at given steps.
+
+    Return what this rank did at each step.
+    """
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     os.environ["POLLUX_EXCHANGE_INTERVAL"] = "0"

@@ -1,4 +1,7 @@
-"""The training loop on real ranks over data of every kind: iterable, sampled, collated, fetched by workers."""
+"""The training loop on real ranks over data of every kind.
+
+Data are iterable, sampled, collated or fetched by workers.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,10 @@ class Stream(IterableDataset[Any]):
 
 
 def train(dataset: Any, m0: int, passes: int = 1, **options: Any) -> tuple[list[list[int]], list[Tensor]]:
-    """The samples of each of this rank's micro-batches, stand-ins left out, and the parameters after training."""
+    """Return this rank's samples by micro-batch, and the parameters.
+
+    Stand-ins are left out. The parameters are those after training.
+    """
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     job = attach(model, optimizer, adaptive=False)
@@ -94,7 +100,10 @@ def stream_on_ranks(m: int) -> Any:
 
 @pytest.mark.parametrize(("size", "m"), [(3, 8), (2, 4)])
 def test_a_stream_trains_as_on_one_rank_with_uneven_tails(ranks: Any, size: int, m: int) -> None:
-    """Each sample once a pass, each step's gradient the mean over its samples, with accumulation and without."""
+    """Each sample counts once a pass, with and without accumulation.
+
+    The gradient of each step is the mean over its samples.
+    """
     results = ranks(size, stream_on_ranks, m)
     counts = Counter(index for seen, _ in results for batch in seen for index in batch)
     assert counts == dict.fromkeys(range(EXAMPLES), 2)
@@ -110,7 +119,10 @@ def test_a_stream_trains_as_on_one_rank_with_uneven_tails(ranks: Any, size: int,
 def test_a_length_told_wrong_bends_no_gradient_and_is_corrected_after_the_first_pass(
     length: int, m: int
 ) -> None:
-    """Steps where the stream went on, or ended early, are the mean over their samples all the same."""
+    """Each step is the mean over its samples, whatever length was given.
+
+    This holds where the stream went on and where it ended early.
+    """
     model = torch.nn.Linear(6, 1, bias=False)
     job = attach(model, torch.optim.SGD(model.parameters(), lr=0.1), adaptive=False)
     loader = job.loader(Stream(), 8, length=length, per_gpu=(1, m))
@@ -135,7 +147,10 @@ def test_a_length_told_wrong_bends_no_gradient_and_is_corrected_after_the_first_
 
 
 def interrupted(directory: Path, steps: int) -> tuple[list[int], int]:
-    """Train until so many steps of both attempts together are checkpointed; this attempt's used samples."""
+    """Train until both attempts together have checkpointed `steps` steps.
+
+    Return the samples that this attempt used, and how many it read.
+    """
     model, stream = network(), Stream()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     job = attach(model, optimizer, adaptive=False, checkpoint_dir=directory)
@@ -205,7 +220,7 @@ def small(loader_options: dict[str, Any], dataset: Any) -> str:
 
 
 def test_a_dataset_smaller_than_the_batch_is_refused_alike_on_any_number_of_ranks(ranks: Any) -> None:
-    """A job that is refused on one GPU must not start on four and fail when it shrinks."""
+    """A job refused on one GPU must not start on four, then fail on a shrink."""
     told = {small({}, Indexed()), *ranks(2, small, {}, Indexed()), small({"drop_last": True}, Indexed())}
     told |= {small({"length": EXAMPLES}, Stream()), small({"sampler": RandomSampler(Indexed())}, Indexed())}
     assert len(told) == 1

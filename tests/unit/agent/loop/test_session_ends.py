@@ -1,4 +1,4 @@
-"""The ends of things: of a pass, of a training, of what a schedule or a data set can hold."""
+"""The ends of passes, of trainings, of schedules and of data sets."""
 
 from __future__ import annotations
 
