@@ -80,7 +80,7 @@ def tumours() -> Data:
 def arguments(
     description: str, *, epochs: float, batch_size: int, max_batch_size: int, lr: float
 ) -> argparse.Namespace:
-    """The command line that all examples share."""
+    """Parse the command line that all examples share."""
     parser = argparse.ArgumentParser(description=description, epilog=__doc__, formatter_class=_Formatter)
     parser.add_argument("--epochs", type=float, default=epochs, help="statistical epochs to train")
     parser.add_argument(
@@ -119,7 +119,7 @@ class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescription
 
 
 class Accelerator:
-    """Sleeps for the accelerator that is not there."""
+    """Sleep as long as the emulated accelerator would compute."""
 
     def __init__(self, args: argparse.Namespace, job: pollux.Job) -> None:
         self._alpha, self._beta = args.alpha, args.beta
@@ -127,11 +127,11 @@ class Accelerator:
         self._job = job
 
     def compute(self, examples: int) -> None:
-        """One forward and backward pass over so many examples."""
+        """Sleep for a forward and backward pass over `examples` examples."""
         _sleep(self._alpha + self._beta * examples)
 
     def synchronise(self) -> None:
-        """The all-reduce, in the passes that have one."""
+        """Sleep for the all-reduce in a pass that synchronises."""
         world = self._job.world  # of this moment: a job may be resized in place
         if self._job.sync_gradients and world.size > 1:
             _sleep(self._local if world.nodes < 2 else self._node)
@@ -144,7 +144,7 @@ def _sleep(seconds: float) -> None:
 
 @torch.no_grad()
 def accuracy(model: torch.nn.Module, test: TensorDataset) -> float:
-    """Share of the held-out examples whose class is found."""
+    """Return the share of held-out examples that are classified correctly."""
     model.eval()
     x, y = test.tensors
     right = (model(x).argmax(1) == y).float().mean()

@@ -56,7 +56,7 @@ def equivalents() -> set[tuple[str, str]]:
 
 
 def sample(module: str, most: int, seed: int, known: set[tuple[str, str]]) -> list[Mutant]:
-    """Draw mutants of one module; the same ones each time."""
+    """Draw mutants of one module; a seed always draws the same mutants."""
     found = [m for m in mutants((ROOT / module).read_bytes()) if (module, str(m)) not in known]
     drawn = random.Random(f"{seed} {module}").sample(found, min(most, len(found)))
     return sorted(drawn, key=lambda mutant: mutant.start)

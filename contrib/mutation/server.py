@@ -1,4 +1,4 @@
-"""A process that runs the unit tests of one mutant after the other."""
+"""Run the unit tests of one mutant after another in one process."""
 
 from __future__ import annotations
 

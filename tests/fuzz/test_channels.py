@@ -1,6 +1,6 @@
-"""Bytes of strangers on the launchers' and the ranks' sockets.
+"""Fuzz the launchers' and the ranks' sockets with a stranger's bytes.
 
-No crash, no hang, nothing nonsensical accepted.
+The reader neither crashes nor hangs, and accepts no message that makes no sense.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ typed: st.SearchStrategy[Message] = st.one_of(
 
 
 def sensible(message: Message) -> bool:
-    """What the launchers rely on."""
+    """Return whether a message holds what the launchers rely on."""
     match message:
         case Start(workers, texts, port):
             return len(workers) == len(texts) and all(count > 0 for count in workers) and 0 < port < 65536
@@ -158,7 +158,7 @@ def meet() -> tuple[Frames, Frames]:
     st.data(),
 )
 def test_what_is_taken_from_a_changed_stream_was_sent(texts: list[bytes], data: st.DataObject) -> None:
-    """However the bytes on their way are cut, changed, repeated or left out."""
+    """An attacker cuts, changes, repeats or leaves out bytes on their way."""
     client, server = meet()
     stream = bytearray(b"".join(client.pack(text) for text in texts))
     for _ in range(data.draw(st.integers(0, 3))):
@@ -254,7 +254,7 @@ def test_any_value_in_the_format_s_own_words_is_refused_or_plain(raw: Any) -> No
 
 
 def test_the_largest_tensor_that_is_announced_is_not_allocated() -> None:
-    """Its content has to be there."""
+    """A tensor's message must carry its whole content."""
     with pytest.raises(ValueError):  # noqa: PT011 - torch's own words
         loads(b'["tensor", ["float32", [1152921504606846976], "AAAAAA=="]]')
     assert torch.equal(loads(dumps(torch.ones(2))), torch.ones(2))

@@ -1,6 +1,6 @@
-"""Damaged and forged checkpoints.
+"""Fuzz damaged and forged checkpoints.
 
-No crash, no hang, nothing but what was saved is loaded.
+The reader neither crashes nor hangs, and loads only states that were saved.
 """
 
 from __future__ import annotations

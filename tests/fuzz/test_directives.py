@@ -40,7 +40,7 @@ end
 
 
 class Hook:
-    """The submission hook in one Lua process, a script a line."""
+    """Run the submission hook in one Lua process that reads a script a line."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process

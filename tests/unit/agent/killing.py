@@ -93,5 +93,5 @@ def exit_codes(children: list[int]) -> list[int]:
 
 
 def leftovers(directory: Path) -> bool:
-    """Whether a save was interrupted."""
+    """Return whether an interrupted save left temporary files."""
     return any(path.suffix == ".tmp" for path in directory.iterdir())

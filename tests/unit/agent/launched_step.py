@@ -132,12 +132,12 @@ class Step:
                 )
 
     def statuses(self) -> list[int]:
-        """Every launcher's exit status, waited for."""
+        """Wait for every launcher and return the exit statuses."""
         deadline = time.monotonic() + PATIENCE_S
         return [each.wait(max(deadline - time.monotonic(), 0.1)) for each in self.launchers]
 
     def until(self, done: Callable[[], bool]) -> None:
-        """Wait for something, in vain if a launcher ends first."""
+        """Wait until `done()` is true; fail if a launcher ends first."""
         deadline = time.monotonic() + PATIENCE_S
         while not done():
             assert time.monotonic() < deadline, self.output()
@@ -148,7 +148,7 @@ class Step:
         return "".join(path.read_text(errors="replace") for path in sorted(self.folder.glob("out-*")))
 
     def log(self, kind: str) -> list[dict[str, Any]]:
-        """What ranks have noted under `kind`, in order."""
+        """Return the ranks' notes of this kind, in order."""
         path = self.folder / "log"
         lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         return [line for line in lines if line["kind"] == kind]
@@ -170,7 +170,7 @@ class Step:
 
 @contextlib.contextmanager
 def step(folder: Path, nodes: int, body: str, *options: str, **more: Any) -> Iterator[Step]:
-    """A step that leaves no process behind."""
+    """Start launchers, and kill the remaining processes at the end."""
     made = Step(folder, nodes, body, *options, **more)
     try:
         yield made

@@ -29,7 +29,7 @@ class Numbers(Dataset[int]):
 
 
 class Stream(IterableDataset[int]):
-    """The numbers in another order each pass."""
+    """The numbers, in a new order for each pass."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -43,7 +43,7 @@ class Stream(IterableDataset[int]):
 
 
 class StatefulStream(Stream):
-    """Goes on where a state was taken; counts what it is asked to read."""
+    """A stream that resumes from a saved state and counts the samples read."""
 
     def __init__(self, length: int) -> None:
         super().__init__(length)

@@ -43,7 +43,7 @@ class Stage:
         """Of all ranks, beside what says their place."""
 
     def start(self, nodes: list[str], body: Callable[..., Any], *args: Any) -> None:
-        """One rank on each node, in name."""
+        """Fork one rank for each node name."""
         for rank, node in enumerate(nodes):
             place = {"RANK": str(rank), "WORLD_SIZE": str(len(nodes)), "MASTER_PORT": self._port}
             self._fork(node, place, body, args)
@@ -78,9 +78,9 @@ class Stage:
                 self._fork(names.pop(0), place | {"POLLUX_COMPANION": str(path)}, body, args)
 
     def results(self, names: list[str], body: Callable[..., Any] | None = None, *args: Any) -> dict[str, Any]:
-        """What every rank returned, by node.
+        """Return every rank's result, by node.
 
-        Companions are started as they are asked for, on the nodes `names`.
+        Start a companion on the next node of `names` when the agent asks for one.
         """
         end = time.monotonic() + PATIENCE
         found: dict[str, Any] = {}
@@ -128,7 +128,7 @@ def _rank(body: Callable[..., Any], args: tuple[Any, ...], env: dict[str, str], 
 
 
 class Line:
-    """Stands for the publisher: takes acknowledgements."""
+    """Stand in for the publisher and record acknowledgements."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[int, int]] = []
@@ -154,7 +154,7 @@ def data() -> TensorDataset:
 
 
 class Training:
-    """A script with a bit of everything that has state."""
+    """A training with every kind of state that a script can have."""
 
     def __init__(self, directory: Path) -> None:
         torch.manual_seed(0)
@@ -216,9 +216,9 @@ class Training:
 def follow(
     directory: Path, orders: list[dict[str, Any]], moves: int, training: Training | None = None
 ) -> dict[str, Any]:
-    """Train through the orders, and a dozen steps more.
+    """Train until all orders are answered, and 12 steps more.
 
-    Each order comes a few steps after the one before.
+    Each order comes at least 4 steps after the last one took effect.
     """
     training = training or Training(directory)
     job, resizer = training.job, training.job.coordinator.resizer
@@ -262,7 +262,7 @@ def follow(
 
 
 def await_answer(training: Training) -> None:
-    """Whoever leaves has left, and the scheduler has heard of it."""
+    """Wait until the scheduler has heard the answer to a resize."""
     end = time.monotonic() + PATIENCE - 10
     while training.job.coordinator.resizer.state.answering:
         assert time.monotonic() < end
@@ -270,7 +270,7 @@ def await_answer(training: Training) -> None:
 
 
 def ask(training: Training, wanted: dict[str, Any]) -> int:
-    """Put an order in, and bring about the trouble that it names."""
+    """Submit an order, and cause the trouble that it names."""
     trouble = wanted.get("trouble")
     training.job.coordinator.resizer.recruit_wait = 0.2 if trouble == "nobody comes" else 60.0
     store = training.job.coordinator.checkpointer.keeper.store

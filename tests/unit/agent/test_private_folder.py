@@ -1,6 +1,6 @@
 """Other users can neither inject checkpoints nor redirect writes.
 
-No user can make another read a checkpoint that is not theirs, nor make another write a file through a link.
+No other user can make the agent read a checkpoint of theirs, or write a file through a link of theirs.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ class Quadratic(Problem):
         self.params = [torch.nn.Parameter(part.float()) for part in (w[:20], w[20:])]
 
     def backward(self, examples: int) -> None:
-        """The formula in autograd's place: the mean of so many x is Gaussian too."""
+        """Compute the gradient by its formula: the mean of Gaussian x is Gaussian."""
         x = torch.randn(self.D, generator=self.generator).double() * self.deviation / examples**0.5
         gradient = self.a @ (torch.cat([p.detach().double() for p in self.params]) - x)
         for p, part in zip(self.params, gradient.float().split([len(p) for p in self.params]), strict=True):

@@ -49,7 +49,7 @@ def trained(kind: Any, split: bool, **options: Any) -> tuple[list[torch.nn.Param
 
 
 def expected(norms: GradientNorms, params: list[torch.nn.Parameter]) -> torch.Tensor:
-    """One parameter after the other, by the optimizer's own formula."""
+    """Sum the norms parameter by parameter, with the optimizer's own formula."""
     out = torch.zeros(norms.groups)
     for p in params:
         assert p.grad is not None
@@ -58,7 +58,7 @@ def expected(norms: GradientNorms, params: list[torch.nn.Parameter]) -> torch.Te
 
 
 def total(found: Squares, norms: GradientNorms) -> torch.Tensor:
-    """Per group, as it is read."""
+    """Return the sums for each parameter group."""
     return summed([found], norms.groups, torch.device("cpu"))[0]
 
 

@@ -2,8 +2,8 @@
 
 Up to eight ranks are tested.
 
-Ranks are simulated: each one's backward pass runs in turn, and in the place of DistributedDataParallel its hook on the
-gradient accumulators has the mean put into `.grad` at the end of it, as DDP has. (Real ranks: test_noise_scale.py.)
+The ranks are simulated: their backward passes run in turn. `Reducer` replaces DistributedDataParallel: like DDP's
+hooks, it puts the mean into `.grad` at the end of each backward pass. (Real ranks: test_noise_scale.py.)
 """
 
 from __future__ import annotations

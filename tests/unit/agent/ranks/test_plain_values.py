@@ -109,7 +109,7 @@ def test_what_no_rank_sends_is_refused(text: bytes) -> None:
 
 
 class Attack:
-    """Unpickled, it makes a directory."""
+    """An object that makes a directory when it is unpickled."""
 
     def __init__(self, mark: str) -> None:
         self.mark = mark
@@ -119,9 +119,9 @@ class Attack:
 
 
 def exchange_with_an_attacker(folder: str) -> str:
-    """Rank 1 sends what torch's own gather of objects would unpickle.
+    """Let rank 1 send a payload that torch's own gather of objects unpickles.
 
-    First to this agent's gather, then to torch's.
+    Rank 1 sends it to this agent's gather first, then to torch's.
     """
     world = join(torch.device("cpu"))
     assert world.control is not None

@@ -1,6 +1,6 @@
 """Connections between processes of one job.
 
-Authentic messages only, and no stranger keeps anybody waiting.
+They accept only authentic messages, and no stranger can delay a process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KEY = b"the job's key"
 
 
 def met(client_key: bytes = KEY, server_key: bytes = KEY, purpose: str = "test") -> tuple[Frames, Frames]:
-    """Both sides' frames after a handshake."""
+    """Return both sides' frames after a handshake."""
     client, server = ClientHandshake(client_key, "test", b'{"a": 1}'), ServerHandshake(server_key, purpose)
     server.feed(client.feed(server.feed(client.first)))
     assert client.done
@@ -54,7 +54,7 @@ def test_another_key_or_purpose_is_refused(keys: tuple[bytes, bytes], purpose: s
 
 
 def test_every_message_is_authenticated() -> None:
-    """Changed, repeated, reordered, missing, reflected, or of another peer."""
+    """Any tampering is refused: change, replay, loss, reflection, other peer."""
 
     def refused(frame: bytes, reader: Frames) -> None:
         reader.feed(frame)
@@ -105,9 +105,9 @@ def dial(port: int) -> socket.socket:
 
 
 def test_idle_and_slow_strangers_delay_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The handshake's time limit is long here.
+    """No process waits for a stranger's handshake.
 
-    Whoever waited for a stranger would not come to an end.
+    The time limit of a handshake is long here, so a process that waited for a stranger would not end.
     """
     monkeypatch.setattr(sealed, "HANDSHAKE_S", 1000.0)
     with entrance() as (door, port):

@@ -1,6 +1,6 @@
 """The store in rank 0's process.
 
-What ranks leave for each other, and nobody else can see or change.
+Ranks leave values there for each other. No other process can see or change them.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def test_requests_and_answers_come_back(request_: Request) -> None:
 
 
 def form(size: int) -> list[Any]:
-    """New groups over the store, and a state handed over in them."""
+    """Form new groups over the store and hand over a state in them."""
     world = join(torch.device("cpu"))
     found: list[Any] = [None]
     meeting = Rendezvous.open() if world.rank == 0 else None

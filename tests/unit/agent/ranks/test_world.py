@@ -1,4 +1,4 @@
-"""What a rank learns of its place."""
+"""What a rank learns about its place in the job."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def assert_same(found: Any, expected: Any, what: str, **tolerance: float) -> Non
 
 
 def assert_each_sample_once(found: dict[str, Any]) -> None:
-    """In each pass, whichever ranks there were."""
+    """Assert that the ranks used each sample once in each pass."""
     counts = Counter(sample for rank in found.values() for sample in rank["used"])
     passes = max(number for number, _ in counts)
     assert passes >= 2

@@ -86,7 +86,7 @@ def after(phase: Phase, standing: ResizeRequest | None, *actions: Action) -> tup
 
 
 def expected(phase: Phase, standing: ResizeRequest | None) -> dict[Event, tuple[object, ...]]:
-    """Phase, standing order and actions after each event that has an effect."""
+    """Return phase, standing order and actions after each effective event."""
     grows = standing is not None and standing.kind == "grow"
     away: tuple[Action, ...] = (SendAway(),) if grows else ()
     idle, stays = (Phase.IDLE, None), (phase, standing)
@@ -181,7 +181,7 @@ def test_a_relaunch_is_answered_before_its_first_step() -> None:
 
 
 def companions(actions: Iterable[Action]) -> int:
-    """By how much the number of companion jobs on their way grows."""
+    """Return the change in the number of companion jobs on their way."""
     counts = {SubmitCompanion: 1, SendAway: -1, Admit: -1}
     return sum(counts.get(type(action), 0) for action in actions)
 
@@ -201,7 +201,7 @@ def test_no_companion_is_left_behind_whatever_comes(events: list[Event]) -> None
 
 
 def test_states_differ_only_in_what_happened() -> None:
-    """An event without effect leaves the other fields alone, too."""
+    """An event without effect leaves the other fields unchanged."""
     busy = ResizeState(first_step_of=7, answering=True, in_effect=6)
     for event in (Recruited(4), PutOff(), Decided(), Declined("x"), Regrouped(ANSWER), Withdrawn(), Closed()):
         assert transition(busy, event) == (busy, ())

@@ -278,7 +278,7 @@ def test_a_script_that_was_edited_is_not_the_same(tmp_path: Path, monkeypatch: p
 
 
 def whole() -> dict[str, Any]:
-    """Everything that a state may hold."""
+    """Every type of value that a state may hold."""
     generator = torch.Generator().manual_seed(5)
     large = torch.randn(300, 7, generator=generator)
     norm = nn.BatchNorm1d(3)

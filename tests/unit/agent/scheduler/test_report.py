@@ -122,7 +122,7 @@ def ticket(dsn, interval=0.01):
 
 @pytest.fixture
 def nobody():
-    """A dsn where nobody listens."""
+    """Return a dsn at which no process listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     return f"host=127.0.0.1 port={port} user=u dbname=d password=hunter2"
@@ -216,7 +216,7 @@ def test_an_introduction_that_nobody_hears_is_given_up_and_reports_go_on(nobody)
 
 
 def test_an_hour_without_a_database_costs_no_memory_and_no_step(nobody):
-    """With back-off an hour has some seventy rounds; these are six hundred."""
+    """Run 600 rounds; with back-off, an hour has about 70 of them."""
     made = []
 
     def collect():

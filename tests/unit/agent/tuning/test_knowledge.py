@@ -118,7 +118,7 @@ class Run:
         self.advisor = self._advisor()
 
     def report(self, seconds: float = 30.0) -> None:
-        """Train for so long, refit, take the advice."""
+        """Train for `seconds`, refit the model and follow the advice."""
         end = self.at + seconds
         while self.at < end:
             m = self.choice.local_batch
@@ -214,7 +214,7 @@ def test_a_few_steps_refute_nothing() -> None:
 
 
 def test_each_reach_of_a_placement_is_judged_by_itself() -> None:
-    """Many steps on one GPU do not outvote what a few over nodes or racks say."""
+    """Many steps on one GPU do not outvote a few across nodes or racks."""
     across = Prior(wrong(20.0, "alpha_node", "beta_node"), 8, 2)
     assert not across.refuted(rows((1, 1, 1, 64), (1, 4, 1, 64)))
     assert across.refuted(rows(*[(1, 1, 1, m) for m in range(8, 72, 8)], (2, 8, 1, 64)))

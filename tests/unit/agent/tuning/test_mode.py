@@ -1,4 +1,4 @@
-"""Modes observe, advise and enforce: who may change what, and who says so."""
+"""Modes observe, advise and enforce: who sets them and what they allow."""
 
 from __future__ import annotations
 

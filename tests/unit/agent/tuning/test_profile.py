@@ -1,4 +1,4 @@
-"""What counts as a measurement of a step, for how long, and on which GPUs."""
+"""Which steps count as measurements, for how long and on which GPUs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(
     sync: float = 0.0,
     key: Configuration = ONE,
 ) -> None:
-    """One pass: a wait for data, the work, the wait for other ranks."""
+    """Run one pass: wait for data, work, wait for other ranks."""
     timer.fetch()
     clock.now += wait
     timer.begin(key)

@@ -49,7 +49,7 @@ class Tiled:
 
 
 class Same:
-    """Pollux' own equation, as somebody else would write it."""
+    """Pollux' own equation, written as a user's."""
 
     def fit(self, rows: Any) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Which batch size is chosen, and when it is left alone."""
+"""Which batch size the agent chooses, and when it keeps one."""
 
 from __future__ import annotations
 
