@@ -1,4 +1,7 @@
-"""Traces for the simulator's tests: parametric ones made here, and the published ones where they are present."""
+"""Provide traces for the simulator's tests.
+
+Parametric traces are made here; the published ones are used where they are present.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ def apps():
 
 @pytest.fixture
 def burst():
-    """Twelve small jobs in eleven minutes: more than four nodes can hold at once."""
+    """Twelve small jobs in eleven minutes.
+
+    Four nodes cannot hold them all at once.
+    """
     kinds = ("vision-small", "speech", "recommendation")
     return tuple(
         Submission(f"job-{i}", 60.0 * i + 7, kinds[i % 3], 1 if i % 3 == 2 else 4, batch)

@@ -1,4 +1,4 @@
-"""Agents know what they measured, and what earlier runs left; nothing else."""
+"""Agents know only their own measurements and what earlier runs left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Applications: interpolation by the artifact's rules, and the parametric ones."""
+"""Applications: interpolation by the artifact's rules, and parametric."""
 
 from __future__ import annotations
 

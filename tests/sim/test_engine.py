@@ -1,4 +1,7 @@
-"""The engine: every policy runs a trace to its end, alike each time, within the cluster's bounds."""
+"""The engine runs every policy over a trace to its end.
+
+The results are the same each time, and within the cluster's bounds.
+"""
 
 from __future__ import annotations
 

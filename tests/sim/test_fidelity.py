@@ -1,6 +1,7 @@
-"""The published evaluation, reproduced: one workload in the ordinary tests, all four where asked for.
+"""The simulator reproduces the published evaluation.
 
-`POLLUX_BENCH=1 pytest tests/sim/test_fidelity.py` runs every policy over the four workloads (minutes).
+The ordinary tests run one workload. `POLLUX_BENCH=1 pytest tests/sim/test_fidelity.py` runs every policy over all
+four workloads (minutes).
 """
 
 from __future__ import annotations

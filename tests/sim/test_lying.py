@@ -1,6 +1,7 @@
-"""Users whose jobs lie: what a liar gains over honesty, on 16 GPUs with 4 jobs, in 100 cycles of a minute.
+"""Users whose jobs lie: what a liar gains over honesty.
 
-`make bench-lying` prints the table (tests/benchmarks/lying.md).
+The cluster has 16 GPUs and 4 jobs, for 100 cycles of a minute. `make bench-lying` prints the table
+(tests/benchmarks/lying.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Each rival does what its paper says it does, on traces small enough to foretell."""
+"""Each rival does what its paper says it does.
+
+The traces are small enough to know the right result beforehand.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cluster may be besides nodes all alike: GPU types, racks, rented nodes."""
+"""Clusters whose nodes are not all alike: GPU types, racks, rented nodes."""
 
 from __future__ import annotations
 

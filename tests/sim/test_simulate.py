@@ -1,4 +1,4 @@
-"""The command: its contract in JSON, its table, its page of plots, its errors."""
+"""`polluxctl simulate`: JSON contract, table, page of plots, errors."""
 
 from __future__ import annotations
 

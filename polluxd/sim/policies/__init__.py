@@ -1,4 +1,7 @@
-"""The scheduling policies that the simulator compares, by the names that the command line takes."""
+"""List the scheduling policies that the simulator compares.
+
+The names are those that the command line takes.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,15 @@
-"""AntMan: guaranteed jobs, and opportunistic ones in the idle cycles of their GPUs (Xiao et al., OSDI 2020).
+"""AntMan: guaranteed jobs, and opportunistic jobs in their idle cycles.
 
-Jobs get the GPUs that they asked for, first come first served, as guaranteed jobs. Those that find too few free run at
-once as opportunistic jobs, each on GPUs of guaranteed ones, in the cycles that these leave idle while they wait for
-their gradients: the sync share of the resident's step, and never less than a tenth. The resident is not slowed, as
-AntMan's kernel-level scheduling intends. When GPUs come free, the opportunistic job that waits longest becomes
-guaranteed (a restart). Simplified: one tenant with the whole cluster as its quota, memory always fits, one
-opportunistic job per GPU, all GPU types alike.
+Source: Xiao et al., OSDI 2020.
+
+Guaranteed jobs get the GPUs that they asked for, first come first served. A job that finds too few free GPUs runs at
+once as an opportunistic job, each on GPUs of guaranteed jobs. It uses the cycles that the guaranteed job (the
+resident) leaves idle while it waits for its gradients: the sync share of the resident's step, and never less than a
+tenth. The resident is not slowed, as AntMan's kernel-level scheduling intends. When GPUs come free, the opportunistic
+job that waits longest becomes guaranteed (a restart).
+
+Simplified: one tenant has the whole cluster as its quota, memory always fits, each GPU takes one opportunistic job,
+and all GPU types are alike.
 """
 
 from __future__ import annotations

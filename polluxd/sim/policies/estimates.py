@@ -1,4 +1,7 @@
-"""What rivals that predict are let to know: true times of a job at its user's batch size. An oracle, stated as such."""
+"""Tell rivals that predict the true times of a job, as an oracle.
+
+The times are those at the batch size of the job's user. Each rival's description states that it uses an oracle.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +46,9 @@ def remaining_seconds(job: Training, gpus: int, per_node: int) -> float:
 
 
 def whole_seconds(job: Training, gpus: int, per_node: int) -> float:
-    """The same from the first step."""
+    """Seconds of the whole training on so many packed GPUs.
+
+    The batch size is the user's.
+    """
     size = job.submission.batch_size
     return job.app.iterations(size, job.app.epochs - 1) / steps_per_second(job.app, size, gpus, per_node)

@@ -1,11 +1,14 @@
-"""Gandiva: time-slicing, opportunistic growth, migration (Xiao et al., OSDI 2018).
+"""Gandiva: time-slicing, opportunistic growth, migration.
 
-Jobs get what they asked for. Where they do not all fit, they take turns in slices; where GPUs are idle and nobody
-waits, jobs grow to twice what they asked for, and shrink back when a job arrives; a job spread over more nodes than
-it needs is migrated when that brings it together. Batch sizes are the users'. Simplified: a slice is ten minutes,
-since a switch costs a restart here, where Gandiva's own suspension takes under a second; GPUs are not shared by
-packing two jobs on one; introspection, which undoes unprofitable growth, is an oracle that skips it; GPU types are
-alike to it.
+Source: Xiao et al., OSDI 2018.
+
+Jobs get the GPUs that they asked for. Where they do not all fit, they take turns in slices. Where GPUs are idle and
+no job waits, jobs grow to twice what they asked for, and shrink back when a job arrives. A job spread over more nodes
+than it needs is migrated when that brings it together. Batch sizes are the users'.
+
+Simplified: a slice is ten minutes, since a switch costs a restart here, where Gandiva's own suspension takes under a
+second. No two jobs share a GPU. An oracle skips unprofitable growth, where Gandiva's introspection undoes it. All GPU
+types are alike.
 """
 
 from __future__ import annotations
@@ -84,6 +87,9 @@ class Gandiva:
 
 
 def _pays(job: Training, asked: int, size: int) -> bool:
-    """Whether twice the GPUs shorten what remains by more than the restart, and by a fifth."""
+    """Return whether twice the GPUs shorten the remaining time enough.
+
+    They must save more than the restart, and at least a fifth.
+    """
     now, then = remaining_seconds(job, asked, size), remaining_seconds(job, 2 * asked, size)
     return then < 0.8 * now and now - then > 120.0

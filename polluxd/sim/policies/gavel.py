@@ -1,11 +1,15 @@
-"""Gavel: heterogeneity-aware max-min fair shares of time, enforced in rounds (Narayanan et al., OSDI 2020).
+"""Gavel: heterogeneity-aware max-min fair shares of time, in rounds.
+
+Source: Narayanan et al., OSDI 2020; the max-min policy of section 4.1.
 
 A linear program gives each job a share of time on each GPU type, so that the least normalised throughput is as large
-as can be: a job's throughput over its types, against what equal shares of every type would give it (the paper's
-max-min policy, section 4.1). What is left over goes where it adds most. With one type every job gets the same share.
-A round lasts six minutes; GPUs of a type go to the jobs that lag most behind their share of it (priority = share over
-time received). Batch sizes are the users'; throughputs are true ones, as its profiler would have found them.
-Simplified: no space sharing, and jobs that run in two rounds in a row stay where they are.
+as can be. Normalised throughput is a job's throughput over its types, against what equal shares of every type would
+give it. Time that max-min leaves over goes where it adds most. With one type every job gets the same share.
+
+A round lasts six minutes. GPUs of a type go to the jobs that lag most behind their share of it (priority = share over
+time received). Batch sizes are the users'; throughputs are true ones, as Gavel's profiler would have found them.
+
+Simplified: jobs do not share GPUs (no space sharing), and jobs that run in two rounds in a row stay where they are.
 """
 
 from __future__ import annotations
@@ -83,7 +87,10 @@ class Gavel:
     def _share_out(
         self, jobs: Sequence[Training], types: Sequence[str], room: Mapping[str, int], view: View
     ) -> Floats:
-        """[J, types]: shares of time; computed again where jobs or nodes have changed."""
+        """Return [J, types]: shares of time.
+
+        They are computed again only where jobs or nodes have changed.
+        """
         asked = [job.submission.gpus for job in jobs]
         known = (tuple(job.number for job in jobs), tuple(room.values()))
         if self._shares[0] != known:
@@ -97,7 +104,10 @@ class Gavel:
 
 
 def _check(view: View, types: Sequence[str]) -> None:
-    """No job may ask for more than any one type has: it would never start."""
+    """Refuse a job that asks for more GPUs than any one type has.
+
+    Such a job would never start.
+    """
     sized = list(zip(view.scenario.types, view.scenario.sizes, strict=True))
     most = max(sum(size for kind, size in sized if kind == wanted) for wanted in types)
     for job in view.jobs:
@@ -109,18 +119,27 @@ def _check(view: View, types: Sequence[str]) -> None:
 
 
 def _speed(job: Training, kind: str, view: View) -> float:
-    """True optimizer steps per second at what the user asked for, on that type."""
+    """Return the true optimizer steps per second on that GPU type.
+
+    GPUs and batch size are as the user asked.
+    """
     size = max(only(view, kind), default=0) or view.scenario.gpus_per_node
     return steps_per_second(job.on[kind], job.submission.batch_size, job.submission.gpus, size)
 
 
 def share(asked: Sequence[int], capacity: int) -> float:
-    """The largest share of time that all jobs can have at once on one type, at most 1."""
+    """Return the largest share of time that all jobs can have at once.
+
+    It holds for one GPU type and is at most 1.
+    """
     return min(1.0, capacity / max(sum(asked), 1))
 
 
 def shares(asked: Sequence[int], speed: Floats, capacity: Sequence[int]) -> Floats:
-    """[J, T]: shares of time on T types of largest least normalised throughput; `speed` [J, T] are throughputs."""
+    """Return [J, T]: shares of time on T types, max-min fair.
+
+    The least normalised throughput is as large as can be. `speed` [J, T] holds the throughputs.
+    """
     from scipy.optimize import linprog  # noqa: PLC0415 - half a second that no other policy should pay
 
     jobs, types = speed.shape

@@ -1,9 +1,11 @@
-"""Optimus: GPUs go where they shorten the remaining time most (Peng et al., EuroSys 2018), with an oracle.
+"""Optimus: GPUs go where they shorten the remaining time most.
 
-As the Pollux artifact runs it: each job gets one GPU, then GPUs are handed out one by one to the job whose remaining
+Source: Peng et al., EuroSys 2018, with an oracle.
+
+As the Pollux artifact runs it, each job gets one GPU. Then GPUs are handed out one by one to the job whose remaining
 time falls most. The oracle knows each job's true remaining iterations and step times, which is more than Optimus's
-own convergence fits know. Batch sizes are the users'. Jobs whose count changed are placed again, smallest first. GPU
-types are alike to it.
+own convergence fits know. Batch sizes are the users'. Jobs whose count changed are placed again, smallest first. All
+GPU types are alike.
 """
 
 from __future__ import annotations

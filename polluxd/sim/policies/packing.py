@@ -1,4 +1,7 @@
-"""Placing counts of GPUs as the artifact's baselines do: always on the node with the most free GPUs."""
+"""Place counts of GPUs as the artifact's baselines do.
+
+GPUs always come from the node with the most free GPUs.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +30,10 @@ def free_gpus(capacity: Sequence[int], held: Mapping[int, Seats]) -> list[int]:
 
 
 def emptiest_first(free: list[int], gpus: int) -> Seats:
-    """Seats for so many GPUs, taken from `free`: the node with the most free first, the lower number on a tie.
+    """Take seats for so many GPUs from `free`, emptiest node first.
 
-    Nothing is taken, and nothing returned, where there are too few.
+    The node with the most free GPUs comes first, on a tie the one with the lower number. Where there are too few
+    GPUs, nothing is taken and the result is empty.
     """
     if sum(free) < gpus:
         return ()
@@ -49,9 +53,9 @@ def standing(seats: Seats, capacity: Sequence[int]) -> bool:
 
 
 def seated(wanted: Mapping[int, int], held: Mapping[int, Seats], capacity: Sequence[int]) -> dict[int, Seats]:
-    """Seats for so many GPUs per job, in the order given: those that a job holds where the count is the same.
+    """Seat so many GPUs per job, in the order given.
 
-    Jobs that find too few GPUs get none.
+    A job with the same count as before keeps its seats. A job that finds too few GPUs gets none.
     """
     kept = {
         n: held[n]
@@ -70,9 +74,10 @@ def seated(wanted: Mapping[int, int], held: Mapping[int, Seats], capacity: Seque
 def compact(
     wanted: Mapping[int, int], held: Mapping[int, Seats], capacity: Sequence[int]
 ) -> dict[int, Seats]:
-    """The same with jobs of up to a node on one node, and larger ones on whole nodes, as far as that goes.
+    """Seat jobs of up to a node on one node, and larger jobs on whole nodes.
 
-    Where keeping what is held leaves no room for some job, all are placed again.
+    A job with the same count as before keeps its seats. Where these seats leave no room for some job, all jobs are
+    placed again. A job that still finds no room gets no seats.
     """
     size = max(capacity, default=0)
     same = {

@@ -1,9 +1,11 @@
-"""Plain Slurm: jobs get the GPUs that they asked for and keep them to their end.
+"""Plain Slurm: jobs keep the GPUs that they asked for to their end.
 
 `fifo` is sched/builtin: strictly in order of submission. `backfill` is sched/backfill: a later job may start where it
-does not delay the first that waits, by the time limits. `fairshare` orders by priority/multifactor's fair-share
-factor first, with the default half-life of seven days, and backfills. Traces carry neither limits nor users: a limit
-is taken to be twice the true run time, and jobs of one application to be one user's. Jobs ask for GPUs of any type.
+does not delay the first job that waits, by the time limits. `fairshare` orders by priority/multifactor's fair-share
+factor first, with the default half-life of seven days, and backfills.
+
+Traces carry neither limits nor users. A limit is taken to be twice the true run time, and jobs of one application to
+be one user's. Jobs ask for GPUs of any type.
 """
 
 from __future__ import annotations
@@ -21,7 +23,11 @@ LIMIT = 2.0
 
 
 class Plain:
-    """Slurm without Pollux. `order` sorts the jobs that wait; `backfills`: later ones may go first."""
+    """Slurm without Pollux.
+
+    `backfills`: a later job may start before the first that waits. `shares`: jobs wait in order of their user's
+    usage.
+    """
 
     chooses_batch = False
     reacts = True
@@ -67,7 +73,11 @@ class Plain:
         return self._limits[job.number]
 
     def _backfill(self, view: View, waiting: Sequence[Training], wanted: dict[int, int], left: int) -> None:
-        """Reserve for the first that waits; start those behind it that end before then, or leave it its GPUs."""
+        """Start jobs behind the first that waits, without delaying it.
+
+        The first job has its GPUs reserved for when running jobs reach their limits. A job behind it starts if its
+        limit ends before then, or if it leaves the first job its GPUs.
+        """
         size = view.scenario.gpus_per_node
         ends = sorted(
             ((job.moved_at or view.now) + self._limit(job, size), job.gpus) for job in view.jobs if job.seats

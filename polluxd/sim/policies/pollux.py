@@ -1,10 +1,15 @@
-"""Pollux as the daemon runs it: `polluxd.policy.decide`, unchanged, on what a real daemon would know.
+"""Pollux as the daemon runs it: `polluxd.policy.decide`, unchanged.
 
-Beyond the paper's: each job's own measured restart cost; per GPU type the fit that earlier runs of the same application
-left in the database, from the first start on (see `polluxd.sim.agent.Memory`; it begins empty, and a fit is off by 5 %
-from one run to the next); the training length that users declare, so that remaining work weighs; decisions when jobs
-arrive and end. As the daemon does, a job under move is left alone until it trains again and for a cooldown
-after that. GPU types are told apart once a job, or an earlier run, was measured on them.
+It decides on what a real daemon would know. Beyond the paper's Pollux, it uses:
+
+    - each job's own measured restart cost
+    - from the first start on, per GPU type, the fit that earlier runs of the same application left in the database
+      (`polluxd.sim.agent.Memory`: it begins empty, and a fit is off by 5 % from one run to the next)
+    - the training length that users declare, so that remaining work weighs
+    - decisions when jobs arrive and end
+
+As with the daemon, a job under move is left alone until it trains again and for a cooldown after that. GPU types are
+told apart once a job, or an earlier run, was measured on them.
 """
 
 from __future__ import annotations
@@ -60,7 +65,10 @@ class Pollux:
         return snapshots.plan_seats(plan, {job.number: job for job in view.jobs})
 
     def nodes_wanted(self, view: View) -> int:
-        """By the utility of the present size (the paper, section 4.2.2), as `polluxd.policy.autoscale` has it."""
+        """Return the node count by the utility of the present size.
+
+        Source: the paper, section 4.2.2, as `polluxd.policy.autoscale` implements it.
+        """
         cloud = view.scenario.cloud
         assert cloud is not None
         jobs = tuple(self._job(job, view) for job in view.jobs)

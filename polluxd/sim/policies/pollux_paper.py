@@ -1,10 +1,13 @@
-"""Pollux as published (Qiao et al., OSDI 2021): its objective and constants, solved exactly.
+"""Pollux as published: its objective and constants, solved exactly.
 
-Fitness is the power mean (p = -1) of fair-share speedups over GPUs per node; a change of a job's nodes multiplies its
+Source: Qiao et al., OSDI 2021.
+
+Fitness is the power mean (p = -1) of fair-share speedups over GPUs per node. A change of a job's nodes multiplies its
 speedup by max(T - 30 R, 0) / (T + 30), first starts included, as in the artifact. Jobs know what they measured
-themselves, may take at most twice the most GPUs they ever had, and decisions come every interval. Simplifications:
-the exact solver of `polluxd.policy` stands for the genetic algorithm (which finds 98 to 99.5 % of the same optimum),
-and placements over several nodes take whole nodes. It knows of no GPU types and no racks.
+themselves and may take at most twice the most GPUs they ever had. Decisions come every interval.
+
+Simplified: the exact solver of `polluxd.policy` stands for the genetic algorithm (which finds 98 to 99.5 % of the
+same optimum), and placements over several nodes take whole nodes. This policy knows of no GPU types and no racks.
 """
 
 from __future__ import annotations

@@ -1,11 +1,16 @@
-"""Sia: an integer program over configurations of GPU type and count (Jayaram Subramanya et al., SOSP 2023).
+"""Sia: an integer program over configurations of GPU type and count.
 
-Each job's goodput in each configuration, over its least, times the restart factor, enters with power p = -0.5; a job
-left out costs 1.1. Configurations are powers of two within a node and whole nodes of one type beyond; a job begins at
-one GPU and at most doubles at a time. Agents choose batch sizes. On a type where it has not run, its goodput is what
-it knows of another type times the ratio of their true speeds on one GPU, which is Sia's bootstrap: a profile on one GPU
-of every type, here at no cost. With one type the program is a multiple-choice knapsack, solved exactly by the dynamic
-program of our own policy; with several, by HiGHS. Simplified: fits are this project's.
+Source: Jayaram Subramanya et al., SOSP 2023.
+
+Each job's goodput in each configuration, over its least, times the restart factor, enters with power p = -0.5. A job
+left out costs 1.1. Configurations are powers of two within a node and whole nodes of one type beyond. A job begins at
+one GPU and at most doubles at a time. Agents choose batch sizes.
+
+On a type where a job has not run, its goodput is what it knows of another type times the ratio of their true speeds
+on one GPU. This is Sia's bootstrap: a profile on one GPU of every type, here at no cost. With one type the program is
+a multiple-choice knapsack, which the dynamic program of our own policy solves exactly; with several, HiGHS solves it.
+
+Simplified: fits are this project's.
 """
 
 from __future__ import annotations
@@ -87,7 +92,10 @@ def _best(options: Sequence[Sequence[Option]], capacity: int) -> list[Option]:
 
 
 def program(options: Sequence[Sequence[Option]], capacity: Mapping[str, int]) -> list[Option]:
-    """One option per job, of largest total value, within the GPUs of every type."""
+    """Choose one option per job, of largest total value.
+
+    The choice keeps within the GPUs of every type.
+    """
     from scipy.optimize import Bounds, LinearConstraint, milp  # noqa: PLC0415 - see gavel
     from scipy.sparse import csr_array  # noqa: PLC0415
 
@@ -124,7 +132,10 @@ def _cap(job: Training) -> int:
 
 
 def _goodput(job: Training, kind: str, counts: Sequence[int], size: int) -> list[float]:
-    """Goodput on so many GPUs of a type; in proportion to GPUs and speed before anything is measured."""
+    """Return the goodput on so many GPUs of a type.
+
+    Before anything is measured, it is in proportion to GPUs and speed.
+    """
     if not counts:
         return []
     params, ratio = job.agent.known_on(kind), 1.0

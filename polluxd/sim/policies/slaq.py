@@ -1,9 +1,11 @@
-"""SLAQ: GPUs go where they reduce loss most in the coming interval (Zhang et al., SoCC 2017).
+"""SLAQ: GPUs go where they reduce loss most in the coming interval.
 
-Loss is normalised per job, as in the paper, and predicted from the past; here it falls as 1 / (1 + c p) in the share p
-of training done, the sublinear family that SLAQ fits, with one c for all (traces carry no losses). Each job gets
-one GPU while there are any, then one by one by marginal loss reduction. Batch sizes are the users'; step times are
-true. GPU types are alike to it.
+Source: Zhang et al., SoCC 2017.
+
+Loss is normalised per job, as in the paper, and predicted from the past. Here it falls as 1 / (1 + c p) in the share
+p of training done, the sublinear family that SLAQ fits, with one c for all (traces carry no losses). Each job gets
+one GPU while there are any. Further GPUs go one by one to the job with the largest marginal loss reduction. Batch
+sizes are the users'; step times are true. All GPU types are alike.
 """
 
 from __future__ import annotations
@@ -64,7 +66,10 @@ class Slaq:
 
 
 def _reduction(job: Training, gpus: int, size: int) -> float:
-    """Loss that the horizon takes away on so many GPUs, of a loss that begins at 1."""
+    """Return the loss that training on so many GPUs removes in the horizon.
+
+    Loss begins at 1.
+    """
     done = job.progress / job.length
     then = min(done + HORIZON / whole_seconds(job, gpus, size), 1.0)
     return 1.0 / (1.0 + STEEPNESS * done) - 1.0 / (1.0 + STEEPNESS * then)

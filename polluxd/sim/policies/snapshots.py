@@ -1,4 +1,7 @@
-"""The simulated cluster as the daemon's policy sees it: a Snapshot, from what agents measured."""
+"""Show the simulated cluster to the daemon's policy, as a Snapshot.
+
+The snapshot holds what agents measured.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,10 @@ def slurm_job(job: Training, view: View) -> Job:
 
 
 def report(job: Training, view: View, *, remaining: bool, types: bool = True) -> Report | None:
-    """What the job's agent published last, fits by GPU type included where asked for; None where it knows nothing."""
+    """Return what the job's agent published last; None before any fit.
+
+    `types`: include the fits by GPU type. `remaining`: include the target, so that remaining work is known.
+    """
     agent = job.agent
     params = agent.params
     if params is None:
@@ -85,5 +91,8 @@ def snapshot(view: View, jobs: tuple[Job, ...], settings: PolicySettings) -> Sna
 
 
 def spec(job: Training, gpus: int) -> JobSpec:
-    """The job's `#POLLUX` line: no more GPUs than its batch limits, or the evaluation, allow."""
+    """Return the job's `#POLLUX` line.
+
+    It allows no more GPUs than the job's batch limits, or the evaluation, allow.
+    """
     return JobSpec(max_gpus=min(most_gpus(job.app), COUNTED_GPUS, gpus))

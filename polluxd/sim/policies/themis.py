@@ -1,10 +1,13 @@
-"""Themis: leases to the jobs that finish-time fairness treats worst (Mahajan et al., NSDI 2020).
+"""Themis: leases to the jobs that finish-time fairness treats worst.
 
-rho is the predicted completion time over that on an exclusive 1/N of the cluster. When leases end, free GPUs go to the
-jobs of the largest rho, each up to what it asked for; others keep theirs to the end of their lease. Simplified: the
-partial-allocation auction with hidden payments becomes this greedy rule (agents here do not lie), the fairness knob f
-is 0.8 as published (the worst fifth bids first), and predictions are an oracle's at the user's batch size.
-GPU types are alike to it.
+Source: Mahajan et al., NSDI 2020.
+
+rho is the predicted completion time over that on an exclusive 1/N of the cluster. When leases end, free GPUs go to
+the jobs of the largest rho, each up to what it asked for. Other jobs keep their GPUs to the end of their lease.
+
+Simplified: this greedy rule stands for the partial-allocation auction with hidden payments (agents here do not lie).
+The fairness knob f is 0.8 as published (the worst fifth bids first). An oracle predicts times at the user's batch
+size. All GPU types are alike.
 """
 
 from __future__ import annotations

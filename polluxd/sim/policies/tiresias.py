@@ -1,10 +1,13 @@
-"""Tiresias: least attained service in two queues (Gu et al., NSDI 2019), as the Pollux artifact runs it.
+"""Tiresias: least attained service in two queues.
+
+Source: Gu et al., NSDI 2019, as the Pollux artifact runs it.
 
 Jobs keep the GPUs and the batch size that their users asked for. The first queue holds jobs with less than 16
-GPU-hours of service, the second the others; within a queue, first come first served. All that fit run, in that
-order; a job that is overtaken is preempted whole. Left out, as in the artifact: promotion of starved jobs (its knob
-is 0) and the profile-based choice of which jobs to consolidate (all are packed onto the emptiest nodes). GPU
-types are alike to it.
+GPU-hours of service, the second queue the others. Within a queue, jobs run first come first served. All jobs that fit
+run, in that order; a job that is overtaken is preempted whole. All GPU types are alike.
+
+Left out, as in the artifact: promotion of starved jobs (its knob is 0), and the choice by profile which jobs to
+consolidate (all are packed onto the emptiest nodes).
 """
 
 from __future__ import annotations
