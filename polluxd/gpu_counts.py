@@ -1,6 +1,6 @@
 """Rules on the numbers of GPUs that a job may be given.
 
-`JobSpec.gpu_counts` and `Settings.gpu_counts` hold the rules as users write them. All functions here are pure.
+`JobSpec.gpu_counts` and `PolicySettings.gpu_counts` hold the rules as users write them. All functions here are pure.
 """
 
 from __future__ import annotations

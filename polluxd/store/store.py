@@ -156,7 +156,7 @@ class Store(Readings, Orders):
         return settings_from_rows({row["name"]: row["value"] for row in found}, defaults or PolicySettings())
 
     def set_setting(self, name: str, value: object, who: str) -> None:
-        """Set one field of model.Settings, audited.
+        """Set one field of PolicySettings, audited.
 
         Raises:
             ConfigError: no such setting, or a value that is not allowed.
