@@ -108,7 +108,7 @@ def _observe(history: _History, report: Report, held: Held) -> None:
     """
     place = (held.gpus, held.nodes)
     if (history.attempt, history.place) != (report.attempt, place) or report.first_step_at is None:
-        # A rate that spans a move is none. The clock of a stall starts again.
+        # A rate across a move means nothing, so the rate and the stall clock start again.
         history.attempt, history.place = report.attempt, place
         history.since = history.advanced_at = report.at
         history.progress = report.progress
@@ -135,7 +135,7 @@ def _trusted(history: _History, report: Report, held: Held, now: float, doubts: 
         doubts.append(f"explored_gpus={report.explored_gpus}: the job has held {held.most_gpus} at most")
     kept = _believable_fit(history, kept, doubts)
     if held.gpus and report.first_step_at is not None and now - history.advanced_at > STALL_S:
-        # Growth is limited to twice the explored GPUs, so half of what it holds keeps it there.
+        # Growth is limited to twice the explored GPUs, so half of its present GPUs keep the job at its size.
         stay = (held.gpus + 1) // 2
         if max(kept.explored_gpus, kept.prior_gpus) > stay:
             doubts.append(f"no progress for {now - history.advanced_at:.0f} s: it gains no GPUs")
@@ -182,10 +182,10 @@ def _physical(rates: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], f
 
 
 def fit_of(rates: Mapping[tuple[int, int], float], report: Report) -> ThroughputParams:
-    """The fit that observed progress justifies, at the initial batch size.
+    """Return the fit that observed progress justifies.
 
-    Compute divides over the GPUs at the speed of the smallest place; what larger places take beyond that is
-    synchronisation, and grows with the number of GPUs.
+    The fit holds at the initial batch size. Compute time divides over the GPUs at the speed of the smallest place.
+    The additional time at larger places is synchronisation, and grows with the number of GPUs.
     """
     batch = report.limits.initial
     (least, _), slowest = min(rates.items())

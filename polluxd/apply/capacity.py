@@ -25,7 +25,7 @@ class Capacity:
     free: Counter[str] = field(default_factory=Counter)
     leaving: Counter[str] = field(default_factory=Counter)
     closed: set[str] = field(default_factory=set)
-    """Nodes that Slurm starts nothing on (drained, down), whatever is or comes free there."""
+    """Nodes on which Slurm starts no job (drained, down), even where GPUs are free."""
 
     def fits_now(self, target: Placement) -> bool:
         """True when every node of `target` has its GPUs free at this moment."""
@@ -74,11 +74,14 @@ def capacity(
     pending_companions: Mapping[int, SlurmJob] | None = None,
     orphans: Iterable[SlurmJob] = (),
 ) -> Capacity:
-    """What is free, given Slurm's present state and the moves under way.
+    """Count free GPUs from Slurm's present state and the moves under way.
 
-    GPUs held by any job (running, suspended or completing) are taken; so are those of a move that was configured but
-    has not started, and those that a requeued job waits for are promised to it. `pending_companions` (by move) and
-    `orphans` are companions that no job counts as its own.
+    GPUs that any job holds (running, suspended or completing) are taken. GPUs of a move that was configured but has
+    not started are taken as well. GPUs that a requeued job waits for are promised to that job.
+
+    Args:
+        pending_companions: by move; companions that no job counts as its own.
+        orphans: further companions that no job counts as its own.
     """
     pending_companions = pending_companions or {}
     result = Capacity()
@@ -103,13 +106,13 @@ def capacity(
             for name in move.target.nodes:
                 result.leaving[name] -= move.target.gpus_per_node
         elif move.step is Step.DRAINING:
-            # It may still fail to drain: what it holds is not counted on, what it will take is.
+            # The job may still fail to drain: count the GPUs that the move will take, not those that it will free.
             result.promise(move.target, move.source)
     return result
 
 
 def _within(result: Capacity, move: Move, job: SlurmJob, companion: SlurmJob | None) -> None:
-    """What a move within the allocation has coming in, or is about to leave."""
+    """Count the GPUs that a move within the allocation adds or gives back."""
     if move.grows:
         arrived = companion is not None and companion.gpus_per_node_held
         if move.step in (Step.RECRUITING, Step.CONFIGURED, Step.STARTED) and not arrived:

@@ -21,21 +21,21 @@ _HOLDS = (JobState.RUNNING, JobState.SUSPENDED)
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """The cluster with each companion where it belongs."""
+    """The cluster with each companion assigned to its parent."""
 
     state: ClusterState
-    """Its jobs are no companions; those that have companions hold theirs too."""
+    """`state.jobs` has no companions; a job with companions also holds its companions' nodes and GPUs."""
     pending_companions: Mapping[int, SlurmJob]
-    """Companions on their way in, by the id of the move that they are for."""
+    """Companions of open moves, by the id of the move."""
     orphans: tuple[SlurmJob, ...]
-    """Companions that have not ended and belong to no job: their parent has gone, or is another user's, or did not
-    ask for them, or they are on their way out."""
+    """Companions that have not ended and belong to no job. Their parent has gone, belongs to another user, or did not
+    ask for them; or the companions are about to end."""
     moves: Mapping[int, Move]
-    """Moves within allocations: those that companions name, and those of present attempts that failed once begun."""
+    """Moves within allocations: moves that companions name, and moves of present attempts that failed once begun."""
 
 
 def named_moves(state: ClusterState) -> list[int]:
-    """The moves that companions say they were submitted for."""
+    """Return the ids of the moves that companions name."""
     return sorted({job.companion.move for job in state.jobs if job.companion is not None})
 
 

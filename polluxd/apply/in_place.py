@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 _NEVER = float("-inf")
 _ENDED_AT_ONCE = 250
-"""Somebody may submit any number of jobs that say they are companions: one call's time limit must do."""
+"""Users may submit any number of jobs that claim to be companions: one call must end them within its time limit."""
 
 
 class InPlaceMoves:
@@ -52,9 +52,9 @@ class InPlaceMoves:
         self._clock = clock
         self._monotonic = monotonic
         self._tried: dict[int, float] = {}
-        """When each stray was last to be ended."""
+        """When polluxd last tried to end each orphan."""
         self._tidied: dict[int, float] = {}
-        """When each failed shrink was last made good."""
+        """When polluxd last tried to reclaim the nodes of each failed shrink."""
 
     def place(self, move: Move, job: SlurmJob, companion: SlurmJob) -> str:
         """Let the companion start on the nodes that the move adds.

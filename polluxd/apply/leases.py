@@ -16,11 +16,11 @@ log = logging.getLogger(__name__)
 
 _NEVER = float("-inf")
 _RENEWED_AT_ONCE = 250
-"""scontrol asks slurmctld for one job after the other: more of them might not be done within its time limit."""
+"""scontrol updates one job after the other: more jobs might not finish within the call's time limit."""
 
 
 class Leases:
-    """What this process has renewed, and when.
+    """The leases that this process has renewed, and when.
 
     Args:
         lease: for how long a waiting job is kept back at a time [s].
@@ -66,7 +66,7 @@ class Leases:
             try:
                 self._slurm.renew(some, now + self._lease)
             except SlurmRefused as error:
-                # Tried again in a third of the lease. What stays refused starts as a plain job; the others' moves
-                # must not wait for it.
+                # polluxd tries again in a third of the lease. A job whose lease stays refused starts as a plain
+                # job; the moves of other jobs must not wait for it.
                 log.warning("leases could not be renewed: %s", error)
             self._renewed.update(dict.fromkeys(some, ticks))

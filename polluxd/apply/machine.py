@@ -65,12 +65,14 @@ def next_action(
     companion: SlurmJob | None = None,
     forbidden: str = "",
 ) -> Action:
-    """The next action of `move`, at POSIX time `now`.
+    """Return the next action of `move`.
 
-    `waited` is how long it has been at its step and `since_try` how long ago its last signal, requeue or shrink was
-    sent [s], both by a clock that does not step. `forbidden` is the rule by which Slurm would not start the job at
-    the move's target (`startable.forbids`). `companion` is the job that was submitted for it, where it is one that
-    grows in place.
+    Args:
+        now: POSIX time [s].
+        waited: how long the move has been at its step [s], by a clock that does not step.
+        since_try: how long ago polluxd sent the last signal, requeue or shrink [s], by a clock that does not step.
+        companion: the job that was submitted for the move, where the move grows a job in place.
+        forbidden: the rule by which Slurm would not start the job at the move's target (`startable.forbids`).
     """
     if job is None:
         return Fail("the job is no longer known to Slurm")
@@ -106,7 +108,7 @@ def next_action(
 
 
 def _ended(move: Move, job: SlurmJob) -> Action | None:
-    """What ends a move of any kind, at whatever step."""
+    """Return the action that ends a move of any kind, at any step."""
     if failed_to_start(move, job):
         return RunAgain()
     if job.state.finished:
@@ -139,7 +141,7 @@ def _planned(
         return Withdraw(PAUSED, rest=False)
     if waited > limits.planned_timeout_s:
         late = f"the GPUs of {move.target} did not come free within {limits.planned_timeout_s:.0f} s"
-        # A job that waits has lost nothing by it, and is not to wait longer for that.
+        # A waiting job has lost nothing and must not wait longer because of it: no cooldown.
         return Fail(late) if move.source else Withdraw(late, rest=False)
     if move.path == "start":
         if same_place(job, move.target):

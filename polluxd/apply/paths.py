@@ -21,14 +21,14 @@ _ABLE = {"in-place": ("resize", "relaunch"), "relaunch": ("relaunch",)}
 
 @dataclass(frozen=True, slots=True)
 class PathOptions:
-    """What the choice of a path depends on, beside the job."""
+    """What the choice of a path depends on, apart from the job."""
 
     paths: frozenset[str] = frozenset({"requeue"})
-    """Those that the configuration allows."""
+    """Paths that the configuration allows."""
     can_shrink: bool = False
     """Slurm lets a running job give nodes back."""
     failed: Mapping[int, frozenset[tuple[str, bool]]] = field(default_factory=dict)
-    """Paths that went wrong in a job's present attempt, each with whether it was to grow."""
+    """Paths that failed in a job's present attempt, each with whether the job was to grow."""
 
 
 def failed_paths(moves: Iterable[Move]) -> dict[int, frozenset[tuple[str, bool]]]:
@@ -100,7 +100,7 @@ def _open(job: SlurmJob, report: Report | None, means: PathOptions, *, grows: bo
 def _within(
     source: Placement, target: Placement, job: SlurmJob, able: tuple[str, ...], means: PathOptions
 ) -> str | None:
-    """The path within the allocation; None: there is none."""
+    """Return the path within the allocation; None where there is none."""
     old, new = set(source.nodes), set(target.nodes)
     if not able or source.gpus_per_node != target.gpus_per_node or set(job.gpus_per_node_held) != old:
         return None

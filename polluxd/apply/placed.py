@@ -20,7 +20,7 @@ def held(job: SlurmJob) -> Placement | None:
 
 
 def same_place(job: SlurmJob, target: Placement) -> bool:
-    """True when the job holds exactly `target`, in whatever order of nodes."""
+    """Tell whether the job holds exactly `target`, in any order of nodes."""
     return job.gpus_per_node_held == dict.fromkeys(target.nodes, target.gpus_per_node)
 
 

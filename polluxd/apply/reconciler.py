@@ -115,7 +115,7 @@ class Reconciler:
         The limits are the number of moves at one time and the number of restarts per hour.
         """
         epoch = self._authorize()
-        # Those that wait for their turn will be ordered out too.
+        # Planned moves that restart their job will use up the budget too.
         waiting = sum(m.step is Step.PLANNED and m.path in RESTARTING_PATHS for m in under_way)
         restarts = self.budget_left() - waiting
         busy = {move.job_id for move in under_way}
@@ -189,12 +189,12 @@ class Reconciler:
         self._stopwatch.keep(moves)
         self._history = {j: past for j, past in self._history.items() if j in jobs}
         if not paused:
-            # Before anything is started: a renewal after it would keep back what was just let go.
+            # Renew before any job is started: a later renewal would keep back a job that was just released.
             self._leases.renew(self._kept_back(jobs, seen.pending_companions, moves))
         room = capacity(
             seen.state.nodes, jobs, moves, pending_companions=seen.pending_companions, orphans=seen.orphans
         )
-        # Smallest growth first: what gives GPUs back comes before what takes them.
+        # Smallest growth first: moves that give GPUs back come before moves that take GPUs.
         ordered = sorted(moves, key=lambda m: (m.target.gpus - m.source.gpus, m.id))
         may_start = self.standings(seen.state)
         still_open = 0
@@ -221,7 +221,7 @@ class Reconciler:
                 waiting.append(move)
             still_open += self._carry_out(move, job, companion, action, room)
         if not paused:
-            # On a busy cluster other moves are always under way; moves that wait in a ring gain nothing by them.
+            # On a busy cluster other moves are always under way, but they do not help moves that wait in a ring.
             long = {
                 m.id
                 for m in waiting
@@ -375,7 +375,7 @@ class Reconciler:
             size = geometry(job, move.target)
             self._slurm.configure(move.job_id, size, start=True, time_limit_s=_time_left(move, job))
         except SlurmRefused as error:
-            # An earlier update that timed out may have been carried out since: then the job is where it should be.
+            # Slurm may have carried out an earlier update that timed out: the job then has the right placement.
             now = self._slurm.jobs([move.job_id]).get(move.job_id)
             if now is None or not same_place(now, move.target):
                 self._fail(move, now, f"Slurm refused the new size: {error}", keep_back=True)

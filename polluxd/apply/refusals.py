@@ -17,7 +17,7 @@ from polluxd.slurm.protocol import SlurmJob
 
 FIRST_S = 60.0
 LONGEST_S = 1800.0
-"""The first refusal of a group of jobs holds its moves for 60 s; each one that follows at once, twice as long."""
+"""The first refusal of a group of jobs holds the group's moves for 60 s; each following refusal doubles the time."""
 
 STUCK = "stuck since "
 """What the note of a cycle begins with while Slurm refuses to start jobs; the time follows."""
@@ -47,7 +47,7 @@ class Refusals:
         self._known: dict[tuple[str, str], _Refusal] = {}
 
     def look(self, move: Move, job: SlurmJob | None, action: Action) -> None:
-        """Learn from what became of a job that was told to start."""
+        """Learn whether Slurm started a job that polluxd told to start."""
         if job is None or move.step is not Step.CONFIGURED:
             return
         if isinstance(action, Fail) and job.state is JobState.PENDING and refused(job.reason):
@@ -88,7 +88,7 @@ class Refusals:
         return found
 
     def told(self) -> str:
-        """What `polluxctl status` says; empty where Slurm refuses nothing."""
+        """Return the text for `polluxctl status`; empty without refusals."""
         return "; ".join(
             f"{STUCK}{time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(r.since))}: Slurm refuses to start jobs"
             + (f" of {kind} {name}" if kind else "")

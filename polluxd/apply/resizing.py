@@ -90,7 +90,7 @@ def _planned(move: Move, job: SlurmJob, room: Capacity, waited: float, limits: M
     if not same_place(job, move.source):
         return Withdraw(f"the job is on {held(job)} now, not on {move.source}", rest=False)
     if waited > limits.planned_timeout_s:
-        # Nothing was asked of the job: it is not to rest for that.
+        # polluxd has asked nothing of the job yet: no cooldown.
         late = f"the GPUs of {move.added} did not come free within {limits.planned_timeout_s:.0f} s"
         return Withdraw(late if move.grows else "left planned while polluxd was away", rest=False)
     if not move.grows:
@@ -108,7 +108,7 @@ def _shrink(
 ) -> Action:
     match move.step:
         case Step.DRAINING:
-            # Of a relaunch, the new processes acknowledge: they have to come up first.
+            # In a relaunch the new processes acknowledge, and they have to start first.
             patience = limits.drain_timeout_s + (
                 limits.training_timeout_s if move.path == "relaunch" else 0.0
             )

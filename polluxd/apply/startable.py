@@ -50,9 +50,9 @@ def standings(state: ClusterState) -> dict[int, Standing]:
 
 
 def forbids(standing: Standing | None, move: Move) -> str:
-    """The rule that forbids to begin `move`; empty where none does.
+    """Return the rule that forbids `move`; empty where no rule does.
 
-    A job that is to give GPUs back within its allocation does not start again, and a job that is parked has to be able
+    A job that gives GPUs back within its allocation does not start again, so no rule applies. A parked job must be able
     to start somewhere.
     """
     if standing is None:

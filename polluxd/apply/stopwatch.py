@@ -1,8 +1,9 @@
-"""How long ago something was, by a clock that does not step.
+"""Measure waiting times by a clock that does not step.
 
-The times of moves are in the database, in POSIX seconds, so that another polluxd can go on from them. A wall clock
-that is set back by an hour would make a bounded wait last an hour longer, and one set forward would end all of them at
-once. So a process believes the wall clock once for each step, when it first sees it, and counts on from there.
+The database stores the times of moves in POSIX seconds, so that another polluxd can continue from them. A wall clock
+that is set back by an hour would make a bounded wait last an hour longer; a clock that is set forward would end all
+waits at once. So a process reads the wall clock once for each step of a move, when it first sees the step, and counts
+on from there by the monotonic clock.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ class Stopwatch:
         stage = move.id, move.step
         now = self._monotonic()
         if stage not in self._since:
-            # Of the step itself: an earlier one's time may be later, where the clock was set back in between.
+            # Use the time of this step only: an earlier step may have a later time if the clock was set back.
             recorded = move.times.get(move.step, self._clock())
             self._since[stage] = now - max(0.0, self._clock() - recorded)
         return now - self._since[stage]
 
     def try_now(self, move: Move) -> None:
-        """A call is about to be made for `move` at its present step."""
+        """Note that polluxd is about to make a call for `move` at this step."""
         self._tried[move.id, move.step] = self._monotonic()
 
     def since_try(self, move: Move) -> float:
