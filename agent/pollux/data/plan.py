@@ -71,7 +71,7 @@ def next_micro_batch(
     full = world_size * local_batch
     spare_one = left == full + 1 and local_batch > FEWEST and not drop_last
     if left >= full and not spare_one:
-        # Nearly always, and between any two steps: nothing to be shared out.
+        # The usual case: every rank gets a full local batch.
         own = position + rank * local_batch
         rest = left - full
         last = rest == 0 or (drop_last and rest < full)

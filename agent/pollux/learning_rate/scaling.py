@@ -239,13 +239,13 @@ class LearningRateScaler:
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._saved:
-            self._restore()  # a step that raised never came to its post hook
+            self._restore()  # a step that raised did not reach its post hook
         for group, factor in zip(optimizer.param_groups, self.factors, strict=False):
             rate = group.get("lr")
             if factor == 1.0 or rate is None:
                 continue
             if isinstance(rate, torch.Tensor):
-                # A captured or compiled step holds on to the very tensor: changed in place.
+                # A captured or compiled step keeps this tensor, so change it in place.
                 self._saved.append((group, "lr", rate.clone()))
                 rate.mul_(factor)
             else:

@@ -243,7 +243,7 @@ class Stepper:
         if not self._bare or step.group is None or not model.meter.hooked:
             return
         whole = step.uncommitted == step.taken * training.world.size * step.group.local_batch
-        # The user may accumulate without telling: assume so where it is as many passes as the last time.
+        # The user may accumulate without telling the agent. Assume so if the last step had as many passes.
         if step.taken == 1 or (whole and step.taken == step.usual):
             model.meter.after_pass(True, self.share, step.taken)
 
@@ -270,7 +270,7 @@ class Stepper:
             self._count()
 
     def _count(self) -> None:
-        """An optimizer step is over: its examples are used, and worth something."""
+        """Count the examples and the progress of a finished optimizer step."""
         training, step = self.training, self.training.step
         samples, step.uncommitted, step.stepped = step.uncommitted, 0, False
         step.usual, step.taken = step.taken, 0

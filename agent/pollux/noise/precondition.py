@@ -247,7 +247,7 @@ class GradientNorms:
                     continue
                 whole = self.second_moment(param)
                 if whole is None:
-                    continue  # the optimizer has never stepped it: it does not count
+                    continue  # the optimizer has never stepped this parameter
                 for piece, moment in _pieces(grad, whole):
                     if pieces and size + piece.numel() > CHUNK:
                         yield group, pieces, seconds

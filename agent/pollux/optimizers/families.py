@@ -64,7 +64,7 @@ class Family:
             return StepRule(1.0, 1.0 - alpha, float(group["eps"]))
         if self is ADAGRAD:
             return StepRule(1.0, 1.0 / max(steps, 1), float(group["eps"]))  # v is a sum
-        # The others' v is the square of all that they divide by.
+        # For the other families, v is the square of the whole divisor.
         return StepRule(1.0, _newest(group), 0.0)
 
 
@@ -181,7 +181,7 @@ def recognise(optimizer: Optimizer, *, stepped: bool) -> tuple[Family, ...] | No
         if not stepped:
             return None
         known = SGD_LIKE if _sgd_options(optimizer) and not any(optimizer.state.values()) else UNKNOWN
-    # A group whose parameters had no gradient so far is taken for the others'.
+    # A group whose parameters had no gradient so far gets the family of the others.
     return tuple(family or known for family in found)
 
 
@@ -191,7 +191,7 @@ def _of_group(optimizer: Optimizer, group: Mapping[str, Any]) -> Family | None:
     Return None if no parameter has a state.
     """
     stepped = [param for param in group["params"] if optimizer.state.get(param)]
-    # Any number in the state has the shape of a parameter that is one number.
+    # For a parameter with one element, every number in the state has the parameter's shape.
     told = [param for param in stepped if param.numel() > 1] or stepped
     found = {_of_param(optimizer, group, param, optimizer.state[param]) for param in told}
     if len(found) > 1:

@@ -72,7 +72,7 @@ def test_killed_before_any_call_of_a_save(tmp_path: Path, beside: bool) -> None:
     while code != 0:
         assert at < 1000, "no save came to its end"
         if not leftovers(tmp_path):
-            # Each save has as much to clear away, and so the same calls.
+            # Each save then has the same leftovers to remove, and makes the same calls.
             (tmp_path / ".checkpoint-00000001.pt.tmp").write_bytes(b"half")
         (code,) = exit_codes([forked(partial(save_file, tmp_path, last + 1, at, beside=beside))])
         assert code in (0, -signal.SIGKILL)
@@ -88,7 +88,7 @@ def test_killed_before_any_call_of_a_save(tmp_path: Path, beside: bool) -> None:
         if code:
             outcomes.add(step - last)
         last = step
-        # Beside the training a thread makes the same calls: every other one will do.
+        # Beside the training, a thread makes the same calls, so every second call is enough.
         at += 2 if beside and not ALL else 1
     assert at > 20, "hardly a point to be killed at"
     assert interrupted > 5

@@ -93,10 +93,10 @@ class Simulated:
         self.ranks: list[Any] = []
         self.iterators: list[Any] = []
         self.seen: dict[int, Counter[int]] = {}
-        """By pass, what was used in steps that were committed."""
+        """Samples used in committed steps, by pass."""
         self.sizes: set[int] = set()
         self.changes = 0
-        """Changes of the number of ranks with a part of a pass done."""
+        """Number of times that the number of ranks changed in mid-pass."""
 
     def run(self, events: list[Any]) -> None:
         """Train through all events, then finish some passes.
@@ -144,7 +144,7 @@ class Simulated:
         state = self.ranks[0].state_dict()
         left = slice(min(1, before - 1), None)
         self.ranks = self.ranks[left][:world_size]
-        # As the training does it: the end of a pass ends its iterators, in mid-pass they go on.
+        # As in the training: iterators end with a pass, and continue in mid-pass.
         going_on = self.iterators[left][:world_size] if self.ranks[0].position else map(iter, self.ranks)
         self.iterators = list(going_on)
         for rank, loader in enumerate(self.ranks):

@@ -286,7 +286,7 @@ if node == "n1":
 def test_an_abort_is_a_lost_companion_where_there_is_one(
     tmp_path: Path, lent: int, statuses: list[int]
 ) -> None:
-    """NCCL ends a process so where another rank is gone."""
+    """NCCL aborts a process like this when another rank is gone."""
     body = f"""
 if start == 0:
     if rank == 0:

@@ -225,7 +225,7 @@ def test_while_ranks_are_lent_the_loss_of_one_asks_for_another_start(
 
 
 def test_a_rank_that_is_ended_on_its_way_out_has_the_status_that_it_meant() -> None:
-    """Taking torch apart may last longer than others wait for."""
+    """The teardown of torch may last longer than the other ranks wait."""
 
     def asks() -> int:
         import atexit

@@ -39,7 +39,7 @@ def wrapped() -> list[str]:
 def test_a_model_that_is_wrapped_already_is_refused(ranks: Any) -> None:
     """A wrapped model would train, with each gradient reduced twice.
 
-    Its measured noise scale would be none.
+    The agent would measure no noise between the ranks.
     """
     for said in ranks(2, wrapped):
         assert len(said) == 3

@@ -237,7 +237,7 @@ def test_ranks_that_keep_asking_for_another_start_get_three(tmp_path: Path) -> N
     script = tmp_path / "again.py"
     script.write_text("import sys; print('started'); sys.exit(75)")
     agent = Path(__file__).parents[4] / "agent"
-    # Without the import of torch, which this script has no use for.
+    # Skip the import of torch, because this script does not use it.
     launch = (
         "import sys; from pollux.launcher import launch, node; "
         "sys.exit(launch.main(sys.argv[1:], preload=()))"
