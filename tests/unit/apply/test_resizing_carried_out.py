@@ -68,7 +68,7 @@ def test_a_companion_gets_its_parents_share_and_no_more_time_than_it_has_left() 
     site.turn()
     shown = site.slurm.truth(lent)
     assert shown.gpus_per_node_held == {"n2": 4}
-    assert (shown.cpus_per_node_held, shown.mem_per_node_mb) == ({"n2": 12}, 400)
+    assert (shown.cpus_per_node_held, site.slurm.memory_per_node(lent)) == ({"n2": 12}, 400)
     assert shown.time_limit_s == 3000.0
     for _ in range(2):
         site.turn()

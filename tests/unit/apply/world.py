@@ -72,7 +72,7 @@ class Process(Daemon):
         self._schema_known = True
         self._pruned = float("inf")
         store = FakeStore(world.rows, lease_s=config.cycle.leader_lease_s)
-        self._store = store  # type: ignore[assignment]
+        self.store = store  # type: ignore[assignment]
         slurm = self._door("slurm", Watched(world, store))
         door: Any = self._door("store", store)
         reconciler = Reconciler(
@@ -80,11 +80,11 @@ class Process(Daemon):
             door,
             limits=LIMITS,
             lease=LEASE_S,
-            authorize=self._door("authorize", self._authorize),
+            authorize=self._door("authorize", self.authorize),
             clock=world.wall,
             monotonic=world.slurm.clock,
         )
-        self._controller = Controller(
+        self.controller = Controller(
             config,
             slurm,
             door,
@@ -92,9 +92,6 @@ class Process(Daemon):
             monotonic=world.slurm.clock,
             policy=lambda snapshot, _cache: world.policy(snapshot),
         )
-
-    def turn(self) -> None:
-        self._turn()
 
 
 class Watched:
