@@ -91,12 +91,12 @@ def fit(
     RMSLE). Rows with a time that is not positive and finite are left out. Raises ValueError if no row remains, or if
     the lengths differ.
     """
-    data = _clean((nodes, gpus, m, accum_time, optim_time), weights, racks)
+    data = clean_measurements((nodes, gpus, m, accum_time, optim_time), weights, racks)
     free, base, tie = _degrees_of_freedom(data, prior)
-    pulled_to = None if prior is None else _logs(prior)
+    pulled_to = None if prior is None else log_parameters(prior)
     starts = [_start(data, prior, gamma) for gamma in _GAMMA_STARTS]
     if start is not None:
-        starts = [_logs(start)]
+        starts = [log_parameters(start)]
     elif not data.reach.size:
         starts = starts[:1]  # gamma has no effect on one GPU
     lower, upper = np.full(_SIZE, np.log(SMALLEST)), np.full(_SIZE, np.log(LARGEST))
@@ -105,7 +105,7 @@ def fit(
     limits = list(zip(lower[free], upper[free], strict=True))
 
     def objective(x: Floats) -> tuple[float, Floats]:
-        value, slope = _loss(base + tie @ x, data, pulled_to)
+        value, slope = loss_and_gradient(base + tie @ x, data, pulled_to)
         return value, tie.T @ slope
 
     def search(start: Floats, within: float) -> tuple[float, Floats]:
@@ -128,7 +128,9 @@ def fit(
     return _finish(np.clip(best, lower, upper), data, prior)
 
 
-def _clean(columns: Sequence[ArrayLike], weights: ArrayLike | None, racks: ArrayLike | None = None) -> _Data:
+def clean_measurements(
+    columns: Sequence[ArrayLike], weights: ArrayLike | None, racks: ArrayLike | None = None
+) -> _Data:
     given = [np.atleast_1d(np.asarray(a, dtype=np.float64)) for a in columns]
     for more in (weights, racks):
         given.append(
@@ -165,7 +167,7 @@ def _clean(columns: Sequence[ArrayLike], weights: ArrayLike | None, racks: Array
     )
 
 
-def _logs(params: ThroughputParams) -> Floats:
+def log_parameters(params: ThroughputParams) -> Floats:
     """Return theta [9] as the fit uses it: logarithms of times, and gamma.
 
     An unknown pair over racks is the pair over nodes.
@@ -191,7 +193,7 @@ def _degrees_of_freedom(
         base = np.full(_SIZE, np.log(SMALLEST))
         base[_GAMMA] = GAMMA_RANGE[0]
     else:
-        base = _logs(prior)
+        base = log_parameters(prior)
     narrow = float(data.m.max()) < NARROW * float(data.m.min())
     if narrow:
         known[0] = False
@@ -201,7 +203,7 @@ def _degrees_of_freedom(
     tie[free, np.arange(free.size)] = 1.0
     if narrow:
         # Split the measured time evenly, alpha_grad = beta_grad * m, or as the prior does.
-        log_prior = None if prior is None else _logs(prior)
+        log_prior = None if prior is None else log_parameters(prior)
         base[0] = np.mean(np.log(data.m)) if log_prior is None else log_prior[0] - log_prior[1]
         tie[0] = tie[1]
     return free, base, tie
@@ -213,7 +215,7 @@ def _start(data: _Data, prior: ThroughputParams | None, gamma: float) -> Floats:
     Local passes come from non-negative least squares, synchronisation from the remaining time.
     """
     if prior is not None:
-        start = _logs(prior)
+        start = log_parameters(prior)
         start[_GAMMA] = np.clip(gamma, *GAMMA_RANGE) if gamma != _GAMMA_STARTS[0] else start[_GAMMA]
         return start
     times = np.exp(np.where(data.grad_seen, data.log_grad, data.log_step - np.log(2.0)))
@@ -258,10 +260,10 @@ def _predict(u: Floats, data: _Data) -> tuple[Floats, Floats, Floats, Floats, Fl
     return log_grad, log_step, a[0] / grad, log_sync, alpha / sync, 1.0 / (1.0 + powers)
 
 
-def _loss(u: Floats, data: _Data, prior: Floats | None) -> tuple[float, Floats]:
+def loss_and_gradient(u: Floats, data: _Data, prior: Floats | None) -> tuple[float, Floats]:
     """Return RMSLE of both kinds of step plus the pulls, and its gradient [9].
 
-    `prior` is as `_logs` returns it.
+    `prior` is as `log_parameters` returns it.
     """
     log_grad, log_step, first, log_sync, fixed, share = _predict(u, data)
     off_grad, off_step = log_grad - data.log_grad, log_step - data.log_step

@@ -230,7 +230,7 @@ class _Program:
             size, many = int(racks.open[pool, number]), int(racks.many[number])
             limits = [(self._size, float(racks.gpus[pool, number])), (taken, float(many * size))]
             if many > 1 and size > 0:
-                limits += [(_dual_feasible(taken / size, k), float(many)) for k in CUTS]
+                limits += [(dual_feasible(taken / size, k), float(many)) for k in CUTS]
             for amount, most in limits:
                 rows.append(np.append(np.zeros(count), np.where(here, amount[self._placed], 0.0)))
                 high.append(most)
@@ -244,7 +244,7 @@ class _Program:
         ]
 
 
-def _dual_feasible(share: Floats, k: int) -> Floats:
+def dual_feasible(share: Floats, k: int) -> Floats:
     """Map parts of a bin to numbers that sum to at most 1 if the parts fit.
 
     Source: dual feasible functions (Fekete and Schepers, 2001).

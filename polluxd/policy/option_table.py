@@ -343,7 +343,7 @@ def _evaluate(listing: Listing, owner: Ints, fresh: Sequence[int]) -> tuple[Floa
     number = np.full(len(listing.jobs), -1, dtype=np.int64)
     number[fresh] = np.arange(len(fresh))
     wanted = np.flatnonzero(number[owner] >= 0)
-    return _optimum(
+    return best_sizes(
         [listing.jobs[j] for j in fresh],
         listing.offers.types,
         listing.block[:, wanted],
@@ -351,7 +351,7 @@ def _evaluate(listing: Listing, owner: Ints, fresh: Sequence[int]) -> tuple[Floa
     )
 
 
-def _optimum(jobs: Sequence[Job], types: tuple[str, ...], block: Ints, owner: Ints) -> tuple[Floats, Ints]:
+def best_sizes(jobs: Sequence[Job], types: tuple[str, ...], block: Ints, owner: Ints) -> tuple[Floats, Ints]:
     """Find the best goodput and its batch size per configuration.
 
     A job without a fit is taken to scale linearly.

@@ -129,7 +129,7 @@ class PyslurmClient(ScontrolClient):
 
     def _ask(self, worker: PyslurmProcess, do: str, **arguments: object) -> object:
         try:
-            return worker.ask(do, self._timeout, **arguments)
+            return worker.ask(do, self.timeout, **arguments)
         except RequestRefused as error:
             told = failure(("pyslurm", do, *map(str, arguments.values())), 1, str(error))
             if isinstance(told, SlurmUnavailable):
@@ -157,7 +157,7 @@ class PyslurmClient(ScontrolClient):
         return self.worker
 
     def _matching_worker(self) -> PyslurmProcess:
-        worker = PyslurmProcess(self._env, start_s=self._timeout)
+        worker = PyslurmProcess(self._env, start_s=self.timeout)
         try:
             slurm = self._run("scontrol", "--version").strip()
             if _major(worker.version) is None or _major(worker.version) != _major(slurm):

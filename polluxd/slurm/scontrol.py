@@ -56,7 +56,7 @@ class ScontrolClient:
     def __init__(
         self, *, conf: Path | str | None = None, timeout: float = 10.0, clock: Callable[[], float] = time.time
     ) -> None:
-        self._timeout = timeout
+        self.timeout = timeout
         self._clock = clock
         self._ours: set[int] = set()
         self._companions: set[int] = set()
@@ -307,7 +307,7 @@ class ScontrolClient:
                 env={**self._env, **environment},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
-                timeout=self._timeout,
+                timeout=self.timeout,
                 check=False,
                 # Undecodable bytes (a job's name in another encoding) must not stop the reading.
                 encoding="utf-8",
@@ -315,7 +315,7 @@ class ScontrolClient:
             )
         except subprocess.TimeoutExpired as error:
             raise SlurmUnavailable(
-                f"{_short(argv)}: no answer within {self._timeout:g} s; it may have been applied all the same"
+                f"{_short(argv)}: no answer within {self.timeout:g} s; it may have been applied all the same"
             ) from error
         except OSError as error:
             raise SlurmUnavailable(

@@ -167,7 +167,7 @@ def write_checkpoint(file: IO[bytes], state: Mapping[str, Any], meta: Mapping[st
 
     `state` holds what `pollux.ranks.plain_values` can encode; `meta` must be JSON. Raises CheckpointError otherwise.
     """
-    writer = _HashingWriter(file)
+    writer = HashingWriter(file)
     try:
         check_state(dict(state))
         torch.save(dict(state), writer)  # type: ignore[arg-type]
@@ -200,7 +200,7 @@ def digest_of(file: IO[bytes], size: int) -> str:
     return digest.hexdigest()
 
 
-class _HashingWriter:
+class HashingWriter:
     """A file that hashes what is written, and remembers its first error.
 
     torch's zip writer turns an exception in a write into an error of its own that hides the cause.

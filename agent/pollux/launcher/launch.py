@@ -69,7 +69,7 @@ def main(
     """
     # A terminal's Ctrl-C while nothing runs yet ends the launcher without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    options = _parser().parse_args(argv)
+    options = argument_parser().parse_args(argv)
     try:
         status = run(options, graces=graces, preload=preload)
     except PolluxAgentError as error:
@@ -79,7 +79,7 @@ def main(
     end_at_once(status)
 
 
-def _parser() -> argparse.ArgumentParser:
+def argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="pollux", description="The job side of Pollux on Slurm.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     run_parser = commands.add_parser(
@@ -186,7 +186,7 @@ def _task(options: argparse.Namespace) -> tuple[Task, int | None]:
 
 def _invited(file: Path, invitation: CompanionFile) -> tuple[Task, int | None]:
     try:
-        options = _parser().parse_args(["run", *invitation.argv])
+        options = argument_parser().parse_args(["run", *invitation.argv])
         os.chdir(invitation.cwd)
     except SystemExit:
         raise LaunchError(f"{file} invites nobody: its argv is none of `pollux run`") from None

@@ -103,7 +103,7 @@ def run_node(allocation: StepAllocation, task: Task) -> int:
             # Whole lines, each at once: ranks share the output, and a rank that is ended must lose none of its own.
             stream.reconfigure(line_buffering=True, write_through=False)
     parent = Parent(task.invitation) if task.invitation is not None else None
-    meeting = _Rendezvous(allocation, launch_key(allocation, task.invitation))
+    meeting = LauncherRendezvous(allocation, launch_key(allocation, task.invitation))
     _import_once(task.preload)
     channels = meeting.outcome()
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
@@ -213,7 +213,7 @@ def _line_to_rank_0(
     return ours, theirs
 
 
-class _Rendezvous:
+class LauncherRendezvous:
     """Meet the other nodes' launchers, in a thread while torch is imported.
 
     The thread ends before any fork.

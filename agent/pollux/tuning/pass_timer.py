@@ -20,7 +20,7 @@ STALL = 0.5
 """A wait for data is a stall from this share of a usual pass on, if it is also far above the usual wait."""
 
 _USUAL_WAIT_FACTOR = 4.0
-_PENDING = 64  # passes whose marks the device has not reached yet
+MOST_PENDING = 64  # passes whose marks the device has not reached yet
 
 FILE_EVERY = 1.0
 """Seconds after which passes are filed, if fewer than _TOGETHER wait."""
@@ -103,7 +103,7 @@ class PassTimer:
         self._waits: tuple[tuple[Any, Any], ...] = ()
         self._key: Configuration | None = None
         """Of the present pass."""
-        self._pending: deque[_Pass] = deque(maxlen=_PENDING)
+        self.pending: deque[_Pass] = deque(maxlen=MOST_PENDING)
         self._filed_at = 0.0
         self._warming = WARM_PASSES
         self._usual_wait, self._usual_body = 0.0, 0.0
@@ -155,7 +155,7 @@ class PassTimer:
         warm = self._warming <= 0
         if counts and not warm:
             self._warming -= 1
-        self._pending.append(
+        self.pending.append(
             _Pass(
                 key,
                 started,
@@ -167,15 +167,15 @@ class PassTimer:
                 counts and warm,
             )
         )
-        if len(self._pending) >= _TOGETHER or time.monotonic() - self._filed_at >= FILE_EVERY:
+        if len(self.pending) >= _TOGETHER or time.monotonic() - self._filed_at >= FILE_EVERY:
             self._file_all()
 
     def _file_all(self) -> None:
         """File the passes that the device has completed, several at a time."""
         self._filed_at = time.monotonic()
         found: dict[Configuration, tuple[list[float], list[float]]] = {}
-        while self._pending and self._reached(self._pending[0]):
-            done = self._pending.popleft()
+        while self.pending and self._reached(self.pending[0]):
+            done = self.pending.popleft()
             self._file(done, *found.setdefault(done.key, ([], [])))
         for key, (local, final) in found.items():
             if local or final:

@@ -94,16 +94,16 @@ def test_batch_sizes_nearly_alike_tell_nothing_of_the_slope():
 
 def test_gradient_is_that_of_the_loss():
     racks = [1] * 5 + [1, 2, 2, 1, 1, 1]
-    data = fitting._clean(measure(PLANTED, FULL, noise=0.1, seed=1), None, racks)
+    data = fitting.clean_measurements(measure(PLANTED, FULL, noise=0.1, seed=1), None, racks)
     rng = np.random.default_rng(0)
-    for prior in (None, fitting._logs(PLANTED._replace(alpha_grad=0.1))):
+    for prior in (None, fitting.log_parameters(PLANTED._replace(alpha_grad=0.1))):
         for _ in range(5):
-            u = fitting._logs(PLANTED) + 0.3 * rng.random(9)
-            _, slope = fitting._loss(u, data, prior)
+            u = fitting.log_parameters(PLANTED) + 0.3 * rng.random(9)
+            _, slope = fitting.loss_and_gradient(u, data, prior)
             for i in range(9):
                 step = np.zeros(9)
                 step[i] = 1e-6
-                up, down = (fitting._loss(u + d, data, prior)[0] for d in (step, -step))
+                up, down = (fitting.loss_and_gradient(u + d, data, prior)[0] for d in (step, -step))
                 assert slope[i] == pytest.approx((up - down) / 2e-6, rel=1e-4, abs=1e-7)
 
 

@@ -68,9 +68,9 @@ def test_what_nobody_changed_is_neither_evaluated_nor_listed_again(monkeypatch):
         snap = applied(snap, decide(snap, cache=cache))
     decide(snap, cache=cache)
     redone: list[object] = []
-    real_tables = option_table._optimum
+    real_tables = option_table.best_sizes
     monkeypatch.setattr(
-        option_table, "_optimum", lambda jobs, *more: redone.append(jobs) or real_tables(jobs, *more)
+        option_table, "best_sizes", lambda jobs, *more: redone.append(jobs) or real_tables(jobs, *more)
     )
     older = replace(snap, jobs=tuple(replace(j, age=j.age + 1e-9) for j in snap.jobs))
     decide(older, cache=cache)

@@ -28,11 +28,11 @@ def test_whatever_fits_into_a_rack_passes_every_cut(k):
         for used in range(1, nodes + 1):
             for parts in partitions(used, used):
                 shares = np.array(parts, dtype=np.float64) / nodes
-                assert integer._dual_feasible(shares, k).sum() <= 1 + 1e-9, (nodes, parts)
+                assert integer.dual_feasible(shares, k).sum() <= 1 + 1e-9, (nodes, parts)
 
 
 def test_a_cut_sees_that_two_racks_of_three_hold_no_three_pairs():
-    pair = integer._dual_feasible(np.array([2 / 3]), 1)[0]
+    pair = integer.dual_feasible(np.array([2 / 3]), 1)[0]
     assert 3 * pair > 2 >= 2 * pair
 
 

@@ -17,14 +17,14 @@ def test_a_reading_that_hangs_is_no_answer_and_the_next_goes_by_scontrol(
     slurm.observe()
     assert slurm.worker is not None
     pid = slurm.worker.process.pid
-    slurm._timeout = 0.3
+    slurm.timeout = 0.3
     stand_in.fault(jobs="hang")
     said(caplog)
     with pytest.raises(SlurmUnavailable, match=r"observe .*: no answer within 0\.3 s"):
         slurm.observe()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
-    slurm._timeout = 60.0
+    slurm.timeout = 60.0
     assert reader(slurm) == "by-scontrol"
     assert said(caplog) == [("WARNING", "Slurm is read through scontrol: observe: no answer within 0.3 s")]
 
@@ -39,14 +39,14 @@ def test_an_order_left_unanswered_may_have_been_applied_and_is_not_repeated(
     slurm.observe()
     assert stand_in.commands
     assert stand_in.heard
-    slurm._timeout = 60.0 if how != "hang" else 0.5
+    slurm.timeout = 60.0 if how != "hang" else 0.5
     stand_in.fault(signal=how)
     with pytest.raises(SlurmUnavailable, match=rf"{why}.*; it may have been applied all the same"):
         slurm.signal(7)
     # A worker that is killed may not have come that far.
     assert all(words == ["signal", 7, "SIGUSR1", "children"] for words in stand_in.heard)
     assert stand_in.commands == []
-    slurm._timeout = 60.0
+    slurm.timeout = 60.0
     slurm.signal(7)
     assert (stand_in.heard, stand_in.commands) == ([], [["--signal=USR1", "7"]])
 

@@ -110,7 +110,7 @@ def test_a_foreign_checkpoint_is_refused_and_left(tmp_path: Path) -> None:
 def test_on_a_full_disk_the_previous_one_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = CheckpointStore(tmp_path)
     store.save(state(1), meta={"step": 1})
-    original = checkpoint_file._HashingWriter.write
+    original = checkpoint_file.HashingWriter.write
     written = 0
 
     def full(self: Any, data: Any) -> int:
@@ -120,7 +120,7 @@ def test_on_a_full_disk_the_previous_one_stands(tmp_path: Path, monkeypatch: pyt
             self.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return original(self, data)
 
-    monkeypatch.setattr(checkpoint_file._HashingWriter, "write", full)
+    monkeypatch.setattr(checkpoint_file.HashingWriter, "write", full)
     with pytest.raises(CheckpointError, match="no space left"):
         store.save(state(2), meta={})
     monkeypatch.undo()

@@ -137,7 +137,7 @@ def test_from_a_batch_script_srun_gets_the_sizes_of_now(
     }.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(LaunchError, match="srun cannot be started"):
-        launch.run(launch._parser().parse_args(["run", str(script), "--epochs", "3"]))
+        launch.run(launch.argument_parser().parse_args(["run", str(script), "--epochs", "3"]))
     ((command, env),) = started
     assert {"--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--cpus-per-task=6"} <= set(command)
     assert command[-3:] == [str(script), "--epochs", "3"]

@@ -158,7 +158,7 @@ def test_a_meeting_that_fails_in_any_way_starts_nobody(monkeypatch: pytest.Monke
     monkeypatch.setattr(node, "gather", fail)
     monkeypatch.setattr(node, "listen", fail)
     with pytest.raises(LaunchError, match="could not meet: TypeError"):
-        node._Rendezvous(StepAllocation(num_nodes=2), b"key").outcome()
+        node.LauncherRendezvous(StepAllocation(num_nodes=2), b"key").outcome()
 
 
 def test_idle_strangers_do_not_delay_the_meeting() -> None:
