@@ -19,7 +19,7 @@ from contrib.attack.site import Site, site
 from polluxd.printable import printable
 
 THEMES = (slurm_text,)
-"""Importing a theme puts its attacks on the list."""
+"""The themes. Importing one adds its attacks to the list."""
 
 
 def tried(attack: Attack, place: Site, *, defended: bool) -> Outcome:

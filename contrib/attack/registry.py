@@ -19,7 +19,7 @@ from contrib.attack.site import Site
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an attempt came to."""
+    """The outcome of an attempt."""
 
     succeeded: bool
     evidence: str
@@ -40,7 +40,7 @@ ATTACKS: list[Attack] = []
 
 
 def attack(actor: str, name: str) -> Callable[[Attempt], Attempt]:
-    """Put a function on the list."""
+    """Add a function to the list of attacks."""
 
     def enlist(attempt: Attempt) -> Attempt:
         ATTACKS.append(Attack(name, actor, attempt))

@@ -53,14 +53,14 @@ class Site:
         )
 
     def script(self, name: str, *lines: str) -> Path:
-        """A batch script; without lines of its own it sleeps."""
+        """Write a batch script that runs `lines` and then sleeps."""
         path = self.folder / name
         path.write_text("\n".join(("#!/bin/sh", *lines, "sleep 600")) + "\n")
         path.chmod(0o755)
         return path
 
     def sbatch(self, user: str, script: Path, *options: str) -> tuple[int | None, str]:
-        """The job's id, or None, and what sbatch said."""
+        """Submit a script; return the job's id, or None and sbatch's complaint."""
         done = self.run(user, "sbatch", "--parsable", "--output=/dev/null", *options, str(script))
         if done.returncode:
             return None, " ".join(done.stderr.split())
@@ -68,7 +68,7 @@ class Site:
         return int(done.stdout), ""
 
     def job(self, job_id: int) -> SlurmJob | None:
-        """The job as polluxd reads it."""
+        """Return the job as polluxd reads it."""
         return self.slurm.jobs([job_id]).get(job_id)
 
     def until(self, ready: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
@@ -100,7 +100,7 @@ class Site:
 
     @staticmethod
     def _rewrite(hook: Path, text: str) -> None:
-        # slurmctld reads the file again when its time, in whole seconds, is past what it knows.
+        # slurmctld reads the script again only if its modification time, in whole seconds, is newer.
         newer = hook.stat().st_mtime + 2
         hook.write_text(text)
         os.utime(hook, (newer, newer))
@@ -108,7 +108,7 @@ class Site:
 
 @contextmanager
 def users() -> Iterator[None]:
-    """The three users; those that did not exist are removed again."""
+    """Create the three users; remove those that did not exist before."""
     made = []
     try:
         for name in USERS:
@@ -125,7 +125,7 @@ def users() -> Iterator[None]:
 
 @contextmanager
 def site() -> Iterator[Site]:
-    """A cluster from nothing, gone afterwards."""
+    """Start a new cluster and remove it afterwards."""
     with tempfile.TemporaryDirectory(prefix="pollux-attack-") as name, users():
         folder = Path(name)
         folder.chmod(0o755)

@@ -33,10 +33,10 @@ from .workload import Training, submit, submit_plain, trainings
 
 ROOT = Path(__file__).resolve().parents[2]
 AFTERWARDS_S = 1200.0
-"""How long jobs may take to end once nothing goes wrong any more."""
+"""How long jobs may take to end after the last fault [s]."""
 
 COMPANIONS_S = 60.0
-"""How long companions may outlive the last of them."""
+"""How long companions may outlive the last job [s]."""
 
 
 def _arguments() -> argparse.Namespace:
@@ -104,7 +104,7 @@ class Run:
             time.sleep(0.5)
 
     def _companions(self) -> list[SlurmJob]:
-        """Jobs that lend nodes to others, and have not ended."""
+        """Return the live companions: jobs that lend nodes to other jobs."""
         return [
             job
             for job in self._slurm.observe().jobs
@@ -128,11 +128,11 @@ class Run:
             self.last = self._slurm.jobs([*self.jobs, *self.plain])
         except SlurmError:
             return False
-        # Those that did not opt in are only looked at: Slurm may hold one for good whose launch a killed slurmd spoilt.
+        # A job that did not opt in need not end: Slurm may hold it for good if a killed slurmd spoilt its launch.
         return all(job.state.finished for job_id, job in self.last.items() if job_id in self.jobs)
 
     def outcome(self) -> dict[str, Any]:
-        """What came of it; `faults` is empty where all is well."""
+        """Return the result of the run; `faults` is empty where it passed."""
         self._all_ended()
         store = Store(self._cluster.database_url, self._cluster.cluster_name)
         moves = store.moves()

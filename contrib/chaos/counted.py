@@ -35,7 +35,7 @@ args = parser.parse_args()
 
 
 def to_end() -> bool:
-    """Whether any rank has seen the file; all ranks ask alike."""
+    """Return whether any rank has seen the `--until` file; all ranks agree."""
     seen = torch.tensor([int(args.until is not None and args.until.exists())])
     if distributed.is_initialized():
         distributed.all_reduce(seen)

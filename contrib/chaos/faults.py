@@ -1,4 +1,4 @@
-"""What goes wrong, how often, and for how long."""
+"""The kinds of faults, how often they happen and how long they last."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ KINDS: dict[str, Kind] = {
 
 
 class Chaos:
-    """Begins and ends faults on a running cluster, at times drawn from a seed.
+    """Begin and end faults on a running cluster, at times drawn from a seed.
 
     Args:
         rates: mean seconds between two faults of a kind, over those of `KINDS`.
@@ -77,7 +77,7 @@ class Chaos:
             self._again(name)
 
     def turn(self) -> None:
-        """Begin and end what is due."""
+        """Begin and end the faults that are due."""
         now = time.monotonic()
         while self._ends and self._ends[0][0] <= now:
             _, _, name, end = heapq.heappop(self._ends)
@@ -88,13 +88,13 @@ class Chaos:
             self._begin(name)
 
     def stop(self) -> None:
-        """Everything runs again."""
+        """End all faults, so that every process runs again."""
         self._due.clear()
         while self._ends:
             heapq.heappop(self._ends)[3]()
 
     def _again(self, name: str) -> None:
-        """A kind of fault is due again only once the last of it is over."""
+        """Draw when the next fault of a kind is due, once the last one is over."""
         mean = self._rates[name]
         if mean > 0:
             self._number += 1
@@ -104,7 +104,7 @@ class Chaos:
     def _begin(self, name: str) -> None:
         lasts = self._chance.uniform(*KINDS[name].lasts_s)
         begun = getattr(self, "_" + name.replace("-", "_"))()
-        if begun is None:  # there is nothing of the kind now, or another fault has it
+        if begun is None:  # no such process runs now, or another fault holds it
             self._again(name)
             return
         whom, end = begun
@@ -218,10 +218,10 @@ class Process:
 
     pid: int
     node: str
-    """By Slurm's name."""
+    """Slurm's name of the node."""
     launcher: bool
     companion: bool
-    """Of a job that lends its node to another."""
+    """Whether its job is a companion, which lends its node to another job."""
 
 
 def trainings_of(cluster: DevCluster) -> Iterator[Process]:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 SAMPLES = 1438
-"""Of the digits that are trained on (contrib/examples/emulated.py)."""
+"""How many digits the training uses (contrib/examples/emulated.py)."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """An optimizer step, once it was over."""
+    """A completed optimizer step."""
 
     step: int
     at: float
@@ -32,9 +32,9 @@ class Ledger:
     launch: int
     """Equal for all ranks of one start, and greater for a later one."""
     joined: bool
-    """It came into a training under way, from a companion job."""
+    """Whether the rank joined a running training from a companion job."""
     start: int
-    """The optimizer step that it began with."""
+    """The optimizer step that the rank began with."""
     pid: int
     batches: list[tuple[int, list[int]]] = field(default_factory=list)
     """(step, samples) of each micro-batch."""
@@ -48,17 +48,17 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Lineage:
-    """What of a training lives on in its last state."""
+    """The part of a training that its last state contains."""
 
     launches: int
     undone: int
-    """Samples that were trained on and then undone, since a crash went back to a checkpoint before them."""
+    """Samples whose training was undone: after a crash the job went back to an earlier checkpoint."""
     repeated: int
-    """Optimizer steps that were over, and made once more by a later start: none where every move was acknowledged."""
+    """Completed optimizer steps that a later start repeated: none where every move was acknowledged."""
     counts: Counter[int]
 
     def faults(self, passes: int) -> list[str]:
-        """What is not as it must be: each sample once per pass, and no other."""
+        """List deviations from the rule: each sample once per pass, and no other."""
         if not self.launches:
             return ["it never trained"]
         odd = {i: n for i in range(SAMPLES) if (n := self.counts[i]) != passes}
@@ -97,10 +97,10 @@ def _read(launch: int, lines: Sequence[str]) -> Ledger:
 
 
 def lineage(found: Sequence[Ledger]) -> Lineage:
-    """What lives on of a training, from its `ledgers`.
+    """Return what the last state of a training contains, from its `ledgers`.
 
-    A step counts where no later start began at it or before it. A rank that joined belongs to the start that was in
-    force when it came.
+    A step counts unless a later start began at it or before it. A rank that joined belongs to the newest start at the
+    time when it joined.
     """
     starts: dict[int, list[Ledger]] = {}
     newest = 0

@@ -18,7 +18,7 @@ PACE: Mapping[str, Mapping[str, float]] = {
 
 
 class Polluxd:
-    """One of several on the same cluster; they share a configuration file."""
+    """One of several polluxd on a cluster; they share a configuration file."""
 
     def __init__(self, cluster: DevCluster, folder: Path, name: str) -> None:
         self.name = name
@@ -34,7 +34,7 @@ class Polluxd:
         return self._process is not None and self._process.poll() is None
 
     def migrate(self) -> None:
-        """Bring the schema up to date. Raises CalledProcessError."""
+        """Migrate the schema; raise CalledProcessError where that fails."""
         subprocess.run(self._command("migrate"), env=self._env, check=True, capture_output=True)
 
     def start(self) -> None:
@@ -65,7 +65,7 @@ class Polluxd:
         self.stopped = False
 
     def end(self) -> None:
-        """In good order, or not at all good."""
+        """End polluxd with TERM, or with KILL if it still runs after 20 s."""
         if self.running and self._process is not None:
             self.go_on()
             self._process.terminate()

@@ -12,8 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 SMALL, LARGE = "max-gpus=2", "min-gpus=2 max-gpus=3"
-"""What jobs ask of Pollux. With a GPU per node the first is relaunched or requeued, for it may have one rank alone; the
-other grows and shrinks in place."""
+"""What jobs ask of Pollux. On nodes with one GPU each, a SMALL job is relaunched or requeued, because it may have a
+single rank. A LARGE job grows and shrinks in place."""
 
 SCRIPT = """\
 #!/bin/bash

@@ -63,7 +63,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _report_failure(console: Console, error: RunFailedError, stage: Stage) -> None:
-    """Which job, its log's end, polluxd's log's end."""
+    """Print the error and the ends of the logs that may explain it."""
     console.print(f"\n[bold red]The demo failed:[/] {error}", soft_wrap=True, highlight=False)
     for path in stage.suspects(error.job):
         if path.exists():

@@ -21,7 +21,7 @@ from .measure import Track
 from .run import Run
 
 LINE_S = 5.0
-"""Between two plain progress lines."""
+"""Time between two plain progress lines [s]."""
 
 Details = Mapping[int, Mapping[str, Any]]
 
@@ -48,7 +48,7 @@ def _seen(track: Track) -> dict[str, Any]:
         "nodes": track.nodes,
         "age_s": (track.ended_at or time.time()) - track.submitted_at,
     }
-    if track.ended:  # what polluxd last knew of it is of the past
+    if track.ended:  # polluxd's last view of it is out of date
         seen |= dict.fromkeys(("batch_size", "mode", "goodput", "speedup"), None) | {"reason": ""}
     return seen
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 _GPUS = re.compile(r"gpu(?::[^,:=(]+)?[:=](\d+)")
 _COMPANION = ".companion"
-"""How the names of jobs end that lend nodes to another one, of the name before it."""
+"""The suffix of a companion's name. The name before it is that of the job to which it lends its nodes."""
 
 
 class SlurmSilentError(Exception):
@@ -67,7 +67,7 @@ def observe(env: Mapping[str, str]) -> dict[int, Seen]:
         if job.endswith(_COMPANION):
             companions.append((job.removesuffix(_COMPANION), one))
         else:
-            named[job] = int(ident)  # of two jobs of a name, the other one has ended
+            named[job] = int(ident)  # of two jobs with the same name, the other one has ended
             seen[int(ident)] = one
     for job, companion in companions:
         parent = named.get(job)
@@ -89,12 +89,12 @@ def record_of(job_id: int, env: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(slots=True)
 class Track:
-    """One job of one run: when it was submitted, and what it held ever since."""
+    """One job of one run: its submission, and what it has held since then."""
 
     name: str
     job_id: int
     submitted_at: float
-    """By our own clock when sbatch returned: a requeue resets Slurm's SubmitTime."""
+    """When sbatch returned, by this process's clock: a requeue resets Slurm's SubmitTime [POSIX s]."""
     ended_at: float | None = None
     state: str = "PENDING"
     nodes: str = ""
@@ -142,7 +142,7 @@ class Recording:
         record, track = record_of(job_id, env), self.tracks[job_id]
         track.state = record.get("JobState", track.state)
         if track.ended and record.get("EndTime", "Unknown") != "Unknown":
-            # Slurm's times have whole seconds, our sample saw the end at most a second late.
+            # Slurm's times are whole seconds. The sample saw the end at most a second late.
             track.ended_at = time.mktime(time.strptime(record["EndTime"], "%Y-%m-%dT%H:%M:%S"))
 
     @property

@@ -61,7 +61,7 @@ class Polluxd:
             )
 
     def must_run(self) -> None:
-        """Raises RunFailedError when polluxd has ended."""
+        """Raise RunFailedError if polluxd has ended."""
         if self._process is None or self._process.poll() is not None:
             status = self._process.poll() if self._process else None
             raise RunFailedError(
@@ -88,7 +88,7 @@ class Database:
 
         While the database does not answer, this is the last known view.
         """
-        # The view is a courtesy: the run itself is judged by Slurm's word.
+        # The view is only shown: the success of the run depends on what Slurm reports.
         with contextlib.suppress(PolluxError):
             self._last = {row["job_id"]: row for row in job_rows(self._open())}
         return self._last
@@ -104,7 +104,7 @@ class Database:
         return self._store
 
     def batch_sizes(self) -> dict[int, Series]:
-        """Total batch size over time, by job id, one entry per change."""
+        """Return the total batch size over time, by job id, an entry per change."""
         found: dict[int, Series] = {}
         for point in self._open().report_history():
             series = found.setdefault(point.job_id, [])
@@ -113,7 +113,7 @@ class Database:
         return found
 
     def moves(self) -> list[Move]:
-        """Moves that completed, in order; first placements are none."""
+        """Return the completed moves in order; a first placement is no move."""
         return [
             Move(
                 *(cost["job_id"], cost["path"], cost["from"], cost["to"], cost["planned_at"]),

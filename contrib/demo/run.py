@@ -16,7 +16,7 @@ from .workload import Size, Training, Workload, batch_script
 
 SAMPLE_S = 1.0
 SILENCE_S = 30.0
-"""How long Slurm may fail to answer before the run is given up."""
+"""How long Slurm may fail to answer before the run is given up [s]."""
 
 
 class RunFailedError(Exception):
@@ -143,7 +143,7 @@ class Run:
 
 
 def tail(path: Path, lines: int = 15) -> str:
-    """The end of a log, or why there is none."""
+    """Return the end of a log, or why there is none."""
     try:
         return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) or "(empty)"
     except OSError as error:
@@ -151,7 +151,7 @@ def tail(path: Path, lines: int = 15) -> str:
 
 
 def stop_child(child: subprocess.Popen[bytes], grace_s: float = 10.0) -> int:
-    """TERM, then KILL; returns the exit status."""
+    """Send TERM, then KILL; return the exit status."""
     if child.poll() is None:
         child.terminate()
         try:

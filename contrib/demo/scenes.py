@@ -25,7 +25,7 @@ from .summary import Series, Summary, job_table, move_table
 from .workload import Size, Workload
 
 LAST_REPORT_S = 3.0
-"""Given to the agents' last reports and polluxd's last writes after the last job has ended."""
+"""Time for the agents' last reports and polluxd's last writes after the last job has ended [s]."""
 
 
 @dataclass(slots=True)
@@ -48,12 +48,12 @@ class Stage:
         return path
 
     def suspects(self, job: str | None) -> list[Path]:
-        """Logs to look at after a failure, the likeliest first."""
+        """Return the logs to look at after a failure, the likeliest first."""
         of_job = [folder / f"{job}.log" for folder in reversed(self.folders)] if job else []
         return [*of_job[:1], *([self.polluxd_log] if self.polluxd_log else [])]
 
     def keep_logs(self) -> None:
-        """Copy jobs' and daemons' logs to `out/logs`: the scratch folder goes."""
+        """Copy all logs to `out/logs`, because the scratch folder is removed."""
         target = self.out / "logs"
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
@@ -71,7 +71,7 @@ def _accuracies(results: Mapping[str, Mapping[str, object]]) -> dict[str, float]
 
 
 def _under_pollux(stage: Stage, cluster: DevCluster) -> Summary:
-    """Run the workload with polluxd deciding."""
+    """Run the workload under polluxd."""
     folder = stage.folder("pollux")
     daemon, database = Polluxd(cluster, folder), Database(cluster)
     stage.polluxd_log = daemon.log
@@ -95,7 +95,7 @@ def _under_pollux(stage: Stage, cluster: DevCluster) -> Summary:
 def _under_plain_slurm(stage: Stage, cluster: DevCluster, sizes: Mapping[str, Size]) -> Summary:
     """Run the workload with fixed sizes under Slurm's own scheduler alone."""
     folder = stage.folder("plain-slurm")
-    # It has no promise to keep about its end; only a stuck job should stop it.
+    # The plain run may take longer than the limit: only a stuck job should stop it.
     work = replace(stage.work, limit_s=3 * stage.work.limit_s)
     run = Run(work, env=cluster.client_environment, root=stage.root, folder=folder, sizes=sizes)
     with LiveView(stage.console, "Plain Slurm", lambda: {}, stage.work.gpus) as show:
@@ -122,7 +122,7 @@ def _must_be_complete(summary: Summary) -> None:
 
 
 def _close_pollux_run(stage: Stage, summary: Summary) -> None:
-    """Write, draw and print what the Pollux run came to."""
+    """Write, draw and print the results of the Pollux run."""
     console, work = stage.console, stage.work
     summary.write(stage.out / "summary.json")
     took = max((t.ended_at or 0.0) for t in summary.recording.tracks.values()) - summary.recording.started_at

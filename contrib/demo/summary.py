@@ -1,4 +1,4 @@
-"""From a recording to `summary.json`, and to the tables that end the demo.
+"""Turn a recording into `summary.json` and the demo's closing tables.
 
 The JSON is a contract; see `Summary.document`. A summary is complete only if every job completed with an
 accuracy, GPUs over time and batch sizes over time: `faults` says what is missing.
@@ -126,7 +126,7 @@ def _steps(values: Sequence[float], limit: int = 7) -> str:
 
 
 def job_table(summary: Summary) -> Table:
-    """One line per job: what it got and what came of it."""
+    """Return a table with one line per job: its resources and its result."""
     table = Table(pad_edge=False, box=None, header_style="bold")
     for title in ("job", "name", "state"):
         table.add_column(title)
@@ -147,7 +147,7 @@ def job_table(summary: Summary) -> Table:
 
 
 def move_table(moves: Sequence[Move]) -> Table:
-    """What a move cost, by path, split by step: median and worst."""
+    """Return a table of move costs by path and step: median and worst."""
     table = Table(pad_edge=False, box=None, header_style="bold")
     table.add_column("path")
     table.add_column("part")

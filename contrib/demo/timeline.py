@@ -18,7 +18,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
-# Okabe and Ito's palette: told apart by colour-blind readers too.
+# Okabe and Ito's palette: colour-blind readers can tell its colours apart too.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#8c6d1f", "#777777")
 INK, SOFT, FAINT = "#222222", "#8a8a8a", "#e2e2e2"
 NARROW_S = 6.0
@@ -28,7 +28,7 @@ Job = dict[str, Any]
 
 
 def _held(series: Sequence[Sequence[float]], grid: np.ndarray) -> np.ndarray:
-    """Value of a step series at each time of `grid`; 0 before its first entry."""
+    """Return a step series at each time of `grid`; 0 before its first entry."""
     if not series:
         return np.zeros_like(grid)
     times, values = np.asarray(series, dtype=float).T

@@ -42,7 +42,7 @@ class Training:
     max_gpus: int | None = None
     adaptive: bool = True
     lr_rule: str = "adascale"
-    """How its learning rate grows with the batch size: `adascale` (SGD) or `square-root` of that (Adam)."""
+    """How the learning rate grows with the batch size: by `adascale` (SGD), or its `square-root` (Adam)."""
     args: tuple[str, ...] = ()
 
     def directive(self) -> str:
@@ -77,7 +77,7 @@ class Workload:
     nodes: int
     gpus_per_node: int
     limit_s: float
-    """The run fails when a job has not ended by then."""
+    """The run fails if a job has not ended by then [s]."""
     trainings: tuple[Training, ...] = field(default_factory=tuple)
 
     @property
@@ -155,7 +155,7 @@ def batch_script(job: Training, *, root: Path, folder: Path, size: Size | None =
     environment = []
     if size is None:
         lines.append(job.directive())
-        # Not beside the checkout: a fresh cluster counts its job ids from 1 and would find an older one's work.
+        # Not beside the checkout: a fresh cluster counts job ids from 1 and would find an older cluster's files.
         checkpoints = folder / "checkpoints" / job.name
         environment = [f"export POLLUX_CHECKPOINT_DIR={shlex.quote(str(checkpoints))}"]
     lines += [

@@ -140,7 +140,9 @@ class DevCluster:
     # --- life --------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """From nothing (any earlier state in the folder is removed) to idle nodes.
+        """Start the cluster and wait until its nodes are idle.
+
+        Any earlier state in the folder is removed.
 
         Raises:
             DevClusterError: not root, a program is missing, or a daemon did not come up.
@@ -181,7 +183,7 @@ class DevCluster:
         (self.directory / "running.json").unlink(missing_ok=True)
 
     def start_slurmctld(self) -> None:
-        """Start (again) with the state that is on disk; returns when it answers."""
+        """Start slurmctld from its state on disk; return when it answers."""
         # -i: ignore errors in the state files of a controller that was killed.
         argv = [program("slurmctld"), "-D", "-i", "-f", str(self.slurm_conf)]
         self._slurmctld = Daemon(
@@ -191,10 +193,10 @@ class DevCluster:
         wait_until(self._controller_answers, 90, f"slurmctld; its log is {self.logs}/slurmctld.log")
 
     def stop_slurmctld(self, *, kill: bool = False) -> None:
-        """TERM (state is saved) or, as a crash, KILL.
+        """Stop slurmctld with TERM, which saves its state, or with KILL.
 
-        A crash loses what changed in the last seconds: a job that had just started is pending again afterwards,
-        with its old restart count, and its processes are killed.
+        KILL is a crash: slurmctld loses the changes of the last seconds. Afterwards a job that had just started is
+        pending again with its old restart count, and its processes are killed.
         """
         if self._slurmctld is not None:
             self._slurmctld.stop(signal.SIGKILL if kill else signal.SIGTERM)
@@ -273,7 +275,7 @@ class DevCluster:
     ) -> None:
         self.stop()
 
-    # --- parts of it -------------------------------------------------------------------------------
+    # --- parts of the cluster -------------------------------------------------------------------------------
 
     def _check(self) -> None:
         if os.geteuid() != 0:
@@ -314,7 +316,7 @@ class DevCluster:
         layout = self._layout
         accounting = self._accounting.settings if self._accounting is not None else None
         (layout.etc / "slurm.conf").write_text(slurm_conf(layout, accounting))
-        # Without it slurmd wants a cgroup filesystem; before 23 there is no such setting.
+        # Without this setting slurmd needs a cgroup filesystem. Slurm before 23 does not know it.
         if slurm_version() >= (23,):
             (layout.etc / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
         (layout.etc / "gres.conf").write_text(gres_conf(layout))
@@ -381,7 +383,7 @@ class DevCluster:
                 return
 
     def _record(self) -> None:
-        """Write down what runs, so that `down` can stop it from another process."""
+        """Record the daemons, so that `down` can stop them from another process."""
         facts: dict[str, object] = {"slurm_conf": str(self.slurm_conf), "cluster": self.cluster_name}
         if self.postgres is not None:
             facts |= {"database_url": self.database_url, "postgres_pid": self.postgres.pid}
@@ -399,7 +401,7 @@ class DevCluster:
 
 
 def slurm_version() -> tuple[int, ...]:
-    """Of the machine's slurmctld, such as (22, 5, 8)."""
+    """Return the version of the machine's slurmctld, such as (22, 5, 8)."""
     said = subprocess.run([program("slurmctld"), "-V"], capture_output=True, text=True, check=True).stdout
     found = re.search(r"(\d+)\.(\d+)\.(\d+)", said)
     if found is None:

@@ -1,4 +1,4 @@
-"""What goes wrong while bringing up the private cluster."""
+"""The error of the private cluster."""
 
 
 class DevClusterError(RuntimeError):

@@ -110,6 +110,6 @@ class Hooks:
             }
         script = layout.etc / "job_submit.lua"
         script.write_text(job_submit_lua(layout, {**settings, **overrides}))
-        # slurmctld reads it again only when its time, in whole seconds, is past what it knows.
+        # slurmctld reads the script again only if its modification time, in whole seconds, is newer.
         self._submit_hook_time = max(self._submit_hook_time + 1, time.time() + 1)
         os.utime(script, (self._submit_hook_time, self._submit_hook_time))

@@ -46,7 +46,7 @@ apt_install() {
     chmod 755 "$policy"
     made=yes
   fi
-  # Nor is a Postgres cluster of the system's own wanted, unless the machine has one already.
+  # Create no Postgres cluster of the system, unless the machine has one already.
   if [ ! -e /etc/postgresql-common/createcluster.conf ]; then
     mkdir -p /etc/postgresql-common
     echo 'create_main_cluster = false' >/etc/postgresql-common/createcluster.conf
@@ -63,7 +63,7 @@ digest() {
 }
 
 make_venv() {
-  # A half-made or moved environment is not worth repairing.
+  # Make an incomplete or moved environment again rather than repair it.
   "$venv/bin/python" -m pip --version >/dev/null 2>&1 || { rm -rf "$venv"; "$python" -m venv "$venv"; }
 }
 
@@ -78,7 +78,7 @@ if ! installed; then
 fi
 
 if ! id -u pollux >/dev/null 2>&1; then
-  # As contrib/systemd/polluxd.sysusers makes it: the account that polluxd runs as.
+  # The account that polluxd runs as, made as contrib/systemd/polluxd.sysusers makes it.
   step "user pollux" useradd --system --home-dir /var/lib/polluxd --no-create-home --shell /usr/sbin/nologin pollux
 fi
 
@@ -86,7 +86,7 @@ exec 9<"$0" # the script itself is the lock between two runs
 flock 9
 if [ "$(cat "$stamp" 2>/dev/null)" != "$(digest)" ]; then
   step "virtual environment" make_venv
-  # Alone and first: the constraint then decides which torch it is, before anything else asks for just any.
+  # Install torch first and alone: so the constraint decides its version before another package asks for any.
   step "torch" "$venv/bin/pip" install -q -c constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
   # PEP 517 for the packages that come as source only; Debian's own pip would run their setup.py directly.
   step "polluxd and its tools" "$venv/bin/pip" install -q --use-pep517 -c constraints.txt -e '.[agent,daemon,sim,dev,huggingface,lightning,optimizers,tensorboard]'

@@ -36,6 +36,6 @@ fi
 echo "  $(inside slurmctld -V), $(inside python3 --version), $(inside /venv/bin/pip list 2>/dev/null |
   awk '$1 == "pyslurm" { print "pyslurm for Slurm " $2; found = 1 } END { if (!found) print "no pyslurm" }')"
 [ $# -gt 0 ] || set -- "${tests[@]}"
-# slurmdbd ends there at its first query, refused by its own client library (libmariadb 11.8.9, error 5027).
+# There slurmdbd ends at its first query: its client library refuses it (libmariadb 11.8.9, error 5027).
 [ "$suite" != forky ] || set -- "$@" --deselect 'tests/integration/test_slurm_contract.py::test_a_running_job_gives_nodes_back[real]'
 inside /venv/bin/python -m pytest -q -p no:cacheprovider "$@"

@@ -47,7 +47,7 @@ class DevPostgres:
 
     @property
     def url(self) -> str:
-        """SQLAlchemy URL of the owner, `pollux_daemon`."""
+        """The SQLAlchemy URL of the owner, `pollux_daemon`."""
         return self._url("pollux_daemon", self.database)
 
     @property

@@ -34,7 +34,7 @@ def program(name: str) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """`count` distinct TCP ports that nobody on loopback listens on now.
+    """Return `count` distinct TCP ports that are free on loopback now.
 
     Taken at random below the kernel's ephemeral range (32768 and up), so that neither an outgoing connection
     nor another private cluster started at the same moment is likely to take one before its daemon binds it.
@@ -115,7 +115,7 @@ class Daemon:
             raise DevClusterError(f"{self.name} ended at once; {self.log} ends with:\n{tail}")
 
     def send(self, number: int) -> None:
-        """Send a signal if it still runs (fault tests use STOP, CONT and KILL)."""
+        """Send a signal if the daemon runs (fault tests: STOP, CONT and KILL)."""
         if self.running and self._process is not None:
             self._process.send_signal(number)
 
@@ -155,7 +155,7 @@ def pids_with_environment(entry: str) -> list[int]:
 
 
 def descendants(roots: Iterable[int]) -> set[int]:
-    """All living processes below `roots`, without the roots."""
+    """Return all living descendants of the processes `roots`."""
     children: dict[int, list[int]] = {}
     for pid in _all_pids():
         children.setdefault(_parent(pid), []).append(pid)

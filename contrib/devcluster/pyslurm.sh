@@ -1,9 +1,9 @@
 #!/bin/bash
 # Builds pyslurm for the Slurm of a Debian root; newer.sh runs it in there. Exit status 3: there is none for this Slurm.
 #
-# PyPI has pyslurm for Slurm 25.11 alone, as source. What Debian has is 26.05, whose headers and library differ for it
-# in little: job ids became structures (the headers' own compatibility layer takes numbers), two names changed, and
-# struct job_resources, which no header shows, has one pointer more behind its bitmap of nodes.
+# PyPI has pyslurm only for Slurm 25.11, as source. Debian has Slurm 26.05. Its headers and library differ little for
+# pyslurm: job ids became structures (the headers' own compatibility layer takes numbers), two names changed, and
+# struct job_resources, which no header shows, has one more pointer behind its bitmap of nodes.
 set -euo pipefail
 
 release=25.11.2
@@ -18,7 +18,7 @@ case $slurm in
   *) exit 3 ;;
 esac
 
-# No service is wanted; an old package list is no reason to stop, for the packages may still be there.
+# Start no service. Go on with an old package list: the packages may still be there.
 printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
 chmod 755 /usr/sbin/policy-rc.d
 apt-get update -q || true

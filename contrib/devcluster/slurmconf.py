@@ -21,7 +21,7 @@ class Accounting:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where everything lies, and the sizes."""
+    """The folders, ports and sizes of the cluster."""
 
     directory: Path
     cluster_name: str
@@ -117,7 +117,7 @@ def slurm_conf(layout: Layout, accounting: Accounting | None = None) -> str:
     ]
     nodes = ",".join(layout.nodes)
     lines.append(f"PartitionName=main Nodes={nodes} Default=YES MaxTime=UNLIMITED State=UP")
-    # Above `main`: GPUs that a move frees are offered to this partition's jobs first, not to whoever waits.
+    # Above `main`: Slurm offers GPUs that a move frees to this partition's jobs first, not to other waiting jobs.
     lines.append(f"PartitionName=pollux Nodes={nodes} PriorityTier=10 MaxTime=UNLIMITED State=UP")
     return "\n".join(lines) + "\n"
 
@@ -165,7 +165,7 @@ def gres_conf(layout: Layout) -> str:
 
 
 def job_submit_lua(layout: Layout, settings: dict[str, str | float | int | list[int]]) -> str:
-    """The site's wrapper: settings first, then the hook of the repository."""
+    """Return the site's wrapper: settings, then the repository's hook."""
     pairs = ",\n".join(f"  {name} = {_lua(value)}" for name, value in settings.items())
     return f"pollux_config = {{\n{pairs},\n}}\ndofile({json.dumps(str(layout.hooks / 'job_submit.lua'))})\n"
 

@@ -49,7 +49,7 @@ ACCELERATOR = ["--alpha", "0.004", "--beta", "0.00002", "--sync", "0.004", "0.00
 PATIENCE = 900.0
 
 MARGINS = {"accuracy": 0.01, "loss": 0.03}
-"""By how much adaptive training may be worse than plain training."""
+"""How much worse than plain training adaptive training may be."""
 
 
 def _free_port() -> int:
@@ -144,7 +144,7 @@ def _run(
 
 
 def plain(script: Path, seed: int) -> dict[str, Any]:
-    """The script as plain PyTorch would run it."""
+    """Run the script as plain PyTorch does."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         env = {"POLLUX_ADAPTIVE": "no"}
@@ -153,7 +153,7 @@ def plain(script: Path, seed: int) -> dict[str, Any]:
 
 
 def adaptive(script: Path, seed: int) -> dict[str, Any]:
-    """The script through all resizes."""
+    """Run the script through all resizes."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         arguments = ["--seed", str(seed), "--result", str(result), *ACCELERATOR]
@@ -226,7 +226,7 @@ def _difference(name: str, key: str, pairs: list[tuple[dict[str, Any], dict[str,
 
 
 def page_of(seeds: int, lines: list[str], details: list[str]) -> str:
-    """The committed page."""
+    """Return the text of the committed page."""
     return f"""# Accuracy under move and batch adaptation
 
 `make bench-accuracy` (some 12 minutes on two quiet cores) trains each example twice per seed: plainly, in one process

@@ -41,11 +41,11 @@ EPOCHS = 12
 RATE = 0.05
 SCALES = (8, 32)
 TARGETS = (1.0, 0.5, 0.3, 0.2)
-"""Training losses along the way."""
+"""The training losses at which examples are compared."""
 
 
 class Trace(NamedTuple):
-    """One training: [steps] each, and how well it ended."""
+    """The trace of one training, an entry per step, and its final quality."""
 
     samples: np.ndarray
     progress: np.ndarray
@@ -54,7 +54,7 @@ class Trace(NamedTuple):
 
 
 def train(seed: int, scale: int, rule: str, *, passes: bool = False, epochs: int = EPOCHS) -> Trace:
-    """One training on one rank, at a fixed scale."""
+    """Train once on one rank, at a fixed scale."""
     torch.manual_seed(seed)
     torch.set_num_threads(1)
     data = digits()
@@ -64,7 +64,7 @@ def train(seed: int, scale: int, rule: str, *, passes: bool = False, epochs: int
     job = pollux.attach(model, optimizer, seed=seed, adaptive=True, scaling=rule, measure_every=1)
     loader = job.loader(data.train, M0, max_batch_size=M0 * scale, per_gpu=(M0, M0))
     assert job.training.advisor is not None
-    job.training.advisor.close()  # the batch size stays what it is here
+    job.training.advisor.close()  # keep the batch size fixed
     job.training.choice = BatchChoice(M0, scale - 1)
     rows: list[tuple[float, float, float]] = []
     for _ in job.epochs(epochs, passes=passes):

@@ -55,7 +55,7 @@ STEPS = 20
 """Optimizer steps of each variant in a round."""
 WARM_ROUNDS = 3
 LEAST_ROUNDS = 12
-"""Rounds on a machine so slow that the time is up before."""
+"""Minimum of rounds, for a machine so slow that the time is up before."""
 SAMPLINGS = {"every step": 1, "1/20": 20}
 PLAIN = ("plain", "null pair")
 
@@ -72,7 +72,7 @@ def conv_net() -> tuple[nn.Module, TensorDataset, int]:
 
 
 class Transformer(nn.Module):
-    """Encodes sequences of symbols, and sorts their mean into ten classes."""
+    """Encode sequences of symbols and sort their mean into ten classes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ def _optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
 def _plain(
     model_name: str, optimizer_name: str, rank: int, size: int, device: torch.device
 ) -> Iterator[None]:
-    """One optimizer step of plain DDP per `next`."""
+    """Make one optimizer step of plain DDP per `next`."""
     torch.manual_seed(SEED)
     inner, data, local = MODELS[model_name]()
     inner.to(device)
@@ -128,7 +128,7 @@ def _plain(
 def _pollux(
     model_name: str, optimizer_name: str, size: int, device: torch.device, sampling: int
 ) -> Iterator[None]:
-    """One optimizer step under Pollux per `next`."""
+    """Make one optimizer step under Pollux per `next`."""
     torch.manual_seed(SEED)
     model, data, local = MODELS[model_name]()
     model.to(device)
@@ -147,7 +147,7 @@ def _pollux(
 
 
 def _adaptdl(model_name: str, optimizer_name: str, size: int, device: torch.device) -> Iterator[None]:
-    """One optimizer step under AdaptDL per `next`; it measures every one."""
+    """Make one optimizer step under AdaptDL per `next`; all are measured."""
     import adaptdl.torch  # type: ignore[import-not-found]
 
     torch.manual_seed(SEED)
@@ -165,7 +165,7 @@ def _adaptdl(model_name: str, optimizer_name: str, size: int, device: torch.devi
 
 
 def _join(rank: int, options: argparse.Namespace, port: int) -> Any:
-    """Join the other ranks; returns the group whose barriers part the steps."""
+    """Join the other ranks; return the group whose barriers divide the steps."""
     size = options.ranks
     os.environ.update(LOCAL_WORLD_SIZE=str(size), GLOO_SOCKET_IFNAME="lo")
     backend = "nccl" if options.device == "cuda" else "gloo"
@@ -232,11 +232,11 @@ def _worker(rank: int, options: argparse.Namespace, model: str, optimizer: str, 
     pipe.send(rounds[WARM_ROUNDS:])
     pipe.close()
     meet()
-    os._exit(0)  # each variant holds a group and threads, which nobody needs ended in order
+    os._exit(0)  # each variant holds a group and threads, which need no orderly end
 
 
 def _agreed(mine: bool, group: Any) -> bool:
-    """Rank 0's answer, on all ranks."""
+    """Return rank 0's answer on all ranks."""
     if group is None:
         return mine
     vector = torch.tensor([mine])
@@ -290,7 +290,7 @@ def interval(logs: np.ndarray) -> tuple[float, float, float]:
 
     rounds, steps = logs.shape
     random = np.random.default_rng(0)
-    # One resampling after the other: all at once would take gigabytes.
+    # Resample one at a time: all resamples at once would take gigabytes.
     again = [middle(logs[random.integers(rounds, size=logs.shape), np.arange(steps)]) for _ in range(4000)]
     low, high = np.quantile(again, (0.025, 0.975))
     found: tuple[float, float, float] = tuple(float(np.expm1(x)) for x in (middle(logs), low, high))  # type: ignore[assignment]
@@ -356,7 +356,7 @@ def line_of(row: dict[str, Any]) -> str:
 
 
 def page_of(options: argparse.Namespace, rows: list[dict[str, Any]]) -> str:
-    """The committed page."""
+    """Return the text of the committed page."""
     about = (__doc__ or "").split("\n\n", 2)[2].strip()
     models = "\n".join(f"- {name}: {MODELS[name].__doc__ or ''}" for name in options.models)
     rounds = [row["rounds"] for row in rows]

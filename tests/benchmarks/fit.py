@@ -43,7 +43,7 @@ FITS = 30
 
 @dataclass(frozen=True)
 class Result:
-    """Errors as shares of 1."""
+    """The errors, as fractions."""
 
     application: str
     measurements: int
@@ -83,7 +83,7 @@ def errors(rows: Floats, test: NDArray[np.bool_]) -> Floats:
 
 
 def by_turns(rows: Floats, key: Callable[[Sequence[float]], Hashable]) -> Floats:
-    """Errors of all rows, each predicted by a fit that saw none of its group."""
+    """Return the errors of all rows; no fit saw the group of its row."""
     groups = [key(row) for row in rows.tolist()]
     names = sorted(set(groups))
     place = np.random.default_rng(0).permutation(len(names))
@@ -134,7 +134,7 @@ def evaluate(directory: Path) -> Result:
 
 
 def planted(seed: int) -> tuple[Floats, ...]:
-    """A hundred configurations of a random job, measured with 3 % of noise."""
+    """Make 100 configurations of a random job, measured with 3 % noise."""
     rng = np.random.default_rng(seed)
     theta = ThroughputParams(
         *(rng.uniform(low, high) for low, high in ((0.005, 0.5), (1e-4, 1e-2), (0.005, 0.3))),

@@ -113,7 +113,7 @@ class Run:
 
 
 def train(entry: Entry, make: Callable[..., torch.optim.Optimizer], seed: int, scale: int) -> Run:
-    """One training at `scale` times M0."""
+    """Train once at `scale` times M0."""
     torch.manual_seed(seed)
     data = digits()
     model = nn.Sequential(
@@ -127,7 +127,7 @@ def train(entry: Entry, make: Callable[..., torch.optim.Optimizer], seed: int, s
     loader = job.loader(data.train, M0, max_batch_size=M0 * scale, per_gpu=(min(half, M0), max(half, M0)))
     stepper = job.stepper
     assert stepper.advisor is not None
-    stepper.advisor.close()  # the batch size stays what it is here
+    stepper.advisor.close()  # keep the batch size fixed
     if scale > 1:
         stepper.choice = BatchChoice(half, 1)
     factors = []
@@ -153,7 +153,7 @@ def train(entry: Entry, make: Callable[..., torch.optim.Optimizer], seed: int, s
 
 
 def measure(entry: Entry, seeds: int) -> dict[str, Any]:
-    """One row of the table."""
+    """Return one row of the table."""
     row: dict[str, Any] = {"optimizer": entry.label, "package": entry.package, "lr": entry.options["lr"]}
     try:
         make = getattr(importlib.import_module(entry.package), entry.name)

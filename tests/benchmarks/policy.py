@@ -55,13 +55,13 @@ TARGETS = {
     (16_384, 10_000): 6.0,
     (65_536, 40_000): 10.0,
 }
-"""Median seconds that the project holds itself to."""
+"""The project's goal for the median decision [s]."""
 CHEAPER = 3.0
-"""How many times cheaper an incremental decision is meant to be than one from scratch."""
+"""How many times cheaper than a decision from scratch an incremental one should be."""
 SETTLING = 3
-"""Cycles before which incremental decisions are not counted: at the outset everybody is placed."""
+"""First cycles whose incremental decisions do not count: at the start every job is placed."""
 KEPT = 40
-"""States of each recorded run."""
+"""How many states of each recorded run are used."""
 Row = dict[str, Any]
 
 
@@ -108,7 +108,7 @@ def measure(gpus: int, jobs: int, settings: PolicySettings, *, seeds: int, cycle
             cycle += 1
             return plan
 
-        # The first state is a cold start: everything is placed at once. It counts as the worst case it is.
+        # The first state is a cold start, which places all jobs at once. It counts, as the worst case.
         for _ in life(gpus, jobs, seed, cycles, both, settings=settings):
             pass
     return {
@@ -130,7 +130,7 @@ def measure(gpus: int, jobs: int, settings: PolicySettings, *, seeds: int, cycle
 
 
 def against_reference(what: str, states: Iterable[Snapshot]) -> Row:
-    """The same states under the genetic algorithm."""
+    """Compare the policy with the genetic algorithm on the same states."""
     ours_s, theirs_s, shortfalls, leads = 0.0, 0.0, [], []
     for number, snapshot in enumerate(states):
         begun = time.process_time()
@@ -176,7 +176,7 @@ def from_runs(data: Path, quick: bool) -> Iterator[Row]:
 
 
 def page(of_sizes: Sequence[Row], reference: Sequence[Row], proven: Sequence[Row]) -> str:
-    """The results as they are committed."""
+    """Return the text of the committed page."""
     speed = table(
         (
             "objective", "GPUs / jobs", "median [s]", "worst [s]", "target [s]", "gap", "worst gap",
@@ -271,7 +271,7 @@ def main() -> int:
         found_so_far: list[Row] = []
         for row in running[stage](options.quick):
             print(row, flush=True)
-            # Row by row: a run cut short leaves what it has.
+            # Row by row, so that an interrupted run keeps its finished rows.
             found_so_far.append(row)
             files[stage].write_text(json.dumps(found_so_far, indent=1) + "\n")
     found = {stage: json.loads(path.read_text()) if path.exists() else [] for stage, path in files.items()}

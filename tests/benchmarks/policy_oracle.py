@@ -16,7 +16,7 @@ from tests.unit.policy import count_instances, every_plan
 
 Row = dict[str, Any]
 SAME = 1e-9
-"""Relative difference up to which two totals are one: they are added up in different orders."""
+"""Two totals are equal up to this relative difference: they are added up in different orders."""
 
 
 def _relative(found: float, best: float) -> float:
@@ -42,7 +42,7 @@ def _types(seed: int) -> tuple[float, float]:
 
 
 def of_counts(quick: bool) -> Iterator[Row]:
-    """The count programs against every choice there is."""
+    """Compare the count programs with every choice there is."""
     many = 200 if quick else 5_000
     kinds: list[tuple[str, Callable[[int], tuple[float, float]], int]] = [
         ("dynamic program", _counts, many),
@@ -136,7 +136,7 @@ def _percent(share: float) -> str:
 
 
 def section(found: Sequence[Row]) -> str:
-    """The page's part on what was proven."""
+    """Return the page's section on the proven instances."""
     of = {kind: [r for r in found if r["kind"] == kind] for kind in ("counts", "prices", "plans")}
     programs = table(
         ("counts by", "instances", "not equal to brute force", "largest difference"),

@@ -24,13 +24,13 @@ from polluxd.sim.training import Seats
 from polluxd.sim.workload import Submission
 
 CHURN, REFIT = 0.01, 0.05
-"""Jobs that leave in each cycle, others arriving in their place; jobs whose fit and noise scale are new."""
+"""Shares of jobs per cycle: that leave and are replaced; that have a new fit and noise scale."""
 INTERVAL = 60.0
 ROUGH = Scenario(jitter=0.1, restart_range=(15.0, 250.0), failures_per_day=2.0, seed=1)
 
 
 def arrival(rng: random.Random, number: int) -> tuple[Job, Report]:
-    """A job never seen before, and what its agent will report once it runs."""
+    """Return a new job, and the report that its agent sends once it runs."""
     theta = ThroughputParams(
         rng.uniform(0.01, 0.2),
         10 ** rng.uniform(-4, -2.3),
@@ -75,7 +75,7 @@ def refitted(rng: random.Random, report: Report) -> Report:
 
 
 FAIR_SHARE = PolicySettings(objective="fair-share", remaining_work_power=0.0)
-"""The paper's objective, which the genetic algorithm can be held against."""
+"""The paper's objective, under which the policy can be compared with the genetic algorithm."""
 
 
 def life(
@@ -102,7 +102,7 @@ def life(
     for _ in range(jobs):
         newest += 1
         job, agents[newest] = arrival(rng, newest)
-        # At the outset everybody has run before, for one minute to about nine hours, and grown some.
+        # At the start every job has already run for one minute to about nine hours, and has grown.
         agents[newest] = replace(agents[newest], explored_gpus=rng.choice([1, 1, 2, 2, 4, 8, 16]))
         alive[newest] = replace(job, age=10 ** rng.uniform(1.8, 4.5), report=agents[newest], started=True)
     for _ in range(cycles):
@@ -132,7 +132,7 @@ def life(
 
 
 class _Recorder(Pollux):
-    """The daemon's policy, keeping what it decides on."""
+    """The daemon's policy, which keeps the snapshots that it decides on."""
 
     def __init__(self) -> None:
         super().__init__(knowledge=Knowledge(objective="fair-share"))
@@ -151,7 +151,7 @@ def recorded(data: Path, workload: str, scenario: Scenario, keep: int) -> list[S
     """
     apps = load_profiles(data / "profiles")
     with (data / f"{workload}.csv").open() as lines:
-        # The policy sizes jobs itself: what their users asked for (more than some can use) is not looked at.
+        # The policy sizes jobs itself. It ignores the sizes that users asked for, which some jobs could not use.
         jobs = tuple(
             Submission(row["name"], float(row["time"]), row["application"], 1, int(row["batch_size"]))
             for row in csv.DictReader(lines)

@@ -58,12 +58,12 @@ pollux run contrib/chaos/counted.py --passes 100000 --until {folder}/{name}.end 
 PATHS = ("requeue", "relaunch", "resize grow", "resize shrink")
 
 _TRAINING_FOR = 2.0
-"""Seconds of training between two moves: steps, a report, and so something to lose."""
+"""Seconds of training between two moves: time for steps and a report, so that a move can lose work."""
 
 _PATIENCE = 180.0
 
 _IN_PLACE_ROUND = 4
-"""Moves of each kind between two of the in-place training's requeues."""
+"""Moves of each kind between two requeues of the in-place training."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Script:
         for job in snapshot.jobs:
             if (
                 not self.done and job.placement == self._target and not job.pinned
-            ):  # it trains there, and has rested
+            ):  # it trains there, and its cooldown is over
                 self.done = self._at + 1 == len(self._places)
                 self._at += not self.done
             target = self._target if self._places else job.placement
@@ -162,7 +162,7 @@ class Script:
 
 @dataclass(frozen=True)
 class Cost:
-    """One move."""
+    """The cost of one move [s]."""
 
     path: str
     pause: float
@@ -190,7 +190,7 @@ class Bench:
         self.store.install_secret(cluster.hooks.secret_file.read_bytes().strip())
         self.script = Script()
         self.failed: dict[int, str] = {}
-        """Moves that failed, by id, and why."""
+        """Why moves failed, by move id."""
         reconciler = Reconciler(
             self.slurm,
             self.store,
@@ -238,14 +238,14 @@ class Bench:
         self.store.wait_for_notify(0.25)
 
     def _drive(self, tour: Tour, job_id: int) -> None:
-        """polluxd's loop, until the script is through."""
+        """Run polluxd's loop until the script is at its end."""
         ended, since = 0, time.monotonic()
         while not self.script.done:
             self._turn()
             moves = self.store.moves(job_id)
             for move in moves:
                 if move.step is Step.FAILED and move.id not in self.failed:
-                    # The script goes on: the next path below is taken, and the row of this one is short of a move.
+                    # The script goes on with the next move, and the row of this path lacks one move.
                     self.failed[move.id] = f"{move.path} to {move.target}: {move.detail}"
                     print(f"\nfailed: {self.failed[move.id]}", file=sys.stderr)
             count = sum(m.step is Step.TRAINING for m in moves)
@@ -367,7 +367,7 @@ def main() -> None:
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="pollux-realloc-", dir="/tmp"))
     folder.chmod(0o755)
-    # As installed packages are: where Python is told to write no bytecode, each start would compile the agent again.
+    # Compile the agent once, like an installed package: Python may be told to write no bytecode at its starts.
     compileall.compile_dir(ROOT / "agent", quiet=1)
     try:
         with DevCluster(folder / "cluster", publish_interval_s=1.0, accounting=True) as cluster:

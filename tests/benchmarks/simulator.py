@@ -31,7 +31,7 @@ from tests.benchmarks.simulator_runs import Bench, Result, rows_of
 ROOT = Path(__file__).parents[2]
 WORKLOADS = ("workload-1", "workload-2", "workload-3", "workload-6")
 GENERATED = tuple(f"generated-{seed}" for seed in range(21, 31))
-"""Ten traces that nothing was tuned on."""
+"""Ten traces that were not used for tuning."""
 MIXTURE = ("workload-1", "generated-21", "generated-22", "generated-23")
 MIXED_TRACES = ("generated-21", "generated-22", "generated-23")
 PUBLISHED = {
@@ -85,7 +85,7 @@ def change(ours: float, theirs: float) -> str:
 
 
 def averages(runs: Sequence[Result | None], *columns: tuple[Of, str]) -> list[str]:
-    """One cell per column; a dash where some of the runs are missing."""
+    """Return one cell per column; a dash where some runs are missing."""
     made = [run for run in runs if run is not None]
     if len(made) < len(runs):
         return ["-"] * len(columns)
@@ -116,7 +116,7 @@ MEASURES: list[tuple[str, Of, str]] = [
 
 @dataclass(frozen=True)
 class Pairs:
-    """Runs of ours beside runs of another policy on the same traces."""
+    """Pairs of our policy's runs and another policy's on the same traces."""
 
     title: str
     ours: list[Result | None]

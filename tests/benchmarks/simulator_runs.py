@@ -30,7 +30,7 @@ SOURCES = (
     "agent/pollux/fit.py",
 )
 SILENT = ("reasons.py", "remarks.py", "explain.py", "what_if.py")
-"""Modules of the policy that only put a plan into words."""
+"""Modules of the policy that only describe a plan in words."""
 
 
 Result = dict[str, Any]
@@ -68,7 +68,7 @@ def run(task: Task, data: Path) -> Result:
 
 
 def _code(path: Path) -> bytes:
-    """A module without its comments and docstrings: prose changes no result."""
+    """Return a module without comments and docstrings: they change no result."""
     tree = ast.parse(path.read_bytes())
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
@@ -144,7 +144,7 @@ class Bench:
 
 
 def rows_of(bench: Bench) -> list[dict[str, Any]]:
-    """Every run as one flat row."""
+    """Return every run as one flat row."""
     found = []
     for key, task in sorted(bench.tasks.items(), key=lambda item: item[0]):
         if key not in bench.done:

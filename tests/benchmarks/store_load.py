@@ -31,7 +31,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_seconds(postmaster: int) -> float:
-    """CPU time of the server so far, sessions that have ended included."""
+    """Return the server's CPU time so far [s], ended sessions included."""
     ticks = 0
     for pid in (postmaster, *descendants([postmaster])):
         try:
@@ -45,7 +45,10 @@ def cpu_seconds(postmaster: int) -> float:
 
 
 def memory_mb(postmaster: int) -> float:
-    """Memory of the server, shared pages counted once (proportional set size)."""
+    """Return the server's memory, by proportional set size.
+
+    It counts shared pages once.
+    """
     total = 0
     for pid in (postmaster, *descendants([postmaster])):
         try:
