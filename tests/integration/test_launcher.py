@@ -124,7 +124,15 @@ def test_usr1_ends_nothing_from_the_first_instant_on(dev_cluster: DevCluster, fo
     assert [rank for _, rank, _, _ in ranks(text)] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("how", ["pollux run", "srun --ntasks-per-node=1 pollux run"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "pollux run",
+        # Launchers that srun starts share no secret by themselves: this job has no ticket.
+        "POLLUX_LAUNCH_KEY=$(head -c 32 /dev/urandom | sha256sum) srun --ntasks-per-node=1 pollux run",
+    ],
+    ids=["pollux run", "srun pollux run"],
+)
 def test_the_first_failure_ends_the_step_with_its_status(
     dev_cluster: DevCluster, folder: Path, how: str
 ) -> None:

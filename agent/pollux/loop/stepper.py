@@ -227,14 +227,14 @@ class Stepper:
 
     # -- the end of a step ------------------------------------------------------------------------------------
 
-    def before_optimizer_step(self, model: TrainedModel) -> None:
+    def before_optimizer_step(self, model: TrainedModel, closure: bool) -> None:
         """End a measured pass where the loop has no contexts that would.
 
         Called by the optimizers' hooks.
         """
         training, step = self.training, self.training.step
         group = step.group
-        if step.accumulates and group is not None and group.begun and not group.synchronises:
+        if not closure and step.accumulates and group is not None and group.begun and not group.synchronises:
             raise LoopMistake(
                 f"optimizer.step() was called in pass {group.begun} of {group.passes} of a step, whose gradients the "
                 "ranks have not averaged yet. Put it under `if job.sync_gradients:`, with scheduler.step() and "

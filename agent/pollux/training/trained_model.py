@@ -90,7 +90,7 @@ class TrainedModel:
         *,
         scaler: Any | None,
         on_ready: Callable[[], None],
-        before_step: Callable[[TrainedModel], None],
+        before_step: Callable[[TrainedModel, bool], None],
         on_step: Callable[[], None],
         keeps_gradients: Callable[[TrainedModel], bool],
     ) -> None:
@@ -126,7 +126,10 @@ class TrainedModel:
         self._metered = metered
         self.meter = metered(world, self.measure_every or 1)
         self._on_step = on_step
-        self._hook = self.optimizer.register_step_pre_hook(lambda *_: before_step(self))
+        self._hook = self.optimizer.register_step_pre_hook(
+            # `args` begins with the optimizer. A closure runs the step's last pass, after this hook.
+            lambda _, args, options: before_step(self, len(args) > 1 or options.get("closure") is not None)
+        )
         self.rates = LearningRateScaler(self.optimizer, on_step=self._stepped)
         zero_grad = self.optimizer.zero_grad
 

@@ -182,8 +182,8 @@ def test_missing_roles_are_named(tmp_path_factory, postgres):
 
 
 def test_a_database_that_no_superuser_has_prepared_is_told(postgres):
-    postgres.execute("CREATE DATABASE bare OWNER pollux_daemon", database="postgres")
-    store = Store(url(postgres, "bare"), "c")
+    postgres.execute("CREATE DATABASE unprepared OWNER pollux_daemon", database="postgres")
+    store = Store(url(postgres, "unprepared"), "c")
     with pytest.raises(StoreRejected, match=r"sql/roles\.sql"):
         store.migrate()
     store.close()

@@ -64,8 +64,10 @@ def picture(numbers: list[float]) -> Snapshot:
     )
     held = replace(jobs[0], report=report, placement=Placement(("n1", "n2"), 2), waiting=-0.0)
     nodes = (Node("n2", 4, partitions=frozenset({"b", "a"})), Node("n1", 4))
-    weights = {f"account{n}": x for n, x in enumerate(numbers)}
-    return Snapshot("dev", 1e9 + 1 / 3, nodes, (held, *jobs[1:]), PolicySettings(-math.inf, weights))
+    weights = {f"account{n}": x for n, x in enumerate(numbers) if 0 < x <= 1000}
+    return Snapshot(
+        "dev", 1e9 + 1 / 3, nodes, (held, *jobs[1:]), PolicySettings(power=-math.inf, account_weights=weights)
+    )
 
 
 def bits(snapshot: Snapshot) -> list[bytes]:

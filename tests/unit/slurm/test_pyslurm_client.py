@@ -46,7 +46,7 @@ def test_it_reads_through_a_worker_and_never_imports_pyslurm_itself(
         8,
         True,
     )
-    assert [call[-1] for call in stand_in.commands] == ["--version", "topology"]
+    assert [call[-1] for call in stand_in.commands] == ["--version", "topology", "partition", "reservation"]
     assert set(slurm.jobs([7])) == {7}
     assert set(slurm.jobs([7, 9])) == {7, 9}
     assert slurm.jobs([8]) == {}
@@ -147,7 +147,7 @@ def test_the_daemon_asks_for_the_client_of_its_configuration(
     }.get(choice)
     document["slurm"]["client"] = "squeue"
     with pytest.raises(
-        ConfigError, match=r"slurm.client: should be 'auto', 'scontrol' or 'pyslurm'; got 'squeue'"
+        ConfigError, match=r"slurm.client: expected \"auto\", \"scontrol\" or \"pyslurm\"; got 'squeue'"
     ):
         parse_config(document, "test")
 
