@@ -105,7 +105,7 @@ class Site:
 def site(dev_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory, scratch: Path) -> Iterator[Site]:
     folder = scratch / tmp_path_factory.mktemp("job").name
     folder.mkdir()
-    folder.chmod(0o777)
+    folder.chmod(0o1777)
     made = Site(dev_cluster, folder)
     yield made
     dev_cluster.hooks.write_submit_hook()

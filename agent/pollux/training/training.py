@@ -145,6 +145,7 @@ class Training:
         return {
             "meters": [(m.meter.agreed, m.meter.sampling, m.norms.steps) for m in self.models],
             "limits": self.limits,
+            "adaptive": self.adaptive,
             "loop": (self.step.looped, self.step.accumulates),
         }
 
@@ -153,6 +154,8 @@ class Training:
         for model, (agreed, sampling, steps) in zip(self.models, told["meters"], strict=True):
             model.meter.agreed, model.meter.sampling, model.norms.steps = agreed, sampling, steps
         self.limits = told["limits"]
+        # The environment of a companion job does not say. A joiner at another learning rate would train another model.
+        self.adaptive = told["adaptive"]
         self.step.looped, self.step.accumulates = told["loop"]
 
     def leave_groups(self) -> None:

@@ -24,7 +24,7 @@ class Elastic:
         self.loop, self.name = loop, name
         self.folder = loop.folder / f"ledger-{name}"
         self.folder.mkdir()
-        self.folder.chmod(0o777)
+        self.folder.chmod(0o1777)
         self._end = loop.folder / f"{name}.end"
         path = f"PATH={first_in_path}:$PATH " if first_in_path else ""
         words = ["pollux run contrib/chaos/counted.py --passes 100000"]

@@ -33,7 +33,7 @@ def site(scratch: Path, name: str, nodes: int, gpus_per_node: int) -> Iterator[L
     """
     folder = scratch / f"{name}-jobs"
     folder.mkdir()
-    folder.chmod(0o777)
+    folder.chmod(0o1777)
     reach = [sys.executable, "-c", "import polluxd, pollux"]
     if subprocess.run(reach, check=False, cwd="/", capture_output=True, **identity("nobody")).returncode:
         pytest.skip(f"an ordinary user cannot reach {sys.executable}: clone to where others may read")
