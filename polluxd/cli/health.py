@@ -22,7 +22,10 @@ PATIENCE = 2
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The verdict: 0 works, 1 does not decide, 2 decides and a move is stuck, or Slurm refuses to start jobs."""
+    """Whether polluxd works, and since when it does not.
+
+    Exit status 0: it works. 1: it does not decide. 2: a move is stuck, or Slurm refuses to start jobs.
+    """
 
     exit_status: int
     message: str

@@ -41,7 +41,7 @@ class Training:
 
 
 def resize(world: World, job_id: int, training: Training, now: float) -> None:
-    """What a job's agent does of moves within its allocation; it needs no more than a moment for it."""
+    """Do an agent's part of a move within its allocation, in no time."""
     if any(world.truth(companion).state is not JobState.RUNNING for companion in training.lent):
         # The launcher starts the job's own ranks again, from the newest checkpoint and without companions.
         lent = {name for nodes in training.lent.values() for name in nodes}

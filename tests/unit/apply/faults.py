@@ -1,5 +1,7 @@
-"""What goes wrong beside polluxd's death during a move: on the cluster in memory (test_matrix.py), and on a
-real one (tests/integration/loop/test_real_faults.py)."""
+"""Faults that come with polluxd's death during a move.
+
+test_matrix.py plays them on the cluster in memory, tests/integration/loop/test_real_faults.py on a real one.
+"""
 
 from __future__ import annotations
 

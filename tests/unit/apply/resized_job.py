@@ -1,4 +1,4 @@
-"""One job on one node or on two, its move from one to the other, its companion, and what its agent says of it."""
+"""One job on one node or two, its moves, its companion, its reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Companions are put where they belong: into their parent, on their way in, or astray. None is believed at its word."""
+"""Companions count for their parent, as pending, or as orphans.
+
+A companion's own word decides nothing.
+"""
 
 from __future__ import annotations
 

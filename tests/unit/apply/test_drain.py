@@ -1,4 +1,7 @@
-"""A drained node and pinned jobs, with the real policy: jobs leave through a checkpoint, where there is room."""
+"""Drained nodes and pinned jobs, with the real policy.
+
+Jobs leave a drained node through a checkpoint if there is room elsewhere.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The state machine of a move, action by action; and the room that keeps every intermediate state legal."""
+"""The state machine of a move, action by action.
+
+The capacity check keeps every intermediate state legal.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
-"""polluxd dies before or after each of its calls to Slurm and to the database, while something else goes wrong: the
-next one finishes every move. Slurm and the database are the fakes, held to the real ones by their contract tests;
-`tests/integration/apply/test_crashes.py` has the same with a real Postgres."""
+"""polluxd dies at each of its calls while something else goes wrong.
+
+It dies before or after a call to Slurm or to the database. The next polluxd finishes every move. Slurm and the
+database are the fakes, held to the real ones by their contract tests;
+`tests/integration/apply/test_crashes.py` has the same with a real Postgres.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ WRITES = {
 
 @dataclass(frozen=True)
 class Story:
-    """Jobs and moves, told to a world; `set_out` returns where each job is to be in the end, by its id."""
+    """Jobs and moves of a world.
+
+    `set_out` returns the final placement of each job, by its id.
+    """
 
     nodes: int
     set_out: Callable[[World], dict[int, Placement]]
@@ -54,9 +60,12 @@ def on(*names: str) -> Placement:
 
 
 def within(world: World) -> dict[int, Placement]:
-    """Six jobs on ten whole nodes. Before: two have grown by companions. Then: one gives a node back to one that waits
-    to grow into it, one is relaunched on less, one that has a companion goes through the queue, and one gives up its
-    companion; the last is parked with its companion."""
+    """Set six jobs out on ten whole nodes.
+
+    Before the moves, two jobs have grown by companions. Then one job gives a node back to a job that waits to grow
+    into it, one is relaunched on fewer nodes, one with a companion goes through the queue, and one gives up its
+    companion. The last job is parked with its companion.
+    """
     moves = [
         (on("n1", "n2"), on("n1", "n2"), on("n1"), "in-place"),
         (on("n3"), on("n3"), on("n2", "n3"), "in-place"),
@@ -97,7 +106,10 @@ def asking_for(targets: dict[int, Placement]) -> Callable[[Snapshot], Plan]:
 
 
 class Failpoints:
-    """The n-th writing call (or, for a freeze, the n-th leave to act) is the last for a while, or without end."""
+    """Stop polluxd at its n-th writing call, for a while or for good.
+
+    A freeze counts the calls of `authorize` instead.
+    """
 
     def __init__(self, at: int, *, after: bool, then: Callable[[], None]) -> None:
         self.passed = 0
@@ -161,7 +173,7 @@ def scenario(story: Story, fault: str, at: int, *, after: bool) -> tuple[bool, l
         second: list[Process] = []
 
         def take_over() -> None:
-            """This process stands still; its lease ends; another leads, acts, and stands in mid-move."""
+            """Freeze this process past its lease; another leads and acts."""
             world.pass_time(LEADER_LEASE_S + 0.5)
             second.append(Process(world))
             for _ in range(4):

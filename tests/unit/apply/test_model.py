@@ -1,6 +1,8 @@
-"""Anything, in any order, to a small cluster with polluxd: jobs come, go, are held and requeued by others, nodes
-drain and break, calls fail or are applied unseen, clocks step, polluxd dies and stands still. What must hold holds
-after each."""
+"""Anything, in any order, to a small cluster with polluxd.
+
+Jobs come, go, are held and requeued by others; nodes drain and break; calls fail or are applied unseen; clocks step;
+polluxd dies and stands still. The invariants hold after each event.
+"""
 
 from __future__ import annotations
 

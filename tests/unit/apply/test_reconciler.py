@@ -1,4 +1,4 @@
-"""Carrying moves out: what Slurm refuses of one job concerns that job alone."""
+"""Carrying moves out: a refusal for one job concerns that job alone."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_pause_costs_no_job_a_cooldown_and_a_move_taken_back_one() -> None:
 
 
 def test_a_wait_counts_from_its_own_step_though_the_clock_was_set_back_before() -> None:
-    """A polluxd that starts again ignores an old acknowledgement: the job has trained on."""
+    """A new polluxd ignores an old acknowledgement: the job trained on."""
     slurm = FakeSlurm([Node("n1", 4, cpus=8)])
     job_id = running(slurm, "n1")
     times = {Step.PLANNED: slurm.clock() + 7200.0, Step.CHECKPOINTED: slurm.clock() - 150.0}

@@ -1,4 +1,4 @@
-"""Moves within the allocation, carried out by the reconciler over a Slurm that says yes, no, or nothing."""
+"""Moves within the allocation, over a Slurm that may refuse or be mute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether Slurm would start a job: partitions, reservations, and what Slurm refused."""
+"""Whether Slurm would start a job: partitions, reservations, refusals."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_reservation_forbids_jobs_that_would_run_into_it() -> None:
     assert "reservation maint begins on 2027-01-15 at 08:30 UTC" in found[1].rule
     half = Rules(MAIN, (replace(MAINTENANCE, nodes=frozenset({"n1", "n2"})),))
     assert standings(cluster(half, long))[3].nodes == {"n3", "n4"}
-    # It runs for 115 minutes, of 120: what is left of its limit is what counts.
+    # It has run for 115 of 120 minutes: the remaining 5 count.
     almost_done = job(start_time=NOW - 115 * 60)
     assert standings(cluster(rules, almost_done)) == {}
 

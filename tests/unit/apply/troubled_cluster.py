@@ -1,4 +1,4 @@
-"""A small cluster with polluxd, and everything that can befall it, as rules to be drawn in any order."""
+"""A small cluster with polluxd, and faults as rules in any order."""
 
 from __future__ import annotations
 
@@ -193,7 +193,10 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(pick=st.integers(0, 9), move=st.integers(0, 9), uid=st.sampled_from([1000, 1001]))
     def forge(self, pick: int, move: int, uid: int) -> None:
-        """Somebody claims that a job of his is another's companion, or a second one of a move."""
+        """A user claims that a job is a companion of another user's job.
+
+        Or a second companion of one move.
+        """
         self.step()
         job_id = self.job(pick, JobState.RUNNING, JobState.PENDING)
         grown = [m for m in self.world.rows.moves if m.grows]
@@ -297,7 +300,7 @@ class Cluster(RuleBasedStateMachine):
         seconds=st.sampled_from([4.0, 40.0, 150.0]),
     )
     def kill_at(self, step: Step, seconds: float) -> None:
-        """polluxd dies while some move is at this step, and nobody looks for a while."""
+        """polluxd dies while a move is at this step, and stays dead a while."""
         self.step()
         for _ in range(20):
             if any(move.step is step for move in self.world.rows.moves):

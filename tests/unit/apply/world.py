@@ -1,4 +1,4 @@
-"""A cluster in memory with its jobs, their agents and one polluxd or two; and what must hold of it at every moment."""
+"""A cluster in memory: jobs, agents, one polluxd or two, invariants."""
 
 from __future__ import annotations
 
@@ -60,7 +60,10 @@ def config(mode: str = "enforce") -> Config:
 
 
 class Process(Daemon):
-    """polluxd's own loop, turn by turn, over the fakes; `door` wraps what it reaches Slurm and the store through."""
+    """polluxd's own loop, turn by turn, over the fakes.
+
+    `door` wraps its client of Slurm and its store.
+    """
 
     def __init__(self, world: World, door: Callable[[str, Any], Any] = lambda _name, inner: inner) -> None:
         self._world, self._door = world, door
@@ -95,7 +98,7 @@ class Process(Daemon):
 
 
 class Watched:
-    """Slurm as one polluxd reaches it, with each writing call held against what is allowed."""
+    """Slurm as one polluxd reaches it; each writing call is checked."""
 
     def __init__(self, world: World, store: FakeStore) -> None:
         self._world, self._store, self._slurm = world, store, world.slurm

@@ -1,4 +1,4 @@
-"""What a rank that comes in takes over from rank 0 besides the checkpoint's parts."""
+"""What joiners take over from rank 0 beside the checkpoint's parts."""
 
 from __future__ import annotations
 
