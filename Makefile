@@ -86,6 +86,10 @@ lint: setup ## ruff format --check, ruff check, lint-imports, the prose check
 reference: setup ## what is generated from polluxd/settings.py: example configuration, polluxd.toml(5), docs/reference
 	@$(PYTHON) -m polluxd.settings_reference
 
+# Warnings are errors: a broken link, a page in no table of contents, a reference to nothing.
+docs: setup ## the documentation site; docs/_build/html/index.html
+	@$(VENV)/bin/sphinx-build -q -W --keep-going -b html docs docs/_build/html
+
 types: setup ## mypy --strict
 	@$(VENV)/bin/mypy
 
@@ -130,5 +134,5 @@ bench-sim-week: setup ## a week of 5,000 jobs on 2,048 GPUs (half an hour at mos
 	@PYTHONPATH=.:agent $(PYTHON) tests/benchmarks/simulator_week.py
 
 clean: ## remove what the targets made, the virtual environment excepted
-	rm -rf demo-out bench-out chaos-out attack-out .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist
+	rm -rf demo-out bench-out chaos-out attack-out docs/_build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -89,7 +89,7 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$(digest)" ]; then
   # Install torch first and alone: so the constraint decides its version before another package asks for any.
   step "torch" "$venv/bin/pip" install -q -c constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
   # PEP 517 for the packages that come as source only; Debian's own pip would run their setup.py directly.
-  step "polluxd and its tools" "$venv/bin/pip" install -q --use-pep517 -c constraints.txt -e '.[agent,daemon,sim,dev,huggingface,lightning,optimizers,tensorboard]'
+  step "polluxd and its tools" "$venv/bin/pip" install -q --use-pep517 -c constraints.txt -e '.[agent,daemon,sim,dev,docs,huggingface,lightning,optimizers,tensorboard]'
   digest >"$stamp"
 fi
 rm -f "$log"

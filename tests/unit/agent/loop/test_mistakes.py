@@ -19,11 +19,11 @@ from tests.unit.agent.regression import data, network
 SGD = torch.optim.SGD
 
 
-PAGE = " ".join((Path(__file__).parents[4] / "docs/common-mistakes.md").read_text().split())
+PAGE = " ".join((Path(__file__).parents[4] / "docs/user-guide/common-mistakes.md").read_text().split())
 
 
 def on_the_page(told: object) -> bool:
-    """Whether docs/common-mistakes.md quotes the message."""
+    """Whether docs/user-guide/common-mistakes.md quotes the message."""
     return " ".join(str(told).split()) in PAGE
 
 

@@ -397,7 +397,7 @@ def test_an_optimizer_that_is_not_understood_keeps_its_batch_and_says_so_once(ca
     told = [record.message for record in caplog.records if "Unheard" in record.message]
     assert len(told) == 1
     assert "momentum_buffer" in told[0]
-    page = (Path(__file__).parents[4] / "docs/common-mistakes.md").read_text()
+    page = (Path(__file__).parents[4] / "docs/user-guide/common-mistakes.md").read_text()
     assert " ".join(told[0].split()) in " ".join(page.split())
 
 

@@ -1,0 +1,27 @@
+"""Configure the documentation site: `make docs` builds it, and every warning is an error."""
+
+import importlib.metadata
+import sys
+from pathlib import Path
+
+project = "polluxd"
+author = "the polluxd contributors"
+release = version = importlib.metadata.version("polluxd")
+
+extensions = ["myst_parser"]
+myst_enable_extensions = ["colon_fence", "deflist"]
+# Links of other pages may name a heading, as on GitHub.
+myst_heading_anchors = 4
+exclude_patterns = ["_build"]
+highlight_language = "none"
+
+html_theme = "furo"
+html_title = "polluxd"
+
+
+def setup(app):
+    """Write the generated pages of the reference before Sphinx looks for pages."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    from generate import write  # noqa: PLC0415 - imports the whole daemon
+
+    write()

@@ -1,0 +1,106 @@
+"""Every polluxctl and polluxd call in the documentation is one that the program accepts."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from polluxd.cli.ctl import app as polluxctl
+from polluxd.cli.daemon import app as polluxd
+
+ROOT = Path(__file__).parents[3]
+PAGES = sorted(
+    page
+    for pattern in ("*.md", "docs/**/*.md", "slurm_hooks/*.md", "contrib/**/*.md")
+    for page in ROOT.glob(pattern)
+    # Old entries of the change log name commands of their time. A build generates pages from the programs.
+    if page.name not in ("CHANGELOG.md", "polluxctl.md", "polluxd.md") and "_build" not in page.parts
+)
+PROGRAMS = {"polluxctl": typer.main.get_command(polluxctl), "polluxd": typer.main.get_command(polluxd)}
+FENCE = re.compile(r"^( *)```(?P<language>\w*)[^\n]*\n(?P<body>.*?)^ *```", re.MULTILINE | re.DOTALL)
+SPAN = re.compile(r"`([^`\n]+)`")
+
+
+def calls(text: str) -> list[str]:
+    """The calls in code spans, in code blocks and in indented lines."""
+    blocks = [line for m in FENCE.finditer(text) for line in m["body"].splitlines()]
+    blocks += [line for line in text.splitlines() if line.startswith("    ")]
+    candidates = SPAN.findall(FENCE.sub("", text)) + blocks
+    found = (
+        re.match(r"(?:\$ |# |sudo )?((?:polluxctl|polluxd) [a-z-].*)", line.strip()) for line in candidates
+    )
+    # In a list of commands, the meaning follows after spaces; a comment after a hash; a pipe feeds another program.
+    return [re.split(r"\s{2,}|\s#|\s[|>]", m[1])[0].strip() for m in found if m]
+
+
+def fault(call: str) -> str:
+    """What the program would refuse in a call; empty where it would accept it."""
+    program, *words = shlex.split(call)
+    command: Any = PROGRAMS[program]
+    while hasattr(command, "commands"):
+        if not words:
+            return ""
+        if words[0] in ("--help", "-h", "--install-completion"):
+            return ""
+        if words[0] not in command.commands:
+            return f"{program} has no command {words[0]}"
+        command = command.commands[words.pop(0)]
+    options = {
+        name: p for p in command.params for name in (*p.opts, *p.secondary_opts) if name.startswith("-")
+    }
+    positional = sum(p.param_type_name == "argument" for p in command.params)
+    given = 0
+    while words:
+        word = words.pop(0)
+        if not word.startswith("-"):
+            given += 1
+            continue
+        name, _, value = word.partition("=")
+        if name not in options and name not in ("--help", "-h"):
+            return f"{command.name} has no option {name}"
+        if (
+            name in options
+            and not value
+            and not options[name].is_flag
+            and words
+            and not words[0].startswith("-")
+        ):
+            words.pop(0)
+    return "" if given <= positional else f"{command.name} takes {positional} arguments, not {given}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_programs_accept_every_call_on_a_page(page: Path) -> None:
+    assert [why for call in calls(page.read_text()) if (why := fault(call))] == []
+
+
+def test_the_pages_hold_calls() -> None:
+    assert len({call for page in PAGES for call in calls(page.read_text())}) > 25
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        ("polluxctl settings set --account-weight vision=2", ""),
+        ("polluxctl explain 1234", ""),
+        ("polluxctl explain 1 2", "explain takes 1 arguments, not 2"),
+        ("polluxctl fairness get", "polluxctl has no command fairness"),
+        ("polluxctl jobs --everybody", "jobs has no option --everybody"),
+        ("polluxctl settings put", "polluxctl has no command put"),
+    ],
+)
+def test_a_wrong_call_is_found(call: str, why: str) -> None:
+    assert fault(call) == why
+
+
+def test_the_page_of_directives_lists_every_directive_of_the_hook() -> None:
+    (keys,) = re.findall(r"local KEYS = \{(.*?)\}", (ROOT / "slurm_hooks/directives.lua").read_text())
+    page = (ROOT / "docs/user-guide/directives.md").read_text()
+    table = page.partition("## Directives\n")[2].partition("\n## ")[0]
+    listed = re.findall(r"^\| `([a-z-]+)` \|", table, re.MULTILINE)
+    assert listed == re.findall(r'"([a-z-]+)"', keys)
