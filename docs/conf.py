@@ -1,4 +1,7 @@
-"""Configure the documentation site: `make docs` builds it, and every warning is an error."""
+"""Configure the documentation site.
+
+`make docs` builds it; every warning is an error.
+"""
 
 import importlib.metadata
 import sys
@@ -20,7 +23,7 @@ html_title = "polluxd"
 
 
 def setup(app):
-    """Write the generated pages of the reference before Sphinx looks for pages."""
+    """Write the generated pages before Sphinx looks for pages."""
     sys.path.insert(0, str(Path(__file__).parent))
     from generate import write  # noqa: PLC0415 - imports the whole daemon
 

@@ -1,4 +1,4 @@
-"""Write the reference pages that come from code: commands, SQL functions, metrics.
+"""Write the reference pages that come from code.
 
 `conf.py` calls `write` before each build. Git ignores the pages.
 """

@@ -1,4 +1,4 @@
-"""Every polluxctl and polluxd call in the documentation is one that the program accepts."""
+"""The programs accept every polluxctl and polluxd call in the pages."""
 
 from __future__ import annotations
 
