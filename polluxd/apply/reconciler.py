@@ -97,6 +97,8 @@ class Reconciler:
         self._stopwatch = Stopwatch(clock, monotonic)
         self.refusals = Refusals(clock, monotonic)
         self._history: dict[int, _History] = {}
+        self._acted_on: frozenset[int] = frozenset()
+        """Jobs with a move open at the last tick. What was observed before that tick no longer holds for them."""
         self._leases = Leases(slurm, lease=lease, authorize=authorize, clock=clock, monotonic=monotonic)
         self._resizer = InPlaceMoves(
             slurm, store, repeat=REPEAT_S, authorize=authorize, clock=clock, monotonic=monotonic
@@ -112,13 +114,14 @@ class Reconciler:
     def begin(self, wished: Sequence[Intent], under_way: Sequence[Move]) -> list[Move]:
         """Write the intents of a plan as moves, up to the cluster's limits.
 
-        The limits are the number of moves at one time and the number of restarts per hour.
+        The limits are the number of moves at one time and the number of restarts per hour. A job whose move ended in
+        the last tick waits for the next plan: this plan was made from its placement before that end.
         """
         epoch = self._authorize()
         # Planned moves that restart their job will use up the budget too.
         waiting = sum(m.step is Step.PLANNED and m.path in RESTARTING_PATHS for m in under_way)
         restarts = self.budget_left() - waiting
-        busy = {move.job_id for move in under_way}
+        busy = self._acted_on.union(move.job_id for move in under_way)
         room = self._limits.max_concurrent - len(under_way) if self._limits.max_concurrent else len(wished)
         begun: list[Move] = []
         for intent in wished:
@@ -185,6 +188,7 @@ class Reconciler:
         Returns how many moves and orphaned companions polluxd still has to wait for.
         """
         moves = self._store.open_moves()
+        self._acted_on = frozenset(move.job_id for move in moves)
         jobs = {job.job_id: job for job in seen.state.jobs if job.spec is not None}
         self._stopwatch.keep(moves)
         self._history = {j: past for j, past in self._history.items() if j in jobs}

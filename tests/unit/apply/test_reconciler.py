@@ -222,6 +222,7 @@ def test_a_job_that_slurm_ends_in_the_second_of_its_start_is_queued_again_once()
     now = slurm.truth(job_id)
     assert (now.raw_state, now.restart_count) == ("PENDING", 2)
     assert store.rows.moves[0].step is Step.FAILED
+    turn(acting, slurm)
     acting.begin([Intent(job_id, 2, "start", NO_PLACEMENT, Placement(("n1",), 2), "")], [])
     slurm.advance(1.0)
     turn(acting, slurm)

@@ -84,6 +84,23 @@ def test_a_companion_gets_its_parents_share_and_no_more_time_than_it_has_left() 
     assert site.acting.resting(site.job) == 0.0, "it may be resized again at once"
 
 
+def test_a_plan_made_before_a_move_ended_does_not_move_its_job_again() -> None:
+    site = Site()
+    site.start(ONE)
+    site.begin(ONE, BOTH)
+    site.turn()
+    site.lend(1)
+    for _ in range(3):
+        site.turn()
+    site.report = says(resized=1)
+    site.turn()
+    assert site.steps == [Step.TRAINING]
+    stale = Intent(site.job, 0, "resize", ONE, BOTH, "")
+    assert site.acting.begin([stale], []) == [], "this plan still saw the job on one node"
+    site.turn()
+    assert site.acting.begin([Intent(site.job, 0, "resize", BOTH, ONE, "")], [])
+
+
 def test_a_move_that_fails_ends_its_companion_at_once() -> None:
     site = Site()
     site.start(ONE)
@@ -174,6 +191,7 @@ def test_a_requeue_ends_the_companions_first() -> None:
     site.report = says(resized=1)
     site.turn()
     assert site.steps == [Step.TRAINING]
+    site.turn()
     elsewhere = Placement(("n3",), 4)
     assert site.acting.begin([Intent(site.job, 0, "requeue", BOTH, elsewhere, "")], [])
     site.turn()
