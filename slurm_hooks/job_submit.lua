@@ -5,9 +5,10 @@ Jobs opt in by a `#POLLUX` line in the batch script, by `sbatch --pollux=...` or
 every other job is left entirely alone.
 A site's own job_submit.lua sets the table `pollux_config` and then runs this file:
 
-    pollux_config = { ticket_dir = "/run/pollux/tickets", lease_s = 300 }
-    dofile("/usr/share/pollux/slurm_hooks/job_submit.lua")
+    pollux_config = { ticket_dir = "/run/pollux/tickets", lease_s = 300, trusted_users = { "pollux" } }
+    dofile("/etc/pollux/hooks/job_submit.lua")
 
+`polluxctl hooks install` writes these lines, and guards them: a missing, unreadable or broken file lets every job through.
 A site with functions of its own calls pollux_submit() and pollux_modify() from them instead (see README.md).
 
 pollux_config:
@@ -17,7 +18,8 @@ pollux_config:
     heartbeat_file      file whose text is the time of polluxd's last sign of life [epoch s]    (no check)
     heartbeat_stale_s   age from which polluxd counts as dead: jobs then start as plain ones    (180)
     log_appends         true where slurm.conf has JobFileAppend=1: output files are never emptied (false)
-    trusted_uids        list of uids that, besides root, may change the geometry of Pollux jobs ({})
+    trusted_users       list of users that, besides root, may change the geometry of Pollux jobs: polluxd's ({})
+    trusted_uids        the same by number, for users who are not in /etc/passwd                ({})
 
 Runs inside slurmctld, under Lua 5.1 to 5.4: no database, no command, one small file read.
 ]]
@@ -108,6 +110,32 @@ local function per_gpu(job)
     memory = memory and memory > 0 and math.ceil(memory / math.max(math.floor(asked / nodes), 1)) or nil,
   }
 end
+
+-- The uids that may change the geometry of Pollux jobs, root aside. Lua cannot ask the name service: only users of this
+-- machine's /etc/passwd have names here.
+local function trusted(config)
+  local uids, names = {}, {}
+  for _, uid in ipairs(config.trusted_uids or {}) do
+    uids[uid] = true
+  end
+  for _, name in ipairs(config.trusted_users or {}) do
+    names[name] = true
+  end
+  if next(names) then
+    for line in io.lines(config.passwd_file or "/etc/passwd") do
+      local name, uid = string.match(line, "^([^:]+):[^:]*:(%d+):")
+      if names[name] then
+        uids[tonumber(uid)], names[name] = true, nil
+      end
+    end
+  end
+  for name in pairs(names) do
+    slurm.log_error("pollux: trusted user %s is not in /etc/passwd: name the uid in trusted_uids", name)
+  end
+  return uids
+end
+
+local TRUSTED = trusted(pollux_config or {})
 
 -- Life -------------------------------------------------------------------------------------------------------
 
@@ -314,10 +342,8 @@ function pollux_modify(update, record, part_list, modify_uid)
   if not string.match(record.admin_comment or "", "^pollux:") or modify_uid == 0 then
     return slurm.SUCCESS
   end
-  for _, uid in ipairs((pollux_config or {}).trusted_uids or {}) do
-    if uid == modify_uid then
-      return slurm.SUCCESS
-    end
+  if TRUSTED[modify_uid] then
+    return slurm.SUCCESS
   end
   for _, entry in ipairs(GUARDED) do
     if entry[2](update, record) then

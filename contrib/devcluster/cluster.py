@@ -23,7 +23,6 @@ from .postgres import DevPostgres
 from .processes import Daemon, descendants, free_ports, kill_all, pids_with_environment, program, wait_until
 from .slurmconf import Layout, gres_conf, slurm_conf
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 _LONGEST_SOCKET_NAME = 107  # sockaddr_un.sun_path, unix(7)
 
 
@@ -75,7 +74,6 @@ class DevCluster:
             cpus_per_node=cpus_per_node,
             memory_mb=memory_mb,
             gpu_type=gpu_type,
-            hooks=REPOSITORY / "slurm_hooks",
             slurmctld_port=ports[0],
             slurmd_ports=tuple(ports[1:]),
         )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pwd
-import secrets
 import time
 from pathlib import Path
 
-from .slurmconf import Layout, cli_filter_lua, hook_script, job_submit_lua
+from polluxd.site.blocks import LuaValue, job_submit_block, with_block
+from polluxd.site.files import apply, differences
+from polluxd.site.hooks import Role, Site, trusted, wanted
+
+from .errors import DevClusterError
+from .slurmconf import Layout
 
 
 class Hooks:
@@ -62,54 +65,61 @@ class Hooks:
         return self.daemon_folder / "heartbeat"
 
     def write(self, dsn: str) -> None:
-        """Write all hooks again, with a new secret.
+        """Install all hooks again, with a new secret.
+
+        `polluxctl hooks install` does the same at a site.
 
         Args:
             dsn: the agents' connection string to Postgres; "" for none.
         """
-        layout = self._layout
-        (layout.etc / "cli_filter.lua").write_text(cli_filter_lua(layout))
+        for path in (self.secret_file, self._layout.etc / "hooks.json"):
+            path.unlink(missing_ok=True)
+        states, problems = wanted(self.site(dsn), (Role.CONTROLLER, Role.NODE))
+        if problems:
+            raise DevClusterError("; ".join(problems))
+        apply(differences(states))
         self.write_submit_hook()
-        self.secret_file.touch(mode=0o600)
-        self.secret_file.write_text(secrets.token_hex(32) + "\n")
-        if self._daemon_user.pw_uid:
-            os.chown(self.secret_file, 0, self._daemon_user.pw_gid)
-            self.secret_file.chmod(0o640)
-        config = layout.etc / "hooks.json"
-        config.touch(mode=0o600)  # the connection string holds the agents' password
-        settings = {
-            "cluster": layout.cluster_name,
+
+    def site(self, dsn: str) -> Site:
+        """Describe this cluster as `polluxctl hooks` sees it."""
+        layout = self._layout
+        return Site(
+            slurm_conf=layout.etc / "slurm.conf",
+            pollux=layout.etc,
+            user=self._daemon_user.pw_name,
+            submit=self._submit_settings(),
+            node={
+                "cluster": layout.cluster_name,
+                "ticket_dir": str(self.ticket_dir),
+                "secret_file": str(self.secret_file),
+                "dsn": dsn,
+                "publish_interval_s": self._publish_interval_s,
+            },
+            secret_file=self.secret_file,
+        )
+
+    def _submit_settings(self) -> dict[str, LuaValue]:
+        layout = self._layout
+        settings: dict[str, LuaValue] = {
             "ticket_dir": str(self.ticket_dir),
-            "secret_file": str(self.secret_file),
-            "dsn": dsn,
-            "publish_interval_s": self._publish_interval_s,
+            "lease_s": self._lease_s,
+            "cluster_gpus": len(layout.nodes) * layout.gpus_per_node,
         }
-        config.write_text(json.dumps(settings, indent=2))
-        for name in ("prolog", "epilog"):
-            script = layout.etc / name
-            script.write_text(hook_script(layout, name, config))
-            script.chmod(0o755)
+        if self._heartbeat_stale_s is not None:
+            settings |= {
+                "heartbeat_file": str(self.heartbeat_file),
+                "heartbeat_stale_s": self._heartbeat_stale_s,
+            }
+        return settings
 
     def write_submit_hook(self, **overrides: str | float | int) -> None:
         """Write the site's job_submit.lua, with these settings over the defaults.
 
         The script is in force from the next submission on.
         """
-        layout = self._layout
-        settings: dict[str, str | float | int | list[int]] = {
-            "ticket_dir": str(self.ticket_dir),
-            "lease_s": self._lease_s,
-            "cluster_gpus": len(layout.nodes) * layout.gpus_per_node,
-        }
-        if self._daemon_user.pw_uid:
-            settings["trusted_uids"] = [self._daemon_user.pw_uid]
-        if self._heartbeat_stale_s is not None:
-            settings |= {
-                "heartbeat_file": str(self.heartbeat_file),
-                "heartbeat_stale_s": self._heartbeat_stale_s,
-            }
-        script = layout.etc / "job_submit.lua"
-        script.write_text(job_submit_lua(layout, {**settings, **overrides}))
+        settings = {**self._submit_settings(), **trusted(self._daemon_user.pw_name), **overrides}
+        script = self._layout.etc / "job_submit.lua"
+        script.write_text(with_block("", job_submit_block(str(self._layout.etc / "hooks"), settings)))
         # slurmctld reads the script again only if its modification time, in whole seconds, is newer.
         self._submit_hook_time = max(self._submit_hook_time + 1, time.time() + 1)
         os.utime(script, (self._submit_hook_time, self._submit_hook_time))

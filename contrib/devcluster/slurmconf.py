@@ -5,7 +5,6 @@ A line whose reason is not plain carries the reason.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,8 +30,6 @@ class Layout:
     cpus_per_node: int
     memory_mb: int
     gpu_type: str
-    hooks: Path
-    """The repository's `slurm_hooks` folder."""
     slurmctld_port: int
     slurmd_ports: tuple[int, ...]
 
@@ -105,9 +102,9 @@ def slurm_conf(layout: Layout, accounting: Accounting | None = None) -> str:
         "CliFilterPlugins=lua",
         # Alloc: the prolog has run on every node before the batch script starts, so the ticket is there.
         "PrologFlags=Alloc",
-        f"Prolog={layout.etc}/prolog",
-        f"Epilog={layout.etc}/epilog",
-        f"TaskProlog={layout.hooks}/task_prolog",
+        f"Prolog={layout.etc}/hooks/prolog",
+        f"Epilog={layout.etc}/hooks/epilog",
+        f"TaskProlog={layout.etc}/hooks/task_prolog",
         "PrologEpilogTimeout=30",
     ]
     lines += [
@@ -162,25 +159,3 @@ def gres_conf(layout: Layout) -> str:
     last = layout.gpus_per_node - 1
     files = f"{layout.devices}/gpu[0-{last}]" if last else f"{layout.devices}/gpu0"
     return f"AutoDetect=off\nNodeName={','.join(layout.nodes)} Name=gpu {kind}File={files}\n"
-
-
-def job_submit_lua(layout: Layout, settings: dict[str, str | float | int | list[int]]) -> str:
-    """Return the site's wrapper: settings, then the repository's hook."""
-    pairs = ",\n".join(f"  {name} = {_lua(value)}" for name, value in settings.items())
-    return f"pollux_config = {{\n{pairs},\n}}\ndofile({json.dumps(str(layout.hooks / 'job_submit.lua'))})\n"
-
-
-def _lua(value: str | float | int | list[int]) -> str:
-    return f"{{ {', '.join(map(str, value))} }}" if isinstance(value, list) else json.dumps(value)
-
-
-def cli_filter_lua(layout: Layout) -> str:
-    return f"dofile({json.dumps(str(layout.hooks / 'cli_filter.lua'))})\n"
-
-
-def hook_script(layout: Layout, name: str, config: Path) -> str:
-    """Return the text of a prolog or epilog script.
-
-    Slurm runs these scripts with an environment of its own, so their settings are in the file `config`.
-    """
-    return f"#!/bin/sh\nPOLLUX_HOOK_CONFIG={config} exec {layout.hooks / name}\n"

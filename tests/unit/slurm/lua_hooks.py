@@ -22,7 +22,7 @@ DRIVER = """
 local said = {{}}
 slurm = {{ SUCCESS = 0, ERROR = -1,
   log_user = function(f, ...) said[#said + 1] = string.format(f, ...) end,
-  log_info = function(f, ...) end }}
+  log_info = function(f, ...) end, log_error = function(f, ...) end }}
 pollux_config = {config}
 dofile("{hook}")
 local job = {job}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tests.unit.slurm.lua_hooks import NEEDS_LUA, modify
+from tests.unit.slurm.lua_hooks import NEEDS_LUA, UNSET, lua, modify, run
 
 pytestmark = NEEDS_LUA
 
@@ -54,3 +56,12 @@ def test_nobodys_job_gets_a_name_that_looks_like_a_record(comment: str | None) -
         assert not outcome.accepted
         assert "name holds" in outcome.said[0]
         assert modify({"name": name}, comment=comment, uid=0).accepted
+
+
+def test_a_trusted_user_is_named(tmp_path: Path) -> None:
+    (tmp_path / "passwd").write_text("root:x:0:0::/root:/bin/sh\npollux:x:977:977::/:/usr/sbin/nologin\n")
+    config: dict[str, object] = {"trusted_users": ["pollux"], "passwd_file": str(tmp_path / "passwd")}
+    update = {**UNSET, "min_nodes": 2}
+    for uid, accepted in ((977, True), (978, False)):
+        call = f"slurm_job_modify(job, {lua({'job_id': 7, 'admin_comment': 'pollux:v1 min-gpus=1'})}, nil, {uid})"
+        assert run(call, update, config).accepted == accepted

@@ -290,7 +290,7 @@ def test_an_older_python_can_load_the_prolog() -> None:
     A node's system Python may be 3.6 (RHEL 8) or 3.9 (RHEL 9). A Python that cannot load the prolog would
     drain the node.
     """
-    tree = ast.parse((HOOKS / "prolog").read_text(), feature_version=(3, 6))
+    tree = ast.parse((HOOKS / "ticket").read_text(), feature_version=(3, 6))
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     notes = [note for f in functions for note in (f.returns, *(a.annotation for a in f.args.args)) if note]
     assert notes

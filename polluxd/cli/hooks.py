@@ -1,0 +1,179 @@
+"""`polluxctl hooks`: install, check and remove what Slurm runs for Pollux."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from sqlalchemy import make_url
+
+from polluxd.config import DEFAULT_PATH, Config, load_config
+from polluxd.errors import ConfigError, PolluxError
+from polluxd.printable import printable
+from polluxd.site import hooks
+from polluxd.site.files import Difference, apply, differences
+from polluxd.site.hooks import PUBLISH_INTERVAL_S, TICKET_DIR, Role, Site
+
+from .access import ConfigOption
+
+app = typer.Typer(help="Install, check or remove Slurm's hooks.", no_args_is_help=True)
+
+RoleOption = Annotated[
+    list[Role] | None,
+    typer.Option(
+        "--role", "-r", help="of this machine; default: by the Slurm programs installed. Repeatable"
+    ),
+]
+SlurmConfOption = Annotated[Path | None, typer.Option(help="slurm.conf [of polluxd.toml, else /etc/slurm]")]
+FolderOption = Annotated[Path, typer.Option("--folder", help="Pollux' folder")]
+UserOption = Annotated[str, typer.Option("--user", help="polluxd's user")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
+
+_FOLDER = DEFAULT_PATH.parent
+
+
+@app.command()
+def install(
+    role: RoleOption = None,
+    slurm_conf: SlurmConfOption = None,
+    folder: FolderOption = _FOLDER,
+    user: UserOption = "pollux",
+    yes: YesOption = False,
+    config: ConfigOption = None,
+) -> None:
+    """Install or update the hooks of this machine. Safe to repeat.
+
+    Shows the changes first, and keeps a copy of every file of the site that it changes.
+    """
+    site, roles = site_of(config, slurm_conf, folder, user), _roles(role)
+    states, problems = hooks.wanted(site, roles)
+    found = differences(states)
+    _change(found, yes, f"the hooks are installed ({_names(roles)})")
+    for problem in problems:
+        typer.echo(printable(f"to do: {problem}"))
+    if found and Role.CONTROLLER in roles:
+        # Slurm reads job_submit.lua again when the time of that file changes, which is not the file that has changed.
+        os.utime(site.slurm_conf.with_name("job_submit.lua"))
+        if any(d.wanted.path == site.slurm_conf for d in found):
+            typer.echo("slurm.conf has changed: copy it to every machine, and restart slurmctld and slurmd")
+    if problems:
+        raise typer.Exit(1)
+
+
+@app.command()
+def check(
+    role: RoleOption = None,
+    slurm_conf: SlurmConfOption = None,
+    folder: FolderOption = _FOLDER,
+    user: UserOption = "pollux",
+    config: ConfigOption = None,
+) -> None:
+    """Compare the hooks of this machine with those of this version.
+
+    Exit status 1: something differs, or is to do.
+    """
+    site, roles = site_of(config, slurm_conf, folder, user), _roles(role)
+    states, problems = hooks.wanted(site, roles)
+    found = differences(states)
+    for difference in found:
+        typer.echo(printable(f"{difference.wanted.path}: {difference.words}"))
+        _show_diff(difference)
+    for problem in problems:
+        typer.echo(printable(f"to do: {problem}"))
+    if found or problems:
+        raise typer.Exit(1)
+    typer.echo(f"the hooks are installed and current ({_names(roles)})")
+
+
+@app.command()
+def remove(
+    role: RoleOption = None,
+    slurm_conf: SlurmConfOption = None,
+    folder: FolderOption = _FOLDER,
+    user: UserOption = "pollux",
+    yes: YesOption = False,
+    config: ConfigOption = None,
+) -> None:
+    """Take Pollux' lines out of Slurm's files on this machine."""
+    states, problems = hooks.unwanted(site_of(config, slurm_conf, folder, user), _roles(role))
+    _change(differences(states), yes, "no file of Slurm names Pollux")
+    for problem in problems:
+        typer.echo(printable(f"to do: {problem}"))
+
+
+def site_of(config: Path | None, slurm_conf: Path | None, folder: Path, user: str) -> Site:
+    """Return the site's files and settings. Raises ConfigError.
+
+    polluxd.toml may be missing, as on nodes.
+    """
+    path = config or folder / DEFAULT_PATH.name
+    loaded = load_config(path) if config is not None or path.exists() else None
+    return Site(
+        slurm_conf=slurm_conf or _slurm_conf(loaded),
+        pollux=folder,
+        user=user,
+        submit={} if loaded is None else _submit_settings(loaded),
+        node=None if loaded is None else _node_settings(loaded),
+        secret_file=(loaded.database.secret_file if loaded else None) or folder / "ticket.secret",
+    )
+
+
+def _slurm_conf(loaded: Config | None) -> Path:
+    if loaded is not None and loaded.slurm.conf is not None:
+        return loaded.slurm.conf
+    return Path(os.environ.get("SLURM_CONF", "/etc/slurm/slurm.conf"))
+
+
+def _submit_settings(loaded: Config) -> dict[str, str | float]:
+    found: dict[str, str | float] = {"lease_s": loaded.slurm.lease_s}
+    if loaded.slurm.heartbeat_file is not None:
+        found["heartbeat_file"] = str(loaded.slurm.heartbeat_file)
+    return found
+
+
+def _node_settings(loaded: Config) -> dict[str, str | float]:
+    """Return the content of hooks.json.
+
+    It names polluxd's database, without polluxd's role.
+    """
+    url = make_url(loaded.database.address)
+    words = {"host": url.host, "port": url.port, "dbname": url.database, **url.query}
+    return {
+        "cluster": loaded.slurm.cluster,
+        "ticket_dir": TICKET_DIR,
+        "secret_file": str(loaded.database.secret_file or _FOLDER / "ticket.secret"),
+        "dsn": " ".join(f"{key}={value}" for key, value in words.items() if value is not None),
+        "publish_interval_s": PUBLISH_INTERVAL_S,
+    }
+
+
+def _roles(given: list[Role] | None) -> tuple[Role, ...]:
+    return tuple(given) if given else hooks.roles_here()
+
+
+def _names(roles: tuple[Role, ...]) -> str:
+    return ", ".join(roles)
+
+
+def _change(found: list[Difference], yes: bool, done: str) -> None:
+    """Show the differences, ask, and apply them."""
+    for difference in found:
+        typer.echo(printable(f"{difference.wanted.path}: {difference.words}"))
+        if difference.wanted.kept:
+            _show_diff(difference)
+    if found and not yes and not typer.confirm("apply?"):
+        raise PolluxError("nothing was changed")
+    try:
+        copies = apply(found)
+    except ConfigError as error:
+        raise PolluxError(str(error)) from None
+    for copy in copies:
+        typer.echo(f"kept: {copy}")
+    typer.echo(done if found else f"nothing to change: {done}")
+
+
+def _show_diff(difference: Difference) -> None:
+    for line in difference.diff.splitlines():
+        typer.echo(printable(line))

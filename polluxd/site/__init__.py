@@ -1,0 +1,1 @@
+"""What an administrator installs in Slurm, and the checks of it."""

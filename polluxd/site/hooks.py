@@ -1,0 +1,286 @@
+"""Pollux' hooks on one machine: the files that Slurm reads there.
+
+`wanted` says how the files should be, for the roles of the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import pwd
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from polluxd.errors import ConfigError
+
+from .blocks import (
+    LuaValue,
+    Wish,
+    cli_filter_block,
+    job_submit_block,
+    merged_slurm_conf,
+    with_block,
+    without_block,
+)
+from .files import FileState, read_text
+
+SCRIPTS = ("prolog", "epilog", "task_prolog", "ticket")
+"""What Slurm runs on nodes."""
+LUA_FILES = ("job_submit.lua", "directives.lua", "companion.lua", "hostile_text.lua", "cli_filter.lua")
+"""What Slurm loads."""
+TICKET_DIR = "/run/pollux/tickets"
+PUBLISH_INTERVAL_S = 30.0
+
+
+class Role(StrEnum):
+    """What a machine does in the cluster. A machine may have several roles."""
+
+    CONTROLLER = "controller"
+    NODE = "node"
+    LOGIN = "login"
+
+
+_PROGRAM = {Role.CONTROLLER: "slurmctld", Role.NODE: "slurmd", Role.LOGIN: "sbatch"}
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where the files are, and what the hooks need to know.
+
+    Args:
+        slurm_conf: slurm.conf; the Lua scripts of the site are beside it.
+        pollux: Pollux' folder, usually /etc/pollux.
+        user: polluxd's user.
+        submit: entries of `pollux_config` in job_submit.lua, except the user.
+        node: content of hooks.json; None where this machine does not know it, and has a copy of the controller's.
+        secret_file: the secret of the tickets.
+    """
+
+    slurm_conf: Path
+    pollux: Path = Path("/etc/pollux")
+    user: str = "pollux"
+    submit: Mapping[str, LuaValue] = field(default_factory=dict)
+    node: Mapping[str, str | float] | None = None
+    secret_file: Path = Path("/etc/pollux/ticket.secret")
+
+    @property
+    def hooks(self) -> Path:
+        """The folder of Pollux' scripts."""
+        return self.pollux / "hooks"
+
+    @property
+    def hooks_json(self) -> Path:
+        """The settings of the prolog."""
+        return self.pollux / "hooks.json"
+
+
+def roles_here(which: Callable[[str], str | None] = shutil.which) -> tuple[Role, ...]:
+    """Return the roles of this machine. Raises ConfigError.
+
+    The Slurm programs installed tell them.
+    """
+    found = tuple(
+        role for role, program in _PROGRAM.items() if which(program) or which(f"/usr/sbin/{program}")
+    )
+    if not found:
+        raise ConfigError("neither slurmctld, slurmd nor sbatch is installed here: name the role with --role")
+    return found
+
+
+def source_folder() -> Path:
+    """Return the folder with this version's hooks. Raises ConfigError."""
+    package = Path(__file__).resolve().parent.parent
+    for place in (package / "_slurm_hooks", package.parent / "slurm_hooks"):
+        if (place / "job_submit.lua").is_file():
+            return place
+    raise ConfigError(f"expected Pollux' hooks in {package}/_slurm_hooks, found none: reinstall polluxd")
+
+
+def wanted(site: Site, roles: Sequence[Role]) -> tuple[list[FileState], list[str]]:
+    """Return the files as they should be, and what people must do themselves.
+
+    Raises ConfigError: a file cannot be read, or polluxd's user does not exist.
+    """
+    states = [*_own_files(site)]
+    problems: list[str] = []
+    if Role.CONTROLLER in roles:
+        states += [*_secret_files(site, _group(site.user)), _submit_script(site)]
+        conf, problems = _slurm_conf(site)
+        states += conf
+    elif Role.NODE in roles:
+        states += _secret_files(site, None)
+    if Role.NODE in roles:
+        for path in (site.hooks_json, site.secret_file):
+            if Role.CONTROLLER not in roles and not path.exists():
+                problems.append(f"{path} is missing: copy it from the controller, owner root, mode 0600")
+    # Wherever CliFilterPlugins=lua holds and the script is missing, sbatch and srun fail.
+    states.append(_filter_script(site))
+    return states, problems
+
+
+def unwanted(site: Site, roles: Sequence[Role]) -> tuple[list[FileState], list[str]]:
+    """Return the files without Pollux, and what people must do themselves.
+
+    The secret and hooks.json stay: jobs that run still need them.
+    """
+    states: list[FileState] = []
+    problems: list[str] = []
+    for name, empty in _EMPTY.items():
+        path = site.slurm_conf.with_name(name)
+        if (text := read_text(path)) is not None:
+            rest = without_block(text)
+            # slurmctld does not start, and sbatch fails, where the plugin `lua` finds no script.
+            states.append(_as_it_is(path, rest if rest.strip() else empty))
+    if Role.CONTROLLER in roles and (text := read_text(site.slurm_conf)) is not None:
+        states.append(_as_it_is(site.slurm_conf, without_block(text, "#")))
+        problems.append(
+            f"{site.slurm_conf}: lists that `hooks install` completed stay as they are (JobSubmitPlugins, PrologFlags, "
+            f"CliFilterPlugins): take words out that only Pollux needed, then restart slurmctld and slurmd"
+        )
+    problems.append(f"{site.hooks} stays until no slurm.conf names it: then remove the folder")
+    return states, problems
+
+
+_EMPTY = {
+    "job_submit.lua": "function slurm_job_submit(job, partitions, uid) return slurm.SUCCESS end\n"
+    "function slurm_job_modify(job, record, partitions, uid) return slurm.SUCCESS end\n",
+    "cli_filter.lua": "function slurm_cli_setup_defaults(options, early) return slurm.SUCCESS end\n"
+    "function slurm_cli_pre_submit(options, offset) return slurm.SUCCESS end\n"
+    "function slurm_cli_post_submit(offset, job, step) return slurm.SUCCESS end\n",
+}
+
+
+def _own_files(site: Site) -> list[FileState]:
+    source = source_folder()
+    return [
+        FileState(site.hooks / name, (source / name).read_text(), mode, kept=False)
+        for names, mode in ((SCRIPTS, 0o755), (LUA_FILES, 0o644))
+        for name in names
+    ]
+
+
+def _secret_files(site: Site, group: int | None) -> list[FileState]:
+    """The ticket secret and hooks.json; made on the controller only."""
+    states = []
+    present = read_text(site.secret_file)
+    if present is not None or group is not None:
+        text = present if present is not None else secrets.token_hex(32) + "\n"
+        mode, gid = (0o600, 0) if group is None else (0o640, group)
+        states.append(FileState(site.secret_file, text, mode, gid=gid, secret=True))
+    present = read_text(site.hooks_json)
+    if present is None and site.node is not None:
+        present = json.dumps(dict(site.node), indent=2) + "\n"
+    if present is not None:
+        states.append(FileState(site.hooks_json, present, 0o600, secret=True))
+    return states
+
+
+def _submit_script(site: Site) -> FileState:
+    path = site.slurm_conf.with_name("job_submit.lua")
+    block = job_submit_block(str(site.hooks), {"ticket_dir": TICKET_DIR, **site.submit, **trusted(site.user)})
+    return _as_it_is(path, with_block(read_text(path) or "", block))
+
+
+def _filter_script(site: Site) -> FileState:
+    path = site.slurm_conf.with_name("cli_filter.lua")
+    return _as_it_is(path, with_block(read_text(path) or "", cli_filter_block(str(site.hooks))))
+
+
+def _as_it_is(path: Path, text: str) -> FileState:
+    """Give a site's file this text.
+
+    Its owner stays, and everybody may read it.
+    """
+    if not path.exists():
+        return FileState(path, text)
+    found = path.stat()
+    return FileState(path, text, (found.st_mode & 0o7777) | 0o444, found.st_uid, found.st_gid)
+
+
+def _slurm_conf(site: Site) -> tuple[list[FileState], list[str]]:
+    text = read_text(site.slurm_conf)
+    if text is None:
+        raise ConfigError(f"{site.slurm_conf}: no such file: name slurm.conf with --slurm-conf")
+    included = _included(site.slurm_conf, text)
+    if missing := _missing_plugins(text + included):
+        return [], [
+            f"{site.slurm_conf} stays as it is: slurmctld would not start, since {' and '.join(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} not installed; install Slurm's Lua plugins (Debian: "
+            "slurm-wlm-basic-plugins; elsewhere: Slurm built with Lua)"
+        ]
+    merged, problems = merged_slurm_conf(text, slurm_conf_wishes(site), included)
+    return [_as_it_is(site.slurm_conf, merged)], [f"{site.slurm_conf}: {problem}" for problem in problems]
+
+
+def slurm_conf_wishes(site: Site) -> list[Wish]:
+    """Return what slurm.conf needs."""
+    return [
+        Wish("JobSubmitPlugins", "lua", is_list=True),
+        Wish("CliFilterPlugins", "lua", is_list=True),
+        Wish("PrologFlags", "Alloc", is_list=True),
+        Wish("Prolog", f"{site.hooks}/prolog"),
+        Wish("Epilog", f"{site.hooks}/epilog"),
+        Wish("TaskProlog", f"{site.hooks}/task_prolog"),
+    ]
+
+
+def _included(path: Path, text: str) -> str:
+    """The text of the files that slurm.conf includes.
+
+    Their names are relative to its folder (slurm.conf(5)).
+    """
+    names = re.findall(r"^\s*include\s+(\S+)", text, re.MULTILINE | re.IGNORECASE)
+    return "\n".join(read_text(path.parent / name) or "" for name in names)
+
+
+def _missing_plugins(conf: str) -> list[str]:
+    """The Lua plugins that no plugin folder has.
+
+    None where no folder is found.
+    """
+    named = re.search(r"^\s*PluginDir\s*=\s*(\S+)", conf, re.MULTILINE | re.IGNORECASE)
+    folders = [Path(word) for word in named[1].split(":")] if named else list(_plugin_folders())
+    present = [folder for folder in folders if any(folder.glob("select_*.so"))]
+    names = ("job_submit_lua.so", "cli_filter_lua.so")
+    return [name for name in names if present and not any((folder / name).exists() for folder in present)]
+
+
+def _plugin_folders() -> Iterator[Path]:
+    for pattern in (
+        "usr/lib/slurm*",
+        "usr/lib64/slurm",
+        "usr/lib/*/slurm*",
+        "usr/local/lib/slurm",
+        "opt/slurm/lib*/slurm",
+    ):
+        yield from Path("/").glob(pattern)
+
+
+def trusted(user: str) -> dict[str, LuaValue]:
+    """Return polluxd's user as job_submit.lua knows it.
+
+    By name where /etc/passwd has the user, else by number.
+    """
+    if user == "root":
+        return {}
+    if re.search(rf"^{re.escape(user)}:", read_text(Path("/etc/passwd")) or "", re.MULTILINE):
+        return {"trusted_users": [user]}
+    return {"trusted_uids": [_account(user).pw_uid]}
+
+
+def _group(user: str) -> int:
+    return _account(user).pw_gid
+
+
+def _account(user: str) -> pwd.struct_passwd:
+    try:
+        return pwd.getpwnam(user)
+    except KeyError:
+        raise ConfigError(
+            f"polluxd's user {user} does not exist: make it (`useradd --system --no-create-home {user}`), or name "
+            "another one with --user"
+        ) from None
