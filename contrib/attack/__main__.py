@@ -1,25 +1,26 @@
-"""Run every attack and write attack-out/attacks.json.
+"""Run every attack; write attack-out/attacks.json and attacks.md.
 
 The exit status is 1 if an attack succeeds, or fails without the defence too.
 
-python -m contrib.attack [--only WORD] [--out FOLDER]
+python -m contrib.attack [--only WORD] [--theme NAME] [--out FOLDER]
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
+import time
 import traceback
 from pathlib import Path
 
-from contrib.attack import slurm_text
 from contrib.attack.registry import ATTACKS, Attack, Outcome
 from contrib.attack.site import Site, site
 from polluxd.printable import printable
 
-THEMES = (slurm_text,)
-"""The themes. Importing one adds its attacks to the list."""
+THEMES = ("slurm_text", "database", "tokens")
+"""Importing a theme adds its attacks to the list."""
 
 
 def tried(attack: Attack, place: Site, *, defended: bool) -> Outcome:
@@ -36,33 +37,57 @@ def tried(attack: Attack, place: Site, *, defended: bool) -> Outcome:
         place.clear()
 
 
+def row_of(attack: Attack, place: Site) -> dict[str, str]:
+    """Attack without the defence and with it; return the row of the result."""
+    without, with_it = (tried(attack, place, defended=defended) for defended in (False, True))
+    evidence = f"with the defence: {with_it.evidence} | without: {without.evidence}"
+    if not without.succeeded:
+        evidence = f"proves nothing, it fails without the defence too. {evidence}"
+    return {
+        "attack": attack.name,
+        "actor": attack.actor,
+        "result": "prevented" if without.succeeded and not with_it.succeeded else "succeeded",
+        "evidence": printable(evidence),
+    }
+
+
+def page(rows: list[dict[str, str]], minutes: float) -> str:
+    """Return the results as a page of Markdown."""
+    prevented = sum(row["result"] == "prevented" for row in rows)
+    head = f"# Attacks\n\n{prevented} of {len(rows)} attacks prevented, in {minutes:.0f} minutes.\n\n"
+    lines = [f"| {r['result']} | {r['actor']} | {r['attack'].replace('|', '/')} |" for r in rows]
+    return head + "| result | actor | attack |\n|---|---|---|\n" + "\n".join(lines) + "\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m contrib.attack", description=__doc__.partition("\n")[0])
     parser.add_argument("--only", default="", help="attacks with this word in their name")
+    parser.add_argument("--theme", action="append", choices=THEMES, help="attacks of this theme")
     parser.add_argument("--out", type=Path, default=Path("attack-out"))
     arguments = parser.parse_args()
+    for theme in arguments.theme or THEMES:
+        importlib.import_module(f"contrib.attack.{theme}")
+    began = time.monotonic()
     rows = []
     with site() as place:
         for attack in ATTACKS:
-            if arguments.only not in attack.name:
-                continue
-            without, with_it = (tried(attack, place, defended=defended) for defended in (False, True))
-            held = without.succeeded and not with_it.succeeded
-            evidence = f"with the defence: {with_it.evidence} | without: {without.evidence}"
-            if not without.succeeded:
-                evidence = f"proves nothing, it fails without the defence too. {evidence}"
-            rows.append(
-                {
-                    "attack": attack.name,
-                    "actor": attack.actor,
-                    "result": "prevented" if held else "succeeded",
-                    "evidence": printable(evidence),
-                }
-            )
-            print(f"{rows[-1]['result']:<10} {attack.name}\n           {rows[-1]['evidence']}", flush=True)
+            if arguments.only in attack.name:
+                since = time.monotonic()
+                rows.append(row := row_of(attack, place))
+                took = time.monotonic() - since
+                print(
+                    f"{row['result']:<10} {row['attack']} ({took:.0f} s)\n           {row['evidence']}",
+                    flush=True,
+                )
+    minutes = (time.monotonic() - began) / 60
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "attacks.json").write_text(json.dumps(rows, indent=1) + "\n")
-    return 1 if not rows or any(row["result"] == "succeeded" for row in rows) else 0
+    (arguments.out / "attacks.md").write_text(page(rows, minutes))
+    won = [row["attack"] for row in rows if row["result"] == "succeeded"]
+    print(
+        f"{len(rows) - len(won)} of {len(rows)} attacks prevented, in {minutes:.1f} minutes; succeeded: {won or 'none'}"
+    )
+    return 1 if not rows or won else 0
 
 
 if __name__ == "__main__":

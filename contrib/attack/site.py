@@ -1,24 +1,43 @@
-"""A private cluster with three ordinary users, and their commands."""
+"""A private cluster with polluxd, three ordinary users, and their commands."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import pwd
+import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import psycopg2
+
+from contrib.attack.daemon import Polluxd
 from contrib.devcluster import DevCluster
-from polluxd.slurm.protocol import SlurmJob
-from polluxd.slurm.scontrol import ScontrolClient
+from polluxd.slurm.protocol import SlurmClient, SlurmJob
+from polluxd.slurm.pyslurm_client import open_client
+from polluxd.store import Store
 
+ROOT = Path(__file__).resolve().parents[2]
 USERS = ("pollux-alice", "pollux-mallory", "pollux-third")
 """Alice is honest, mallory is not, and the third user has no jobs."""
 
 _WITHOUT_TEXT_GUARD = "pollux_hostile = function(_) return nil end\nPOLLUX_SCRIPT_BYTES = 1e9\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a statement of a user came to."""
+
+    ok: bool
+    text: str
 
 
 class Site:
@@ -28,29 +47,75 @@ class Site:
         folder: of scripts; every user may read it.
     """
 
-    def __init__(self, cluster: DevCluster, folder: Path) -> None:
+    def __init__(self, cluster: DevCluster, folder: Path, polluxd: Polluxd) -> None:
         self.cluster = cluster
         self.folder = folder
-        self.slurm = ScontrolClient(conf=cluster.slurm_conf)
+        self.polluxd = polluxd
+        self.slurm: SlurmClient = open_client("auto", conf=cluster.slurm_conf, timeout=20)
+        self.store = Store(cluster.database_url, cluster.cluster_name)
         self._submitted: list[int] = []
+        self._spawned: list[subprocess.Popen[str]] = []
+        self._residents: dict[str, int] = {}
 
-    def run(self, user: str, *argv: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
-        """Run a command as one of the users ("alice", "mallory", "third")."""
+    # --- what users do ---------------------------------------------------------------------------
+
+    def words(self, user: str, **environment: str) -> dict[str, Any]:
+        """Return the arguments with which subprocess runs a command as a user."""
         entry = pwd.getpwnam(f"pollux-{user}")
-        return subprocess.run(
-            argv,
-            env={**self.cluster.client_environment, "HOME": "/", "USER": entry.pw_name},
-            cwd="/",
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            stdin=subprocess.DEVNULL,
-            check=False,
-            user=entry.pw_uid,
-            group=entry.pw_gid,
-            extra_groups=[],
-        )
+        return {
+            "env": {**self.cluster.client_environment, "HOME": "/", "USER": entry.pw_name, **environment},
+            "cwd": "/",
+            "text": True,
+            "errors": "replace",
+            "stdin": subprocess.DEVNULL,
+            "user": entry.pw_uid,
+            "group": entry.pw_gid,
+            "extra_groups": [],
+        }
+
+    def run(
+        self, user: str, *argv: str, timeout_s: float = 60.0, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command as one of the users ("alice", "mallory", "third")."""
+        words = self.words(user, **environment)
+        return subprocess.run(argv, capture_output=True, timeout=timeout_s, check=False, **words)
+
+    def spawn(self, user: str, *argv: str, **environment: str) -> subprocess.Popen[str]:
+        """Start a command as a user; `clear` ends it."""
+        sink = (self.folder / f"spawned-{len(self._spawned)}-{user}.log").open("w")
+        words = self.words(user, **environment)
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=sink, start_new_session=True, **words)
+        sink.close()
+        self._spawned.append(process)
+        return process
+
+    def hands(self, user: str, program: str, *words: str, timeout_s: float = 60.0) -> str:
+        """Run a program of `contrib.attack.hands` as a user; return its output."""
+        done = self.run(user, *self.command(program), *words, timeout_s=timeout_s)
+        return done.stdout if done.returncode == 0 else f"{done.stdout}\n{done.stderr[-600:]}"
+
+    @staticmethod
+    def command(program: str) -> tuple[str, ...]:
+        return (sys.executable, "-m", f"contrib.attack.hands.{program}")
+
+    def sql(self, user: str, *statements: str, ticket: Path | None = None, **options: Any) -> list[Answer]:
+        """Run statements in Postgres with the user's own ticket."""
+        order = {"ticket": str(ticket or self.ticket(user)), "statements": statements, **options}
+        said = self.hands(user, "sql", json.dumps(order))
+        return [Answer(**json.loads(line)) for line in said.splitlines() if line.startswith('{"ok"')]
+
+    def uid(self, user: str) -> int:
+        return pwd.getpwnam(f"pollux-{user}").pw_uid
+
+    def home(self, user: str) -> Path:
+        """Return a folder that only the user may enter."""
+        path = self.folder / f"home-{user}"
+        if not path.exists():
+            path.mkdir(mode=0o700)
+            os.chown(path, self.uid(user), pwd.getpwnam(f"pollux-{user}").pw_gid)
+        return path
+
+    # --- jobs ------------------------------------------------------------------------------------
 
     def script(self, name: str, *lines: str) -> Path:
         """Write a batch script that runs `lines` and then sleeps."""
@@ -67,11 +132,49 @@ class Site:
         self._submitted.append(int(done.stdout))
         return int(done.stdout), ""
 
+    def pollux_job(self, user: str, directive: str = "max-gpus=1", *options: str) -> int:
+        """Submit a Pollux job that sleeps; return its id once it holds GPUs."""
+        script = self.script(f"pollux-{user}.sh", f"#POLLUX {directive}")
+        job_id, trouble = self.sbatch(user, script, "--gres=gpu:1", "--open-mode=append", *options)
+        if job_id is None:
+            raise RuntimeError(trouble)
+        self.until(lambda: self.ticket_of(job_id) is not None, f"the ticket of job {job_id}", 60.0)
+        return job_id
+
+    def resident(self, user: str) -> int:
+        """Return the user's Pollux job that runs during the whole suite."""
+        if user not in self._residents:
+            self._residents[user] = self.pollux_job(user)
+            self._submitted.remove(self._residents[user])
+            # polluxd makes the user's database role within some seconds of the job's submission.
+            self.until(lambda: self.publish(user).ok, f"the first report of {user}'s job", 60.0)
+        return self._residents[user]
+
+    def ticket(self, user: str) -> Path:
+        found = self.ticket_of(self.resident(user))
+        assert found is not None
+        return found
+
+    def ticket_of(self, job_id: int) -> Path | None:
+        """Return a ticket of the job; None before it has started."""
+        return next(iter(self.cluster.hooks.ticket_dir.glob(f"{job_id}.*[0-9].json")), None)
+
+    def publish(self, user: str, *, ticket: Path | None = None, **changes: Any) -> Answer:
+        """Publish a report as the user's agent does."""
+        body = json.dumps(report(**changes)).replace("'", "''")
+        return self.sql(user, f"SELECT pollux.publish_v1({{me}}, '{body}'::pg_catalog.jsonb)", ticket=ticket)[
+            0
+        ]
+
     def job(self, job_id: int) -> SlurmJob | None:
         """Return the job as polluxd reads it."""
         return self.slurm.jobs([job_id]).get(job_id)
 
-    def until(self, ready: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
+    def cycles(self) -> int:
+        """Return the number of polluxd's newest decision."""
+        return int(self.query("SELECT coalesce(max(id), 0) FROM pollux.cycle")[0][0])
+
+    def until(self, ready: Callable[[], object], what: str, seconds: float = 30.0) -> None:
         deadline = time.monotonic() + seconds
         while not ready():
             if time.monotonic() > deadline:
@@ -79,7 +182,14 @@ class Site:
             time.sleep(0.1)
 
     def clear(self) -> None:
-        """End all jobs of the attempt."""
+        """End all processes and jobs of the attempt."""
+        for process in self._spawned:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+        self._spawned.clear()
         if self._submitted:
             self.cluster.command("scancel", *map(str, self._submitted))
             self.until(
@@ -87,12 +197,65 @@ class Site:
             )
         self._submitted.clear()
 
+    # --- defences switched off ---------------------------------------------------------------------
+
+    def query(self, statement: str, *words: object) -> list[tuple[Any, ...]]:
+        """Run a statement as the database's superuser."""
+        assert self.cluster.postgres is not None
+        with contextlib.closing(
+            psycopg2.connect(self.cluster.postgres.admin_url.replace("+psycopg2", ""))
+        ) as made:
+            made.autocommit = True
+            with made.cursor() as cursor:
+                cursor.execute(statement, words or None)
+                return list(cursor.fetchall()) if cursor.description else []
+
+    def role(self, user: str) -> str:
+        """Return the user's database role, quoted."""
+        self.resident(user)
+        return (
+            '"'
+            + str(self.query("SELECT role FROM pollux.agent_role WHERE uid = %s", self.uid(user))[0][0])
+            + '"'
+        )
+
+    @contextmanager
+    def undone(self, off: str, on: str) -> Iterator[None]:
+        """Switch a defence of the database off; {mallory} is his role."""
+        mallory = self.role("mallory")
+        self.query(off.replace("{mallory}", mallory))
+        try:
+            yield
+        finally:
+            self.query(on.replace("{mallory}", mallory))
+
+    @contextmanager
+    def rewritten(self, function: str, *changes: tuple[str, str]) -> Iterator[None]:
+        """Replace parts of a database function, which must be there."""
+        (before,) = self.query("SELECT pg_get_functiondef(%s::regprocedure)", function)[0]
+        text = before
+        for old, new in changes:
+            if old not in text:
+                raise AssertionError(f"{function} has no {old!r}")
+            text = text.replace(old, new)
+        self.query(text)
+        try:
+            yield
+        finally:
+            self.query(before)
+
     @contextmanager
     def without_text_guard(self) -> Iterator[None]:
         """Switch off what the submission hook does about hostile text."""
+        with self.hook(_WITHOUT_TEXT_GUARD):
+            yield
+
+    @contextmanager
+    def hook(self, lines: str) -> Iterator[None]:
+        """Append lines to the submission hook."""
         hook = self.cluster.slurm_conf.with_name("job_submit.lua")
         before = hook.read_text()
-        self._rewrite(hook, before + _WITHOUT_TEXT_GUARD)
+        self._rewrite(hook, before + lines)
         try:
             yield
         finally:
@@ -104,6 +267,26 @@ class Site:
         newer = hook.stat().st_mtime + 2
         hook.write_text(text)
         os.utime(hook, (newer, newer))
+
+
+def report(**changes: Any) -> dict[str, Any]:
+    """Return a sound report; `changes` replace members."""
+    now = time.time()
+    terms = ("alpha_grad", "beta_grad", "alpha_local", "beta_local", "alpha_node", "beta_node")
+    return {
+        "v": 1,
+        "at": now,
+        "params": dict.fromkeys(terms, 0.01) | {"gamma": 1.5},
+        "noise": {"sqr": 2.0, "var": 6.0},
+        "limits": {"initial": 32, "maximum": 1024, "local_min": 8, "local_max": 256},
+        **{"explored_gpus": 1, "explored_nodes": 1, "gpus": 1, "nodes": 1},
+        **{"batch_size": 128, "local_batch": 32, "accumulation": 0},
+        **{"goodput": 90.0, "throughput": 100.0, "progress": 10.0, "target": 500.0, "epoch": 1.5},
+        **{"lr_factor": 2.0, "gain": 1.9, "optimizer_steps": 12, "checkpointed": False},
+        "times": {"launched_at": now - 5, "first_step_at": now - 4},
+        "restart_cost": None,
+        **changes,
+    }
 
 
 @contextmanager
@@ -125,11 +308,21 @@ def users() -> Iterator[None]:
 
 @contextmanager
 def site() -> Iterator[Site]:
-    """Start a new cluster and remove it afterwards."""
+    """Start a new cluster with polluxd, and remove it afterwards."""
     with tempfile.TemporaryDirectory(prefix="pollux-attack-") as name, users():
         folder = Path(name)
         folder.chmod(0o755)
         scripts = folder / "scripts"
         scripts.mkdir()
-        with DevCluster(folder / "cluster", lease_s=60) as cluster:
-            yield Site(cluster, scripts)
+        with DevCluster(
+            folder / "cluster", nodes=6, gpus_per_node=1, lease_s=60, publish_interval_s=1.0
+        ) as cluster:
+            polluxd = Polluxd(cluster, folder)
+            place = Site(cluster, scripts, polluxd)
+            try:
+                polluxd.start()
+                yield place
+                place.clear()
+            finally:
+                polluxd.stop()
+                place.store.close()

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 from contrib.attack.registry import Outcome, attack
@@ -70,9 +71,11 @@ def name_stops_polluxd(site: Site, defended: bool) -> Outcome:
         return Outcome(False, "the decoder of before read it")
     state = site.slurm.observe()
     seen = [job.job_id for job in state.jobs]
+    before = site.cycles()
+    site.until(lambda: site.cycles() >= before + 2, "two cycles of polluxd")
     return Outcome(
         job_id not in seen or bool(state.unreadable),
-        f"polluxd read {seen}, nothing senseless; the hook: {said}",
+        f"polluxd read {seen}, nothing senseless, and made two more cycles; the hook: {said}",
     )
 
 
@@ -177,7 +180,7 @@ def terminal_escapes(site: Site, defended: bool) -> Outcome:
     )
 
 
-@attack("mallory", "row 22: a script of 3 MB of comment lines holds slurmctld up")
+@attack("mallory", "row 22: a script of 4 MB of comment lines holds slurmctld up")
 def endless_script(site: Site, defended: bool) -> Outcome:
     def seconds(script: Path) -> float:
         began = time.monotonic()
@@ -185,15 +188,13 @@ def endless_script(site: Site, defended: bool) -> Outcome:
         assert job_id is not None, trouble
         return time.monotonic() - began
 
-    short = site.script("short.sh", "# x")
-    long = site.script("long.sh", "# POLLUX x\n" * 270_000)
-    usual = min(seconds(short) for _ in range(3))
-    if not defended:
-        with site.without_text_guard():
-            took = seconds(long)
-        return Outcome(took > 1.0 + 2 * usual, f"sbatch took {took:.2f} s, {usual:.2f} s for a short script")
-    took = min(seconds(long) for _ in range(3))
-    return Outcome(took > 1.0 + 2 * usual, f"sbatch took {took:.2f} s, {usual:.2f} s for a short script")
+    lines = "# POLLUX x\n" * 340_000
+    long, command_first = site.script("long.sh", lines), site.script("first.sh", "true", lines)
+    # The hook stops at the first command: this is what the transfer of such a script takes by itself.
+    usual = min(seconds(command_first) for _ in range(3))
+    with nullcontext() if defended else site.without_text_guard():
+        took = min(seconds(long) for _ in range(3))
+    return Outcome(took > 3 * usual, f"sbatch took {took:.2f} s, {usual:.2f} s where a command comes first")
 
 
 @attack("mallory", "geometry, partition, name and others changed after submission")

@@ -1,0 +1,93 @@
+"""polluxd in a process of its own, as it is or with a defence removed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from contrib.devcluster import DevCluster, write_configuration
+
+_MAIN = "\nfrom polluxd.cli.daemon import main\nmain()\n"
+
+
+class Polluxd:
+    """polluxd on a private cluster.
+
+    Args:
+        folder: of its configuration and log.
+    """
+
+    def __init__(self, cluster: DevCluster, folder: Path) -> None:
+        self.config = folder / "polluxd.toml"
+        self.log = folder / "polluxd.log"
+        self._environment = {**os.environ, **cluster.client_environment, "POLLUXD_CONFIG": str(self.config)}
+        self._process: subprocess.Popen[bytes] | None = None
+        write_configuration(
+            cluster,
+            self.config,
+            slurm={"timeout_s": 5, "lease_s": 60},
+            cycle={"interval_s": 4, "floor_s": 1, "poll_s": 1, "busy_poll_s": 0.3, "leader_lease_s": 8},
+            moves={
+                "cooldown_s": 1,
+                "default_cost_s": 5,
+                "drain_timeout_s": 60,
+                "training_timeout_s": 150,
+            },
+        )
+        migrated = self.command("polluxd", "migrate")
+        if migrated.returncode:
+            raise RuntimeError(f"polluxd migrate: {migrated.stderr}")
+
+    def command(self, *words: str, columns: int = 200) -> subprocess.CompletedProcess[str]:
+        """Run polluxd or polluxctl with this configuration."""
+        return subprocess.run(
+            [str(Path(sys.executable).parent / words[0]), *words[1:]],
+            env={**self._environment, "NO_COLOR": "1", "COLUMNS": str(columns)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def start(self, patch: str = "") -> None:
+        """Start polluxd.
+
+        Args:
+            patch: Python that runs before polluxd's own, and takes a defence away.
+        """
+        with self.log.open("ab") as sink:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", patch + _MAIN, "run", "--config", str(self.config)],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                cwd="/",
+            )
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+            self._process.wait(60)
+            self._process = None
+
+    @property
+    def runs(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @contextmanager
+    def patched(self, patch: str) -> Iterator[None]:
+        """Run polluxd with a defence removed, and as it is afterwards."""
+        self.stop()
+        self.start(patch)
+        try:
+            yield
+        finally:
+            self.stop()
+            self.start()

