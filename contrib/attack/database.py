@@ -136,7 +136,7 @@ _statements(
 
 @attack("mallory", "row 8: another agent's session ended")
 def session_ended(site: Site, defended: bool) -> Outcome:
-    """Without the defence all agents share one role, and PUBLIC may end its sessions."""
+    """Undefended: all agents share one role, and may end its sessions."""
     site.ticket("alice")
     login = {} if defended else {"user": "pollux_shared", "password": "shared"}
     end = "REVOKE EXECUTE ON FUNCTION pg_terminate_backend(int, bigint) FROM PUBLIC"
@@ -176,7 +176,7 @@ def role_changed(site: Site, defended: bool) -> Outcome:
     return Outcome(not said.ok, f"alice's login: {said.text}; {_shown(answers)}")
 
 
-@attack("mallory", "row 9: the leader's lock taken for ever")
+@attack("mallory", "row 9: the leader's lock taken without end")
 def lead_taken(site: Site, defended: bool) -> Outcome:
     """Without the defence an advisory lock elects, as in an earlier version."""
     lock = "SELECT pg_advisory_lock(4711)"
@@ -221,7 +221,7 @@ def _sessions(site: Site) -> int:
 
 @attack("mallory", "row 10: an open transaction freezes the cycle")
 def cycle_frozen(site: Site, defended: bool) -> Outcome:
-    """Without the defence agents write a row that polluxd writes, as acknowledge_v1 once did."""
+    """Undefended: agents write a row that polluxd writes, as once."""
     mine = site.resident("mallory")
     body = "pollux.publish_v1({me}, jsonb_build_object())"
     calls = (
@@ -249,7 +249,9 @@ def cycle_frozen(site: Site, defended: bool) -> Outcome:
     return Outcome(False, f"polluxd wrote the row; {said}")
 
 
-@attack("mallory", "further: a transaction held open for ever, to stop vacuum and the queue of notifications")
+@attack(
+    "mallory", "further: a transaction held open without end, to stop vacuum and the queue of notifications"
+)
 def transaction_for_ever(site: Site, defended: bool) -> Outcome:
     empty = ("WHERE s.xact_start <", "WHERE false AND s.xact_start <")
     function = "pollux_roles.end_sessions(double precision)"
@@ -302,7 +304,7 @@ def log_filled(site: Site, defended: bool) -> Outcome:
 
 @attack("mallory", "further: the server's memory taken by one statement")
 def memory_taken(site: Site, defended: bool) -> Outcome:
-    """A site limits the address space of each backend (systemd's LimitAS=); Postgres itself does not."""
+    """Postgres has no limit: the site sets one (systemd's LimitAS=)."""
     site.ticket("mallory")
     before = resource.getrlimit(resource.RLIMIT_AS)
     site.cluster.stop_postgres()

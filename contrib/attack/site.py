@@ -1,4 +1,4 @@
-"""A private cluster with polluxd, three ordinary users, and their commands."""
+"""A private cluster with polluxd, and what three users do on it."""
 
 from __future__ import annotations
 

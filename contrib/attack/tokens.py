@@ -57,7 +57,7 @@ def token_after_scancel(site: Site, defended: bool) -> Outcome:
 
 @attack("mallory", "row 21: a token replayed after its job's id is used again, by alice")
 def replayed(site: Site, defended: bool) -> Outcome:
-    """The id is alice's next job's: Slurm counts from 1 again on a new cluster of the same name."""
+    """Slurm counts from 1 again: the id is now of a job of alice's."""
     job_id = site.pollux_job("mallory")
     found = site.ticket_of(job_id)
     assert found is not None
@@ -91,7 +91,7 @@ def replayed(site: Site, defended: bool) -> Outcome:
 
 @attack("mallory", "row 11: objects in schema public that stand before ours read alice's token")
 def shadowed_type(site: Site, defended: bool) -> Outcome:
-    """Without the defence PUBLIC may create in `public`, and the agent names no schema, as once."""
+    """Undefended: PUBLIC may create in `public`; agents name no schema."""
     token = json.loads(site.ticket("alice").read_text())["token"]
     trap = (
         "CREATE TABLE public.stolen (x text)",
@@ -121,7 +121,7 @@ def shadowed_type(site: Site, defended: bool) -> Outcome:
 
 @attack("mallory", "row 11: the same trap where a site lets PUBLIC create in schema public")
 def shadowed_on_a_lax_site(site: Site, defended: bool) -> Outcome:
-    """The agent of today names the schema of its type, and its role's search path has no `public`."""
+    """Agents name their types' schema; their search path has no `public`."""
     token = json.loads(site.ticket("alice").read_text())["token"]
     on = "DROP DOMAIN IF EXISTS public.jsonb; DROP FUNCTION IF EXISTS public.steal; DROP TABLE IF EXISTS public.stolen"
     with site.undone(
@@ -212,7 +212,7 @@ def future(site: Site, defended: bool) -> Outcome:
 
 @attack("third", "further: a user without jobs, and without a ticket, logs in")
 def without_a_ticket(site: Site, defended: bool) -> Outcome:
-    """He knows where the database is and how roles are named, and tries empty and guessable passwords."""
+    """The user knows how roles are named, and guesses passwords."""
     ticket = json.loads(site.ticket("alice").read_text())
     words = {"cluster": ticket["cluster"], "job_id": 1, "attempt": 0, "uid": site.uid("third"), "token": ""}
     known = site.folder / "guess.json"
