@@ -15,6 +15,16 @@ from typer.cli import get_docs_for_click
 
 from polluxd.cli.ctl import app as polluxctl
 from polluxd.cli.daemon import app as polluxd
+from polluxd.metrics import CLUSTER_GAUGES, Metrics
+from polluxd.metrics.declared import (
+    CYCLE_RESULTS,
+    DATABASE_ERRORS,
+    MOVE_PATHS,
+    MOVE_RESULTS,
+    PHASES,
+    SLURM_CALLS,
+    SLURM_RESULTS,
+)
 from polluxd.store.sqlfiles import migrations
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -65,10 +75,56 @@ def sql_functions(texts: list[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def metrics() -> str:
+    """Return the page of the metrics."""
+    lines = [
+        "# Metrics",
+        "",
+        "polluxd serves these metrics at `metrics.listen` ([Configuration](configuration.md)). Every value of a label "
+        "is listed here, Python's version and polluxd's own apart: no label holds a text that a user chose.",
+        "",
+        "## Of the process",
+        "",
+        "| metric | type | labels | meaning |",
+        "|---|---|---|---|",
+    ]
+    words = {"result": CYCLE_RESULTS, "phase": PHASES, "kind": DATABASE_ERRORS, "path": MOVE_PATHS}
+    words |= {"call": SLURM_CALLS}
+    own = {
+        "polluxd_moves": {"result": MOVE_RESULTS},
+        "polluxd_slurm_call_duration_seconds": {"result": SLURM_RESULTS},
+    }
+    for metric in Metrics().registry.collect():
+        suffix = {"counter": "_total", "info": "_info"}.get(metric.type, "")
+        keys = {key: None for sample in metric.samples for key in sample.labels if key != "le"}
+        if metric.name == "polluxd_slurm_call_duration_seconds":
+            keys = dict.fromkeys(("call", "result"))
+        told = [
+            f"`{key}`: {', '.join({**words, **own.get(metric.name, {})}.get(key, ('its version',)))}"
+            for key in keys
+        ]
+        kind = "gauge" if metric.type == "info" else metric.type
+        lines.append(f"| `{metric.name}{suffix}` | {kind} | {'; '.join(told)} | {metric.documentation} |")
+    lines += [
+        "",
+        "## Of the cluster",
+        "",
+        "Only the leader has these gauges, as its newest decision saw the cluster.",
+        "",
+        "| metric | labels | meaning |",
+        "|---|---|---|",
+    ]
+    for name, gauge in CLUSTER_GAUGES.items():
+        told = [f"`{gauge.label}`: {', '.join(gauge.values)}"] if gauge.label else []
+        lines.append(f"| `{name}` | {''.join(told)} | {gauge.help} |")
+    return "\n".join(lines) + "\n"
+
+
 def _pages() -> Iterator[tuple[str, str]]:
     yield "polluxctl.md", commands(polluxctl, "polluxctl")
     yield "polluxd.md", commands(polluxd, "polluxd")
     yield "sql-functions.md", sql_functions([migration.text for migration in migrations()])
+    yield "metrics.md", metrics()
 
 
 def write() -> None:

@@ -24,6 +24,8 @@ from polluxd.settings import (
     SECTIONS,
     CycleSettings,
     DatabaseSettings,
+    LogSettings,
+    MetricsSettings,
     MoveSettings,
     PolicySettings,
     SlurmSettings,
@@ -47,6 +49,8 @@ class Config(BaseModel):
     cycle: CycleSettings = CycleSettings()
     policy: PolicySettings = PolicySettings()
     moves: MoveSettings = MoveSettings()
+    log: LogSettings = LogSettings()
+    metrics: MetricsSettings = MetricsSettings()
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -13,13 +13,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from polluxd import logs
 from polluxd.apply.companions import ClusterView
 from polluxd.apply.intents import Intent, intents
 from polluxd.apply.paths import PathOptions, choose, failed_paths
 from polluxd.apply.reconciler import Reconciler
+from polluxd.apply.stuck import stuck_moves
 from polluxd.config import Config
 from polluxd.encoding import encode
 from polluxd.errors import LeaderLost
+from polluxd.metrics import Metrics
+from polluxd.metrics.cluster_view import of_cluster, of_moves, of_plan, of_reports
 from polluxd.model import Job, Mode, Move, Placement, Plan, Report, Snapshot
 from polluxd.policy import Cache, decide
 from polluxd.slurm.protocol import ClusterState, SlurmClient
@@ -55,6 +59,7 @@ class Controller:
         *,
         monotonic: Callable[[], float] = time.monotonic,
         policy: Callable[[Snapshot, Cache], Plan] = lambda snapshot, cache: decide(snapshot, cache=cache),
+        metrics: Metrics | None = None,
     ) -> None:
         self._config = config
         self._slurm = slurm
@@ -62,6 +67,7 @@ class Controller:
         self._reconciler = reconciler
         self._monotonic = monotonic
         self._policy = policy
+        self._metrics = metrics or Metrics()
         self._decided_at = float("-inf")
         self._seen: frozenset[object] = frozenset()
         self._cache = Cache()
@@ -135,9 +141,29 @@ class Controller:
                     "act_s": time.perf_counter() - decided,
                 },
             )
+            self._measure(snapshot, plan, state, reports, doubts)
             self._decided_at = self._monotonic()
             self._seen = _occasion(state)
         return StepResult(open_moves, due, settings.paused)
+
+    def _measure(
+        self,
+        snapshot: Snapshot,
+        plan: Plan,
+        state: ClusterState,
+        reports: Mapping[int, Report],
+        doubts: Mapping[int, tuple[str, ...]],
+    ) -> None:
+        """Show the cluster as this decision saw it."""
+        moves = self._store.open_moves()
+        stuck = [] if snapshot.settings.paused else stuck_moves(moves, self._config.moves, state.taken_at)
+        refused = self._reconciler.refusals.groups
+        self._metrics.cluster.show(
+            of_cluster(state)
+            | of_reports(state, reports, self._store.rejected, doubts)
+            | of_plan(plan, snapshot)
+            | of_moves(moves, stuck, refused)
+        )
 
     def _name_unreadable(self, unreadable: Mapping[str, str]) -> None:
         """Log each record of Slurm that makes no sense, once."""
@@ -168,7 +194,8 @@ class Controller:
         return since >= cycle.interval_s or (since >= cycle.floor_s and _occasion(state) != self._seen)
 
     def _record(self, snapshot: Snapshot, plan: Plan, *, note: str, durations: dict[str, float]) -> None:
-        self._store.record_cycle(
+        self._metrics.decided(durations)
+        cycle = self._store.record_cycle(
             plan,
             mode=self._config.mode,
             note=note,
@@ -177,16 +204,17 @@ class Controller:
             snapshot_json=json.dumps(encode(snapshot)),
         )
         moved = sum(a.changed for a in plan.allocations)
-        log.info(
-            "cycle: %d jobs, %d nodes, %d to move, objective %.4f, gap %.2f %%, decided in %.0f ms%s",
-            len(snapshot.jobs),
-            len(snapshot.nodes),
-            moved,
-            plan.objective,
-            plan.gap * 100,
-            durations["decide_s"] * 1e3,
-            f" ({note})" if note else "",
-        )
+        with logs.about(cycle=cycle):
+            log.info(
+                "cycle: %d jobs, %d nodes, %d to move, objective %.4f, gap %.2f %%, decided in %.0f ms%s",
+                len(snapshot.jobs),
+                len(snapshot.nodes),
+                moved,
+                plan.objective,
+                plan.gap * 100,
+                durations["decide_s"] * 1e3,
+                f" ({note})" if note else "",
+            )
 
 
 def _note(stuck: str, paused: bool, unreadable: Mapping[str, str]) -> str:

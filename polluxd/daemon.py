@@ -12,15 +12,20 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 
 import sdnotify
 
+from polluxd import logs
 from polluxd.apply.reconciler import Reconciler
 from polluxd.config import Config
 from polluxd.cycle import Controller, StepResult
 from polluxd.errors import ConfigError, LeaderLost, PolluxError, SlurmError, StoreError
+from polluxd.metrics import Metrics
+from polluxd.metrics.endpoint import Endpoint
+from polluxd.metrics.timed_slurm import TimedSlurm
 from polluxd.model import Mode
 from polluxd.slurm.pyslurm_client import open_client
 from polluxd.store import Store
@@ -50,13 +55,19 @@ class Daemon:
         self.notifier = sdnotify.SystemdNotifier()
         self.trouble = ""
         self._pruned = float("-inf")
+        self.metrics = Metrics(version("polluxd"))
+        self.endpoint = Endpoint(self.metrics.registry)
+        self._deaf = ""
         self._assemble(load())
 
     def _assemble(self, config: Config) -> None:
         """Wire the rooms together for `config`."""
         self._config = config
-        slurm = open_client(config.slurm.client, conf=config.slurm.conf, timeout=config.slurm.timeout_s)
+        logs.use(config.log.format)
+        client = open_client(config.slurm.client, conf=config.slurm.conf, timeout=config.slurm.timeout_s)
+        slurm = TimedSlurm(client, self.metrics)
         self.store = open_store(config)
+        self.store.watch_failures(self.metrics.database_failed)
         self._schema_known = False
         reconciler = Reconciler(
             slurm,
@@ -64,8 +75,9 @@ class Daemon:
             limits=config.moves,
             lease=config.slurm.lease_s,
             authorize=self.authorize,
+            ended=lambda move, result, seconds: self.metrics.move_over(move.path, result, seconds),
         )
-        self.controller = Controller(config, slurm, self.store, reconciler)
+        self.controller = Controller(config, slurm, self.store, reconciler, metrics=self.metrics)
 
     def run(self) -> None:
         """Loop until SIGTERM or SIGINT, whatever Slurm and Postgres do."""
@@ -77,11 +89,13 @@ class Daemon:
         while not self._stopping.is_set():
             if self._reload.is_set():
                 self.reread()
+            self.serve_metrics()
             pause = self.turn()
             self.notifier.notify("WATCHDOG=1")
             if not self._stopping.is_set():
                 self.wait(pause)
         self.notifier.notify("STOPPING=1")
+        self.endpoint.close()
         self.store.close()
         log.info("polluxd stopped; moves under way are in the database and will be finished by the next one")
 
@@ -94,32 +108,53 @@ class Daemon:
 
     def turn(self) -> float:
         """One turn of the loop; returns the seconds to wait before the next."""
+        result, pause = self._turn()
+        self.metrics.cycle_over(result, leads=self.store.lease_left > 0)
+        return pause
+
+    def serve_metrics(self) -> None:
+        """Serve metrics where the configuration says.
+
+        While the address is taken, each turn tries again.
+        """
+        try:
+            self.endpoint.listen(self._config.metrics.listen)
+            self._deaf = ""
+        except OSError as error:
+            told = f"no metrics at {self._config.metrics.listen}: {error.strerror or error}"
+            if told != self._deaf:
+                log.warning("%s; set metrics.listen to another address, or to an empty text", told)
+            self._deaf = told
+
+    def _turn(self) -> tuple[str, float]:
+        """Return one of `CYCLE_RESULTS`, and the pause after the turn [s]."""
         try:
             if not self._schema_known:
                 self.store.check_schema()
                 self._schema_known = True
             if self.store.lead() is None:
                 self._say("standby: another polluxd leads")
-                return _STANDBY_S
+                return "standby", _STANDBY_S
             result = self.controller.step()
             sound = self._beat(result)
             if self._forget_history() and sound:
                 self._recovered(result)
         except LeaderLost as error:
             self._say(f"not acting: {error}")
-            return _STANDBY_S
+            return "lead_lost", _STANDBY_S
         except (SlurmError, StoreError) as error:
             self._say(f"no action this cycle, running jobs untouched: {type(error).__name__}: {error}")
-            return _STANDBY_S
+            return "slurm_error" if isinstance(error, SlurmError) else "database_error", _STANDBY_S
         except PolluxError as error:
             self._say(f"no action this cycle: {error}")
-            return _STANDBY_S
+            return "refused", _STANDBY_S
         except Exception:
             # A fault of ours must not take the daemon down, nor be hidden; the jobs run on either way.
             log.exception("no action this cycle: a fault in polluxd itself")
             self.notifier.notify("STATUS=fault in polluxd, see the log")
-            return _STANDBY_S
-        return self._config.cycle.busy_poll_s if result.open_moves else self._config.cycle.poll_s
+            return "fault", _STANDBY_S
+        pause = self._config.cycle.busy_poll_s if result.open_moves else self._config.cycle.poll_s
+        return "decided" if result.decided else "polled", pause
 
     def authorize(self) -> int:
         """Return the epoch to act under.

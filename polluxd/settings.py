@@ -84,6 +84,13 @@ def _postgres_url(value: str) -> str:
     return value
 
 
+def _listen_address(value: str) -> str:
+    host, colon, port = value.rpartition(":")
+    if value and not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
+        raise ValueError("not an address")
+    return value
+
+
 def _paths(value: tuple[str, ...]) -> tuple[str, ...]:
     if "requeue" not in value or len(set(value)) != len(value):
         raise ValueError("not a list of paths")
@@ -122,6 +129,11 @@ ClusterName = Annotated[
 ]
 NodeList = Annotated[str, Expected("a node list such as n[1-8]", "NODES")]
 FilePath = Annotated[Path, Field(strict=False), Expected("the path of a file", "FILE")]
+ListenAddress = Annotated[
+    str,
+    AfterValidator(_listen_address),
+    Expected("HOST:PORT such as 127.0.0.1:9850, or an empty text", "ADDRESS"),
+]
 MovePaths = Annotated[
     tuple[Literal["resize", "relaunch", "requeue"], ...],
     Field(strict=False),
@@ -321,11 +333,27 @@ class MoveSettings(_Section):
     """Longest wait for Slurm to take back the nodes of a job that shrank in place."""
 
 
+class LogSettings(_Section):
+    """Lines that polluxd writes to standard error, for the journal."""
+
+    format: Literal["text", "json"] = "text"
+    """Lines for people, or one JSON object per line. Both have the ids of job, move and cycle."""
+
+
+class MetricsSettings(_Section):
+    """The endpoint for Prometheus."""
+
+    listen: ListenAddress = "127.0.0.1:9850"
+    """Where polluxd serves `/metrics`; empty: nowhere. Whoever reaches the address can read, so keep users off it."""
+
+
 SECTIONS: Mapping[str, Any] = {
     "slurm": SlurmSettings,
     "database": DatabaseSettings,
     "cycle": CycleSettings,
     "policy": PolicySettings,
     "moves": MoveSettings,
+    "log": LogSettings,
+    "metrics": MetricsSettings,
 }
 """The sections of polluxd.toml, by name."""

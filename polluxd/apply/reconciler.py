@@ -39,6 +39,7 @@ from polluxd.apply.startable import Standing, forbids, standings
 from polluxd.apply.stopwatch import Stopwatch
 from polluxd.apply.wait_cycles import wait_cycle
 from polluxd.errors import SlurmRefused
+from polluxd.logs import about
 from polluxd.model import RESTARTING_PATHS, JobState, Move, Report, Step
 from polluxd.settings import MoveSettings
 from polluxd.slurm.protocol import ClusterState, SlurmClient, SlurmJob
@@ -72,6 +73,8 @@ class Reconciler:
         lease: how long a waiting job is kept back at a time [s].
         authorize: called before each action on Slurm and each write; the epoch, or LeaderLost once this process may
             no longer act.
+        ended: called with each move that ends, its result (`completed`, `failed`, `withdrawn`) and the seconds since
+            it was planned.
         clock: POSIX time [s].
         monotonic: seconds that only go forward, whatever is done to the clock.
     """
@@ -84,11 +87,13 @@ class Reconciler:
         limits: MoveSettings,
         lease: float,
         authorize: Callable[[], int],
+        ended: Callable[[Move, str, float], None] = lambda move, result, seconds: None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._slurm = slurm
         self._store = store
+        self._ended = ended
         self._limits = limits
         self._lease = lease
         self._authorize = authorize
@@ -145,7 +150,8 @@ class Reconciler:
                     epoch,
                 )
             )
-            log.info("job %d: %s -> %s (%s)", intent.job_id, intent.source, intent.target, intent.reason)
+            with about(job=intent.job_id, move=begun[-1].id):
+                log.info("job %d: %s -> %s (%s)", intent.job_id, intent.source, intent.target, intent.reason)
         return begun
 
     def standings(self, state: ClusterState) -> dict[int, Standing]:
@@ -223,7 +229,8 @@ class Reconciler:
             stuck = stuck and isinstance(action, Wait)
             if isinstance(action, Wait) and move.step is Step.PLANNED and not move.in_allocation:
                 waiting.append(move)
-            still_open += self._carry_out(move, job, companion, action, room)
+            with about(job=move.job_id, move=move.id):
+                still_open += self._carry_out(move, job, companion, action, room)
         if not paused:
             # On a busy cluster other moves are always under way, but they do not help moves that wait in a ring.
             long = {
@@ -406,6 +413,7 @@ class Reconciler:
         log.info("job %d: move %d reached %s %s", move.job_id, move.id, step, detail)
         if step.terminal:
             self._forget(move, failed=False)
+            self._over(move, "completed")
 
     def _fail(self, move: Move, job: SlurmJob | None, reason: str, *, keep_back: bool) -> None:
         epoch = self._authorize()
@@ -419,6 +427,7 @@ class Reconciler:
         self._store.advance(move.id, Step.FAILED, self._clock(), epoch=epoch, detail=reason)
         log.warning("job %d: move %d to %s failed: %s", move.job_id, move.id, move.target, reason)
         self._forget(move, failed=True)
+        self._over(move, "failed")
 
     def _withdraw(self, move: Move, reason: str, *, rest: bool) -> None:
         epoch = self._authorize()
@@ -427,6 +436,10 @@ class Reconciler:
         if rest:
             past = self._history.setdefault(move.job_id, _History(self._monotonic()))
             past.ended_at, past.rests = self._monotonic(), True
+        self._over(move, "withdrawn")
+
+    def _over(self, move: Move, result: str) -> None:
+        self._ended(move, result, self._clock() - move.times.get(Step.PLANNED, self._clock()))
 
     def _forget(self, move: Move, *, failed: bool) -> None:
         past = self._history.get(move.job_id)

@@ -87,6 +87,11 @@ class Refusals:
                 found[job.job_id] = Standing(frozenset(), rule)
         return found
 
+    @property
+    def groups(self) -> list[str]:
+        """What each group of refused jobs has in common: the name of a field."""
+        return [kind for kind, _ in self._known]
+
     def told(self) -> str:
         """Return the text for `polluxctl status`; empty without refusals."""
         return "; ".join(

@@ -9,10 +9,11 @@ from typing import Annotated
 
 import typer
 
+from polluxd import logs
 from polluxd.config import DEFAULT_PATH, load_config
 from polluxd.daemon import Daemon, open_store
 from polluxd.errors import PolluxError
-from polluxd.printable import PrintableFormatter, printable
+from polluxd.printable import printable
 from polluxd.settings_reference import example_file
 
 app = typer.Typer(
@@ -39,9 +40,7 @@ def run(
         raise typer.BadParameter(
             f"expected debug, info, warning or error, got {log_level!r}", param_hint="--log-level"
         )
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=level, handlers=[handler])
+    logs.begin(level)
     Daemon(lambda: load_config(config)).run()
 
 

@@ -9,15 +9,14 @@ from time import strptime
 from typing import Any
 
 from polluxd.apply.refusals import STUCK
-from polluxd.model import Move, Step
+from polluxd.apply.stuck import in_step_since, stuck_moves
+from polluxd.model import Move
 from polluxd.settings import CycleSettings, MoveSettings
 
 from .output import clock, duration
 
 INTERVALS = 3
 """A leader that has not decided for so many intervals is late."""
-PATIENCE = 2
-"""A move that stays in one step for so many times the longest timeout of [moves] is stuck."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +47,9 @@ def health(
             f"the last decision is {duration(now - decided)} old, expected one every {duration(cycle.interval_s)}: "
             "look at polluxd's log",
         )
-    stuck = [
-        (since, move) for move in moves if now - (since := _since(move)) > PATIENCE * longest_step(limits)
-    ]
+    stuck = stuck_moves(moves, limits, now)
     if stuck and not status["paused"]:
-        since, move = min(stuck, key=lambda found: found[0])
+        move, since = stuck[0], in_step_since(stuck[0])
         return Health(
             2,
             f"stuck since {clock(since)}: the move of job {move.job_id} to {move.target} is still {move.step.value} "
@@ -64,21 +61,3 @@ def health(
         since_text = refusal.removeprefix(STUCK)[: len("2027-01-15 08:00:00")]
         return Health(2, refusal, timegm(strptime(since_text, "%Y-%m-%d %H:%M:%S")))
     return Health(0, "ok")
-
-
-def longest_step(limits: MoveSettings) -> float:
-    """Return the longest timeout of one step of a move [s]."""
-    return max(
-        limits.planned_timeout_s,
-        limits.drain_timeout_s,
-        limits.requeued_timeout_s,
-        limits.start_timeout_s,
-        limits.training_timeout_s,
-        limits.recruit_timeout_s,
-        limits.give_back_timeout_s,
-    )
-
-
-def _since(move: Move) -> float:
-    """Return when the move entered its present step."""
-    return move.times.get(move.step, move.times.get(Step.PLANNED, 0.0))

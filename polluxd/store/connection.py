@@ -10,7 +10,7 @@ import contextlib
 import os
 import select
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg2
@@ -94,6 +94,8 @@ class Connector:
         if self.url.get_backend_name() != "postgresql":
             raise ConfigError(f"expected a postgresql:// database URL, got {self.url.get_backend_name()}://")
         require_verified_url(self.url)
+        self.failed: Callable[[str], None] = lambda kind: None
+        """Called with `unavailable`, `rejected` or `lead_lost` for each transaction that fails; in any thread."""
         self.connect_timeout = connect_timeout
         self.statement_timeout = statement_timeout
         psycopg2.extensions.set_wait_callback(_bounded_wait)
@@ -142,17 +144,21 @@ class Connector:
 
 
 @contextlib.contextmanager
-def our_errors(place: str) -> Iterator[None]:
+def our_errors(place: str, failed: Callable[[str], None] = lambda kind: None) -> Iterator[None]:
     """Translate errors of psycopg2 and SQLAlchemy into StoreErrors.
 
-    The body then raises StoreUnavailable, StoreRejected or LeaderLost.
+    The body then raises StoreUnavailable, StoreRejected or LeaderLost, and `failed` hears of it (`Connector.failed`).
     """
     try:
         yield
-    except DBAPIError as error:
-        raise translated(error.orig or error, place) from error
     except (psycopg2.Error, SQLAlchemyError) as error:
-        raise translated(error, place) from error
+        cause = error.orig if isinstance(error, DBAPIError) else None
+        ours = translated(cause or error, place)
+        failed(_KINDS[type(ours)])
+        raise ours from error
+
+
+_KINDS = {StoreUnavailable: "unavailable", StoreRejected: "rejected", LeaderLost: "lead_lost"}
 
 
 def translated(error: BaseException, place: str) -> StoreError | LeaderLost:

@@ -116,6 +116,10 @@ class FakeStore:
         self._must_answer()
         return replace(defaults or PolicySettings(), **self.rows.settings)  # type: ignore[arg-type]
 
+    @property
+    def rejected(self) -> Mapping[int, str]:
+        return {}
+
     def reports(self) -> dict[int, Report]:
         self._must_answer()
         return dict(self.rows.reports)

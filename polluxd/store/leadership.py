@@ -65,7 +65,7 @@ class Leadership:
         Raises:
             StoreUnavailable, StoreRejected.
         """
-        with self._lock, our_errors(self._connector.place):
+        with self._lock, our_errors(self._connector.place, self._connector.failed):
             if self.epoch is not None:
                 if self._renew():
                     return self.epoch
@@ -144,6 +144,7 @@ class Leadership:
         return bool(rows)
 
     def _say_unrenewed(self, error: psycopg2.Error) -> None:
+        self._connector.failed("unavailable")
         log.warning(
             "the lease of cluster %s was not renewed and runs for %.1f s more: %s",
             self.cluster,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from sqlalchemy import URL, Connection, text
@@ -42,13 +42,20 @@ class Session:
         self._engine = self._connector.engine()
         self._leadership = Leadership(self._connector, cluster, lease_s=lease_s)
 
+    def watch_failures(self, failed: Callable[[str], None]) -> None:
+        """Call `failed` for each transaction that fails from now on.
+
+        It is called in any thread, with `unavailable`, `rejected` or `lead_lost`.
+        """
+        self._connector.failed = failed
+
     @contextlib.contextmanager
     def _transaction(self, *, fenced: bool = False) -> Iterator[Run]:
         """Run named queries in one transaction.
 
         With `fenced`, the transaction is refused when this process led and no longer leads.
         """
-        with our_errors(self._connector.place), self._engine.begin() as connection:
+        with our_errors(self._connector.place, self._connector.failed), self._engine.begin() as connection:
             run = Run(connection, self.cluster)
             if fenced and self._leadership.epoch is not None:
                 run("fence", epoch=self._leadership.epoch)

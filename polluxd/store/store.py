@@ -83,7 +83,7 @@ class Store(Readings, Orders):
 
         Returns the names of the migrations that this call applied.
         """
-        with our_errors(self._connector.place):
+        with our_errors(self._connector.place, self._connector.failed):
             connection = self._connector.open()
             connection.answer_within_s = 600.0
             try:
@@ -198,6 +198,11 @@ class Store(Readings, Orders):
                     log.warning("report left out: %s", error)
         self._rejected = rejected
         return usable
+
+    @property
+    def rejected(self) -> Mapping[int, str]:
+        """Jobs whose report the last `reports` left out, and why."""
+        return self._rejected
 
     # Jobs and cycles
 
