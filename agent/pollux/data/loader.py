@@ -27,13 +27,16 @@ from torch.utils.data import (
     default_collate,
 )
 
-from pollux.data.place import ElasticData, check_sizes, mix_seed
+from pollux.data.place import ElasticData, Share, mix_seed
 from pollux.data.plan import MicroBatch, Order, order_digest, pass_order
 from pollux.data.stream import ElasticStream
 from pollux.errors import BatchError, DataError
 
+PLAIN = {"num_workers": 0, "pin_memory": False}
+"""DataLoader's options at which it does no more than collate."""
 
-def elastic_loader(dataset: Any, *, batch_size: int, **options: Any) -> ElasticData:
+
+def elastic_loader(dataset: Any, share: Share, *, batch_size: int, **options: Any) -> ElasticData:
     """Return an ElasticLoader for an indexed dataset, else an ElasticStream.
 
     `batch_size` is M0. Raises BatchError if a pass has fewer samples: no step would be whole at any number of ranks.
@@ -51,7 +54,7 @@ def elastic_loader(dataset: Any, *, batch_size: int, **options: Any) -> ElasticD
                 f"an iterable dataset has its own order and is read in this process: leave out {', '.join(unknown)}, "
                 "shuffle inside the dataset, and for workers pass DataLoader(dataset, batch_size=None)"
             )
-        stream = ElasticStream(dataset, **{k: v for k, v in options.items() if k not in unknown})
+        stream = ElasticStream(dataset, share, **{k: v for k, v in options.items() if k not in unknown})
         if not stream.length:
             raise DataError(
                 f"{type(dataset).__name__} has no len(): give the approximate number of samples of a pass as "
@@ -61,7 +64,7 @@ def elastic_loader(dataset: Any, *, batch_size: int, **options: Any) -> ElasticD
         return stream
     sampler = options.get("sampler")
     _check_length(_length_of(sampler if sampler is not None else dataset), batch_size)
-    return ElasticLoader(dataset, **options)
+    return ElasticLoader(dataset, share, **options)
 
 
 def _check_undivided(dataset: Any, options: Mapping[str, Any]) -> None:
@@ -96,9 +99,8 @@ def _check_length(length: int, batch_size: int) -> None:
 class ElasticLoader(ElasticData):
     """Iterate over this rank's part of each pass over an indexed dataset.
 
-    `local_batch` is the number of samples per micro-batch and rank. A `sampler` replaces the shuffled order; it must
-    give every rank the same indices. The loader calls its `set_epoch(pass)` if it has one. Other keyword arguments go
-    to torch's DataLoader. A pass over a dataset smaller than the global batch is one short micro-batch.
+    A `sampler` replaces the shuffled order; it must give every rank the same indices. The loader calls its
+    `set_epoch(pass)` if it has one. Other keyword arguments go to torch's DataLoader. A pass over a dataset smaller than the global batch is one short micro-batch.
 
     Raises BatchError if no batch can be made, DataError if the dataset or the sampler is unusable.
     """
@@ -106,55 +108,46 @@ class ElasticLoader(ElasticData):
     def __init__(
         self,
         dataset: Dataset[Any],
+        share: Share,
         *,
-        rank: int,
-        world_size: int,
-        local_batch: int,
         seed: int = 0,
         shuffle: bool = True,
         sampler: Sampler[int] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
-        num_workers: int = 0,
-        pin_memory: bool = False,
         drop_last: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(
-            rank=rank, world_size=world_size, local_batch=local_batch, seed=seed, drop_last=drop_last
-        )
+        super().__init__(share, seed=seed, drop_last=drop_last)
         self.dataset = dataset
-        self.num_workers = num_workers
+        self.num_workers: int = options.get("num_workers", 0)
         self._shuffle = shuffle
         self._sampler = sampler
         self._length = _length_of(sampler if sampler is not None else dataset)
-        check_sizes(rank, world_size, local_batch)
-        if local_batch > self._length:
+        if share.local_batch > self._length:
             raise BatchError(
-                f"the dataset has {self._length} samples, fewer than one rank's batch of {local_batch}; "
+                f"the dataset has {self._length} samples, fewer than one rank's batch of {share.local_batch}; "
                 "use a smaller batch size"
             )
-        if drop_last and self._length < world_size * local_batch:
+        if drop_last and self._length < share.full:
             raise BatchError(
-                f"drop_last with {self._length} samples leaves no batch of {world_size} ranks x "
-                f"{local_batch}; use a smaller batch, or drop_last=False"
+                f"drop_last with {self._length} samples leaves no batch of {share.world_size} ranks x "
+                f"{share.local_batch}; use a smaller batch, or drop_last=False"
             )
         self._order: tuple[tuple[int, int], Order] | None = None
         self._expected_digest: int | None = None
         self._feed = _Feed(self)
         self._source: Iterator[Any] | None = None
         self._generator = torch.Generator()
-        self._collate = None if num_workers or pin_memory or options else collate_fn or default_collate
+        self._collate = collate_fn or default_collate if options.items() <= PLAIN.items() else None
         """Collates batches in this process, with less overhead than DataLoader; None: DataLoader makes them."""
         self._many = getattr(dataset, "__getitems__", None)
-        if num_workers > 0:
+        if self.num_workers > 0:
             # Persistent workers are reused when the batch size changes within a pass.
             options.setdefault("persistent_workers", True)
         self._loader: DataLoader[Any] = DataLoader(
             dataset,
             batch_sampler=cast(Any, self._feed),
             collate_fn=collate_fn,
-            num_workers=num_workers,
-            pin_memory=pin_memory,
             generator=self._generator,
             **options,
         )
@@ -172,7 +165,7 @@ class ElasticLoader(ElasticData):
             return self._collate(self._many(chosen) if self._many else [data[i] for i in chosen]), micro
         if self._source is None:
             # Augmentation in workers depends on seed, pass, place and rank, and not on the global generator.
-            self._generator.manual_seed(mix_seed(self._seed, self._pass, self._cursor, self._rank))
+            self._generator.manual_seed(mix_seed(self._seed, self._pass, self._cursor, self.rank))
             self._source = iter(self._loader)
         batch = next(self._source)
         return batch, self._feed.planned.popleft()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,30 @@ from pollux.errors import BatchError, DataError
 STATE_VERSION = 1
 
 
+@dataclass(frozen=True)
+class Share:
+    """One rank's share of each micro-batch.
+
+    Raises BatchError for impossible sizes.
+    """
+
+    rank: int
+    world_size: int
+    local_batch: int
+    """Samples per rank."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise BatchError(f"expected a rank in 0..{self.world_size - 1}, got {self.rank}")
+        if self.local_batch < 1:
+            raise BatchError(f"expected at least 1 sample per rank and micro-batch, got {self.local_batch}")
+
+    @property
+    def full(self) -> int:
+        """Samples of a full micro-batch, over all ranks."""
+        return self.world_size * self.local_batch
+
+
 class ElasticData(ABC):
     """A loader as the training loop sees it; keeps the place in the data.
 
@@ -21,11 +46,11 @@ class ElasticData(ABC):
     Leaving the loop early keeps the place.
     """
 
-    def __init__(self, *, rank: int, world_size: int, local_batch: int, seed: int, drop_last: bool) -> None:
+    def __init__(self, share: Share, *, seed: int, drop_last: bool) -> None:
         self.drop_last = drop_last
         self.num_workers = 0
         """Worker processes; they read their batches again when sizes change."""
-        self._rank, self._world_size, self._local_batch = rank, world_size, local_batch
+        self._share = share
         self._seed = seed
         self._pass = 0
         self._committed = 0
@@ -53,16 +78,16 @@ class ElasticData(ABC):
 
     @property
     def rank(self) -> int:
-        return self._rank
+        return self._share.rank
 
     @property
     def world_size(self) -> int:
-        return self._world_size
+        return self._share.world_size
 
     @property
     def local_batch(self) -> int:
         """Samples per rank in a full micro-batch."""
-        return self._local_batch
+        return self._share.local_batch
 
     @property
     def pass_index(self) -> int:
@@ -96,7 +121,7 @@ class ElasticData(ABC):
 
     def __len__(self) -> int:
         """Micro-batches in a whole pass at the present sizes."""
-        full = self._world_size * self._local_batch
+        full = self._share.full
         return self.length // full if self.drop_last else -(-self.length // full)
 
     def ahead(self, passes: int) -> tuple[int, int]:
@@ -104,7 +129,7 @@ class ElasticData(ABC):
 
         At most `passes` micro-batches, by the length that is known so far.
         """
-        full = self._world_size * self._local_batch
+        full = self._share.full
         position = self._cursor
         if self.length - position >= (passes + 1) * full:
             return passes, passes * full
@@ -129,7 +154,7 @@ class ElasticData(ABC):
                 # The place is the end of a pass, or drop_last leaves no micro-batch of the new size.
                 if self._pass > first:
                     raise BatchError(
-                        f"no micro-batch of {self._world_size} ranks x {self._local_batch} can be made from a pass; "
+                        f"no micro-batch of {self.world_size} ranks x {self.local_batch} can be made from a pass; "
                         "use a smaller batch, or drop_last=False"
                     )
                 self._advance()
@@ -166,17 +191,15 @@ class ElasticData(ABC):
 
     def set_batch(self, local_batch: int) -> None:
         """Change the samples per rank, from the next micro-batch on."""
-        if local_batch != self._local_batch:
-            self.resize(self._rank, self._world_size, local_batch)
+        self.resize(replace(self._share, local_batch=local_batch))
 
-    def resize(self, rank: int, world_size: int, local_batch: int) -> None:
+    def resize(self, share: Share) -> None:
         """Change rank, ranks and batch, from the next micro-batch on.
 
         Every rank must do so at the same place.
         """
-        check_sizes(rank, world_size, local_batch)
-        if (rank, world_size, local_batch) != (self._rank, self._world_size, self._local_batch):
-            self._rank, self._world_size, self._local_batch = rank, world_size, local_batch
+        if share != self._share:
+            self._share = share
             self._moved()
 
     # -- state --------------------------------------------------------
@@ -236,19 +259,11 @@ class ElasticData(ABC):
         return next_micro_batch(
             length,
             position,
-            rank=self._rank,
-            world_size=self._world_size,
-            local_batch=self._local_batch,
+            rank=self.rank,
+            world_size=self.world_size,
+            local_batch=self.local_batch,
             drop_last=self.drop_last,
         )
-
-
-def check_sizes(rank: int, world_size: int, local_batch: int) -> None:
-    """Raise BatchError for an impossible rank or batch size."""
-    if not 0 <= rank < world_size:
-        raise BatchError(f"expected a rank in 0..{world_size - 1}, got {rank}")
-    if local_batch < 1:
-        raise BatchError(f"expected at least 1 sample per rank and micro-batch, got {local_batch}")
 
 
 def mix_seed(*parts: int) -> int:

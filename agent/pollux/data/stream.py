@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.utils.data import default_collate
 
-from pollux.data.place import ElasticData, check_sizes
+from pollux.data.place import ElasticData, Share
 from pollux.data.plan import FEWEST, MicroBatch
 from pollux.errors import DataError
 from pollux.ranks.torch_internals import pin_memory as pinned
@@ -45,10 +45,8 @@ class ElasticStream(ElasticData):
     def __init__(
         self,
         dataset: Iterable[Any],
+        share: Share,
         *,
-        rank: int,
-        world_size: int,
-        local_batch: int,
         seed: int = 0,
         length: int | None = None,
         transform: Callable[[Any], Any] | None = None,
@@ -56,10 +54,7 @@ class ElasticStream(ElasticData):
         drop_last: bool = False,
         pin_memory: bool = False,
     ) -> None:
-        super().__init__(
-            rank=rank, world_size=world_size, local_batch=local_batch, seed=seed, drop_last=drop_last
-        )
-        check_sizes(rank, world_size, local_batch)
+        super().__init__(share, seed=seed, drop_last=drop_last)
         if length is not None and length < 1:
             raise DataError(f"expected a stream of at least 1 sample, got length={length}")
         self.dataset = dataset
@@ -121,7 +116,7 @@ class ElasticStream(ElasticData):
         return hasattr(self.dataset, "state_dict") and hasattr(self.dataset, "load_state_dict")
 
     def _fetch(self) -> tuple[Any, MicroBatch] | None:
-        full = self._world_size * self._local_batch
+        full = self._share.full
         # Some samples more than the micro-batch tell whether it is the last; with drop_last, a whole batch more.
         self._read_to(self._cursor + full + (full if self.drop_last else FEWEST))
         known = self._base + len(self._buffer)
