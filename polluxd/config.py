@@ -18,7 +18,7 @@ from sqlalchemy import make_url
 
 from pollux.scheduler.transport import InsecureConnection, require_verified
 from polluxd.errors import ConfigError
-from polluxd.model import Mode
+from polluxd.model import DaemonMode
 from polluxd.setting_info import SettingInfo, expected, expected_at, infos
 from polluxd.settings import (
     SECTIONS,
@@ -42,7 +42,7 @@ class Config(BaseModel):
         frozen=True, extra="forbid", strict=True, hide_input_in_errors=True, use_attribute_docstrings=True
     )
 
-    mode: Annotated[Mode, Field(strict=False)] = Mode.OBSERVE
+    mode: Annotated[DaemonMode, Field(strict=False)] = DaemonMode.OBSERVE
     """What polluxd does with decisions: `observe` records them, `advise` shows them, `enforce` acts on them."""
     slurm: SlurmSettings
     database: DatabaseSettings
@@ -145,7 +145,7 @@ def _fault(detail: ErrorDetails, document: Mapping[str, Any]) -> str:
         case _ if info is not None:
             return f"{key}: expected {expected_at(info.kind, where[2:])}{_came(where, document)}"
         case "enum":
-            return f"{key}: expected {expected(Mode)}{_came(where, document)}"
+            return f"{key}: expected {expected(DaemonMode)}{_came(where, document)}"
         case _:
             return f"{key}: expected a table, [{key}]{_came(where, document)}"
 

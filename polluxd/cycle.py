@@ -24,7 +24,7 @@ from polluxd.encoding import encode
 from polluxd.errors import LeaderLost
 from polluxd.metrics import Metrics
 from polluxd.metrics.cluster_view import of_cluster, of_moves, of_plan, of_reports
-from polluxd.model import Job, Mode, Move, Placement, Plan, Report, Snapshot
+from polluxd.model import DaemonMode, Move, Placement, Plan, Report, Snapshot, SnapshotJob
 from polluxd.policy import Cache, decide
 from polluxd.slurm.protocol import ClusterState, SlurmClient
 from polluxd.slurm.topology import racks_of
@@ -88,7 +88,7 @@ class Controller:
         self._store.take_in()
         reports = self._store.reports()
         settings = self._store.settings(self._config.policy)
-        acting = self._config.mode is Mode.ENFORCE
+        acting = self._config.mode is DaemonMode.ENFORCE
         open_moves = self._reconciler.tick(seen, reports, paused=settings.paused) if acting else 0
 
         due = self._due(state)
@@ -263,7 +263,7 @@ def _wished(
 ) -> list[Intent]:
     shown = {job.job_id: job for job in state.jobs}
 
-    def way(job: Job, target: Placement) -> tuple[str, Placement]:
+    def way(job: SnapshotJob, target: Placement) -> tuple[str, Placement]:
         return choose(job.placement, target, shown[job.job_id], reports.get(job.job_id), means)
 
     return intents(plan, {job.job_id: job for job in snapshot.jobs}, way)

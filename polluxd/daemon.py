@@ -26,7 +26,7 @@ from polluxd.errors import ConfigError, LeaderLost, PolluxError, SlurmError, Sto
 from polluxd.metrics import Metrics
 from polluxd.metrics.endpoint import Endpoint
 from polluxd.metrics.timed_slurm import TimedSlurm
-from polluxd.model import Mode
+from polluxd.model import DaemonMode
 from polluxd.slurm.pyslurm_client import open_client
 from polluxd.store import Store
 
@@ -193,7 +193,7 @@ class Daemon:
     def _beat(self, result: StepResult) -> bool:
         """Touch the heartbeat file that the submission hook looks at."""
         path = self._config.slurm.heartbeat_file
-        if path is None or self._config.mode is not Mode.ENFORCE or result.paused:
+        if path is None or self._config.mode is not DaemonMode.ENFORCE or result.paused:
             return True
         try:
             _write_atomically(path, f"{time.time():.0f}\n")

@@ -13,7 +13,7 @@ from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.settings import PolicySettings
 
 
-class Mode(StrEnum):
+class DaemonMode(StrEnum):
     """How far polluxd goes: record the plan, show it too, or act on it."""
 
     OBSERVE = "observe"
@@ -173,7 +173,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SnapshotJob:
     """A job that opted in, as the policy sees it."""
 
     job_id: int
@@ -218,7 +218,7 @@ class Snapshot:
     cluster: str
     taken_at: float
     nodes: tuple[Node, ...]
-    jobs: tuple[Job, ...]
+    jobs: tuple[SnapshotJob, ...]
     settings: PolicySettings = field(default_factory=PolicySettings)
 
 

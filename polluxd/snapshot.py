@@ -12,13 +12,13 @@ from polluxd.apply.startable import Standing
 from polluxd.gpu_types import GpuTypes
 from polluxd.model import (
     NO_PLACEMENT,
-    Job,
     JobState,
     Move,
     Node,
     Placement,
     Report,
     Snapshot,
+    SnapshotJob,
 )
 from polluxd.settings import PolicySettings
 from polluxd.slurm.protocol import ClusterState, SlurmJob
@@ -93,7 +93,7 @@ def build_snapshot(
             pin_reason = pin_reason or f"{standing.rule}; it could not start again, and keeps what it has"
         costs = total.mean_cost if total else {}
         jobs.append(
-            Job(
+            SnapshotJob(
                 job_id=job.job_id,
                 name=job.name,
                 user=job.user,

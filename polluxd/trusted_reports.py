@@ -51,7 +51,7 @@ class Held:
 
 
 @dataclass(slots=True)
-class _History:
+class _ReportHistory:
     """What polluxd has seen of one job."""
 
     place: tuple[int, int] = (0, 0)
@@ -72,7 +72,7 @@ class TrustedReports:
     """The reports of all jobs, over time."""
 
     def __init__(self) -> None:
-        self._jobs: dict[int, _History] = {}
+        self._jobs: dict[int, _ReportHistory] = {}
 
     def trust(
         self, reports: Mapping[int, Report], held: Mapping[int, Held], now: float
@@ -89,7 +89,7 @@ class TrustedReports:
         trusted: dict[int, Report] = {}
         doubts: dict[int, tuple[str, ...]] = {}
         for job_id, report in reports.items():
-            history = self._jobs.setdefault(job_id, _History())
+            history = self._jobs.setdefault(job_id, _ReportHistory())
             mine = held.get(job_id, Held(0, 0, 0, 0))
             _observe(history, report, mine)
             found: list[str] = []
@@ -101,7 +101,7 @@ class TrustedReports:
         return trusted, doubts
 
 
-def _observe(history: _History, report: Report, held: Held) -> None:
+def _observe(history: _ReportHistory, report: Report, held: Held) -> None:
     """Record a rate of progress for the job's present place.
 
     The job must have trained in the same place for at least `WINDOW_S`.
@@ -125,7 +125,7 @@ def _observe(history: _History, report: Report, held: Held) -> None:
     history.since, history.progress = report.at, report.progress
 
 
-def _trusted(history: _History, report: Report, held: Held, now: float, doubts: list[str]) -> Report:
+def _trusted(history: _ReportHistory, report: Report, held: Held, now: float, doubts: list[str]) -> Report:
     kept = replace(
         report,
         explored_gpus=min(report.explored_gpus, held.most_gpus),
@@ -145,7 +145,7 @@ def _trusted(history: _History, report: Report, held: Held, now: float, doubts: 
     return _believable_target(history, kept, now, doubts)
 
 
-def _believable_fit(history: _History, report: Report, doubts: list[str]) -> Report:
+def _believable_fit(history: _ReportHistory, report: Report, doubts: list[str]) -> Report:
     """Replace a claimed fit that observed progress contradicts.
 
     The new fit comes from the observed progress.
@@ -197,7 +197,7 @@ def fit_of(rates: Mapping[tuple[int, int], float], report: Report) -> Throughput
     return ThroughputParams(0.0, 1.0 / per_gpu, 2 * each, each, 2 * each, each, 1.0)
 
 
-def _believable_target(history: _History, report: Report, now: float, doubts: list[str]) -> Report:
+def _believable_target(history: _ReportHistory, report: Report, now: float, doubts: list[str]) -> Report:
     """Remove remaining work that contradicts the job's history."""
     if report.target is None:
         return report

@@ -11,6 +11,7 @@ modules                all modules
 private_test_accesses  in tests: `other._name`, and constants of modules that a test replaces
 longest_module         lines
 max_constructor_args   arguments of an `__init__` besides self; records (dataclasses, pydantic models) do not count
+duplicate_names        names that two classes, or two modules, share; `ONE_MEANING` names the exceptions
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ from __future__ import annotations
 import argparse
 import ast
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (ROOT / "polluxd", ROOT / "agent" / "pollux")
 TESTS = ROOT / "tests"
+# Module names with one meaning in several rooms: the errors of a distribution, the fake of a protocol, the state
+# machine of a room, the daemon and its command line.
+ONE_MEANING = {"errors", "fake", "machine", "daemon"}
 # Underscored, and documented all the same: os._exit, sys._getframe, and the methods of named tuples.
 DOCUMENTED = {"_exit", "_getframe", "_replace", "_asdict", "_fields", "_make", "_field_defaults"}
 
@@ -124,6 +128,22 @@ def constructors(tree: ast.AST) -> Iterator[tuple[int, str]]:
                     yield len(given.posonlyargs + given.args + given.kwonlyargs) - 1, node.name
 
 
+def duplicates(known: dict[str, Path]) -> dict[str, list[str]]:
+    """Map each name of several classes, or of several modules, to its owners.
+
+    A package and its modules may share a name.
+    """
+    classes, stems = defaultdict(list), defaultdict(list)
+    for module, path in known.items():
+        if path.name != "__init__.py":
+            stems[path.stem].append(module)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                classes[node.name].append(f"{module}.{node.name}")
+    named = [*classes.items(), *((name, owners) for name, owners in stems.items() if name not in ONE_MEANING)]
+    return {name: owners for name, owners in named if len(owners) > 1}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure how tangled the code is.")
     parser.add_argument("--json", type=Path, default=ROOT / "bench-out" / "structure.json")
@@ -142,6 +162,8 @@ def main() -> None:
     )
     private = {path: private_accesses(ast.parse(path.read_text())) for path in sorted(TESTS.rglob("*.py"))}
 
+    shared = duplicates(known)
+
     figures = {
         "cycles": len(circles),
         "largest_room": max(rooms.values()),
@@ -149,6 +171,7 @@ def main() -> None:
         "private_test_accesses": sum(map(len, private.values())),
         "longest_module": max(lengths.values()),
         "max_constructor_args": built[-1][0],
+        "duplicate_names": len(shared),
     }
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
@@ -162,6 +185,8 @@ def main() -> None:
             print(f"module: {lengths[name]:4} lines {name}")
         for folder, count in rooms.most_common(5):
             print(f"room: {count:3} modules {folder}")
+        for name, owners in shared.items():
+            print(f"name: {name}: {', '.join(owners)}")
         for path, places in private.items():
             for line, text in places:
                 print(f"private: {path.relative_to(ROOT)}:{line}: {text}")

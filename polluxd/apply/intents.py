@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from polluxd.model import Job, Placement, Plan
+from polluxd.model import Placement, Plan, SnapshotJob
 
-Way = Callable[[Job, Placement], tuple[str, Placement]]
+Way = Callable[[SnapshotJob, Placement], tuple[str, Placement]]
 """The path of a job to a target, and the target as the path wants it (`paths.choose`)."""
 
 
@@ -23,12 +23,12 @@ class Intent:
     reason: str
 
 
-def through_the_queue(job: Job, target: Placement) -> tuple[str, Placement]:
+def through_the_queue(job: SnapshotJob, target: Placement) -> tuple[str, Placement]:
     """The path that every job can take."""
     return "start" if not job.placement else "requeue" if target else "park", target
 
 
-def intents(plan: Plan, jobs: Mapping[int, Job], way: Way = through_the_queue) -> list[Intent]:
+def intents(plan: Plan, jobs: Mapping[int, SnapshotJob], way: Way = through_the_queue) -> list[Intent]:
     """The moves of `plan`, those that give GPUs back first.
 
     Pinned jobs never move; an allocation equal to what the job holds is no move. Order: parks and shrinks, then

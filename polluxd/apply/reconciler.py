@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _History:
+class _MoveHistory:
     """What this process remembers of a job's moves.
 
     A restart of polluxd loses this history; the loss costs one early retry at most.
@@ -101,7 +101,7 @@ class Reconciler:
         self._monotonic = monotonic
         self._stopwatch = Stopwatch(clock, monotonic)
         self.refusals = Refusals(clock, monotonic)
-        self._history: dict[int, _History] = {}
+        self._history: dict[int, _MoveHistory] = {}
         self._acted_on: frozenset[int] = frozenset()
         """Jobs with a move open at the last tick. What was observed before that tick no longer holds for them."""
         self._leases = Leases(slurm, lease=lease, authorize=authorize, clock=clock, monotonic=monotonic)
@@ -434,7 +434,7 @@ class Reconciler:
         self._store.advance(move.id, Step.FAILED, self._clock(), epoch=epoch, detail=reason)
         log.info("job %d: move %d to %s withdrawn: %s", move.job_id, move.id, move.target, reason)
         if rest:
-            past = self._history.setdefault(move.job_id, _History(self._monotonic()))
+            past = self._history.setdefault(move.job_id, _MoveHistory(self._monotonic()))
             past.ended_at, past.rests = self._monotonic(), True
         self._over(move, "withdrawn")
 
@@ -445,7 +445,7 @@ class Reconciler:
         past = self._history.get(move.job_id)
         failures = past.failures + 1 if failed and past else int(failed)
         rests = failed or move.path != "resize"
-        self._history[move.job_id] = _History(self._monotonic(), failures, rests)
+        self._history[move.job_id] = _MoveHistory(self._monotonic(), failures, rests)
 
 
 def _time_left(move: Move, job: SlurmJob) -> float | None:

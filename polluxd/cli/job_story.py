@@ -10,7 +10,7 @@ from typing import Any
 
 from pollux.goodput import Goodput
 from polluxd.model import Allocation, Report
-from polluxd.store import Explanation
+from polluxd.store import JobExplanation
 
 from . import why
 from .output import Column, count, duration, number
@@ -63,7 +63,7 @@ def _shapes(held: tuple[int, int], per_node: int, largest: int) -> list[tuple[in
     return sorted(shapes, key=lambda shape: (shape[1], shape[0]))
 
 
-def sizes(found: Explanation, per_node: int, cluster_gpus: int) -> list[dict[str, Any]]:
+def sizes(found: JobExplanation, per_node: int, cluster_gpus: int) -> list[dict[str, Any]]:
     """Predict goodput at other sizes, by the job's own fit.
 
     Sizes go up to the job's limit, and to four times the size at which it was measured. The list is empty until the
@@ -110,7 +110,7 @@ def sizes(found: Explanation, per_node: int, cluster_gpus: int) -> list[dict[str
     return rows
 
 
-def _over_racks(found: Explanation) -> bool:
+def _over_racks(found: JobExplanation) -> bool:
     """Say whether the job's present nodes lie in several racks."""
     placed, report = found.allocation, found.report
     if placed is None or placed.explanation is None or report is None:
@@ -119,7 +119,7 @@ def _over_racks(found: Explanation) -> bool:
     return here and placed.explanation.racks > 1
 
 
-def decision(found: Explanation) -> dict[str, Any] | None:
+def decision(found: JobExplanation) -> dict[str, Any] | None:
     """Return the newest decision on the job; None before the first."""
     if found.allocation is None:
         return None
@@ -141,7 +141,7 @@ def decision(found: Explanation) -> dict[str, Any] | None:
 
 def story(
     row: Mapping[str, Any],
-    found: Explanation,
+    found: JobExplanation,
     settings: Mapping[str, Any],
     others: Sequence[Allocation] = (),
     more: Allocation | None = None,

@@ -19,9 +19,9 @@ from polluxd.sim import plots, recorded
 from polluxd.sim.cluster import LENGTHS, Cloud, NodeGroup, Scenario
 from polluxd.sim.comparison import Heard, applications_of, compare
 from polluxd.sim.generator import generate
-from polluxd.sim.knowledge import Knowledge
-from polluxd.sim.paths import MoveCosts
+from polluxd.sim.move_costs import MoveCosts
 from polluxd.sim.policies import POLICIES
+from polluxd.sim.policy_knowledge import Knowledge
 from polluxd.sim.workload import Submission, read_workload
 
 from .output import Column, Row, duration, jsonable, number, table
@@ -223,7 +223,7 @@ def simulate(
     for path in (as_json, plot):
         if path is not None and not path.absolute().parent.is_dir():
             raise ConfigError(f"{path}: its folder does not exist; make it first")
-    source = _Source(workload, from_sacct, generate_jobs, hours, sweep, length, most_jobs)
+    source = _JobSource(workload, from_sacct, generate_jobs, hours, sweep, length, most_jobs)
     jobs, title = source.read(profiles, scenario)
     with _watched(names, len(jobs)) as heard:
         results = compare(jobs, profiles, names, scenario, in_parallel=in_parallel, heard=heard)
@@ -242,7 +242,7 @@ def simulate(
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
+class _JobSource:
     """Where the jobs come from: one of three."""
 
     workload: Path | None

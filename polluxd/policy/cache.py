@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polluxd.model import Job, Node, Report, Snapshot
+from polluxd.model import Node, Report, Snapshot, SnapshotJob
 from polluxd.policy import sanity
 from polluxd.policy.domains import Domain, gpu_types
-from polluxd.policy.feasible import Offers
+from polluxd.policy.feasible import FeasibleShapes
 from polluxd.policy.listing import Asked, JobOptions, Listing
 from polluxd.settings import PolicySettings
 
@@ -36,12 +36,12 @@ class _Table:
 
     __slots__ = ("adaptive", "asked", "found", "report")
 
-    def __init__(self, job: Job, asked: Asked) -> None:
+    def __init__(self, job: SnapshotJob, asked: Asked) -> None:
         self.asked, self.report, self.adaptive = asked, job.report, job.spec.adaptive
         self.found: Floats = np.zeros((2, 0))
         """[2, C]: goodput and batch size."""
 
-    def holds(self, job: Job, asked: Asked) -> bool:
+    def holds(self, job: SnapshotJob, asked: Asked) -> bool:
         old, new = self.report, job.report
         if self.adaptive != job.spec.adaptive or (self.asked is not asked and self.asked != asked):
             return False
@@ -66,7 +66,7 @@ class Cache:
 
     def __init__(self) -> None:
         self._tables: dict[int, _Table] = {}
-        self._offers: dict[str, tuple[tuple[Node, ...], tuple[object, ...], Offers]] = {}
+        self._offers: dict[str, tuple[tuple[Node, ...], tuple[object, ...], FeasibleShapes]] = {}
         self.listed: dict[int, JobOptions] = {}
         """What each job may be given, and the configurations that this means."""
         self._sound: dict[int, Report | None] = {}
@@ -92,14 +92,14 @@ class Cache:
             snapshot = replace(snapshot, jobs=tuple(kept.get(j.job_id, j) for j in snapshot.jobs))
         return snapshot, notes
 
-    def offers(self, domain: Domain, settings: PolicySettings) -> Offers:
+    def offers(self, domain: Domain, settings: PolicySettings) -> FeasibleShapes:
         """Return what the domain's nodes offer; look again if a node changed."""
         name = domain.nodes[0].name if domain.nodes else ""
         rules = (settings.partial_nodes, settings.gpu_counts, gpu_types(domain))
         known = self._offers.get(name)
         if known is not None and known[1] == rules and known[0] == domain.nodes:
             return known[2]
-        found = Offers(domain, settings)
+        found = FeasibleShapes(domain, settings)
         self._offers[name] = domain.nodes, rules, found
         return found
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from polluxd.model import Job
+from polluxd.model import SnapshotJob
 from polluxd.settings import PolicySettings
 
 NO_CEILING = 1 << 40
@@ -28,7 +28,7 @@ class Group:
         return Group(self.name, self.members, max(self.floor - held, 0), max(self.ceiling - held, 0))
 
 
-def groups(jobs: Sequence[Job], settings: PolicySettings, capacity: int) -> tuple[Group, ...]:
+def groups(jobs: Sequence[SnapshotJob], settings: PolicySettings, capacity: int) -> tuple[Group, ...]:
     """The groups that the settings limit, users before accounts.
 
     Guarantees beyond the capacity are cut, in order of name; one above its own ceiling is held to it.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import attrgetter
 
-from polluxd.model import Job, Node, Snapshot
+from polluxd.model import Node, Snapshot, SnapshotJob
 from polluxd.settings import PolicySettings
 
 
@@ -21,14 +21,14 @@ class Domain:
     """Nodes, and the jobs that compete for them; both in a fixed order."""
 
     nodes: tuple[Node, ...]
-    jobs: tuple[Job, ...]
+    jobs: tuple[SnapshotJob, ...]
 
     @cached_property
     def capacity(self) -> int:
         """GPUs that our jobs may hold here."""
         return sum(n.capacity for n in self.nodes)
 
-    def rooms(self, jobs: Sequence[Job]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    def rooms(self, jobs: Sequence[SnapshotJob]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         """Return the parts of the domain that some jobs cannot leave.
 
         Each is the jobs' numbers and the numbers of the nodes that they may use.
@@ -49,12 +49,12 @@ class Domain:
         return max(set(sizes), key=lambda g: (sizes.count(g), g), default=1)
 
 
-def partitions_of(job: Job) -> frozenset[str]:
+def partitions_of(job: SnapshotJob) -> frozenset[str]:
     """Return the partitions of the job; Slurm separates them by commas."""
     return _partitions(job.partition)
 
 
-def partitions_of_each(jobs: Sequence[Job]) -> list[frozenset[str]]:
+def partitions_of_each(jobs: Sequence[SnapshotJob]) -> list[frozenset[str]]:
     """Return the partitions of each job; most jobs name the same ones."""
     known = {names: _partitions(names) for names in {job.partition for job in jobs}}
     return [known[job.partition] for job in jobs]
@@ -95,7 +95,7 @@ def split(snapshot: Snapshot) -> list[Domain]:
     root_of = {names: root[_partitions(names)] for names in kinds}
     if len({*root.values()}) == 1:
         return [Domain(tuple(nodes), tuple(jobs))] if jobs else []
-    members: dict[str, tuple[list[Node], list[Job]]] = {}
+    members: dict[str, tuple[list[Node], list[SnapshotJob]]] = {}
     for node in nodes:
         members.setdefault(root[node.partitions], ([], []))[0].append(node)
     for job in jobs:
@@ -103,7 +103,7 @@ def split(snapshot: Snapshot) -> list[Domain]:
     return [Domain(tuple(ns), tuple(js)) for ns, js in members.values() if js]
 
 
-def _limited(jobs: Sequence[Job], settings: PolicySettings) -> list[list[str]]:
+def _limited(jobs: Sequence[SnapshotJob], settings: PolicySettings) -> list[list[str]]:
     """Return the partitions of the jobs of each limited account and user.
 
     One limit is kept in one domain.
@@ -162,7 +162,7 @@ def racks(nodes: Sequence[Node]) -> tuple[str, ...]:
     return found if len(found) > 1 else ()
 
 
-def tells_racks(job: Job) -> bool:
+def tells_racks(job: SnapshotJob) -> bool:
     """Return whether the job was measured over racks.
 
     If not, one rack and several are alike to it.

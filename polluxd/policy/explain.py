@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polluxd.model import Explanation, Job
+from polluxd.model import Explanation, SnapshotJob
 from polluxd.policy import exploration, market, reasons
 from polluxd.policy.placement import Seating
 from polluxd.policy.shapes import ANY
@@ -170,7 +170,7 @@ class Explainer:
         return reasons.Ceiling(" and ".join(full))
 
 
-def _move_seconds(job: Job) -> float:
+def _move_seconds(job: SnapshotJob) -> float:
     """What the job's next move is most likely to cost."""
     if not job.started:
         return 0.0
@@ -182,7 +182,7 @@ def _each(fold: np.ufunc, values: NDArray[Any], start: Ints) -> NDArray[Any]:
     return np.asarray(fold.reduceat(values, start)) if start.size else values
 
 
-def own_limit(job: Job, held: int, rule: str = ANY) -> str:
+def own_limit(job: SnapshotJob, held: int, rule: str = ANY) -> str:
     """Return which of its own limits keeps a job at the `held` GPUs.
 
     The job has no option of more GPUs. `rule`: the cluster's rule of GPU counts.

@@ -7,12 +7,12 @@ measured on; min-gpus lifts that cap.
 
 from __future__ import annotations
 
-from polluxd.model import Job
+from polluxd.model import SnapshotJob
 
 GROWTH = 2
 
 
-def cap(job: Job) -> int:
+def cap(job: SnapshotJob) -> int:
     """Return the most GPUs that the job's measurements justify.
 
     The cap is never below the job's min-gpus.

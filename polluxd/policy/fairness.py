@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from polluxd.model import Job, Snapshot
+from polluxd.model import Snapshot, SnapshotJob
 from polluxd.settings import PolicySettings
 
 Floats = NDArray[np.float64]
@@ -25,7 +25,7 @@ class FairShare(NamedTuple):
     gpus: int
 
 
-def fair_share(capacity: int, jobs: int, gpus_per_node: int, job: Job) -> FairShare:
+def fair_share(capacity: int, jobs: int, gpus_per_node: int, job: SnapshotJob) -> FairShare:
     """Return ceil(GPUs / J) GPUs on as few nodes as hold them.
 
     The job's own limits bound it.
@@ -36,7 +36,7 @@ def fair_share(capacity: int, jobs: int, gpus_per_node: int, job: Job) -> FairSh
     return FairShare(-(-gpus // gpus_per_node), gpus)
 
 
-def weights(jobs: Sequence[Job], settings: PolicySettings) -> Floats:
+def weights(jobs: Sequence[SnapshotJob], settings: PolicySettings) -> Floats:
     """Return each job's weight [J].
 
     It is the product of the weights of job, account, user and QOS; each is 1 unless set.
@@ -65,7 +65,7 @@ def mean_weight(snapshot: Snapshot) -> float:
 
 
 def move_factors(
-    jobs: Sequence[Job], cost: Floats, owner: NDArray[np.int64], hysteresis: float = 0.0
+    jobs: Sequence[SnapshotJob], cost: Floats, owner: NDArray[np.int64], hysteresis: float = 0.0
 ) -> Floats:
     """Return what a move multiplies a speedup by [O].
 
@@ -90,7 +90,7 @@ HORIZON = 1200.0
 
 
 def paying_factors(
-    jobs: Sequence[Job], seconds: Floats, cost: Floats, owner: NDArray[np.int64], hysteresis: float
+    jobs: Sequence[SnapshotJob], seconds: Floats, cost: Floats, owner: NDArray[np.int64], hysteresis: float
 ) -> Floats:
     """Return what a move leaves of an option's gain [O].
 
@@ -128,7 +128,7 @@ def work_factors(remaining: Sequence[float | None], power: float) -> list[float]
     ]
 
 
-def waiting(job: Job) -> float:
+def waiting(job: SnapshotJob) -> float:
     """Seconds that the job has been without GPUs; 0 where it holds some."""
     if job.placement:
         return 0.0

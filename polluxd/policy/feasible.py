@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from polluxd.model import Job, JobSpec, Node
+from polluxd.model import JobSpec, Node, SnapshotJob
 from polluxd.policy import exploration
 from polluxd.policy.domains import Domain, eligible, gpu_types, partitions_of, racks, tells_racks
 from polluxd.policy.layout import Layout
@@ -14,7 +14,7 @@ from polluxd.settings import PolicySettings
 NOTHING = Shape(0, 0)
 
 
-def present(job: Job) -> Shape:
+def present(job: SnapshotJob) -> Shape:
     """The shape of what the job holds."""
     return Shape(len(job.placement.nodes), job.placement.gpus_per_node)
 
@@ -23,12 +23,12 @@ def _order(shape: Shape) -> tuple[int, int, str, int]:
     return shape.gpus, shape.nodes, shape.gpu_type or "", shape.racks
 
 
-def is_pinned(job: Job) -> bool:
+def is_pinned(job: SnapshotJob) -> bool:
     """Whether this plan must leave the job as it is."""
     return job.pinned or (not job.spec.preemptible and bool(job.placement))
 
 
-class Offers:
+class FeasibleShapes:
     """Shapes per job over one domain; jobs of equal demands share the work."""
 
     def __init__(self, domain: Domain, settings: PolicySettings) -> None:
@@ -49,14 +49,14 @@ class Offers:
         self._stocks: dict[tuple[frozenset[str], int, str | None, str | None], Stock] = {}
         self._known: dict[tuple[object, ...], list[Shape]] = {}
 
-    def nodes(self, job: Job) -> list[Node]:
+    def nodes(self, job: SnapshotJob) -> list[Node]:
         """Nodes that the job's partitions allow, in or out of service."""
         partitions = partitions_of(job)
         if partitions not in self._eligible:
             self._eligible[partitions] = [n for n in self._nodes if eligible(partitions, n)]
         return self._eligible[partitions]
 
-    def may_stay(self, job: Job) -> bool:
+    def may_stay(self, job: SnapshotJob) -> bool:
         """Return whether the job can keep what it holds.
 
         Its nodes are in service, in its partition, and have GPUs left to Pollux.
@@ -68,7 +68,7 @@ class Offers:
             for n in held
         )
 
-    def shapes(self, job: Job, *, stays: bool) -> list[Shape]:
+    def shapes(self, job: SnapshotJob, *, stays: bool) -> list[Shape]:
         """Return the shapes that the job may be given.
 
         The present shape is one of them if it can stay, whatever was measured.
@@ -87,7 +87,7 @@ class Offers:
             return sorted([*found, now], key=_order)
         return found
 
-    def present(self, job: Job) -> Shape:
+    def present(self, job: SnapshotJob) -> Shape:
         """Return the shape that the job holds.
 
         GPU type and racks are part of it where they make a difference.
@@ -103,14 +103,14 @@ class Offers:
             shape = shape._replace(racks=ONE_RACK if len(over) == 1 else OVER_RACKS)
         return shape
 
-    def by_rack(self, job: Job) -> bool:
+    def by_rack(self, job: SnapshotJob) -> bool:
         """Whether the job is offered one rack and several as different shapes."""
         return bool(self.racks) and tells_racks(job)
 
-    def _rules(self, job: Job) -> tuple[str, ...]:
+    def _rules(self, job: SnapshotJob) -> tuple[str, ...]:
         return tuple(rule for rule in (self._rule, job.spec.gpu_counts) if rule != ANY)
 
-    def _stock(self, job: Job, kind: str | None, rack: str | None = None) -> Stock:
+    def _stock(self, job: SnapshotJob, kind: str | None, rack: str | None = None) -> Stock:
         key = (partitions_of(job), job.spec.cpus_per_gpu, kind, rack)
         if key not in self._stocks:
             nodes = [
@@ -121,7 +121,7 @@ class Offers:
             self._stocks[key] = stock(nodes, job.spec.cpus_per_gpu)
         return self._stocks[key]
 
-    def _between(self, job: Job, lowest: int, highest: int | None) -> list[Shape]:
+    def _between(self, job: SnapshotJob, lowest: int, highest: int | None) -> list[Shape]:
         by_rack = self.by_rack(job)
         key = (partitions_of(job), job.spec.cpus_per_gpu, lowest, highest, job.spec.gpu_counts, by_rack)
         if key not in self._known:
@@ -152,7 +152,7 @@ class Offers:
             self._known[key] = sorted(found, key=_order)
         return self._known[key]
 
-    def why_none(self, job: Job) -> str:
+    def why_none(self, job: SnapshotJob) -> str:
         """Say why a job has no shape.
 
         `infeasible:` it can never run; `waits:` it must wait.
@@ -199,7 +199,7 @@ def _too_large(spec: JobSpec, where: str, top: int, total: int) -> str:
     return f"infeasible: min-gpus={spec.min_gpus}, but {where} could never give more than {top} GPUs; {hint}"
 
 
-def why_no_batch(job: Job, shapes: Sequence[Shape]) -> str:
+def why_no_batch(job: SnapshotJob, shapes: Sequence[Shape]) -> str:
     """For a job whose batch limits allow no batch size at any of its shapes."""
     least = min((s.gpus for s in shapes if s.gpus), default=job.spec.min_gpus)
     limits = job.report.limits if job.report is not None else None

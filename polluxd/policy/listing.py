@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from polluxd.model import Job, JobSpec, Placement, Report
+from polluxd.model import JobSpec, Placement, Report, SnapshotJob
 from polluxd.policy import exploration, fairness
 from polluxd.policy.domains import Domain
-from polluxd.policy.feasible import NOTHING, Offers, is_pinned
+from polluxd.policy.feasible import NOTHING, FeasibleShapes, is_pinned
 from polluxd.policy.shapes import ONE_RACK, OVER_RACKS, Shape
 
 Ints = NDArray[np.int64]
@@ -48,7 +48,7 @@ _NOT_ASKED = Asked(fairness.FairShare(0, 0), (), (), -1)
 class JobOptions:
     """One job's entry; the fields down to `report` are what it depends on."""
 
-    offers: Offers
+    offers: FeasibleShapes
     spec: JobSpec
     partition: str
     placement: Placement
@@ -71,7 +71,7 @@ class JobOptions:
     block: Ints = field(default_factory=lambda: np.zeros((6, 0), dtype=np.int64))
     """[6, C]: its configurations, the fair share first."""
 
-    def holds(self, offers: Offers, job: Job) -> bool:
+    def holds(self, offers: FeasibleShapes, job: SnapshotJob) -> bool:
         """Whether the entry is still good for the job."""
         # A comparison of tuples: what is the very same object is not looked into.
         mine = self.offers, self.spec, self.partition, self.placement, self.pinned
@@ -87,11 +87,11 @@ class JobOptions:
 class Listing:
     """Jobs with their entries, before anything is known of their worth."""
 
-    jobs: list[Job]
+    jobs: list[SnapshotJob]
     entries: list[JobOptions]
-    absent: list[tuple[Job, str]]
+    absent: list[tuple[SnapshotJob, str]]
     """Jobs that cannot be given anything, and why."""
-    offers: Offers
+    offers: FeasibleShapes
     asked: list[Asked]
     shares: list[fairness.FairShare]
     block: Ints
@@ -100,7 +100,7 @@ class Listing:
     """[J]: how many each has."""
 
 
-def list_jobs(domain: Domain, offers: Offers, known: MutableMapping[int, JobOptions]) -> Listing:
+def list_jobs(domain: Domain, offers: FeasibleShapes, known: MutableMapping[int, JobOptions]) -> Listing:
     """List the domain's jobs; reuse entries of `known` that still hold.
 
     `known` is by job id, and gets the new entries.
@@ -111,7 +111,7 @@ def list_jobs(domain: Domain, offers: Offers, known: MutableMapping[int, JobOpti
     known.update((job.job_id, _entry(offers, job)) for job in stale)
     jobs = list(domain.jobs)
     entries = [known[job.job_id] for job in jobs]
-    absent: list[tuple[Job, str]] = []
+    absent: list[tuple[SnapshotJob, str]] = []
     if any([entry.why for entry in entries]):
         absent = [(job, e.why) for job, e in zip(jobs, entries, strict=True) if not e.shapes]
         # Nothing can be offered in exchange for what such a job holds: it is left alone.
@@ -142,7 +142,7 @@ def list_jobs(domain: Domain, offers: Offers, known: MutableMapping[int, JobOpti
     )
 
 
-def _entry(offers: Offers, job: Job) -> JobOptions:
+def _entry(offers: FeasibleShapes, job: SnapshotJob) -> JobOptions:
     now = offers.present(job)
     shapes: tuple[Shape, ...] = (now,)
     stays, why = True, ""

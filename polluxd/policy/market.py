@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from polluxd.model import Job
+from polluxd.model import SnapshotJob
 from polluxd.policy.ceilings import Group
 from polluxd.policy.price import hull
 
@@ -38,7 +38,7 @@ _DEAREST = 1e4
 """A price at which nothing but GPUs counts, relative to the sum of h per GPU."""
 
 
-class Offers(NamedTuple):
+class MarketOptions(NamedTuple):
     """The options of every job.
 
     The arrays are by option [O], grouped by job: `start` [J + 1].
@@ -66,7 +66,7 @@ class Market(NamedTuple):
     """[J]: predicted time to the end."""
 
 
-def work(job: Job) -> tuple[float, float]:
+def work(job: SnapshotJob) -> tuple[float, float]:
     """Return the work left and the work done, in M0-equivalent examples.
 
     The first is nan where the job has not said how long it trains, or has trained for longer than it said.
@@ -79,7 +79,7 @@ def work(job: Job) -> tuple[float, float]:
     return left * report.limits.initial, max(report.progress, 0.0) * report.limits.initial
 
 
-def clear(offers: Offers, weight: Floats, work: Floats, done: Floats, kappa: float) -> Market:
+def clear(offers: MarketOptions, weight: Floats, work: Floats, done: Floats, kappa: float) -> Market:
     """Clear the market: find the prices, and the worth of every job's work.
 
     `weight` [J]: of each job in the mean. `work` [J]: remaining work in units of goodput times seconds; nan where it
@@ -123,7 +123,7 @@ def _unfinished(seconds: Floats, cost: Floats) -> Floats:
 class _OneType:
     """Demand for GPUs of one kind: steps up each job's concave hull."""
 
-    def __init__(self, offers: Offers) -> None:
+    def __init__(self, offers: MarketOptions) -> None:
         start, jobs = offers.start, offers.start.size - 1
         job_of = np.repeat(np.arange(jobs), np.diff(start))
         points = np.flatnonzero(hull(offers.gpus, offers.goodput, start))
@@ -184,7 +184,7 @@ class _OneType:
 class _Types:
     """Jobs' demands for GPUs of several types, a price each."""
 
-    def __init__(self, offers: Offers) -> None:
+    def __init__(self, offers: MarketOptions) -> None:
         self._offers = offers
         jobs = offers.start.size - 1
         self._owner = np.repeat(np.arange(jobs), np.diff(offers.start))

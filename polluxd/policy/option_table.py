@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pollux.goodput import Goodput, optimize_pairs, pack
-from polluxd.model import Job
+from polluxd.model import SnapshotJob
 from polluxd.policy import fairness, market, objective
 from polluxd.policy.cache import Cache
 from polluxd.policy.ceilings import Group, groups
@@ -44,7 +44,7 @@ class OptionTable:
     A job's first option is to have nothing, unless it is pinned: then its one option is what it holds.
     """
 
-    jobs: tuple[Job, ...]
+    jobs: tuple[SnapshotJob, ...]
     shares: tuple[fairness.FairShare, ...]
     gpus_per_node: int
     start: Ints
@@ -78,7 +78,7 @@ class OptionTable:
     groups: tuple[Group, ...]
     """Ceilings and guarantees; members by job number."""
     layout: Layout
-    absent: tuple[tuple[Job, str], ...]
+    absent: tuple[tuple[SnapshotJob, str], ...]
     """Jobs that cannot be given anything, and why."""
 
     @cached_property
@@ -201,7 +201,7 @@ def build(
 class _Rated(NamedTuple):
     """The options before they are valued, by option unless said otherwise."""
 
-    jobs: tuple[Job, ...]
+    jobs: tuple[SnapshotJob, ...]
     start: Ints
     """[J + 1]"""
     nodes: Ints
@@ -294,7 +294,7 @@ def _capacity(domain: Domain, types: tuple[str, ...]) -> Ints:
     return np.array([sum(n.capacity for n in domain.nodes if n.gpu_type == t) for t in types], np.int64)
 
 
-def _remaining(job: Job, fair: float) -> float | None:
+def _remaining(job: SnapshotJob, fair: float) -> float | None:
     """Seconds that the job still needs at its fair share.
 
     None where it has not said how long it trains.
@@ -306,7 +306,12 @@ def _remaining(job: Job, fair: float) -> float | None:
 
 
 def _overdue(
-    jobs: Sequence[Job], pinned: Bools, settings: PolicySettings, stay: Floats, move: Floats, start: Ints
+    jobs: Sequence[SnapshotJob],
+    pinned: Bools,
+    settings: PolicySettings,
+    stay: Floats,
+    move: Floats,
+    start: Ints,
 ) -> Floats:
     """Return the cost [J] of leaving an overdue job without GPUs.
 
@@ -351,7 +356,9 @@ def _evaluate(listing: Listing, owner: Ints, fresh: Sequence[int]) -> tuple[Floa
     )
 
 
-def best_sizes(jobs: Sequence[Job], types: tuple[str, ...], block: Ints, owner: Ints) -> tuple[Floats, Ints]:
+def best_sizes(
+    jobs: Sequence[SnapshotJob], types: tuple[str, ...], block: Ints, owner: Ints
+) -> tuple[Floats, Ints]:
     """Find the best goodput and its batch size per configuration.
 
     A job without a fit is taken to scale linearly.

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from polluxd.model import Job, Node, Placement
+from polluxd.model import Node, Placement, SnapshotJob
 from polluxd.policy.ceilings import Group, of_job
 from polluxd.policy.domains import partitions_of_each
 from polluxd.policy.feasible import is_pinned
@@ -31,7 +31,7 @@ class Packing:
     def __init__(
         self,
         nodes: Sequence[Node],
-        jobs: Sequence[Job],
+        jobs: Sequence[SnapshotJob],
         *,
         partial: bool,
         groups: Sequence[Group] = (),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from polluxd.model import Job, JobSpec, Placement
+from polluxd.model import JobSpec, Placement, SnapshotJob
 
 
 class Contention(NamedTuple):
@@ -106,7 +106,7 @@ def of(said: Said) -> str:
     return f"{_change(said)}; {_why_not_more(said)}"
 
 
-def of_pinned(job: Job) -> str:
+def of_pinned(job: SnapshotJob) -> str:
     """Say why this plan leaves the job as it is."""
     reason = job.pin_reason or ("not preemptible" if not job.spec.preemptible else "pinned")
     if not job.placement:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pollux.goodput import Goodput
-from polluxd.model import Allocation, Job, Snapshot
+from polluxd.model import Allocation, Snapshot, SnapshotJob
 from polluxd.policy.domains import racks, tells_racks
 from polluxd.policy.reasons import percent
 
@@ -51,7 +51,9 @@ def _of_racks(snapshot: Snapshot, allocations: Sequence[Allocation]) -> list[All
     ]
 
 
-def _told(allocation: Allocation, job: Job, over: Sequence[str], kind: Mapping[str, str]) -> Allocation:
+def _told(
+    allocation: Allocation, job: SnapshotJob, over: Sequence[str], kind: Mapping[str, str]
+) -> Allocation:
     names = [name or "unknown" for name in over]
     if len(over) == 1:
         words, together = f"in rack {names[0]}", 0.0
@@ -68,7 +70,7 @@ def _told(allocation: Allocation, job: Job, over: Sequence[str], kind: Mapping[s
     )
 
 
-def _in_one_rack(allocation: Allocation, job: Job, kind: Mapping[str, str]) -> float:
+def _in_one_rack(allocation: Allocation, job: SnapshotJob, kind: Mapping[str, str]) -> float:
     """Return the goodput if the same nodes were in one rack.
 
     It is 0 where the job was not measured over racks.

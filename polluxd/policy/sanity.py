@@ -11,7 +11,7 @@ import math
 from dataclasses import replace
 
 from pollux.goodput import NoiseScale, ThroughputParams
-from polluxd.model import Job, Report, Snapshot
+from polluxd.model import Report, Snapshot, SnapshotJob
 
 SLOWEST = 1e6
 """Seconds per pass, per example or per GPU beyond which a fit is not believed: eleven days."""
@@ -35,7 +35,7 @@ def believable(snapshot: Snapshot) -> tuple[Snapshot, dict[int, str]]:
     return (replace(snapshot, jobs=tuple(jobs)), notes) if notes else (snapshot, notes)
 
 
-def _job(job: Job) -> tuple[Job, list[str]]:
+def _job(job: SnapshotJob) -> tuple[SnapshotJob, list[str]]:
     doubts: list[str] = []
     report = None if job.report is None else _report(job.report, doubts)
     sound = math.isfinite(job.weight + job.age + job.lost_seconds + job.move_cost)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from polluxd.errors import ConfigError
-from polluxd.sim.knowledge import Knowledge
-from polluxd.sim.paths import MoveCosts
+from polluxd.sim.move_costs import MoveCosts
+from polluxd.sim.policy_knowledge import Knowledge
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Protocol
 from polluxd.sim.agent import Agent, Memory
 from polluxd.sim.applications import Application, ScaledApplication, on_type
 from polluxd.sim.cluster import Scenario
-from polluxd.sim.training import Seats, Training, placement
+from polluxd.sim.simulated_job import Seats, SimulatedJob, placement
 from polluxd.sim.workload import Submission
 
 Progress = Callable[[int, int], None]
@@ -30,7 +30,7 @@ class View:
     scenario: Scenario
     capacity: tuple[int, ...]
     """GPUs per node; 0 while it is down."""
-    jobs: tuple[Training, ...]
+    jobs: tuple[SimulatedJob, ...]
     """Submitted and not ended, in order of submission."""
     absent: frozenset[int] = frozenset()
     """Nodes that are not rented at present; their capacity is 0."""
@@ -79,10 +79,10 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SimulationResult:
     """A finished simulation."""
 
-    jobs: tuple[Training, ...]
+    jobs: tuple[SimulatedJob, ...]
     moments: tuple[Moment, ...]
     decision_seconds: tuple[float, ...]
     """Wall-clock; the one thing in a run that is not reproducible."""
@@ -100,7 +100,7 @@ def simulate(
     policy: Policy,
     scenario: Scenario,
     progress: Progress | None = None,
-) -> Run:
+) -> SimulationResult:
     """Run the trace to its end; deterministic except for decision times."""
     return _Engine(submissions, applications, policy, scenario).run(progress)
 
@@ -140,9 +140,9 @@ class _Engine:
         if scenario.cloud is not None and hasattr(policy, "nodes_wanted"):
             self._rented = self._rented[: scenario.cloud.least]
 
-    def run(self, progress: Progress | None) -> Run:
+    def run(self, progress: Progress | None) -> SimulationResult:
         waiting = list(self._jobs)
-        active: list[Training] = []
+        active: list[SimulatedJob] = []
         scenario = self._scenario
         step = scenario.poll if self._policy.reacts else scenario.interval
         ended = 0
@@ -169,20 +169,22 @@ class _Engine:
                 self._decide(active)
             if self._now > 400 * 86400.0:
                 raise Unfinished(f"{len(waiting) + len(active)} jobs have not ended after 400 simulated days")
-        return Run(self._jobs, tuple(self._moments), tuple(self._decision_seconds), self._node_seconds)
+        return SimulationResult(
+            self._jobs, tuple(self._moments), tuple(self._decision_seconds), self._node_seconds
+        )
 
-    def _due(self, active: Sequence[Training]) -> bool:
+    def _due(self, active: Sequence[SimulatedJob]) -> bool:
         since = self._now - self._decided_at
         if since >= self._scenario.interval:
             return True
         return since >= self._scenario.floor and self._present(active) != self._seen
 
-    def _present(self, active: Sequence[Training]) -> frozenset[int]:
+    def _present(self, active: Sequence[SimulatedJob]) -> frozenset[int]:
         """Jobs, and nodes that cannot be used: a change of either is news."""
         unusable = [*self._down, *(node for node, at in self._booting.items() if at > self._now)]
         return frozenset([*(job.number for job in active), *(-1 - node for node in unusable)])
 
-    def _advance(self, active: Sequence[Training], seconds: float) -> None:
+    def _advance(self, active: Sequence[SimulatedJob], seconds: float) -> None:
         slow: set[int] = set()
         if self._scenario.interference > 0:
             spread = Counter(node for job in active if len(job.seats) > 1 for node, _ in job.seats)
@@ -192,7 +194,7 @@ class _Engine:
             speed = (1.0 - self._scenario.interference if hit else 1.0) * self._borrowers.get(job.number, 1.0)
             job.advance(self._now, seconds, 1.0 - speed)
 
-    def _fail(self, active: Sequence[Training]) -> None:
+    def _fail(self, active: Sequence[SimulatedJob]) -> None:
         """Take down nodes and their jobs; bring repaired nodes back."""
         self._down = {node: until for node, until in self._down.items() if until > self._now}
         while self._outages and self._outages[0][0] <= self._now:
@@ -204,7 +206,7 @@ class _Engine:
                 if any(seat == node for seat, _ in job.seats):
                     job.fail(self._now, 0.5)
 
-    def _view(self, active: Sequence[Training]) -> View:
+    def _view(self, active: Sequence[SimulatedJob]) -> View:
         absent = frozenset(range(len(self._rented), self._scenario.nodes)) | {
             node for node, at in self._booting.items() if at > self._now
         }
@@ -213,7 +215,7 @@ class _Engine:
         )
         return View(self._now, self._scenario, capacity, tuple(active), absent)
 
-    def _resize(self, active: Sequence[Training], idle_seconds: float = 0.0) -> None:
+    def _resize(self, active: Sequence[SimulatedJob], idle_seconds: float = 0.0) -> None:
         """Order nodes, or give some back; their jobs stop at a checkpoint.
 
         Nodes take their time to boot.
@@ -242,7 +244,7 @@ class _Engine:
         self._rented = list(range(size))
         self._node_seconds += idle_seconds * size
 
-    def _decide(self, active: Sequence[Training]) -> None:
+    def _decide(self, active: Sequence[SimulatedJob]) -> None:
         self._resize(active)
         view = self._view(active)
         capacity = view.capacity
@@ -270,7 +272,7 @@ class _Engine:
         weight = sum(job.gpus * job.efficiency for job in active if job.number not in self._borrowers)
         self._moments.append(Moment(self._now, len(active), busy, weight / busy if busy else 0.0))
 
-    def _move(self, job: Training, seats: Seats) -> None:
+    def _move(self, job: SimulatedJob, seats: Seats) -> None:
         """Move the job, at a flat cost or at that of the product's path."""
         costs, path, seconds = self._scenario.moves, "requeue", self._restart[job.app.name]
         if costs is not None:
@@ -296,7 +298,7 @@ def _training(
     policy: Policy,
     scenario: Scenario,
     memory: Memory | None,
-) -> Training:
+) -> SimulatedJob:
     if job.work != 1.0:
         on = {kind: ScaledApplication(app, job.work) for kind, app in on.items()}
     app = next(iter(on.values()))
@@ -310,7 +312,7 @@ def _training(
         seconds_apart=policy.seconds_between_fits,
     )
     batch = app.fixed_batch if policy.chooses_batch else job.batch_size
-    return Training(
+    return SimulatedJob(
         number,
         job,
         app,

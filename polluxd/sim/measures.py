@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from polluxd.sim.alone import Alone, contention
 from polluxd.sim.applications import ScaledApplication
 from polluxd.sim.cluster import Scenario
-from polluxd.sim.engine import Run
-from polluxd.sim.training import Training
+from polluxd.sim.engine import SimulationResult
+from polluxd.sim.simulated_job import SimulatedJob
 
 Floats = NDArray[np.float64]
 
 
-def measure(run: Run, scenario: Scenario) -> dict[str, Any]:
+def measure(run: SimulationResult, scenario: Scenario) -> dict[str, Any]:
     """Return the figures of one run, JSON-ready, in seconds.
 
     `jobs` maps each job to its completion time.
@@ -67,7 +67,7 @@ def measure(run: Run, scenario: Scenario) -> dict[str, Any]:
     }
 
 
-def fairness(jobs: Sequence[Training], scenario: Scenario) -> Floats:
+def fairness(jobs: Sequence[SimulatedJob], scenario: Scenario) -> Floats:
     """Return rho [J]: completion time over the time alone on a fair share.
 
     The share is 1/contention of the cluster; at most 1 is fair.
@@ -81,7 +81,7 @@ def fairness(jobs: Sequence[Training], scenario: Scenario) -> Floats:
         sizes[kind] = max(size, sizes.get(kind, 0))
     known: dict[tuple[str, str], Alone] = {}
 
-    def alone(job: Training, gpus: float) -> float:
+    def alone(job: SimulatedJob, gpus: float) -> float:
         """Return seconds of the whole training alone on such a share.
 
         The share has the types of the cluster.

@@ -4,8 +4,8 @@ from .store import Store
 from .views import (
     CycleSummary,
     CycleView,
-    Explanation,
     HistoryPoint,
+    JobExplanation,
     JobTimes,
     JobView,
     Leader,
@@ -18,8 +18,8 @@ from .views import (
 __all__ = [
     "CycleSummary",
     "CycleView",
-    "Explanation",
     "HistoryPoint",
+    "JobExplanation",
     "JobTimes",
     "JobView",
     "Leader",

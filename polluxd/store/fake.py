@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from polluxd.errors import LeaderLost, StoreRejected, StoreUnavailable
-from polluxd.model import Mode, Move, Placement, Plan, Report, Step
+from polluxd.model import DaemonMode, Move, Placement, Plan, Report, Step
 from polluxd.settings import PolicySettings
 
 from .views import JobTimes, MoveTotals, ObservedJob
@@ -153,7 +153,7 @@ class FakeStore:
         self,
         plan: Plan | None,
         *,
-        mode: Mode | str,
+        mode: DaemonMode | str,
         note: str = "",
         durations: Mapping[str, float],
         started_at: float,

@@ -10,12 +10,12 @@ from polluxd.model import Allocation, Move
 
 from . import rows
 from .costs import cost_of, is_move
-from .session import Session
+from .transactions import Session
 from .views import (
     CycleSummary,
     CycleView,
-    Explanation,
     HistoryPoint,
+    JobExplanation,
     JobView,
     Leader,
     MoveCost,
@@ -31,7 +31,7 @@ class Readings(Session):
         with self._transaction() as run:
             return [rows.job_view(row) for row in run("jobs_view", job_id=None, ended=ended)]
 
-    def explain(self, job_id: int) -> Explanation | None:
+    def explain(self, job_id: int) -> JobExplanation | None:
         """Everything known of one job; None where it is not known."""
         with self._transaction() as run:
             jobs = run("jobs_view", job_id=job_id, ended=True)
@@ -47,7 +47,7 @@ class Readings(Session):
                 report = rows.report(reported[0], time.time())
             except ReportError as error:
                 rejected = str(error)
-        return Explanation(
+        return JobExplanation(
             job=rows.job_view(jobs[0]),
             report=report,
             allocation=rows.allocation(decided[0]) if decided else None,

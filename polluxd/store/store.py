@@ -10,16 +10,16 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy import URL
 
 from polluxd.errors import ReportError, StoreError, StoreRejected
-from polluxd.model import Mode, Move, Placement, Plan, Report, Step
+from polluxd.model import DaemonMode, Move, Placement, Plan, Report, Step
 from polluxd.settings import PolicySettings
 
 from . import rows
+from .administrator_orders import AdministratorOrders
 from .connection import our_errors
 from .costs import totals
 from .migrations import apply_migrations
-from .orders import Orders
 from .readings import Readings
-from .settings import setting_to_json, settings_from_rows
+from .setting_rows import setting_to_json, settings_from_rows
 from .sqlfiles import migrations
 from .views import JobTimes, MoveTotals, ObservedJob
 from .wakeups import Wakeups
@@ -33,7 +33,7 @@ _LONGEST_SESSION_S = 10.0
 """Longest transaction of an agent; its own take milliseconds."""
 
 
-class Store(Readings, Orders):
+class Store(Readings, AdministratorOrders):
     """Everything polluxd remembers of one cluster.
 
     Several threads may use a Store, but only one thread may call `wait_for_notify`.
@@ -282,7 +282,7 @@ class Store(Readings, Orders):
         self,
         plan: Plan | None,
         *,
-        mode: Mode | str,
+        mode: DaemonMode | str,
         note: str = "",
         durations: Mapping[str, float],
         started_at: float,
@@ -296,7 +296,7 @@ class Store(Readings, Orders):
             recorded = run(
                 "record_cycle",
                 epoch=self.epoch,
-                mode=Mode(mode).value,
+                mode=DaemonMode(mode).value,
                 started_at=started_at,
                 note=note,
                 objective=rows.finite_or_none(plan.objective) if plan else None,

@@ -178,7 +178,7 @@ class CycleSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class JobExplanation:
     """All that `polluxctl explain JOB` tells."""
 
     job: JobView

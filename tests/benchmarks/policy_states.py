@@ -12,15 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
-from polluxd.model import Job, JobSpec, Node, Plan, Report, Snapshot
+from polluxd.model import JobSpec, Node, Plan, Report, Snapshot, SnapshotJob
 from polluxd.settings import PolicySettings
 from polluxd.sim.cluster import Scenario
 from polluxd.sim.engine import View, simulate
-from polluxd.sim.knowledge import Knowledge
 from polluxd.sim.policies import snapshots
 from polluxd.sim.policies.pollux import Pollux
+from polluxd.sim.policy_knowledge import Knowledge
 from polluxd.sim.profiles import load_profiles
-from polluxd.sim.training import Seats
+from polluxd.sim.simulated_job import Seats
 from polluxd.sim.workload import Submission
 
 CHURN, REFIT = 0.01, 0.05
@@ -29,7 +29,7 @@ INTERVAL = 60.0
 ROUGH = Scenario(jitter=0.1, restart_range=(15.0, 250.0), failures_per_day=2.0, seed=1)
 
 
-def arrival(rng: random.Random, number: int) -> tuple[Job, Report]:
+def arrival(rng: random.Random, number: int) -> tuple[SnapshotJob, Report]:
     """Return a new job, and the report that its agent sends once it runs."""
     theta = ThroughputParams(
         rng.uniform(0.01, 0.2),
@@ -45,7 +45,7 @@ def arrival(rng: random.Random, number: int) -> tuple[Job, Report]:
     noise = NoiseScale(1.0, 10 ** rng.uniform(-1, 2.5))
     report = Report(0, 0.0, limits, theta, noise, explored_gpus=1, target=10 ** (3 + 3 * (number % 97) / 97))
     spec = JobSpec(min_gpus=rng.choice([1] * 9 + [2, 4]), max_gpus=rng.choice([None, None, None, 4, 16]))
-    job = Job(
+    job = SnapshotJob(
         number,
         f"job{number}",
         "user",
@@ -96,7 +96,7 @@ def life(
     nodes = tuple(
         Node(f"n{i:05d}", per_node, partitions=frozenset({"main"})) for i in range(gpus // per_node)
     )
-    alive: dict[int, Job] = {}
+    alive: dict[int, SnapshotJob] = {}
     agents: dict[int, Report] = {}
     newest = 0
     for _ in range(jobs):

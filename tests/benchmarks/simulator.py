@@ -23,9 +23,9 @@ import numpy as np
 from scipy.stats import t as student
 
 from polluxd.sim.cluster import Cloud, NodeGroup, Scenario
-from polluxd.sim.knowledge import Knowledge
-from polluxd.sim.paths import MoveCosts
+from polluxd.sim.move_costs import MoveCosts
 from polluxd.sim.policies import POLICIES
+from polluxd.sim.policy_knowledge import Knowledge
 from tests.benchmarks.simulator_runs import Bench, Result, rows_of
 
 ROOT = Path(__file__).parents[2]

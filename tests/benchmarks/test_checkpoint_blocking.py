@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 
 from pollux.checkpoint.background import BackgroundSaver
+from pollux.checkpoint.checkpoint_store import CheckpointStore
 from pollux.checkpoint.keepers import ShardedKeeper
 from pollux.checkpoint.sharded import ShardedStore
-from pollux.checkpoint.store import CheckpointStore
 
 PAIRS = 7
 GOAL = 0.10

@@ -17,24 +17,24 @@ from pollux.launcher import messages, outcome
 from pollux.launcher.launcher_channel import Hello
 from pollux.launcher.messages import (
     Alert,
-    Announce,
+    AnnounceMove,
     AskForMove,
     AwaitLeavers,
-    Decided,
     Done,
     Left,
     Message,
-    Move,
+    MoveNotice,
     NodesLeft,
     Refused,
     Start,
+    StartDecided,
     StartGrace,
     Taken,
 )
 from pollux.launcher.outcome import Again, Failure, Resized
 from pollux.ranks.plain_values import dumps, loads
 from pollux.ranks.sealed import ClientHandshake, Frames, NotAuthentic, ServerHandshake
-from pollux.ranks.store import Answer, Request, Values
+from pollux.ranks.value_store import StoreAnswer, StoreRequest, Values
 
 KEY = b"the job's key"
 
@@ -67,11 +67,11 @@ typed: st.SearchStrategy[Message] = st.one_of(
             st.integers(1, 65535),
         )
     ),
-    st.builds(Move, st.integers(1, (1 << 63) - 1), st.booleans(), nodes, st.booleans()),
+    st.builds(MoveNotice, st.integers(1, (1 << 63) - 1), st.booleans(), nodes, st.booleans()),
     st.builds(StartGrace, counts),
     st.builds(Done, st.none() | failures),
-    st.builds(Decided, st.none() | failures, st.none() | agains),
-    st.builds(Announce, counts, st.sampled_from(["resize", "relaunch"]), names, counts),
+    st.builds(StartDecided, st.none() | failures, st.none() | agains),
+    st.builds(AnnounceMove, counts, st.sampled_from(["resize", "relaunch"]), names, counts),
     st.builds(AwaitLeavers, counts),
     st.builds(Taken, counts),
     st.builds(Refused, counts, st.text(max_size=20)),
@@ -85,13 +85,13 @@ def sensible(message: Message) -> bool:
     match message:
         case Start(workers, texts, port):
             return len(workers) == len(texts) and all(count > 0 for count in workers) and 0 < port < 65536
-        case Move(move_id, _, leaving, _):
+        case MoveNotice(move_id, _, leaving, _):
             return move_id > 0 and 0 not in leaving and all(node > 0 for node in leaving)
-        case Decided(_, Again(kept, _, _, port)):
+        case StartDecided(_, Again(kept, _, _, port)):
             return kept[0] == 0 and list(kept) == sorted(set(kept)) and 0 < port < 65536
         case Done(Failure(rank=rank, status=status)):
             return rank >= 0 and 0 <= status < 256
-        case Announce(move_id, path, _, lent):
+        case AnnounceMove(move_id, path, _, lent):
             return move_id >= 0 and path in ("resize", "relaunch") and lent >= 0
     return True
 
@@ -118,7 +118,7 @@ def test_a_message_with_any_other_field_is_sensible_or_refused(
 
 @given(st.binary(max_size=60) | json_values.map(lambda value: json.dumps(value).encode()))
 def test_any_text_is_no_message_or_a_sensible_one(text: bytes) -> None:
-    for parse in (messages.parse, Request.parse, Answer.parse):
+    for parse in (messages.parse, StoreRequest.parse, StoreAnswer.parse):
         try:
             found = parse(text)
         except ValueError:
@@ -181,7 +181,7 @@ def test_what_is_taken_from_a_changed_stream_was_sent(texts: list[bytes], data: 
 @given(
     st.lists(
         st.builds(
-            Request,
+            StoreRequest,
             st.sampled_from(["set", "get", "delete", "swap", "add", "wait"]),
             st.lists(st.sampled_from(["a", "b"]), min_size=1, max_size=2).map(tuple),
             st.binary(max_size=5),
@@ -191,14 +191,14 @@ def test_what_is_taken_from_a_changed_stream_was_sent(texts: list[bytes], data: 
         max_size=8,
     )
 )
-def test_the_store_answers_any_requests(requests: list[Request]) -> None:
+def test_the_store_answers_any_requests(requests: list[StoreRequest]) -> None:
     values = Values()
     for request in requests:
-        assert Request.parse(request.pack()) == request
+        assert StoreRequest.parse(request.pack()) == request
         answer = values.ask(request)
         assert answer is not None or request.op == "wait"
         if answer is not None and abs(answer.amount) < 1 << 62:
-            assert Answer.parse(answer.pack()) == answer
+            assert StoreAnswer.parse(answer.pack()) == answer
 
 
 plain = st.recursive(

@@ -14,7 +14,7 @@ from functools import cache
 import pytest
 
 from pollux.goodput import BatchLimits, Goodput, NoiseScale, ThroughputParams
-from polluxd.model import NO_PLACEMENT, Job, JobSpec, Node, Placement, Report, Snapshot
+from polluxd.model import NO_PLACEMENT, JobSpec, Node, Placement, Report, Snapshot, SnapshotJob
 from polluxd.policy import decide
 from polluxd.settings import PolicySettings
 from polluxd.trusted_reports import Held, TrustedReports
@@ -82,7 +82,7 @@ class World:
             self.doubts |= set().union(*doubts.values()) if doubts else set()
         age = CYCLE_S * cycle + 300.0
         jobs = tuple(
-            Job(
+            SnapshotJob(
                 **{"job_id": j, "name": "", "user": f"u{j}", "account": "", "partition": ""},
                 **{"spec": JobSpec(), "submitted_at": 1e6 - 300, "age": age, "placement": self.placements[j]},
                 **{"report": reports.get(j), "started": cycle > 0, "moves": self.moves[j]},

@@ -10,9 +10,9 @@ from polluxd.errors import ConfigError
 from polluxd.model import NO_PLACEMENT, Placement
 from polluxd.sim.cluster import LENGTHS, Scenario
 from polluxd.sim.engine import simulate
-from polluxd.sim.knowledge import Knowledge
-from polluxd.sim.paths import Allocation, MoveCosts
+from polluxd.sim.move_costs import HeldNodes, MoveCosts
 from polluxd.sim.policies import POLICIES
+from polluxd.sim.policy_knowledge import Knowledge
 from polluxd.sim.workload import Submission
 
 ONE, TWO = Placement(("n0",), 4), Placement(("n0", "n1"), 4)
@@ -20,7 +20,7 @@ THREE = Placement(("n0", "n1", "n2"), 4)
 
 
 def test_nodes_come_and_go_in_place_and_anything_else_is_a_requeue():
-    job = Allocation()
+    job = HeldNodes()
     assert job.move(NO_PLACEMENT, ONE) == "start"
     assert job.move(ONE, TWO) == "resize"
     assert job.move(TWO, THREE) == "resize"
@@ -33,7 +33,7 @@ def test_nodes_come_and_go_in_place_and_anything_else_is_a_requeue():
 
 
 def test_a_companion_gives_back_all_its_nodes_or_the_job_is_requeued():
-    job = Allocation()
+    job = HeldNodes()
     job.move(NO_PLACEMENT, ONE)
     job.move(ONE, THREE)
     assert job.move(THREE, TWO) == "requeue"

@@ -11,8 +11,8 @@ import pytest
 from polluxd.sim.cluster import Scenario
 from polluxd.sim.engine import View, simulate
 from polluxd.sim.policies import POLICIES
+from polluxd.sim.policies.baseline_packing import compact, emptiest_first, seated
 from polluxd.sim.policies.gavel import share, shares
-from polluxd.sim.policies.packing import compact, emptiest_first, seated
 from polluxd.sim.policies.sia import Option, program
 from polluxd.sim.workload import Submission
 

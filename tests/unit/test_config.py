@@ -12,7 +12,7 @@ import pytest
 from polluxd import config as config_module
 from polluxd.config import Config, load_config, parse_config
 from polluxd.errors import ConfigError
-from polluxd.model import Mode
+from polluxd.model import DaemonMode
 from polluxd.setting_info import infos
 from polluxd.settings import SECTIONS, PolicySettings
 from polluxd.slurm.topology import racks_of
@@ -33,7 +33,7 @@ def fault(text):
 
 def test_the_least_file_and_its_defaults():
     config = parsed(LEAST)
-    assert config.mode is Mode.OBSERVE
+    assert config.mode is DaemonMode.OBSERVE
     assert (config.cycle.interval_s, config.moves.default_cost_s) == (60, 30)
     # What the simulator found worth it on all of its workloads: shorter completion times, fairer too.
     assert config.policy == PolicySettings(remaining_work_power=-0.25)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.encoding import decode_snapshot, encode
 from polluxd.errors import StoreRejected
-from polluxd.model import Job, JobSpec, Node, Placement, Report, Snapshot
+from polluxd.model import JobSpec, Node, Placement, Report, Snapshot, SnapshotJob
 from polluxd.settings import PolicySettings
 
 FULL = Snapshot(
@@ -27,7 +27,7 @@ FULL = Snapshot(
     taken_at=1_700_000_000.125,
     nodes=(Node("n1", 4, "a100", 1, False, frozenset({"main", "night"}), 64, 3, "s1"), Node("n2", 8)),
     jobs=(
-        Job(
+        SnapshotJob(
             job_id=7,
             name='res"net\u00e9',
             user="ada",
@@ -71,7 +71,7 @@ FULL = Snapshot(
             move_cost=7.05,
             resize_cost=0.5,
         ),
-        Job(8, "bare", "bob", "nlp", "main", JobSpec(), 3.3, 4.4),
+        SnapshotJob(8, "bare", "bob", "nlp", "main", JobSpec(), 3.3, 4.4),
     ),
     settings=PolicySettings(
         power=-math.inf,
@@ -163,7 +163,7 @@ st.register_type_strategy(
         PolicySettings, **{f.name: SETTINGS.get(f.name, st.booleans()) for f in fields(PolicySettings)}
     ),
 )
-for _kind in (Node, JobSpec, Report, Job):
+for _kind in (Node, JobSpec, Report, SnapshotJob):
     st.register_type_strategy(_kind, of_type(_kind))
 st.register_type_strategy(Placement, st.sampled_from([Placement(), Placement(("n1", "n\u00e9"), 3)]))
 st.register_type_strategy(

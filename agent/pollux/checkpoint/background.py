@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from pollux.checkpoint.store import CheckpointStore, SavedCheckpoint
+from pollux.checkpoint.checkpoint_store import CheckpointStore, SavedCheckpoint
 from pollux.errors import CheckpointError
 
 logger = logging.getLogger("pollux")

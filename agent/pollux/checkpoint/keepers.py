@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from pollux.checkpoint.background import BackgroundSaver, HostCopy
-from pollux.checkpoint.store import CheckpointStore
+from pollux.checkpoint.checkpoint_store import CheckpointStore
 from pollux.errors import CheckpointError, ForeignCheckpoint
 from pollux.ranks.control import ControlExchange
 from pollux.ranks.sharding import ShardedModel, ShardedOptimizer, is_sharded, local_part

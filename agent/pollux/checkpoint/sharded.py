@@ -30,9 +30,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
+from pollux.checkpoint.checkpoint_store import SavedCheckpoint
 from pollux.checkpoint.file import CheckpointFile, digest_of, write_checkpoint
 from pollux.checkpoint.shard_files import MAX_INDEX, Chunk, parse_index, read_shards, write_shards
-from pollux.checkpoint.store import SavedCheckpoint
 from pollux.errors import CheckpointError, ForeignCheckpoint, RankLost
 from pollux.private_folder import PrivateFolder
 from pollux.ranks.gathering import gather_values

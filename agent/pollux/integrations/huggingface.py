@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from pollux.checkpoint.store import CheckpointStore
+from pollux.checkpoint.checkpoint_store import CheckpointStore
 from pollux.errors import PolluxAgentError
 from pollux.integrations.accelerate import ddp_arguments
 from pollux.integrations.scalars import scalars

@@ -24,17 +24,17 @@ from dataclasses import replace
 from pollux.errors import LEFT_STATUS, RELAUNCH_STATUS, RETRY_STATUS
 from pollux.launcher.messages import (
     Alert,
-    Announce,
+    AnnounceMove,
     AskForMove,
     AwaitLeavers,
-    Decided,
     Done,
     LauncherMessage,
     Left,
-    Move,
+    MoveNotice,
     NodesLeft,
     RankMessage,
     Refused,
+    StartDecided,
     StartGrace,
     Taken,
 )
@@ -46,14 +46,14 @@ from pollux.launcher.state import (
     Finish,
     FromNode,
     FromRank0,
+    LauncherState,
     NodeGone,
     Now,
     ParentGone,
     Phase,
-    Setting,
     Signalled,
     SignalWorkers,
-    State,
+    StartTerms,
     Tell,
     TellRank0,
     WorkerEnded,
@@ -67,29 +67,31 @@ HEAD_START_S = 1.0
 raise, before this process is told of it."""
 
 
-def begin(setting: Setting, resized: Resized) -> State:
+def begin(terms: StartTerms, resized: Resized) -> LauncherState:
     """The state in which the workers start."""
-    nodes = frozenset(range(len(setting.workers)))
-    connected = nodes - {0} if setting.hub else frozenset({0})
-    first = sum(setting.workers[: setting.node])
-    return State(first, frozenset(range(setting.workers[setting.node])), nodes, connected, resized)
+    nodes = frozenset(range(len(terms.workers)))
+    connected = nodes - {0} if terms.hub else frozenset({0})
+    first = sum(terms.workers[: terms.node])
+    return LauncherState(first, frozenset(range(terms.workers[terms.node])), nodes, connected, resized)
 
 
-def step(setting: Setting, state: State, event: Event, now: Now) -> tuple[State, list[Action]]:
+def step(
+    terms: StartTerms, state: LauncherState, event: Event, now: Now
+) -> tuple[LauncherState, list[Action]]:
     """The new state, and what to do, in order."""
-    machine = _Step(setting, state, now)
+    machine = _Step(terms, state, now)
     machine.take(event)
     machine.end_what_is_due()
     machine.conclude()
     return machine.state, machine.actions
 
 
-def odd_end(setting: Setting, state: State) -> Failure | None:
+def odd_end(terms: StartTerms, state: LauncherState) -> Failure | None:
     """Find the first worker that a move was to end and that failed otherwise."""
-    if state.move is None or not state.move.ends(setting.node):
+    if state.move is None or not state.move.ends(terms.node):
         return None
     odd = [
-        _failure(setting, state, local_rank)
+        _failure(terms, state, local_rank)
         for local_rank, end in state.ended.items()
         if end.status and end.status not in MOVED and end.at < state.ended_from
     ]
@@ -99,8 +101,8 @@ def odd_end(setting: Setting, state: State) -> Failure | None:
 class _Step:
     """One step of the machine."""
 
-    def __init__(self, setting: Setting, state: State, now: Now) -> None:
-        self.setting, self.state, self.now = setting, state, now
+    def __init__(self, terms: StartTerms, state: LauncherState, now: Now) -> None:
+        self.terms, self.state, self.now = terms, state, now
         self.actions: list[Action] = []
 
     def take(self, event: Event) -> None:
@@ -117,11 +119,11 @@ class _Step:
                 self._node_gone(node)
             case ParentGone() if self.state.orphaned is None and self.state.running:
                 why = "the job that this one is a companion of has ended, or started again"
-                orphaned = Failure(self.now.posix, self.state.first_rank, 1, why, self.setting.where)
-                self._set(orphaned=orphaned, term_at=self.now.clock + self.setting.graces.sibling)
+                orphaned = Failure(self.now.posix, self.state.first_rank, 1, why, self.terms.where)
+                self._set(orphaned=orphaned, term_at=self.now.clock + self.terms.graces.sibling)
 
     def end_what_is_due(self) -> None:
-        state, now, grace = self.state, self.now, self.setting.graces.term
+        state, now, grace = self.state, self.now, self.terms.graces.term
         if state.term_at is not None and now.clock >= state.term_at:
             self.actions.append(SignalWorkers(signal.SIGTERM))
             kill_at = now.clock + grace if state.kill_at is None else state.kill_at
@@ -139,7 +141,7 @@ class _Step:
             return
         if self._excused(end.status):
             self._begin_grace()
-        elif end.status in MOVED and not self.setting.hub:
+        elif end.status in MOVED and not self.terms.hub:
             # The answer is an alert, where the move that would explain this is not on its way already.
             if state.phase is Phase.TRAINING:
                 self._set(phase=Phase.ASKING)
@@ -153,14 +155,14 @@ class _Step:
         self._set(
             phase=Phase.STOPPING,
             stopped_by=self.state.stopped_by or number,
-            kill_at=self.now.clock + self.setting.graces.term if kill_at is None else kill_at,
+            kill_at=self.now.clock + self.terms.graces.term if kill_at is None else kill_at,
         )
 
     def _excused(self, status: int) -> bool:
         """Whether a worker of this node may end so."""
-        if self.state.move is not None and self.state.move.ends(self.setting.node):
+        if self.state.move is not None and self.state.move.ends(self.terms.node):
             return True
-        return self.setting.companion and status == LEFT_STATUS
+        return self.terms.companion and status == LEFT_STATUS
 
     def _fail(self, *, tell: bool = True) -> None:
         """A rank has failed, here or elsewhere.
@@ -171,7 +173,7 @@ class _Step:
         """
         if self.state.phase in (Phase.FAILING, Phase.STOPPING):
             return
-        clock, graces = self.now.clock, self.setting.graces
+        clock, graces = self.now.clock, self.terms.graces
         self._set(phase=Phase.FAILING, term_at=clock + graces.sibling, decide_by=clock + graces.reports)
         if tell:
             self.actions.append(Tell(Alert()))
@@ -181,7 +183,7 @@ class _Step:
     def _from_rank_0(self, message: RankMessage) -> None:
         ending = self.state.phase in (Phase.FAILING, Phase.STOPPING)
         match message:
-            case Announce():
+            case AnnounceMove():
                 move = "the ranks are being ended" if ending else self._understood(message)
                 if isinstance(move, str):
                     self.actions.append(TellRank0(Refused(message.move_id, move)))
@@ -192,9 +194,9 @@ class _Step:
             case AwaitLeavers(move_id) if not ending:
                 self._begin_grace(move_id)
 
-    def _understood(self, message: Announce) -> Move | str:
+    def _understood(self, message: AnnounceMove) -> MoveNotice | str:
         """The move, or what is wrong with it."""
-        state, names = self.state, self.setting.names
+        state, names = self.state, self.terms.names
         if message.move_id <= 0:
             return f"expected a move's number from 1, got {message.move_id}"
         if message.move_id == state.resized.move_id:
@@ -202,26 +204,26 @@ class _Step:
         leaving = frozenset(node for node in state.staying if names[node] in message.leaving)
         if 0 in leaving:
             return f"expected {names[0]}, where rank 0 is, to stay"
-        return Move(message.move_id, message.path == "relaunch", leaving, bool(message.lent))
+        return MoveNotice(message.move_id, message.path == "relaunch", leaving, bool(message.lent))
 
-    def _take_move(self, move: Move) -> None:
+    def _take_move(self, move: MoveNotice) -> None:
         """On node 0: rank 0 has announced a move."""
         state = self.state
         self._set(staying=state.staying - move.leaving, leaving=state.leaving | move.leaving)
         if move.leaving or move.relaunch:
-            names = tuple(self.setting.names[node] for node in sorted(move.leaving))
+            names = tuple(self.terms.names[node] for node in sorted(move.leaving))
             self._set(resized=Resized(move.move_id, names))
         self.actions.append(Tell(move))
         self._begin_move(move)
 
-    def _begin_move(self, move: Move) -> None:
-        me, state = self.setting.node, self.state
+    def _begin_move(self, move: MoveNotice) -> None:
+        me, state = self.terms.node, self.state
         self._set(move=move, grace_begun=False)
         if state.phase is Phase.ASKING:
             self._set(phase=Phase.TRAINING)
         if not move.ends(me):
             # The agent renumbers its ranks, and so do messages.
-            before = sum(self.setting.workers[node] for node in move.leaving if node < me)
+            before = sum(self.terms.workers[node] for node in move.leaving if node < me)
             self._set(first_rank=state.first_rank - before)
         elif any(end.status for end in state.ended.values()):
             # The workers were quicker than the word of it.
@@ -234,14 +236,14 @@ class _Step:
 
         Not so one with status 0: then training was over before the step that the move was for.
         """
-        move, clock, graces = self.state.move, self.now.clock, self.setting.graces
+        move, clock, graces = self.state.move, self.now.clock, self.terms.graces
         if move is None or self.state.grace_begun or move_id not in (None, move.move_id):
             return
         self._set(grace_begun=True)
-        if move.ends(self.setting.node) and self.state.phase in (Phase.TRAINING, Phase.ASKING):
+        if move.ends(self.terms.node) and self.state.phase in (Phase.TRAINING, Phase.ASKING):
             term_at, kill_at = clock + graces.leave, clock + 2 * graces.leave
             self._set(phase=Phase.LEAVING, term_at=term_at, kill_at=kill_at)
-            if self.setting.hub:
+            if self.terms.hub:
                 self._set(decide_by=clock + graces.relaunch)
         self.actions.append(Tell(StartGrace(move.move_id)))
 
@@ -249,9 +251,9 @@ class _Step:
 
     def _from_node(self, node: int, message: LauncherMessage) -> None:
         ends = self.state.move is not None and self.state.move.ends(node)
-        hub, known = self.setting.hub, range(len(self.setting.workers))
+        hub, known = self.terms.hub, range(len(self.terms.workers))
         match message:
-            case Move() if not hub and all(number in known for number in message.leaving):
+            case MoveNotice() if not hub and all(number in known for number in message.leaving):
                 self._begin_move(message)
             case StartGrace(move_id):
                 self._begin_grace(move_id)
@@ -264,8 +266,8 @@ class _Step:
                 self._set(reports={**self.state.reports, node: told})
                 if told is not None:
                     self._fail()
-            case Decided(failure, again) if not hub:
-                if again is None or (self.setting.node in again.nodes and again.nodes[-1] in known):
+            case StartDecided(failure, again) if not hub:
+                if again is None or (self.terms.node in again.nodes and again.nodes[-1] in known):
                     self._set(decided=Outcome(failure, again=again))
 
     def _node_gone(self, node: int) -> None:
@@ -275,13 +277,13 @@ class _Step:
             return
         why = f"the launcher of node {node} has gone without a word (node failure, or killed)"
         relaunches = state.move is not None and state.move.relaunch
-        if not self.setting.hub:
+        if not self.terms.hub:
             if state.running or relaunches:
                 self._set(lost=Failure(self.now.posix, 0, 1, why, "node 0 of the step"))
                 self._fail()
         elif node in state.leaving:
             self._set(leaving=state.leaving - {node})
-            self.actions.append(TellRank0(NodesLeft((self.setting.names[node],))))
+            self.actions.append(TellRank0(NodesLeft((self.terms.names[node],))))
         elif node not in state.reports or relaunches:
             failure = Failure(self.now.posix, self._rank_of(node), 1, why, f"node {node} of the step")
             self._set(reports={**state.reports, node: failure})
@@ -291,13 +293,13 @@ class _Step:
 
     def conclude(self) -> None:
         """Report, decide or finish, once this node's workers have ended."""
-        state, setting = self.state, self.setting
+        state, terms = self.state, self.terms
         if state.running:
             return
         if state.phase is Phase.STOPPING:
             self.actions.append(Finish(Outcome(ended_by=state.stopped_by)))
             return
-        if state.move is not None and setting.node in state.move.leaving:
+        if state.move is not None and terms.node in state.move.leaving:
             self.actions += [Tell(Left()), Finish(Outcome(left=True))]
             return
         if state.phase is not Phase.ASKING or not state.connected:
@@ -306,14 +308,14 @@ class _Step:
             self.actions.append(Finish(self.state.decided))
 
     def _report(self) -> None:
-        setting, mine = self.setting, self._first_failure()
+        terms, mine = self.terms, self._first_failure()
         if not self.state.reported:
             self._set(reported=True)
-            if setting.hub:
+            if terms.hub:
                 self._set(reports={**self.state.reports, 0: mine})
             else:
                 self.actions.append(Tell(Done(mine)))
-        if setting.hub:
+        if terms.hub:
             self._decide()
         elif self.state.decided is None and (not self.state.connected or self._overdue):
             # Node 0 is gone, and nobody else would say more.
@@ -336,11 +338,11 @@ class _Step:
         first = min(known, key=lambda failure: failure.order, default=None)
         again = None
         asked = first is not None and self._asks(first)
-        if relaunch if first is None else (asked or self.setting.may_restart):
+        if relaunch if first is None else (asked or self.terms.may_restart):
             # Slurm takes the nodes that leave as soon as the next rank 0 says that they are free.
             if state.leaving and not overdue:
                 if state.decide_by is None:
-                    self._set(decide_by=self.now.clock + self.setting.graces.relaunch)
+                    self._set(decide_by=self.now.clock + self.terms.graces.relaunch)
                 return
             if everybody and state.staying <= {0, *state.connected}:
                 again = Again(tuple(sorted(state.staying)), state.resized, asked)
@@ -351,7 +353,7 @@ class _Step:
         move = self.state.move
         # NCCL's watchdog aborts a process where another's node is lost.
         aborted = move is not None and move.lent and failure.status == 128 + signal.SIGABRT
-        return (failure.status == RETRY_STATUS or aborted) and (self.setting.may_retry or move is not None)
+        return (failure.status == RETRY_STATUS or aborted) and (self.terms.may_retry or move is not None)
 
     def _stuck(self, node: int) -> Failure:
         why = "its workers did not end in time to be started again"
@@ -359,13 +361,13 @@ class _Step:
 
     def _rank_of(self, node: int) -> int:
         """The rank of a node's first worker as the agent counts now."""
-        return sum(self.setting.workers[other] for other in self.state.staying if other < node)
+        return sum(self.terms.workers[other] for other in self.state.staying if other < node)
 
     def _first_failure(self) -> Failure | None:
         state = self.state
         failures = [state.lost] if state.lost is not None else []
         failures += [
-            _failure(self.setting, state, local_rank)
+            _failure(self.terms, state, local_rank)
             for local_rank, end in state.ended.items()
             if end.status and not self._excused(end.status)
         ]
@@ -381,7 +383,7 @@ class _Step:
         self.state = replace(self.state, **changes)  # type: ignore[arg-type]
 
 
-def _failure(setting: Setting, state: State, local_rank: int) -> Failure:
+def _failure(terms: StartTerms, state: LauncherState, local_rank: int) -> Failure:
     """A worker's end as a failure."""
     end = state.ended[local_rank]
     if end.why is not None:
@@ -390,4 +392,4 @@ def _failure(setting: Setting, state: State, local_rank: int) -> Failure:
         sudden = end.status - 128 in SUDDEN and end.at < state.killed_from
         at, why = end.at - (HEAD_START_S if sudden else 0.0), describe_status(end.status)
     rank = state.first_rank + local_rank
-    return Failure(at, rank, end.status, why, f"pid {end.pid}, {setting.where}")
+    return Failure(at, rank, end.status, why, f"pid {end.pid}, {terms.where}")

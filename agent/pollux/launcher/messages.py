@@ -34,7 +34,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class MoveNotice:
     """Node 0: rank 0 has announced a move."""
 
     move_id: int
@@ -83,21 +83,21 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
+class StartDecided:
     """Node 0: how the start ended, and whether another follows."""
 
     failure: Failure | None
     again: Again | None
 
 
-LauncherMessage = Start | Move | StartGrace | AskForMove | Alert | Done | Left | Decided
+LauncherMessage = Start | MoveNotice | StartGrace | AskForMove | Alert | Done | Left | StartDecided
 
 
 # -- between rank 0 and its launcher --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Announce:
+class AnnounceMove:
     """Rank 0.
 
     These nodes' ranks, or in a relaunch all ranks, are about to end.
@@ -140,7 +140,7 @@ class NodesLeft:
     names: tuple[str, ...]
 
 
-RankMessage = Announce | AwaitLeavers | Taken | Refused | NodesLeft
+RankMessage = AnnounceMove | AwaitLeavers | Taken | Refused | NodesLeft
 Message = LauncherMessage | RankMessage
 
 
@@ -150,7 +150,7 @@ Message = LauncherMessage | RankMessage
 def pack(message: Message) -> bytes:
     """The message as one line of JSON."""
     raw = asdict(message)
-    if isinstance(message, Move):
+    if isinstance(message, MoveNotice):
         raw["leaving"] = sorted(message.leaving)
     return json.dumps({"type": type(message).__name__} | raw).encode()
 
@@ -178,7 +178,7 @@ def _start(raw: Mapping[str, Any]) -> Start | None:
     return None
 
 
-def _move(raw: Mapping[str, Any]) -> Move | None:
+def _move(raw: Mapping[str, Any]) -> MoveNotice | None:
     match raw:
         case {
             "move_id": int(move_id),
@@ -188,11 +188,11 @@ def _move(raw: Mapping[str, Any]) -> Move | None:
         }:
             nodes = all(is_count(node) and 0 < node < MAX_NODES for node in leaving)
             if _id(move_id) and nodes and len(leaving) <= MAX_NODES:
-                return Move(move_id, relaunch, frozenset(leaving), lent)
+                return MoveNotice(move_id, relaunch, frozenset(leaving), lent)
     return None
 
 
-def _announce(raw: Mapping[str, Any]) -> Announce | None:
+def _announce(raw: Mapping[str, Any]) -> AnnounceMove | None:
     match raw:
         case {
             "move_id": int(move_id),
@@ -200,7 +200,7 @@ def _announce(raw: Mapping[str, Any]) -> Announce | None:
             "leaving": [*leaving],
             "lent": int(lent),
         } if _names(leaving) and is_count(move_id) and is_count(lent):
-            return Announce(move_id, path, tuple(leaving), lent)
+            return AnnounceMove(move_id, path, tuple(leaving), lent)
     return None
 
 
@@ -229,14 +229,16 @@ def _id(move_id: int) -> bool:
 
 _READERS: dict[str, Callable[[Mapping[str, Any]], Message | None]] = {
     "Start": _start,
-    "Move": _move,
+    "MoveNotice": _move,
     "StartGrace": _of_move(StartGrace),
     "AskForMove": lambda _: AskForMove(),
     "Alert": lambda _: Alert(),
     "Done": lambda raw: Done(Failure.parse(raw.get("failure"))),
     "Left": lambda _: Left(),
-    "Decided": lambda raw: Decided(Failure.parse(raw.get("failure")), Again.parse(raw.get("again"))),
-    "Announce": _announce,
+    "StartDecided": lambda raw: StartDecided(
+        Failure.parse(raw.get("failure")), Again.parse(raw.get("again"))
+    ),
+    "AnnounceMove": _announce,
     "AwaitLeavers": _of_move(AwaitLeavers),
     "Taken": _of_move(Taken),
     "Refused": _refused,

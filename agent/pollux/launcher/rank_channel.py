@@ -18,7 +18,7 @@ from typing import Literal
 
 from pollux.errors import LaunchError
 from pollux.launcher.channel import Channel
-from pollux.launcher.messages import Announce, AwaitLeavers, NodesLeft, Refused, Taken
+from pollux.launcher.messages import AnnounceMove, AwaitLeavers, NodesLeft, Refused, Taken
 
 VARIABLE = "POLLUX_LAUNCHER_FD"
 ANSWER_TIMEOUT_S = 10.0
@@ -68,7 +68,7 @@ class LauncherLine:
         """
         if path not in ("resize", "relaunch"):
             raise LaunchError(f"expected a move by resize or relaunch, got {path!r}")
-        self._channel.send(Announce(move, path, tuple(sorted(leaving)), lent))
+        self._channel.send(AnnounceMove(move, path, tuple(sorted(leaving)), lent))
         deadline = time.monotonic() + ANSWER_TIMEOUT_S
         while move not in self._answers:
             if not self._take(deadline):

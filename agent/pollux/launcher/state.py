@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from pollux.launcher.messages import LauncherMessage, Move, RankMessage
+from pollux.launcher.messages import LauncherMessage, MoveNotice, RankMessage
 from pollux.launcher.outcome import Failure, Outcome, Resized
 
 
@@ -46,8 +46,8 @@ class Graces:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """What a start of the workers is part of."""
+class StartTerms:
+    """The nodes, the workers and the rules of one start."""
 
     node: int
     workers: tuple[int, ...]
@@ -172,7 +172,7 @@ Action = SignalWorkers | Tell | TellRank0 | Finish
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class LauncherState:
     """What a launcher knows of the running start."""
 
     first_rank: int
@@ -187,7 +187,7 @@ class State:
     phase: Phase = Phase.TRAINING
     ended: Mapping[int, End] = field(default_factory=dict)
     """Workers that have ended, by local rank."""
-    move: Move | None = None
+    move: MoveNotice | None = None
     """The newest one that was announced."""
     grace_begun: bool = False
     """Of the workers that the newest move removes."""

@@ -21,12 +21,12 @@ from pollux.launcher.companion_file import Parent
 from pollux.launcher.launcher_channel import LauncherChannels, free_port
 from pollux.launcher.machine import begin, odd_end, step
 from pollux.launcher.messages import (
-    Announce,
+    AnnounceMove,
     AwaitLeavers,
-    Decided,
     NodesLeft,
     Refused,
     Start,
+    StartDecided,
     Taken,
 )
 from pollux.launcher.outcome import Failure, Outcome, Resized
@@ -41,9 +41,9 @@ from pollux.launcher.state import (
     NodeGone,
     Now,
     ParentGone,
-    Setting,
     Signalled,
     SignalWorkers,
+    StartTerms,
     Tell,
     TellRank0,
     Tick,
@@ -90,7 +90,7 @@ class Supervisor:
         self._running = dict(self._workers)
         self._notes, self._channels, self._rank_0 = notes, channels, rank_0
         self._parent = context.parent
-        self._setting = Setting(
+        self._terms = StartTerms(
             channels.node_rank,
             tuple(channels.workers),
             tuple(channels.names),
@@ -100,7 +100,7 @@ class Supervisor:
             companion=context.parent is not None,
             graces=context.graces,
         )
-        state = begin(self._setting, context.resized)
+        state = begin(self._terms, context.resized)
         local_ranks = frozenset(worker.local_rank for worker in self._running.values())
         self._state = replace(state, running=local_ranks)
         self._outcome: Outcome | None = None
@@ -113,7 +113,7 @@ class Supervisor:
     @property
     def oddly_ended(self) -> Failure | None:
         """Find the first worker that a move was to end and that failed otherwise."""
-        return odd_end(self._setting, self._state)
+        return odd_end(self._terms, self._state)
 
     def wait(self) -> Outcome:
         """Wait until this node's workers have ended and the outcome is agreed."""
@@ -148,7 +148,7 @@ class Supervisor:
             yield from self._heard_from_rank_0()
             if message is None:
                 yield NodeGone(node)
-            elif not isinstance(message, Announce | AwaitLeavers | Taken | Refused | NodesLeft | Start):
+            elif not isinstance(message, AnnounceMove | AwaitLeavers | Taken | Refused | NodesLeft | Start):
                 yield FromNode(node, message)
         if self._parent is not None and self._running and self._parent.gone():
             yield ParentGone()
@@ -156,7 +156,7 @@ class Supervisor:
 
     def _heard_from_rank_0(self) -> Iterator[Event]:
         for message in () if self._rank_0 is None else self._rank_0.pending():
-            if isinstance(message, Announce | AwaitLeavers):
+            if isinstance(message, AnnounceMove | AwaitLeavers):
                 yield FromRank0(message)
 
     def _end_of(self, worker: Worker) -> End:
@@ -168,7 +168,7 @@ class Supervisor:
 
     def _feed(self, event: Event) -> None:
         now = Now(time.monotonic(), time.time())
-        self._state, actions = step(self._setting, self._state, event, now)
+        self._state, actions = step(self._terms, self._state, event, now)
         for action in actions:
             self._carry_out(action)
 
@@ -184,7 +184,7 @@ class Supervisor:
                 if outcome.again is not None and not outcome.again.port:
                     outcome = replace(outcome, again=replace(outcome.again, port=free_port()))
                 if tell:
-                    self._channels.tell(Decided(outcome.failure, outcome.again))
+                    self._channels.tell(StartDecided(outcome.failure, outcome.again))
                 self._outcome = outcome
 
     def _signal_workers(self, number: int) -> None:

@@ -54,7 +54,7 @@ def sampling_interval(models: Sequence[GradientNorms], step_seconds: float) -> i
     return int(min(max(cost / (MEASURING_SHARE * step_seconds), 1), MAX_SAMPLING))
 
 
-class _Source(Enum):
+class _NormSource(Enum):
     HOOK = "hook"
     ACCUMULATION = "accumulation"
     KEEP = "keep this gradient"
@@ -87,7 +87,7 @@ class NoiseMeter:
         """Noise scale per parameter group, equal on every rank; empty while unknown."""
         self._scaler = scaler
         self._device = device
-        self._source: _Source | None = None
+        self._source: _NormSource | None = None
         self._kind: SampleKind | None = None
         self._flushed_at = 0
         self._step = 0
@@ -163,23 +163,23 @@ class NoiseMeter:
         scale = batch_size / self.initial
         if self._hook is not None:
             size = batch_size // (local_batch * passes)
-            self._source = _Source.HOOK
+            self._source = _NormSource.HOOK
             self._kind = SampleKind(size, local_batch * passes, scale, self.sampling)
         elif passes >= 2:
-            self._source = _Source.ACCUMULATION
+            self._source = _NormSource.ACCUMULATION
             self._kind = SampleKind(passes, local_batch, scale, self.sampling)
             self._accumulation.begin_group()
             self._differenced.forget()
         else:
             holding = self._differenced.holding
-            self._source = _Source.DIFFERENCE if holding else _Source.KEEP
+            self._source = _NormSource.DIFFERENCE if holding else _NormSource.KEEP
             self._kind = SampleKind(2, local_batch, scale, self.sampling)
 
     def before_pass(self, synchronises: bool, *, first: bool = True) -> None:
         """Begin a micro-batch; `first`: no earlier pass of its step was reduced."""
         if self._hook is not None and synchronises:
-            self._hook.begin(self._source is _Source.HOOK, first=first)
-        if self._source is _Source.ACCUMULATION:
+            self._hook.begin(self._source is _NormSource.HOOK, first=first)
+        if self._source is _NormSource.ACCUMULATION:
             self._accumulation.before_backward()
 
     def after_pass(self, synchronises: bool, share: float, passes: int = 1) -> None:
@@ -190,7 +190,7 @@ class NoiseMeter:
         if passes > 1 and self._source is not None and self._kind is not None:
             kind = self._kind
             self._kind = kind._replace(examples=kind.examples * passes, scale=kind.scale * passes)
-        if self._source is _Source.ACCUMULATION:
+        if self._source is _NormSource.ACCUMULATION:
             self._accumulation.after_backward(share)
         if not synchronises:
             return
@@ -207,7 +207,7 @@ class NoiseMeter:
         """Restore the gradients after a pass that raised."""
         if self._reduction is not None:
             self._reduction.abandon()
-        if self._source is _Source.ACCUMULATION:
+        if self._source is _NormSource.ACCUMULATION:
             self._accumulation.abandon()
         self._source = None
 
@@ -216,17 +216,17 @@ class NoiseMeter:
         unscale = self._unscale()
         pair: tuple[Squares, Squares] | None = None
         match self._source:
-            case _Source.HOOK if self._hook is not None:
+            case _NormSource.HOOK if self._hook is not None:
                 pair = self._hook.end()
                 if self._hook.reductions > 1:
                     # The user's own accumulation without `no_sync`: `.grad` held means already.
                     pair = None
-            case _Source.ACCUMULATION:
+            case _NormSource.ACCUMULATION:
                 pair = self._accumulation.end()
-            case _Source.KEEP:
+            case _NormSource.KEEP:
                 self._differenced.keep(unscale)
                 self._measured()
-            case _Source.DIFFERENCE:
+            case _NormSource.DIFFERENCE:
                 pair = self._differenced.compare(unscale)
                 unscale = None  # both gradients are unscaled already; their loss scales may differ
         self._source = None

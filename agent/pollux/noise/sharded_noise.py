@@ -31,7 +31,7 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_ten
 """Its name from torch 2.13 on, or its earlier name."""
 
 
-class _Part(NamedTuple):
+class _ShardSlice(NamedTuple):
     """A run of elements of one parameter's shard."""
 
     param: Tensor
@@ -130,7 +130,7 @@ class ReduceScatterEstimator:
             out.record_stream(torch.cuda.default_stream(out.device))
         self._local.append(out)
 
-    def _of_run(self, run: list[_Part], rows: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def _of_run(self, run: list[_ShardSlice], rows: Tensor, group: dist.ProcessGroup) -> Tensor:
         first, end = run[0].column, run[-1].column + run[-1].stop - run[-1].start
         squares = rows[:, first:end].to(torch.float32).square()
         if self._norms.preconditioned:
@@ -165,25 +165,25 @@ class _Unit:
         self.used: list[Tensor] = list(self.params)
         """Parameters that had a gradient in the last measured pass."""
 
-    def layout(self, columns: int) -> list[_Part] | None:
+    def layout(self, columns: int) -> list[_ShardSlice] | None:
         """Return each parameter's place in a shard of `columns`; None if unknown."""
         for params in (self.params, self.used):
             if sum(self._columns[p] for p in params) == columns:
                 parts, column = [], 0
                 for param in params:
-                    parts.append(_Part(param, 0, self._columns[param], column))
+                    parts.append(_ShardSlice(param, 0, self._columns[param], column))
                     column += self._columns[param]
                 return parts
         return None
 
 
-def _runs(parts: list[_Part], most: int) -> Iterator[list[_Part]]:
+def _runs(parts: list[_ShardSlice], most: int) -> Iterator[list[_ShardSlice]]:
     """Yield runs of at most `most` elements; larger parts are cut."""
-    run: list[_Part] = []
+    run: list[_ShardSlice] = []
     size = 0
     for param, begin, end, column in parts:
         for start in range(begin, end, most):
-            piece = _Part(param, start, min(start + most, end), column + start - begin)
+            piece = _ShardSlice(param, start, min(start + most, end), column + start - begin)
             if run and size + piece.stop - piece.start > most:
                 yield run
                 run, size = [], 0

@@ -23,8 +23,8 @@ import torch.distributed as dist
 
 from pollux.errors import RankLost
 from pollux.ranks.sealed import HANDSHAKE_S, NoAnswer
-from pollux.ranks.store import ANSWER_S, Answer, Client, Operation, Request, Server
 from pollux.ranks.torch_internals import set_group_timeout
+from pollux.ranks.value_store import ANSWER_S, Client, Operation, Server, StoreAnswer, StoreRequest
 from pollux.ranks.world import CONTROL_TIMEOUT, World, backend_for, node_name, where
 from pollux.slurm_job.allocation import node_address
 from pollux.slurm_job.network import interface_of
@@ -100,12 +100,12 @@ class Rendezvous:
         amount: int = 0,
         old: bytes = b"",
         timeout: float | None = ANSWER_S,
-    ) -> Answer:
+    ) -> StoreAnswer:
         """Ask the store.
 
         Raises RankLost where it does not answer within `timeout` seconds (None: ever).
         """
-        request = Request(op, tuple(keys), value, amount, old)
+        request = StoreRequest(op, tuple(keys), value, amount, old)
         try:
             if isinstance(self._store, Client):
                 return self._store.ask(request, timeout)
@@ -114,7 +114,7 @@ class Rendezvous:
             answer = self._store.values.ask(request)
         except OSError as error:
             raise RankLost(f"the store in rank 0's process does not answer: {error}") from error
-        return answer or Answer()
+        return answer or StoreAnswer()
 
     def form(self, old: World, name: str, rank: int, size: int, *, per_node: int, lent: int) -> World:
         """Form the process groups of `size` ranks, after `leave_groups`.
@@ -208,7 +208,9 @@ class _TorchStore(dist.Store):  # type: ignore[misc, name-defined]
         """Any thread may ask, so one store serves them all."""
         return self
 
-    def _ask(self, op: Operation, key: str, value: bytes = b"", timeout: timedelta = FORM_WAIT) -> Answer:
+    def _ask(
+        self, op: Operation, key: str, value: bytes = b"", timeout: timedelta = FORM_WAIT
+    ) -> StoreAnswer:
         return self._rendezvous.ask(op, [key], value, timeout=timeout.total_seconds())
 
 

@@ -15,7 +15,7 @@ from enum import StrEnum
 from pollux.resize.requests import Answer, ResizeRequest
 
 
-class Phase(StrEnum):
+class ResizePhase(StrEnum):
     """How far the order that stands is."""
 
     IDLE = "idle"
@@ -36,7 +36,7 @@ class Phase(StrEnum):
 class ResizeState:
     """Where rank 0 is."""
 
-    phase: Phase = Phase.IDLE
+    phase: ResizePhase = ResizePhase.IDLE
     request: ResizeRequest | None = None
     """The order that stands; None when idle."""
     first_step_of: int = 0
@@ -236,24 +236,24 @@ def transition(state: ResizeState, event: Event) -> Next:
 
 
 def _recruiting(state: ResizeState, event: Recruited | RecruitmentEnded) -> Next:
-    if state.phase is not Phase.RECRUITING or not _is(state, event.move):
+    if state.phase is not ResizePhase.RECRUITING or not _is(state, event.move):
         return state, ()
     if isinstance(event, Recruited):
-        return replace(state, phase=Phase.READY), ()
+        return replace(state, phase=ResizePhase.READY), ()
     return _idle(state), (SendAway(), Refuse(event.move, event.why))
 
 
 def _ended(state: ResizeState, event: Withdrawn | Closed) -> Next:
     """The order stands no more, unless the ranks are moving already."""
-    if state.request is None or state.phase is Phase.MOVING:
+    if state.request is None or state.phase is ResizePhase.MOVING:
         return state, ()
-    if isinstance(event, Withdrawn) and state.phase is Phase.ACTING:
-        return replace(state, phase=Phase.CALLED_BACK), _companion(state)
-    if isinstance(event, Withdrawn) and state.phase is Phase.CALLED_BACK:
+    if isinstance(event, Withdrawn) and state.phase is ResizePhase.ACTING:
+        return replace(state, phase=ResizePhase.CALLED_BACK), _companion(state)
+    if isinstance(event, Withdrawn) and state.phase is ResizePhase.CALLED_BACK:
         return state, ()
     if isinstance(event, Withdrawn):
         return _idle(state), _companion(state)
-    if state.phase is Phase.CALLED_BACK:
+    if state.phase is ResizePhase.CALLED_BACK:
         return _idle(state), ()
     return _idle(state), (*_companion(state), Refuse(state.request.number, "the training is over"))
 
@@ -263,17 +263,17 @@ def _at_a_step(state: ResizeState, event: Offered | PutOff | Decided | Declined 
     if request is None:
         return state, ()
     match event, state.phase:
-        case Offered(), Phase.READY if not state.answering:
-            return replace(state, phase=Phase.ACTING), (Announce(request.number),)
-        case PutOff(), Phase.ACTING:
-            return replace(state, phase=Phase.READY), ()
-        case Decided(), Phase.ACTING:
-            return replace(state, phase=Phase.MOVING), ()
-        case ((PutOff() | Decided() | Declined()), Phase.CALLED_BACK):
+        case Offered(), ResizePhase.READY if not state.answering:
+            return replace(state, phase=ResizePhase.ACTING), (Announce(request.number),)
+        case PutOff(), ResizePhase.ACTING:
+            return replace(state, phase=ResizePhase.READY), ()
+        case Decided(), ResizePhase.ACTING:
+            return replace(state, phase=ResizePhase.MOVING), ()
+        case ((PutOff() | Decided() | Declined()), ResizePhase.CALLED_BACK):
             return _idle(state), ()
-        case Declined(why), (Phase.ACTING | Phase.MOVING):
+        case Declined(why), (ResizePhase.ACTING | ResizePhase.MOVING):
             return _idle(state), (*_companion(state), Refuse(request.number, why))
-        case Regrouped(answer), Phase.MOVING:
+        case Regrouped(answer), ResizePhase.MOVING:
             return _resized(state, request, answer)
     return state, ()
 
@@ -287,12 +287,13 @@ def _ordered(state: ResizeState, event: Ordered) -> Next:
         return after, (Acknowledge(request.number, event.done),)
     if event.obstacle is not None:
         return state, (Refuse(request.number, event.obstacle),)
-    if state.phase in (Phase.ACTING, Phase.CALLED_BACK, Phase.MOVING):
+    if state.phase in (ResizePhase.ACTING, ResizePhase.CALLED_BACK, ResizePhase.MOVING):
         return state, (Refuse(request.number, "the ranks are acting on another order at this moment"),)
     given_up = _companion(state)
     if request.kind == "shrink":
-        return replace(state, phase=Phase.READY, request=request), given_up
-    return replace(state, phase=Phase.RECRUITING, request=request), (*given_up, SubmitCompanion(request))
+        return replace(state, phase=ResizePhase.READY, request=request), given_up
+    recruiting = replace(state, phase=ResizePhase.RECRUITING, request=request)
+    return recruiting, (*given_up, SubmitCompanion(request))
 
 
 def _resized(state: ResizeState, request: ResizeRequest, answer: Answer) -> Next:
@@ -304,7 +305,7 @@ def _resized(state: ResizeState, request: ResizeRequest, answer: Answer) -> Next
 
 
 def _idle(state: ResizeState) -> ResizeState:
-    return replace(state, phase=Phase.IDLE, request=None)
+    return replace(state, phase=ResizePhase.IDLE, request=None)
 
 
 def _is(state: ResizeState, move: int) -> bool:

@@ -22,7 +22,7 @@ from pollux.resize import machine
 from pollux.resize.capability import ResizeCapability, capability_of, least_capability, lesser
 from pollux.resize.companion_job import CompanionJob, Wanted
 from pollux.resize.groups import Groups
-from pollux.resize.machine import Phase, ResizeState, transition
+from pollux.resize.machine import ResizePhase, ResizeState, transition
 from pollux.resize.requests import Answer, Leavers, ResizeDecision, ResizeRequest, objection
 from pollux.scheduler.line import Receipt, SchedulerLine
 from pollux.slurm_job.attempt import Attempt
@@ -155,7 +155,7 @@ class Resizer:
         try:
             decision = self._decision(request, seconds)
             self._advance(machine.Decided())
-            if self.state.phase is not Phase.MOVING:
+            if self.state.phase is not ResizePhase.MOVING:
                 return None  # withdrawn at the last moment
             self._tell(decision)
         except PolluxAgentError as error:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pollux.slurm_job.agent_settings import AgentSettings
 from pollux.slurm_job.environment import Times, checkpoint_directory, number, stands_alone, yes
-from pollux.slurm_job.settings import AgentSettings
 from pollux.slurm_job.ticket import Ticket, read_ticket
 
 

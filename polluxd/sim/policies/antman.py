@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from polluxd.sim.engine import View
-from polluxd.sim.policies.packing import emptiest_first, seated, standing
-from polluxd.sim.training import Seats, Training
+from polluxd.sim.policies.baseline_packing import emptiest_first, seated, standing
+from polluxd.sim.simulated_job import Seats, SimulatedJob
 
 LEAST_IDLE = 0.1
 """Share of a GPU's cycles that any training leaves to others."""
@@ -53,7 +53,7 @@ class AntMan:
         return {**found, **self._borrow(view, found, jobs)}
 
     def _borrow(
-        self, view: View, found: Mapping[int, Seats], jobs: Mapping[int, Training]
+        self, view: View, found: Mapping[int, Seats], jobs: Mapping[int, SimulatedJob]
     ) -> dict[int, Seats]:
         """Seats and speeds of the opportunistic jobs."""
         idle = [0.0 if room else 1.0 for room in view.capacity]
@@ -79,7 +79,7 @@ class AntMan:
         return borrowed
 
 
-def _idle_share(job: Training, seats: Seats) -> float:
+def _idle_share(job: SimulatedJob, seats: Seats) -> float:
     step, sync = job.app.times(
         tuple(gpus for _, gpus in seats),
         max(job.app.limits.local_min, job.submission.batch_size // job.submission.gpus),

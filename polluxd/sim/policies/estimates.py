@@ -8,7 +8,7 @@ from __future__ import annotations
 from weakref import WeakKeyDictionary
 
 from polluxd.sim.applications import Application, placement_of, split_batch
-from polluxd.sim.training import Training
+from polluxd.sim.simulated_job import SimulatedJob
 
 _known: WeakKeyDictionary[Application, dict[tuple[int, int, int], float]] = WeakKeyDictionary()
 
@@ -27,14 +27,14 @@ def _measured_rate(app: Application, batch_size: int, gpus: int, per_node: int) 
     return 1.0 / (step + s * (step - sync))
 
 
-def most_useful(job: Training, cluster_gpus: int) -> int:
+def most_useful(job: SimulatedJob, cluster_gpus: int) -> int:
     """The most GPUs that the user's batch size can be split among."""
     limits = job.app.limits
     most = min(job.submission.batch_size // limits.local_min, cluster_gpus)
     return max(1, most if job.app.most_gpus is None else min(most, job.app.most_gpus))
 
 
-def remaining_seconds(job: Training, gpus: int, per_node: int) -> float:
+def remaining_seconds(job: SimulatedJob, gpus: int, per_node: int) -> float:
     """Seconds to the end on so many packed GPUs at the user's batch size."""
     size, last = job.submission.batch_size, job.app.epochs - 1
     done = job.app.iterations(size, job.epoch - 1) if job.epoch else 0.0
@@ -45,7 +45,7 @@ def remaining_seconds(job: Training, gpus: int, per_node: int) -> float:
     return max(steps, 0.0) / steps_per_second(job.app, size, gpus, per_node)
 
 
-def whole_seconds(job: Training, gpus: int, per_node: int) -> float:
+def whole_seconds(job: SimulatedJob, gpus: int, per_node: int) -> float:
     """Seconds of the whole training on so many packed GPUs.
 
     The batch size is the user's.

@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from polluxd.sim.engine import View
+from polluxd.sim.policies.baseline_packing import emptiest_first, free_gpus, seated
 from polluxd.sim.policies.estimates import most_useful, remaining_seconds
-from polluxd.sim.policies.packing import emptiest_first, free_gpus, seated
-from polluxd.sim.training import Seats, Training
+from polluxd.sim.simulated_job import Seats, SimulatedJob
 
 SLICE = 600.0
 
@@ -86,7 +86,7 @@ class Gandiva:
         return found
 
 
-def _pays(job: Training, asked: int, size: int) -> bool:
+def _pays(job: SimulatedJob, asked: int, size: int) -> bool:
     """Return whether twice the GPUs shorten the remaining time enough.
 
     They must save more than the restart, and at least a fifth.

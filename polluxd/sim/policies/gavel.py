@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from polluxd.errors import ConfigError
 from polluxd.sim.engine import View
+from polluxd.sim.policies.baseline_packing import only, seated
 from polluxd.sim.policies.estimates import steps_per_second
-from polluxd.sim.policies.packing import only, seated
-from polluxd.sim.training import Seats, Training
+from polluxd.sim.simulated_job import Seats, SimulatedJob
 
 ROUND = 360.0
 LEFT_OVER = 1e-3
@@ -85,7 +85,7 @@ class Gavel:
         return found
 
     def _share_out(
-        self, jobs: Sequence[Training], types: Sequence[str], room: Mapping[str, int], view: View
+        self, jobs: Sequence[SimulatedJob], types: Sequence[str], room: Mapping[str, int], view: View
     ) -> Floats:
         """Return [J, types]: shares of time.
 
@@ -118,7 +118,7 @@ def _check(view: View, types: Sequence[str]) -> None:
             )
 
 
-def _speed(job: Training, kind: str, view: View) -> float:
+def _speed(job: SimulatedJob, kind: str, view: View) -> float:
     """Return the true optimizer steps per second on that GPU type.
 
     GPUs and batch size are as the user asked.

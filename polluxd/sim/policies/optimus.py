@@ -15,8 +15,8 @@ from collections.abc import Mapping
 
 from polluxd.sim.applications import Application, placement_of, split_batch
 from polluxd.sim.engine import View
-from polluxd.sim.policies.packing import emptiest_first, free_gpus, standing
-from polluxd.sim.training import Seats, Training
+from polluxd.sim.policies.baseline_packing import emptiest_first, free_gpus, standing
+from polluxd.sim.simulated_job import Seats, SimulatedJob
 
 
 class Optimus:
@@ -60,7 +60,7 @@ class Optimus:
         self,
         gains: list[tuple[float, int, int]],
         order: int,
-        job: Training,
+        job: SimulatedJob,
         count: int,
         remaining: float,
         per_node: int,
@@ -88,7 +88,7 @@ class Optimus:
         return self._times[key]
 
 
-def _remaining(job: Training) -> float:
+def _remaining(job: SimulatedJob) -> float:
     """True optimizer steps to go, by whole epochs."""
     last = job.app.epochs - 1
     if last <= job.epoch:

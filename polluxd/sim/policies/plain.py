@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from polluxd.sim.engine import View
+from polluxd.sim.policies.baseline_packing import seated
 from polluxd.sim.policies.estimates import whole_seconds
-from polluxd.sim.policies.packing import seated
-from polluxd.sim.training import Seats, Training
+from polluxd.sim.simulated_job import Seats, SimulatedJob
 
 HALF_LIFE = 7 * 86400.0
 LIMIT = 2.0
@@ -56,7 +56,7 @@ class Plain:
             left -= job.submission.gpus
         return seated(wanted, held, view.capacity)
 
-    def _ordered(self, view: View) -> Callable[[Training], tuple[float, int]]:
+    def _ordered(self, view: View) -> Callable[[SimulatedJob], tuple[float, int]]:
         if self._usage is None:
             return lambda job: (0.0, job.number)
         usage, since = self._usage, view.now - self._last
@@ -67,12 +67,14 @@ class Plain:
             usage[job.app.name] = usage.get(job.app.name, 0.0) + job.gpus * since
         return lambda job: (usage[job.app.name], job.number)
 
-    def _limit(self, job: Training, per_node: int) -> float:
+    def _limit(self, job: SimulatedJob, per_node: int) -> float:
         if job.number not in self._limits:
             self._limits[job.number] = LIMIT * whole_seconds(job, job.submission.gpus, per_node)
         return self._limits[job.number]
 
-    def _backfill(self, view: View, waiting: Sequence[Training], wanted: dict[int, int], left: int) -> None:
+    def _backfill(
+        self, view: View, waiting: Sequence[SimulatedJob], wanted: dict[int, int], left: int
+    ) -> None:
         """Start jobs behind the first that waits, without delaying it.
 
         The first job has its GPUs reserved for when running jobs reach their limits. A job behind it starts if its

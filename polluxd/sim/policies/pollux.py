@@ -18,15 +18,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from polluxd.model import Job, Report
+from polluxd.model import Report, SnapshotJob
 from polluxd.policy import decide
 from polluxd.policy.autoscale import desired_nodes
 from polluxd.policy.cache import Cache
 from polluxd.settings import MoveSettings, PolicySettings
 from polluxd.sim.engine import View
-from polluxd.sim.knowledge import Knowledge
 from polluxd.sim.policies import snapshots
-from polluxd.sim.training import Seats, Training
+from polluxd.sim.policy_knowledge import Knowledge
+from polluxd.sim.simulated_job import Seats, SimulatedJob
 
 UNMEASURED_COST = MoveSettings().default_cost_s
 """Expected cost of a move until the job's own moves are measured (the daemon's `moves.default_cost_s`)."""
@@ -76,7 +76,7 @@ class Pollux:
         scale = desired_nodes(seen, least=cloud.least, most=cloud.most, low=cloud.low, high=cloud.high)
         return scale.nodes
 
-    def _job(self, job: Training, view: View) -> Job:
+    def _job(self, job: SimulatedJob, view: View) -> SnapshotJob:
         whole = bool(job.seats) and all(gpus == view.scenario.sizes[node] for node, gpus in job.seats)
         resizes = whole and view.scenario.moves is not None
         why = self._why_pinned(job, view.now)
@@ -95,14 +95,14 @@ class Pollux:
             keeps=job.allocation.keeps if resizes else (),
         )
 
-    def _report(self, job: Training, view: View) -> Report | None:
+    def _report(self, job: SimulatedJob, view: View) -> Report | None:
         if job.started_at is None:
             if not self._knowledge.from_submission:
                 return None
             job.agent.begin(job.agent.gpu_type)
         return snapshots.report(job, view, remaining=self._knowledge.remaining_work)
 
-    def _why_pinned(self, job: Training, now: float) -> str:
+    def _why_pinned(self, job: SimulatedJob, now: float) -> str:
         if not job.seats or job.moved_at is None:
             return ""
         if job.restarting > 0:

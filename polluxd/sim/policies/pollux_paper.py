@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from polluxd.model import Job
+from polluxd.model import SnapshotJob
 from polluxd.policy import decide
 from polluxd.policy.cache import Cache
 from polluxd.settings import PolicySettings
 from polluxd.sim.engine import View
 from polluxd.sim.policies import snapshots
-from polluxd.sim.training import Seats, Training
+from polluxd.sim.simulated_job import Seats, SimulatedJob
 
 DELAY = 30.0
 """What the paper takes each move to cost, whatever it does cost [s]."""
@@ -46,7 +46,7 @@ class PolluxPaper:
         plan = decide(snapshots.snapshot(view, jobs, self._settings), cache=self._cache)
         return snapshots.plan_seats(plan, {job.number: job for job in view.jobs})
 
-    def _job(self, job: Training, view: View) -> Job:
+    def _job(self, job: SimulatedJob, view: View) -> SnapshotJob:
         return replace(
             snapshots.slurm_job(job, view),
             report=snapshots.report(job, view, remaining=False, types=False),

@@ -24,8 +24,8 @@ from pollux.goodput import Goodput
 from polluxd.policy.counts import solve
 from polluxd.sim.applications import most_gpus
 from polluxd.sim.engine import View
-from polluxd.sim.policies.packing import compact, only
-from polluxd.sim.training import Seats, Training
+from polluxd.sim.policies.baseline_packing import compact, only
+from polluxd.sim.simulated_job import Seats, SimulatedJob
 
 POWER = -0.5
 UNPLACED = 1.1
@@ -65,7 +65,7 @@ class Sia:
         return found
 
 
-def _options(job: Training, view: View, rooms: Mapping[str, Sequence[int]]) -> list[Option]:
+def _options(job: SimulatedJob, view: View, rooms: Mapping[str, Sequence[int]]) -> list[Option]:
     listed: list[tuple[str, int, float]] = []
     for kind, room in rooms.items():
         size = max(room, default=0)
@@ -127,11 +127,11 @@ def _configurations(size: int, cluster: int) -> list[int]:
     return sorted({*inside, size, *range(2 * size, min(cluster, 64) + 1, size)})
 
 
-def _cap(job: Training) -> int:
+def _cap(job: SimulatedJob) -> int:
     return min(max(2 * job.agent.explored_gpus, 1), most_gpus(job.app))
 
 
-def _goodput(job: Training, kind: str, counts: Sequence[int], size: int) -> list[float]:
+def _goodput(job: SimulatedJob, kind: str, counts: Sequence[int], size: int) -> list[float]:
     """Return the goodput on so many GPUs of a type.
 
     Before anything is measured, it is in proportion to GPUs and speed.
@@ -151,7 +151,7 @@ def _goodput(job: Training, kind: str, counts: Sequence[int], size: int) -> list
     return [ratio * float(g) for g in found]
 
 
-def _pass(job: Training, kind: str) -> float:
+def _pass(job: SimulatedJob, kind: str) -> float:
     """True seconds of a pass on one GPU of a type."""
     limits = job.app.limits
     m = min(max(limits.initial, limits.local_min), limits.local_max)

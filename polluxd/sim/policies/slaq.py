@@ -14,9 +14,9 @@ import heapq
 from collections.abc import Mapping
 
 from polluxd.sim.engine import View
+from polluxd.sim.policies.baseline_packing import seated
 from polluxd.sim.policies.estimates import most_useful, whole_seconds
-from polluxd.sim.policies.packing import seated
-from polluxd.sim.training import Seats, Training
+from polluxd.sim.simulated_job import Seats, SimulatedJob
 
 STEEPNESS = 20.0
 HORIZON = 300.0
@@ -58,14 +58,14 @@ class Slaq:
         return seated(counts, {j.number: j.seats for j in view.jobs}, view.capacity)
 
     @staticmethod
-    def _push(gains: list[tuple[float, int]], order: int, job: Training, count: int, view: View) -> None:
+    def _push(gains: list[tuple[float, int]], order: int, job: SimulatedJob, count: int, view: View) -> None:
         size = view.scenario.gpus_per_node
         if count + 1 <= most_useful(job, view.scenario.gpus):
             gain = _reduction(job, count + 1, size) - _reduction(job, count, size)
             heapq.heappush(gains, (-gain, order))
 
 
-def _reduction(job: Training, gpus: int, size: int) -> float:
+def _reduction(job: SimulatedJob, gpus: int, size: int) -> float:
     """Return the loss that training on so many GPUs removes in the horizon.
 
     Loss begins at 1.

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from polluxd.model import Job, JobSpec, Node, Placement, Plan, Report, Snapshot
+from polluxd.model import JobSpec, Node, Placement, Plan, Report, Snapshot, SnapshotJob
 from polluxd.settings import PolicySettings
 from polluxd.sim.applications import most_gpus
 from polluxd.sim.engine import View
-from polluxd.sim.training import Seats, Training, node_name, placement
+from polluxd.sim.simulated_job import Seats, SimulatedJob, node_name, placement
 
 COUNTED_GPUS = 64
 """Most GPUs of one job: the artifact's simulator goes no further, nor do its profiles."""
@@ -32,9 +32,9 @@ def seats_of(placed: Placement) -> Seats:
     return tuple((int(name[1:]), placed.gpus_per_node) for name in placed.nodes)
 
 
-def slurm_job(job: Training, view: View) -> Job:
+def slurm_job(job: SimulatedJob, view: View) -> SnapshotJob:
     """The job as Slurm alone shows it."""
-    return Job(
+    return SnapshotJob(
         job_id=job.number + 1,
         name=job.submission.name,
         user="user",
@@ -47,7 +47,7 @@ def slurm_job(job: Training, view: View) -> Job:
     )
 
 
-def report(job: Training, view: View, *, remaining: bool, types: bool = True) -> Report | None:
+def report(job: SimulatedJob, view: View, *, remaining: bool, types: bool = True) -> Report | None:
     """Return what the job's agent published last; None before any fit.
 
     `types`: include the fits by GPU type. `remaining`: include the target, so that remaining work is known.
@@ -76,7 +76,7 @@ def report(job: Training, view: View, *, remaining: bool, types: bool = True) ->
     )
 
 
-def plan_seats(plan: Plan, jobs: Mapping[int, Training]) -> dict[int, Seats]:
+def plan_seats(plan: Plan, jobs: Mapping[int, SimulatedJob]) -> dict[int, Seats]:
     """The plan as seats; those that a job holds keep their order."""
     found = {}
     for allocation in plan.allocations:
@@ -86,11 +86,11 @@ def plan_seats(plan: Plan, jobs: Mapping[int, Training]) -> dict[int, Seats]:
     return found
 
 
-def snapshot(view: View, jobs: tuple[Job, ...], settings: PolicySettings) -> Snapshot:
+def snapshot(view: View, jobs: tuple[SnapshotJob, ...], settings: PolicySettings) -> Snapshot:
     return Snapshot("simulated", view.now, nodes(view), jobs, settings)
 
 
-def spec(job: Training, gpus: int) -> JobSpec:
+def spec(job: SimulatedJob, gpus: int) -> JobSpec:
     """Return the job's `#POLLUX` line.
 
     It allows no more GPUs than the job's batch limits, or the evaluation, allow.

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from polluxd.sim.engine import View
+from polluxd.sim.policies.baseline_packing import seated
 from polluxd.sim.policies.estimates import most_useful, remaining_seconds, whole_seconds
-from polluxd.sim.policies.packing import seated
-from polluxd.sim.training import Seats, Training
+from polluxd.sim.simulated_job import Seats, SimulatedJob
 
 LEASE = 1200.0
 
@@ -45,7 +45,7 @@ class Themis:
         return seated(wanted, {j.number: j.seats for j in view.jobs}, view.capacity)
 
     @staticmethod
-    def _rho(job: Training, view: View) -> float:
+    def _rho(job: SimulatedJob, view: View) -> float:
         size = view.scenario.gpus_per_node
         fair = max(1, min(-(-view.scenario.gpus // len(view.jobs)), most_useful(job, view.scenario.gpus)))
         shared = view.now - job.submission.time + remaining_seconds(job, job.submission.gpus, size)

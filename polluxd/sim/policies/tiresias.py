@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from polluxd.sim.engine import View
-from polluxd.sim.policies.packing import emptiest_first, free_gpus, standing
-from polluxd.sim.training import Seats
+from polluxd.sim.policies.baseline_packing import emptiest_first, free_gpus, standing
+from polluxd.sim.simulated_job import Seats
 
 THRESHOLD = 16 * 3600.0
 """GPU-seconds of service that move a job to the second queue."""

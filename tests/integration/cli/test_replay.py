@@ -18,7 +18,7 @@ from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.cli.preview import preview
 from polluxd.cli.replay import differences
 from polluxd.encoding import decode_snapshot, encode
-from polluxd.model import Job, JobSpec, Mode, Node, Placement, Report, Snapshot
+from polluxd.model import DaemonMode, JobSpec, Node, Placement, Report, Snapshot, SnapshotJob
 from polluxd.policy import Cache, decide
 from polluxd.settings import PolicySettings
 from polluxd.store import Store
@@ -54,7 +54,7 @@ def lived_through(seed: int) -> Snapshot:
             target=1000.0,
         )
         jobs.append(
-            Job(
+            SnapshotJob(
                 *(number, f"job{number}", draw.choice("ab"), draw.choice(["vision", "nlp"]), "main"),
                 JobSpec(
                     max_gpus=draw.choice([None, 8]), gpu_counts=draw.choice(["any", "powers-of-two", "1,3"])
@@ -91,7 +91,7 @@ def store(dev_postgres):
 def record(store: Store, snapshot: Snapshot, cache: Cache | None = None) -> int:
     return store.record_cycle(
         decide(snapshot, cache=cache),
-        mode=Mode.ENFORCE,
+        mode=DaemonMode.ENFORCE,
         durations={"decide_s": 0.01},
         started_at=time.time(),
         snapshot_json=json.dumps(encode(snapshot)),

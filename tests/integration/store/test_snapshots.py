@@ -16,7 +16,7 @@ import pytest
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.encoding import decode_snapshot, encode
-from polluxd.model import Job, JobSpec, Node, Placement, Plan, Report, Snapshot
+from polluxd.model import JobSpec, Node, Placement, Plan, Report, Snapshot, SnapshotJob
 from polluxd.settings import PolicySettings
 
 pytestmark = pytest.mark.slurm
@@ -57,7 +57,7 @@ def picture(numbers: list[float]) -> Snapshot:
         goodput=1e16,
     )
     jobs = tuple(
-        Job(
+        SnapshotJob(
             n, 'a "na\u00efve" \\ name', "ada", "vision", "main", JobSpec(gpu_counts="1,2,4"), x, -x, weight=x
         )
         for n, x in enumerate(numbers)

@@ -27,7 +27,6 @@ from polluxd.apply.placed import held
 from polluxd.model import (
     NO_PLACEMENT,
     Allocation,
-    Job,
     JobSpec,
     JobState,
     Move,
@@ -35,6 +34,7 @@ from polluxd.model import (
     Placement,
     Plan,
     Report,
+    SnapshotJob,
     Step,
 )
 from polluxd.settings import MoveSettings
@@ -259,9 +259,9 @@ def test_a_draining_grow_keeps_others_from_its_gpus() -> None:
 
 
 def test_intents_give_back_before_they_take() -> None:
-    def job(job_id: int, at: Placement, **more: object) -> Job:
+    def job(job_id: int, at: Placement, **more: object) -> SnapshotJob:
         return replace(
-            Job(job_id, "j", "ann", "lab", "main", JobSpec(), 0.0, 10.0, placement=at),
+            SnapshotJob(job_id, "j", "ann", "lab", "main", JobSpec(), 0.0, 10.0, placement=at),
             **more,  # type: ignore[arg-type]
         )
 

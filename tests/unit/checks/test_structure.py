@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from contrib.checks.structure import constructors, cycles, imports, modules, private_accesses
+from contrib.checks.structure import constructors, cycles, duplicates, imports, modules, private_accesses
 
 
 def graph(folder: Path, **texts: str) -> dict[str, set[str]]:
@@ -66,3 +66,21 @@ def test_private_names_of_others_and_replaced_constants_are_counted(text: str, c
 def test_keyword_arguments_of_a_constructor_count_and_self_does_not() -> None:
     text = "class A:\n def __init__(self, a, b=1, *, c, d=2): pass\n def other(self, a, b, c, d, e): pass"
     assert [*constructors(ast.parse(text))] == [(4, "A")]
+
+
+def test_names_of_two_classes_and_of_two_modules_are_found_but_not_a_package_s_own(tmp_path: Path) -> None:
+    texts = {
+        "job/job.py": "class Job: pass\nclass Move: pass",
+        "job/__init__.py": "from house.job.job import Job",
+        "job/errors.py": "",
+        "plan/errors.py": "def make():\n    class Move: pass",
+        "plan/path.py": "",
+        "path.py": "class Path: pass",
+    }
+    for name, text in texts.items():
+        (tmp_path / "house" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "house" / name).write_text(text)
+    assert duplicates(modules((tmp_path / "house",))) == {
+        "Move": ["house.job.job.Move", "house.plan.errors.Move"],
+        "path": ["house.path", "house.plan.path"],
+    }

@@ -15,7 +15,7 @@ from polluxd.cli import access, ctl
 from polluxd.config import parse_config
 from polluxd.model import Allocation, JobSpec, Move, Placement, Report, Step
 from polluxd.settings import PolicySettings
-from polluxd.store import CycleView, Explanation, JobView, Leader, SettingChange
+from polluxd.store import CycleView, JobExplanation, JobView, Leader, SettingChange
 
 NOW = 1_700_000_000.0
 
@@ -105,7 +105,7 @@ class MemoryStore:
     def jobs_view(self, *, ended: bool = True) -> list[JobView]:
         return [v for v in self.views if ended or v.ended_at is None]
 
-    def explain(self, job_id: int) -> Explanation | None:
+    def explain(self, job_id: int) -> JobExplanation | None:
         view = next((v for v in self.views if v.job_id == job_id), None)
         if view is None:
             return None
@@ -114,7 +114,7 @@ class MemoryStore:
             explanation=self.explanation,
         )
         moves = tuple(self.moves(job_id))
-        return Explanation(view, self.report, placed, self.latest_cycle(), moves, self.rejected)
+        return JobExplanation(view, self.report, placed, self.latest_cycle(), moves, self.rejected)
 
     def cycle_snapshot(self, cycle_id: int) -> dict[str, Any]:
         types = self.node_types

@@ -12,7 +12,7 @@ import pytest
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.cli.replay import differences
 from polluxd.encoding import encode
-from polluxd.model import Allocation, Job, JobSpec, Node, Placement, Plan, Report, Snapshot
+from polluxd.model import Allocation, JobSpec, Node, Placement, Plan, Report, Snapshot, SnapshotJob
 from polluxd.policy import decide
 from polluxd.policy.autoscale import desired_nodes
 from polluxd.settings import PolicySettings
@@ -21,7 +21,7 @@ from polluxd.store import CycleSummary, CycleView
 THETA = ThroughputParams(0.05, 0.002, 0.005, 0.0005, 0.01, 0.001, 2.0)
 
 
-def job(number: int, account: str, kind: float) -> Job:
+def job(number: int, account: str, kind: float) -> SnapshotJob:
     report = Report(
         0,
         0.0,
@@ -32,7 +32,7 @@ def job(number: int, account: str, kind: float) -> Job:
         explored_nodes=2,
     )
     spec = JobSpec(max_gpus=8)
-    return Job(number, f"job{number}", "ada", account, "main", spec, 0.0, 3600.0, report=report)
+    return SnapshotJob(number, f"job{number}", "ada", account, "main", spec, 0.0, 3600.0, report=report)
 
 
 SNAPSHOT = Snapshot(

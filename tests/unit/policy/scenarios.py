@@ -11,7 +11,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
-from polluxd.model import NO_PLACEMENT, Job, JobSpec, Node, Placement, Report, Snapshot
+from polluxd.model import NO_PLACEMENT, JobSpec, Node, Placement, Report, Snapshot, SnapshotJob
 from polluxd.settings import PolicySettings
 
 THETAS = {
@@ -48,7 +48,7 @@ def job(number, spec=None, **more):
         "submitted_at": 0.0,
         "age": 3600.0,
     }
-    return Job(number, **{**defaults, **more})
+    return SnapshotJob(number, **{**defaults, **more})
 
 
 def running(number, on, per_node, spec=None, **more):
@@ -71,7 +71,7 @@ def applied(snap, plan):
     return replace(snap, jobs=tuple(jobs))
 
 
-def random_job(rng: random.Random, number: int) -> Job:
+def random_job(rng: random.Random, number: int) -> SnapshotJob:
     theta = ThroughputParams(
         rng.uniform(0.01, 0.2), rng.uniform(1e-4, 5e-3), rng.uniform(1e-3, 0.2), rng.uniform(1e-5, 0.02),
         rng.uniform(1e-3, 0.5), rng.uniform(1e-5, 0.05), rng.uniform(1.0, 5.0),

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pollux.goodput import NoiseScale
-from polluxd.model import Job, JobSpec, Snapshot
+from polluxd.model import JobSpec, Snapshot, SnapshotJob
 from polluxd.policy import Cache, decide, option_table
 from tests.unit.policy.scenarios import applied, job, nodes, random_job, random_snapshot, report, snapshot
 
@@ -77,7 +77,7 @@ def test_what_nobody_changed_is_neither_evaluated_nor_listed_again(monkeypatch):
     assert not redone
     entries = {number: id(entry) for number, entry in cache.listed.items()}
 
-    def other(j: Job) -> Job:
+    def other(j: SnapshotJob) -> SnapshotJob:
         return replace(j, report=report("stubborn")) if j.job_id == 7 else j
 
     decide(replace(older, jobs=tuple(other(j) for j in older.jobs)), cache=cache)

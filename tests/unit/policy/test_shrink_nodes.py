@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from polluxd.model import Job, JobSpec, Node, Placement
+from polluxd.model import JobSpec, Node, Placement, SnapshotJob
 from polluxd.policy.layout import Seat
 from polluxd.policy.packing import Packing
 from polluxd.policy.shrink_nodes import leave_right_nodes
@@ -18,13 +18,13 @@ NODES = [Node(f"n{i}", 4, cpus=8) for i in range(4)]
 KEEPS = ("n2", "n0", "n1")
 
 
-def job(number: int, *names: str, keeps: tuple[str, ...] = ()) -> Job:
+def job(number: int, *names: str, keeps: tuple[str, ...] = ()) -> SnapshotJob:
     placement = Placement(names, 4) if names else Placement()
     common = {"name": "j", "user": "u", "account": "a", "partition": "p", "submitted_at": 0.0, "age": 1.0}
-    return Job(job_id=number, spec=JobSpec(), placement=placement, keeps=keeps, **common)  # type: ignore[arg-type]
+    return SnapshotJob(job_id=number, spec=JobSpec(), placement=placement, keeps=keeps, **common)  # type: ignore[arg-type]
 
 
-def seated(jobs: list[Job], seats: list[Seat], nodes: list[Node] = NODES) -> Packing:
+def seated(jobs: list[SnapshotJob], seats: list[Seat], nodes: list[Node] = NODES) -> Packing:
     packing = Packing(nodes, jobs, partial=False)
     for j, seat in enumerate(seats):
         packing.put(j, seat)
@@ -61,7 +61,7 @@ def test_two_who_share_the_node_take_the_other_one_together() -> None:
         (replace(job(1, "n0", "n1", "n2", keeps=KEEPS), pinned=True), [((0, 1), 4), ((2, 3), 4)]),
     ],
 )
-def test_nothing_else_is_touched(first: Job, seats: list[Seat]) -> None:
+def test_nothing_else_is_touched(first: SnapshotJob, seats: list[Seat]) -> None:
     packing = seated([first, job(2, "n3")], seats)
     leave_right_nodes(packing)
     assert packing.seats == seats

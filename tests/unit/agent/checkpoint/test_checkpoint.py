@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from pollux.checkpoint import file as checkpoint_file
-from pollux.checkpoint.store import CheckpointStore
+from pollux.checkpoint.checkpoint_store import CheckpointStore
 from pollux.errors import CheckpointError, ForeignCheckpoint
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pollux.checkpoint.background import BackgroundSaver, HostCopy
-from pollux.checkpoint.store import CheckpointStore, SavedCheckpoint
+from pollux.checkpoint.checkpoint_store import CheckpointStore, SavedCheckpoint
 from pollux.errors import CheckpointError
 
 

@@ -21,8 +21,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from pollux.checkpoint.background import BackgroundSaver
+from pollux.checkpoint.checkpoint_store import CheckpointStore
 from pollux.checkpoint.sharded import ShardedStore
-from pollux.checkpoint.store import CheckpointStore
 from pollux.errors import CheckpointError
 from tests.unit.agent.killing import die_at, exit_codes, forked, leftovers, of_system
 

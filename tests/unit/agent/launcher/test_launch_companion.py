@@ -18,7 +18,7 @@ from pollux.launcher import companion_file
 from pollux.launcher.companion_file import CompanionFile, Parent, read_invitation
 from pollux.launcher.rank_channel import VARIABLE, LauncherLine
 from pollux.ranks.sealed import Entrance
-from pollux.ranks.store import PURPOSE
+from pollux.ranks.value_store import PURPOSE
 from tests.unit.agent.launched_step import PRELUDE, step
 
 SECRET = "the other job's"

@@ -15,7 +15,7 @@ from pollux.launcher import launcher_channel, node
 from pollux.launcher.channel import Channel
 from pollux.launcher.companion_file import CompanionFile
 from pollux.launcher.launcher_channel import LauncherChannels
-from pollux.launcher.messages import Decided
+from pollux.launcher.messages import StartDecided
 from pollux.launcher.outcome import Failure
 from pollux.launcher.supervisor import LaunchContext, Supervisor
 from pollux.launcher.workers import Notes
@@ -124,7 +124,7 @@ def test_a_verdict_holds_that_is_read_together_with_the_end_of_the_line() -> Non
         line = socket.create_connection(server.getsockname())
         node_0, _ = server.accept()
     failure = Failure(1.0, 0, 7, "sys.exit(7)", "pid 1, n1")
-    Channel(node_0, 1).send(Decided(failure, None))
+    Channel(node_0, 1).send(StartDecided(failure, None))
     node_0.close()
     mine = LauncherChannels(1, [Channel(line, 0)], [1, 1], ["n0", "n1"], "127.0.0.1", "127.0.0.1", 1)
     assert Supervisor([], Notes(1), mine, LaunchContext("here")).wait().status == 7

@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from pollux.launcher.machine import begin, odd_end, step
 from pollux.launcher.messages import (
     Alert,
-    Announce,
+    AnnounceMove,
     AskForMove,
     AwaitLeavers,
-    Decided,
     Done,
     Left,
-    Move,
+    MoveNotice,
     NodesLeft,
     Refused,
+    StartDecided,
     StartGrace,
     Taken,
 )
@@ -38,14 +38,14 @@ from pollux.launcher.state import (
     FromNode,
     FromRank0,
     Graces,
+    LauncherState,
     NodeGone,
     Now,
     ParentGone,
     Phase,
-    Setting,
     Signalled,
     SignalWorkers,
-    State,
+    StartTerms,
     Tell,
     TellRank0,
     Tick,
@@ -53,14 +53,14 @@ from pollux.launcher.state import (
 )
 
 GRACES = Graces()
-HUB = Setting(0, (2, 2, 2), ("n0", "n1", "n2"), "n0")
+HUB = StartTerms(0, (2, 2, 2), ("n0", "n1", "n2"), "n0")
 NODE = replace(HUB, node=1, where="n1")
 NOW = Now(1000.0, 5000.0)
 TERM, KILL = SignalWorkers(signal.SIGTERM), SignalWorkers(signal.SIGKILL)
-SHRINK = Move(7, False, frozenset({2}))
+SHRINK = MoveNotice(7, False, frozenset({2}))
 """Removes node 2."""
-MINE = Move(7, False, frozenset({1}))
-RELAUNCH = Move(7, True, frozenset({2}))
+MINE = MoveNotice(7, False, frozenset({1}))
+RELAUNCH = MoveNotice(7, True, frozenset({2}))
 FAILURE = Failure(4999.0, 4, 3, "ValueError", "pid 9, n2")
 
 
@@ -72,7 +72,9 @@ def end(status: int, **more: Any) -> End:
     return End(status, NOW.posix, pid=11, **more)
 
 
-def run(setting: Setting, state: State, *events: Event | tuple[float, Event]) -> tuple[State, list[Action]]:
+def run(
+    terms: StartTerms, state: LauncherState, *events: Event | tuple[float, Event]
+) -> tuple[LauncherState, list[Action]]:
     """The state after the events, each at NOW or so many seconds later.
 
     And the last one's actions.
@@ -80,18 +82,18 @@ def run(setting: Setting, state: State, *events: Event | tuple[float, Event]) ->
     actions: list[Action] = []
     for each in events:
         seconds, event = each if isinstance(each, tuple) else (0.0, each)
-        state, actions = step(setting, state, event, at(seconds))
+        state, actions = step(terms, state, event, at(seconds))
     return state, actions
 
 
-def fresh(setting: Setting) -> State:
-    return begin(setting, Resized())
+def fresh(terms: StartTerms) -> LauncherState:
+    return begin(terms, Resized())
 
 
-def in_phase(setting: Setting, phase: Phase, move: Move | None = None) -> State:
+def in_phase(terms: StartTerms, phase: Phase, move: MoveNotice | None = None) -> LauncherState:
     """A state of that phase, both workers running; LEAVING is for `move`."""
-    state = replace(fresh(setting), move=move, phase=phase)
-    if move is not None and setting.hub:
+    state = replace(fresh(terms), move=move, phase=phase)
+    if move is not None and terms.hub:
         state = replace(state, staying=state.staying - move.leaving, leaving=move.leaving)
     if phase is Phase.LEAVING:
         state = replace(state, grace_begun=True, term_at=NOW.clock + 8, kill_at=NOW.clock + 16)
@@ -103,7 +105,7 @@ def in_phase(setting: Setting, phase: Phase, move: Move | None = None) -> State:
 
 
 WORKER_ENDS = [
-    # (setting, phase, move, status) -> (phase, actions)
+    # (terms, phase, move, status) -> (phase, actions)
     *[(s, p, m, 0, p, []) for s in (HUB, NODE) for p in Phase for m in (None, SHRINK)],
     (HUB, Phase.TRAINING, None, 1, Phase.FAILING, [Tell(Alert())]),
     (HUB, Phase.TRAINING, None, 76, Phase.FAILING, [Tell(Alert())]),
@@ -124,16 +126,21 @@ WORKER_ENDS = [
 ]
 
 
-@pytest.mark.parametrize(("setting", "phase", "move", "status", "then", "expected"), WORKER_ENDS)
+@pytest.mark.parametrize(("terms", "phase", "move", "status", "then", "expected"), WORKER_ENDS)
 def test_a_worker_s_end(
-    setting: Setting, phase: Phase, move: Move | None, status: int, then: Phase, expected: list[Action]
+    terms: StartTerms,
+    phase: Phase,
+    move: MoveNotice | None,
+    status: int,
+    then: Phase,
+    expected: list[Action],
 ) -> None:
-    state, actions = run(setting, in_phase(setting, phase, move), WorkerEnded(0, end(status)))
+    state, actions = run(terms, in_phase(terms, phase, move), WorkerEnded(0, end(status)))
     assert (state.phase, actions) == (then, expected)
     assert state.running == {1}
 
 
-MESSAGES: list[tuple[Setting, Phase, Move | None, int, Any, Phase, list[Action]]] = [
+MESSAGES: list[tuple[StartTerms, Phase, MoveNotice | None, int, Any, Phase, list[Action]]] = [
     # To node 0.
     (HUB, Phase.TRAINING, None, 1, AskForMove(), Phase.FAILING, [Tell(Alert())]),
     (HUB, Phase.TRAINING, SHRINK, 1, AskForMove(), Phase.FAILING, [Tell(Alert())]),
@@ -148,8 +155,8 @@ MESSAGES: list[tuple[Setting, Phase, Move | None, int, Any, Phase, list[Action]]
     (HUB, Phase.TRAINING, RELAUNCH, 1, StartGrace(7), Phase.LEAVING, [Tell(StartGrace(7))]),
     (HUB, Phase.TRAINING, RELAUNCH, 1, StartGrace(6), Phase.TRAINING, []),
     (HUB, Phase.TRAINING, None, 2, Left(), Phase.TRAINING, []),
-    (HUB, Phase.TRAINING, None, 1, Move(9, True, frozenset()), Phase.TRAINING, []),
-    (HUB, Phase.TRAINING, None, 1, Decided(FAILURE, None), Phase.TRAINING, []),
+    (HUB, Phase.TRAINING, None, 1, MoveNotice(9, True, frozenset()), Phase.TRAINING, []),
+    (HUB, Phase.TRAINING, None, 1, StartDecided(FAILURE, None), Phase.TRAINING, []),
     *[(HUB, Phase.FAILING, None, 1, m, Phase.FAILING, []) for m in (Alert(), AskForMove(), Done(FAILURE))],
     *[(HUB, Phase.STOPPING, None, 1, m, Phase.STOPPING, []) for m in (Alert(), AskForMove(), Done(FAILURE))],
     # To another node. It does not answer an alert.
@@ -164,35 +171,45 @@ MESSAGES: list[tuple[Setting, Phase, Move | None, int, Any, Phase, list[Action]]
     (NODE, Phase.TRAINING, None, 0, StartGrace(7), Phase.TRAINING, []),
     (NODE, Phase.LEAVING, MINE, 0, StartGrace(7), Phase.LEAVING, []),
     (NODE, Phase.TRAINING, None, 0, Done(FAILURE), Phase.TRAINING, []),
-    (NODE, Phase.TRAINING, None, 0, Move(9, True, frozenset({7})), Phase.TRAINING, []),
+    (NODE, Phase.TRAINING, None, 0, MoveNotice(9, True, frozenset({7})), Phase.TRAINING, []),
     (NODE, Phase.STOPPING, None, 0, Alert(), Phase.STOPPING, []),
 ]
 
 
-@pytest.mark.parametrize(("setting", "phase", "move", "node", "message", "then", "expected"), MESSAGES)
+@pytest.mark.parametrize(("terms", "phase", "move", "node", "message", "then", "expected"), MESSAGES)
 def test_a_message_of_another_launcher(
-    setting: Setting, phase: Phase, move: Move | None, node: int, message: Any, then: Phase, expected: Any
+    terms: StartTerms,
+    phase: Phase,
+    move: MoveNotice | None,
+    node: int,
+    message: Any,
+    then: Phase,
+    expected: Any,
 ) -> None:
-    state, actions = run(setting, in_phase(setting, phase, move), FromNode(node, message))
+    state, actions = run(terms, in_phase(terms, phase, move), FromNode(node, message))
     assert (state.phase, actions) == (then, expected)
 
 
 ANNOUNCED = [
-    (Announce(7, "resize", ("n2", "elsewhere"), 0), [Tell(SHRINK), TellRank0(Taken(7))], Resized(7, ("n2",))),
-    (Announce(7, "relaunch", ("n2",), 0), [Tell(RELAUNCH), TellRank0(Taken(7))], Resized(7, ("n2",))),
     (
-        Announce(7, "resize", (), 2),
-        [Tell(Move(7, False, frozenset(), True)), TellRank0(Taken(7))],
+        AnnounceMove(7, "resize", ("n2", "elsewhere"), 0),
+        [Tell(SHRINK), TellRank0(Taken(7))],
+        Resized(7, ("n2",)),
+    ),
+    (AnnounceMove(7, "relaunch", ("n2",), 0), [Tell(RELAUNCH), TellRank0(Taken(7))], Resized(7, ("n2",))),
+    (
+        AnnounceMove(7, "resize", (), 2),
+        [Tell(MoveNotice(7, False, frozenset(), True)), TellRank0(Taken(7))],
         Resized(5),
     ),
     (
-        Announce(0, "resize", (), 0),
+        AnnounceMove(0, "resize", (), 0),
         [TellRank0(Refused(0, "expected a move's number from 1, got 0"))],
         Resized(5),
     ),
-    (Announce(5, "resize", (), 0), [TellRank0(Refused(5, "it is over already"))], Resized(5)),
+    (AnnounceMove(5, "resize", (), 0), [TellRank0(Refused(5, "it is over already"))], Resized(5)),
     (
-        Announce(7, "resize", ("n0", "n2"), 0),
+        AnnounceMove(7, "resize", ("n0", "n2"), 0),
         [TellRank0(Refused(7, "expected n0, where rank 0 is, to stay"))],
         Resized(5),
     ),
@@ -200,7 +217,7 @@ ANNOUNCED = [
 
 
 @pytest.mark.parametrize(("announce", "expected", "resized"), ANNOUNCED)
-def test_an_announcement_of_rank_0(announce: Announce, expected: list[Action], resized: Resized) -> None:
+def test_an_announcement_of_rank_0(announce: AnnounceMove, expected: list[Action], resized: Resized) -> None:
     state, actions = run(HUB, begin(HUB, Resized(5)), FromRank0(announce))
     assert actions == expected
     assert state.resized == resized
@@ -210,14 +227,14 @@ def test_an_announcement_of_rank_0(announce: Announce, expected: list[Action], r
 @pytest.mark.parametrize("phase", [Phase.FAILING, Phase.STOPPING])
 def test_an_announcement_comes_too_late_where_ranks_are_being_ended(phase: Phase) -> None:
     before = in_phase(HUB, phase)
-    state, actions = run(HUB, before, FromRank0(Announce(7, "resize", ("n2",), 0)))
+    state, actions = run(HUB, before, FromRank0(AnnounceMove(7, "resize", ("n2",), 0)))
     assert actions == [TellRank0(Refused(7, "the ranks are being ended"))]
     assert state == before
     assert run(HUB, in_phase(HUB, phase, SHRINK), FromRank0(AwaitLeavers(7)))[1] == []
 
 
 def test_the_grace_period_begins_with_the_first_end_or_when_rank_0_waits() -> None:
-    announced, _ = run(HUB, fresh(HUB), FromRank0(Announce(7, "resize", ("n2",), 0)))
+    announced, _ = run(HUB, fresh(HUB), FromRank0(AnnounceMove(7, "resize", ("n2",), 0)))
     assert run(HUB, announced, FromRank0(AwaitLeavers(6)))[1] == []
     state, actions = run(HUB, announced, FromRank0(AwaitLeavers(7)))
     assert actions == [Tell(StartGrace(7))]
@@ -235,16 +252,16 @@ def test_the_grace_period_begins_with_the_first_end_or_when_rank_0_waits() -> No
     )
 
 
-@pytest.mark.parametrize("setting", [HUB, NODE])
+@pytest.mark.parametrize("terms", [HUB, NODE])
 @pytest.mark.parametrize("phase", list(Phase))
-def test_a_signal_stops_from_any_phase(setting: Setting, phase: Phase) -> None:
-    before = in_phase(setting, phase, RELAUNCH if phase is Phase.LEAVING else None)
-    state, actions = run(setting, before, Signalled(signal.SIGINT))
+def test_a_signal_stops_from_any_phase(terms: StartTerms, phase: Phase) -> None:
+    before = in_phase(terms, phase, RELAUNCH if phase is Phase.LEAVING else None)
+    state, actions = run(terms, before, Signalled(signal.SIGINT))
     assert state.phase is Phase.STOPPING
     assert actions == [SignalWorkers(signal.SIGINT)]
     assert state.kill_at is not None
-    assert KILL in run(setting, state, (20.0, Tick()))[1]
-    state, actions = run(setting, state, WorkerEnded(0, end(130)), WorkerEnded(1, end(130)))
+    assert KILL in run(terms, state, (20.0, Tick()))[1]
+    state, actions = run(terms, state, WorkerEnded(0, end(130)), WorkerEnded(1, end(130)))
     number = signal.SIGTERM if phase is Phase.STOPPING else signal.SIGINT
     assert actions == [Finish(Outcome(ended_by=number))]
 
@@ -281,9 +298,9 @@ def test_a_killed_rank_is_the_cause_though_its_peers_raised_before_it_was_reaped
     assert told.failure.rank == rank
 
 
-def ended(setting: Setting, *statuses: int, state: State | None = None) -> State:
-    state = state or fresh(setting)
-    return run(setting, state, *(WorkerEnded(rank, end(status)) for rank, status in enumerate(statuses)))[0]
+def ended(terms: StartTerms, *statuses: int, state: LauncherState | None = None) -> LauncherState:
+    state = state or fresh(terms)
+    return run(terms, state, *(WorkerEnded(rank, end(status)) for rank, status in enumerate(statuses)))[0]
 
 
 def finish(actions: Iterable[Action]) -> Finish | None:
@@ -314,7 +331,9 @@ def test_node_0_decides_without_a_report_when_time_is_up() -> None:
 
 BOTH_DONE: list[Event] = [FromNode(1, Done(None)), FromNode(2, Done(None))]
 
-AGAIN: list[tuple[str, Callable[[], tuple[Setting, State, list[Event]]], tuple[Any, ...] | None]] = [
+AGAIN: list[
+    tuple[str, Callable[[], tuple[StartTerms, LauncherState, list[Event]]], tuple[Any, ...] | None]
+] = [
     (
         "a restart is left",
         lambda: (
@@ -370,7 +389,7 @@ AGAIN: list[tuple[str, Callable[[], tuple[Setting, State, list[Event]]], tuple[A
         "an abort where ranks are lent",
         lambda: (
             HUB,
-            ended(HUB, 134, 0, state=replace(fresh(HUB), move=Move(7, False, frozenset(), True))),
+            ended(HUB, 134, 0, state=replace(fresh(HUB), move=MoveNotice(7, False, frozenset(), True))),
             BOTH_DONE,
         ),
         ((0, 1, 2), Resized(), True),
@@ -380,8 +399,8 @@ AGAIN: list[tuple[str, Callable[[], tuple[Setting, State, list[Event]]], tuple[A
 
 @pytest.mark.parametrize(("made", "again"), [case[1:] for case in AGAIN], ids=[case[0] for case in AGAIN])
 def test_who_starts_again(made: Callable[[], Any], again: tuple[Any, ...] | None) -> None:
-    setting, state, events = made()
-    found = finish(run(setting, state, *events)[1])
+    terms, state, events = made()
+    found = finish(run(terms, state, *events)[1])
     if again is None:
         assert found is None or found.outcome.again is None
     else:
@@ -426,13 +445,13 @@ def test_an_asking_node_waits_for_the_answer() -> None:
 
 
 def test_the_decision_ends_a_node_once_its_workers_have_ended() -> None:
-    told = Decided(FAILURE, Again((0, 1), Resized(7, ("n2",)), False, 2000))
+    told = StartDecided(FAILURE, Again((0, 1), Resized(7, ("n2",)), False, 2000))
     state, actions = run(NODE, in_phase(NODE, Phase.FAILING), FromNode(0, told))
     assert actions == []
     _, actions = run(NODE, state, WorkerEnded(0, end(1)), WorkerEnded(1, end(1)))
     assert finish(actions) == Finish(Outcome(FAILURE, again=told.again))
     for nonsense in (Again((0, 2), port=1), Again((0, 1, 3), port=1)):
-        state, _ = run(NODE, in_phase(NODE, Phase.FAILING), FromNode(0, Decided(None, nonsense)))
+        state, _ = run(NODE, in_phase(NODE, Phase.FAILING), FromNode(0, StartDecided(None, nonsense)))
         assert state.decided is None
 
 
@@ -455,7 +474,9 @@ def test_a_companion_ends_with_its_parent() -> None:
 # -- whatever comes -------------------------------------------------------------------------------------------
 
 ends = st.builds(End, st.sampled_from([0, 1, 75, 76, 77, 134, 137]), st.just(5000.0))
-moves = st.builds(Move, st.integers(1, 3), st.booleans(), st.frozensets(st.integers(1, 2)), st.booleans())
+moves = st.builds(
+    MoveNotice, st.integers(1, 3), st.booleans(), st.frozensets(st.integers(1, 2)), st.booleans()
+)
 failures = st.none() | st.builds(
     Failure, st.floats(4000, 6000), st.integers(0, 5), st.integers(1, 255), st.just("why"), st.just("n")
 )
@@ -470,7 +491,7 @@ events = st.one_of(
         FromRank0,
         st.one_of(
             st.builds(
-                Announce,
+                AnnounceMove,
                 st.integers(0, 3),
                 st.sampled_from(["resize", "relaunch"]),
                 st.lists(st.sampled_from(["n0", "n1", "n2", "x"])).map(tuple),
@@ -486,7 +507,7 @@ events = st.one_of(
             moves,
             st.builds(StartGrace, st.integers(0, 3)),
             st.builds(Done, failures),
-            st.builds(Decided, failures, st.none()),
+            st.builds(StartDecided, failures, st.none()),
             st.sampled_from([Alert(), AskForMove(), Left()]),
         ),
     ),
@@ -500,38 +521,36 @@ events = st.one_of(
     st.sampled_from([HUB, NODE, replace(HUB, may_restart=True, may_retry=True)]),
     st.lists(st.tuples(st.floats(0, 30), events), max_size=12),
 )
-def test_every_start_comes_to_an_end(setting: Setting, happening: list[tuple[float, Event]]) -> None:
+def test_every_start_comes_to_an_end(terms: StartTerms, happening: list[tuple[float, Event]]) -> None:
     """Whatever has happened.
 
     Once the others are gone and workers that are killed end, the launcher finishes.
     """
-    state, clock, over = fresh(setting), 0.0, False
+    state, clock, over = fresh(terms), 0.0, False
     for seconds, event in happening:
         if isinstance(event, WorkerEnded) and event.local_rank not in state.running:
             continue
         if isinstance(event, FromNode | NodeGone) and event.node not in state.connected:
             continue
         clock += seconds
-        state, actions = step(setting, state, event, at(clock))
+        state, actions = step(terms, state, event, at(clock))
         assert sum(isinstance(action, Finish) for action in actions) <= 1
         if over := finish(actions) is not None:
             return
         assert state.kill_at is None or state.kill_at > at(clock).clock
     actions = []
     for node in sorted(state.connected):
-        state, actions = step(setting, state, NodeGone(node), at(clock))
+        state, actions = step(terms, state, NodeGone(node), at(clock))
         over = over or finish(actions) is not None
     killed = False
     for _ in range(60):
         if over:
             break
         clock += 5.0
-        state, actions = step(setting, state, Tick(), at(clock))
+        state, actions = step(terms, state, Tick(), at(clock))
         killed = killed or KILL in actions
         over = finish(actions) is not None
         for local_rank in sorted(state.running) if killed or (clock > 100 and not over) else ():
-            state, actions = step(
-                setting, state, WorkerEnded(local_rank, End(137, 5000.0 + clock)), at(clock)
-            )
+            state, actions = step(terms, state, WorkerEnded(local_rank, End(137, 5000.0 + clock)), at(clock))
             over = over or finish(actions) is not None
     assert over, state

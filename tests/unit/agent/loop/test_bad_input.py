@@ -15,8 +15,8 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset
 
 from pollux import Job, attach
+from pollux.checkpoint.checkpoint_store import CheckpointStore
 from pollux.checkpoint.fruitless import FruitlessRestarts
-from pollux.checkpoint.store import CheckpointStore
 from pollux.errors import (
     BatchError,
     CheckpointError,
@@ -247,7 +247,7 @@ def test_a_full_disk_is_told_and_the_training_goes_on(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pollux.checkpoint.store.write_checkpoint", full)
+    monkeypatch.setattr("pollux.checkpoint.checkpoint_store.write_checkpoint", full)
     job, optimizer = start(checkpoint_dir=tmp_path)
     loader = job.loader(data(), 16)
     for _ in job.epochs(2):

@@ -144,7 +144,7 @@ def test_a_disk_that_is_full_does_not_end_the_training(
     def full(*_: Any, **__: Any) -> None:
         raise CheckpointError("no space left for a checkpoint")
 
-    monkeypatch.setattr("pollux.checkpoint.store.CheckpointStore.save", full)
+    monkeypatch.setattr("pollux.checkpoint.checkpoint_store.CheckpointStore.save", full)
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     job = attach(model, optimizer, adaptive=False, checkpoint_dir=tmp_path)

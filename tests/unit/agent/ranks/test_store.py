@@ -18,7 +18,7 @@ from pollux.errors import RankLost
 from pollux.ranks.handover import hand_over
 from pollux.ranks.rendezvous import Rendezvous, leave_groups
 from pollux.ranks.sealed import NoAnswer
-from pollux.ranks.store import Answer, Client, Request
+from pollux.ranks.value_store import Client, StoreAnswer, StoreRequest
 from pollux.ranks.world import World, join
 
 LOCAL = {"MASTER_ADDR": "127.0.0.1"}
@@ -64,7 +64,7 @@ def test_a_stranger_gets_nothing() -> None:
     with pytest.raises(NoAnswer):
         Client("127.0.0.1", first.port, b"")
     with socket.create_connection(("127.0.0.1", first.port)) as line:
-        line.sendall(Request("get", ("secret",)).pack() + b"\n")
+        line.sendall(StoreRequest("get", ("secret",)).pack() + b"\n")
         line.settimeout(20)
         assert line.recv(4096) == b""
     with pytest.raises((RuntimeError, dist.DistError)):
@@ -92,11 +92,13 @@ def test_what_is_no_request_ends_its_connection_alone() -> None:
     assert Rendezvous.join("127.0.0.1", first.port, first.secret).heard("x") is None
 
 
-@pytest.mark.parametrize("request_", [Request("set", ("k",), b"\x00"), Request("add", ("k",), amount=-2)])
-def test_requests_and_answers_come_back(request_: Request) -> None:
-    assert Request.parse(request_.pack()) == request_
-    answer = Answer((b"\xff", None), 3)
-    assert Answer.parse(answer.pack()) == answer
+@pytest.mark.parametrize(
+    "request_", [StoreRequest("set", ("k",), b"\x00"), StoreRequest("add", ("k",), amount=-2)]
+)
+def test_requests_and_answers_come_back(request_: StoreRequest) -> None:
+    assert StoreRequest.parse(request_.pack()) == request_
+    answer = StoreAnswer((b"\xff", None), 3)
+    assert StoreAnswer.parse(answer.pack()) == answer
 
 
 def form(size: int) -> list[Any]:

@@ -24,13 +24,13 @@ from pollux.resize.machine import (
     Garbled,
     Offered,
     Ordered,
-    Phase,
     PutOff,
     Recruited,
     RecruitmentEnded,
     Refuse,
     Regrouped,
     ReportNow,
+    ResizePhase,
     ResizeState,
     SendAway,
     Started,
@@ -54,8 +54,11 @@ OVER = Refuse(4, "the training is over")
 
 STATES = [
     ResizeState(),
-    *(ResizeState(phase, SHRINK) for phase in (Phase.READY, Phase.ACTING, Phase.CALLED_BACK, Phase.MOVING)),
-    *(ResizeState(phase, GROW) for phase in Phase if phase is not Phase.IDLE),
+    *(
+        ResizeState(phase, SHRINK)
+        for phase in (ResizePhase.READY, ResizePhase.ACTING, ResizePhase.CALLED_BACK, ResizePhase.MOVING)
+    ),
+    *(ResizeState(phase, GROW) for phase in ResizePhase if phase is not ResizePhase.IDLE),
 ]
 EVENTS: list[Event] = [
     Started(3, ANSWER),
@@ -81,15 +84,15 @@ EVENTS: list[Event] = [
 ]
 
 
-def after(phase: Phase, standing: ResizeRequest | None, *actions: Action) -> tuple[object, ...]:
+def after(phase: ResizePhase, standing: ResizeRequest | None, *actions: Action) -> tuple[object, ...]:
     return (phase, standing, *actions)
 
 
-def expected(phase: Phase, standing: ResizeRequest | None) -> dict[Event, tuple[object, ...]]:
+def expected(phase: ResizePhase, standing: ResizeRequest | None) -> dict[Event, tuple[object, ...]]:
     """Return phase, standing order and actions after each effective event."""
     grows = standing is not None and standing.kind == "grow"
     away: tuple[Action, ...] = (SendAway(),) if grows else ()
-    idle, stays = (Phase.IDLE, None), (phase, standing)
+    idle, stays = (ResizePhase.IDLE, None), (phase, standing)
     table = {
         Started(3, ANSWER): after(*stays, Acknowledge(3, ANSWER)),
         Garbled(5, "what?"): after(*stays, Refuse(5, "what?")),
@@ -97,32 +100,32 @@ def expected(phase: Phase, standing: ResizeRequest | None) -> dict[Event, tuple[
         Ordered(request("shrink", 5), done=ANSWER): after(*stays, Acknowledge(5, ANSWER)),
     }
     shrink, grow = request("shrink", 5), request("grow", 5)
-    if phase in (Phase.ACTING, Phase.CALLED_BACK, Phase.MOVING):
+    if phase in (ResizePhase.ACTING, ResizePhase.CALLED_BACK, ResizePhase.MOVING):
         table |= {Ordered(shrink): after(*stays, BUSY), Ordered(grow): after(*stays, BUSY)}
     else:
-        table[Ordered(shrink)] = after(Phase.READY, shrink, *away)
-        table[Ordered(grow)] = after(Phase.RECRUITING, grow, *away, SubmitCompanion(grow))
+        table[Ordered(shrink)] = after(ResizePhase.READY, shrink, *away)
+        table[Ordered(grow)] = after(ResizePhase.RECRUITING, grow, *away, SubmitCompanion(grow))
     match phase:
-        case Phase.IDLE:
-            table[Ordered(SHRINK)] = after(Phase.READY, SHRINK)
-        case Phase.RECRUITING:
-            table[Recruited(4)] = after(Phase.READY, GROW)
+        case ResizePhase.IDLE:
+            table[Ordered(SHRINK)] = after(ResizePhase.READY, SHRINK)
+        case ResizePhase.RECRUITING:
+            table[Recruited(4)] = after(ResizePhase.READY, GROW)
             table[RecruitmentEnded(4, "alone")] = after(*idle, SendAway(), Refuse(4, "alone"))
             table |= {Withdrawn(): after(*idle, *away), Closed(): after(*idle, *away, OVER)}
-        case Phase.READY:
-            table[Offered()] = after(Phase.ACTING, standing, Announce(4))
+        case ResizePhase.READY:
+            table[Offered()] = after(ResizePhase.ACTING, standing, Announce(4))
             table |= {Withdrawn(): after(*idle, *away), Closed(): after(*idle, *away, OVER)}
-        case Phase.ACTING:
-            table[PutOff()] = after(Phase.READY, standing)
-            table[Decided()] = after(Phase.MOVING, standing)
+        case ResizePhase.ACTING:
+            table[PutOff()] = after(ResizePhase.READY, standing)
+            table[Decided()] = after(ResizePhase.MOVING, standing)
             table[Declined("in the way")] = after(*idle, *away, Refuse(4, "in the way"))
-            table[Withdrawn()] = after(Phase.CALLED_BACK, standing, *away)
+            table[Withdrawn()] = after(ResizePhase.CALLED_BACK, standing, *away)
             table[Closed()] = after(*idle, *away, OVER)
-        case Phase.CALLED_BACK:
+        case ResizePhase.CALLED_BACK:
             table |= {
                 event: after(*idle) for event in (PutOff(), Decided(), Declined("in the way"), Closed())
             }
-        case Phase.MOVING:
+        case ResizePhase.MOVING:
             table[Declined("in the way")] = after(*idle, *away, Refuse(4, "in the way"))
             table[Regrouped(ANSWER)] = after(*idle, Admit() if grows else Acknowledge(4, ANSWER))
     return table
@@ -144,19 +147,19 @@ def test_each_event_in_each_phase(state: ResizeState, event: Event) -> None:
 
 
 def test_the_table_has_every_phase_and_every_event() -> None:
-    assert {state.phase for state in STATES} == set(Phase)
+    assert {state.phase for state in STATES} == set(ResizePhase)
     assert {type(event) for event in EVENTS} == set(get_args(Event))
 
 
 def test_an_answer_on_its_way_holds_the_next_order_back() -> None:
-    waiting = ResizeState(Phase.READY, SHRINK, answering=True)
+    waiting = ResizeState(ResizePhase.READY, SHRINK, answering=True)
     assert transition(waiting, Offered()) == (waiting, ())
     answered, _ = transition(waiting, Answered())
     assert transition(answered, Offered())[1] == (Announce(4),)
 
 
 def test_a_resize_is_in_effect_from_its_first_step_on_and_not_ordered_again() -> None:
-    moved, _ = transition(ResizeState(Phase.MOVING, SHRINK), Regrouped(ANSWER))
+    moved, _ = transition(ResizeState(ResizePhase.MOVING, SHRINK), Regrouped(ANSWER))
     assert (moved.first_step_of, moved.in_effect, moved.answering) == (4, 0, True)
     assert transition(moved, Ordered(SHRINK)) == (moved, ())
     stepped, actions = transition(moved, Stepped())
@@ -166,13 +169,13 @@ def test_a_resize_is_in_effect_from_its_first_step_on_and_not_ordered_again() ->
 
 
 def test_a_grow_is_not_acknowledged_and_does_not_hold_the_next_order_back() -> None:
-    moved, _ = transition(ResizeState(Phase.MOVING, GROW), Regrouped(ANSWER))
+    moved, _ = transition(ResizeState(ResizePhase.MOVING, GROW), Regrouped(ANSWER))
     assert (moved.first_step_of, moved.answering) == (4, False)
 
 
 def test_a_shrink_that_was_done_before_is_in_effect_at_once() -> None:
     done, _ = transition(ResizeState(), Ordered(SHRINK, done=ANSWER))
-    assert (done.in_effect, done.answering, done.phase) == (4, True, Phase.IDLE)
+    assert (done.in_effect, done.answering, done.phase) == (4, True, ResizePhase.IDLE)
 
 
 def test_a_relaunch_is_answered_before_its_first_step() -> None:
@@ -194,9 +197,9 @@ def test_no_companion_is_left_behind_whatever_comes(events: list[Event]) -> None
         state, actions = transition(state, event)
         open_companions += companions(actions)
         grows = state.request is not None and state.request.kind == "grow"
-        assert open_companions == int(grows and state.phase is not Phase.CALLED_BACK), (before, event)
-        assert (state.request is None) == (state.phase is Phase.IDLE)
-    assert state.phase is Phase.IDLE
+        assert open_companions == int(grows and state.phase is not ResizePhase.CALLED_BACK), (before, event)
+        assert (state.request is None) == (state.phase is ResizePhase.IDLE)
+    assert state.phase is ResizePhase.IDLE
     assert not open_companions
 
 

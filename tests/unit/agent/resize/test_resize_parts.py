@@ -26,7 +26,7 @@ from pollux.ranks.world import World, join
 from pollux.resize.capability import ResizeCapability, capability_of, least_capability
 from pollux.resize.companion_job import RecruitmentFailed, Wanted, clean, submit
 from pollux.resize.joining import Joiner
-from pollux.resize.machine import Phase, ResizeState
+from pollux.resize.machine import ResizePhase, ResizeState
 from pollux.resize.requests import ResizeRequest, objection
 from pollux.scheduler.orders import ResizeOrder, ResizeWithdrawn
 from pollux.scheduler.publisher import Publisher
@@ -143,7 +143,7 @@ def test_no_rank_leaves_in_an_evaluation_nor_after_the_last_step() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     job = attach(model, optimizer, adaptive=False)
     loader = job.loader(TensorDataset(torch.randn(8, 2)), 4)
-    resizer, ready = job.coordinator.resizer, ResizeState(Phase.READY, ask("n1"))
+    resizer, ready = job.coordinator.resizer, ResizeState(ResizePhase.READY, ask("n1"))
     resizer.state = ready
     job.poll()
     assert resizer.state == ready, "it comes again after a step"

@@ -13,7 +13,7 @@ from .leadership import Leadership
 from .sqlfiles import queries
 
 
-class Run:
+class QueryRunner:
     """Run a query by its name; return its rows as mappings."""
 
     def __init__(self, connection: Connection, cluster: str) -> None:
@@ -50,13 +50,13 @@ class Session:
         self._connector.failed = failed
 
     @contextlib.contextmanager
-    def _transaction(self, *, fenced: bool = False) -> Iterator[Run]:
+    def _transaction(self, *, fenced: bool = False) -> Iterator[QueryRunner]:
         """Run named queries in one transaction.
 
         With `fenced`, the transaction is refused when this process led and no longer leads.
         """
         with our_errors(self._connector.place, self._connector.failed), self._engine.begin() as connection:
-            run = Run(connection, self.cluster)
+            run = QueryRunner(connection, self.cluster)
             if fenced and self._leadership.epoch is not None:
                 run("fence", epoch=self._leadership.epoch)
             yield run

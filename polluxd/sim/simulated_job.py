@@ -8,7 +8,7 @@ from polluxd.model import NO_PLACEMENT, Placement
 from polluxd.sim.agent import Agent
 from polluxd.sim.applications import Application, split_batch
 from polluxd.sim.cluster import Scenario
-from polluxd.sim.paths import Allocation
+from polluxd.sim.move_costs import HeldNodes
 from polluxd.sim.workload import Submission
 
 Seats = tuple[tuple[int, int], ...]
@@ -27,7 +27,7 @@ def placement(seats: Seats) -> Placement:
     return Placement(tuple(node_name(node) for node, _ in seats), seats[0][1])
 
 
-class Training:
+class SimulatedJob:
     """A job that trains by the application's truth.
 
     `batch_size` is held; None: its agent chooses. `measures`: some policy looks at what the agent measured.
@@ -69,7 +69,7 @@ class Training:
         self.ended_at: float | None = None
         self.lost_seconds = 0.0
         """To moves, the first start left out."""
-        self.allocation = Allocation()
+        self.allocation = HeldNodes()
         self.costs: dict[str, list[float]] = {}
         """Seconds that moves took, by path, the first start left out."""
         self.gpu_seconds = 0.0

@@ -41,7 +41,7 @@ _OPERATIONS = ("set", "get", "delete", "swap", "add", "wait")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class StoreRequest:
     """What one rank asks of the store."""
 
     op: Operation
@@ -71,7 +71,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StoreAnswer:
     """The store's answer: the keys' values, None where there is none.
 
     A counter's new value.
@@ -103,7 +103,7 @@ class Values:
         self.on_change: Callable[[], None] = lambda: None
         """Called after each change, by the thread that made it."""
 
-    def ask(self, request: Request) -> Answer | None:
+    def ask(self, request: StoreRequest) -> StoreAnswer | None:
         """Carry out a request; None for a wait whose keys are not there yet."""
         with self._changed:
             answer = self._carry_out(request)
@@ -118,13 +118,13 @@ class Values:
         with self._changed:
             return self._changed.wait_for(lambda: any(key in self._values for key in keys), timeout)
 
-    def _carry_out(self, request: Request) -> Answer | None:
+    def _carry_out(self, request: StoreRequest) -> StoreAnswer | None:
         values, key = self._values, request.keys[0]
         match request.op:
             case "set":
                 values[key] = request.value
             case "delete":
-                return Answer(amount=int(values.pop(key, None) is not None))
+                return StoreAnswer(amount=int(values.pop(key, None) is not None))
             case "swap":
                 if values.get(key, b"") == request.old:
                     values[key] = request.value
@@ -134,16 +134,16 @@ class Values:
                 except ValueError:
                     amount = request.amount
                 values[key] = b"%d" % amount
-                return Answer(amount=amount)
+                return StoreAnswer(amount=amount)
             case "wait" if not any(key in values for key in request.keys):
                 return None
-        return Answer(tuple(map(values.get, request.keys)))
+        return StoreAnswer(tuple(map(values.get, request.keys)))
 
 
 @dataclass(slots=True)
 class _Client:
     frames: Frames
-    waits: list[Request] = field(default_factory=list)
+    waits: list[StoreRequest] = field(default_factory=list)
 
 
 class Server:
@@ -203,7 +203,7 @@ class Server:
         client = self._clients[connection]
         try:
             while (text := client.frames.take()) is not None:
-                request = Request.parse(text)
+                request = StoreRequest.parse(text)
                 answer = self.values.ask(request)
                 if answer is None:
                     client.waits.append(request)
@@ -243,7 +243,7 @@ class Client:
         self.here = str(self._socket.getsockname()[0])
         """This side's address."""
 
-    def ask(self, request: Request, timeout: float | None = ANSWER_S) -> Answer:
+    def ask(self, request: StoreRequest, timeout: float | None = ANSWER_S) -> StoreAnswer:
         """Raises OSError (TimeoutError where no answer came in time).
 
         After that the connection is of no use.
@@ -260,7 +260,7 @@ class Client:
                     if not data:
                         raise ConnectionResetError("rank 0's process has closed the connection")
                     self._frames.feed(data)
-                return Answer.parse(text)
+                return StoreAnswer.parse(text)
             except (NotAuthentic, ValueError) as error:
                 self._socket.close()
                 raise ConnectionAbortedError(str(error)) from error

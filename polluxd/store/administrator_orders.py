@@ -7,10 +7,10 @@ import json
 from polluxd.model import Move
 
 from . import rows
-from .session import Session
+from .transactions import Session
 
 
-class Orders(Session):
+class AdministratorOrders(Session):
     """The part of the store behind `polluxctl pin`, `unpin` and `cancel-move`."""
 
     def pins(self) -> dict[int, str]:

@@ -57,7 +57,7 @@ class MoveCosts:
         return float(getattr(self, path))
 
 
-class Allocation:
+class HeldNodes:
     """One job's Slurm allocation: its own nodes, and companions' nodes."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from polluxd.sim.engine import View
-from polluxd.sim.training import Seats
+from polluxd.sim.simulated_job import Seats
 
 
 def only(view: View, gpu_type: str) -> tuple[int, ...]:
