@@ -168,7 +168,11 @@ class Controller:
     def _name_unreadable(self, unreadable: Mapping[str, str]) -> None:
         """Log each record of Slurm that makes no sense, once."""
         for about in sorted(unreadable.keys() - self._unreadable):
-            log.warning("Slurm's record of %s makes no sense, it is left alone: %s", about, unreadable[about])
+            log.warning(
+                "polluxd leaves %s alone, since its record in Slurm makes no sense: %s",
+                about,
+                unreadable[about],
+            )
         self._unreadable = frozenset(unreadable)
 
     def _means(self, seen: ClusterView) -> PathOptions:
@@ -221,7 +225,11 @@ def _note(stuck: str, paused: bool, unreadable: Mapping[str, str]) -> str:
     """What `polluxctl status` says beside the figures."""
     named = [f"{about}: {why}" for about, why in sorted(unreadable.items())]
     more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
-    senseless = f"left alone, their records make no sense: {'; '.join(named[:_NAMED])}{more}" if named else ""
+    senseless = (
+        f"left alone, since their records in Slurm make no sense: {'; '.join(named[:_NAMED])}{more}"
+        if named
+        else ""
+    )
     return "; ".join(filter(None, (stuck, "paused" if paused else "", senseless)))
 
 
@@ -242,7 +250,10 @@ def _with_doubts(plan: Plan, doubts: Mapping[int, tuple[str, ...]]) -> Plan:
     if not doubts:
         return plan
     told = tuple(
-        replace(a, reason=f"{a.reason}; not believed of its report: {', '.join(doubts[a.job_id])}")
+        replace(
+            a,
+            reason=f"{a.reason}; polluxd does not believe these claims of its report: {', '.join(doubts[a.job_id])}",
+        )
         if a.job_id in doubts
         else a
         for a in plan.allocations
@@ -255,7 +266,7 @@ def _doubted(doubts: Mapping[int, tuple[str, ...]]) -> str:
     if not doubts:
         return ""
     claims = sum(map(len, doubts.values()))
-    return f"{claims} claims not believed, of jobs {', '.join(map(str, sorted(doubts)))}"
+    return f"polluxd does not believe {claims} claims of jobs {', '.join(map(str, sorted(doubts)))}"
 
 
 def _wished(

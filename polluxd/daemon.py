@@ -84,7 +84,7 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_stop)
         signal.signal(signal.SIGHUP, self._on_reload)
-        log.info("polluxd %s, cluster %s", self._config.mode, self._config.slurm.cluster)
+        log.info("polluxd started: mode %s, cluster %s", self._config.mode, self._config.slurm.cluster)
         self.notifier.notify("READY=1")
         while not self._stopping.is_set():
             if self._reload.is_set():
@@ -97,13 +97,17 @@ class Daemon:
         self.notifier.notify("STOPPING=1")
         self.endpoint.close()
         self.store.close()
-        log.info("polluxd stopped; moves under way are in the database and will be finished by the next one")
+        log.info(
+            "polluxd stopped; the database keeps the moves under way, and the next polluxd finishes them"
+        )
 
     def wait(self, pause: float) -> None:
         try:
             self.store.wait_for_notify(pause)
         except Exception:
-            log.exception("waiting for the database's wake-ups failed: a fault in polluxd itself")
+            log.exception(
+                "a fault in polluxd itself: it cannot wait for notifications of the database, and polls instead"
+            )
             self._stopping.wait(pause)
 
     def turn(self) -> float:
@@ -140,18 +144,22 @@ class Daemon:
             if self._forget_history() and sound:
                 self._recovered(result)
         except LeaderLost as error:
-            self._say(f"not acting: {error}")
+            self._say(f"polluxd is not acting: {error}")
             return "lead_lost", _STANDBY_S
         except (SlurmError, StoreError) as error:
-            self._say(f"no action this cycle, running jobs untouched: {type(error).__name__}: {error}")
+            self._say(
+                f"polluxd takes no action and leaves running jobs alone: {type(error).__name__}: {error}"
+            )
             return "slurm_error" if isinstance(error, SlurmError) else "database_error", _STANDBY_S
         except PolluxError as error:
-            self._say(f"no action this cycle: {error}")
+            self._say(f"polluxd takes no action: {error}")
             return "refused", _STANDBY_S
         except Exception:
             # A fault of ours must not take the daemon down, nor be hidden; the jobs run on either way.
-            log.exception("no action this cycle: a fault in polluxd itself")
-            self.notifier.notify("STATUS=fault in polluxd, see the log")
+            log.exception(
+                "a fault in polluxd itself: it took no action in this cycle; report the traceback below"
+            )
+            self.notifier.notify("STATUS=a fault in polluxd itself; see the log")
             return "fault", _STANDBY_S
         pause = self._config.cycle.busy_poll_s if result.open_moves else self._config.cycle.poll_s
         return "decided" if result.decided else "polled", pause
@@ -171,8 +179,7 @@ class Daemon:
         epoch, left = self.store.epoch, self.store.lease_left
         if epoch is None or left <= self._config.slurm.timeout_s:
             raise LeaderLost(
-                f"the lead holds for {left:.0f} s more, a call to Slurm may take "
-                f"{self._config.slurm.timeout_s:.0f} s"
+                f"the lead ends in {left:.0f} s, and a call to Slurm may take {self._config.slurm.timeout_s:.0f} s"
             )
         return epoch
 
@@ -200,7 +207,8 @@ class Daemon:
         except OSError as error:
             # The hook then lets new jobs start as plain Slurm jobs: the safe side.
             self._say(
-                f"the heartbeat {path} could not be written ({error.strerror}): check its folder and the disk"
+                f"the heartbeat {path} could not be written ({error.strerror}); new jobs start as plain Slurm jobs "
+                "until it can: check its folder and the disk"
             )
             return False
         return True
@@ -214,7 +222,7 @@ class Daemon:
             self.store.prune(time.time(), history_s=kept, snapshots_s=min(kept, _SNAPSHOTS_S), jobs_s=kept)
             self._pruned = time.monotonic()
         except StoreError as error:
-            self._say(f"old history could not be removed: {error}")
+            self._say(f"polluxd could not remove old history, and tries again: {error}")
             return False
         return True
 
@@ -223,12 +231,12 @@ class Daemon:
         try:
             config = self._load()
         except ConfigError as error:
-            log.error("the new configuration is refused, the old one stays in force: %s", error)
+            log.error("polluxd refused the new configuration and keeps the old one: %s", error)
             return
         before = self.store
         self._assemble(config)  # first: a signal may come at any moment and rings the store's bell
         before.close()
-        log.info("configuration read again: %s", config.mode)
+        log.info("polluxd read its configuration again: mode %s", config.mode)
 
     def _on_stop(self, _number: int, _frame: FrameType | None) -> None:
         self._stopping.set()

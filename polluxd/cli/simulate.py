@@ -45,40 +45,56 @@ COLUMNS = (
 
 def simulate(
     workload: Annotated[
-        Path | None, typer.Argument(metavar="[WORKLOAD.csv]", help="OSDI'21, Philly or Helios format")
+        Path | None,
+        typer.Argument(metavar="[WORKLOAD.csv]", help="trace in the OSDI'21, Philly or Helios format"),
     ] = None,
     from_sacct: Annotated[
         Path | None,
-        typer.Option("--from-sacct", help="sacct output, parsable2, of JobID, Submit, Elapsed, AllocTRES"),
+        typer.Option(
+            "--from-sacct", help="trace from `sacct --parsable2` with JobID, Submit, Elapsed, AllocTRES"
+        ),
     ] = None,
     generate_jobs: Annotated[
         int | None,
-        typer.Option("--generate", metavar="JOBS", min=1, help="a synthetic trace of so many jobs"),
+        typer.Option("--generate", metavar="JOBS", min=1, help="generate a trace of JOBS jobs"),
     ] = None,
-    hours: Annotated[float, typer.Option("--hours", min=0.1, help="length of the synthetic trace")] = 8.0,
+    hours: Annotated[
+        float, typer.Option("--hours", min=0.1, help="hours over which the generated jobs arrive")
+    ] = 8.0,
     sweep: Annotated[
-        int, typer.Option("--sweep", min=1, help="trials of the synthetic trace's hyper-parameter searches")
+        int, typer.Option("--sweep", min=1, help="trials of each generated hyper-parameter search")
     ] = 1,
     length: Annotated[
-        float, typer.Option("--length", min=0.01, help="of its trainings, against the applications' own")
+        float, typer.Option("--length", min=0.01, help="factor on the length of each generated training")
     ] = 1.0,
     most_jobs: Annotated[
-        int | None, typer.Option("--most-jobs", min=1, help="only the first jobs of a recorded trace")
+        int | None, typer.Option("--most-jobs", min=1, help="read at most so many jobs of a recorded trace")
     ] = None,
     profiles: Annotated[
-        Path | None, typer.Option("--profiles", help="folder of measured applications [those shipped]")
+        Path | None,
+        typer.Option("--profiles", help="folder of measured applications [default: the shipped ones]"),
     ] = None,
     policy: Annotated[
-        list[str] | None, typer.Option("--policy", help=f"again for more: {', '.join(POLICIES)} [pollux]")
+        list[str] | None,
+        typer.Option(
+            "--policy", help=f"policy to simulate, repeatable: {', '.join(POLICIES)} [default: pollux]"
+        ),
     ] = None,
-    nodes: Annotated[int, typer.Option("--nodes", min=1, max=100_000, help="of the cluster")] = 16,
-    gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", min=1, max=64, help="of each")] = 4,
+    nodes: Annotated[int, typer.Option("--nodes", min=1, max=100_000, help="nodes of the cluster")] = 16,
+    gpus_per_node: Annotated[
+        int, typer.Option("--gpus-per-node", min=1, max=64, help="GPUs of each node")
+    ] = 4,
     interval: Annotated[float, typer.Option("--interval", min=1, help="seconds between decisions")] = 60.0,
     restart_seconds: Annotated[
-        float, typer.Option("--restart-seconds", min=0, help="what a move costs a job")
+        float, typer.Option("--restart-seconds", min=0, help="seconds that a move costs a job")
     ] = 30.0,
     restart_range: Annotated[
-        str | None, typer.Option("--restart-range", metavar="LOW,HIGH", help="drawn per application instead")
+        str | None,
+        typer.Option(
+            "--restart-range",
+            metavar="LOW,HIGH",
+            help="draw --restart-seconds per application from this range",
+        ),
     ] = None,
     interference: Annotated[
         float,
@@ -89,39 +105,45 @@ def simulate(
         typer.Option(
             "--move-costs",
             metavar="FILE",
-            help="seconds of a move by path (resize, relaunch, requeue, start) in TOML or JSON: jobs then move as "
-            "polluxd moves them, instead of at --restart-seconds",
+            help="TOML or JSON file with the seconds of a move by path (resize, relaunch, requeue, start): jobs "
+            "then take polluxd's paths, and --restart-seconds does not count",
         ),
     ] = None,
     objective: Annotated[
         str | None,
         typer.Option(
-            "--objective", help=f"of policy pollux: {policy_info('objective').expected} [as the daemon]"
+            "--objective",
+            help=f"objective of policy pollux: {policy_info('objective').expected} [default: polluxd's]",
         ),
     ] = None,
     kappa: Annotated[
         float | None,
         typer.Option(
             "--kappa",
-            help="completion-time: what the last job to end counts [as the daemon]",
+            help="objective completion-time: weight of the last job to end [default: polluxd's]",
         ),
     ] = None,
     power: Annotated[
-        str, typer.Option("--power", metavar="P", help="fair-share and pollux-paper: p of the fitness")
+        str,
+        typer.Option(
+            "--power",
+            metavar="P",
+            help="exponent p of the fitness, for objective fair-share and policy pollux-paper",
+        ),
     ] = "-1",
     priors: Annotated[
-        bool, typer.Option("--priors/--no-priors", help="pollux knows the fits of earlier runs")
+        bool, typer.Option("--priors/--no-priors", help="policy pollux knows the fits of earlier runs")
     ] = True,
     remaining_work: Annotated[
         bool,
         typer.Option(
-            "--remaining-work/--no-remaining-work", help="pollux knows the declared training lengths"
+            "--remaining-work/--no-remaining-work", help="policy pollux knows the declared training lengths"
         ),
     ] = True,
     lengths: Annotated[
         str,
         typer.Option(
-            "--lengths", help=f"what users declare of their trainings' lengths: {', '.join(LENGTHS)}"
+            "--lengths", help=f"how users declare the lengths of their trainings: {', '.join(LENGTHS)}"
         ),
     ] = "true",
     noise: Annotated[
@@ -134,28 +156,28 @@ def simulate(
         ),
     ] = 0.0,
     failures_per_day: Annotated[
-        float, typer.Option("--failures-per-day", min=0, help="node failures, in the whole cluster")
+        float, typer.Option("--failures-per-day", min=0, help="node failures per day in the whole cluster")
     ] = 0.0,
     repair_seconds: Annotated[
-        float, typer.Option("--repair-seconds", min=0, help="until a failed node is back")
+        float, typer.Option("--repair-seconds", min=0, help="seconds until a failed node is back")
     ] = 1800.0,
     gpu_types: Annotated[
         list[str] | None,
         typer.Option(
             "--gpu-types",
             metavar="NAME:NODES:GPUS[:SPEED]",
-            help="nodes of one GPU type, again for more; instead of --nodes and --gpus-per-node. Times there are those "
-            "of PROFILES/APPLICATION/NAME where given (the shipped applications know t4, v100 and a100), and SPEED "
-            "times as fast",
+            help="nodes of one GPU type, repeatable; replaces --nodes and --gpus-per-node. Step times are those of "
+            "PROFILES/APPLICATION/NAME if it exists (the shipped applications know t4, v100 and a100), divided "
+            "by SPEED",
         ),
     ] = None,
     nodes_per_rack: Annotated[
-        int, typer.Option("--nodes-per-rack", min=0, help="nodes on one switch; 0: all of them")
+        int, typer.Option("--nodes-per-rack", min=0, help="nodes on one switch; 0: one switch for all nodes")
     ] = 0,
     rack_slowdown: Annotated[
         float,
         typer.Option(
-            "--rack-slowdown", min=0, max=100, help="synchronising over racks takes this share longer"
+            "--rack-slowdown", min=0, max=100, help="share by which synchronisation over racks takes longer"
         ),
     ] = 0.0,
     autoscale: Annotated[
@@ -163,22 +185,29 @@ def simulate(
         typer.Option(
             "--autoscale",
             metavar="LEAST,MOST",
-            help="rent nodes as their use justifies it (pollux; others rent the most); adds node hours and cost",
+            help="policy pollux rents nodes while their use justifies it; other policies rent the most. Adds node "
+            "hours and cost",
         ),
     ] = None,
     boot_seconds: Annotated[
-        float, typer.Option("--boot-seconds", min=0, help="from the order of a node to its use")
+        float, typer.Option("--boot-seconds", min=0, help="seconds from renting a node to its use")
     ] = 120.0,
-    node_price: Annotated[float, typer.Option("--node-price", min=0, help="of one node for an hour")] = 1.0,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="of everything drawn")] = 0,
+    node_price: Annotated[
+        float, typer.Option("--node-price", min=0, help="price of one node for an hour")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="seed of all random numbers")] = 0,
     in_parallel: Annotated[
         int,
-        typer.Option("--jobs-in-parallel", min=1, help="policies simulated at one time; changes no result"),
+        typer.Option(
+            "--jobs-in-parallel", min=1, help="policies simulated at the same time; the results stay the same"
+        ),
     ] = 1,
     as_json: Annotated[
-        Path | None, typer.Option("--json", metavar="OUT.json", help="everything, unrounded")
+        Path | None, typer.Option("--json", metavar="OUT.json", help="write all results, unrounded")
     ] = None,
-    plot: Annotated[Path | None, typer.Option("--plot", metavar="OUT.png", help="one page of plots")] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="OUT.png", help="write one page of plots")
+    ] = None,
 ) -> None:
     """Replay a trace of jobs under one policy or several."""
     names = list(dict.fromkeys(policy or ["pollux"]))

@@ -35,7 +35,7 @@ def test_records_that_make_no_sense_are_named_in_the_log_once_and_in_the_note(
     cycle.step()
     named = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert len(named) == 7
-    assert "job 3 makes no sense" in named[2]
+    assert "leaves job 3 alone" in named[2]
     assert "expected UserID" in named[2]
     assert notes[0] == notes[1]
     assert "job 5: expected UserID" in notes[0]
