@@ -229,7 +229,7 @@ def _by_price(
     rated: _Rated, weight: Floats, settings: PolicySettings, limited: tuple[Group, ...], capacity: Ints
 ) -> _Worth:
     """Utilities under the objective of completion times: mu_j g_j."""
-    offers = market.Offers(rated.gpus, rated.goodput, rated.kind, rated.start, capacity, limited)
+    offers = market.MarketOptions(rated.gpus, rated.goodput, rated.kind, rated.start, capacity, limited)
     if not rated.jobs:
         return _Worth(np.zeros(0), np.zeros(0), np.zeros(0), weight, None)
     work, done = np.array([market.work(job) for job in rated.jobs], dtype=np.float64).T

@@ -58,10 +58,10 @@ class Cluster(RuleBasedStateMachine):
         self.random.shuffle(others)
         for job in others:
             choice = self.resized(job.placement, free) if job.placement else job.placement
-            if not choice or self.random.random() < 0.3:
-                gpus = self.random.randint(1, 4)
+            if not choice or self.random.random() < 0.1:
+                gpus = self.random.choice((1, 1, 2, 2, 3, 4))
                 names = [n for n in free if free[n] >= gpus]
-                count = self.random.randint(0 if job.placement else 1, 2)
+                count = self.random.choice((0, 1, 2, 2)) if job.placement else self.random.choice((1, 2, 2))
                 choice = NO_PLACEMENT
                 if count and len(names) >= count:
                     choice = Placement(tuple(sorted(self.random.sample(names, count))), gpus)
@@ -86,8 +86,8 @@ class Cluster(RuleBasedStateMachine):
         names = set(source.nodes)
         if chance < 0.4:
             names |= {n for n in free if free[n] >= gpus and self.random.random() < 0.5}
-        elif chance < 0.7 and len(names) > 1:
-            names = set(self.random.sample(sorted(names), self.random.randint(1, len(names))))
+        elif chance < 0.8 and len(names) > 1:
+            names = set(self.random.sample(sorted(names), self.random.randint(1, len(names) - 1)))
         return Placement(tuple(sorted(names)), gpus)
 
     # --- life -------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ def offers(seed, jobs=12, types=1, capacity=16, groups=()):
         start.append(len(gpus))
     per_type = np.array([capacity] * types)
     arrays = (np.array(gpus), np.array(goodput), np.array(kind), np.array(start))
-    return market.Offers(*arrays, per_type, groups)
+    return market.MarketOptions(*arrays, per_type, groups)
 
 
 def weights_and_work(seed, jobs=12):
