@@ -114,7 +114,7 @@ def test_a_lease_that_runs_short_is_prolonged_and_one_that_ended_is_not(daemon: 
     daemon.store = LeadingStore(lease_left=4.0)  # type: ignore[assignment]
     assert daemon.authorize() == 1
     daemon.store = LeadingStore(lease_left=0.0)  # type: ignore[assignment]
-    with pytest.raises(LeaderLost, match="0 s more"):
+    with pytest.raises(LeaderLost, match="ends in 0 s"):
         daemon.authorize()
     daemon.store = LeadingStore(lease_left=4.0, leads=False)  # type: ignore[assignment]
     with pytest.raises(LeaderLost):
