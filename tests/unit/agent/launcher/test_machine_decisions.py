@@ -1,4 +1,4 @@
-"""How a start ends: node 0's decision, leavers, and that an end always comes."""
+"""How a start ends: node 0's decision, leavers, and that an end comes."""
 
 from __future__ import annotations
 
