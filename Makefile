@@ -48,6 +48,10 @@ test-torch-versions: ## the agent's unit tests with the oldest and the newest to
 attack: setup ## attacks by ordinary users on a private Slurm, each with and without its defence (root; minutes); attack-out/
 	@$(PYTHON) -m contrib.attack
 
+metrics-test: ## a real Prometheus scrapes a real polluxd; alert rules by promtool (a minute; Debian package prometheus)
+	@contrib/devcluster/install.sh prometheus
+	@$(PYTHON) -m pytest -q tests/metrics
+
 soak: setup ## hours: kills at every point of a save, real faults by path, 100,000 random steps, MINUTES (60) of chaos with JOBS (20); chaos-out/
 	@POLLUX_SOAK=1 $(PYTHON) -m pytest -s --timeout 7200 tests/unit/agent/checkpoint/test_checkpoint_killed.py tests/unit/apply/test_model.py tests/integration/loop/test_real_faults.py
 	@$(PYTHON) -m contrib.chaos --minutes $(or $(MINUTES),60) --jobs $(or $(JOBS),20)

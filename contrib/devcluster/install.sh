@@ -2,7 +2,9 @@
 # Installs what the demo and the integration tests need on Debian 12: the distribution's Slurm, munge and Postgres
 # (no service of theirs is started), and a virtual environment `.venv` with this project and a CPU torch.
 #
-#   contrib/devcluster/install.sh          as root, from anywhere; safe to repeat, and quick when nothing has changed
+#   contrib/devcluster/install.sh [PACKAGE ...]   as root, from anywhere; safe to repeat, and quick when nothing changed
+#
+# PACKAGE         further Debian packages, for one make target
 #
 # PYTHON          interpreter for the virtual environment                        (/usr/bin/python3)
 # TORCH_INDEX     package index to take torch from, for instance PyTorch's CPU-only one  (pip's own)
@@ -19,6 +21,8 @@ packages=(munge slurmctld slurmd slurm-client slurm-wlm-basic-plugins postgresql
 packages+=(gcc libc6-dev libslurm-dev make)
 # slurmdbd and its MariaDB: users and rights, for the tests of polluxd without root.
 packages+=(slurmdbd slurm-wlm-mysql-plugin mariadb-server-core mariadb-client-core)
+
+packages+=("$@")
 
 fail() {
   echo "install.sh: $1 failed. The end of $log:" >&2
