@@ -285,6 +285,9 @@ class Plan:
     objective: float
     upper_bound: float
     solver: str
+    gpu_prices: Mapping[str, float] = field(default_factory=dict)
+    """By GPU type, "" where types make no difference: seconds of all jobs' completion times that a GPU is worth per
+    second, where it is worth the most. Empty: the objective has no price."""
 
     @property
     def gap(self) -> float:

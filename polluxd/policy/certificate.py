@@ -8,8 +8,6 @@ highest level that all jobs can reach at once.
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -84,7 +82,6 @@ def _limit(seating: Seating, stay: Floats, move: Floats) -> float:
 
     It comes from the assignment program, or from node patterns where that program is too large.
     """
-    other = copy.copy(seating)
-    other.stay, other.move = stay.tolist(), move.tolist()
+    other = seating.valued(stay, move)
     found = assignment.limit(other)
     return found if np.isfinite(found) else patterns.limit(other)

@@ -5,6 +5,7 @@ Every allocation has its reason. No I/O, no clock.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
@@ -22,6 +23,7 @@ from polluxd.policy import (
     reasons,
     remarks,
     search,
+    worst_off,
 )
 from polluxd.policy.cache import Cache
 from polluxd.policy.choice import Choice, choose
@@ -56,6 +58,8 @@ class _Solved:
     """On that sum."""
     plain_bound: float
     """On the sum of what the fitness itself adds up, where utilities order plans beyond that; of max-min on itself."""
+    prices: Mapping[str, float]
+    """Of a GPU, by type; empty where the objective has no price."""
 
 
 def decide(snapshot: Snapshot, *, cache: Cache | None = None) -> Plan:
@@ -82,7 +86,7 @@ def decide(snapshot: Snapshot, *, cache: Cache | None = None) -> Plan:
     if snapshot.settings.objective == objective.COMPLETION_TIME:
         fitness, bound = sum(part.total for part in solved), sum(part.bound for part in solved)
         solvers = sorted({part.solver for part in solved if part.weight.size}) or ["none"]
-        return Plan(tuple(allocations), fitness, max(fitness, bound), " and ".join(solvers))
+        return Plan(tuple(allocations), fitness, max(fitness, bound), " and ".join(solvers), _dearest(solved))
     fitness = objective.fitness(np.concatenate([empty, *(part.x for part in solved)]), weight, power)
     if power > objective.GENTLE:
         bound = objective.of_total(sum(part.bound for part in solved), float(weight.sum()), power)
@@ -94,6 +98,15 @@ def decide(snapshot: Snapshot, *, cache: Cache | None = None) -> Plan:
         bound = min((part.plain_bound for part in solved if part.weight.size), default=0.0)
     solvers = sorted({part.solver for part in solved if part.weight.size}) or ["none"]
     return Plan(tuple(allocations), fitness, max(fitness, bound), " and ".join(solvers))
+
+
+def _dearest(solved: Iterable[_Solved]) -> dict[str, float]:
+    """Return the highest price of each GPU type in any domain; 0 without jobs."""
+    found: dict[str, float] = {}
+    for part in solved:
+        for kind, price in part.prices.items():
+            found[kind] = max(price, found.get(kind, 0.0))
+    return found or {"": 0.0}
 
 
 def _solve(domain: Domain, settings: PolicySettings, mean_weight: float, cache: Cache) -> _Solved:
@@ -119,6 +132,8 @@ def _solve(domain: Domain, settings: PolicySettings, mean_weight: float, cache: 
     bound = choice.bound
     if bound - seating.total() > certificate.CERTAIN * abs(bound):
         bound = min(bound, assignment.improve(seating))
+    if not np.isfinite(power):
+        worst_off.lift(seating, choice.plain_bound)
     if power > objective.GENTLE and bound - seating.total() > certificate.CERTAIN * abs(bound):
         bound = min(bound, patterns.limit(seating))
     seating.return_home()
@@ -139,6 +154,7 @@ def _solve(domain: Domain, settings: PolicySettings, mean_weight: float, cache: 
         seating.total() + idle,
         min(bound + idle, choice.fair_bound),
         plain_bound,
+        {} if table.market is None else table.market.of_types(table.types),
     )
 
 

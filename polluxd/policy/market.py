@@ -65,6 +65,10 @@ class Market(NamedTuple):
     seconds: Floats
     """[J]: predicted time to the end."""
 
+    def of_types(self, types: Sequence[str]) -> dict[str, float]:
+        """Return the prices by GPU type; "" where types make no difference."""
+        return dict(zip(types or ("",), self.price.tolist(), strict=True))
+
 
 def work(job: SnapshotJob) -> tuple[float, float]:
     """Return the work left and the work done, in M0-equivalent examples.

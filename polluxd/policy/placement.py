@@ -6,6 +6,8 @@ are placed again, the largest first; small jobs then give way where that costs l
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,6 +16,7 @@ from polluxd.policy.option_table import OptionTable
 from polluxd.policy.packing import Packing
 from polluxd.policy.shapes import OVER_RACKS
 
+Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
@@ -39,6 +42,12 @@ class Seating:
         for j in np.flatnonzero(table.pinned).tolist():
             # Where they are, whatever the state of their nodes.
             packing.put(j, packing.home[j])
+
+    def valued(self, stay: Floats, move: Floats) -> Seating:
+        """Return the same seating, not a copy, under other utilities [O]."""
+        other = copy.copy(self)
+        other.stay, other.move, other._ranked = stay.tolist(), move.tolist(), {}
+        return other
 
     def utility(self, j: int) -> float:
         """What the job's present option is worth, given whether it moves for it."""

@@ -24,12 +24,13 @@ class Alone:
     The same yardstick for all policies: true step times and true noise, no restarts.
     """
 
-    def __init__(self, app: Application, gpus_per_node: int) -> None:
+    def __init__(self, app: Application, gpus_per_node: int, sizes: int = SIZES) -> None:
+        """Tune over so many batch `sizes`."""
         self._app = app
         self._per_node = gpus_per_node
         limits = app.limits
-        sizes = np.geomspace(limits.initial, limits.maximum, SIZES).round().astype(np.int64)
-        self._sizes = [app.fixed_batch] if app.fixed_batch is not None else sorted({int(s) for s in sizes})
+        grid = np.geomspace(limits.initial, limits.maximum, sizes).round().astype(np.int64)
+        self._sizes = [app.fixed_batch] if app.fixed_batch is not None else sorted({int(size) for size in grid})
         epochs = range(app.epochs)
         noise = [[app.noise(size, epoch) for epoch in epochs] for size in self._sizes]
         var = np.array([[n.var for n in row] for row in noise])
@@ -39,7 +40,7 @@ class Alone:
             gain = (var + sqr) / (var / scale + sqr)
         self._gain = np.where(np.isfinite(gain), gain, scale)
         self._work = np.diff([app.progress(epoch) for epoch in range(app.epochs + 1)])
-        self._known: dict[int, float] = {}
+        self._known: dict[int, Floats] = {}
 
     def on(self, share: float) -> float:
         """Return seconds on `share` GPUs, packed.
@@ -60,10 +61,25 @@ class Alone:
 
         A share need not be used up. Beyond one node, whole nodes count.
         """
-        counts = [k for k in range(1, gpus + 1) if k <= self._per_node or k % self._per_node == 0]
-        return min(self._exactly(k) for k in counts)
+        return min(self._exactly(k) for k in self._counts(gpus))
+
+    def least(self, gpus: int) -> tuple[float, float]:
+        """Return the fewest GPU-seconds and the fewest seconds of the training.
+
+        The job has up to `gpus` GPUs, and the best number of them in every epoch.
+        """
+        counts = self._counts(min(gpus, most_gpus(self._app)))
+        seconds = np.array([self._epochs(k) for k in counts])
+        return float((seconds * np.array(counts)[:, None]).min(axis=0).sum()), float(seconds.min(axis=0).sum())
+
+    def _counts(self, gpus: int) -> list[int]:
+        return [k for k in range(1, gpus + 1) if k <= self._per_node or k % self._per_node == 0]
 
     def _exactly(self, gpus: int) -> float:
+        return float(self._epochs(gpus).sum())
+
+    def _epochs(self, gpus: int) -> Floats:
+        """Return the seconds of each epoch on exactly so many GPUs."""
         if gpus not in self._known:
             limits = self._app.limits
             times = np.full(len(self._sizes), np.inf)
@@ -72,7 +88,8 @@ class Alone:
                 if limits.local_min <= m <= limits.local_max:
                     step, sync = self._app.times(placement_of(gpus, self._per_node), m)
                     times[i] = step + s * (step - sync)
-            self._known[gpus] = float((self._work / (self._gain / times[:, None]).max(axis=0)).sum())
+            with np.errstate(divide="ignore"):
+                self._known[gpus] = self._work / (self._gain / times[:, None]).max(axis=0)
         return self._known[gpus]
 
 

@@ -7,7 +7,7 @@ import hashlib
 import json
 import platform
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from polluxd.sim.generator import generate
 from polluxd.sim.measures import measure
 from polluxd.sim.policies import POLICIES
 from polluxd.sim.profiles import load_profiles
-from polluxd.sim.workload import read_workload
+from polluxd.sim.workload import Submission, read_workload
 
 ROOT = Path(__file__).parents[2]
 SOURCES = (
@@ -31,6 +31,8 @@ SOURCES = (
 )
 SILENT = ("reasons.py", "remarks.py", "explain.py", "what_if.py")
 """Modules of the policy that only describe a plan in words."""
+OURS = ("market.py", "pollux.py")
+"""Modules that only policy `pollux` uses: other policies' runs stay good where these change."""
 
 
 Result = dict[str, Any]
@@ -49,17 +51,18 @@ class Task:
         return f"{self.policy} | {self.workload} | {self.scenario}"
 
 
+def load(workload: str, data: Path, gpus: int) -> tuple[Sequence[Submission], Any]:
+    """Return a trace's jobs and their applications."""
+    kind, number = workload.rsplit("-", 1)
+    if kind == "generated":
+        return generate(BUILT_IN, 120, 12.0, cluster_gpus=gpus, seed=int(number)), BUILT_IN
+    apps = load_profiles(data / "profiles")
+    return read_workload(data / "workloads" / f"{workload}.csv", apps, cluster_gpus=gpus), apps
+
+
 def run(task: Task, data: Path) -> Result:
     """The figures of one run, and the CPU seconds that it took."""
-    kind, number = task.workload.rsplit("-", 1)
-    if kind == "generated":
-        apps: Any = BUILT_IN
-        jobs = generate(apps, 120, 12.0, cluster_gpus=task.scenario.gpus, seed=int(number))
-    else:
-        apps = load_profiles(data / "profiles")
-        jobs = read_workload(
-            data / "workloads" / f"{task.workload}.csv", apps, cluster_gpus=task.scenario.gpus
-        )
+    jobs, apps = load(task.workload, data, task.scenario.gpus)
     began = time.process_time()
     found = measure(simulate(jobs, apps, POLICIES[task.policy](task.scenario), task.scenario), task.scenario)
     for bulky in ("jobs", "details", "timeline"):
@@ -81,12 +84,15 @@ def _code(path: Path) -> bytes:
     return ast.dump(tree).encode()
 
 
-def digest(data: Path) -> str:
-    """Return a digest of every file that a result depends on."""
+def digest(data: Path, without: Collection[str] = SILENT) -> str:
+    """Return a digest of every file that a result depends on.
+
+    It leaves out the modules `without`.
+    """
     found = hashlib.sha256(platform.python_version().encode())
     parts = [ROOT / name for name in SOURCES]
     files = [f for part in parts for f in (sorted(part.rglob("*.py")) if part.is_dir() else [part])]
-    files = [f for f in files if f.name not in SILENT]
+    files = [f for f in files if f.name not in without]
     for path in files:
         found.update(path.name.encode() + _code(path))
     for path in sorted(data.rglob("*.csv")):
@@ -96,7 +102,7 @@ def digest(data: Path) -> str:
 
 @dataclass
 class Bench:
-    """Runs, each done once per version of the sources."""
+    """Runs, each done once per version of the sources that it uses."""
 
     data: Path
     kept: Path
@@ -105,11 +111,14 @@ class Bench:
     """Runs that were asked for, in that order."""
 
     def __post_init__(self) -> None:
-        self.version = digest(self.data)
+        self.version, self._of_others = digest(self.data), digest(self.data, (*SILENT, *OURS))
         if self.kept.exists():
-            kept = json.loads(self.kept.read_text())
-            if kept.get("version") == self.version:
-                self.done = kept["runs"]
+            for key, found in json.loads(self.kept.read_text()).items():
+                if found["version"] == self._version_of(key):
+                    self.done[key] = found
+
+    def _version_of(self, key: str) -> str:
+        return self.version if key.startswith("pollux |") else self._of_others
 
     def of(self, policy: str, workloads: Iterable[str], scenario: Scenario) -> list[Result | None]:
         """Return the results of a policy, one per workload; None: not yet made."""
@@ -131,10 +140,10 @@ class Bench:
             task, found = self.tasks[key], run(self.tasks[key], self.data)
             if digest(self.data) != self.version:
                 raise SystemExit("the sources changed while they were measured: run it again")
-            self.done[key] = found
+            self.done[key] = {"version": self._version_of(key), **found}
             self.kept.parent.mkdir(exist_ok=True)
             partial = self.kept.with_suffix(".new")
-            partial.write_text(json.dumps({"version": self.version, "runs": self.done}, indent=1))
+            partial.write_text(json.dumps(self.done, indent=1))
             partial.replace(self.kept)
             print(
                 f"{task.policy}, {task.workload}: {found['avg_jct_s']:.0f} s, p99 {found['p99_jct_s']:.0f} s, "

@@ -181,6 +181,16 @@ def test_a_job_about_to_end_is_not_moved_and_none_is_shrunk_for_it():
     assert not plan.of(2).changed
 
 
+def test_a_job_is_shrunk_for_another_that_goes_on_but_not_for_one_that_ends_before_that_pays():
+    def given_to_the_other(left):
+        near = running(1, ["n000"], 1, report=report(progress=1e4 - left, target=1e4), move_cost=30.0)
+        other = running(2, ["n000"], 3, report=report(progress=0.0, target=1e6), move_cost=30.0)
+        return decide(snapshot(nodes(1), [near, other], kappa=0.0, **COMPLETION)).of(2).placement.gpus
+
+    assert given_to_the_other(left=5_000.0) < 3
+    assert given_to_the_other(left=10.0) == 3
+
+
 def test_the_default_settings_name_a_known_objective():
     assert PolicySettings().objective in objective.OBJECTIVES
 
@@ -190,3 +200,20 @@ def test_a_node_out_of_service_adds_nothing_to_what_the_market_sells():
     one = decide(snapshot([node("n000"), node("n001", schedulable=False)], jobs, **COMPLETION))
     other = decide(snapshot([node("n000")], jobs, **COMPLETION))
     assert [a.placement for a in one.allocations] == [a.placement for a in other.allocations]
+
+
+def test_a_plan_tells_the_price_of_each_gpu_type_and_none_under_fair_share():
+    busy = [declared(n, 1_000 * n) for n in range(1, 9)]
+    one = decide(snapshot(nodes(1), busy, **COMPLETION))
+    told = [a.explanation.gpu_price for a in one.allocations]
+    assert one.gpu_prices == {"": pytest.approx(max(told))}
+    assert one.gpu_prices[""] > 0
+    fast = report().params
+    slow = fast._replace(alpha_grad=4 * fast.alpha_grad, beta_grad=4 * fast.beta_grad)
+    apart = report(params_by_type={"a100": fast, "v100": slow})
+    two = [node("n000", gpu_type="a100"), node("n001", gpu_type="v100")]
+    jobs = [replace(j, report=replace(apart, target=1_000.0 * j.job_id)) for j in busy]
+    priced = decide(snapshot(two, jobs, **COMPLETION)).gpu_prices
+    assert priced["a100"] > priced["v100"] > 0
+    assert decide(snapshot(nodes(1), [], **COMPLETION)).gpu_prices == {"": 0.0}
+    assert decide(snapshot(nodes(1), busy, objective="fair-share")).gpu_prices == {}

@@ -1,0 +1,46 @@
+"""GPUs that are free go to the jobs that gain by them, within a cycle of their last move."""
+
+from __future__ import annotations
+
+from polluxd.policy import decide
+from polluxd.sim.cluster import Scenario
+from polluxd.sim.engine import simulate
+from polluxd.sim.policies import snapshots
+from polluxd.sim.policies.pollux import Pollux
+from polluxd.sim.workload import Submission
+
+
+class Watched(Pollux):
+    """The daemon's policy; notes since when free GPUs have been kept from each job that could use them."""
+
+    def __init__(self):
+        super().__init__()
+        self.since, self.longest = {}, 0.0
+
+    def decide(self, view):
+        jobs = tuple(self._job(job, view) for job in view.jobs)
+        plan = decide(snapshots.snapshot(view, jobs, self.settings), cache=self._cache)
+        free = sum(view.capacity) - sum(a.placement.gpus for a in plan.allocations)
+        kept = set()
+        for a in plan.allocations:
+            told = a.explanation
+            needed = (told.next_gpus or 10**6) - a.placement.gpus
+            # A larger placement on nodes that are free: nothing but its last move may keep the job from it.
+            if needed <= free and told.limit in ("contention", "fragmentation", "pinned"):
+                kept.add(a.job_id)
+        self.since = {j: self.since.get(j, view.now) for j in kept}
+        self.longest = max([self.longest, *(view.now - at for at in self.since.values())])
+        return snapshots.plan_seats(plan, {job.number: job for job in view.jobs})
+
+
+def test_no_gpu_stays_idle_for_more_than_a_cycle_while_a_job_could_use_it(apps):
+    jobs = [
+        Submission(f"job-{i}", 300.0 * i, ("vision-small", "speech")[i % 2], 1, (128, 20)[i % 2])
+        for i in range(6)
+    ]
+    scenario = Scenario(nodes=3)
+    policy = Watched()
+    run = simulate(jobs, apps, policy, scenario)
+    assert all(job.ended_at is not None for job in run.jobs)
+    # A move, its cooldown of no longer than the move, and the decision after.
+    assert policy.longest <= 2 * scenario.restart_seconds + scenario.interval
