@@ -220,7 +220,7 @@ def as_json(value: Any) -> Any:
     """Return a setting's value as JSON carries it."""
     if isinstance(value, Mapping):
         return {name: as_json(inner) for name, inner in sorted(value.items())}
-    return "-inf" if value == float("-inf") else value
+    return str(value) if value in (float("inf"), float("-inf")) else value
 
 
 OPTIONS: tuple[SettingInfo, ...] = tuple(

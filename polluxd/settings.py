@@ -71,6 +71,16 @@ def _power(value: object) -> object:
     return -math.inf if value in ("-inf", "max-min") else value
 
 
+def _infinite(value: object) -> object:
+    return math.inf if value == "inf" else value
+
+
+def _kappa(value: float) -> float:
+    if 1000 < value < math.inf:
+        raise ValueError("between the largest finite kappa and none")
+    return value
+
+
 def _gpu_rule(value: str) -> str:
     if not is_rule(value):
         raise ValueError("not a rule")
@@ -113,7 +123,13 @@ Power = Annotated[
     BeforeValidator(_power),
     Expected("a number up to 1, or -inf for max-min fairness", "P"),
 ]
-Kappa = Annotated[StrictFloat, Ge(0), Le(1000), Expected("a number from 0 to 1000", "K")]
+Kappa = Annotated[
+    StrictFloat,
+    Ge(0),
+    AfterValidator(_kappa),
+    BeforeValidator(_infinite),
+    Expected("a number from 0 to 1000, or inf for max-min finish-time fairness", "K"),
+]
 Exponent = Annotated[StrictFloat, Ge(-4), Le(4), Expected("a number from -4 to 4", "Q")]
 Objective = Literal["fair-share", "completion-time"]
 GpuRule = Annotated[str, AfterValidator(_gpu_rule), Expected(RULES, "RULE")]
@@ -255,7 +271,8 @@ class PolicySettings:
     objective: Objective = "completion-time"
     """What a plan optimises: `completion-time` at a price per GPU, or `fair-share`, the p-mean of speedups."""
     kappa: Kappa = 2.0
-    """Completion time: how much the last job to end counts beyond its share of the mean."""
+    """Completion time: how much the last job to end counts beyond its share of the mean; inf: all jobs end as fairly
+    as the worst-off can."""
     power: Power = -1.0
     """Fair share: exponent p of the p-mean fitness; 1 mean, 0 geometric mean, -1 harmonic mean, -inf max-min."""
     account_weights: Annotated[Mapping[str, Weight], Example({"physics": 2.0})] = field(default_factory=dict)

@@ -32,7 +32,7 @@ def tighten(seating: Seating, x: Floats, power: float, bound: float) -> float:
     if not table.jobs:
         return bound
     weight = table.weight[table.owner]
-    stay = table.speedup / table.gpus_per_node
+    stay = table.rating
     move = stay * table.factor
     if np.isfinite(power):
         return _of_sum(seating, objective.plain(x, table.weight, power), stay, move, weight, power, bound)

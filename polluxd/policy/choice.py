@@ -64,7 +64,7 @@ def choose(table: OptionTable, domain: Domain, packing: Packing, power: float) -
     if power > objective.GENTLE:
         return choice
     weight = table.weight[table.owner]
-    x = table.speedup / table.gpus_per_node * np.where(table.kept, 1.0, table.factor)
+    x = table.rating * np.where(table.kept, 1.0, table.factor)
     if not np.isfinite(power):
         reached = (x + objective.FLOOR) / weight
         return choice._replace(

@@ -83,7 +83,7 @@ def decide(snapshot: Snapshot, *, cache: Cache | None = None) -> Plan:
     allocations = remarks.add(snapshot, allocations)
     empty, power = np.zeros(0), objective.summed_power(snapshot.settings)
     weight = np.concatenate([empty, *(part.weight for part in solved)])
-    if snapshot.settings.objective == objective.COMPLETION_TIME:
+    if objective.is_priced(snapshot.settings):
         fitness, bound = sum(part.total for part in solved), sum(part.bound for part in solved)
         solvers = sorted({part.solver for part in solved if part.weight.size}) or ["none"]
         return Plan(tuple(allocations), fitness, max(fitness, bound), " and ".join(solvers), _dearest(solved))

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polluxd.model import Snapshot, SnapshotJob
+from polluxd.policy import market
 from polluxd.settings import PolicySettings
 
 Floats = NDArray[np.float64]
@@ -85,26 +86,6 @@ def move_factors(
     return np.where(started, left / (1.0 + max(hysteresis, 0.0)), 1.0)
 
 
-HORIZON = 1200.0
-"""Seconds over which a move has to pay."""
-
-
-def paying_factors(
-    jobs: Sequence[SnapshotJob], seconds: Floats, cost: Floats, owner: NDArray[np.int64], hysteresis: float
-) -> Floats:
-    """Return what a move leaves of an option's gain [O].
-
-    It is max(H - c, 0) / H, over 1 + hysteresis.
-
-    H = min(`HORIZON`, remaining time + c). `seconds` [J]: predicted time to the end; `cost` [O]: of the move that
-    leads to the option. A job that never ran loses nothing by starting: its factor is 1.
-    """
-    whole = np.minimum(HORIZON, seconds[owner] + cost)
-    left = np.where(whole > 0, np.maximum(whole - cost, 0.0) / np.where(whole > 0, whole, 1.0), 1.0)
-    started = np.array([job.started for job in jobs], dtype=np.bool_)[owner]
-    return np.where(started, left / (1.0 + max(hysteresis, 0.0)), 1.0)
-
-
 MOST_WORK_FACTOR = 4.0
 """Remaining work changes a weight by this much at most, either way."""
 
@@ -126,6 +107,27 @@ def work_factors(remaining: Sequence[float | None], power: float) -> list[float]
         else min(max((max(r, 1e-9) / median) ** power, 1 / MOST_WORK_FACTOR), MOST_WORK_FACTOR)
         for r in remaining
     ]
+
+
+def promptness(
+    jobs: Sequence[SnapshotJob], goodput: Floats, fair: Floats, owner: NDArray[np.int64]
+) -> tuple[Floats, Floats]:
+    """Return the inverse of each option's finish-time fairness [O], and the seconds left at the fair share [J].
+
+    Finish-time fairness is the time from submission to the predicted end over the time alone on the fair share, whose
+    goodput is `fair` [J] (Themis, Mahajan et al., 2020). An option without goodput has inverse 0. A job of unknown
+    length is expected to need the median work of the others in seconds, or as much again as it has done.
+    """
+    left, done = np.array([market.work(job) for job in jobs], dtype=np.float64).reshape(-1, 2).T
+    with np.errstate(divide="ignore", invalid="ignore"):
+        seconds, done = left / fair, done / fair
+        known = seconds[np.isfinite(seconds)]
+        usual = float(np.median(known)) if known.size else market.UNKNOWN
+        seconds = np.where(np.isfinite(seconds), seconds, np.maximum(done, usual))
+        age = np.maximum(np.array([job.age for job in jobs], dtype=np.float64), 0.0)
+        finish = age[owner] + (seconds * fair)[owner] / goodput
+        inverse = np.where(goodput > 0, (seconds + done)[owner] / np.maximum(finish, 1e-9), 0.0)
+    return np.where(np.isfinite(inverse), inverse, 0.0), seconds
 
 
 def waiting(job: SnapshotJob) -> float:

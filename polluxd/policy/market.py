@@ -83,7 +83,27 @@ def work(job: SnapshotJob) -> tuple[float, float]:
     return left * report.limits.initial, max(report.progress, 0.0) * report.limits.initial
 
 
-def clear(offers: MarketOptions, weight: Floats, work: Floats, done: Floats, kappa: float) -> Market:
+HORIZON = 1200.0
+"""Seconds over which a move has to pay."""
+
+
+def paying_factors(
+    jobs: Sequence[Job], seconds: Floats, cost: Floats, owner: NDArray[np.int64], hysteresis: float
+) -> Floats:
+    """Return what a move leaves of an option's gain [O].
+
+    It is max(H - c, 0) / H, over 1 + hysteresis.
+
+    H = min(`HORIZON`, remaining time + c). `seconds` [J]: predicted time to the end; `cost` [O]: of the move that
+    leads to the option. A job that never ran loses nothing by starting: its factor is 1.
+    """
+    whole = np.minimum(HORIZON, seconds[owner] + cost)
+    left = np.where(whole > 0, np.maximum(whole - cost, 0.0) / np.where(whole > 0, whole, 1.0), 1.0)
+    started = np.array([job.started for job in jobs], dtype=np.bool_)[owner]
+    return np.where(started, left / (1.0 + max(hysteresis, 0.0)), 1.0)
+
+
+def clear(offers: Offers, weight: Floats, work: Floats, done: Floats, kappa: float) -> Market:
     """Clear the market: find the prices, and the worth of every job's work.
 
     `weight` [J]: of each job in the mean. `work` [J]: remaining work in units of goodput times seconds; nan where it

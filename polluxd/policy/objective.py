@@ -38,12 +38,22 @@ COMPLETION_TIME = "completion-time"
 OBJECTIVES = (COMPLETION_TIME, FAIR_SHARE)
 
 
+def is_priced(settings: PolicySettings) -> bool:
+    """Return whether plans are made at a price per GPU.
+
+    Completion times are, up to any finite kappa. Beyond it lies max-min finish-time fairness.
+    """
+    return settings.objective == COMPLETION_TIME and math.isfinite(settings.kappa)
+
+
 def summed_power(settings: PolicySettings) -> float:
     """Return the power by which plans are ordered.
 
-    Completion times are a plain sum: power 1.
+    Completion times are a plain sum: power 1. Max-min finish-time fairness is max-min: power -inf.
     """
-    return 1.0 if settings.objective == COMPLETION_TIME else settings.power
+    if settings.objective == COMPLETION_TIME:
+        return 1.0 if is_priced(settings) else -math.inf
+    return settings.power
 
 
 def fitness(x: Floats, weight: Floats, power: float) -> float:

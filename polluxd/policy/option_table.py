@@ -59,6 +59,8 @@ class OptionTable:
     goodput: Floats
     batch_size: Ints
     speedup: Floats
+    rating: Floats
+    """[O]: the objective's x where the job does not move: speedup over the GPUs per node, or promptness."""
     kept: Bools
     """[O]: the shape that the job holds now, where it can stay as it is."""
     factor: Floats
@@ -109,7 +111,7 @@ class OptionTable:
 
     def x(self, options: Ints, moved: Bools) -> Floats:
         """[J]: the objective's x of one option per job, given which jobs move."""
-        x = self.speedup[options] / self.gpus_per_node
+        x = self.rating[options]
         return np.where(moved, x * self.factor[options], x)
 
 
@@ -162,7 +164,7 @@ def build(
     rated = _Rated(
         jobs, start, nodes[row], gpus[row], kind[row], goodput[row], speedup / size, kept[row], job_of
     )
-    if settings.objective == objective.COMPLETION_TIME:
+    if objective.is_priced(settings):
         worth = _by_price(rated, weight, settings, limited, _capacity(domain, types))
     else:
         worth = _by_share(rated, weight, settings, limited, domain.capacity, fair[~gone])
@@ -184,6 +186,7 @@ def build(
         goodput=goodput[row],
         batch_size=batch[row],
         speedup=speedup,
+        rating=worth.x,
         kept=kept[row],
         factor=factor,
         pinned=(pinned | hopeless)[~gone],
@@ -222,7 +225,9 @@ class _Worth(NamedTuple):
     factor: Floats
     weight: Floats
     """[J]"""
-    market: market.Market | None
+    x: Floats
+    """What the objective compares, where the job does not move."""
+    market: market.Market | None = None
 
 
 def _by_price(
@@ -231,18 +236,18 @@ def _by_price(
     """Utilities under the objective of completion times: mu_j g_j."""
     offers = market.MarketOptions(rated.gpus, rated.goodput, rated.kind, rated.start, capacity, limited)
     if not rated.jobs:
-        return _Worth(np.zeros(0), np.zeros(0), np.zeros(0), weight, None)
+        return _Worth(np.zeros(0), np.zeros(0), np.zeros(0), weight, rated.x)
     work, done = np.array([market.work(job) for job in rated.jobs], dtype=np.float64).T
     found = market.clear(offers, weight, work, done, settings.kappa)
     stay = found.worth[rated.owner] * rated.goodput
-    factor = fairness.paying_factors(
+    factor = market.paying_factors(
         rated.jobs, found.seconds, _move_costs(rated), rated.owner, settings.hysteresis
     )
     move = stay * factor
     # A running job that is parked pays for its next start: it loses as much as a move from what it holds does.
     held = np.maximum.reduceat(np.where(rated.kept, stay * (1.0 - factor), 0.0), rated.start[:-1])
     move -= np.where(rated.gpus == 0, held[rated.owner], 0.0)
-    return _Worth(stay, move, factor, weight, found)
+    return _Worth(stay, move, factor, weight, rated.x, found)
 
 
 def _by_share(
@@ -255,21 +260,26 @@ def _by_share(
 ) -> _Worth:
     """Value options under the paper's objective: powers of speedups.
 
-    `fair` [J]: goodput at the fair share.
+    Under max-min finish-time fairness, of promptness instead. `fair` [J]: goodput at the fair share.
     """
     jobs, start, gpus, x = rated.jobs, rated.start, rated.gpus, rated.x
-    if settings.remaining_work_power:
-        remaining = [_remaining(job, alone) for job, alone in zip(jobs, fair.tolist(), strict=True)]
-        weight = weight * np.array(fairness.work_factors(remaining, settings.remaining_work_power))
-    factor = fairness.move_factors(jobs, _move_costs(rated), rated.owner, settings.hysteresis)
+    power, costs = objective.summed_power(settings), _move_costs(rated)
+    if settings.objective == objective.COMPLETION_TIME:
+        x, seconds = fairness.promptness(jobs, rated.goodput, fair, rated.owner)
+        factor = market.paying_factors(jobs, seconds, costs, rated.owner, settings.hysteresis)
+    else:
+        factor = fairness.move_factors(jobs, costs, rated.owner, settings.hysteresis)
+        if settings.remaining_work_power:
+            remaining = [_remaining(job, alone) for job, alone in zip(jobs, fair.tolist(), strict=True)]
+            weight = weight * np.array(fairness.work_factors(remaining, settings.remaining_work_power))
     w, moved = weight[rated.owner], x * factor
     level, total = 0.0, float(weight.sum())
-    if settings.power <= objective.GENTLE and jobs:
+    if power <= objective.GENTLE and jobs:
         offer = max(capacity, int(gpus[start[:-1]].sum()))
         level = objective.worst_level(np.where(rated.kept, x, moved), w, gpus, start, offer, limited)
-    stay = objective.utilities(x, w, settings.power, level=level, total=total, jobs=len(jobs))
-    move = objective.utilities(moved, w, settings.power, level=level, total=total, jobs=len(jobs))
-    return _Worth(stay, move, factor, weight, None)
+    stay = objective.utilities(x, w, power, level=level, total=total, jobs=len(jobs))
+    move = objective.utilities(moved, w, power, level=level, total=total, jobs=len(jobs))
+    return _Worth(stay, move, factor, weight, x)
 
 
 def _move_costs(rated: _Rated) -> Floats:

@@ -27,7 +27,7 @@ def lift(seating: Seating, bound: float) -> None:
     if not table.jobs:
         return
     weight = table.weight[table.owner]
-    x = table.speedup / table.gpus_per_node
+    x = table.rating
     stay, move = (x + objective.FLOOR) / weight, (x * table.factor + objective.FLOOR) / weight
     option = np.array(seating.option)
     reached = np.where(seating.packing.moved(), move[option], stay[option])
@@ -39,7 +39,8 @@ def lift(seating: Seating, bound: float) -> None:
     # Below the level a job loses more than all others together can.
     below = -2.0 * float(table.weight.sum())
     values = [
-        np.where(own >= level, -weight * (own / level) ** objective.MAX_MIN_POWER, below) for own in (stay, move)
+        np.where(own >= level, -weight * (own / level) ** objective.MAX_MIN_POWER, below)
+        for own in (stay, move)
     ]
     assignment.improve(seating.valued(*values))
 

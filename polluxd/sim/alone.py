@@ -30,7 +30,9 @@ class Alone:
         self._per_node = gpus_per_node
         limits = app.limits
         grid = np.geomspace(limits.initial, limits.maximum, sizes).round().astype(np.int64)
-        self._sizes = [app.fixed_batch] if app.fixed_batch is not None else sorted({int(size) for size in grid})
+        self._sizes = (
+            [app.fixed_batch] if app.fixed_batch is not None else sorted({int(size) for size in grid})
+        )
         epochs = range(app.epochs)
         noise = [[app.noise(size, epoch) for epoch in epochs] for size in self._sizes]
         var = np.array([[n.var for n in row] for row in noise])
@@ -70,7 +72,9 @@ class Alone:
         """
         counts = self._counts(min(gpus, most_gpus(self._app)))
         seconds = np.array([self._epochs(k) for k in counts])
-        return float((seconds * np.array(counts)[:, None]).min(axis=0).sum()), float(seconds.min(axis=0).sum())
+        return float((seconds * np.array(counts)[:, None]).min(axis=0).sum()), float(
+            seconds.min(axis=0).sum()
+        )
 
     def _counts(self, gpus: int) -> list[int]:
         return [k for k in range(1, gpus + 1) if k <= self._per_node or k % self._per_node == 0]

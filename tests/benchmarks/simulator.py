@@ -226,7 +226,13 @@ def optimum(bench: Bench) -> str:
             continue
         least = least_mean(*load(workload, bench.data, PLAIN.gpus), PLAIN)
         means = [run and run["avg_jct_s"] for run in (*found[0][::-1], product)]
-        rows.append([workload, f"{least:.0f}", *(f"{mean:.0f} ({mean / least:.2f})" if mean else "-" for mean in means)])
+        rows.append(
+            [
+                workload,
+                f"{least:.0f}",
+                *(f"{mean:.0f} ({mean / least:.2f})" if mean else "-" for mean in means),
+            ]
+        )
     return table(["trace", "bound [s]", "pollux-paper", "pollux", "pollux, the product's moves"], rows)
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from polluxd.setting_info import OPTIONS, base_type, checked, expected, infos, metavar, table_kinds
+from polluxd.errors import ConfigError
+from polluxd.setting_info import OPTIONS, as_json, base_type, checked, expected, infos, metavar, table_kinds
 from polluxd.settings import SECTIONS
 from polluxd.settings_reference import FILES, mode, toml_value
 
@@ -63,3 +64,11 @@ def test_ranges_in_words():
 def test_max_min_fairness_has_a_name_in_json_and_toml():
     assert checked("power", "max-min") == checked("power", "-inf") == float("-inf")
     assert toml_value(float("-inf")) == "-inf"
+
+
+def test_kappa_may_be_infinite_and_its_json_reads_back():
+    shown = as_json(checked("kappa", "inf"))
+    assert shown == "inf"
+    assert checked("kappa", shown) == checked("kappa", float("inf")) == float("inf")
+    with pytest.raises(ConfigError, match="from 0 to 1000, or inf"):
+        checked("kappa", 2000.0)

@@ -49,9 +49,9 @@ def every_seat(table, packing, j):
 
 
 def _fitness(table, chosen, moved, settings) -> float:
-    if settings.objective == objective.COMPLETION_TIME:
+    if objective.is_priced(settings):
         return float(np.where(moved, table.move[chosen], table.stay[chosen]).sum())
-    return objective.fitness(table.x(chosen, moved), table.weight, settings.power)
+    return objective.fitness(table.x(chosen, moved), table.weight, objective.summed_power(settings))
 
 
 def best_plan(snap: Snapshot) -> float:

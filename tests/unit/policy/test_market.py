@@ -119,10 +119,10 @@ def test_jobs_under_a_full_ceiling_compete_at_a_price_of_their_own():
     assert np.all(held.worth[3:] <= free.worth[3:] * (1 + 1e-9))
 
 
-def by_completion(make):
+def by_completion(make, **settings):
     def made(seed):
         snap = make(seed)
-        return replace(snap, settings=replace(snap.settings, **COMPLETION))
+        return replace(snap, settings=replace(snap.settings, **COMPLETION, **settings))
 
     return made
 
@@ -134,6 +134,24 @@ def test_plan_lies_within_its_gap_of_the_best_there_is(make):
     assert not outside_the_gap(found)
     short = [c.seed for c in found if c.shortfall > 1e-6]
     assert len(short) <= 0.05 * len(found), short
+
+
+def test_max_min_finish_time_fairness_is_within_its_gap_and_within_two_percent_of_the_best():
+    found = compared(by_completion(small, kappa=float("inf")), range(120))
+    assert len(found) >= 10
+    assert not outside_the_gap(found)
+    assert max(c.shortfall for c in found) <= 0.02
+
+
+def test_beyond_all_kappa_the_job_that_waited_longest_for_its_share_is_served_first():
+    def given(kappa):
+        late, early = declared(1, 5_000, age=5_000.0), declared(2, 5_000, age=50.0)
+        plan = decide(snapshot(nodes(1), [late, early], kappa=kappa, **COMPLETION))
+        return [plan.of(n).placement.gpus for n in (1, 2)]
+
+    late, early = given(float("inf"))
+    assert late > early > 0
+    assert abs(given(0.0)[0] - given(0.0)[1]) < late - early
 
 
 @pytest.mark.parametrize("seed", range(60))
