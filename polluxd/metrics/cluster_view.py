@@ -65,16 +65,11 @@ def of_reports(
 def of_plan(plan: Plan, snapshot: Snapshot) -> Values:
     """Return fitness, gap, price and speedups of a decision."""
     speedups = [a.speedup for a in plan.allocations if a.placement]
-    prices = [
-        a.explanation.gpu_price
-        for a in plan.allocations
-        if a.explanation is not None and a.explanation.gpu_price is not None
-    ]
     return {
         "polluxd_fitness": {snapshot.settings.objective: plan.objective},
         "polluxd_solver_gap_ratio": {"": plan.gap},
         "polluxd_mean_speedup": {"": sum(speedups) / len(speedups)} if speedups else {},
-        "polluxd_gpu_price": {"": max(prices)} if prices else {},
+        "polluxd_gpu_price": {"": max(plan.gpu_prices.values())} if plan.gpu_prices else {},
         "polluxd_paused": {"": float(snapshot.settings.paused)},
         "polluxd_last_successful_cycle_timestamp_seconds": {"": snapshot.taken_at},
     }

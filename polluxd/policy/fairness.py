@@ -112,9 +112,9 @@ def work_factors(remaining: Sequence[float | None], power: float) -> list[float]
 def promptness(
     jobs: Sequence[SnapshotJob], goodput: Floats, fair: Floats, owner: NDArray[np.int64]
 ) -> tuple[Floats, Floats]:
-    """Return the inverse of each option's finish-time fairness [O], and the seconds left at the fair share [J].
+    """Return promptness [O], and the seconds left at the fair share [J].
 
-    Finish-time fairness is the time from submission to the predicted end over the time alone on the fair share, whose
+    Promptness is the inverse of finish-time fairness. Finish-time fairness is the time from submission to the predicted end over the time alone on the fair share, whose
     goodput is `fair` [J] (Themis, Mahajan et al., 2020). An option without goodput has inverse 0. A job of unknown
     length is expected to need the median work of the others in seconds, or as much again as it has done.
     """

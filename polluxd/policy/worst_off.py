@@ -1,4 +1,4 @@
-"""Lift the worst-off job under max-min fairness, by the assignment program.
+"""Lift the worst-off job under max-min, by the assignment program.
 
 The utilities of max-min span more digits than the program keeps. Here it is asked twice for less: first which level
 all jobs can reach together, then for the best plan at that level.
@@ -19,7 +19,7 @@ CLOSE = 1e-3
 
 
 def lift(seating: Seating, bound: float) -> None:
-    """Take a plan whose worst-off job is better off, where the program finds one.
+    """Take a plan whose worst-off job is better off, where there is one.
 
     `bound`: a level ((x + floor) / weight) that no plan lifts the worst-off job above.
     """

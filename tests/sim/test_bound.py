@@ -1,4 +1,7 @@
-"""The lower bound on the mean completion time: right where the optimum is known, and below every policy."""
+"""The lower bound on the mean completion time.
+
+It is exact where the optimum is known, and below every policy.
+"""
 
 from __future__ import annotations
 

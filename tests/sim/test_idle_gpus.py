@@ -1,4 +1,4 @@
-"""GPUs that are free go to the jobs that gain by them, within a cycle of their last move."""
+"""Free GPUs go to the jobs that gain by them within a cycle."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polluxd.sim.workload import Submission
 
 
 class Watched(Pollux):
-    """The daemon's policy; notes since when free GPUs have been kept from each job that could use them."""
+    """The daemon's policy; it notes for how long jobs are kept from GPUs."""
 
     def __init__(self):
         super().__init__()
