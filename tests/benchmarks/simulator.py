@@ -199,7 +199,7 @@ def claims(bench: Bench) -> str:
 
 
 def rough(bench: Bench) -> Pairs:
-    """Rough conditions: a seed per workload, which draws restarts, failures and noise."""
+    """Pair runs under rough conditions, with a seed per workload."""
     found = [
         pairs(bench, "", [workload], ROUGH, ROUGH, seeds=(number,), drawn=True)
         for number, workload in enumerate(WORKLOADS, 1)
