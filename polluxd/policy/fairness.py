@@ -115,8 +115,8 @@ def promptness(
     """Return promptness [O], and the seconds left at the fair share [J].
 
     Promptness is the inverse of finish-time fairness: of the time from submission to the predicted end, over the time
-    alone on the fair share, whose goodput is `fair` [J] (Themis, Mahajan et al., 2020). An option without goodput has inverse 0. A job of unknown
-    length is expected to need the median work of the others in seconds, or as much again as it has done.
+    alone on the fair share, whose goodput is `fair` [J] (Themis, Mahajan et al., 2020). An option without goodput has
+    promptness 0. A job of unknown length is expected to need the median work of the others in seconds, or as much again as it has done.
     """
     left, done = np.array([market.work(job) for job in jobs], dtype=np.float64).reshape(-1, 2).T
     with np.errstate(divide="ignore", invalid="ignore"):

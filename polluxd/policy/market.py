@@ -88,7 +88,7 @@ HORIZON = 1200.0
 
 
 def paying_factors(
-    jobs: Sequence[Job], seconds: Floats, cost: Floats, owner: NDArray[np.int64], hysteresis: float
+    jobs: Sequence[SnapshotJob], seconds: Floats, cost: Floats, owner: NDArray[np.int64], hysteresis: float
 ) -> Floats:
     """Return what a move leaves of an option's gain [O].
 
@@ -103,7 +103,7 @@ def paying_factors(
     return np.where(started, left / (1.0 + max(hysteresis, 0.0)), 1.0)
 
 
-def clear(offers: Offers, weight: Floats, work: Floats, done: Floats, kappa: float) -> Market:
+def clear(offers: MarketOptions, weight: Floats, work: Floats, done: Floats, kappa: float) -> Market:
     """Clear the market: find the prices, and the worth of every job's work.
 
     `weight` [J]: of each job in the mean. `work` [J]: remaining work in units of goodput times seconds; nan where it
