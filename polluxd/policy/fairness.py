@@ -116,7 +116,8 @@ def promptness(
 
     Promptness is the inverse of finish-time fairness: of the time from submission to the predicted end, over the time
     alone on the fair share, whose goodput is `fair` [J] (Themis, Mahajan et al., 2020). An option without goodput has
-    promptness 0. A job of unknown length is expected to need the median work of the others in seconds, or as much again as it has done.
+    promptness 0. A job of unknown length is expected
+    to need the median work of the others in seconds, or as much again as it has done.
     """
     left, done = np.array([market.work(job) for job in jobs], dtype=np.float64).reshape(-1, 2).T
     with np.errstate(divide="ignore", invalid="ignore"):
