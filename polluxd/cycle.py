@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from polluxd import logs
+from polluxd.apply.allowances import allowances, targets
 from polluxd.apply.companions import ClusterView
 from polluxd.apply.intents import Intent, intents
 from polluxd.apply.paths import PathOptions, choose, failed_paths
@@ -96,6 +97,7 @@ class Controller:
             moves = self._store.open_moves()
             means = self._means(seen)
             times = self._store.job_times()
+            allowed = allowances(state, targets(moves))
             believed, doubts = self._trusted.trust(reports, _held(state, moves, times), state.taken_at)
             snapshot = build_snapshot(
                 self._config.slurm.cluster,
@@ -114,7 +116,8 @@ class Controller:
                 orphans=seen.orphans,
                 means=means,
                 default_resize_cost=self._config.moves.default_resize_cost_s,
-                standings=self._reconciler.standings(state),
+                standings=self._reconciler.standings(state, allowed),
+                allowed=allowed,
             )
             observed = time.perf_counter()
             plan = _with_doubts(self._policy(snapshot, self._cache), doubts)

@@ -209,6 +209,19 @@ class SnapshotJob:
     keeps: tuple[str, ...] = ()
     """Its nodes in the order in which a shrink is to leave them to it, so that it need not be requeued; none where it
     cannot shrink within its allocation."""
+    max_gpus_rule: str = ""
+    """Slurm's rule that `spec.max_gpus` stands for, in words; empty: the user's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLimit:
+    """The most GPUs that some jobs may hold together, by a rule of Slurm."""
+
+    rule: str
+    """In words, such as `gres/gpu=6 of account lab`."""
+    jobs: tuple[int, ...]
+    """Job ids."""
+    gpus: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +233,7 @@ class Snapshot:
     nodes: tuple[Node, ...]
     jobs: tuple[SnapshotJob, ...]
     settings: PolicySettings = field(default_factory=PolicySettings)
+    limits: tuple[GpuLimit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

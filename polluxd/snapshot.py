@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from polluxd.apply.allowances import Allowances
 from polluxd.apply.paths import PathOptions, keeps, likely
 from polluxd.apply.placed import held
 from polluxd.apply.startable import Standing
@@ -44,6 +45,7 @@ def build_snapshot(
     means: PathOptions | None = None,
     default_resize_cost: float = 2.0,
     standings: Mapping[int, Standing] | None = None,
+    allowed: Allowances | None = None,
 ) -> Snapshot:
     """The snapshot of this cycle.
 
@@ -57,7 +59,7 @@ def build_snapshot(
     `resting` gives the seconds for which a job is still to be left alone. `pins` has who pinned a job; `stay`, where
     not empty, is why no running job may be restarted now. `orphans` are companions of no job; others are in their jobs.
     `standings` has the jobs that Slurm would not start everywhere: one that it would not start where the job is now
-    keeps what it holds, any other is offered the allowed nodes alone.
+    keeps what it holds, any other is offered the allowed nodes alone. `allowed` has what Slurm's limits leave to jobs.
     """
     means = means or PathOptions()
     under_way = {move.job_id: move for move in moves}
@@ -92,6 +94,8 @@ def build_snapshot(
         if standing is not None and not (standing.nodes and standing.allows(placement)):
             pin_reason = pin_reason or f"{standing.rule}; it could not start again, and keeps what it has"
         costs = total.mean_cost if total else {}
+        most, rule = allowed.most.get(job.job_id, (None, "")) if allowed else (None, "")
+        lowered = most is not None and (job.spec.max_gpus is None or most < job.spec.max_gpus)
         jobs.append(
             SnapshotJob(
                 job_id=job.job_id,
@@ -101,7 +105,8 @@ def build_snapshot(
                 partition=job.partition
                 if pin_reason or standing is None
                 else offers.of(job.partition, standing),
-                spec=job.spec,
+                spec=replace(job.spec, max_gpus=most) if lowered else job.spec,
+                max_gpus_rule=rule if lowered else "",
                 submitted_at=known.submitted_at,
                 age=max(0.0, state.taken_at - known.submitted_at),
                 waiting=None if known.held_at is None else max(0.0, state.taken_at - known.held_at),
@@ -134,7 +139,14 @@ def build_snapshot(
         )
         for node in state.nodes
     )
-    return Snapshot(cluster, state.taken_at, nodes, tuple(sorted(jobs, key=lambda j: j.job_id)), settings)
+    apart = {job.job_id: sum(job.gpus_per_node_held.values()) for job in state.jobs if job.job_id not in ours}
+    limits = tuple(
+        replace(limit, gpus=limit.gpus - sum(apart.get(job_id, 0) for job_id in limit.jobs))
+        for limit in (allowed.groups if allowed else ())
+    )
+    return Snapshot(
+        cluster, state.taken_at, nodes, tuple(sorted(jobs, key=lambda j: j.job_id)), settings, limits
+    )
 
 
 class _Offers:

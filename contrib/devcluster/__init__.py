@@ -12,5 +12,6 @@ from .cluster import DevCluster
 from .configuration import write_configuration
 from .errors import DevClusterError
 from .postgres import DevPostgres
+from .slurmconf import SiteLines
 
-__all__ = ["DevCluster", "DevClusterError", "DevPostgres", "write_configuration"]
+__all__ = ["DevCluster", "DevClusterError", "DevPostgres", "SiteLines", "write_configuration"]

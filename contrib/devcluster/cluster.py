@@ -21,7 +21,7 @@ from .errors import DevClusterError
 from .hooks import Hooks
 from .postgres import DevPostgres
 from .processes import Daemon, descendants, free_ports, kill_all, pids_with_environment, program, wait_until
-from .slurmconf import Layout, gres_conf, slurm_conf
+from .slurmconf import Layout, SiteLines, gres_conf, slurm_conf
 
 _LONGEST_SOCKET_NAME = 107  # sockaddr_un.sun_path, unix(7)
 
@@ -42,6 +42,7 @@ class DevCluster:
         accounting: True adds slurmdbd and MariaDB, and with them users and rights: `daemon_user` becomes an Operator,
             which the submission hook trusts. Needed to run polluxd unprivileged and to shrink a running job.
         daemon_user: polluxd's account, where it is not root; must exist.
+        site: what a site adds to slurm.conf.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class DevCluster:
         postgres: bool = True,
         accounting: bool = False,
         daemon_user: str = "root",
+        site: SiteLines | None = None,
     ) -> None:
         self.directory = Path(directory).absolute()
         self.cluster_name = cluster_name
@@ -76,6 +78,7 @@ class DevCluster:
             gpu_type=gpu_type,
             slurmctld_port=ports[0],
             slurmd_ports=tuple(ports[1:]),
+            site=site or SiteLines(),
         )
         self._accounting = DevAccounting(self._layout) if accounting else None
         self.daemon_user = pwd.getpwnam(daemon_user)

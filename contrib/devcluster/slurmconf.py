@@ -5,7 +5,8 @@ A line whose reason is not plain carries the reason.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -16,6 +17,20 @@ class Accounting:
     slurmdbd_port: int
     mariadb_port: int
     password: str
+
+
+@dataclass(frozen=True)
+class SiteLines:
+    """What a site adds to slurm.conf."""
+
+    lines: tuple[str, ...] = ()
+    """Whole lines, such as `Licenses=matlab:2`."""
+    gpu_types: Mapping[str, str] = field(default_factory=dict)
+    """The type of a node's GPUs; other nodes have the cluster's."""
+    nodes: Mapping[str, str] = field(default_factory=dict)
+    """Further words of a node's line, such as `Feature=nvlink`."""
+    partitions: Mapping[str, str] = field(default_factory=dict)
+    """Further partitions: the rest of the line, such as `Nodes=n1 PriorityTier=5`."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +47,7 @@ class Layout:
     gpu_type: str
     slurmctld_port: int
     slurmd_ports: tuple[int, ...]
+    site: SiteLines
 
     @property
     def etc(self) -> Path:
@@ -55,9 +71,6 @@ class Layout:
 
 
 def slurm_conf(layout: Layout, accounting: Accounting | None = None) -> str:
-    gres = (
-        f"gpu:{layout.gpu_type}:{layout.gpus_per_node}" if layout.gpu_type else f"gpu:{layout.gpus_per_node}"
-    )
     lines = [
         f"ClusterName={layout.cluster_name}",
         f"SlurmctldHost={layout.hostname}(127.0.0.1)",
@@ -109,14 +122,25 @@ def slurm_conf(layout: Layout, accounting: Accounting | None = None) -> str:
     ]
     lines += [
         f"NodeName={name} NodeHostname={layout.hostname} NodeAddr=127.0.0.1 Port={port} "
-        f"CPUs={layout.cpus_per_node} RealMemory={layout.memory_mb} Gres={gres} State=UNKNOWN"
+        f"CPUs={layout.cpus_per_node} RealMemory={layout.memory_mb} Gres={_gres(layout, name)} State=UNKNOWN "
+        f"{layout.site.nodes.get(name, '')}"
         for name, port in zip(layout.nodes, layout.slurmd_ports, strict=True)
     ]
     nodes = ",".join(layout.nodes)
     lines.append(f"PartitionName=main Nodes={nodes} Default=YES MaxTime=UNLIMITED State=UP")
     # Above `main`: Slurm offers GPUs that a move frees to this partition's jobs first, not to other waiting jobs.
     lines.append(f"PartitionName=pollux Nodes={nodes} PriorityTier=10 MaxTime=UNLIMITED State=UP")
+    lines += [f"PartitionName={name} {rest}" for name, rest in layout.site.partitions.items()]
+    lines += layout.site.lines
     return "\n".join(lines) + "\n"
+
+
+def _gpu_type(layout: Layout, node: str) -> str:
+    return layout.site.gpu_types.get(node, layout.gpu_type)
+
+
+def _gres(layout: Layout, node: str) -> str:
+    return ":".join(filter(None, ("gpu", _gpu_type(layout, node), str(layout.gpus_per_node))))
 
 
 def _accounting_lines(layout: Layout, accounting: Accounting | None) -> list[str]:
@@ -155,7 +179,13 @@ def slurmdbd_conf(layout: Layout, accounting: Accounting) -> str:
 
 
 def gres_conf(layout: Layout) -> str:
-    kind = f"Type={layout.gpu_type} " if layout.gpu_type else ""
     last = layout.gpus_per_node - 1
     files = f"{layout.devices}/gpu[0-{last}]" if last else f"{layout.devices}/gpu0"
-    return f"AutoDetect=off\nNodeName={','.join(layout.nodes)} Name=gpu {kind}File={files}\n"
+    by_type: dict[str, list[str]] = {}
+    for node in layout.nodes:
+        by_type.setdefault(_gpu_type(layout, node), []).append(node)
+    lines = [
+        f"NodeName={','.join(nodes)} Name=gpu {f'Type={kind} ' if kind else ''}File={files}"
+        for kind, nodes in by_type.items()
+    ]
+    return "\n".join(["AutoDetect=off", *lines]) + "\n"

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from polluxd.model import JobState, Move, Node, Placement, Step
+from polluxd.model import GpuLimit, JobState, Move, Node, Placement, Step
 from polluxd.slurm.protocol import SlurmJob
 
 _LEAVING = (Step.CHECKPOINTED, Step.REQUEUED)
@@ -19,27 +19,29 @@ _LEAVING = (Step.CHECKPOINTED, Step.REQUEUED)
 class Capacity:
     """GPUs per node that are free now or will soon be free.
 
-    GPUs will soon be free (`leaving`) where a job is irrevocably on its way out.
+    GPUs will soon be free (`leaving`) where a job is irrevocably on its way out. A limit of Slurm on several jobs is
+    counted like a node: each GPU of such a job takes one from it, on whatever node.
     """
 
     free: Counter[str] = field(default_factory=Counter)
     leaving: Counter[str] = field(default_factory=Counter)
     closed: set[str] = field(default_factory=set)
     """Nodes on which Slurm starts no job (drained, down), even where GPUs are free."""
+    limits: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """By job id: the limits that count its GPUs, as names in `free` and `leaving`."""
 
-    def fits_now(self, target: Placement) -> bool:
+    def fits_now(self, target: Placement, job_id: int) -> bool:
         """True when every node of `target` has its GPUs free at this moment."""
-        return self._open(target) and all(self.free[n] >= target.gpus_per_node for n in target.nodes)
+        return self._open(target) and all(self.free[n] >= gpus for n, gpus in self._of(target, job_id))
 
-    def fits_soon(self, target: Placement, own: Placement) -> bool:
+    def fits_soon(self, target: Placement, own: Placement, job_id: int) -> bool:
         """Tell whether `target` fits once the GPUs that are leaving are free.
 
         The job's own GPUs (`own`) count as free as well.
         """
+        held = dict(self._of(own, job_id))
         return self._open(target) and all(
-            self.free[n] + self.leaving[n] + (own.gpus_per_node if n in own.nodes else 0)
-            >= target.gpus_per_node
-            for n in target.nodes
+            self.free[n] + self.leaving[n] + held.get(n, 0) >= gpus for n, gpus in self._of(target, job_id)
         )
 
     def kept(self, target: Placement) -> bool:
@@ -49,21 +51,37 @@ class Capacity:
     def _open(self, target: Placement) -> bool:
         return self.closed.isdisjoint(target.nodes)
 
-    def take(self, target: Placement) -> None:
+    def _of(self, placement: Placement, job_id: int) -> list[tuple[str, int]]:
+        """The GPUs of the placement by node, and by limit of the job."""
+        return [
+            *((n, placement.gpus_per_node) for n in placement.nodes),
+            *((limit, placement.gpus) for limit in self.limits.get(job_id, ())),
+        ]
+
+    def take(self, target: Placement, job_id: int) -> None:
         """Set `target` aside.
 
         A later move of the same tick then does not count on these GPUs.
         """
-        for n in target.nodes:
-            self.free[n] -= target.gpus_per_node
+        for n, gpus in self._of(target, job_id):
+            self.free[n] -= gpus
 
-    def promise(self, target: Placement, own: Placement) -> None:
+    def promise(self, target: Placement, own: Placement, job_id: int) -> None:
         """Set aside the GPUs that a move which begins to drain now will take.
 
         The job's own GPUs (`own`) count first.
         """
-        for n in target.nodes:
-            self.leaving[n] -= target.gpus_per_node - (own.gpus_per_node if n in own.nodes else 0)
+        held = dict(self._of(own, job_id))
+        for n, gpus in self._of(target, job_id):
+            self.leaving[n] -= gpus - held.get(n, 0)
+
+    def count_limits(self, limits: Iterable[GpuLimit]) -> None:
+        """Count what Slurm's limits leave, before any GPU is taken."""
+        for limit in limits:
+            name = f"limit {limit.rule}"
+            self.free[name] = limit.gpus
+            for job_id in limit.jobs:
+                self.limits[job_id] = (*self.limits.get(job_id, ()), name)
 
 
 def capacity(
@@ -73,6 +91,7 @@ def capacity(
     *,
     pending_companions: Mapping[int, SlurmJob] | None = None,
     orphans: Iterable[SlurmJob] = (),
+    limits: Iterable[GpuLimit] = (),
 ) -> Capacity:
     """Count free GPUs from Slurm's present state and the moves under way.
 
@@ -82,6 +101,7 @@ def capacity(
     Args:
         pending_companions: by move; companions that no job counts as its own.
         orphans: further companions that no job counts as its own.
+        limits: limits of Slurm on several jobs, without what other jobs hold of them.
     """
     pending_companions = pending_companions or {}
     result = Capacity()
@@ -89,26 +109,34 @@ def capacity(
         result.free[node.name] = (node.gpus - node.foreign_gpus) if node.schedulable else 0
         if not node.schedulable:
             result.closed.add(node.name)
+    result.count_limits(limits)
     for job in (*jobs.values(), *pending_companions.values(), *orphans):
         for name, gpus in job.gpus_per_node_held.items():
             result.free[name] -= gpus
+        for limit in result.limits.get(job.job_id, ()):
+            result.free[limit] -= sum(job.gpus_per_node_held.values())
     for move in moves:
-        job_now = jobs.get(move.job_id)
-        if job_now is None:
-            continue
-        if move.in_allocation:
-            _within(result, move, job_now, pending_companions.get(move.id))
-        elif move.step is Step.CONFIGURED and job_now.state is JobState.PENDING:
-            result.take(move.target)
-        elif move.step in _LEAVING:
-            for name, gpus in job_now.gpus_per_node_held.items():
-                result.leaving[name] += gpus
-            for name in move.target.nodes:
-                result.leaving[name] -= move.target.gpus_per_node
-        elif move.step is Step.DRAINING:
-            # The job may still fail to drain: count the GPUs that the move will take, not those that it will free.
-            result.promise(move.target, move.source)
+        if (job_now := jobs.get(move.job_id)) is not None:
+            _under_way(result, move, job_now, pending_companions.get(move.id))
     return result
+
+
+def _under_way(result: Capacity, move: Move, job: SlurmJob, companion: SlurmJob | None) -> None:
+    """Count the GPUs that a move takes and frees."""
+    if move.in_allocation:
+        _within(result, move, job, companion)
+    elif move.step is Step.CONFIGURED and job.state is JobState.PENDING:
+        result.take(move.target, move.job_id)
+    elif move.step in _LEAVING:
+        for name, gpus in job.gpus_per_node_held.items():
+            result.leaving[name] += gpus
+        for name in move.target.nodes:
+            result.leaving[name] -= move.target.gpus_per_node
+        for limit in result.limits.get(move.job_id, ()):
+            result.leaving[limit] += sum(job.gpus_per_node_held.values()) - move.target.gpus
+    elif move.step is Step.DRAINING:
+        # The job may still fail to drain: count the GPUs that the move will take, not those that it will free.
+        result.promise(move.target, move.source, move.job_id)
 
 
 def _within(result: Capacity, move: Move, job: SlurmJob, companion: SlurmJob | None) -> None:
@@ -116,7 +144,7 @@ def _within(result: Capacity, move: Move, job: SlurmJob, companion: SlurmJob | N
     if move.grows:
         arrived = companion is not None and companion.gpus_per_node_held
         if move.step in (Step.RECRUITING, Step.CONFIGURED, Step.STARTED) and not arrived:
-            result.take(move.added)
+            result.take(move.added, move.job_id)
     elif move.step is Step.CHECKPOINTED:
         for name, gpus in job.gpus_per_node_held.items():
             if name not in move.target.nodes:

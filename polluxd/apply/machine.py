@@ -150,10 +150,10 @@ def _planned(
             return Fail(f"the job started on its own ({job.raw_state})")
         if job.held_by_user:
             return Fail("the job was held (scontrol hold)")
-        return Configure() if room.fits_now(move.target) else Wait()
+        return Configure() if room.fits_now(move.target, move.job_id) else Wait()
     if job.state is not JobState.RUNNING:
         return Fail(f"the job is {job.raw_state}, no longer running")
-    return Drain() if room.fits_soon(move.target, move.source) else Wait()
+    return Drain() if room.fits_soon(move.target, move.source, move.job_id) else Wait()
 
 
 def _draining(
@@ -219,7 +219,7 @@ def _requeued(
     requeued_at = move.times.get(Step.REQUEUED, now)
     if floor(now) == floor(requeued_at) or (now < requeued_at and waited <= 1.0):
         return Wait()
-    return Configure() if room.fits_now(move.target) else Wait()
+    return Configure() if room.fits_now(move.target, move.job_id) else Wait()
 
 
 def _configured(move: Move, job: SlurmJob, waited: float, limits: MoveSettings) -> Action:

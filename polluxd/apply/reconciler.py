@@ -27,6 +27,7 @@ from polluxd.apply.actions import (
     Wait,
     Withdraw,
 )
+from polluxd.apply.allowances import Allowances, allowances, targets
 from polluxd.apply.capacity import Capacity, capacity
 from polluxd.apply.companions import ClusterView, gather, named_moves
 from polluxd.apply.in_place import InPlaceMoves
@@ -154,12 +155,12 @@ class Reconciler:
                 log.info("job %d: %s -> %s (%s)", intent.job_id, intent.source, intent.target, intent.reason)
         return begun
 
-    def standings(self, state: ClusterState) -> dict[int, Standing]:
+    def standings(self, state: ClusterState, allowed: Allowances) -> dict[int, Standing]:
         """Return where jobs may start, for jobs that Slurm restricts.
 
-        The restrictions come from Slurm's rules and from its recent refusals.
+        The restrictions come from Slurm's rules and limits, and from its recent refusals.
         """
-        return standings(state) | self.refusals.standings(state.jobs)
+        return {**standings(state), **allowed.standings, **self.refusals.standings(state.jobs)}
 
     def resting(self, job_id: int) -> float:
         """Return the rest of the job's cooldown [s].
@@ -201,12 +202,18 @@ class Reconciler:
         if not paused:
             # Renew before any job is started: a later renewal would keep back a job that was just released.
             self._leases.renew(self._kept_back(jobs, seen.pending_companions, moves))
+        allowed = allowances(seen.state, targets(moves))
         room = capacity(
-            seen.state.nodes, jobs, moves, pending_companions=seen.pending_companions, orphans=seen.orphans
+            seen.state.nodes,
+            jobs,
+            moves,
+            pending_companions=seen.pending_companions,
+            orphans=seen.orphans,
+            limits=allowed.groups,
         )
         # Smallest growth first: moves that give GPUs back come before moves that take GPUs.
         ordered = sorted(moves, key=lambda m: (m.target.gpus - m.source.gpus, m.id))
-        may_start = self.standings(seen.state)
+        may_start = self.standings(seen.state, allowed)
         still_open = 0
         waiting: list[Move] = []
         stuck = all(move.step in (Step.PLANNED, Step.REQUEUED, Step.STARTED) for move in ordered)
@@ -301,7 +308,7 @@ class Reconciler:
             self._drain(move, jobs.get(move.job_id), room)
 
     def _drain(self, move: Move, job: SlurmJob | None, room: Capacity) -> None:
-        room.promise(move.target, move.source)
+        room.promise(move.target, move.source, move.job_id)
         # Slurm forgets at the requeue when the attempt began.
         self._reach(move, Step.DRAINING, ends_at=ends_at(job))
         self._tell(replace(move, step=Step.DRAINING))
@@ -336,7 +343,7 @@ class Reconciler:
         why = ""
         match action:
             case Recruit():
-                room.take(move.added)
+                room.take(move.added, move.job_id)
                 self._reach(move, Step.RECRUITING)
                 self._tell(replace(move, step=Step.RECRUITING))
             case Place() if job is not None and companion is not None:
@@ -381,7 +388,7 @@ class Reconciler:
 
     def _configure(self, move: Move, job: SlurmJob, room: Capacity) -> None:
         self._authorize()
-        room.take(move.target)
+        room.take(move.target, move.job_id)
         try:
             size = geometry(job, move.target)
             self._slurm.configure(move.job_id, size, start=True, time_limit_s=_time_left(move, job))

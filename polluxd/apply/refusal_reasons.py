@@ -12,7 +12,7 @@ _GROUPS = (
     (re.compile(r"Partition(Down|Inactive|NodeLimit|TimeLimit|Config)|.*Reserved|Reservation"), "partition"),
     (re.compile(r"Assoc|MaxJobs|Max\w+PerAccount|JobHeldAdmin"), "account"),
     (re.compile(r"QOS|Max\w+PerUser"), "qos"),
-    (re.compile(r"Licenses"), ""),
+    (re.compile(r"Licenses"), "licenses"),
 )
 
 
@@ -27,6 +27,6 @@ def refused(reason: str) -> bool:
 def refused_group(reason: str) -> str | None:
     """Return the field of a job that the refused jobs have in common.
 
-    Empty: Slurm refuses all jobs. None: the reason is no refusal.
+    None: the reason is no refusal.
     """
     return next((name for pattern, name in _GROUPS if pattern.match(reason)), None)

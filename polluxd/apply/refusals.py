@@ -57,8 +57,8 @@ class Refusals:
                 self._known.pop(key, None)
 
     def _saw(self, job: SlurmJob) -> None:
-        name = refused_group(job.reason) or ""
-        key = name, getattr(job, name) if name else ""
+        name = refused_group(job.reason)
+        key = next(key for key in _keys(job) if key[0] == name)
         known, now = self._known.get(key), self._monotonic()
         if known is None:
             self._known[key] = _Refusal(job.reason, self._clock(), now + FIRST_S)
@@ -96,11 +96,17 @@ class Refusals:
         """Return the text for `polluxctl status`; empty without refusals."""
         return "; ".join(
             f"{STUCK}{time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(r.since))}: Slurm refuses to start jobs"
-            + (f" of {kind} {name}" if kind else "")
+            + f" of {kind} {name}"
             + f" ({r.reason})"
             for (kind, name), r in sorted(self._known.items())
         )
 
 
 def _keys(job: SlurmJob) -> list[tuple[str, str]]:
-    return [("partition", job.partition), ("account", job.account), ("qos", job.qos), ("", "")]
+    licenses = ",".join(sorted(job.licenses))
+    return [
+        ("partition", job.partition),
+        ("account", job.account),
+        ("qos", job.qos),
+        ("licenses", licenses),
+    ]

@@ -95,7 +95,7 @@ def _planned(move: Move, job: SlurmJob, room: Capacity, waited: float, limits: M
         return Withdraw(late if move.grows else "left planned while polluxd was away", rest=False)
     if not move.grows:
         return Drain()
-    return Recruit() if room.fits_now(move.added) else Wait()
+    return Recruit() if room.fits_now(move.added, move.job_id) else Wait()
 
 
 def _shrink(

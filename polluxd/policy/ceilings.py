@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from polluxd.model import SnapshotJob
+from polluxd.model import GpuLimit, SnapshotJob
 from polluxd.settings import PolicySettings
 
 NO_CEILING = 1 << 40
@@ -28,8 +28,10 @@ class Group:
         return Group(self.name, self.members, max(self.floor - held, 0), max(self.ceiling - held, 0))
 
 
-def groups(jobs: Sequence[SnapshotJob], settings: PolicySettings, capacity: int) -> tuple[Group, ...]:
-    """The groups that the settings limit, users before accounts.
+def groups(
+    jobs: Sequence[SnapshotJob], settings: PolicySettings, capacity: int, limits: Sequence[GpuLimit] = ()
+) -> tuple[Group, ...]:
+    """The groups that the settings limit, users before accounts; then Slurm's.
 
     Guarantees beyond the capacity are cut, in order of name; one above its own ceiling is held to it.
     """
@@ -39,6 +41,11 @@ def groups(jobs: Sequence[SnapshotJob], settings: PolicySettings, capacity: int)
         ("account", [j.account for j in jobs], settings.account_guarantees, settings.account_ceilings),
     ):
         found += _of_kind(kind, keys, floors, ceilings, capacity)
+    number = {job.job_id: j for j, job in enumerate(jobs)} if limits else {}
+    for limit in limits:
+        members = tuple(sorted(number[job_id] for job_id in limit.jobs if job_id in number))
+        if members and limit.gpus < capacity:
+            found.append(Group(limit.rule, members, 0, max(limit.gpus, 0)))
     return tuple(found)
 
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import attrgetter
 
-from polluxd.model import Node, Snapshot, SnapshotJob
-from polluxd.settings import PolicySettings
+from polluxd.model import GpuLimit, Node, Snapshot, SnapshotJob
 
 
 @dataclass(frozen=True)
@@ -22,6 +21,8 @@ class Domain:
 
     nodes: tuple[Node, ...]
     jobs: tuple[SnapshotJob, ...]
+    limits: tuple[GpuLimit, ...] = ()
+    """Slurm's, on GPUs of several jobs."""
 
     @cached_property
     def capacity(self) -> int:
@@ -87,27 +88,28 @@ def split(snapshot: Snapshot) -> list[Domain]:
     open_to_all = any(not n.partitions for n in nodes) or frozenset() in wanted
     if open_to_all:
         group.join([*(p for n in nodes for p in n.partitions), *(p for w in wanted for p in w), ""])
-    limited = [*_limited(jobs, snapshot.settings)]
+    limited = [*_limited(jobs, snapshot)]
     offered = dict.fromkeys(n.partitions for n in nodes)
     for names in [*offered, *wanted, *limited]:
         group.join(names)
     root = {names: group.of(names) for names in {*offered, *wanted}}
     root_of = {names: root[_partitions(names)] for names in kinds}
     if len({*root.values()}) == 1:
-        return [Domain(tuple(nodes), tuple(jobs))] if jobs else []
+        return [Domain(tuple(nodes), tuple(jobs), snapshot.limits)] if jobs else []
     members: dict[str, tuple[list[Node], list[SnapshotJob]]] = {}
     for node in nodes:
         members.setdefault(root[node.partitions], ([], []))[0].append(node)
     for job in jobs:
         members.setdefault(root_of[job.partition], ([], []))[1].append(job)
-    return [Domain(tuple(ns), tuple(js)) for ns, js in members.values() if js]
+    return [Domain(tuple(ns), tuple(js), snapshot.limits) for ns, js in members.values() if js]
 
 
-def _limited(jobs: Sequence[SnapshotJob], settings: PolicySettings) -> list[list[str]]:
-    """Return the partitions of the jobs of each limited account and user.
+def _limited(jobs: Sequence[SnapshotJob], snapshot: Snapshot) -> list[list[str]]:
+    """Return the partitions of the jobs of each limit.
 
     One limit is kept in one domain.
     """
+    settings = snapshot.settings
     accounts = {*settings.account_ceilings, *settings.account_guarantees}
     users = {*settings.user_ceilings, *settings.user_guarantees}
     found: dict[tuple[str, str], list[str]] = {}
@@ -115,7 +117,11 @@ def _limited(jobs: Sequence[SnapshotJob], settings: PolicySettings) -> list[list
         for kind, name, names in (("account", job.account, accounts), ("user", job.user, users)):
             if name in names:
                 found.setdefault((kind, name), []).extend(partitions_of(job))
-    return list(found.values())
+    partitions = {job.job_id: partitions_of(job) for job in jobs} if snapshot.limits else {}
+    return [
+        *found.values(),
+        *([p for job_id in limit.jobs for p in partitions.get(job_id, ())] for limit in snapshot.limits),
+    ]
 
 
 class _Groups:

@@ -154,7 +154,7 @@ class Explainer:
         report = job.report
         # As the cap counts them: what earlier runs of the same training were measured on is among it.
         measured = 0 if report is None else max(report.explored_gpus, report.prior_gpus)
-        return reasons.OwnLimit(told.limit, job.spec, measured, exploration.cap(job))
+        return reasons.OwnLimit(told.limit, job.spec, measured, exploration.cap(job), job.max_gpus_rule)
 
     def _ceiling(self, j: int) -> reasons.Ceiling:
         packing = self.seating.packing

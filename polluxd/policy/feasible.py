@@ -162,7 +162,8 @@ class FeasibleShapes:
         if not nodes:
             return f"infeasible: no node of {where} is known; check the partition's name and its nodes"
         if spec.max_gpus is not None and spec.max_gpus < spec.min_gpus:
-            return f"infeasible: max-gpus={spec.max_gpus} is below min-gpus={spec.min_gpus}"
+            bound = job.max_gpus_rule or f"max-gpus={spec.max_gpus}"
+            return f"infeasible: {bound} is below min-gpus={spec.min_gpus}"
         whole = stock([bare(n) for n in nodes], spec.cpus_per_gpu)
         ever = available(whole, partial=self._partial)
         top = max((s.gpus for s in ever), default=0)

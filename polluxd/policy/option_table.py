@@ -160,7 +160,7 @@ def build(
     with np.errstate(over="ignore"):
         speedup = np.minimum((goodput / fair[owner])[row], _MOST_SPEEDUP)
     weight = fairness.weights(jobs, settings) / mean_weight
-    limited = groups(jobs, settings, domain.capacity)
+    limited = groups(jobs, settings, domain.capacity, domain.limits)
     rated = _Rated(
         jobs, start, nodes[row], gpus[row], kind[row], goodput[row], speedup / size, kept[row], job_of
     )

@@ -49,6 +49,8 @@ class OwnLimit(NamedTuple):
     """Most GPUs that the job, or an earlier run of the same training, was measured on."""
     most: int
     """GPUs that this allows."""
+    rule: str = ""
+    """Slurm's rule that `max-gpus` stands for; empty: the user's own."""
 
 
 class Pinned(NamedTuple):
@@ -154,15 +156,16 @@ def _why_not_more(said: Said) -> str:
 def _own_limit(obstacle: Obstacle, held: int) -> str:
     if not isinstance(obstacle, OwnLimit):
         return "more GPUs would not raise its goodput"
-    kind, spec, measured, most = obstacle
+    kind, spec, measured, most, rule = obstacle
     if kind == "max-gpus":
         assert spec.max_gpus is not None
+        bound = rule or f"max-gpus={spec.max_gpus}"
         if held >= spec.max_gpus:
-            return f"max-gpus={spec.max_gpus} allows no more"
+            return f"{bound} allows no more"
         between = (
             count(spec.max_gpus) if held + 1 == spec.max_gpus else f"{held + 1} to {count(spec.max_gpus)}"
         )
-        return f"no placement of {between} is possible, and max-gpus={spec.max_gpus} allows no more"
+        return f"no placement of {between} is possible, and {bound} allows no more"
     if kind == "batch":
         return "its batch limits allow no more GPUs"
     if kind == "exploration":

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from polluxd.model import JobSpec, JobState, Node
+from polluxd.slurm.limits import Limits
 from polluxd.slurm.rules import Rules
 
 
@@ -74,6 +75,9 @@ class SlurmJob:
     """What the job asks of Pollux; None: the job did not opt in and is left alone."""
     batch_host: str = ""
     """The node that its batch script runs on, which no shrink may give back."""
+    tres: Mapping[str, int] = field(default_factory=dict)
+    """What it holds, or asks for while it waits, as Slurm's limits count it: `gres/gpu`, `cpu`, `node`."""
+    licenses: Mapping[str, int] = field(default_factory=dict)
     companion: Companion | None = None
     """Set for a companion job, which users, plans and lists do not see as a job of its own."""
     companions: tuple[SlurmJob, ...] = ()
@@ -104,6 +108,7 @@ class ClusterState:
     """Records that could not be understood (`job 7`, `node n1`): why. Such a job is left alone and its GPUs count as
     foreign; such a node is closed for placement."""
     rules: Rules = field(default_factory=Rules)
+    limits: Limits = field(default_factory=Limits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,6 +166,7 @@ def _job(record: _Job, gpus_of: Mapping[str, int]) -> SlurmJob:
         spec=directives.spec if directives else None,
         batch_host=record.batch_host or "",
         companion=directives.companion if directives else None,
+        tres={"gres/gpu": gpus.total(), "cpu": sum(cpus.values()), "node": len(nodes)},
     )
 
 

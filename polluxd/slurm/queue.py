@@ -22,6 +22,7 @@ from math import ceil
 from polluxd.errors import DirectiveError, SlurmGarbled
 from polluxd.model import JobState
 from polluxd.slurm.directives import Directives, parse_admin_comment
+from polluxd.slurm.durations import duration
 from polluxd.slurm.gres import parse_gpus
 from polluxd.slurm.node_lists import node_names
 from polluxd.slurm.protocol import SlurmJob
@@ -53,6 +54,8 @@ _DECIDING = (
     "tres-per-job",
     "tres-per-task",
     "tres-per-socket",
+    "tres-alloc",
+    "Licenses",
     "admin_comment",
 )
 _NAMES = ("JobID", "Name")
@@ -179,7 +182,7 @@ def _job(record: Mapping[str, str]) -> tuple[SlurmJob, str, int | None]:
             start_time=None if pending else _time(record, "StartTime"),
             eligible_time=_time(record, "EligibleTime"),
             end_time=_time(record, "EndTime") if state.finished else None,
-            time_limit_s=_duration(record["TimeLimit"]),
+            time_limit_s=duration(record["TimeLimit"]),
             nodes=nodes,
             gpus_per_node_held=dict.fromkeys(holding, held) if held else {},
             cpus_per_node_held=dict.fromkeys(holding, cpus) if state is not JobState.COMPLETING else {},
@@ -191,6 +194,8 @@ def _job(record: Mapping[str, str]) -> tuple[SlurmJob, str, int | None]:
             spec=directives.spec if directives else None,
             batch_host=_text(record, "BatchHost"),
             companion=directives.companion if directives else None,
+            tres=_tres(record["tres-alloc"]),
+            licenses=_licenses(_text(record, "Licenses")),
         ),
         complaint,
         held,
@@ -231,6 +236,23 @@ def _bound(record: Mapping[str, str]) -> int:
     return total if total is not None else 1 << 20
 
 
+@lru_cache(maxsize=16384)
+def _tres(text: str) -> Mapping[str, int]:
+    """TRES that are whole numbers; memory, which has a unit, is none of them."""
+    items = (item.rpartition("=") for item in text.split(","))
+    return {name: int(count) for name, _, count in items if name and count.isascii() and count.isdigit()}
+
+
+@lru_cache(maxsize=4096)
+def _licenses(text: str) -> Mapping[str, int]:
+    """Licenses of `matlab:2,ansys`; a remote one is `name@server:count`."""
+    items = (item.rpartition(":") for item in filter(None, re.split("[,;|]", text)))
+    return {
+        name or count: int(count) if name and count.isascii() and count.isdigit() else 1
+        for name, _, count in items
+    }
+
+
 def _asks_gpus(text: str) -> bool:
     return "gpu" in text
 
@@ -255,17 +277,3 @@ def _time(record: Mapping[str, str], key: str) -> float | None:
     if not (value.isascii() and value.isdigit() and len(value) <= 18):
         raise SlurmGarbled(f"expected {key} as a POSIX time, got {value[:40]!r}")
     return float(value)
-
-
-def _duration(text: str) -> float | None:
-    """Seconds of `D-HH:MM:SS`, `HH:MM:SS` or `MM:SS`; None: no limit."""
-    if text in ("UNLIMITED", "NOT_SET", "Partition_Limit", "PARTITION_LIMIT", "N/A", "INVALID"):
-        return None
-    days, dash, clock = text.rpartition("-")
-    parts = clock.split(":")
-    if not re.fullmatch(r"\d{1,9}(:\d{1,9}){0,2}", clock) or (dash and not re.fullmatch(r"\d{1,9}", days)):
-        raise SlurmGarbled(f"expected a duration D-HH:MM:SS, got {text[:40]!r}")
-    seconds = 0
-    for part in parts:
-        seconds = seconds * 60 + int(part)
-    return float(seconds + 86400 * int(days or 0))

@@ -1,8 +1,8 @@
-"""Slurm's rules on where a job may start: partitions, reservations.
+"""Slurm's rules on where a job may start: partitions, reservations, licenses.
 
-Reads `scontrol --oneliner show partition|reservation` with SLURM_TIME_FORMAT=%s. Administrators write these records,
-users do not. A record that makes no sense forbids: a partition counts as down, a reservation as for all nodes and all
-time.
+Reads `scontrol --oneliner show partition|reservation|licenses` with SLURM_TIME_FORMAT=%s. Administrators write these
+records, users do not. A record that makes no sense forbids: a partition counts as down, a reservation as for all nodes
+and all time.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from math import floor, inf
 
 from polluxd.errors import SlurmGarbled
+from polluxd.slurm.durations import duration
 from polluxd.slurm.node_lists import node_names
 
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z]\w*)=(\S*)")
@@ -29,11 +30,31 @@ class Partition:
     state: str
     """UP, DOWN (starts nothing), DRAIN (accepts nothing, starts what it has) or INACTIVE (neither)."""
     nodes: frozenset[str]
+    max_nodes: int | None = None
+    max_time_s: float | None = None
+    allowed: tuple[tuple[str, frozenset[str]], ...] = ()
+    """Fields that admit jobs by account or QOS, such as (`AllowAccounts`, {lab}); none where all are admitted."""
+    qos: str = ""
+    """The QOS that limits the whole partition."""
 
     @property
     def starts(self) -> bool:
         """Whether Slurm starts jobs there."""
         return self.state in ("UP", "DRAIN")
+
+    def refuses(self, account: str, qos: str, time_s: float) -> str:
+        """Return the field that keeps a job out; empty where none does.
+
+        Args:
+            time_s: the time limit with which the job would start.
+        """
+        names = {"AllowAccounts": account, "DenyAccounts": account, "AllowQos": qos, "DenyQos": qos}
+        for key, members in self.allowed:
+            if (names[key] in members) is key.startswith("Deny"):
+                return f"{key} of partition {self.name}"
+        if self.max_time_s is not None and time_s > self.max_time_s:
+            return f"MaxTime of partition {self.name}"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +86,8 @@ class Rules:
 
     partitions: Mapping[str, Partition] = field(default_factory=dict)
     reservations: tuple[Reservation, ...] = ()
+    licenses: Mapping[str, int] = field(default_factory=dict)
+    """Free licenses by name."""
 
     def forbidden(self, job_end: float, now: float) -> dict[str, Reservation]:
         """Nodes on which a job that starts now would meet a reservation.
@@ -86,11 +109,38 @@ def parse_partitions(text: str) -> tuple[dict[str, Partition], dict[str, str]]:
     for fields in _records(text, "PartitionName", "No partitions"):
         name = fields["PartitionName"]
         try:
-            found[name] = Partition(name, fields["State"], frozenset(node_names(fields["Nodes"])))
+            found[name] = _partition(name, fields)
         except (SlurmGarbled, KeyError) as error:
             unreadable[f"partition {name}"] = _why(error)
             found[name] = Partition(name, "not understood", frozenset())
     return found, unreadable
+
+
+def _partition(name: str, fields: Mapping[str, str]) -> Partition:
+    most = fields.get("MaxNodes", "UNLIMITED")
+    admits = [
+        (key, frozenset(fields[key].split(",")))
+        for key in ("AllowAccounts", "DenyAccounts", "AllowQos", "DenyQos")
+        if fields.get(key, "ALL") != "ALL"
+    ]
+    return Partition(
+        name,
+        fields["State"],
+        frozenset(node_names(fields["Nodes"])),
+        None if most == "UNLIMITED" else int(_digits("MaxNodes", most)),
+        duration(fields.get("MaxTime", "UNLIMITED")),
+        tuple(admits),
+        "" if fields.get("QoS", "N/A") == "N/A" else fields["QoS"],
+    )
+
+
+def parse_licenses(text: str) -> dict[str, int]:
+    """Read the free licenses by name. Raises SlurmGarbled."""
+    found = {}
+    for fields in _records(text, "LicenseName", "No licenses"):
+        free = int(_digits("Free", fields.get("Free", "")))
+        found[fields["LicenseName"]] = max(0, free - int(_digits("Reserved", fields.get("Reserved", "0"))))
+    return found
 
 
 def parse_reservations(text: str) -> tuple[tuple[Reservation, ...], dict[str, str]]:
@@ -134,9 +184,13 @@ def _records(text: str, first: str, none: str) -> list[dict[str, str]]:
 
 
 def _time(fields: Mapping[str, str], key: str) -> float:
-    if not re.fullmatch(r"\d{1,18}", fields[key]):
-        raise SlurmGarbled(f"expected {key} as a POSIX time, got {fields[key][:40]!r}")
-    return float(fields[key])
+    return float(_digits(key, fields[key]))
+
+
+def _digits(key: str, text: str) -> str:
+    if not re.fullmatch(r"\d{1,18}", text):
+        raise SlurmGarbled(f"expected {key} as a whole number, got {text[:40]!r}")
+    return text
 
 
 def _why(error: Exception) -> str:

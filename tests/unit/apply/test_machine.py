@@ -249,13 +249,13 @@ def test_capacity_counts_what_is_held_configured_and_promised() -> None:
     assert result.free["n1"] == 2
     assert result.free["n2"] == 1
     leaving = capacity(NODES, {7: running}, [move(Step.CHECKPOINTED, "park")])
-    assert leaving.fits_soon(Placement(("n1",), 4), NO_PLACEMENT)
-    assert not leaving.fits_now(Placement(("n1",), 4))
+    assert leaving.fits_soon(Placement(("n1",), 4), NO_PLACEMENT, 8)
+    assert not leaving.fits_now(Placement(("n1",), 4), 8)
 
 
 def test_a_draining_grow_keeps_others_from_its_gpus() -> None:
     result = capacity(NODES, {7: slurm_job(at=ONE)}, [move(Step.DRAINING)])
-    assert not result.fits_soon(Placement(("n2",), 1), NO_PLACEMENT)
+    assert not result.fits_soon(Placement(("n2",), 1), NO_PLACEMENT, 8)
 
 
 def test_intents_give_back_before_they_take() -> None:

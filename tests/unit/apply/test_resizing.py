@@ -192,9 +192,9 @@ def test_what_comes_in_is_set_aside_and_what_leaves_is_free_when_slurm_shows_it(
     assert not astray.kept(Placement(("n2",), 4))
     leaving = capacity(NODES, {7: job(BOTH)}, [move(Step.CHECKPOINTED, grow=False)])
     assert leaving.free["n2"] == 0
-    assert leaving.fits_soon(Placement(("n2",), 4), Placement())
+    assert leaving.fits_soon(Placement(("n2",), 4), Placement(), 8)
     may_stay = capacity(NODES, {7: job(BOTH)}, [move(Step.DRAINING, grow=False)])
-    assert not may_stay.fits_soon(Placement(("n2",), 4), Placement())
+    assert not may_stay.fits_soon(Placement(("n2",), 4), Placement(), 8)
 
 
 def test_a_shrink_that_was_carried_out_although_it_failed_leaves_something_over() -> None:

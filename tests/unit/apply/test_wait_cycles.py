@@ -18,8 +18,8 @@ def test_two_jobs_that_swap_nodes_are_a_knot():
     small = move(1, Placement(("n4",), 1), Placement(("n3",), 2))
     large = move(2, Placement(("n3",), 2), Placement(("n4",), 4))
     room = Capacity(free=Counter({"n3": 0, "n4": 3}))
-    assert not room.fits_soon(small.target, small.source)
-    assert not room.fits_soon(large.target, large.source)
+    assert not room.fits_soon(small.target, small.source, small.job_id)
+    assert not room.fits_soon(large.target, large.source, large.job_id)
     assert wait_cycle([small, large], room) == [small, large]
 
 

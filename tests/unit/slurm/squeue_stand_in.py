@@ -30,6 +30,8 @@ RUNNING = {
     "tres-per-job": "N/A",
     "tres-per-task": "N/A",
     "tres-per-socket": "N/A",
+    "tres-alloc": "cpu=4,mem=8000M,node=2,billing=4,gres/gpu=8",
+    "Licenses": "(null)",
     "admin_comment": "pollux:v1 min-gpus=1 max-gpus=8 cpus-per-gpu=2 submitted=1795271000",
     "Name": "train",
 }

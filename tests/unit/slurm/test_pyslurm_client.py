@@ -46,7 +46,13 @@ def test_it_reads_through_a_worker_and_never_imports_pyslurm_itself(
         8,
         True,
     )
-    assert [call[-1] for call in stand_in.commands] == ["--version", "topology", "partition", "reservation"]
+    assert [call[-1] for call in stand_in.commands] == [
+        "--version",
+        "topology",
+        "partition",
+        "reservation",
+        "config",
+    ]
     assert set(slurm.jobs([7])) == {7}
     assert set(slurm.jobs([7, 9])) == {7, 9}
     assert slurm.jobs([8]) == {}

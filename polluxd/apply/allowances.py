@@ -1,0 +1,295 @@
+"""Decide how many GPUs Slurm's limits allow each job.
+
+Limits of accounts, users, QOSes and partitions (sacctmgr(1), Resource limits): a QOS's limit replaces the same limit
+of the account. A limit on running jobs or licenses is given to waiting jobs in order of submission. All functions here
+are pure.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from polluxd.apply.startable import Standing, time_left
+from polluxd.model import GpuLimit, JobState, Move, Node, Placement
+from polluxd.slurm.limits import GroupLimits, JobLimits, Limits, Qos
+from polluxd.slurm.protocol import ClusterState, SlurmJob
+
+_USING = (JobState.RUNNING, JobState.SUSPENDED)
+
+
+@dataclass(frozen=True, slots=True)
+class Allowances:
+    """What Slurm's limits leave to the jobs of Pollux."""
+
+    most: Mapping[int, tuple[int, str]] = field(default_factory=dict)
+    """Most GPUs of a job, and the rule."""
+    groups: tuple[GpuLimit, ...] = ()
+    """Most GPUs of several jobs together."""
+    standings: Mapping[int, Standing] = field(default_factory=dict)
+    """Jobs that Slurm would start on no node."""
+
+
+class _Scope(NamedTuple):
+    """A group of jobs that a limit counts together."""
+
+    name: str
+    limits: GroupLimits
+    enforced: frozenset[str]
+    """TRES whose limit binds this job, and `jobs`; for other TRES its use counts all the same."""
+
+
+class _Bounds(NamedTuple):
+    """All that limits one job."""
+
+    scopes: tuple[_Scope, ...]
+    job: tuple[tuple[str, JobLimits], ...]
+
+
+def allowances(state: ClusterState, targets: Mapping[int, Placement]) -> Allowances:
+    """Return what Slurm's limits leave to each job of Pollux.
+
+    Args:
+        targets: where moves under way bring jobs.
+    """
+    nodes = {node.name: node for node in state.nodes}
+    ours = [job for job in state.jobs if job.spec is not None and not job.state.finished]
+    ours.sort(key=lambda job: (job.submit_time, job.job_id))
+    bounds = _Lookup(state)
+    most: dict[int, tuple[int, str]] = {}
+    standings: dict[int, Standing] = {}
+    for job in ours:
+        cap = _cap(job, bounds.of(job).job, state, nodes)
+        if cap is not None:
+            most[job.job_id] = cap
+        if (why := _kept_out(job, bounds.of(job), state)) or (why := cap[1] if cap and cap[0] < 1 else ""):
+            standings[job.job_id] = Standing(frozenset(), why)
+    holding = {job.job_id: _gpus(job, targets) for job in ours}
+    groups, full = _groups(state.jobs, ours, bounds, holding, nodes)
+    for job_id, standing in (*full.items(), *_unlicensed(ours, holding, state).items()):
+        standings.setdefault(job_id, standing)
+    return Allowances(most, groups, standings)
+
+
+def targets(moves: Iterable[Move]) -> dict[int, Placement]:
+    """Return where moves under way bring their jobs."""
+    return {move.job_id: move.target for move in moves}
+
+
+class _Lookup:
+    """The limits of jobs by account, user, partition and QOS."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._limits: Limits = state.limits
+        self._partitions = state.rules.partitions
+        self._known: dict[tuple[str, str, int, str, str], _Bounds] = {}
+
+    def of(self, job: SlurmJob) -> _Bounds:
+        key = job.user, job.account, job.uid, job.partition, job.qos
+        if key not in self._known:
+            self._known[key] = self._find(*key)
+        return self._known[key]
+
+    def _find(self, user: str, account: str, uid: int, partition: str, qos: str) -> _Bounds:
+        scopes: list[_Scope] = []
+        per_job: list[tuple[str, JobLimits]] = []
+        taken: set[str] = set()
+        wall_set, taken_job = False, set[str]()
+        for one in self._qoses(partition, qos):
+            around = (
+                (f"QOS {one.name}", one.group, ""),
+                (f"user {user} in QOS {one.name}", one.per_user, "user "),
+                (f"account {account} in QOS {one.name}", one.per_account, "account "),
+            )
+            for name, group, kind in around:
+                scopes.append(_scope(name, group, taken, kind))
+            per_job.append((f"QOS {one.name}", _without(one.job, taken_job, wall=wall_set)))
+            taken_job |= one.job.tres.keys()
+            wall_set = wall_set or one.job.wall_s is not None
+        taken_by_qos = frozenset(taken)
+        known = self._limits.associations
+        own = known.get((account, uid, partition)) or known.get((account, uid, ""))
+        if own is not None:
+            name = f"user {user} in account {account}"
+            scopes.append(_scope(name, own.group, set(taken_by_qos), ""))
+            # The jobs of one user, as MaxJobsPerUser of a QOS limits them.
+            jobs = GroupLimits(jobs=own.jobs)
+            scopes.append(_scope(f"{name} (MaxJobs)", jobs, set(taken_by_qos), "user "))
+            per_job.append((f"account {account}", _without(own.job, taken_job, wall=wall_set)))
+        up, seen = account, set[str]()
+        while up and up not in seen and (one_up := known.get((up, None, ""))) is not None:
+            seen.add(up)
+            scopes.append(_scope(f"account {up}", one_up.group, set(taken_by_qos), ""))
+            up = one_up.parent
+        return _Bounds(tuple(scopes), tuple(per_job))
+
+    def _qoses(self, partition: str, qos: str) -> list[Qos]:
+        """The QOSes of the job, in order of precedence."""
+        rule = self._partitions.get(partition)
+        names = [name for name in (rule.qos if rule else "", qos) if name]
+        return [self._limits.qos[name] for name in dict.fromkeys(names) if name in self._limits.qos]
+
+
+def _scope(name: str, group: GroupLimits, taken: set[str], kind: str) -> _Scope:
+    """The scope, with the limits that no earlier one of this kind replaces."""
+    keys = {*group.tres, *(["jobs"] if group.jobs is not None else [])}
+    enforced = frozenset(key for key in keys if kind + key not in taken)
+    taken |= {kind + key for key in keys}
+    return _Scope(name, group, enforced)
+
+
+def _without(limits: JobLimits, taken: set[str], *, wall: bool) -> JobLimits:
+    return JobLimits(
+        {name: most for name, most in limits.tres.items() if name not in taken},
+        None if wall else limits.wall_s,
+    )
+
+
+def _gpus(job: SlurmJob, targets: Mapping[int, Placement]) -> int:
+    """GPUs that the job holds, or that a move under way brings it."""
+    target = targets.get(job.job_id)
+    return sum(job.gpus_per_node_held.values()) if target is None else target.gpus
+
+
+def _cap(
+    job: SlurmJob, limits: Iterable[tuple[str, JobLimits]], state: ClusterState, nodes: Mapping[str, Node]
+) -> tuple[int, str] | None:
+    """Most GPUs of the job by limits per job."""
+    assert job.spec is not None
+    found: list[tuple[int, str]] = []
+    open_to = _nodes_of(job, state, nodes)
+    kinds = {node.gpu_type for node in open_to}
+    largest = max((node.gpus for node in open_to), default=0)
+    for name, one in limits:
+        for tres, most in one.tres.items():
+            gpus = _in_gpus(tres, most, job.spec.cpus_per_gpu, kinds, largest)
+            if gpus is not None:
+                found.append((gpus, f"MaxTRESPerJob={tres}={most} of {name}"))
+    rules = [state.rules.partitions.get(name) for name in job.partition.split(",")]
+    if rules and all(rule is not None and rule.max_nodes is not None for rule in rules):
+        most = max(rule.max_nodes or 0 for rule in rules if rule is not None)
+        found.append((most * largest, f"MaxNodes={most} of partition {job.partition}"))
+    return min(found, default=None)
+
+
+def _nodes_of(job: SlurmJob, state: ClusterState, nodes: Mapping[str, Node]) -> list[Node]:
+    names = [state.rules.partitions[p].nodes for p in job.partition.split(",") if p in state.rules.partitions]
+    reach = frozenset().union(*names) if names else frozenset(nodes)
+    return [nodes[name] for name in reach if name in nodes and nodes[name].gpus > 0]
+
+
+def _in_gpus(tres: str, most: int, cpus_per_gpu: int, kinds: set[str], largest: int) -> int | None:
+    """A limit on TRES as a number of GPUs.
+
+    None: it does not limit GPUs, or it limits one of several types; such a limit is left to Slurm's refusal.
+    """
+    if tres == "gres/gpu" or (tres.startswith("gres/gpu:") and kinds == {tres.removeprefix("gres/gpu:")}):
+        return most
+    if tres == "cpu":
+        return most // max(cpus_per_gpu, 1)
+    return most * largest if tres == "node" else None
+
+
+def _kept_out(job: SlurmJob, bounds: _Bounds, state: ClusterState) -> str:
+    """The rule by which Slurm would start the job nowhere; empty: none."""
+    used_up = [
+        f"{rule} of {scope.name} is used up" for scope in bounds.scopes for rule in scope.limits.used_up
+    ]
+    if used_up:
+        return used_up[0]
+    left = time_left(job, state.taken_at)
+    for name, limits in bounds.job:
+        if limits.wall_s is not None and left > limits.wall_s:
+            return f"its time limit is above MaxWall={limits.wall_s / 60:.0f} min of {name}"
+    return ""
+
+
+def _groups(
+    everybody: Iterable[SlurmJob],
+    ours: list[SlurmJob],
+    bounds: _Lookup,
+    holding: Mapping[int, int],
+    nodes: Mapping[str, Node],
+) -> tuple[tuple[GpuLimit, ...], dict[int, Standing]]:
+    """Limits on GPUs of several jobs, and jobs that no group has room for."""
+    limited: dict[str, _Scope] = {}
+    use: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    members: dict[tuple[str, str], list[SlurmJob]] = defaultdict(list)
+    mine = {job.job_id for job in ours}
+    for job in everybody:
+        for scope in bounds.of(job).scopes if not job.state.finished else ():
+            if not scope.limits.tres and scope.limits.jobs is None:
+                continue
+            limited[scope.name] = scope
+            counted = job.job_id in mine
+            for key in (*scope.limits.tres, "jobs"):
+                if counted and key in scope.enforced:
+                    members[scope.name, key].append(job)
+                elif job.state in _USING:
+                    use[scope.name][key] += 1 if key == "jobs" else job.tres.get(key, 0)
+    groups: list[GpuLimit] = []
+    full: dict[int, Standing] = {}
+    kinds = {node.gpu_type for node in nodes.values() if node.gpus > 0}
+    largest = max((node.gpus for node in nodes.values()), default=0)
+    order = {job.job_id: number for number, job in enumerate(ours)}
+    for (name, key), jobs in sorted(members.items(), key=lambda entry: entry[0]):
+        jobs.sort(key=lambda job: order[job.job_id])
+        if key == "jobs":
+            most = limited[name].limits.jobs or 0
+            full |= _by_turns(
+                jobs, holding, most - use[name]["jobs"], f"the limit of {most} running jobs of {name}"
+            )
+            continue
+        most = limited[name].limits.tres[key]
+        cpus = max(job.spec.cpus_per_gpu for job in jobs if job.spec is not None)
+        left = _in_gpus(key, most - use[name][key], cpus, kinds, largest)
+        if left is None:
+            continue
+        rule = f"{key}={most} of {name}"
+        if sum(holding[job.job_id] for job in jobs) > left:
+            # Lowered below what the jobs hold: Slurm lets them run, and starts none of them again.
+            standing = Standing(
+                frozenset(), f"Slurm's limit {rule} is exceeded: Slurm would not start it again"
+            )
+            full |= {job.job_id: standing for job in jobs}
+        else:
+            groups.append(GpuLimit(rule, tuple(job.job_id for job in jobs), left))
+    return tuple(groups), full
+
+
+def _by_turns(
+    jobs: Iterable[SlurmJob], holding: Mapping[int, int], places: int, rule: str
+) -> dict[int, Standing]:
+    """Jobs that get no place of a limit on running jobs."""
+    found: dict[int, Standing] = {}
+    jobs = list(jobs)
+    places -= sum(1 + len(job.companions) for job in jobs if holding[job.job_id])
+    standing = Standing(frozenset(), f"{rule} is reached")
+    if places < 0:
+        return {job.job_id: standing for job in jobs}
+    for job in jobs:
+        if not holding[job.job_id]:
+            places -= 1
+            if places < 0:
+                found[job.job_id] = standing
+    return found
+
+
+def _unlicensed(
+    ours: Iterable[SlurmJob], holding: Mapping[int, int], state: ClusterState
+) -> dict[int, Standing]:
+    """Waiting jobs whose licenses are in use."""
+    free = dict(state.rules.licenses)
+    found: dict[int, Standing] = {}
+    for job in ours:
+        if job.state is not JobState.PENDING:
+            continue
+        short = [name for name, count in job.licenses.items() if count > free.get(name, count)]
+        if short and not holding[job.job_id]:
+            found[job.job_id] = Standing(frozenset(), f"license {short[0]} is in use")
+            continue
+        for name, count in job.licenses.items():
+            free[name] = free.get(name, count) - count
+    return found

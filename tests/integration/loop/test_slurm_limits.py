@@ -1,0 +1,77 @@
+"""polluxd keeps to the limits of Slurm's accounting.
+
+No job gives GPUs up for one that Slurm then refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from contrib.devcluster import DevCluster, SiteLines
+from polluxd.model import JobState, Step
+
+from .conftest import Daemon, Loop
+
+pytestmark = [pytest.mark.slow, pytest.mark.slurm]
+
+
+@pytest.fixture
+def limited(scratch: Path, tmp_path: Path) -> Iterator[Loop]:
+    """Start a cluster of two nodes whose account `lab` may hold six GPUs."""
+    site = SiteLines(lines=("AccountingStorageEnforce=associations,limits,qos", "Licenses=matlab:1"))
+    with DevCluster(
+        scratch / "limited", nodes=2, lease_s=60, publish_interval_s=1.0, accounting=True, site=site
+    ) as cluster:
+        cluster.command("sacctmgr", "-i", "add", "account", "lab", "GrpTRES=gres/gpu=6")
+        cluster.command("sacctmgr", "-i", "add", "user", "root", "account=lab")
+        daemon = Daemon(cluster, tmp_path, cooldown=1.0)
+        assert daemon.command("polluxd", "migrate").returncode == 0
+        daemon.start()
+        made = Loop(cluster, daemon, tmp_path)
+        try:
+            yield made
+            made.cancel_all()
+        finally:
+            daemon.end()
+            made.store.close()
+
+
+def test_a_reached_limit_moves_nothing_and_is_named(limited: Loop) -> None:
+    lab = "#SBATCH --account=lab"
+    plain = limited.sbatch("plain", "sleep 600", directive=lab, gpus=3)
+    trained = limited.train(
+        "trained", 10000, directive=f"{lab}\n#POLLUX min-gpus=2 max-gpus=2 resize=requeue"
+    )
+    limited.until(lambda: limited.job(plain).state is JobState.RUNNING, why="the plain job's start")
+    limited.until(lambda: trained in limited.store.reports(), why="the training's first report")
+    # One of the account's six GPUs is left; the cluster has three.
+    waits = limited.sbatch("waits", "sleep 600", directive=f"{lab}\n#POLLUX min-gpus=2")
+    rule = "gres/gpu=6 of account lab"
+
+    def explained(job_id: int) -> str:
+        return limited.daemon.command("polluxctl", "explain", str(job_id)).stdout
+
+    limited.until(lambda: rule in " ".join(explained(waits).split()), 60, why="explain to name the limit")
+    licensed = [
+        limited.sbatch(f"licensed{i}", "sleep 600", directive="#SBATCH --licenses=matlab\n#POLLUX max-gpus=1")
+        for i in (1, 2)
+    ]
+    limited.until(
+        lambda: "license matlab is in use" in explained(licensed[1]), 60, why="explain to name the license"
+    )
+    assert limited.job(licensed[0]).state is JobState.RUNNING
+    assert limited.job(waits).state is JobState.PENDING
+    assert not limited.store.moves(waits), "nothing is tried in vain"
+    assert not limited.store.moves(licensed[1]), "nothing is tried in vain"
+    moves = limited.store.moves(trained)
+    assert [m.step for m in moves] == [Step.TRAINING], "it kept its GPUs"
+    limited.cluster.command(
+        "sacctmgr", "-i", "modify", "account", "where", "name=lab", "set", "GrpTRES=gres/gpu=7"
+    )
+    limited.until(
+        lambda: limited.job(waits).state is JobState.RUNNING, 90, why="its start under the raised limit"
+    )
+    assert all(m.step is not Step.FAILED for j in (trained, waits, *licensed) for m in limited.store.moves(j))

@@ -1,0 +1,155 @@
+"""What Slurm's limits leave to jobs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from polluxd.apply.allowances import Allowances, allowances
+from polluxd.apply.capacity import capacity
+from polluxd.model import GpuLimit, JobSpec, JobState, Node, Placement, Snapshot, SnapshotJob
+from polluxd.policy import decide
+from polluxd.settings import PolicySettings
+from polluxd.slurm.limits import Association, GroupLimits, JobLimits, Limits, Qos
+from polluxd.slurm.protocol import ClusterState, SlurmJob
+from polluxd.slurm.rules import Partition, Rules
+from tests.unit.apply.test_startable import ALL, HOUR, MAIN, NODES, NOW, job
+
+ROOT = Association("root", None, "", "", GroupLimits(), JobLimits())
+
+
+def account(name: str = "vision", **limits: object) -> Association:
+    return Association(name, None, "", "root", GroupLimits(**limits), JobLimits())  # type: ignore[arg-type]
+
+
+def limits(*associations: Association, qos: tuple[Qos, ...] = ()) -> Limits:
+    known = {(one.account, one.uid, one.partition): one for one in (ROOT, *associations)}
+    return Limits(known, {one.name: one for one in qos})
+
+
+def running(job_id: int, gpus: int, **other: object) -> SlurmJob:
+    return job(job_id, gpus_per_node_held={f"n{job_id}": gpus}, tres={"gres/gpu": gpus}, **other)
+
+
+def waiting(job_id: int, **other: object) -> SlurmJob:
+    return job(job_id, JobState.PENDING, submit_time=NOW - HOUR + job_id, **other)
+
+
+def allowed(found: Limits, *jobs: SlurmJob, rules: Rules | None = None) -> Allowances:
+    return allowances(ClusterState(NOW, NODES, jobs, {}, rules or Rules(MAIN), found), {})
+
+
+def test_without_limits_nothing_is_bounded() -> None:
+    found = allowed(limits(), running(1, 4), waiting(2))
+    assert (found.most, found.groups, found.standings) == ({}, (), {})
+
+
+def test_what_others_hold_of_an_accounts_limit_is_not_left_to_ours() -> None:
+    foreign = running(3, 3, spec=None)
+    elsewhere = running(4, 4, spec=None, account="speech")
+    found = allowed(limits(account(tres={"gres/gpu": 6})), running(1, 2), waiting(2), foreign, elsewhere)
+    assert found.groups == (GpuLimit("gres/gpu=6 of account vision", (1, 2), 3),)
+    assert not found.standings
+
+
+def test_a_parent_account_limits_its_children_together() -> None:
+    lab = account("lab", tres={"gres/gpu": 6})
+    child = replace(account("vision", tres={"gres/gpu": 4}), parent="lab")
+    other = replace(account("speech"), parent="lab")
+    found = allowed(limits(lab, child, other), running(1, 2), waiting(2, account="speech"))
+    assert found.groups == (
+        GpuLimit("gres/gpu=6 of account lab", (1, 2), 6),
+        GpuLimit("gres/gpu=4 of account vision", (1,), 4),
+    )
+
+
+def test_a_qos_replaces_the_accounts_limit_and_its_use_still_counts_there() -> None:
+    high = Qos("high", GroupLimits({"gres/gpu": 12}), JobLimits())
+    found = allowed(
+        limits(account(tres={"gres/gpu": 6}), qos=(high,)), running(1, 4, qos="high"), running(2, 1)
+    )
+    assert found.groups == (
+        GpuLimit("gres/gpu=12 of QOS high", (1,), 12),
+        GpuLimit("gres/gpu=6 of account vision", (2,), 2),
+    )
+
+
+def test_jobs_above_a_lowered_limit_stay_and_no_other_starts() -> None:
+    found = allowed(limits(account(tres={"gres/gpu": 3})), running(1, 4), waiting(2))
+    assert found.groups == ()
+    assert {i: s.nodes for i, s in found.standings.items()} == {1: frozenset(), 2: frozenset()}
+    assert "gres/gpu=3 of account vision is exceeded" in found.standings[1].rule
+
+
+def test_limits_per_job() -> None:
+    qos = Qos("normal", GroupLimits(), JobLimits({"gres/gpu": 4}, 2 * HOUR))
+    own = Association("vision", 1000, "", "", GroupLimits(), JobLimits({"gres/gpu": 1, "cpu": 6}))
+    found = allowed(
+        limits(own, qos=(qos,)), waiting(1, spec=JobSpec(cpus_per_gpu=2)), waiting(2, limit=3 * HOUR)
+    )
+    assert found.most[1] == (3, "MaxTRESPerJob=cpu=6 of account vision"), "the QOS's gres/gpu=4 replaces 1"
+    assert "MaxWall=120 min of QOS normal" in found.standings[2].rule
+    assert 1 not in found.standings
+
+
+def test_a_partitions_node_limit_bounds_the_gpus() -> None:
+    rules = Rules({"main": Partition("main", "UP", ALL, max_nodes=2)})
+    assert allowed(limits(), waiting(1), rules=rules).most == {1: (8, "MaxNodes=2 of partition main")}
+
+
+def test_running_jobs_are_counted_and_the_oldest_waiting_come_first() -> None:
+    own = Association("vision", 1000, "", "", GroupLimits(), JobLimits(), jobs=3)
+    found = allowed(limits(own), running(1, 1), waiting(3), waiting(2), running(4, 1, spec=None))
+    assert set(found.standings) == {3}
+    assert (
+        "the limit of 3 running jobs of user alice in account vision (MaxJobs) is reached"
+        in found.standings[3].rule
+    )
+
+
+def test_used_up_time_starts_nothing() -> None:
+    found = allowed(limits(account(used_up=("GrpTRESMins=gres/gpu=1000",))), running(1, 1), waiting(2))
+    assert set(found.standings) == {1, 2}
+    assert "GrpTRESMins=gres/gpu=1000 of account vision is used up" in found.standings[1].rule
+
+
+def test_licenses_go_to_the_oldest_waiting_job() -> None:
+    one = {"matlab": 1}
+    rules = Rules(MAIN, (), {"matlab": 1})
+    found = allowed(
+        limits(), running(1, 1, licenses=one), waiting(3, licenses=one), waiting(2, licenses=one), rules=rules
+    )
+    assert {i: s.rule for i, s in found.standings.items()} == {3: "license matlab is in use"}
+
+
+@pytest.mark.parametrize(("gpus", "fits"), [(2, True), (3, False)])
+def test_a_start_waits_until_the_limit_has_room(gpus: int, fits: bool) -> None:
+    nodes = tuple(Node(f"n{i}", 4) for i in (1, 2))
+    jobs = {1: running(1, 4), 2: waiting(2)}
+    room = capacity(nodes, jobs, [], limits=(GpuLimit("six", (1, 2), 6),))
+    target = Placement(("n2",), gpus)
+    assert room.fits_now(target, 2) is fits
+    assert room.fits_now(target, 9), "it is not in the group"
+    room.take(Placement(("n2",), 1), 2)
+    assert not room.fits_now(target, 2)
+    assert room.fits_soon(Placement(("n1",), 4), Placement(("n1",), 4), 1)
+
+
+def test_the_plan_keeps_to_a_limit_and_says_so() -> None:
+    nodes = tuple(Node(f"n{i}", 4) for i in (1, 2))
+    jobs = tuple(
+        SnapshotJob(i, "", "alice", "vision", "main", JobSpec(min_gpus=4, max_gpus=4), NOW, 10.0)
+        for i in (1, 2)
+    )
+    free = decide(Snapshot("c", NOW, nodes, jobs))
+    assert [a.placement.gpus for a in free.allocations] == [4, 4]
+    bound = decide(
+        Snapshot("c", NOW, nodes, jobs, PolicySettings(), (GpuLimit("gres/gpu=6 of account lab", (1, 2), 6),))
+    )
+    assert sorted(a.placement.gpus for a in bound.allocations) == [0, 4]
+    assert any("the ceiling of gres/gpu=6 of account lab is reached" in a.reason for a in bound.allocations)
+    capped = decide(
+        Snapshot("c", NOW, nodes, (replace(jobs[0], spec=JobSpec(max_gpus=1), max_gpus_rule="MaxNodes=1"),))
+    )
+    assert "MaxNodes=1 allows no more" in capped.allocations[0].reason
