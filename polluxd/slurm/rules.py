@@ -1,4 +1,4 @@
-"""Slurm's rules on where a job may start: partitions, reservations, licenses.
+"""Slurm's rules on where jobs start: partitions, reservations, licenses.
 
 Reads `scontrol --oneliner show partition|reservation|licenses` with SLURM_TIME_FORMAT=%s. Administrators write these
 records, users do not. A record that makes no sense forbids: a partition counts as down, a reservation as for all nodes
