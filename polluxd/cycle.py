@@ -112,7 +112,7 @@ class Controller:
                 speeds=self._config.slurm.gpu_speeds,
                 resting=self._reconciler.resting,
                 pins=self._store.pins(),
-                stay="" if self._reconciler.budget_left() else self._reconciler.budget_spent,
+                stay=self._reconciler.budget().spent,
                 orphans=seen.orphans,
                 means=means,
                 default_resize_cost=self._config.moves.default_resize_cost_s,

@@ -227,6 +227,8 @@ OPTIONS: tuple[SettingInfo, ...] = tuple(
     info for info in infos("policy") if not (info.run_time_only and base_type(info.kind) is bool)
 )
 """The settings that are options of `polluxctl settings set`; `paused` has its own commands."""
+SHORT_OPTIONS: Mapping[str, list[str]] = {"power": ["-p"], "fairness_per": ["--per"]}
+"""Shorter names of options, by setting."""
 
 
 def option_name(info: SettingInfo) -> str:

@@ -132,6 +132,7 @@ Kappa = Annotated[
 ]
 Exponent = Annotated[StrictFloat, Ge(-4), Le(4), Expected("a number from -4 to 4", "Q")]
 Objective = Literal["fair-share", "completion-time"]
+Owner = Literal["job", "user", "account"]
 GpuRule = Annotated[str, AfterValidator(_gpu_rule), Expected(RULES, "RULE")]
 PostgresUrl = Annotated[
     str,
@@ -275,6 +276,8 @@ class PolicySettings:
     as the worst-off can."""
     power: Power = -1.0
     """Fair share: exponent p of the p-mean fitness; 1 mean, 0 geometric mean, -1 harmonic mean, -inf max-min."""
+    fairness_per: Owner = "job"
+    """Who has an equal share: each job, each user or each account. A user's or account's jobs divide the share."""
     account_weights: Annotated[Mapping[str, Weight], Example({"physics": 2.0})] = field(default_factory=dict)
     """Weight of an account's jobs. A job's weight is the product of all that apply; each is 1 by default."""
     user_weights: Annotated[Mapping[str, Weight], Example({"ada": 2.0})] = field(default_factory=dict)
@@ -328,6 +331,8 @@ class MoveSettings(_Section):
     """Most moves under way at one time; 0 means no limit."""
     restarts_per_hour: Count = 0
     """Most job restarts per hour, cluster-wide; 0 means no limit. A resize in place is not a restart."""
+    user_restarts_per_hour: Count = 0
+    """Most restarts per hour of one user's jobs; 0 means no limit. It leaves `restarts_per_hour` to other users."""
     default_cost_s: Duration = 30.0
     """Expected cost of a move until the job's own moves are measured (the constant of the paper)."""
     default_resize_cost_s: Duration = 2.0

@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from polluxd.config import Config
-from polluxd.setting_info import OPTIONS, SettingInfo, base_type, declared, infos, metavar, option_name
+from polluxd.setting_info import (
+    OPTIONS,
+    SHORT_OPTIONS,
+    SettingInfo,
+    base_type,
+    declared,
+    infos,
+    metavar,
+    option_name,
+)
 from polluxd.settings import SECTIONS
 
 _UNCOMMENTED = {"mode", "slurm.heartbeat_file", "database.secret_file"}
@@ -190,7 +199,7 @@ def option_entries() -> str:
     lines = []
     for info in OPTIONS:
         name, switch = option_name(info), base_type(info.kind) is bool
-        names = [*(["-p"] if info.key == "power" else []), name]
+        names = [*SHORT_OPTIONS.get(info.key, []), name]
         names += [f"--no-{name.removeprefix('--')}"] if switch else []
         value = "" if switch else f' " \\fI{_roff(metavar(info.kind))}\\fR"'
         lines += [".TP", ".BR " + ' ", " '.join(map(_roff, names)) + value, _roff(info.doc)]

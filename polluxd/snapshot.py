@@ -40,7 +40,7 @@ def build_snapshot(
     speeds: Mapping[str, float] | None = None,
     resting: Callable[[int], float] = lambda _job_id: 0.0,
     pins: Mapping[int, str] | None = None,
-    stay: str = "",
+    stay: Callable[[str], str] = lambda _user: "",
     orphans: Sequence[SlurmJob] = (),
     means: PathOptions | None = None,
     default_resize_cost: float = 2.0,
@@ -56,8 +56,9 @@ def build_snapshot(
     A job's moves are expected to cost what its own have cost on average by requeue, and until one was measured
     `default_cost` [s]; where it can be resized in place (`paths.likely`, by `means`), what resizes have, and until then
     `default_resize_cost`.
-    `resting` gives the seconds for which a job is still to be left alone. `pins` has who pinned a job; `stay`, where
-    not empty, is why no running job may be restarted now. `orphans` are companions of no job; others are in their jobs.
+    `resting` gives the seconds for which a job is still to be left alone. `pins` has who pinned a job; `stay` gives,
+    by user, why no running job of the user may be restarted now; empty where one may. `orphans` are companions of no
+    job; others are in their jobs.
     `standings` has the jobs that Slurm would not start everywhere: one that it would not start where the job is now
     keeps what it holds, any other is offered the allowed nodes alone. `allowed` has what Slurm's limits leave to jobs.
     """
@@ -88,7 +89,7 @@ def build_snapshot(
             move,
             resting(job.job_id),
             (pins or {}).get(job.job_id, ""),
-            "" if path == "resize" else stay,
+            "" if path == "resize" else stay(job.user),
         )
         standing = None if move is not None else (standings or {}).get(job.job_id)
         if standing is not None and not (standing.nodes and standing.allows(placement)):

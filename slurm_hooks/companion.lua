@@ -4,13 +4,14 @@ The part of Pollux' submission hook that is about companion jobs; job_submit.lua
 A companion is a worker-only job by which a running job of the same user grows in place. The job's own agent submits it,
 with the line
 
-    #POLLUX companion-of=JOB attempt=RESTARTS move=ID
+    #POLLUX companion-of=JOB attempt=RESTARTS move=ID nonce=HEX
 
-as its only directive. What that says is the user's word: polluxd holds it against the job that it names and ends a
-companion that nobody asked for. So this reads numbers, and sees to it that the companion waits for polluxd.
+as its only directive. What that says is the user's word: polluxd compares it with the job that it names, and the nonce
+with the nonce of its order, and ends a companion that nobody asked for. So this file checks the form of the line, and
+makes the companion wait for polluxd.
 ]]
 
--- The line's three numbers as text; nil where the script's head has no such line; or false and a message.
+-- The line's values as text; nil where the script's head has no such line; or false and a message.
 function pollux_companion(script)
   local found, directives, number = nil, 0, 0
   for line in string.gmatch(script .. "\n", "(.-)\r?\n") do
@@ -22,12 +23,13 @@ function pollux_companion(script)
     if rest then
       directives = directives + 1
       if string.match(rest, "companion%-of") then
-        local job, attempt, move = string.match(rest, "^companion%-of=(%d+) attempt=(%d+) move=(%d+)%s*$")
-        if not job or #job > 15 or #attempt > 15 or #move > 15 then
+        local job, attempt, move, nonce = string.match(
+          rest, "^companion%-of=(%d+) attempt=(%d+) move=(%d+) nonce=([0-9a-f]+)%s*$")
+        if not job or #job > 15 or #attempt > 15 or #move > 15 or #nonce ~= 32 then
           return false, string.format(
-            "#POLLUX line %d: a companion has companion-of=JOB attempt=RESTARTS move=ID, got '%s'", number, rest)
+            "#POLLUX line %d: a companion has companion-of=JOB attempt=RESTARTS move=ID nonce=HEX, got '%s'", number, rest)
         end
-        found = { job = job, attempt = attempt, move = move }
+        found = { job = job, attempt = attempt, move = move, nonce = nonce }
       end
     end
   end
@@ -41,7 +43,7 @@ end
 function pollux_mark_companion(job, found, share, now, lease_s)
   local fields = {
     "pollux:v1", "companion-of=" .. found.job, "attempt=" .. found.attempt, "move=" .. found.move,
-    "cpus-per-gpu=" .. share.cpus,
+    "nonce=" .. found.nonce, "cpus-per-gpu=" .. share.cpus,
   }
   if share.memory then
     fields[#fields + 1] = "mem-per-gpu=" .. share.memory

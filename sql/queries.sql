@@ -277,10 +277,15 @@ WHERE r.id = :id AND r.cluster = :cluster AND r.step NOT IN ('training', 'parked
   AND pollux.step_rank(r.step) < pollux.step_rank(:step)
 RETURNING r.id;
 
--- name: drains_since
--- A job that is resized in place drains no process but those on the nodes that it gives back.
-SELECT count(*) FROM pollux.move
-WHERE cluster = :cluster AND path <> 'resize' AND times ? 'draining' AND (times ->> 'draining')::double precision >= :since;
+-- name: restarts_since
+-- Restarts of running jobs that were ordered since :since, or are planned; by user, '' for forgotten jobs. A job that is
+-- resized in place ends no process but those on the nodes that it gives back.
+SELECT coalesce(j.user_name, '') AS user_name, count(*) AS restarts
+FROM pollux.move m
+LEFT JOIN pollux.job j ON j.cluster = m.cluster AND j.job_id = m.job_id
+WHERE m.cluster = :cluster AND m.path IN ('requeue', 'park', 'relaunch') AND (
+    m.step = 'planned' OR m.times ? 'draining' AND (m.times ->> 'draining')::double precision >= :since)
+GROUP BY 1;
 
 -- name: move_to_cancel
 -- The move under way, which stands still until it is decided whether it can be taken back.

@@ -138,7 +138,7 @@ def companion_of_another(site: Site, defended: bool) -> Outcome:
     parent, trouble = site.sbatch("alice", site.script("hers.sh", "#POLLUX min-gpus=1"), "--gres=gpu:1")
     assert parent is not None, trouble
     uid = next(job.uid for job in site.slurm.observe().jobs if job.job_id == parent)
-    line = f"#POLLUX companion-of={parent} attempt=0 move=1"
+    line = f"#POLLUX companion-of={parent} attempt=0 move=1 nonce={'0' * 32}"
     name = f"x UserId=pollux-alice({uid}) GroupId=b TimeLimit=UNLIMITED"
     job_id, said = _submitted(site, name, line, gpus=1)
     if not defended:

@@ -4,7 +4,8 @@ Slurm sees two jobs; users see one.
 
 A companion itself names its parent, so polluxd does not trust that claim. polluxd accepts a companion only where the
 parent belongs to the same user and account, is running at the attempt that the companion names, and has the move
-that the companion names.
+that the companion names. The companion must also know the nonce of that move, which polluxd gives to the job's own
+agent only: neither a guessed move id nor a forged user makes a job a companion.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ def _genuine(companion: SlurmJob, parent: SlurmJob | None, move: Move) -> bool:
         and parent.state in _HOLDS
         and parent.restart_count == claim.attempt
         and (move.job_id, move.attempt, move.grows) == (parent.job_id, claim.attempt, True)
+        and move.nonce == claim.nonce
     )
 
 

@@ -21,6 +21,7 @@ class Intent:
     source: Placement
     target: Placement
     reason: str
+    user: str = ""
 
 
 def through_the_queue(job: SnapshotJob, target: Placement) -> tuple[str, Placement]:
@@ -40,5 +41,7 @@ def intents(plan: Plan, jobs: Mapping[int, SnapshotJob], way: Way = through_the_
         if job is None or job.pinned or allocation.placement == job.placement:
             continue
         path, target = way(job, allocation.placement)
-        wished.append(Intent(job.job_id, job.attempt, path, job.placement, target, allocation.reason))
+        wished.append(
+            Intent(job.job_id, job.attempt, path, job.placement, target, allocation.reason, job.user)
+        )
     return sorted(wished, key=lambda i: (i.target.gpus - i.source.gpus, i.job_id))

@@ -36,6 +36,7 @@ from polluxd.apply.leases import Leases
 from polluxd.apply.machine import next_action
 from polluxd.apply.placed import ends_at, geometry, same_place
 from polluxd.apply.refusals import Refusals
+from polluxd.apply.restart_budget import RestartBudget
 from polluxd.apply.startable import Standing, forbids, standings
 from polluxd.apply.stopwatch import Stopwatch
 from polluxd.apply.wait_cycles import wait_cycle
@@ -120,13 +121,11 @@ class Reconciler:
     def begin(self, wished: Sequence[Intent], under_way: Sequence[Move]) -> list[Move]:
         """Write the intents of a plan as moves, up to the cluster's limits.
 
-        The limits are the number of moves at one time and the number of restarts per hour. A job whose move ended in
+        The limits are the number of moves at one time and the numbers of restarts per hour. A job whose move ended in
         the last tick waits for the next plan: this plan was made from its placement before that end.
         """
         epoch = self._authorize()
-        # Planned moves that restart their job will use up the budget too.
-        waiting = sum(m.step is Step.PLANNED and m.path in RESTARTING_PATHS for m in under_way)
-        restarts = self.budget_left() - waiting
+        budget = self.budget()
         busy = self._acted_on.union(move.job_id for move in under_way)
         room = self._limits.max_concurrent - len(under_way) if self._limits.max_concurrent else len(wished)
         begun: list[Move] = []
@@ -136,10 +135,10 @@ class Reconciler:
             if len(begun) >= room:
                 break
             if intent.path in RESTARTING_PATHS:
-                if restarts < 1:
-                    log.info("job %d stays: %s", intent.job_id, self.budget_spent)
+                if spent := budget.spent(intent.user):
+                    log.info("job %d stays: %s", intent.job_id, spent)
                     continue
-                restarts -= 1
+                budget.spend(intent.user)
             begun.append(
                 self._store.plan_move(
                     intent.job_id,
@@ -174,20 +173,16 @@ class Reconciler:
         rest = self._limits.cooldown_s * (2.0 ** min(past.failures, 6))
         return max(0.0, past.ended_at + rest - self._monotonic())
 
-    def budget_left(self) -> float:
+    def budget(self) -> RestartBudget:
         """Return how many more running jobs polluxd may restart now.
 
-        A restart orders the job to end its processes. Without a limit the result is infinite.
+        A restart orders the job to end its processes.
         """
-        if not self._limits.restarts_per_hour:
-            return float("inf")
+        limits = self._limits
+        if not limits.restarts_per_hour and not limits.user_restarts_per_hour:
+            return RestartBudget(limits, {})
         # A clock set back may leave moves in the future: they count, and the budget is short for a while.
-        return max(0, self._limits.restarts_per_hour - self._store.drains_since(self._clock() - 3600.0))
-
-    @property
-    def budget_spent(self) -> str:
-        """The reason for a job that stays because the budget is used up."""
-        return f"the cluster's {self._limits.restarts_per_hour} restarts an hour are used up"
+        return RestartBudget(limits, self._store.restarts_since(self._clock() - 3600.0))
 
     def tick(self, seen: ClusterView, reports: Mapping[int, Report], *, paused: bool = False) -> int:
         """Take the next action of each move under way.

@@ -12,7 +12,15 @@ import typer
 
 from polluxd.encoding import decode_snapshot
 from polluxd.errors import PolluxError
-from polluxd.setting_info import OPTIONS, SettingInfo, base_type, metavar, option_name, policy_document
+from polluxd.setting_info import (
+    OPTIONS,
+    SHORT_OPTIONS,
+    SettingInfo,
+    base_type,
+    metavar,
+    option_name,
+    policy_document,
+)
 from polluxd.settings import PolicySettings
 
 from . import access
@@ -33,8 +41,6 @@ SETTING_COLUMNS = (
     Column("help", "MEANING", flexible=True, rank=1),
 )
 
-_SHORT = {"power": ["-p"]}
-
 
 def _option(info: SettingInfo) -> Any:
     """Return the typer option of one setting, from its declaration."""
@@ -42,7 +48,9 @@ def _option(info: SettingInfo) -> Any:
     if base_type(info.kind) is bool:
         return Annotated[bool | None, typer.Option(f"{name}/--no-{name.removeprefix('--')}", help=info.help)]
     hint = "; NAME=none removes an entry" if info.is_table else "; none turns it off" if info.optional else ""
-    option = typer.Option(name, *_SHORT.get(info.key, []), metavar=metavar(info.kind), help=info.help + hint)
+    option = typer.Option(
+        name, *SHORT_OPTIONS.get(info.key, []), metavar=metavar(info.kind), help=info.help + hint
+    )
     return Annotated[list[str] | None, option] if info.is_table else Annotated[str | None, option]
 
 

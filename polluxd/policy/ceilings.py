@@ -53,14 +53,14 @@ def _of_kind(
     kind: str, keys: list[str], floors: Mapping[str, int], ceilings: Mapping[str, int], capacity: int
 ) -> list[Group]:
     found, left = [], capacity
-    for name in sorted({*floors, *ceilings}):
-        members = tuple(j for j, key in enumerate(keys) if key == name)
-        if not members:
-            continue
+    members: dict[str, list[int]] = {}
+    for j, key in enumerate(keys):
+        members.setdefault(key, []).append(j)
+    for name in sorted(members.keys() & {*floors, *ceilings}):
         ceiling = max(ceilings.get(name, NO_CEILING), 0)
         floor = min(max(floors.get(name, 0), 0), ceiling, left)
         left -= floor
-        found.append(Group(f"{kind} {name}", members, floor, ceiling))
+        found.append(Group(f"{kind} {name}", tuple(members[name]), floor, ceiling))
     return found
 
 

@@ -104,11 +104,12 @@ class _Tables:
             stages.append((options, picked, j, None))
         unreserved = capacity
         for _, group, table, assign in inner:
-            sizes = np.arange(min(table.size, capacity + 1))
+            # The least capacity that brings the group all it can have: more of it is no choice worth looking at.
+            most = int(np.argmax(table))
             # Kept for the group: its guarantee, as far as it has use for it and others' guarantees leave it.
-            reserved = min(group.floor, int(np.argmax(table)), unreserved)
+            reserved = min(group.floor, most, unreserved)
             unreserved -= reserved
-            sizes = sizes[reserved:]
+            sizes = np.arange(reserved, min(most, capacity) + 1)
             best, picked = _stage(best, sizes, table[sizes])
             stages.append((sizes, picked, -1, assign))
 

@@ -30,6 +30,7 @@ from polluxd.policy.choice import Choice, choose
 from polluxd.policy.domains import Domain, split
 from polluxd.policy.explain import Explainer
 from polluxd.policy.option_table import build
+from polluxd.policy.owners import divided
 from polluxd.policy.packing import Packing
 from polluxd.policy.placement import Seating
 from polluxd.policy.shrink_nodes import leave_right_nodes
@@ -72,6 +73,7 @@ def decide(snapshot: Snapshot, *, cache: Cache | None = None) -> Plan:
     cache = Cache() if cache is None else cache
     cache.begin({job.job_id for job in snapshot.jobs})
     snapshot, doubts = cache.believable(snapshot)
+    snapshot = divided(snapshot)
     mean = fairness.mean_weight(snapshot)
     solved = [_solve(domain, snapshot.settings, mean, cache) for domain in split(snapshot)]
     allocations = sorted((a for part in solved for a in part.allocations), key=attrgetter("job_id"))

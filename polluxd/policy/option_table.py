@@ -23,6 +23,7 @@ from polluxd.policy.domains import Domain
 from polluxd.policy.feasible import is_pinned, why_no_batch
 from polluxd.policy.layout import Layout
 from polluxd.policy.listing import GPUS, KIND, NODES, RACKS, Listing, list_jobs
+from polluxd.policy.owners import with_shares, within_owner
 from polluxd.policy.shapes import OVER_RACKS, Shape
 from polluxd.settings import PolicySettings
 
@@ -160,7 +161,8 @@ def build(
     with np.errstate(over="ignore"):
         speedup = np.minimum((goodput / fair[owner])[row], _MOST_SPEEDUP)
     weight = fairness.weights(jobs, settings) / mean_weight
-    limited = groups(jobs, settings, domain.capacity, domain.limits)
+    within = with_shares(jobs, settings, domain.capacity)
+    limited = groups(jobs, within, domain.capacity, domain.limits)
     rated = _Rated(
         jobs, start, nodes[row], gpus[row], kind[row], goodput[row], speedup / size, kept[row], job_of
     )
@@ -271,7 +273,8 @@ def _by_share(
         factor = fairness.move_factors(jobs, costs, rated.owner, settings.hysteresis)
         if settings.remaining_work_power:
             remaining = [_remaining(job, alone) for job, alone in zip(jobs, fair.tolist(), strict=True)]
-            weight = weight * np.array(fairness.work_factors(remaining, settings.remaining_work_power))
+            factors = np.array(fairness.work_factors(remaining, settings.remaining_work_power))
+            weight = within_owner(weight, factors, jobs, settings.fairness_per)
     w, moved = weight[rated.owner], x * factor
     level, total = 0.0, float(weight.sum())
     if power <= objective.GENTLE and jobs:

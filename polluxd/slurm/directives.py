@@ -8,13 +8,14 @@ The comment of a job, all on one line:
 
 The comment of a companion job:
 
-    pollux:v1 companion-of=J attempt=R move=ID cpus-per-gpu=2 mem-per-gpu=4000 submitted=T
+    pollux:v1 companion-of=J attempt=R move=ID nonce=N cpus-per-gpu=2 mem-per-gpu=4000 submitted=T
 
 Users can read the comment but cannot set it. An administrator can set it, so it is checked like any other input.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ from polluxd.slurm.protocol import Companion
 MARK = "pollux:"
 _VERSION = "pollux:v1"
 _DIGITS = 15
+_NONCE = re.compile("[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ def parse_admin_comment(text: str) -> Directives | None:
             raise DirectiveError(f"AdminComment: {key} is given twice")
         values[key] = value
     gpu_counts = _gpu_counts(values.pop("gpu-counts", "any"))
+    nonce = _nonce(values.pop("nonce", ""))
     read = {key: _READERS[key](key, value) for key, value in values.items()}
     spec = JobSpec(
         min_gpus=int(read.get("min-gpus", 1)),
@@ -73,16 +76,23 @@ def parse_admin_comment(text: str) -> Directives | None:
     )
     if spec.max_gpus is not None and spec.min_gpus > spec.max_gpus:
         raise DirectiveError(f"AdminComment: min-gpus={spec.min_gpus} is above max-gpus={spec.max_gpus}")
-    return Directives(spec, read.get("submitted"), read.get("begin"), _companion(read))
+    return Directives(spec, read.get("submitted"), read.get("begin"), _companion(read, nonce))
 
 
-def _companion(read: dict[str, float]) -> Companion | None:
+def _companion(read: dict[str, float], nonce: str) -> Companion | None:
     given = [key for key in _COMPANION if key in read]
     if not given:
         return None
     if len(given) < len(_COMPANION):
         raise DirectiveError(f"AdminComment: a companion has {', '.join(_COMPANION)}, this one {given}")
-    return Companion(*(int(read[key]) for key in _COMPANION))
+    parent, attempt, move = (int(read[key]) for key in _COMPANION)
+    return Companion(parent, attempt, move, nonce)
+
+
+def _nonce(text: str) -> str:
+    if text and not _NONCE.fullmatch(text):
+        raise DirectiveError(f"AdminComment: nonce is 32 hexadecimal digits, not {text!r}")
+    return text
 
 
 def _count(key: str, text: str) -> float:
@@ -123,4 +133,4 @@ _READERS: dict[str, Callable[[str, str], float]] = {
     "move": _count,
 }
 _COMPANION = ("companion-of", "attempt", "move")
-_KEYS = ("gpu-counts", *_READERS)
+_KEYS = ("gpu-counts", "nonce", *_READERS)

@@ -30,6 +30,8 @@ class Companion:
     """Restart count of the parent."""
     move: int
     """The parent's growing move that it was submitted for."""
+    nonce: str = ""
+    """The nonce of the order; empty: a version of the submission hook without nonces wrote the comment."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,11 +57,12 @@ class AdministratorOrders(Session):
                 )
         return move
 
-    def drains_since(self, since: float) -> int:
-        """Count the running jobs that were ordered to end their processes.
+    def restarts_since(self, since: float) -> dict[str, int]:
+        """Count, by user, the restarts of running jobs.
 
-        Only orders since the POSIX time `since` count. A job that is resized in place does not count: it ends no
-        process except on the nodes that it gives back.
+        Restarts that were ordered since the POSIX time `since` count, and restarts that are planned. A resize in place
+        does not count: it ends no process except on the nodes that the job gives back. Jobs that polluxd has forgotten
+        count for the user ''.
         """
         with self._transaction() as run:
-            return int(run("drains_since", since=since)[0]["count"])
+            return {row["user_name"]: row["restarts"] for row in run("restarts_since", since=since)}

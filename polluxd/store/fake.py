@@ -10,11 +10,12 @@ It has what polluxd's cycle reads and writes, with the real database's rules for
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from polluxd.errors import LeaderLost, StoreRejected, StoreUnavailable
-from polluxd.model import DaemonMode, Move, Placement, Plan, Report, Step
+from polluxd.model import RESTARTING_PATHS, DaemonMode, Move, Placement, Plan, Report, Step
 from polluxd.settings import PolicySettings
 
 from .views import JobTimes, MoveTotals, ObservedJob
@@ -173,10 +174,16 @@ class FakeStore:
         self._must_answer()
         return [move for move in self.rows.moves if job_id in (None, move.job_id)]
 
-    def drains_since(self, since: float) -> int:
+    def restarts_since(self, since: float) -> dict[str, int]:
         self._must_answer()
-        return sum(
-            move.times.get(Step.DRAINING, 0.0) >= since for move in self.rows.moves if move.path != "resize"
+        jobs = self.rows.jobs
+        return dict(
+            Counter(
+                jobs[move.job_id].user if move.job_id in jobs else ""
+                for move in self.rows.moves
+                if move.path in RESTARTING_PATHS
+                and (move.step is Step.PLANNED or move.times.get(Step.DRAINING, float("-inf")) >= since)
+            )
         )
 
     def resizes(self, ids: Sequence[int]) -> dict[int, Move]:
@@ -210,7 +217,9 @@ class FakeStore:
             raise StoreRejected(f"move_one_open: job {job_id} has a move under way")
         times = {Step.PLANNED: self.rows.clock() if at is None else at}
         number = len(self.rows.moves) + 1
-        move = Move(number, job_id, attempt, path, source, target, reason, Step.PLANNED, times)
+        move = Move(
+            number, job_id, attempt, path, source, target, reason, Step.PLANNED, times, nonce=f"{number:032x}"
+        )
         self.rows.moves.append(move)
         return move
 

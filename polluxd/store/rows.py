@@ -191,6 +191,7 @@ def move(row: Row) -> Move:
         detail=row["detail"],
         cancelled_by=row["cancelled_by"] or "",
         ends_at=seconds(row["ends_at"]),
+        nonce=row["nonce"],
     )
 
 

@@ -78,7 +78,16 @@ WORDS = st.one_of(
     st.builds("{}={}".format, st.sampled_from(KEYS), VALUES),
     st.builds("{}={}".format, st.sampled_from(KEYS), ANYTHING),
     st.sampled_from(
-        ("admin_comment=x", "companion-of=3", "attempt=1", "move=2", "submitted=1", "pollux:v1", "#")
+        (
+            "admin_comment=x",
+            "companion-of=3",
+            "attempt=1",
+            "move=2",
+            f"nonce={'a' * 32}",
+            "submitted=1",
+            "pollux:v1",
+            "#",
+        )
     ),
     ANYTHING,
 )
@@ -113,9 +122,19 @@ COMMENT_WORDS = st.one_of(
     st.builds(
         "{}={}".format,
         st.sampled_from(
-            (*KEYS, "cpus-per-gpu", "mem-per-gpu", "submitted", "begin", "companion-of", "attempt", "move")
+            (
+                *KEYS,
+                "cpus-per-gpu",
+                "mem-per-gpu",
+                "submitted",
+                "begin",
+                "companion-of",
+                "attempt",
+                "move",
+                "nonce",
+            )
         ),
-        st.one_of(VALUES, ANYTHING),
+        st.one_of(VALUES, ANYTHING, st.just("0af" * 11), st.just("0af1" * 8)),
     ),
     ANYTHING,
 )

@@ -111,7 +111,7 @@ class RealWorld:
         script = self.folder / "companion.sh"
         script.write_text(
             f"#!/bin/sh\n#POLLUX companion-of={claim.parent} attempt={claim.attempt} "
-            f"move={claim.move}\nsleep 600\n"
+            f"move={claim.move} nonce={claim.nonce}\nsleep 600\n"
         )
         options = [f"--nodes={nodes}", "--ntasks-per-node=1", f"--gres=gpu:{gpus}", "--no-requeue"]
         job_id = int(
@@ -373,7 +373,7 @@ def test_a_completing_job_still_holds_its_gpus_or_is_gone(world: World) -> None:
 def test_a_companion_waits_says_whose_it_is_and_is_ended(world: World) -> None:
     parent = world.submit(gpus=4)
     place(world, parent, ("n2",), 4)
-    claim = Companion(parent, 0, 12)
+    claim = Companion(parent, 0, 12, "0123456789abcdef" * 2)
     lent, waiting = world.lend(claim, nodes=2, gpus=4), world.lend(claim, nodes=1, gpus=4)
     shown = job(world, lent)
     assert (shown.state, shown.companion) == (JobState.PENDING, claim)
@@ -395,7 +395,7 @@ def test_a_companion_waits_says_whose_it_is_and_is_ended(world: World) -> None:
 def test_a_companion_is_not_started_again(world: World) -> None:
     parent = world.submit()
     place(world, parent, ("n1",), 1)
-    lent = world.lend(Companion(parent, 0, 12), nodes=1, gpus=1)
+    lent = world.lend(Companion(parent, 0, 12, "f" * 32), nodes=1, gpus=1)
     place(world, lent, ("n2",), 1)
     with contextlib.suppress(SlurmRefused):  # as Slurm says of a job with --no-requeue
         world.client.requeue(lent)

@@ -127,10 +127,17 @@ def test_a_move_costs_what_its_path_does() -> None:
     assert costs(whole, reports={1: REPORT}) == (30.0, None)
     assert costs(slurm_job(1, gpus_per_node_held={"n1": 2}, batch_host="n1")) == (30.0, None)
     spent = "the cluster's 2 moves an hour are used up"
-    assert not snapshot(whole, reports={1: able}, means=means, stay=spent).jobs[0].pinned, (
+    stay = {whole.user: spent}.get
+    assert not snapshot(whole, reports={1: able}, means=means, stay=stay).jobs[0].pinned, (
         "it need not restart"
     )
-    assert snapshot(whole, reports={1: REPORT}, means=means, stay=spent).jobs[0].pinned
+    assert snapshot(whole, reports={1: REPORT}, means=means, stay=stay).jobs[0].pin_reason == spent
+    other = replace(whole, user="another")
+    assert (
+        not snapshot(other, reports={1: REPORT}, means=means, stay=lambda user: {"x": spent}.get(user, ""))
+        .jobs[0]
+        .pinned
+    )
 
 
 def test_companions_of_nobody_hold_what_nobody_else_can_have() -> None:

@@ -53,6 +53,8 @@ class Wanted:
     move: int
     nodes: int
     per_node: int
+    nonce: str
+    """Of the move's order."""
 
     @property
     def ranks(self) -> int:
@@ -206,7 +208,8 @@ def submit(path: Path, wanted: Wanted, environ: Mapping[str, str]) -> str:
     command += [f"--{name}={value}" for name, value in options.items() if value]
     attempt = environ.get("SLURM_RESTART_COUNT") or "0"
     run = shlex.join([sys.executable, "-m", "pollux.launcher.launch", "run", "--companion", str(path)])
-    script = f"#!/bin/sh\n#POLLUX companion-of={parent} attempt={attempt} move={wanted.move}\nexec {run}\n"
+    line = f"companion-of={parent} attempt={attempt} move={wanted.move} nonce={wanted.nonce}"
+    script = f"#!/bin/sh\n#POLLUX {line}\nexec {run}\n"
     try:
         answer = subprocess.run(
             command,

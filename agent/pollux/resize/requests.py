@@ -26,6 +26,8 @@ class ResizeRequest:
     per_node: int
     begins: bool
     """As far as the scheduler knows, no companion job was submitted for it yet."""
+    nonce: str = ""
+    """Of a grow: the scheduler accepts a companion job only where the job states this nonce."""
 
     @classmethod
     def parse(cls, order: Mapping[str, Any]) -> ResizeRequest:
@@ -38,6 +40,7 @@ class ResizeRequest:
                 tuple(map(str, order["nodes"])),
                 int(order["gpus_per_node"]),
                 order.get("step", "recruiting") == "recruiting",
+                str(order.get("nonce", "")),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise PolluxAgentError(f"not an order that this agent knows: {error!r}") from error

@@ -290,7 +290,7 @@ class Resizer:
             "nodes": len(request.nodes),
             "adaptive": self._attempt.adaptive,
         }
-        wanted = Wanted(request.number, added, world.per_node)
+        wanted = Wanted(request.number, added, world.per_node, request.nonce)
         meeting = self._groups.open()
         return CompanionJob(wanted, meeting, directory, facts, self.same(), wait=self.recruit_wait)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from contrib.devcluster import DevCluster
-from polluxd.slurm.protocol import JobState
+from polluxd.model import JobState, Step
 
 from .conftest import Daemon, Loop, identity
 from .elastic import Elastic
@@ -74,15 +74,22 @@ def lending(scratch: Path) -> Iterator[Loop]:
 def test_an_operator_resizes_an_ordinary_users_job_in_place(lending: Loop) -> None:
     """The user submits the companion, and the Operator places it.
 
-    The Operator also takes nodes back.
+    The Operator also takes nodes back. A companion of the same user that guessed the id of the move, but not the nonce
+    of its order, is ended: it has the lower job id, as it is submitted before the agent hears of its order.
     """
     job = Elastic(lending, "lent", "#POLLUX min-gpus=2 max-gpus=2")
     job.begin()
     first, second = job.nodes
     (third,) = set(lending.cluster.node_names) - set(job.nodes)
-    job.go("resize", first, second, third)
+    number = job.order("resize", (first, second, third))
+    claim = f"#POLLUX companion-of={job.job_id} attempt=0 move={number} nonce={'0' * 32}"
+    forged = lending.sbatch("forged", "sleep 600", directive=claim)
+    assert job.moved(number).step is Step.TRAINING, job.move(number).detail
+    job.nodes = (first, second, third)
     (companion,) = job.companions()
     assert (companion.user, companion.nodes) == ("nobody", (third,))
+    assert companion.job_id != forged
+    lending.until(lambda: lending.job(forged).state is JobState.CANCELLED, why="the forged companion's end")
     job.go("resize", first, third)
     assert (job.slurm.nodes, job.slurm.restart_count) == ((first,), 0)
     job.go("resize", first)

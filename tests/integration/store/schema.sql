@@ -233,8 +233,8 @@ BEGIN
             RAISE EXCEPTION 'a move begins at step planned, not %', NEW.step USING ERRCODE = 'PX409';
         END IF;
     ELSE
-        IF (OLD.id, OLD.cluster, OLD.job_id, OLD.attempt, OLD.path, OLD.source, OLD.target)
-           IS DISTINCT FROM (NEW.id, NEW.cluster, NEW.job_id, NEW.attempt, NEW.path, NEW.source, NEW.target) THEN
+        IF (OLD.id, OLD.cluster, OLD.job_id, OLD.attempt, OLD.path, OLD.source, OLD.target, OLD.nonce)
+           IS DISTINCT FROM (NEW.id, NEW.cluster, NEW.job_id, NEW.attempt, NEW.path, NEW.source, NEW.target, NEW.nonce) THEN
             RAISE EXCEPTION 'move %: only its step, times and detail may change', OLD.id
                 USING ERRCODE = 'PX409';
         END IF;
@@ -274,11 +274,12 @@ BEGIN
         'resize', (
             SELECT jsonb_build_object('id', r.id, 'path', r.path, 'kind', CASE WHEN k.grows THEN 'grow' ELSE 'shrink' END,
                 'nodes', r.target -> 'nodes', 'gpus_per_node', r.target -> 'gpus_per_node', 'step', r.step)
+                || CASE WHEN k.grows THEN jsonb_build_object('nonce', r.nonce) ELSE '{}' END
             FROM move r, LATERAL (
                 SELECT jsonb_array_length(r.target -> 'nodes') > jsonb_array_length(r.source -> 'nodes') AS grows) k
             WHERE r.cluster = p_cluster AND r.job_id = p_job AND r.attempt = p_attempt
               AND r.path IN ('resize', 'relaunch')
-              AND CASE WHEN k.grows THEN r.step IN ('recruiting', 'configured', 'started') 
+              AND CASE WHEN k.grows THEN r.step IN ('recruiting', 'configured', 'started')
                   ELSE r.step = 'draining' AND NOT EXISTS (SELECT FROM acknowledgement a WHERE a.move_id = r.id) END
             ORDER BY r.id DESC LIMIT 1))
         || CASE WHEN (SELECT a.leave FROM agent_role a WHERE a.role = session_user) THEN '{"leave": true}' ELSE '{}' END::jsonb;
@@ -893,8 +894,10 @@ CREATE TABLE pollux.move (
     resumed jsonb,
     cancelled_by text,
     ends_at timestamp with time zone,
+    nonce text DEFAULT replace((gen_random_uuid())::text, '-'::text, ''::text) NOT NULL,
     CONSTRAINT move_attempt_check CHECK ((attempt >= 0)),
     CONSTRAINT move_job_id_check CHECK ((job_id > 0)),
+    CONSTRAINT move_nonce_check CHECK ((nonce ~ '^([0-9a-f]{32})?$'::text)),
     CONSTRAINT move_path_check CHECK ((path = ANY (ARRAY['start'::text, 'requeue'::text, 'park'::text, 'relaunch'::text, 'resize'::text]))),
     CONSTRAINT move_step_check CHECK ((pollux.step_rank(step) IS NOT NULL))
 );
@@ -905,6 +908,7 @@ COMMENT ON COLUMN pollux.move.acknowledged IS 'what the old attempt said of its 
 COMMENT ON COLUMN pollux.move.resumed IS 'times of the new attempt: launched_at .. first_step_at';
 COMMENT ON COLUMN pollux.move.cancelled_by IS 'who cancelled the move; in force until the job is requeued';
 COMMENT ON COLUMN pollux.move.ends_at IS 'when the draining attempt would have reached its time limit';
+COMMENT ON COLUMN pollux.move.nonce IS 'random; told to the job''s agent with the order to grow; its companion job states it';
 ALTER TABLE pollux.move ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME pollux.move_id_seq
     START WITH 1

@@ -40,7 +40,8 @@ def test_moves_in_any_order(store, seen):
     rows.epoch = epoch - 1
     fake = FakeStore(rows)
     assert fake.lead() == epoch
-    store.sync_jobs([seen(job_id) for job_id in (1, 2, 3)])
+    for each in (store, fake):
+        each.sync_jobs([seen(job_id) for job_id in (1, 2, 3)])
     chance = random.Random(1)
     for number in range(250):
         job_id = chance.choice((1, 2, 3))
@@ -52,7 +53,7 @@ def test_moves_in_any_order(store, seen):
             source, target = PATHS[path]
             call = ("plan_move", (job_id, 0, path, source, target, "why", said), {"at": at})
         elif kind < 0.35:
-            call = ("drains_since", (at - 50.0,), {})
+            call = ("restarts_since", (at - 50.0,), {})
         else:
             step = chance.choice(list(Step))
             which = chance.randint(1, max(1, len(rows.moves)))
@@ -119,7 +120,7 @@ def test_moves_within_allocations_are_found_alike(store, seen):
     for which in ((), (0,), (2, 4)):
         assert found(store, *which) == found(fake, *which), which
     assert found(store) == [(7, 1, "relaunch"), (8, 0, "resize")]
-    assert store.drains_since(0.0) == fake.drains_since(0.0) == 2
+    assert store.restarts_since(0.0) == fake.restarts_since(0.0) == {"alice": 2}
 
 
 def test_a_move_taken_back_and_pins(store, seen):

@@ -32,6 +32,7 @@ def test_a_grow_is_told_from_recruiting_until_its_first_step(store, agent, epoch
     move = store.plan_move(7, 0, "resize", SMALL, LARGE, "grow", epoch)
     assert job.instructions() == {"drain": None, "resize": None}
     told = {"id": move.id, "path": "resize", "kind": "grow", "nodes": ["n1", "n3"], "gpus_per_node": 4}
+    told["nonce"] = move.nonce
     for step in (Step.RECRUITING, Step.CONFIGURED, Step.STARTED):
         advance(store, epoch, move, step)
         assert job.instructions() == {"drain": None, "resize": told | {"step": step.value}}
@@ -119,7 +120,7 @@ def test_a_resize_costs_what_its_agent_says_and_is_counted_by_its_path(store, ag
     total = store.move_totals()[7]
     assert (total.count, total.lost_seconds) == (2, pytest.approx(0.1))
     assert total.mean_cost == {"resize": pytest.approx(0.02), "relaunch": pytest.approx(0.08)}
-    assert store.drains_since(0.0) == 1, "the restart budget counts the relaunch alone"
+    assert store.restarts_since(0.0) == {"alice": 1}, "the restart budget counts the relaunch alone"
 
 
 @pytest.mark.parametrize("path", ["resize", "relaunch"])

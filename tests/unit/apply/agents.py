@@ -65,7 +65,7 @@ def resize(world: World, job_id: int, training: Training, now: float) -> None:
 
 
 def _recruit(world: World, job_id: int, training: Training, move: Move, now: float) -> None:
-    claim = Companion(job_id, training.attempt, move.id)
+    claim = Companion(job_id, training.attempt, move.id, move.nonce)
     mine = [c for c in world.companions if world.truth(c).companion == claim and world.truth(c).uid == 1000]
     if move.step is Step.RECRUITING and move.id not in training.recruited:
         training.recruited.add(move.id)

@@ -14,7 +14,8 @@ from polluxd.model import JobSpec, JobState, Move, Placement, Step
 from polluxd.slurm.protocol import ClusterState, Companion, SlurmJob
 
 ONE, BOTH = Placement(("n1",), 4), Placement(("n1", "n3"), 4)
-MOVE = Move(12, 7, 2, "resize", ONE, BOTH, "", Step.TRAINING, {Step.PLANNED: 1.0})
+NONCE = "0123456789abcdef" * 2
+MOVE = Move(12, 7, 2, "resize", ONE, BOTH, "", Step.TRAINING, {Step.PLANNED: 1.0}, nonce=NONCE)
 PARENT = SlurmJob(
     job_id=7,
     name="train",
@@ -40,7 +41,7 @@ COMPANION = replace(
     nodes=("n3",),
     gpus_per_node_held={"n3": 4},
     cpus_per_node_held={"n3": 8},
-    companion=Companion(7, 2, 12),
+    companion=Companion(7, 2, 12, NONCE),
 )
 
 
@@ -104,6 +105,8 @@ def test_one_whose_parent_is_not_what_it_says_goes_astray(parent: dict[str, obje
         {"source": BOTH, "target": ONE},
         {"id": 13},
         {"step": Step.FAILED},
+        {"nonce": "f" * 32},
+        {"nonce": ""},
     ],
 )
 def test_one_that_no_move_asked_for_goes_astray(move: dict[str, object]) -> None:

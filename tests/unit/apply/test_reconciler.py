@@ -35,12 +35,14 @@ class MemoryStore:
 
 
 def reconciler(
-    slurm: FakeSlurm, store: Any, *, cooldown: float = 0.0, restarts_per_hour: int = 0
+    slurm: FakeSlurm, store: Any, *, cooldown: float = 0.0, restarts_per_hour: int = 0, per_user: int = 0
 ) -> Reconciler:
     return Reconciler(
         slurm,
         store,
-        limits=MoveSettings(cooldown_s=cooldown, restarts_per_hour=restarts_per_hour),
+        limits=MoveSettings(
+            cooldown_s=cooldown, restarts_per_hour=restarts_per_hour, user_restarts_per_hour=per_user
+        ),
         lease=300.0,
         authorize=lambda: 1,
         clock=slurm.clock,
@@ -165,11 +167,28 @@ def test_the_restart_budget_holds_running_jobs_back_and_starts_others() -> None:
     assert acting.begin(wished[2:3], begun) == [], "two are planned already, though none was ordered out yet"
     for move_begun in begun[:2]:
         store.advance(move_begun.id, Step.DRAINING, slurm.clock(), epoch=1)
-    assert acting.budget_left() == 0
+    assert acting.budget().spent("ann") == "the cluster's 2 restarts an hour are used up"
     slurm.advance(10.0)
     assert acting.begin(wished[2:3], []) == []
     store.rows.moves = [replace(m, times={Step.DRAINING: slurm.clock() - 3700.0}) for m in store.rows.moves]
-    assert acting.budget_left() == 2
+    assert acting.budget().spent("ann") == ""
+
+
+def test_one_user_s_restarts_leave_the_cluster_s_budget_to_others() -> None:
+    slurm = FakeSlurm([Node("n1", 8, cpus=8)])
+    store = FakeStore(FakeRows(slurm.clock))
+    assert store.lead() == 1
+    first = [slurm.submit(JobSpec()) for _ in range(4)]
+    store.sync_jobs([replace(job, user="mallory") for job in slurm.observe().jobs])
+    acting = reconciler(slurm, store, restarts_per_hour=10, per_user=2)
+    here, there = Placement(("n1",), 1), Placement(("n1",), 2)
+    wished = [Intent(j, 0, "requeue", here, there, "", "mallory") for j in first]
+    wished.append(Intent(99, 0, "requeue", here, there, "", "ann"))
+    begun = acting.begin(wished, [])
+    assert [m.job_id for m in begun] == [*first[:2], 99]
+    spent = acting.budget().spent
+    assert (spent("mallory"), spent("ann")) == ("the 2 restarts an hour of user mallory are used up", "")
+    assert acting.begin(wished[2:3], begun) == []
 
 
 def test_a_requeued_job_keeps_what_was_left_of_its_time_limit() -> None:

@@ -191,11 +191,13 @@ class Cluster(RuleBasedStateMachine):
             state = JobState.CANCELLED if how == "cancelled" else JobState.FAILED
             self.world.slurm.finish(alive[pick % len(alive)], state)
 
-    @rule(pick=st.integers(0, 9), move=st.integers(0, 9), uid=st.sampled_from([1000, 1001]))
-    def forge(self, pick: int, move: int, uid: int) -> None:
+    @rule(
+        pick=st.integers(0, 9), move=st.integers(0, 9), uid=st.sampled_from([1000, 1001]), knows=st.booleans()
+    )
+    def forge(self, pick: int, move: int, uid: int, knows: bool) -> None:
         """A user claims that a job is a companion of another user's job.
 
-        Or a second companion of one move.
+        Or a second companion of one move. `knows`: the claim has the move's nonce.
         """
         self.step()
         job_id = self.job(pick, JobState.RUNNING, JobState.PENDING)
@@ -203,7 +205,8 @@ class Cluster(RuleBasedStateMachine):
         if job_id is not None and len(self.world.companions) < 100:
             claimed = grown[-1 - move % len(grown)] if grown else None
             parent = claimed.job_id if claimed else job_id
-            claim = Companion(parent, claimed.attempt if claimed else 0, claimed.id if claimed else 1)
+            nonce = claimed.nonce if claimed and knows else "f" * 32
+            claim = Companion(parent, claimed.attempt if claimed else 0, claimed.id if claimed else 1, nonce)
             self.world.submit_companion(claim, 1, 4, uid=uid)
 
     @rule(pick=st.integers(0, 9), refuses=st.booleans())

@@ -201,6 +201,22 @@ def test_a_preview_in_words(recorded, polluxctl):
     assert sum(int(held[n][0]) for n in "23") > sum(int(held[n][1]) for n in "23") == 2
 
 
+def test_a_preview_of_fairness_per_user(recorded, polluxctl):
+    owners = {1: "ann", 2: "mallory", 3: "mallory"}
+    jobs = tuple(replace(j, user=owners[j.job_id]) for j in SNAPSHOT.jobs)
+    recorded.data = encode(replace(SNAPSHOT, jobs=jobs))
+    said = polluxctl("settings", "preview", "--per", "user", "--json")
+    assert said.status == 0, said.err
+    found = json.loads(said.out)
+    assert (found["settings_before"]["fairness_per"], found["settings_after"]["fairness_per"]) == (
+        "job",
+        "user",
+    )
+    ann = next(j for j in found["jobs"] if j["user"] == "ann")
+    assert ann["gpus_before"] < ann["gpus_after"] == 4
+    assert "expected" in polluxctl("settings", "preview", "--per", "group").err
+
+
 def test_a_preview_without_anything_to_try_or_to_try_it_on(recorded, polluxctl):
     assert "nothing to set" in polluxctl("settings", "preview").err
     recorded.data = None

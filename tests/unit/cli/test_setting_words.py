@@ -15,6 +15,7 @@ EVERY_OPTION = {
     "objective": "fair-share",
     "kappa": "2",
     "power": "max-min",
+    "fairness_per": "user",
     "account_weights": ["a=2"],
     "user_weights": ["u=3"],
     "qos_weights": ["high=4"],

@@ -9,6 +9,8 @@ from polluxd.model import JobSpec
 from polluxd.slurm.directives import parse_admin_comment
 from polluxd.slurm.protocol import Companion
 
+NONCE = "0123456789abcdef" * 2
+
 
 @pytest.mark.parametrize("text", ["", "(null)", "see the ticket", "not pollux:v1", "apollux:v1"])
 def test_other_comments_are_not_ours(text: str) -> None:
@@ -34,12 +36,18 @@ def test_everything() -> None:
 
 def test_a_companion() -> None:
     read = parse_admin_comment(
-        "pollux:v1 companion-of=7 attempt=0 move=12 cpus-per-gpu=2 mem-per-gpu=300 submitted=17"
+        f"pollux:v1 companion-of=7 attempt=0 move=12 nonce={NONCE} cpus-per-gpu=2 mem-per-gpu=300 submitted=17"
     )
     assert read is not None
-    assert read.companion == Companion(7, 0, 12)
+    assert read.companion == Companion(7, 0, 12, NONCE)
     assert (read.spec.cpus_per_gpu, read.spec.mem_per_gpu_mb, read.submitted) == (2, 300, 17)
     assert parse_admin_comment("pollux:v1 min-gpus=1").companion is None  # type: ignore[union-attr]
+
+
+def test_a_companion_from_before_nonces_has_an_empty_one() -> None:
+    read = parse_admin_comment("pollux:v1 companion-of=7 attempt=0 move=12 cpus-per-gpu=2 submitted=17")
+    assert read is not None
+    assert read.companion == Companion(7, 0, 12, "")
 
 
 @pytest.mark.parametrize("rule", ["any", "powers-of-two", "whole-nodes", "1", "1,2,4,8"])
@@ -70,6 +78,8 @@ def test_rules_that_are_none(rule: str) -> None:
         ("pollux:v1 companion-of=0 attempt=0 move=1", "companion-of is a whole number"),
         ("pollux:v1 companion-of=7 attempt=-1 move=1", "attempt is a whole number"),
         (f"pollux:v1 companion-of={'9' * 5000} attempt=0 move=1", "companion-of is a whole number"),
+        (f"pollux:v1 companion-of=7 attempt=0 move=1 nonce={NONCE[1:]}", "nonce is 32 hexadecimal digits"),
+        (f"pollux:v1 companion-of=7 attempt=0 move=1 nonce={NONCE[1:]}G", "nonce is 32 hexadecimal digits"),
         ("pollux:v1 min-gpus=1 min-gpus=2", "twice"),
         ("pollux:v1 gpu-counts=any gpu-counts=any", "twice"),
         ("pollux:v1 min-gpus=4 max-gpus=2", "min-gpus=4 is above max-gpus=2"),

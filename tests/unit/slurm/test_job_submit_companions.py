@@ -13,7 +13,8 @@ from tests.unit.slurm.lua_hooks import NEEDS_LUA, modify, refused, submit
 
 pytestmark = NEEDS_LUA
 
-COMPANION = "#POLLUX companion-of=12 attempt=0 move=345"
+NONCE = "0123456789abcdef" * 2
+COMPANION = f"#POLLUX companion-of=12 attempt=0 move=345 nonce={NONCE}"
 
 
 def test_a_companion_waits_for_polluxd_which_reads_whose_it_is() -> None:
@@ -23,7 +24,7 @@ def test_a_companion_waits_for_polluxd_which_reads_whose_it_is() -> None:
     assert before + 100 <= outcome.begin_time <= time.time() + 100
     read = parse_admin_comment(outcome.admin_comment or "")
     assert read is not None
-    assert read.companion == Companion(12, 0, 345)
+    assert read.companion == Companion(12, 0, 345, NONCE)
     assert (read.spec.cpus_per_gpu, read.spec.mem_per_gpu_mb) == (2, 300)
     assert read.submitted is not None
     assert before <= read.submitted <= time.time()
@@ -35,10 +36,14 @@ def test_a_companion_waits_for_polluxd_which_reads_whose_it_is() -> None:
     [
         (
             "#POLLUX companion-of=12 attempt=0",
-            "a companion has companion-of=JOB attempt=RESTARTS move=ID",
+            "a companion has companion-of=JOB attempt=RESTARTS move=ID nonce=HEX",
         ),
-        ("#POLLUX companion-of=x attempt=0 move=3", "a companion has"),
-        (f"#POLLUX companion-of={'9' * 16} attempt=0 move=3", "a companion has"),
+        (f"#POLLUX companion-of=x attempt=0 move=3 nonce={NONCE}", "a companion has"),
+        (f"#POLLUX companion-of={'9' * 16} attempt=0 move=3 nonce={NONCE}", "a companion has"),
+        ("#POLLUX companion-of=12 attempt=0 move=345", "a companion has"),
+        (COMPANION[:-1], "a companion has"),
+        (COMPANION + "0", "a companion has"),
+        (COMPANION[:-1] + "F", "a companion has"),
         (COMPANION + " min-gpus=2", "a companion has"),
         ("#POLLUX min-gpus=2\n" + COMPANION, "no other directive"),
         (COMPANION + "\n#POLLUX mode=observe", "no other directive"),

@@ -205,7 +205,7 @@ def test_the_companion_is_submitted_like_its_parent(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "9", "SLURM_RESTART_COUNT": "2"}
     environment |= {"SLURM_JOB_ACCOUNT": "a", "SLURM_JOB_QOS": "q", "SLURM_JOB_CPUS_PER_NODE": "8(x2),6"}
-    assert submit(Path("/c/companion-3.json"), Wanted(3, 2, 4), environment) == "12"
+    assert submit(Path("/c/companion-3.json"), Wanted(3, 2, 4, "0af"), environment) == "12"
     options = set((tmp_path / "args").read_text().splitlines())
     assert {
         "--nodes=2",
@@ -217,19 +217,19 @@ def test_the_companion_is_submitted_like_its_parent(tmp_path: Path, monkeypatch:
     assert {"--account=a", "--qos=q", "--output=/o/my 100%% run.out", "--open-mode=append"} <= options
     assert not [option for option in options if option.startswith("--partition")]
     lines = (tmp_path / "script").read_text().splitlines()
-    assert lines[1] == "#POLLUX companion-of=9 attempt=2 move=3"
+    assert lines[1] == "#POLLUX companion-of=9 attempt=2 move=3 nonce=0af"
     assert lines[2].endswith("--companion /c/companion-3.json")
 
 
 def test_a_site_that_forbids_it_is_a_typed_error(tmp_path: Path) -> None:
     environment = {"PATH": str(tmp_path), "SLURM_JOB_ID": ""}
     with pytest.raises(RecruitmentFailed, match="cannot be submitted"):
-        submit(tmp_path / "f", Wanted(3, 1, 1), environment)
+        submit(tmp_path / "f", Wanted(3, 1, 1, "0af"), environment)
     commands(tmp_path, sbatch="echo 'sbatch: error: not from\n a compute node' >&2; exit 1")
     with pytest.raises(
         RecruitmentFailed, match="refused the companion job: sbatch: error: not from a compute node"
     ):
-        submit(tmp_path / "f", Wanted(3, 1, 1), environment)
+        submit(tmp_path / "f", Wanted(3, 1, 1, "0af"), environment)
 
 
 def test_the_way_in_is_read_from_a_file_that_is_the_user_s_alone(tmp_path: Path) -> None:

@@ -1,0 +1,33 @@
+"""The restarts that polluxd may still order: in the cluster, and per user."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from polluxd.settings import MoveSettings
+
+
+class RestartBudget:
+    """Restarts of the last hour, against the limits per hour.
+
+    Args:
+        limits: section [moves] of polluxd.toml; 0 means no limit.
+        ordered: restarts of the last hour and planned restarts, by user.
+    """
+
+    def __init__(self, limits: MoveSettings, ordered: Mapping[str, int]) -> None:
+        self._cluster, self._user = limits.restarts_per_hour, limits.user_restarts_per_hour
+        self._ordered = Counter(ordered)
+
+    def spend(self, user: str) -> None:
+        """Count one more restart of a job of `user`."""
+        self._ordered[user] += 1
+
+    def spent(self, user: str) -> str:
+        """Return why no job of `user` may be restarted now; empty where one may."""
+        if self._cluster and self._ordered.total() >= self._cluster:
+            return f"the cluster's {self._cluster} restarts an hour are used up"
+        if self._user and self._ordered[user] >= self._user:
+            return f"the {self._user} restarts an hour of user {user} are used up"
+        return ""

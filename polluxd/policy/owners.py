@@ -1,0 +1,80 @@
+"""Fairness per user or account: an equal share of the GPUs for each owner.
+
+Each owner is guaranteed the share as far as the owner's jobs can use it, and the jobs divide the owner's weight.
+Weights alone do not give equal shares: under the objective of completion times a larger weight means to run first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from operator import attrgetter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polluxd.model import Snapshot, SnapshotJob
+from polluxd.policy.fairness import weights
+from polluxd.settings import PolicySettings
+
+Floats = NDArray[np.float64]
+
+_OWNER: Mapping[str, Callable[[SnapshotJob], str]] = {
+    "user": attrgetter("user"),
+    "account": attrgetter("account"),
+}
+
+
+def divided(snapshot: Snapshot) -> Snapshot:
+    """Divide the weight of each user or account over the owner's jobs.
+
+    `settings.fairness_per` names the owner. All jobs of the snapshot count, in every partition, running or pending.
+    With fairness per job the snapshot stays as it is.
+    """
+    owner = _OWNER.get(snapshot.settings.fairness_per)
+    if owner is None:
+        return snapshot
+    counts = Counter(map(owner, snapshot.jobs))
+    jobs = tuple(replace(job, weight=job.weight / counts[owner(job)]) for job in snapshot.jobs)
+    return replace(snapshot, jobs=jobs)
+
+
+def with_shares(jobs: Sequence[SnapshotJob], settings: PolicySettings, capacity: int) -> PolicySettings:
+    """Guarantee each user or account its share of `capacity` GPUs.
+
+    Guarantees of the settings stay. The other owners share the other GPUs by the sums of their jobs' weights. With
+    fairness per job the settings stay as they are.
+    """
+    owner = _OWNER.get(settings.fairness_per)
+    if owner is None:
+        return settings
+    of_users = settings.fairness_per == "user"
+    explicit = settings.user_guarantees if of_users else settings.account_guarantees
+    weight: dict[str, float] = {}
+    for job, own in zip(jobs, weights(jobs, settings).tolist(), strict=True):
+        weight[owner(job)] = weight.get(owner(job), 0.0) + own
+    others = {name: own for name, own in weight.items() if name not in explicit}
+    left = max(capacity - sum(explicit[name] for name in weight.keys() - others.keys()), 0)
+    total = sum(others.values())
+    shares = {name: int(left * own / total + 1e-9) for name, own in others.items()} | dict(explicit)
+    return (
+        replace(settings, user_guarantees=shares)
+        if of_users
+        else replace(settings, account_guarantees=shares)
+    )
+
+
+def within_owner(weight: Floats, factor: Floats, jobs: Sequence[SnapshotJob], fairness_per: str) -> Floats:
+    """Multiply weights [J] by factors [J].
+
+    With fairness per user or account, the factors only move weight between the jobs of one owner: a user who claims
+    that all jobs are nearly done gains nothing.
+    """
+    found = weight * factor
+    owner = _OWNER.get(fairness_per)
+    if owner is None or not jobs:
+        return found
+    _, number = np.unique([owner(job) for job in jobs], return_inverse=True)
+    before, after = np.bincount(number, weights=weight), np.bincount(number, weights=found)
+    return np.asarray(found * (before / after)[number])

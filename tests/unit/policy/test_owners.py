@@ -1,0 +1,92 @@
+"""Fairness per user or account: equal shares, whatever the number of jobs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from polluxd.model import JobSpec
+from polluxd.policy import decide, fairness
+from polluxd.policy.owners import divided, within_owner
+from polluxd.settings import PolicySettings
+from tests.unit.policy.scenarios import job, nodes, report, snapshot
+
+FIVE_AND_THREE = [job(n, report=report(), user="mallory" if n <= 5 else "ann") for n in range(1, 9)]
+
+
+def held(plan, jobs, key="user"):
+    found = {}
+    for each in jobs:
+        owner = getattr(each, key)
+        found[owner] = found.get(owner, 0) + plan.of(each.job_id).placement.gpus
+    return found
+
+
+@pytest.mark.parametrize("objective", ["fair-share", "completion-time"])
+@pytest.mark.parametrize("power", [-1.0, float("-inf")])
+def test_five_jobs_of_one_user_get_half_against_three_of_another(objective, power):
+    given = {"objective": objective, "power": power}
+    before = held(decide(snapshot(nodes(4), FIVE_AND_THREE, **given)), FIVE_AND_THREE)
+    assert before == {"mallory": 10, "ann": 6}
+    after = decide(snapshot(nodes(4), FIVE_AND_THREE, fairness_per="user", **given))
+    assert held(after, FIVE_AND_THREE) == {"mallory": 8, "ann": 8}
+
+
+def test_per_account_users_of_one_account_share_its_half():
+    jobs = [replace(j, account="lab" if j.user == "ann" else "big") for j in FIVE_AND_THREE]
+    jobs += [job(9, report=report(), user="bob", account="lab")]
+    plan = decide(snapshot(nodes(4), jobs, fairness_per="account"))
+    assert held(plan, jobs, "account") == {"big": 8, "lab": 8}
+
+
+def test_a_share_without_use_is_lent_to_others():
+    jobs = [
+        replace(j, spec=JobSpec(max_gpus=1)) if j.user == "ann" else j
+        for j in FIVE_AND_THREE
+    ]  # fmt: skip
+    plan = decide(snapshot(nodes(4), jobs, fairness_per="user"))
+    assert held(plan, jobs) == {"mallory": 13, "ann": 3}
+
+
+def test_shares_follow_users_weights_and_leave_guarantees_and_ceilings_alone():
+    given = {"fairness_per": "user", "objective": "completion-time"}
+    plan = decide(snapshot(nodes(4), FIVE_AND_THREE, user_weights={"ann": 3.0}, **given))
+    assert held(plan, FIVE_AND_THREE) == {"mallory": 4, "ann": 12}
+    plan = decide(snapshot(nodes(4), FIVE_AND_THREE, user_guarantees={"mallory": 10}, **given))
+    assert held(plan, FIVE_AND_THREE) == {"mallory": 10, "ann": 6}
+    plan = decide(snapshot(nodes(4), FIVE_AND_THREE, user_ceilings={"ann": 5}, **given))
+    assert held(plan, FIVE_AND_THREE) == {"mallory": 11, "ann": 5}
+
+
+def test_more_users_than_gpus_fall_back_to_divided_weights():
+    jobs = [job(n, report=report(), user="mallory" if n <= 6 else f"u{n}") for n in range(1, 11)]
+    plan = decide(snapshot(nodes(1), jobs, fairness_per="user", objective="completion-time"))
+    assert [n for n in range(1, 11) if plan.of(n).placement] == [7, 8, 9, 10]
+
+
+def test_a_weight_is_divided_over_running_and_waiting_jobs_of_every_partition():
+    jobs = [replace(FIVE_AND_THREE[0], partition="side"), *FIVE_AND_THREE[1:]]
+    snap = divided(snapshot(nodes(1), jobs, fairness_per="user", user_weights={"ann": 6.0}))
+    assert fairness.weights(snap.jobs, snap.settings) == pytest.approx([0.2] * 5 + [2.0] * 3)
+    same = snapshot(nodes(1), jobs)
+    assert divided(same) is same
+
+
+def test_remaining_work_moves_weight_within_one_user_s_jobs_only():
+    weight, factor = np.full(8, 0.25), np.array([4.0, 4.0, 4.0, 4.0, 4.0, 1.0, 0.25, 1.0])
+    found = within_owner(weight, factor, FIVE_AND_THREE, "user")
+    assert found[:5] == pytest.approx(weight[:5])
+    assert found[5:].sum() == pytest.approx(0.75)
+    assert found[5] == pytest.approx(4 * found[6])
+    assert within_owner(weight, factor, FIVE_AND_THREE, "job") == pytest.approx(weight * factor)
+
+
+def test_a_user_gains_nothing_by_more_jobs():
+    settings = PolicySettings(fairness_per="user", objective="completion-time")
+    for count in (1, 4, 20):
+        jobs = [job(n, report=report(), user="mallory") for n in range(count)]
+        jobs = [*jobs, job(99, report=report(), user="ann")]
+        plan = decide(replace(snapshot(nodes(4), jobs), settings=settings))
+        assert held(plan, jobs) == {"mallory": 8, "ann": 8}, count
