@@ -45,6 +45,9 @@ test-newer-slurm: ## the Slurm tests on a newer Slurm, in a Debian root of its o
 test-torch-versions: ## the agent's unit tests with the oldest and the newest torch, in Debian roots (half an hour; root)
 	@contrib/devcluster/torch_versions.sh
 
+doctor-test: setup ## `polluxctl doctor` on a private cluster: 32 planted faults, each with its remedy (4 minutes)
+	@POLLUX_DOCTOR_ALL=1 $(PYTHON) -m pytest -q tests/integration/test_doctor.py
+
 attack: setup ## attacks by ordinary users on a private Slurm, each with and without its defence (root; minutes); attack-out/
 	@$(PYTHON) -m contrib.attack
 

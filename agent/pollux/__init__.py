@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pollux.loop.session import Job, attach
 
+__version__ = "0.1.0"
 __all__ = ["Job", "attach"]
 
 

@@ -89,7 +89,7 @@ class DevCluster:
             heartbeat_stale_s=heartbeat_stale_s,
             publish_interval_s=publish_interval_s,
         )
-        self._munged: Daemon | None = None
+        self.munged: Daemon | None = None
         self._slurmctld: Daemon | None = None
         self._slurmd: dict[str, Daemon] = {}
 
@@ -175,12 +175,12 @@ class DevCluster:
         self._kill_left_overs(below)
         if self._accounting is not None:
             self._accounting.stop()
-        if self._munged is not None:
-            self._munged.stop()
+        if self.munged is not None:
+            self.munged.stop()
         if self.postgres is not None:
             self.postgres.stop()
         self._slurmd.clear()
-        self._munged = None
+        self.munged = None
         (self.directory / "running.json").unlink(missing_ok=True)
 
     def start_slurmctld(self) -> None:
@@ -336,8 +336,8 @@ class DevCluster:
             f"--socket={self._layout.munge_socket}",
         ]
         argv += [f"--key-file={key}", f"--pid-file={folder}/pid", f"--seed-file={folder}/seed"]
-        self._munged = Daemon("munged", argv, self.logs / "munged.log", env=self._daemon_environment())
-        self._munged.start()
+        self.munged = Daemon("munged", argv, self.logs / "munged.log", env=self._daemon_environment())
+        self.munged.start()
         wait_until(self._munge_ready, 90, "munged")
 
     def _start_accounting(self) -> None:
@@ -353,8 +353,8 @@ class DevCluster:
             )
 
     def _munge_ready(self) -> bool:
-        assert self._munged is not None
-        self._munged.must_run()
+        assert self.munged is not None
+        self.munged.must_run()
         return self._layout.munge_socket.exists()
 
     def _controller_answers(self) -> bool:

@@ -27,6 +27,7 @@ from polluxd.store import Store
 from . import access, decisions, hooks, job_story, pinning, setting_commands
 from . import top as live
 from .access import ConfigOption, JsonOption
+from .doctor import doctor
 from .health import health
 from .job_columns import JOB_COLUMNS
 from .output import Column, Row, clock, duration, emit, emit_json, number, plain, table
@@ -260,6 +261,7 @@ def audit(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     )
 
 
+app.command()(doctor)
 app.command("recommend-nodes")(recommend_nodes)
 app.command()(simulate)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import logging
 import sys
 from pathlib import Path
@@ -12,9 +13,11 @@ import typer
 from polluxd import logs
 from polluxd.config import DEFAULT_PATH, load_config
 from polluxd.daemon import Daemon, open_store
-from polluxd.errors import PolluxError
+from polluxd.errors import ConfigError, PolluxError
 from polluxd.printable import printable
 from polluxd.settings_reference import example_file
+from polluxd.site.file_checks import configuration_files
+from polluxd.site.findings import Level
 
 app = typer.Typer(
     help="The Pollux scheduling daemon for Slurm.",
@@ -62,8 +65,18 @@ def migrate(config: ConfigOption = DEFAULT_PATH) -> None:
 
 @app.command()
 def check(config: ConfigOption = DEFAULT_PATH) -> None:
-    """Read the configuration and say whether it is sound."""
+    """Check the configuration and the files that it names.
+
+    Needs neither Slurm nor the database; `polluxctl doctor` checks these too.
+    """
     loaded = load_config(config)
+    findings = [
+        each for each in configuration_files(loaded, config, getpass.getuser()) if each.level is not Level.OK
+    ]
+    for each in findings:
+        typer.echo(printable(f"{each.level}: {each.said}; remedy: {each.remedy}"), err=True)
+    if any(each.level is Level.FAULT for each in findings):
+        raise ConfigError(f"{config}: the configuration is sound, and the files that it names are not")
     typer.echo(f"{config}: sound; cluster {loaded.slurm.cluster}, mode {loaded.mode}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -31,14 +32,14 @@ FolderOption = Annotated[Path, typer.Option("--folder", help="Pollux' folder")]
 UserOption = Annotated[str, typer.Option("--user", help="polluxd's user")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
 
-_FOLDER = DEFAULT_PATH.parent
+FOLDER = DEFAULT_PATH.parent
 
 
 @app.command()
 def install(
     role: RoleOption = None,
     slurm_conf: SlurmConfOption = None,
-    folder: FolderOption = _FOLDER,
+    folder: FolderOption = FOLDER,
     user: UserOption = "pollux",
     yes: YesOption = False,
     config: ConfigOption = None,
@@ -47,7 +48,7 @@ def install(
 
     Shows the changes first, and keeps a copy of every file of the site that it changes.
     """
-    site, roles = site_of(config, slurm_conf, folder, user), _roles(role)
+    site, roles = site_of(configuration_of(config, folder), slurm_conf, folder, user), _roles(role)
     states, problems = hooks.wanted(site, roles)
     found = differences(states)
     _change(found, yes, f"the hooks are installed ({_names(roles)})")
@@ -66,7 +67,7 @@ def install(
 def check(
     role: RoleOption = None,
     slurm_conf: SlurmConfOption = None,
-    folder: FolderOption = _FOLDER,
+    folder: FolderOption = FOLDER,
     user: UserOption = "pollux",
     config: ConfigOption = None,
 ) -> None:
@@ -74,7 +75,7 @@ def check(
 
     Exit status 1: something differs, or is to do.
     """
-    site, roles = site_of(config, slurm_conf, folder, user), _roles(role)
+    site, roles = site_of(configuration_of(config, folder), slurm_conf, folder, user), _roles(role)
     states, problems = hooks.wanted(site, roles)
     found = differences(states)
     for difference in found:
@@ -91,30 +92,31 @@ def check(
 def remove(
     role: RoleOption = None,
     slurm_conf: SlurmConfOption = None,
-    folder: FolderOption = _FOLDER,
+    folder: FolderOption = FOLDER,
     user: UserOption = "pollux",
     yes: YesOption = False,
     config: ConfigOption = None,
 ) -> None:
     """Take Pollux' lines out of Slurm's files on this machine."""
-    states, problems = hooks.unwanted(site_of(config, slurm_conf, folder, user), _roles(role))
+    states, problems = hooks.unwanted(site_of(None, slurm_conf, folder, user), _roles(role))
     _change(differences(states), yes, "no file of Slurm names Pollux")
     for problem in problems:
         typer.echo(printable(f"to do: {problem}"))
 
 
-def site_of(config: Path | None, slurm_conf: Path | None, folder: Path, user: str) -> Site:
-    """Return the site's files and settings. Raises ConfigError.
-
-    polluxd.toml may be missing, as on nodes.
-    """
+def configuration_of(config: Path | None, folder: Path) -> Config | None:
+    """Return polluxd.toml; None on machines without one. Raises ConfigError."""
     path = config or folder / DEFAULT_PATH.name
-    loaded = load_config(path) if config is not None or path.exists() else None
+    return load_config(path) if config is not None or path.exists() else None
+
+
+def site_of(loaded: Config | None, slurm_conf: Path | None, folder: Path, user: str) -> Site:
+    """Return the site's files and settings."""
     return Site(
         slurm_conf=slurm_conf or _slurm_conf(loaded),
         pollux=folder,
         user=user,
-        submit={} if loaded is None else _submit_settings(loaded),
+        submit=_ticket_dir(folder) | ({} if loaded is None else _submit_settings(loaded)),
         node=None if loaded is None else _node_settings(loaded),
         secret_file=(loaded.database.secret_file if loaded else None) or folder / "ticket.secret",
     )
@@ -124,6 +126,14 @@ def _slurm_conf(loaded: Config | None) -> Path:
     if loaded is not None and loaded.slurm.conf is not None:
         return loaded.slurm.conf
     return Path(os.environ.get("SLURM_CONF", "/etc/slurm/slurm.conf"))
+
+
+def _ticket_dir(folder: Path) -> dict[str, str | float]:
+    """The folder of the tickets: that of hooks.json, where there is one."""
+    try:
+        return {"ticket_dir": str(json.loads((folder / "hooks.json").read_text())["ticket_dir"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {"ticket_dir": TICKET_DIR}
 
 
 def _submit_settings(loaded: Config) -> dict[str, str | float]:
@@ -143,7 +153,7 @@ def _node_settings(loaded: Config) -> dict[str, str | float]:
     return {
         "cluster": loaded.slurm.cluster,
         "ticket_dir": TICKET_DIR,
-        "secret_file": str(loaded.database.secret_file or _FOLDER / "ticket.secret"),
+        "secret_file": str(loaded.database.secret_file or FOLDER / "ticket.secret"),
         "dsn": " ".join(f"{key}={value}" for key, value in words.items() if value is not None),
         "publish_interval_s": PUBLISH_INTERVAL_S,
     }

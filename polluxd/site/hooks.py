@@ -181,7 +181,7 @@ def _secret_files(site: Site, group: int | None) -> list[FileState]:
 
 def _submit_script(site: Site) -> FileState:
     path = site.slurm_conf.with_name("job_submit.lua")
-    block = job_submit_block(str(site.hooks), {"ticket_dir": TICKET_DIR, **site.submit, **trusted(site.user)})
+    block = job_submit_block(str(site.hooks), {**site.submit, **trusted(site.user)})
     return _as_it_is(path, with_block(read_text(path) or "", block))
 
 

@@ -15,6 +15,7 @@ import psycopg2
 import psycopg2.extensions
 from psycopg2.extensions import POLL_OK, POLL_READ
 
+from pollux import __version__
 from pollux.scheduler.transport import InsecureConnection, require_verified
 from pollux.slurm_job.ticket import Ticket
 
@@ -119,7 +120,7 @@ class JobDatabase:
             # libpq's message quotes the string with its password.
             raise TicketOver("the ticket's dsn is not a libpq connection string") from None
         words = {
-            "application_name": f"pollux job {self._ticket.job_id}",
+            "application_name": f"pollux {__version__} job {self._ticket.job_id}",
             **{"keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3"},
             # Encryption by GSSAPI would take the place of TLS, and verifies no certificate.
             "gssencmode": "disable",

@@ -1,0 +1,49 @@
+"""Every check of this machine, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from polluxd.config import Config, load_config
+from polluxd.errors import ConfigError, SlurmError
+
+from . import database_checks, file_checks, slurm_checks
+from .findings import Finding, fault, ok
+from .hooks import Role, Site
+from .slurm_checks import Slurm
+
+
+def examine(site: Site, roles: Sequence[Role], config_path: Path) -> Iterator[Finding]:
+    """Check this machine and what it reaches."""
+    config, findings = _configuration(config_path, Role.CONTROLLER in roles)
+    yield from findings
+    if config is not None:
+        yield from file_checks.configuration_files(config, config_path, site.user)
+    if not findings or config is not None:  # what the hooks should say is known
+        yield from file_checks.hook_files(site, roles)
+    yield from file_checks.node_settings(site, config)
+    if Role.NODE in roles:
+        yield from file_checks.gpu_devices(site)
+    slurm = Slurm(site.slurm_conf if site.slurm_conf.exists() else None)
+    try:
+        yield from slurm_checks.munge(slurm, slurm.settings())
+    except SlurmError:
+        yield from slurm_checks.munge(slurm, slurm_checks.settings_of(site.slurm_conf))
+    yield from slurm_checks.cluster(slurm, site, config, roles)
+    if config is not None:
+        yield from database_checks.as_daemon(config)
+    if Role.NODE in roles or Role.CONTROLLER in roles:
+        yield from database_checks.as_agent(site)
+
+
+def _configuration(path: Path, required: bool) -> tuple[Config | None, list[Finding]]:
+    if not path.exists() and not required:
+        return None, []
+    try:
+        config = load_config(path)
+    except ConfigError as error:
+        return None, [
+            fault("configuration", str(error), "correct the file; `polluxd example-config` shows every key")
+        ]
+    return config, [ok("configuration", f"{path} is sound; mode {config.mode}")]

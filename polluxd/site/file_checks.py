@@ -1,0 +1,211 @@
+"""Checks of files; they need neither Slurm nor the database."""
+
+from __future__ import annotations
+
+import grp
+import json
+import os
+import pwd
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psycopg2.extensions
+
+from pollux.scheduler.transport import InsecureConnection, require_verified
+from polluxd.config import Config
+from polluxd.errors import ConfigError
+
+from .files import differences, read_text
+from .findings import Finding, fault, ok, warning
+from .hooks import Role, Site, wanted
+
+_HOOK_KEYS = {
+    "cluster": str,
+    "ticket_dir": str,
+    "secret_file": str,
+    "dsn": str,
+    "publish_interval_s": int | float,
+}
+
+
+def configuration_files(config: Config, path: Path, user: str) -> Iterator[Finding]:
+    """Check the files that polluxd.toml is and names, for polluxd's user."""
+    database = config.database
+    for name, file in (
+        ("configuration", path),
+        ("secret", database.secret_file),
+        ("passfile", database.passfile),
+    ):
+        if file is not None:
+            yield _readable(name, file, user)
+    if database.secret_file is None:
+        yield fault(
+            "secret",
+            f"{path} names no database.secret_file: agents can send no reports",
+            'set secret_file = "/etc/pollux/ticket.secret"; `polluxctl hooks install` makes the file',
+        )
+    elif database.secret_file.exists():
+        yield from _private(
+            "secret", database.secret_file, "0640 root:GROUP (GROUP: polluxd's), 0600 root on nodes"
+        )
+        try:
+            database.secret()
+        except ConfigError as error:
+            yield fault(
+                "secret", str(error), f"openssl rand -hex 32 >{database.secret_file}; then `polluxd migrate`"
+            )
+    if (
+        database.passfile is not None
+        and database.passfile.exists()
+        and database.passfile.stat().st_mode & 0o077
+    ):
+        yield fault(
+            "passfile",
+            f"{database.passfile} has mode {_mode(database.passfile)}: libpq ignores such a file",
+            f"chmod 600 {database.passfile}",
+        )
+
+
+def _readable(name: str, path: Path, user: str) -> Finding:
+    try:
+        found = path.stat()
+    except OSError as error:
+        return fault(name, f"{path}: {error.strerror}", f"make {path}, readable for the user {user}")
+    try:
+        account = pwd.getpwnam(user)
+    except KeyError:
+        return fault(
+            "user", f"polluxd's user {user} does not exist", f"useradd --system --no-create-home {user}"
+        )
+    groups = {account.pw_gid, *(g.gr_gid for g in grp.getgrall() if user in g.gr_mem)}
+    bit = 0o400 if found.st_uid == account.pw_uid else 0o040 if found.st_gid in groups else 0o004
+    if account.pw_uid == 0 or found.st_mode & bit:
+        return ok(name, f"{path} is readable for {user}")
+    return fault(
+        name,
+        f"{user} cannot read {path} (mode {_mode(path)}, owner {found.st_uid}:{found.st_gid})",
+        f"chown root:{grp.getgrgid(account.pw_gid).gr_name} {path} && chmod 640 {path}",
+    )
+
+
+def _private(name: str, path: Path, wanted_words: str) -> Iterator[Finding]:
+    found = path.stat()
+    if found.st_mode & 0o027 or found.st_uid:
+        yield fault(
+            name,
+            f"{path} has mode {_mode(path)} and owner {found.st_uid}:{found.st_gid}: others could read it",
+            f"run `polluxctl hooks install` (wanted: {wanted_words})",
+        )
+
+
+def hook_files(site: Site, roles: Sequence[Role]) -> Iterator[Finding]:
+    """Check that the hooks are in place, current and readable."""
+    try:
+        states, problems = wanted(site, roles)
+        found = differences(states)
+    except ConfigError as error:
+        yield fault("hooks", str(error), "correct the call or the file, and run `polluxctl doctor` again")
+        return
+    for difference in found:
+        yield fault(
+            "hooks",
+            f"{difference.wanted.path}: {difference.words}",
+            "run `polluxctl hooks install` on this machine",
+        )
+    for problem in problems:
+        said, _, remedy = problem.partition(": call ")
+        yield warning(
+            "hooks", said, f"call {remedy}" if remedy else "do that, and run `polluxctl hooks check`"
+        )
+    if not found:
+        yield ok("hooks", f"{len(states)} files are in place and current")
+    for folder in (site.pollux, site.hooks):
+        if folder.exists() and (folder.stat().st_uid or folder.stat().st_mode & 0o022):
+            yield fault(
+                "hooks",
+                f"{folder} belongs to user {folder.stat().st_uid} with mode {_mode(folder)}; root runs its files",
+                f"chown root:root {folder} && chmod 755 {folder}",
+            )
+
+
+def node_settings(site: Site, config: Config | None) -> Iterator[Finding]:
+    """Check hooks.json, which prolog and epilog read."""
+    path = site.hooks_json
+    text = read_text(path)
+    if text is None:
+        return  # `hook_files` says so
+    try:
+        settings = json.loads(text)
+        wrong = [key for key, kind in _HOOK_KEYS.items() if not isinstance(settings[key], kind)]
+    except (ValueError, KeyError, TypeError) as error:
+        yield fault(
+            "hooks.json",
+            f"{path} makes no sense: {error!r}",
+            "copy the controller's, or remove it there and run `polluxctl hooks install`",
+        )
+        return
+    if wrong:
+        yield fault(
+            "hooks.json", f"{path}: {', '.join(wrong)} of the wrong type", "see hooks.md for the content"
+        )
+        return
+    if config is not None and settings["cluster"] != config.slurm.cluster:
+        yield fault(
+            "hooks.json",
+            f"{path} says cluster {settings['cluster']!r}, polluxd.toml {config.slurm.cluster!r}: tickets are refused",
+            f'write "cluster": "{config.slurm.cluster}" in {path} on every node',
+        )
+    try:
+        require_verified(psycopg2.extensions.parse_dsn(settings["dsn"]))
+    except InsecureConnection as error:
+        yield fault("tls", f"{path}: {error}", 'add "sslmode=verify-full sslrootcert=..." to "dsn"')
+    except psycopg2.Error:
+        yield fault(
+            "hooks.json",
+            f'{path}: "dsn" is no libpq connection string',
+            "host=... dbname=pollux, for example",
+        )
+
+
+def gpu_devices(site: Site) -> Iterator[Finding]:
+    """Check the device files that gres.conf names on a node."""
+    text = read_text(site.slurm_conf.with_name("gres.conf")) or ""
+    missing = [
+        device
+        for pattern in re.findall(
+            r"^(?!\s*#).*\bName=gpu\b.*\bFile=(\S+)", text, re.MULTILINE | re.IGNORECASE
+        )
+        for device in _expanded(pattern)
+        if not _is_device(device)
+    ]
+    if missing:
+        yield fault(
+            "devices",
+            f"gres.conf names {', '.join(missing)}: no such character device on this machine",
+            "load the GPU's driver, or correct File= in gres.conf, and restart slurmd",
+        )
+    elif text:
+        yield ok("devices", "the device files of gres.conf exist, or are found by Slurm itself")
+
+
+def _expanded(pattern: str) -> Iterator[str]:
+    """The names that `/dev/gpu[0-3]` stands for (gres.conf(5))."""
+    from ClusterShell.NodeSet import NodeSet, NodeSetException  # noqa: PLC0415 - takes a while to import
+
+    try:
+        yield from NodeSet(pattern)
+    except NodeSetException:
+        yield pattern
+
+
+def _is_device(path: str) -> bool:
+    try:
+        return stat.S_ISCHR(os.stat(path).st_mode)
+    except OSError:
+        return False
+
+
+def _mode(path: Path) -> str:
+    return f"{stat.S_IMODE(path.stat().st_mode):04o}"

@@ -1,0 +1,352 @@
+"""Checks of a running Slurm."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from polluxd.config import Config
+from polluxd.errors import SlurmError, SlurmGarbled, SlurmUnavailable
+from polluxd.slurm.node_records import parse_nodes
+from polluxd.slurm.rules import parse_partitions, parse_reservations
+from polluxd.slurm.scontrol import failure
+
+from .findings import Finding, fault, ok, warning
+from .hooks import Role, Site
+
+OLDEST = (22, 5)
+NEWEST = (26, 5)
+"""Releases that the hooks and the reader of Slurm were run with."""
+SKEW_S = 5.0
+"""Clocks of Slurm's machines that differ by more make munge and leases unreliable (munge(7) allows 300 s)."""
+AHEAD_S = 86400.0
+
+
+class Slurm:
+    """Slurm's commands, as the doctor asks them."""
+
+    def __init__(self, conf: Path | None, *, timeout_s: float = 10.0) -> None:
+        self._timeout_s = timeout_s
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SQUEUE_", "SINFO_"))}
+        self._env = kept | {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
+        if conf is not None:
+            self._env["SLURM_CONF"] = str(conf)
+
+    def ask(self, *argv: str, given: str = "") -> str:
+        """Return what a command prints. Raises SlurmError."""
+        try:
+            done = subprocess.run(
+                argv,
+                env=self._env,
+                input=given,
+                capture_output=True,
+                timeout=self._timeout_s,
+                check=False,
+                encoding="utf-8",
+                errors="replace",
+            )
+        except subprocess.TimeoutExpired:
+            raise SlurmUnavailable(f"{argv[0]}: no answer within {self._timeout_s:g} s") from None
+        except OSError as error:
+            raise SlurmUnavailable(f"{argv[0]} cannot be run ({error.strerror})") from None
+        if done.returncode:
+            raise failure(argv, done.returncode, (done.stderr or done.stdout).strip())
+        return done.stdout
+
+    def settings(self) -> dict[str, str]:
+        """Return slurm.conf as slurmctld has it in force. Raises SlurmError."""
+        text = self.ask("scontrol", "show", "config")
+        found = dict(re.findall(r"^([A-Za-z_]\w*)\s+= (.*?)\s*$", text, re.MULTILINE))
+        at = re.match(r"Configuration data as of (\S+)", text)
+        if at is None or "ClusterName" not in found:
+            raise SlurmGarbled(
+                f"expected Slurm's configuration from `scontrol show config`, got {text[:80]!r}"
+            )
+        found["at"] = at[1]
+        return {key: "" if value == "(null)" else value for key, value in found.items()}
+
+
+def settings_of(conf: Path) -> dict[str, str]:
+    """Return what a slurm.conf says; for when slurmctld does not answer."""
+    try:
+        text = conf.read_text(errors="replace")
+    except OSError:
+        return {}
+    return dict(re.findall(r"^\s*(\w+)\s*=\s*(\S+)", text, re.MULTILINE))
+
+
+def cluster(slurm: Slurm, site: Site, config: Config | None, roles: Sequence[Role]) -> Iterator[Finding]:
+    """Check Slurm: all that needs slurmctld's answer."""
+    try:
+        settings = slurm.settings()
+    except SlurmError as error:
+        yield fault("slurmctld", str(error), "start slurmctld and munge; look at slurmctld's log")
+        return
+    yield from _version(settings)
+    yield from _clock(settings)
+    if config is not None:
+        yield _cluster_name(settings, config)
+    yield from _plugins(settings, site)
+    yield from _scripts(settings, site)
+    yield from _gpus(settings)
+    if Role.CONTROLLER in roles:
+        yield from _rights(slurm, settings, site)
+        yield from _requeue(settings)
+        yield from _heartbeat(config)
+        for question in (_nodes, _partitions, _reservations):
+            try:
+                yield from question(slurm)
+            except SlurmError as error:
+                yield fault("slurmctld", str(error), "look at slurmctld's log")
+
+
+def munge(slurm: Slurm, settings: Mapping[str, str]) -> Iterator[Finding]:
+    """Check that munged answers on this machine."""
+    socket = re.search(r"socket=([^,\s]+)", settings.get("AuthInfo", ""))
+    where = ("--socket", socket[1]) if socket else ()
+    try:
+        slurm.ask("unmunge", *where, given=slurm.ask("munge", "--no-input", *where))
+    except SlurmError as error:
+        yield fault(
+            "munge",
+            f"munge makes no valid credential here: {error}",
+            "start munge; give all machines one munge.key",
+        )
+    else:
+        yield ok("munge", "munge makes and reads credentials")
+
+
+def _version(settings: Mapping[str, str]) -> Iterator[Finding]:
+    said = settings.get("SLURM_VERSION", "")
+    numbers = re.match(r"(\d+)\.(\d+)", said)
+    version = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
+    if version < OLDEST:
+        yield fault(
+            "slurm-version", f"Slurm is {said or 'of no known version'}", "polluxd needs Slurm 22.05 or newer"
+        )
+    elif version > NEWEST:
+        yield warning(
+            "slurm-version", f"Slurm is {said}: newer than polluxd was tested with", "start in mode observe"
+        )
+    else:
+        yield ok("slurm-version", f"Slurm {said}")
+
+
+def _clock(settings: Mapping[str, str]) -> Iterator[Finding]:
+    at = settings["at"]
+    try:
+        then = float(at) if at.isdigit() else datetime.fromisoformat(at).timestamp()
+    except ValueError:
+        return
+    skew = time.time() - then
+    # The answer has whole seconds, and takes a moment.
+    if abs(skew) > SKEW_S:
+        yield fault(
+            "clock",
+            f"this machine's clock is {skew:+.0f} s from slurmctld's",
+            "run an NTP client on both machines",
+        )
+    else:
+        yield ok("clock", "this machine's clock is slurmctld's")
+
+
+def _cluster_name(settings: Mapping[str, str], config: Config) -> Finding:
+    name, ours = settings["ClusterName"], config.slurm.cluster
+    if name == ours:
+        return ok("cluster-name", f"cluster {name}")
+    return fault(
+        "cluster-name",
+        f"Slurm's cluster is {name!r}, polluxd.toml says {ours!r}",
+        f'set cluster = "{name}" in [slurm]',
+    )
+
+
+def _plugins(settings: Mapping[str, str], site: Site) -> Iterator[Finding]:
+    for key, why in (
+        ("JobSubmitPlugins", "no #POLLUX line is read"),
+        ("CliFilterPlugins", "each move empties a job's output file"),
+    ):
+        if "lua" not in _words(settings.get(key, "")):
+            found = settings.get(key) or "not set"
+            say = fault if key == "JobSubmitPlugins" else warning
+            yield say(
+                "plugins",
+                f"{key} is {found}: {why}",
+                f"{key}=lua in {site.slurm_conf}; then restart slurmctld",
+            )
+    if "alloc" not in _words(settings.get("PrologFlags", "")):
+        yield fault(
+            "prolog-flags",
+            f"PrologFlags is {settings.get('PrologFlags') or 'not set'}: only the first node has a ticket in time",
+            f"PrologFlags=Alloc in {site.slurm_conf}; then restart slurmctld and slurmd",
+        )
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip().lower().rpartition("/")[2] for word in text.split(",")]
+
+
+def _scripts(settings: Mapping[str, str], site: Site) -> Iterator[Finding]:
+    for key in ("Prolog", "Epilog", "TaskProlog"):
+        ours, found = f"{site.hooks}/{key.lower().replace('task', 'task_')}", settings.get(key, "")
+        check = "prolog" if key == "Prolog" else "epilog" if key == "Epilog" else "task-prolog"
+        if not found:
+            yield fault(
+                check,
+                f"{key} is not set",
+                f"{key}={ours} in {site.slurm_conf}; then restart slurmctld and slurmd",
+            )
+        elif found != ours:
+            yield from _foreign_script(check, key, Path(found), ours)
+
+
+def _foreign_script(check: str, key: str, found: Path, ours: str) -> Iterator[Finding]:
+    try:
+        calls = ours in found.read_text(errors="replace")
+    except OSError:
+        yield warning(check, f"{key} is {found}, which cannot be read here", f"see that it calls {ours}")
+        return
+    if not calls:
+        yield fault(
+            check,
+            f"{key} is {found}, which does not call {ours}",
+            f"call {ours} from it, with its last line `exit 0`",
+        )
+
+
+def _gpus(settings: Mapping[str, str]) -> Iterator[Finding]:
+    if "gpu" not in _words(settings.get("GresTypes", "")):
+        yield fault(
+            "gres",
+            f"GresTypes is {settings.get('GresTypes') or 'not set'}",
+            "GresTypes=gpu in slurm.conf, and restart Slurm",
+        )
+    if "cons_tres" not in settings.get("SelectType", ""):
+        yield fault(
+            "gres",
+            f"SelectType is {settings.get('SelectType')}: Slurm gives jobs no single GPUs",
+            "SelectType=select/cons_tres in slurm.conf, and restart Slurm",
+        )
+
+
+def _rights(slurm: Slurm, settings: Mapping[str, str], site: Site) -> Iterator[Finding]:
+    slurm_user = settings.get("SlurmUser", "").partition("(")[0]
+    dbd = settings.get("AccountingStorageType") == "accounting_storage/slurmdbd"
+    if site.user in ("root", slurm_user):
+        yield ok("rights", f"polluxd's user {site.user} has all rights in Slurm")
+    elif not dbd:
+        yield fault(
+            "rights",
+            f"{site.user} may not requeue jobs of others: without slurmdbd only {slurm_user} and root may",
+            f"run polluxd as {slurm_user} (User= of the unit, --user), or set up slurmdbd",
+        )
+    else:
+        query = ("sacctmgr", "-n", "-P", "show", "user", site.user, "format=adminlevel")
+        try:
+            level = slurm.ask(*query).strip()
+        except SlurmError as error:
+            yield fault("rights", str(error), "start slurmdbd")
+            return
+        if level in ("Operator", "Administrator"):
+            yield ok("rights", f"{site.user} is {level} in Slurm")
+        else:
+            yield fault(
+                "rights",
+                f"{site.user} is {level or 'unknown'} in Slurm, and may not requeue jobs of others",
+                f"sacctmgr -i add user {site.user} account=root adminlevel=operator (known users: modify user ... set)",
+            )
+    if not dbd:
+        yield warning(
+            "slurmdbd",
+            "no slurmdbd: no job can give nodes back in place",
+            "set up slurmdbd for resizes in place",
+        )
+
+
+def _requeue(settings: Mapping[str, str]) -> Iterator[Finding]:
+    if settings.get("JobRequeue") == "0":
+        yield warning(
+            "requeue",
+            "JobRequeue is 0: jobs are not started again when a node fails",
+            "JobRequeue=1 in slurm.conf",
+        )
+    expire = re.search(r"cred_expire=(\d+)", settings.get("AuthInfo", ""))
+    delay = int(expire[1]) if expire else 120
+    if delay > 300:
+        yield warning(
+            "requeue",
+            f"cred_expire is {delay} s: a job that polluxd could not place again waits so long",
+            "lower cred_expire in AuthInfo (default: 120)",
+        )
+    timeout = settings.get("PrologEpilogTimeout", "65534").split()[0]
+    if timeout.isdigit() and int(timeout) < 25:
+        yield warning(
+            "prolog-timeout",
+            f"PrologEpilogTimeout is {timeout} s: Slurm ends a prolog that waits for slurmctld, and drains the node",
+            "PrologEpilogTimeout=60 in slurm.conf, or leave it out",
+        )
+
+
+def _heartbeat(config: Config | None) -> Iterator[Finding]:
+    path = config.slurm.heartbeat_file if config is not None else None
+    if path is None:
+        return
+    try:
+        age = time.time() - float(path.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return  # no polluxd in mode enforce has run yet: `leader` says so
+    if age > 180:
+        yield warning(
+            "heartbeat",
+            f"{path} is {age:.0f} s old: the submission hook takes polluxd for dead",
+            "systemctl status polluxd",
+        )
+
+
+def _nodes(slurm: Slurm) -> Iterator[Finding]:
+    found = parse_nodes(slurm.ask("scontrol", "--local", "-a", "-o", "-d", "show", "node"))
+    for name, why in found.unreadable.items():
+        yield warning("gres", f"polluxd cannot use node {name}: {why}", f"scontrol show node {name}")
+    with_gpus = [node for node in found.nodes if node.gpus]
+    if with_gpus:
+        yield ok("gres", f"{len(with_gpus)} of {len(found.nodes)} nodes have GPUs")
+    else:
+        yield fault(
+            "gres", "no node has GPUs in Slurm", "Gres=gpu:N on the nodes in slurm.conf, and gres.conf"
+        )
+    for node in with_gpus:
+        if not node.schedulable:
+            yield warning(
+                "nodes",
+                f"node {node.name} takes no jobs",
+                f"scontrol show node {node.name}; scontrol update state=resume",
+            )
+
+
+def _partitions(slurm: Slurm) -> Iterator[Finding]:
+    found, _ = parse_partitions(slurm.ask("scontrol", "--local", "-a", "-o", "show", "partition"))
+    for partition in found.values():
+        if not partition.starts:
+            yield warning(
+                "partition",
+                f"partition {partition.name} is {partition.state}: polluxd moves no job of it",
+                f"scontrol update partitionname={partition.name} state=up",
+            )
+
+
+def _reservations(slurm: Slurm) -> Iterator[Finding]:
+    found, _ = parse_reservations(slurm.ask("scontrol", "--local", "-a", "-o", "show", "reservation"))
+    now = time.time()
+    for each in found:
+        if each.meets(now, now + AHEAD_S):
+            nodes = "all nodes" if each.nodes is None else f"{len(each.nodes)} nodes"
+            yield warning(
+                "reservation",
+                f"reservation {each.name} keeps {nodes} within a day: polluxd places no job there that would meet it",
+                f"nothing, if that is wanted; else scontrol delete reservation={each.name}",
+            )

@@ -1,0 +1,283 @@
+"""`polluxctl doctor` finds planted faults, each with its remedy.
+
+The faults that need a restart of Slurm are planted by `make doctor-test` only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from contrib.devcluster import DevCluster, write_configuration
+from polluxd.cli.ctl import app
+from polluxd.config import load_config
+from polluxd.store import Store
+
+pytestmark = pytest.mark.slurm
+
+ALL = bool(os.environ.get("POLLUX_DOCTOR_ALL"))
+
+
+@dataclass
+class Site:
+    """A whole installation on one machine."""
+
+    cluster: DevCluster
+    undo: ExitStack
+
+    @property
+    def etc(self) -> Path:
+        return self.cluster.slurm_conf.parent
+
+    @property
+    def config(self) -> Path:
+        return self.etc / "polluxd.toml"
+
+    def polluxctl(self, *words: str, user: str = "root") -> Result:
+        options = [f"--config={self.config}", f"--folder={self.etc}", f"--user={user}"]
+        options += [
+            f"--slurm-conf={self.cluster.slurm_conf}",
+            "--role=controller",
+            "--role=node",
+            "--role=login",
+        ]
+        return CliRunner().invoke(app, [*words, *options])
+
+    def doctor(self, user: str = "root") -> dict[str, list[dict[str, str]]]:
+        """Return what the doctor found, by check, the sound checks left out."""
+        done = self.polluxctl("doctor", "--json", user=user)
+        assert done.exit_code in (0, 1), done.output
+        found: dict[str, list[dict[str, str]]] = {}
+        for finding in json.loads(done.stdout):
+            if finding["level"] != "ok":
+                found.setdefault(finding["check"], []).append(finding)
+        faults = [f for each in found.values() for f in each if f["level"] == "fault"]
+        assert done.exit_code == bool(faults)
+        return found
+
+    def edit(self, path: Path, old: str, new: str) -> None:
+        """Change a file's text until the end of the test."""
+        text, mode = path.read_text(), path.stat().st_mode
+        assert old in text, f"{old} is not in {path}"
+        self.undo.callback(path.chmod, mode)
+        self.undo.callback(path.write_text, text)
+        path.write_text(text.replace(old, new))
+
+    def chmod(self, path: Path, mode: int) -> None:
+        self.undo.callback(path.chmod, path.stat().st_mode)
+        path.chmod(mode)
+
+    def away(self, path: Path) -> None:
+        copy = path.with_name(f"{path.name}.away")
+        self.undo.callback(copy.rename, path)
+        path.rename(copy)
+
+    def slurm_conf(self, old: str, new: str) -> None:
+        """Change slurm.conf and restart slurmctld, until the end of the test."""
+        self.undo.callback(self.cluster.restart_slurmctld)
+        self.edit(self.cluster.slurm_conf, old, new)
+        self.cluster.restart_slurmctld()
+
+    def sql(self, change: str, back: str) -> None:
+        assert self.cluster.postgres is not None
+        self.cluster.postgres.execute(change)
+        self.undo.callback(self.cluster.postgres.execute, back)
+
+    def scontrol(self, change: str, back: str) -> None:
+        self.undo.callback(self.cluster.command, "scontrol", *back.split())
+        self.cluster.command("scontrol", *change.split())
+
+
+@pytest.fixture(scope="module")
+def installed(scratch: Path) -> Iterator[DevCluster]:
+    """A cluster with hooks, configuration, schema and a leader."""
+    with DevCluster(scratch / "doctor", nodes=1) as cluster:
+        site = Site(cluster, ExitStack())
+        write_configuration(cluster, site.config, slurm={"lease_s": 120.0}, cycle={}, moves={})
+        done = site.polluxctl("hooks", "install", "--yes")
+        assert done.exit_code == 0, done.output
+        loaded = load_config(site.config)
+        store = Store(loaded.database.url, cluster.cluster_name, lease_s=600)
+        store.migrate()
+        store.install_secret(loaded.database.secret() or b"")
+        assert store.lead() is not None
+        yield cluster
+        store.close()
+
+
+@pytest.fixture
+def site(installed: DevCluster) -> Iterator[Site]:
+    with ExitStack() as undo:
+        yield Site(installed, undo)
+
+
+def test_a_sound_installation_has_no_fault(site: Site) -> None:
+    found = site.doctor()
+    assert set(found) == {"slurmdbd"}, found  # this cluster has none, and a job can give no nodes back
+
+
+Plant = Callable[[Site], object]
+
+FILES: dict[str, tuple[str, str, Plant]] = {
+    "the cluster's name": (
+        "cluster-name",
+        'set cluster = "dev"',
+        lambda s: s.edit(s.config, '"dev"', '"div"'),
+    ),
+    "hooks.json of another cluster": (
+        "hooks.json",
+        "on every node",
+        lambda s: s.edit(s.etc / "hooks.json", '"dev"', '"div"'),
+    ),
+    "a hook of another version": (
+        "hooks",
+        "hooks install",
+        lambda s: s.edit(s.etc / "hooks/directives.lua", "READERS", "Readers"),
+    ),
+    "an unreadable hook": (
+        "hooks",
+        "hooks install",
+        lambda s: s.chmod(s.etc / "hooks/directives.lua", 0o600),
+    ),
+    "a prolog without x": ("hooks", "hooks install", lambda s: s.chmod(s.etc / "hooks/prolog", 0o644)),
+    "job_submit.lua without Pollux": (
+        "hooks",
+        "hooks install",
+        lambda s: s.edit(s.etc / "job_submit.lua", "BEGIN Pollux", "x"),
+    ),
+    "another lease in the hook": (
+        "hooks",
+        "hooks install",
+        lambda s: s.edit(s.config, "lease_s = 120.0", "lease_s = 77.0"),
+    ),
+    "no cli_filter.lua": ("hooks", "hooks install", lambda s: s.away(s.etc / "cli_filter.lua")),
+    "hooks.json for all": ("hooks", "hooks install", lambda s: s.chmod(s.etc / "hooks.json", 0o644)),
+    "the secret for all": ("secret", "hooks install", lambda s: s.chmod(s.etc / "ticket.secret", 0o644)),
+    "no secret": ("secret", "ticket.secret", lambda s: s.away(s.etc / "ticket.secret")),
+    "another secret": ("secret", "polluxd migrate", lambda s: s.edit(s.etc / "ticket.secret", "\n", "0\n")),
+    "the agents' database": (
+        "agents-database",
+        "pg_hba.conf",
+        lambda s: s.edit(s.etc / "hooks.json", "host=127.0.0.1 port=", "host=127.0.0.1 port=1"),
+    ),
+    "no TLS for agents": (
+        "tls",
+        "sslmode=verify-full",
+        lambda s: s.edit(s.etc / "hooks.json", "host=127.0.0.1", "host=db.example.org hostaddr=127.0.0.1"),
+    ),
+    "polluxd's password": (
+        "database",
+        "pg_hba.conf",
+        lambda s: s.edit(s.config, "pollux_daemon:", "pollux_daemon:x"),
+    ),
+    "no configuration": ("configuration", "example-config", lambda s: s.away(s.config)),
+    "a missing device": ("devices", "driver", lambda s: s.away(s.cluster.directory / "dev/gpu2")),
+    "an older schema": (
+        "schema",
+        "polluxd migrate",
+        lambda s: s.sql(
+            "CREATE TABLE away AS SELECT * FROM pollux.schema_migration WHERE name LIKE '0004%';"
+            "DELETE FROM pollux.schema_migration WHERE name LIKE '0004%'",
+            "INSERT INTO pollux.schema_migration SELECT * FROM away; DROP TABLE away",
+        ),
+    ),
+    "a role that cannot log in": (
+        "roles",
+        "db init",
+        lambda s: s.sql("ALTER ROLE pollux_read NOLOGIN", "ALTER ROLE pollux_read LOGIN"),
+    ),
+    "nobody leads": (
+        "leader",
+        "systemctl",
+        lambda s: s.sql(
+            "UPDATE pollux.leader SET lease_until = now() - interval '1 day'",
+            "UPDATE pollux.leader SET lease_until = now() + interval '1 day'",
+        ),
+    ),
+    "a partition is down": (
+        "partition",
+        "state=up",
+        lambda s: s.scontrol(
+            "update partitionname=pollux state=down", "update partitionname=pollux state=up"
+        ),
+    ),
+    "a node is drained": (
+        "nodes",
+        "resume",
+        lambda s: s.scontrol("update nodename=n1 state=drain reason=test", "update nodename=n1 state=resume"),
+    ),
+    "a maintenance ahead": (
+        "reservation",
+        "delete reservation=works",
+        lambda s: s.scontrol(
+            "create reservation=works starttime=now+60minutes duration=60 nodes=ALL users=root flags=maint",
+            "delete reservation=works",
+        ),
+    ),
+}
+
+
+def munge_frozen(site: Site) -> None:
+    daemon = site.cluster.munged
+    site.undo.callback(daemon.send, signal.SIGCONT)
+    daemon.send(signal.SIGSTOP)
+
+
+SLURM: dict[str, tuple[str, str, Plant]] = {
+    "no submission hook": (
+        "plugins",
+        "JobSubmitPlugins=lua",
+        lambda s: s.slurm_conf("JobSubmitPlugins=lua\n", ""),
+    ),
+    "no prolog flag": (
+        "prolog-flags",
+        "PrologFlags=Alloc",
+        lambda s: s.slurm_conf("PrologFlags=Alloc\n", ""),
+    ),
+    "no prolog": ("prolog", "Prolog=", lambda s: s.slurm_conf(f"\nProlog={s.etc}/hooks/prolog\n", "\n")),
+    "a prolog of the site's own": (
+        "prolog",
+        "call ",
+        lambda s: s.slurm_conf(f"\nProlog={s.etc}/hooks/prolog\n", "\nProlog=/bin/sh\n"),
+    ),
+    "no requeue": (
+        "requeue",
+        "JobRequeue=1",
+        lambda s: s.slurm_conf("JobRequeue=1\n", "JobRequeue=0\n"),
+    ),
+    "a long wait after a requeue": (
+        "requeue",
+        "cred_expire",
+        lambda s: s.slurm_conf("AuthInfo=", "AuthInfo=cred_expire=900,"),
+    ),
+    "slurmctld is down": (
+        "slurmctld",
+        "start slurmctld",
+        lambda s: (s.undo.callback(s.cluster.start_slurmctld), s.cluster.stop_slurmctld()),
+    ),
+    "munged hangs": ("munge", "munge.key", munge_frozen),
+}
+
+
+@pytest.mark.parametrize("name", [*FILES, *(SLURM if ALL else {})])
+def test_a_planted_fault_is_found(site: Site, name: str) -> None:
+    check, remedy, plant = (FILES | SLURM)[name]
+    plant(site)
+    found = site.doctor()
+    assert check in found, found
+    assert any(remedy in finding["remedy"] for finding in found[check]), found[check]
+    assert all(finding["remedy"] for each in found.values() for finding in each)
+
+
+def test_a_user_without_rights_in_slurm_is_found(site: Site) -> None:
+    found = site.doctor(user="pollux")
+    assert "slurmdbd" in found["rights"][0]["remedy"]

@@ -1,0 +1,116 @@
+"""Checks that a private cluster cannot be made to fail."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import time
+
+import pytest
+
+from polluxd.config import parse_config
+from polluxd.errors import SlurmRefused
+from polluxd.site import database_checks, file_checks, slurm_checks
+from polluxd.site.findings import Level
+from polluxd.site.hooks import Role, Site
+
+SETTINGS = {
+    "ClusterName": "main",
+    "SLURM_VERSION": "23.11.4",
+    "SlurmUser": "slurm(64030)",
+    "AccountingStorageType": "accounting_storage/slurmdbd",
+    "JobSubmitPlugins": "lua",
+    "CliFilterPlugins": "cli_filter/lua",
+    "PrologFlags": "Alloc,Contain",
+    "Prolog": "/etc/pollux/hooks/prolog",
+    "Epilog": "/etc/pollux/hooks/epilog",
+    "TaskProlog": "/etc/pollux/hooks/task_prolog",
+    "GresTypes": "gpu",
+    "SelectType": "select/cons_tres",
+    "JobRequeue": "1",
+}
+
+
+class StubSlurm:
+    """Slurm as a table of settings, and a level of polluxd's user."""
+
+    def __init__(self, level="Operator", **settings):
+        self.level = level
+        self.table = {**SETTINGS, "at": f"{time.time():.0f}", **settings}
+
+    def settings(self):
+        return self.table
+
+    def ask(self, *argv, given=""):
+        if argv[0] == "sacctmgr":
+            return f"{self.level}\n"
+        raise SlurmRefused("no")
+
+
+def found(slurm, tmp_path, user="pollux"):
+    site = Site(tmp_path / "slurm.conf", user=user)
+    checks = slurm_checks.cluster(slurm, site, None, [Role.CONTROLLER])
+    return {each.check: each for each in checks if each.level is not Level.OK and each.check != "slurmctld"}
+
+
+def test_a_sound_slurm(tmp_path):
+    assert found(StubSlurm(), tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "check", "remedy"),
+    [
+        ({"SLURM_VERSION": "20.11.9"}, "slurm-version", "22.05"),
+        ({"at": f"{time.time() - 3600:.0f}"}, "clock", "NTP"),
+        ({"at": "2026-01-01T00:00:00"}, "clock", "NTP"),
+        ({"GresTypes": ""}, "gres", "GresTypes=gpu"),
+        ({"SelectType": "select/linear"}, "gres", "cons_tres"),
+        ({"PrologEpilogTimeout": "5"}, "prolog-timeout", "PrologEpilogTimeout=60"),
+        ({"CliFilterPlugins": ""}, "plugins", "CliFilterPlugins=lua"),
+        ({"level": "None"}, "rights", "adminlevel=operator"),
+        ({"level": ""}, "rights", "adminlevel=operator"),
+    ],
+)
+def test_a_fault_of_slurm(tmp_path, settings, check, remedy):
+    faults = found(StubSlurm(**settings), tmp_path)
+    assert list(faults) == [check]
+    assert remedy in faults[check].remedy
+
+
+def test_slurmuser_needs_no_rights(tmp_path):
+    assert found(StubSlurm(level=""), tmp_path, user="slurm") == {}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users")
+def test_files_that_polluxd_cannot_read_or_everybody_can(tmp_path):
+    path, secret, passfile = (tmp_path / name for name in ("polluxd.toml", "secret", "pgpass"))
+    for each in (path, secret, passfile):
+        each.write_text("x" * 32)
+    path.chmod(0o600)  # root's: polluxd cannot read it, as `chmod 600` once advised
+    secret.chmod(0o644)
+    passfile.chmod(0o640)
+    config = parse_config(
+        {
+            "slurm": {"cluster": "main"},
+            "database": {
+                "url": "postgresql://pollux_daemon@/pollux",
+                "secret_file": str(secret),
+                "passfile": str(passfile),
+            },
+        },
+        "test",
+    )
+    user = pwd.getpwuid(1).pw_name
+    said = {
+        (each.check, each.said) for each in file_checks.configuration_files(config, path, user) if each.remedy
+    }
+    assert ("configuration", f"{user} cannot read {path} (mode 0600, owner 0:0)") in said
+    assert any(check == "secret" and "others could read it" in words for check, words in said)
+    assert any(check == "passfile" and "libpq ignores" in words for check, words in said)
+
+
+def test_an_agent_of_another_version_is_named(monkeypatch):
+    names = [("pollux 0.0.9 job 7",), (f"pollux {database_checks.__version__} job 8",), ("pollux job 9",)]
+    monkeypatch.setattr(database_checks, "_ask", lambda *_: names)
+    (finding,) = database_checks.agent_versions(None)
+    assert "job 7 runs agent 0.0.9" in finding.said
