@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pollux.version import __version__
+
 if TYPE_CHECKING:
     from pollux.loop.session import Job, attach
 
-__version__ = "0.1.0"
-__all__ = ["Job", "attach"]
+__all__ = ["Job", "__version__", "attach"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
+    if name in ("Job", "attach"):
         from pollux.loop import session  # noqa: PLC0415 - brings torch in, at first use
 
         return getattr(session, name)

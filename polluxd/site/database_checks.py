@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg2
 
-from pollux import __version__
+from pollux.version import __version__
 from polluxd.config import Config
 from polluxd.errors import PolluxError, StoreError
 from polluxd.store import Store

@@ -15,9 +15,9 @@ import psycopg2
 import psycopg2.extensions
 from psycopg2.extensions import POLL_OK, POLL_READ
 
-from pollux import __version__
 from pollux.scheduler.transport import InsecureConnection, require_verified
 from pollux.slurm_job.ticket import Ticket
+from pollux.version import __version__
 
 _OVER = ("PX401", "PX409")  # token refused, attempt over
 _REFUSED = ("PX422", "PX429")  # makes no sense, too often
