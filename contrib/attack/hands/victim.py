@@ -1,0 +1,151 @@
+"""What a user's honest process does, with or without a defence.
+
+python -m contrib.attack.hands.victim WHAT SECONDS [MORE]
+
+    meeting    meet another rank through a torch TCPStore, with pickled values, as an earlier version did
+    store      serve the store of rank 0's process; MORE is its key, with "!endless" or "!constant" appended without
+               the limit of a greeting or with constant nonces; print the port, then what became of it
+    launchers  let two launchers meet on the ports in MORE (JSON), and print how long it took
+    one-by-one the same with connections that prove themselves one after the other, as in an earlier version
+    add        connect to the store at MORE (JSON: port, key), and count up once
+
+Each prints lines of text; the first names the port, if there is one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pickle
+import secrets
+import socket
+import sys
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+from pollux.launcher import launcher_channel
+from pollux.ranks import sealed
+from pollux.ranks.store import Client, Request, Server
+
+
+def tell(text: object) -> None:
+    print(text, flush=True)
+
+
+def meeting(seconds: float) -> None:
+    import torch.distributed as dist  # noqa: PLC0415 - the others need no torch
+
+    store = dist.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=seconds)
+    )
+    tell(store.port)
+    secret = secrets.token_hex(32)
+    store.set(f"{secret}/ready/0", pickle.dumps("rank 0 is here"))
+    deadline = time.monotonic() + seconds
+    value: Any = "rank 0 is here"
+    while value == "rank 0 is here" and time.monotonic() < deadline:
+        value = pickle.loads(store.get(f"{secret}/ready/0"))
+        time.sleep(0.05)
+    tell(f"read {value}")
+
+
+def memory_mb(kind: str) -> int:
+    """Return this process's memory, of one of the kinds of proc(5)."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(kind)) // 1024
+
+
+def store(seconds: float, key: str) -> None:
+    key, _, without = key.partition("!")
+    if without == "endless":
+        sealed.ServerHandshake = Endless  # type: ignore[misc]
+    if without == "constant":
+        sealed.secrets = type("Constant", (), {"token_hex": staticmethod(lambda n: "0" * 2 * n)})  # type: ignore[assignment]
+    server = Server(key.encode())
+    tell(server.port)
+    before = memory_mb("VmRSS")
+    time.sleep(seconds)
+    found = server.values.ask(Request("get", ("counted",)))
+    counted = found.values[0].decode() if found is not None and found.values[0] else "0"
+    tell(json.dumps({"grown_mb": memory_mb("VmHWM") - before, "counted": int(counted)}))
+
+
+def add(port: int, key: str) -> None:
+    client = Client("127.0.0.1", port, key.encode())
+    tell(client.ask(Request("add", ("counted",), amount=1), 5.0).amount)
+
+
+class Endless(sealed.ServerHandshake):
+    """Take messages of any length from a stranger."""
+
+    def __init__(self, key: bytes, purpose: str) -> None:
+        super().__init__(key, purpose)
+        self.frames.largest = 1 << 40
+
+
+class OneByOne(sealed.Entrance):
+    """Read each connection to the end of its handshake before the next."""
+
+    def admitted(self, timeout: float) -> list[tuple[socket.socket, sealed.Frames, bytes]]:
+        time.sleep(0.01)
+        try:
+            connection, _ = self._listener.accept()
+        except BlockingIOError:
+            return []
+        connection.settimeout(sealed.HANDSHAKE_S)
+        handshake = sealed.ServerHandshake(self._key, self._purpose)
+        with contextlib.suppress(OSError, sealed.NotAuthentic):
+            while handshake.hello is None and (data := connection.recv(4096)):
+                connection.sendall(handshake.feed(data))
+        if handshake.hello is None:
+            connection.close()
+            return []
+        return [(connection, handshake.frames, handshake.hello)]
+
+
+def launchers(seconds: float, ports: list[int]) -> None:
+    """Node 0 waits for node 1, which comes two seconds after the listener."""
+    key = secrets.token_bytes(32)
+    try:
+        listener = launcher_channel.listen(ports or launcher_channel.candidate_ports(key))
+    except Exception as error:
+        tell(f"failed: {error}")
+        return
+    tell(listener.getsockname()[1])
+    taken = [listener.getsockname()[1]]
+
+    def come() -> None:
+        time.sleep(2.0)
+        with contextlib.suppress(Exception):
+            launcher_channel.join("127.0.0.1", taken, key, 1, 1, timeout=seconds)
+
+    threading.Thread(target=come, daemon=True).start()
+    began = time.monotonic()
+    try:
+        launcher_channel.gather(listener, key, 1, 2, timeout=seconds)
+        tell(f"met after {time.monotonic() - began:.1f} s")
+    except Exception as error:
+        tell(f"failed: {error}")
+
+
+def main() -> None:
+    what, seconds = sys.argv[1], float(sys.argv[2])
+    more = sys.argv[3] if len(sys.argv) > 3 else ""
+    match what:
+        case "meeting":
+            meeting(seconds)
+        case "store":
+            store(seconds, more)
+        case "one-by-one":
+            launcher_channel.Entrance = OneByOne  # type: ignore[misc]
+            launchers(seconds, json.loads(more))
+        case "launchers":
+            launchers(seconds, json.loads(more))
+        case "add":
+            add(*json.loads(more))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""Attacks on the ports of another user's ranks and launchers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import zlib
+from pathlib import Path
+
+from contrib.attack.registry import Outcome, attack
+from contrib.attack.site import Site
+
+HERE = "127.0.0.1"
+ONE_BY_ONE = """
+import contextlib, socket, sys
+if "pollux" in " ".join(sys.orig_argv):
+    from contrib.attack.hands.victim import OneByOne
+    import pollux.ranks.store
+    pollux.ranks.store.Entrance = OneByOne
+"""
+
+
+def _stranger(site: Site, what: str, ports: list[int], seconds: float = 5.0, more: str = "") -> str:
+    words = (what, HERE, json.dumps(ports), str(seconds), more)
+    return site.hands("mallory", "strangers", *words).strip()
+
+
+def _spawned(site: Site, user: str, program: str, *words: str) -> tuple[subprocess.Popen[str], str]:
+    """Start a program of a user; return it and its first line."""
+    process = site.spawn(user, *site.command(program), *words)
+    assert process.stdout is not None
+    return process, process.stdout.readline().strip()
+
+
+def _rest(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.read().strip()
+
+
+def _strangers(site: Site, what: str, ports: list[int], seconds: float) -> str:
+    """Have mallory go on in the background; return his first line."""
+    return _spawned(site, "mallory", "strangers", what, HERE, json.dumps(ports), str(seconds))[1]
+
+
+@attack("mallory", "row 7, during a grow: code as alice by the keys and values in the store of her ranks")
+def pickle_in_a_store(site: Site, defended: bool) -> Outcome:
+    mark = site.home("alice") / "owned"
+    mark.unlink(missing_ok=True)
+    if not defended:
+        victim, port = _spawned(site, "alice", "victim", "meeting", "15")
+        wrote = _stranger(site, "pickle", [int(port)], more=str(mark))
+        said = _rest(victim)
+        return Outcome(mark.exists(), f"mallory replaced {wrote} values; alice's rank {said[:120]}")
+    training = site.training()
+    order = json.dumps([str(site.uid("alice")), str(mark)])
+    his, _ = _spawned(site, "mallory", "strangers", "pickles", HERE, "[0]", "20", order)
+    with training.growing() as move:
+        site.until(training.meeting, "the file for the joiners", 60.0)
+        secret = str((training.meeting() or {})["secret"])
+        grown = training.ended(move.id)
+    seen = _rest(his)
+    stores = {key.split()[0] for key in json.loads(seen)}
+    lives = training.goes_on()
+    return Outcome(
+        mark.exists() or secret in seen or not lives or grown.step != "training" or not stores,
+        f"mallory read and replaced {len(json.loads(seen))} values of {len(stores)} stores; the secret is "
+        f"{'there' if secret in seen else 'not there'}, no code ran, the growth ended as {grown.step}",
+    )
+
+
+@attack("mallory", "row 7, during a grow: the store of rank 0 asked without its secret")
+def store_without_secret(site: Site, defended: bool) -> Outcome:
+    """Undefended: the key is guessable, as in an earlier version."""
+    training = site.training()
+    job_id, attempt = training.job_id, 0
+    words = ["", "pollux", f"{job_id}", f"{job_id}.{attempt}.0", f"dev:{job_id}:{attempt}", str(job_id) * 4]
+    if not defended:
+        _, port = _spawned(site, "alice", "victim", "store", "8", words[4])
+        right = json.loads(_stranger(site, "guess", [int(port)], more=json.dumps(words)))
+        return Outcome(bool(right), f"right: {right}")
+    with training.growing() as move:
+        site.until(training.meeting, "the file for the joiners", 60.0)
+        port = int((training.meeting() or {})["port"])
+        right = json.loads(_stranger(site, "guess", [port], more=json.dumps(words)))
+        listed = _stranger(site, "keys", [port])
+        grown = training.ended(move.id)
+    return Outcome(
+        bool(right) or listed.startswith('{"') or grown.step != "training",
+        f"right: {right}; the growth ended as {grown.step}; torch's client: {listed[-120:]}",
+    )
+
+
+@attack("mallory", "row 15: launchers held up by idle connections")
+def launchers_held_up(site: Site, defended: bool) -> Outcome:
+    what = "launchers" if defended else "one-by-one"
+    victim, port = _spawned(site, "alice", "victim", what, "25", "[]")
+    idle = _strangers(site, "idle", [int(port)], 30.0)
+    said = _rest(victim)
+    return Outcome("met" not in said, f"{idle}; the launchers {said}")
+
+
+@attack("mallory", "row 15, during a grow: the store of rank 0 flooded by idle connections and endless bytes")
+def store_flooded(site: Site, defended: bool) -> Outcome:
+    training = (
+        site.training()
+        if defended
+        else site.other_training("flooded", patch=ONE_BY_ONE, POLLUX_RECRUIT_WAIT="20")
+    )
+    floods = []
+    with training.growing() as move:
+        site.until(training.meeting, "the file for the joiners", 60.0)
+        port = int((training.meeting() or {})["port"])
+        floods = [_strangers(site, what, [port], 60.0) for what in ("idle", "bytes")]
+        grown = training.ended(move.id)
+        site.end_spawned()
+    lives = training.goes_on()
+    return Outcome(
+        grown.step != "training" or (defended and not lives),
+        f"{floods}; the growth ended as {grown.step} {grown.detail[:160]}; the training goes on: {lives}",
+    )
+
+
+@attack("mallory", "row 16: the companion's link, by a guessed key")
+def companions_link(site: Site, defended: bool) -> Outcome:
+    """Undefended: the key is made of public facts."""
+    job_id = site.resident("alice")
+    public = [f"dev:{job_id}:0", f"{job_id}.0.1", f"companion-{job_id}", str(zlib.crc32(b"%d" % job_id))]
+    key = Path("/proc/sys/kernel/random/uuid").read_text().strip() if defended else public[2]
+    _, port = _spawned(site, "alice", "victim", "store", "10", key)
+    right = json.loads(_stranger(site, "guess", [int(port)], more=json.dumps(public)))
+    return Outcome(bool(right), f"right: {right}")
+
+
+@attack("mallory", "further: rank 0's memory filled by a greeting without end")
+def memory_filled(site: Site, defended: bool) -> Outcome:
+    victim, port = _spawned(site, "alice", "victim", "store", "8", "key" + ("" if defended else "!endless"))
+    _strangers(site, "bytes", [int(port)], 5.0)
+    said = json.loads(_rest(victim))
+    return Outcome(said["grown_mb"] > 3, f"the process grew by {said['grown_mb']} MB")
+
+
+@attack("mallory", "further: a recorded connection replayed to rank 0's store")
+def replayed(site: Site, defended: bool) -> Outcome:
+    """Mallory stands between alice's rank and the store."""
+    victim, port = _spawned(site, "alice", "victim", "store", "14", "key" + ("" if defended else "!constant"))
+    between = int(port) + 1
+    relay = site.spawn(
+        "mallory", *site.command("strangers"), "relay", HERE, json.dumps([between, int(port)]), "10"
+    )
+    assert relay.stdout is not None
+    relay.stdout.readline()
+    counted = site.hands("alice", "victim", "add", "5", json.dumps([between, "key"])).strip()
+    lines = json.loads(_rest(relay))
+    _stranger(site, "replay", [int(port)], more=json.dumps(lines))
+    said = json.loads(_rest(victim))
+    return Outcome(said["counted"] != 1, f"alice counted to {counted}, then the store had {said['counted']}")
+
+
+@attack("mallory", "further: the ports of a job's launchers taken before it starts")
+def ports_taken(site: Site, defended: bool) -> Outcome:
+    """Undefended: the ports derive from job, attempt and step, as once."""
+    first = zlib.crc32(b"4711.0.0")
+    public = [20_000 + (first + offset * 733) % 12_000 for offset in range(16)]
+    took = _strangers(site, "squat", public, 40.0)
+    victim, port = _spawned(
+        site, "alice", "victim", "launchers", "20", "[]" if defended else json.dumps(public)
+    )
+    said = f"{port} {_rest(victim)}"
+    return Outcome("met" not in said, f"mallory {took}; the launchers: {said}")

@@ -1,0 +1,138 @@
+"""Alice's training, which grows in place while others attack it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polluxd.errors import LeaderLost, StoreRejected
+from polluxd.model import Move, Placement, Step
+
+if TYPE_CHECKING:
+    from contrib.attack.site import Site
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Training:
+    """A job of alice's on two nodes with one GPU each.
+
+    Args:
+        patch: Python that runs in each of the job's processes first, and takes a defence away.
+        more: further environment variables of the job.
+    """
+
+    def __init__(self, site: Site, name: str, *, patch: str = "", **more: str) -> None:
+        self._site = site
+        self.folder = site.home("alice") / name
+        self._own(self.folder)
+        self._own(self.folder / "ledger")
+        self._own(self.folder / "patch")
+        (self.folder / "patch" / "sitecustomize.py").write_text(patch)
+        variables = {"POLLUX_CHECKPOINT_DIR": f"{self.folder}/checkpoints", "OMP_NUM_THREADS": "1", **more}
+        script = site.script(
+            f"{name}.sh",
+            "#SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=1 --cpus-per-task=1 --open-mode=append",
+            f"#SBATCH --job-name={name}",
+            "#POLLUX min-gpus=2 max-gpus=2",
+            *(f"export {key}='{value}'" for key, value in variables.items()),
+            f"export PATH={Path(sys.executable).parent}:$PATH PYTHONPATH={self.folder}/patch",
+            f"cd {ROOT}",
+            f"exec pollux run contrib/chaos/counted.py --passes 100000 --ledger {self.folder}/ledger",
+        )
+        job_id, trouble = site.sbatch("alice", script, f"--output={self.folder}/log")
+        if job_id is None:
+            raise RuntimeError(trouble)
+        self.job_id = job_id
+        site.until(self._reported, f"the first step of {name}: see its log {self._tail()}", 90.0)
+        site.polluxd.command("polluxctl", "pin", str(job_id))
+        job = site.job(job_id)
+        assert job is not None
+        self.nodes = (job.batch_host, *sorted(set(job.nodes) - {job.batch_host}))
+
+    def _own(self, folder: Path) -> None:
+        folder.mkdir(mode=0o700)
+        os.chown(folder, self._site.uid("alice"), -1)
+
+    def _reported(self) -> bool:
+        told = self._site.store.reports().get(self.job_id)
+        return told is not None and told.first_step_at is not None
+
+    def _tail(self) -> str:
+        log = self.folder / "log"
+        return log.read_text(errors="replace")[-400:] if log.exists() else "(none)"
+
+    @property
+    def steps(self) -> int:
+        """The number of optimizer steps, by the ranks' own files."""
+        return sum(p.read_text().count("done") for p in (self.folder / "ledger").glob("*.txt"))
+
+    def goes_on(self) -> bool:
+        """Wait for three further steps."""
+        before = self.steps
+        try:
+            self._site.until(lambda: self.steps >= before + 3, "further steps", 20.0)
+        except TimeoutError:
+            return False
+        return True
+
+    def order(self, *nodes: str) -> Move:
+        """Have polluxd resize the job in place."""
+        site, planned = self._site, []
+        source, target = Placement(self.nodes, 1), Placement(nodes, 1)
+
+        def plan() -> bool:
+            leader = site.store.leader()
+            if leader is None:
+                return False
+            words = (self.job_id, 0, "resize", source, target, "by the attack suite", leader.epoch)
+            try:
+                planned.append(site.store.plan_move(*words))
+            except (StoreRejected, LeaderLost):
+                return False
+            return True
+
+        site.until(plan, "a resize to be planned", 60.0)
+        return planned[0]
+
+    def move(self, number: int) -> Move:
+        return next(m for m in self._site.store.moves(self.job_id) if m.id == number)
+
+    def ended(self, number: int, seconds: float = 90.0) -> Move:
+        """Wait for the end of a move."""
+        self._site.until(lambda: self.move(number).step.terminal, f"the end of move {number}", seconds)
+        return self.move(number)
+
+    def free_node(self) -> str:
+        """Return a node that no job holds."""
+        state = self._site.slurm.observe()
+        taken = {node for job in state.jobs if not job.state.finished for node in job.nodes}
+        return next(node.name for node in state.nodes if node.name not in taken)
+
+    def meeting(self) -> dict[str, Any] | None:
+        """Return what the file for the joiners says; None where there is none."""
+        found = next(iter((self.folder / "checkpoints").glob("*/companion-*.json")), None)
+        try:
+            return None if found is None else dict(json.loads(found.read_text()))
+        except (OSError, ValueError):
+            return None
+
+    @contextmanager
+    def growing(self) -> Iterator[Move]:
+        """Order a growth to a third node, and take it back at the end."""
+        before = self.nodes
+        move = self.order(*before, self.free_node())
+        try:
+            yield move
+        finally:
+            grown = self.ended(move.id)
+            if grown.step is Step.TRAINING:
+                self.nodes = grown.target.nodes
+                back = self.ended(self.order(*before).id)
+                if back.step is Step.TRAINING:
+                    self.nodes = before
