@@ -236,6 +236,18 @@ GROUP BY c.id, c.epoch, c.mode, c.started_at, c.note, c.objective, c.upper_bound
          c.snapshot IS NOT NULL
 ORDER BY c.id DESC;
 
+-- name: cycles_between
+SELECT id, epoch, mode, started_at, note, objective, upper_bound, gap, solver, durations
+FROM pollux.cycle
+WHERE cluster = :cluster AND started_at BETWEEN to_timestamp(:since) AND to_timestamp(:until) ORDER BY id;
+
+-- name: mean_speedups
+SELECT a.job_id, avg(a.speedup) AS speedup
+FROM pollux.cycle c JOIN pollux.allocation a ON a.cycle_id = c.id
+WHERE c.cluster = :cluster AND c.started_at BETWEEN to_timestamp(:since) AND to_timestamp(:until)
+  AND a.gpus > 0 AND a.speedup IS NOT NULL
+GROUP BY a.job_id;
+
 -- name: newest_snapshot
 SELECT id AS cycle_id, snapshot FROM pollux.cycle WHERE cluster = :cluster AND snapshot IS NOT NULL
 ORDER BY id DESC LIMIT 1;

@@ -29,10 +29,12 @@ from . import top as live
 from .access import ConfigOption, JsonOption
 from .doctor import doctor
 from .health import health
+from .history import history
 from .job_columns import JOB_COLUMNS
 from .output import Column, Row, clock, duration, emit, emit_json, number, plain, table
 from .pinning import JobArgument
 from .recommend_nodes import recommend_nodes
+from .report import report
 from .simulate import simulate
 from .table_rows import audit_rows, job_row, job_rows, move_rows, status_row
 
@@ -97,6 +99,10 @@ def top(
     interval: Annotated[
         float, typer.Option("--interval", "-n", min=0.2, help="seconds between redraws")
     ] = 2.0,
+    user: Annotated[str | None, typer.Option("--user", "-u", help="of this user only")] = None,
+    sort: Annotated[
+        live.SortKey, typer.Option("--sort", "-s", help="order: numbers from the largest, texts from A")
+    ] = live.SortKey.job,
     as_json: JsonOption = False,
 ) -> None:
     """Watch the jobs live. Ctrl-C ends it.
@@ -106,7 +112,7 @@ def top(
     store, console = _store(config), access.console()
 
     def read() -> tuple[Row, list[dict[str, Any]]]:
-        return status_row(store), job_rows(store, ended=False)
+        return status_row(store), live.chosen(job_rows(store, ended=False), user, sort)
 
     status, rows = read()
     if as_json:
@@ -262,6 +268,8 @@ def audit(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
 
 app.command()(doctor)
+app.command()(history)
+app.command()(report)
 app.command("recommend-nodes")(recommend_nodes)
 app.command()(simulate)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -14,6 +15,44 @@ from polluxd.errors import StoreUnavailable
 
 from .job_columns import JOB_COLUMNS
 from .output import duration, table
+
+
+class SortKey(StrEnum):
+    """What `--sort` orders by, and the key of the column."""
+
+    job = "job"
+    name = "name"
+    user = "user"
+    account = "account"
+    state = "state"
+    gpus = "gpus"
+    batch = "batch"
+    goodput = "goodput"
+    speedup = "speedup"
+    done = "done"
+    moves = "moves"
+    age = "age"
+
+
+_COLUMN_OF = {
+    SortKey.job: "job_id",
+    SortKey.batch: "batch_size",
+    SortKey.done: "progress",
+    SortKey.age: "age_s",
+}
+_ASCENDING = (SortKey.job, SortKey.name, SortKey.user, SortKey.account, SortKey.state)
+
+
+def chosen(rows: Sequence[dict[str, Any]], user: str | None, sort: SortKey) -> list[dict[str, Any]]:
+    """Return the rows of one user, or of all, in the order that `sort` names.
+
+    Texts and job ids ascend, other numbers descend; rows without a value come last.
+    """
+    column = _COLUMN_OF.get(sort, sort.value)
+    kept = [row for row in rows if user in (None, row["user"])]
+    known = [row for row in kept if row[column] is not None]
+    unknown = [row for row in kept if row[column] is None]
+    return sorted(known, key=lambda row: row[column], reverse=sort not in _ASCENDING) + unknown
 
 
 def headline(status: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], now: float) -> Text:

@@ -81,6 +81,20 @@ class Readings(Session):
             found = run("cycles", newest=newest)
         return [CycleSummary(rows.cycle(r), r["jobs"], r["changed"], r["kept"]) for r in found]
 
+    def cycles_between(self, since: float, until: float) -> list[CycleView]:
+        """Return the cycles that began between two POSIX times, oldest first."""
+        with self._transaction() as run:
+            return [rows.cycle(row) for row in run("cycles_between", since=since, until=until)]
+
+    def mean_speedups(self, since: float, until: float) -> dict[int, float]:
+        """Return each job's mean predicted speedup while it had GPUs.
+
+        The mean is over the decisions between two POSIX times.
+        """
+        with self._transaction() as run:
+            found = run("mean_speedups", since=since, until=until)
+        return {row["job_id"]: row["speedup"] for row in found}
+
     def newest_snapshot(self) -> tuple[int, Any] | None:
         """Return the newest stored snapshot, with its cycle's id.
 

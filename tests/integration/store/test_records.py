@@ -156,6 +156,20 @@ def test_a_cycle_and_its_decisions_are_read_back(store, seen, agent):
     assert store.explain(99) is None
 
 
+def test_a_period_has_its_cycles_and_mean_speedups(store, seen):
+    store.sync_jobs([seen(7), seen(8)])
+    begin = time.time() - 1000
+    numbers = []
+    for place, (at, speedup) in enumerate(((-10, 9.0), (10, 1.0), (20, 2.0), (2000, 9.0))):
+        waits = Allocation(8, NO_PLACEMENT, 0.0, 0.5, 0, False, "waits")
+        held = Allocation(7, N1, 90.0, speedup, 128, False, f"reason {place}")
+        words = {"mode": "enforce", "durations": {}, "started_at": begin + at}
+        numbers.append(store.record_cycle(plan(held, waits), **words))
+    assert [cycle.id for cycle in store.cycles_between(begin, begin + 100)] == numbers[1:3]
+    assert store.mean_speedups(begin, begin + 100) == {7: 1.5}  # job 8 had no GPUs
+    assert store.mean_speedups(0.0, 1.0) == {}
+
+
 def test_a_cycle_without_a_decision_says_why(store):
     store.record_cycle(None, mode="enforce", note="Slurm is away", durations={}, started_at=time.time())
     assert (store.latest_cycle().solver, store.latest_cycle().note) == (None, "Slurm is away")

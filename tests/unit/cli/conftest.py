@@ -15,7 +15,7 @@ from polluxd.cli import access, ctl
 from polluxd.config import parse_config
 from polluxd.model import Allocation, JobSpec, Move, Placement, Report, Step
 from polluxd.settings import PolicySettings
-from polluxd.store import CycleView, JobExplanation, JobView, Leader, SettingChange
+from polluxd.store import CycleView, HistoryPoint, JobExplanation, JobView, Leader, SettingChange
 
 NOW = 1_700_000_000.0
 
@@ -101,6 +101,7 @@ class MemoryStore:
     explanation: model.Explanation | None = None
     leased: bool = True
     decided_at: float = NOW - 7
+    points: list[HistoryPoint] = field(default_factory=list)
 
     def jobs_view(self, *, ended: bool = True) -> list[JobView]:
         return [v for v in self.views if ended or v.ended_at is None]
@@ -145,6 +146,15 @@ class MemoryStore:
             for m in self.moves(job_id)
             if m.step is Step.TRAINING
         ]
+
+    def report_history(self, job_id: int | None = None, *, since: float = 0.0) -> list[HistoryPoint]:
+        return [p for p in self.points if p.job_id == job_id and p.at >= since]
+
+    def cycles_between(self, since: float, until: float) -> list[CycleView]:
+        return [cycle for cycle in [self.latest_cycle()] if cycle and since <= cycle.started_at <= until]
+
+    def mean_speedups(self, since: float, until: float) -> dict[int, float]:
+        return {7: 1.25}
 
     def open_moves(self) -> list[Move]:
         return [m for m in self.known_moves if not m.step.terminal]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from polluxd.cli import ctl, why
+from polluxd.cli.top import SortKey
 from polluxd.errors import StoreUnavailable
 from polluxd.model import NO_PLACEMENT, Allocation, Explanation, Move, Placement, Step
 from polluxd.settings import PolicySettings
@@ -431,3 +432,23 @@ def test_help_lists_every_command(polluxctl):
         "recommend-nodes",
     ):
         assert f"  {command} " in said.out
+
+
+def test_top_sorts_and_filters_by_user(store, polluxctl):
+    store.views = [
+        replace(store.views[0], job_id=1, user="bob", gpus=8, goodput=None),
+        replace(store.views[0], job_id=2, user="ada", gpus=2, goodput=9.0),
+        replace(store.views[0], job_id=3, user="ada", gpus=4, goodput=20.0),
+    ]
+
+    def shown(*words):
+        return [job["job_id"] for job in json.loads(polluxctl("top", "--json", *words).out)["jobs"]]
+
+    assert shown() == [1, 2, 3]
+    assert shown("--sort", "gpus") == [1, 3, 2]
+    assert shown("--sort", "goodput") == [3, 2, 1]
+    assert shown("--sort", "user") == [2, 3, 1]
+    assert shown("--user", "ada", "--sort", "gpus") == [3, 2]
+    assert polluxctl("top", "--sort", "colour").status == 2
+    for key in SortKey:
+        assert len(shown("--sort", key.value)) == 3

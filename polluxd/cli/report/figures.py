@@ -1,0 +1,224 @@
+"""The figures of a period: jobs, waiting, shares, moves, decisions. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, quantiles
+
+from polluxd.model import Move, Step
+from polluxd.store import CycleView, JobView, MoveCost
+
+from .lanes import Stretch, stretches
+
+
+@dataclass(frozen=True, slots=True)
+class JobFigures:
+    """One job in the period."""
+
+    view: JobView
+    lane: Sequence[Stretch]
+    gpu_seconds: float
+    waited_s: float
+    """Time without GPUs in the period, before the first start and later."""
+    completion_s: float | None
+    """Submission to end, also where the submission was before the period; None: it has not ended."""
+    moves: int
+    lost_s: float
+    """What its moves of the period cost."""
+    speedup: float | None
+    """Mean predicted speedup against its fair share while it had GPUs."""
+
+    @property
+    def held_s(self) -> float:
+        """Time with GPUs in the period."""
+        return sum(stretch.end - stretch.begin for stretch in self.lane if stretch.gpus)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What the jobs of one account or user got."""
+
+    name: str
+    jobs: int
+    gpu_seconds: float
+    share: float
+    """Of the GPU time of all Pollux jobs."""
+    waited_s: float
+    """Mean over its jobs."""
+    completion_s: float | None
+    """Mean over its jobs that ended."""
+    speedup: float | None
+    """Mean over its jobs."""
+
+
+@dataclass(frozen=True, slots=True)
+class PathFigures:
+    """The moves along one path."""
+
+    path: str
+    completed: int
+    failed: int
+    median_s: float | None
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionFigures:
+    """The decisions of the period."""
+
+    count: int
+    mean_s: float | None
+    """Mean duration of a whole cycle."""
+    slow_s: float | None
+    """95th percentile."""
+    mean_gap: float | None
+    notes: Sequence[tuple[str, int]]
+    """Notes with how often each came, the commonest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """All that the page shows."""
+
+    cluster: str
+    since: float
+    until: float
+    jobs: Sequence[JobFigures]
+    accounts: Sequence[Share]
+    users: Sequence[Share]
+    paths: Sequence[PathFigures]
+    moves: Sequence[Move]
+    """Moves planned in the period, newest first."""
+    costs: Mapping[int, float]
+    """Seconds that each completed move cost, by its id."""
+    decisions: DecisionFigures
+
+    @property
+    def ended(self) -> list[JobFigures]:
+        return [job for job in self.jobs if job.completion_s is not None]
+
+
+def figures(
+    cluster: str,
+    since: float,
+    until: float,
+    *,
+    views: Sequence[JobView],
+    moves: Sequence[Move],
+    costs: Sequence[MoveCost],
+    cycles: Sequence[CycleView],
+    speedups: Mapping[int, float],
+) -> Figures:
+    """Put the figures of a period together.
+
+    Args:
+        since, until: POSIX times.
+        views: all known jobs; those outside of the period are left out.
+        moves, costs: all known moves, and the cost of each completed one.
+        cycles: those of the period.
+        speedups: mean predicted speedup by job.
+    """
+    of_job: dict[int, list[Move]] = {}
+    for move in moves:
+        of_job.setdefault(move.job_id, []).append(move)
+    cost_of = {cost["id"]: cost["total_s"] for cost in costs}
+    planned = {m.id for m in moves if since <= m.times.get(Step.PLANNED, 0.0) <= until}
+    jobs = [
+        _job(view, of_job.get(view.job_id, []), cost_of, planned, speedups.get(view.job_id), (since, until))
+        for view in views
+        if view.submitted_at < until and (view.ended_at is None or view.ended_at > since)
+    ]
+    in_period = [move for move in moves if move.id in planned]
+    return Figures(
+        cluster=cluster,
+        since=since,
+        until=until,
+        jobs=jobs,
+        accounts=_shares(jobs, lambda view: view.account),
+        users=_shares(jobs, lambda view: view.user),
+        paths=_paths(in_period, cost_of),
+        moves=in_period[::-1],
+        costs=cost_of,
+        decisions=_decisions(cycles),
+    )
+
+
+def _job(
+    view: JobView,
+    moves: Sequence[Move],
+    cost_of: Mapping[int, float],
+    planned: set[int],
+    speedup: float | None,
+    period: tuple[float, float],
+) -> JobFigures:
+    since, until = period
+    lane = stretches(view, moves, since, until)
+    own = [move.id for move in moves if move.id in planned and move.id in cost_of]
+    ended = view.ended_at if view.ended_at is not None and view.ended_at <= until else None
+    return JobFigures(
+        view=view,
+        lane=lane,
+        gpu_seconds=sum(s.gpus * (s.end - s.begin) for s in lane),
+        waited_s=sum(s.end - s.begin for s in lane if not s.gpus),
+        completion_s=None if ended is None else ended - view.submitted_at,
+        moves=len(own),
+        lost_s=sum(cost_of[number] for number in own),
+        speedup=speedup,
+    )
+
+
+def _shares(jobs: Sequence[JobFigures], name_of: Callable[[JobView], str]) -> list[Share]:
+    """Group jobs by a name, the largest share of GPU time first."""
+    groups: dict[str, list[JobFigures]] = {}
+    for job in jobs:
+        groups.setdefault(name_of(job.view), []).append(job)
+    everything = sum(job.gpu_seconds for job in jobs)
+    shares = [
+        Share(
+            name=name,
+            jobs=len(group),
+            gpu_seconds=(mine := sum(job.gpu_seconds for job in group)),
+            share=mine / everything if everything else 0.0,
+            waited_s=fmean(job.waited_s for job in group),
+            completion_s=_mean([job.completion_s for job in group]),
+            speedup=_mean([job.speedup for job in group]),
+        )
+        for name, group in groups.items()
+    ]
+    return sorted(shares, key=lambda share: (-share.gpu_seconds, share.name))
+
+
+def _paths(moves: Sequence[Move], cost_of: Mapping[int, float]) -> list[PathFigures]:
+    found = []
+    for path in sorted({move.path for move in moves}):
+        mine = [move for move in moves if move.path == path]
+        costs = [cost_of[move.id] for move in mine if move.id in cost_of]
+        steps = Counter(move.step for move in mine)
+        found.append(
+            PathFigures(
+                path=path,
+                completed=steps[Step.TRAINING] + steps[Step.PARKED],
+                failed=steps[Step.FAILED],
+                median_s=median(costs) if costs else None,
+                total_s=sum(costs),
+            )
+        )
+    return found
+
+
+def _decisions(cycles: Sequence[CycleView]) -> DecisionFigures:
+    took = [sum(cycle.durations.values()) for cycle in cycles if cycle.durations]
+    return DecisionFigures(
+        count=len(cycles),
+        mean_s=fmean(took) if took else None,
+        slow_s=quantiles(took, n=20)[-1] if len(took) > 1 else None,
+        mean_gap=_mean([cycle.gap for cycle in cycles]),
+        notes=Counter(cycle.note for cycle in cycles if cycle.note).most_common(20),
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

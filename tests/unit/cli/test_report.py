@@ -1,0 +1,160 @@
+"""`polluxctl report`: its figures, and what hostile names do to its page."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polluxd.cli.report.figures import figures
+from polluxd.cli.report.lanes import Stretch, stretches
+from polluxd.cli.report.page import LANES, ROWS, render
+from polluxd.model import NO_PLACEMENT, Move, Placement, Step
+from polluxd.store import CycleView, JobView
+
+from .conftest import NOW, VIEW
+
+T = NOW - 10_000
+HOSTILE = '</title></svg><script>alert(1)</script><img src=x onerror="alert(2)">\x1b[2J\x00\u202e\ud800"\'{{ 7 * 7 }}'
+ONE, FOUR = Placement(("n1",), 1), Placement(("n1",), 4)
+
+
+def job(**words: Any) -> JobView:
+    return replace(VIEW, submitted_at=T, started_at=T + 100, ended_at=T + 1000, state="COMPLETED", **words)
+
+
+def move(number: int, path: str, source: Placement, target: Placement, step: Step, **at: float) -> Move:
+    times = {Step(name): T + seconds for name, seconds in at.items()}
+    return Move(number, 7, 0, path, source, target, "grows", step, times)
+
+
+START = move(1, "start", NO_PLACEMENT, ONE, Step.TRAINING, planned=90, started=100, training=120)
+GROWTH = move(
+    2, "requeue", ONE, FOUR, Step.TRAINING, planned=300, draining=301, requeued=310, started=330, training=350
+)
+RESIZE = move(3, "resize", FOUR, ONE, Step.TRAINING, planned=590, training=600)
+BROKEN = move(4, "resize", ONE, FOUR, Step.FAILED, planned=700, failed=710)
+
+
+def made(**words: Any) -> Any:
+    given: dict[str, Any] = {
+        "views": [job()],
+        "moves": [START, GROWTH, RESIZE, BROKEN],
+        "costs": [{"id": 2, "job_id": 7, "total_s": 40.0}, {"id": 3, "job_id": 7, "total_s": 2.0}],
+        "cycles": [
+            CycleView(5, 1, "enforce", T, "a note", 1.0, 1.1, 0.1, "x", {"observe_s": 0.5, "decide_s": 1.5})
+        ],
+        "speedups": {7: 1.5},
+    }
+    return figures("dev", T, T + 2000, **{**given, **words})
+
+
+def test_a_lane_follows_the_moves() -> None:
+    assert stretches(job(), [START, GROWTH, RESIZE, BROKEN], T, T + 2000) == [
+        Stretch(T, T + 100, 0),
+        Stretch(T + 100, T + 310, 1),
+        Stretch(T + 310, T + 330, 0),
+        Stretch(T + 330, T + 600, 4),
+        Stretch(T + 600, T + 1000, 1),
+    ]
+
+
+def test_a_lane_ends_at_the_period() -> None:
+    assert stretches(job(), [START, GROWTH], T + 320, T + 400) == [
+        Stretch(T + 320, T + 330, 0),
+        Stretch(T + 330, T + 400, 4),
+    ]
+
+
+def test_a_job_that_polluxd_never_started_holds_what_slurm_gave_it() -> None:
+    running = replace(VIEW, submitted_at=T, started_at=T + 50, gpus=2)
+    assert stretches(running, [], T, T + 100) == [Stretch(T, T + 50, 0), Stretch(T + 50, T + 100, 2)]
+
+
+def test_figures_of_one_job_add_up() -> None:
+    found = made()
+    (one,) = found.jobs
+    assert one.gpu_seconds == 210 * 1 + 270 * 4 + 400 * 1
+    assert (one.waited_s, one.completion_s) == (120, 1000)
+    assert one.waited_s + one.held_s == one.completion_s
+    assert (one.moves, one.lost_s) == (2, 42.0)
+    (account,) = found.accounts
+    assert (account.name, account.share, account.speedup) == ("vision", 1.0, 1.5)
+    paths = {path.path: path for path in found.paths}
+    assert (paths["resize"].completed, paths["resize"].failed, paths["resize"].total_s) == (1, 1, 2.0)
+    assert paths["requeue"].median_s == 40.0
+    assert (found.decisions.count, found.decisions.mean_s) == (1, 2.0)
+
+
+def test_jobs_and_moves_outside_of_the_period_are_left_out() -> None:
+    later = figures("dev", T + 1500, T + 2000, views=[job()], moves=[START], costs=[], cycles=[], speedups={})
+    assert (later.jobs, later.moves) == ([], [])
+    assert "No Pollux job in this period" in render(later, "1", NOW)
+
+
+class Elements(HTMLParser):
+    """Names of the elements, and attributes that would run or load things."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self.active: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.add(tag)
+        self.active += [
+            name for name, _ in attrs if name.startswith("on") or name in ("src", "href", "srcdoc")
+        ]
+
+
+def test_no_text_of_a_users_becomes_markup_or_moves_a_reader() -> None:
+    hostile = job(name=HOSTILE, user=HOSTILE, account=HOSTILE, partition=HOSTILE)
+    moves = [replace(GROWTH, reason=HOSTILE, detail=HOSTILE)]
+    cycles = [CycleView(5, 1, "enforce", T, HOSTILE, 1.0, 1.1, 0.1, "x", {})]
+    page = render(made(views=[hostile], moves=moves, cycles=cycles), "1", NOW)
+    found = Elements()
+    found.feed(page)
+    assert found.names <= {
+        "html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "div", "b", "span", "i", "svg", "line",
+        "text", "rect", "table", "tr", "th", "td",
+    }  # fmt: skip
+    assert found.active == []
+    assert "<script" not in page
+    assert "49" not in page.partition("</style>")[2].partition("Timeline")[0]
+    assert "\\x1b[2J\\x00\\u202e\\ud800" in page
+    assert all(character.isprintable() or character == "\n" for character in page)
+    assert "default-src 'none'" in page
+
+
+def test_a_large_period_makes_a_page_of_bounded_size() -> None:
+    views = [job(job_id=number) for number in range(1, 3 * ROWS)]
+    page = render(made(views=views), "1", NOW)
+    assert page.count("<rect") <= LANES * 5
+    assert f"The first {ROWS} of {3 * ROWS - 1} jobs" in page
+    assert f"The {LANES} jobs with the most GPU time" in page
+
+
+def test_the_command_writes_the_page(store: Any, polluxctl: Any, tmp_path: Path) -> None:
+    said = polluxctl("report", "--html", str(tmp_path / "page.html"), "--since", "2023-11-01")
+    assert (said.status, said.err) == (0, "")
+    assert "1 jobs, 1 moves" in said.out
+    assert "resnet" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--since", "yesterday"), "expected a time such as 24h"),
+        (("--since", "1h", "--until", "2h"), "expected a time before the end"),
+        (("--html", "/nowhere/page.html"), "No such file"),
+    ],
+)
+def test_a_wrong_period_or_file_is_refused(
+    store: Any, polluxctl: Any, tmp_path: Path, words: Any, why: str
+) -> None:
+    said = polluxctl("report", "--html", str(tmp_path / "page.html"), *words)
+    assert said.status == 2
+    assert why in said.err
