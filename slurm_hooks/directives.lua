@@ -2,7 +2,7 @@
 Read a job's Pollux directives: `#POLLUX key=value` lines, SBATCH_POLLUX and --pollux. job_submit.lua runs this file.
 ]]
 
-local KEYS = { "min-gpus", "max-gpus", "gpu-counts", "adaptive", "preemptible", "prior", "mode", "resize" }
+local KEYS = { "min-gpus", "max-gpus", "gpu-counts", "adaptive", "preemptible", "prior", "mode", "resize", "continue" }
 
 local function quoted(text)
   return "'" .. text .. "'"
@@ -61,6 +61,7 @@ local READERS = {
   ["prior"] = one_of("yes or no"),
   ["mode"] = one_of("observe, advise or enforce"),
   ["resize"] = one_of("in-place, relaunch or requeue"),
+  ["continue"] = one_of("yes or no"),
 }
 
 -- The smallest number of GPUs that the directives allow; nil where they contradict each other. How many GPUs whole

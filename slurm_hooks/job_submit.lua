@@ -289,6 +289,7 @@ function pollux_submit(job, part_list, submit_uid)
   job.environment["POLLUX_PRIOR"] = wanted["prior"] or "yes"
   job.environment["POLLUX_MODE"] = wanted["mode"] or "enforce"
   job.environment["POLLUX_RESIZE"] = wanted["resize"] or "in-place"
+  job.environment["POLLUX_CONTINUE"] = wanted["continue"] or "no"
   -- A lease, not a hold: if polluxd dies, the job starts by itself when the lease lapses.
   if polluxd_alive(config, now) then
     job.begin_time = math.max(now, begin or 0) + (config.lease_s or 300)

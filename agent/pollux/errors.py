@@ -29,6 +29,10 @@ RELAUNCH_STATUS = 77
 """Exit status of a rank that starts again in the same allocation after other nodes have left."""
 
 
+STOPPED_STATUS = 143
+"""Exit status of a rank that was asked to end and has saved: 128 + SIGTERM, as of a process that SIGTERM ends."""
+
+
 class PolluxAgentError(Exception):
     """The training agent could not do what was asked."""
 

@@ -163,6 +163,11 @@ def _draining(
         return Reach(Step.REQUEUED, "requeued by another hand while draining")
     if job.restart_count != move.attempt:
         return Fail("the job restarted while draining")
+    if report is not None and report.attempt == job.restart_count and report.refused == move.id:
+        # Going back to its older checkpoint would undo what it has trained since.
+        return Fail(
+            f"the job's agent could not drain: {report.refused_why or 'no reason given'}; left running"
+        )
     if waited > limits.drain_timeout_s + ACKNOWLEDGED_S:
         return Fail("left draining while polluxd was away or not acting: the plan is out of date")
     if waited > limits.drain_timeout_s:

@@ -27,6 +27,9 @@ logger = logging.getLogger("pollux")
 
 STATE_VERSION = 1
 
+TRIAL_S = 30.0
+"""Seconds after which the first periodic checkpoint is due: one that cannot work is to be known early."""
+
 
 class Checkpointer:
     """Saves and restores one training.
@@ -49,6 +52,12 @@ class Checkpointer:
         self._random: tuple[list[dict[str, Any]], int] | None = None
         """The checkpoint's random numbers, by rank, and its optimizer step; until the loop begins."""
         self._begun = False
+        self._tried = False
+        """A periodic checkpoint was begun in this attempt."""
+        self.slowest = 0.0
+        """The most seconds that a checkpoint of this attempt took to be on disk."""
+        self.trouble = ""
+        """Why the newest checkpoint could not be written; empty where it could."""
 
     # -- starting ---------------------------------------------------------------------------------------------
 
@@ -174,9 +183,13 @@ class Checkpointer:
         if not keeper.busy:
             keeper.settle()
             self._note_checkpoint()
-        due = time.monotonic() - self._saved_at >= self._attempt.settings.checkpoint_interval
+            self.slowest = max(self.slowest, keeper.seconds)
+        interval = self._attempt.settings.checkpoint_interval
+        if not self._tried:
+            interval = min(interval, TRIAL_S)
+        due = time.monotonic() - self._saved_at >= interval
         if due:
-            self._saved_at = time.monotonic()
+            self._saved_at, self._tried = time.monotonic(), True
         return due
 
     def after_first_step(self) -> None:
@@ -209,6 +222,7 @@ class Checkpointer:
         if not all(finite for _, finite in answers):
             if world.rank == 0:
                 logger.error("the model's parameters are not finite: no checkpoint, the earlier ones stand")
+            self.trouble = "the model's parameters are not finite"
             return None
 
         def rest() -> dict[str, Any]:
@@ -220,9 +234,13 @@ class Checkpointer:
             keeper.save(kept, rest, meta, rank=world.rank, durable=durable)
         except CheckpointError as error:
             logger.error("%s", error)
+            self.trouble = str(error)
             return None
+        self.trouble = ""
         self._note_checkpoint()
         self._saved_at = time.monotonic()
+        if durable:
+            self.slowest = max(self.slowest, self._saved_at - started)
         return self._saved_at - started
 
     def _rest(self, rng: list[dict[str, Any]]) -> dict[str, Any]:

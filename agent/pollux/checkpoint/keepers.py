@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -58,6 +59,8 @@ class Keeper(ABC):
         """The optimizer step of the newest durable checkpoint, as far as this rank knows."""
         self.written = False
         """This attempt has written one."""
+        self.seconds = 0.0
+        """What the newest one that a thread wrote took."""
         self.store: Any
         self._saving: int | None = None
 
@@ -193,7 +196,8 @@ class FileKeeper(Keeper):
         if self._saver is None or self._saving is None:
             return
         try:
-            self._saver.wait()
+            written = self._saver.wait()
+            self.seconds = 0.0 if written is None else written.seconds
             self._durable(self._saving)
         except CheckpointError as error:
             logger.error("%s", error)
@@ -267,8 +271,10 @@ class ShardedKeeper(Keeper):
         self._copies.await_transfers()
 
         def write() -> None:
+            begun = time.monotonic()
             try:
                 self.store.save(copies, state, meta=meta)
+                self.seconds = time.monotonic() - begun
             except BaseException as error:  # whatever it is, the training thread must hear of it
                 self._error = error
 

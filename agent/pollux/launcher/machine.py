@@ -9,7 +9,7 @@ nothing and signals nobody; `supervisor` does. A node is in one of these phases:
     ASKING     a worker ended as in a move that this node knows nothing of; node 0 is asked
     LEAVING    a move ends this node's workers; their grace period has begun
     FAILING    a rank failed, here or elsewhere; all workers end
-    STOPPING   a signal asks this launcher to end
+    STOPPING   a signal asks this launcher, or another's, to end; after SIGTERM workers have time to save
 
 When its workers have ended, each launcher reports its first failure to node 0. Node 0 names the earliest one as the
 cause, and decides whether all start again. On a node that a move removes, and everywhere in a relaunch, workers may end
@@ -21,7 +21,7 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 
-from pollux.errors import LEFT_STATUS, RELAUNCH_STATUS, RETRY_STATUS
+from pollux.errors import LEFT_STATUS, RELAUNCH_STATUS, RETRY_STATUS, STOPPED_STATUS
 from pollux.launcher.messages import (
     Alert,
     AnnounceMove,
@@ -36,6 +36,7 @@ from pollux.launcher.messages import (
     Refused,
     StartDecided,
     StartGrace,
+    Stop,
     Taken,
 )
 from pollux.launcher.outcome import Again, Failure, Outcome, Resized, describe_status
@@ -139,6 +140,10 @@ class _Step:
         self._set(running=state.running - {local_rank}, ended={**state.ended, local_rank: end})
         if not end.status or state.phase is Phase.STOPPING:
             return
+        if end.status == STOPPED_STATUS and end.why is not None:
+            # It says so itself: all ranks have saved, and end.
+            self._stop(signal.SIGTERM)
+            return
         if self._excused(end.status):
             self._begin_grace()
         elif end.status in MOVED and not self.terms.hub:
@@ -150,12 +155,18 @@ class _Step:
             self._fail()
 
     def _signalled(self, number: int) -> None:
+        if number == signal.SIGTERM and self.state.phase is not Phase.STOPPING:
+            self.actions.append(Tell(Stop()))
         self.actions.append(SignalWorkers(number))
-        kill_at = self.state.kill_at
+        self._stop(number)
+
+    def _stop(self, number: int) -> None:
+        state, graces = self.state, self.terms.graces
+        kill_at = self.now.clock + (graces.stop if number == signal.SIGTERM else graces.term)
         self._set(
             phase=Phase.STOPPING,
-            stopped_by=self.state.stopped_by or number,
-            kill_at=self.now.clock + self.terms.graces.term if kill_at is None else kill_at,
+            stopped_by=state.stopped_by or number,
+            kill_at=kill_at if state.kill_at is None else min(kill_at, state.kill_at),
         )
 
     def _excused(self, status: int) -> bool:
@@ -261,6 +272,11 @@ class _Step:
                 self._fail()
             case Alert() if not (ends and hub):
                 self._fail(tell=hub)
+            case Stop() if self.state.phase is not Phase.STOPPING:
+                if hub:
+                    self.actions.append(Tell(Stop()))
+                self.actions.append(SignalWorkers(signal.SIGTERM))
+                self._stop(signal.SIGTERM)
             case Done(failure) if hub:
                 told = None if ends else failure
                 self._set(reports={**self.state.reports, node: told})

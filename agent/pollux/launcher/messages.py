@@ -71,6 +71,11 @@ class Alert:
 
 
 @dataclass(frozen=True, slots=True)
+class Stop:
+    """This launcher was asked to end: all workers are to save and end."""
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """This node's workers have ended; `failure` is the first among them."""
 
@@ -90,7 +95,7 @@ class StartDecided:
     again: Again | None
 
 
-LauncherMessage = Start | MoveNotice | StartGrace | AskForMove | Alert | Done | Left | StartDecided
+LauncherMessage = Start | MoveNotice | StartGrace | AskForMove | Alert | Stop | Done | Left | StartDecided
 
 
 # -- between rank 0 and its launcher --------------------------------------------------------------------------
@@ -233,6 +238,7 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], Message | None]] = {
     "StartGrace": _of_move(StartGrace),
     "AskForMove": lambda _: AskForMove(),
     "Alert": lambda _: Alert(),
+    "Stop": lambda _: Stop(),
     "Done": lambda raw: Done(Failure.parse(raw.get("failure"))),
     "Left": lambda _: Left(),
     "StartDecided": lambda raw: StartDecided(

@@ -30,6 +30,9 @@ class Graces:
     """Workers live on after another has failed, to print why they fail."""
     term: float = 10.0
     """From TERM to KILL: within Slurm's default KillWait of 30 s, so workers end before the launcher is killed."""
+    stop: float = 600.0
+    """From a SIGTERM that asks this launcher to end to KILL: workers write their last checkpoint. Slurm, torchrun or
+    Kubernetes end all of them sooner, when their own grace period is over."""
     leave: float = 8.0
     """Workers that a move removes may end by themselves, from the first one's end or from when rank 0 waits for them.
     With as long again from TERM to KILL, all are gone before rank 0 stops waiting and Slurm takes their node."""

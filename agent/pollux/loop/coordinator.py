@@ -16,6 +16,7 @@ from typing import Any
 from pollux.checkpoint.checkpointer import Checkpointer
 from pollux.errors import RankLost
 from pollux.loop.divergence import FIRST_STEPS, check_equal
+from pollux.loop.endings import MARGIN, Endings, Reason
 from pollux.loop.inbox import Inbox
 from pollux.loop.notices import notice
 from pollux.loop.regroup import come_in, regroup
@@ -49,6 +50,7 @@ class Coordinator:
         self.groups = Groups()
         self.resizer = Resizer(training, attempt, self.line, self.groups)
         self.inbox = Inbox(self.drains, self.resizer)
+        self.endings = Endings(main=self._main, orders=attempt.ticket is not None, margin=self._margin)
         self.joiner = joiner
         self._loops = 0
         self._steps = 0
@@ -59,6 +61,10 @@ class Coordinator:
     @property
     def _main(self) -> bool:
         return self.training.world.rank == 0
+
+    def _margin(self) -> float:
+        """Seconds before the time limit at which the last save has to begin."""
+        return MARGIN + 2.0 * (self.checkpointer.slowest + self.training.step.seconds)
 
     # -- the training begins ----------------------------------------------------------------------------------
 
@@ -101,6 +107,9 @@ class Coordinator:
     def enter(self) -> None:
         """The loop over the loader begins."""
         self.checkpointer.begin_training()
+        self.endings.begin()
+        if self._steps:
+            self.poll()  # an order may have come since the last step
         self.training.pause()
 
     # -- between two steps ------------------------------------------------------------------------------------
@@ -150,12 +159,16 @@ class Coordinator:
         drain, resize = self.inbox.wanted()
         interval = self.attempt.settings.exchange_interval
         measure_every = training.models[0].measure_every
+        next_exchange = min(round(interval / seconds), 50) if seconds > 0 else 1
+        if next_exchange == 0 and not interval:
+            next_exchange = 1
         decision = Decision(
             move=drain,
             resize=resize,
             checkpoint=self.checkpointer.due(),
             sampling=measure_every or sampling_interval([m.norms for m in training.models], seconds),
-            next_exchange=min(max(1, round(interval / seconds)), 50) if seconds > 0 else 1,
+            end=self.endings.wanted,
+            next_exchange=next_exchange,
             noise=tuple(scale for model in training.models for scale in model.measured()),
         )
         return decision if choice is None else decision.with_choice(choice)
@@ -167,7 +180,9 @@ class Coordinator:
         """
         training = self.training
         noise = list(decision.noise)
-        read_every = 1 + round(self.attempt.settings.exchanges_per_reading * (decision.next_exchange - 1))
+        read_every = 1 + round(
+            self.attempt.settings.exchanges_per_reading * max(decision.next_exchange - 1, 0)
+        )
         for model in training.models:
             own, noise = noise[: model.norms.groups], noise[model.norms.groups :]
             model.agree(own, decision.sampling, read_every)
@@ -178,16 +193,28 @@ class Coordinator:
             training.timer.cool()
             if self._main:
                 notice(f"batch size {training.batch_size}: {training.choice}")
+        if decision.end:
+            reason, seconds = Reason(decision.end), self.save(durable=True)
+            # All ranks wait for rank 0: the first one that ends may take the others' nodes with it.
+            seconds, wait = self.exchange.gather((seconds, self.endings.left_to_slurm(reason)))[0]
+            self.endings.end(reason, training.progress.optimizer_steps, seconds, wait=wait)
         if decision.move or decision.checkpoint:
             check_equal(training, self.exchange, exactly=False)
             seconds = self.save(durable=bool(decision.move))
             if decision.move:
-                self.drains.drain(decision.move, self.checkpointer.receipt(seconds), self.exchange)
+                self._drain(decision.move, seconds)
             training.pause()
         if decision.resize and resizes:
             self._resize(decision.resize)
         elif decision.resize:
             self.resizer.put_off()
+
+    def _drain(self, move: int, seconds: float | None) -> None:
+        receipt = self.checkpointer.receipt(seconds)
+        if self._main and receipt is None:
+            self.resizer.refuse(move, self.checkpointer.trouble or "no checkpoint could be written")
+        with self.endings.off():
+            self.drains.drain(move, receipt, self.exchange)
 
     def _resize(self, move: int) -> None:
         self._keep_drain(self.exchange.take())
@@ -229,6 +256,7 @@ class Coordinator:
             return
         progress.finished = True
         self._end()
+        self.endings.close()  # from here on the script has nothing that the agent could save
 
     def stop(self) -> None:
         """Keep what was trained since the newest checkpoint, before the end.
@@ -262,6 +290,7 @@ class Coordinator:
         The last checkpoint is written before, by `stop`.
         """
         self.exchange.take()
+        self.endings.close()
         self.line.close()
 
     def report(self) -> dict[str, Any]:

@@ -5,7 +5,8 @@ Rank 0 decides, and all of them act on it after the same optimizer step.
 Rank 0 broadcasts a small vector over a gloo group of its own, asynchronously, after one step; every rank takes it in
 after the next one, by when it has long arrived: an all-reduce lies between. So no rank ever waits for a decision, and
 none acts before the others. The vector also says after how many steps the next exchange is, which keeps its cost a
-small share of a short step.
+small share of a short step. Where a step takes seconds, the ranks do wait for the decision, for some milliseconds: an
+order to end may have to be followed within seconds.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pollux.errors import RankLost
 from pollux.goodput import BatchChoice, NoiseScale
 from pollux.ranks.gathering import gather_values
 
-_HEAD = 7  # numbers of a decision beside the noise scales
+_HEAD = 8  # numbers of a decision beside the noise scales
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Decision:
     """Go through with the resize or relaunch of this move, whose order rank 0 then tells; 0: none."""
     checkpoint: bool = False
     """Write a periodic checkpoint."""
+    end: int = 0
+    """Write a checkpoint and end, for the reason of this number (`loop.endings.Reason`); 0: go on."""
     local_batch: int = 0
     """m; 0 leaves it."""
     accumulation: int = 0
@@ -42,7 +45,7 @@ class Decision:
     sampling: int = 1
     """Optimizer steps from one measured gradient to the next."""
     next_exchange: int = 1
-    """Optimizer steps until the next exchange."""
+    """Optimizer steps until the next exchange; 0: one step, and all ranks wait for that decision."""
     noise: tuple[NoiseScale | None, ...] = field(default=())
     """Per parameter group, one model's after the other's; None while unknown."""
 
@@ -58,7 +61,7 @@ class Decision:
     def encode(self, groups: int) -> list[float]:
         noise = self.noise if len(self.noise) == groups else (None,) * groups
         scales = [x for n in noise for x in (n if n is not None else (-1.0, -1.0))]
-        head = [self.move, self.resize, float(self.checkpoint), self.local_batch, self.accumulation]
+        head = [self.move, self.resize, float(self.checkpoint), self.end, self.local_batch, self.accumulation]
         return [float(x) for x in (*head, self.sampling, self.next_exchange)] + scales
 
     @classmethod
@@ -66,8 +69,8 @@ class Decision:
         head, scales = [int(x) for x in values[:_HEAD]], values[_HEAD:]
         pairs = zip(scales[::2], scales[1::2], strict=True)
         noise = tuple(NoiseScale(q, v) if q >= 0 else None for q, v in pairs)
-        orders, sizes = (head[0], head[1], bool(head[2])), (head[3], head[4])
-        return cls(*orders, *sizes, max(head[5], 1), max(head[6], 1), noise)
+        orders, sizes = (head[0], head[1], bool(head[2]), head[3]), (head[4], head[5])
+        return cls(*orders, *sizes, max(head[6], 1), max(head[7], 0), noise)
 
 
 def lost_peer(error: BaseException) -> bool:
@@ -90,6 +93,7 @@ class ControlExchange:
         """Parameter groups of all models together; not to be changed after the first exchange."""
         self._pending: tuple[torch.Tensor, Any] | None = None
         self._countdown = 1
+        self._prompt = False
         self._options = dist.BroadcastOptions()
         self._options.rootRank = self._options.rootTensor = 0
         self._options.asyncOp = True
@@ -100,7 +104,7 @@ class ControlExchange:
         Nothing may be under way in the old one.
         """
         assert self._pending is None
-        self.group, self._countdown = group, 1
+        self.group, self._countdown, self._prompt = group, 1, False
 
     def step(self, decide: Callable[[], Decision]) -> Decision | None:
         """Count one optimizer step.
@@ -111,11 +115,21 @@ class ControlExchange:
         """
         taken = self.take()
         if taken is not None:
-            self._countdown = taken.next_exchange
+            self._note(taken)
+            if self._prompt:
+                return taken  # the next one is sent, and taken, after the next step
         self._countdown -= 1
         if self._countdown <= 0:
             self.send(decide())
+            if self._prompt:
+                # A step takes so long that the wait is nothing, and acting one step later would be late.
+                taken = self.take()
+                assert taken is not None
+                self._note(taken)
         return taken
+
+    def _note(self, taken: Decision) -> None:
+        self._prompt, self._countdown = taken.next_exchange == 0, max(taken.next_exchange, 1)
 
     def send(self, decision: Decision) -> None:
         """Send rank 0's decision, without waiting for it."""

@@ -219,6 +219,10 @@ class Resizer:
         """On rank 0: all ranks are in their new groups."""
         self._advance(machine.Regrouped(self._answer))
 
+    def refuse(self, move: int, why: str) -> None:
+        """Tell the scheduler why a move cannot be followed, a drain's too."""
+        self._do(machine.Refuse(move, why))
+
     def after_step(self) -> None:
         """An optimizer step is over."""
         if self.state.first_step_of:
@@ -253,7 +257,7 @@ class Resizer:
     def _do(self, action: machine.Action) -> None:
         match action:
             case machine.Refuse(move, why):
-                logger.warning("move %d: not resized: %s", move, why)
+                logger.warning("move %d: refused: %s", move, why)
                 self.refused = {"id": move, "why": why[:300]}
                 self._line.wake()
             case machine.SubmitCompanion(request):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from pollux.errors import PolluxAgentError
+from pollux.slurm_job.allocation import show_job
 
 LENT_RANKS = "POLLUX_LENT_RANKS"
 """Number of ranks that a companion job lends, set in the job's own ranks: when such a rank loses another, the launcher
@@ -61,6 +64,23 @@ def checkpoint_directory(given: str | os.PathLike[str] | None, environ: Mapping[
     own = "-".join(filter(None, (job_id, environ.get("POLLUX_SUBMITTED"))))
     beside = Path(environ.get("SLURM_SUBMIT_DIR") or Path.cwd()) / "pollux-checkpoints"
     return (Path(named) if named else beside) / own
+
+
+def time_limit_at(environ: Mapping[str, str], *, ask: bool = False) -> float | None:
+    """When Slurm ends this job by its time limit; POSIX seconds.
+
+    None outside Slurm, without a limit, and where Slurm does not say. `ask`: Slurm itself, and not the environment,
+    which keeps the limit that the job began with.
+    """
+    told, job_id = environ.get("SLURM_JOB_END_TIME", ""), environ.get("SLURM_JOB_ID")
+    if job_id and told.isdigit() and not ask:  # Slurm 23.02 and later
+        return float(told)
+    shown = show_job(job_id) if job_id else None
+    found = re.search(r"(?:^| )EndTime=(\d\S*)", shown or "")
+    try:
+        return None if found is None else datetime.fromisoformat(found.group(1)).timestamp()
+    except ValueError:
+        return None
 
 
 def stands_alone(ticket: object | None, environ: Mapping[str, str]) -> bool:

@@ -149,6 +149,17 @@ def test_the_agent_is_reminded_then_given_up_on() -> None:
     assert isinstance(act(late, running, None), Fail)
 
 
+def test_a_drain_that_the_agent_refuses_leaves_the_job_running() -> None:
+    """Its older checkpoint would undo what it has trained since."""
+    draining = move(Step.DRAINING, waited=31)
+    full = replace(report(), refused=draining.id, refused_why="no space left on device")
+    ended = act(draining, slurm_job(), full)
+    assert isinstance(ended, Fail)
+    assert ended.reason == "the job's agent could not drain: no space left on device; left running"
+    for other in (replace(full, refused=draining.id + 1), replace(full, attempt=3)):
+        assert isinstance(act(draining, slurm_job(), other), Reach)
+
+
 def test_a_drain_that_nobody_looked_after_is_not_carried_out_later() -> None:
     stale = act(move(Step.DRAINING, waited=600), slurm_job(), report())
     assert isinstance(stale, Fail)

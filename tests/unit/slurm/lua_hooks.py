@@ -33,8 +33,8 @@ for _, text in ipairs(said) do print((string.gsub(text, "\\n", " "))) end
 for _, key in ipairs({{"admin_comment", "begin_time", "requeue", "tres_per_job"}}) do
   print(tostring(job[key]))
 end
-for _, key in ipairs({{"POLLUX_TICKET_DIR", "POLLUX_ADAPTIVE", "POLLUX_PRIOR", "POLLUX_MODE", "POLLUX_RESIZE"}}) do
-  print(tostring(job.environment and job.environment[key]))
+for _, key in ipairs({{"TICKET_DIR", "ADAPTIVE", "PRIOR", "MODE", "RESIZE", "CONTINUE"}}) do
+  print(tostring(job.environment and job.environment["POLLUX_" .. key]))
 end
 """
 
@@ -68,6 +68,7 @@ class Outcome:
     prior: str | None = None
     mode: str | None = None
     resize: str | None = None
+    continues: str | None = None
 
 
 def lua(value: object) -> str:

@@ -84,7 +84,7 @@ def test_gpu_counts_reach_polluxd(rule: str, noted: str) -> None:
         (
             "#POLLUX min-gpu=2",
             "#POLLUX line 3: unknown key 'min-gpu' (allowed: min-gpus, max-gpus, gpu-counts, adaptive, preemptible, "
-            "prior, mode, resize)",
+            "prior, mode, resize, continue)",
         ),
         (
             "#POLLUX\n#POLLUX min-gpus=two",
@@ -205,6 +205,13 @@ def test_how_a_job_may_be_resized_is_bounded_by_its_user_and_inherited_from_nowh
     assert submit("#POLLUX resize=relaunch", environment=outer).resize == "relaunch"
     wrong = submit("#POLLUX resize=or")
     assert "bad value 'or' for resize (allowed: in-place, relaunch or requeue)" in " ".join(wrong.said)
+
+
+def test_whether_a_job_goes_on_after_its_time_limit_is_inherited_from_nowhere() -> None:
+    outer = {"SLURM_OPEN_MODE": "a", "POLLUX_CONTINUE": "yes"}
+    assert submit("#POLLUX", environment=outer).continues == "no"
+    assert submit("#POLLUX continue=yes").continues == "yes"
+    assert not submit("#POLLUX continue=maybe").accepted
 
 
 def option(text: str) -> dict[int, str]:

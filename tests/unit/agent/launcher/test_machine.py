@@ -19,6 +19,7 @@ from pollux.launcher.messages import (
     Refused,
     StartDecided,
     StartGrace,
+    Stop,
     Taken,
 )
 from pollux.launcher.outcome import Failure, Outcome, Resized
@@ -212,6 +213,32 @@ def test_a_signal_stops_from_any_phase(terms: StartTerms, phase: Phase) -> None:
     state, actions = run(terms, state, WorkerEnded(0, end(130)), WorkerEnded(1, end(130)))
     number = signal.SIGTERM if phase is Phase.STOPPING else signal.SIGINT
     assert actions == [Finish(Outcome(ended_by=number))]
+
+
+@pytest.mark.parametrize("setting", [HUB, NODE])
+def test_after_term_the_workers_of_all_nodes_have_time_to_save(setting: StartTerms) -> None:
+    state, actions = run(setting, fresh(setting), Signalled(signal.SIGTERM))
+    assert actions == [Tell(Stop()), TERM]
+    assert run(setting, state, Signalled(signal.SIGTERM))[1] == [TERM], "told once"
+    assert run(setting, state, (GRACES.stop - 1.0, Tick()))[1] == []
+    assert run(setting, state, (GRACES.stop, Tick()))[1] == [KILL]
+    hurried, _ = run(setting, state, Signalled(signal.SIGINT))
+    assert run(setting, hurried, (GRACES.term, Tick()))[1] == [KILL]
+    told, actions = run(setting, fresh(setting), FromNode(0 if setting is NODE else 1, Stop()))
+    assert actions == ([TERM] if setting is NODE else [Tell(Stop()), TERM])
+    assert run(setting, told, FromNode(2, Stop()))[1] == []
+    _, actions = run(setting, told, WorkerEnded(0, end(143)), WorkerEnded(1, end(143)))
+    assert actions == [Finish(Outcome(ended_by=signal.SIGTERM))]
+
+
+def test_ranks_that_have_saved_and_ended_by_themselves_have_not_failed() -> None:
+    said = end(143, why="sys.exit(143)", said_at=NOW.posix)
+    state, actions = run(NODE, fresh(NODE), WorkerEnded(0, said))
+    assert (state.phase, actions) == (Phase.STOPPING, [])
+    _, actions = run(NODE, state, WorkerEnded(1, said))
+    assert actions == [Finish(Outcome(ended_by=signal.SIGTERM))]
+    state, _ = run(NODE, fresh(NODE), WorkerEnded(0, end(143)))
+    assert state.phase is Phase.FAILING, "somebody has ended one rank of a script without the agent"
 
 
 def test_after_a_failure_the_others_have_a_moment_then_term_then_kill() -> None:
