@@ -217,13 +217,14 @@ def test_a_signal_stops_from_any_phase(terms: StartTerms, phase: Phase) -> None:
 
 @pytest.mark.parametrize("setting", [HUB, NODE])
 def test_after_term_the_workers_of_all_nodes_have_time_to_save(setting: StartTerms) -> None:
+    graces = setting.graces
     state, actions = run(setting, fresh(setting), Signalled(signal.SIGTERM))
     assert actions == [Tell(Stop()), TERM]
     assert run(setting, state, Signalled(signal.SIGTERM))[1] == [TERM], "told once"
-    assert run(setting, state, (GRACES.stop - 1.0, Tick()))[1] == []
-    assert run(setting, state, (GRACES.stop, Tick()))[1] == [KILL]
+    assert run(setting, state, (graces.stop - 1.0, Tick()))[1] == []
+    assert run(setting, state, (graces.stop, Tick()))[1] == [KILL]
     hurried, _ = run(setting, state, Signalled(signal.SIGINT))
-    assert run(setting, hurried, (GRACES.term, Tick()))[1] == [KILL]
+    assert run(setting, hurried, (graces.term, Tick()))[1] == [KILL]
     told, actions = run(setting, fresh(setting), FromNode(0 if setting is NODE else 1, Stop()))
     assert actions == ([TERM] if setting is NODE else [Tell(Stop()), TERM])
     assert run(setting, told, FromNode(2, Stop()))[1] == []
