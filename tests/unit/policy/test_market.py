@@ -154,6 +154,18 @@ def test_beyond_all_kappa_the_job_that_waited_longest_for_its_share_is_served_fi
     assert abs(given(0.0)[0] - given(0.0)[1]) < late - early
 
 
+@pytest.mark.parametrize(
+    ("moves", "age", "grows"), [(0, 20_000.0, True), (100, 20_000.0, False), (0, 60.0, False)]
+)
+def test_a_dear_move_pays_for_a_job_that_stays_where_it_is_for_long(moves, age, grows):
+    slow = report("stubborn", progress=0.0, target=1e6)
+    told = running(1, ["n000"], 1, report=slow, age=age, moves=moves, move_cost=400.0)
+    gained = decide(snapshot(nodes(1), [replace(told, move_cost=0.0)], **COMPLETION)).of(1).goodput
+    kept = decide(snapshot(nodes(1), [replace(told, move_cost=1e6)], **COMPLETION)).of(1).goodput
+    assert 1.1 < gained / kept < 1.5
+    assert decide(snapshot(nodes(1), [told], **COMPLETION)).of(1).changed == grows
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_plans_keep_every_rule_and_say_the_same_in_any_order(seed):
     snap = random_snapshot(seed)
