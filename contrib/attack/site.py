@@ -91,10 +91,17 @@ class Site:
         self._spawned.append(process)
         return process
 
-    def hands(self, user: str, program: str, *words: str, timeout_s: float = 60.0) -> str:
-        """Run a program of `contrib.attack.hands` as a user; return its output."""
+    def hands(
+        self, user: str, program: str, *words: str, timeout_s: float = 60.0, may_fail: bool = False
+    ) -> str:
+        """Run a program of `contrib.attack.hands` as a user; return its output.
+
+        Raises RuntimeError where the program breaks, unless it `may_fail`: its last error then stands for its output.
+        """
         done = self.run(user, *self.command(program), *words, timeout_s=timeout_s)
-        return done.stdout if done.returncode == 0 else f"{done.stdout}\n{done.stderr[-600:]}"
+        if done.returncode and not may_fail:
+            raise RuntimeError(f"{program} {words[:1]}: {done.stderr[-400:]}")
+        return done.stdout if done.returncode == 0 else done.stderr.strip().rpartition("\n")[2]
 
     @staticmethod
     def command(program: str) -> tuple[str, ...]:
@@ -133,6 +140,10 @@ class Site:
             return None, " ".join(done.stderr.split())
         self._submitted.append(int(done.stdout))
         return int(done.stdout), ""
+
+    def submitted(self, job_id: int) -> None:
+        """Have `clear` end a job."""
+        self._submitted.append(job_id)
 
     def pollux_job(self, user: str, directive: str = "max-gpus=1", *options: str) -> int:
         """Submit a Pollux job that sleeps; return its id once it holds GPUs."""

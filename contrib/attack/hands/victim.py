@@ -25,10 +25,9 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from pollux.ranks.store import Client, Request, Server
-
 from pollux.launcher import launcher_channel
 from pollux.ranks import sealed
+from pollux.ranks.value_store import Client, Request, Server
 
 
 def tell(text: object) -> None:

@@ -168,6 +168,17 @@ def test_the_epilog_leaves_a_ticket_for_the_attempts_to_come(site: dict[str, str
     assert [p.name for p in (tmp_path / "tickets").iterdir()] == ["42.n1.json"]
 
 
+def test_the_epilog_reads_no_ticket_that_its_owner_has_enlarged(site: dict[str, str], tmp_path: Path) -> None:
+    """Root would read a file of any size: its owner may write to it."""
+    run("prolog", site)
+    ticket = tmp_path / "tickets" / "42.n1.json"
+    with ticket.open("a") as file:
+        file.write(" " * 100_000)
+    done = run("epilog", site)
+    assert "larger than 65536 bytes" in done.stderr
+    assert list((tmp_path / "tickets").iterdir()) == []
+
+
 def test_a_ticket_that_nobody_came_back_for_is_swept(site: dict[str, str], tmp_path: Path) -> None:
     run("prolog", site)
     run("epilog", site)
