@@ -62,6 +62,7 @@ _NAMES = ("JobID", "Name")
 _NOTHING = frozenset({"", "(null)", "N/A", "n/a", "NONE", "None", "Unknown"})
 _MAY_HOLD = (JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING)
 _NUMBER = re.compile(r"(\d{1,18})(K?)(?:-\d+K?)?")
+_JOB_ID = re.compile(r"[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,7 @@ def parse_jobs(text: str, query: Query) -> Queue:
 
 def parse_names(text: str, query: Query) -> dict[int, str]:
     """Read the answer to `names_query`. Raises SlurmGarbled."""
-    return {int(row[0]): row[1] for row in query.rows(text) if len(row) == 2 and row[0].isdigit()}
+    return {int(row[0]): row[1] for row in query.rows(text) if len(row) == 2 and _JOB_ID.fullmatch(row[0])}
 
 
 def _job(record: Mapping[str, str]) -> tuple[SlurmJob, str, int | None]:

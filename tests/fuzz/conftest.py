@@ -13,6 +13,7 @@ settings.register_profile(
     "fuzz",
     max_examples=int(os.environ.get("POLLUX_FUZZ_EXAMPLES", "200")),
     deadline=None,
+    database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("fuzz")
