@@ -542,6 +542,9 @@ BEGIN
         decoded.gamma := required_number(params, 'gamma', 1, 10);
         decoded.alpha_rack := number_of(params, 'alpha_rack', 0, big);
         decoded.beta_rack := number_of(params, 'beta_rack', 0, big);
+        IF num_nulls(decoded.alpha_rack, decoded.beta_rack) = 1 THEN
+            RAISE EXCEPTION 'report: expected alpha_rack and beta_rack, or none of them' USING ERRCODE = 'PX422';
+        END IF;
     END IF;
     IF noise IS NOT NULL THEN
         decoded.noise_sqr := required_number(noise, 'sqr', 0, 1e300);
