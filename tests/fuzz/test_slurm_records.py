@@ -70,7 +70,7 @@ CHANGED_JOBS = st.builds(
 
 @st.composite
 def changed_texts(draw: st.DrawFn, *records: str) -> str:
-    """Records of which some parts are replaced, and some ends are cut off."""
+    """Records with some parts replaced, and sometimes with the end cut off."""
     text = "".join(draw(st.lists(st.sampled_from(records), min_size=1, max_size=3)))
     for _ in range(draw(st.integers(0, 3))):
         start = draw(st.integers(0, len(text)))
