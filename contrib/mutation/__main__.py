@@ -4,8 +4,9 @@
 
 The run draws a seeded sample of each module's mutants (`mutants.py`). It writes each mutant into a copy of the
 repository and runs the unit tests of the module's room there until one fails: test files that import the module come
-first, and tests marked `slow` do not run. A mutant whose tests exceed the time limit counts as killed. `equivalent.txt`
-lists mutants that change nothing that a test could see, with the reason; they are not drawn.
+first, and tests marked `slow` do not run. A mutant whose tests take `SLOWER` times as long as they take without it
+counts as killed. `equivalent.txt` lists mutants that change nothing that a test could see, with the reason; they are
+not drawn.
 
 The JSON file keeps the results of rooms that were not asked for. The page is written from it.
 """
@@ -17,6 +18,7 @@ import json
 import random
 import re
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,6 +27,9 @@ from queue import SimpleQueue
 from contrib.mutation.mutants import Mutant, mutants
 from contrib.mutation.server import ROOT, Server
 
+SLOWER = 5.0
+LEAST_S = 60.0
+"""A mutant's tests may take so long, whatever they take without it."""
 EQUIVALENT = Path(__file__).with_name("equivalent.txt")
 ROOMS = {
     "polluxd/apply": "tests/unit/apply",
@@ -35,6 +40,10 @@ ROOMS = {
     "agent/pollux/learning_rate": "tests/unit/agent/learning_rate",
     "agent/pollux/noise": "tests/unit/agent/noise",
 }
+# Tests of a room that are in the folder of another.
+ELSEWHERE = {
+    "tests/unit/agent/learning_rate": ("tests/unit/agent/optimizers/test_optimizer_families.py",),
+}
 
 
 def covering(module: str, folder: str) -> list[str]:
@@ -42,7 +51,7 @@ def covering(module: str, folder: str) -> list[str]:
     name = module.removeprefix("agent/").removesuffix(".py").replace("/", ".")
     parent, _, last = name.rpartition(".")
     imported = re.compile(rf"{re.escape(name)}\b|from {re.escape(parent)} import .*\b{last}\b")
-    found = sorted((ROOT / folder).rglob("test_*.py"))
+    found = [*sorted((ROOT / folder).rglob("test_*.py")), *map(ROOT.joinpath, ELSEWHERE.get(folder, ()))]
     return [str(p.relative_to(ROOT)) for p in sorted(found, key=lambda p: not imported.search(p.read_text()))]
 
 
@@ -101,7 +110,9 @@ def main() -> None:
     parser.add_argument("--mutants", type=int, default=12, help="at most so many of each module (12)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (2)")
-    parser.add_argument("--limit", type=float, default=120.0, help="seconds for one mutant's tests (120)")
+    parser.add_argument(
+        "--limit", type=float, default=600.0, help="seconds for a room's tests without a mutant (600)"
+    )
     parser.add_argument("--json", type=Path, default=ROOT / "bench-out" / "mutation.json")
     parser.add_argument("--page", type=Path, default=ROOT / "tests" / "benchmarks" / "mutation.md")
     given = parser.parse_args()
@@ -113,17 +124,27 @@ def main() -> None:
         for mutant in sample(m, given.mutants, given.seed, known)
     ]
     free: SimpleQueue[Server] = SimpleQueue()
-    servers = [Server(given.limit) for _ in range(given.jobs)]
+    servers = [Server() for _ in range(given.jobs)]
     for server in servers:
         free.put(server)
+
+    limits: dict[str, float] = {}
 
     def run(job: tuple[str, str, Mutant | None]) -> tuple[str, Mutant | None, str]:
         module, folder, mutant = job
         server = free.get()
         source = (server.folder / module).read_bytes()
+        began = time.monotonic()
         ended = server.run(
-            module, source if mutant is None else mutant.apply(source), covering(module, folder)
+            module,
+            source if mutant is None else mutant.apply(source),
+            covering(module, folder),
+            limits.get(folder, given.limit),
         )
+        if mutant is None:
+            limits[folder] = max(SLOWER * (time.monotonic() - began), LEAST_S)
+        if mutant is None and ended != "0":
+            print(server.output(), file=sys.stderr)
         free.put(server)
         if mutant is not None:
             print(f"{'killed  ' if ended != '0' else 'SURVIVED'} {module} {mutant}", flush=True)

@@ -32,8 +32,7 @@ class Server:
     The tests run in a copy of the repository.
     """
 
-    def __init__(self, limit: float) -> None:
-        self.limit = limit
+    def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="pollux-mutation-"))
         command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
         for name in subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines():
@@ -49,17 +48,21 @@ class Server:
         os.close(asked), os.close(theirs)
         self._answers, self._asks = os.fdopen(ours), os.fdopen(asks, "w", buffering=1)
 
-    def run(self, module: str, source: bytes, tests: list[str]) -> str:
+    def run(self, module: str, source: bytes, tests: list[str], limit: float) -> str:
         """Run tests against this source of a module; return pytest's exit status.
 
-        The answer is "timeout" if the tests exceed the limit.
+        The answer is "timeout" if the tests take more than `limit` seconds.
         """
         before = (self.folder / module).read_bytes()
         (self.folder / module).write_bytes(source)
-        self._asks.write(json.dumps(tests) + "\n")
+        self._asks.write(json.dumps([tests, limit]) + "\n")
         answer = self._answers.readline().strip()
         (self.folder / module).write_bytes(before)
         return answer
+
+    def output(self) -> str:
+        """Return the last lines that the tests have printed."""
+        return "\n".join((self.folder / "output").read_text(errors="replace").splitlines()[-30:])
 
     def close(self) -> None:
         self._asks.close()
@@ -80,10 +83,10 @@ class Server:
             importlib.import_module(name)
         with os.fdopen(asked) as lines, os.fdopen(theirs, "w", buffering=1) as answers:
             for line in lines:
-                answers.write(f"{self._one(json.loads(line))}\n")
+                answers.write(f"{self._one(*json.loads(line))}\n")
         os._exit(0)
 
-    def _one(self, tests: list[str]) -> str:
+    def _one(self, tests: list[str], limit: float) -> str:
         child = os.fork()
         if not child:
             os.setsid()
@@ -92,8 +95,8 @@ class Server:
             import pytest  # noqa: PLC0415 - loaded by the parent
 
             options = ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
-            os._exit(pytest.main([*options, f"--timeout={self.limit:.0f}", *tests]))
-        deadline = time.monotonic() + self.limit
+            os._exit(pytest.main([*options, f"--timeout={limit:.0f}", *tests]))
+        deadline = time.monotonic() + limit
         while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
             if time.monotonic() > deadline:
                 os.killpg(child, signal.SIGKILL)

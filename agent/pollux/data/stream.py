@@ -179,8 +179,6 @@ class ElasticStream(ElasticData):
         set_epoch = getattr(self.dataset, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(self._pass)
-        self._buffer.clear()
-        self._base = 0
         if self._remembered:
             self._base, state = self._remembered[0]
             # A copy: streams keep the dictionary and write into it.

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, RandomSampler
 from pollux.data import stream as data_stream
 from pollux.data.loader import ElasticLoader, elastic_loader
 from pollux.data.place import Share
-from pollux.data.plan import next_micro_batch, pass_order
+from pollux.data.plan import next_micro_batch, order_digest, pass_order
 from pollux.data.stream import ElasticStream
 from pollux.errors import BatchError, DataError
 from tests.unit.agent.loading import Numbers, Stream, loaders
@@ -26,6 +26,13 @@ def test_the_order_is_a_permutation_that_changes_with_pass_and_seed() -> None:
     assert not np.array_equal(first, other)
     assert not np.array_equal(pass_order(50, 0, 0), first), "neighbouring seeds"
     assert np.array_equal(first, pass_order(50, 1, 0))
+
+
+def test_a_seed_has_the_same_order_in_every_version_of_the_agent() -> None:
+    """A checkpoint holds the seed and the place, and not the order."""
+    assert pass_order(8, 7, 0).tolist() == [0, 6, 7, 2, 4, 5, 1, 3]
+    assert pass_order(8, -1, 3).tolist() == [4, 3, 0, 1, 2, 7, 6, 5]
+    assert order_digest(pass_order(8, 7, 0)) == 3025197119
 
 
 def test_a_rank_without_samples_stands_in_with_weight_zero() -> None:
@@ -198,7 +205,6 @@ def test_two_iterators_at_once_are_refused() -> None:
 # -- streams ----------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_stateful_stream_is_not_read_again_from_the_start() -> None:
     (first,) = loaders(500, 1, 10, kind="stateful")
     seen: list[int] = []
@@ -234,6 +240,25 @@ def test_transform_runs_on_own_samples_alone() -> None:
     got = [[-number for batch in loader for number in batch.tolist()] for loader in ranks]
     assert got == done
     assert sorted(chain(*got)) == list(range(10))
+
+
+def test_without_a_device_nothing_is_pinned() -> None:
+    stream = ElasticStream(Stream(8), Share(0, 1, 4), pin_memory=True)
+    batches = list(stream)
+    assert torch.cat(batches).tolist() == list(range(8))
+    assert {batch.is_pinned() for batch in batches} == {torch.cuda.is_available()}
+
+
+def test_a_stateful_stream_remembers_no_more_than_it_needs() -> None:
+    (loader,) = loaders(500, 1, 10, kind="stateful")
+    saved = []
+    for _ in loader:
+        loader.commit()
+        if loader.pass_index == 0:
+            saved.append((loader.position, loader.state_dict().get("stream", [0])[0]))
+    assert [position for position, _ in saved] == list(range(10, 500, 10))
+    for position, remembered in saved:
+        assert position - data_stream.REMEMBER_EVERY - 10 <= remembered <= position
 
 
 def test_a_stream_may_be_read_in_a_worker_process() -> None:

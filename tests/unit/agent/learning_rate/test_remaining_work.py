@@ -61,6 +61,26 @@ def test_passes_are_worth_less_at_a_batch_size_that_is_less_efficient() -> None:
     assert Progress(initial=8).target_steps(40, 0, 0, 1.0) is None
 
 
+def test_a_restart_keeps_the_progress_and_takes_the_script_s_batch_size_and_length() -> None:
+    before = Progress(initial=8, target=400.0)
+    before.advance(100, 0.5)
+    before.next_epoch(40, pass_index=2)
+    after = Progress(initial=16, target=800.0)
+    after.load_state_dict({**before.state_dict(), "of_a_newer_version": 1})
+    assert (after.initial, after.target, after.passes) == (16, 800.0, None)
+    assert (after.examples, after.samples, after.optimizer_steps) == (50.0, 100, 1)
+    assert (after.epoch, after.epoch_from, after.pass_from) == (1, 40.0, 2)
+    assert not hasattr(after, "of_a_newer_version")
+
+
+@pytest.mark.parametrize(("examples", "begins"), [(79.4, 79.4), (79.5, 80.0), (80.0, 80.0), (95.0, 80.0)])
+def test_an_epoch_begins_where_the_last_one_was_complete_or_was_left(examples: float, begins: float) -> None:
+    progress = Progress(initial=8, examples=examples)
+    assert progress.epoch_done(80) == (begins == 80.0)
+    progress.next_epoch(80, pass_index=1)
+    assert progress.epoch_from == begins
+
+
 def test_a_length_is_declared_once() -> None:
     model = torch.nn.Linear(3, 1)
     job = attach(model, torch.optim.SGD(model.parameters(), lr=0.01))

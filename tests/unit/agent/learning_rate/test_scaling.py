@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.optim import SGD
-from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau
 from torch.utils.data import TensorDataset
 
 from pollux import attach
@@ -166,6 +166,38 @@ def test_a_schedule_called_between_epochs_is_left_alone() -> None:
     assert scheduler.last_epoch == 3
 
 
+def test_a_schedule_of_fixed_length_is_never_stepped_beyond_its_end() -> None:
+    optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=0.5)
+    scheduler = OneCycleLR(optimizer, max_lr=1.0, total_steps=5)
+    scaled = ScaledSchedule(scheduler)
+    scaled.begin()
+    optimizer.step()
+    scaled.step()
+    assert scheduler.last_epoch == 1
+    scaled.end(2.0)
+    assert scheduler.last_epoch == 2
+    scaled.begin()
+    optimizer.step()
+    scaled.step()
+    scaled.end(50.0)
+    assert scheduler.last_epoch == 5
+    scaled.step()
+    assert scheduler.last_epoch == 5
+
+
+def test_a_restart_keeps_what_the_schedule_is_still_owed() -> None:
+    optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=0.5)
+    scheduler = LambdaLR(optimizer, lambda n: 0.9**n)
+    before, after = ScaledSchedule(scheduler), ScaledSchedule(scheduler)
+    for scaled in (before, after):
+        after.load_state_dict(before.state_dict())
+        scaled.begin()
+        optimizer.step()
+        scaled.step()
+        scaled.end(1.5)
+    assert scheduler.last_epoch == 3
+
+
 def test_a_plateau_is_the_users_affair() -> None:
     optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=0.5)
     scheduler = ReduceLROnPlateau(optimizer, patience=100)
@@ -174,6 +206,7 @@ def test_a_plateau_is_the_users_affair() -> None:
     optimizer.step()
     scheduler.step(1.0)
     scaled.end(50.0)
+    scaled.step()
     assert scheduler.last_epoch == 1
 
 
