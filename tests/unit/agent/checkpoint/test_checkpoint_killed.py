@@ -37,7 +37,7 @@ ALL = bool(os.environ.get("POLLUX_SOAK"))
 
 
 def every_call(_frame: Any, event: str, argument: Any) -> bool:
-    """Count each call into the system: only these change what another process sees."""
+    """Count each call into the system: only these change a file."""
     return of_system(event, argument)
 
 
