@@ -97,6 +97,11 @@ reference: setup ## what is generated from polluxd/settings.py: example configur
 docs: setup ## the documentation site; docs/_build/html/index.html
 	@$(VENV)/bin/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 
+docs-images: ## pictures of the documentation: demo, simulator, pages in Chromium (10 minutes; Debian package chromium); docs/images
+	@contrib/devcluster/install.sh chromium fonts-dejavu-core
+	@$(PYTHON) -m pytest -q tests/browser
+	@$(PYTHON) -m contrib.docs_images $(if $(DEMO_OUT),--demo-out $(DEMO_OUT))
+
 types: setup ## mypy --strict
 	@$(VENV)/bin/mypy
 

@@ -6,6 +6,7 @@ import contextlib
 import subprocess
 import sys
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -67,6 +68,30 @@ class Polluxd:
             raise RunFailedError(
                 f"polluxd ended by itself (exit status {status}); its log ends with:\n{tail(self.log)}"
             )
+
+    def write_report(self, out: Path, job_id: int, since: float) -> None:
+        """Have polluxctl write report.html, and history.png of one job.
+
+        `since`: when the run began (POSIX time).
+
+        Raises:
+            RunFailedError: one of these failed; the message says which.
+        """
+        begin = datetime.fromtimestamp(since).isoformat(timespec="seconds")
+        for words in (
+            ("report", "--html", str(out / "report.html"), "--since", begin),
+            ("history", str(job_id), "--plot", str(out / "history.png")),
+        ):
+            program = str(Path(sys.executable).parent / "polluxctl")
+            done = subprocess.run(
+                [program, *words, "--config", str(self.config)],
+                env=self._env,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode:
+                raise RunFailedError(f"polluxctl {words[0]} failed: {done.stderr.strip()}")
 
     def stop(self) -> None:
         if self._process is not None:

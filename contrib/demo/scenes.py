@@ -83,6 +83,7 @@ def _under_pollux(stage: Stage, cluster: DevCluster) -> Summary:
         time.sleep(LAST_REPORT_S)
         names = {t.job_id: t.name for t in recording.tracks.values()}
         noise = database.noise_scales(names)
+        daemon.write_report(stage.out, min(names), recording.started_at)
         summary = Summary(
             recording, _accuracies(run.results()), database.batch_sizes(), database.moves(), noise
         )
@@ -142,7 +143,11 @@ def _close_pollux_run(stage: Stage, summary: Summary) -> None:
     console.print(
         f"\nMean JCT {summary.recording.mean_jct_s:.0f} s; the whole run took {took:.0f} s.", highlight=False
     )
-    console.print(f"Written: {stage.out}/summary.json, timeline.png, logs/", soft_wrap=True, highlight=False)
+    console.print(
+        f"Written: {stage.out}/summary.json, timeline.png, report.html, history.png, logs/",
+        soft_wrap=True,
+        highlight=False,
+    )
 
 
 def demo(stage: Stage, cluster: DevCluster) -> int:

@@ -37,7 +37,8 @@ def draw(points: Sequence[HistoryPoint], title: str, path: Path) -> None:
     figure.suptitle(printable(title), parse_math=False)
     for axes, (key, label, steps) in zip(panels, _PANELS, strict=True):
         values = [getattr(point, key) for point in points]
-        known = [float("nan") if value is None else float(value) for value in values]
+        # No value, or a rate of 0: nothing is measured yet after a start or a move.
+        known = [float(value) if value else float("nan") for value in values]
         if steps:
             axes.step(times, known, where="post")
         else:

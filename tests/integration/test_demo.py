@@ -129,6 +129,8 @@ def test_a_small_workload_from_sbatch_to_summary(demo, tmp_path):
         assert max(n for _, n in job["gpus"]) >= 1
         assert job["gpus"][-1][1] == 0
         assert job["batch_size"][0][1] == 32
+    assert "<h2>Timeline</h2>" in (tmp_path / "out" / "report.html").read_text()
+    assert (tmp_path / "out" / "history.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "out" / "timeline.png").read_bytes().startswith(b"\x89PNG")
     assert "Mean JCT" in text
     assert_nothing_left(text)

@@ -59,10 +59,16 @@ class Lane:
 def render(figures: Figures, version: str, now: float) -> str:
     """Return the page. `now` is the POSIX time at which it is made."""
     page = _environment().get_template("page.html.jinja")
-    colours = {share.name: COLOURS[place % len(COLOURS)] for place, share in enumerate(figures.accounts)}
+    of_account = {share.name: COLOURS[place % len(COLOURS)] for place, share in enumerate(figures.accounts)}
     drawn = sorted(
         sorted(figures.jobs, key=lambda job: -job.gpu_seconds)[:LANES], key=lambda job: job.view.submitted_at
     )
+    # Where all jobs have one account, colours tell the jobs apart.
+    by_account = len(figures.accounts) > 1
+    colours = {
+        job.view.job_id: of_account[job.view.account] if by_account else COLOURS[place % len(COLOURS)]
+        for place, job in enumerate(figures.jobs)
+    }
     longest = max((job.waited_s + job.held_s for job in figures.jobs), default=0.0)
     return page.render(
         figures=figures,
@@ -72,6 +78,8 @@ def render(figures: Figures, version: str, now: float) -> str:
         lanes=_lanes(drawn, figures, colours),
         ticks=_ticks(figures.since, figures.until),
         colours=colours,
+        colour_of_account=of_account,
+        by_account=by_account,
         width=WIDTH,
         lane_height=LANE,
         longest=max(longest, 1.0),
@@ -97,7 +105,7 @@ def _environment() -> Environment:
 
 def _finalize(value: Any) -> Any:
     """Show control characters as escapes, and nothing as a dash."""
-    if value is None:
+    if value is None or value == "":
         return "-"
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
@@ -106,7 +114,7 @@ def _x(at: float, figures: Figures) -> float:
     return WIDTH * (at - figures.since) / max(figures.until - figures.since, 1.0)
 
 
-def _lanes(jobs: Sequence[JobFigures], figures: Figures, colours: dict[str, str]) -> list[Lane]:
+def _lanes(jobs: Sequence[JobFigures], figures: Figures, colours: dict[int, str]) -> list[Lane]:
     most = max((stretch.gpus for job in jobs for stretch in job.lane), default=1) or 1
     lanes = []
     for place, job in enumerate(jobs):
@@ -123,7 +131,7 @@ def _lanes(jobs: Sequence[JobFigures], figures: Figures, colours: dict[str, str]
                     place * LANE + LANE * 0.9 - height,
                     width,
                     height,
-                    colours[job.view.account] if stretch.gpus else "#c8c8c8",
+                    colours[job.view.job_id] if stretch.gpus else "#c8c8c8",
                     f"{words}, {clock(stretch.begin)}, for {duration(stretch.end - stretch.begin)}",
                 )
             )
@@ -133,8 +141,8 @@ def _lanes(jobs: Sequence[JobFigures], figures: Figures, colours: dict[str, str]
 
 def _ticks(since: float, until: float) -> list[tuple[float, str]]:
     """Return about eight times with their words; x in 0..WIDTH."""
-    form = "%H:%M" if until - since < 2 * 86400 else "%m-%d %H:%M"
     span = max(until - since, 1.0)
+    form = "%H:%M:%S" if span < 1800 else "%H:%M" if span < 2 * 86400 else "%m-%d %H:%M"
     return [
         (WIDTH * part / 8, datetime.fromtimestamp(since + span * part / 8).strftime(form))
         for part in range(9)

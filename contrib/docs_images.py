@@ -1,0 +1,78 @@
+"""Make the pictures of the documentation: `make docs-images`.
+
+It runs the demo (real Slurm, Postgres and trainings), asks the simulator how objectives share a cluster, and takes
+pictures of pages in Chromium.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from contrib.browser import screenshot
+from polluxd.sim.plots import page
+
+ROOT = Path(__file__).resolve().parents[1]
+IMAGES = ROOT / "docs" / "images"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m contrib.docs_images", description=__doc__)
+    parser.add_argument("--demo-out", type=Path, help="take the results of an earlier demo from this folder")
+    options = parser.parse_args()
+    demo: Path = options.demo_out or ROOT / "demo-out"
+    if options.demo_out is None:
+        subprocess.run([sys.executable, "-m", "contrib.demo", "--out", str(demo)], cwd=ROOT, check=True)
+    IMAGES.mkdir(exist_ok=True)
+    for name in ("timeline.png", "history.png"):
+        shutil.copy(demo / name, IMAGES / name)
+    screenshot(demo / "report.html", IMAGES / "report.png", height=1500)
+    fairness(IMAGES / "fairness.png")
+    # The start page shows the pictures made so far.
+    built = ROOT / "docs" / "_build" / "html"
+    sphinx = [sys.executable, "-m", "sphinx", "-q", "-W", "-b", "html", "docs", str(built)]
+    subprocess.run(sphinx, cwd=ROOT, check=True)
+    screenshot(built / "index.html", IMAGES / "documentation.png", height=1000)
+
+
+OBJECTIVES = {
+    "completion-time": ["--objective", "completion-time"],
+    "fair-share, power 1": ["--objective", "fair-share", "--power", "1"],
+    "fair-share, power -1": ["--objective", "fair-share", "--power", "-1"],
+    "fair-share, power -inf": ["--objective", "fair-share", "--power=-inf"],
+}
+"""What administrator-guide/sharing.md compares, as options of `polluxctl simulate`."""
+
+
+def fairness(picture: Path) -> None:
+    """Draw one generated workload under several objectives."""
+    program = str(Path(sys.executable).parent / "polluxctl")
+    results = {}
+    with tempfile.TemporaryDirectory(prefix="pollux-images-") as folder:
+        written = Path(folder) / "results.json"
+        for name, words in OBJECTIVES.items():
+            command = [
+                program,
+                "simulate",
+                "--generate",
+                "60",
+                "--hours",
+                "4",
+                "--nodes",
+                "8",
+                "--seed",
+                "1",
+                *words,
+            ]
+            subprocess.run([*command, "--json", str(written)], check=True)
+            results[name] = json.loads(written.read_text())["policies"]["pollux"]
+    page(results, "60 generated trainings on 32 GPUs under polluxd's objectives", picture)
+
+
+if __name__ == "__main__":
+    main()
