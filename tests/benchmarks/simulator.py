@@ -12,28 +12,27 @@ import argparse
 import json
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy is loaded: see polluxd.cli
-
-import numpy as np
-from scipy.stats import t as student
 
 from polluxd.sim.bound import least_mean
 from polluxd.sim.cluster import Cloud, NodeGroup, Scenario
 from polluxd.sim.move_costs import MoveCosts
 from polluxd.sim.policies import POLICIES
 from polluxd.sim.policy_knowledge import Knowledge
-from tests.benchmarks.simulator_runs import Bench, Result, load, rows_of
+from tests.benchmarks.simulator_runs import Bench, load, rows_of
+from tests.benchmarks.simulator_tables import HEAD, MEASURES, Of, Pairs, averages, change, interval, table
 
 ROOT = Path(__file__).parents[2]
 WORKLOADS = ("workload-1", "workload-2", "workload-3", "workload-6")
 GENERATED = tuple(f"generated-{seed}" for seed in range(21, 31))
 """Ten traces that were not used for tuning."""
-MIXTURE = ("workload-1", "generated-21", "generated-22", "generated-23")
+SHORT = tuple(f"short-{seed}" for seed in range(201, 207))
+"""Traces for comparisons of many settings."""
 MIXED_TRACES = ("generated-21", "generated-22", "generated-23")
 PUBLISHED = {
     "pollux-paper": (2089, 3323, 2188, 2446),
@@ -65,35 +64,6 @@ ABLATION: Mapping[str, Knowledge] = {
 }
 
 
-Of = Callable[[Result], float]
-
-
-NOT_RUN = "Not run yet for these sources: `make bench-sim` continues where it stopped.\n"
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Write a table in Markdown; rows without a figure are left out."""
-    rows = [
-        row for row in rows if any(cell not in ("-", "") and not cell.startswith("0 of") for cell in row[1:])
-    ]
-    if not rows:
-        return NOT_RUN
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-
-
-def change(ours: float, theirs: float) -> str:
-    return f"{100 * (ours / theirs - 1):+.1f} %"
-
-
-def averages(runs: Sequence[Result | None], *columns: tuple[Of, str]) -> list[str]:
-    """Return one cell per column; a dash where some runs are missing."""
-    made = [run for run in runs if run is not None]
-    if len(made) < len(runs):
-        return ["-"] * len(columns)
-    return [f"{fmean(of(run) for run in made):{form}}" for of, form in columns]
-
-
 def fidelity(bench: Bench) -> str:
     rows = []
     for name, published in PUBLISHED.items():
@@ -104,50 +74,6 @@ def fidelity(bench: Bench) -> str:
         cells = [f"{f:.0f} / {p} ({change(f, p)})" for f, p in zip(found, published, strict=True)]
         rows.append([name, *cells, change(fmean(found), fmean(published))])
     return table(["policy", *WORKLOADS, "over the four"], rows)
-
-
-MEASURES: list[tuple[str, Of, str]] = [
-    ("mean JCT", lambda r: r["avg_jct_s"], ".0f"),
-    ("p99 JCT", lambda r: r["p99_jct_s"], ".0f"),
-    ("makespan", lambda r: r["makespan_s"], ".0f"),
-    ("restarts", lambda r: r["avg_restarts"], ".2f"),
-    ("fairness, mean", lambda r: r["finish_time_fairness"]["mean"], ".2f"),
-    ("fairness, p99", lambda r: r["finish_time_fairness"]["p99"], ".2f"),
-]
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """Pairs of our policy's runs and another policy's on the same traces."""
-
-    title: str
-    ours: list[Result | None]
-    theirs: list[Result | None]
-
-    @property
-    def made(self) -> list[tuple[Result, Result]]:
-        both = zip(self.ours, self.theirs, strict=True)
-        return [(a, b) for a, b in both if a is not None and b is not None]
-
-    def changes(self, of: Of) -> list[float]:
-        """Relative changes, in percent, one per pair."""
-        return [100.0 * (of(a) / of(b) - 1.0) for a, b in self.made]
-
-    def row(self) -> list[str]:
-        made, wanted = len(self.made), len(self.ours)
-        number = str(made) if made == wanted else f"{made} of {wanted}"
-        return [self.title, number, *(interval(self.changes(of)) for _, of, _ in MEASURES)]
-
-
-def interval(changes: Sequence[float]) -> str:
-    """The mean with its 95 % interval (Student's t over pairs)."""
-    if not changes:
-        return "-"
-    mean = fmean(changes)
-    if len(changes) < 2:
-        return f"{mean:+.1f} %"
-    half = float(student.ppf(0.975, len(changes) - 1)) * float(np.std(changes, ddof=1)) / len(changes) ** 0.5
-    return f"{mean:+.1f} ± {half:.1f} %"
 
 
 def pairs(
@@ -174,9 +100,6 @@ def pairs(
     return Pairs(title, mine, against)
 
 
-HEAD = ["against pollux-paper", "pairs", *(title for title, _, _ in MEASURES)]
-
-
 def claims(bench: Bench) -> str:
     """What must hold, with its intervals."""
     found = [
@@ -190,7 +113,8 @@ def claims(bench: Bench) -> str:
             PLAIN,
             seeds=SEEDS,
         ),
-        rough(bench),
+        rough(bench, "rough conditions: workloads", WORKLOADS),
+        rough(bench, "rough conditions: short traces", SHORT),
         pairs(bench, "fair-share: workloads, 30 s", WORKLOADS, SHARE, PLAIN),
         pairs(bench, "fair-share: generated, 30 s", MIXED_TRACES, SHARE, PLAIN),
         *(pairs(bench, f"workloads, against {name}", WORKLOADS, PLAIN, PLAIN, rival=name) for name in RIVALS),
@@ -198,13 +122,13 @@ def claims(bench: Bench) -> str:
     return table(HEAD, [p.row() for p in found])
 
 
-def rough(bench: Bench) -> Pairs:
+def rough(bench: Bench, title: str, workloads: Sequence[str]) -> Pairs:
     """Pair runs under rough conditions, with a seed per workload."""
     found = [
         pairs(bench, "", [workload], ROUGH, ROUGH, seeds=(number,), drawn=True)
-        for number, workload in enumerate(WORKLOADS, 1)
+        for number, workload in enumerate(workloads, 1)
     ]
-    return Pairs("rough conditions", [r for p in found for r in p.ours], [r for p in found for r in p.theirs])
+    return Pairs(title, [r for p in found for r in p.ours], [r for p in found for r in p.theirs])
 
 
 def by_trace(bench: Bench) -> str:
@@ -246,7 +170,7 @@ def optimum(bench: Bench) -> str:
 def robust(bench: Bench) -> str:
     """Wrong knowledge."""
     rows = [
-        pairs(bench, title, MIXTURE, scenario, scenario if scenario.noise_jitter else PLAIN).row()
+        pairs(bench, title, SHORT, scenario, scenario if scenario.noise_jitter else PLAIN).row()
         for title, scenario in WRONG.items()
     ]
     return table(HEAD, rows)
@@ -254,19 +178,19 @@ def robust(bench: Bench) -> str:
 
 def knob(bench: Bench) -> str:
     """From the mean to the tail."""
-    rows = [pairs(bench, f"kappa {PRICE.kappa:g}", MIXTURE, PLAIN, PLAIN).row()]
+    rows = [pairs(bench, f"kappa {PRICE.kappa:g}", SHORT, PLAIN, PLAIN).row()]
     for kappa in KAPPAS:
         other = replace(PLAIN, pollux=replace(PRICE, kappa=kappa))
-        rows.append(pairs(bench, f"kappa {kappa:g}", MIXTURE, other, PLAIN).row())
+        rows.append(pairs(bench, f"kappa {kappa:g}", SHORT, other, PLAIN).row())
     return table(HEAD, rows)
 
 
 def ablation(bench: Bench) -> str:
     """Parts taken away."""
-    rows = [pairs(bench, "all that the daemon knows and does", MIXTURE, PLAIN, PLAIN).row()]
+    rows = [pairs(bench, "all that the daemon knows and does", SHORT, PLAIN, PLAIN).row()]
     for title, knowledge in ABLATION.items():
         other = replace(PLAIN, pollux=knowledge)
-        rows.append(pairs(bench, title, MIXTURE, other, PLAIN).row())
+        rows.append(pairs(bench, title, SHORT, other, PLAIN).row())
     return table(HEAD, rows)
 
 
@@ -315,21 +239,16 @@ def everyone(bench: Bench) -> str:
 
 
 def ask(bench: Bench) -> None:
-    """Ask for the most important runs first, in case time runs out.
-
-    Rivals come first: their runs stay good where our policy changes.
-    """
-    bench.of("pollux-paper", (*WORKLOADS, *GENERATED), PLAIN)
-    rough(bench)
-    bench.of("sia", MIXED_TRACES, MIXED)
+    """Ask for the most important runs first, in case time runs out."""
     pairs(bench, "", WORKLOADS, PLAIN, PLAIN)
     pairs(bench, "", WORKLOADS, PRODUCT, PLAIN)
+    rough(bench, "", WORKLOADS)
+    rough(bench, "", SHORT)
     pairs(bench, "", GENERATED, PLAIN, PLAIN)
-    bench.of("pollux", MIXED_TRACES, MIXED)
+    pairs(bench, "", MIXED_TRACES, MIXED, MIXED, rival="sia")
     robust(bench)
     for rival in RIVALS:
         pairs(bench, "", WORKLOADS, PLAIN, PLAIN, rival=rival)
-    pairs(bench, "", WORKLOADS, PLAIN, PLAIN, seeds=SEEDS)
     pairs(bench, "", WORKLOADS, PRODUCT, PLAIN, seeds=SEEDS)
     page(bench)
 
@@ -372,12 +291,12 @@ moves jobs at no cost (`polluxd/sim/bound.py`). The optimum lies between the bou
 ## Wrong knowledge
 
 {robust(bench)}
-Over {", ".join(MIXTURE)}. `--lengths` and `--noise-scale-error` reproduce the rows.
+Over six generated traces of 50 jobs in 5 hours. `--lengths` and `--noise-scale-error` reproduce the rows.
 
 ## From the mean to the tail
 
 {knob(bench)}
-`--kappa`: what the last job to end counts beyond its share of the mean.
+Over the same six traces. `--kappa`: what the last job to end counts beyond its share of the mean.
 
 ## What brings what
 

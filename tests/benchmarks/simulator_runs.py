@@ -35,6 +35,10 @@ OURS = ("market.py", "pollux.py")
 """Modules that only policy `pollux` uses: other policies' runs stay good where these change."""
 
 
+GENERATED = {"generated": (120, 12.0), "short": (50, 5.0)}
+"""Jobs and hours of the traces that are generated."""
+
+
 Result = dict[str, Any]
 
 
@@ -54,8 +58,9 @@ class Task:
 def load(workload: str, data: Path, gpus: int) -> tuple[Sequence[Submission], Any]:
     """Return a trace's jobs and their applications."""
     kind, number = workload.rsplit("-", 1)
-    if kind == "generated":
-        return generate(BUILT_IN, 120, 12.0, cluster_gpus=gpus, seed=int(number)), BUILT_IN
+    if kind in GENERATED:
+        jobs, hours = GENERATED[kind]
+        return generate(BUILT_IN, jobs, hours, cluster_gpus=gpus, seed=int(number)), BUILT_IN
     apps = load_profiles(data / "profiles")
     return read_workload(data / "workloads" / f"{workload}.csv", apps, cluster_gpus=gpus), apps
 

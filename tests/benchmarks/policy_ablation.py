@@ -1,0 +1,133 @@
+"""What each part of the policy brings: the same states decided without it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+from polluxd.model import Plan, Snapshot
+from polluxd.policy import decide
+from polluxd.settings import PolicySettings
+from tests.benchmarks.policy_oracle import table
+from tests.benchmarks.policy_states import FAIR_SHARE, life
+from tests.unit.policy import every_plan
+
+Row = dict[str, Any]
+
+
+def _unknown(*_args: object) -> float:
+    return float("inf")
+
+
+def _untried(*args: Any) -> int:
+    """The second local search, without a division."""
+    return 0
+
+
+def _as_given(*args: Any) -> Any:
+    """The bound from the counts, not tightened."""
+    return args[-1]
+
+
+PARTS: Mapping[str, tuple[str, Callable[..., Any]]] = {
+    "the bound by node patterns": ("polluxd.policy.patterns.limit", _unknown),
+    "the certificate": ("polluxd.policy.certificate.tighten", _as_given),
+    "the assignment program": ("polluxd.policy.assignment.improve", _unknown),
+    "the search by job": ("polluxd.policy.search.improve", _untried),
+    "the division of two nodes": ("polluxd.policy.exchange.improve", _untried),
+    "the lift of the worst-off job": ("polluxd.policy.worst_off.lift", _untried),
+}
+MAX_MIN = PolicySettings(objective="fair-share", power=float("-inf"), remaining_work_power=0.0)
+SETTINGS = {"completion-time": PolicySettings(), "fair-share": FAIR_SHARE, "max-min": MAX_MIN}
+SIZES = ((512, 200), (64, 20), (64, 46))
+"""GPUs, jobs."""
+SMALL = 150
+"""Small clusters of every kind: partitions, ceilings, drained nodes, GPUs of others."""
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    for name, settings in SETTINGS.items():
+        states = [
+            state
+            for gpus, jobs in SIZES
+            for seed in range(1 if quick else 3)
+            for state in life(gpus, jobs, seed, 6, decide, settings=settings)
+        ]
+        states += [_small(seed, settings) for seed in range(SMALL)]
+        whole, seconds = _decided(states)
+        yield _row(name, "nothing", whole, whole, seconds)
+        for part, (where, instead) in PARTS.items():
+            with mock.patch(where, instead):
+                plans, seconds = _decided(states)
+            yield _row(name, part, plans, whole, seconds)
+
+
+def _small(seed: int, settings: PolicySettings) -> Snapshot:
+    snapshot = every_plan.small(seed)
+    return replace(
+        snapshot,
+        settings=replace(
+            snapshot.settings,
+            objective=settings.objective,
+            power=settings.power,
+            remaining_work_power=settings.remaining_work_power,
+        ),
+    )
+
+
+def _decided(states: Sequence[Snapshot]) -> tuple[list[Plan], float]:
+    begun = time.process_time()
+    return [decide(state) for state in states], time.process_time() - begun
+
+
+def _row(objective: str, part: str, plans: Sequence[Plan], whole: Sequence[Plan], seconds: float) -> Row:
+    lost = [1.0 - a.objective / b.objective for a, b in zip(plans, whole, strict=True) if b.objective > 0]
+    gaps = [plan.gap for plan in plans]
+    return {
+        "objective_name": objective,
+        "without": part,
+        "states": len(plans),
+        "lost": statistics.mean(lost),
+        "worst_lost": max(lost),
+        "gap": statistics.mean(gaps),
+        "worst_gap": max(gaps),
+        "seconds": round(seconds / len(plans), 5),
+    }
+
+
+def section(found: Sequence[Row]) -> str:
+    """Return the page's section."""
+
+    def percent(share: float) -> str:
+        return f"{100 * share:.3f} %" if abs(share) > 5e-6 else "0 %"
+
+    return f"""## What each part brings
+
+The same states ({", ".join(f"{g} GPUs and {j} jobs" for g, j in SIZES)}; {
+        SMALL
+    } small clusters with partitions,
+ceilings and drained nodes) decided without one part. Lost: of the objective, against the whole
+policy; below 0, the part makes the plan worse. Gap: to the proven bound.
+
+{
+        table(
+            ("objective", "without", "states", "lost", "worst", "gap", "worst gap", "decision [s]"),
+            [
+                (
+                    r["objective_name"],
+                    r["without"],
+                    r["states"],
+                    percent(r["lost"]),
+                    percent(r["worst_lost"]),
+                    percent(r["gap"]),
+                    percent(r["worst_gap"]),
+                    r["seconds"],
+                )
+                for r in found
+            ],
+        )
+    }"""
