@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from polluxd import logs
 from polluxd.apply.allowances import allowances, targets
@@ -46,6 +46,8 @@ class StepResult:
     open_moves: int
     decided: bool
     paused: bool
+    doubted_reports: int = 0
+    """Reports with a claim that polluxd did not believe, since it started."""
 
 
 class Controller:
@@ -118,9 +120,11 @@ class Controller:
                 default_resize_cost=self._config.moves.default_resize_cost_s,
                 standings=self._reconciler.standings(state, allowed),
                 allowed=allowed,
+                doubts=doubts,
+                doubted=self._trusted.doubted,
             )
             observed = time.perf_counter()
-            plan = _with_doubts(self._policy(snapshot, self._cache), doubts)
+            plan = self._policy(snapshot, self._cache)
             decided = time.perf_counter()
             self._confirm_lead()
             if acting and not settings.paused:
@@ -147,7 +151,7 @@ class Controller:
             self._measure(snapshot, plan, state, reports, doubts)
             self._decided_at = self._monotonic()
             self._seen = _occasion(state)
-        return StepResult(open_moves, due, settings.paused)
+        return StepResult(open_moves, due, settings.paused, self._trusted.doubted_reports)
 
     def _measure(
         self,
@@ -248,28 +252,14 @@ def _held(state: ClusterState, moves: Sequence[Move], times: Mapping[int, JobTim
     return records
 
 
-def _with_doubts(plan: Plan, doubts: Mapping[int, tuple[str, ...]]) -> Plan:
-    """Add the claims that polluxd did not believe to the jobs' reasons."""
-    if not doubts:
-        return plan
-    told = tuple(
-        replace(
-            a,
-            reason=f"{a.reason}; polluxd does not believe these claims of its report: {', '.join(doubts[a.job_id])}",
-        )
-        if a.job_id in doubts
-        else a
-        for a in plan.allocations
-    )
-    return replace(plan, allocations=told)
-
-
 def _doubted(doubts: Mapping[int, tuple[str, ...]]) -> str:
     """The note of a cycle in which claims were not believed."""
     if not doubts:
         return ""
     claims = sum(map(len, doubts.values()))
-    return f"polluxd does not believe {claims} claims of jobs {', '.join(map(str, sorted(doubts)))}"
+    named = ", ".join(map(str, sorted(doubts)[:_NAMED]))
+    more = f" and {len(doubts) - _NAMED} more" if len(doubts) > _NAMED else ""
+    return f"polluxd does not believe {claims} claims of jobs {named}{more}"
 
 
 def _wished(

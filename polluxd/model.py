@@ -209,6 +209,10 @@ class SnapshotJob:
     keeps: tuple[str, ...] = ()
     """Its nodes in the order in which a shrink is to leave them to it, so that it need not be requeued; none where it
     cannot shrink within its allocation."""
+    doubts: tuple[str, ...] = ()
+    """Claims of its newest report that polluxd does not believe; `report` is without them."""
+    doubted_reports: int = 0
+    """Its reports with such claims, since polluxd started."""
     max_gpus_rule: str = ""
     """Slurm's rule that `spec.max_gpus` stands for, in words; empty: the user's own."""
 
@@ -270,6 +274,10 @@ class Explanation:
     left. None: the objective has no price."""
     seconds_left: float | None = None
     """Seconds until the job is predicted to end; None: it declared no length, or waits."""
+    doubts: tuple[str, ...] = ()
+    """Claims of its newest report that polluxd does not believe."""
+    doubted_reports: int = 0
+    """Its reports with such claims, since polluxd started."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,8 @@ def build_snapshot(
     means: PathOptions | None = None,
     default_resize_cost: float = 2.0,
     standings: Mapping[int, Standing] | None = None,
+    doubts: Mapping[int, tuple[str, ...]] | None = None,
+    doubted: Callable[[int], int] = lambda _job_id: 0,
     allowed: Allowances | None = None,
 ) -> Snapshot:
     """The snapshot of this cycle.
@@ -123,6 +125,8 @@ def build_snapshot(
                 move_cost=costs.get("requeue", default_cost),
                 resize_cost=costs.get("resize", default_resize_cost) if path == "resize" else None,
                 keeps=() if move is not None else keeps(job, report, means),
+                doubts=(doubts or {}).get(job.job_id, ()),
+                doubted_reports=doubted(job.job_id),
             )
         )
     ours = {job.job_id for job in jobs}

@@ -66,6 +66,10 @@ class _ReportHistory:
     target: float | None = None
     ends_by: float = math.inf
     moved_target: bool = False
+    doubted: int = 0
+    """Reports with a claim that was not believed."""
+    doubted_at: float = -math.inf
+    """When the newest of these reports arrived."""
 
 
 class TrustedReports:
@@ -73,6 +77,8 @@ class TrustedReports:
 
     def __init__(self) -> None:
         self._jobs: dict[int, _ReportHistory] = {}
+        self.doubted_reports = 0
+        """Reports of all jobs with a claim that was not believed, since polluxd started."""
 
     def trust(
         self, reports: Mapping[int, Report], held: Mapping[int, Held], now: float
@@ -96,9 +102,18 @@ class TrustedReports:
             trusted[job_id] = _trusted(history, report, mine, now, found)
             if found:
                 doubts[job_id] = tuple(found)
+                if report.at > history.doubted_at:
+                    history.doubted_at = report.at
+                    history.doubted += 1
+                    self.doubted_reports += 1
         for job_id in self._jobs.keys() - reports.keys():
             del self._jobs[job_id]
         return trusted, doubts
+
+    def doubted(self, job_id: int) -> int:
+        """Count the job's reports with a claim that was not believed."""
+        history = self._jobs.get(job_id)
+        return history.doubted if history else 0
 
 
 def _observe(history: _ReportHistory, report: Report, held: Held) -> None:

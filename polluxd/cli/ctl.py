@@ -31,7 +31,7 @@ from .doctor import doctor
 from .health import health
 from .history import history
 from .job_columns import JOB_COLUMNS
-from .output import Column, Row, clock, duration, emit, emit_json, number, plain, table
+from .output import Column, Row, clock, count, duration, emit, emit_json, number, plain, table
 from .pinning import JobArgument
 from .recommend_nodes import recommend_nodes
 from .report import report
@@ -68,6 +68,8 @@ MOVE_COLUMNS = (
     Column("reason", "REASON", flexible=True, rank=6),
     Column("detail", "DETAIL", flexible=True, rank=7),
 )
+_NAMED = 5
+"""Jobs that `status` names of those with doubted reports."""
 AUDIT_COLUMNS = (
     Column("at", "WHEN", clock),
     Column("who", "WHO"),
@@ -213,6 +215,7 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         ("gap to bound", "-" if found["gap"] is None else f"{100 * found['gap']:.2f} %"),
         ("price of a GPU", _price(found["gpu_price"])),
         ("solver", plain(found["solver"])),
+        ("doubted reports", _doubted(found["doubted"])),
         ("note", plain(found["note"])),
         ("moves under way", found["open_moves"]),
     ):
@@ -227,6 +230,15 @@ def _price(price: float | None) -> str:
     if price <= 0:
         return "0 (GPUs are left)"
     return f"{number(3)(price)} s of all jobs' completion times per second"
+
+
+def _doubted(jobs: list[dict[str, Any]]) -> str:
+    """Number and name the jobs with claims that polluxd does not believe."""
+    if not jobs:
+        return "none"
+    named = ", ".join(f"{job['job_id']} ({job['name']}, {job['user']})" for job in jobs[:_NAMED])
+    more = " and others" if len(jobs) > _NAMED else ""
+    return f"of {count(len(jobs), 'job')}: {named}{more} (`polluxctl explain JOB`)"
 
 
 def _set(store: Store, name: str, value: Any) -> None:

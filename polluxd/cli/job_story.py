@@ -163,6 +163,7 @@ def story(
         if placed.speedup:
             lines.append(f"Predicted speedup against the fair share: {number(3)(placed.speedup)}.")
         lines += why.sentences(placed, others, found.job.spec.max_gpus)
+        lines += why.doubts(placed)
         lines += [line for line in [why.with_node_more(placed, more)] if line]
     elif row["ended_at"] is None:
         lines.append("polluxd has not decided on this job yet. The next cycle will.")

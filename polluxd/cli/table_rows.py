@@ -113,6 +113,7 @@ def _move(move: Move) -> dict[str, Any]:
 def status_row(store: Store) -> dict[str, Any]:
     """Who leads, what the newest decision was, whether anything moves."""
     leader, cycle, settings = store.leader(), store.latest_cycle(), store.settings()
+    allocations = store.allocations(cycle.id) if cycle else []
     return {
         "cluster": store.cluster,
         "leader": leader.holder if leader else None,
@@ -123,7 +124,8 @@ def status_row(store: Store) -> dict[str, Any]:
         "decided_at": cycle.started_at if cycle else None,
         "objective": cycle.objective if cycle else None,
         "gap": cycle.gap if cycle else None,
-        "gpu_price": _price(store.allocations(cycle.id)) if cycle else None,
+        "gpu_price": _price(allocations),
+        "doubted": _doubted(store, allocations),
         "solver": cycle.solver if cycle else None,
         "note": cycle.note if cycle else None,
         "durations": dict(cycle.durations) if cycle else {},
@@ -135,6 +137,24 @@ def _price(allocations: Iterable[Allocation]) -> float | None:
     """Return the highest price of a GPU; None under fair share."""
     told = (a.explanation.gpu_price for a in allocations if a.explanation is not None)
     return max((price for price in told if price is not None), default=None)
+
+
+def _doubted(store: Store, allocations: Iterable[Allocation]) -> list[dict[str, Any]]:
+    """Return the jobs of the newest decision with claims that polluxd does not believe."""
+    doubts = {a.job_id: a.explanation for a in allocations if a.explanation and a.explanation.doubts}
+    if not doubts:
+        return []
+    return [
+        {
+            "job_id": job.job_id,
+            "name": job.name,
+            "user": job.user,
+            "claims": list(doubts[job.job_id].doubts),
+            "reports": doubts[job.job_id].doubted_reports,
+        }
+        for job in store.jobs_view(ended=False)
+        if job.job_id in doubts
+    ]
 
 
 def audit_rows(store: Store) -> list[dict[str, Any]]:

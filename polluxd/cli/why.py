@@ -98,6 +98,16 @@ def _market(told: Explanation) -> list[str]:
     return [" ".join(lines)] if lines else []
 
 
+def doubts(placed: Allocation) -> list[str]:
+    """Say how many of the job's reports polluxd did not believe."""
+    told = placed.explanation
+    if told is None or not told.doubted_reports:
+        return []
+    reports = count(told.doubted_reports, "report")
+    now = "the newest among them" if told.doubts else "the newest is believed"
+    return [f"polluxd did not believe claims of {reports} of the job since polluxd started; {now}."]
+
+
 def with_node_more(placed: Allocation, more: Allocation | None) -> str:
     """Say what one more node in the cluster would change for the job."""
     if more is None:

@@ -16,7 +16,22 @@ from polluxd.policy.reasons import percent
 
 def add(snapshot: Snapshot, allocations: Sequence[Allocation]) -> list[Allocation]:
     """The allocations with remarks where there is something to say."""
-    return _of_types(snapshot, _of_racks(snapshot, allocations))
+    return _of_doubts(snapshot, _of_types(snapshot, _of_racks(snapshot, allocations)))
+
+
+def _of_doubts(snapshot: Snapshot, allocations: Sequence[Allocation]) -> list[Allocation]:
+    """Tell which claims of jobs' reports polluxd does not believe."""
+    doubted = {job.job_id: job for job in snapshot.jobs if job.doubted_reports}
+    return [_with_doubts(a, doubted[a.job_id]) if a.job_id in doubted else a for a in allocations]
+
+
+def _with_doubts(allocation: Allocation, job: SnapshotJob) -> Allocation:
+    told, reason = allocation.explanation, allocation.reason
+    if told is not None:
+        told = replace(told, doubts=job.doubts, doubted_reports=job.doubted_reports)
+    if job.doubts:
+        reason += f"; polluxd does not believe these claims of its report: {', '.join(job.doubts)}"
+    return replace(allocation, reason=reason, explanation=told)
 
 
 def _of_types(snapshot: Snapshot, allocations: Sequence[Allocation]) -> list[Allocation]:

@@ -10,8 +10,8 @@ from ClusterShell.RangeSet import RangeSet, RangeSetException
 
 from polluxd.errors import SlurmGarbled
 
-_NO_NAME = re.compile(r"[\s!&^/]")
-"""No node name has these: the library reads them as set operators or steps."""
+_NO_NAME = re.compile(r"[\s!&^/]|\d{19}")
+"""No node name has these: the library reads them as set operators or steps, or fails on the number."""
 _MOST_NODES = 1 << 17
 """Twice the number of nodes that Slurm supports."""
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from polluxd.errors import DirectiveError, SlurmGarbled
 from polluxd.model import JobState, Node
@@ -26,6 +26,9 @@ class _Record(BaseModel):
 
 
 _Any = TypeVar("_Any", bound=_Record)
+_Count = Annotated[int, Field(ge=0)]
+_Time = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+"""POSIX seconds."""
 
 
 class _Held(_Record):
@@ -33,7 +36,7 @@ class _Held(_Record):
 
     cpu_ids: str | None
     """Indices of cores, such as `0-3,7`."""
-    threads: int
+    threads: _Count
     """Of each core."""
     gres: list[str]
 
@@ -42,18 +45,18 @@ class _Job(_Record):
     id: int
     name: str | None
     user: str | None
-    uid: int
+    uid: _Count
     account: str | None
     partition: str | None
     qos: str | None
     state: str
     reason: str | None
-    restarts: int
-    submitted: float | None
-    eligible: float | None
-    started: float | None
-    ends: float | None
-    limit: int | None
+    restarts: _Count
+    submitted: _Time | None
+    eligible: _Time | None
+    started: _Time | None
+    ends: _Time | None
+    limit: _Count | None
     """Minutes."""
     nodes: str | None
     batch_host: str | None
@@ -68,7 +71,7 @@ class _Node(_Record):
     name: str
     state: str
     gres: list[str]
-    cpus: int
+    cpus: _Count
     partitions: list[str]
 
 

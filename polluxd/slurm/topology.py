@@ -15,7 +15,9 @@ from polluxd.errors import SlurmGarbled
 from polluxd.slurm.node_lists import node_names
 
 _NONE = "No topology information available"
-_SWITCH = re.compile(r"SwitchName=(?P<name>\S+) Level=(?P<level>\d+) LinkSpeed=\S+(?P<rest>( \S+=\S*)*)\s*")
+_SWITCH = re.compile(
+    r"SwitchName=(?P<name>\S+) Level=(?P<level>\d{1,9}) LinkSpeed=\S+(?P<rest>( \S+=\S*)*)\s*"
+)
 _NODES = re.compile(r" Nodes=(\S+)")
 
 

@@ -216,7 +216,7 @@ def _explained(stored: Row) -> Explanation:
     known = {f.name: stored[f.name] for f in fields(Explanation) if f.name in stored}
     floats = {f.name for f in fields(Explanation) if f.type == "float"}
     values: dict[str, Any] = {k: 0.0 if v is None and k in floats else v for k, v in known.items()}
-    return Explanation(**values)
+    return Explanation(**values | {"doubts": tuple(values.get("doubts", ()))})
 
 
 def allocations_to_json(plan: Plan) -> str:

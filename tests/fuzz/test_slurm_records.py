@@ -94,6 +94,7 @@ def assert_sensible(job: SlurmJob) -> None:
 
 
 @given(st.lists(CHANGED_JOBS, max_size=3), changed_texts(NODE, NODE_26_05))
+@example([RUNNING | {"NodeList": "n[1-2]" + "9" * 5000}], NODE)
 def test_jobs_and_nodes_are_read_or_named(jobs: list[dict[str, str]], nodes: str) -> None:
     sound = RUNNING | {"JobID": "4711"}
     try:
@@ -170,6 +171,7 @@ TOPOLOGY = "SwitchName=s1 Level=0 LinkSpeed=1 Nodes=n[1-4] Switches=\n"
 
 
 @given(changed_texts(TOPOLOGY, TOPOLOGY.replace("s1", "s2")))
+@example(TOPOLOGY.replace("Level=0", "Level=" + "9" * 5000))
 def test_a_topology_is_read_or_refused(text: str) -> None:
     try:
         parse_topology(text)
@@ -182,6 +184,8 @@ def test_a_topology_is_read_or_refused(text: str) -> None:
     st.dictionaries(st.sampled_from(sorted(PYSLURM_NODE)), json_values | VALUES, max_size=2),
     json_values,
 )
+@example({"eligible": -1}, {}, None)
+@example({"started": math.inf}, {}, None)
 def test_the_answer_of_pyslurm_s_worker_is_read_or_refused(
     of_job: dict[str, Any], of_node: dict[str, Any], whole: Any
 ) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from polluxd.cycle import StepResult
+from polluxd.encoding import decode_snapshot, encode
+from polluxd.model import JobSpec
+from polluxd.policy import decide
 from polluxd.slurm.protocol import ClusterState
-from tests.unit.test_gpu_types import Cycle
+from tests.unit.test_gpu_types import REPORT, Cycle
 
 
 def test_records_that_make_no_sense_are_named_in_the_log_once_and_in_the_note(
@@ -43,3 +48,25 @@ def test_records_that_make_no_sense_are_named_in_the_log_once_and_in_the_note(
     unreadable.clear()
     cycle.step()
     assert notes[-1] == ""
+
+
+def test_a_doubted_report_is_counted_named_and_replayed() -> None:
+    cycle = Cycle()
+    liar, honest = (cycle.slurm.submit(JobSpec(max_gpus=4), lease=1e6) for _ in range(2))
+    cycle.rows.reports[liar] = replace(REPORT, at=1.0, explored_gpus=10**6)
+    cycle.rows.reports[honest] = replace(REPORT, at=1.0, explored_gpus=0, explored_nodes=0)
+    results: list[StepResult] = []
+    step = cycle.controller.step
+    cycle.controller.step = lambda: results.append(step())  # type: ignore[assignment, method-assign, return-value, func-returns-value]
+    snapshot, plan = cycle.step()
+    told = plan.of(liar)
+    assert "; polluxd does not believe these claims of its report: explored_gpus=1000000" in told.reason
+    assert (len(told.explanation.doubts), told.explanation.doubted_reports) == (1, 1)
+    assert "believe" not in plan.of(honest).reason
+    assert plan.of(honest).explanation.doubted_reports == 0
+    stored = decode_snapshot(json.loads(json.dumps(encode(snapshot))))
+    assert decide(stored) == plan, "a replay has the doubts as well"
+    cycle.step()
+    cycle.rows.reports[liar] = replace(cycle.rows.reports[liar], at=100.0)
+    cycle.step()
+    assert [result.doubted_reports for result in results] == [1, 1, 2]

@@ -177,7 +177,8 @@ def test_explain_says_why_not_more_who_has_it_and_what_a_move_costs(store, pollu
         "A move would cost about 12s of training. A placement that needs a move counts with 0.970 times its speedup.",
     ):
         assert part in said
-    assert json.loads(polluxctl("explain", "7", "--json").out)["decision"]["explanation"] == asdict(CONTENDED)
+    explained = json.loads(polluxctl("explain", "7", "--json").out)["decision"]["explanation"]
+    assert explained == json.loads(json.dumps(asdict(CONTENDED)))
 
 
 def test_explain_does_not_say_that_a_gain_is_a_loss(store, polluxctl):
@@ -254,6 +255,22 @@ def test_explain_tells_a_move_under_way_and_a_failed_one(store, polluxctl):
     assert "Moving now, step draining: shrinks for job 8" in polluxctl("explain", "7").out
     store.views[0] = replace(store.views[0], move_step="failed", move_detail="node n3 went down")
     assert "The last move failed: node n3 went down" in polluxctl("explain", "7").out
+
+
+def test_doubted_reports_are_named_in_status_and_explain(store, polluxctl):
+    assert "doubted reports  none" in polluxctl("status").out
+    doubts = ("explored_gpus=9: the job has held 4 at most",)
+    store.explanation = replace(CONTENDED, doubts=doubts, doubted_reports=3)
+    store.taker = Allocation(7, Placement(("n1",), 4), 1.0, 1.0, 64, False, "", store.explanation)
+    said = polluxctl("status").out
+    assert f"doubted reports  of 1 job: 7 ({store.views[0].name}, {store.views[0].user})" in said
+    (job,) = json.loads(polluxctl("status", "--json").out)["doubted"]
+    assert (job["job_id"], job["claims"], job["reports"]) == (7, list(doubts), 3)
+    told = polluxctl("explain", "7").out
+    assert (
+        "did not believe claims of 3 reports of the job since polluxd started; the newest among them."
+        in " ".join(told.split())
+    )
 
 
 def test_explain_of_an_unknown_job_is_one_line_and_status_1(store, polluxctl):

@@ -54,6 +54,7 @@ def test_a_large_cluster_is_no_oddity() -> None:
         "n[1-10000000000]",  # would fill the memory
         "r[1-60000]n[1-60000]",
         "n[1-" + "9" * 5000 + "]",
+        "n[1-2]" + "9" * 5000,
     ],
 )
 def test_what_is_no_node_list_is_garbled(text: str) -> None:
