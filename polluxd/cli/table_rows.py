@@ -140,7 +140,7 @@ def _price(allocations: Iterable[Allocation]) -> float | None:
 
 
 def _doubted(store: Store, allocations: Iterable[Allocation]) -> list[dict[str, Any]]:
-    """Return the jobs of the newest decision with claims that polluxd does not believe."""
+    """Return jobs with claims that polluxd did not believe at last."""
     doubts = {a.job_id: a.explanation for a in allocations if a.explanation and a.explanation.doubts}
     if not doubts:
         return []
