@@ -56,6 +56,10 @@ class Node:
     foreign_cpus: int = 0
     rack: str = ""
     """The leaf switch (or rack) that the node hangs on; empty: not known, which counts as one more rack."""
+    features: frozenset[str] = frozenset()
+    """Features that are active; a snapshot leaves them out."""
+    tmp_mb: int | None = None
+    """Local disk; None: not known. A snapshot leaves it out."""
 
     @property
     def capacity(self) -> int:

@@ -141,6 +141,8 @@ def build_snapshot(
             foreign_gpus=node.foreign_gpus + others[node.name],
             rack=node.rack or racks.get(node.name, ""),
             partitions=offers.on(node),
+            features=frozenset(),
+            tmp_mb=None,
         )
         for node in state.nodes
     )
@@ -163,9 +165,12 @@ class _Offers:
     def of(self, partition: str, standing: Standing) -> str:
         """The job's partition, without the nodes that a rule forbids."""
         key = partition, standing.nodes
-        return self._names.setdefault(
-            key, f"{partition.replace(',', '+')} where allowed ({len(self._names) + 1})"
-        )
+        if key not in self._names:
+            # The policy separates partitions by commas.
+            name = f"{partition} ({standing.rule})".replace(",", "+")
+            taken = name in self._names.values()
+            self._names[key] = f"{name} ({len(self._names) + 1})" if taken else name
+        return self._names[key]
 
     def on(self, node: Node) -> frozenset[str]:
         """The partitions of the node; a node without any stays open to all."""
@@ -186,7 +191,7 @@ def _whole(placement: Placement, nodes: Sequence[Node]) -> bool:
 
 
 def _eligible(job: SlurmJob, *, moving: bool, now: float) -> bool:
-    if job.state.finished:
+    if job.state.finished or job.tasks:
         return False
     if moving or job.state in (JobState.RUNNING, JobState.SUSPENDED):
         return True

@@ -2,7 +2,7 @@
 Read a job's Pollux directives: `#POLLUX key=value` lines, SBATCH_POLLUX and --pollux. job_submit.lua runs this file.
 ]]
 
-local KEYS = { "min-gpus", "max-gpus", "gpu-counts", "adaptive", "preemptible", "prior", "mode", "resize", "continue" }
+local KEYS = { "min-gpus", "max-gpus", "gpu-counts", "gpu-types", "adaptive", "preemptible", "prior", "mode", "resize", "continue" }
 
 local function quoted(text)
   return "'" .. text .. "'"
@@ -52,10 +52,26 @@ local function gpu_counts(text)
   return table.concat(counts, ",")
 end
 
+-- Types as slurm.conf names them: each once, in order.
+local function gpu_types(text)
+  local kinds, seen = {}, {}
+  for word in string.gmatch(text .. ",", "([^,]*),") do
+    if not string.match(word, "^%w[%w_.+-]*$") or #kinds >= 16 then
+      return nil, "a list of GPU types such as a100,h100"
+    end
+    if not seen[word] then
+      kinds[#kinds + 1], seen[word] = word, true
+    end
+  end
+  table.sort(kinds)
+  return table.concat(kinds, ",")
+end
+
 local READERS = {
   ["min-gpus"] = gpu_count,
   ["max-gpus"] = gpu_count,
   ["gpu-counts"] = gpu_counts,
+  ["gpu-types"] = gpu_types,
   ["adaptive"] = one_of("yes or no"),
   ["preemptible"] = one_of("yes or no"),
   ["prior"] = one_of("yes or no"),

@@ -31,6 +31,7 @@ local folder = string.match(debug.getinfo(1, "S").source, "^@(.*/)") or ""
 dofile(folder .. "directives.lua")
 dofile(folder .. "companion.lua")
 dofile(folder .. "hostile_text.lua")
+dofile(folder .. "placement_options.lua")
 
 local function log_user(format, ...)
   slurm.log_user("%s", string.format(format, ...))
@@ -53,14 +54,10 @@ end
 -- polluxd decides nodes, GPUs per node and tasks at every move, so an option that fixes one of them would
 -- either be broken silently or keep the job from starting. Each entry: test, option, what to do instead.
 local REFUSED = {
-  { function(j) return given(j.array_inx) end, "--array", "submit one job per task" },
   { function(j) return given(j.het_job_offset) end, "heterogeneous components (':')", "submit one job" },
-  -- 1 is --oversubscribe; 0, 2, 3 are the forms of --exclusive
-  { function(j) return given(j.shared) and j.shared ~= 1 end, "--exclusive", "max-gpus bounds what the job may take" },
-  { function(j) return given(j.features) end, "--constraint", "choose a partition instead" },
-  { function(j) return given(j.req_nodes) end, "--nodelist", "polluxd chooses the nodes" },
-  { function(j) return given(j.exc_nodes) end, "--exclude", "polluxd chooses the nodes; drain a bad node" },
-  { function(j) return given(j.reservation) end, "--reservation", "polluxd does not place into reservations" },
+  -- 0 is --exclusive, 1 is --oversubscribe
+  { function(j) return given(j.shared) and j.shared > 1 end, "--exclusive=user or =mcs", "use --exclusive" },
+  { function(j) return given(j.contiguous) and j.contiguous ~= 0 end, "--contiguous", "use --switches=1" },
   -- From Slurm 24.11 --cpus-per-task stands in it too, as "cpu=2".
   { function(j) return string.find(given(j.tres_per_task) or "", "gpu", 1, true) end, "--gpus-per-task", "use --gres=gpu:N or --gpus-per-node=N" },
   { function(j) return given(j.tres_per_socket) end, "--gpus-per-socket", "use --gres=gpu:N or --gpus-per-node=N" },
@@ -70,28 +67,12 @@ local REFUSED = {
   { function(j) return given(j.deadline) and j.deadline > 0 end, "--deadline", "Slurm would end the job while it waits for GPUs; give --time" },
 }
 
--- "gres:gpu:2", "gres/gpu:2", "gpu:2", "gpu" -> count. Nil where no GPU is asked; false where a type or another
--- resource is named too: polluxd's updates say gpu:N and would lose it.
-local function gpus_asked(text)
-  if not given(text) then
-    return nil
-  end
-  local rest = string.match(text, "^gres[:/]gpu(.*)$") or string.match(text, "^gpu(.*)$")
-  if not rest then
-    return false
-  end
-  if rest == "" then
-    return 1
-  end
-  return tonumber(string.match(rest, "^:(%d+)$")) or false
-end
-
 -- The CPUs and the memory that go with each GPU, from what was asked for; or nil and a message.
 local function per_gpu(job)
   local nodes = given(job.min_nodes) or 1
-  local per_node, per_job = gpus_asked(job.tres_per_node), gpus_asked(job.tres_per_job)
+  local per_node, per_job = pollux_gpus_asked(job.tres_per_node), pollux_gpus_asked(job.tres_per_job)
   if per_node == false or per_job == false then
-    return nil, "ask for GPUs by number alone (--gres=gpu:N, --gpus-per-node=N or --gpus=N), got "
+    return nil, "ask for GPUs alone (--gres=gpu:N, --gres=gpu:TYPE:N, --gpus-per-node=N or --gpus=N), got "
       .. quoted(given(job.tres_per_node) or given(job.tres_per_job))
   end
   local gpus = per_job or (per_node and per_node * nodes)
@@ -168,7 +149,10 @@ local function submit_companion(job, found, config)
     log_user("#POLLUX: polluxd does not answer: nobody would place this companion")
     return slurm.ERROR
   end
-  if refused_option(job, true) then
+  local placing, option = pollux_placement_words(job)
+  if refused_option(job, true) or not placing or #placing > 0 or given(job.array_inx) then
+    log_user("#POLLUX: a companion has none of sbatch's options that choose nodes, and no --array, got '%s'",
+      option or (placing and placing[1]) or "--array")
     return slurm.ERROR
   end
   local share, problem = per_gpu(job)
@@ -249,6 +233,20 @@ function pollux_submit(job, part_list, submit_uid)
     return slurm.ERROR
   end
 
+  local kinds, mismatch = pollux_gpu_types(job, wanted["gpu-types"])
+  if kinds == false then
+    log_user("#POLLUX: %s", mismatch)
+    return slurm.ERROR
+  end
+  local placing, option, wrong = pollux_placement_words(job, kinds)
+  if not placing then
+    log_user("#POLLUX: %s cannot be used by a Pollux job in this form: %s", option, wrong)
+    return slurm.ERROR
+  end
+  if job.shared == 0 then
+    wanted["gpu-counts"] = "whole-nodes" -- Slurm gives an exclusive job all GPUs of its nodes
+  end
+
   local now = os.time()
   local begin = given(job.begin_time)
   begin = begin and begin > 0 and begin or nil
@@ -266,6 +264,9 @@ function pollux_submit(job, part_list, submit_uid)
   fields[#fields + 1] = "cpus-per-gpu=" .. share.cpus
   if share.memory then
     fields[#fields + 1] = "mem-per-gpu=" .. share.memory
+  end
+  for _, word in ipairs(placing) do
+    fields[#fields + 1] = word
   end
   -- Slurm's own SubmitTime changes at every requeue.
   fields[#fields + 1] = string.format("submitted=%d", now)
@@ -324,6 +325,9 @@ local GUARDED = {
   { "OverSubscribe", function(j) return given(j.shared) end },
   { "Partition", function(j) return j.partition ~= nil end },
   { "Reservation", function(j) return j.reservation ~= nil end },
+  { "Licenses", function(j) return j.licenses ~= nil end },
+  { "MinTmpDiskNode", function(j) return given(j.pn_min_tmp_disk) end },
+  { "Switches", function(j) return given(j.req_switch) end },
   { "TimeMin", function(j) return given(j.time_min) end },
   { "Deadline", function(j) return given(j.deadline) and j.deadline > 0 end },
   { "JobName", function(j) return j.name ~= nil end },

@@ -55,7 +55,7 @@ def allowances(state: ClusterState, targets: Mapping[int, Placement]) -> Allowan
         targets: where moves under way bring jobs.
     """
     nodes = {node.name: node for node in state.nodes}
-    ours = [job for job in state.jobs if job.spec is not None and not job.state.finished]
+    ours = [job for job in state.jobs if job.spec is not None and not job.state.finished and not job.tasks]
     ours.sort(key=lambda job: (job.submit_time, job.job_id))
     bounds = _Lookup(state)
     most: dict[int, tuple[int, str]] = {}
@@ -68,7 +68,11 @@ def allowances(state: ClusterState, targets: Mapping[int, Placement]) -> Allowan
             standings[job.job_id] = Standing(frozenset(), why)
     holding = {job.job_id: _gpus(job, targets) for job in ours}
     groups, full = _groups(state.jobs, ours, bounds, holding, nodes)
-    for job_id, standing in (*full.items(), *_unlicensed(ours, holding, state).items()):
+    for job_id, standing in (
+        *full.items(),
+        *_array_turns(ours, holding).items(),
+        *_unlicensed(ours, holding, state).items(),
+    ):
         standings.setdefault(job_id, standing)
     return Allowances(most, groups, standings)
 
@@ -274,6 +278,19 @@ def _by_turns(
             places -= 1
             if places < 0:
                 found[job.job_id] = standing
+    return found
+
+
+def _array_turns(ours: Iterable[SlurmJob], holding: Mapping[int, int]) -> dict[int, Standing]:
+    """Tasks of an array that wait for others of it (`--array=0-11%4`)."""
+    arrays: dict[tuple[int, int], list[SlurmJob]] = defaultdict(list)
+    for job in ours:
+        if job.array is not None and job.demands.array_limit is not None:
+            arrays[job.array[0], job.demands.array_limit].append(job)
+    found: dict[int, Standing] = {}
+    for (number, limit), jobs in arrays.items():
+        jobs.sort(key=lambda job: job.array or (0, 0))
+        found |= _by_turns(jobs, holding, limit, f"the limit of {limit} running tasks of array {number}")
     return found
 
 

@@ -93,6 +93,8 @@ def keeps(job: SlurmJob, report: Report | None, means: PathOptions) -> tuple[str
 def _open(job: SlurmJob, report: Report | None, means: PathOptions, *, grows: bool) -> tuple[str, ...]:
     if report is None or report.attempt != job.restart_count or job.state is not JobState.RUNNING:
         return ()
+    if grows and (job.demands.reservation or job.demands.exclusive):
+        return ()  # a companion is a job without these options
     failed = means.failed.get(job.job_id, frozenset())
     return tuple(p for p in _ABLE.get(report.resize, ()) if p in means.paths and (p, grows) not in failed)
 

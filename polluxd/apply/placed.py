@@ -24,10 +24,11 @@ def same_place(job: SlurmJob, target: Placement) -> bool:
     return job.gpus_per_node_held == dict.fromkeys(target.nodes, target.gpus_per_node)
 
 
-def geometry(job: SlurmJob, target: Placement) -> Geometry:
+def geometry(job: SlurmJob, target: Placement, gpu_type: str = "") -> Geometry:
     """Return the resources that the job requests at `target`.
 
-    CPUs and memory are scaled with the GPUs, because Slurm itself does not scale them.
+    CPUs and memory are scaled with the GPUs, because Slurm itself does not scale them. A job that was submitted for
+    certain types of GPU asks for `gpu_type`, the type at `target`.
     """
     assert job.spec is not None
     gpus = target.gpus_per_node
@@ -37,6 +38,8 @@ def geometry(job: SlurmJob, target: Placement) -> Geometry:
         gpus_per_node=gpus,
         cpus_per_task=job.spec.cpus_per_gpu * gpus,
         mem_per_node_mb=memory * gpus if memory else None,
+        gpu_type=gpu_type if job.demands.gpu_types else "",
+        min_cpus=job.demands.min_cpus,
     )
 
 

@@ -104,6 +104,7 @@ class Reconciler:
         self._stopwatch = Stopwatch(clock, monotonic)
         self.refusals = Refusals(clock, monotonic)
         self._history: dict[int, _MoveHistory] = {}
+        self._gpu_types: dict[str, str] = {}
         self._acted_on: frozenset[int] = frozenset()
         """Jobs with a move open at the last tick. What was observed before that tick no longer holds for them."""
         self._leases = Leases(slurm, lease=lease, authorize=authorize, clock=clock, monotonic=monotonic)
@@ -193,6 +194,7 @@ class Reconciler:
         self._acted_on = frozenset(move.job_id for move in moves)
         jobs = {job.job_id: job for job in seen.state.jobs if job.spec is not None}
         self._stopwatch.keep(moves)
+        self._gpu_types = {node.name: node.gpu_type for node in seen.state.nodes}
         self._history = {j: past for j, past in self._history.items() if j in jobs}
         if not paused:
             # Renew before any job is started: a later renewal would keep back a job that was just released.
@@ -385,7 +387,7 @@ class Reconciler:
         self._authorize()
         room.take(move.target, move.job_id)
         try:
-            size = geometry(job, move.target)
+            size = geometry(job, move.target, self._gpu_types.get(move.target.nodes[0], ""))
             self._slurm.configure(move.job_id, size, start=True, time_limit_s=_time_left(move, job))
         except SlurmRefused as error:
             # Slurm may have carried out an earlier update that timed out: the job then has the right placement.

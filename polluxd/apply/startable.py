@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import inf
 
 from polluxd.apply.placed import ends_at
-from polluxd.model import JobState, Move, Placement
+from polluxd.model import JobState, Move, Node, Placement
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 from polluxd.slurm.rules import Partition, Reservation
 
@@ -29,9 +29,9 @@ class Standing:
 
 
 def standings(state: ClusterState) -> dict[int, Standing]:
-    """Return where jobs may start, for managed jobs that a Slurm rule limits.
+    """Return where jobs may start, for managed jobs that a rule limits.
 
-    All other jobs may start on every node of their partitions.
+    The rules are Slurm's, and the job's own sbatch options. All other jobs may start on every node of their partitions.
     """
     names = frozenset(node.name for node in state.nodes)
     known: dict[tuple[object, ...], Standing | None] = {}
@@ -40,18 +40,69 @@ def standings(state: ClusterState) -> dict[int, Standing]:
         if job.spec is None or job.state.finished:
             continue
         left = time_left(job, state.taken_at)
-        blocked = state.rules.forbidden(state.taken_at + left, state.taken_at)
+        own = job.demands.reservation
+        blocked = state.rules.forbidden(state.taken_at + left, state.taken_at, own)
         partitions = [
             state.rules.partitions[p] for p in job.partition.split(",") if p in state.rules.partitions
         ]
         kept_out = tuple(p.refuses(job.account, job.qos, left) for p in partitions)
-        key = job.partition, frozenset(blocked), kept_out
+        # What an exclusive job may use depends on the nodes that it holds.
+        whose = job.job_id if job.demands.exclusive or job.demands.switches else 0
+        key = job.partition, frozenset(blocked), kept_out, job.demands, whose
         if key not in known:
-            known[key] = _standing(partitions, kept_out, blocked, names)
+            known[key] = _demanded(job, _standing(partitions, kept_out, blocked, names), state, names)
         standing = known[key]
         if standing is not None:
             found[job.job_id] = standing
     return found
+
+
+def _demanded(
+    job: SlurmJob, ruled: Standing | None, state: ClusterState, names: frozenset[str]
+) -> Standing | None:
+    """Leave out the nodes that the job's own options leave out."""
+    demands, nodes = job.demands, names if ruled is None else ruled.nodes
+    why = [ruled.rule] if ruled is not None else []
+    if demands.of_nodes:
+        options = {node.name: demands.refuses(node) or _shared(job, node) for node in state.nodes}
+        if left_out := sorted({option for name, option in options.items() if option and name in nodes}):
+            nodes = frozenset(name for name in nodes if not options.get(name))
+            why.append(
+                f"{' and '.join(left_out)} of the job {'leave' if len(left_out) > 1 else 'leaves'} nodes out"
+            )
+    if demands.reservation:
+        reserved = state.rules.reserved(demands.reservation, state.taken_at)
+        if reserved is not None and not nodes <= reserved:
+            nodes &= reserved
+            why.append(
+                f"--reservation={demands.reservation} leaves out all nodes but its own"
+                if reserved
+                else f"reservation {demands.reservation}, which the job asks for, is not active"
+            )
+    if demands.switches and len(racks := _fullest_racks(job, nodes, state)) < len(
+        {n.rack for n in state.nodes}
+    ):
+        nodes = frozenset(node.name for node in state.nodes if node.name in nodes and node.rack in racks)
+        why.append(
+            f"--switches={demands.switches} of the job keeps it to {', '.join(sorted(racks)) or 'no rack'}"
+        )
+    return Standing(nodes, "; ".join(why)) if why else None
+
+
+def _shared(job: SlurmJob, node: Node) -> str:
+    """Name --exclusive where others use the node."""
+    busy = node.foreign_cpus > 0 or node.foreign_gpus > 0
+    return "--exclusive" if job.demands.exclusive and busy and node.name not in job.nodes else ""
+
+
+def _fullest_racks(job: SlurmJob, nodes: frozenset[str], state: ClusterState) -> frozenset[str]:
+    """The racks of the job, then those with the most GPUs, as many as --switches allows."""
+    gpus: dict[str, tuple[bool, int]] = {}
+    for node in state.nodes:
+        if node.name in nodes:
+            held, total = gpus.get(node.rack, (False, 0))
+            gpus[node.rack] = held or node.name in job.nodes, total + node.capacity
+    return frozenset(sorted(gpus, key=lambda rack: (*gpus[rack], rack), reverse=True)[: job.demands.switches])
 
 
 def forbids(standing: Standing | None, move: Move) -> str:
@@ -97,7 +148,7 @@ def _standing(
     why += [f"reservation {name} begins {_clock(start)}, before the job would end" for start, name in met[:3]]
     if not why:
         return None
-    return Standing(nodes - blocked.keys(), "; ".join(why))
+    return Standing(nodes.difference(blocked), "; ".join(why))
 
 
 def _clock(at: float) -> str:

@@ -30,7 +30,14 @@ from .files import FileState, read_text
 
 SCRIPTS = ("prolog", "epilog", "task_prolog", "ticket")
 """What Slurm runs on nodes."""
-LUA_FILES = ("job_submit.lua", "directives.lua", "companion.lua", "hostile_text.lua", "cli_filter.lua")
+LUA_FILES = (
+    "job_submit.lua",
+    "directives.lua",
+    "companion.lua",
+    "hostile_text.lua",
+    "placement_options.lua",
+    "cli_filter.lua",
+)
 """What Slurm loads."""
 TICKET_DIR = "/run/pollux/tickets"
 PUBLISH_INTERVAL_S = 30.0

@@ -6,7 +6,7 @@ The comment of a job, all on one line:
     pollux:v1 min-gpus=1 max-gpus=8 gpu-counts=1,2,4,8 adaptive=yes preemptible=yes cpus-per-gpu=2 mem-per-gpu=4000
     submitted=T begin=T
 
-The comment of a companion job:
+After `mem-per-gpu=` stand the demands on nodes (`polluxd.slurm.demands`). The comment of a companion job:
 
     pollux:v1 companion-of=J attempt=R move=ID nonce=N cpus-per-gpu=2 mem-per-gpu=4000 submitted=T
 
@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from polluxd.errors import DirectiveError
 from polluxd.gpu_counts import RULES, is_rule
 from polluxd.model import JobSpec
+from polluxd.slurm.demands import WORDS, Demands, read_demands
 from polluxd.slurm.protocol import Companion
 
 MARK = "pollux:"
@@ -40,6 +41,7 @@ class Directives:
     begin: float | None = None
     """The user's own --begin [POSIX s]."""
     companion: Companion | None = None
+    demands: Demands = field(default_factory=Demands)
 
 
 def parse_admin_comment(text: str) -> Directives | None:
@@ -62,6 +64,7 @@ def parse_admin_comment(text: str) -> Directives | None:
         if key in values:
             raise DirectiveError(f"AdminComment: {key} is given twice")
         values[key] = value
+    demands = read_demands({key: values.pop(key) for key in WORDS if key in values})
     gpu_counts = _gpu_counts(values.pop("gpu-counts", "any"))
     nonce = _nonce(values.pop("nonce", ""))
     read = {key: _READERS[key](key, value) for key, value in values.items()}
@@ -76,7 +79,7 @@ def parse_admin_comment(text: str) -> Directives | None:
     )
     if spec.max_gpus is not None and spec.min_gpus > spec.max_gpus:
         raise DirectiveError(f"AdminComment: min-gpus={spec.min_gpus} is above max-gpus={spec.max_gpus}")
-    return Directives(spec, read.get("submitted"), read.get("begin"), _companion(read, nonce))
+    return Directives(spec, read.get("submitted"), read.get("begin"), _companion(read, nonce), demands)
 
 
 def _companion(read: dict[str, float], nonce: str) -> Companion | None:
@@ -133,4 +136,4 @@ _READERS: dict[str, Callable[[str, str], float]] = {
     "move": _count,
 }
 _COMPANION = ("companion-of", "attempt", "move")
-_KEYS = ("gpu-counts", "nonce", *_READERS)
+_KEYS = ("gpu-counts", "nonce", *_READERS, *WORDS)

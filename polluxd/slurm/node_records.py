@@ -79,6 +79,8 @@ def _node(name: str, line: str) -> tuple[Node, int, int]:
         schedulable=schedulable(fields["State"]),
         partitions=frozenset(p for p in fields.get("Partitions", "").split(",") if p),
         cpus=_number(fields, "CPUEfctv") if "CPUEfctv" in fields else total,
+        features=frozenset(f for f in fields.get("ActiveFeatures", "(null)").split(",") if f != "(null)"),
+        tmp_mb=_number(fields, "TmpDisk") if "TmpDisk" in fields else None,
     )
     return node, gpus_in_use(fields.get("GresUsed", ""), gpus.count), _number(fields, "CPUAlloc", 0)
 
@@ -101,6 +103,8 @@ def attribute(
     free from its first signal on, while its processes may still use them: jobs that are ending count as well.)
     """
     ours, unknown = _placed(queue, records)
+    gpus = {node.name: node.gpus for node in records.nodes}
+    ours = tuple(_exclusive(job, gpus) if job.demands.exclusive else job for job in ours)
     held, cpus_held, running = Counter[str](), Counter[str](), Counter[str]()
     foreign_jobs, leaving = set[str](), Counter[str]()
     for job in ours:
@@ -124,6 +128,12 @@ def attribute(
             foreign_cpus = max(0, records.cpus_used.get(name, 0) - cpus_held[name])
         nodes.append(replace(node, foreign_gpus=foreign, foreign_cpus=foreign_cpus))
     return ours, tuple(nodes), unknown
+
+
+def _exclusive(job: SlurmJob, gpus: Mapping[str, int]) -> SlurmJob:
+    """Give an exclusive job all GPUs of its nodes, as Slurm does."""
+    held = {name: gpus.get(name, count) for name, count in job.gpus_per_node_held.items()}
+    return replace(job, gpus_per_node_held=held)
 
 
 def _placed(queue: Queue, records: NodeRecords) -> tuple[tuple[SlurmJob, ...], dict[str, str]]:

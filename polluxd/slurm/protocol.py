@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from polluxd.model import JobSpec, JobState, Node
+from polluxd.slurm.demands import Demands
 from polluxd.slurm.limits import Limits
 from polluxd.slurm.rules import Rules
 
@@ -80,6 +81,12 @@ class SlurmJob:
     tres: Mapping[str, int] = field(default_factory=dict)
     """What it holds, or asks for while it waits, as Slurm's limits count it: `gres/gpu`, `cpu`, `node`."""
     licenses: Mapping[str, int] = field(default_factory=dict)
+    demands: Demands = field(default_factory=Demands)
+    array: tuple[int, int] | None = None
+    """Of a task of a job array: the array's id and the task's number."""
+    tasks: tuple[int, ...] = ()
+    """Tasks that wait in one record of Slurm: the renewal of their leases gives each a record of its own. Empty for a
+    job that can be placed."""
     companion: Companion | None = None
     """Set for a companion job, which users, plans and lists do not see as a job of its own."""
     companions: tuple[SlurmJob, ...] = ()
@@ -125,6 +132,10 @@ class Geometry:
     cpus_per_task: int
     mem_per_node_mb: int | None = None
     """None leaves the memory request as it is."""
+    gpu_type: str = ""
+    """Empty: any."""
+    min_cpus: int = 1
+    """CPUs that the user wants on each node at least (--mincpus)."""
 
     def __post_init__(self) -> None:
         if not self.nodes or len(set(self.nodes)) != len(self.nodes):

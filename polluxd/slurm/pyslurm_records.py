@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from polluxd.errors import DirectiveError, SlurmGarbled
 from polluxd.model import JobState, Node
+from polluxd.slurm.demands import Demands
 from polluxd.slurm.directives import parse_admin_comment
 from polluxd.slurm.gres import parse_gpus
 from polluxd.slurm.node_lists import index_count, node_names
@@ -73,6 +74,7 @@ class _Node(_Record):
     gres: list[str]
     cpus: _Count
     partitions: list[str]
+    features: list[str] = []
 
 
 class _Jobs(_Record):
@@ -169,6 +171,7 @@ def _job(record: _Job, gpus_of: Mapping[str, int]) -> SlurmJob:
         spec=directives.spec if directives else None,
         batch_host=record.batch_host or "",
         companion=directives.companion if directives else None,
+        demands=directives.demands if directives else Demands(),
         tres={"gres/gpu": gpus.total(), "cpu": sum(cpus.values()), "node": len(nodes)},
     )
 
@@ -182,4 +185,5 @@ def _node(record: _Node) -> Node:
         schedulable=schedulable(record.state),
         partitions=frozenset(record.partitions),
         cpus=record.cpus,
+        features=frozenset(record.features),
     )

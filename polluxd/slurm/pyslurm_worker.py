@@ -69,6 +69,7 @@ class Requests:
             "gres": _gres(node.configured_gres),
             "cpus": node.effective_cpus or node.total_cpus,
             "partitions": node.partitions,
+            "features": list(getattr(node, "active_features", None) or []),
         }
 
     def _job(self, job: Any) -> dict[str, Any]:

@@ -7,7 +7,8 @@ read, so nothing that a user wrote can end a field or a record.
 A job holds on each of its nodes the GPUs that it asked for per node: Slurm grants exactly these. No version of squeue
 shows the allocation itself; `node_records.attribute` works it out for jobs that asked in another way.
 
-Call squeue with SLURM_TIME_FORMAT=%s: times are then POSIX timestamps.
+Call squeue with SLURM_TIME_FORMAT=%s: times are then POSIX timestamps. Call it with --array: each task of a
+job array is then one record, and tasks that Slurm itself still keeps in one record have the same JobID.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import ceil
 
 from polluxd.errors import DirectiveError, SlurmGarbled
 from polluxd.model import JobState
+from polluxd.slurm.demands import Demands
 from polluxd.slurm.directives import Directives, parse_admin_comment
 from polluxd.slurm.durations import duration
 from polluxd.slurm.gres import parse_gpus
@@ -30,6 +32,8 @@ from polluxd.slurm.states import job_state
 
 _DECIDING = (
     "JobID",
+    "ArrayJobID",
+    "ArrayTaskID",
     "UserID",
     "UserName",
     "Account",
@@ -61,16 +65,19 @@ _DECIDING = (
 _NAMES = ("JobID", "Name")
 _NOTHING = frozenset({"", "(null)", "N/A", "n/a", "NONE", "None", "Unknown"})
 _MAY_HOLD = (JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING)
+_DIGITS = 18
 _NUMBER = re.compile(r"(\d{1,18})(K?)(?:-\d+K?)?")
 _JOB_ID = re.compile(r"[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One call of squeue, with the word that separates its fields."""
+    """One call of squeue, with the words that separate its fields and end its records."""
 
     fields: tuple[str, ...]
     separator: str
+    end: str
+    """Not the separator: a name may begin with a line break."""
 
     @property
     def format(self) -> str:
@@ -78,7 +85,8 @@ class Query:
 
         squeue prints a field without a width whole; the separator is its suffix.
         """
-        return ",".join(f"{name}:{self.separator}" for name in self.fields)
+        *first, last = self.fields
+        return ",".join([*(f"{name}:{self.separator}" for name in first), f"{last}:{self.end}"])
 
     def rows(self, text: str) -> list[list[str]]:
         """Split the answer into records.
@@ -88,7 +96,7 @@ class Query:
         """
         if not text.strip():
             return []
-        end = self.separator + "\n"
+        end = self.end + "\n"
         if not text.endswith(end):
             raise SlurmGarbled(f"squeue's answer is cut off: it ends in {text[-40:]!r}")
         return [record.split(self.separator) for record in text[: -len(end)].split(end)]
@@ -96,12 +104,17 @@ class Query:
 
 def jobs_query() -> Query:
     """Ask for all that decisions depend on."""
-    return Query(_DECIDING, f"<{secrets.token_hex(8)}>")
+    return Query(_DECIDING, *_words())
 
 
 def names_query() -> Query:
     """Ask for the names of jobs, which are only shown."""
-    return Query(_NAMES, f"<{secrets.token_hex(8)}>")
+    return Query(_NAMES, *_words())
+
+
+def _words() -> tuple[str, str]:
+    """Two random words that users cannot know."""
+    return f"<{secrets.token_hex(8)}>", f"<{secrets.token_hex(8)}>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +138,7 @@ def parse_jobs(text: str, query: Query) -> Queue:
             record alone.
     """
     jobs: list[SlurmJob] = []
+    tasks: dict[str, list[int]] = {}
     unreadable: dict[str, str] = {}
     scattered: set[int] = set()
     leaving: dict[int, int] = {}
@@ -133,6 +147,12 @@ def parse_jobs(text: str, query: Query) -> Queue:
             if len(row) != len(query.fields):
                 raise SlurmGarbled(f"expected {len(query.fields)} fields, got {len(row)}")
             record = dict(zip(query.fields, row, strict=True))
+            task = record["ArrayTaskID"]
+            if task.isascii() and task.isdigit() and record["State"] == "PENDING":
+                waiting = tasks.setdefault(row[0], [])
+                waiting.append(int(task))
+                if len(waiting) > 1:
+                    continue  # one record of Slurm, one line for each of its tasks
             job, complaint, held = _job(record)
         except SlurmGarbled as error:
             unreadable[f"job {row[0][:20]}"] = str(error)
@@ -144,6 +164,9 @@ def parse_jobs(text: str, query: Query) -> Queue:
             scattered.add(job.job_id)
         if job.state is JobState.COMPLETING and (job.spec is None or held is None):
             leaving[job.job_id] = _bound(record)
+    together = {int(job_id): tuple(sorted(several)) for job_id, several in tasks.items() if len(several) > 1}
+    if together:
+        jobs = [replace(j, tasks=together[j.job_id]) if j.job_id in together else j for j in jobs]
     return Queue(tuple(jobs), unreadable, frozenset(scattered), leaving)
 
 
@@ -196,11 +219,20 @@ def _job(record: Mapping[str, str]) -> tuple[SlurmJob, str, int | None]:
             batch_host=_text(record, "BatchHost"),
             companion=directives.companion if directives else None,
             tres=_tres(record["tres-alloc"]),
+            array=_array(record),
             licenses=_licenses(_text(record, "Licenses")),
+            demands=directives.demands if directives else Demands(),
         ),
         complaint,
         held,
     )
+
+
+def _array(record: Mapping[str, str]) -> tuple[int, int] | None:
+    numbers = record["ArrayJobID"], record["ArrayTaskID"]
+    if not all(text.isascii() and text.isdigit() and len(text) <= _DIGITS for text in numbers):
+        return None
+    return int(numbers[0]), int(numbers[1])
 
 
 @lru_cache(maxsize=16384)

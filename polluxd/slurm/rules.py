@@ -89,17 +89,27 @@ class Rules:
     licenses: Mapping[str, int] = field(default_factory=dict)
     """Free licenses by name."""
 
-    def forbidden(self, job_end: float, now: float) -> dict[str, Reservation]:
+    def forbidden(self, job_end: float, now: float, own: str = "") -> dict[str, Reservation]:
         """Nodes on which a job that starts now would meet a reservation.
 
-        The job ends at `job_end` [POSIX s]. `*` stands for all nodes.
+        The job ends at `job_end` [POSIX s]. `own` is the reservation that it asks for. `*` stands for all nodes.
         """
         found: dict[str, Reservation] = {}
         for reservation in self.reservations:
-            if reservation.meets(now, job_end + _MARGIN_S):
+            if reservation.name != own and reservation.meets(now, job_end + _MARGIN_S):
                 names = reservation.nodes if reservation.nodes is not None else ("*",)
                 found.update((name, reservation) for name in names if name not in found)
         return found
+
+    def reserved(self, name: str, now: float) -> frozenset[str] | None:
+        """Nodes of a reservation that has begun; None: all.
+
+        Empty before its start, after its end, and where Slurm knows no such reservation.
+        """
+        for reservation in self.reservations:
+            if reservation.name == name and reservation.start <= now < reservation.end:
+                return reservation.nodes
+        return frozenset()
 
 
 def parse_partitions(text: str) -> tuple[dict[str, Partition], dict[str, str]]:

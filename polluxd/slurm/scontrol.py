@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 TOPOLOGY_S = 300.0
 """Racks and abilities change with slurm.conf: they are asked for no more often than this."""
 
+_TASKS_AT_ONCE = 100
+"""Tasks of an array that get a record of their own at a time: each takes one request."""
+
 LIMITS_S = 30.0
 """Limits change by hand, and a large site has tens of thousands: they are asked for no more often than this."""
 
@@ -65,6 +68,8 @@ class ScontrolClient:
         self._clock = clock
         self._ours: set[int] = set()
         self._companions: set[int] = set()
+        self._arrays: dict[int, str] = {}
+        """Addresses of jobs that are tasks of an array. The bare id of one of them stands for the whole array."""
         self._seen: frozenset[int | str] = frozenset()
         self._configured = ""
         self._configured_at: float | None = None
@@ -168,34 +173,36 @@ class ScontrolClient:
     def signal(self, job_id: int, name: str = "USR1") -> None:
         self._must_be_ours([job_id])
         # Without --batch and --full: every step, and not the batch script, which would die of it.
-        self._run("scancel", f"--signal={name}", str(job_id))
+        self._run("scancel", f"--signal={name}", self._address(job_id))
 
     def requeue(self, job_id: int) -> None:
         self._must_be_ours([job_id])
         # Plain `requeue` runs a job again that has ended a moment ago; `incomplete` passes over it.
-        self._run("scontrol", "requeue", "incomplete", str(job_id))
+        self._run("scontrol", "requeue", "incomplete", self._address(job_id))
 
     def run_again(self, job_id: int) -> None:
         self._must_be_ours([job_id])
-        self._run("scontrol", "requeue", str(job_id))
+        self._run("scontrol", "requeue", self._address(job_id))
 
     def configure(
         self, job_id: int, geometry: Geometry, *, start: bool, time_limit_s: float | None = None
     ) -> None:
         self._must_be_ours([job_id])
+        gpus = ("gres:gpu", geometry.gpu_type, str(geometry.gpus_per_node))
         k, cpus = len(geometry.nodes), geometry.cpus_per_task
         words = [
-            f"JobId={job_id}",
+            f"JobId={self._address(job_id)}",
             f"NumNodes={k}-{k}",  # "2" alone is refused on a one-node job: its maximum stays 1
             f"NumTasks={k}",
             f"NumCPUs={k * cpus}",  # left out when shrinking: BadConstraints
             f"CPUsPerTask={cpus}",
-            f"MinCPUsNode={cpus}",  # stays as at submission otherwise, and a smaller size would never fit
+            # Stays as at submission otherwise, and a smaller size would never fit.
+            f"MinCPUsNode={max(cpus, geometry.min_cpus)}",
             "TasksPerNode=1",
             # Left set, any other way of asking for GPUs adds to the one that follows.
             "TresPerJob=",
             "TresPerTask=",
-            f"TresPerNode=gres:gpu:{geometry.gpus_per_node}",
+            f"TresPerNode={':'.join(filter(None, gpus))}",
             f"ReqNodeList={','.join(geometry.nodes)}",
         ]
         if geometry.mem_per_node_mb is not None:
@@ -209,7 +216,7 @@ class ScontrolClient:
 
     def limit_time(self, job_id: int, seconds: float) -> None:
         self._must_be_ours([job_id])
-        self._run("scontrol", "update", f"JobId={job_id}", _time_limit(seconds))
+        self._run("scontrol", "update", f"JobId={self._address(job_id)}", _time_limit(seconds))
 
     def can_shrink(self) -> bool:
         return _SLURMDBD.search(self._configuration()) is not None
@@ -228,7 +235,7 @@ class ScontrolClient:
                 f"job {job_id} holds {','.join(now.nodes)} with its script on {now.batch_host or 'no node'}: "
                 f"{','.join(nodes)} is no part of that to shrink to"
             )
-        self._run("scontrol", "update", f"JobId={job_id}", f"NodeList={','.join(nodes)}")
+        self._run("scontrol", "update", f"JobId={self._address(job_id)}", f"NodeList={','.join(nodes)}")
 
     def cancel(self, job_ids: Sequence[int]) -> None:
         if not job_ids:
@@ -247,7 +254,7 @@ class ScontrolClient:
             return
         self._must_be_ours(job_ids)
         when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(until))
-        ids = ",".join(str(job_id) for job_id in job_ids)
+        ids = ",".join(map(self._address, job_ids))
         try:
             self._run("scontrol", "update", f"JobId={ids}", f"StartTime={when}")
         except SlurmRefused:
@@ -286,7 +293,7 @@ class ScontrolClient:
         return parse_jobs(self._squeue(query, *options), query)
 
     def _squeue(self, query: Query, *options: str) -> str:
-        words = ("squeue", "--local", "--all", "--noheader", "--states=all", *options)
+        words = ("squeue", "--local", "--all", "--noheader", "--states=all", "--array", *options)
         return self._run(*words, environment={"SQUEUE_FORMAT2": query.format})
 
     def _named(self, jobs: tuple[SlurmJob, ...]) -> tuple[SlurmJob, ...]:
@@ -302,14 +309,19 @@ class ScontrolClient:
             }
             self._names = {**self._names, **known} if len(jobs) == 1 else known
         return tuple(
-            replace(job, name=self._names[job.job_id, job.submit_time]) if job.spec is not None else job
+            replace(job, name=_shown(job, self._names[job.job_id, job.submit_time])) if job.spec else job
             for job in jobs
         )
 
     def _learn_all(self, jobs: tuple[SlurmJob, ...]) -> tuple[SlurmJob, ...]:
         self._ours.clear()  # those that Slurm has forgotten too: a service runs for months
         self._companions.clear()
+        self._arrays.clear()
         return self._learn(jobs)
+
+    def _address(self, job_id: int) -> str:
+        """The job as Slurm's commands name it."""
+        return self._arrays.get(job_id, str(job_id))
 
     def _learn(self, jobs: tuple[SlurmJob, ...]) -> tuple[SlurmJob, ...]:
         for job in jobs:
@@ -317,6 +329,8 @@ class ScontrolClient:
                 self._ours.add(job.job_id)
             else:
                 self._ours.discard(job.job_id)
+            if job.spec is not None and job.array is not None:
+                self._arrays[job.job_id] = _tasks(job)
             if job.spec is not None and job.companion is not None:
                 self._companions.add(job.job_id)
             else:
@@ -360,9 +374,28 @@ class ScontrolClient:
         raise failure(argv, done.returncode, (done.stderr or done.stdout).strip())
 
 
+def _shown(job: SlurmJob, name: str) -> str:
+    """The name, with the task's number as squeue shows it."""
+    return f"{name} {job.array[0]}_{job.array[1]}" if job.array is not None else name
+
+
 def _to_come_again(jobs: Sequence[SlurmJob], nodes: Sequence[Node]) -> frozenset[int | str]:
     """Ids of jobs, ended or not, and names of nodes."""
     return frozenset(job.job_id for job in jobs) | {node.name for node in nodes}
+
+
+def _tasks(job: SlurmJob) -> str:
+    """Name a task of a job array, or the tasks that wait in one record.
+
+    An update of a single task gives it a record of its own. Many tasks get theirs by and by: the rest of the list is
+    updated as one record.
+    """
+    assert job.array is not None
+    array, tasks = job.array[0], job.tasks or (job.array[1],)
+    alone, rest = tasks[:_TASKS_AT_ONCE], tasks[_TASKS_AT_ONCE:]
+    return ",".join(
+        [*(f"{array}_{task}" for task in alone), *([f"{array}_[{','.join(map(str, rest))}]"] if rest else [])]
+    )
 
 
 def _time_limit(seconds: float) -> str:

@@ -28,9 +28,10 @@ _STATES = {
 }
 
 _USABLE = frozenset(
-    {"IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED", "CLOUD", "DYNAMIC_NORM", "BLOCKED"}
+    {"IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED", "RESERVED", "CLOUD", "DYNAMIC_NORM", "BLOCKED"}
 )
-"""A node in any other state (DRAIN, DOWN, MAINT, REBOOT_ISSUED, POWERED_DOWN, RESERVED, ...) gets no work."""
+"""A node in any other state (DRAIN, DOWN, MAINT, REBOOT_ISSUED, POWERED_DOWN, ...) gets no work.
+Reservations themselves say who may use a RESERVED node (`rules`)."""
 
 
 def job_state(word: str) -> JobState:

@@ -11,6 +11,7 @@ from polluxd.apply.capacity import capacity
 from polluxd.model import GpuLimit, JobSpec, JobState, Node, Placement, Snapshot, SnapshotJob
 from polluxd.policy import decide
 from polluxd.settings import PolicySettings
+from polluxd.slurm.demands import Demands
 from polluxd.slurm.limits import Association, GroupLimits, JobLimits, Limits, Qos
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 from polluxd.slurm.rules import Partition, Rules
@@ -121,6 +122,16 @@ def test_licenses_go_to_the_oldest_waiting_job() -> None:
         limits(), running(1, 1, licenses=one), waiting(3, licenses=one), waiting(2, licenses=one), rules=rules
     )
     assert {i: s.rule for i, s in found.standings.items()} == {3: "license matlab is in use"}
+
+
+def test_tasks_of_an_array_take_turns() -> None:
+    four = Demands(array_limit=2)
+    tasks = [waiting(2 + t, array=(2, t), demands=four) for t in range(3)]
+    found = allowed(
+        limits(), running(1, 1, array=(2, 9), demands=four), *tasks, waiting(9, array=(9, 0), demands=four)
+    )
+    assert set(found.standings) == {3, 4}
+    assert found.standings[3].rule == "the limit of 2 running tasks of array 2 is reached"
 
 
 @pytest.mark.parametrize(("gpus", "fits"), [(2, True), (3, False)])

@@ -12,10 +12,11 @@ from polluxd.apply.capacity import Capacity
 from polluxd.apply.machine import next_action
 from polluxd.apply.refusal_reasons import refused
 from polluxd.apply.refusals import FIRST_S, Refusals
-from polluxd.apply.startable import forbids, standings
+from polluxd.apply.startable import Standing, forbids, standings
 from polluxd.cli.health import health
 from polluxd.model import JobSpec, JobState, Move, Node, Placement, Step
 from polluxd.settings import CycleSettings, MoveSettings
+from polluxd.slurm.demands import Demands
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 from polluxd.slurm.rules import Partition, Reservation, Rules
 
@@ -231,3 +232,43 @@ def test_status_says_what_slurm_refuses_and_since_when() -> None:
     verdict = health(status, (), CycleSettings(), MoveSettings(), NOW + 1)
     assert (verdict.exit_status, verdict.message, verdict.stuck_since) == (2, refusals.told(), NOW)
     assert health({**status, "note": "paused"}, (), CycleSettings(), MoveSettings(), NOW + 1).exit_status == 0
+
+
+def place(**demands: object) -> Standing | None:
+    """Where a waiting job with these demands may start."""
+    nodes = (
+        replace(NODES[0], features=frozenset({"ib"}), rack="r1"),
+        replace(NODES[1], rack="r1"),
+        replace(NODES[2], rack="r2", foreign_cpus=2),
+        replace(NODES[3], rack="r3", gpu_type="h100"),
+    )
+    shown = job(1, JobState.PENDING, limit=600.0, demands=Demands(**demands))  # type: ignore[arg-type]
+    rules = Rules(MAIN, (Reservation("course", NOW - 60, NOW + HOUR, frozenset({"n2"})),))
+    return standings(ClusterState(NOW, nodes, (shown,), rules=rules)).get(1)
+
+
+@pytest.mark.parametrize(
+    ("demands", "nodes", "rule"),
+    [
+        ({"constraint": "ib"}, {"n1"}, "--constraint=ib of the job leaves nodes out"),
+        ({"nodelist": frozenset({"n1", "n2"})}, {"n1"}, "--nodelist"),
+        ({"exclude": frozenset({"n1"})}, {"n3", "n4"}, "--exclude"),
+        ({"exclusive": True}, {"n1", "n4"}, "--exclusive"),
+        ({"gpu_types": frozenset({"h100"})}, {"n4"}, "gpu-types=h100"),
+        ({"reservation": "course"}, {"n2"}, "--reservation=course"),
+        ({"reservation": "gone"}, set(), "reservation gone, which the job asks for, is not active"),
+        ({"switches": 1}, {"n4"}, "--switches=1 of the job keeps it to r3"),
+    ],
+)
+def test_options_of_a_job_leave_nodes_out(demands: dict[str, object], nodes: set[str], rule: str) -> None:
+    standing = place(**demands)
+    assert standing is not None
+    assert standing.nodes == nodes
+    assert rule in standing.rule
+
+
+def test_a_job_without_a_reservation_stays_out_of_it() -> None:
+    standing = place()
+    assert standing is not None
+    assert standing.nodes == {"n1", "n3", "n4"}
+    assert hash(standing), "snapshots tell standings apart by their hash"

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 
 RUNNING = {
     "JobID": "7",
+    "ArrayJobID": "7",
+    "ArrayTaskID": "N/A",
     "UserID": "1000",
     "UserName": "alice",
     "Account": "vision",

@@ -83,8 +83,8 @@ def test_gpu_counts_reach_polluxd(rule: str, noted: str) -> None:
     [
         (
             "#POLLUX min-gpu=2",
-            "#POLLUX line 3: unknown key 'min-gpu' (allowed: min-gpus, max-gpus, gpu-counts, adaptive, preemptible, "
-            "prior, mode, resize, continue)",
+            "#POLLUX line 3: unknown key 'min-gpu' (allowed: min-gpus, max-gpus, gpu-counts, gpu-types, adaptive, "
+            "preemptible, prior, mode, resize, continue)",
         ),
         (
             "#POLLUX\n#POLLUX min-gpus=two",

@@ -18,14 +18,9 @@ pytestmark = NEEDS_LUA
 @pytest.mark.parametrize(
     ("option", "job"),
     [
-        ("--array", {"array_inx": "1-3"}),
         ("heterogeneous components", {"het_job_offset": 0}),
-        ("--exclusive", {"shared": 0}),
-        ("--exclusive", {"shared": 2}),
-        ("--constraint", {"features": "a100"}),
-        ("--nodelist", {"req_nodes": "n1"}),
-        ("--exclude", {"exc_nodes": "n1"}),
-        ("--reservation", {"reservation": "maint"}),
+        ("--exclusive=user", {"shared": 2}),
+        ("--contiguous", {"contiguous": 1}),
         ("--gpus-per-task", {"tres_per_task": "gres:gpu:1"}),
         ("--gpus-per-socket", {"tres_per_socket": "gres:gpu:1"}),
         ("--ntasks-per-gpu", {"ntasks_per_tres": 1}),
@@ -97,9 +92,81 @@ def test_a_job_that_asks_for_no_gpu_asks_for_the_least_it_may_have() -> None:
         assert outcome.tres_per_job == f"gres:gpu:{least}"
 
 
-@pytest.mark.parametrize("text", ["gres:gpu:a100:2", "gres:nic:1", "gpu:a100", "gres:gpu:1,gres:nic:1"])
-def test_typed_or_other_resources_are_refused(text: str) -> None:
+@pytest.mark.parametrize(
+    "text", ["gres:nic:1", "gres:gpu:1,gres:nic:1", "gres:gpu:a100:2,gpu:h100:1", "gpu:a b:1"]
+)
+def test_other_resources_and_several_types_are_refused(text: str) -> None:
     assert f"got '{text}'" in refused(submit("#POLLUX", tres_per_node=text))
+
+
+@pytest.mark.parametrize(
+    ("head", "text", "words"),
+    [
+        ("#POLLUX", "gres:gpu:a100:2", "cpus-per-gpu=1 gpu-types=a100"),
+        ("#POLLUX", "gres/gpu:1g.5gb:4", "cpus-per-gpu=1 gpu-types=1g.5gb"),
+        ("#POLLUX", "gpu:4090:2", "cpus-per-gpu=1 gpu-types=4090"),
+        ("#POLLUX", "gpu:2080ti", "cpus-per-gpu=1 gpu-types=2080ti"),
+        ("#POLLUX gpu-types=h100,a100,h100", "gpu:2", "cpus-per-gpu=1 gpu-types=a100,h100"),
+        ("#POLLUX gpu-types=a100,h100", "gpu:a100:2", "cpus-per-gpu=1 gpu-types=a100,h100"),
+    ],
+)
+def test_gpu_types_are_kept(head: str, text: str, words: str) -> None:
+    assert comment(submit(head, tres_per_node=text)).endswith(words)
+
+
+def test_types_that_contradict_each_other_or_are_none_are_refused() -> None:
+    said = refused(submit("#POLLUX gpu-types=h100", tres_per_node="gpu:a100:2"))
+    assert said == "#POLLUX: --gres asks for 'a100', which gpu-types=h100 leaves out"
+    assert "a list of GPU types" in refused(submit("#POLLUX gpu-types=a100,"))
+
+
+@pytest.mark.parametrize(
+    ("job", "word"),
+    [
+        ({"features": "a100&ib"}, "constraint=a100&ib"),
+        ({"features": "(a100|h100)&ib"}, "constraint=(a100|h100)&ib"),
+        ({"req_nodes": "n1,n[3-4]"}, "nodelist=n1,n[3-4]"),
+        ({"exc_nodes": "n2"}, "exclude=n2"),
+        ({"reservation": "course"}, "reservation=course"),
+        ({"array_inx": "0-11%4"}, "array-limit=4"),
+        ({"pn_min_cpus": 6}, "min-cpus=6"),
+        ({"pn_min_tmp_disk": 1000}, "tmp=1000"),
+        ({"req_switch": 1}, "switches=1"),
+    ],
+)
+def test_options_that_choose_nodes_are_kept(job: dict[str, object], word: str) -> None:
+    assert comment(submit("#POLLUX", **job)).endswith(f"cpus-per-gpu=1 {word}")
+
+
+def test_an_exclusive_job_gets_whole_nodes() -> None:
+    words = comment(submit("#POLLUX", shared=0)).split()
+    assert "exclusive=yes" in words
+    assert "gpu-counts=whole-nodes" in words
+
+
+def test_an_array_without_a_limit_has_no_word() -> None:
+    assert comment(submit("#POLLUX", array_inx="0-11")).endswith("cpus-per-gpu=1")
+
+
+@pytest.mark.parametrize(
+    ("option", "job"),
+    [
+        ("--constraint", {"features": "a100*2"}),
+        ("--constraint", {"features": "[a|b]"}),
+        ("--constraint", {"features": "a&b|c"}),
+        ("--constraint", {"features": "(a&b|c)&d"}),
+        ("--constraint", {"features": "a max-gpus=9"}),
+        ("--constraint", {"features": "a&"}),
+        ("--constraint", {"features": "(a"}),
+        ("--nodelist", {"req_nodes": "n1 preemptible=no"}),
+        ("--exclude", {"exc_nodes": "n1\tx"}),
+        ("--reservation", {"reservation": "a,b"}),
+        ("--nodelist", {"req_nodes": "n1," * 300}),
+    ],
+)
+def test_forms_that_polluxd_cannot_keep_are_refused(option: str, job: dict[str, object]) -> None:
+    said = refused(submit("#POLLUX", **job))
+    assert said.startswith(f"#POLLUX: {option} cannot be used by a Pollux job in this form")
 
 
 def test_no_gpus_at_all_is_refused() -> None:

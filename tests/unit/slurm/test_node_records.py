@@ -55,7 +55,7 @@ def foreign(jobs: Queue, *nodes: str) -> dict[str, int]:
 
 def test_a_node_of_22_05_and_administrators_words() -> None:
     (found,) = parse_nodes(NODE).nodes
-    assert found == Node("n1", 4, partitions=frozenset({"main", "debug"}), cpus=8)
+    assert found == Node("n1", 4, partitions=frozenset({"main", "debug"}), cpus=8, tmp_mb=0)
 
 
 def test_a_node_of_26_05() -> None:
@@ -83,7 +83,7 @@ def test_a_node_of_26_05() -> None:
         ("IDLE+MAINTENANCE", False),
         ("IDLE+REBOOT_REQUESTED", False),
         ("IDLE+POWERED_DOWN", False),
-        ("IDLE+RESERVED", False),
+        ("IDLE+RESERVED", True),
         ("UNKNOWN", False),
         ("FUTURE", False),
         ("DOWN+INVALID_REG", False),

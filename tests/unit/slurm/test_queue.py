@@ -182,3 +182,14 @@ def test_a_name_that_looks_like_a_record_is_a_name() -> None:
     query = names_query()
     text = squeue([RUNNING | {"Name": name}], query.format)
     assert parse_names(text, query) == {7: name}
+
+
+def test_tasks_of_an_array_that_wait_in_one_record_are_one_job() -> None:
+    task = PENDING | {"JobID": "2", "ArrayJobID": "2"}
+    split = task | {"JobID": "6", "ArrayTaskID": "3"}
+    queue = read(task | {"ArrayTaskID": "5"}, task | {"ArrayTaskID": "2"}, split)
+    assert not queue.unreadable
+    together, alone = queue.jobs
+    assert (together.job_id, together.tasks) == (2, (2, 5))
+    assert (alone.job_id, alone.array, alone.tasks) == (6, (2, 3), ())
+    assert one(PENDING).array is None

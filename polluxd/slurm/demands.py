@@ -1,0 +1,155 @@
+"""What a user's sbatch options demand of a job's nodes.
+
+The submission hook (`slurm_hooks/placement_options.lua`) writes these words into AdminComment. sbatch(1).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from polluxd.errors import DirectiveError, SlurmGarbled
+from polluxd.model import Node
+from polluxd.slurm.node_lists import node_names
+
+_NAME = r"[\w.:+-]+"
+_TOKEN = re.compile(rf"{_NAME}|[&|()]")
+
+
+@dataclass(frozen=True, slots=True)
+class Demands:
+    """Nodes that a job may use; the defaults demand nothing."""
+
+    gpu_types: frozenset[str] = frozenset()
+    """Empty: any."""
+    constraint: str = ""
+    """Features with & and |, and one level of parentheses; empty: any node."""
+    nodelist: frozenset[str] = frozenset()
+    """Empty: all."""
+    exclude: frozenset[str] = frozenset()
+    reservation: str = ""
+    exclusive: bool = False
+    min_cpus: int = 1
+    tmp_mb: int = 0
+    switches: int = 0
+    """Most leaf switches; 0: any number."""
+    array_limit: int | None = None
+    """Most tasks of the job's array that run at one time."""
+
+    @property
+    def of_nodes(self) -> bool:
+        """Whether any demand depends on the node alone."""
+        return bool(
+            self.gpu_types
+            or self.constraint
+            or self.nodelist
+            or self.exclude
+            or self.exclusive
+            or self.min_cpus > 1
+            or self.tmp_mb
+        )
+
+    def refuses(self, node: Node) -> str:
+        """Return the option that leaves the node out; empty where none does."""
+        if self.gpu_types and node.gpu_type not in self.gpu_types:
+            return f"gpu-types={','.join(sorted(self.gpu_types))}"
+        if self.nodelist and node.name not in self.nodelist:
+            return "--nodelist"
+        if node.name in self.exclude:
+            return "--exclude"
+        if self.constraint and not matches(self.constraint, node.features):
+            return f"--constraint={self.constraint}"
+        if self.min_cpus > max(node.cpus, 1):
+            return f"--mincpus={self.min_cpus}"
+        if self.tmp_mb and node.tmp_mb is not None and node.tmp_mb < self.tmp_mb:
+            return f"--tmp={self.tmp_mb}"
+        return ""
+
+
+@lru_cache(maxsize=65536)
+def matches(constraint: str, features: frozenset[str]) -> bool:
+    """Tell whether a node with these features fulfils the constraint.
+
+    Raises:
+        DirectiveError: the constraint is of another form than the hook accepts.
+    """
+    tokens = _TOKEN.findall(constraint)
+    if "".join(tokens) != constraint:
+        raise _senseless(constraint)
+    value, left = _alternatives(tokens, features, constraint)
+    if left:
+        raise _senseless(constraint)
+    return value
+
+
+def _alternatives(tokens: list[str], features: frozenset[str], text: str) -> tuple[bool, list[str]]:
+    """Evaluate terms joined by & or |, as far as they go."""
+    value, tokens = _term(tokens, features, text)
+    while tokens and tokens[0] in "&|":
+        operator = tokens[0]
+        other, tokens = _term(tokens[1:], features, text)
+        value = (value and other) if operator == "&" else (value or other)
+    return value, tokens
+
+
+def _term(tokens: list[str], features: frozenset[str], text: str) -> tuple[bool, list[str]]:
+    if not tokens or tokens[0] in "&|)":
+        raise _senseless(text)
+    if tokens[0] != "(":
+        return tokens[0] in features, tokens[1:]
+    value, left = _alternatives(tokens[1:], features, text)
+    if not left or left[0] != ")":
+        raise _senseless(text)
+    return value, left[1:]
+
+
+def _senseless(text: str) -> DirectiveError:
+    return DirectiveError(f"AdminComment: constraint is features with & and |, not {text[:80]!r}")
+
+
+def read_demands(values: dict[str, str]) -> Demands:
+    """Read the demands among the words of an AdminComment.
+
+    Raises:
+        DirectiveError: a word makes no sense.
+    """
+    constraint = values.get("constraint", "")
+    if constraint:
+        matches(constraint, frozenset())
+    if values.get("exclusive", "yes") != "yes":
+        raise DirectiveError(f"AdminComment: exclusive is yes, not {values['exclusive']!r}")
+    return Demands(
+        gpu_types=frozenset(filter(None, values.get("gpu-types", "").split(","))),
+        constraint=constraint,
+        nodelist=_nodes(values, "nodelist"),
+        exclude=_nodes(values, "exclude"),
+        reservation=values.get("reservation", ""),
+        exclusive="exclusive" in values,
+        min_cpus=_count(values, "min-cpus", 1),
+        tmp_mb=_count(values, "tmp", 0),
+        switches=_count(values, "switches", 0),
+        array_limit=_count(values, "array-limit", 0) or None,
+    )
+
+
+WORDS = (
+    *("gpu-types", "constraint", "nodelist", "exclude", "reservation", "exclusive"),
+    *("min-cpus", "tmp", "switches", "array-limit"),
+)
+
+
+def _nodes(values: dict[str, str], key: str) -> frozenset[str]:
+    try:
+        return frozenset(node_names(values.get(key, "")))
+    except SlurmGarbled as error:
+        raise DirectiveError(f"AdminComment: {key}: {error}") from error
+
+
+def _count(values: dict[str, str], key: str, default: int) -> int:
+    text = values.get(key)
+    if text is None:
+        return default
+    if not re.fullmatch(r"\d{1,9}", text):
+        raise DirectiveError(f"AdminComment: {key} is a whole number, not {text!r}")
+    return int(text)
