@@ -96,7 +96,7 @@ def _shared(job: SlurmJob, node: Node) -> str:
 
 
 def _fullest_racks(job: SlurmJob, nodes: frozenset[str], state: ClusterState) -> frozenset[str]:
-    """The racks of the job, then those with the most GPUs, as many as --switches allows."""
+    """The racks of the job, then the largest, as many as --switches allows."""
     gpus: dict[str, tuple[bool, int]] = {}
     for node in state.nodes:
         if node.name in nodes:

@@ -72,7 +72,7 @@ _JOB_ID = re.compile(r"[0-9]{1,18}")
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One call of squeue, with the words that separate its fields and end its records."""
+    """One call of squeue, with the words that end its fields and records."""
 
     fields: tuple[str, ...]
     separator: str

@@ -23,7 +23,7 @@ NODES = ("n1", "n2", "n3", "n4", "n5")
 
 @pytest.fixture
 def varied(scratch: Path, tmp_path: Path) -> Iterator[Loop]:
-    """Start five nodes: two of a100, one of 2080ti, one of MIG, one without a type."""
+    """Start two nodes of a100, and one each of 2080ti, MIG and no type."""
     site = SiteLines(
         gpu_types={"n1": "a100", "n2": "a100", "n3": "2080ti", "n4": "1g.5gb"},
         nodes={"n1": "Feature=ib,old", "n2": "Feature=ib,new", "n5": "Feature=new"},
