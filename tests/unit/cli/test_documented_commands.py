@@ -63,13 +63,8 @@ def fault(call: str) -> str:
         name, _, value = word.partition("=")
         if name not in options and name not in ("--help", "-h"):
             return f"{command.name} has no option {name}"
-        if (
-            name in options
-            and not value
-            and not options[name].is_flag
-            and words
-            and not words[0].startswith("-")
-        ):
+        takes_next = name in options and not value and not options[name].is_flag
+        if takes_next and words and re.match(r"[^-]|-\d", words[0]):
             words.pop(0)
     return "" if given <= positional else f"{command.name} takes {positional} arguments, not {given}"
 

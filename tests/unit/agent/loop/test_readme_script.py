@@ -1,0 +1,40 @@
+"""The script in README.md trains as it stands there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = (Path(__file__).parents[4] / "README.md").read_text()
+
+
+@pytest.mark.slow
+def test_the_script_of_the_readme_trains(tmp_path: Path) -> None:
+    (script,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len([line for line in script.splitlines() if line.strip()]) <= 15
+    (tmp_path / "train.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, "train.py"],
+        cwd=tmp_path,
+        env={**os.environ, "POLLUX_CHECKPOINT_INTERVAL": "3600"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("epoch ")]
+    losses = [float(re.search(r"loss ([0-9.]+)", line)[1]) for line in lines]  # type: ignore[index]
+    assert len(losses) == 10
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_the_readme_is_short_and_shows_what_the_demo_made() -> None:
+    assert len(README.splitlines()) <= 150
+    assert (Path(__file__).parents[4] / "docs/images/timeline.png").read_bytes().startswith(b"\x89PNG")
+    assert "](docs/images/timeline.png)" in README
