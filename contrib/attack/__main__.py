@@ -19,7 +19,7 @@ from contrib.attack.registry import ATTACKS, Attack, Outcome
 from contrib.attack.site import Site, site
 from polluxd.printable import printable
 
-THEMES = ("slurm_text", "database", "tokens", "ranks", "files")
+THEMES = ("slurm_text", "database", "tokens", "ranks", "files", "companions")
 """Importing a theme adds its attacks to the list."""
 
 

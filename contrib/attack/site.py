@@ -22,6 +22,8 @@ import psycopg2
 from contrib.attack.daemon import Polluxd
 from contrib.attack.training import Training
 from contrib.devcluster import DevCluster
+from polluxd.errors import LeaderLost, StoreRejected
+from polluxd.model import Move, Placement
 from polluxd.slurm.protocol import SlurmClient, SlurmJob
 from polluxd.slurm.pyslurm_client import open_client
 from polluxd.store import Store
@@ -186,6 +188,30 @@ class Site:
     def cycles(self) -> int:
         """Return the number of polluxd's newest decision."""
         return int(self.query("SELECT coalesce(max(id), 0) FROM pollux.cycle")[0][0])
+
+    def plan(self, job_id: int, source: Placement, target: Placement) -> Move:
+        """Have polluxd resize a job in its first attempt, in place."""
+        planned: list[Move] = []
+
+        def planning() -> bool:
+            leader = self.store.leader()
+            if leader is None:
+                return False
+            words = (job_id, 0, "resize", source, target, "by the attack suite", leader.epoch)
+            try:
+                planned.append(self.store.plan_move(*words))
+            except (StoreRejected, LeaderLost):
+                return False
+            return True
+
+        self.until(planning, "a resize to be planned", 60.0)
+        return planned[0]
+
+    def free_nodes(self) -> list[str]:
+        """Return the nodes that no job holds."""
+        state = self.slurm.observe()
+        taken = {node for job in state.jobs if not job.state.finished for node in job.nodes}
+        return [node.name for node in state.nodes if node.name not in taken]
 
     def until(self, ready: Callable[[], object], what: str, seconds: float = 30.0) -> None:
         deadline = time.monotonic() + seconds

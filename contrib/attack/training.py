@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polluxd.errors import LeaderLost, StoreRejected
 from polluxd.model import Move, Placement, Step
 
 if TYPE_CHECKING:
@@ -83,22 +82,7 @@ class Training:
 
     def order(self, *nodes: str) -> Move:
         """Have polluxd resize the job in place."""
-        site, planned = self._site, []
-        source, target = Placement(self.nodes, 1), Placement(nodes, 1)
-
-        def plan() -> bool:
-            leader = site.store.leader()
-            if leader is None:
-                return False
-            words = (self.job_id, 0, "resize", source, target, "by the attack suite", leader.epoch)
-            try:
-                planned.append(site.store.plan_move(*words))
-            except (StoreRejected, LeaderLost):
-                return False
-            return True
-
-        site.until(plan, "a resize to be planned", 60.0)
-        return planned[0]
+        return self._site.plan(self.job_id, Placement(self.nodes, 1), Placement(nodes, 1))
 
     def move(self, number: int) -> Move:
         return next(m for m in self._site.store.moves(self.job_id) if m.id == number)
@@ -107,12 +91,6 @@ class Training:
         """Wait for the end of a move."""
         self._site.until(lambda: self.move(number).step.terminal, f"the end of move {number}", seconds)
         return self.move(number)
-
-    def free_node(self) -> str:
-        """Return a node that no job holds."""
-        state = self._site.slurm.observe()
-        taken = {node for job in state.jobs if not job.state.finished for node in job.nodes}
-        return next(node.name for node in state.nodes if node.name not in taken)
 
     def meeting(self) -> dict[str, Any] | None:
         """Return what the file for the joiners says; None where there is none."""
@@ -126,7 +104,7 @@ class Training:
     def growing(self) -> Iterator[Move]:
         """Order a growth to a third node, and take it back at the end."""
         before = self.nodes
-        move = self.order(*before, self.free_node())
+        move = self.order(*before, self._site.free_nodes()[0])
         try:
             yield move
         finally:

@@ -27,7 +27,7 @@ from typing import Any
 
 from pollux.launcher import launcher_channel
 from pollux.ranks import sealed
-from pollux.ranks.value_store import Client, Request, Server
+from pollux.ranks.value_store import Client, Server, StoreRequest
 
 
 def tell(text: object) -> None:
@@ -67,14 +67,14 @@ def store(seconds: float, key: str) -> None:
     tell(server.port)
     before = memory_mb("VmRSS")
     time.sleep(seconds)
-    found = server.values.ask(Request("get", ("counted",)))
+    found = server.values.ask(StoreRequest("get", ("counted",)))
     counted = found.values[0].decode() if found is not None and found.values[0] else "0"
     tell(json.dumps({"grown_mb": memory_mb("VmHWM") - before, "counted": int(counted)}))
 
 
 def add(port: int, key: str) -> None:
     client = Client("127.0.0.1", port, key.encode())
-    tell(client.ask(Request("add", ("counted",), amount=1), 5.0).amount)
+    tell(client.ask(StoreRequest("add", ("counted",), amount=1), 5.0).amount)
 
 
 class Endless(sealed.ServerHandshake):

@@ -1,0 +1,162 @@
+"""Attacks by companion jobs: limits escaped, parents outlived or taken."""
+
+from __future__ import annotations
+
+import ast
+from contextlib import nullcontext
+
+from contrib.attack.registry import Outcome, attack
+from contrib.attack.site import Site
+from polluxd.model import JobState, Move, Placement
+
+NOBODY_ENDS_THEM = """
+from dataclasses import replace
+from polluxd.apply import companions, reconciler
+checked = companions.gather
+reconciler.gather = lambda state, moves: replace(checked(state, moves), orphans=())
+"""
+ANY_NONCE = """
+from dataclasses import replace
+from polluxd.apply import companions
+checked = companions._genuine
+def genuine(companion, parent, move):
+    return checked(replace(companion, companion=replace(companion.companion, nonce=move.nonce)), parent, move)
+companions._genuine = genuine
+"""
+ANYBODYS = """
+from polluxd.apply import companions
+companions._genuine = lambda companion, parent, move: True
+"""
+OWN_GEOMETRY = """
+from polluxd.slurm.scontrol import ScontrolClient
+checked = ScontrolClient.configure
+def configure(self, job_id, geometry, *, start, time_limit_s=None):
+    if job_id in self._companions:
+        return self._run("scontrol", "update", f"JobId={job_id}", "StartTime=now")
+    return checked(self, job_id, geometry, start=start, time_limit_s=time_limit_s)
+ScontrolClient.configure = configure
+"""
+FAKE_NONCE = "0" * 32
+
+
+def _line(parent: int, move: int, nonce: str) -> str:
+    return f"#POLLUX companion-of={parent} attempt=0 move={move} nonce={nonce}"
+
+
+def _companion(site: Site, line: str, nodes: int = 1) -> int:
+    """Submit mallory's companion job, which sleeps."""
+    options = (f"--nodes={nodes}", "--ntasks-per-node=1", "--gres=gpu:1", "--no-requeue")
+    job_id, trouble = site.sbatch("mallory", site.script("companion.sh", line), *options)
+    if job_id is None:
+        raise RuntimeError(trouble)
+    return job_id
+
+
+def _held(site: Site, job_id: int) -> int:
+    """The number of GPUs that the job holds."""
+    job = site.job(job_id)
+    return 0 if job is None or job.state.finished else sum(job.gpus_per_node_held.values())
+
+
+def _ended(site: Site, job_id: int) -> bool:
+    job = site.job(job_id)
+    return job is None or job.state.finished or job.state is JobState.COMPLETING
+
+
+def _growing(site: Site) -> tuple[int, Move, str]:
+    """Have polluxd grow a job of mallory's; return job, move and nonce."""
+    parent = site.pollux_job("mallory", "max-gpus=2")
+    ticket = site.ticket_of(parent)
+    site.until(
+        lambda: site.publish("mallory", ticket=ticket, resize="in-place").ok, "the parent's first report"
+    )
+    job = site.job(parent)
+    assert job is not None
+    (free,) = site.free_nodes()[:1]
+    move = site.plan(parent, Placement(job.nodes, 1), Placement((*job.nodes, free), 1))
+
+    def order() -> dict[str, object]:
+        answer = site.sql("mallory", "SELECT pollux.instructions_v1({me})", ticket=ticket)[0]
+        said = ast.literal_eval(answer.text) if answer.ok else [({},)]
+        return dict(said[0][0].get("resize") or {})
+
+    site.until(lambda: "nonce" in order(), "the order to grow", 40.0)
+    return parent, move, str(order()["nonce"])
+
+
+@attack("mallory", "further: a companion that nobody asked for holds GPUs beside the plan")
+def nobody_asked(site: Site, defended: bool) -> Outcome:
+    """Undefended: polluxd ends no companion; its lease then lets it start."""
+    parent = site.resident("mallory")
+    with (
+        nullcontext() if defended else site.polluxd.patched(NOBODY_ENDS_THEM),
+        site.hook("pollux_config.lease_s = 12\n"),
+    ):
+        job_id = _companion(site, _line(parent, 999_999, FAKE_NONCE))
+        site.until(lambda: _held(site, job_id) or _ended(site, job_id), "its start or end", 60.0)
+        held = _held(site, job_id)
+    return Outcome(held > 0, f"the companion holds {held} GPUs; ended: {_ended(site, job_id)}")
+
+
+@attack("mallory", "further: a companion with the wrong nonce")
+def wrong_nonce(site: Site, defended: bool) -> Outcome:
+    with nullcontext() if defended else site.polluxd.patched(ANY_NONCE):
+        parent, move, _ = _growing(site)
+        job_id = _companion(site, _line(parent, move.id, FAKE_NONCE))
+        site.until(lambda: _held(site, job_id) or _ended(site, job_id), "its start or end", 40.0)
+        held = _held(site, job_id)
+    return Outcome(
+        held > 0, f"move {move.id}; the companion holds {held} GPUs; ended: {_ended(site, job_id)}"
+    )
+
+
+@attack("mallory", "further: a companion that asks for three nodes where its move adds one")
+def more_than_ordered(site: Site, defended: bool) -> Outcome:
+    with nullcontext() if defended else site.polluxd.patched(OWN_GEOMETRY):
+        parent, move, nonce = _growing(site)
+        job_id = _companion(site, _line(parent, move.id, nonce), nodes=3)
+        site.until(lambda: _held(site, job_id) or _ended(site, job_id), "its start or end", 40.0)
+        held = _held(site, job_id)
+    return Outcome(held > 1, f"the move adds {move.added}; the companion holds {held} GPUs")
+
+
+@attack("mallory", "further: a companion that outlives its parent")
+def outlives_its_parent(site: Site, defended: bool) -> Outcome:
+    with nullcontext() if defended else site.polluxd.patched(NOBODY_ENDS_THEM):
+        parent, move, nonce = _growing(site)
+        job_id = _companion(site, _line(parent, move.id, nonce))
+        site.until(lambda: _held(site, job_id), "the companion's start", 40.0)
+        site.cluster.command("scancel", str(parent))
+        try:
+            site.until(lambda: _ended(site, job_id), "its end", 25.0 if defended else 12.0)
+        except TimeoutError:
+            return Outcome(True, f"the parent has ended, the companion holds {_held(site, job_id)} GPUs")
+    return Outcome(False, "the companion ended with its parent")
+
+
+@attack(
+    "mallory", "row 5, during a grow: mallory's companion in the place of the one that alice's agent submits"
+)
+def taken_for_hers(site: Site, defended: bool) -> Outcome:
+    """Ids of moves count up: the next one is foreseen. The lower job id would be taken first."""
+    training = site.training()
+    with nullcontext() if defended else site.polluxd.patched(ANYBODYS):
+        ((newest,),) = site.query("SELECT max(id) FROM pollux.move")
+        if defended:
+            # polluxd would end it before the move is there: mallory goes on submitting.
+            with training.growing() as move:
+                job_ids = [_companion(site, _line(training.job_id, move.id, FAKE_NONCE)) for _ in range(3)]
+                grown = training.ended(move.id)
+                site.until(
+                    lambda: all(_ended(site, job_id) for job_id in job_ids), "the end of his companions"
+                )
+            held, step = sum(_held(site, job_id) for job_id in job_ids), grown.step
+        else:
+            job_id = _companion(site, _line(training.job_id, int(newest) + 1, FAKE_NONCE))
+            with training.growing():
+                site.until(lambda: _held(site, job_id) or _ended(site, job_id), "its start or end", 60.0)
+                held, step = _held(site, job_id), ""
+                site.cluster.command("scancel", str(job_id))
+    return Outcome(
+        held > 0 or (defended and step != "training"), f"mallory's companion holds {held} GPUs; {step}"
+    )
