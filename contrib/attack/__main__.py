@@ -19,7 +19,7 @@ from contrib.attack.registry import ATTACKS, Attack, Outcome
 from contrib.attack.site import Site, site
 from polluxd.printable import printable
 
-THEMES = ("slurm_text", "database", "tokens", "ranks", "files", "companions")
+THEMES = ("slurm_text", "database", "tokens", "ranks", "files", "companions", "reports", "output", "grows")
 """Importing a theme adds its attacks to the list."""
 
 
@@ -65,13 +65,14 @@ def main() -> int:
     parser.add_argument("--theme", action="append", choices=THEMES, help="attacks of this theme")
     parser.add_argument("--out", type=Path, default=Path("attack-out"))
     arguments = parser.parse_args()
-    for theme in arguments.theme or THEMES:
+    themes = arguments.theme or THEMES
+    for theme in themes:
         importlib.import_module(f"contrib.attack.{theme}")
     began = time.monotonic()
     rows = []
     with site() as place:
         for attack in ATTACKS:
-            if arguments.only in attack.name:
+            if arguments.only in attack.name and attack.theme in themes:
                 since = time.monotonic()
                 rows.append(row := row_of(attack, place))
                 took = time.monotonic() - since

@@ -138,7 +138,7 @@ def outlives_its_parent(site: Site, defended: bool) -> Outcome:
     "mallory", "row 5, during a grow: mallory's companion in the place of the one that alice's agent submits"
 )
 def taken_for_hers(site: Site, defended: bool) -> Outcome:
-    """Ids of moves count up: the next one is foreseen. The lower job id would be taken first."""
+    """Ids of moves count up, and the lower job id would be taken first."""
     training = site.training()
     with nullcontext() if defended else site.polluxd.patched(ANYBODYS):
         ((newest,),) = site.query("SELECT max(id) FROM pollux.move")

@@ -13,6 +13,7 @@ from pathlib import Path
 from contrib.devcluster import DevCluster, write_configuration
 
 _MAIN = "\nfrom polluxd.cli.daemon import main\nmain()\n"
+_CTL = "\nfrom polluxd.cli.ctl import main\nmain()\n"
 
 
 class Polluxd:
@@ -53,6 +54,29 @@ class Polluxd:
             check=False,
             timeout=60,
             stdin=subprocess.DEVNULL,
+        )
+
+    def ctl(self, patch: str, *words: str) -> str:
+        """Return what polluxctl prints, with a defence removed by `patch`."""
+        done = subprocess.run(
+            [sys.executable, "-c", patch + _CTL, *words],
+            env={**self._environment, "NO_COLOR": "1", "COLUMNS": "200"},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+            stdin=subprocess.DEVNULL,
+        )
+        return done.stdout
+
+    def on_terminal(self, patch: str, terminal: int, *words: str) -> subprocess.Popen[bytes]:
+        """Start polluxctl on a terminal, with a defence removed by `patch`."""
+        return subprocess.Popen(
+            [sys.executable, "-c", patch + _CTL, *words],
+            env={**self._environment, "TERM": "xterm", "COLUMNS": "200", "LINES": "40"},
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
         )
 
     def start(self, patch: str = "") -> None:

@@ -205,7 +205,7 @@ def lead_taken(site: Site, defended: bool) -> Outcome:
 OPEN = ("SET statement_timeout = 0", "SET idle_in_transaction_session_timeout = 0", "BEGIN")
 
 
-def _hold(site: Site, *statements: str) -> list[str]:
+def hold(site: Site, *statements: str) -> list[str]:
     """Have mallory keep a transaction open; return what he was answered."""
     order = {"ticket": str(site.ticket("mallory")), "statements": [*OPEN, *statements], "hold_s": 120}
     his = site.spawn("mallory", *site.command("sql"), json.dumps(order))
@@ -233,7 +233,7 @@ def cycle_frozen(site: Site, defended: bool) -> Outcome:
     if defended:
         # The denied UPDATE would end the transaction: what agents may do is tried by itself.
         denied = site.sql("mallory", calls[0])
-        said = _hold(site, calls[2], "SELECT pollux.acknowledge_v1({me}, 1, '{}')")
+        said = hold(site, calls[2], "SELECT pollux.acknowledge_v1({me}, 1, '{}')")
         held, before = _sessions(site), site.cycles()
         site.until(lambda: site.cycles() >= before + 2, "two cycles", 40.0)
         return Outcome(
@@ -241,7 +241,7 @@ def cycle_frozen(site: Site, defended: bool) -> Outcome:
             f"{site.cycles() - before} cycles in mallory's open transaction; {_shown(denied)}; {said[-2:]}",
         )
     with site.undone(grant, grant.replace("GRANT", "REVOKE").replace(" TO ", " FROM ")):
-        said = _hold(site, calls[0])
+        said = hold(site, calls[0])
         try:
             site.store.sync_jobs([job for job in site.slurm.observe().jobs if job.spec is not None])
         except Exception as error:
@@ -256,7 +256,7 @@ def transaction_for_ever(site: Site, defended: bool) -> Outcome:
     empty = ("WHERE s.xact_start <", "WHERE false AND s.xact_start <")
     function = "pollux_roles.end_sessions(double precision)"
     with nullcontext() if defended else site.rewritten(function, empty):
-        _hold(site, "LISTEN pollux", "SELECT txid_current()")
+        hold(site, "LISTEN pollux", "SELECT txid_current()")
         deadline = time.monotonic() + 40.0
         while (there := _sessions(site)) and time.monotonic() < deadline:
             time.sleep(0.5)

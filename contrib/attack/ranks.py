@@ -93,8 +93,8 @@ def store_without_secret(site: Site, defended: bool) -> Outcome:
 @attack("mallory", "row 15: launchers held up by idle connections")
 def launchers_held_up(site: Site, defended: bool) -> Outcome:
     what = "launchers" if defended else "one-by-one"
-    victim, port = _spawned(site, "alice", "victim", what, "25", "[]")
-    idle = _strangers(site, "idle", [int(port)], 30.0)
+    victim, port = _spawned(site, "alice", "victim", what, "12", "[]")
+    idle = _strangers(site, "idle", [int(port)], 15.0)
     said = _rest(victim)
     return Outcome("met" not in said, f"{idle}; the launchers {said}")
 

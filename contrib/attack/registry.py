@@ -35,6 +35,11 @@ class Attack:
     actor: str
     attempt: Attempt
 
+    @property
+    def theme(self) -> str:
+        """The file that the attack stands in."""
+        return self.attempt.__module__.rpartition(".")[2]
+
 
 ATTACKS: list[Attack] = []
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,15 +189,20 @@ class Site:
         """Return the number of polluxd's newest decision."""
         return int(self.query("SELECT coalesce(max(id), 0) FROM pollux.cycle")[0][0])
 
-    def plan(self, job_id: int, source: Placement, target: Placement) -> Move:
-        """Have polluxd resize a job in its first attempt, in place."""
+    @staticmethod
+    def places(*nodes: Sequence[str]) -> tuple[Placement, ...]:
+        """Return placements on these nodes, with one GPU on each."""
+        return tuple(Placement(tuple(each), 1) for each in nodes)
+
+    def plan(self, job_id: int, source: Placement, target: Placement, path: str = "resize") -> Move:
+        """Have polluxd move a job in its first attempt."""
         planned: list[Move] = []
 
         def planning() -> bool:
             leader = self.store.leader()
             if leader is None:
                 return False
-            words = (job_id, 0, "resize", source, target, "by the attack suite", leader.epoch)
+            words = (job_id, 0, path, source, target, "by the attack suite", leader.epoch)
             try:
                 planned.append(self.store.plan_move(*words))
             except (StoreRejected, LeaderLost):

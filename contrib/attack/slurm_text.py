@@ -193,7 +193,7 @@ def endless_script(site: Site, defended: bool) -> Outcome:
     # The hook stops at the first command: this is what the transfer of such a script takes by itself.
     usual = min(seconds(command_first) for _ in range(3))
     with nullcontext() if defended else site.without_text_guard():
-        took = min(seconds(long) for _ in range(3))
+        took = min(seconds(long) for _ in range(3 if defended else 1))
     return Outcome(took > 3 * usual, f"sbatch took {took:.2f} s, {usual:.2f} s where a command comes first")
 
 

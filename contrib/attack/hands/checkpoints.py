@@ -22,7 +22,7 @@ from contrib.attack.hands.strangers import Bomb
 
 NAME = "checkpoint-00000001.pt"
 TRIES = 3000
-SECONDS = 12.0
+SECONDS = 6.0
 
 
 def load(folder: Path, *, before: bool) -> None:

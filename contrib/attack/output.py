@@ -1,0 +1,106 @@
+"""Attacks on readers: terminals, pages, and the hook that reads scripts."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+from contrib.attack.registry import Outcome, attack
+from contrib.attack.site import Site
+
+RAW = """
+import polluxd.printable
+polluxd.printable.printable = str
+from rich.console import Console
+from polluxd.cli import output
+output.PrintableConsole.render = Console.render
+"""
+UNESCAPED = """
+import jinja2
+made = jinja2.Environment.__init__
+def unescaped(self, *words, **options):
+    made(self, *words, **{**options, "autoescape": False})
+jinja2.Environment.__init__ = unescaped
+"""
+ESCAPES = "x\x1b]0;owned\x07\x1b[2J"
+HTML = "<script>alert(1)</script>"
+
+
+def _known(site: Site, name: str) -> int:
+    """Submit mallory's job of this name, and wait until polluxd has it."""
+    with site.without_text_guard():
+        words = (f"--job-name={name}", "--gres=gpu:1", "--open-mode=append")
+        job_id, trouble = site.sbatch("mallory", site.script("named.sh", "#POLLUX max-gpus=1"), *words)
+    assert job_id is not None, trouble
+    site.until(
+        lambda: site.query("SELECT 1 FROM pollux.job WHERE job_id = %s", job_id), "polluxd to see the job"
+    )
+    return job_id
+
+
+def _on_a_terminal(site: Site, patch: str, seconds: float, *words: str) -> str:
+    """Run a command on a terminal of its own; return what it shows."""
+    ours, theirs = pty.openpty()
+    process = site.polluxd.on_terminal(patch, theirs, *words)
+    os.close(theirs)
+    shown, end = b"", time.monotonic() + seconds
+    while time.monotonic() < end:
+        if select.select([ours], [], [], 0.2)[0]:
+            try:
+                shown += os.read(ours, 1 << 16)
+            except OSError:
+                break
+    process.kill()
+    process.wait()
+    os.close(ours)
+    return shown.decode(errors="replace")
+
+
+@attack("mallory", "row 20: terminal escapes in polluxctl top")
+def escapes_in_top(site: Site, defended: bool) -> Outcome:
+    _known(site, ESCAPES)
+    shown = _on_a_terminal(site, "" if defended else RAW, 8.0, "top", "-n", "1")
+    if "owned" not in shown:
+        raise AssertionError(f"top did not show the job: {shown[-300:]!r}")
+    return Outcome("\x1b]0;owned" in shown, f"the screen has {shown[shown.index('owned') - 12 :][:40]!a}")
+
+
+@attack("mallory", "row 20: terminal escapes in polluxctl jobs and explain")
+def escapes_in_explain(site: Site, defended: bool) -> Outcome:
+    job_id = _known(site, ESCAPES)
+    patch = "" if defended else RAW
+    shown = "".join(site.polluxd.ctl(patch, *words) for words in (("jobs",), ("explain", str(job_id))))
+    if "owned" not in shown:
+        raise AssertionError(f"the job is not shown: {shown[-300:]!r}")
+    return Outcome("\x1b" in shown, f"printed: {shown[shown.index('owned') - 12 :][:40]!a}")
+
+
+@attack("mallory", "further: HTML in a job's name in the report page")
+def html_in_a_page(site: Site, defended: bool) -> Outcome:
+    _known(site, HTML)
+    page = Path(site.polluxd.config).with_name("report.html")
+    page.unlink(missing_ok=True)
+    said = site.polluxd.ctl("" if defended else UNESCAPED, "report", "--html", str(page))
+    text = page.read_text()
+    if "alert(1)" not in text:
+        raise AssertionError(f"the page does not name the job: {said}")
+    return Outcome(HTML in text, f"the page has {text[text.index('alert(1)') - 20 :][:48]!a}")
+
+
+@attack("mallory", "further: 200,000 lines of #POLLUX hold slurmctld up")
+def directive_bomb(site: Site, defended: bool) -> Outcome:
+    def seconds(path: Path) -> float:
+        began = time.monotonic()
+        site.sbatch("mallory", path, "--gres=gpu:1", "--open-mode=append")
+        return time.monotonic() - began
+
+    lines = "#POLLUX \n" * 200_000
+    bomb, command_first = site.script("bomb.sh", lines), site.script("first.sh", "true", lines)
+    usual = min(seconds(command_first) for _ in range(3))
+    with nullcontext() if defended else site.without_text_guard():
+        took = min(seconds(bomb) for _ in range(3 if defended else 1))
+    return Outcome(took > 3 * usual, f"sbatch took {took:.2f} s, {usual:.2f} s where a command comes first")
