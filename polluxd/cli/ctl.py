@@ -24,7 +24,7 @@ from polluxd.printable import printable
 from polluxd.setting_info import policy_document
 from polluxd.store import Store
 
-from . import access, decisions, hooks, job_story, pinning, setting_commands
+from . import access, database, decisions, hooks, job_story, pinning, setting_commands
 from . import top as live
 from .access import ConfigOption, JsonOption
 from .doctor import doctor
@@ -48,6 +48,7 @@ app = typer.Typer(
 app.add_typer(setting_commands.app, name="settings")
 app.add_typer(decisions.app, name="decisions")
 app.add_typer(hooks.app, name="hooks")
+app.add_typer(database.app, name="db")
 
 MOVE_COLUMNS = (
     Column("id", "ID", right=True, rank=4),

@@ -12,12 +12,14 @@ import typer
 
 from polluxd import logs
 from polluxd.config import DEFAULT_PATH, load_config
-from polluxd.daemon import Daemon, open_store
+from polluxd.daemon import Daemon
 from polluxd.errors import ConfigError, PolluxError
 from polluxd.printable import printable
 from polluxd.settings_reference import example_file
 from polluxd.site.file_checks import configuration_files
 from polluxd.site.findings import Level
+
+from . import database
 
 app = typer.Typer(
     help="The Pollux scheduling daemon for Slurm.",
@@ -53,14 +55,7 @@ def migrate(config: ConfigOption = DEFAULT_PATH) -> None:
 
     It is safe to repeat.
     """
-    loaded = load_config(config)
-    store = open_store(loaded)
-    applied = store.migrate()
-    secret = loaded.database.secret()
-    if secret is not None:
-        store.install_secret(secret)
-    store.close()
-    typer.echo(f"applied {', '.join(applied)}" if applied else "the schema is up to date")
+    database.migrate(load_config(config))
 
 
 @app.command()

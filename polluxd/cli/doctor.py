@@ -41,7 +41,7 @@ def doctor(
     for finding in examine(site, roles, path):
         found.append(finding)
         if not as_json:
-            _print(finding)
+            print_finding(finding)
     if as_json:
         emit_json([asdict(finding) for finding in found])
     else:
@@ -51,7 +51,8 @@ def doctor(
     raise typer.Exit(int(any(finding.level is Level.FAULT for finding in found)))
 
 
-def _print(finding: Finding) -> None:
+def print_finding(finding: Finding) -> None:
+    """Print a finding, with its remedy on a second line."""
     label = finding.level.upper() if finding.level is Level.FAULT else finding.level
     typer.echo(printable(f"{label:<8} {finding.check}: {finding.said}"))
     if finding.remedy:

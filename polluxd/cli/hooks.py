@@ -55,12 +55,25 @@ def install(
     for problem in problems:
         typer.echo(printable(f"to do: {problem}"))
     if found and Role.CONTROLLER in roles:
-        # Slurm reads job_submit.lua again when the time of that file changes, which is not the file that has changed.
-        os.utime(site.slurm_conf.with_name("job_submit.lua"))
+        _have_read_again(site)
         if any(d.wanted.path == site.slurm_conf for d in found):
             typer.echo("slurm.conf has changed: copy it to every machine, and restart slurmctld and slurmd")
     if problems:
         raise typer.Exit(1)
+
+
+@app.command()
+def update(slurm_conf: SlurmConfOption = None, folder: FolderOption = FOLDER) -> None:
+    """Bring Pollux' own scripts to this version, and touch nothing else.
+
+    Upgrades of the packages run it.
+    """
+    site = Site(slurm_conf or _slurm_conf(None), folder)
+    found = differences(hooks.own_files(site))
+    apply(found)
+    if found:
+        _have_read_again(site)
+    typer.echo(f"{len(found)} scripts in {site.hooks} were updated")
 
 
 @app.command()
@@ -182,6 +195,16 @@ def _change(found: list[Difference], yes: bool, done: str) -> None:
     for copy in copies:
         typer.echo(f"kept: {copy}")
     typer.echo(done if found else f"nothing to change: {done}")
+
+
+def _have_read_again(site: Site) -> None:
+    """Have slurmctld load the hook again.
+
+    It looks at the time of job_submit.lua, which is not the file that has changed.
+    """
+    script = site.slurm_conf.with_name("job_submit.lua")
+    if script.exists():
+        os.utime(script)
 
 
 def _show_diff(difference: Difference) -> None:

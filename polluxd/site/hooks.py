@@ -112,7 +112,7 @@ def wanted(site: Site, roles: Sequence[Role]) -> tuple[list[FileState], list[str
 
     Raises ConfigError: a file cannot be read, or polluxd's user does not exist.
     """
-    states = [*_own_files(site)]
+    states = [*own_files(site)]
     problems: list[str] = []
     if Role.CONTROLLER in roles:
         states += [*_secret_files(site, _group(site.user)), _submit_script(site)]
@@ -161,7 +161,8 @@ _EMPTY = {
 }
 
 
-def _own_files(site: Site) -> list[FileState]:
+def own_files(site: Site) -> list[FileState]:
+    """Return Pollux' scripts, which no site edits."""
     source = source_folder()
     return [
         FileState(site.hooks / name, (source / name).read_text(), mode, kept=False)

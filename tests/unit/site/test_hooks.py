@@ -100,6 +100,19 @@ def test_a_changed_file_of_the_site_is_kept_and_stays_in_force(etc):
     assert (etc / "job_submit.lua").stat().st_mode & 0o444 == 0o444, "slurmctld's user can read it"
 
 
+def test_an_update_changes_pollux_own_scripts_alone(etc):
+    install(etc, "--role=controller")
+    script = etc / "job_submit.lua"
+    before = script.read_text(), (etc / "slurm.conf").read_text()
+    (etc / "pollux" / "hooks" / "ticket").write_text("old")
+    os.utime(script, (1, 1))
+    done = CliRunner().invoke(app, ["update", f"--slurm-conf={etc}/slurm.conf", f"--folder={etc}/pollux"])
+    assert "1 scripts" in done.output
+    assert (script.read_text(), (etc / "slurm.conf").read_text()) == before
+    assert script.stat().st_mtime > 1, "slurmctld loads the hook again"
+    assert run(etc, "check", "--role=controller").exit_code == 0
+
+
 def test_nothing_changes_without_a_yes(etc):
     before = sorted(etc.rglob("*"))
     done = run(etc, "install", "--role=controller")

@@ -1,0 +1,180 @@
+"""`polluxctl db`: create, upgrade, check and back up the database."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import psycopg2
+import psycopg2.extensions
+import typer
+from psycopg2 import sql
+from sqlalchemy import make_url
+
+from polluxd.config import DEFAULT_PATH, Config
+from polluxd.daemon import open_store
+from polluxd.errors import ConfigError, PolluxError, StoreRejected
+from polluxd.printable import printable
+from polluxd.site.database_checks import as_daemon
+from polluxd.site.findings import Level
+from polluxd.store.connection import our_errors
+from polluxd.store.migrations import OWNER, apply_migrations
+
+from . import access
+from .access import ConfigOption
+from .doctor import print_finding
+
+app = typer.Typer(help="Create, upgrade, check and back up the database.", no_args_is_help=True)
+
+PASSFILE = DEFAULT_PATH.with_name("pgpass")
+
+
+@app.command()
+def init(
+    url: Annotated[str, typer.Option(help="libpq connection of a superuser")] = "dbname=postgres",
+    database: Annotated[str, typer.Option(help="name of the database")] = "pollux",
+    passfile: Annotated[Path, typer.Option(help="where polluxd's password goes")] = PASSFILE,
+    user: Annotated[
+        str, typer.Option("--user", help="polluxd's user, who owns the password file")
+    ] = "pollux",
+) -> None:
+    """Create database, roles and schema. Safe to repeat.
+
+    Run it as root on the machine of PostgreSQL, or name a superuser's connection.
+    """
+    place = "PostgreSQL"
+    with our_errors(place), _superuser(url) as connection:
+        known = _ask(connection, "SELECT rolpassword IS NOT NULL FROM pg_authid WHERE rolname = %s", OWNER)
+        if not known:
+            _run(connection, sql.SQL("CREATE ROLE {} LOGIN").format(sql.Identifier(OWNER)))
+        if not _ask(connection, "SELECT 1 FROM pg_database WHERE datname = %s", database):
+            names = sql.Identifier(database), sql.Identifier(OWNER)
+            _run(connection, sql.SQL("CREATE DATABASE {} OWNER {}").format(*names))
+        if not (known and known[0][0]) or not passfile.exists():
+            _new_password(connection, database, passfile, user)
+            typer.echo(f"{OWNER} has a new password, in {passfile}")
+    with our_errors(place), _superuser(url, database) as connection:
+        applied = apply_migrations(connection)
+    typer.echo(f"database {database}: " + (f"applied {', '.join(applied)}" if applied else "up to date"))
+
+
+def _new_password(connection: Any, database: str, passfile: Path, user: str) -> None:
+    """Give polluxd's role a password, and write it to its password file."""
+    password = secrets.token_urlsafe(24)
+    try:
+        account = pwd.getpwnam(user)
+        passfile.parent.mkdir(parents=True, exist_ok=True)
+        temporary = passfile.with_name(f".{passfile.name}.{os.getpid()}")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            os.fchown(file.fileno(), account.pw_uid, account.pw_gid)
+            file.write(f"*:*:{database}:{OWNER}:{password}\n")
+    except KeyError:
+        raise ConfigError(f"polluxd's user {user} does not exist: name it with --user") from None
+    except OSError as error:
+        raise PolluxError(f"{passfile}: {error.strerror}: run the command as root") from None
+    # The verifier is made here: the server's log never sees the password.
+    verifier = psycopg2.extensions.encrypt_password(password, OWNER, connection, "scram-sha-256")
+    _run(
+        connection, sql.SQL("ALTER ROLE {} PASSWORD {}").format(sql.Identifier(OWNER), sql.Literal(verifier))
+    )
+    temporary.replace(passfile)
+
+
+@contextlib.contextmanager
+def _superuser(url: str, database: str | None = None) -> Iterator[Any]:
+    """Yield a superuser's connection.
+
+    root connects through the socket as user postgres.
+    """
+    words = psycopg2.extensions.parse_dsn(url)
+    if database is not None:
+        words["dbname"] = database
+    by_socket = os.geteuid() == 0 and not words.get("user") and not (words.get("host") or "").strip("/")
+    try:
+        if by_socket:
+            os.seteuid(pwd.getpwnam("postgres").pw_uid)
+        try:
+            connection = psycopg2.connect(**words)
+        finally:
+            if by_socket:
+                os.seteuid(0)
+    except KeyError:
+        raise PolluxError("no user postgres here: run this on PostgreSQL's machine, or give --url") from None
+    connection.autocommit = True
+    try:
+        if not _ask(connection, "SELECT rolsuper FROM pg_roles WHERE rolname = current_user")[0][0]:
+            raise StoreRejected("the connection is not a superuser's: give --url of one")
+        yield connection
+    finally:
+        connection.close()
+
+
+def _ask(connection: Any, query: str, *words: object) -> list[tuple[Any, ...]]:
+    with connection.cursor() as cursor:
+        cursor.execute(query, words or None)
+        return list(cursor.fetchall())
+
+
+def _run(connection: Any, statement: sql.Composable) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+
+
+@app.command()
+def upgrade(config: ConfigOption = None) -> None:
+    """Bring the schema to this version; install the ticket secret.
+
+    Running jobs and agents of the version before go on. Safe to repeat.
+    """
+    migrate(access.configuration(config))
+
+
+def migrate(loaded: Config) -> None:
+    """Apply missing migrations and install the secret of `loaded`."""
+    store = open_store(loaded)
+    applied = store.migrate()
+    secret = loaded.database.secret()
+    if secret is not None:
+        store.install_secret(secret)
+    store.close()
+    typer.echo(f"applied {', '.join(applied)}" if applied else "the schema is up to date")
+
+
+@app.command()
+def check(config: ConfigOption = None) -> None:
+    """Check the database: connection, TLS, roles, schema, secret.
+
+    Exit status 1: a fault.
+    """
+    found = list(as_daemon(access.configuration(config)))
+    for finding in found:
+        print_finding(finding)
+    raise typer.Exit(int(any(finding.level is Level.FAULT for finding in found)))
+
+
+@app.command("backup-hints")
+def backup_hints(config: ConfigOption = None) -> None:
+    """Print the commands that back the database up and restore it."""
+    loaded = access.configuration(config)
+    url = make_url(loaded.database.address)
+    where = f"--host={url.host} " if url.host else ""
+    where += f"--port={url.port} " if url.port else ""
+    name = url.database
+    files = [config or DEFAULT_PATH, loaded.database.secret_file, loaded.database.passfile]
+    for line in (
+        "# Back up, as a superuser of PostgreSQL; polluxd and jobs go on during the backup:",
+        f"pg_dump {where}--username=postgres --format=custom --file=pollux.dump {name}",
+        f"cp --archive {' '.join(str(file) for file in files if file)} /your/backup/",
+        "# Restore, with polluxd stopped. Jobs that run keep their tickets:",
+        f"polluxctl db init --database={name}",
+        f"pg_restore {where}--username=postgres --clean --if-exists --dbname={name} pollux.dump",
+        "polluxctl db upgrade",
+        f"# Reports, cycles and decisions are kept for {loaded.database.history_days:g} days (database.history_days).",
+    ):
+        typer.echo(printable(line))
