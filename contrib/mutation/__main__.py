@@ -27,6 +27,8 @@ from queue import SimpleQueue
 from contrib.mutation.mutants import Mutant, mutants
 from contrib.mutation.server import ROOT, Server
 
+PASSED = ("0", "5")
+"""Pytest's exit statuses without a failure; 5: every test was marked `slow`."""
 SLOWER = 5.0
 LEAST_S = 60.0
 """A mutant's tests may take so long, whatever they take without it."""
@@ -42,17 +44,23 @@ ROOMS = {
 }
 # Tests of a room that are in the folder of another.
 ELSEWHERE = {
+    "tests/unit/agent/checkpoint": (
+        "tests/unit/agent/loop/test_bad_input.py",
+        "tests/unit/agent/loop/test_resuming.py",
+    ),
     "tests/unit/agent/learning_rate": ("tests/unit/agent/optimizers/test_optimizer_families.py",),
 }
 
 
-def covering(module: str, folder: str) -> list[str]:
-    """Return a room's test files; files that import the module come first."""
+def covering(module: str, folder: str) -> tuple[list[str], list[str]]:
+    """Return the test files of a room that import the module, and its others."""
     name = module.removeprefix("agent/").removesuffix(".py").replace("/", ".")
     parent, _, last = name.rpartition(".")
     imported = re.compile(rf"{re.escape(name)}\b|from {re.escape(parent)} import .*\b{last}\b")
     found = [*sorted((ROOT / folder).rglob("test_*.py")), *map(ROOT.joinpath, ELSEWHERE.get(folder, ()))]
-    return [str(p.relative_to(ROOT)) for p in sorted(found, key=lambda p: not imported.search(p.read_text()))]
+    users = [path for path in found if imported.search(path.read_text())]
+    others = [path for path in found if path not in users]
+    return [str(p.relative_to(ROOT)) for p in users], [str(p.relative_to(ROOT)) for p in others]
 
 
 def equivalents() -> set[tuple[str, str]]:
@@ -134,16 +142,14 @@ def main() -> None:
         module, folder, mutant = job
         server = free.get()
         source = (server.folder / module).read_bytes()
-        began = time.monotonic()
-        ended = server.run(
-            module,
-            source if mutant is None else mutant.apply(source),
-            covering(module, folder),
-            limits.get(folder, given.limit),
-        )
+        changed = source if mutant is None else mutant.apply(source)
+        began, ended = time.monotonic(), "0"
+        for tests in covering(module, folder):
+            if tests and ended in PASSED:
+                ended = server.run(module, changed, tests, limits.get(folder, given.limit))
         if mutant is None:
             limits[folder] = max(SLOWER * (time.monotonic() - began), LEAST_S)
-        if mutant is None and ended != "0":
+        if mutant is None and ended not in PASSED:
             print(server.output(), file=sys.stderr)
         free.put(server)
         if mutant is not None:
@@ -154,7 +160,7 @@ def main() -> None:
         # A room whose tests fail without any mutant proves nothing.
         unchanged = {folder: (module, folder, None) for module, folder, _ in work}
         for module, _, ended in pool.map(run, unchanged.values()):
-            if ended != "0":
+            if ended not in PASSED:
                 sys.exit(f"the tests of {module}'s room fail as it is ({ended}): see make unit")
         ran = list(pool.map(run, work))
     for server in servers:
@@ -165,7 +171,7 @@ def main() -> None:
     survivors = json.loads(survivors_file.read_text()) if survivors_file.exists() else {}
     for module in {module for module, _, _ in ran}:
         ends = [(mutant, ended) for name, mutant, ended in ran if name == module]
-        survivors[module] = [str(mutant) for mutant, ended in ends if ended == "0"]
+        survivors[module] = [str(mutant) for mutant, ended in ends if ended in PASSED]
         alive = len(survivors[module])
         results[module] = {"mutants": len(ends), "killed": len(ends) - alive, "survived": alive}
     given.json.parent.mkdir(parents=True, exist_ok=True)

@@ -57,7 +57,6 @@ class HostCopy:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
             self._events = [event]
-        self._copied.clear()
         return copied
 
     def await_transfers(self) -> None:
