@@ -1,4 +1,4 @@
-"""Restarts that come to nothing, and the texts that a checkpoint is described by."""
+"""Restarts that come to nothing; texts that describe a checkpoint."""
 
 from __future__ import annotations
 
