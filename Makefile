@@ -108,6 +108,9 @@ types: setup ## mypy --strict
 bench-policy: setup ## decisions timed, bounded and held against the paper's algorithm; tests/benchmarks/policy.md
 	@$(PYTHON) tests/benchmarks/policy.py
 
+bench-ablation: setup ## decisions without one part of the policy at a time; tests/benchmarks/policy_ablation.md
+	@PYTHONPATH=.:agent $(PYTHON) -m tests.benchmarks.policy_ablation
+
 bench-lying: setup ## what a lying job gains, by objective (10 minutes); tests/benchmarks/lying.md
 	@PYTHONPATH=.:agent $(PYTHON) tests/sim/test_lying.py
 

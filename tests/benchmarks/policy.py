@@ -1,6 +1,6 @@
 """Measure the time of decisions, their gap to the bound, and rivals.
 
-    python tests/benchmarks/policy.py [--quick] [--stages sizes,made-up,recorded,proven,ablation] [--data DIR]
+    python tests/benchmarks/policy.py [--quick] [--stages sizes,made-up,recorded,proven] [--data DIR]
 
 `sizes`: a cluster of each size lives through a few cycles. Every cycle's snapshot is decided from scratch (goodput
 tables, solver, placement and reasons included), and once more with a cache kept from the cycle before.
@@ -8,7 +8,6 @@ tables, solver, placement and reasons included), and once more with a cache kept
 repair held to the same placements). The recorded states come from the simulator and need the data of the paper's
 artifact.
 `proven`: thousands of small instances are compared with brute force and with HiGHS run to the end.
-`ablation`: the same states are decided without one part of the policy at a time.
 
 Times are CPU seconds of one thread, so that other work on the machine does not count. Each stage leaves its figures in
 bench-out/ (policy.json: [{gpus, jobs, solver, median_s, worst_s, gap, objective, ...}]). tests/benchmarks/policy.md is
@@ -40,7 +39,7 @@ from polluxd.policy import Cache, decide  # noqa: E402
 from polluxd.policy.reference import genetic  # noqa: E402
 from polluxd.settings import PolicySettings  # noqa: E402
 from polluxd.sim.cluster import Scenario  # noqa: E402
-from tests.benchmarks import policy_ablation, policy_oracle  # noqa: E402
+from tests.benchmarks import policy_oracle  # noqa: E402
 from tests.benchmarks.policy_oracle import table  # noqa: E402
 from tests.benchmarks.policy_states import CHURN, FAIR_SHARE, REFIT, ROUGH, life, recorded  # noqa: E402
 
@@ -176,9 +175,7 @@ def from_runs(data: Path, quick: bool) -> Iterator[Row]:
         yield against_reference(workload + how, recorded(data, workload, scenario, KEPT))
 
 
-def page(
-    of_sizes: Sequence[Row], reference: Sequence[Row], proven: Sequence[Row], ablation: Sequence[Row]
-) -> str:
+def page(of_sizes: Sequence[Row], reference: Sequence[Row], proven: Sequence[Row]) -> str:
     """Return the text of the committed page."""
     speed = table(
         (
@@ -232,15 +229,14 @@ The algorithm (`polluxd/policy/reference`) is repaired to the placements that ou
 same objective. Recorded: every so many of the states that a simulated run passes through, under the daemon's policy and
 settings; rough: noisy measurements, restarts of 15 to 250 s, failing nodes. Made up: seeds nothing was tuned on.
 
-{policy_oracle.section(proven)}
-{policy_ablation.section(ablation)}"""
+{policy_oracle.section(proven)}"""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    stages = ("sizes", "made-up", "recorded", "proven", "ablation")
+    stages = ("sizes", "made-up", "recorded", "proven")
     parser.add_argument("--quick", action="store_true", help="small sizes and few states only; no page")
     parser.add_argument("--stages", default=",".join(stages), help="which to run (default: all)")
     parser.add_argument(
@@ -258,14 +254,12 @@ def main() -> int:
         "made-up": options.out / "policy-made-up.json",
         "recorded": options.out / "policy-recorded.json",
         "proven": options.out / "policy-proven.json",
-        "ablation": options.out / "policy-ablation.json",
     }
     running: dict[str, Callable[[bool], Iterator[Row]]] = {
         "sizes": sizes,
         "made-up": made_up,
         "recorded": partial(from_runs, options.data),
         "proven": policy_oracle.rows,
-        "ablation": policy_ablation.rows,
     }
     for stage in wanted:
         if stage == "recorded" and not options.data.is_dir():
@@ -281,8 +275,7 @@ def main() -> int:
             found_so_far.append(row)
             files[stage].write_text(json.dumps(found_so_far, indent=1) + "\n")
     found = {stage: json.loads(path.read_text()) if path.exists() else [] for stage, path in files.items()}
-    reference = [*found["recorded"], *found["made-up"]]
-    text = page(found["sizes"], reference, found["proven"], found["ablation"])
+    text = page(found["sizes"], [*found["recorded"], *found["made-up"]], found["proven"])
     print("\n" + text)
     if not options.quick:
         options.page.write_text(text)

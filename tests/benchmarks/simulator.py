@@ -33,7 +33,6 @@ GENERATED = tuple(f"generated-{seed}" for seed in range(21, 31))
 """Ten traces that were not used for tuning."""
 SHORT = tuple(f"short-{seed}" for seed in range(201, 207))
 """Traces for comparisons of many settings."""
-MIXED_TRACES = ("generated-21", "generated-22", "generated-23")
 PUBLISHED = {
     "pollux-paper": (2089, 3323, 2188, 2446),
     "tiresias": (2474, 5145, 3876, 3470),
@@ -116,7 +115,7 @@ def claims(bench: Bench) -> str:
         rough(bench, "rough conditions: workloads", WORKLOADS),
         rough(bench, "rough conditions: short traces", SHORT),
         pairs(bench, "fair-share: workloads, 30 s", WORKLOADS, SHARE, PLAIN),
-        pairs(bench, "fair-share: generated, 30 s", MIXED_TRACES, SHARE, PLAIN),
+        pairs(bench, "fair-share: short traces, 30 s", SHORT, SHARE, PLAIN),
         *(pairs(bench, f"workloads, against {name}", WORKLOADS, PLAIN, PLAIN, rival=name) for name in RIVALS),
     ]
     return table(HEAD, [p.row() for p in found])
@@ -198,8 +197,8 @@ def types(bench: Bench) -> str:
     """Several GPU types, against Sia's policy."""
     columns = [(of, form) for _, of, form in (*MEASURES[:3], MEASURES[4])]
     names = ("pollux", "sia", "gavel", "pollux-paper", "themis", "tiresias", "backfill")
-    rows = [[name, *averages(bench.of(name, MIXED_TRACES, MIXED), *columns)] for name in names]
-    found = pairs(bench, "", MIXED_TRACES, MIXED, MIXED, rival="sia")
+    rows = [[name, *averages(bench.of(name, SHORT, MIXED), *columns)] for name in names]
+    found = pairs(bench, "", SHORT, MIXED, MIXED, rival="sia")
     changed = ", ".join(f"{title} {interval(found.changes(of))}" for title, of, _ in MEASURES[:3])
     return (
         table(["policy", "mean JCT [s]", "p99 [s]", "makespan [s]", "fairness"], rows)
@@ -215,7 +214,7 @@ def cloud(bench: Bench) -> str:
         (lambda r: r["avg_efficiency"], ".2f"),
     ]
     rows = [
-        [title, *averages(bench.of(name, MIXED_TRACES[:2], CLOUD), *columns)]
+        [title, *averages(bench.of(name, SHORT[:2], CLOUD), *columns)]
         for title, name in (
             ("pollux, nodes as they are used", "pollux"),
             ("pollux-paper, all 16", "pollux-paper"),
@@ -242,11 +241,12 @@ def ask(bench: Bench) -> None:
     """Ask for the most important runs first, in case time runs out."""
     pairs(bench, "", WORKLOADS, PLAIN, PLAIN)
     pairs(bench, "", WORKLOADS, PRODUCT, PLAIN)
-    rough(bench, "", WORKLOADS)
+    for trace in GENERATED:
+        pairs(bench, "", [trace], PLAIN, PLAIN)
     rough(bench, "", SHORT)
-    pairs(bench, "", GENERATED, PLAIN, PLAIN)
-    pairs(bench, "", MIXED_TRACES, MIXED, MIXED, rival="sia")
+    pairs(bench, "", SHORT, MIXED, MIXED, rival="sia")
     robust(bench)
+    rough(bench, "", WORKLOADS)
     for rival in RIVALS:
         pairs(bench, "", WORKLOADS, PLAIN, PLAIN, rival=rival)
     pairs(bench, "", WORKLOADS, PRODUCT, PLAIN, seeds=SEEDS)
@@ -310,13 +310,13 @@ newer scipy; completion is not rounded to whole seconds. Agents refit where a me
 ## Several GPU types
 
 {types(bench)}
-8 nodes of 4 t4, 4 of 4 v100 and 2 of 8 a100; the first three generated traces. A job knows a type once it, or an
+8 nodes of 4 t4, 4 of 4 v100 and 2 of 8 a100; the six short traces. A job knows a type once it, or an
 earlier run, was measured there. `pollux`, `sia` and `gavel` tell types apart; the others take what GPUs come.
 
 ## Rented nodes
 
 {cloud(bench)}
-2 to 16 nodes of 4 GPUs, two minutes to boot, UTILITY held between 0.35 and 0.65; the first two generated traces.
+2 to 16 nodes of 4 GPUs, two minutes to boot, UTILITY held between 0.35 and 0.65; two of the short traces.
 
 ## Every policy, mean over the four workloads
 
