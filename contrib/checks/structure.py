@@ -27,8 +27,10 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (ROOT / "polluxd", ROOT / "agent" / "pollux")
 TESTS = ROOT / "tests"
 # Module names with one meaning in several rooms: the errors of a distribution, the fake of a protocol, the state
-# machine of a room, the daemon and its command line.
-ONE_MEANING = {"errors", "fake", "machine", "daemon"}
+# machine of a room.
+ONE_MEANING = {"errors", "fake", "machine"}
+# Its modules have the names of their commands.
+COMMANDS = "polluxd.cli."
 # Underscored, and documented all the same: os._exit, sys._getframe, and the methods of named tuples.
 DOCUMENTED = {"_exit", "_getframe", "_replace", "_asdict", "_fields", "_make", "_field_defaults"}
 
@@ -136,7 +138,7 @@ def duplicates(known: dict[str, Path]) -> dict[str, list[str]]:
     classes, stems = defaultdict(list), defaultdict(list)
     for module, path in known.items():
         if path.name != "__init__.py":
-            stems[path.stem].append(module)
+            stems[path.stem] += [] if module.startswith(COMMANDS) else [module]
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
                 classes[node.name].append(f"{module}.{node.name}")

@@ -153,7 +153,7 @@ def main() -> None:
             print(server.output(), file=sys.stderr)
         free.put(server)
         if mutant is not None:
-            print(f"{'killed  ' if ended != '0' else 'SURVIVED'} {module} {mutant}", flush=True)
+            print(f"{'SURVIVED' if ended in PASSED else 'killed  '} {module} {mutant}", flush=True)
         return module, mutant, ended
 
     with ThreadPoolExecutor(given.jobs) as pool:

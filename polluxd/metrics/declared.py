@@ -111,7 +111,7 @@ CLUSTER_GAUGES: Mapping[str, ClusterGauge] = {
 }
 
 
-class _Cluster(Collector):
+class _ClusterFigures(Collector):
     """The gauges of the cluster; none while another polluxd leads."""
 
     def __init__(self) -> None:
@@ -148,7 +148,7 @@ class Metrics:
 
     def __init__(self, version: str = "") -> None:
         self.registry = CollectorRegistry()
-        self.cluster = _Cluster()
+        self.cluster = _ClusterFigures()
         self.registry.register(self.cluster)
         self._build = Info("polluxd_build", "Version of polluxd and of its Python.", registry=self.registry)
         self._build.info({"version": version, "python_version": platform.python_version()})

@@ -27,7 +27,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from pollux.data.place import ElasticData, Share, mix_seed
+from pollux.data.place import ElasticData, RankShare, mix_seed
 from pollux.data.plan import MicroBatch, Order, order_digest, pass_order
 from pollux.data.stream import ElasticStream
 from pollux.errors import BatchError, DataError
@@ -36,7 +36,7 @@ PLAIN = {"num_workers": 0, "pin_memory": False}
 """DataLoader's options at which it does no more than collate."""
 
 
-def elastic_loader(dataset: Any, share: Share, *, batch_size: int, **options: Any) -> ElasticData:
+def elastic_loader(dataset: Any, share: RankShare, *, batch_size: int, **options: Any) -> ElasticData:
     """Return an ElasticLoader for an indexed dataset, else an ElasticStream.
 
     `batch_size` is M0. Raises BatchError if a pass has fewer samples: no step would be whole at any number of ranks.
@@ -109,7 +109,7 @@ class ElasticLoader(ElasticData):
     def __init__(
         self,
         dataset: Dataset[Any],
-        share: Share,
+        share: RankShare,
         *,
         seed: int = 0,
         shuffle: bool = True,

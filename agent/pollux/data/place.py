@@ -16,7 +16,7 @@ STATE_VERSION = 1
 
 
 @dataclass(frozen=True)
-class Share:
+class RankShare:
     """One rank's share of each micro-batch.
 
     Raises BatchError for impossible sizes.
@@ -46,7 +46,7 @@ class ElasticData(ABC):
     Leaving the loop early keeps the place.
     """
 
-    def __init__(self, share: Share, *, seed: int, drop_last: bool) -> None:
+    def __init__(self, share: RankShare, *, seed: int, drop_last: bool) -> None:
         self.drop_last = drop_last
         self.num_workers = 0
         """Worker processes; they read their batches again when sizes change."""
@@ -193,7 +193,7 @@ class ElasticData(ABC):
         """Change the samples per rank, from the next micro-batch on."""
         self.resize(replace(self._share, local_batch=local_batch))
 
-    def resize(self, share: Share) -> None:
+    def resize(self, share: RankShare) -> None:
         """Change rank, ranks and batch, from the next micro-batch on.
 
         Every rank must do so at the same place.

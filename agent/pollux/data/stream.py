@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.utils.data import default_collate
 
-from pollux.data.place import ElasticData, Share
+from pollux.data.place import ElasticData, RankShare
 from pollux.data.plan import FEWEST, MicroBatch
 from pollux.errors import DataError
 from pollux.ranks.torch_internals import pin_memory as pinned
@@ -45,7 +45,7 @@ class ElasticStream(ElasticData):
     def __init__(
         self,
         dataset: Iterable[Any],
-        share: Share,
+        share: RankShare,
         *,
         seed: int = 0,
         length: int | None = None,

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from pollux.data.loader import elastic_loader
-from pollux.data.place import Share
+from pollux.data.place import RankShare
 from pollux.errors import PolluxAgentError
 from pollux.goodput import BatchChoice, BatchLimits, NoiseScale, ThroughputParams
 from pollux.learning_rate.progress import Progress
@@ -133,7 +133,7 @@ class Job:
         at_first = initial_choice(limits, world.nodes, world.size, adaptive=training.adaptive)
         data = elastic_loader(
             dataset,
-            Share(world.rank, world.size, at_first.local_batch),
+            RankShare(world.rank, world.size, at_first.local_batch),
             batch_size=batch_size,
             seed=self._attempt.seed,
             **options,

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from pollux.data.place import ElasticData, Share
+from pollux.data.place import ElasticData, RankShare
 from pollux.errors import PolluxAgentError
 from pollux.goodput import BatchChoice, BatchLimits, NoiseScale, ThroughputParams, gain
 from pollux.learning_rate.progress import Progress
@@ -175,7 +175,7 @@ class Training:
         for model in self.models:
             model.rewrap(world)
         self.step.change_ranks()
-        self.data.resize(Share(world.rank, world.size, choice.local_batch))
+        self.data.resize(RankShare(world.rank, world.size, choice.local_batch))
         if self.advisor is not None:
             self.advisor.moved(world.nodes, world.size)
         self.timer.cool()

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, RandomSampler
 
 from pollux.data.loader import ElasticLoader
-from pollux.data.place import Share
+from pollux.data.place import RankShare
 from pollux.data.stream import ElasticStream
 
 
@@ -97,7 +97,7 @@ def one_rank(kind: str, length: int, rank: int, world_size: int, local_batch: in
     if kind == "sampled-ahead":
         options["timeout"] = 0  # any option of torch's loader makes it the one to load
         options["sampler"] = RandomSampler(Numbers(length))
-    loader = make(DATA[kind](length), Share(rank, world_size, local_batch), **options)
+    loader = make(DATA[kind](length), RankShare(rank, world_size, local_batch), **options)
     if kind == "sampled-ahead":
         loader._loader = ReadingAhead(loader, 3)
     return loader

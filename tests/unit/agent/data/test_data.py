@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from pollux.data import stream as data_stream
 from pollux.data.loader import ElasticLoader, elastic_loader
-from pollux.data.place import Share
+from pollux.data.place import RankShare
 from pollux.data.plan import next_micro_batch, order_digest, pass_order
 from pollux.data.stream import ElasticStream
 from pollux.errors import BatchError, DataError
@@ -140,7 +140,7 @@ def test_a_user_sampler_is_deterministic_and_leaves_the_global_generator() -> No
     def make() -> ElasticLoader:
         numbers = Numbers(20)
         sampler = RandomSampler(numbers)
-        return ElasticLoader(numbers, Share(0, 1, 4), sampler=sampler)
+        return ElasticLoader(numbers, RankShare(0, 1, 4), sampler=sampler)
 
     torch.manual_seed(3)
     before = torch.random.get_rng_state()
@@ -165,7 +165,7 @@ def test_a_sampler_that_changes_its_order_is_refused() -> None:
             return iter(np.roll(np.arange(20), Fickle.turns).tolist())
 
     def make() -> ElasticLoader:
-        return ElasticLoader(Numbers(20), Share(0, 1, 4), sampler=Fickle(Numbers(20)))
+        return ElasticLoader(Numbers(20), RankShare(0, 1, 4), sampler=Fickle(Numbers(20)))
 
     first = make()
     next(iter(first))
@@ -236,14 +236,14 @@ def test_transform_runs_on_own_samples_alone() -> None:
 
         return run
 
-    ranks = [ElasticStream(Stream(10), Share(rank, 2, 3), transform=transform(rank)) for rank in range(2)]
+    ranks = [ElasticStream(Stream(10), RankShare(rank, 2, 3), transform=transform(rank)) for rank in range(2)]
     got = [[-number for batch in loader for number in batch.tolist()] for loader in ranks]
     assert got == done
     assert sorted(chain(*got)) == list(range(10))
 
 
 def test_without_a_device_nothing_is_pinned() -> None:
-    stream = ElasticStream(Stream(8), Share(0, 1, 4), pin_memory=True)
+    stream = ElasticStream(Stream(8), RankShare(0, 1, 4), pin_memory=True)
     batches = list(stream)
     assert torch.cat(batches).tolist() == list(range(8))
     assert {batch.is_pinned() for batch in batches} == {torch.cuda.is_available()}
@@ -263,22 +263,22 @@ def test_a_stateful_stream_remembers_no_more_than_it_needs() -> None:
 
 def test_a_stream_may_be_read_in_a_worker_process() -> None:
     source: DataLoader[int] = DataLoader(Stream(20), batch_size=None, num_workers=1)
-    loader = elastic_loader(source, Share(0, 1, 6), batch_size=6, length=20)
+    loader = elastic_loader(source, RankShare(0, 1, 6), batch_size=6, length=20)
     assert [len(batch) for batch in loader] == [6, 6, 6, 2]
     assert isinstance(loader, ElasticStream)
 
 
 def test_the_length_of_a_stream_is_found_or_told() -> None:
-    stream = ElasticStream(Stream(20), Share(0, 1, 6))
+    stream = ElasticStream(Stream(20), RankShare(0, 1, 6))
     assert stream.length == 0
     assert len(list(stream)) == 4
     assert stream.length == 20
     with pytest.raises(DataError, match="length="):
-        elastic_loader(Stream(20), Share(0, 1, 6), batch_size=6)
+        elastic_loader(Stream(20), RankShare(0, 1, 6), batch_size=6)
 
 
 def test_a_stream_longer_than_its_length_goes_on_where_it_was() -> None:
-    first = ElasticStream(Stream(50), Share(0, 1, 8), length=20)
+    first = ElasticStream(Stream(50), RankShare(0, 1, 8), length=20)
     seen: list[int] = []
     for count, batch in enumerate(first):
         seen += batch.tolist()
@@ -286,22 +286,22 @@ def test_a_stream_longer_than_its_length_goes_on_where_it_was() -> None:
         if count == 3:
             break
     assert first.position == 32
-    second = ElasticStream(Stream(50), Share(0, 1, 8), length=20)
+    second = ElasticStream(Stream(50), RankShare(0, 1, 8), length=20)
     second.load_state_dict(first.state_dict())
     seen += [number for batch in second for number in batch.tolist()]
     assert sorted(seen) == list(range(50))
 
 
 def test_streams_that_cannot_work_are_told() -> None:
-    once = ElasticStream(iter(range(5)), Share(0, 1, 5))
+    once = ElasticStream(iter(range(5)), RankShare(0, 1, 5))
     assert len(list(once)) == 1
     with pytest.raises(DataError, match="starts again"):
         list(once)
-    short = ElasticStream(Stream(5), Share(0, 1, 5))
+    short = ElasticStream(Stream(5), RankShare(0, 1, 5))
     short.load_state_dict({"version": 1, "pass": 0, "position": 9, "seed": 0, "len": 0})
     with pytest.raises(DataError, match="before the restored place 9"):
         list(short)
-    dropping = ElasticStream(Stream(5), Share(0, 1, 6), drop_last=True)
+    dropping = ElasticStream(Stream(5), RankShare(0, 1, 6), drop_last=True)
     with pytest.raises(BatchError, match="no micro-batch"):
         list(dropping)
 
@@ -311,14 +311,14 @@ def test_a_pass_shorter_than_the_batch_size_is_refused_of_streams_too() -> None:
         with pytest.raises(BatchError, match="5 samples, fewer than the batch size of 6"):
             elastic_loader(
                 dataset,
-                Share(0, 1, 1),
+                RankShare(0, 1, 1),
                 batch_size=6,
                 **({"length": 5} if isinstance(dataset, Stream) else {}),
             )
 
 
 def test_drop_last_on_a_stream() -> None:
-    stream = ElasticStream(Stream(11), Share(0, 1, 4), drop_last=True)
+    stream = ElasticStream(Stream(11), RankShare(0, 1, 4), drop_last=True)
     assert [batch.tolist() for batch in stream] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert stream.last_of_pass
     assert stream.pass_index == 1

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pollux.data import stream as data_stream
-from pollux.data.place import Share
+from pollux.data.place import RankShare
 from tests.unit.agent.loading import DATA, loaders, one_rank
 
 
@@ -151,7 +151,7 @@ class Simulated:
         going_on = self.iterators[left][:world_size] if self.ranks[0].position else map(iter, self.ranks)
         self.iterators = list(going_on)
         for rank, loader in enumerate(self.ranks):
-            loader.resize(Share(rank, world_size, local_batch))
+            loader.resize(RankShare(rank, world_size, local_batch))
         for rank in range(len(self.ranks), world_size):
             loader = one_rank(self.kind, self.length, rank, world_size, local_batch, seed=self.seed)
             loader.load_state_dict(state)
