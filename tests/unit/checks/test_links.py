@@ -27,5 +27,10 @@ def test_every_link_leads_to_a_file(page: Path) -> None:
     assert [t for t in targets(page) if not t.exists() and t.name not in GENERATED] == []
 
 
+def test_every_benchmark_is_in_the_documentation() -> None:
+    pages = {page.name for page in (ROOT / "docs/benchmarks").glob("*.md")} - {"index.md"}
+    assert pages == {page.name for page in (ROOT / "tests/benchmarks").glob("*.md")}
+
+
 def test_links_are_found() -> None:
     assert len({target for page in PAGES for target in targets(page)}) > 40
