@@ -79,8 +79,8 @@ def of_moves(moves: Sequence[Move], stuck: Sequence[Move], refused: Iterable[str
     """Count moves by step, and what is stuck by reason.
 
     Args:
-        refused: the field (`partition`, ...) that each group of refused jobs has in common; empty: all jobs.
+        refused: the field (`partition`, ...) that each group of refused jobs has in common.
     """
-    reasons = Counter(word or "cluster" for word in refused)
+    reasons = Counter(refused)
     reasons["move"] = len(stuck)
     return {"polluxd_open_moves": Counter(move.step.value for move in moves), "polluxd_stuck": reasons}

@@ -86,7 +86,7 @@ CLUSTER_GAUGES: Mapping[str, ClusterGauge] = {
         "What holds jobs up longer than it should: moves that stay in one step (move), and groups of jobs that Slurm "
         "refuses to start, by what they have in common.",
         "reason",
-        ("move", "partition", "account", "qos", "cluster"),
+        ("move", "partition", "account", "qos", "licenses"),
     ),
     "polluxd_paused": ClusterGauge("1 while `polluxctl pause` is in force."),
     "polluxd_fitness": ClusterGauge(
