@@ -51,6 +51,9 @@ test-torch-versions: ## the agent's unit tests with the oldest and the newest to
 doctor-test: setup ## `polluxctl doctor` on a private cluster: 32 planted faults, each with its remedy (4 minutes)
 	@POLLUX_DOCTOR_ALL=1 $(PYTHON) -m pytest -q tests/integration/test_doctor.py
 
+sites: setup ## what a real site does: limits, reservations, options, preemption, on a private Slurm (root; under 20 minutes); sites-out/
+	@$(PYTHON) -m contrib.sites
+
 attack: setup ## attacks by ordinary users on a private Slurm, each with and without its defence (root; minutes); attack-out/
 	@$(PYTHON) -m contrib.attack
 
@@ -152,5 +155,5 @@ bench-sim-week: setup ## a week of 5,000 jobs on 2,048 GPUs (half an hour at mos
 	@PYTHONPATH=.:agent $(PYTHON) tests/benchmarks/simulator_week.py
 
 clean: ## remove what the targets made, the virtual environment excepted
-	rm -rf demo-out bench-out chaos-out attack-out docs/_build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist
+	rm -rf demo-out bench-out chaos-out attack-out sites-out docs/_build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

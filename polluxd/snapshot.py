@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from polluxd.apply.allowances import Allowances
+from polluxd.apply.neighbours import left_to_plain_jobs
 from polluxd.apply.paths import PathOptions, keeps, likely
 from polluxd.apply.placed import held
 from polluxd.apply.startable import Standing
@@ -135,6 +136,8 @@ def build_snapshot(
         if job.spec is not None and job.job_id not in ours:
             others.update(job.gpus_per_node_held)
     racks = racks or {}
+    left, _ = left_to_plain_jobs(state, [job.placement for job in jobs], others)
+    others.update(left)
     nodes = tuple(
         replace(
             node,

@@ -82,6 +82,10 @@ class SlurmJob:
     """What it holds, or asks for while it waits, as Slurm's limits count it: `gres/gpu`, `cpu`, `node`."""
     licenses: Mapping[str, int] = field(default_factory=dict)
     demands: Demands = field(default_factory=Demands)
+    priority: int = 0
+    """Slurm's; 0: not known, or held."""
+    planned_nodes: tuple[str, ...] = ()
+    """While it waits: the nodes that Slurm plans to start it on."""
     array: tuple[int, int] | None = None
     """Of a task of a job array: the array's id and the task's number."""
     tasks: tuple[int, ...] = ()

@@ -36,6 +36,8 @@ class Partition:
     """Fields that admit jobs by account or QOS, such as (`AllowAccounts`, {lab}); none where all are admitted."""
     qos: str = ""
     """The QOS that limits the whole partition."""
+    tier: int = 1
+    """PriorityTier: Slurm starts jobs of the highest first."""
 
     @property
     def starts(self) -> bool:
@@ -141,6 +143,7 @@ def _partition(name: str, fields: Mapping[str, str]) -> Partition:
         duration(fields.get("MaxTime", "UNLIMITED")),
         tuple(admits),
         "" if fields.get("QoS", "N/A") == "N/A" else fields["QoS"],
+        int(_digits("PriorityTier", fields.get("PriorityTier", "1"))),
     )
 
 

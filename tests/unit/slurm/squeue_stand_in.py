@@ -25,6 +25,7 @@ RUNNING = {
     "TimeLimit": "1-02:03:04",
     "NodeList": "n[3-4]",
     "BatchHost": "n3",
+    "SchedNodes": "(null)",
     "NumNodes": "2",
     "NumCPUs": "4",
     "NumTasks": "2",

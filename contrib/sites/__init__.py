@@ -1,0 +1,5 @@
+"""Play what a real site does to polluxd: limits, reservations, options, preemption.
+
+`python -m contrib.sites` brings up a private cluster with slurmdbd, accounts, QOSes, partitions, typed GPUs, features
+and licenses, and writes sites-out/sites.json.
+"""

@@ -1,0 +1,101 @@
+"""Play every case; write sites-out/sites.json.
+
+The exit status is 1 if a case fails. slurmctld is disturbed in the middle of each case: reconfigured, restarted, or a
+node that nobody uses drained and resumed, in turn.
+
+python -m contrib.sites [--only WORD] [--out FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from contrib.devcluster import DevClusterError
+from contrib.sites.cases import CASES, Case
+from contrib.sites.place import Place, place
+from polluxd.printable import printable
+
+_DISTURBED_AFTER_S = 6.0
+
+
+def reconfigure(site: Place) -> None:
+    site.command("scontrol", "reconfigure")
+
+
+def restart(site: Place) -> None:
+    site.cluster.restart_slurmctld()
+
+
+def drain(site: Place) -> None:
+    site.command("scontrol", "update", "NodeName=n4", "State=DRAIN", "Reason=sites")
+    time.sleep(3)
+    site.command("scontrol", "update", "NodeName=n4", "State=RESUME")
+
+
+DISTURBANCES: tuple[Callable[[Place], None], ...] = (reconfigure, drain, restart)
+
+
+def row_of(case: Case, site: Place, disturb: Callable[[Place], None]) -> dict[str, object]:
+    """Play a case with a disturbance in its middle; return the row of the result."""
+    started, site.idle_gpu_s = time.time(), 0.0
+    wrong: list[str] = []
+
+    def disturbed() -> None:
+        try:
+            disturb(site)
+        except DevClusterError as error:
+            wrong.append(f"{disturb.__name__}: {error}")
+
+    timer = threading.Timer(_DISTURBED_AFTER_S, disturbed)
+    timer.start()
+    try:
+        told, result = case.play(site), "ok"
+    except Exception as error:
+        traceback.print_exc()
+        told, result = f"{type(error).__name__}: {error}", "failed"
+    timer.join()
+    if wrong:
+        told, result = "; ".join([told, *wrong]), "failed"
+    moves = [move for job_id in site.submitted for move in site.moves(job_id)]
+    try:
+        site.clear()
+    except Exception as error:
+        told, result = f"{told}; {error}", "failed"
+    row: dict[str, object] = {
+        "case": case.name,
+        "result": result,
+        "idle_gpu_s": round(site.idle_gpu_s, 1),
+        "moves": len(moves),
+        "what_the_user_saw": printable(told),
+    }
+    return row | {"disturbed_by": disturb.__name__, "seconds": round(time.time() - started, 1)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m contrib.sites", description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", default="", help="cases with this word in their name")
+    parser.add_argument("--out", type=Path, default=Path("sites-out"))
+    arguments = parser.parse_args()
+    arguments.out.mkdir(exist_ok=True)
+    rows: list[dict[str, object]] = []
+    chosen = [case for case in CASES if arguments.only in case.name]
+    if not chosen:
+        print(f"sites: no case has {arguments.only!r} in its name", file=sys.stderr)
+        return 1
+    with place() as site:
+        for number, case in enumerate(chosen):
+            rows.append(row_of(case, site, DISTURBANCES[number % len(DISTURBANCES)]))
+            print(f"{rows[-1]['result']:7}{case.name} ({rows[-1]['seconds']} s)", flush=True)
+            (arguments.out / "sites.json").write_text(json.dumps(rows, indent=2) + "\n")
+    return 0 if all(row["result"] == "ok" for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

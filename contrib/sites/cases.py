@@ -1,0 +1,218 @@
+"""The cases. Each raises where the site or a user is harmed, and returns what the user saw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from contrib.sites.place import Place
+from polluxd.model import JobState
+
+
+class Case(NamedTuple):
+    """One thing that a site does."""
+
+    name: str
+    play: Callable[[Place], str]
+
+
+_LIMIT = "SBATCH --time=120"
+_WATCH_S = 8.0
+"""How long a state must last: longer than a decision and a move's first steps."""
+
+
+def _forbidden(place: Place, begin: Callable[[], object], end: Callable[[], object], rule: str) -> str:
+    """A rule comes: running jobs stay, waiting jobs name it; it goes: they start."""
+    running = place.train("trains", _LIMIT, "POLLUX max-gpus=2 resize=requeue")
+    attempt = place.job(running).restart_count
+    begin()
+    waiting = place.sbatch("waits", "sleep 900", _LIMIT, "POLLUX max-gpus=1")
+    place.until(lambda: rule in place.explain(waiting), f"explain to name {rule!r}")
+    with place.measured(sum(place.job(running).gpus_per_node_held.values())):
+        place.stays(
+            lambda: place.runs(running) and place.job(running).restart_count == attempt,
+            "the training",
+            _WATCH_S,
+        )
+    told = place.explain(waiting)
+    if place.moves(waiting):
+        raise AssertionError("a start was tried in vain")
+    end()
+    place.until(lambda: place.runs(waiting), "its start afterwards", 90)
+    return told
+
+
+def _maintenance(start: str, *flags: str) -> Callable[[Place], str]:
+    def play(place: Place) -> str:
+        words = ("scontrol", "create", "reservation", "ReservationName=maint", f"StartTime={start}")
+        more = ("Duration=60", "Nodes=ALL", "Users=root", f"Flags={','.join(('ignore_jobs', *flags))}")
+        return _forbidden(
+            place,
+            lambda: place.command(*words, *more),
+            lambda: place.command("scontrol", "delete", "ReservationName=maint"),
+            "reservation maint begins",
+        )
+
+    return play
+
+
+def _partition_down(place: Place) -> str:
+    return _forbidden(
+        place,
+        lambda: place.command("scontrol", "update", "PartitionName=main", "State=DOWN"),
+        lambda: place.command("scontrol", "update", "PartitionName=main", "State=UP"),
+        "partition main is DOWN",
+    )
+
+
+def _limit_reached_by_others(place: Place) -> str:
+    lab = "SBATCH --account=lab"
+    plain = place.sbatch("plain", "sleep 900", lab, gpus=4)
+    place.until(lambda: place.runs(plain), "the plain job")
+    running = place.train("trains", lab, "POLLUX min-gpus=1 max-gpus=1")
+    waiting = place.sbatch("waits", "sleep 900", lab, "POLLUX min-gpus=2")
+    place.until(lambda: "gres/gpu=6 of account lab" in place.explain(waiting), "explain to name the limit")
+    with place.measured(5):
+        place.stays(lambda: place.runs(running) and not place.moves(waiting), "no move in vain", _WATCH_S)
+    told = place.explain(waiting)
+    place.command("scancel", str(plain))
+    place.until(lambda: place.runs(waiting), "its start once the plain job has ended")
+    return told
+
+
+def _preempted(place: Place) -> str:
+    running = place.train("trains", "POLLUX min-gpus=4 max-gpus=4 resize=requeue", "SBATCH --nodelist=n1")
+    urgent = place.sbatch("urgent", "sleep 15", "SBATCH --qos=urgent --nodelist=n1", gpus=4)
+    place.until(lambda: place.runs(urgent), "the urgent job")
+    place.until(lambda: not place.runs(running), "the training's requeue")
+    told = place.explain(running)
+    place.until(lambda: place.trains(running), "the training's return", 150)
+    if place.job(urgent).state is not JobState.COMPLETED:
+        raise AssertionError("the urgent job was disturbed")
+    return told
+
+
+def _plain_job_first(place: Place) -> str:
+    """A plain job of higher priority gets the GPUs that come free."""
+    blocks = [
+        place.sbatch(f"blocks{n}", "sleep 900", f"SBATCH --nodelist={n}", gpus=4) for n in ("n1", "n2", "n3")
+    ]
+    running = place.train("trains", "POLLUX max-gpus=8", "SBATCH --nodelist=n4")
+    place.until(lambda: all(map(place.runs, blocks)), "the blocking jobs")
+    first = place.sbatch("first", "sleep 900", "SBATCH --qos=high --nodes=2 --exclude=n3,n4", gpus=4)
+    place.until(lambda: place.job(first).reason == "Resources", "the plain job to wait for nodes")
+    place.command("scancel", str(blocks[0]))
+    late = place.sbatch("late", "sleep 900", "SBATCH --exclude=n4", "POLLUX max-gpus=4")
+    place.stays(lambda: not place.runs(late), "n1 is left to the plain job", _WATCH_S)
+    told = place.explain(late)
+    place.command("scancel", str(blocks[1]))
+    place.until(lambda: place.runs(first), "the plain job's start", 60)
+    if not place.runs(running):
+        raise AssertionError("the training lost its GPUs")
+    return told
+
+
+def _array(place: Place) -> str:
+    first = place.sbatch("sweep", "sleep 5", "SBATCH --array=0-11%4", "POLLUX max-gpus=1")
+    most, done = 0, set[int]()
+
+    def all_done() -> bool:
+        nonlocal most
+        tasks = [job for job in place.slurm.observe().jobs if job.array and job.array[0] == first]
+        most = max(most, sum(job.state is JobState.RUNNING for job in tasks))
+        done.update(job.job_id for job in tasks if job.state is JobState.COMPLETED)
+        return len(done) == 12
+
+    place.until(all_done, "twelve tasks", 150)
+    if most > 4:
+        raise AssertionError(f"{most} tasks ran at one time")
+    placed = sum(bool(place.moves(job_id)) for job_id in done)
+    if placed < 12:
+        raise AssertionError(f"polluxd placed {placed} of 12 tasks")
+    return f"12 tasks, at most {most} at one time, each with a job id of its own"
+
+
+def _option(option: str, *nodes: str) -> Callable[[Place], str]:
+    """A job with this option starts on these nodes alone."""
+
+    def play(place: Place) -> str:
+        job_id = place.sbatch("option", "sleep 900", f"SBATCH {option}", "POLLUX max-gpus=1")
+        place.until(lambda: place.runs(job_id), "its start")
+        where = place.job(job_id).nodes
+        if not set(where) <= set(nodes) or [move.path for move in place.moves(job_id)] != ["start"]:
+            raise AssertionError(f"it runs on {','.join(where)} after {place.moves(job_id)}")
+        return f"runs on {','.join(where)}"
+
+    return play
+
+
+def _exclusive(place: Place) -> str:
+    plain = place.sbatch("plain", "sleep 900", "SBATCH --nodelist=n1")
+    place.until(lambda: place.runs(plain), "the plain job")
+    job_id = place.sbatch("alone", "sleep 900", "SBATCH --exclusive --constraint=ib", "POLLUX max-gpus=4")
+    place.until(lambda: place.runs(job_id), "its start")
+    held = dict(place.job(job_id).gpus_per_node_held)
+    if held != {"n2": 4}:
+        raise AssertionError(f"it holds {held}")
+    return "runs alone on n2 with its 4 GPUs"
+
+
+def _license(place: Place) -> str:
+    ids = [
+        place.sbatch(f"licensed{i}", "sleep 900", "SBATCH --licenses=matlab", "POLLUX max-gpus=1")
+        for i in (1, 2)
+    ]
+    place.until(lambda: place.runs(ids[0]), "the first job")
+    place.until(lambda: "license matlab is in use" in place.explain(ids[1]), "explain to name the license")
+    told = place.explain(ids[1])
+    if place.moves(ids[1]):
+        raise AssertionError("a start was tried in vain")
+    place.command("scancel", str(ids[0]))
+    place.until(lambda: place.runs(ids[1]), "the second job's start")
+    return told
+
+
+def _reservation(place: Place) -> str:
+    words = (
+        "ReservationName=course",
+        "StartTime=now",
+        "Duration=30",
+        "Nodes=n2",
+        "Users=nobody",
+        "Flags=ignore_jobs",
+    )
+    place.command("scontrol", "create", "reservation", *words)
+    try:
+        inside = place.sbatch(
+            "inside", "sleep 900", _LIMIT, "SBATCH --reservation=course", "POLLUX max-gpus=1"
+        )
+        outside = place.sbatch("outside", "sleep 900", _LIMIT, "POLLUX max-gpus=1")
+        place.until(lambda: place.runs(inside) and place.runs(outside), "both starts")
+        where = place.job(inside).nodes, place.job(outside).nodes
+        if where[0] != ("n2",) or "n2" in where[1]:
+            raise AssertionError(f"they run on {where}")
+    finally:
+        place.clear()
+        place.command("scontrol", "delete", "ReservationName=course")
+    return "runs on the reservation's node, others do not"
+
+
+CASES = (
+    Case("maintenance now", _maintenance("now")),
+    Case("maintenance in 30 minutes", _maintenance("now+30minutes", "maint")),
+    Case("maintenance every day, next in 30 minutes", _maintenance("now+30minutes", "maint", "daily")),
+    Case("partition down and up", _partition_down),
+    Case("GrpTRES reached by others", _limit_reached_by_others),
+    Case("QOS that preempts", _preempted),
+    Case("plain job of higher priority waits for 8 GPUs", _plain_job_first),
+    Case("array of 12 with %4", _array),
+    Case("license in use", _license),
+    Case("--reservation", _reservation),
+    Case("--exclusive", _exclusive),
+    Case("GPU type that begins with a digit", _option("--gpus-per-node=2080ti:1", "n3")),
+    Case("MIG profile as type", _option("--gpus-per-node=1g.5gb:1", "n4")),
+    Case("--constraint with & and |", _option("--constraint=(new|other)&ib", "n2")),
+    Case("--nodelist", _option("--nodelist=n3", "n3")),
+    Case("--exclude", _option("--exclude=n1,n2,n3", "n4")),
+    Case("--partition=a,b", _option("--partition=debug,main --mincpus=4", "n1", "n2", "n3", "n4")),
+)

@@ -1,0 +1,266 @@
+"""The site: a private cluster with an unprivileged polluxd and one ordinary user."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from contrib.devcluster import DevCluster, SiteLines, write_configuration
+from polluxd.errors import SlurmError
+from polluxd.model import JobState, Move
+from polluxd.slurm.protocol import SlurmJob
+from polluxd.slurm.scontrol import ScontrolClient
+from polluxd.store import Store
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+USER = "nobody"
+
+_SITE = SiteLines(
+    lines=(
+        "AccountingStorageEnforce=associations,limits,qos",
+        "Licenses=matlab:1",
+        "PreemptType=preempt/qos",
+        "PreemptMode=REQUEUE",
+        "PriorityType=priority/multifactor",
+        "PriorityWeightQOS=100000",
+    ),
+    gpu_types={"n3": "2080ti", "n4": "1g.5gb"},
+    nodes={"n1": "Feature=ib,old", "n2": "Feature=ib,new"},
+    partitions={"debug": "Nodes=n4"},
+)
+_ACCOUNTS = (
+    ("add", "account", "lab", "GrpTRES=gres/gpu=6"),
+    ("add", "account", "open"),
+    ("add", "qos", "urgent", "Priority=1000", "Preempt=normal"),
+    ("add", "qos", "high", "Priority=500"),
+    ("add", "user", USER, "account=lab"),
+    ("add", "user", USER, "account=open"),
+    ("modify", "user", "where", f"name={USER}", "set", "qos=normal,urgent,high", "DefaultAccount=open"),
+)
+
+
+class Place:
+    """The cluster, its polluxd and the user's commands."""
+
+    def __init__(self, cluster: DevCluster, folder: Path) -> None:
+        self.cluster = cluster
+        self.folder = folder
+        self.command = cluster.command
+        self.slurm = ScontrolClient(conf=cluster.slurm_conf)
+        self.store = Store(cluster.database_url, cluster.cluster_name)
+        self.submitted: list[int] = []
+        self.idle_gpu_s = 0.0
+        self._config = folder / "polluxd.toml"
+        self._daemon: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start polluxd as the cluster's unprivileged `daemon_user`."""
+        write_configuration(
+            self.cluster,
+            self._config,
+            slurm={"timeout_s": 5, "lease_s": 60},
+            cycle={"interval_s": 5, "floor_s": 1, "poll_s": 0.5, "busy_poll_s": 0.3, "leader_lease_s": 10},
+            moves={"cooldown_s": 5, "default_cost_s": 5, "drain_timeout_s": 60, "training_timeout_s": 120},
+        )
+        migrated = self.polluxd("polluxd", "migrate")
+        if migrated.returncode:
+            raise RuntimeError(migrated.stderr)
+        with (self.folder / "polluxd.log").open("ab") as sink:
+            self._daemon = subprocess.Popen(
+                [str(BIN / "polluxd"), "run", "--config", str(self._config)],
+                **self._as_daemon(),
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+            )
+
+    def stop(self) -> None:
+        if self._daemon is not None:
+            self._daemon.terminate()
+            self._daemon.wait(90)
+        self.store.close()
+
+    def polluxd(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run polluxd's or polluxctl's commands."""
+        return subprocess.run(
+            [str(BIN / words[0]), *words[1:]],
+            capture_output=True,
+            text=True,
+            check=False,
+            **self._as_daemon(),
+        )
+
+    def _as_daemon(self) -> dict[str, Any]:
+        more = {"POLLUXD_CONFIG": str(self._config), "NO_COLOR": "1", "COLUMNS": "200"}
+        who = self.cluster.daemon_user
+        return {
+            "env": {**os.environ, **self.cluster.client_environment, **more},
+            "cwd": "/",
+            "user": who.pw_uid,
+            "group": who.pw_gid,
+            "extra_groups": [],
+        }
+
+    # --- the user's hands ---------------------------------------------------------------------------------
+
+    def sbatch(self, name: str, body: str, *lines: str, gpus: int = 1) -> int:
+        """Submit a script; `lines` are #SBATCH and #POLLUX lines without their hash signs."""
+        script = self.folder / f"{name}.sbatch"
+        head = [f"SBATCH --job-name={name} --nodes=1 --gpus-per-node={gpus} --ntasks-per-node=1"]
+        head += [f"SBATCH --output={self.folder}/{name}.log"]
+        run = [
+            f"export PATH={BIN}:$PATH POLLUX_CHECKPOINT_DIR={self.folder}/checkpoints-{name}",
+            f"cd {ROOT}",
+        ]
+        script.write_text(
+            "\n".join(["#!/bin/bash", *(f"#{line}" for line in (*head, *lines)), *run, body]) + "\n"
+        )
+        who = pwd.getpwnam(USER)
+        done = subprocess.run(
+            ["sbatch", "--parsable", str(script)],
+            env=self.cluster.client_environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            user=who.pw_uid,
+            group=who.pw_gid,
+            extra_groups=[],
+        )
+        if done.returncode:
+            raise RuntimeError(f"sbatch {name}: {done.stderr.strip()}")
+        self.submitted.append(int(done.stdout))
+        return int(done.stdout)
+
+    def train(self, name: str, *lines: str) -> int:
+        """Submit a training that lasts until it is cancelled, and await its first step."""
+        body = "pollux run contrib/examples/digits_mlp.py --epochs 100000 --alpha 0.05 --beta 0.0005 --sync 0.01 0.02"
+        job_id = self.sbatch(name, body, *lines)
+        self.until(lambda: self.trains(job_id), f"the first step of {name}", 150)
+        return job_id
+
+    def trains(self, job_id: int) -> bool:
+        """Whether the present attempt has made a step."""
+        job, report = self.job(job_id), self.store.reports().get(job_id)
+        return (
+            report is not None
+            and job.state is JobState.RUNNING
+            and report.attempt == job.restart_count
+            and report.first_step_at is not None
+        )
+
+    def job(self, job_id: int) -> SlurmJob:
+        return self.slurm.jobs([job_id])[job_id]
+
+    def runs(self, job_id: int) -> bool:
+        return self.job(job_id).state is JobState.RUNNING
+
+    def explain(self, job_id: int) -> str:
+        """What polluxctl tells of the job, on one line."""
+        return " ".join(self.polluxd("polluxctl", "explain", str(job_id)).stdout.split())
+
+    def moves(self, job_id: int) -> list[Move]:
+        return self.store.moves(job_id)
+
+    def until(self, ready: Callable[[], object], what: str, seconds: float = 60.0) -> None:
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                if ready():
+                    return
+            except SlurmError:
+                pass  # slurmctld restarts
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"waited {seconds:.0f} s in vain for {what}")
+            time.sleep(0.5)
+
+    def stays(self, holds: Callable[[], object], what: str, seconds: float) -> None:
+        """Check that `holds` stays true for so long."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            try:
+                if not holds():
+                    raise AssertionError(f"it did not last: {what}")
+            except SlurmError:
+                pass
+            time.sleep(0.5)
+
+    def clear(self) -> None:
+        """End all jobs of the case."""
+        if self.submitted:
+            self.command("scancel", *map(str, self.submitted))
+            self.until(
+                lambda: all(
+                    job.state.finished
+                    for job in self.slurm.observe().jobs
+                    if job.job_id in self.submitted or (job.array and job.array[0] in self.submitted)
+                ),
+                "scancel",
+            )
+        self.submitted.clear()
+
+    @contextmanager
+    def measured(self, gpus: int) -> Iterator[None]:
+        """Count GPU seconds below the `gpus` that jobs held at the beginning."""
+        stop = threading.Event()
+        own = ScontrolClient(conf=self.cluster.slurm_conf)
+        self.idle_gpu_s = 0.0
+
+        def watch() -> None:
+            before = time.monotonic()
+            while not stop.wait(1.0):
+                now = time.monotonic()
+                try:
+                    jobs = own.observe().jobs
+                except SlurmError:
+                    before = now
+                    continue
+                held = sum(sum(job.gpus_per_node_held.values()) for job in jobs)
+                self.idle_gpu_s += max(0, gpus - held) * (now - before)
+                before = now
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join(30)
+
+
+@contextmanager
+def place() -> Iterator[Place]:
+    """Bring the site up, and take it down."""
+    base = Path(tempfile.mkdtemp(prefix="pollux-sites-", dir="/tmp"))
+    base.chmod(0o755)
+    folder = base / "jobs"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    with DevCluster(
+        base / "cluster",
+        nodes=4,
+        gpus_per_node=4,
+        lease_s=60,
+        publish_interval_s=1.0,
+        accounting=True,
+        daemon_user="pollux",
+        site=_SITE,
+    ) as cluster:
+        for words in _ACCOUNTS:
+            cluster.command("sacctmgr", "-i", *words)
+        made = Place(cluster, folder)
+        try:
+            made.start()
+            yield made
+        finally:
+            made.stop()

@@ -1,0 +1,86 @@
+"""Leave GPUs to plain jobs that Slurm is about to start.
+
+A plain job (one without Pollux' mark) waits for GPUs like any other. Where it comes before every waiting Pollux job, by
+partition tier and priority, polluxd leaves the GPUs that are free on its nodes to it. All functions here are pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from polluxd.model import JobState, Placement
+from polluxd.slurm.protocol import ClusterState, SlurmJob
+
+_WAITS_FOR_NODES = ("Resources", "Priority")
+"""squeue(1), JOB REASON CODES: nothing but free nodes keeps the job from starting."""
+
+
+def left_to_plain_jobs(
+    state: ClusterState, placements: Iterable[Placement], others: Mapping[str, int]
+) -> tuple[Counter[str], tuple[int, ...]]:
+    """Return the free GPUs, by node, that polluxd leaves to plain jobs, and these jobs.
+
+    Args:
+        placements: what Pollux jobs hold, or will hold when the moves under way end.
+        others: GPUs by node that further jobs of Pollux hold.
+    """
+    plain = [job for job in state.jobs if job.spec is None and _ready(job) and _asks(job)]
+    if not plain:
+        return Counter(), ()
+    waiting = [job for job in state.jobs if job.spec is not None and _waits(job)]
+    first = max((_rank(job, state) for job in waiting), default=(0, 0))
+    # A Pollux job that runs may grow: the tier of its partition comes before plain jobs of lower tiers.
+    tier = max((_rank(job, state)[0] for job in state.jobs if job.spec is not None), default=0)
+    free = Counter({node.name: node.capacity - others.get(node.name, 0) for node in state.nodes})
+    for placement in placements:
+        for name in placement.nodes:
+            free[name] -= placement.gpus_per_node
+    left: Counter[str] = Counter()
+    found = []
+    for job in sorted(plain, key=lambda job: _rank(job, state), reverse=True):
+        if _rank(job, state) <= first or _rank(job, state)[0] < tier:
+            break
+        taken = _take(job, state, free)
+        if taken:
+            found.append(job.job_id)
+        left.update(taken)
+        free.subtract(taken)
+    return left, tuple(found)
+
+
+def _take(job: SlurmJob, state: ClusterState, free: Mapping[str, int]) -> dict[str, int]:
+    """Free GPUs for the job: on the nodes that Slurm plans for it, else on the nodes with the most."""
+    rules = [state.rules.partitions[p].nodes for p in job.partition.split(",") if p in state.rules.partitions]
+    reach = frozenset().union(*rules) if rules else frozenset(free)
+    names = job.planned_nodes or sorted(reach, key=lambda name: (-free.get(name, 0), name))
+    wanted, taken = _asks(job), {}
+    for name in names:
+        gpus = min(max(free.get(name, 0), 0), wanted, job.requested_gpus_per_node or wanted)
+        if gpus > 0:
+            taken[name] = gpus
+            wanted -= gpus
+    return taken
+
+
+def _ready(job: SlurmJob) -> bool:
+    return _waits(job) and job.reason in _WAITS_FOR_NODES
+
+
+def _waits(job: SlurmJob) -> bool:
+    return job.state is JobState.PENDING and not job.held_by_user and not job.dependent
+
+
+def _asks(job: SlurmJob) -> int:
+    """GPUs that a waiting job asks for."""
+    return job.tres.get("gres/gpu", 0) or (job.requested_gpus_per_node or 0) * max(job.tres.get("node", 1), 1)
+
+
+def _rank(job: SlurmJob, state: ClusterState) -> tuple[int, int]:
+    """Tier of the job's best partition, and its priority: Slurm starts the highest first."""
+    tiers = [
+        state.rules.partitions[name].tier
+        for name in job.partition.split(",")
+        if name in state.rules.partitions
+    ]
+    return max(tiers, default=0), job.priority
