@@ -43,7 +43,7 @@ DISTURBANCES: tuple[Callable[[Place], None], ...] = (reconfigure, drain, restart
 
 
 def row_of(case: Case, site: Place, disturb: Callable[[Place], None]) -> dict[str, object]:
-    """Play a case with a disturbance in its middle; return the row of the result."""
+    """Play a case, disturbed in its middle; return the result's row."""
     started, site.idle_gpu_s = time.time(), 0.0
     wrong: list[str] = []
 

@@ -1,4 +1,7 @@
-"""The cases. Each raises where the site or a user is harmed, and returns what the user saw."""
+"""The cases of a site.
+
+Each raises an error where the site or a user is harmed, and returns what the user saw.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,15 @@ class Case(NamedTuple):
 
 
 _LIMIT = "SBATCH --time=120"
-_WATCH_S = 8.0
+_WATCH_S = 6.0
 """How long a state must last: longer than a decision and a move's first steps."""
 
 
 def _forbidden(place: Place, begin: Callable[[], object], end: Callable[[], object], rule: str) -> str:
-    """A rule comes: running jobs stay, waiting jobs name it; it goes: they start."""
+    """Begin a rule and end it.
+
+    Running jobs stay, waiting jobs name the rule, and start once it has gone.
+    """
     running = place.train("trains", _LIMIT, "POLLUX max-gpus=2 resize=requeue")
     attempt = place.job(running).restart_count
     begin()

@@ -1,4 +1,4 @@
-"""The site: a private cluster with an unprivileged polluxd and one ordinary user."""
+"""The site: a private cluster, an unprivileged polluxd, an ordinary user."""
 
 from __future__ import annotations
 
@@ -114,7 +114,11 @@ class Place:
     # --- the user's hands ---------------------------------------------------------------------------------
 
     def sbatch(self, name: str, body: str, *lines: str, gpus: int = 1) -> int:
-        """Submit a script; `lines` are #SBATCH and #POLLUX lines without their hash signs."""
+        """Submit a script.
+
+        Args:
+            lines: of #SBATCH and #POLLUX, without their hash signs.
+        """
         script = self.folder / f"{name}.sbatch"
         head = [f"SBATCH --job-name={name} --nodes=1 --gpus-per-node={gpus} --ntasks-per-node=1"]
         head += [f"SBATCH --output={self.folder}/{name}.log"]
@@ -143,7 +147,7 @@ class Place:
         return int(done.stdout)
 
     def train(self, name: str, *lines: str) -> int:
-        """Submit a training that lasts until it is cancelled, and await its first step."""
+        """Submit a training without an end, and await its first step."""
         body = "pollux run contrib/examples/digits_mlp.py --epochs 100000 --alpha 0.05 --beta 0.0005 --sync 0.01 0.02"
         job_id = self.sbatch(name, body, *lines)
         self.until(lambda: self.trains(job_id), f"the first step of {name}", 150)

@@ -19,7 +19,7 @@ _WAITS_FOR_NODES = ("Resources", "Priority")
 def left_to_plain_jobs(
     state: ClusterState, placements: Iterable[Placement], others: Mapping[str, int]
 ) -> tuple[Counter[str], tuple[int, ...]]:
-    """Return the free GPUs, by node, that polluxd leaves to plain jobs, and these jobs.
+    """Return the free GPUs by node left to plain jobs, and these jobs.
 
     Args:
         placements: what Pollux jobs hold, or will hold when the moves under way end.
@@ -50,7 +50,10 @@ def left_to_plain_jobs(
 
 
 def _take(job: SlurmJob, state: ClusterState, free: Mapping[str, int]) -> dict[str, int]:
-    """Free GPUs for the job: on the nodes that Slurm plans for it, else on the nodes with the most."""
+    """Free GPUs for the job.
+
+    They are on the nodes that Slurm plans for it, else on those with the most.
+    """
     rules = [state.rules.partitions[p].nodes for p in job.partition.split(",") if p in state.rules.partitions]
     reach = frozenset().union(*rules) if rules else frozenset(free)
     names = job.planned_nodes or sorted(reach, key=lambda name: (-free.get(name, 0), name))
@@ -77,7 +80,10 @@ def _asks(job: SlurmJob) -> int:
 
 
 def _rank(job: SlurmJob, state: ClusterState) -> tuple[int, int]:
-    """Tier of the job's best partition, and its priority: Slurm starts the highest first."""
+    """Tier of the job's best partition, and its priority.
+
+    Slurm starts the highest first.
+    """
     tiers = [
         state.rules.partitions[name].tier
         for name in job.partition.split(",")
