@@ -33,7 +33,7 @@ def _forbidden(place: Place, begin: Callable[[], object], end: Callable[[], obje
     attempt = place.job(running).restart_count
     begin()
     waiting = place.sbatch("waits", "sleep 900", _LIMIT, "POLLUX max-gpus=1")
-    place.until(lambda: rule in place.explain(waiting), f"explain to name {rule!r}")
+    place.until(lambda: rule in place.explain(waiting), f"explain to name {rule!r}", 120)
     with place.measured(sum(place.job(running).gpus_per_node_held.values())):
         place.stays(
             lambda: place.runs(running) and place.job(running).restart_count == attempt,
@@ -76,8 +76,10 @@ def _limit_reached_by_others(place: Place) -> str:
     plain = place.sbatch("plain", "sleep 900", lab, gpus=4)
     place.until(lambda: place.runs(plain), "the plain job")
     running = place.train("trains", lab, "POLLUX min-gpus=1 max-gpus=1")
-    waiting = place.sbatch("waits", "sleep 900", lab, "POLLUX min-gpus=2")
-    place.until(lambda: "gres/gpu=6 of account lab" in place.explain(waiting), "explain to name the limit")
+    waiting = place.sbatch("waits", "sleep 900", lab, "POLLUX min-gpus=3")
+    place.until(
+        lambda: "gres/gpu=6 of account lab" in place.explain(waiting), "explain to name the limit", 120
+    )
     with place.measured(5):
         place.stays(lambda: place.runs(running) and not place.moves(waiting), "no move in vain", _WATCH_S)
     told = place.explain(waiting)
@@ -112,7 +114,7 @@ def _plain_job_first(place: Place) -> str:
     place.stays(lambda: not place.runs(late), "n1 is left to the plain job", _WATCH_S)
     told = place.explain(late)
     place.command("scancel", str(blocks[1]))
-    place.until(lambda: place.runs(first), "the plain job's start", 60)
+    place.until(lambda: place.runs(first), "the plain job's start")
     if not place.runs(running):
         raise AssertionError("the training lost its GPUs")
     return told

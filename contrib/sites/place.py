@@ -176,7 +176,7 @@ class Place:
     def moves(self, job_id: int) -> list[Move]:
         return self.store.moves(job_id)
 
-    def until(self, ready: Callable[[], object], what: str, seconds: float = 60.0) -> None:
+    def until(self, ready: Callable[[], object], what: str, seconds: float = 120.0) -> None:
         deadline = time.monotonic() + seconds
         while True:
             try:

@@ -20,12 +20,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.slurm]
 
 @pytest.fixture
 def limited(scratch: Path, tmp_path: Path) -> Iterator[Loop]:
-    """Start a cluster of two nodes whose account `lab` may hold six GPUs."""
+    """Start a cluster of two nodes whose account `lab` may hold five GPUs."""
     site = SiteLines(lines=("AccountingStorageEnforce=associations,limits,qos", "Licenses=matlab:1"))
     with DevCluster(
         scratch / "limited", nodes=2, lease_s=60, publish_interval_s=1.0, accounting=True, site=site
     ) as cluster:
-        cluster.command("sacctmgr", "-i", "add", "account", "lab", "GrpTRES=gres/gpu=6")
+        cluster.command("sacctmgr", "-i", "add", "account", "lab", "GrpTRES=gres/gpu=5")
         cluster.command("sacctmgr", "-i", "add", "user", "root", "account=lab")
         daemon = Daemon(cluster, tmp_path, cooldown=1.0)
         assert daemon.command("polluxd", "migrate").returncode == 0
@@ -47,9 +47,9 @@ def test_a_reached_limit_moves_nothing_and_is_named(limited: Loop) -> None:
     )
     limited.until(lambda: limited.job(plain).state is JobState.RUNNING, why="the plain job's start")
     limited.until(lambda: trained in limited.store.reports(), why="the training's first report")
-    # One of the account's six GPUs is left; the cluster has three.
-    waits = limited.sbatch("waits", "sleep 600", directive=f"{lab}\n#POLLUX min-gpus=2")
-    rule = "gres/gpu=6 of account lab"
+    # Even without the training, the account has only two of its five GPUs left.
+    waits = limited.sbatch("waits", "sleep 600", directive=f"{lab}\n#POLLUX min-gpus=3")
+    rule = "gres/gpu=5 of account lab"
 
     def explained(job_id: int) -> str:
         return limited.daemon.command("polluxctl", "explain", str(job_id)).stdout
@@ -69,7 +69,7 @@ def test_a_reached_limit_moves_nothing_and_is_named(limited: Loop) -> None:
     moves = limited.store.moves(trained)
     assert [m.step for m in moves] == [Step.TRAINING], "it kept its GPUs"
     limited.cluster.command(
-        "sacctmgr", "-i", "modify", "account", "where", "name=lab", "set", "GrpTRES=gres/gpu=7"
+        "sacctmgr", "-i", "modify", "account", "where", "name=lab", "set", "GrpTRES=gres/gpu=8"
     )
     limited.until(
         lambda: limited.job(waits).state is JobState.RUNNING, 90, why="its start under the raised limit"
