@@ -71,7 +71,6 @@ def test_a_reached_limit_moves_nothing_and_is_named(limited: Loop) -> None:
     limited.cluster.command(
         "sacctmgr", "-i", "modify", "account", "where", "name=lab", "set", "GrpTRES=gres/gpu=8"
     )
-    limited.until(
-        lambda: limited.job(waits).state is JobState.RUNNING, 90, why="its start under the raised limit"
-    )
+    limited.cluster.command("scancel", str(plain))
+    limited.until(lambda: limited.job(waits).state is JobState.RUNNING, 90, why="its start")
     assert all(m.step is not Step.FAILED for j in (trained, waits, *licensed) for m in limited.store.moves(j))
