@@ -75,7 +75,7 @@ def run(task: Task, data: Path) -> Result:
     return {**found, "cpu_s": time.process_time() - began}
 
 
-def _code(path: Path) -> bytes:
+def code_of(path: Path) -> bytes:
     """Return a module without comments and docstrings: they change no result."""
     tree = ast.parse(path.read_bytes())
     for node in ast.walk(tree):
@@ -99,7 +99,7 @@ def digest(data: Path, without: Collection[str] = SILENT) -> str:
     files = [f for part in parts for f in (sorted(part.rglob("*.py")) if part.is_dir() else [part])]
     files = [f for f in files if f.name not in without]
     for path in files:
-        found.update(path.name.encode() + _code(path))
+        found.update(path.name.encode() + code_of(path))
     for path in sorted(data.rglob("*.csv")):
         found.update(path.name.encode() + path.read_bytes())
     return found.hexdigest()[:16]
