@@ -146,8 +146,10 @@ def by_trace(bench: Bench) -> str:
     return table(["pollux / pollux-paper", *(title for title, _, _ in MEASURES)], rows)
 
 
-def optimum(bench: Bench) -> str:
+def optimum(bench: Bench, wanted: bool) -> str:
     """How far the means are from a bound that no policy can pass."""
+    if not wanted:
+        return "Left out of this page (`--no-bounds`).\n"
     rows = []
     for workload in (*WORKLOADS, *GENERATED):
         found = pairs(bench, workload, [workload], PLAIN, PLAIN).made
@@ -250,10 +252,10 @@ def ask(bench: Bench) -> None:
     for rival in RIVALS:
         pairs(bench, "", WORKLOADS, PLAIN, PLAIN, rival=rival)
     pairs(bench, "", WORKLOADS, PRODUCT, PLAIN, seeds=SEEDS)
-    page(bench)
+    page(bench, bounds=False)
 
 
-def page(bench: Bench) -> str:
+def page(bench: Bench, bounds: bool = True) -> str:
     asked = len(bench.tasks)
     return f"""# The simulator's results
 
@@ -284,7 +286,7 @@ user declared, what its own moves cost. Agents publish every 30 s. It decides on
 {by_trace(bench)}
 ## Distance to the optimum
 
-{optimum(bench)}
+{optimum(bench, bounds)}
 Mean JCT [s], and over the bound: a mean that no policy passes on packed placements, even one that knows the future and
 moves jobs at no cost (`polluxd/sim/bound.py`). The optimum lies between the bound and the best policy.
 
@@ -334,13 +336,14 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=default, help="folder of profiles/ and workloads/")
     parser.add_argument("--seconds", type=float, default=36_000.0, help="no run is begun after that")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"))
+    parser.add_argument("--no-bounds", action="store_true", help="spare the minute that the bounds take")
     asked = parser.parse_args()
     bench = Bench(asked.data, ROOT / "bench-out" / "simulator.json")
     ask(bench)
     bench.work(asked.seconds)
     bench.kept.parent.mkdir(exist_ok=True)
     (ROOT / "bench-out" / "sim.json").write_text(json.dumps(rows_of(bench), indent=1) + "\n")
-    asked.out.write_text(page(bench))
+    asked.out.write_text(page(bench, bounds=not asked.no_bounds))
     left = len(bench.missing)
     print(f"wrote {asked.out}" + (f"; {left} runs are still to be made: run it again" if left else ""))
 
