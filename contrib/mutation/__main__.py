@@ -1,12 +1,14 @@
 """Mutate the code many times and count how often a unit test fails.
 
-    python -m contrib.mutation [--mutants N] [--seed N] [--jobs N] [--json FILE] [--page FILE] [ROOM or FILE ...]
+    python -m contrib.mutation [--mutants N] [--again] [--seed N] [--jobs N] [--json FILE] [--page FILE] [ROOM ...]
 
 The run draws a seeded sample of each module's mutants (`mutants.py`). It writes each mutant into a copy of the
 repository and runs the unit tests of the module's room there until one fails: test files that import the module come
 first, and tests marked `slow` do not run. A mutant whose tests take `SLOWER` times as long as they take without it
 counts as killed. `equivalent.txt` lists mutants that change nothing that a test could see, with the reason; they are
 not drawn.
+
+With `--again`, only the survivors of the last run are tried, to see whether new tests kill them.
 
 The JSON file keeps the results of rooms that were not asked for. The page is written from it.
 """
@@ -19,6 +21,7 @@ import random
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -79,6 +82,12 @@ def sample(module: str, most: int, seed: int, known: set[tuple[str, str]]) -> li
     return sorted(drawn, key=lambda mutant: mutant.start)
 
 
+def left_of(module: str, names: list[str], known: set[tuple[str, str]]) -> list[Mutant]:
+    """Return all mutants of these names: a function may have several of one name."""
+    left = {name for name in names if (module, name) not in known}
+    return [mutant for mutant in mutants((ROOT / module).read_bytes()) if str(mutant) in left]
+
+
 def modules(asked: list[str]) -> Iterator[tuple[str, str]]:
     """Yield each module that is asked for, with the test folder of its room."""
     for room, folder in ROOMS.items():
@@ -112,10 +121,11 @@ def page(results: dict[str, dict[str, int]], survivors: dict[str, list[str]]) ->
     return "\n".join(text) + "\n"
 
 
-def main() -> None:
+def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Count the mutants that the unit tests notice.")
     parser.add_argument("asked", nargs="*", help=f"rooms or files; all by default: {', '.join(ROOMS)}")
     parser.add_argument("--mutants", type=int, default=12, help="at most so many of each module (12)")
+    parser.add_argument("--again", action="store_true", help="try the survivors of the last run alone")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (2)")
     parser.add_argument(
@@ -123,13 +133,22 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, default=ROOT / "bench-out" / "mutation.json")
     parser.add_argument("--page", type=Path, default=ROOT / "tests" / "benchmarks" / "mutation.md")
-    given = parser.parse_args()
+    return parser.parse_args()
 
+
+def main() -> None:
+    given = options()
     known = equivalents()
+    survivors_file = given.json.with_name("mutation_survivors.json")
+    results = json.loads(given.json.read_text()) if given.json.exists() else {}
+    survivors = json.loads(survivors_file.read_text()) if survivors_file.exists() else {}
+    asked = [(m, folder) for m, folder in modules(given.asked) if not given.again or survivors.get(m)]
     work = [
         (m, folder, mutant)
-        for m, folder in modules(given.asked)
-        for mutant in sample(m, given.mutants, given.seed, known)
+        for m, folder in asked
+        for mutant in (
+            left_of(m, survivors[m], known) if given.again else sample(m, given.mutants, given.seed, known)
+        )
     ]
     free: SimpleQueue[Server] = SimpleQueue()
     servers = [Server() for _ in range(given.jobs)]
@@ -166,14 +185,20 @@ def main() -> None:
     for server in servers:
         server.close()
 
-    survivors_file = given.json.with_name("mutation_survivors.json")
-    results = json.loads(given.json.read_text()) if given.json.exists() else {}
-    survivors = json.loads(survivors_file.read_text()) if survivors_file.exists() else {}
-    for module in {module for module, _, _ in ran}:
-        ends = [(mutant, ended) for name, mutant, ended in ran if name == module]
-        survivors[module] = [str(mutant) for mutant, ended in ends if ended in PASSED]
-        alive = len(survivors[module])
-        results[module] = {"mutants": len(ends), "killed": len(ends) - alive, "survived": alive}
+    for module, _ in asked:
+        tried = Counter(str(mutant) for name, mutant, _ in ran if name == module)
+        alive = Counter(str(mutant) for name, mutant, ended in ran if name == module and ended in PASSED)
+        if given.again:
+            # Of several mutants of one name, the survivor may be any: it is dead once all of them are.
+            tried &= Counter(survivors[module])
+            alive &= tried
+        killed = tried.total() - alive.total() + (results[module]["killed"] if given.again else 0)
+        survivors[module] = sorted(alive.elements())
+        results[module] = {
+            "mutants": killed + alive.total(),
+            "killed": killed,
+            "survived": alive.total(),
+        }
     given.json.parent.mkdir(parents=True, exist_ok=True)
     given.json.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n")
     survivors_file.write_text(json.dumps(survivors, indent=2, sort_keys=True) + "\n")

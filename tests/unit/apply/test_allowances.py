@@ -94,6 +94,22 @@ def test_limits_per_job() -> None:
     assert 1 not in found.standings
 
 
+def test_the_time_limit_of_the_partitions_qos_replaces_the_jobs() -> None:
+    short = Qos("short", GroupLimits(), JobLimits({}, HOUR))
+    rules = Rules({"main": Partition("main", "UP", ALL, qos="whole")})
+    for wall, kept_out in ((None, {1, 2}), (4 * HOUR, set()), (2 * HOUR, {2})):
+        whole = Qos("whole", GroupLimits(), JobLimits({}, wall))
+        jobs = (waiting(1, qos="short", limit=2 * HOUR), waiting(2, qos="short", limit=3 * HOUR))
+        found = allowed(limits(qos=(short, whole)), *jobs, rules=rules)
+        assert set(found.standings) == kept_out, wall
+
+
+def test_a_job_without_gpus_uses_none_of_a_limit_on_gpus() -> None:
+    foreign = job(3, spec=None, gpus_per_node_held={}, tres={"cpu": 4})
+    found = allowed(limits(account(tres={"gres/gpu": 6})), running(1, 2), foreign)
+    assert found.groups == (GpuLimit("gres/gpu=6 of account vision", (1,), 6),)
+
+
 def test_a_partitions_node_limit_bounds_the_gpus() -> None:
     rules = Rules({"main": Partition("main", "UP", ALL, max_nodes=2)})
     assert allowed(limits(), waiting(1), rules=rules).most == {1: (8, "MaxNodes=2 of partition main")}

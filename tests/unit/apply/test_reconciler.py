@@ -247,3 +247,29 @@ def test_a_job_that_slurm_ends_in_the_second_of_its_start_is_queued_again_once()
     turn(acting, slurm)
     slurm.advance(1.0)
     assert slurm.truth(job_id).gpus_per_node_held == {"n1": 2}
+
+
+def requeued(slurm: FakeSlurm) -> tuple[int, MemoryStore]:
+    """A job back in the queue, and its move."""
+    job_id = slurm.submit(JobSpec())
+    return job_id, MemoryStore(move(slurm, job_id, "n1", Step.REQUEUED))
+
+
+def test_an_update_that_slurm_applied_and_then_refused_counts_as_done() -> None:
+    slurm = FakeSlurm([Node("n1", 4, cpus=8)])
+    job_id, store = requeued(slurm)
+    acting = reconciler(slurm, store)
+    seen = acting.gather(slurm.observe())
+    slurm.configure(job_id, Geometry(("n1",), 2, 2), start=True)  # an update that timed out goes through now
+    slurm.advance(5.0)
+    slurm.fail("configure", SlurmRefused("Job is no longer pending execution"))
+    acting.tick(seen, {}, paused=False)
+    assert store.reached == [(job_id, Step.CONFIGURED)]
+
+
+def test_a_refused_size_fails_the_move() -> None:
+    slurm = FakeSlurm([Node("n1", 4, cpus=8)])
+    job_id, store = requeued(slurm)
+    slurm.fail("configure", SlurmRefused("Requested node configuration is not available"))
+    turn(reconciler(slurm, store), slurm)
+    assert store.reached == [(job_id, Step.FAILED)]

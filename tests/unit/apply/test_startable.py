@@ -75,6 +75,10 @@ def test_a_closed_partition_starts_no_job(state: str) -> None:
     found = standings(cluster(rules, job(), job(2, JobState.PENDING)))
     assert {i: s.nodes for i, s in found.items()} == {1: frozenset(), 2: frozenset()}
     assert f"partition main is {state}" in found[1].rule
+    others = job(3, spec=None), job(4, JobState.COMPLETED)
+    assert set(standings(cluster(rules, *others, job()))) == {1}, (
+        "jobs of others are none of polluxd's business"
+    )
     assert standings(cluster(Rules({"main": replace(MAIN["main"], state="DRAIN")}), job())) == {}
 
 

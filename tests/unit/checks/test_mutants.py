@@ -2,7 +2,7 @@
 
 import pytest
 
-from contrib.mutation.__main__ import ROOMS, covering, equivalents, modules, sample
+from contrib.mutation.__main__ import ROOMS, covering, equivalents, left_of, modules, sample
 from contrib.mutation.mutants import mutants
 from contrib.mutation.server import ROOT
 
@@ -72,3 +72,11 @@ def test_every_room_has_modules_and_tests_and_every_equivalent_mutant_exists() -
         assert name in [str(m) for m in mutants((ROOT / module).read_bytes())], (
             f"no mutant of {module}: {name}"
         )
+
+
+def test_the_survivors_of_a_run_are_found_again_and_equivalent_ones_left_out() -> None:
+    module = "agent/pollux/data/plan.py"
+    names = [str(mutant) for mutant in sample(module, 6, 0, set())]
+    assert {str(mutant) for mutant in left_of(module, names, set())} == set(names)
+    assert names[0] not in [str(mutant) for mutant in left_of(module, names, {(module, names[0])})]
+    assert left_of(module, ["of_old: 0 -> 1"], set()) == []

@@ -34,10 +34,12 @@ def command(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 def test_help_and_bad_input_need_no_torch(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
-    shown = command("run", "--help", PYTHONPATH=str(tmp_path))
+    # The agent need not be installed: its folder may be in the tests' own PYTHONPATH.
+    places = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    shown = command("run", "--help", PYTHONPATH=places)
     assert shown.returncode == 0
     assert "MASTER_ADDR" in shown.stdout
-    missing = command("run", "nowhere.py", PYTHONPATH=str(tmp_path))
+    missing = command("run", "nowhere.py", PYTHONPATH=places)
     assert missing.returncode == 2
     assert "no such script: nowhere.py" in missing.stderr
 
