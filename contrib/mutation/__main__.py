@@ -83,7 +83,7 @@ def sample(module: str, most: int, seed: int, known: set[tuple[str, str]]) -> li
 
 
 def left_of(module: str, names: list[str], known: set[tuple[str, str]]) -> list[Mutant]:
-    """Return all mutants of these names: a function may have several of one name."""
+    """Return all mutants of these names; several may share one."""
     left = {name for name in names if (module, name) not in known}
     return [mutant for mutant in mutants((ROOT / module).read_bytes()) if str(mutant) in left]
 
