@@ -54,7 +54,7 @@ doctor-test: setup ## `polluxctl doctor` on a private cluster: 32 planted faults
 sites: setup ## what a real site does: limits, reservations, options, preemption, on a private Slurm (root; under 20 minutes); sites-out/
 	@$(PYTHON) -m contrib.sites
 
-attack: setup ## attacks by ordinary users on a private Slurm, each with and without its defence (root; minutes); attack-out/
+attack: setup ## attacks by ordinary users on a private Slurm, Postgres and polluxd, each with and without its defence (root; 15 minutes); attack-out/
 	@$(PYTHON) -m contrib.attack
 
 metrics-test: ## a real Prometheus scrapes a real polluxd; alert rules by promtool (a minute; Debian package prometheus)

@@ -32,6 +32,7 @@ def tried(attack: Attack, place: Site, *, defended: bool) -> Outcome:
         return attack.attempt(place, defended)
     except Exception as error:
         traceback.print_exc()
+        print("the end of polluxd's log:", place.polluxd.log.read_text(errors="replace")[-1000:], flush=True)
         return Outcome(defended, f"the attempt itself broke: {type(error).__name__}: {error}")
     finally:
         place.clear()

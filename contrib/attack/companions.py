@@ -89,7 +89,7 @@ def nobody_asked(site: Site, defended: bool) -> Outcome:
     """Undefended: polluxd ends no companion; its lease then lets it start."""
     parent = site.resident("mallory")
     with (
-        nullcontext() if defended else site.polluxd.patched(NOBODY_ENDS_THEM),
+        nullcontext() if defended else site.patched(NOBODY_ENDS_THEM),
         site.hook("pollux_config.lease_s = 12\n"),
     ):
         job_id = _companion(site, _line(parent, 999_999, FAKE_NONCE))
@@ -100,7 +100,7 @@ def nobody_asked(site: Site, defended: bool) -> Outcome:
 
 @attack("mallory", "further: a companion with the wrong nonce")
 def wrong_nonce(site: Site, defended: bool) -> Outcome:
-    with nullcontext() if defended else site.polluxd.patched(ANY_NONCE):
+    with nullcontext() if defended else site.patched(ANY_NONCE):
         parent, move, _ = _growing(site)
         job_id = _companion(site, _line(parent, move.id, FAKE_NONCE))
         site.until(lambda: _held(site, job_id) or _ended(site, job_id), "its start or end", 40.0)
@@ -112,7 +112,7 @@ def wrong_nonce(site: Site, defended: bool) -> Outcome:
 
 @attack("mallory", "further: a companion that asks for three nodes where its move adds one")
 def more_than_ordered(site: Site, defended: bool) -> Outcome:
-    with nullcontext() if defended else site.polluxd.patched(OWN_GEOMETRY):
+    with nullcontext() if defended else site.patched(OWN_GEOMETRY):
         parent, move, nonce = _growing(site)
         job_id = _companion(site, _line(parent, move.id, nonce), nodes=3)
         site.until(lambda: _held(site, job_id) or _ended(site, job_id), "its start or end", 40.0)
@@ -122,7 +122,7 @@ def more_than_ordered(site: Site, defended: bool) -> Outcome:
 
 @attack("mallory", "further: a companion that outlives its parent")
 def outlives_its_parent(site: Site, defended: bool) -> Outcome:
-    with nullcontext() if defended else site.polluxd.patched(NOBODY_ENDS_THEM):
+    with nullcontext() if defended else site.patched(NOBODY_ENDS_THEM):
         parent, move, nonce = _growing(site)
         job_id = _companion(site, _line(parent, move.id, nonce))
         site.until(lambda: _held(site, job_id), "the companion's start", 40.0)
@@ -140,7 +140,7 @@ def outlives_its_parent(site: Site, defended: bool) -> Outcome:
 def taken_for_hers(site: Site, defended: bool) -> Outcome:
     """Ids of moves count up, and the lower job id would be taken first."""
     training = site.training()
-    with nullcontext() if defended else site.polluxd.patched(ANYBODYS):
+    with nullcontext() if defended else site.patched(ANYBODYS):
         ((newest,),) = site.query("SELECT max(id) FROM pollux.move")
         if defended:
             # polluxd would end it before the move is there: mallory goes on submitting.

@@ -47,7 +47,7 @@ class Polluxd:
     def command(self, *words: str, columns: int = 200) -> subprocess.CompletedProcess[str]:
         """Run polluxd or polluxctl with this configuration."""
         return subprocess.run(
-            [str(Path(sys.executable).parent / words[0]), *words[1:]],
+            [sys.executable, "-c", _CTL if words[0] == "polluxctl" else _MAIN, *words[1:]],
             env={**self._environment, "NO_COLOR": "1", "COLUMNS": str(columns)},
             capture_output=True,
             text=True,

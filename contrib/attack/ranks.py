@@ -47,7 +47,7 @@ def pickle_in_a_store(site: Site, defended: bool) -> Outcome:
     mark = site.home("alice") / "owned"
     mark.unlink(missing_ok=True)
     if not defended:
-        victim, port = _spawned(site, "alice", "victim", "meeting", "15")
+        victim, port = _spawned(site, "alice", "victim", "meeting", "60")
         wrote = _stranger(site, "pickle", [int(port)], more=str(mark))
         said = _rest(victim)
         return Outcome(mark.exists(), f"mallory replaced {wrote} values; alice's rank {said[:120]}")

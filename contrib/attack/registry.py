@@ -1,6 +1,6 @@
 """What an attack is, and the list of them.
 
-A theme is a file of functions (`slurm_text`, `database`, `ranks`, `files`, `reports`). A new attack is one function:
+A theme is a file of functions; `__main__` lists the themes. A new attack is one function:
 
     @attack("mallory", "a name stops polluxd")
     def name_stops_polluxd(site: Site, defended: bool) -> Outcome:

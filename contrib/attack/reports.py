@@ -28,7 +28,7 @@ def explored_by_claim(site: Site, defended: bool) -> Outcome:
     """polluxd may at most double the explored GPUs in one move."""
     job_id = site.pollux_job("mallory")
     ticket = site.ticket_of(job_id)
-    with nullcontext() if defended else site.polluxd.patched(BELIEVES):
+    with nullcontext() if defended else site.patched(BELIEVES):
         claim = {"explored_gpus": 1_000_000, "explored_nodes": 1000}
         site.until(lambda: site.publish("mallory", ticket=ticket, **claim).ok, "the job's report")
         before = site.cycles()
@@ -88,7 +88,7 @@ def _questions(site: Site, seconds: float) -> int:
 def notified(site: Site, defended: bool) -> Outcome:
     ticket = str(site.ticket("mallory"))
     quiet = _questions(site, 6.0)
-    with nullcontext() if defended else site.polluxd.patched(NO_FLOOR):
+    with nullcontext() if defended else site.patched(NO_FLOOR):
         order = {"ticket": ticket, "statements": ["NOTIFY pollux"], "times": 10**6}
         his = site.spawn(
             "mallory", "sh", "-c", 'exec "$@" > /dev/null', "sh", *site.command("sql"), json.dumps(order)

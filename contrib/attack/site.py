@@ -131,7 +131,7 @@ class Site:
     def script(self, name: str, *lines: str) -> Path:
         """Write a batch script that runs `lines` and then sleeps."""
         path = self.folder / name
-        path.write_text("\n".join(("#!/bin/sh", *lines, "sleep 600")) + "\n")
+        path.write_text("\n".join(("#!/bin/sh", *lines, "sleep 3600")) + "\n")
         path.chmod(0o755)
         return path
 
@@ -218,7 +218,7 @@ class Site:
         taken = {node for job in state.jobs if not job.state.finished for node in job.nodes}
         return [node.name for node in state.nodes if node.name not in taken]
 
-    def until(self, ready: Callable[[], object], what: str, seconds: float = 30.0) -> None:
+    def until(self, ready: Callable[[], object], what: str, seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds
         while not ready():
             if time.monotonic() > deadline:
@@ -304,6 +304,18 @@ class Site:
             self.query(before)
 
     @contextmanager
+    def patched(self, patch: str) -> Iterator[None]:
+        """Run polluxd with a defence removed, and as it is afterwards."""
+        with self.polluxd.patched(patch):
+            self._next_cycle()
+            yield
+        self._next_cycle()
+
+    def _next_cycle(self) -> None:
+        known = self.cycles()
+        self.until(lambda: self.cycles() > known, "the next cycle of polluxd", 120.0)
+
+    @contextmanager
     def without_text_guard(self) -> Iterator[None]:
         """Switch off what the submission hook does about hostile text."""
         with self.hook(_WITHOUT_TEXT_GUARD):
@@ -380,6 +392,7 @@ def site() -> Iterator[Site]:
             place = Site(cluster, scripts, polluxd)
             try:
                 polluxd.start()
+                place.until(place.cycles, "the first cycle of polluxd", 120.0)
                 yield place
                 place.clear()
             finally:

@@ -108,7 +108,7 @@ def capacity_claimed(site: Site, defended: bool) -> Outcome:
 @attack("mallory", "row 3: another user's identity, account and QOS by a name")
 def identity_forged(site: Site, defended: bool) -> Outcome:
     name = "x UserId=pollux-alice(5) GroupId=b Account=vip QOS=high TimeLimit=UNLIMITED"
-    job_id, said = _submitted(site, name, "#POLLUX min-gpus=1")
+    job_id, said = _submitted(site, name, "#POLLUX min-gpus=1", gpus=1)
     if not defended:
         found = next(r for r in _before(site, job_id) if r["JobId"] == str(job_id))
         return Outcome((found["UserId"], found["Account"]) == ("5", "vip"), f"read as {found}")
@@ -167,7 +167,7 @@ def ticket_for_a_plain_job(site: Site, defended: bool) -> Outcome:
 @attack("mallory", "row 20: terminal escapes in a name")
 def terminal_escapes(site: Site, defended: bool) -> Outcome:
     name = "x\x1b]0;owned\x07\x1b[2J"
-    job_id, said = _submitted(site, name, "#POLLUX min-gpus=1")
+    job_id, said = _submitted(site, name, "#POLLUX min-gpus=1", gpus=1)
     job = site.job(job_id)
     assert job is not None
     assert job.name == name

@@ -98,7 +98,7 @@ class Bomb:
 def leave_pickles(host: str, port: int, path: str) -> int:
     import torch.distributed as dist  # noqa: PLC0415 - the others need no torch
 
-    store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5))
+    store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=30))
     names = [str(key) for key in store.list_keys()]
     for name in names:
         store.set(name, pickle.dumps(Bomb(path)))
