@@ -8,7 +8,8 @@ import time
 from contextlib import ExitStack, nullcontext
 
 from contrib.attack.registry import Outcome, attack
-from contrib.attack.site import Answer, Site, report
+from contrib.attack.report import report
+from contrib.attack.site import Answer, Site
 
 AUTHORISE = "pollux.authorise(text, bigint, integer, bigint, text)"
 _NO_TOKEN = ("NOT matched OR", "false OR")
