@@ -96,7 +96,8 @@ def build_snapshot(
         )
         standing = None if move is not None else (standings or {}).get(job.job_id)
         if standing is not None and not (standing.nodes and standing.allows(placement)):
-            pin_reason = pin_reason or f"{standing.rule}; it could not start again, and keeps what it has"
+            kept = "; it could not start again, and keeps what it has" if placement else ""
+            pin_reason = pin_reason or f"{standing.rule}{kept}"
         costs = total.mean_cost if total else {}
         most, rule = allowed.most.get(job.job_id, (None, "")) if allowed else (None, "")
         lowered = most is not None and (job.spec.max_gpus is None or most < job.spec.max_gpus)

@@ -45,6 +45,7 @@ DISTURBANCES: tuple[Callable[[Place], None], ...] = (reconfigure, drain, restart
 def row_of(case: Case, site: Place, disturb: Callable[[Place], None]) -> dict[str, object]:
     """Play a case, disturbed in its middle; return the result's row."""
     started, site.idle_gpu_s = time.time(), 0.0
+    site.jobs_of_case.clear()
     wrong: list[str] = []
 
     def disturbed() -> None:
@@ -63,7 +64,7 @@ def row_of(case: Case, site: Place, disturb: Callable[[Place], None]) -> dict[st
     timer.join()
     if wrong:
         told, result = "; ".join([told, *wrong]), "failed"
-    moves = [move for job_id in site.submitted for move in site.moves(job_id)]
+    moves = [move for job_id in site.jobs_of_case for move in site.moves(job_id)]
     try:
         site.clear()
     except Exception as error:

@@ -59,6 +59,8 @@ class Place:
         self.slurm = ScontrolClient(conf=cluster.slurm_conf)
         self.store = Store(cluster.database_url, cluster.cluster_name)
         self.submitted: list[int] = []
+        self.jobs_of_case: set[int] = set()
+        """Jobs whose moves count for the case."""
         self.idle_gpu_s = 0.0
         self._config = folder / "polluxd.toml"
         self._daemon: subprocess.Popen[bytes] | None = None
@@ -144,6 +146,7 @@ class Place:
         if done.returncode:
             raise RuntimeError(f"sbatch {name}: {done.stderr.strip()}")
         self.submitted.append(int(done.stdout))
+        self.jobs_of_case.add(int(done.stdout))
         return int(done.stdout)
 
     def train(self, name: str, *lines: str) -> int:
