@@ -154,6 +154,15 @@ bench-sim: setup ## the paper's evaluation replayed (minutes); then tests/benchm
 bench-sim-week: setup ## a week of 5,000 jobs on 2,048 GPUs (half an hour at most); then tests/benchmarks/simulator_week.md
 	@PYTHONPATH=.:agent $(PYTHON) tests/benchmarks/simulator_week.py
 
+deb: setup ## Debian packages for this release of Debian, LEVEL of xz (6); dist/ (minutes; needs debhelper, libslurm-dev)
+	@contrib/packaging/build_deb.sh
+
+dist: setup ## the Python packages: wheel and sdist; dist/
+	@contrib/packaging/build_python.sh
+
+install-test: setup ## `make deb` first: a bare Debian root to the first job, by the commands of the install page (root; minutes)
+	@contrib/packaging/install_test.sh
+
 clean: ## remove what the targets made, the virtual environment excepted
 	rm -rf demo-out bench-out chaos-out attack-out sites-out docs/_build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
