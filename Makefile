@@ -145,6 +145,10 @@ bench-optimizers: setup ## every optimizer at M0 and at 4 and 8 times M0, ten se
 	@mkdir -p bench-out
 	@$(PYTHON) tests/benchmarks/optimizers.py --json bench-out/optimizers.json --markdown tests/benchmarks/optimizers.md
 
+bench-endings: setup ## what each ending costs a training (half an hour, root); bench-out/endings.json, tests/benchmarks/endings.md
+	@mkdir -p bench-out
+	@$(PYTHON) tests/benchmarks/endings.py --json bench-out/endings.json --markdown tests/benchmarks/endings.md
+
 bench-realloc: setup ## what a move costs, split by step (minutes); bench-out/realloc.json, tests/benchmarks/realloc.md
 	@$(PYTHON) tests/benchmarks/realloc.py --json bench-out/realloc.json --markdown tests/benchmarks/realloc.md
 

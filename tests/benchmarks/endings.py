@@ -1,0 +1,364 @@
+"""Measure what each ending costs a training: steps, samples, seconds, processes.
+
+    python tests/benchmarks/endings.py [--only ENDING/TRAINING ...] [--json FILE] [--markdown FILE]
+
+Each case starts a real training of two or three ranks over gloo, brings about the ending after some steps, starts the
+training again where it ended, and lets it go on to its end. What the ranks wrote down then says what was lost:
+
+- steps lost: completed optimizer steps that the next start did not have;
+- samples lost, samples repeated: places in the data that no step of the final training took, and that two took;
+- pause: from the last step before the ending to the first one after it, where the same processes or Slurm's requeue go
+  on; otherwise from the ending's begin to the end of the last process;
+- processes restarted: processes of the later start that took the place of ones that need not have ended.
+
+For `disk full` no checkpoint can be written for a while. A lost node and a lost companion are not measured yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "agent")]
+
+import contrib.devcluster.cluster as cluster_module  # noqa: E402
+from contrib.devcluster import DevCluster  # noqa: E402
+from tests.benchmarks.endings_training import EXAMPLES, PASSES  # noqa: E402
+
+SCRIPT = ROOT / "tests/benchmarks/endings_training.py"
+PATIENCE = 240.0
+TRAININGS = ("map", "stream", "fsdp2", "trainer", "lightning")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of endings.json."""
+
+    ending: str
+    training: str
+    steps_lost: int
+    samples_lost: int
+    samples_repeated: int
+    pause_s: float
+    processes_restarted: int
+
+
+@dataclass
+class Rank:
+    """What one process wrote down."""
+
+    begun_at: int
+    """Optimizer step."""
+    started: float
+    passes: list[tuple[int, int, int, int]] = field(default_factory=list)
+    """(step, pass, first place, place after the last)."""
+    done: dict[int, float] = field(default_factory=dict)
+    """When each optimizer step was complete; POSIX seconds."""
+
+
+def ranks(folder: Path) -> list[Rank]:
+    """Read the files of all processes, the oldest first."""
+    found = []
+    for path in sorted(folder.glob("*.txt")):
+        lines = [line.split() for line in path.read_text().split("\n")[:-1]]
+        if not lines:
+            continue
+        rank = Rank(int(lines[0][1]), float(lines[0][2]))
+        for kind, *words in lines[1:]:
+            if kind == "done":
+                rank.done[int(words[0])] = float(words[1])
+            else:
+                step, number, start, stop = map(int, words)
+                # A step that was taken again counts as it was at last.
+                again = [p for p in rank.passes if p[0] == step and step not in rank.done]
+                if again and (number, start) <= (again[0][1], again[0][2]):
+                    rank.passes = [p for p in rank.passes if p not in again]
+                rank.passes.append((step, number, start, stop))
+        found.append(rank)
+    return found
+
+
+def judge(ending: str, training: str, folder: Path, begun: float, ended: float | None) -> Row:
+    """`begun`: when the ending began. `ended`: when the last process was gone; None where the processes go on."""
+    found = ranks(folder)
+    first = [rank for rank in found if rank.started < begun]
+    second = [rank for rank in found if rank.started >= begun]
+    resumed = min((rank.begun_at for rank in second), default=sys.maxsize)
+    before = {step for rank in first for step, at in rank.done.items()}
+    undone = {step for step in before if step >= resumed}
+    counts: Counter[tuple[int, int]] = Counter()
+    repeated: Counter[tuple[int, int]] = Counter()
+    for rank in found:
+        for step, number, start, stop in rank.passes:
+            places = [(number, place) for place in range(start, stop)]
+            if step in rank.done and not (rank in first and step in undone):
+                counts.update(places)
+            if step in rank.done:
+                repeated.update(places)
+    complete = PASSES * EXAMPLES
+    times = sorted(at for rank in found for at in rank.done.values())
+    last = (
+        max(at for at in times if at < (ended or begun)) if ended else max(at for at in times if at <= begun)
+    )
+    after = [at for at in times if at > (ended or begun)]
+    gone_on = ended is None or "Slurm" in ending
+    pause = (after[0] - last if after else 0.0) if gone_on else (ended or begun) - begun
+    return Row(
+        ending.removesuffix(" (Slurm)"),
+        training,
+        len(undone),
+        complete - len(counts),
+        sum(n - 1 for n in repeated.values() if n > 1),
+        round(pause, 2),
+        0 if ended is None or not second else len(second),
+    )
+
+
+# -- without Slurm ----------------------------------------------------------------------------------------------
+
+
+class Run:
+    """A `pollux run` on this machine."""
+
+    def __init__(self, training: str, folder: Path, *, nproc: int = 2, **environ: str) -> None:
+        self.folder = folder
+        self._out = (folder / "out").open("ab")
+        plain = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "POLLUX"))}
+        plain |= {"POLLUX_CHECKPOINT_DIR": str(folder / "checkpoints"), "CUDA_VISIBLE_DEVICES": "", **environ}
+        command = [
+            "-m",
+            "pollux.launcher.launch",
+            "run",
+            "--nproc",
+            str(nproc),
+            str(SCRIPT),
+            training,
+            str(folder),
+        ]
+        env = plain | {"PYTHONPATH": f"{ROOT}:{ROOT / 'agent'}"}
+        self.process = subprocess.Popen(
+            [sys.executable, *command], env=env, stdout=self._out, stderr=self._out
+        )
+
+    def steps(self, number: int) -> None:
+        """Wait for so many steps of each rank."""
+
+        def trained() -> bool:
+            if self.process.poll() is not None:
+                raise RuntimeError((self.folder / "out").read_text()[-1500:])
+            found = ranks(self.folder)
+            return bool(found) and all(len(rank.done) >= number for rank in found)
+
+        wait(trained, self.folder)
+
+    def end(self) -> float:
+        """Wait for its end; return when."""
+        self.process.wait(PATIENCE)
+        return time.time()
+
+    def workers(self) -> list[int]:
+        """Pids of the ranks, in order."""
+        names = sorted(
+            (p.name for p in self.folder.glob("*.txt")), key=lambda name: int(name.split("-")[2][:-4])
+        )
+        return [int(name.split("-")[1]) for name in names]
+
+
+def wait(done: Callable[[], object], folder: Path) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not done():
+        if time.monotonic() > deadline:
+            out = folder / "out"
+            raise TimeoutError(out.read_text()[-2000:] if out.exists() else "nothing came")
+        time.sleep(0.1)
+
+
+def by_signal(number: signal.Signals, ending: str) -> Callable[[str, Path], Row]:
+    def case(training: str, folder: Path) -> Row:
+        run = Run(training, folder)
+        run.steps(5)
+        begun = time.time()
+        run.process.send_signal(number)
+        ended = run.end()
+        Run(training, folder).end()
+        return judge(ending, training, folder, begun, ended)
+
+    return case
+
+
+def rank_killed(training: str, folder: Path) -> Row:
+    run = Run(training, folder, nproc=3, POLLUX_CHECKPOINT_INTERVAL="2")
+    run.steps(5)
+    begun = time.time()
+    os.kill(run.workers()[2], signal.SIGKILL)
+    run.process.wait(PATIENCE)
+    if run.process.returncode == 0:
+        return judge("rank killed", training, folder, begun, None)
+    ended = time.time()
+    Run(training, folder).end()
+    return judge("rank killed", training, folder, begun, ended)
+
+
+def disk_full(training: str, folder: Path) -> Row:
+    """Checkpoints are due every second; for a while none can be written."""
+    place = folder / "checkpoints"
+    run = Run(training, folder, POLLUX_CHECKPOINT_INTERVAL="1")
+    run.steps(5)
+    begun = time.time()
+    place.rename(folder / "away")
+    place.write_text("no folder can be made here")
+    time.sleep(2.5)
+    place.unlink()
+    (folder / "away").rename(place)
+    run.process.wait(PATIENCE)
+    if run.process.returncode:
+        raise RuntimeError((folder / "out").read_text()[-2000:])
+    return judge("disk full", training, folder, begun, None)
+
+
+# -- under Slurm --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def slurm(folder: Path) -> Iterator[DevCluster]:
+    """A cluster whose partition `main` is preempted by `high`, with GraceTime."""
+    made = cluster_module.slurm_conf
+
+    def conf(*arguments: object) -> str:
+        text = made(*arguments)  # type: ignore[arg-type]
+        text = re.sub(
+            r"(?m)^(PartitionName|JobSubmitPlugins|CliFilterPlugins|Prolog|Epilog|TaskProlog).*\n", "", text
+        )
+        text = text.replace("KillWait=5", "KillWait=30").replace("AuthInfo=", "AuthInfo=cred_expire=5,")
+        return text + (
+            "PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n"
+            "PartitionName=main Nodes=n1 Default=YES PriorityTier=1 GraceTime=30 PreemptMode=REQUEUE\n"
+            "PartitionName=high Nodes=n1 PriorityTier=10 PreemptMode=OFF\n"
+        )
+
+    with (
+        mock.patch.object(cluster_module, "slurm_conf", conf),
+        DevCluster(folder / "cluster", nodes=1, gpus_per_node=2, postgres=False) as cluster,
+    ):
+        yield cluster
+
+
+def under_slurm(ending: str) -> Callable[[str, Path], Row]:
+    def case(training: str, folder: Path) -> Row:
+        with slurm(folder) as cluster:
+            script = folder / "job.sh"
+            script.write_text(
+                "#!/bin/bash\n"
+                f"export PYTHONPATH={ROOT}:{ROOT / 'agent'} POLLUX_CHECKPOINT_DIR={folder}/checkpoints\n"
+                f"export POLLUX_CONTINUE={'yes' if ending == 'time limit' else 'no'}\n"
+                f"{sys.executable} -m pollux.launcher.launch run --nproc 2 {SCRIPT} {training} {folder}\n"
+            )
+            more = ["--time=1"] if ending == "time limit" else []
+
+            def submit() -> str:
+                words = ["--parsable", "--exclusive", "--open-mode=append", f"--output={folder}/out", *more]
+                return cluster.command("sbatch", *words, str(script)).strip()
+
+            def state(job: str) -> str:
+                shown = re.search(r"JobState=(\w+)", cluster.command("scontrol", "show", "job", job))
+                return shown.group(1) if shown else ""
+
+            job = submit()
+            wait(lambda: len(found := ranks(folder)) == 2 and all(len(r.done) >= 5 for r in found), folder)
+            begun = time.time()
+            if ending == "scancel":
+                cluster.command("scancel", job)
+            elif ending == "preemption":
+                cluster.command(
+                    "sbatch", "--partition=high", "--exclusive", "--wrap", "sleep 2", "--output=/dev/null"
+                )
+            else:
+                wait(lambda: state(job) != "RUNNING", folder)
+            wait(lambda: state(job) in ("CANCELLED", "PENDING", "COMPLETING"), folder)
+            ended = time.time()
+            if ending == "scancel":
+                wait(lambda: state(job) == "CANCELLED", folder)
+                job = submit()
+            wait(lambda: state(job) == "COMPLETED", folder)
+        name = ending if ending == "scancel" else f"{ending} (Slurm)"
+        return judge(name, training, folder, begun, ended)
+
+    return case
+
+
+CASES: dict[str, tuple[Callable[[str, Path], Row], tuple[str, ...]]] = {
+    "SIGTERM": (by_signal(signal.SIGTERM, "SIGTERM"), TRAININGS),
+    "SIGUSR1": (by_signal(signal.SIGUSR1, "SIGUSR1"), TRAININGS),
+    "time limit": (under_slurm("time limit"), ("map",)),
+    "preemption": (under_slurm("preemption"), ("map",)),
+    "scancel": (under_slurm("scancel"), ("map",)),
+    "disk full": (disk_full, ("map", "fsdp2")),
+    "rank killed": (rank_killed, TRAININGS),
+}
+
+
+def page(rows: list[Row]) -> str:
+    lines = [
+        "# Endings",
+        "",
+        "What an ending costs a training: `make bench-endings`. Real trainings over gloo, on two cores; under a",
+        "private Slurm 22.05 where the ending is Slurm's. `tests/benchmarks/endings.py` says what each column means.",
+        "",
+        "| ending | training | steps lost | samples lost | samples repeated | pause [s] | processes restarted |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {r.ending} | {r.training} | {r.steps_lost} | {r.samples_lost} | {r.samples_repeated} | {r.pause_s:.1f} | "
+        f"{r.processes_restarted} |"
+        for r in rows
+    ]
+    return "\n".join([*lines, ""])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", nargs="*", default=[], metavar="ENDING/TRAINING")
+    parser.add_argument("--json", type=Path, default=Path("bench-out/endings.json"))
+    parser.add_argument("--markdown", type=Path)
+    arguments = parser.parse_args()
+    known: list[Row] = []
+    if arguments.only and arguments.json.exists():
+        known = [Row(**raw) for raw in json.loads(arguments.json.read_text())]
+    for ending, (case, trainings) in CASES.items():
+        for training in trainings:
+            if arguments.only and f"{ending}/{training}" not in arguments.only:
+                continue
+            with tempfile.TemporaryDirectory(prefix="endings-") as folder:
+                Path(folder).chmod(0o755)
+                try:
+                    row = case(training, Path(folder))
+                except Exception as error:
+                    print(
+                        f"{ending}/{training}: {type(error).__name__}: {error}", file=sys.stderr, flush=True
+                    )
+                    continue
+            print(row, flush=True)
+            known = [r for r in known if (r.ending, r.training) != (row.ending, row.training)] + [row]
+            arguments.json.parent.mkdir(exist_ok=True)
+            arguments.json.write_text(json.dumps([asdict(r) for r in known], indent=2) + "\n")
+    if arguments.markdown:
+        order = {ending: number for number, ending in enumerate(CASES)}
+        arguments.markdown.write_text(page(sorted(known, key=lambda r: order[r.ending])))
+
+
+if __name__ == "__main__":
+    main()
