@@ -1,4 +1,4 @@
-"""Measure what each ending costs a training: steps, samples, seconds, processes.
+"""Measure the cost of each ending: steps, samples, seconds, processes.
 
     python tests/benchmarks/endings.py [--only ENDING/TRAINING ...] [--json FILE] [--markdown FILE]
 
@@ -93,7 +93,10 @@ def ranks(folder: Path) -> list[Rank]:
 
 
 def judge(ending: str, training: str, folder: Path, begun: float, ended: float | None) -> Row:
-    """`begun`: when the ending began. `ended`: when the last process was gone; None where the processes go on."""
+    """Compare what the starts before and after the ending wrote down.
+
+    `begun`: when the ending began. `ended`: when the last process was gone; None where the processes go on.
+    """
     found = ranks(folder)
     first = [rank for rank in found if rank.started < begun]
     second = [rank for rank in found if rank.started >= begun]

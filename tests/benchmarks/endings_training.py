@@ -1,4 +1,4 @@
-"""A small training of one kind, whose ranks write down what each step took.
+"""Train a small model; the ranks write down what each step took.
 
     pollux run --nproc 2 tests/benchmarks/endings_training.py KIND FOLDER
 
