@@ -116,6 +116,8 @@ def page(results: dict[str, dict[str, int]], survivors: dict[str, list[str]]) ->
             text.append(
                 f"| {room} | {len(of)} | {made} | {killed} | {made - killed} | {100 * killed / made:.0f} |"
             )
+    unknown = [room for room in ROOMS if not any(name.rpartition("/")[0] == room for name in results)]
+    text += ["", f"Not run: {', '.join(unknown)}."] if unknown else []
     text += ["", "## Survivors", ""]
     text += [f"- `{name}`: `{mutant}`" for name in sorted(survivors) for mutant in survivors[name]]
     return "\n".join(text) + "\n"
