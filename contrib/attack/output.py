@@ -48,7 +48,7 @@ def _on_a_terminal(site: Site, patch: str, seconds: float, *words: str) -> str:
     process = site.polluxd.on_terminal(patch, theirs, *words)
     os.close(theirs)
     shown, end = b"", time.monotonic() + seconds
-    while time.monotonic() < end:
+    while b"pollux-mal" not in shown and time.monotonic() < end:
         if select.select([ours], [], [], 0.2)[0]:
             try:
                 shown += os.read(ours, 1 << 16)
@@ -63,7 +63,7 @@ def _on_a_terminal(site: Site, patch: str, seconds: float, *words: str) -> str:
 @attack("mallory", "row 20: terminal escapes in polluxctl top")
 def escapes_in_top(site: Site, defended: bool) -> Outcome:
     _known(site, ESCAPES)
-    shown = _on_a_terminal(site, "" if defended else RAW, 8.0, "top", "-n", "1")
+    shown = _on_a_terminal(site, "" if defended else RAW, 60.0, "top", "-n", "1")
     if "owned" not in shown:
         raise AssertionError(f"top did not show the job: {shown[-300:]!r}")
     return Outcome("\x1b]0;owned" in shown, f"the screen has {shown[shown.index('owned') - 12 :][:40]!a}")
