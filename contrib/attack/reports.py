@@ -29,7 +29,7 @@ def explored_by_claim(site: Site, defended: bool) -> Outcome:
     job_id = site.pollux_job("mallory")
     ticket = site.ticket_of(job_id)
     with nullcontext() if defended else site.patched(BELIEVES):
-        claim = {"explored_gpus": 1_000_000, "explored_nodes": 1000}
+        claim = {"explored_gpus": 987_654, "explored_nodes": 1000}
         site.until(lambda: site.publish("mallory", ticket=ticket, **claim).ok, "the job's report")
         before = site.cycles()
         site.until(lambda: site.cycles() >= before + 2, "two decisions")
@@ -37,7 +37,7 @@ def explored_by_claim(site: Site, defended: bool) -> Outcome:
     jobs = json.loads(snapshot) if isinstance(snapshot, str) else snapshot
     text = json.dumps(jobs)
     return Outcome(
-        "1000000" in text, f"the claim is {'in' if '1000000' in text else 'not in'} what was decided on"
+        "987654" in text, f"the claim is {'in' if '987654' in text else 'not in'} what was decided on"
     )
 
 
