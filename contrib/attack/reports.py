@@ -35,10 +35,9 @@ def explored_by_claim(site: Site, defended: bool) -> Outcome:
         site.until(lambda: site.cycles() >= before + 2, "two decisions")
         snapshot = site.store.cycle_snapshot(site.cycles())
     jobs = json.loads(snapshot) if isinstance(snapshot, str) else snapshot
-    text = json.dumps(jobs)
-    return Outcome(
-        "987654" in text, f"the claim is {'in' if '987654' in text else 'not in'} what was decided on"
-    )
+    # The snapshot names the doubted claim, too: what counts is the report that polluxd decided on.
+    believed = '"explored_gpus": 987654' in json.dumps(jobs)
+    return Outcome(believed, f"the claim is {'in' if believed else 'not in'} the report that was decided on")
 
 
 @attack("mallory", "further: a cost of 50 years claimed for a move, which then is never made again")
