@@ -276,7 +276,10 @@ function pollux_submit(job, part_list, submit_uid)
   job.admin_comment = table.concat(fields, " ")
 
   if not share.gpus then
-    job.tres_per_job = "gres:gpu:" .. smallest
+    -- Slurm writes "gpu:N" into tres_per_node in its own form: "gres:gpu:N" up to 22.05, "gres/gpu:N" from 24.11.
+    job.gres = "gpu:" .. smallest
+    job.tres_per_job = job.tres_per_node
+    job.tres_per_node = ""
   end
   job.requeue = 1
   -- job_submit/lua of 22.05 cannot set the open mode; sbatch shows it to the job (and here) when it is set.

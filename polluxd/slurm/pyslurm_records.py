@@ -75,6 +75,7 @@ class _Node(_Record):
     cpus: _Count
     partitions: list[str]
     features: list[str] = []
+    tmp_mb: _Count | None = None
 
 
 class _Jobs(_Record):
@@ -186,4 +187,5 @@ def _node(record: _Node) -> Node:
         partitions=frozenset(record.partitions),
         cpus=record.cpus,
         features=frozenset(record.features),
+        tmp_mb=record.tmp_mb,
     )

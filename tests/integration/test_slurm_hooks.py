@@ -128,6 +128,12 @@ def test_a_wrong_directive_is_refused_and_the_user_is_told_why(site: Site) -> No
     assert message in done.stderr
 
 
+def test_a_job_without_a_gpu_option_asks_for_min_gpus(site: Site) -> None:
+    job_id = site.submit("#!/bin/bash\n#POLLUX min-gpus=2\ntrue\n")
+    shown = site.cluster.command("scontrol", "show", "job", str(job_id))
+    assert re.search(r"TresPerJob=gres[:/]gpu:2\b", shown), shown
+
+
 def test_min_gpus_above_the_cluster_is_refused(site: Site) -> None:
     done = site.sbatch(script("#POLLUX min-gpus=17"))
     assert done.returncode != 0

@@ -25,7 +25,10 @@ from polluxd.settings import PolicySettings
 FULL = Snapshot(
     cluster="dev",
     taken_at=1_700_000_000.125,
-    nodes=(Node("n1", 4, "a100", 1, False, frozenset({"main", "night"}), 64, 3, "s1"), Node("n2", 8)),
+    nodes=(
+        Node("n1", 4, "a100", 1, False, frozenset({"main", "night"}), 64, 3, "s1", frozenset({"ib"}), 900),
+        Node("n2", 8),
+    ),
     jobs=(
         SnapshotJob(
             job_id=7,

@@ -25,7 +25,10 @@ slurm = {{ SUCCESS = 0, ERROR = -1,
   log_info = function(f, ...) end, log_error = function(f, ...) end }}
 pollux_config = {config}
 dofile("{hook}")
-local job = {job}
+local job = setmetatable({job}, {{ __newindex = function(job, key, value)
+  if key == "gres" then key, value = "tres_per_node", "gres:" .. value end  -- As job_submit/lua of 22.05 does.
+  rawset(job, key, value)
+end }})
 local rc = {call}
 print(rc)
 print(#said)

@@ -101,7 +101,7 @@ def wait_for(path: Path, launched: Any) -> None:
 
 @pytest.mark.slow
 def test_a_node_leaves_and_another_comes_while_rank_0_trains_on(tmp_path: Path) -> None:
-    orders = [order(7, "n0", "shrink"), order(8, "n0 c0", "grow")]
+    orders = [order(7, "n0", "shrink"), order(8, "n0 c0", "grow") | {"nonce": "5eed"}]
     sbatch = tmp_path / "sbatch"
     sbatch.write_text(SBATCH.format(folder=tmp_path))
     sbatch.chmod(0o755)
@@ -109,7 +109,7 @@ def test_a_node_leaves_and_another_comes_while_rank_0_trains_on(tmp_path: Path) 
     body = SCRIPT.format(orders=orders, moves=2)
     with step(tmp_path, 2, body, workers=1, **around) as base:
         wait_for(tmp_path / "options", base)
-        directive = r"#POLLUX companion-of=\d+ attempt=0 move=8"
+        directive = r"#POLLUX companion-of=\d+ attempt=0 move=8 nonce=5eed"
         submitted = (tmp_path / "submitted").read_text()
         assert re.search(rf"^{directive}$", submitted, re.MULTILINE)
         file = tmp_path / "checkpoints" / "companion-8.json"
