@@ -18,6 +18,7 @@ ALTER DOMAIN pollux.finite OWNER TO pollux_daemon;
 CREATE FUNCTION pollux.acknowledge_v1(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text, p_move bigint, p_payload jsonb) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pollux', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
     AS $$
 DECLARE
     now_s double precision := extract(epoch FROM clock_timestamp());
@@ -289,6 +290,7 @@ ALTER FUNCTION pollux.instructions(p_cluster text, p_job bigint, p_attempt integ
 CREATE FUNCTION pollux.instructions_v1(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pollux', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
     AS $$
 BEGIN
     PERFORM authorise(p_cluster, p_job, p_attempt, p_uid, p_token);
@@ -373,6 +375,7 @@ ALTER FUNCTION pollux.prior_v1(p_cluster text, p_job bigint, p_attempt integer, 
 CREATE FUNCTION pollux.publish_v1(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text, p_payload jsonb) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pollux', 'pg_temp'
+    SET plan_cache_mode TO 'force_generic_plan'
     AS $$
 DECLARE
     a_minute constant integer := 120;
