@@ -6,6 +6,7 @@ import json
 import subprocess
 import time
 from contextlib import ExitStack, nullcontext
+from pathlib import Path
 
 from contrib.attack.registry import Outcome, attack
 from contrib.attack.report import report
@@ -39,8 +40,11 @@ def for_another(site: Site, defended: bool) -> Outcome:
     return Outcome(any(a.ok for a in answers), "; ".join(a.text[:140] for a in answers))
 
 
-@attack("mallory", "row 21: a token after scancel")
-def token_after_scancel(site: Site, defended: bool) -> Outcome:
+def _ended_job(site: Site) -> tuple[int, Path]:
+    """Cancel a job of mallory's that has reported.
+
+    Returns its id, and her copy of its ticket.
+    """
     job_id = site.pollux_job("mallory")
     found = site.ticket_of(job_id)
     assert found is not None
@@ -52,6 +56,12 @@ def token_after_scancel(site: Site, defended: bool) -> Outcome:
         lambda: site.query("SELECT 1 FROM pollux.job WHERE job_id = %s AND ended_at IS NOT NULL", job_id),
         "polluxd to see the job's end",
     )
+    return job_id, kept
+
+
+@attack("mallory", "row 21: a token after scancel")
+def token_after_scancel(site: Site, defended: bool) -> Outcome:
+    _, kept = _ended_job(site)
     with nullcontext() if defended else site.rewritten(AUTHORISE, _NO_END):
         answer = _instructions(site, "{me}", ticket=kept)
     return Outcome(answer.ok, answer.text)
@@ -60,17 +70,7 @@ def token_after_scancel(site: Site, defended: bool) -> Outcome:
 @attack("mallory", "row 21: a token replayed after its job's id is used again, by alice")
 def replayed(site: Site, defended: bool) -> Outcome:
     """Slurm counts from 1 again: the id is now of a job of alice's."""
-    job_id = site.pollux_job("mallory")
-    found = site.ticket_of(job_id)
-    assert found is not None
-    kept = site.home("mallory") / "stolen.json"
-    subprocess.run(["cp", "-p", str(found), str(kept)], check=True)
-    site.until(lambda: _instructions(site, "{me}", ticket=kept).ok, "the job's first answer")
-    site.cluster.command("scancel", str(job_id))
-    site.until(
-        lambda: site.query("SELECT 1 FROM pollux.job WHERE job_id = %s AND ended_at IS NOT NULL", job_id),
-        "polluxd to see the job's end",
-    )
+    job_id, kept = _ended_job(site)
     again = (
         "UPDATE pollux.job SET uid = %s, ended_at = NULL, submitted_at = now() + interval '10 min'"
         " WHERE job_id = %s"

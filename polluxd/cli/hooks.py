@@ -111,7 +111,8 @@ def remove(
     config: ConfigOption = None,
 ) -> None:
     """Take Pollux' lines out of Slurm's files on this machine."""
-    states, problems = hooks.unwanted(site_of(None, slurm_conf, folder, user), _roles(role))
+    site = site_of(configuration_of(config, folder), slurm_conf, folder, user)
+    states, problems = hooks.unwanted(site, _roles(role))
     _change(differences(states), yes, "no file of Slurm names Pollux")
     for problem in problems:
         typer.echo(printable(f"to do: {problem}"))

@@ -60,6 +60,16 @@ def test_install_check_and_remove(etc):
     assert (etc / "pollux" / "ticket.secret").read_text().strip() == secret
 
 
+def test_remove_edits_the_slurm_conf_that_the_configuration_names(etc):
+    install(etc, "--role=controller")
+    config = etc / "pollux" / "polluxd.toml"
+    config.write_text(CONFIG.replace("[slurm]", f'[slurm]\nconf = "{etc}/slurm.conf"'))
+    words = ["remove", "--yes", "--role=controller", f"--config={config}", f"--folder={etc}/pollux"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert "pollux" not in (etc / "slurm.conf").read_text().lower()
+
+
 def test_modes_and_owners(etc):
     install(etc, "--role=controller")
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (etc / "pollux" / "hooks").iterdir()}
