@@ -112,7 +112,7 @@ class Controller:
                 default_cost=self._config.moves.default_cost_s,
                 racks=self._racks,
                 speeds=self._config.slurm.gpu_speeds,
-                resting=self._reconciler.resting,
+                resting=self._reconciler.cooldowns.left,
                 pins=self._store.pins(),
                 stay=self._reconciler.budget().spent,
                 orphans=seen.orphans,

@@ -6,10 +6,10 @@ A job whose lease is not renewed starts by itself as a plain Slurm job.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from polluxd.errors import SlurmRefused
-from polluxd.model import JobState
+from polluxd.model import JobState, Move, Step
 from polluxd.slurm.protocol import SlurmClient, SlurmJob
 
 log = logging.getLogger(__name__)
@@ -70,3 +70,27 @@ class Leases:
                 # job; the moves of other jobs must not wait for it.
                 log.warning("leases could not be renewed: %s", error)
             self._renewed.update(dict.fromkeys(some, ticks))
+
+    def extend(self, job_id: int) -> None:
+        """Keep a job back for a whole lease from now."""
+        try:
+            self._slurm.renew([job_id], self._clock() + self._lease)
+        except SlurmRefused as error:
+            log.warning("job %d: its lease could not be renewed: %s", job_id, error)
+
+
+def kept_back(
+    jobs: Mapping[int, SlurmJob], pending_companions: Mapping[int, SlurmJob], moves: Sequence[Move]
+) -> list[SlurmJob]:
+    """Return the jobs whose leases polluxd renews.
+
+    They are the jobs and pending companions that polluxd has not told to start.
+
+    Args:
+        jobs: by job id.
+        pending_companions: by the id of the move that they serve.
+    """
+    told = [m for m in moves if m.step in (Step.CONFIGURED, Step.STARTED)]
+    starting, coming = {m.job_id for m in told}, {m.id for m in told}
+    waiting = [job for job_id, job in jobs.items() if job_id not in starting]
+    return waiting + [job for number, job in pending_companions.items() if number not in coming]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from polluxd.model import Placement
+from math import ceil
+
+from polluxd.model import Move, Placement, Step
 from polluxd.slurm.protocol import Geometry, SlurmJob
 
 
@@ -51,3 +53,16 @@ def ends_at(job: SlurmJob | None) -> float | None:
     if job is None or job.start_time is None or job.time_limit_s is None:
         return None
     return job.start_time + job.time_limit_s
+
+
+def time_left(move: Move, job: SlurmJob) -> float | None:
+    """Return the next attempt's time limit [s, whole minutes].
+
+    The limit is the time that the job had left at its requeue, at least one minute. Returns None where the present
+    limit stays: the time left is not known, or the job asks for no more than that now.
+    """
+    requeued_at = move.times.get(Step.REQUEUED)
+    if move.ends_at is None or requeued_at is None or job.time_limit_s is None:
+        return None
+    left = 60.0 * max(1, ceil((move.ends_at - requeued_at) / 60.0))
+    return left if left < job.time_limit_s else None

@@ -8,8 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import ceil
+from dataclasses import replace
 
 from polluxd.apply.actions import (
     REPEAT_S,
@@ -30,11 +29,12 @@ from polluxd.apply.actions import (
 from polluxd.apply.allowances import Allowances, allowances, targets
 from polluxd.apply.capacity import Capacity, capacity
 from polluxd.apply.companions import ClusterView, gather, named_moves
+from polluxd.apply.cooldowns import Cooldowns
 from polluxd.apply.in_place import InPlaceMoves
 from polluxd.apply.intents import Intent
-from polluxd.apply.leases import Leases
+from polluxd.apply.leases import Leases, kept_back
 from polluxd.apply.machine import next_action
-from polluxd.apply.placed import ends_at, geometry, same_place
+from polluxd.apply.placed import ends_at, geometry, same_place, time_left
 from polluxd.apply.refusals import Refusals
 from polluxd.apply.restart_budget import RestartBudget
 from polluxd.apply.startable import Standing, forbids, standings
@@ -42,26 +42,12 @@ from polluxd.apply.stopwatch import Stopwatch
 from polluxd.apply.wait_cycles import wait_cycle
 from polluxd.errors import SlurmRefused
 from polluxd.logs import about
-from polluxd.model import RESTARTING_PATHS, JobState, Move, Report, Step
+from polluxd.model import JobState, Move, Report, Step
 from polluxd.settings import MoveSettings
 from polluxd.slurm.protocol import ClusterState, SlurmClient, SlurmJob
 from polluxd.store import Store
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _MoveHistory:
-    """What this process remembers of a job's moves.
-
-    A restart of polluxd loses this history; the loss costs one early retry at most.
-    """
-
-    ended_at: float
-    """By a clock that does not step."""
-    failures: int = 0
-    rests: bool = True
-    """False after a resize in place: it cost too little to wait before the next one."""
 
 
 class Reconciler:
@@ -97,13 +83,12 @@ class Reconciler:
         self._store = store
         self._ended = ended
         self._limits = limits
-        self._lease = lease
         self._authorize = authorize
         self._clock = clock
         self._monotonic = monotonic
         self._stopwatch = Stopwatch(clock, monotonic)
         self.refusals = Refusals(clock, monotonic)
-        self._history: dict[int, _MoveHistory] = {}
+        self.cooldowns = Cooldowns(limits.cooldown_s, monotonic)
         self._gpu_types: dict[str, str] = {}
         self._acted_on: frozenset[int] = frozenset()
         """Jobs with a move open at the last tick. What was observed before that tick no longer holds for them."""
@@ -135,11 +120,9 @@ class Reconciler:
                 continue
             if len(begun) >= room:
                 break
-            if intent.path in RESTARTING_PATHS:
-                if spent := budget.spent(intent.user):
-                    log.info("job %d stays: %s", intent.job_id, spent)
-                    continue
-                budget.spend(intent.user)
+            if spent := budget.charge(intent):
+                log.info("job %d stays: %s", intent.job_id, spent)
+                continue
             begun.append(
                 self._store.plan_move(
                     intent.job_id,
@@ -162,18 +145,6 @@ class Reconciler:
         """
         return {**standings(state), **allowed.standings, **self.refusals.standings(state.jobs)}
 
-    def resting(self, job_id: int) -> float:
-        """Return the rest of the job's cooldown [s].
-
-        The cooldown doubles with each failed move. It is 0 after a resize in place: the job may be resized again at
-        once.
-        """
-        past = self._history.get(job_id)
-        if past is None or not past.rests:
-            return 0.0
-        rest = self._limits.cooldown_s * (2.0 ** min(past.failures, 6))
-        return max(0.0, past.ended_at + rest - self._monotonic())
-
     def budget(self) -> RestartBudget:
         """Return how many more running jobs polluxd may restart now.
 
@@ -195,10 +166,10 @@ class Reconciler:
         jobs = {job.job_id: job for job in seen.state.jobs if job.spec is not None}
         self._stopwatch.keep(moves)
         self._gpu_types = {node.name: node.gpu_type for node in seen.state.nodes}
-        self._history = {j: past for j, past in self._history.items() if j in jobs}
+        self.cooldowns.keep(jobs)
         if not paused:
             # Renew before any job is started: a later renewal would keep back a job that was just released.
-            self._leases.renew(self._kept_back(jobs, seen.pending_companions, moves))
+            self._leases.renew(kept_back(jobs, seen.pending_companions, moves))
         allowed = allowances(seen.state, targets(moves))
         room = capacity(
             seen.state.nodes,
@@ -245,18 +216,6 @@ class Reconciler:
             self._untie([m for m in waiting if m.id in long], jobs, room)
             self._resizer.tidy(seen, reports, {m.job_id for m in moves})
         return still_open + self._resizer.sweep(seen.orphans)
-
-    def _kept_back(
-        self, jobs: Mapping[int, SlurmJob], pending_companions: Mapping[int, SlurmJob], moves: Sequence[Move]
-    ) -> list[SlurmJob]:
-        """Return the jobs whose leases polluxd renews.
-
-        They are the jobs and pending companions that polluxd has not told to start.
-        """
-        told = [m for m in moves if m.step in (Step.CONFIGURED, Step.STARTED)]
-        starting, coming = {m.job_id for m in told}, {m.id for m in told}
-        waiting = [job for job_id, job in jobs.items() if job_id not in starting]
-        return waiting + [job for number, job in pending_companions.items() if number not in coming]
 
     def _carry_out(
         self,
@@ -388,7 +347,7 @@ class Reconciler:
         room.take(move.target, move.job_id)
         try:
             size = geometry(job, move.target, self._gpu_types.get(move.target.nodes[0], ""))
-            self._slurm.configure(move.job_id, size, start=True, time_limit_s=_time_left(move, job))
+            self._slurm.configure(move.job_id, size, start=True, time_limit_s=time_left(move, job))
         except SlurmRefused as error:
             # Slurm may have carried out an earlier update that timed out: the job then has the right placement.
             now = self._slurm.jobs([move.job_id]).get(move.job_id)
@@ -402,7 +361,7 @@ class Reconciler:
 
         A requeue gives the job its whole time limit again.
         """
-        left = _time_left(move, job)
+        left = time_left(move, job)
         if left is None:
             return
         self._authorize()
@@ -416,7 +375,7 @@ class Reconciler:
         self._store.advance(move.id, step, self._clock(), epoch=epoch, detail=detail, ends_at=ends_at)
         log.info("job %d: move %d reached %s %s", move.job_id, move.id, step, detail)
         if step.terminal:
-            self._forget(move, failed=False)
+            self.cooldowns.completed(move)
             self._over(move, "completed")
 
     def _fail(self, move: Move, job: SlurmJob | None, reason: str, *, keep_back: bool) -> None:
@@ -424,13 +383,10 @@ class Reconciler:
         if keep_back:
             if job is not None:
                 self._limit_time(move, job)
-            try:
-                self._slurm.renew([move.job_id], self._clock() + self._lease)
-            except SlurmRefused as error:
-                log.warning("job %d: its lease could not be renewed: %s", move.job_id, error)
+            self._leases.extend(move.job_id)
         self._store.advance(move.id, Step.FAILED, self._clock(), epoch=epoch, detail=reason)
         log.warning("job %d: move %d to %s failed: %s", move.job_id, move.id, move.target, reason)
-        self._forget(move, failed=True)
+        self.cooldowns.failed(move)
         self._over(move, "failed")
 
     def _withdraw(self, move: Move, reason: str, *, rest: bool) -> None:
@@ -438,28 +394,8 @@ class Reconciler:
         self._store.advance(move.id, Step.FAILED, self._clock(), epoch=epoch, detail=reason)
         log.info("job %d: move %d to %s withdrawn: %s", move.job_id, move.id, move.target, reason)
         if rest:
-            past = self._history.setdefault(move.job_id, _MoveHistory(self._monotonic()))
-            past.ended_at, past.rests = self._monotonic(), True
+            self.cooldowns.begin(move.job_id)
         self._over(move, "withdrawn")
 
     def _over(self, move: Move, result: str) -> None:
         self._ended(move, result, self._clock() - move.times.get(Step.PLANNED, self._clock()))
-
-    def _forget(self, move: Move, *, failed: bool) -> None:
-        past = self._history.get(move.job_id)
-        failures = past.failures + 1 if failed and past else int(failed)
-        rests = failed or move.path != "resize"
-        self._history[move.job_id] = _MoveHistory(self._monotonic(), failures, rests)
-
-
-def _time_left(move: Move, job: SlurmJob) -> float | None:
-    """Return the next attempt's time limit [s, whole minutes].
-
-    The limit is the time that the job had left at its requeue, at least one minute. Returns None where the present
-    limit stays: the time left is not known, or the job asks for no more than that now.
-    """
-    requeued_at = move.times.get(Step.REQUEUED)
-    if move.ends_at is None or requeued_at is None or job.time_limit_s is None:
-        return None
-    left = 60.0 * max(1, ceil((move.ends_at - requeued_at) / 60.0))
-    return left if left < job.time_limit_s else None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from polluxd.apply.intents import Intent
+from polluxd.model import RESTARTING_PATHS
 from polluxd.settings import MoveSettings
 
 
@@ -20,9 +22,17 @@ class RestartBudget:
         self._cluster, self._user = limits.restarts_per_hour, limits.user_restarts_per_hour
         self._ordered = Counter(ordered)
 
-    def spend(self, user: str) -> None:
-        """Count one more restart of a job of `user`."""
-        self._ordered[user] += 1
+    def charge(self, intent: Intent) -> str:
+        """Count the intent if its move restarts the job and the budget allows it.
+
+        Returns why it is not allowed; empty where it is.
+        """
+        if intent.path not in RESTARTING_PATHS:
+            return ""
+        if spent := self.spent(intent.user):
+            return spent
+        self._ordered[intent.user] += 1
+        return ""
 
     def spent(self, user: str) -> str:
         """Return why no job of `user` may be restarted now; empty where one may."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from polluxd.model import Allocation, Explanation
+from polluxd.explanation import Explanation
+from polluxd.model import Allocation
 from polluxd.policy.exploration import GROWTH
 
 from .output import count, duration, number

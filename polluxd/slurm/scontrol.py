@@ -19,23 +19,16 @@ from types import MappingProxyType
 
 from polluxd.errors import SlurmError, SlurmGarbled, SlurmRefused, SlurmUnavailable
 from polluxd.model import JobState, Node
-from polluxd.slurm.limits import Limits, parse_limits
 from polluxd.slurm.node_records import attribute, parse_nodes
 from polluxd.slurm.protocol import ClusterState, Geometry, SlurmJob
 from polluxd.slurm.queue import Query, Queue, jobs_query, names_query, parse_jobs, parse_names
+from polluxd.slurm.rarely_asked import RarelyAsked
 from polluxd.slurm.rules import Rules, parse_licenses, parse_partitions, parse_reservations
-from polluxd.slurm.topology import parse_topology
 
 log = logging.getLogger(__name__)
 
-TOPOLOGY_S = 300.0
-"""Racks and abilities change with slurm.conf: they are asked for no more often than this."""
-
 _TASKS_AT_ONCE = 100
 """Tasks of an array that get a record of their own at a time: each takes one request."""
-
-LIMITS_S = 30.0
-"""Limits change by hand, and a large site has tens of thousands: they are asked for no more often than this."""
 
 # What the client commands print when slurmctld did not answer, as opposed to when it said no. Some come from
 # Slurm's communication layer, some from munge.
@@ -49,7 +42,6 @@ _NO_ANSWER = re.compile(
 )
 _UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
 _SLURMDBD = re.compile(r"^AccountingStorageType\s*=\s*accounting_storage/slurmdbd\s*$", re.MULTILINE)
-_LIMITS = re.compile(r"^AccountingStorageEnforce\s*=.*\b(?:limits|safe)\b", re.MULTILINE)
 
 
 class ScontrolClient:
@@ -71,13 +63,7 @@ class ScontrolClient:
         self._arrays: dict[int, str] = {}
         """Addresses of jobs that are tasks of an array. The bare id of one of them stands for the whole array."""
         self._seen: frozenset[int | str] = frozenset()
-        self._configured = ""
-        self._configured_at: float | None = None
-        self._limits = Limits()
-        self._senseless: Mapping[str, str] = {}
-        self._limits_at: float | None = None
-        self._rack: Mapping[str, str] = {}
-        self._racks_at: float | None = None
+        self._rarely = RarelyAsked(self._run, clock)
         self._names: Mapping[tuple[int, float], str] = {}
         """By job id and first submission: Slurm uses ids again."""
         # Nothing of another cluster or job may leak in, and times are to be UTC both ways, whatever the machine's
@@ -100,13 +86,13 @@ class ScontrolClient:
         if not nodes:
             raise SlurmGarbled("Slurm shows no node at all")
         self._seen = frozenset(j.job_id for j in jobs if not j.state.finished) | {n.name for n in nodes}
-        rack = self._racks(taken_at)
+        rack = self._rarely.racks()
         if rack:
             nodes = tuple(replace(node, rack=rack.get(node.name, "")) for node in nodes)
         rules, senseless = self._rules()
-        limits = self._read_limits(taken_at)
+        limits, unreadable_limits = self._rarely.limits()
         return ClusterState(
-            taken_at, nodes, jobs, {**unreadable, **senseless, **self._senseless}, rules, limits
+            taken_at, nodes, jobs, {**unreadable, **senseless, **unreadable_limits}, rules, limits
         )
 
     def _rules(self) -> tuple[Rules, Mapping[str, str]]:
@@ -118,49 +104,9 @@ class ScontrolClient:
             self._run("scontrol", "--local", "-a", "-o", "show", "reservation")
         )
         licenses = {}
-        if re.search(r"^Licenses\s*=\s*(?!\(null\))\S", self._configuration(), re.MULTILINE):
+        if re.search(r"^Licenses\s*=\s*(?!\(null\))\S", self._rarely.configuration(), re.MULTILINE):
             licenses = parse_licenses(self._run("scontrol", "--local", "-o", "show", "licenses"))
         return Rules(partitions, reservations, licenses), {**senseless, **more}
-
-    def _read_limits(self, now: float) -> Limits:
-        """The limits of accounting, as last heard.
-
-        Slurm itself holds jobs to its limits: no error of this reading ends an observation.
-        """
-        if not _LIMITS.search(self._configuration()):
-            self._limits, self._senseless, self._limits_at = Limits(), {}, None
-        elif self._limits_at is None or not 0 <= now - self._limits_at < LIMITS_S:
-            self._limits_at = now
-            try:
-                text = self._run("scontrol", "-o", "show", "assoc_mgr", "flags=assoc,qos")
-                self._limits, self._senseless = parse_limits(text)
-            except SlurmError as error:
-                log.warning("limits of accounts and QOSes are as they were known before: %s", error)
-        return self._limits
-
-    def _configuration(self) -> str:
-        """The answer of `scontrol show config`, as last heard."""
-        now = self._clock()
-        if self._configured_at is None or not 0 <= now - self._configured_at < TOPOLOGY_S:
-            self._configured_at = now
-            try:
-                self._configured = self._run("scontrol", "show", "config")
-            except SlurmError as error:
-                log.warning("Slurm's configuration is as it was known before: %s", error)
-        return self._configured
-
-    def _racks(self, now: float) -> Mapping[str, str]:
-        """The leaf switch of each node, as last heard.
-
-        Placement can do without, so no error ends an observation.
-        """
-        if self._racks_at is None or not 0 <= now - self._racks_at < TOPOLOGY_S:
-            self._racks_at = now
-            try:
-                self._rack = parse_topology(self._run("scontrol", "show", "topology"))
-            except SlurmError as error:
-                log.warning("racks are as they were known before (%d nodes): %s", len(self._rack), error)
-        return self._rack
 
     def jobs(self, job_ids: Sequence[int]) -> dict[int, SlurmJob]:
         if not job_ids:
@@ -219,7 +165,7 @@ class ScontrolClient:
         self._run("scontrol", "update", f"JobId={self._address(job_id)}", _time_limit(seconds))
 
     def can_shrink(self) -> bool:
-        return _SLURMDBD.search(self._configuration()) is not None
+        return _SLURMDBD.search(self._rarely.configuration()) is not None
 
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
         self._must_be_ours([job_id])

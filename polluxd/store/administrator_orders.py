@@ -1,17 +1,22 @@
-"""Administrators' orders for single jobs, and the restart budget's count."""
+"""Administrators' orders, and the restart budget's count."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 from polluxd.model import Move
 
 from . import rows
+from .setting_rows import setting_to_json
 from .transactions import Session
 
 
 class AdministratorOrders(Session):
-    """The part of the store behind `polluxctl pin`, `unpin` and `cancel-move`."""
+    """The part of the store behind commands that change a job or a setting.
+
+    They are `polluxctl pin`, `unpin`, `cancel-move` and `settings set`.
+    """
 
     def pins(self) -> dict[int, str]:
         """Who pinned each pinned job that has not ended."""
@@ -66,3 +71,23 @@ class AdministratorOrders(Session):
         """
         with self._transaction() as run:
             return {row["user_name"]: row["restarts"] for row in run("restarts_since", since=since)}
+
+    def set_setting(self, name: str, value: object, who: str) -> None:
+        """Set one field of PolicySettings, audited.
+
+        Raises:
+            ConfigError: no such setting, or a value that is not allowed.
+        """
+        self.set_settings({name: value}, who)
+
+    def set_settings(self, values: Mapping[str, object], who: str) -> None:
+        """Set several fields in one transaction, all or none, audited.
+
+        Raises:
+            ConfigError: no such setting, or a value that is not allowed.
+        """
+        encoded = {name: setting_to_json(name, value) for name, value in values.items()}
+        with self._transaction() as run:
+            run("set_who", who=who)
+            for name, value in encoded.items():
+                run("set_setting", name=name, value=value)

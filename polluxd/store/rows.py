@@ -14,9 +14,9 @@ from typing import Any
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.errors import ReportError
+from polluxd.explanation import Explanation
 from polluxd.model import (
     Allocation,
-    Explanation,
     JobSpec,
     Move,
     Placement,

@@ -15,11 +15,12 @@ from polluxd.settings import PolicySettings
 
 from . import rows
 from .administrator_orders import AdministratorOrders
+from .agent_roles import AgentRoles
 from .connection import our_errors
 from .costs import totals
 from .migrations import apply_migrations
 from .readings import Readings
-from .setting_rows import setting_to_json, settings_from_rows
+from .setting_rows import settings_from_rows
 from .sqlfiles import migrations
 from .views import JobTimes, MoveTotals, ObservedJob
 from .wakeups import Wakeups
@@ -27,10 +28,6 @@ from .wakeups import Wakeups
 log = logging.getLogger(__name__)
 
 _DAY_S = 86400.0
-_ADMIT_EVERY_S = 10.0
-"""Between two looks at agents' roles and sessions, while no new user comes."""
-_LONGEST_SESSION_S = 10.0
-"""Longest transaction of an agent; its own take milliseconds."""
 
 
 class Store(Readings, AdministratorOrders):
@@ -66,9 +63,7 @@ class Store(Readings, AdministratorOrders):
         )
         self._wakeups = Wakeups(self._connector, self._news)
         self._seen_report = 0
-        self._users: frozenset[int] = frozenset()
-        self._admitted_at = float("-inf")
-        self._trouble = ""
+        self.agent_roles = AgentRoles(self._transaction)
         self._rejected: dict[int, str] = {}
         """Reports that `reports` left out, and why: said once."""
 
@@ -114,7 +109,7 @@ class Store(Readings, AdministratorOrders):
         with self._transaction() as run:
             run("install_secret", key=secret)
             run("forget_old_secrets")
-        self._admitted_at = float("-inf")
+        self.agent_roles.look_again()
 
     # Leadership
 
@@ -154,26 +149,6 @@ class Store(Readings, AdministratorOrders):
         with self._transaction() as run:
             found = run("settings")
         return settings_from_rows({row["name"]: row["value"] for row in found}, defaults or PolicySettings())
-
-    def set_setting(self, name: str, value: object, who: str) -> None:
-        """Set one field of PolicySettings, audited.
-
-        Raises:
-            ConfigError: no such setting, or a value that is not allowed.
-        """
-        self.set_settings({name: value}, who)
-
-    def set_settings(self, values: Mapping[str, object], who: str) -> None:
-        """Set several fields in one transaction, all or none, audited.
-
-        Raises:
-            ConfigError: no such setting, or a value that is not allowed.
-        """
-        encoded = {name: setting_to_json(name, value) for name, value in values.items()}
-        with self._transaction() as run:
-            run("set_who", who=who)
-            for name, value in encoded.items():
-                run("set_setting", name=name, value=value)
 
     # Reports
 
@@ -218,39 +193,7 @@ class Store(Readings, AdministratorOrders):
                 log.info("job id %d was used again: its former life is forgotten", row["job_id"])
             run("upsert_jobs", jobs=encoded)
             run("end_unseen_jobs", job_ids=[job["job_id"] for job in ours])
-        self._admit_users(frozenset(job["uid"] for job in ours))
-
-    def _admit_users(self, users: frozenset[int]) -> None:
-        """Create users' database roles, and end agents' overlong sessions.
-
-        New users get a role, and changed roles are repaired. If a role cannot be made, its user has no reports; other
-        users are not affected.
-        """
-        now = time.monotonic()
-        if users <= self._users and now - self._admitted_at < _ADMIT_EVERY_S:
-            return
-        trouble = []
-        try:
-            with self._transaction() as run:
-                for row in run("admit_users"):
-                    if row["trouble"]:
-                        trouble.append(f"{row['admitted']}: {row['trouble']}")
-                    else:
-                        log.info("database role %s was made or repaired", row["admitted"])
-            with self._transaction() as run:
-                for row in run("end_agent_sessions", seconds=_LONGEST_SESSION_S):
-                    log.warning(
-                        "ended %d database sessions of role %s: a transaction was open for over %g s",
-                        row["ended"],
-                        row["role"],
-                        _LONGEST_SESSION_S,
-                    )
-            self._users, self._admitted_at = users, now
-        except StoreError as error:
-            trouble.append(str(error))
-        if (told := "; ".join(trouble)) and told != self._trouble:
-            log.warning("agents' database roles: %s", told)
-        self._trouble = told
+        self.agent_roles.admit(frozenset(job["uid"] for job in ours))
 
     def take_in(self) -> None:
         """Process what agents wrote: acknowledged drains and fits.
@@ -438,9 +381,4 @@ class Store(Readings, AdministratorOrders):
             run("prune_snapshots", before=now - snapshots_s)
             run("prune_jobs", before=now - jobs_s)
             run("prune_priors", before=now - priors_s)
-        with self._transaction() as run:
-            for row in run("dismiss_users"):
-                log.info(
-                    "database role %s was dropped: its user has no job, or its secret is forgotten",
-                    row["role"],
-                )
+        self.agent_roles.dismiss()

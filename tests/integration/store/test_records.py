@@ -9,7 +9,8 @@ import psycopg2
 import pytest
 
 from polluxd.errors import ConfigError, StoreRejected
-from polluxd.model import NO_PLACEMENT, Allocation, Explanation, JobSpec, JobState, Placement, Plan, Step
+from polluxd.explanation import Explanation
+from polluxd.model import NO_PLACEMENT, Allocation, JobSpec, JobState, Placement, Plan, Step
 from polluxd.settings import PolicySettings
 
 pytestmark = pytest.mark.slurm

@@ -136,11 +136,11 @@ def test_a_pause_costs_no_job_a_cooldown_and_a_move_taken_back_one() -> None:
     acting = reconciler(slurm, store, cooldown=60.0)
     turn(acting, slurm, paused=True)
     assert store.reached == [(first, Step.FAILED)]
-    assert acting.resting(first) == 0.0
+    assert acting.cooldowns.left(first) == 0.0
     store.moves = [planned(slurm, second, cancelled_by="ann@host")]
     turn(acting, slurm)
     assert store.reached[1:] == [(second, Step.FAILED)]
-    assert acting.resting(second) == 60.0
+    assert acting.cooldowns.left(second) == 60.0
 
 
 def test_a_wait_counts_from_its_own_step_though_the_clock_was_set_back_before() -> None:
@@ -214,10 +214,10 @@ def test_what_is_remembered_of_jobs_that_are_gone_is_forgotten() -> None:
     store = MemoryStore(planned(slurm, 99))
     acting = reconciler(slurm, store, cooldown=60.0)
     turn(acting, slurm)  # no such job: the move fails
-    assert acting.resting(99) > 0.0
+    assert acting.cooldowns.left(99) > 0.0
     store.moves = []
     turn(acting, slurm)
-    assert acting.resting(99) == 0.0
+    assert acting.cooldowns.left(99) == 0.0
 
 
 def test_a_job_that_slurm_ends_in_the_second_of_its_start_is_queued_again_once() -> None:

@@ -82,7 +82,7 @@ def test_a_companion_gets_its_parents_share_and_no_more_time_than_it_has_left() 
     assert site.turn() == 0
     assert site.slurm.truth(lent).state is JobState.RUNNING
     assert site.acting.budget().spent("") == "", "nobody was restarted"
-    assert site.acting.resting(site.job) == 0.0, "it may be resized again at once"
+    assert site.acting.cooldowns.left(site.job) == 0.0, "it may be resized again at once"
 
 
 def test_a_plan_made_before_a_move_ended_does_not_move_its_job_again() -> None:
@@ -112,7 +112,7 @@ def test_a_move_that_fails_ends_its_companion_at_once() -> None:
     site.turn()
     assert site.steps == [Step.FAILED]
     assert site.slurm.truth(lent).raw_state == "CANCELLED"
-    assert site.acting.resting(site.job) > 60.0
+    assert site.acting.cooldowns.left(site.job) > 60.0
 
 
 def test_a_refused_placing_fails_the_move_and_not_the_job() -> None:

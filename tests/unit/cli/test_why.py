@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from polluxd.cli.why import sentences, with_node_more
-from polluxd.model import Allocation, Explanation, Placement
+from polluxd.explanation import Explanation
+from polluxd.model import Allocation, Placement
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ import pytest
 
 from polluxd.errors import SlurmGarbled, SlurmRefused, SlurmUnavailable
 from polluxd.slurm.protocol import Geometry
-from polluxd.slurm.scontrol import TOPOLOGY_S, ScontrolClient
+from polluxd.slurm.rarely_asked import TOPOLOGY_S
+from polluxd.slurm.scontrol import ScontrolClient
 from tests.unit.slurm.squeue_stand_in import PENDING, RUNNING
 
 NODE = "NodeName=n1 CPUTot=8 Gres=gpu:4 State=IDLE Partitions=main\n"

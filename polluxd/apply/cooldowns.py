@@ -1,0 +1,67 @@
+"""How long a job rests after a move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from polluxd.model import Move
+
+_MOST_DOUBLINGS = 6
+
+
+@dataclass(slots=True)
+class _Past:
+    """The end of a job's newest move."""
+
+    ended_at: float
+    """By a clock that does not step [s]."""
+    failures: int = 0
+    """Moves that failed since the last one that completed."""
+    rests: bool = True
+    """False after a resize in place: it cost too little to wait before the next one."""
+
+
+class Cooldowns:
+    """The cooldowns of all jobs, which double with each failed move.
+
+    A restart of polluxd loses them; the loss costs one early retry at most.
+
+    Args:
+        cooldown: rest after a move that did not fail [s].
+        monotonic: seconds that only go forward.
+    """
+
+    def __init__(self, cooldown: float, monotonic: Callable[[], float]) -> None:
+        self._cooldown = cooldown
+        self._monotonic = monotonic
+        self._past: dict[int, _Past] = {}
+
+    def left(self, job_id: int) -> float:
+        """Return the rest of the job's cooldown [s].
+
+        It is 0 after a resize in place: the job may be resized again at once.
+        """
+        past = self._past.get(job_id)
+        if past is None or not past.rests:
+            return 0.0
+        whole = self._cooldown * 2.0 ** min(past.failures, _MOST_DOUBLINGS)
+        return max(0.0, past.ended_at + whole - self._monotonic())
+
+    def completed(self, move: Move) -> None:
+        """Begin a cooldown, unless the move was a resize in place."""
+        self._past[move.job_id] = _Past(self._monotonic(), rests=move.path != "resize")
+
+    def failed(self, move: Move) -> None:
+        """Begin a cooldown twice as long as after the failure before."""
+        past = self._past.get(move.job_id)
+        self._past[move.job_id] = _Past(self._monotonic(), failures=past.failures + 1 if past else 1)
+
+    def begin(self, job_id: int) -> None:
+        """Begin a cooldown as long as the job's last one."""
+        past = self._past.setdefault(job_id, _Past(self._monotonic()))
+        past.ended_at, past.rests = self._monotonic(), True
+
+    def keep(self, job_ids: Collection[int]) -> None:
+        """Forget all other jobs."""
+        self._past = {job_id: past for job_id, past in self._past.items() if job_id in job_ids}

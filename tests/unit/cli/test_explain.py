@@ -1,0 +1,201 @@
+"""polluxctl explain: why a job got what it got."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from polluxd import explanation
+from polluxd.cli import why
+from polluxd.explanation import Explanation
+from polluxd.model import Allocation, Placement
+
+
+def test_explain_tells_decision_measurements_sizes_and_moves(store, polluxctl):
+    said = polluxctl("explain", "7")
+    assert said.status == 0
+    for part in (
+        "Job 7 (resnet) of ada: running, holds 4 GPUs on n1.",
+        "(cycle 42): grows from 2 to 4 GPUs",
+        "Gradient noise scale: 256 examples.",
+        "batch size 256 (submitted with 64)",
+        "Moved 1 time; the moves cost 9s.",
+        "What other sizes would bring",
+        "a guess: measured up to 4 GPUs only",
+        "n1:2",
+    ):
+        assert part in said.out
+
+
+def test_explain_tells_what_rests_on_earlier_runs_and_of_waits_for_data(store, polluxctl):
+    assert "data loader" not in polluxctl("explain", "7").out
+    store.report = replace(store.report, prior_gpus=8, prior_nodes=2, data_wait=0.42)
+    said = polluxctl("explain", "7").out
+    assert "Earlier runs of the same training, on up to 8 GPUs, stand in for what" in said
+    assert "The job waits for its data loader 42 % of the time" in said
+    assert "as earlier runs measured it" in said
+
+
+def test_explain_tells_what_an_agent_that_changes_nothing_would_do(store, polluxctl):
+    view = store.views[0]
+    advice = {"batch_size": 512, "local_batch": 64, "accumulation": 1, "goodput_ratio": 1.25}
+    for mode, found, said in (
+        ("observe", None, "mode observe"),
+        ("advise", None, "knows no better batch size"),
+        ("advise", advice, "Batches of 512 (64 per GPU and pass) would bring 25 % more goodput"),
+    ):
+        store.views = [replace(view, mode=mode, advice=found)]
+        assert said in polluxctl("explain", "7").out
+    job = json.loads(polluxctl("explain", "7", "--json").out)["job"]
+    assert (job["mode"], job["advice"]) == ("advise", advice)
+    store.views = [replace(view, mode="enforce")]
+    assert "The agent" not in polluxctl("explain", "7").out
+
+
+def test_explain_tells_what_sizes_over_several_racks_would_bring_where_that_was_measured(store, polluxctl):
+    store.node_gpus = 4
+    plain = json.loads(polluxctl("explain", "7", "--json").out)["sizes"]
+    assert all(row["over_racks"] is None for row in plain)
+    fit = store.report.params._replace(alpha_rack=1.0, beta_rack=0.1)
+    store.report = replace(store.report, params=fit)
+    told = json.loads(polluxctl("explain", "7", "--json").out)["sizes"]
+    assert [row["goodput"] for row in told] == [row["goodput"] for row in plain]
+    for row in told:
+        assert (row["over_racks"] is None) == (row["nodes"] == 1)
+        assert row["nodes"] == 1 or 0 < row["over_racks"] < row["goodput"]
+    assert any(row["nodes"] > 1 for row in told)
+    assert "over several racks" in " ".join(polluxctl("explain", "7").out.split())
+
+
+def test_explain_tells_other_sizes_of_the_gpu_type_that_was_measured(store, polluxctl):
+    assert ", on GPUs of type" not in polluxctl("explain", "7").out
+    store.node_gpus, store.node_types = 2, ("t4", "a100")
+    store.report = replace(store.report, gpu_type="a100")
+    said = " ".join(polluxctl("explain", "7").out.split())  # a title is folded to its table's width
+    assert "What other sizes would bring, on GPUs of type a100" in said
+    told = json.loads(polluxctl("explain", "7", "--json").out)["sizes"]
+    assert max(row["gpus"] for row in told) == 4, "two of the four nodes of two GPUs have that type"
+
+
+CONTENDED = Explanation(1, 3, 1.0, "contention", 6, 1950.0, 0.02, 0.05, 9, 0.97, 12.4)
+
+
+def test_explain_says_why_not_more_who_has_it_and_what_a_move_costs(store, polluxctl):
+    store.explanation = CONTENDED
+    store.taker = Allocation(9, Placement(("n2", "n3"), 4), 1.0, 1.5, 64, False, "keeps")
+    said = polluxctl("explain", "7").out
+    for part in (
+        "Fair share: 3 GPUs on 1 node.",
+        "Limit: other jobs, to which every GPU is worth more.",
+        "Next larger size: 6 GPUs, goodput 1950 examples/s (+50 % against 1300).",
+        "Each further GPU would add 0.0200 to the objective. Each GPU in use adds at least 0.0500",
+        "Job 9 (8 GPUs, 1.50 times its fair share) would lose least by giving GPUs up, that is more than this job",
+        "A move would cost about 12s of training. A placement that needs a move counts with 0.970 times its speedup.",
+    ):
+        assert part in said
+    explained = json.loads(polluxctl("explain", "7", "--json").out)["decision"]["explanation"]
+    assert explained == json.loads(json.dumps(asdict(CONTENDED)))
+
+
+def test_explain_does_not_say_that_a_gain_is_a_loss(store, polluxctl):
+    store.explanation = replace(CONTENDED, marginal=0.06)
+    said = polluxctl("explain", "7").out
+    assert "but polluxd found no exchange of whole sizes that pays." in said
+    assert "more than this job would gain" not in said
+
+
+@pytest.mark.parametrize(
+    ("limit", "told"),
+    [
+        ("max-gpus", "max-gpus=8."),
+        ("goodput", "the job's own scaling: more GPUs would not raise its goodput."),
+        ("move-cost", "the cost of a move"),
+        ("exploration", "exploration: a job may take twice the GPUs on which it was measured"),
+        ("batch", "the job's batch limits"),
+        ("nodes", "the nodes in service"),
+        ("ceiling", "the GPU ceiling of its account or user."),
+        ("fragmentation", "fragmentation: GPUs are free"),
+        ("pinned", "the pin: the job keeps its GPUs"),
+        ("counts", "the numbers of GPUs that the job may be given (gpu-counts)."),
+    ],
+)
+def test_explain_names_each_limit(store, polluxctl, limit, told):
+    store.explanation = Explanation(1, 2, 2.0, limit)
+    said = polluxctl("explain", "7").out
+    assert f"Limit: {told}" in said
+    assert "Weight: 2 times the average job's." in said
+    assert "Next larger size" not in said
+    assert "The job has not run yet: starting it costs nothing." in said
+
+
+def test_every_limit_of_the_model_has_words():
+    text = Path(explanation.__file__).read_text()
+    listed = re.search(r"What keeps it from more: (.+?)\." + '"""', text, re.DOTALL)
+    assert listed is not None
+    assert set(re.findall(r"`([a-z-]+)`", listed[1])) == {*why.LIMITS, "max-gpus"}
+
+
+def test_explained_sizes_come_from_the_jobs_own_fit(store, polluxctl):
+    found = json.loads(polluxctl("explain", "7", "--json").out)
+    by_gpus = {row["gpus"]: row for row in found["sizes"]}
+    assert by_gpus[4]["relative"] == pytest.approx(1.0)
+    assert by_gpus[4]["note"] == "now"
+    assert by_gpus[1]["goodput"] < by_gpus[2]["goodput"] < by_gpus[4]["goodput"]
+    assert max(by_gpus) == 8  # its own max-gpus
+    assert found["decision"]["placement"] == "n1:4"
+    assert found["moves"][0]["total_s"] == 9.0
+
+
+def test_explained_sizes_are_those_of_the_clusters_nodes(store, polluxctl):
+    store.node_gpus = 4
+    found = json.loads(polluxctl("explain", "7", "--json").out)
+    assert [(row["nodes"], row["gpus"]) for row in found["sizes"]] == [(1, 1), (1, 2), (1, 4), (2, 8)]
+
+
+def test_explain_says_so_when_a_job_never_reported(store, polluxctl):
+    store.report = None
+    store.views[0] = replace(store.views[0], goodput=None, batch_size=None)
+    assert "The job has not reported yet" in polluxctl("explain", "7").out
+
+
+def test_explain_says_why_a_report_is_not_usable(store, polluxctl):
+    store.report, store.rejected = None, "job 7: its report is 86400 s ahead: set the clock of its node"
+    said = polluxctl("explain", "7").out
+    assert "polluxd ignores the job's latest report" in said
+    assert "set the clock of its node" in said
+    assert "The job has not reported yet" not in said
+
+
+def test_explain_tells_a_move_under_way_and_a_failed_one(store, polluxctl):
+    store.views[0] = replace(store.views[0], move_step="draining", move_reason="shrinks for job 8")
+    assert "Moving now, step draining: shrinks for job 8" in polluxctl("explain", "7").out
+    store.views[0] = replace(store.views[0], move_step="failed", move_detail="node n3 went down")
+    assert "The last move failed: node n3 went down" in polluxctl("explain", "7").out
+
+
+def test_doubted_reports_are_named_in_status_and_explain(store, polluxctl):
+    assert "doubted reports  none" in polluxctl("status").out
+    doubts = ("explored_gpus=9: the job has held 4 at most",)
+    store.explanation = replace(CONTENDED, doubts=doubts, doubted_reports=3)
+    store.taker = Allocation(7, Placement(("n1",), 4), 1.0, 1.0, 64, False, "", store.explanation)
+    said = polluxctl("status").out
+    assert f"doubted reports  of 1 job: 7 ({store.views[0].name}, {store.views[0].user})" in said
+    (job,) = json.loads(polluxctl("status", "--json").out)["doubted"]
+    assert (job["job_id"], job["claims"], job["reports"]) == (7, list(doubts), 3)
+    told = polluxctl("explain", "7").out
+    assert (
+        "did not believe claims of 3 reports of the job since polluxd started; the newest among them."
+        in " ".join(told.split())
+    )
+
+
+def test_explain_of_an_unknown_job_is_one_line_and_status_1(store, polluxctl):
+    said = polluxctl("explain", "99")
+    assert said.status == 1
+    assert said.out == ""
+    assert said.err.startswith("polluxctl: job 99 is not known to polluxd")
+    assert said.err.count("\n") == 1
