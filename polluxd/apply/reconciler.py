@@ -37,7 +37,7 @@ from polluxd.apply.machine import next_action
 from polluxd.apply.placed import ends_at, geometry, same_place, time_left
 from polluxd.apply.refusals import Refusals
 from polluxd.apply.restart_budget import RestartBudget
-from polluxd.apply.startable import Standing, forbids, standings
+from polluxd.apply.startable import Standing, combined, forbids, standings
 from polluxd.apply.stopwatch import Stopwatch
 from polluxd.apply.wait_cycles import wait_cycle
 from polluxd.errors import SlurmRefused
@@ -143,7 +143,7 @@ class Reconciler:
 
         The restrictions come from Slurm's rules and limits, and from its recent refusals.
         """
-        return {**standings(state), **allowed.standings, **self.refusals.standings(state.jobs)}
+        return combined(standings(state), allowed.standings, self.refusals.standings(state.jobs))
 
     def budget(self) -> RestartBudget:
         """Return how many more running jobs polluxd may restart now.

@@ -28,6 +28,17 @@ class Standing:
         return self.nodes.issuperset(placement.nodes)
 
 
+def combined(*found: Mapping[int, Standing]) -> dict[int, Standing]:
+    """Combine standings of jobs: a node must be allowed by all of a job's."""
+    merged: dict[int, Standing] = {}
+    for each in found:
+        for job_id, standing in each.items():
+            known = merged.get(job_id)
+            both = known and Standing(known.nodes & standing.nodes, f"{known.rule}; {standing.rule}")
+            merged[job_id] = both or standing
+    return merged
+
+
 def standings(state: ClusterState) -> dict[int, Standing]:
     """Return where jobs may start, for managed jobs that a rule limits.
 

@@ -41,6 +41,13 @@ class Elastic:
         self.trains("its first report")
         if pinned:
             self.pin()
+            # polluxd may have begun a move of its own before the pin.
+            moves = self.loop.store.moves
+            self.loop.until(
+                lambda: all(m.step.terminal for m in moves(self.job_id)),
+                why="the end of moves before the pin",
+            )
+            self.trains("its report after moves before the pin")
         shown = self.slurm
         self.nodes = (shown.batch_host, *sorted(set(shown.nodes) - {shown.batch_host}))
 
@@ -151,7 +158,8 @@ class Elastic:
         log = (self.loop.folder / f"{self.name}.log").read_text(errors="replace")
         assert self.slurm.state is JobState.COMPLETED, log[-3000:]
         told = lineage(self.ledgers())
-        assert told.faults(told.counts[0]) == []
+        faults = told.faults(told.counts[0])
+        assert not faults, f"{faults}; {told.launches} launches, sizes {self.sizes()}; {log[-2000:]}"
         assert told.counts[0] > 0
         return told
 

@@ -12,7 +12,7 @@ from polluxd.apply.capacity import Capacity
 from polluxd.apply.machine import next_action
 from polluxd.apply.refusal_reasons import refused
 from polluxd.apply.refusals import FIRST_S, Refusals
-from polluxd.apply.startable import Standing, forbids, standings
+from polluxd.apply.startable import Standing, combined, forbids, standings
 from polluxd.cli.health import health
 from polluxd.model import JobSpec, JobState, Move, Node, Placement, Step
 from polluxd.settings import CycleSettings, MoveSettings
@@ -276,3 +276,15 @@ def test_a_job_without_a_reservation_stays_out_of_it() -> None:
     assert standing is not None
     assert standing.nodes == {"n1", "n3", "n4"}
     assert hash(standing), "snapshots tell standings apart by their hash"
+
+
+def test_a_node_must_be_allowed_by_every_rule_that_limits_the_job() -> None:
+    reserved = {1: Standing(frozenset({"n1", "n2"}), "reservation maint begins")}
+    limited = {1: Standing(frozenset({"n2", "n3"}), "--exclude"), 2: Standing(frozenset(), "QOS night")}
+    refused = {2: Standing(frozenset(ALL), "tried again in 5 s")}
+
+    assert combined(reserved, limited, refused) == {
+        1: Standing(frozenset({"n2"}), "reservation maint begins; --exclude"),
+        2: Standing(frozenset(), "QOS night; tried again in 5 s"),
+    }
+    assert combined() == {}
