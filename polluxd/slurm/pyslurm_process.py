@@ -48,19 +48,31 @@ class PyslurmProcess:
     Args:
         environment: the worker's whole environment. If SLURM_CONF is set in it, that file names the cluster.
         start_s: the longest that Python and the import of pyslurm may take [s].
+        worker: the program that the process runs.
+        longest_answer: the most bytes of an answer.
+        grace_s: how long the end of the process may take once its pipe is closed [s].
 
     Raises:
         WorkerFailed: the worker did not start.
         WorkerHung: the worker did not start in time.
     """
 
-    def __init__(self, environment: Mapping[str, str], *, start_s: float) -> None:
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        *,
+        start_s: float,
+        worker: Path = _WORKER,
+        longest_answer: int = _LONGEST_ANSWER,
+        grace_s: float = _GRACE_S,
+    ) -> None:
+        self._longest_answer, self._grace_s = longest_answer, grace_s
         self._asked = 0
         self._left = b""
         self._words = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         self.process = subprocess.Popen(
             # -P: the modules that lie beside the worker must not pass for others of the same names.
-            [sys.executable, "-P", str(_WORKER)],
+            [sys.executable, "-P", str(worker)],
             # Imported, pyslurm would call slurm_init() by itself, which without slurm.conf ends the process.
             env={**environment, "PYSLURM_DISABLE_AUTO_INIT": "1"},
             stdin=subprocess.PIPE,
@@ -141,15 +153,15 @@ class PyslurmProcess:
                 size += len(part)
                 if not part:
                     raise self._dead()
-                if size > _LONGEST_ANSWER:
+                if size > self._longest_answer:
                     self.close()
-                    raise WorkerFailed(f"an answer of more than {_LONGEST_ANSWER} bytes")
+                    raise WorkerFailed(f"an answer of more than {self._longest_answer} bytes")
         last, _, self._left = parts.pop().partition(b"\n")
         return b"".join([*parts, last])
 
     def _dead(self) -> WorkerFailed:
         try:
-            status = f"exit status {self.process.wait(_GRACE_S)}"
+            status = f"exit status {self.process.wait(self._grace_s)}"
         except subprocess.TimeoutExpired:
             status = "its pipe closed"
         self._words.seek(max(0, self._words.seek(0, os.SEEK_END) - _WORDS))

@@ -27,7 +27,7 @@ def test_records_that_make_no_sense_are_named_in_the_log_once_and_in_the_note(
         return replace(observe(), unreadable=unreadable)
 
     notes: list[str] = []
-    store = cycle.controller._store
+    store = cycle.store
     record = store.record_cycle
 
     def recorded(*words: Any, note: str, **more: Any) -> int:

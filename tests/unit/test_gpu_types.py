@@ -90,7 +90,7 @@ class Cycle:
     def __init__(self, **slurm: object) -> None:
         self.slurm = FakeSlurm([replace(n, cpus=64, partitions=frozenset({"main"})) for n in NODES.values()])
         self.rows = FakeRows(self.slurm.clock)
-        store = FakeStore(self.rows)
+        self.store = store = FakeStore(self.rows)
         store.lead()
         config = parse_config(
             {

@@ -110,10 +110,11 @@ def test_a_fit_of_rates_goes_through_them():
 
 
 def test_jobs_that_are_gone_are_forgotten():
-    job = Job()
+    job = Job(explored_gpus=10**6)
     job.train(1)
+    assert job.trusted.doubted(7) > 0
     job.trusted.trust({}, {}, job.now)
-    assert job.trusted._jobs == {}
+    assert job.trusted.doubted(7) == 0
 
 
 def test_doubted_reports_are_counted_once_each():

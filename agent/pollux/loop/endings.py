@@ -67,13 +67,15 @@ class Endings:
         orders: bool,
         margin: Callable[[], float],
         environ: Mapping[str, str] = os.environ,
+        look: float = LOOK,
     ) -> None:
         """`orders`: SIGUSR1 asks this job to look at polluxd's orders.
 
-        `margin`: seconds before the time limit at which the training has to stop.
+        `margin`: seconds before the time limit at which the training has to stop. `look`: seconds between two looks at
+        the margin.
         """
         self.wanted = Reason.NONE
-        self._main, self._margin, self._environ = main, margin, environ
+        self._main, self._margin, self._environ, self._look = main, margin, environ, look
         self._lent = bool(environ.get("POLLUX_COMPANION"))
         self._numbers = {signal.SIGTERM: Reason.TERM} | ({} if orders else {signal.SIGUSR1: Reason.USR1})
         self._installed: set[signal.Signals] = set()
@@ -126,7 +128,7 @@ class Endings:
         while end is not None and not closed.is_set():
             left = end - self._margin() - time.time()
             if left > 0:
-                closed.wait(min(left, LOOK))
+                closed.wait(min(left, self._look))
                 continue
             fresh = time_limit_at(self._environ, ask=True)
             if fresh is None or fresh <= end + 1.0:

@@ -173,11 +173,21 @@ class ServerHandshake:
 class Entrance:
     """A listener that authenticates its connections side by side.
 
-    No stranger keeps the others waiting.
+    No stranger keeps the others waiting. A connection has `handshake_s` seconds to prove itself. At most `max_pending`
+    connections are in their handshake.
     """
 
-    def __init__(self, listener: socket.socket, key: bytes, purpose: str) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        key: bytes,
+        purpose: str,
+        *,
+        handshake_s: float = HANDSHAKE_S,
+        max_pending: int = MAX_PENDING,
+    ) -> None:
         self._listener, self._key, self._purpose = listener, key, purpose
+        self._handshake_s, self._max_pending = handshake_s, max_pending
         self._selector = selectors.DefaultSelector()
         self._pending: dict[socket.socket, tuple[ServerHandshake, float, str]] = {}
         listener.setblocking(False)
@@ -214,7 +224,7 @@ class Entrance:
                 found.append((connection, handshake.frames, handshake.hello))
         now = time.monotonic()
         for connection, (_, since, _) in list(self._pending.items()):
-            if now - since > HANDSHAKE_S:
+            if now - since > self._handshake_s:
                 self._drop(connection)
         return found
 
@@ -238,7 +248,7 @@ class Entrance:
             str(address[0]),
         )
         self._selector.register(connection, selectors.EVENT_READ)
-        if len(self._pending) > MAX_PENDING:
+        if len(self._pending) > self._max_pending:
             self._thin_out()
 
     def _thin_out(self) -> None:

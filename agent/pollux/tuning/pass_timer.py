@@ -90,10 +90,18 @@ class PassTimer:
     between ranks sees it) to the end of the pass; the rest of the step is this rank's own work. On a GPU nothing waits:
     a later pass files an earlier one once its marks have passed. A disproportionate wait for data is a stall: it counts
     in `data_wait`, and the profile leaves the pass out. A loader that is always slow is part of the pass's time.
+    `file_every` seconds lie between two times that passes are filed.
     """
 
-    def __init__(self, profile: StepProfile, clock: HostClock | CudaClock | None = None) -> None:
+    def __init__(
+        self,
+        profile: StepProfile,
+        clock: HostClock | CudaClock | None = None,
+        *,
+        file_every: float = FILE_EVERY,
+    ) -> None:
         self.profile = profile
+        self._file_every = file_every
         self._clock = clock or HostClock()
         self._mark = self._clock.mark
         self._from: Any = None
@@ -167,7 +175,7 @@ class PassTimer:
                 counts and warm,
             )
         )
-        if len(self.pending) >= _TOGETHER or time.monotonic() - self._filed_at >= FILE_EVERY:
+        if len(self.pending) >= _TOGETHER or time.monotonic() - self._filed_at >= self._file_every:
             self._file_all()
 
     def _file_all(self) -> None:

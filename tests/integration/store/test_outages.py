@@ -13,6 +13,7 @@ from pathlib import Path
 import psycopg2
 import psycopg2.extensions
 import pytest
+from sqlalchemy import make_url
 
 from contrib.devcluster.postgres import DevPostgres
 from pollux.scheduler.orders import DrainOrder
@@ -59,7 +60,7 @@ def freeze(server, number):
 
     from contrib.devcluster.processes import descendants
 
-    pid = server._daemon.pid
+    pid = server.pid
     for each in [pid, *descendants([pid])]:
         os.kill(each, number)
 
@@ -73,6 +74,7 @@ def eventually(condition, seconds=80.0):
 
 def test_a_stopped_database_is_told_and_recovered_from(store, server):
     store.settings()
+    password = make_url(server.url).password
     server.stop()
     calls = (
         store.settings,
@@ -89,7 +91,7 @@ def test_a_stopped_database_is_told_and_recovered_from(store, server):
         for call in calls:
             with pytest.raises(StoreUnavailable) as caught:
                 call()
-            assert server._passwords["pollux_daemon"] not in str(caught.value)
+            assert password not in str(caught.value)
         assert not store.still_leading()
         assert store.wait_for_notify(0.01) is False
     finally:

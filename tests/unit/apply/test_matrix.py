@@ -118,12 +118,12 @@ class Failpoints:
     def door(self, freeze: bool) -> Callable[[str, Any], Any]:
         def wrap(name: str, inner: Any) -> Any:
             if name == "authorize":
-                return self._point(inner) if freeze and not self._after else inner
+                return self.point(inner) if freeze and not self._after else inner
             return _Door(self, inner, watched=not freeze or self._after)
 
         return wrap
 
-    def _point(self, call: Callable[..., Any]) -> Callable[..., Any]:
+    def point(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def pointed(*args: Any, **words: Any) -> Any:
             self.passed += 1
             now = self.passed == self._at
@@ -143,7 +143,7 @@ class _Door:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._inner, name)
-        return self._points._point(found) if self._watched and name in WRITES else found
+        return self._points.point(found) if self._watched and name in WRITES else found
 
 
 def kill() -> None:

@@ -11,10 +11,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from polluxd.slurm import pyslurm_process
 from polluxd.slurm.pyslurm_process import PyslurmProcess, WorkerFailed, WorkerHung
 from tests.unit.slurm.pyslurm_stand_in import StandIn
 
@@ -54,12 +54,12 @@ def test_garbage_ends_the_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, why: str
 ) -> None:
     (tmp_path / "worker.py").write_text(program)
-    monkeypatch.setattr(pyslurm_process, "_WORKER", tmp_path / "worker.py")
-    monkeypatch.setattr(pyslurm_process, "_LONGEST_ANSWER", 4096 if "5000" in program else 1 << 28)
-    monkeypatch.setattr(pyslurm_process, "_GRACE_S", 0.5 if "close" in program else 60.0)
+    limits: dict[str, Any] = {"grace_s": 0.5 if "close" in program else 60.0}
+    if "5000" in program:
+        limits["longest_answer"] = 4096
     before = children()
     with pytest.raises(WorkerFailed) as caught:
-        PyslurmProcess(os.environ, start_s=60).ask("jobs", 60)
+        PyslurmProcess(os.environ, start_s=60, worker=tmp_path / "worker.py", **limits).ask("jobs", 60)
     assert why in str(caught.value)
     assert len(str(caught.value)) < 500
     wait_for(lambda: children() <= before)

@@ -127,7 +127,6 @@ def test_the_approach_of_the_time_limit_ends_the_training_and_slurm_the_job(
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("POLLUX_CONTINUE", "yes")
     monkeypatch.setenv("POLLUX_EXCHANGE_INTERVAL", "0")
-    monkeypatch.setattr(endings, "LOOK", 0.01)
     monkeypatch.setattr(endings, "SLURM_WAIT", 0.1)
     monkeypatch.setattr(coordinator, "MARGIN", 1e12)
     first = ranks(2, train, tmp_path / "ck", "map", 3, by_time_limit)
@@ -169,9 +168,9 @@ def test_more_time_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody has raised the limit that the job began with."""
     limits = [time.time() + 5.0, time.time() + 1e6]
     monkeypatch.setattr(endings, "time_limit_at", lambda _, ask=False: limits[ask])
-    monkeypatch.setattr(endings, "LOOK", 0.01)
-    asked = endings.Endings(main=True, orders=False, margin=lambda: 10.0, environ={"SLURM_JOB_ID": "7"})
-    monkeypatch.setattr(endings, "_replaceable", lambda _: False)
+    asked = endings.Endings(
+        main=True, orders=False, margin=lambda: 10.0, environ={"SLURM_JOB_ID": "7"}, look=0.01
+    )
     asked.begin()
     time.sleep(0.2)
     assert asked.wanted is endings.Reason.NONE

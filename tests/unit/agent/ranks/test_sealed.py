@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -91,9 +92,9 @@ def test_a_stranger_cannot_fill_the_memory() -> None:
 
 
 @contextmanager
-def entrance() -> Iterator[tuple[Entrance, int]]:
+def entrance(**limits: Any) -> Iterator[tuple[Entrance, int]]:
     listener = socket.create_server(("127.0.0.1", 0))
-    made = Entrance(listener, KEY, "test")
+    made = Entrance(listener, KEY, "test", **limits)
     try:
         yield made, listener.getsockname()[1]
     finally:
@@ -104,13 +105,12 @@ def dial(port: int) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port))
 
 
-def test_idle_and_slow_strangers_delay_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_and_slow_strangers_delay_nobody() -> None:
     """No process waits for a stranger's handshake.
 
     The time limit of a handshake is long here, so a process that waited for a stranger would not end.
     """
-    monkeypatch.setattr(sealed, "HANDSHAKE_S", 1000.0)
-    with entrance() as (door, port):
+    with entrance(handshake_s=1000.0) as (door, port):
         strangers = [dial(port) for _ in range(40)]
         for number, stranger in enumerate(strangers):
             stranger.sendall(b'{"nonce": "x' if number % 2 else b"")
@@ -129,9 +129,8 @@ def test_idle_and_slow_strangers_delay_nobody(monkeypatch: pytest.MonkeyPatch) -
             stranger.close()
 
 
-def test_a_flood_displaces_its_own_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealed, "MAX_PENDING", 8)
-    with entrance() as (door, port), socket.socket() as honest:
+def test_a_flood_displaces_its_own_connections() -> None:
+    with entrance(max_pending=8) as (door, port), socket.socket() as honest:
         honest.bind(("127.0.0.2", 0))
         honest.connect(("127.0.0.1", port))
         flood = []
@@ -149,9 +148,8 @@ def test_a_flood_displaces_its_own_connections(monkeypatch: pytest.MonkeyPatch) 
             each.close()
 
 
-def test_a_silent_connection_is_dropped_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealed, "HANDSHAKE_S", 0.05)
-    with entrance() as (door, port), dial(port) as stranger:
+def test_a_silent_connection_is_dropped_in_time() -> None:
+    with entrance(handshake_s=0.05) as (door, port), dial(port) as stranger:
         stranger.sendall(b"{")
         door.admitted(1.0)
         assert door.waiting

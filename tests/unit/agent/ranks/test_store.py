@@ -17,8 +17,8 @@ import torch.distributed as dist
 from pollux.errors import RankLost
 from pollux.ranks.handover import hand_over
 from pollux.ranks.rendezvous import Rendezvous, leave_groups
-from pollux.ranks.sealed import NoAnswer
-from pollux.ranks.value_store import Client, StoreAnswer, StoreRequest
+from pollux.ranks.sealed import NoAnswer, connect
+from pollux.ranks.value_store import PURPOSE, Client, StoreAnswer, StoreRequest
 from pollux.ranks.world import World, join
 
 LOCAL = {"MASTER_ADDR": "127.0.0.1"}
@@ -85,10 +85,10 @@ def test_without_rank_0_there_is_a_typed_error() -> None:
 
 def test_what_is_no_request_ends_its_connection_alone() -> None:
     first = Rendezvous.open(dict(LOCAL))
-    client = Client("127.0.0.1", first.port, first.secret.encode())
-    client._socket.sendall(client._frames.pack(b'{"op": "shell", "keys": ["x"]}'))
-    client._socket.settimeout(20)
-    assert client._socket.recv(1) == b""
+    connection, frames = connect("127.0.0.1", [first.port], first.secret.encode(), PURPOSE, b"{}")
+    connection.sendall(frames.pack(b'{"op": "shell", "keys": ["x"]}'))
+    connection.settimeout(20)
+    assert connection.recv(1) == b""
     assert Rendezvous.join("127.0.0.1", first.port, first.secret).heard("x") is None
 
 
