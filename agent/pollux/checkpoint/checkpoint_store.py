@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import re
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -20,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from pollux.checkpoint.file import CheckpointFile, Trailer, write_checkpoint
+from pollux.checkpoint.names import CheckpointNames
 from pollux.errors import CheckpointError, ForeignCheckpoint
 from pollux.private_folder import PrivateFolder
 
 logger = logging.getLogger("pollux")
 
-_NAME = re.compile(r"checkpoint-(\d{8,})\.pt")
-_TEMPORARY = re.compile(r"\.checkpoint-\d+\.pt\.tmp")
+_NAMES = CheckpointNames("pt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +57,7 @@ class CheckpointStore:
 
     def paths(self) -> list[Path]:
         """All checkpoints, oldest first, intact or not."""
-        try:
-            with PrivateFolder(self.directory) as folder:
-                return [self.directory / name for name in _numbered(folder)]
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise CheckpointError(
-                f"the checkpoint directory {self.directory} cannot be read: {error}"
-            ) from error
+        return _NAMES.paths(self.directory)
 
     def save(self, state: Mapping[str, Any], *, meta: Mapping[str, Any]) -> SavedCheckpoint:
         """Write a new checkpoint, durable on return; drop those beyond `keep`.
@@ -77,11 +68,10 @@ class CheckpointStore:
         with self._saving:
             try:
                 with PrivateFolder.make(self.directory) as folder:
-                    for left in filter(_TEMPORARY.fullmatch, folder.names()):
+                    for left in _NAMES.temporary(folder):
                         # A save that was killed left it: no other save is under way.
                         self._drop(folder, left)
-                    before = _numbered(folder)
-                    name = f"checkpoint-{_number(before[-1]) + 1 if before else 1:08d}.pt"
+                    before, name = _NAMES.complete(folder), _NAMES.next(folder)
                     marked = {**meta, "fingerprint": self.fingerprint}
                     size = folder.write(name, lambda file: write_checkpoint(file, state, marked))
                     for old in before[: max(len(before) + 1 - self.keep, 0)]:
@@ -158,14 +148,3 @@ class CheckpointStore:
                 f"POLLUX_CHECKPOINT_DIR to a larger filesystem ({error})"
             )
         return f"no checkpoint could be written to {self.directory}; earlier ones stand ({error})"
-
-
-def _number(name: str) -> int:
-    match = _NAME.fullmatch(name)
-    assert match is not None
-    return int(match[1])
-
-
-def _numbered(folder: PrivateFolder) -> list[str]:
-    """Names of the checkpoints in a folder, oldest first."""
-    return sorted(filter(_NAME.fullmatch, folder.names()), key=_number)

@@ -32,6 +32,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from pollux.checkpoint.checkpoint_store import SavedCheckpoint
 from pollux.checkpoint.file import CheckpointFile, digest_of, write_checkpoint
+from pollux.checkpoint.names import CheckpointNames
 from pollux.checkpoint.shard_files import MAX_INDEX, Chunk, parse_index, read_shards, write_shards
 from pollux.errors import CheckpointError, ForeignCheckpoint, RankLost
 from pollux.private_folder import PrivateFolder
@@ -39,8 +40,7 @@ from pollux.ranks.gathering import gather_values
 
 logger = logging.getLogger("pollux")
 
-_NAME = re.compile(r"checkpoint-(\d{8,})\.shards")
-_TEMPORARY = re.compile(r"\.checkpoint-\d+\.shards\.tmp")
+_NAMES = CheckpointNames("shards")
 _STATE = "state.pt"
 _INDEX = re.compile(r"index-\d+\.json")
 
@@ -69,15 +69,7 @@ class ShardedStore:
 
     def paths(self) -> list[Path]:
         """All checkpoints, oldest first, intact or not."""
-        try:
-            with PrivateFolder(self.directory) as folder:
-                return [self.directory / name for name in _numbered(folder)]
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise CheckpointError(
-                f"the checkpoint directory {self.directory} cannot be read: {error}"
-            ) from error
+        return _NAMES.paths(self.directory)
 
     # -- writing ----------------------------------------------------------------------------------------------
 
@@ -105,10 +97,9 @@ class ShardedStore:
         if self._rank:
             return ""
         with PrivateFolder.make(self.directory) as folder:
-            for left in filter(_TEMPORARY.fullmatch, folder.names()):
+            for left in _NAMES.temporary(folder):
                 shutil.rmtree(left, ignore_errors=True, dir_fd=folder.descriptor)
-            before = _numbered(folder)
-            name = f"checkpoint-{_number(before[-1]) + 1 if before else 1:08d}.shards"
+            name = _NAMES.next(folder)
             folder.make_folder(f".{name}.tmp")
         return name
 
@@ -132,7 +123,7 @@ class ShardedStore:
         with PrivateFolder(self.directory) as folder:
             folder.rename(temporary.name, path.name)
             folder.sync()
-            for old in _numbered(folder)[: -self.keep]:
+            for old in _NAMES.complete(folder)[: -self.keep]:
                 # Renamed first: what is half removed must not look like a checkpoint.
                 with contextlib.suppress(OSError):
                     folder.rename(old, f".{old}.tmp")
@@ -258,17 +249,6 @@ class ShardedStore:
         troubles = [found for found in self._gather(why) if found]
         if troubles:
             raise CheckpointError(f"{path} cannot be loaded: {troubles[0]}")
-
-
-def _number(name: str) -> int:
-    match = _NAME.fullmatch(name)
-    assert match is not None
-    return int(match[1])
-
-
-def _numbered(folder: PrivateFolder) -> list[str]:
-    """Names of the checkpoints in a folder, oldest first."""
-    return sorted(filter(_NAME.fullmatch, folder.names()), key=_number)
 
 
 def _facts(folder: PrivateFolder, name: str) -> tuple[int, str]:

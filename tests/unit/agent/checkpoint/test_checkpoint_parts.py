@@ -13,8 +13,10 @@ from pollux.checkpoint.background import BackgroundSaver
 from pollux.checkpoint.checkpoint_store import CheckpointStore
 from pollux.checkpoint.file import Trailer
 from pollux.checkpoint.fruitless import FruitlessRestarts
+from pollux.checkpoint.names import CheckpointNames
 from pollux.checkpoint.shard_files import Chunk
-from pollux.errors import RestartLoop
+from pollux.errors import CheckpointError, RestartLoop
+from pollux.private_folder import PrivateFolder
 from pollux.ranks.control import ControlExchange
 
 # -- restarts -----------------------------------------------------------------------------------------------------
@@ -139,3 +141,30 @@ def test_a_saver_is_busy_while_it_writes_alone(tmp_path: Path) -> None:
     saver.save({"step": 1}, meta={})
     saver.wait()
     assert not saver.busy
+
+
+# -- names --------------------------------------------------------------------------------------------------------
+
+
+def test_checkpoints_are_found_by_name_and_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    names = CheckpointNames("pt")
+    assert names.paths(tmp_path / "absent") == []
+    for name in ("checkpoint-100000000.pt", "checkpoint-00000009.pt", "checkpoint-00000010.pt"):
+        (tmp_path / name).touch()
+    for other in (
+        "checkpoint-1.pt",
+        "checkpoint-00000011.shards",
+        ".checkpoint-00000012.pt.tmp",
+        "restarts.json",
+    ):
+        (tmp_path / other).touch()
+    assert [int(path.stem.partition("-")[2]) for path in names.paths(tmp_path)] == [9, 10, 100_000_000]
+    with PrivateFolder(tmp_path) as folder:
+        assert names.next(folder) == "checkpoint-100000001.pt"
+        assert names.temporary(folder) == [".checkpoint-00000012.pt.tmp"]
+        assert CheckpointNames("shards").next(folder) == "checkpoint-00000012.shards"
+    with PrivateFolder.make(tmp_path / "new") as folder:
+        assert names.next(folder) == "checkpoint-00000001.pt"
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="file cannot be read"):
+        names.paths(tmp_path / "file")
