@@ -22,6 +22,7 @@ from polluxd.model import DaemonMode
 from polluxd.setting_info import SettingInfo, expected, expected_at, infos
 from polluxd.settings import (
     SECTIONS,
+    AnswersSettings,
     CycleSettings,
     DatabaseSettings,
     LogSettings,
@@ -51,6 +52,7 @@ class Config(BaseModel):
     moves: MoveSettings = MoveSettings()
     log: LogSettings = LogSettings()
     metrics: MetricsSettings = MetricsSettings()
+    answers: AnswersSettings = AnswersSettings()
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -369,6 +369,13 @@ class MetricsSettings(_Section):
     """Where polluxd serves `/metrics`; empty: nowhere. Whoever reaches the address can read, so keep users off it."""
 
 
+class AnswersSettings(_Section):
+    """The answers of `polluxd answer` to ordinary users."""
+
+    listen: ListenAddress = "0.0.0.0:9851"
+    """Where it listens. Whoever has no valid munge credential gets no answer."""
+
+
 SECTIONS: Mapping[str, Any] = {
     "slurm": SlurmSettings,
     "database": DatabaseSettings,
@@ -377,5 +384,6 @@ SECTIONS: Mapping[str, Any] = {
     "moves": MoveSettings,
     "log": LogSettings,
     "metrics": MetricsSettings,
+    "answers": AnswersSettings,
 }
 """The sections of polluxd.toml, by name."""

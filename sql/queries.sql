@@ -350,7 +350,7 @@ ORDER BY r.id;
 
 -- name: jobs_view
 -- One row per job: what it is, what it has, what it reports, what was last decided and moved.
-SELECT j.job_id, j.name, j.user_name, j.account, j.partition, j.state, j.slurm_reason, j.attempt, j.spec, j.nodes,
+SELECT j.job_id, j.uid, j.name, j.user_name, j.account, j.partition, j.state, j.slurm_reason, j.attempt, j.spec, j.nodes,
        j.gpus, j.submitted_at, j.started_at, j.ended_at,
        p.at AS reported_at, p.batch_size, p.goodput, p.throughput, p.progress, p.target, p.epoch, p.checkpointed,
        p.mode, p.advice,

@@ -16,15 +16,11 @@ from typing import Annotated, Any
 
 import typer
 
-from polluxd.encoding import decode_snapshot
-from polluxd.errors import ConfigError, PolluxError, StoreRejected
-from polluxd.model import Allocation
-from polluxd.policy.what_if import one_node_more
+from polluxd.errors import ConfigError, PolluxError
 from polluxd.printable import printable
-from polluxd.setting_info import policy_document
 from polluxd.store import Store
 
-from . import access, database, decisions, hooks, job_story, pinning, setting_commands
+from . import access, answers, database, decisions, hooks, job_story, pinning, setting_commands
 from . import top as live
 from .access import ConfigOption, JsonOption
 from .doctor import doctor
@@ -36,7 +32,7 @@ from .pinning import JobArgument
 from .recommend_nodes import recommend_nodes
 from .report import report
 from .simulate import simulate
-from .table_rows import audit_rows, job_row, job_rows, move_rows, status_row
+from .table_rows import audit_rows, move_rows, status_row
 
 app = typer.Typer(
     help="See what polluxd does and why, and tune it.",
@@ -92,7 +88,8 @@ def jobs(
     as_json: JsonOption = False,
 ) -> None:
     """List Pollux jobs: GPUs, batch size, goodput, reason."""
-    rows = [r for r in job_rows(_store(config), ended=everything) if user in (None, r["user"])]
+    shown = answers.source(config).jobs(ended=everything)
+    rows = [row for row in shown if user in (None, row["user"])]
     emit(rows, JOB_COLUMNS, as_json=as_json, console=access.console(), empty="no Pollux jobs")
 
 
@@ -112,10 +109,11 @@ def top(
 
     With --json, and where standard output is no terminal, it prints once.
     """
-    store, console = _store(config), access.console()
+    source, console = answers.source(config), access.console()
 
     def read() -> tuple[Row, list[dict[str, Any]]]:
-        return status_row(store), live.chosen(job_rows(store, ended=False), user, sort)
+        status, rows = source.top()
+        return status, live.chosen(rows, user, sort)
 
     status, rows = read()
     if as_json:
@@ -130,48 +128,23 @@ def top(
 @app.command()
 def explain(job: JobArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Say why a job has what it has, and what more would do."""
-    store, defaults = access.open_store(config)
-    found = store.explain(job)
-    if found is None:
-        raise PolluxError(
-            f"job {job} is not known to polluxd: it has no #POLLUX line, or polluxd has not looked since "
-            "it was submitted (`squeue` shows all jobs)"
-        )
-    moves = move_rows(store, job)
-    row = job_row(found.job, sum(m["total_s"] or 0.0 for m in moves), time.time())
-    settings = policy_document(store.settings(defaults))
-    snapshot = store.cycle_snapshot(found.cycle.id) if found.cycle else None
-    sizes = job_story.sizes(found, *job_story.node_size(snapshot, found.report))
-    more = _with_node_more(snapshot, job) if found.job.ended_at is None else None
+    told = answers.source(config).explain(job)
     if as_json:
-        decision = job_story.decision(found)
-        if decision is not None and more is not None:
-            ends = more.explanation.seconds_left if more.explanation is not None else None
-            decision["one_node_more"] = {"gpus": more.placement.gpus, "seconds_left": ends}
-        emit_json({"job": row, "decision": decision, "sizes": sizes, "moves": moves, "settings": settings})
+        emit_json({key: told[key] for key in ("job", "decision", "sizes", "moves", "settings")})
         return
     console = access.console()
-    others = store.allocations(found.cycle.id) if found.cycle else []
-    for line in job_story.story(row, found, settings, others, more):
+    for line in told["story"]:
         console.print(line, soft_wrap=not console.is_terminal, markup=False)
-    if sizes:
+    if told["sizes"]:
         console.print()
-        kind = job_story.fit_type(snapshot, found.report)
-        title = "What other sizes would bring" + (f", on GPUs of type {kind}" if kind else "")
-        console.print(table(sizes, job_story.SIZE_COLUMNS, console.width, title))
-    if moves:
+        title = "What other sizes would bring" + (
+            f", on GPUs of type {told['sizes_of']}" if told["sizes_of"] else ""
+        )
+        console.print(table(told["sizes"], job_story.SIZE_COLUMNS, console.width, printable(title)))
+    if told["moves"]:
         console.print()
         columns = [c for c in MOVE_COLUMNS if c.key not in ("id", "job_id")]
-        console.print(table(moves[-8:], columns, console.width, "Its latest moves"))
-
-
-def _with_node_more(snapshot: Any, job: int) -> Allocation | None:
-    """Decide again with one more node; None where no snapshot is stored."""
-    try:
-        return one_node_more(decode_snapshot(snapshot), job)
-    except StoreRejected:
-        # Kept by another version of polluxd, or not kept at all.
-        return None
+        console.print(table(told["moves"][-8:], columns, console.width, "Its latest moves"))
 
 
 @app.command()

@@ -20,6 +20,7 @@ from polluxd.site.file_checks import configuration_files
 from polluxd.site.findings import Level
 
 from . import database
+from .answering import serve
 
 app = typer.Typer(
     help="The Pollux scheduling daemon for Slurm.",
@@ -56,6 +57,18 @@ def migrate(config: ConfigOption = DEFAULT_PATH) -> None:
     It is safe to repeat.
     """
     database.migrate(load_config(config))
+
+
+@app.command()
+def answer(config: ConfigOption = DEFAULT_PATH) -> None:
+    """Answer `polluxctl` of ordinary users, on any host with munge.
+
+    Reads the database and changes nothing. systemd runs it beside the daemon, as a service of its own.
+    """
+    logs.begin(logging.INFO)
+    loaded = load_config(config)
+    logs.use(loaded.log.format)
+    serve(loaded)
 
 
 @app.command()

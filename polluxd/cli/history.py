@@ -15,7 +15,7 @@ import typer
 from polluxd.errors import PolluxError
 from polluxd.store import HistoryPoint
 
-from . import access
+from . import access, answers
 from .access import ConfigOption, JsonOption
 from .output import Column, clock, duration, emit_json, number, table
 from .period import point
@@ -52,8 +52,7 @@ def history(
     One line for each stretch of time with the same GPUs and batch size. JSON and the picture have every report.
     """
     from_time = 0.0 if since is None else point(since, time.time(), "--since")
-    store, _ = access.open_store(config)
-    points = store.report_history(job, since=from_time)
+    name, points = answers.source(config).history(job, from_time)
     if not points:
         raise PolluxError(
             f"job {job} has no reports{' in this time' if since else ''}: it is no Pollux job, has not reached its "
@@ -62,7 +61,6 @@ def history(
     if plot is not None:
         from .history_plot import draw  # noqa: PLC0415 - matplotlib is an extra
 
-        name = next((view.name for view in store.jobs_view() if view.job_id == job), "")
         draw(points, f"job {job} {name}", plot)
     if as_json:
         emit_json([asdict(point) for point in points])

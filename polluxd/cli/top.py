@@ -11,7 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from polluxd.errors import StoreUnavailable
+from polluxd.errors import PolluxError
 
 from .job_columns import JOB_COLUMNS
 from .output import duration, table
@@ -92,7 +92,7 @@ def watch(
 ) -> None:
     """Redraw until Ctrl-C.
 
-    Where the database stops answering, the last view stays, and the last line says so.
+    Where the database or the server stops answering, the last view stays, and the last line says so.
     """
     shown: RenderableType = Text("reading ...", style="dim")
     with Live(shown, console=console, auto_refresh=False, screen=True) as live:
@@ -101,6 +101,6 @@ def watch(
                 status, rows = read()
                 shown = screen(status, rows, console.width, console.height, time.time())
                 live.update(shown, refresh=True)
-            except StoreUnavailable as error:
+            except PolluxError as error:
                 live.update(Group(shown, Text(str(error), style="red")), refresh=True)
             time.sleep(every_s)

@@ -31,6 +31,8 @@ def examine(site: Site, roles: Sequence[Role], config_path: Path) -> Iterator[Fi
     except SlurmError:
         yield from slurm_checks.munge(slurm, slurm_checks.settings_of(site.slurm_conf))
     yield from slurm_checks.cluster(slurm, site, config, roles)
+    if Role.CONTROLLER in roles or Role.LOGIN in roles:
+        yield from slurm_checks.answers(slurm)
     if config is not None:
         yield from database_checks.as_daemon(config)
     if Role.NODE in roles or Role.CONTROLLER in roles:

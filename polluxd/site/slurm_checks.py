@@ -10,8 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
+from polluxd.answers.controllers import answers_client
+from polluxd.answers.messages import Top
 from polluxd.config import Config
-from polluxd.errors import SlurmError, SlurmGarbled, SlurmUnavailable
+from polluxd.errors import PolluxError, SlurmError, SlurmGarbled, SlurmUnavailable
 from polluxd.slurm.node_records import parse_nodes
 from polluxd.slurm.rules import parse_partitions, parse_reservations
 from polluxd.slurm.scontrol import failure
@@ -103,6 +105,22 @@ def cluster(slurm: Slurm, site: Site, config: Config | None, roles: Sequence[Rol
                 yield from question(slurm)
             except SlurmError as error:
                 yield fault("slurmctld", str(error), "look at slurmctld's log")
+
+
+def answers(slurm: Slurm) -> Iterator[Finding]:
+    """Check that ordinary users of this machine have answers from polluxd."""
+    try:
+        answers_client(slurm.ask("scontrol", "show", "config")).ask(Top())
+    except SlurmError:
+        return  # said by `slurmctld`
+    except PolluxError as error:
+        yield warning(
+            "answers",
+            f"polluxctl shows nothing to ordinary users here: {error}",
+            "systemctl enable --now polluxd-answers on the controller, and let its port through (answers.listen)",
+        )
+    else:
+        yield ok("answers", "polluxd answers ordinary users")
 
 
 def munge(slurm: Slurm, settings: Mapping[str, str]) -> Iterator[Finding]:

@@ -138,6 +138,7 @@ class JobView:
     """What the job's agent may change (observe, advise, enforce); None: not told."""
     advice: Mapping[str, float] | None = None
     """In mode advise, the better batch size: `batch_size`, `local_batch`, `accumulation`, `goodput_ratio`."""
+    uid: int | None = None
 
     @property
     def fraction_done(self) -> float | None:

@@ -1,0 +1,183 @@
+"""`polluxd answer`: what ordinary users may know.
+
+A user sees the own jobs in full, and of other users' jobs what squeue shows: nothing, where PrivateData of slurm.conf
+names jobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from polluxd.answers.controllers import munge_socket
+from polluxd.answers.messages import Explain, History, Jobs, Question, Top
+from polluxd.answers.munge import Munge
+from polluxd.answers.server import AnswerServer
+from polluxd.config import Config
+from polluxd.daemon import open_store
+from polluxd.errors import ConfigError, PolluxError, SlurmError
+from polluxd.settings import PolicySettings
+from polluxd.site.slurm_checks import Slurm
+from polluxd.store import JobView, Store
+
+from .answers import history_document
+from .explained import explained, unknown
+from .output import jsonable
+from .table_rows import job_row, status_row
+
+log = logging.getLogger(__name__)
+
+SHOWN_OF_OTHERS = frozenset(
+    [
+        "job_id",
+        "name",
+        "user",
+        "account",
+        "partition",
+        "state",
+        "gpus",
+        "nodes",
+        "submitted_at",
+        "started_at",
+        "ended_at",
+        "age_s",
+        "attempt",
+    ]
+)
+"""Keys of a job's row that squeue shows of everybody's jobs."""
+_FRESH_S = 2.0
+"""Age up to which one reading of the jobs serves several requests."""
+_PRIVACY_S = 60.0
+"""Time between two looks at PrivateData."""
+_MOST_JOBS = 500
+"""Jobs of a cluster in which `explain` decides again with one more node: a second of CPU."""
+_STATUS = ("cluster", "mode", "paused", "decided_at")
+
+
+class Answering:
+    """Answers questions of users from the database.
+
+    Args:
+        show_config: text of `scontrol show config`; raises SlurmError.
+    """
+
+    def __init__(self, store: Store, defaults: PolicySettings, show_config: Callable[[], str]) -> None:
+        self._store = store
+        self._defaults = defaults
+        self._show_config = show_config
+        self._lock = threading.Lock()
+        self._views: tuple[float, list[JobView], Mapping[int, float]] = (float("-inf"), [], {})
+        self._private, self._private_at = True, float("-inf")
+
+    def __call__(self, question: Question, uid: int) -> Any:
+        """Return the document of the answer.
+
+        Raises PolluxError: the job is another user's, or unknown.
+        """
+        with self._lock:
+            match question:
+                case Jobs():
+                    document: Any = self._jobs(uid, ended=question.ended)
+                case Top():
+                    whole = status_row(self._store)
+                    status = {key: whole[key] for key in _STATUS}
+                    document = {"status": status, "jobs": self._jobs(uid, ended=False)}
+                case Explain():
+                    self._own(question.job, uid)
+                    document = explained(
+                        self._store, question.job, self._defaults, to_owner=uid != 0, most_jobs=_MOST_JOBS
+                    )
+                case History():
+                    name = self._own(question.job, uid).name
+                    points = self._store.report_history(question.job, since=question.since)
+                    document = history_document(name, points)
+        return jsonable(document)
+
+    def _own(self, job: int, uid: int) -> JobView:
+        """Return the asking user's job. Raises PolluxError."""
+        found = self._store.explain(job)
+        if found is None:
+            raise unknown(job)
+        if uid not in (0, found.job.uid):
+            raise PolluxError(
+                f"job {job} is another user's: polluxctl explains the own jobs, `squeue` shows all"
+            )
+        return found.job
+
+    def _jobs(self, uid: int, *, ended: bool) -> list[dict[str, Any]]:
+        now = time.time()
+        hidden = self._hidden()
+        views, lost = self._read()
+        rows = []
+        for view in views:
+            if view.ended_at is not None and not (ended and uid in (0, view.uid)):
+                continue
+            if uid in (0, view.uid):
+                rows.append(job_row(view, lost.get(view.job_id, 0.0), now))
+            elif not hidden:
+                rows.append(_as_squeue_shows(view, now))
+        return sorted(rows, key=lambda row: (row["ended_at"] is not None, row["job_id"]))
+
+    def _read(self) -> tuple[list[JobView], Mapping[int, float]]:
+        at, views, lost = self._views
+        if time.monotonic() - at > _FRESH_S:
+            views, lost = self._store.jobs_view(), {}
+            for cost in self._store.move_costs():
+                lost[cost["job_id"]] = lost.get(cost["job_id"], 0.0) + cost["total_s"]
+            self._views = (time.monotonic(), views, lost)
+        return views, lost
+
+    def _hidden(self) -> bool:
+        """Say whether users' jobs are hidden from each other.
+
+        Until Slurm has said so, they are.
+        """
+        if time.monotonic() - self._private_at > _PRIVACY_S:
+            try:
+                found = re.search(r"^PrivateData\s+= (.*)$", self._show_config(), re.MULTILINE)
+                words = re.split(r"[,\s]+", found[1].lower()) if found else ["jobs"]
+                self._private, self._private_at = bool({"jobs", "all"} & set(words)), time.monotonic()
+            except SlurmError as error:
+                log.warning("PrivateData is not known: %s", error)
+        return self._private
+
+
+def _as_squeue_shows(view: JobView, now: float) -> dict[str, Any]:
+    row = job_row(view, 0.0, now)
+    waits = view.state == "PENDING" and view.slurm_reason not in ("", "None")
+    return {key: value if key in SHOWN_OF_OTHERS else None for key, value in row.items()} | {
+        "reason": f"Slurm: {view.slurm_reason}" if waits else ""
+    }
+
+
+def serve(config: Config) -> None:
+    """Answer until SIGTERM or SIGINT. Raises ConfigError, SlurmError."""
+    slurm = Slurm(config.slurm.conf, timeout_s=config.slurm.timeout_s)
+
+    def show_config() -> str:
+        return slurm.ask("scontrol", "show", "config")
+
+    store = open_store(config)
+    server = AnswerServer(Munge(munge_socket(show_config())), Answering(store, config.policy, show_config))
+    asyncio.run(_listen(server, config.answers.listen))
+
+
+async def _listen(server: AnswerServer, address: str) -> None:
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    try:
+        listening = await server.listen(address)
+    except OSError as error:
+        raise ConfigError(
+            f"answers.listen {address}: {error.strerror or error}: name another address"
+        ) from None
+    async with listening:
+        log.info("polluxd answers users at %s", address)
+        await stopped.wait()
