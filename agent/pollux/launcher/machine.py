@@ -19,17 +19,19 @@ in any way: that is no failure.
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
 
 from pollux.errors import LEFT_STATUS, RELAUNCH_STATUS, RETRY_STATUS, STOPPED_STATUS
+from pollux.launcher.losses import SUDDEN, Losses
 from pollux.launcher.messages import (
     Alert,
     AnnounceMove,
     AskForMove,
     AwaitLeavers,
+    CanMend,
     Done,
     LauncherMessage,
     Left,
+    Mended,
     MoveNotice,
     NodesLeft,
     RankMessage,
@@ -61,8 +63,6 @@ from pollux.launcher.state import (
 )
 
 MOVED = {LEFT_STATUS, RELAUNCH_STATUS}
-SUDDEN = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL}
-"""Deaths that never answer another rank's failure, as an exception or an abort may."""
 HEAD_START_S = 1.0
 """By how much a sudden death counts as earlier than it was seen: the other ranks see its connections close, and
 raise, before this process is told of it."""
@@ -99,12 +99,8 @@ def odd_end(terms: StartTerms, state: LauncherState) -> Failure | None:
     return min(odd, key=lambda failure: failure.order, default=None)
 
 
-class _Step:
+class _Step(Losses):
     """One step of the machine."""
-
-    def __init__(self, terms: StartTerms, state: LauncherState, now: Now) -> None:
-        self.terms, self.state, self.now = terms, state, now
-        self.actions: list[Action] = []
 
     def take(self, event: Event) -> None:
         match event:
@@ -132,6 +128,8 @@ class _Step:
         if self.state.kill_at is not None and now.clock >= self.state.kill_at:
             self.actions.append(SignalWorkers(signal.SIGKILL))
             self._set(kill_at=now.clock + grace, killed_from=min(state.killed_from, now.posix))
+        if self.state.mend_by is not None and now.clock >= self.state.mend_by:
+            self.not_mended()
 
     # -- this node's workers ----------------------------------------------------------------------------------
 
@@ -143,6 +141,8 @@ class _Step:
         if end.status == STOPPED_STATUS and end.why is not None:
             # It says so itself: all ranks have saved, and end.
             self._stop(signal.SIGTERM)
+            return
+        if self.without(local_rank, end):
             return
         if self._excused(end.status):
             self._begin_grace()
@@ -202,6 +202,11 @@ class _Step:
                 self._take_move(move)
                 # Last: by now the other launchers have been told, whatever rank 0 does to this one.
                 self.actions.append(TellRank0(Taken(move.move_id)))
+            case CanMend() if not ending:
+                self._set(mends=True)
+                self.actions.append(Tell(message))
+            case Mended(names) if not ending:
+                self.mended(names)
             case AwaitLeavers(move_id) if not ending:
                 self._begin_grace(move_id)
 
@@ -230,6 +235,8 @@ class _Step:
     def _begin_move(self, move: MoveNotice) -> None:
         me, state = self.terms.node, self.state
         self._set(move=move, grace_begun=False)
+        if move.ends(me):
+            self._set(mend_by=None)
         if state.phase is Phase.ASKING:
             self._set(phase=Phase.TRAINING)
         if not move.ends(me):
@@ -272,6 +279,10 @@ class _Step:
                 self._fail()
             case Alert() if not (ends and hub):
                 self._fail(tell=hub)
+            case CanMend() if not hub:
+                self._set(mends=True)
+            case Mended(names) if not hub:
+                self.mended(names)
             case Stop() if self.state.phase is not Phase.STOPPING:
                 if hub:
                     self.actions.append(Tell(Stop()))
@@ -300,7 +311,10 @@ class _Step:
         elif node in state.leaving:
             self._set(leaving=state.leaving - {node})
             self.actions.append(TellRank0(NodesLeft((self.terms.names[node],))))
-        elif node not in state.reports or relaunches:
+        elif state.mends and state.phase is Phase.TRAINING and node in state.staying - state.reports.keys():
+            self._set(silent=state.silent | {node})
+            self.await_mending()
+        elif node in state.staying and (node not in state.reports or relaunches):
             failure = Failure(self.now.posix, self._rank_of(node), 1, why, f"node {node} of the step")
             self._set(reports={**state.reports, node: failure})
             self._fail()
@@ -316,6 +330,11 @@ class _Step:
             self.actions.append(Finish(Outcome(ended_by=state.stopped_by)))
             return
         if state.move is not None and terms.node in state.move.leaving:
+            self.actions += [Tell(Left()), Finish(Outcome(left=True))]
+            return
+        if state.mend_by is not None:
+            return
+        if not self.terms.hub and state.phase is Phase.TRAINING and state.dropped == state.ended.keys():
             self.actions += [Tell(Left()), Finish(Outcome(left=True))]
             return
         if state.phase is not Phase.ASKING or not state.connected:
@@ -375,17 +394,13 @@ class _Step:
         why = "its workers did not end in time to be started again"
         return Failure(self.now.posix, self._rank_of(node), 1, why, f"node {node} of the step")
 
-    def _rank_of(self, node: int) -> int:
-        """The rank of a node's first worker as the agent counts now."""
-        return sum(self.terms.workers[other] for other in self.state.staying if other < node)
-
     def _first_failure(self) -> Failure | None:
         state = self.state
         failures = [state.lost] if state.lost is not None else []
         failures += [
             _failure(self.terms, state, local_rank)
             for local_rank, end in state.ended.items()
-            if end.status and not self._excused(end.status)
+            if end.status and not self._excused(end.status) and local_rank not in state.dropped
         ]
         if failures and state.orphaned is not None:
             failures.append(state.orphaned)
@@ -394,9 +409,6 @@ class _Step:
     @property
     def _overdue(self) -> bool:
         return self.state.decide_by is not None and self.now.clock >= self.state.decide_by
-
-    def _set(self, **changes: object) -> None:
-        self.state = replace(self.state, **changes)  # type: ignore[arg-type]
 
 
 def _failure(terms: StartTerms, state: LauncherState, local_rank: int) -> Failure:

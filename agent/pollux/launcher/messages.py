@@ -95,7 +95,35 @@ class StartDecided:
     again: Again | None
 
 
-LauncherMessage = Start | MoveNotice | StartGrace | AskForMove | Alert | Stop | Done | Left | StartDecided
+@dataclass(frozen=True, slots=True)
+class CanMend:
+    """Rank 0, and node 0 to the others.
+
+    The ranks go on without one that is killed, rank 0 excepted.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Mended:
+    """Rank 0, and node 0 to the others: the ranks go on, on these nodes."""
+
+    names: tuple[str, ...]
+    """Slurm's names; other nodes than these have left the job."""
+
+
+LauncherMessage = (
+    Start
+    | MoveNotice
+    | StartGrace
+    | AskForMove
+    | Alert
+    | Stop
+    | Done
+    | Left
+    | StartDecided
+    | CanMend
+    | Mended
+)
 
 
 # -- between rank 0 and its launcher --------------------------------------------------------------------------
@@ -145,7 +173,7 @@ class NodesLeft:
     names: tuple[str, ...]
 
 
-RankMessage = AnnounceMove | AwaitLeavers | Taken | Refused | NodesLeft
+RankMessage = AnnounceMove | AwaitLeavers | Taken | Refused | NodesLeft | CanMend | Mended
 Message = LauncherMessage | RankMessage
 
 
@@ -239,6 +267,10 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], Message | None]] = {
     "AskForMove": lambda _: AskForMove(),
     "Alert": lambda _: Alert(),
     "Stop": lambda _: Stop(),
+    "CanMend": lambda _: CanMend(),
+    "Mended": lambda raw: (
+        Mended(tuple(names)) if isinstance(names := raw.get("names"), list) and _names(names) else None
+    ),
     "Done": lambda raw: Done(Failure.parse(raw.get("failure"))),
     "Left": lambda _: Left(),
     "StartDecided": lambda raw: StartDecided(

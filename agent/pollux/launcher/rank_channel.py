@@ -18,7 +18,15 @@ from typing import Literal
 
 from pollux.errors import LaunchError
 from pollux.launcher.channel import Channel
-from pollux.launcher.messages import AnnounceMove, AwaitLeavers, NodesLeft, Refused, Taken
+from pollux.launcher.messages import (
+    AnnounceMove,
+    AwaitLeavers,
+    CanMend,
+    Mended,
+    NodesLeft,
+    Refused,
+    Taken,
+)
 
 VARIABLE = "POLLUX_LAUNCHER_FD"
 ANSWER_TIMEOUT_S = 10.0
@@ -77,6 +85,14 @@ class LauncherLine:
         if why:
             raise LaunchError(f"the launcher does not take move {move}: {why}")
         self._announced = move
+
+    def can_mend(self) -> None:
+        """The ranks go on without one that is killed: the launcher lets them."""
+        self._channel.send(CanMend())
+
+    def mended(self, names: Collection[str]) -> None:
+        """The ranks have gone on without lost ones, on these nodes."""
+        self._channel.send(Mended(tuple(sorted(set(names)))))
 
     def gone(self, names: Collection[str], timeout_s: float) -> set[str]:
         """The nodes among `names` whose launchers have ended.

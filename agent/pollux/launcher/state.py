@@ -37,6 +37,9 @@ class Graces:
     """Workers that a move removes may end by themselves, from the first one's end or from when rank 0 waits for them.
     With as long again from TERM to KILL, all are gone before rank 0 stops waiting and Slurm takes their node."""
 
+    mend: float = 60.0
+    """The other ranks may go on without one that was killed, or else all end."""
+
     @property
     def reports(self) -> float:
         """Node 0 waits for the other nodes' reports of a failure."""
@@ -199,6 +202,14 @@ class LauncherState:
     reports: Mapping[int, Failure | None] = field(default_factory=dict)
     """On node 0: what each node has reported at its end."""
     reported: bool = False
+    mends: bool = False
+    """The ranks go on without one that is killed, rank 0 excepted."""
+    mend_by: float | None = None
+    """Ranks were lost; by then the others have to have gone on."""
+    dropped: frozenset[int] = frozenset()
+    """Workers of this node, by local rank, that the others go on without."""
+    silent: frozenset[int] = frozenset()
+    """On node 0: nodes whose launchers are gone, and that the others go on without."""
     lost: Failure | None = None
     """Node 0's launcher is gone."""
     orphaned: Failure | None = None
@@ -216,5 +227,5 @@ class LauncherState:
     @property
     def due(self) -> float | None:
         """When the next Tick is due."""
-        times = [at for at in (self.term_at, self.kill_at, self.decide_by) if at is not None]
+        times = [at for at in (self.term_at, self.kill_at, self.decide_by, self.mend_by) if at is not None]
         return min(times, default=None)

@@ -23,6 +23,8 @@ from pollux.launcher.machine import begin, odd_end, step
 from pollux.launcher.messages import (
     AnnounceMove,
     AwaitLeavers,
+    CanMend,
+    Mended,
     NodesLeft,
     Refused,
     Start,
@@ -49,7 +51,7 @@ from pollux.launcher.state import (
     Tick,
     WorkerEnded,
 )
-from pollux.launcher.workers import Notes, Worker, kill_descendants, reap
+from pollux.launcher.workers import Notes, Worker, kill_descendants, kill_orphans, reap
 from pollux.slurm_job.wake_signal import WAKE_SIGNAL
 
 ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
@@ -135,6 +137,9 @@ class Supervisor:
             ended = [(worker, self._end_of(worker)) for worker in reap(self._running)]
             # A worker's end may be explained by what rank 0 has said before it.
             yield from self._heard_from_rank_0()
+            if any(end.status > 128 for _, end in ended):
+                # What it has forked holds its connections open, by which the other ranks notice its end.
+                kill_orphans(self._running)
             for worker, end in ended:
                 yield WorkerEnded(worker.local_rank, end)
         elif number == WAKE_SIGNAL:
@@ -156,7 +161,7 @@ class Supervisor:
 
     def _heard_from_rank_0(self) -> Iterator[Event]:
         for message in () if self._rank_0 is None else self._rank_0.pending():
-            if isinstance(message, AnnounceMove | AwaitLeavers):
+            if isinstance(message, AnnounceMove | AwaitLeavers | CanMend | Mended):
                 yield FromRank0(message)
 
     def _end_of(self, worker: Worker) -> End:

@@ -205,6 +205,13 @@ def kill_descendants() -> None:
                 os.waitpid(pid, 0)
 
 
+def kill_orphans(workers: Collection[int]) -> None:
+    """Kill the children of this process that are none of its workers."""
+    for pid in set(_children()) - set(workers):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def _children() -> list[int]:
     """Processes whose parent is this one, from /proc/PID/stat. proc(5)."""
     me = str(os.getpid())

@@ -18,6 +18,7 @@ from pollux.errors import RankLost
 from pollux.loop.divergence import FIRST_STEPS, check_equal
 from pollux.loop.endings import MARGIN, Endings, Reason
 from pollux.loop.inbox import Inbox
+from pollux.loop.mending import Mender
 from pollux.loop.notices import notice
 from pollux.loop.regroup import come_in, regroup
 from pollux.loop.report import report_of
@@ -49,6 +50,7 @@ class Coordinator:
         self.drains = Drains(self.line, attempt.settings.drain_wait)
         self.groups = Groups()
         self.resizer = Resizer(training, attempt, self.line, self.groups)
+        self.mender = Mender(training, self.exchange, self.checkpointer, self.groups)
         self.inbox = Inbox(self.drains, self.resizer)
         self.endings = Endings(main=self._main, orders=attempt.ticket is not None, margin=self._margin)
         self.joiner = joiner
@@ -93,8 +95,12 @@ class Coordinator:
             come_in(
                 self.joiner, self.training, self.exchange, self.checkpointer, self.groups, self.resizer.same()
             )
-        elif self._main:
+            self.mender.hold()
+            return
+        if self._main:
             self.resizer.begin_loop(self._loops)
+        if self._loops == 1:
+            self.mender.arm()
 
     def begin_epoch(self) -> None:
         """Begin an epoch.
@@ -130,15 +136,37 @@ class Coordinator:
             self.line.wake()
         self._steps += 1
         if self._steps in FIRST_STEPS:
-            check_equal(training, self.exchange, exactly=True)
+            try:
+                check_equal(training, self.exchange, exactly=True)
+            except RankLost:
+                if not self.mend():
+                    raise
         self.resizer.after_step()
         self.exchange_decisions()
 
     def exchange_decisions(self) -> None:
         """Send rank 0's decision where one is due, and act on the one before."""
-        decision = self.exchange.step(self._decide)
+        try:
+            decision = self.exchange.step(self._decide)
+        except RankLost:
+            if not self.mend():
+                raise
+            return
         if decision is not None:
             self._act(decision)
+
+    def mend(self) -> bool:
+        """Go on without lost ranks, after a collective has failed.
+
+        False where that cannot be.
+        """
+        lost = self.exchange.under_way if self._main else None
+        if not self.mender.mend():
+            return False
+        self._keep_drain(lost)
+        self._steps = 0
+        self.line.wake()  # the scheduler is to know
+        return True
 
     def poll(self) -> None:
         """Act on what rank 0 has decided by now, at once and on all ranks."""
@@ -220,6 +248,7 @@ class Coordinator:
         self._keep_drain(self.exchange.take())
         regroup(move, self.training, self.exchange, self.checkpointer, self.groups, self.resizer)
         self._steps = 0  # as on joiners: all ranks compare their parameters after the same steps
+        self.mender.hold()
 
     def _keep_drain(self, decision: Decision | None) -> None:
         """On rank 0: order the drain of a decision again that ranks never got."""
@@ -291,6 +320,7 @@ class Coordinator:
         """
         self.exchange.take()
         self.endings.close()
+        self.mender.leave()
         self.line.close()
 
     def report(self) -> dict[str, Any]:

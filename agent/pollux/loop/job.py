@@ -49,6 +49,7 @@ class Job:
         self.coordinator = Coordinator(training, attempt, joiner)
         self._attempt = attempt
         self._stepper = Stepper(training)
+        self._stepper.on_loss = self.coordinator.mend
         first = self._first = training.models[0]
         self.module = first.module
         """The model as the user passed it."""

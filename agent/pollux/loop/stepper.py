@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 
 from torch.nn.parallel import DistributedDataParallel
@@ -37,6 +38,8 @@ class Stepper:
         scaler = training.scaler
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         """AMP's loss scaling, where it is in use."""
+        self.on_loss: Callable[[], bool] = lambda: False
+        """Goes on without lost ranks after a collective has failed; False where that cannot be."""
 
     @property
     def share(self) -> float:
@@ -206,6 +209,18 @@ class Stepper:
             raise OutOfMemory(f"{message}; all ranks start again from the newest checkpoint") from error
         logger.warning("%s; the step is taken again", message)
         self.retry(replace(limits, local_max=min(limits.local_max, bound)))
+        return True
+
+    def mend(self) -> bool:
+        """Go on after a pass in which another rank was lost.
+
+        The step in hand is taken again from its first sample, among the remaining ranks. False where that cannot be.
+        """
+        if not self.on_loss():
+            return False
+        step = self.training.step
+        step.group, step.uncommitted, step.taken = None, 0, 0
+        step.stepped, step.failed = False, True
         return True
 
     def retry(self, limits: BatchLimits) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pollux.noise.noise_scale import NoiseAverages, SampleKind
 from pollux.noise.precondition import index_of
+from pollux.ranks.control import lost_peer
 
 
 class Squares(NamedTuple):
@@ -122,8 +123,8 @@ class SampleBuffer:
             return
         data, kinds, work = self._pending
         self._pending = None
-        if work is not None:
-            work.wait()
+        if not _arrived(work):
+            return
         host = data.to("cpu", torch.float64).numpy()
         first = 0
         for kind, alike in groupby(kinds):
@@ -133,7 +134,22 @@ class SampleBuffer:
 
     def clear(self) -> None:
         """Forget samples that were not read: the ranks change."""
-        if self._pending is not None and self._pending[2] is not None:
-            self._pending[2].wait()
+        if self._pending is not None:
+            _arrived(self._pending[2])
         self._pending = None
         self._kinds, self._local, self._total = [], [], []
+
+
+def _arrived(work: dist.Work | None) -> bool:
+    """Wait for a reduction; False where a rank is gone.
+
+    Whatever needs all ranks will fail by itself; samples of the noise do not.
+    """
+    if work is not None:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            if not lost_peer(error):
+                raise
+            return False
+    return True

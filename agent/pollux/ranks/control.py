@@ -131,6 +131,10 @@ class ControlExchange:
     def _note(self, taken: Decision) -> None:
         self._prompt, self._countdown = taken.next_exchange == 0, max(taken.next_exchange, 1)
 
+    def abandon(self) -> None:
+        """Forget the decision under way: the group is broken."""
+        self._pending = None
+
     def send(self, decision: Decision) -> None:
         """Send rank 0's decision, without waiting for it."""
         vector = torch.tensor(decision.encode(self.groups), dtype=torch.float64)

@@ -41,17 +41,17 @@ def gather_values(value: Any, group: dist.ProcessGroup) -> list[Any]:
     return [_value(each[:count], rank) for rank, (each, count) in enumerate(zip(texts, counts, strict=True))]
 
 
-def broadcast_bytes(text: bytes | None, group: dist.ProcessGroup) -> bytes:
-    """Return rank 0's `text` on every rank of the gloo group.
+def broadcast_bytes(text: bytes | None, group: dist.ProcessGroup, source: int = 0) -> bytes:
+    """Return the `text` of rank `source` on every rank of the gloo group.
 
     The other ranks pass None. Raises as `gather_values`.
     """
     length = torch.tensor([0 if text is None else len(text)])
-    dist.broadcast(length, src=0, group=group)
+    dist.broadcast(length, src=source, group=group)
     content = torch.empty(_length(length), dtype=torch.uint8)
     if text is not None:
         content.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-    dist.broadcast(content, src=0, group=group)
+    dist.broadcast(content, src=source, group=group)
     return content.numpy().tobytes()
 
 

@@ -10,7 +10,7 @@ bundled, because each message costs the same. Ranks that hold the state already 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -57,24 +57,26 @@ class _Kind:
         return count * self.dtype.itemsize
 
 
-def hand_over(state: Any, world: World, *, joiners: int) -> Any:
-    """Send `state` (rank 0's.
+def hand_over(
+    state: Any, world: World, *, joiners: int = 0, receivers: Collection[int] = (), source: int = 0
+) -> Any:
+    """Send the state of rank `source` to `receivers` and the last `joiners`.
 
-    None on the others) to the last `joiners` ranks; they return it, the others None.
+    They return it, the others None. `state` is None on all ranks but `source`.
 
-    Every rank of `world` calls it. Raises StateError on rank 0 where the state is not plain, and RankLost where a rank
-    left.
+    Every rank of `world` calls it. Raises StateError on `source` where the state is not plain, and RankLost where a
+    rank left.
     """
     assert world.control is not None
     tensors: list[Tensor] = []
     try:
-        text = _header(state, tensors) if world.rank == 0 else None
-        header = broadcast_bytes(text, world.control)
+        text = _header(state, tensors) if world.rank == source else None
+        header = broadcast_bytes(text, world.control, source)
         structure, kinds = _understood(header)
-        receives = world.rank >= world.size - joiners
+        receives = world.rank >= world.size - joiners or world.rank in receivers
         received: dict[int, Tensor] = {}
         for bundle in _bundles(kinds):
-            chunk = _send(bundle, kinds, tensors, world)
+            chunk = _send(bundle, kinds, tensors, world, source)
             if receives:
                 received.update(_cut(chunk, bundle, kinds))
         return decode(structure, received.__getitem__) if receives else None
@@ -142,16 +144,18 @@ def _total(bundle: list[int], kinds: Sequence[_Kind]) -> int:
     return sum(_length(kinds[index]) for index in bundle)
 
 
-def _send(bundle: list[int], kinds: Sequence[_Kind], tensors: Sequence[Tensor], world: World) -> Tensor:
-    """One message: rank 0 sends the bundle's bytes, the others return them."""
+def _send(
+    bundle: list[int], kinds: Sequence[_Kind], tensors: Sequence[Tensor], world: World, source: int
+) -> Tensor:
+    """One message: `source` sends the bundle's bytes, the others return them."""
     cuda = kinds[bundle[0]].cuda
     total = _total(bundle, kinds)
-    if world.rank == 0 and len(bundle) == 1:
+    if world.rank == source and len(bundle) == 1:
         chunk = tensors[bundle[0]].detach().contiguous().reshape(-1).view(torch.uint8)
     else:
         device = world.device if cuda else torch.device("cpu")
         chunk = torch.empty(total, dtype=torch.uint8, device=device)
-    if world.rank == 0 and len(bundle) > 1:
+    if world.rank == source and len(bundle) > 1:
         start = 0
         for index in bundle:
             size = kinds[index].bytes
@@ -160,7 +164,7 @@ def _send(bundle: list[int], kinds: Sequence[_Kind], tensors: Sequence[Tensor], 
                 chunk[start : start + size].copy_(flat)
             start += _length(kinds[index])
     if total:
-        dist.broadcast(chunk, src=0, group=None if cuda else world.control)
+        dist.broadcast(chunk, src=source, group=None if cuda else world.control)
     return chunk
 
 

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from pollux.errors import RankLost
+from pollux.ranks.connections import forming_groups
 from pollux.ranks.sealed import HANDSHAKE_S, NoAnswer
 from pollux.ranks.torch_internals import set_group_timeout
 from pollux.ranks.value_store import ANSWER_S, Client, Operation, Server, StoreAnswer, StoreRequest
@@ -74,6 +75,10 @@ class Rendezvous:
     def tell(self, key: str, value: Any) -> None:
         """Leave a value (of JSON) for the others. Raises RankLost."""
         self.ask("set", [key], json.dumps(value).encode())
+
+    def hold(self, key: str) -> None:
+        """Leave a value that lasts as long as this process. Raises RankLost."""
+        self.ask("hold", [key], b"true")
 
     def heard(self, key: str) -> Any:
         """The value under the key; None where there is none yet. Raises RankLost."""
@@ -132,10 +137,11 @@ class Rendezvous:
             # NCCL's monitor would ask the store from a thread of its own, and go on while the interpreter ends.
             os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"
         try:
-            dist.init_process_group(
-                backend_for(device), store=store, rank=rank, world_size=size, timeout=FORM_WAIT
-            )
-            control = dist.new_group(backend="gloo", timeout=FORM_WAIT) if size > 1 else None
+            with forming_groups():
+                dist.init_process_group(
+                    backend_for(device), store=store, rank=rank, world_size=size, timeout=FORM_WAIT
+                )
+                control = dist.new_group(backend="gloo", timeout=FORM_WAIT) if size > 1 else None
             racks, places = where(control) if control is not None else (1, (node_name(),))
             _be_patient(control)
         except (dist.DistError, RuntimeError, ValueError) as error:

@@ -7,10 +7,11 @@ This store takes authenticated connections alone (see `sealed`). torch forms pro
 
 Requests and answers are lines of JSON, with values in base64:
 
-    {"op": "set" | "get" | "delete" | "swap" | "add" | "wait", "keys": [...], "value": text, "amount": N, "old": text}
+    {"op": "set" | "hold" | "get" | "delete" | "swap" | "add" | "wait",
+     "keys": [...], "value": text, "amount": N, "old": text}
     {"values": [text or null, ...], "amount": N}
 
-"wait" is answered once one of the keys is there.
+"wait" is answered once one of the keys is there. What "hold" has set is deleted when its connection ends.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ ANSWER_S = 60.0
 """Seconds in which rank 0 has to answer."""
 SEND_S = 10.0
 
-Operation = Literal["set", "get", "delete", "swap", "add", "wait"]
-_OPERATIONS = ("set", "get", "delete", "swap", "add", "wait")
+Operation = Literal["set", "hold", "get", "delete", "swap", "add", "wait"]
+_OPERATIONS = ("set", "hold", "get", "delete", "swap", "add", "wait")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ class Values:
     def _carry_out(self, request: StoreRequest) -> StoreAnswer | None:
         values, key = self._values, request.keys[0]
         match request.op:
-            case "set":
+            case "set" | "hold":
                 values[key] = request.value
             case "delete":
                 return StoreAnswer(amount=int(values.pop(key, None) is not None))
@@ -144,6 +145,8 @@ class Values:
 class _Client:
     frames: Frames
     waits: list[StoreRequest] = field(default_factory=list)
+    held: list[str] = field(default_factory=list)
+    """Keys that are deleted when the connection ends."""
 
 
 class Server:
@@ -205,6 +208,8 @@ class Server:
             while (text := client.frames.take()) is not None:
                 request = StoreRequest.parse(text)
                 answer = self.values.ask(request)
+                if request.op == "hold":
+                    client.held.append(request.keys[0])
                 if answer is None:
                     client.waits.append(request)
                 else:
@@ -225,8 +230,10 @@ class Server:
 
     def _drop(self, connection: socket.socket) -> None:
         self._selector.unregister(connection)
-        del self._clients[connection]
+        client = self._clients.pop(connection)
         connection.close()
+        for key in client.held:
+            self.values.ask(StoreRequest("delete", (key,)))
 
 
 class Client:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from pollux.errors import LaunchError, RankLost
+from pollux.ranks.connections import forming_groups
 from pollux.ranks.gathering import gather_values
 
 CONTROL_TIMEOUT = timedelta(minutes=30)
@@ -67,7 +68,8 @@ def join(device: torch.device, environ: Mapping[str, str] = os.environ) -> World
             return World(0, 1, 1, device, None, places=here)
         _check(environ, size)
         try:
-            dist.init_process_group(backend_for(device))
+            with forming_groups():
+                dist.init_process_group(backend_for(device))
         except (dist.DistError, ValueError) as error:
             raise RankLost(
                 f"expected {size} ranks to meet at {environ['MASTER_ADDR']}:{environ['MASTER_PORT']}: {error}. Is one "
@@ -81,7 +83,8 @@ def join(device: torch.device, environ: Mapping[str, str] = os.environ) -> World
         raise LaunchError(
             f"expected the same number of ranks on each node, got {size} ranks with {per_node} on this one"
         )
-    control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
+    with forming_groups():
+        control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
     racks, places = where(control, environ)
     return World(rank, size, size // per_node, device, control, racks, places, own=own)
 

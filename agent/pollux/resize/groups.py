@@ -37,10 +37,14 @@ class Groups:
             self.meeting = Rendezvous.open()
         return self.meeting
 
-    def _join(self, decision: ResizeDecision) -> Rendezvous:
+    def meet(self, address: str, port: int, secret: str) -> Rendezvous:
+        """The meeting's store, on any rank. Raises RankLost."""
         if self.meeting is None:
-            self.meeting = Rendezvous.join(decision.address, decision.port, decision.secret)
+            self.meeting = Rendezvous.join(address, port, secret)
         return self.meeting
+
+    def _join(self, decision: ResizeDecision) -> Rendezvous:
+        return self.meet(decision.address, decision.port, decision.secret)
 
     def leave(self, decision: ResizeDecision, rank: int) -> NoReturn:
         """End this rank.

@@ -13,8 +13,10 @@ from pollux.launcher.messages import (
     AnnounceMove,
     AskForMove,
     AwaitLeavers,
+    CanMend,
     Done,
     Left,
+    Mended,
     MoveNotice,
     Refused,
     StartDecided,
@@ -28,6 +30,7 @@ from pollux.launcher.state import (
     Finish,
     FromNode,
     FromRank0,
+    NodeGone,
     Phase,
     Signalled,
     SignalWorkers,
@@ -48,6 +51,7 @@ from tests.unit.agent.launcher_steps import (
     SHRINK,
     TERM,
     end,
+    finish,
     fresh,
     in_phase,
     run,
@@ -240,6 +244,57 @@ def test_ranks_that_have_saved_and_ended_by_themselves_have_not_failed() -> None
     assert actions == [Finish(Outcome(ended_by=signal.SIGTERM))]
     state, _ = run(NODE, fresh(NODE), WorkerEnded(0, end(143)))
     assert state.phase is Phase.FAILING, "somebody has ended one rank of a script without the agent"
+
+
+def test_the_others_of_a_node_go_on_without_a_killed_worker() -> None:
+    able, actions = run(HUB, fresh(HUB), FromRank0(CanMend()))
+    assert actions == [Tell(CanMend())]
+    hurt, actions = run(HUB, able, WorkerEnded(1, end(137)))
+    assert (hurt.phase, actions) == (Phase.TRAINING, [])
+    mended, actions = run(HUB, hurt, FromRank0(Mended(("n0", "n1", "n2"))))
+    assert actions == [Tell(Mended(("n0", "n1", "n2")))]
+    assert run(HUB, mended, (HUB.graces.mend, Tick()))[1] == []
+    over, _ = run(HUB, mended, WorkerEnded(0, end(0)), FromNode(1, Done(None)), FromNode(2, Done(None)))
+    assert over.reports[0] is None, "its end is no failure"
+
+
+def test_a_loss_that_is_not_mended_in_time_is_the_failure() -> None:
+    able, _ = run(HUB, fresh(HUB), FromRank0(CanMend()))
+    for event, reports, expected in ((WorkerEnded(1, end(137)), (1, 2), 137), (NodeGone(2), (1,), 1)):
+        hurt, actions = run(HUB, able, event)
+        assert actions == []
+        late, actions = run(HUB, hurt, (HUB.graces.mend, Tick()))
+        assert (late.phase, actions) == (Phase.FAILING, [Tell(Alert())])
+        ended = [WorkerEnded(n, end(0)) for n in sorted(late.running)]
+        _, actions = run(HUB, late, *ended, *(FromNode(node, Done(None)) for node in reports))
+        decided = finish(actions)
+        assert decided is not None
+        assert decided.outcome.status == expected
+
+
+@pytest.mark.parametrize("worker", [(0, 137), (1, 1)])
+def test_rank_0_and_a_rank_that_fails_by_itself_are_not_gone_on_without(worker: tuple[int, int]) -> None:
+    able, _ = run(HUB, fresh(HUB), FromRank0(CanMend()))
+    state, _ = run(HUB, able, WorkerEnded(worker[0], end(worker[1])))
+    assert state.phase is Phase.FAILING
+
+
+def test_a_node_whose_ranks_are_lost_leaves_the_job() -> None:
+    able, _ = run(NODE, fresh(NODE), FromNode(0, CanMend()))
+    # One was killed; the other ends, as a node has all of its ranks or none.
+    hurt, actions = run(NODE, able, WorkerEnded(0, end(137)), WorkerEnded(1, end(76)))
+    assert actions == [], "until the others have gone on"
+    _, actions = run(NODE, hurt, FromNode(0, Mended(("n0", "n2"))))
+    assert actions == [Tell(Left()), Finish(Outcome(left=True))]
+
+
+def test_node_0_goes_on_without_a_node_that_is_gone() -> None:
+    able, _ = run(HUB, fresh(HUB), FromRank0(CanMend()))
+    hurt, _ = run(HUB, able, NodeGone(2))
+    mended, _ = run(HUB, hurt, FromRank0(Mended(("n0", "n1"))))
+    assert mended.staying == {0, 1}
+    _, actions = run(HUB, mended, WorkerEnded(0, end(0)), WorkerEnded(1, end(0)), FromNode(1, Done(None)))
+    assert actions == [Finish(Outcome(), tell=True)]
 
 
 def test_after_a_failure_the_others_have_a_moment_then_term_then_kill() -> None:

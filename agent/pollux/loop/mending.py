@@ -1,0 +1,203 @@
+"""Go on without ranks that were lost, in the processes that remain.
+
+A rank that is killed (its process, its node, the companion job that lends it) closes its connections: the others' next
+collective fails. They then abort their groups, meet in the store in rank 0's process, and tell the step that they have
+completed. Rank 0 knows who is gone by the connections that every rank holds to that store. The remaining ranks form new
+groups, take over the state of the rank that was furthest, and take the step in hand again from its first sample.
+
+Not so where rank 0 is lost, where a rank ends by itself (its script has failed, or made fewer passes), over NCCL, and
+where the processes could not be resized in place: all ranks then start again from the newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from pollux.checkpoint.checkpointer import Checkpointer
+from pollux.errors import LEFT_STATUS, PolluxAgentError, RankLost
+from pollux.launcher.rank_channel import LauncherLine
+from pollux.loop.notices import notice
+from pollux.ranks.connections import cut_groups
+from pollux.ranks.control import ControlExchange
+from pollux.ranks.handover import hand_over
+from pollux.ranks.rendezvous import leave_groups, until
+from pollux.resize.capability import obstacle_in_place
+from pollux.resize.groups import Groups
+from pollux.resize.requests import ResizeDecision
+from pollux.training.training import Training
+
+logger = logging.getLogger("pollux")
+
+COME_WAIT = 30.0
+"""Seconds in which every remaining rank has to notice the loss, beside two of its steps."""
+
+
+class Mender:
+    """One rank's part in going on without lost ranks."""
+
+    def __init__(
+        self, training: Training, exchange: ControlExchange, checkpointer: Checkpointer, groups: Groups
+    ) -> None:
+        self._training, self._exchange = training, exchange
+        self._checkpointer, self._groups = checkpointer, groups
+        self._present = ""
+        """This rank's key among those present; empty while a loss cannot be mended."""
+        self.mended_at: float | None = None
+        """When the newest loss was mended; POSIX seconds."""
+
+    # -- before -----------------------------------------------------------------------------------------------
+
+    def arm(self, environ: Mapping[str, str] = os.environ) -> None:
+        """Open the store where ranks meet after a loss; every rank calls it."""
+        world, groups = self._training.world, self._groups
+        able = bool(environ.get("POLLUX_LAUNCHED_AT")) and world.device.type == "cpu" and world.distributed
+        if not able or obstacle_in_place(self._training) is not None:
+            return
+        way: tuple[str, int, str] | None = None
+        if world.rank == 0:
+            try:
+                meeting = groups.open()
+                way = meeting.address, meeting.port, meeting.secret
+            except PolluxAgentError as error:
+                logger.warning("a lost rank will end this job: %s", error)
+        told = self._exchange.gather(way)[0]
+        if told is not None:
+            groups.meet(str(told[0]), int(told[1]), str(told[2]))
+            self.hold()
+
+    def hold(self) -> None:
+        """Be present among the ranks of the present groups."""
+        meeting, world = self._groups.meeting, self._training.world
+        if meeting is None or world.device.type != "cpu":
+            return
+        self._present = self._key("present", world.rank)
+        meeting.hold(self._present)
+        atexit.unregister(self.leave)
+        atexit.register(self.leave)
+        line = LauncherLine.from_environment() if world.rank == 0 else None
+        if line is not None:
+            line.can_mend()
+
+    def leave(self) -> None:
+        """This rank ends by itself: its loss is not to be mended."""
+        if self._present and self._groups.meeting is not None:
+            with contextlib.suppress(RankLost):
+                self._groups.meeting.tell(self._key("ended", self._training.world.rank), True)
+        self._present = ""
+
+    def _key(self, name: str, rank: int) -> str:
+        return f"{name}/{self._groups.generation}/{rank}"
+
+    # -- after a collective has failed ------------------------------------------------------------------------
+
+    def mend(self) -> bool:
+        """Go on without the ranks that are gone; False where that cannot be.
+
+        Every remaining rank calls it, wherever the loss has reached it. Raises RankLost where another one is lost
+        during it, and SystemExit on a rank that is left out.
+        """
+        if not self._present or self._groups.meeting is None:
+            return False
+        begun, world, meeting = time.monotonic(), self._training.world, self._groups.meeting
+        self._present = ""
+        self._exchange.abandon()
+        cut_groups()  # other ranks may still wait in them
+        leave_groups()
+        meeting.tell(self._key("came", world.rank), self._training.progress.optimizer_steps)
+        go = self._key("go", 0)
+        if world.rank == 0:
+            meeting.tell(go, self._decided())
+        meeting.wait_for_any([go])
+        told = meeting.heard(go)
+        if told is None:
+            return False
+        decision = ResizeDecision.parse(told["decision"])
+        if world.rank not in decision.stay:
+            raise SystemExit(LEFT_STATUS)
+        self._form(decision, int(told["source"]), [int(rank) for rank in told["behind"]])
+        if world.rank == 0:
+            line = LauncherLine.from_environment()
+            if line is not None:
+                line.mended(self._training.world.places)
+            self.mended_at = time.time()
+            notice(
+                f"{world.size - decision.size} of {world.size} ranks were lost: the training goes on with "
+                f"{decision.size}, after {time.monotonic() - begun:.1f} s"
+            )
+        return True
+
+    def _decided(self) -> dict[str, Any] | None:
+        """On rank 0: who goes on; None where a rank has ended by itself."""
+        meeting, world = self._groups.meeting, self._training.world
+        assert meeting is not None
+        open_: set[int] = set(range(world.size))
+        came: dict[int, int] = {}
+
+        def heard_of_all() -> bool:
+            for rank in sorted(open_):
+                step = meeting.heard(self._key("came", rank))
+                if step is not None:
+                    came[rank] = int(step)
+                elif rank and meeting.heard(self._key("present", rank)) is not None:
+                    continue
+                open_.discard(rank)
+            return not open_
+
+        if not until(heard_of_all, COME_WAIT + 2.0 * self._training.step.seconds):
+            logger.warning("ranks that do not come: %s", ", ".join(map(str, sorted(open_))))
+        lost = set(range(world.size)) - set(came)
+        ended = [rank for rank in lost if meeting.heard(self._key("ended", rank)) is not None]
+        if ended or not lost:
+            return None
+        stay = tuple(sorted(came))
+        if world.nodes > 1:
+            # The same number of ranks on each node.
+            here = Counter(world.places[rank] for rank in came)
+            stay = tuple(rank for rank in stay if here[world.places[rank]] == world.per_node)
+        if 0 not in stay:
+            return None
+        per_node = world.per_node if world.nodes > 1 else len(stay)
+        choice = self._training.choice_on(max(len(stay) // per_node, 1), len(stay))
+        decision = ResizeDecision(
+            0,
+            False,
+            self._groups.generation + 1,
+            stay,
+            0,
+            sum(rank >= world.size - world.lent for rank in stay),
+            per_node,
+            choice.local_batch,
+            choice.accumulation,
+            *(meeting.address, meeting.port, meeting.secret),
+        )
+        furthest = max(came[rank] for rank in stay)
+        return {
+            "decision": asdict(decision),
+            "source": next(new for new, rank in enumerate(stay) if came[rank] == furthest),
+            "behind": [new for new, rank in enumerate(stay) if came[rank] < furthest],
+        }
+
+    def _form(self, decision: ResizeDecision, source: int, behind: list[int]) -> None:
+        """Form the new groups; take over the state of the furthest rank."""
+        training, checkpointer = self._training, self._checkpointer
+        training.data.rewind()
+        rank = decision.stay.index(training.world.rank)
+        world = self._groups.form(training.world, decision, rank)
+        if behind:
+            # Some ranks have completed the step in which another was lost.
+            state = {"state": checkpointer.state(), "agreed": training.agreed()} if rank == source else None
+            state = hand_over(state, world, source=source, receivers=behind)
+            if state is not None:
+                checkpointer.take_over(state["state"])
+                training.agree(state["agreed"])
+        self._exchange.change_group(world.control)
+        training.settle(world, decision.choice)
+        self.hold()

@@ -1,0 +1,49 @@
+"""The connections of gloo's process groups, and how to cut them.
+
+A rank that waits in a collective notices nothing of a loss among others that it is not connected to in that collective.
+It notices when its own peers close their connections. gloo offers no call for that: its groups close them when nothing
+refers to them any more, and then wait for their own threads, which may wait for those ranks. So the agent remembers
+which sockets appear while groups are formed, and shuts them down itself.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+
+_made: set[tuple[int, int]] = set()
+"""Descriptor and inode of each socket that appeared while the present groups were formed."""
+
+
+@contextmanager
+def forming_groups() -> Iterator[None]:
+    """Remember the sockets that appear within."""
+    before = _sockets()
+    try:
+        yield
+    finally:
+        _made.update(_sockets() - before)
+
+
+def cut_groups(environ: Mapping[str, str] = os.environ) -> None:
+    """Shut the groups' connections down; what waits for them fails."""
+    store = environ.get("MASTER_PORT", "")
+    for descriptor, _ in _made & _sockets():
+        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+            ends = connection.getsockname(), connection.getpeername()  # OSError: it listens
+            if store not in {str(end[1]) for end in ends if isinstance(end, tuple)}:
+                connection.shutdown(socket.SHUT_RDWR)
+    _made.clear()
+
+
+def _sockets() -> set[tuple[int, int]]:
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            status = os.fstat(int(name))
+            if stat.S_ISSOCK(status.st_mode):
+                found.add((int(name), status.st_ino))
+    return found
