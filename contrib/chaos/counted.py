@@ -2,7 +2,8 @@
 
 The files allow the lineage of the training to be counted afterwards. Each rank appends lines to its own file, which
 ledger.py reads: where the rank began and in which process; each micro-batch, before it is computed; each optimizer
-step, after it, with the time and the number of ranks. The files also keep the steps that a crash undid.
+step, after it, with the time and the number of ranks; each step in hand that is taken again among fewer ranks. The
+files also keep the steps that a crash undid.
 """
 
 from __future__ import annotations
@@ -57,13 +58,16 @@ began = "joined" if os.environ.get("POLLUX_COMPANION") else "from"
 attempt = os.environ.get("SLURM_RESTART_COUNT", "0")
 name = args.ledger / f"{launch.item()}-{attempt}-{job.rank}.txt"
 with name.open("x", buffering=1) as ledger:
-    first = True
+    first, begun, ranks = True, -1, job.world.size
     for _ in job.epochs(args.passes, passes=True):
         for images, labels, indices in loader:
             step = job.progress.optimizer_steps
             if first:
                 print(f"{began} {step} of {len(y)} in {os.getpid()}", file=ledger)
                 first = False
+            if step == begun and job.world.size < ranks:
+                print("again", step, file=ledger)
+            ranks, begun = job.world.size, step
             # A rank without samples at the end of a pass loads stand-ins of weight 0: it trains on none of them.
             used = indices.tolist() if loader.data.local_samples else []
             print(step, *used, file=ledger)

@@ -39,6 +39,8 @@ class Ledger:
     batches: list[tuple[int, list[int]]] = field(default_factory=list)
     """(step, samples) of each micro-batch."""
     done: list[Done] = field(default_factory=list)
+    again: set[int] = field(default_factory=set)
+    """Steps that were taken again, as another rank was lost in them; `batches` has their last form."""
 
     def sizes(self) -> list[int]:
         """Return the successive numbers of ranks that this process trained with."""
@@ -89,7 +91,10 @@ def _read(launch: int, lines: Sequence[str]) -> Ledger:
     ledger = Ledger(launch, began == "joined", int(start), int(pid))
     for line in lines[1:]:
         first, *rest = line.split()
-        if first == "done":
+        if first == "again":
+            ledger.again.add(int(rest[0]))
+            ledger.batches = [batch for batch in ledger.batches if batch[0] != int(rest[0])]
+        elif first == "done":
             ledger.done.append(Done(int(rest[0]), float(rest[1]), int(rest[2])))
         else:
             ledger.batches.append((int(first), [int(index) for index in rest]))
@@ -109,8 +114,12 @@ def lineage(found: Sequence[Ledger]) -> Lineage:
         starts.setdefault(newest, []).append(ledger)
     counts, undone, repeated, bound = Counter[int](), 0, 0, sys.maxsize
     for launch in sorted(starts, reverse=True):
+        again = set().union(*(ledger.again for ledger in starts[launch]))
         for ledger in starts[launch]:
+            lost = again - ledger.again
             for step, indices in ledger.batches:
+                if step in lost:
+                    continue  # this rank was lost in it
                 if step < bound:
                     counts.update(indices)
                 else:

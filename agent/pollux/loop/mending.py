@@ -44,10 +44,17 @@ class Mender:
     """One rank's part in going on without lost ranks."""
 
     def __init__(
-        self, training: Training, exchange: ControlExchange, checkpointer: Checkpointer, groups: Groups
+        self,
+        training: Training,
+        exchange: ControlExchange,
+        checkpointer: Checkpointer,
+        groups: Groups,
+        environ: Mapping[str, str] = os.environ,
     ) -> None:
         self._training, self._exchange = training, exchange
         self._checkpointer, self._groups = checkpointer, groups
+        self._launched = bool(environ.get("POLLUX_LAUNCHED_AT"))
+        """`pollux run` leaves the others alone where a rank is killed; other launchers end them."""
         self._present = ""
         """This rank's key among those present; empty while a loss cannot be mended."""
         self.mended_at: float | None = None
@@ -55,10 +62,10 @@ class Mender:
 
     # -- before -----------------------------------------------------------------------------------------------
 
-    def arm(self, environ: Mapping[str, str] = os.environ) -> None:
+    def arm(self) -> None:
         """Open the store where ranks meet after a loss; every rank calls it."""
         world, groups = self._training.world, self._groups
-        able = bool(environ.get("POLLUX_LAUNCHED_AT")) and world.device.type == "cpu" and world.distributed
+        able = self._launched and world.device.type == "cpu" and world.distributed
         if not able or obstacle_in_place(self._training) is not None:
             return
         way: tuple[str, int, str] | None = None
@@ -76,7 +83,7 @@ class Mender:
     def hold(self) -> None:
         """Be present among the ranks of the present groups."""
         meeting, world = self._groups.meeting, self._training.world
-        if meeting is None or world.device.type != "cpu":
+        if meeting is None or not self._launched or world.device.type != "cpu":
             return
         self._present = self._key("present", world.rank)
         meeting.hold(self._present)
