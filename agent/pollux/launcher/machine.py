@@ -142,10 +142,10 @@ class _Step(Losses):
             # It says so itself: all ranks have saved, and end.
             self._stop(signal.SIGTERM)
             return
-        if self.without(local_rank, end):
-            return
         if self._excused(end.status):
             self._begin_grace()
+        elif self.without(local_rank, end):
+            return
         elif end.status in MOVED and not self.terms.hub:
             # The answer is an alert, where the move that would explain this is not on its way already.
             if state.phase is Phase.TRAINING:
@@ -334,7 +334,8 @@ class _Step(Losses):
             return
         if state.mend_by is not None:
             return
-        if not self.terms.hub and state.phase is Phase.TRAINING and state.dropped == state.ended.keys():
+        lost = state.dropped and state.dropped == state.ended.keys()
+        if lost and not terms.hub and state.phase is Phase.TRAINING:
             self.actions += [Tell(Left()), Finish(Outcome(left=True))]
             return
         if state.phase is not Phase.ASKING or not state.connected:

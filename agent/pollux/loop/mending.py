@@ -65,18 +65,20 @@ class Mender:
     def arm(self) -> None:
         """Open the store where ranks meet after a loss; every rank calls it."""
         world, groups = self._training.world, self._groups
-        able = self._launched and world.device.type == "cpu" and world.distributed
-        if not able or obstacle_in_place(self._training) is not None:
+        if not (self._launched and world.device.type == "cpu" and world.distributed):
             return
+        able = obstacle_in_place(self._training) is None
         way: tuple[str, int, str] | None = None
-        if world.rank == 0:
+        if world.rank == 0 and able:
             try:
                 meeting = groups.open()
                 way = meeting.address, meeting.port, meeting.secret
             except PolluxAgentError as error:
                 logger.warning("a lost rank will end this job: %s", error)
-        told = self._exchange.gather(way)[0]
-        if told is not None:
+        # Every rank exchanges it: a script may make on one rank alone what stands in the way.
+        found = self._exchange.gather((way, able))
+        told = found[0][0]
+        if told is not None and all(each for _, each in found):
             groups.meet(str(told[0]), int(told[1]), str(told[2]))
             self.hold()
 

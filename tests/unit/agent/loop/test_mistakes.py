@@ -244,6 +244,40 @@ def test_one_line_makes_the_same_steps_as_the_long_form(amp: bool) -> None:
     assert rate == wanted < 0.1
 
 
+# -- a compiled model -----------------------------------------------------------------------------------------
+
+
+def noise_of(compiled: bool) -> tuple[float, list[float]]:
+    """The noise scale and the weights of two ranks that accumulate."""
+    torch.manual_seed(0)
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.05)
+    job = attach(model, optimizer, adaptive=False, measure_every=1)
+    loader = job.loader(data(), 32, per_gpu=(1, 4))
+    if compiled:
+        job.model = torch.compile(job.model, backend="eager")
+    for _ in job.epochs(1, passes=True):
+        for x, y, _ in loader:
+            with job.micro_batch():
+                job.backward(mse_loss(job.model(x), y))
+            if job.sync_gradients:
+                optimizer.step()
+                optimizer.zero_grad()
+    (scale,) = job.training.models[0].averages.groups() or (None,)
+    assert scale is not None
+    found = parameters(job).tolist()
+    job.close()
+    return scale.var / scale.sqr, found
+
+
+@pytest.mark.usefixtures("read_at_once")
+def test_compiling_job_model_changes_neither_the_noise_scale_nor_the_weights(ranks: Any) -> None:
+    (plain, weights), _ = ranks(2, noise_of, False)
+    for scale, found in ranks(2, noise_of, True):
+        assert scale == pytest.approx(plain, rel=0.01)
+        assert found == pytest.approx(weights, rel=1e-4)
+
+
 # -- what the user sees ---------------------------------------------------------------------------------------
 
 
