@@ -1,23 +1,20 @@
 """The launcher's part where ranks are lost and the others go on.
 
-Rank 0 says once that the ranks can go on without one that is killed. A launcher then waits for some time, instead of
-ending all of them, until rank 0 says that they have gone on. The first failure is kept for where they do not.
+Rank 0 says once that the ranks can go on without one that is killed. A launcher then does not end all of them at a
+loss. It waits until rank 0 says that they have gone on, and without which ranks. Nodes without ranks then leave the
+job, as in a move that shrinks it. Where the others do not go on, the lost rank is the failure that ends them.
 """
 
 from __future__ import annotations
 
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Collection
 from dataclasses import replace
 
 from pollux.errors import LEFT_STATUS
-from pollux.launcher.messages import Mended
-from pollux.launcher.outcome import Failure
-from pollux.launcher.state import Action, End, LauncherState, Now, Phase, StartTerms, Tell
-
-SUDDEN = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL}
-"""Deaths that never answer another rank's failure, as an exception or an abort may."""
+from pollux.launcher.failures import SUDDEN, node_gone
+from pollux.launcher.messages import Mended, MoveNotice
+from pollux.launcher.state import Action, End, LauncherState, Now, Phase, SignalWorkers, StartTerms, Tell
 
 
 class Losses(ABC):
@@ -27,49 +24,83 @@ class Losses(ABC):
         self.terms, self.state, self.now = terms, state, now
         self.actions: list[Action] = []
 
-    def without(self, local_rank: int, end: End) -> bool:
-        """Whether the others may go on without this worker."""
+    def may_go_on_without(self, local_rank: int, end: End) -> bool:
+        """Whether the others may go on without this worker; wait for them."""
         state = self.state
+        if local_rank in state.dropped:
+            return True
         if not state.mends or state.phase is not Phase.TRAINING or (self.terms.hub and local_rank == 0):
             return False
         killed = end.why is None and end.status - 128 in SUDDEN | {signal.SIGABRT}
         beside = end.status == LEFT_STATUS  # another rank of its node was lost
-        if not killed and not beside:
+        if killed or beside:
+            self._set(missing=state.missing | {local_rank})
+            self._await_mending()
+        return killed or beside
+
+    def may_go_on_without_node(self, node: int) -> bool:
+        """On node 0: as `may_go_on_without`, where another launcher is gone."""
+        state = self.state
+        if (
+            not state.mends
+            or state.phase is not Phase.TRAINING
+            or node not in state.staying - state.reports.keys()
+        ):
             return False
-        self._set(dropped=state.dropped | {local_rank})
-        self.await_mending()
+        self._set(silent=state.silent | {node})
+        self._await_mending()
         return True
 
-    def await_mending(self) -> None:
+    def can_mend(self, able: bool) -> None:
+        """Whether the ranks go on without a lost one, from now on."""
+        self._set(mends=able)
+        if not able and self.state.mend_by is not None:
+            self._fail()
+
+    def _await_mending(self) -> None:
         if self.state.mend_by is None:
             self._set(mend_by=self.now.clock + self.terms.graces.mend)
 
-    def mended(self, names: Collection[str]) -> None:
-        """The ranks have gone on, on these nodes."""
+    def mended(self, message: Mended) -> None:
+        """On node 0: the ranks have gone on."""
         state = self.state
-        gone = frozenset(node for node in state.staying if self.terms.names[node] not in names)
-        self._set(mend_by=None, silent=frozenset())
-        if self.terms.hub:
-            self._set(staying=state.staying - gone, leaving=state.leaving | (gone - state.silent))
-            self.actions.append(Tell(Mended(tuple(names))))
+        gone = frozenset(
+            node for node in state.staying if node and self.terms.names[node] not in message.names
+        )
+        stopped = state.running & set(message.without)
+        if stopped:  # ranks that hang, or that come too late
+            self.actions.append(SignalWorkers(signal.SIGKILL, stopped))
+        self._set(
+            mend_by=None,
+            missing=frozenset(),
+            dropped=state.dropped | state.missing | stopped,
+            silent=frozenset(),
+            staying=state.staying - gone,
+            leaving=state.leaving | (gone - state.silent),
+        )
+        if gone:
+            move = MoveNotice(0, False, gone, message.lent)
+            self.actions.append(Tell(move))
+            self._begin_move(move)
+            self._begin_grace()
 
-    def not_mended(self) -> None:
-        """The other ranks have not gone on: all end, and this is why."""
+    def give_up_lost(self) -> None:
+        """The others do not go on: the lost ranks are failures."""
         state = self.state
-        why = "the launcher of this node has gone without a word (node failure, or killed)"
-        for node in state.silent:
-            failure = Failure(self.now.posix, self._rank_of(node), 1, why, f"node {node} of the step")
-            self._set(reports={**self.state.reports, node: failure})
-        self._set(mend_by=None, dropped=frozenset(), silent=frozenset())
-        self._fail()
+        lost = {node: node_gone(self.terms, state, node, self.now.posix) for node in state.silent}
+        self._set(mend_by=None, missing=frozenset(), silent=frozenset(), reports={**state.reports, **lost})
 
     @abstractmethod
     def _fail(self, *, tell: bool = True) -> None:
         """A rank has failed: the others cannot go on without it."""
 
-    def _rank_of(self, node: int) -> int:
-        """The rank of a node's first worker as the agent counts now."""
-        return sum(self.terms.workers[other] for other in self.state.staying if other < node)
+    @abstractmethod
+    def _begin_move(self, move: MoveNotice) -> None:
+        """A move begins, that may end this node's workers."""
+
+    @abstractmethod
+    def _begin_grace(self, move_id: int | None = None) -> None:
+        """Begin the grace period of the workers that the newest move removes."""
 
     def _set(self, **changes: object) -> None:
         self.state = replace(self.state, **changes)  # type: ignore[arg-type]

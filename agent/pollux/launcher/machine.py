@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import signal
 
-from pollux.errors import LEFT_STATUS, RELAUNCH_STATUS, RETRY_STATUS, STOPPED_STATUS
-from pollux.launcher.losses import SUDDEN, Losses
+from pollux.errors import RETRY_STATUS, STOPPED_STATUS
+from pollux.launcher.failures import MOVED, excused, first_failure, node_gone, stuck
+from pollux.launcher.losses import Losses
 from pollux.launcher.messages import (
     Alert,
     AnnounceMove,
@@ -41,7 +42,7 @@ from pollux.launcher.messages import (
     Stop,
     Taken,
 )
-from pollux.launcher.outcome import Again, Failure, Outcome, Resized, describe_status
+from pollux.launcher.outcome import Again, Failure, Outcome, Resized
 from pollux.launcher.state import (
     Action,
     End,
@@ -62,11 +63,6 @@ from pollux.launcher.state import (
     WorkerEnded,
 )
 
-MOVED = {LEFT_STATUS, RELAUNCH_STATUS}
-HEAD_START_S = 1.0
-"""By how much a sudden death counts as earlier than it was seen: the other ranks see its connections close, and
-raise, before this process is told of it."""
-
 
 def begin(terms: StartTerms, resized: Resized) -> LauncherState:
     """The state in which the workers start."""
@@ -85,18 +81,6 @@ def step(
     machine.end_what_is_due()
     machine.conclude()
     return machine.state, machine.actions
-
-
-def odd_end(terms: StartTerms, state: LauncherState) -> Failure | None:
-    """Find the first worker that a move was to end and that failed otherwise."""
-    if state.move is None or not state.move.ends(terms.node):
-        return None
-    odd = [
-        _failure(terms, state, local_rank)
-        for local_rank, end in state.ended.items()
-        if end.status and end.status not in MOVED and end.at < state.ended_from
-    ]
-    return min(odd, key=lambda failure: failure.order, default=None)
 
 
 class _Step(Losses):
@@ -129,7 +113,7 @@ class _Step(Losses):
             self.actions.append(SignalWorkers(signal.SIGKILL))
             self._set(kill_at=now.clock + grace, killed_from=min(state.killed_from, now.posix))
         if self.state.mend_by is not None and now.clock >= self.state.mend_by:
-            self.not_mended()
+            self._fail()
 
     # -- this node's workers ----------------------------------------------------------------------------------
 
@@ -142,9 +126,9 @@ class _Step(Losses):
             # It says so itself: all ranks have saved, and end.
             self._stop(signal.SIGTERM)
             return
-        if self._excused(end.status):
+        if excused(self.terms, self.state, end.status):
             self._begin_grace()
-        elif self.without(local_rank, end):
+        elif self.may_go_on_without(local_rank, end):
             return
         elif end.status in MOVED and not self.terms.hub:
             # The answer is an alert, where the move that would explain this is not on its way already.
@@ -169,12 +153,6 @@ class _Step(Losses):
             kill_at=kill_at if state.kill_at is None else min(kill_at, state.kill_at),
         )
 
-    def _excused(self, status: int) -> bool:
-        """Whether a worker of this node may end so."""
-        if self.state.move is not None and self.state.move.ends(self.terms.node):
-            return True
-        return self.terms.companion and status == LEFT_STATUS
-
     def _fail(self, *, tell: bool = True) -> None:
         """A rank has failed, here or elsewhere.
 
@@ -184,6 +162,7 @@ class _Step(Losses):
         """
         if self.state.phase in (Phase.FAILING, Phase.STOPPING):
             return
+        self.give_up_lost()
         clock, graces = self.now.clock, self.terms.graces
         self._set(phase=Phase.FAILING, term_at=clock + graces.sibling, decide_by=clock + graces.reports)
         if tell:
@@ -202,11 +181,11 @@ class _Step(Losses):
                 self._take_move(move)
                 # Last: by now the other launchers have been told, whatever rank 0 does to this one.
                 self.actions.append(TellRank0(Taken(move.move_id)))
-            case CanMend() if not ending:
-                self._set(mends=True)
+            case CanMend(able) if not ending:
                 self.actions.append(Tell(message))
-            case Mended(names) if not ending:
-                self.mended(names)
+                self.can_mend(able)
+            case Mended() if not ending:
+                self.mended(message)
             case AwaitLeavers(move_id) if not ending:
                 self._begin_grace(move_id)
 
@@ -236,7 +215,7 @@ class _Step(Losses):
         me, state = self.terms.node, self.state
         self._set(move=move, grace_begun=False)
         if move.ends(me):
-            self._set(mend_by=None)
+            self._set(mend_by=None, missing=frozenset())
         if state.phase is Phase.ASKING:
             self._set(phase=Phase.TRAINING)
         if not move.ends(me):
@@ -279,10 +258,8 @@ class _Step(Losses):
                 self._fail()
             case Alert() if not (ends and hub):
                 self._fail(tell=hub)
-            case CanMend() if not hub:
-                self._set(mends=True)
-            case Mended(names) if not hub:
-                self.mended(names)
+            case CanMend(able) if not hub:
+                self.can_mend(able)
             case Stop() if self.state.phase is not Phase.STOPPING:
                 if hub:
                     self.actions.append(Tell(Stop()))
@@ -302,20 +279,18 @@ class _Step(Losses):
         self._set(connected=state.connected - {node})
         if state.decided is not None or state.phase is Phase.STOPPING:
             return
-        why = f"the launcher of node {node} has gone without a word (node failure, or killed)"
         relaunches = state.move is not None and state.move.relaunch
         if not self.terms.hub:
             if state.running or relaunches:
-                self._set(lost=Failure(self.now.posix, 0, 1, why, "node 0 of the step"))
+                self._set(lost=node_gone(self.terms, state, 0, self.now.posix))
                 self._fail()
         elif node in state.leaving:
             self._set(leaving=state.leaving - {node})
             self.actions.append(TellRank0(NodesLeft((self.terms.names[node],))))
-        elif state.mends and state.phase is Phase.TRAINING and node in state.staying - state.reports.keys():
-            self._set(silent=state.silent | {node})
-            self.await_mending()
+        elif self.may_go_on_without_node(node):
+            return
         elif node in state.staying and (node not in state.reports or relaunches):
-            failure = Failure(self.now.posix, self._rank_of(node), 1, why, f"node {node} of the step")
+            failure = node_gone(self.terms, state, node, self.now.posix)
             self._set(reports={**state.reports, node: failure})
             self._fail()
 
@@ -333,18 +308,16 @@ class _Step(Losses):
             self.actions += [Tell(Left()), Finish(Outcome(left=True))]
             return
         if state.mend_by is not None:
-            return
-        lost = state.dropped and state.dropped == state.ended.keys()
-        if lost and not terms.hub and state.phase is Phase.TRAINING:
-            self.actions += [Tell(Left()), Finish(Outcome(left=True))]
-            return
+            if not terms.hub:
+                return
+            self._fail()  # rank 0 has ended, too
         if state.phase is not Phase.ASKING or not state.connected:
             self._report()
         if self.state.decided is not None:
             self.actions.append(Finish(self.state.decided))
 
     def _report(self) -> None:
-        terms, mine = self.terms, self._first_failure()
+        terms, mine = self.terms, first_failure(self.terms, self.state)
         if not self.state.reported:
             self._set(reported=True)
             if terms.hub:
@@ -369,7 +342,8 @@ class _Step(Losses):
         relaunch = state.move is not None and state.move.relaunch
         failures = [state.reports[node] for node in state.staying & state.reports.keys()]
         if relaunch and not everybody:
-            failures.append(self._stuck(min(state.staying - state.reports.keys())))
+            late = min(state.staying - state.reports.keys())
+            failures.append(stuck(self.terms, state, late, self.now.posix))
         known = [failure for failure in failures if failure is not None]
         first = min(known, key=lambda failure: failure.order, default=None)
         again = None
@@ -391,34 +365,6 @@ class _Step(Losses):
         aborted = move is not None and move.lent and failure.status == 128 + signal.SIGABRT
         return (failure.status == RETRY_STATUS or aborted) and (self.terms.may_retry or move is not None)
 
-    def _stuck(self, node: int) -> Failure:
-        why = "its workers did not end in time to be started again"
-        return Failure(self.now.posix, self._rank_of(node), 1, why, f"node {node} of the step")
-
-    def _first_failure(self) -> Failure | None:
-        state = self.state
-        failures = [state.lost] if state.lost is not None else []
-        failures += [
-            _failure(self.terms, state, local_rank)
-            for local_rank, end in state.ended.items()
-            if end.status and not self._excused(end.status) and local_rank not in state.dropped
-        ]
-        if failures and state.orphaned is not None:
-            failures.append(state.orphaned)
-        return min(failures, key=lambda failure: failure.order, default=None)
-
     @property
     def _overdue(self) -> bool:
         return self.state.decide_by is not None and self.now.clock >= self.state.decide_by
-
-
-def _failure(terms: StartTerms, state: LauncherState, local_rank: int) -> Failure:
-    """A worker's end as a failure."""
-    end = state.ended[local_rank]
-    if end.why is not None:
-        at, why = end.said_at, end.why
-    else:
-        sudden = end.status - 128 in SUDDEN and end.at < state.killed_from
-        at, why = end.at - (HEAD_START_S if sudden else 0.0), describe_status(end.status)
-    rank = state.first_rank + local_rank
-    return Failure(at, rank, end.status, why, f"pid {end.pid}, {terms.where}")

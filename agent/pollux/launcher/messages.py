@@ -99,30 +99,26 @@ class StartDecided:
 class CanMend:
     """Rank 0, and node 0 to the others.
 
-    The ranks go on without one that is killed, rank 0 excepted.
+    Whether the ranks go on without one that is killed, rank 0 excepted.
     """
+
+    able: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Mended:
-    """Rank 0, and node 0 to the others: the ranks go on, on these nodes."""
+    """Rank 0: the ranks have gone on, on these nodes."""
 
     names: tuple[str, ...]
-    """Slurm's names; other nodes than these have left the job."""
+    """Slurm's names; the ranks of other nodes are to end."""
+    without: tuple[int, ...] = ()
+    """Local ranks on node 0 that are to end."""
+    lent: bool = False
+    """Ranks of companions are among those that have gone on."""
 
 
 LauncherMessage = (
-    Start
-    | MoveNotice
-    | StartGrace
-    | AskForMove
-    | Alert
-    | Stop
-    | Done
-    | Left
-    | StartDecided
-    | CanMend
-    | Mended
+    Start | MoveNotice | StartGrace | AskForMove | Alert | Stop | Done | Left | StartDecided | CanMend
 )
 
 
@@ -220,7 +216,8 @@ def _move(raw: Mapping[str, Any]) -> MoveNotice | None:
             "lent": bool(lent),
         }:
             nodes = all(is_count(node) and 0 < node < MAX_NODES for node in leaving)
-            if _id(move_id) and nodes and len(leaving) <= MAX_NODES:
+            # 0: no move of polluxd's, but ranks that were lost.
+            if is_count(move_id) and nodes and len(leaving) <= MAX_NODES:
                 return MoveNotice(move_id, relaunch, frozenset(leaving), lent)
     return None
 
@@ -234,6 +231,14 @@ def _announce(raw: Mapping[str, Any]) -> AnnounceMove | None:
             "lent": int(lent),
         } if _names(leaving) and is_count(move_id) and is_count(lent):
             return AnnounceMove(move_id, path, tuple(leaving), lent)
+    return None
+
+
+def _mended(raw: Mapping[str, Any]) -> Mended | None:
+    match raw:
+        case {"names": [*names], "without": [*without], "lent": bool(lent)}:
+            if _names(names) and all(is_count(rank) for rank in without):
+                return Mended(tuple(names), tuple(without), lent)
     return None
 
 
@@ -256,10 +261,6 @@ def _port(port: int) -> bool:
     return is_count(port) and 0 < port < 65536
 
 
-def _id(move_id: int) -> bool:
-    return is_count(move_id) and move_id > 0
-
-
 _READERS: dict[str, Callable[[Mapping[str, Any]], Message | None]] = {
     "Start": _start,
     "MoveNotice": _move,
@@ -267,10 +268,8 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], Message | None]] = {
     "AskForMove": lambda _: AskForMove(),
     "Alert": lambda _: Alert(),
     "Stop": lambda _: Stop(),
-    "CanMend": lambda _: CanMend(),
-    "Mended": lambda raw: (
-        Mended(tuple(names)) if isinstance(names := raw.get("names"), list) and _names(names) else None
-    ),
+    "CanMend": lambda raw: CanMend(raw["able"]) if isinstance(raw.get("able"), bool) else None,
+    "Mended": _mended,
     "Done": lambda raw: Done(Failure.parse(raw.get("failure"))),
     "Left": lambda _: Left(),
     "StartDecided": lambda raw: StartDecided(

@@ -86,13 +86,17 @@ class LauncherLine:
             raise LaunchError(f"the launcher does not take move {move}: {why}")
         self._announced = move
 
-    def can_mend(self) -> None:
-        """The ranks go on without one that is killed: the launcher lets them."""
-        self._channel.send(CanMend())
+    def can_mend(self, able: bool) -> None:
+        """Say whether the ranks go on without one that is killed."""
+        self._channel.send(CanMend(able))
 
-    def mended(self, names: Collection[str]) -> None:
-        """The ranks have gone on without lost ones, on these nodes."""
-        self._channel.send(Mended(tuple(sorted(set(names)))))
+    def mended(self, names: Collection[str], without: Collection[int], *, lent: bool) -> None:
+        """Say that the ranks have gone on, on these nodes.
+
+        The launcher ends the ranks of other nodes, and the local ranks `without` on its own. `lent`: ranks of
+        companions are among those that have gone on.
+        """
+        self._channel.send(Mended(tuple(sorted(set(names))), tuple(sorted(without)), lent))
 
     def gone(self, names: Collection[str], timeout_s: float) -> set[str]:
         """The nodes among `names` whose launchers have ended.

@@ -37,8 +37,8 @@ class Graces:
     """Workers that a move removes may end by themselves, from the first one's end or from when rank 0 waits for them.
     With as long again from TERM to KILL, all are gone before rank 0 stops waiting and Slurm takes their node."""
 
-    mend: float = 60.0
-    """The other ranks may go on without one that was killed, or else all end."""
+    mend: float = 300.0
+    """The other ranks go on without one that was lost; else all end. Rank 0 may be in an evaluation before it does."""
 
     @property
     def reports(self) -> float:
@@ -146,6 +146,8 @@ Event = WorkerEnded | Signalled | FromRank0 | FromNode | NodeGone | ParentGone |
 @dataclass(frozen=True, slots=True)
 class SignalWorkers:
     number: int
+    only: frozenset[int] | None = None
+    """These workers, by local rank; None: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,10 +208,12 @@ class LauncherState:
     """The ranks go on without one that is killed, rank 0 excepted."""
     mend_by: float | None = None
     """Ranks were lost; by then the others have to have gone on."""
+    missing: frozenset[int] = frozenset()
+    """Workers of this node, by local rank, that were lost; the others may go on without them."""
     dropped: frozenset[int] = frozenset()
-    """Workers of this node, by local rank, that the others go on without."""
+    """Workers of this node, by local rank, that the others have gone on without."""
     silent: frozenset[int] = frozenset()
-    """On node 0: nodes whose launchers are gone, and that the others go on without."""
+    """On node 0: nodes whose launchers are gone; the others may go on without their ranks."""
     lost: Failure | None = None
     """Node 0's launcher is gone."""
     orphaned: Failure | None = None

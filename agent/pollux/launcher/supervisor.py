@@ -18,8 +18,9 @@ from dataclasses import dataclass, field, replace
 
 from pollux.launcher.channel import Channel
 from pollux.launcher.companion_file import Parent
+from pollux.launcher.failures import odd_end
 from pollux.launcher.launcher_channel import LauncherChannels, free_port
-from pollux.launcher.machine import begin, odd_end, step
+from pollux.launcher.machine import begin, step
 from pollux.launcher.messages import (
     AnnounceMove,
     AwaitLeavers,
@@ -51,7 +52,7 @@ from pollux.launcher.state import (
     Tick,
     WorkerEnded,
 )
-from pollux.launcher.workers import Notes, Worker, kill_descendants, kill_orphans, reap
+from pollux.launcher.workers import Notes, Worker, kill_descendants, kill_forks_of_the_dead, reap
 from pollux.slurm_job.wake_signal import WAKE_SIGNAL
 
 ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
@@ -138,8 +139,7 @@ class Supervisor:
             # A worker's end may be explained by what rank 0 has said before it.
             yield from self._heard_from_rank_0()
             if any(end.status > 128 for _, end in ended):
-                # What it has forked holds its connections open, by which the other ranks notice its end.
-                kill_orphans(self._running)
+                kill_forks_of_the_dead(self._running)
             for worker, end in ended:
                 yield WorkerEnded(worker.local_rank, end)
         elif number == WAKE_SIGNAL:
@@ -153,7 +153,9 @@ class Supervisor:
             yield from self._heard_from_rank_0()
             if message is None:
                 yield NodeGone(node)
-            elif not isinstance(message, AnnounceMove | AwaitLeavers | Taken | Refused | NodesLeft | Start):
+            elif not isinstance(
+                message, AnnounceMove | AwaitLeavers | Taken | Refused | NodesLeft | Mended | Start
+            ):
                 yield FromNode(node, message)
         if self._parent is not None and self._running and self._parent.gone():
             yield ParentGone()
@@ -179,8 +181,8 @@ class Supervisor:
 
     def _carry_out(self, action: Action) -> None:
         match action:
-            case SignalWorkers(number):
-                self._signal_workers(number)
+            case SignalWorkers(number, only):
+                self._signal_workers(number, only)
             case Tell(message):
                 self._channels.tell(message)
             case TellRank0(message) if self._rank_0 is not None:
@@ -192,7 +194,8 @@ class Supervisor:
                     self._channels.tell(StartDecided(outcome.failure, outcome.again))
                 self._outcome = outcome
 
-    def _signal_workers(self, number: int) -> None:
-        for pid in self._running:
-            # Not yet reaped, so the pid is still its own: it cannot have become another process's.
-            os.kill(pid, number)
+    def _signal_workers(self, number: int, only: frozenset[int] | None = None) -> None:
+        for pid, worker in self._running.items():
+            if only is None or worker.local_rank in only:
+                # Not yet reaped, so the pid is still its own: it cannot have become another process's.
+                os.kill(pid, number)

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
@@ -205,11 +206,17 @@ def kill_descendants() -> None:
                 os.waitpid(pid, 0)
 
 
-def kill_orphans(workers: Collection[int]) -> None:
-    """Kill the children of this process that are none of its workers."""
+def kill_forks_of_the_dead(workers: Collection[int]) -> None:
+    """Kill what dead workers have forked without exec, as data loaders do.
+
+    These processes hold the dead worker's connections open, by whose end the other ranks notice it. Programs that a
+    worker has started in the background stay.
+    """
+    mine = Path("/proc/self/cmdline").read_bytes()
     for pid in set(_children()) - set(workers):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/cmdline").read_bytes() == mine:
+                os.kill(pid, signal.SIGKILL)
 
 
 def _children() -> list[int]:

@@ -160,10 +160,13 @@ class Coordinator:
 
         False where that cannot be.
         """
-        lost = self.exchange.under_way if self._main else None
+        before, decision = self.training.world, self.exchange.abandon()
         if not self.mender.mend():
             return False
-        self._keep_drain(lost)
+        if self._main:
+            self._keep_drain(decision)
+            after = self.training.world
+            self.resizer.lost(own=(before.size - before.lent) - (after.size - after.lent))
         self._steps = 0
         self.line.wake()  # the scheduler is to know
         return True

@@ -5,8 +5,14 @@ collective fails. They then abort their groups, meet in the store in rank 0's pr
 completed. Rank 0 knows who is gone by the connections that every rank holds to that store. The remaining ranks form new
 groups, take over the state of the rank that was furthest, and take the step in hand again from its first sample.
 
-Not so where rank 0 is lost, where a rank ends by itself (its script has failed, or made fewer passes), over NCCL, and
-where the processes could not be resized in place: all ranks then start again from the newest checkpoint.
+All ranks start again from the newest checkpoint instead where
+
+- rank 0 is lost, or another rank of its node while there are others;
+- a rank ends by itself: its script has failed, or made fewer passes;
+- a rank is lost while groups are formed;
+- the processes could not be resized in place;
+- NCCL reduces the gradients: optimizer steps are queued on the GPU behind the reduction that fails, and change the
+  weights before the host knows.
 """
 
 from __future__ import annotations
@@ -36,7 +42,7 @@ from pollux.training.training import Training
 
 logger = logging.getLogger("pollux")
 
-COME_WAIT = 30.0
+COME_WAIT = 60.0
 """Seconds in which every remaining rank has to notice the loss, beside two of its steps."""
 
 
@@ -93,13 +99,16 @@ class Mender:
         atexit.register(self.leave)
         line = LauncherLine.from_environment() if world.rank == 0 else None
         if line is not None:
-            line.can_mend()
+            line.can_mend(True)
 
     def leave(self) -> None:
         """This rank ends by itself: its loss is not to be mended."""
         if self._present and self._groups.meeting is not None:
             with contextlib.suppress(RankLost):
                 self._groups.meeting.tell(self._key("ended", self._training.world.rank), True)
+            line = LauncherLine.from_environment() if self._training.world.rank == 0 else None
+            if line is not None:
+                line.can_mend(False)
         self._present = ""
 
     def _key(self, name: str, rank: int) -> str:
@@ -117,10 +126,10 @@ class Mender:
             return False
         begun, world, meeting = time.monotonic(), self._training.world, self._groups.meeting
         self._present = ""
-        self._exchange.abandon()
         cut_groups()  # other ranks may still wait in them
         leave_groups()
-        meeting.tell(self._key("came", world.rank), self._training.progress.optimizer_steps)
+        steps, local_rank = self._training.progress.optimizer_steps, os.environ.get("LOCAL_RANK", "0")
+        meeting.tell(self._key("came", world.rank), [steps, int(local_rank)])
         go = self._key("go", 0)
         if world.rank == 0:
             meeting.tell(go, self._decided())
@@ -135,7 +144,7 @@ class Mender:
         if world.rank == 0:
             line = LauncherLine.from_environment()
             if line is not None:
-                line.mended(self._training.world.places)
+                line.mended(self._training.world.places, told["without"], lent=bool(decision.lent))
             self.mended_at = time.time()
             notice(
                 f"{world.size - decision.size} of {world.size} ranks were lost: the training goes on with "
@@ -149,12 +158,13 @@ class Mender:
         assert meeting is not None
         open_: set[int] = set(range(world.size))
         came: dict[int, int] = {}
+        local_ranks: dict[int, int] = {}
 
         def heard_of_all() -> bool:
             for rank in sorted(open_):
-                step = meeting.heard(self._key("came", rank))
-                if step is not None:
-                    came[rank] = int(step)
+                word = meeting.heard(self._key("came", rank))
+                if word is not None:
+                    came[rank], local_ranks[rank] = int(word[0]), int(word[1])
                 elif rank and meeting.heard(self._key("present", rank)) is not None:
                     continue
                 open_.discard(rank)
@@ -169,8 +179,8 @@ class Mender:
         stay = tuple(sorted(came))
         if world.nodes > 1:
             # The same number of ranks on each node.
-            here = Counter(world.places[rank] for rank in came)
-            stay = tuple(rank for rank in stay if here[world.places[rank]] == world.per_node)
+            whole = Counter(world.places[rank] for rank in came)
+            stay = tuple(rank for rank in stay if whole[world.places[rank]] == world.per_node)
         if 0 not in stay:
             return None
         per_node = world.per_node if world.nodes > 1 else len(stay)
@@ -187,10 +197,12 @@ class Mender:
             choice.accumulation,
             *(meeting.address, meeting.port, meeting.secret),
         )
+        here = {local_ranks[rank] for rank in stay if world.places[rank] == world.places[0]}
         furthest = max(came[rank] for rank in stay)
         return {
             "decision": asdict(decision),
             "source": next(new for new, rank in enumerate(stay) if came[rank] == furthest),
+            "without": sorted(set(range(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))) - here),
             "behind": [new for new, rank in enumerate(stay) if came[rank] < furthest],
         }
 
@@ -200,13 +212,21 @@ class Mender:
         training.data.rewind()
         rank = decision.stay.index(training.world.rank)
         world = self._groups.form(training.world, decision, rank)
+        others = [other for other in range(world.size) if other != source]
+        if others:
+            # Rank 0's last decision may have reached some ranks alone.
+            told = hand_over(
+                training.agreed() if rank == source else None, world, source=source, receivers=others
+            )
+            if told is not None:
+                training.agree(told)
         if behind:
             # Some ranks have completed the step in which another was lost.
-            state = {"state": checkpointer.state(), "agreed": training.agreed()} if rank == source else None
-            state = hand_over(state, world, source=source, receivers=behind)
+            state = hand_over(
+                checkpointer.state() if rank == source else None, world, source=source, receivers=behind
+            )
             if state is not None:
-                checkpointer.take_over(state["state"])
-                training.agree(state["agreed"])
+                checkpointer.take_over(state)
         self._exchange.change_group(world.control)
         training.settle(world, decision.choice)
         self.hold()

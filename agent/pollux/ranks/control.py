@@ -92,6 +92,8 @@ class ControlExchange:
         self.groups = groups
         """Parameter groups of all models together; not to be changed after the first exchange."""
         self._pending: tuple[torch.Tensor, Any] | None = None
+        self._unheard: torch.Tensor | None = None
+        """A decision that failed on its way: a rank has left."""
         self._countdown = 1
         self._prompt = False
         self._options = dist.BroadcastOptions()
@@ -131,9 +133,14 @@ class ControlExchange:
     def _note(self, taken: Decision) -> None:
         self._prompt, self._countdown = taken.next_exchange == 0, max(taken.next_exchange, 1)
 
-    def abandon(self) -> None:
-        """Forget the decision under way: the group is broken."""
-        self._pending = None
+    def abandon(self) -> Decision | None:
+        """The group is broken: forget the decision under way, and return it.
+
+        What it says is rank 0's on rank 0 alone.
+        """
+        vector = self._unheard if self._pending is None else self._pending[0]
+        self._pending = self._unheard = None
+        return None if vector is None else Decision.decode(vector.tolist())
 
     def send(self, decision: Decision) -> None:
         """Send rank 0's decision, without waiting for it."""
@@ -155,6 +162,7 @@ class ControlExchange:
             try:
                 work.wait()
             except RuntimeError as error:
+                self._unheard = vector
                 raise RankLost(f"a rank left during the control exchange: {error}") from error
         return Decision.decode(vector.tolist())
 

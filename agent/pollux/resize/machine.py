@@ -114,7 +114,7 @@ class Decided:
 
 @dataclass(frozen=True)
 class Declined:
-    """At the agreed step something is in the way."""
+    """Something is in the way: at the agreed step, or as ranks were lost."""
 
     why: str
 
@@ -271,7 +271,7 @@ def _at_a_step(state: ResizeState, event: Offered | PutOff | Decided | Declined 
             return replace(state, phase=ResizePhase.MOVING), ()
         case ((PutOff() | Decided() | Declined()), ResizePhase.CALLED_BACK):
             return _idle(state), ()
-        case Declined(why), (ResizePhase.ACTING | ResizePhase.MOVING):
+        case Declined(why), _:
             return _idle(state), (*_companion(state), Refuse(request.number, why))
         case Regrouped(answer), ResizePhase.MOVING:
             return _resized(state, request, answer)

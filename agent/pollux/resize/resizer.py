@@ -230,6 +230,16 @@ class Resizer:
                 self.cost = max(self._training.last_step_at - self._stopped_at, 0.0)
             self._advance(machine.Stepped())
 
+    def lost(self, own: int) -> None:
+        """On rank 0: the training goes on without ranks that were lost.
+
+        `own`: ranks of the job's own allocation among them.
+        """
+        self._advance(machine.Declined("ranks were lost"))
+        if own:
+            # The allocation has more GPUs than ranks: a placement no longer says which ranks stay.
+            self.capability = ResizeCapability.REQUEUE
+
     def close(self) -> None:
         """End the resizes: send joiners back, refuse the standing order."""
         self._advance(machine.Closed())

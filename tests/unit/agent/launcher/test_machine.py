@@ -23,10 +23,13 @@ from pollux.launcher.messages import (
     StartGrace,
     Stop,
     Taken,
+    pack,
+    parse,
 )
 from pollux.launcher.outcome import Failure, Outcome, Resized
 from pollux.launcher.state import (
     Action,
+    End,
     Finish,
     FromNode,
     FromRank0,
@@ -246,54 +249,90 @@ def test_ranks_that_have_saved_and_ended_by_themselves_have_not_failed() -> None
     assert state.phase is Phase.FAILING, "somebody has ended one rank of a script without the agent"
 
 
+ABLE = FromRank0(CanMend(True))
+
+
+def mended(*names: str, without: tuple[int, ...] = ()) -> FromRank0:
+    return FromRank0(Mended(names, without, False))
+
+
 def test_the_others_of_a_node_go_on_without_a_killed_worker() -> None:
-    able, actions = run(HUB, fresh(HUB), FromRank0(CanMend()))
-    assert actions == [Tell(CanMend())]
+    able, actions = run(HUB, fresh(HUB), ABLE)
+    assert actions == [Tell(CanMend(True))]
     hurt, actions = run(HUB, able, WorkerEnded(1, end(137)))
     assert (hurt.phase, actions) == (Phase.TRAINING, [])
-    mended, actions = run(HUB, hurt, FromRank0(Mended(("n0", "n1", "n2"))))
-    assert actions == [Tell(Mended(("n0", "n1", "n2")))]
-    assert run(HUB, mended, (HUB.graces.mend, Tick()))[1] == []
-    over, _ = run(HUB, mended, WorkerEnded(0, end(0)), FromNode(1, Done(None)), FromNode(2, Done(None)))
+    after, actions = run(HUB, hurt, mended("n0", "n1", "n2", without=(1,)))
+    assert actions == []
+    assert run(HUB, after, (HUB.graces.mend, Tick()))[1] == []
+    over, _ = run(HUB, after, WorkerEnded(0, end(0)), FromNode(1, Done(None)), FromNode(2, Done(None)))
     assert over.reports[0] is None, "its end is no failure"
 
 
+def test_a_rank_that_hangs_is_killed_when_the_others_have_gone_on_without_it() -> None:
+    able, _ = run(HUB, fresh(HUB), ABLE)
+    after, actions = run(HUB, able, mended("n0", "n1", "n2", without=(1,)))
+    assert actions == [SignalWorkers(signal.SIGKILL, frozenset({1}))]
+    after, actions = run(HUB, after, WorkerEnded(1, end(137)))
+    assert (after.phase, after.mend_by, actions) == (Phase.TRAINING, None, [])
+
+
 def test_a_loss_that_is_not_mended_in_time_is_the_failure() -> None:
-    able, _ = run(HUB, fresh(HUB), FromRank0(CanMend()))
+    able, _ = run(HUB, fresh(HUB), ABLE)
     for event, reports, expected in ((WorkerEnded(1, end(137)), (1, 2), 137), (NodeGone(2), (1,), 1)):
         hurt, actions = run(HUB, able, event)
         assert actions == []
-        late, actions = run(HUB, hurt, (HUB.graces.mend, Tick()))
-        assert (late.phase, actions) == (Phase.FAILING, [Tell(Alert())])
-        ended = [WorkerEnded(n, end(0)) for n in sorted(late.running)]
-        _, actions = run(HUB, late, *ended, *(FromNode(node, Done(None)) for node in reports))
-        decided = finish(actions)
-        assert decided is not None
-        assert decided.outcome.status == expected
+        # Time is over; or another rank has failed, or says that it cannot go on.
+        for last in (
+            (HUB.graces.mend, Tick()),
+            WorkerEnded(0, End(1, NOW.posix + 9)),
+            FromRank0(CanMend(False)),
+        ):
+            late, actions = run(HUB, hurt, last)
+            assert late.phase is Phase.FAILING
+            assert Tell(Alert()) in actions
+            ended = [WorkerEnded(n, end(0)) for n in sorted(late.running)]
+            _, actions = run(HUB, late, *ended, *(FromNode(node, Done(None)) for node in reports))
+            decided = finish(actions)
+            assert decided is not None
+            assert decided.outcome.status == expected
+
+
+def test_where_rank_0_has_ended_nobody_goes_on_without_a_lost_worker() -> None:
+    hurt, _ = run(HUB, fresh(HUB), ABLE, WorkerEnded(1, end(137)))
+    over, actions = run(HUB, hurt, WorkerEnded(0, end(0)))
+    assert (over.phase, actions) == (Phase.FAILING, [Tell(Alert())])
 
 
 @pytest.mark.parametrize("worker", [(0, 137), (1, 1)])
 def test_rank_0_and_a_rank_that_fails_by_itself_are_not_gone_on_without(worker: tuple[int, int]) -> None:
-    able, _ = run(HUB, fresh(HUB), FromRank0(CanMend()))
+    able, _ = run(HUB, fresh(HUB), ABLE)
     state, _ = run(HUB, able, WorkerEnded(worker[0], end(worker[1])))
     assert state.phase is Phase.FAILING
 
 
 def test_a_node_whose_ranks_are_lost_leaves_the_job() -> None:
-    able, _ = run(NODE, fresh(NODE), FromNode(0, CanMend()))
+    able, _ = run(NODE, fresh(NODE), FromNode(0, CanMend(True)))
     # One was killed; the other ends, as a node has all of its ranks or none.
     hurt, actions = run(NODE, able, WorkerEnded(0, end(137)), WorkerEnded(1, end(76)))
     assert actions == [], "until the others have gone on"
-    _, actions = run(NODE, hurt, FromNode(0, Mended(("n0", "n2"))))
-    assert actions == [Tell(Left()), Finish(Outcome(left=True))]
+    _, actions = run(NODE, hurt, FromNode(0, MoveNotice(0, False, frozenset({NODE.node}))))
+    assert actions[-2:] == [Tell(Left()), Finish(Outcome(left=True))]
+
+
+def test_node_0_ends_what_hangs_on_a_node_that_the_others_have_gone_on_without() -> None:
+    able, _ = run(HUB, fresh(HUB), ABLE)
+    after, actions = run(HUB, able, mended("n0", "n2"))
+    assert actions == [Tell(MoveNotice(0, False, frozenset({1}))), Tell(StartGrace(0))]
+    assert (after.staying, after.leaving) == ({0, 2}, {1})
+    assert parse(pack(MoveNotice(0, False, frozenset({1})))) == MoveNotice(0, False, frozenset({1}))
 
 
 def test_node_0_goes_on_without_a_node_that_is_gone() -> None:
-    able, _ = run(HUB, fresh(HUB), FromRank0(CanMend()))
+    able, _ = run(HUB, fresh(HUB), ABLE)
     hurt, _ = run(HUB, able, NodeGone(2))
-    mended, _ = run(HUB, hurt, FromRank0(Mended(("n0", "n1"))))
-    assert mended.staying == {0, 1}
-    _, actions = run(HUB, mended, WorkerEnded(0, end(0)), WorkerEnded(1, end(0)), FromNode(1, Done(None)))
+    after, _ = run(HUB, hurt, mended("n1"))
+    assert (after.staying, after.leaving) == ({0, 1}, set()), "its own node stays, whatever rank 0 says"
+    _, actions = run(HUB, after, WorkerEnded(0, end(0)), WorkerEnded(1, end(0)), FromNode(1, Done(None)))
     assert actions == [Finish(Outcome(), tell=True)]
 
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pollux.launcher.machine import odd_end, step
+from pollux.launcher.failures import odd_end
+from pollux.launcher.machine import step
 from pollux.launcher.messages import (
     Alert,
     AnnounceMove,

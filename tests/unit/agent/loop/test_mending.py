@@ -12,6 +12,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,14 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from pollux import attach
 from pollux.errors import RankLost
+from pollux.launcher.state import Graces
 from pollux.loop import mending
+from pollux.ranks import rendezvous
+from pollux.ranks.control import Decision
+from pollux.ranks.torch_internals import set_group_timeout
+from pollux.resize.capability import ResizeCapability
+from pollux.resize.machine import ResizePhase, ResizeState
+from pollux.resize.requests import ResizeRequest
 from tests.unit.agent.conftest import _free_port
 
 EXAMPLES = 203
@@ -194,8 +202,31 @@ def test_two_losses_one_after_the_other(tmp_path: Path) -> None:
     assert_each_once(tmp_path)
 
 
+def test_the_others_go_on_without_a_rank_that_hangs(tmp_path: Path) -> None:
+    """The collectives' timeout tells them; the rank that hangs leaves when it wakes up."""
+
+    def trouble(job: Any, step: int, where: str) -> None:
+        if (step, where, job.world.size) == (5, "middle", 3):
+            if job.rank == 2:
+                (tmp_path / "pid").write_text(str(os.getpid()))
+                os.kill(os.getpid(), signal.SIGSTOP)
+            if job.rank == 0:
+                heard, until = job.coordinator.groups.meeting.heard, mending.until
+                # Both that do not hang, however slow this machine is.
+                mending.until = lambda all_came, _: until(lambda: heard("came/0/1") and not all_came(), 60.0)
+            set_group_timeout(timedelta(seconds=2))
+        if (step, where, job.rank) == (7, "end", 0):
+            os.kill(int((tmp_path / "pid").read_text()), signal.SIGCONT)
+            assert rendezvous.until((tmp_path / "found-2").exists, 60.0)
+
+    found = run(tmp_path, 3, trouble)
+    assert [rank.get("error", rank["size"]) for rank in found] == [2, 2, "SystemExit: 76"]
+    assert found[0]["weights"] == found[1]["weights"]
+    assert_each_once(tmp_path)
+
+
 @pytest.mark.parametrize("how", ["rank 0", "by itself"])
-def test_a_loss_that_cannot_be_mended_is_an_error_as_ever(how: str, tmp_path: Path) -> None:
+def test_a_loss_that_cannot_be_mended_ends_all(how: str, tmp_path: Path) -> None:
     def trouble(job: Any, step: int, where: str) -> None:
         if (step, where) == (5, "middle"):
             if how == "rank 0" and job.rank == 0:
@@ -222,4 +253,24 @@ def test_over_nccl_and_outside_pollux_run_a_loss_ends_all(
     job.coordinator.mender.arm()
     assert not job.coordinator.mender.mend()
     job.close()
-    assert mending.COME_WAIT < 60.0, "before the launcher ends them all"
+    assert Graces().mend > mending.COME_WAIT, "before the launcher ends them all"
+
+
+def test_orders_that_the_lost_decision_carried_are_not_lost() -> None:
+    network = nn.Linear(2, 1)
+    job = attach(network, torch.optim.SGD(network.parameters(), lr=0.1))
+    coordinator = job.coordinator
+    coordinator.exchange.send(Decision(move=7))
+    order = ResizeRequest(8, "resize", "shrink", ("n0",), 1, begins=True)
+    coordinator.resizer.state = ResizeState(ResizePhase.ACTING, order)
+    coordinator.mender.mend = lambda: True
+    assert coordinator.mend()
+    assert coordinator.drains.wanted() == 7
+    assert coordinator.resizer.refused == {"id": 8, "why": "ranks were lost"}
+    assert coordinator.exchange.take() is None
+    coordinator.resizer.capability = ResizeCapability.IN_PLACE
+    coordinator.resizer.lost(own=0)
+    assert coordinator.resizer.report()["resize"] == "in-place"
+    coordinator.resizer.lost(own=1)  # the allocation has more GPUs than ranks
+    assert "resize" not in coordinator.resizer.report()
+    job.close()

@@ -111,9 +111,11 @@ def expected(phase: ResizePhase, standing: ResizeRequest | None) -> dict[Event, 
         case ResizePhase.RECRUITING:
             table[Recruited(4)] = after(ResizePhase.READY, GROW)
             table[RecruitmentEnded(4, "alone")] = after(*idle, SendAway(), Refuse(4, "alone"))
+            table[Declined("in the way")] = after(*idle, *away, Refuse(4, "in the way"))
             table |= {Withdrawn(): after(*idle, *away), Closed(): after(*idle, *away, OVER)}
         case ResizePhase.READY:
             table[Offered()] = after(ResizePhase.ACTING, standing, Announce(4))
+            table[Declined("in the way")] = after(*idle, *away, Refuse(4, "in the way"))
             table |= {Withdrawn(): after(*idle, *away), Closed(): after(*idle, *away, OVER)}
         case ResizePhase.ACTING:
             table[PutOff()] = after(ResizePhase.READY, standing)

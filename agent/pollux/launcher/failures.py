@@ -1,0 +1,80 @@
+"""Which ends of workers and nodes are failures, and which failure came first.
+
+Pure functions of a launcher's state. A move's workers may end in any way; so may ranks that the others go on without.
+"""
+
+from __future__ import annotations
+
+import signal
+
+from pollux.errors import LEFT_STATUS, RELAUNCH_STATUS
+from pollux.launcher.outcome import Failure, describe_status
+from pollux.launcher.state import LauncherState, StartTerms
+
+MOVED = {LEFT_STATUS, RELAUNCH_STATUS}
+SUDDEN = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL}
+"""Deaths that never answer another rank's failure, as an exception or an abort may."""
+HEAD_START_S = 1.0
+"""By how much a sudden death counts as earlier than it was seen: the other ranks see its connections close, and
+raise, before this process is told of it."""
+
+
+def excused(terms: StartTerms, state: LauncherState, status: int) -> bool:
+    """Whether a worker of this node may end so."""
+    if state.move is not None and state.move.ends(terms.node):
+        return True
+    return terms.companion and status == LEFT_STATUS
+
+
+def first_failure(terms: StartTerms, state: LauncherState) -> Failure | None:
+    """This node's first failure."""
+    failures = [state.lost] if state.lost is not None else []
+    failures += [
+        _of_worker(terms, state, local_rank)
+        for local_rank, end in state.ended.items()
+        if end.status and not excused(terms, state, end.status) and local_rank not in state.dropped
+    ]
+    if failures and state.orphaned is not None:
+        failures.append(state.orphaned)
+    return min(failures, key=lambda failure: failure.order, default=None)
+
+
+def odd_end(terms: StartTerms, state: LauncherState) -> Failure | None:
+    """Find the first worker that a move was to end and that failed otherwise."""
+    if state.move is None or not state.move.ends(terms.node):
+        return None
+    odd = [
+        _of_worker(terms, state, local_rank)
+        for local_rank, end in state.ended.items()
+        if end.status and end.status not in MOVED and end.at < state.ended_from
+    ]
+    return min(odd, key=lambda failure: failure.order, default=None)
+
+
+def node_gone(terms: StartTerms, state: LauncherState, node: int, at: float) -> Failure:
+    """The connection to a node's launcher has ended at an unexpected time."""
+    why = f"the launcher of node {node} has gone without a word (node failure, or killed)"
+    return Failure(at, _rank_of(terms, state, node), 1, why, f"node {node} of the step")
+
+
+def stuck(terms: StartTerms, state: LauncherState, node: int, at: float) -> Failure:
+    """A node's workers have not ended in time for a relaunch."""
+    why = "its workers did not end in time to be started again"
+    return Failure(at, _rank_of(terms, state, node), 1, why, f"node {node} of the step")
+
+
+def _rank_of(terms: StartTerms, state: LauncherState, node: int) -> int:
+    """The rank of a node's first worker as the agent counts now."""
+    return sum(terms.workers[other] for other in state.staying if other < node)
+
+
+def _of_worker(terms: StartTerms, state: LauncherState, local_rank: int) -> Failure:
+    """A worker's end as a failure."""
+    end = state.ended[local_rank]
+    if end.why is not None:
+        at, why = end.said_at, end.why
+    else:
+        sudden = end.status - 128 in SUDDEN and end.at < state.killed_from
+        at, why = end.at - (HEAD_START_S if sudden else 0.0), describe_status(end.status)
+    rank = state.first_rank + local_rank
+    return Failure(at, rank, end.status, why, f"pid {end.pid}, {terms.where}")
