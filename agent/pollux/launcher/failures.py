@@ -1,4 +1,4 @@
-"""Which ends of workers and nodes are failures, and which failure came first.
+"""Which ends are failures, and which failure came first.
 
 Pure functions of a launcher's state. A move's workers may end in any way; so may ranks that the others go on without.
 """

@@ -203,7 +203,7 @@ def test_two_losses_one_after_the_other(tmp_path: Path) -> None:
 
 
 def test_the_others_go_on_without_a_rank_that_hangs(tmp_path: Path) -> None:
-    """The collectives' timeout tells them; the rank that hangs leaves when it wakes up."""
+    """A timeout tells them; the rank that hangs leaves when it wakes up."""
 
     def trouble(job: Any, step: int, where: str) -> None:
         if (step, where, job.world.size) == (5, "middle", 3):
