@@ -47,7 +47,7 @@ def history(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how a job's GPUs, batch size, goodput and noise scale went.
+    """Show how a job's GPUs, batch size, goodput and noise scale changed.
 
     One line for each stretch of time with the same GPUs and batch size. JSON and the picture have every report.
     """

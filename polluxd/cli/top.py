@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
 from polluxd.errors import PolluxError
 
+from . import access, answers
+from .access import ConfigOption, JsonOption
 from .job_columns import JOB_COLUMNS
-from .output import duration, table
+from .output import Row, duration, emit_json, table
 
 
 class SortKey(StrEnum):
@@ -104,3 +108,34 @@ def watch(
             except PolluxError as error:
                 live.update(Group(shown, Text(str(error), style="red")), refresh=True)
             time.sleep(every_s)
+
+
+def top(
+    config: ConfigOption = None,
+    interval: Annotated[
+        float, typer.Option("--interval", "-n", min=0.2, help="seconds between redraws")
+    ] = 2.0,
+    user: Annotated[str | None, typer.Option("--user", "-u", help="of this user only")] = None,
+    sort: Annotated[
+        SortKey, typer.Option("--sort", "-s", help="order: numbers from the largest, texts from A")
+    ] = SortKey.job,
+    as_json: JsonOption = False,
+) -> None:
+    """Watch the jobs live. Ctrl-C ends it.
+
+    With --json, and where standard output is no terminal, it prints once.
+    """
+    source, console = answers.source(config), access.console()
+
+    def read() -> tuple[Row, list[dict[str, Any]]]:
+        status, rows = source.top()
+        return status, chosen(rows, user, sort)
+
+    status, rows = read()
+    if as_json:
+        emit_json({"status": status, "jobs": [{c.key: row.get(c.key) for c in JOB_COLUMNS} for row in rows]})
+    elif console.is_terminal:
+        with contextlib.suppress(KeyboardInterrupt):  # how one leaves it
+            watch(read, console, interval)
+    else:
+        console.print(screen(status, rows, console.width, len(rows) + 5, time.time()))

@@ -42,14 +42,17 @@ def fault(call: str) -> str:
     """What the program would refuse in a call; empty where it would accept it."""
     program, *words = shlex.split(call)
     command: Any = PROGRAMS[program]
-    while hasattr(command, "commands"):
+    while hasattr(command, "list_commands"):
         if not words:
             return ""
         if words[0] in ("--help", "-h", "--install-completion"):
             return ""
-        if words[0] not in command.commands:
+        context = command.context_class(command, info_name=program)
+        inner = command.get_command(context, words[0])
+        if inner is None:
             return f"{program} has no command {words[0]}"
-        command = command.commands[words.pop(0)]
+        command = inner
+        words.pop(0)
     options = {
         name: p for p in command.params for name in (*p.opts, *p.secondary_opts) if name.startswith("-")
     }

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from polluxd.cli import ctl
+from polluxd.cli.job_columns import JOB_COLUMNS
 from polluxd.cli.top import SortKey
 from polluxd.errors import StoreUnavailable
 from polluxd.model import NO_PLACEMENT, Move, Placement, Step
@@ -34,7 +34,7 @@ def test_jobs_json_is_unrounded_and_keeps_every_column(store, polluxctl):
     assert job["goodput"] == 1234.5678
     assert job["progress"] == pytest.approx(0.25)
     assert job["nodes"] == "n1"
-    assert set(job) == {column.key for column in ctl.JOB_COLUMNS}
+    assert set(job) == {column.key for column in JOB_COLUMNS}
 
 
 def test_jobs_tell_what_each_agent_may_change(store, polluxctl, monkeypatch):
