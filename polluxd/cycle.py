@@ -127,10 +127,11 @@ class Controller:
             plan = self._policy(snapshot, self._cache)
             decided = time.perf_counter()
             self._confirm_lead()
+            begun: list[Move] = []
             if acting and not settings.paused:
-                wished = _wished(plan, snapshot, state, reports, means)
-                open_moves += len(self._reconciler.begin(wished, moves))
-            self._record(
+                begun = self._reconciler.begin(_wished(plan, snapshot, state, reports, means), moves)
+                open_moves += len(begun)
+            cycle = self._record(
                 snapshot,
                 plan,
                 note="; ".join(
@@ -148,6 +149,9 @@ class Controller:
                     "act_s": time.perf_counter() - decided,
                 },
             )
+            for move in begun:
+                with logs.about(cycle=cycle, job=move.job_id, move=move.id):
+                    log.info("job %d: %s -> %s (%s)", move.job_id, move.source, move.target, move.reason)
             self._measure(snapshot, plan, state, reports, doubts)
             self._decided_at = self._monotonic()
             self._seen = _occasion(state)
@@ -204,7 +208,8 @@ class Controller:
         cycle = self._config.cycle
         return since >= cycle.interval_s or (since >= cycle.floor_s and _occasion(state) != self._seen)
 
-    def _record(self, snapshot: Snapshot, plan: Plan, *, note: str, durations: dict[str, float]) -> None:
+    def _record(self, snapshot: Snapshot, plan: Plan, *, note: str, durations: dict[str, float]) -> int:
+        """Write the cycle and its plan, log it, and return its id."""
         self._metrics.decided(durations)
         cycle = self._store.record_cycle(
             plan,
@@ -226,6 +231,7 @@ class Controller:
                 durations["decide_s"] * 1e3,
                 f" ({note})" if note else "",
             )
+        return cycle
 
 
 def _note(stuck: str, paused: bool, unreadable: Mapping[str, str]) -> str:

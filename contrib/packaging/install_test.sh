@@ -63,6 +63,8 @@ else
     "${MIRROR:-http://deb.debian.org/debian}" >>"$log" 2>&1 || fail debootstrap
 fi
 say "a bare Debian $suite"
+# A root that is thrown away needs no fsync per file. Real machines have it: the line goes before the page begins.
+echo force-unsafe-io >"$root/etc/dpkg/dpkg.cfg.d/unsafe"
 printf '#!/bin/sh\nexit 101\n' >"$root/usr/sbin/policy-rc.d"
 chmod 755 "$root/usr/sbin/policy-rc.d"
 printf '127.0.0.1 localhost one\n' >"$root/etc/hosts"
@@ -70,7 +72,7 @@ echo one >"$root/etc/hostname"
 cp /etc/resolv.conf "$root/etc/resolv.conf"
 in_root sh -c 'apt-get update -q && apt-get install -y -q --no-install-recommends munge slurmctld slurmd slurm-client \
   slurm-wlm-basic-plugins slurmdbd slurm-wlm-mysql-plugin mariadb-server postgresql adduser' >>"$log" 2>&1 || fail "the packages of Slurm"
-rm "$root/usr/sbin/policy-rc.d"
+rm "$root/usr/sbin/policy-rc.d" "$root/etc/dpkg/dpkg.cfg.d/unsafe"
 mkdir -p "$root/etc/slurm"
 cat >"$root/etc/slurm/slurm.conf" <<END
 ClusterName=main

@@ -134,8 +134,6 @@ class Reconciler:
                     epoch,
                 )
             )
-            with about(job=intent.job_id, move=begun[-1].id):
-                log.info("job %d: %s -> %s (%s)", intent.job_id, intent.source, intent.target, intent.reason)
         return begun
 
     def standings(self, state: ClusterState, allowed: Allowances) -> dict[int, Standing]:

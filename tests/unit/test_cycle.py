@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from polluxd.cycle import StepResult
 from polluxd.encoding import decode_snapshot, encode
+from polluxd.logs import JsonFormatter
 from polluxd.model import JobSpec
 from polluxd.policy import decide
 from polluxd.slurm.protocol import ClusterState
@@ -70,3 +73,23 @@ def test_a_doubted_report_is_counted_named_and_replayed() -> None:
     cycle.rows.reports[liar] = replace(cycle.rows.reports[liar], at=100.0)
     cycle.step()
     assert [result.doubted_reports for result in results] == [1, 1, 2]
+
+
+def test_the_line_of_a_move_names_the_cycle_that_decided_on_it() -> None:
+    cycle = Cycle("enforce")
+    job = cycle.slurm.submit(JobSpec(max_gpus=4), lease=1e6)
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    handler.setFormatter(JsonFormatter())
+    log = logging.getLogger("polluxd.cycle")
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        cycle.step()
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+    decided, moved = map(json.loads, written.getvalue().splitlines())
+    assert decided["cycle"] == cycle.rows.cycles
+    assert (moved["cycle"], moved["job"], moved["move"]) == (cycle.rows.cycles, job, cycle.rows.moves[0].id)

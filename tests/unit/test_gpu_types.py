@@ -85,16 +85,16 @@ def test_nothing_is_assumed_of_one_type_or_of_no_fit() -> None:
 
 
 class Cycle:
-    """polluxd's cycle, observing, over a cluster of two GPU types in memory."""
+    """polluxd's cycle over a cluster of two GPU types in memory."""
 
-    def __init__(self, **slurm: object) -> None:
+    def __init__(self, mode: str = "observe", **slurm: object) -> None:
         self.slurm = FakeSlurm([replace(n, cpus=64, partitions=frozenset({"main"})) for n in NODES.values()])
         self.rows = FakeRows(self.slurm.clock)
         self.store = store = FakeStore(self.rows)
         store.lead()
         config = parse_config(
             {
-                "mode": "observe",
+                "mode": mode,
                 "slurm": {"cluster": "c", **slurm},
                 "database": {"url": "postgresql://pollux_daemon@127.0.0.1:1/pollux"},
             },
