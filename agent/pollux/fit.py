@@ -104,15 +104,22 @@ def fit(
 
     limits = list(zip(lower[free], upper[free], strict=True))
 
-    def objective(x: Floats) -> tuple[float, Floats]:
-        value, slope = loss_and_gradient(base + tie @ x, data, pulled_to)
-        return value, tie.T @ slope
+    latest: tuple[bytes, float, Floats] = b"", 0.0, base
+
+    def objective(x: Floats) -> tuple[bytes, float, Floats]:
+        """Value and slope at x: the search asks for one, then the other."""
+        nonlocal latest
+        here = x.tobytes()
+        if latest[0] != here:
+            value, slope = loss_and_gradient(base + tie @ x, data, pulled_to)
+            latest = here, value, tie.T @ slope
+        return latest
 
     def search(start: Floats, within: float) -> tuple[float, Floats]:
         result = minimize(
-            objective,
+            lambda x: objective(x)[1],
             start,
-            jac=True,
+            jac=lambda x: objective(x)[2],
             method="L-BFGS-B",
             bounds=limits,
             options={"maxiter": 300, "ftol": within, "gtol": max(1e-8, 10 * within)},

@@ -27,7 +27,8 @@ Floats = NDArray[np.float64]
 MOST_PARTS = 1_500
 """Parts of placements (variables) up to which the program is tried."""
 NODES, SECONDS = 300, 10.0
-_GAP = 1e-6
+_GAP = 1e-5
+"""Relative distance to its bound at which the program ends."""
 
 
 class _Part(NamedTuple):

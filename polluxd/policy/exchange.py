@@ -119,28 +119,26 @@ def _choices(seating: Seating, j: int, a: int, b: int, room: tuple[int, ...]) ->
     Nothing, GPUs of one node, or equal parts of both.
     """
     packing, table = seating.packing, seating.table
-    home, cpus = packing.home[j], table.jobs[j].spec.cpus_per_gpu
-    allowed = packing.allowed(j)
-    both = tuple(sorted((a, b)))
+    home, cpus, stay, move = packing.home[j], table.jobs[j].spec.cpus_per_gpu, seating.stay, seating.move
+    allowed, pair = packing.allowed(j), (a, b)
     found: list[_Choice] = []
-    for o in table.options(j):
-        nodes, k = int(table.nodes[o]), int(table.per_node[o])
+    for o, nodes, k in seating.on_two_nodes[j]:
         if nodes == 0:
-            found.append(_Choice(o, NOWHERE, seating.stay[o] if home == NOWHERE else seating.move[o], (0, 0)))
+            found.append(_Choice(o, NOWHERE, (stay if home == NOWHERE else move)[o], (0, 0)))
+            continue
+        fits = k <= room[0], k <= room[1]
+        if not (any(fits) if nodes == 1 else all(fits)):
             continue
         if table.types:
             allowed = packing.suited(j, table.shape(o))
         seats: list[tuple[Seat, tuple[int, int]]] = []
         if nodes == 1:
-            seats = [(((a,), k), (k, 0)), (((b,), k), (0, k))]
-        elif (
-            nodes == 2
-            and _spans(packing.nodes[a].gpus, packing.nodes[b].gpus, k, packing.partial)
-            and packing.lies_in(both, int(table.racks[o]))
-        ):
-            seats = [((both, k), (k, k))]
+            seats = [(((n,), k), (k, 0) if n == a else (0, k)) for n in pair if fits[n == b]]
+        elif _spans(packing.nodes[a].gpus, packing.nodes[b].gpus, k, packing.partial):
+            both = (a, b) if a < b else (b, a)
+            seats = [((both, k), (k, k))] if packing.lies_in(both, int(table.racks[o])) else []
         for seat, used in seats:
-            if used[0] > room[0] or used[1] > room[1] or not all(allowed[n] for n in seat[0]):
+            if not all(allowed[n] for n in seat[0]):
                 continue
             at_home = seat == home
             if not at_home and not seating.may_move_to(j, o):
@@ -148,7 +146,7 @@ def _choices(seating: Seating, j: int, a: int, b: int, room: tuple[int, ...]) ->
             # CPUs and spanning neighbours are checked when the division is carried out.
             if cpus * k > max(packing.nodes[n].cpus or 1 << 40 for n in seat[0]):
                 continue
-            found.append(_Choice(o, seat, seating.stay[o] if at_home else seating.move[o], used))
+            found.append(_Choice(o, seat, (stay if at_home else move)[o], used))
     return found
 
 

@@ -61,6 +61,7 @@ class Packing:
         """GPUs that each group's jobs hold."""
         self._groups = of_job(groups, len(jobs))
         self._pinned = [is_pinned(j) for j in jobs]
+        self._cpus_per_gpu = [j.spec.cpus_per_gpu for j in jobs]
         self.rack = layout.rack
         self._partitions = partitions_of_each(jobs)
         self.popularity = np.zeros(len(nodes), dtype=np.int64)
@@ -181,13 +182,12 @@ class Packing:
         numbers, per_node = seat
         allowed, cpus = self.allowed(j), per_node * self.jobs[j].spec.cpus_per_gpu
         alone = len(numbers) == 1
-        return bool(numbers) and all(
-            allowed[n]
-            and self.free[n] >= per_node
-            and self.cpus[n] >= cpus
-            and (alone or self.spanned[n] == 0)
-            for n in numbers
-        )
+        for n in numbers:
+            if self.free[n] < per_node or not allowed[n] or self.cpus[n] < cpus:
+                return False
+            if not alone and self.spanned[n]:
+                return False
+        return bool(numbers)
 
     def seat_at_home(self, jobs: Sequence[int]) -> bool:
         """Seat these jobs at home: all at once, or none.
@@ -238,15 +238,19 @@ class Packing:
         self._place(j, seat)
 
     def _place(self, j: int, seat: Seat) -> None:
-        cpus = self.jobs[j].spec.cpus_per_gpu
+        cpus, pinned = self._cpus_per_gpu[j], self._pinned[j]
         for (numbers, per_node), sign in ((self.seats[j], 1), (seat, -1)):
+            change, several = sign * per_node, len(numbers) > 1
             for n in numbers:
                 free = int(self.free[n])
-                self.spare += max(free + sign * per_node, 0) - max(free, 0)
-                self.free[n] = free + sign * per_node
-                self.cpus[n] += sign * per_node * cpus
-                self.spanned[n] -= sign * (len(numbers) > 1)
-                self.movable[n] -= 0 if self._pinned[j] else sign * per_node
+                self.spare += max(free + change, 0) - max(free, 0)
+                self.free[n] = free + change
+                if cpus:
+                    self.cpus[n] += change * cpus
+                if several:
+                    self.spanned[n] -= sign
+                if not pinned:
+                    self.movable[n] -= change
                 if sign > 0:
                     del self.guests[n][j]
                 else:
@@ -257,7 +261,17 @@ class Packing:
 
     def within_ceilings(self, j: int, gpus: int) -> bool:
         """Whether the job, which sits nowhere, may be given so many GPUs."""
-        return all(self.held[g] + gpus <= self.groups[g].ceiling for g in self._groups[j])
+        for g in self._groups[j]:
+            if self.held[g] + gpus > self.groups[g].ceiling:
+                return False
+        return True
+
+    def room(self, j: int) -> int:
+        """Most GPUs that the job, which sits nowhere, may find free; 0 at least."""
+        room = self.spare
+        for g in self._groups[j]:
+            room = min(room, self.groups[g].ceiling - self.held[g])
+        return max(room, 0)
 
     def mark(self) -> int:
         """A point to roll back to."""

@@ -7,6 +7,7 @@ are placed again, the largest first; small jobs then give way where that costs l
 from __future__ import annotations
 
 import copy
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,7 @@ class Seating:
         self.meant: list[int] = list(self.option)
         """What the counts gave each job."""
         self._ranked: dict[int, list[int]] = {}
+        self._best_move: dict[tuple[int, int], float] = {}
         self.owed: list[int] = [0] * len(table.groups)
         """GPUs that each group's guarantee comes to, as far as the counts make use of it."""
         for j in np.flatnonzero(table.pinned).tolist():
@@ -47,6 +49,7 @@ class Seating:
         """Return the same seating, not a copy, under other utilities [O]."""
         other = copy.copy(self)
         other.stay, other.move, other._ranked = stay.tolist(), move.tolist(), {}
+        other._best_move = {}
         return other
 
     def utility(self, j: int) -> float:
@@ -74,6 +77,24 @@ class Seating:
         if j not in self._ranked:
             self._ranked[j] = sorted(self.table.options(j), key=lambda o: (-self.value(o), self.gpus[o], o))
         return self._ranked[j]
+
+    def best_move(self, j: int, room: int) -> float:
+        """Return what the job's best move to at most so many GPUs is worth."""
+        found = self._best_move.get((j, room))
+        if found is None:
+            found = max(self.move[o] for o in self.table.options(j) if self.gpus[o] <= room)
+            self._best_move[j, room] = found
+        return found
+
+    @cached_property
+    def on_two_nodes(self) -> list[list[tuple[int, int, int]]]:
+        """[J]: the job's options on no more than two nodes: option, nodes, GPUs of each."""
+        table = self.table
+        nodes, per_node = table.nodes.tolist(), table.per_node.tolist()
+        return [
+            [(o, nodes[o], per_node[o]) for o in table.options(j) if nodes[o] <= 2]
+            for j in range(len(table.jobs))
+        ]
 
     def may_move_to(self, j: int, option: int) -> bool:
         """Return whether the job's own limits allow the option elsewhere.
@@ -108,7 +129,10 @@ class Seating:
 
     def best_fit(self, j: int) -> None:
         """Give the job, which sits nowhere, the best of its options that has room."""
+        gpus, room = self.gpus, self.packing.room(j)
         for option in self.ranked(j):
+            if gpus[option] > room:
+                continue
             found = self.seat_for(j, option)
             if found is not None:
                 self.give(j, option, found)

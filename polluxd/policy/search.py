@@ -74,13 +74,11 @@ def _raise(seating: Seating, j: int, smallest: float) -> tuple[float, int]:
 
     Every option is tried in the room as it is, then a few by making room.
     """
-    now, tries = seating.utility(j), 0
+    now = seating.utility(j)
     wanted = [o for o in seating.ranked(j) if seating.value(o) > now + smallest]
-    for option in wanted:
-        tries += 1
-        gained = _attempt(seating, j, option, [], None, smallest)
-        if gained > 0:
-            return gained, tries
+    gained, tries = _in_room(seating, j, wanted, smallest)
+    if gained > 0:
+        return gained, tries
     for option in [*wanted[:OPTIONS], *_least(seating, j, wanted)]:
         for way in ways(seating, j, seating.table.shape(option)):
             if way.cost > seating.value(option) - now:
@@ -90,6 +88,29 @@ def _raise(seating: Seating, j: int, smallest: float) -> tuple[float, int]:
             if gained > 0:
                 return gained, tries
     return 0.0, tries
+
+
+def _in_room(seating: Seating, j: int, wanted: list[int], smallest: float) -> tuple[float, int]:
+    """Seat the job at the first of these options that has room and gains.
+
+    Nobody else moves. Returns the gain, or 0, and the options tried.
+    """
+    packing = seating.packing
+    mark, option, now, short = packing.mark(), seating.option[j], seating.utility(j), seating.shortfall()
+    packing.put(j, NOWHERE)
+    lifted, room = packing.mark(), packing.room(j)
+    for tries, wish in enumerate(wanted, 1):
+        found = seating.seat_for(j, wish) if seating.gpus[wish] <= room else None
+        if found is None:
+            continue
+        seating.give(j, wish, found)
+        gained = seating.utility(j) - now
+        if gained > smallest and seating.shortfall() <= short:
+            return gained, tries
+        packing.roll_back(lifted)
+    packing.roll_back(mark)
+    seating.option[j] = option
+    return 0.0, len(wanted)
 
 
 def _least(seating: Seating, j: int, wanted: list[int]) -> list[int]:
@@ -215,7 +236,7 @@ def _least_loss(seating: Seating, i: int, room: int | None = None) -> float:
     option, now = seating.option[i], seating.utility(i)
     if room is None or seating.gpus[option] <= room or len(seating.packing.seats[i][0]) > 1:
         return max(now - seating.move[option], 0.0)
-    return max(now - max(seating.move[o] for o in seating.table.options(i) if seating.gpus[o] <= room), 0.0)
+    return max(now - seating.best_move(i, room), 0.0)
 
 
 def _together(seating: Seating, shape: Shape, found: list[_Way]) -> list[_Way]:
