@@ -52,7 +52,7 @@ MAX_MIN = PolicySettings(objective="fair-share", power=float("-inf"), remaining_
 SETTINGS = {"completion-time": PolicySettings(), "fair-share": FAIR_SHARE, "max-min": MAX_MIN}
 SIZES = ((512, 200), (64, 20), (64, 46))
 """GPUs, jobs."""
-SMALL = 150
+SMALL = 900
 """Small clusters of every kind: partitions, ceilings, drained nodes, GPUs of others."""
 
 

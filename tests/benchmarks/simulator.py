@@ -241,17 +241,15 @@ def everyone(bench: Bench) -> str:
 
 def ask(bench: Bench) -> None:
     """Ask for the most important runs first, in case time runs out."""
-    pairs(bench, "", WORKLOADS, PLAIN, PLAIN)
-    pairs(bench, "", WORKLOADS, PRODUCT, PLAIN)
-    for trace in GENERATED:
-        pairs(bench, "", [trace], PLAIN, PLAIN)
+    pairs(bench, "", WORKLOADS, PLAIN, PLAIN, seeds=SEEDS)
+    pairs(bench, "", GENERATED, PLAIN, PLAIN)
     rough(bench, "", SHORT)
     pairs(bench, "", SHORT, MIXED, MIXED, rival="sia")
-    robust(bench)
+    pairs(bench, "", WORKLOADS, PRODUCT, PLAIN, seeds=SEEDS)
     rough(bench, "", WORKLOADS)
     for rival in RIVALS:
         pairs(bench, "", WORKLOADS, PLAIN, PLAIN, rival=rival)
-    pairs(bench, "", WORKLOADS, PRODUCT, PLAIN, seeds=SEEDS)
+    robust(bench)
     page(bench, bounds=False)
 
 
