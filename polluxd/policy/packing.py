@@ -261,7 +261,8 @@ class Packing:
 
     def within_ceilings(self, j: int, gpus: int) -> bool:
         """Whether the job, which sits nowhere, may be given so many GPUs."""
-        for g in self._groups[j]:
+        # A loop, not all(): most jobs are in no group, and the searches ask often.
+        for g in self._groups[j]:  # noqa: SIM110
             if self.held[g] + gpus > self.groups[g].ceiling:
                 return False
         return True

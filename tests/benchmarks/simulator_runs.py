@@ -9,6 +9,7 @@ import platform
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +56,17 @@ class Task:
         return f"{self.policy} | {self.workload} | {self.scenario}"
 
 
+_profiles = lru_cache(maxsize=1)(load_profiles)
+"""The step times that they interpolate are kept from run to run."""
+
+
 def load(workload: str, data: Path, gpus: int) -> tuple[Sequence[Submission], Any]:
     """Return a trace's jobs and their applications."""
     kind, number = workload.rsplit("-", 1)
     if kind in GENERATED:
         jobs, hours = GENERATED[kind]
         return generate(BUILT_IN, jobs, hours, cluster_gpus=gpus, seed=int(number)), BUILT_IN
-    apps = load_profiles(data / "profiles")
+    apps = _profiles(data / "profiles")
     return read_workload(data / "workloads" / f"{workload}.csv", apps, cluster_gpus=gpus), apps
 
 
