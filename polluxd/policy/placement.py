@@ -88,7 +88,7 @@ class Seating:
 
     @cached_property
     def on_two_nodes(self) -> list[list[tuple[int, int, int]]]:
-        """[J]: the job's options on no more than two nodes: option, nodes, GPUs of each."""
+        """[J]: the options on no more than two nodes: number, nodes, GPUs of each."""
         table = self.table
         nodes, per_node = table.nodes.tolist(), table.per_node.tolist()
         return [
