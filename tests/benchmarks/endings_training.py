@@ -60,7 +60,7 @@ class Net(nn.Module):
 
 def write_down(folder: Path) -> None:
     """Have this rank's stepper write what it takes."""
-    begin, count = Stepper.begin_pass, Stepper._count
+    begin, commit = Stepper.begin_pass, Stepper.commit_in_hand
     file: Any = None
 
     def begin_pass(self: Stepper) -> None:
@@ -75,12 +75,14 @@ def write_down(folder: Path) -> None:
             place = training.data.pass_index, micro.local_start, micro.local_stop
             print("pass", step, *place, file=file)
 
-    def counted(self: Stepper) -> None:
-        step = self.training.progress.optimizer_steps
-        count(self)
-        print("done", step, time.time(), self.training.world.size, file=file)
+    def committed(self: Stepper) -> None:
+        in_hand = self.training.step.in_hand
+        commit(self)
+        if in_hand:
+            step = self.training.progress.optimizer_steps - 1
+            print("done", step, time.time(), self.training.world.size, file=file)
 
-    Stepper.begin_pass, Stepper._count = begin_pass, counted  # type: ignore[method-assign]
+    Stepper.begin_pass, Stepper.commit_in_hand = begin_pass, committed  # type: ignore[method-assign]
 
 
 def plain(kind: str, folder: Path) -> None:

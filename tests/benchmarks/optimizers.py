@@ -26,19 +26,28 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["POLLUX_EXCHANGE_INTERVAL"] = "0"  # so that a choice takes effect at the next step
 sys.path[:0] = [str(Path(__file__).parents[2] / part) for part in ("contrib/examples", "agent")]
 
 import torch  # noqa: E402
-from emulated import accuracy, digits  # noqa: E402
-from torch import nn  # noqa: E402
+from emulated import Data, digits  # noqa: E402
+from scipy import stats  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
+from torch.utils.data import Dataset, TensorDataset  # noqa: E402
 
 import pollux  # noqa: E402
-from pollux.goodput import BatchChoice  # noqa: E402
+from pollux.goodput import BatchChoice, ThroughputParams  # noqa: E402
+from pollux.tuning.batch_choice import choose  # noqa: E402
 
 M0 = 16
 EPOCHS = 10
-SCALES = (4, 8)
+SCALES = (0, 4, 8)
+"""Times M0; 0: as the agent chooses."""
+LARGEST = 16
+"""Times M0: the largest batch that the agent may choose."""
+STEP_TIMES = ThroughputParams(1e-3, 1e-3 / 128, 0.0, 0.0, 0.0, 0.0, 1.0)
+"""Of an emulated GPU, on which the fixed time of a pass is that of 128 examples."""
 MARGIN = 0.01
 """With 95 % confidence, accuracy at a larger batch is worse by less than this."""
 
@@ -102,92 +111,156 @@ def entries() -> list[Entry]:
     return found + [Entry(name, "pytorch_optimizer", name, options) for name, options in more.items()]
 
 
+class Networks(nn.Module):
+    """One perceptron per seed, side by side.
+
+    Each weight is a parameter of its own: optimizers that treat a tensor as a whole treat each network by itself.
+    """
+
+    def __init__(self, seeds: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.ParameterList(), nn.ParameterList()
+        for seed in range(seeds):
+            torch.manual_seed(seed)
+            self.first.append(nn.Linear(64, 64, bias=False).weight)
+            self.second.append(nn.Linear(64, 10, bias=False).weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [batch, seeds, 64] to [seeds, batch, 10]."""
+        first, second = (torch.stack(list(part)).mT for part in (self.first, self.second))
+        return torch.bmm(torch.relu(torch.bmm(x.transpose(0, 1), first)), second)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """Sum the networks' mean losses.
+
+        Each gradient is that of a network alone.
+        """
+        seeds = y.shape[1]
+        return seeds * cross_entropy(self(x).flatten(0, 1), y.T.flatten())
+
+
+class Orders(Dataset[tuple[Tensor, Tensor]]):
+    """The training data in an order of its own for each seed."""
+
+    def __init__(self, data: TensorDataset, seeds: int) -> None:
+        x, y = data.tensors
+        orders = [torch.randperm(len(y), generator=torch.Generator().manual_seed(i)) for i in range(seeds)]
+        order = torch.stack(orders, 1)
+        self.x, self.y = x.flatten(1)[order], y[order]
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.x[index], self.y[index]
+
+    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        return self.x[indices], self.y[indices]
+
+
+def whole(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Collate nothing: `Orders` gives whole batches."""
+    return batch
+
+
 @dataclass
 class Run:
-    accuracy: float
+    accuracy: list[float]
+    """Of each seed."""
     steps: int
     factor: float
+    batch_size: int
+    """The largest."""
     noise_scale: float | None
     family: Any
-    batch_size: int
 
 
-def train(entry: Entry, make: Callable[..., torch.optim.Optimizer], seed: int, scale: int) -> Run:
-    """Train once at `scale` times M0."""
-    torch.manual_seed(seed)
-    data = digits()
-    model = nn.Sequential(
-        nn.Flatten(), nn.Linear(64, 64, bias=False), nn.ReLU(), nn.Linear(64, 10, bias=False)
-    )
+def train(
+    entry: Entry, make: Callable[..., torch.optim.Optimizer], data: Data, seeds: int, scale: int
+) -> Run:
+    """Train at `scale` times M0; 0: the agent chooses the batch size."""
+    model = Networks(seeds)
     optimizer = make(model.parameters(), **entry.options)
     mode = getattr(optimizer, "train", lambda: None), getattr(optimizer, "eval", lambda: None)
     mode[0]()
-    job = pollux.attach(model, optimizer, seed=seed, adaptive=True, scaling=entry.scaling, measure_every=2)
-    half = M0 * scale // 2
-    loader = job.loader(data.train, M0, max_batch_size=M0 * scale, per_gpu=(min(half, M0), max(half, M0)))
-    stepper = job.stepper
-    assert stepper.advisor is not None
-    stepper.advisor.close()  # keep the batch size fixed
+    job = pollux.attach(model, optimizer, adaptive=True, scaling=entry.scaling, measure_every=4)
+    most = M0 * (scale or LARGEST)
+    per_gpu = (M0 // 2, most) if scale == 0 else (min(most // 2, M0), max(most // 2, M0))
+    loader = job.loader(Orders(data.train, seeds), M0, max_batch_size=most, per_gpu=per_gpu, collate_fn=whole)
+    training = job.training
+    assert training.advisor is not None
+    training.advisor.close()  # it measures this machine; `choose` gets the same step times in every run
     if scale > 1:
-        stepper.choice = BatchChoice(half, 1)
-    factors = []
+        training.choice = BatchChoice(most // 2, 1)
+    factors, sizes = [], []
     for _ in job.epochs(EPOCHS):
         for x, y in loader:
             with job.micro_batch():
-                job.backward(cross_entropy(job.model(x), y))
+                job.backward(model.loss(x, y))
             if job.sync_gradients:
                 optimizer.step()
                 optimizer.zero_grad()
                 factors.append(job.lr_factors[0] if job.lr_factors else 1.0)
+                sizes.append(job.batch_size)
+                if scale == 0 and len(factors) % 10 == 0 and job.noise_scale is not None:
+                    training.advisor.proposal = choose(
+                        STEP_TIMES, job.noise_scale, training.limits, 1, 1, training.choice, growth=math.inf
+                    )
     mode[1]()
     noise = job.noise_scale
     job.close()
+    x, y = data.test.tensors
+    with torch.no_grad():
+        right = model(x.flatten(1)[:, None].expand(-1, seeds, -1)).argmax(-1) == y
     return Run(
-        accuracy(model, data.test),
+        right.float().mean(1).tolist(),
         job.progress.optimizer_steps,
         statistics.median(factors),
+        max(sizes),
         None if noise is None or noise.sqr <= 0 else M0 * noise.var / noise.sqr,
-        stepper.trained_models[0].norms.families[0],
-        M0 * scale,
+        training.models[0].norms.families[0],
     )
 
 
-def measure(entry: Entry, seeds: int) -> dict[str, Any]:
+def measure(entry: Entry, data: Data, seeds: int) -> dict[str, Any]:
     """Return one row of the table."""
-    row: dict[str, Any] = {"optimizer": entry.label, "package": entry.package, "lr": entry.options["lr"]}
+    row: dict[str, Any] = {"optimizer": entry.label, "package": entry.package, "options": entry.options}
     try:
         make = getattr(importlib.import_module(entry.package), entry.name)
     except (ImportError, AttributeError) as error:
         return row | {"missing": str(error)}
-    base = [train(entry, make, seed, 1) for seed in range(seeds)]
-    family = base[0].family
+    base = train(entry, make, data, seeds, 1)
+    family = base.family
     row |= {
         "family": family.name,
         "preconditioner": family.preconditioner,
         "rule": family.rule if entry.scaling == "auto" else entry.scaling,
         "source": family.source,
-        "accuracy": statistics.mean(run.accuracy for run in base),
-        "steps": base[0].steps,
+        "accuracy": statistics.mean(base.accuracy),
+        "accuracies": base.accuracy,
+        "steps": base.steps,
     }
     scales: dict[str, Any] = {}
     for scale in SCALES if family.understood else ():
-        runs = [train(entry, make, seed, scale) for seed in range(seeds)]
-        worse = [b.accuracy - r.accuracy for b, r in zip(base, runs, strict=True)]
+        run = train(entry, make, data, seeds, scale)
+        worse = [b - r for b, r in zip(base.accuracy, run.accuracy, strict=True)]
         error = statistics.stdev(worse) / math.sqrt(seeds) if seeds > 1 else math.nan
-        known = [run.noise_scale for run in runs if run.noise_scale is not None]
         scales[str(scale)] = {
-            "accuracy": statistics.mean(run.accuracy for run in runs),
-            "worse_by_at_most": statistics.mean(worse) + 1.833 * error,  # Student's t, one-sided, 9 degrees
-            "steps": statistics.mean(run.steps for run in runs),
-            "factor": statistics.mean(run.factor for run in runs),
-            "noise_scale": statistics.median(known) if known else None,
+            "accuracy": statistics.mean(run.accuracy),
+            "accuracies": run.accuracy,
+            # One-sided, 95 %.
+            "worse_by_at_most": statistics.mean(worse) + float(stats.t.ppf(0.95, seeds - 1)) * error,
+            "steps": run.steps,
+            "factor": run.factor,
+            "batch_size": run.batch_size,
+            "noise_scale": run.noise_scale,
         }
     return row | {"scales": scales}
 
 
 def line(row: dict[str, Any]) -> str:
     if "missing" in row:
-        return f"| {row['optimizer']} | {row['package']} | not installed | | | | | |"
+        return f"| {row['optimizer']} | {row['package']} | not installed | | | | | | |"
     cells = [row["optimizer"], row["package"], row["family"], row["rule"], f"{row['accuracy']:.4f}"]
     for scale in SCALES:
         found = row["scales"].get(str(scale))
@@ -195,11 +268,12 @@ def line(row: dict[str, Any]) -> str:
             cells.append("batch size stays")
             continue
         kept = "" if found["worse_by_at_most"] < MARGIN else " **not kept**"
+        size = f"to {found['batch_size']}, " if scale == 0 else ""
         cells.append(
-            f"{found['accuracy']:.4f} (x{found['factor']:.2f}, {found['steps']:.0f} steps, worse by "
-            f"{found['worse_by_at_most']:.4f} at most{kept})"
+            f"{found['accuracy']:.4f} ({size}x{found['factor']:.2f}, {found['steps']} steps, "
+            f"{found['worse_by_at_most']:.4f}{kept})"
         )
-    phi = row["scales"].get(str(SCALES[0]), {}).get("noise_scale")
+    phi = row["scales"].get("4", {}).get("noise_scale")
     cells.append("-" if phi is None else f"{phi:.0f}")
     return "| " + " | ".join(cells) + " |"
 
@@ -262,17 +336,25 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--only", help="labels, separated by commas")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--keep", action="store_true", help="measure only the rows that the JSON file lacks")
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     logging.getLogger("pollux").setLevel(logging.ERROR)
     torch.compiler.set_stance("force_eager")  # torchao compiles its steps: minutes on a CPU
-    rows = []
+    data = digits()
+    known: dict[tuple[str, str], dict[str, Any]] = {}
+    if options.keep and options.json is not None and options.json.exists():
+        known = {
+            (row["optimizer"], row["package"]): row for row in json.loads(options.json.read_text())["rows"]
+        }
+    rows: list[dict[str, Any]] = []
     for entry in entries():
         if options.only and entry.label not in options.only.split(","):
             continue
-        rows.append(measure(entry, options.seeds))
+        found = known.get((entry.label, entry.package))
+        rows.append(found or measure(entry, data, options.seeds))
         print(line(rows[-1]), flush=True)
         if options.json is not None:
             options.json.write_text(json.dumps({"seeds": options.seeds, "m0": M0, "rows": rows}, indent=1))

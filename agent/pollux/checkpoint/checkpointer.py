@@ -152,7 +152,7 @@ class Checkpointer:
         self._random = (state["rng"], steps)
         params = state["params"]
         self.last_attempt = LastAttempt(
-            state["batch_size"], None if params is None else ThroughputParams(*params)
+            state["batch_size"], None if params is None else ThroughputParams(*params), len(state["rng"])
         )
         return steps
 

@@ -102,11 +102,7 @@ class _Pace(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         job = self._trainer.job
-        training, made = job.training, job.progress.examples
-        group = training.step.group
-        if group is not None:  # this step, which is counted only with the next batch
-            made += group.samples * training.efficiency(group.samples)
-        state.epoch = made / job.dataset_length
+        state.epoch = job.progress.examples / job.dataset_length
 
     def _pause(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._trainer.job.training.timer.pause()

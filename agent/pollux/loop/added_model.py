@@ -71,4 +71,4 @@ class AddedModel:
 
     def backward(self, loss: Tensor, **options: Any) -> None:
         """Backpropagate by this micro-batch's share, and AMP's loss scale."""
-        backward(self._stepper, loss, **options)
+        backward(self._stepper, self._trained, loss, **options)

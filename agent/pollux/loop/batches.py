@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
-from pollux.errors import RankLost
+from pollux.errors import LoopMistake, RankLost
+from pollux.loop import summed_losses
 from pollux.loop.coordinator import Coordinator
 from pollux.loop.stepper import Stepper
 from pollux.ranks.control import lost_peer
@@ -77,14 +78,36 @@ def weigh(stepper: Stepper) -> float:
     return stepper.share
 
 
-def backward(stepper: Stepper, loss: Tensor, **options: Any) -> None:
-    """Backpropagate by a micro-batch's share of the step, and AMP's scale."""
+def backward(
+    stepper: Stepper,
+    trained: TrainedModel,
+    loss: Tensor,
+    weight: float | Tensor | None = None,
+    **options: Any,
+) -> None:
+    """Backpropagate by a micro-batch's share of the step, and AMP's scale.
+
+    `weight`: the loss is a sum over so many tokens.
+    """
+    summed: summed_losses.SummedLoss | None = None
+    if weight is not None:
+        summed = summed_losses.begin(stepper, trained, loss, weight)
     share = weigh(stepper)
-    scaled = loss * share if share != 1.0 else loss
+    if summed is not None:
+        scaled = loss * summed.factor
+    else:
+        if stepper.training.step.tokens is not None:
+            raise LoopMistake(
+                "job.backward(loss) was called without a weight in a step whose earlier passes have one. Give each "
+                "pass its weight: job.backward(loss, weight=tokens)"
+            )
+        scaled = loss * share if share != 1.0 else loss
     scaler = stepper.training.scaler
     if scaler is not None:
         scaled = scaler.scale(scaled)
     scaled.backward(**options)  # type: ignore[no-untyped-call]
+    if summed is not None:
+        summed_losses.end(stepper, trained, summed)
 
 
 class MicroBatchContext:
@@ -149,12 +172,20 @@ class MicroBatchContext:
             )
         self._trained.passed = True
         stepper.training.timer.passed()
-        self._meter.after_pass(stepper.synchronises, share)
+        step = stepper.training.step
+        if step.tokens is not None and group is not None:
+            share = 1.0 / group.passes  # each pass counts by its tokens
+        self._meter.after_pass(stepper.synchronises, share, weights=step.weights)
+        summed_losses.apply_weights(stepper, self._trained)
         return False
 
 
 def whole_step(
-    stepper: Stepper, trained: TrainedModel, loss_of: Callable[[], Tensor], clip: float | None
+    stepper: Stepper,
+    trained: TrainedModel,
+    loss_of: Callable[[], Tensor],
+    clip: float | None,
+    weight: float | Tensor | None,
 ) -> Tensor | None:
     """Make one pass, and the optimizer step after the step's last pass.
 
@@ -163,7 +194,7 @@ def whole_step(
     loss: Tensor | None = None
     with MicroBatchContext(stepper, trained):
         loss = loss_of()
-        backward(stepper, loss)
+        backward(stepper, trained, loss, weight)
     if stepper.training.step.failed or loss is None:
         return None
     if stepper.synchronises:

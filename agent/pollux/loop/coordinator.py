@@ -19,7 +19,7 @@ from pollux.loop.divergence import FIRST_STEPS, check_equal
 from pollux.loop.endings import MARGIN, Endings, Reason
 from pollux.loop.inbox import Inbox
 from pollux.loop.mending import Mender
-from pollux.loop.notices import notice
+from pollux.loop.notices import in_words, notice
 from pollux.loop.regroup import come_in, regroup
 from pollux.loop.report import report_of
 from pollux.noise.measuring import sampling_interval
@@ -223,7 +223,7 @@ class Coordinator:
                 model.meter.reset_batch()
             training.timer.cool()
             if self._main:
-                notice(f"batch size {training.batch_size}: {training.choice}")
+                notice(in_words(training.choice, training.world.size))
         if decision.end:
             reason, seconds = Reason(decision.end), self.save(durable=True)
             # All ranks wait for rank 0: the first one that ends may take the others' nodes with it.

@@ -19,7 +19,7 @@ from pollux.learning_rate.scaling import Rule, follow, rule_for
 from pollux.loop.added_model import AddedModel
 from pollux.loop.batches import MicroBatchContext, TrainingLoader, backward, whole_step
 from pollux.loop.coordinator import Coordinator
-from pollux.loop.notices import notice
+from pollux.loop.notices import notice, tell_of_restart
 from pollux.loop.script_checks import check_beside, warn_of_unknown_parameters
 from pollux.loop.stepper import Stepper
 from pollux.noise.estimators import CommunicationHook
@@ -145,6 +145,7 @@ class Job:
         coordinator.checkpointer.restore_loader(data)
         training.begin(data, limits, choice)
         if self.is_main:
+            tell_of_restart(coordinator.checkpointer.last_attempt, choice, world.size)
             training.advisor = self._start_advisor(limits)
             if training.adaptive:
                 warn_of_unknown_parameters(training.models)
@@ -195,16 +196,26 @@ class Job:
         """
         return MicroBatchContext(self._stepper, self._first)
 
-    def backward(self, loss: Tensor, **options: Any) -> None:
+    def backward(self, loss: Tensor, *, weight: float | Tensor | None = None, **options: Any) -> None:
         """Backpropagate a mean loss by the micro-batch's share of the step.
 
         AMP's loss scale is applied, too.
 
-        `options` are those of `Tensor.backward`: retain_graph, create_graph, inputs.
-        """
-        backward(self._stepper, loss, **options)
+        With `weight`, `loss` is a sum, and `weight` the number of tokens it is summed over on this rank. The step's
+        gradient is then the mean over the tokens of all passes and ranks, however they are divided. Give it in every
+        pass, under `micro_batch`. Use a tensor where the number is on the GPU.
 
-    def step(self, loss_of: Callable[[], Tensor], *, clip: float | None = None) -> Tensor | None:
+        `options` are those of `Tensor.backward`: retain_graph, create_graph, inputs. Raises LoopMistake.
+        """
+        backward(self._stepper, self._first, loss, weight, **options)
+
+    def step(
+        self,
+        loss_of: Callable[[], Tensor],
+        *,
+        clip: float | None = None,
+        weight: float | Tensor | None = None,
+    ) -> Tensor | None:
         """Make one pass and, when the step is complete, the optimizer step.
 
             for x, y in loader:
@@ -212,9 +223,10 @@ class Job:
 
         `loss_of` returns the mean loss of the micro-batch. When the step is complete, the gradients are clipped to the
         norm `clip`, the optimizer and the scheduler step (a ReduceLROnPlateau does not: it wants a metric), and the
-        gradients are zeroed. Return the loss without its graph; None where the pass ran out of memory and is repeated.
+        gradients are zeroed. `weight` is that of `backward`. Return the loss without its graph; None where the pass ran
+        out of memory and is repeated.
         """
-        return whole_step(self._stepper, self._first, loss_of, clip)
+        return whole_step(self._stepper, self._first, loss_of, clip, weight)
 
     def poll(self) -> None:
         """Act on the scheduler's orders where no steps are taken.
@@ -224,6 +236,7 @@ class Job:
         All ranks call it alike, between steps. An order to drain is answered there: this may not return.
         """
         self.training.check_begun()
+        self._stepper.commit_in_hand()  # a checkpoint would hold its weights
         self.coordinator.poll()
 
     def close(self) -> None:
@@ -236,7 +249,7 @@ class Job:
         training, coordinator = self.training, self.coordinator
         coordinator.resizer.close()
         if training.begun:
-            self._stepper.count_in_hand()  # the last checkpoint holds its weights, so it counts
+            self._stepper.commit_in_hand()  # the last checkpoint holds its weights
             coordinator.stop()
         if training.advisor is not None:
             training.advisor.close()
@@ -285,7 +298,7 @@ class Job:
 
     @property
     def progress(self) -> Progress:
-        """How far the training is."""
+        """How far the training is; a step counts from `optimizer.step()` on."""
         return self.training.progress
 
     @property
@@ -315,26 +328,17 @@ class Job:
 
     @property
     def lr_factors(self) -> tuple[float, ...]:
-        """The factor on each parameter group's learning rate.
-
-        Empty where there is none.
-        """
+        """Factors on the learning rates of the parameter groups, if any."""
         return tuple(self._first.rates.factors)
 
     @property
     def noise_scale(self) -> NoiseScale | None:
-        """The agreed gradient noise scale; None until measured.
-
-        Of several models, the least.
-        """
+        """The agreed gradient noise scale; of several models, the least."""
         return self.training.noise_scale
 
     @property
     def params(self) -> ThroughputParams | None:
-        """The fitted throughput model.
-
-        None before the first fit, and on ranks other than 0.
-        """
+        """The fitted throughput model, on rank 0; None before the first fit."""
         return self.training.params
 
     @property

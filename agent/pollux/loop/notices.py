@@ -8,6 +8,9 @@ from __future__ import annotations
 import logging
 import sys
 
+from pollux.goodput import BatchChoice
+from pollux.tuning.knowledge import LastAttempt
+
 logger = logging.getLogger("pollux")
 
 
@@ -17,3 +20,16 @@ def notice(text: str) -> None:
         logger.info(text)
     else:
         print(f"pollux: {text}", file=sys.stderr, flush=True)
+
+
+def in_words(choice: BatchChoice, gpus: int) -> str:
+    """Return a batch size in the words of its user."""
+    gpu_words = "1 GPU" if gpus == 1 else f"{gpus} GPUs"
+    passes = f" in each of {choice.accumulation + 1} passes" if choice.accumulation else ""
+    return f"batch size {choice.size(gpus)} on {gpu_words}: {choice.local_batch} per GPU{passes}"
+
+
+def tell_of_restart(last: LastAttempt | None, choice: BatchChoice, gpus: int) -> None:
+    """Tell where a restart has other GPUs or another batch size."""
+    if last is not None and (last.batch_size, last.gpus) != (choice.size(gpus), gpus):
+        notice(f"{in_words(choice, gpus)} (before the restart: {last.batch_size} on {last.gpus})")

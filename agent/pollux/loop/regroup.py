@@ -15,7 +15,7 @@ from dataclasses import asdict
 
 from pollux.checkpoint.checkpointer import Checkpointer
 from pollux.errors import RELAUNCH_STATUS
-from pollux.loop.notices import notice
+from pollux.loop.notices import in_words, notice
 from pollux.ranks.control import ControlExchange
 from pollux.ranks.handover import hand_over
 from pollux.resize.groups import Groups
@@ -56,7 +56,9 @@ def regroup(
         raise SystemExit(RELAUNCH_STATUS)
     _enter(decision, decision.stay.index(rank), training, exchange, checkpointer, groups)
     if main:
-        notice(f"resized in place from {size} GPUs to {decision.size}")
+        notice(
+            f"resized in place from {size} GPUs to {decision.size}: {in_words(training.choice, decision.size)}"
+        )
         resizer.resized()
 
 

@@ -72,7 +72,7 @@ class Stepper:
         A step left half-way keeps its plan: its gradients are in `.grad`, and the next loop completes it.
         """
         training = self.training
-        self.count_in_hand()
+        self.commit_in_hand()
         training.pause()
         if not training.step.managed and self.epoch_done():
             training.progress.next_epoch(training.data.length, training.data.pass_index)
@@ -114,6 +114,7 @@ class Stepper:
         data.set_batch(local)
         passes, samples = data.ahead(wanted)
         step.group = StepGroup(passes, samples, local)
+        step.tokens = step.weights = None
         whole = samples == wanted * world.size * local
         # At the end of a pass a step may be small, and its gradient noisy: it takes the rate of its own size.
         scale = samples / limits.initial if training.adaptive else None
@@ -276,30 +277,39 @@ class Stepper:
         return group.begun > 1
 
     def on_optimizer_step(self) -> None:
-        """Note a step. Called by the optimizers' hooks, unless AMP skips it."""
-        self.training.step.stepped = True
+        """Count the progress of a step.
 
-    def count_in_hand(self) -> None:
-        """Count a step that the loop's body has made, before the body is over."""
-        if self.training.step.stepped:
-            self._count()
-
-    def _count(self) -> None:
-        """Count the examples and the progress of a finished optimizer step."""
+        Called by the optimizers' hooks, unless AMP skips the step. Of several optimizers the first one counts.
+        """
         training, step = self.training, self.training.step
-        samples, step.uncommitted, step.stepped = step.uncommitted, 0, False
+        if step.stepped:
+            return
+        step.stepped = step.in_hand = True
+        samples = step.uncommitted
+        step.gain = training.progress.advance(samples, training.efficiency(samples))
+
+    def commit_in_hand(self) -> None:
+        """Use up the examples of a step that the optimizer has made.
+
+        The step's body is over, or the script leaves it: a checkpoint now would hold the step's weights.
+        """
+        training, step = self.training, self.training.step
+        if not step.in_hand:
+            return
+        step.in_hand = False
+        step.uncommitted = 0
         step.usual, step.taken = step.taken, 0
         training.data.commit()
-        step.gain = training.progress.advance(samples, training.efficiency(samples))
         for model in training.models:
             model.schedule.end(step.gain)
 
     def end_step(self) -> None:
-        """Count the step that the optimizer has made.
+        """End the step that the optimizer has made.
 
         At the same step on every rank.
         """
-        self._count()
+        self.commit_in_hand()
+        self.training.step.stepped = False
         training = self.training
         for model in training.models:
             model.meter.end_step(training.progress.optimizer_steps)

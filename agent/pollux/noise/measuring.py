@@ -26,6 +26,7 @@ from pollux.noise.noise_scale import NoiseAverages, SampleKind
 from pollux.noise.precondition import GradientNorms
 from pollux.noise.reduction import ReductionEstimator
 from pollux.noise.samples import SampleBuffer, Squares, added, summed
+from pollux.noise.uneven import StepWeights, as_equal
 from pollux.ranks.sharding import is_sharded
 from pollux.ranks.torch_internals import loss_scale, reduces_gradients
 
@@ -142,6 +143,11 @@ class NoiseMeter:
         return self._hook is not None
 
     @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The ranks that gradients are averaged over; None: one rank alone."""
+        return self._buffer.group
+
+    @property
     def total(self) -> NoiseScale | None:
         """The agreed noise scale over all parameters; None while unknown."""
         if not self.agreed:
@@ -182,10 +188,13 @@ class NoiseMeter:
         if self._source is _NormSource.ACCUMULATION:
             self._accumulation.before_backward()
 
-    def after_pass(self, synchronises: bool, share: float, passes: int = 1) -> None:
-        """End a micro-batch; `share` is the weight of its mean loss in the step's.
+    def after_pass(
+        self, synchronises: bool, share: float, passes: int = 1, *, weights: StepWeights | None = None
+    ) -> None:
+        """End a micro-batch.
 
-        `passes` counts the passes in `.grad`, if the user's own loop has accumulated them.
+        `share` is the weight of its mean loss in the step's. `passes` counts the passes in `.grad`, if the user's own
+        loop has accumulated them. `weights`: losses are sums, and `.grad` is not yet multiplied by its factor.
         """
         if passes > 1 and self._source is not None and self._kind is not None:
             kind = self._kind
@@ -197,7 +206,7 @@ class NoiseMeter:
         if self._reduction is not None:
             self._reduction.passed()
         if self._source is not None:
-            self._end_group()
+            self._end_group(weights)
 
     def zeroed(self) -> None:
         """The script has zeroed the gradients."""
@@ -211,9 +220,12 @@ class NoiseMeter:
             self._accumulation.abandon()
         self._source = None
 
-    def _end_group(self) -> None:
+    def _end_group(self, weights: StepWeights | None) -> None:
         assert self._kind is not None
         unscale = self._unscale()
+        if weights is not None:
+            unscale = weights.factor if unscale is None else unscale * weights.factor
+        differenced = self._source in (_NormSource.KEEP, _NormSource.DIFFERENCE)
         pair: tuple[Squares, Squares] | None = None
         match self._source:
             case _NormSource.HOOK if self._hook is not None:
@@ -236,6 +248,14 @@ class NoiseMeter:
         local, total = pair
         if unscale is not None:
             local, total = (added(self._sum_of(found) * unscale**2) for found in pair)
+        if weights is not None and not differenced:
+            local, total = as_equal(
+                self._sum_of(local),
+                self._sum_of(total),
+                weights,
+                self._kind.gradients,
+                parts=self._buffer.parts,
+            )
         self._buffer.add(self._kind, local, total)
 
     def _sum_of(self, found: Squares) -> Tensor:

@@ -69,8 +69,8 @@ class SampleBuffer:
     ) -> None:
         self.groups = groups
         self.rows = rows
-        self._group = group
-        self._parts = parts
+        self.group = group
+        self.parts = parts
         """Whether each rank holds a part of the local, and of the total squared norm. Parts add up. Otherwise the
         ranks' mean counts: each rank has the norm of its own gradient, and all have the same total."""
         self._device = device
@@ -107,13 +107,13 @@ class SampleBuffer:
             return
         found = [summed(squares, self.groups, self._device) for squares in (self._local, self._total)]
         work = None
-        if self._group is not None:
-            for part, rows in zip(self._parts, found, strict=True):
+        if self.group is not None:
+            for part, rows in zip(self.parts, found, strict=True):
                 if not part:
-                    rows.div_(dist.get_world_size(self._group))
+                    rows.div_(dist.get_world_size(self.group))
         data = torch.cat(found, 1)
-        if self._group is not None:
-            work = dist.all_reduce(data, group=self._group, async_op=True)
+        if self.group is not None:
+            work = dist.all_reduce(data, group=self.group, async_op=True)
         self._pending = (data, self._kinds, work)
         self._kinds, self._local, self._total = [], [], []
 

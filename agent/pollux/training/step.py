@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
+from pollux.noise.uneven import StepWeights
+
 
 @dataclass
 class StepGroup:
@@ -59,6 +63,8 @@ class StepState:
     """Steps of M0 examples that the last step was worth."""
     stepped: bool = False
     """The optimizer has stepped since the last pass began."""
+    in_hand: bool = False
+    """Its step counts as progress, and the data of its examples are not committed yet."""
     failed: bool = False
     """The last pass ran out of memory, and its step will be taken again."""
     accumulates: bool = False
@@ -75,6 +81,12 @@ class StepState:
     """Passes since the last step."""
     usual: int = 0
     """Passes that the last step had."""
+    tokens: Tensor | None = None
+    """[sum of weights, sum of their squares] of the step's passes, where losses are sums; on this rank."""
+    per_example: Tensor | None = None
+    """Weight per example in the last step with summed losses, equal on all ranks."""
+    weights: StepWeights | None = None
+    """Of the pass that ends the step; None where losses are means."""
     unscaled: Any = None
     """What AMP's scaler kept of its optimizers when the pass began; its `update` replaces it."""
     seconds: float = 0.0
@@ -85,5 +97,6 @@ class StepState:
     def change_ranks(self) -> None:
         """Forget what holds for the former ranks only."""
         self.group = None
+        self.per_example = None
         self.usual = 0  # a rank that comes in knows of no step before
         self.seconds = 0.0

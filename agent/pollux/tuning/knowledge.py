@@ -95,6 +95,8 @@ class LastAttempt:
     """Total batch size in use."""
     params: ThroughputParams | None
     """The throughput model as last fitted."""
+    gpus: int = 0
+    """Ranks that it had; 0 where not known."""
 
 
 def kept(known: LastAttempt | None, profile: StepProfile) -> ThroughputParams | None:

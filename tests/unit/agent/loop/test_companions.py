@@ -235,7 +235,7 @@ def sharded_pair(directory: str, steps: int) -> tuple[int, list[Tensor], str]:
             for optimizer in (first, second):
                 optimizer.step()
                 optimizer.zero_grad()
-        if job.sync_gradients and job.progress.optimizer_steps == last - 1:
+        if job.sync_gradients and job.progress.optimizer_steps == last:
             break
     job.close()
     weights = [p.detach().full_tensor() for model in (generator, critic) for p in model.parameters()]

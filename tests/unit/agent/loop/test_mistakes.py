@@ -14,7 +14,7 @@ from torch.nn.functional import mse_loss
 
 from pollux import Job, attach
 from pollux.errors import LoopMistake, PolluxAgentError, RankLost, RanksDiffer
-from tests.unit.agent.regression import data, network
+from tests.unit.agent.regression import data, network, train_step
 
 SGD = torch.optim.SGD
 
@@ -296,6 +296,46 @@ def test_a_restore_and_a_finished_training_take_a_line_each(tmp_path: Path, capf
         f"pollux: restored the checkpoint in {tmp_path}: epoch 1, optimizer step 7",
         "pollux: already finished: 7 optimizer steps, as the checkpoint says",
     ]
+
+
+def test_a_restart_with_another_batch_size_takes_a_line(tmp_path: Path, capfd: Any) -> None:
+    for m0 in (32, 16):
+        job, optimizer, loader = started(m0=m0, checkpoint_dir=tmp_path)
+        for x, y, _ in loader:
+            train_step(job, optimizer, x, y)
+            if job.progress.optimizer_steps:
+                break
+        job.close()
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("pollux: ")]
+    assert lines == [
+        f"pollux: restored the checkpoint in {tmp_path}: epoch 0, optimizer step 1",
+        "pollux: batch size 16 on 1 GPU: 8 per GPU in each of 2 passes (before the restart: 32 on 1)",
+    ]
+
+
+def test_progress_counts_the_step_in_hand(tmp_path: Path) -> None:
+    job, optimizer, loader = started(checkpoint_dir=tmp_path)
+    passes = 0
+    for _ in job.epochs(1):
+        for x, y, _ in loader:
+            with job.micro_batch():
+                job.backward(mse_loss(job.model(x), y))
+            assert job.progress.optimizer_steps == passes // 4
+            passes += 1
+            if job.sync_gradients:
+                optimizer.step()
+                optimizer.zero_grad()
+                assert (job.progress.optimizer_steps, job.progress.samples) == (passes // 4, passes * 8)
+                assert job.progress.steps == passes / 4
+            if passes == 12:
+                job.poll()  # a checkpoint of now would hold the step's weights
+                assert loader.data.position == 96
+            if passes == 16:
+                break
+        break
+    job.close()
+    assert job.progress.optimizer_steps == 4
+    assert loader.data.position == 128
 
 
 def test_an_innocent_rank_prints_one_line() -> None:

@@ -164,7 +164,7 @@ def interrupted(directory: Path, steps: int) -> tuple[list[int], int]:
             if job.sync_gradients:
                 optimizer.step()
                 optimizer.zero_grad()
-            if job.sync_gradients and job.progress.optimizer_steps == steps - 1:
+            if job.sync_gradients and job.progress.optimizer_steps == steps:
                 loader.data.commit()  # this step is over: what comes is saved, and the attempt ends
                 job.coordinator.save(durable=True)
                 return seen, stream.read

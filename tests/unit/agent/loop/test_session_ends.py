@@ -155,7 +155,7 @@ def test_a_second_loop_is_not_drained_by_the_checkpoint_of_the_first(tmp_path: P
         for _ in job.epochs(epochs):
             for x, y in loader:
                 step(job, optimizer, x, y)
-                if job.progress.optimizer_steps == 2 and epochs == 2:
+                if job.progress.optimizer_steps == 3 and epochs == 2:
                     job.coordinator.inbox.put(DrainOrder(9))
                     assert not line.heard
     job.close()
