@@ -56,6 +56,12 @@ class Progress:
         self.optimizer_steps += 1
         return samples * efficiency / self.initial
 
+    def take_back(self, samples: int, gain: float) -> None:
+        """Undo `advance`, for a step over `samples` examples that was worth `gain`."""
+        self.examples -= gain * self.initial
+        self.samples -= samples
+        self.optimizer_steps -= 1
+
     def epoch_done(self, length: int) -> bool:
         """Tell whether the present epoch has its |D| = `length` examples."""
         # The sum of many floats may fall short by rounding.

@@ -219,10 +219,16 @@ class Stepper:
         """
         if not self.on_loss():
             return False
-        step = self.training.step
-        step.group, step.uncommitted, step.taken = None, 0, 0
-        step.stepped, step.failed = False, True
+        self._begin_again()
         return True
+
+    def _begin_again(self) -> None:
+        """The step in hand is taken again from its first sample."""
+        training, step = self.training, self.training.step
+        if step.in_hand:  # one of several models has stepped
+            training.progress.take_back(step.uncommitted, step.gain)
+        step.group, step.uncommitted, step.taken = None, 0, 0
+        step.stepped, step.in_hand, step.failed = False, False, True
 
     def retry(self, limits: BatchLimits) -> None:
         """Take the step again from its first sample, within `limits`."""
@@ -238,7 +244,7 @@ class Stepper:
         for model in training.models:
             model.meter.reset_batch()
         training.data.rewind()
-        step.group, step.uncommitted, step.taken, step.failed = None, 0, 0, True
+        self._begin_again()
         training.timer.cool()
 
     # -- the end of a step ------------------------------------------------------------------------------------

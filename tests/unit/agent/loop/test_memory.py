@@ -251,3 +251,25 @@ def test_ranks_that_keep_asking_for_another_start_get_three(tmp_path: Path) -> N
         check=False,
     )
     assert (done.returncode, done.stdout.count("started")) == (75, 4), done.stderr
+
+
+def test_a_step_that_is_taken_again_counts_once() -> None:
+    """One model has stepped already when the other one's pass fails."""
+    first, second = Fails(1000), Fails(20)
+    one, two = (torch.optim.SGD(model.parameters(), lr=0.01) for model in (first, second))
+    job = attach(first, one, measure_every=1000)
+    other = job.add_model("second", second, two)
+    for x, y, _ in job.loader(data(), 32, per_gpu=(2, 32)):
+        with job.micro_batch():
+            job.backward(mse_loss(job.model(x), y))
+        if job.sync_gradients:
+            one.step()
+        with other.micro_batch():
+            other.backward(mse_loss(other.model(x), -y))
+        if job.sync_gradients:
+            two.step()
+            one.zero_grad()
+            two.zero_grad()
+    job.close()
+    assert (job.progress.optimizer_steps, job.progress.samples) == (7, EXAMPLES)
+    assert job.progress.examples == pytest.approx(EXAMPLES)
