@@ -232,7 +232,7 @@ class Stepper:
 
     def retry(self, limits: BatchLimits) -> None:
         """Take the step again from its first sample, within `limits`."""
-        training, step, world = self.training, self.training.step, self.training.world
+        training, world = self.training, self.training.world
         size = training.batch_size
         training.limits = limits
         if training.adaptive:

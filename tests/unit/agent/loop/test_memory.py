@@ -271,5 +271,5 @@ def test_a_step_that_is_taken_again_counts_once() -> None:
             one.zero_grad()
             two.zero_grad()
     job.close()
-    assert (job.progress.optimizer_steps, job.progress.samples) == (7, EXAMPLES)
+    assert (job.progress.optimizer_steps, job.progress.samples) == (4, EXAMPLES)
     assert job.progress.examples == pytest.approx(EXAMPLES)
