@@ -57,7 +57,7 @@ class Progress:
         return samples * efficiency / self.initial
 
     def take_back(self, samples: int, gain: float) -> None:
-        """Undo `advance`, for a step over `samples` examples that was worth `gain`."""
+        """Undo `advance` for a step of `samples` examples, worth `gain`."""
         self.examples -= gain * self.initial
         self.samples -= samples
         self.optimizer_steps -= 1

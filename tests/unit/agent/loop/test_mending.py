@@ -182,8 +182,7 @@ def test_ranks_behind_take_over_the_state_of_the_furthest(tmp_path: Path) -> Non
                 os.kill(os.getpid(), signal.SIGKILL)
             if job.rank == 1:
                 job.optimizer.step()
-                job.stepper.training.step.stepped = True
-                job.stepper.count_in_hand()
+                job.stepper.commit_in_hand()
 
     found = run(tmp_path, 3, trouble)
     assert found[2] is None
