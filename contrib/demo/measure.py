@@ -116,6 +116,14 @@ class Track:
             *("REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "STAGE_OUT", "STOPPED", "SIGNALING"),
         )
 
+    def held_gpu_s(self, begun: float, ended: float) -> float:
+        """GPU-seconds that the job held between two times [POSIX s]."""
+        until = ended if self.ended_at is None else min(self.ended_at, ended)
+        times = [min(max(at, begun), until) for at, _ in self.gpus] + [until]
+        return sum(
+            held * (then - at) for (_, held), at, then in zip(self.gpus, times, times[1:], strict=False)
+        )
+
     @property
     def jct_s(self) -> float | None:
         """Job completion time: from submission to the end [s]."""
@@ -154,3 +162,15 @@ class Recording:
         times = [t.jct_s for t in self.tracks.values()]
         known = [t for t in times if t is not None]
         return sum(known) / len(known) if known and len(known) == len(times) else None
+
+    def idle_gpu_s(self, capacity: int) -> float | None:
+        """GPU-seconds that no job held, from the first submission to the last end.
+
+        None until all jobs have ended.
+        """
+        tracks = self.tracks.values()
+        ends = [t.ended_at for t in tracks if t.ended_at is not None]
+        if not ends or len(ends) < len(tracks):
+            return None
+        begun, ended = min(t.submitted_at for t in tracks), max(ends)
+        return capacity * (ended - begun) - sum(t.held_gpu_s(begun, ended) for t in tracks)

@@ -85,7 +85,12 @@ def _under_pollux(stage: Stage, cluster: DevCluster) -> Summary:
         noise = database.noise_scales(names)
         daemon.write_report(stage.out, min(names), recording.started_at)
         summary = Summary(
-            recording, _accuracies(run.results()), database.batch_sizes(), database.moves(), noise
+            recording,
+            stage.work.gpus,
+            _accuracies(run.results()),
+            database.batch_sizes(),
+            database.moves(),
+            noise,
         )
     finally:
         database.close()
@@ -105,7 +110,7 @@ def _under_plain_slurm(stage: Stage, cluster: DevCluster, sizes: Mapping[str, Si
         t.job_id: [(next((at for at, n in t.gpus if n), t.submitted_at), sizes[t.name].batch_size)]
         for t in recording.tracks.values()
     }
-    return Summary(recording, _accuracies(run.results()), batches)
+    return Summary(recording, stage.work.gpus, _accuracies(run.results()), batches)
 
 
 def _draw(stage: Stage, summary: Summary, name: str, title: str) -> None:
@@ -141,7 +146,9 @@ def _close_pollux_run(stage: Stage, summary: Summary) -> None:
         )
         console.print(move_table(summary.moves))
     console.print(
-        f"\nMean JCT {summary.recording.mean_jct_s:.0f} s; the whole run took {took:.0f} s.", highlight=False
+        f"\nMean JCT {summary.recording.mean_jct_s:.0f} s; the whole run took {took:.0f} s; "
+        f"{summary.idle_gpu_s:.0f} of {summary.capacity * took:.0f} GPU-seconds stayed idle.",
+        highlight=False,
     )
     console.print(
         f"Written: {stage.out}/summary.json, timeline.png, report.html, history.png, logs/",
@@ -192,6 +199,20 @@ def _comparison(pollux: Summary, plain: Summary, sizes: Mapping[str, Size]) -> T
     return table
 
 
+def plain_sizes(work: Workload, pollux: Summary) -> dict[str, Size]:
+    """Return each training's fixed size under plain Slurm, by name.
+
+    Raises:
+        RunFailedError: the Pollux run did not measure the noise scale of some training.
+    """
+    missing = [t.name for t in work.trainings if t.adaptive and t.name not in pollux.noise_scale]
+    if missing:
+        raise RunFailedError(
+            f"no noise scale was ever reported by {', '.join(missing)}: cannot tune the plain jobs"
+        )
+    return tuned_sizes(work, pollux.noise_scale)
+
+
 def compare(stage: Stage, cluster: DevCluster) -> int:
     """Make both runs on the same cluster, one after the other.
 
@@ -204,12 +225,7 @@ def compare(stage: Stage, cluster: DevCluster) -> int:
     pollux = _under_pollux(stage, cluster)
     _close_pollux_run(stage, pollux)
     _must_be_complete(pollux)
-    missing = [t.name for t in stage.work.trainings if t.adaptive and t.name not in pollux.noise.noise_scale]
-    if missing:
-        raise RunFailedError(
-            f"no noise scale was ever reported by {', '.join(missing)}: cannot tune the plain jobs"
-        )
-    sizes = tuned_sizes(stage.work, pollux.noise.noise_scale)
+    sizes = plain_sizes(stage.work, pollux)
     stage.console.print("\nThe same workload under plain Slurm, sizes by the paper's rule for tuned jobs:")
     for name, size in sizes.items():
         stage.console.print(
@@ -219,7 +235,7 @@ def compare(stage: Stage, cluster: DevCluster) -> int:
         )
     plain = _under_plain_slurm(stage, cluster, sizes)
     both = {
-        name: {"mean_jct_s": document["mean_jct_s"], "jobs": document["jobs"]}
+        name: {key: document[key] for key in ("mean_jct_s", "idle_gpu_s", "jobs")}
         for name, document in (("pollux", pollux.document()), ("plain_slurm", plain.document()))
     }
     (stage.out / "compare.json").write_text(json.dumps(both, indent=1) + "\n")
@@ -229,7 +245,9 @@ def compare(stage: Stage, cluster: DevCluster) -> int:
     ours, theirs = pollux.recording.mean_jct_s or 0.0, plain.recording.mean_jct_s or 0.0
     if theirs:
         stage.console.print(
-            f"\nMean JCT under Pollux: {100 * ours / theirs:.0f} % of plain Slurm's.", highlight=False
+            f"\nMean JCT under Pollux: {100 * ours / theirs:.0f} % of plain Slurm's. Idle GPU-seconds: "
+            f"{pollux.idle_gpu_s or 0.0:.0f}, under plain Slurm {plain.idle_gpu_s or 0.0:.0f}.",
+            highlight=False,
         )
     stage.console.print(f"Written: {stage.out}/compare.json", soft_wrap=True, highlight=False)
     _must_be_complete(plain)

@@ -44,6 +44,8 @@ class Summary:
     """One run, ready to be printed, drawn and written."""
 
     recording: Recording
+    capacity: int
+    """GPUs of the cluster."""
     accuracy: Mapping[str, float]
     """Final accuracy on the held-out part, by job name."""
     batch_size: Mapping[int, Series]
@@ -72,11 +74,11 @@ class Summary:
         }
 
     def document(self) -> dict[str, Any]:
-        """Return `{jobs: [...], moves: [...], mean_jct_s}`.
+        """Return `{jobs: [...], moves: [...], mean_jct_s, idle_gpu_s}`.
 
         Times are seconds since the run began.
         """
-        mean_jct = self.recording.mean_jct_s
+        mean_jct, idle = self.recording.mean_jct_s, self.idle_gpu_s
         return {
             "jobs": [self._job(t) for t in self.recording.tracks.values()],
             "moves": [
@@ -91,7 +93,13 @@ class Summary:
                 for m in self.moves
             ],
             "mean_jct_s": None if mean_jct is None else round(mean_jct, 1),
+            "idle_gpu_s": None if idle is None else round(idle, 1),
         }
+
+    @property
+    def idle_gpu_s(self) -> float | None:
+        """GPU-seconds that no job held, until the last job ended."""
+        return self.recording.idle_gpu_s(self.capacity)
 
     def faults(self) -> list[str]:
         """List why this run is not a success, one line each; empty if it is."""

@@ -1,6 +1,6 @@
 """Replay the paper's evaluation; write tests/benchmarks/simulator.md.
 
-    python -m tests.benchmarks.simulator [--data DIR] [--seconds 36000] [--out FILE]
+    python -m tests.benchmarks.simulator [--data DIR] [--seconds 36000] [--at-once 1] [--out FILE]
 
 Runs are kept in bench-out/ under a digest of everything that they depend on (the policy's and the simulator's sources,
 the data), so that an interrupted benchmark continues and no page mixes two versions. bench-out/sim.json has every run.
@@ -333,12 +333,13 @@ def main() -> None:
     default = ROOT / os.environ.get("POLLUX_OSDI21", "../shared/data/osdi21")
     parser.add_argument("--data", type=Path, default=default, help="folder of profiles/ and workloads/")
     parser.add_argument("--seconds", type=float, default=36_000.0, help="no run is begun after that")
+    parser.add_argument("--at-once", type=int, default=1, help="runs made at once, a process each")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"))
     parser.add_argument("--no-bounds", action="store_true", help="spare the minute that the bounds take")
     asked = parser.parse_args()
     bench = Bench(asked.data, ROOT / "bench-out" / "simulator.json")
     ask(bench)
-    bench.work(asked.seconds)
+    bench.work(asked.seconds, asked.at_once)
     bench.kept.parent.mkdir(exist_ok=True)
     (ROOT / "bench-out" / "sim.json").write_text(json.dumps(rows_of(bench), indent=1) + "\n")
     asked.out.write_text(page(bench, bounds=not asked.no_bounds))

@@ -8,8 +8,10 @@ import json
 import platform
 import time
 from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import lru_cache
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -141,25 +143,36 @@ class Bench:
         """Keys of runs that were asked for and are not made yet."""
         return [key for key in self.tasks if key not in self.done]
 
-    def work(self, seconds: float) -> None:
-        """Make the missing runs in order; begin none after so many seconds."""
+    def work(self, seconds: float, at_once: int = 1) -> None:
+        """Make the missing runs in order, some at once; begin none after so many seconds."""
         until = time.monotonic() + seconds
-        for key in self.missing:
-            if time.monotonic() > until:
-                break
-            task, found = self.tasks[key], run(self.tasks[key], self.data)
-            if digest(self.data) != self.version:
-                raise SystemExit("the sources changed while they were measured: run it again")
-            self.done[key] = {"version": self._version_of(key), **found}
-            self.kept.parent.mkdir(exist_ok=True)
-            partial = self.kept.with_suffix(".new")
-            partial.write_text(json.dumps(self.done, indent=1))
-            partial.replace(self.kept)
-            print(
-                f"{task.policy}, {task.workload}: {found['avg_jct_s']:.0f} s, p99 {found['p99_jct_s']:.0f} s, "
-                f"in {found['cpu_s']:.0f} CPU s",
-                flush=True,
-            )
+        missing, running = iter(self.missing), dict[Future[Result], str]()
+        with ProcessPoolExecutor(at_once, get_context("spawn")) as pool:
+            while True:
+                while len(running) < at_once and time.monotonic() <= until:
+                    key = next(missing, None)
+                    if key is None:
+                        break
+                    running[pool.submit(run, self.tasks[key], self.data)] = key
+                if not running:
+                    break
+                for ended in wait(running, return_when=FIRST_COMPLETED).done:
+                    self._keep(running.pop(ended), ended.result())
+
+    def _keep(self, key: str, found: Result) -> None:
+        if digest(self.data) != self.version:
+            raise SystemExit("the sources changed while they were measured: run it again")
+        self.done[key] = {"version": self._version_of(key), **found}
+        self.kept.parent.mkdir(exist_ok=True)
+        partial = self.kept.with_suffix(".new")
+        partial.write_text(json.dumps(self.done, indent=1))
+        partial.replace(self.kept)
+        task = self.tasks[key]
+        print(
+            f"{task.policy}, {task.workload}: {found['avg_jct_s']:.0f} s, p99 {found['p99_jct_s']:.0f} s, "
+            f"in {found['cpu_s']:.0f} CPU s",
+            flush=True,
+        )
 
 
 def rows_of(bench: Bench) -> list[dict[str, Any]]:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from contrib.demo.measure import Recording
 from contrib.demo.plain import VALID, linear_fractions, shapes, tuned_size, tuned_sizes
+from contrib.demo.run import RunFailedError
+from contrib.demo.scenes import plain_sizes
+from contrib.demo.summary import Summary
 from contrib.demo.workload import Training, Workload
 
 WORK = Workload(nodes=4, gpus_per_node=4, limit_s=300.0)
@@ -70,3 +76,11 @@ def test_an_unmeasured_noise_scale_is_an_error_not_a_guess():
     work = Workload(4, 4, 300.0, (training(),))
     with pytest.raises(KeyError):
         tuned_sizes(work, {})
+
+
+def test_the_noise_scales_of_the_pollux_run_size_the_plain_jobs():
+    work = replace(WORK, trainings=(training(), training(name="held", adaptive=False)))
+    run = Summary(Recording(), WORK.gpus, {}, {}, noise_scale={"t": 100.0})
+    assert plain_sizes(work, run) == tuned_sizes(work, {"t": 100.0})
+    with pytest.raises(RunFailedError, match="reported by t: cannot tune"):
+        plain_sizes(work, replace(run, noise_scale={}))

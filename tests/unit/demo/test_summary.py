@@ -36,7 +36,7 @@ def recording():
 
 @pytest.fixture
 def summary():
-    return Summary(recording(), {"one": 0.91}, {4: [(1004.0, 32), (1025.0, 128)]}, [MOVE])
+    return Summary(recording(), 4, {"one": 0.91}, {4: [(1004.0, 32), (1025.0, 128)]}, [MOVE])
 
 
 def test_the_document_is_the_contract(summary, tmp_path):
@@ -66,6 +66,7 @@ def test_the_document_is_the_contract(summary, tmp_path):
             }
         ],
         "mean_jct_s": 59.5,
+        "idle_gpu_s": 4 * 59.5 - 10 - 160,
     }
     assert summary.faults() == []
 
@@ -92,6 +93,14 @@ def test_the_mean_is_of_all_jobs_or_none(summary):
     assert summary.document()["mean_jct_s"] is None
     summary.recording.tracks[5].ended_at = 1040.0
     assert summary.document()["mean_jct_s"] == pytest.approx((59.5 + 30.0) / 2, abs=0.06)
+
+
+def test_idle_gpus_count_until_the_last_job_ends(summary):
+    summary.recording.tracks[5] = late = Track("two", 5, submitted_at=1010.0)
+    assert summary.idle_gpu_s is None
+    late.note(1050.0, Seen("RUNNING", 4, "n2"))
+    late.note(1070.0, Seen("COMPLETED", 0, ""))
+    assert summary.idle_gpu_s == pytest.approx(4 * 69.5 - 10 - 160 - 80)
 
 
 def rendered(table):
