@@ -144,7 +144,7 @@ class Bench:
         return [key for key in self.tasks if key not in self.done]
 
     def work(self, seconds: float, at_once: int = 1) -> None:
-        """Make the missing runs in order, some at once; begin none after so many seconds."""
+        """Make the missing runs in order; begin none after so many seconds."""
         until = time.monotonic() + seconds
         missing, running = iter(self.missing), dict[Future[Result], str]()
         with ProcessPoolExecutor(at_once, get_context("spawn")) as pool:
