@@ -287,22 +287,6 @@ def test_a_drain_is_refused_where_no_checkpoint_can_be_written(
     assert found["refused"] == {"id": 31, "why": "no space left on device"}
 
 
-def test_the_first_periodic_checkpoint_is_due_within_the_first_minute(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written: list[int] = []
-
-    def ask(job: Any, step: int) -> None:
-        checkpointer = job.coordinator.checkpointer
-        if step in (3, 6):
-            checkpointer._saved_at -= 31.0
-        if checkpointer.due():
-            written.append(step)
-
-    train(tmp_path, "map", 1, ask)
-    assert written == [3], "the second one after the whole interval"
-
-
 def test_loaders_of_a_script_are_data_loaders() -> None:
     """The place where torch forks them is known by its file."""
     file = sys.modules[DataLoader.__module__].__file__

@@ -1,0 +1,240 @@
+"""When a checkpoint is due, what a joiner takes over, and what a save tells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from pollux.checkpoint import checkpointer as module
+from pollux.checkpoint.checkpointer import TRIAL_S, Checkpointer
+from pollux.checkpoint.keepers import FileKeeper
+from pollux.checkpoint.training_state import rng_state
+from pollux.errors import CheckpointError
+from pollux.ranks.control import ControlExchange
+
+CPU = torch.device("cpu")
+INTERVAL = 600.0
+
+
+class Clock:
+    """A monotonic clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@dataclass
+class Times:
+    restored_at: float = 0.0
+
+
+class Keeper(FileKeeper):
+    """A keeper whose writing a test controls."""
+
+    def __init__(self) -> None:
+        self.directory = Path()
+        self.saved, self.written, self.seconds = None, False, 0.0
+        self.writes = False
+        self.calls: list[Any] = []
+        self.fails: Exception | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self.writes
+
+    def part(self, part: Any) -> Any:
+        return part
+
+    def settle(self) -> None:
+        self.calls.append("settle")
+
+    def prepare(self, parts: Any, *, rank: int) -> None:
+        self.calls.append(("prepare", sorted(parts), rank))
+
+    def save(self, parts: Any, rest: Any, meta: Any, *, rank: int, durable: bool) -> None:
+        if self.fails is not None:
+            raise self.fails
+        clock.now += 4.0
+        self.calls.append(("save", sorted(parts), rest()["batch_size"], meta, rank, durable))
+
+
+class Data:
+    def __init__(self) -> None:
+        self.loaded: Any = None
+
+    def state_dict(self) -> Any:
+        return {"position": 7}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.loaded = state
+
+
+class Exchange:
+    """The exchange of a job with this rank alone."""
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+
+@dataclass
+class Training:
+    """As much of a training as a checkpoint holds."""
+
+    model: torch.nn.Module = field(default_factory=lambda: torch.nn.Linear(2, 1))
+    data: Data = field(default_factory=Data)
+    last_step_at: float = 50.0
+
+    def __post_init__(self) -> None:
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.progress = SimpleNamespace(optimizer_steps=12)
+        self.world = SimpleNamespace(rank=0, size=1, device=CPU, waiting=False)
+
+    def parts(self) -> dict[str, Any]:
+        return {"model": self.model, "optimizer": self.optimizer}
+
+    def last_attempt(self) -> Any:
+        return SimpleNamespace(batch_size=64, params=None)
+
+
+clock = Clock()
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Any:
+    clock.now = 1000.0
+    monkeypatch.setattr(module, "time", clock)
+    settings = SimpleNamespace(checkpoint_interval=INTERVAL)
+    attempt: Any = SimpleNamespace(settings=settings, resized_for=0, times=Times(), seed=3)
+    training: Any = Training()
+    found = Checkpointer(training, attempt)
+    found.keeper = Keeper()
+    return SimpleNamespace(it=found, keeper=found.keeper, training=training, attempt=attempt)
+
+
+def test_without_a_keeper_nothing_is_due_or_written(made: Any) -> None:
+    made.it.keeper = None
+    clock.now += 1e9
+    assert made.it.due() is False
+    assert (made.it.keeps, made.it.writing, made.it.sharded, made.it.saved) == (False, False, False, None)
+    assert made.it.save(cast(ControlExchange, Exchange()), durable=True) is None
+    assert made.it.holds(3) is False
+
+
+def test_the_first_checkpoint_is_due_early_and_the_next_after_an_interval(made: Any) -> None:
+    clock.now += TRIAL_S - 1
+    assert not made.it.due()
+    clock.now += 1
+    assert made.it.due()
+    assert not made.it.due(), "asking again does not write a second one"
+    clock.now += INTERVAL - 1
+    assert not made.it.due()
+    clock.now += 1
+    assert made.it.due()
+
+
+def test_a_short_interval_holds_for_the_first_checkpoint_too(made: Any) -> None:
+    made.attempt.settings.checkpoint_interval = 5.0
+    clock.now += 5.0
+    assert made.it.due()
+
+
+def test_what_a_thread_has_written_is_noted_once_it_is_over(made: Any) -> None:
+    noted: list[str] = []
+    made.keeper.writes, made.keeper.written, made.keeper.seconds = True, True, 9.0
+    made.it._restarts = SimpleNamespace(checkpointed=lambda: noted.append("checkpointed"))
+    made.it.due()
+    assert (made.it.writing, made.keeper.calls, noted, made.it.slowest) == (True, [], [], 0.0)
+    made.keeper.writes = False
+    made.it.due()
+    assert (made.it.writing, made.keeper.calls, noted) == (False, ["settle"], ["checkpointed"])
+    assert made.it.slowest == 9.0
+    made.keeper.seconds = 2.0
+    made.it.due()
+    assert made.it.slowest == 9.0
+
+
+@pytest.mark.parametrize(("durable", "slowest"), [(True, 4.0), (False, 0.0)])
+def test_a_save_tells_its_seconds_and_puts_the_next_one_off(made: Any, durable: bool, slowest: float) -> None:
+    made.it.trouble = "the disk was full"
+    clock.now += INTERVAL
+    assert made.it.save(cast(ControlExchange, Exchange()), durable=durable) == 4.0
+    meta = {"optimizer_steps": 12, "world_size": 1}
+    assert made.keeper.calls == [("save", ["model", "optimizer"], 64, meta, 0, durable)]
+    assert (made.it.slowest, made.it.trouble) == (slowest, "")
+    clock.now += TRIAL_S - 1
+    assert not made.it.due()
+
+
+def test_a_save_that_fails_is_told_and_no_error(made: Any) -> None:
+    made.keeper.fails = CheckpointError("no space left")
+    assert made.it.save(cast(ControlExchange, Exchange()), durable=True) is None
+    assert made.it.trouble == "no space left"
+
+
+def test_a_model_that_is_not_finite_is_not_saved(made: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with torch.no_grad():
+        made.training.model.weight[0, 0] = float("nan")
+    assert made.it.save(cast(ControlExchange, Exchange()), durable=True) is None
+    assert (made.keeper.calls, made.it.trouble) == ([], "the model's parameters are not finite")
+    assert "no checkpoint, the earlier ones stand" in caplog.text
+    made.training.world.rank = 1
+    caplog.clear()
+    assert made.it.save(cast(ControlExchange, Exchange()), durable=True) is None
+    assert caplog.text == "", "rank 0 says it"
+
+
+def test_a_receipt_needs_a_durable_checkpoint_and_no_failure(made: Any) -> None:
+    assert made.it.receipt(1.5) is None
+    made.keeper.saved = 12
+    assert made.it.receipt(None) is None
+    receipt = made.it.receipt(1.5)
+    assert (receipt.step, receipt.checkpoint_s, receipt.last_step_at) == (12, 1.5, 50.0)
+    assert made.it.report()["checkpointed"] is True
+
+
+def test_whether_a_step_is_held_is_known_after_what_is_being_written(made: Any) -> None:
+    made.keeper.saved = 12
+    assert made.it.holds(12)
+    assert not made.it.holds(11)
+    assert made.keeper.calls == ["settle", "settle"]
+
+
+def test_a_joiner_takes_over_all_that_rank_0_has(made: Any) -> None:
+    torch.manual_seed(5)
+    there = rng_state(CPU)
+    expected = torch.rand(3)
+    torch.manual_seed(6)
+    twin = Training()
+    state = {name: part.state_dict() for name, part in twin.parts().items()}
+    state |= {"progress": {"optimizer_steps": 40}, "rng": [there], "params": None, "batch_size": 512}
+    made.it.take_over(state | {"loader": {"position": 99}})
+    assert torch.equal(made.training.model.weight, twin.model.weight)
+    assert made.training.data.loaded == {"position": 99}
+    assert (made.it.last_attempt.batch_size, made.it.last_attempt.params) == (512, None)
+    made.it.begin_training()
+    assert torch.equal(torch.rand(3), expected), "the numbers of rank 0's checkpoint"
+    torch.manual_seed(6)
+    before = torch.get_rng_state()
+    made.it.begin_training()
+    assert torch.equal(torch.get_rng_state(), before), "a second loop goes on with its own"
+
+
+def test_the_cost_of_a_restart_is_told_unless_it_was_a_resize(made: Any) -> None:
+    assert made.it.report()["restart_cost"] is None
+    made.it.interrupted_at = 20.0
+    made.it.after_first_step()
+    assert made.it.report()["restart_cost"] == 30.0
+    assert made.keeper.calls == [("prepare", ["model", "optimizer"], 0)]
+    made.attempt.resized_for = 8
+    assert made.it.report()["restart_cost"] is None
+    made.attempt.resized_for, made.it.interrupted_at = 0, 60.0
+    made.it.after_first_step()
+    assert made.it.report()["restart_cost"] == 0.0, "a clock that was set back"
