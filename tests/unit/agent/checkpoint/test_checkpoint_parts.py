@@ -13,9 +13,10 @@ from pollux.checkpoint.background import BackgroundSaver
 from pollux.checkpoint.checkpoint_store import CheckpointStore
 from pollux.checkpoint.file import Trailer
 from pollux.checkpoint.fruitless import FruitlessRestarts
+from pollux.checkpoint.keepers import ShardedKeeper
 from pollux.checkpoint.names import CheckpointNames
 from pollux.checkpoint.shard_files import Chunk
-from pollux.errors import CheckpointError, RestartLoop
+from pollux.errors import CheckpointError, ForeignCheckpoint, RestartLoop
 from pollux.private_folder import PrivateFolder
 from pollux.ranks.control import ControlExchange
 
@@ -118,6 +119,7 @@ def test_a_chunk_is_read() -> None:
     [
         (1, [4, True]),
         (1, [4, -2]),
+        (1, [4, 1 << 62]),
         (1, [4, 1 << 63]),
         (1, [4]),
         (1, ["4", 2]),
@@ -168,3 +170,29 @@ def test_checkpoints_are_found_by_name_and_in_the_order_of_their_numbers(tmp_pat
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="file cannot be read"):
         names.paths(tmp_path / "file")
+
+
+# -- the newest checkpoint of a sharded training ------------------------------------------------------------------
+
+
+class Shards:
+    """A sharded store whose newest checkpoint a test names."""
+
+    def __init__(self, directory: Path, newest: Path | None = None) -> None:
+        self.directory, self._newest = directory, newest
+
+    def newest(self) -> Path | None:
+        return self._newest
+
+    def read_rest(self, path: Path) -> Any:
+        return {"from": path.name}, {"meta": "data"}
+
+
+def test_rank_0_says_whether_the_folder_is_another_kind_of_model_s(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-00000001.pt").touch()
+    with pytest.raises(ForeignCheckpoint, match="without fully_shard"):
+        ShardedKeeper(Shards(tmp_path)).open(cast(ControlExchange, Exchange()))
+    elsewhere = Exchange(rank=1, told=cast(Any, False))
+    assert ShardedKeeper(Shards(tmp_path)).open(cast(ControlExchange, elsewhere)) is None
+    found = ShardedKeeper(Shards(tmp_path, tmp_path / "checkpoint-00000002.shards"))
+    assert found.open(cast(ControlExchange, Exchange())) == {"from": "checkpoint-00000002.shards"}

@@ -23,10 +23,12 @@ from pollux.learning_rate.scaling import (
     Legw,
     adascale,
     follow,
+    hyperparameters,
     rule_for,
     square_root_adascale,
 )
 from pollux.learning_rate.schedule import ScaledSchedule
+from pollux.optimizers.families import ADAM, SGD_LIKE
 
 
 def test_adascale_gain_is_the_papers() -> None:
@@ -240,3 +242,13 @@ def test_each_parameter_group_has_its_own_factor_and_all_is_observable() -> None
     # (1 + 1) / (1 / 4 + 1) steps of M0 for a step of four times M0
     assert job.gain == job.progress.steps == pytest.approx(1.6)
     job.close()
+
+
+def test_each_group_follows_its_own_family_and_more_groups_the_last() -> None:
+    weights = [nn.Parameter(torch.ones(2)) for _ in range(3)]
+    optimizer = torch.optim.AdamW([{"params": [weight]} for weight in weights])
+    noise = [NoiseScale(sqr=0.0, var=1.0)] * 3
+    plain, *adaptive = hyperparameters(optimizer, [SGD_LIKE, ADAM], 4.0, noise)
+    assert plain == {}
+    assert [set(changed) for changed in adaptive] == [{"betas", "eps", "weight_decay"}] * 2
+    assert hyperparameters(optimizer, [], 4.0, noise) == [{}, {}, {}], "no family is known"
