@@ -1,6 +1,7 @@
 """Mutate the code many times and count how often a unit test fails.
 
-    python -m contrib.mutation [--mutants N] [--again] [--seed N] [--jobs N] [--json FILE] [--page FILE] [ROOM ...]
+    python -m contrib.mutation [--mutants N] [--again | --new] [--minutes N] [--seed N] [--jobs N] [--json FILE]
+                               [--page FILE] [ROOM ...]
 
 The run draws a seeded sample of each module's mutants (`mutants.py`). It writes each mutant into a copy of the
 repository and runs the unit tests of the module's room there until one fails: test files that import the module come
@@ -8,7 +9,9 @@ first, and tests marked `slow` do not run. A mutant whose tests take `SLOWER` ti
 counts as killed. `equivalent.txt` lists mutants that change nothing that a test could see, with the reason; they are
 not drawn.
 
-With `--again`, only the survivors of the last run are tried, to see whether new tests kill them.
+With `--again`, only the survivors of the last run are tried, to see whether new tests kill them. With `--new`, only
+modules without a result are tried. With `--minutes`, the run begins no mutant after that time; a module whose mutants
+were not all tried keeps its last result. So a long run can be made in pieces.
 
 The JSON file keeps the results of rooms that were not asked for. The page is written from it.
 """
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import re
 import sys
@@ -26,12 +30,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 from contrib.mutation.mutants import Mutant, mutants
 from contrib.mutation.server import ROOT, Server
 
 PASSED = ("0", "5")
 """Pytest's exit statuses without a failure; 5: every test was marked `slow`."""
+NOT_TRIED = "not tried"
 SLOWER = 5.0
 LEAST_S = 60.0
 """A mutant's tests may take so long, whatever they take without it."""
@@ -104,7 +110,8 @@ def page(results: dict[str, dict[str, int]], survivors: dict[str, list[str]]) ->
         "",
         "`make mutation` changes the code a little (a comparison, a sign, a condition, a returned value) and runs the",
         "unit tests of the module's room, without those marked `slow`. A failing test kills the mutant. A seeded",
-        "sample of each module's mutants is drawn. `contrib/mutation/equivalent.txt` names equivalent mutants.",
+        f"sample of each module's mutants is drawn: {_drawn(results)}.",
+        "`contrib/mutation/equivalent.txt` names equivalent mutants, which are not drawn.",
         "",
         "| room | modules | mutants | killed | survived | killed, % |",
         "|---|---:|---:|---:|---:|---:|",
@@ -113,9 +120,9 @@ def page(results: dict[str, dict[str, int]], survivors: dict[str, list[str]]) ->
         of = {name: counts for name, counts in results.items() if name.rpartition("/")[0] == room}
         made, killed = (sum(counts[key] for counts in of.values()) for key in ("mutants", "killed"))
         if made:
-            text.append(
-                f"| {room} | {len(of)} | {made} | {killed} | {made - killed} | {100 * killed / made:.0f} |"
-            )
+            tried = f"{len(of)} of {len(list(modules([room])))}"
+            figures = f"{made} | {killed} | {made - killed} | {100 * killed / made:.0f}"
+            text.append(f"| {room} | {tried} | {figures} |")
     unknown = [room for room in ROOMS if not any(name.rpartition("/")[0] == room for name in results)]
     text += ["", f"Not run: {', '.join(unknown)}."] if unknown else []
     text += ["", "## Survivors", ""]
@@ -123,11 +130,23 @@ def page(results: dict[str, dict[str, int]], survivors: dict[str, list[str]]) ->
     return "\n".join(text) + "\n"
 
 
+def _drawn(results: dict[str, dict[str, int]]) -> str:
+    """Say how many of all mutants the figures rest on."""
+    whole = sum(len(mutants((ROOT / name).read_bytes())) for name in results if (ROOT / name).exists())
+    return f"{sum(counts['mutants'] for counts in results.values())} of {whole}"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Count the mutants that the unit tests notice.")
     parser.add_argument("asked", nargs="*", help=f"rooms or files; all by default: {', '.join(ROOMS)}")
     parser.add_argument("--mutants", type=int, default=12, help="at most so many of each module (12)")
     parser.add_argument("--again", action="store_true", help="try the survivors of the last run alone")
+    parser.add_argument("--new", action="store_true", help="try the modules without a result alone")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no mutant after this time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (2)")
     parser.add_argument(
@@ -142,9 +161,12 @@ def main() -> None:
     given = options()
     known = equivalents()
     survivors_file = given.json.with_name("mutation_survivors.json")
-    results = json.loads(given.json.read_text()) if given.json.exists() else {}
-    survivors = json.loads(survivors_file.read_text()) if survivors_file.exists() else {}
-    asked = [(m, folder) for m, folder in modules(given.asked) if not given.again or survivors.get(m)]
+    results, survivors = _read(given.json), _read(survivors_file)
+    asked = [
+        (m, folder)
+        for m, folder in modules(given.asked)
+        if (survivors.get(m) or not given.again) and not (given.new and m in results)
+    ]
     work = [
         (m, folder, mutant)
         for m, folder in asked
@@ -158,9 +180,12 @@ def main() -> None:
         free.put(server)
 
     limits: dict[str, float] = {}
+    stop_at = time.monotonic() + 60.0 * given.minutes
 
     def run(job: tuple[str, str, Mutant | None]) -> tuple[str, Mutant | None, str]:
         module, folder, mutant = job
+        if mutant is not None and time.monotonic() > stop_at:
+            return module, mutant, NOT_TRIED
         server = free.get()
         source = (server.folder / module).read_bytes()
         changed = source if mutant is None else mutant.apply(source)
@@ -187,7 +212,11 @@ def main() -> None:
     for server in servers:
         server.close()
 
+    results, survivors = _read(given.json), _read(survivors_file)  # another run may have ended since
+    cut_short = {module for module, _, ended in ran if ended == NOT_TRIED}
     for module, _ in asked:
+        if module in cut_short:
+            continue
         tried = Counter(str(mutant) for name, mutant, _ in ran if name == module)
         alive = Counter(str(mutant) for name, mutant, ended in ran if name == module and ended in PASSED)
         if given.again:
