@@ -77,7 +77,7 @@ integration: setup ## the tests on a private real Slurm and Postgres only
 # The static checks beside the tests, shown after them. Status 5 of pytest: nothing was left to run.
 check: setup ## the fast lane (2 minutes): format, lint, types, arrows, prose, the unit tests of changed rooms
 	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; status=0; \
-	$(MAKE) --no-print-directory lint types >"$$log" 2>&1 & static=$$!; \
+	$(MAKE) --no-print-directory --keep-going lint types >"$$log" 2>&1 & static=$$!; \
 	tests=$$($(PYTHON) contrib/checks/changed.py --since $(or $(SINCE),main)); \
 	[ -z "$$tests" ] || $(PYTHON) -m pytest -q -m "not slow" $$tests || { status=$$?; [ $$status != 5 ] || status=0; }; \
 	wait $$static || status=$$?; \

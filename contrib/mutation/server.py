@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,10 +30,10 @@ LOADED = (
 class Server:
     """Run tests in children of one process that has loaded torch and pytest.
 
-    The tests run in a copy of the repository.
+    The tests run in a copy of the repository. `loaded` names the modules that the process loads once for all tests.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, loaded: Sequence[str] = LOADED) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="pollux-mutation-"))
         command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
         for name in subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines():
@@ -43,9 +44,11 @@ class Server:
         asked, asks = os.pipe()
         self._process = os.fork()
         if not self._process:
-            os.close(ours), os.close(asks)
-            self._serve(asked, theirs)
-        os.close(asked), os.close(theirs)
+            os.close(ours)
+            os.close(asks)
+            self._serve(asked, theirs, loaded)
+        os.close(asked)
+        os.close(theirs)
         self._answers, self._asks = os.fdopen(ours), os.fdopen(asks, "w", buffering=1)
 
     def run(self, module: str, source: bytes, tests: list[str], limit: float) -> str:
@@ -65,11 +68,13 @@ class Server:
         return "\n".join((self.folder / "output").read_text(errors="replace").splitlines()[-30:])
 
     def close(self) -> None:
+        # An end of file would not do: a server that was forked later holds this pipe as well.
+        self._asks.write("\n")
         self._asks.close()
         os.waitpid(self._process, 0)
         shutil.rmtree(self.folder)
 
-    def _serve(self, asked: int, theirs: int) -> None:
+    def _serve(self, asked: int, theirs: int, loaded: Sequence[str]) -> None:
         os.chdir(self.folder)
         sys.dont_write_bytecode = True  # a mutant has its original's size, and may have its time
         sys.path[:] = [
@@ -79,10 +84,10 @@ class Server:
         ]
         for name in [name for name in sys.modules if name.split(".")[0] in ("contrib", "polluxd", "pollux")]:
             del sys.modules[name]
-        for name in LOADED:
+        for name in loaded:
             importlib.import_module(name)
         with os.fdopen(asked) as lines, os.fdopen(theirs, "w", buffering=1) as answers:
-            for line in lines:
+            while (line := lines.readline()).strip():
                 answers.write(f"{self._one(*json.loads(line))}\n")
         os._exit(0)
 

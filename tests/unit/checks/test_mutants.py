@@ -4,7 +4,7 @@ import pytest
 
 from contrib.mutation.__main__ import ROOMS, covering, equivalents, left_of, modules, sample
 from contrib.mutation.mutants import mutants
-from contrib.mutation.server import ROOT
+from contrib.mutation.server import ROOT, Server
 
 
 def changes(body: str) -> list[str]:
@@ -80,3 +80,10 @@ def test_the_survivors_of_a_run_are_found_again_and_equivalent_ones_left_out() -
     assert {str(mutant) for mutant in left_of(module, names, set())} == set(names)
     assert names[0] not in [str(mutant) for mutant in left_of(module, names, {(module, names[0])})]
     assert left_of(module, ["of_old: 0 -> 1"], set()) == []
+
+
+def test_servers_end_in_any_order() -> None:
+    servers = [Server(loaded=()), Server(loaded=())]
+    for server in servers:
+        server.close()
+        assert not server.folder.exists()

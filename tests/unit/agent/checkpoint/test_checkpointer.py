@@ -1,4 +1,4 @@
-"""When a checkpoint is due, what a joiner takes over, and what a save tells."""
+"""When a checkpoint is due, what a joiner takes over, what a save says."""
 
 from __future__ import annotations
 
