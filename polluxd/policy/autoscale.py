@@ -59,7 +59,7 @@ def utility(snapshot: Snapshot, plan: Plan) -> float:
         function = Goodput(fit, report.noise, report.limits, job.spec.adaptive)
         alone = float(function.optimize(1, 1).goodput)
         if alone <= 0:
-            # One GPU is not enough for its least batch: per GPU, it is worth what it makes of those it has.
+            # One GPU is not enough for its smallest batch. The reference is then its goodput per GPU that it holds.
             alone = allocation.goodput / allocation.placement.gpus
         total += allocation.goodput / alone if alone > 0 else 0.0
     return total / gpus

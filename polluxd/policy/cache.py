@@ -133,7 +133,7 @@ class Cache:
         return goodput, sizes.astype(np.int64)
 
     def begin(self, job_ids: Set[int]) -> None:
-        """Start a decision over these jobs: forget those that are gone."""
+        """Start a decision over these jobs, and forget all other jobs."""
         self.hits = self.misses = 0
         kept: tuple[dict[int, Any], ...] = (self._tables, self._sound, self.listed)
         for gone in self._ids - job_ids:

@@ -66,7 +66,7 @@ def _of_worst(seating: Seating, worst: float, stay: Floats, move: Floats, bound:
     levels = np.unique(np.concatenate([stay, move]))
     levels = levels[(levels > worst * (1 + 1e-12)) & (levels <= bound)]
     low, high = -1, levels.size - 1
-    # Level `low` may be possible for all at once, those above `high` are not; -1 is the plan at hand.
+    # All jobs may reach level `low` together; they cannot reach a level above `high`; -1 is the present plan.
     while low < high:
         middle = (low + high + 1) // 2
         level = float(levels[middle])

@@ -31,8 +31,8 @@ def frontiers(gpus: Ints, value: Floats, owner: Ints) -> Ints:
     Indices into the arrays, all owners' in one pass; of equal options the first.
     """
     order = np.lexsort((np.arange(gpus.size), -value, gpus, owner))
-    # Ranks order as values do, the later of equals below, and an owner's above those of all before it: one running
-    # maximum does for all.
+    # A higher value has a higher rank; of equal values, the first has. Each owner's ranks lie above the ranks of all
+    # owners before it, so one running maximum serves all owners.
     number = np.arange(gpus.size)
     rank = np.empty_like(number)
     rank[np.lexsort((-number, value[order]))] = number
@@ -59,7 +59,7 @@ def solve(
         return chosen, 0.0
     capacity = int(min(capacity, np.maximum.reduceat(gpus, start[:-1]).sum()))
     tables = _Tables(gpus, value, start)
-    # The smallest group first, so that a group finds those within it already made (of equals, as they are given).
+    # The smallest group first: the tables of the groups inside a group are then made already.
     made: list[tuple[frozenset[int], Group, Floats, _Assign]] = []
     for group in sorted(groups, key=lambda g: len(g.members)):
         inner = [m for m in made if m[0] <= frozenset(group.members)]

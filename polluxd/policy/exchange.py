@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 WAITING = 2
-"""Jobs without GPUs, those with most at stake, that take part in each division."""
+"""Most jobs without GPUs that take part in each division: the jobs with most at stake."""
 MOST_STATES = 400
 """Nodes of up to 19 GPUs; larger ones are left to the other search."""
 PATIENCE = 60
@@ -66,7 +66,7 @@ def improve(seating: Seating, aim: float, tolerance: float, limit: int) -> int:
 
 
 def _pairs(seating: Seating, best: list[float]) -> list[tuple[int, int]]:
-    """Return pairs of nodes, those first where most is wished for.
+    """Return pairs of nodes; the nodes that jobs wish for most come first.
 
     Nodes where no job could do better are partners only.
     """

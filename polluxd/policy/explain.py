@@ -53,7 +53,7 @@ class Explainer:
         self.price = float(last[self._donors[0]]) if self._donors else 0.0
         number = np.arange(gpus.size)
         self.step: Ints = _each(np.minimum, np.where(better, number, _NONE), start)
-        """[J]: the option of fewest GPUs, of those of more GPUs with more goodput; beyond all numbers: none."""
+        """[J]: the smallest option with more GPUs and more goodput than the present one; `_NONE`: there is none."""
         self.has_step: Bools = self.step < _NONE
         self._next: Ints = np.where(self.has_step, self.step, self.option)
         best = _each(np.maximum, np.where(better, rate, -np.inf), start)

@@ -38,18 +38,18 @@ SECONDS = 20.0
 GAP = 1e-6
 """Relative distance to the bound at which the search ends."""
 EQUAL = 1e-6
-"""Objectives that HiGHS takes for equal (its absolute gap and tolerance): its bound may be off by as much."""
+"""HiGHS treats objectives this close as equal (absolute gap and tolerance). Its bound may be wrong by as much."""
 LARGE = 6_000
-"""Options beyond which only the relaxation is solved over all jobs, and the program over the jobs at its margin."""
+"""With more options, HiGHS solves the relaxation over all jobs, and the program only over the jobs at its margin."""
 CORE_JOBS, CORE_OPTIONS = 150, 3_000
-"""Of the jobs at the margin, so many, and of those as many as have so many options together."""
+"""Most jobs at the margin that take part in the program, and most options of these jobs together."""
 CUTS = (1, 2, 3)
 """Families of cuts on what racks of one kind can hold: halves, thirds and quarters of a rack."""
 _ROUNDING = 1e-9
 _FINER = 4.0
-"""How much smaller the largest loss has to be for the search to be worth repeating without those above it."""
+"""The search is repeated without large losses if that makes the largest loss smaller by this factor."""
 _WHOLE = 1 - 1e-4
-"""A share from which on an option counts as taken."""
+"""An option with at least this share counts as taken."""
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,8 @@ def solve(
     total = float(value[chosen].sum())
     proven = found.status == 0 and bound - total <= 10 * GAP * scale
     if proven:
-        # What the search takes for equal is a share of the largest loss, such as that of a job left with nothing. No
-        # better choice has an option that loses more by itself than this one does in all: once more without those.
+        # The tolerance of the search is a share of the largest loss, for example the loss of a job without GPUs. An
+        # option that alone loses more than this whole choice is in no better choice: search again without it.
         keep = np.union1d(listed[loss <= (ideal - total) * (1 + _ROUNDING)], chosen)
         if 0 < float((best[owner[keep]] - value[keep]).max()) < scale / _FINER:
             finer = _among(keep, _Given(gpus, value, start, pools, groups), nodes)

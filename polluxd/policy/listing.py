@@ -54,10 +54,10 @@ class JobOptions:
     placement: Placement
     pinned: bool
     most: int
-    """What its measurements justify, as `exploration.cap`."""
+    """The most GPUs that its measurements justify: `exploration.cap`."""
     by_rack: bool
     report: Report | None
-    """The newest that those two were found to follow from."""
+    """The newest report that `most` and `by_rack` follow from."""
     shapes: tuple[Shape, ...]
     """Its options; none: nothing can be offered."""
     stays: bool
@@ -66,7 +66,7 @@ class JobOptions:
     why: str
     """Why nothing can be offered to it."""
     share_of: _FairShareOf = (-1, -1, -1)
-    """GPUs, jobs and GPUs per node that its fair share was taken of; at first those of no domain."""
+    """GPUs, jobs and GPUs per node of the domain that its fair share was computed for; -1: none yet."""
     asked: Asked = _NOT_ASKED
     block: Ints = field(default_factory=lambda: np.zeros((6, 0), dtype=np.int64))
     """[6, C]: its configurations, the fair share first."""

@@ -67,7 +67,7 @@ class OptionTable:
     factor: Floats
     """[O]: what a move multiplies the option's speedup by."""
     pinned: Bools
-    """[J]: those that stay as they are."""
+    """[J]: the job keeps what it holds."""
     weight: Floats
     """[J], averaging 1 over the snapshot's jobs."""
     market: market.Market | None
@@ -172,7 +172,7 @@ def build(
         worth = by_share(rated, weight, settings, limited, domain.capacity, fair[~gone])
     stay, move, factor = worth.stay, worth.move, worth.factor
     penalty = overdue(jobs, (pinned | hopeless)[~gone], settings, stay, move, start)
-    # Of plans otherwise equal, the one that parks nobody.
+    # Of equal plans, prefer the one that parks no job.
     parked = _PARKING * holds[~gone] * (np.maximum.reduceat(np.abs(stay), start[:-1]) if jobs else 0.0)
     nothing = (gpus[row] == 0) * (penalty + parked)[job_of]
     return OptionTable(
@@ -268,7 +268,7 @@ def best_sizes(
     batch = np.where(gpus > 0, batch_of[owner], 0)
     fitted = np.flatnonzero((function >= 0) & (gpus > 0))
     if fitted.size:
-        # Of a few, finding out which are alike takes longer than to evaluate those twice.
+        # To find equal configurations among a few takes longer than to evaluate them twice.
         first, back = np.arange(fitted.size), np.arange(fitted.size)
         if fitted.size > _FEW:
             # Function, nodes, whether they lie in several racks, and GPUs as one number: quick to sort and compare.

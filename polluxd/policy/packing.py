@@ -106,8 +106,8 @@ class Packing:
             return None
         free = self.free[numbers]
         unclaimed = free - self.claimed[numbers]
-        # Nobody in the way before somebody; own nodes before others; nodes that few others could use before those
-        # that many could; the tightest fit before a loose one.
+        # Prefer, in this order: nodes where no job has to give way, the job's own nodes, nodes that few other jobs
+        # could use, the tightest fit.
         evicts = np.where(unclaimed >= shape.per_node, 0.0, self.claim_cost[numbers])
         leftover = np.where(unclaimed >= shape.per_node, unclaimed, free)
         for number in self.home[j][0]:

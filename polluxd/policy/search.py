@@ -53,7 +53,7 @@ def improve(seating: Seating, bound: float, tolerance: float) -> int:
         smallest = max(_NOISE * abs(bound), tolerance / max(jobs, 1) * 1e-2)
         now = np.array([seating.utility(j) for j in range(jobs)])
         wish = np.where(table.pinned, 0.0, best - now)
-        # First those that lack what the counts meant for them: what others wish for, others are to keep.
+        # Jobs that hold less than the counts gave them come first: the other jobs may keep the GPUs that they wish for.
         lack = np.maximum(table.value[seating.meant] - now, 0.0)
         order = np.lexsort((-wish, -lack))
         order = order[wish[order] > smallest]

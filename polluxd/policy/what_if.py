@@ -26,7 +26,7 @@ def one_node_more(snapshot: Snapshot, job_id: int) -> Allocation | None:
         return None
     held = set(job.placement.nodes)
     open_to = [n for n in snapshot.nodes if n.gpus > 0 and eligible(partitions_of(job), n)]
-    # A node like those that it holds, else the first by name.
+    # A node of the kind that the job holds, else the first by name.
     model = min(open_to, key=lambda n: (n.name not in held, n.name), default=None)
     if model is None:
         return None

@@ -145,7 +145,7 @@ class ScontrolClient:
             # Stays as at submission otherwise, and a smaller size would never fit.
             f"MinCPUsNode={max(cpus, geometry.min_cpus)}",
             "TasksPerNode=1",
-            # Left set, any other way of asking for GPUs adds to the one that follows.
+            # Slurm adds all requests for GPUs up: clear the other ways of asking for them.
             "TresPerJob=",
             "TresPerTask=",
             f"TresPerNode={':'.join(filter(None, gpus))}",
@@ -260,7 +260,7 @@ class ScontrolClient:
         )
 
     def _learn_all(self, jobs: tuple[SlurmJob, ...]) -> tuple[SlurmJob, ...]:
-        self._ours.clear()  # those that Slurm has forgotten too: a service runs for months
+        self._ours.clear()  # polluxd runs for months: drop jobs that Slurm has forgotten
         self._companions.clear()
         self._arrays.clear()
         return self._learn(jobs)
