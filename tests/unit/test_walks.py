@@ -1,4 +1,4 @@
-"""The walks in CONTRIBUTING.md name real functions, and do not go back."""
+"""CONTRIBUTING.md names the rooms; its walks name real functions and do not go back."""
 
 from __future__ import annotations
 
@@ -56,3 +56,14 @@ def test_a_walk_does_not_return_to_a_module_that_it_has_left(title: str) -> None
     outer = [path for numbered, path, _ in walks()[title] if numbered]
     assert len(outer) >= 5
     assert len(set(outer)) == len(outer)
+
+
+def test_contributing_names_every_room_and_every_module_outside_rooms() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    rooms = text[text.index("## Rooms") : text.index("## Two walks")]
+    for package in (ROOT / "polluxd", ROOT / "agent" / "pollux"):
+        for path in package.iterdir():
+            if path.is_dir() and any(path.glob("*.py")):
+                assert f"{path.name}/`" in rooms, path
+            elif path.suffix == ".py" and path.name != "__init__.py":
+                assert f"{path.name}`" in rooms, path
