@@ -55,9 +55,9 @@ class _Data:
     single: int
     """Number of rows of one GPU."""
     reach: NDArray[np.int64]
-    """Of the other rows: 0 on one node, 1 over nodes, 2 over racks."""
+    """Of rows on several GPUs: 0 on one node, 1 over nodes, 2 over racks."""
     beyond: Floats
-    """Of the other rows: GPUs beyond the second."""
+    """Of rows on several GPUs: the number of GPUs beyond the second."""
     grad_seen: NDArray[np.bool_]
     """Rows whose accumulation time was measured."""
     log_grad: Floats

@@ -91,7 +91,7 @@ class PrivateFolder:
 
         Raises UnsafePath and other OSErrors.
         """
-        # Nothing blocks, whatever stands under the name.
+        # No call blocks, not even on a FIFO under this name.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(name, flags, dir_fd=self.descriptor)
         try:
@@ -113,7 +113,7 @@ class PrivateFolder:
         whole new one is there. Writers that may come at the same time give their temporary files a `mark` each.
         """
         temporary = f".{name}{mark}.tmp"
-        # A crash left it, or somebody put a link there: in neither case is it written to.
+        # A crash left this file, or a user put a link there. Do not write to it.
         self.remove(temporary)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(temporary, flags, 0o600, dir_fd=self.descriptor)

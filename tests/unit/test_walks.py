@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md names the rooms; its walks name real functions and do not go back."""
+"""CONTRIBUTING.md names the rooms; its walks name real functions."""
 
 from __future__ import annotations
 

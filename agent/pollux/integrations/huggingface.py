@@ -97,7 +97,7 @@ class _Pace(TrainerCallback):  # type: ignore[misc]
         self._trainer = trainer
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        # How many steps of changing size there will be, nobody knows; the epochs decide.
+        # The batch size changes, so the number of steps is not known beforehand: the epochs decide.
         state.max_steps = max(state.max_steps, state.global_step + 2)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

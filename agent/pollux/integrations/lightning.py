@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class ElasticEnvironment(TorchElasticEnvironment):  # type: ignore[misc]
-    """The ranks as `pollux run` and torchrun set them, in whatever number.
+    """The ranks as `pollux run` and torchrun set them; their number may change.
 
     One where nobody has.
     """
@@ -263,7 +263,7 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
         )
         most = trainer.max_epochs
         self._epochs = job.epochs(most if most and most > 0 else trainer.max_steps / len(batches))
-        # How many steps an epoch will have, nobody knows; `on_train_batch_start` says which is its last.
+        # The number of steps of an epoch is not known beforehand: `on_train_batch_start` says which one is its last.
         trainer.fit_loop.max_batches = float("inf")
         if trainer.val_check_interval == 1.0:
             trainer.val_check_batch = float("inf")

@@ -36,7 +36,7 @@ def report_of(training: Training) -> dict[str, Any]:
         "noise": None if noise is None else _finite(noise._asdict()),
         "limits": {
             "initial": limits.initial,
-            # A batch size that may not change is all that the scheduler can count on, whatever its directives say.
+            # A fixed batch size is the only one that the scheduler may assume, even if directives allow others.
             "maximum": limits.maximum if training.adaptive else limits.initial,
             "local_min": limits.local_min,
             "local_max": limits.local_max,

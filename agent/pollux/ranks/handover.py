@@ -138,7 +138,7 @@ def _length(kind: _Kind) -> int:
 
 
 def _total(bundle: list[int], kinds: Sequence[_Kind]) -> int:
-    """Bytes of a message; a tensor that goes alone goes as it is."""
+    """Return the bytes of a message; several tensors are aligned, one is not."""
     if len(bundle) == 1:
         return kinds[bundle[0]].bytes
     return sum(_length(kinds[index]) for index in bundle)

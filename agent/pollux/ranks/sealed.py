@@ -306,7 +306,7 @@ def connect(
             if connection is not made:
                 connection.close()
     refused = all("refused" in why for why in troubles.values())
-    # What a listener said tells more than that nobody listens.
+    # An answer of a listener says more than a refused connection.
     port = next((port for port, why in troubles.items() if "refused" not in why), ports[0])
     raise NoAnswer(f"port {port}: {troubles[port]}", refused=refused)
 

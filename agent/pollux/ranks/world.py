@@ -37,7 +37,7 @@ class World:
     own: bool = True
     """Its process groups are the agent's own, and not the user's."""
     waiting: bool = False
-    """A joiner's, as it will be: its process group is of itself alone, until the job's ranks take it in."""
+    """True on a joiner that waits: its process group holds this rank alone until the job's ranks take it in."""
 
     @property
     def distributed(self) -> bool:
@@ -64,7 +64,7 @@ def join(device: torch.device, environ: Mapping[str, str] = os.environ) -> World
     if own:
         size = _number(environ, "WORLD_SIZE", 1)
         if size < 2:
-            # One rank needs nobody to talk to: neither a store nor a port that another job might hold.
+            # One rank alone needs neither a store nor a port, which another job might hold.
             return World(0, 1, 1, device, None, places=here)
         _check(environ, size)
         try:

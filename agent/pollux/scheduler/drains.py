@@ -94,7 +94,7 @@ class Drains:
                 logger.info("drained for move %d in %.2f s", move, receipt.checkpoint_s)
                 self.wait_for_end()
             else:
-                # Refused, or nobody heard it: in the second case the order comes again.
+                # polluxd refused the answer or did not get it. If it did not get it, the order comes again.
                 self.followed.discard(move)
                 logger.error("move %d: acknowledgement not taken, training goes on", move)
         try:

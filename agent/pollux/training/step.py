@@ -58,7 +58,7 @@ class StepState:
     group: StepGroup | None = None
     """The step under way; None before the first, and where it has to be planned again."""
     weight: float = 1.0
-    """Of the present micro-batch in the step's mean."""
+    """The weight of the present micro-batch in the step's mean."""
     gain: float = 1.0
     """Steps of M0 examples that the last step was worth."""
     stepped: bool = False
@@ -86,7 +86,7 @@ class StepState:
     per_example: Tensor | None = None
     """Weight per example in the last step with summed losses, equal on all ranks."""
     weights: StepWeights | None = None
-    """Of the pass that ends the step; None where losses are means."""
+    """The weights of the pass that ends the step; None where losses are means."""
     unscaled: Any = None
     """What AMP's scaler kept of its optimizers when the pass began; its `update` replaces it."""
     seconds: float = 0.0

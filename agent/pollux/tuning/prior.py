@@ -51,7 +51,10 @@ class Prior:
         return cls(params, gpus, max(nodes, 1)) if sound else None
 
     def after(self, seconds: float) -> Prior:
-        """The prior after so many seconds unconfirmed: synchronisation fades."""
+        """Return the prior after `seconds` without a run that confirms it.
+
+        Its synchronisation times fall by half in each `HALF_LIFE`.
+        """
         share = 0.5 ** (max(seconds, 0.0) / HALF_LIFE)
         values = self.params._asdict()
         faded = {name: values[name] * share for name in _SYNC if values[name] is not None}

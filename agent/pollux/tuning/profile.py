@@ -54,7 +54,7 @@ class StepProfile:
     def __init__(self, gpu_type: str = "", *, clock: Callable[[], float] = time.time) -> None:
         self.gpu_type = gpu_type
         self.version = 0
-        """Grows with each measurement, and so shows whether a refit could find anything new."""
+        """Grows with each measurement. If it has not grown, a refit finds nothing new."""
         self.model: ThroughputModel | None = None
         """The script's own equation of step times; None: Pollux's."""
         self.prior_refuted = False
