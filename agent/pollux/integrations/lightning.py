@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class ElasticEnvironment(TorchElasticEnvironment):  # type: ignore[misc]
-    """The ranks as `pollux run` and torchrun set them; their number may change.
+    """The ranks as `pollux run` and torchrun set them; the number may vary.
 
     One where nobody has.
     """

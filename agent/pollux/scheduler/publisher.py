@@ -122,7 +122,7 @@ class Publisher:
 
     @property
     def ended(self) -> bool:
-        """The reporter has ended: `close` was called, or no database will ever take its reports."""
+        """The reporter has ended, or no database will ever take its reports."""
         return self._ended
 
     def close(self, timeout_s: float = 5.0) -> None:
