@@ -94,6 +94,14 @@ def test_limits_per_job() -> None:
     assert 1 not in found.standings
 
 
+def test_a_limit_of_one_gpu_leaves_one_and_a_limit_of_none_keeps_the_job_out() -> None:
+    for most, kept_out in ((1, set()), (0, {1})):
+        qos = Qos("normal", GroupLimits(), JobLimits({"gres/gpu": most}))
+        found = allowed(limits(qos=(qos,)), waiting(1))
+        assert found.most[1] == (most, f"MaxTRESPerJob=gres/gpu={most} of QOS normal")
+        assert set(found.standings) == kept_out
+
+
 def test_the_time_limit_of_the_partitions_qos_replaces_the_jobs() -> None:
     short = Qos("short", GroupLimits(), JobLimits({}, HOUR))
     rules = Rules({"main": Partition("main", "UP", ALL, qos="whole")})
