@@ -38,7 +38,7 @@ class CompanionFile:
     """The key of rank 0's store."""
 
 
-def read_invitation(path: Path) -> CompanionFile:
+def read_companion_file(path: Path) -> CompanionFile:
     """Read FILE.
 
     Raises LaunchError where it is gone, garbled, or open to others than its owner, who must be us.
@@ -71,7 +71,7 @@ class Parent:
     It carries nothing; its end tells of that process's end.
     """
 
-    def __init__(self, invitation: CompanionFile) -> None:
+    def __init__(self, companion_file: CompanionFile) -> None:
         """Connect.
 
         Raises LaunchError where the other job's rank 0 does not answer.
@@ -79,14 +79,14 @@ class Parent:
         deadline = time.monotonic() + CONNECT_TIMEOUT_S
         while True:
             try:
-                key = invitation.secret.encode()
-                self._socket, _ = connect(invitation.address, [invitation.port], key, PURPOSE, b"{}")
+                key = companion_file.secret.encode()
+                self._socket, _ = connect(companion_file.address, [companion_file.port], key, PURPOSE, b"{}")
                 break
             except NoAnswer as error:
                 if error.refused or time.monotonic() >= deadline:
                     raise LaunchError(
                         "the job that this one is a companion of does not answer at "
-                        f"{invitation.address}: {error}"
+                        f"{companion_file.address}: {error}"
                     ) from error
                 time.sleep(0.2)
         keep_alive(self._socket)

@@ -22,7 +22,7 @@ from pathlib import Path  # noqa: E402
 from typing import NoReturn  # noqa: E402
 
 from pollux.errors import LaunchError, PolluxAgentError  # noqa: E402
-from pollux.launcher.companion_file import CompanionFile, read_invitation  # noqa: E402
+from pollux.launcher.companion_file import CompanionFile, read_companion_file  # noqa: E402
 from pollux.launcher.node import KEY_VARIABLE, PRELOAD, Task, run_node, say  # noqa: E402
 from pollux.launcher.state import Graces  # noqa: E402
 from pollux.launcher.workers import end_at_once  # noqa: E402
@@ -142,7 +142,7 @@ def run(
     """
     task, nproc = _task(options)
     task = dataclasses.replace(task, graces=graces or Graces(), preload=preload)
-    if task.invitation is None and not task.module and not Path(task.script).is_file():
+    if task.companion_file is None and not task.module and not Path(task.script).is_file():
         raise LaunchError(f"no such script: {task.script} (in {Path.cwd()})")
     if in_batch_script(os.environ):
         _start_on_all_nodes(task)
@@ -164,8 +164,8 @@ def _task(options: argparse.Namespace) -> tuple[Task, int | None]:
     if options.companion is not None:
         # Before the working directory changes.
         file = options.companion.absolute()
-        invitation = read_invitation(file)
-        return _invited(file, invitation)
+        companion_file = read_companion_file(file)
+        return _task_of_companion(file, companion_file)
     if options.script is None:
         raise LaunchError("expected a SCRIPT to run: pollux run [options] SCRIPT [ARGS...]")
     args = options.args[1:] if options.args[:1] == ["--"] else options.args
@@ -184,10 +184,10 @@ def _task(options: argparse.Namespace) -> tuple[Task, int | None]:
     return task, options.nproc
 
 
-def _invited(file: Path, invitation: CompanionFile) -> tuple[Task, int | None]:
+def _task_of_companion(file: Path, companion_file: CompanionFile) -> tuple[Task, int | None]:
     try:
-        options = argument_parser().parse_args(["run", *invitation.argv])
-        os.chdir(invitation.cwd)
+        options = argument_parser().parse_args(["run", *companion_file.argv])
+        os.chdir(companion_file.cwd)
     except SystemExit:
         raise LaunchError(f"{file} invites nobody: its argv is none of `pollux run`") from None
     except OSError as error:
@@ -195,7 +195,7 @@ def _invited(file: Path, invitation: CompanionFile) -> tuple[Task, int | None]:
     if options.companion is not None:
         raise LaunchError(f"{file} invites nobody: it is of a companion itself")
     task, nproc = _task(options)
-    return dataclasses.replace(task, max_restarts=0, companion=file, invitation=invitation), nproc
+    return dataclasses.replace(task, max_restarts=0, companion=file, companion_file=companion_file), nproc
 
 
 def _start_on_all_nodes(task: Task) -> None:

@@ -71,7 +71,7 @@ class Task:
     launched_at: float = 0.0
     companion: Path | None = None
     """The file that invites this companion; None in an ordinary job."""
-    invitation: CompanionFile | None = None
+    companion_file: CompanionFile | None = None
     """What that file says."""
     graces: Graces = field(default_factory=Graces)
     preload: Sequence[str] = PRELOAD
@@ -102,10 +102,10 @@ def run_node(allocation: StepAllocation, task: Task) -> int:
         if isinstance(stream, io.TextIOWrapper):
             # Whole lines, each at once: ranks share the output, and a rank that is ended must lose none of its own.
             stream.reconfigure(line_buffering=True, write_through=False)
-    parent = Parent(task.invitation) if task.invitation is not None else None
-    meeting = LauncherRendezvous(allocation, launch_key(allocation, task.invitation))
+    parent = Parent(task.companion_file) if task.companion_file is not None else None
+    rendezvous = LauncherRendezvous(allocation, launch_key(allocation, task.companion_file))
     _import_once(task.preload)
-    channels = meeting.outcome()
+    channels = rendezvous.outcome()
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     adopt_orphans()
     channels.signal_arrivals()
@@ -260,7 +260,7 @@ class LauncherRendezvous:
             self._error = LaunchError(f"the launchers could not meet: {type(error).__name__}: {error}")
 
 
-def launch_key(allocation: StepAllocation, invitation: CompanionFile | None) -> bytes:
+def launch_key(allocation: StepAllocation, companion_file: CompanionFile | None) -> bytes:
     """The key by which the launchers of this step know each other.
 
     Raises LaunchError where there is none.
@@ -269,8 +269,8 @@ def launch_key(allocation: StepAllocation, invitation: CompanionFile | None) -> 
     put into srun's environment, or from the job's ticket. It differs between attempts and steps.
     """
     secret = os.environ.pop(KEY_VARIABLE, "")
-    if invitation is not None:
-        secret = invitation.secret
+    if companion_file is not None:
+        secret = companion_file.secret
     elif not secret and allocation.num_nodes > 1:
         ticket = read_ticket()
         secret = "" if ticket is None else ticket.token

@@ -77,8 +77,8 @@ class Mender:
         way: tuple[str, int, str] | None = None
         if world.rank == 0 and able:
             try:
-                meeting = groups.open()
-                way = meeting.address, meeting.port, meeting.secret
+                rendezvous = groups.open()
+                way = rendezvous.address, rendezvous.port, rendezvous.secret
             except PolluxAgentError as error:
                 logger.warning("a lost rank will end this job: %s", error)
         # Every rank exchanges it: a script may make on one rank alone what stands in the way.
@@ -90,11 +90,11 @@ class Mender:
 
     def hold(self) -> None:
         """Be present among the ranks of the present groups."""
-        meeting, world = self._groups.meeting, self._training.world
-        if meeting is None or not self._launched or world.device.type != "cpu":
+        rendezvous, world = self._groups.rendezvous, self._training.world
+        if rendezvous is None or not self._launched or world.device.type != "cpu":
             return
         self._present = self._key("present", world.rank)
-        meeting.hold(self._present)
+        rendezvous.hold(self._present)
         atexit.unregister(self.leave)
         atexit.register(self.leave)
         line = LauncherLine.from_environment() if world.rank == 0 else None
@@ -103,9 +103,9 @@ class Mender:
 
     def leave(self) -> None:
         """This rank ends by itself: its loss is not to be mended."""
-        if self._present and self._groups.meeting is not None:
+        if self._present and self._groups.rendezvous is not None:
             with contextlib.suppress(RankLost):
-                self._groups.meeting.tell(self._key("ended", self._training.world.rank), True)
+                self._groups.rendezvous.tell(self._key("ended", self._training.world.rank), True)
             line = LauncherLine.from_environment() if self._training.world.rank == 0 else None
             if line is not None:
                 line.can_mend(False)
@@ -122,19 +122,19 @@ class Mender:
         Every remaining rank calls it, wherever the loss has reached it. Raises RankLost where another one is lost
         during it, and SystemExit on a rank that is left out.
         """
-        if not self._present or self._groups.meeting is None:
+        if not self._present or self._groups.rendezvous is None:
             return False
-        begun, world, meeting = time.monotonic(), self._training.world, self._groups.meeting
+        begun, world, rendezvous = time.monotonic(), self._training.world, self._groups.rendezvous
         self._present = ""
         cut_groups()  # other ranks may still wait in them
         leave_groups()
         steps, local_rank = self._training.progress.optimizer_steps, os.environ.get("LOCAL_RANK", "0")
-        meeting.tell(self._key("came", world.rank), [steps, int(local_rank)])
+        rendezvous.tell(self._key("came", world.rank), [steps, int(local_rank)])
         go = self._key("go", 0)
         if world.rank == 0:
-            meeting.tell(go, self._decided())
-        meeting.wait_for_any([go])
-        told = meeting.heard(go)
+            rendezvous.tell(go, self._decided())
+        rendezvous.wait_for_any([go])
+        told = rendezvous.heard(go)
         if told is None:
             return False
         decision = ResizeDecision.parse(told["decision"])
@@ -154,18 +154,18 @@ class Mender:
 
     def _decided(self) -> dict[str, Any] | None:
         """On rank 0: who goes on; None where a rank has ended by itself."""
-        meeting, world = self._groups.meeting, self._training.world
-        assert meeting is not None
+        rendezvous, world = self._groups.rendezvous, self._training.world
+        assert rendezvous is not None
         open_: set[int] = set(range(world.size))
         came: dict[int, int] = {}
         local_ranks: dict[int, int] = {}
 
         def heard_of_all() -> bool:
             for rank in sorted(open_):
-                word = meeting.heard(self._key("came", rank))
+                word = rendezvous.heard(self._key("came", rank))
                 if word is not None:
                     came[rank], local_ranks[rank] = int(word[0]), int(word[1])
-                elif rank and meeting.heard(self._key("present", rank)) is not None:
+                elif rank and rendezvous.heard(self._key("present", rank)) is not None:
                     continue
                 open_.discard(rank)
             return not open_
@@ -173,7 +173,7 @@ class Mender:
         if not until(heard_of_all, COME_WAIT + 2.0 * self._training.step.seconds):
             logger.warning("ranks that do not come: %s", ", ".join(map(str, sorted(open_))))
         lost = set(range(world.size)) - set(came)
-        ended = [rank for rank in lost if meeting.heard(self._key("ended", rank)) is not None]
+        ended = [rank for rank in lost if rendezvous.heard(self._key("ended", rank)) is not None]
         if ended or not lost:
             return None
         stay = tuple(sorted(came))
@@ -195,7 +195,7 @@ class Mender:
             per_node,
             choice.local_batch,
             choice.accumulation,
-            *(meeting.address, meeting.port, meeting.secret),
+            *(rendezvous.address, rendezvous.port, rendezvous.secret),
         )
         here = {local_ranks[rank] for rank in stay if world.places[rank] == world.places[0]}
         furthest = max(came[rank] for rank in stay)

@@ -71,7 +71,7 @@ def come_in(
     same: Mapping[str, str],
 ) -> None:
     """On a joiner, at its loop: wait for the decision, enter the groups."""
-    groups.meeting = joiner.meeting
+    groups.rendezvous = joiner.rendezvous
     decision = ResizeDecision.parse(joiner.wait(same))
     _enter(decision, len(decision.stay) + joiner.index, training, exchange, checkpointer, groups)
 

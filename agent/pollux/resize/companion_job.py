@@ -67,7 +67,7 @@ class CompanionJob:
     def __init__(
         self,
         wanted: Wanted,
-        meeting: Rendezvous,
+        rendezvous: Rendezvous,
         directory: Path,
         facts: Mapping[str, Any],
         same: Mapping[str, str],
@@ -82,7 +82,7 @@ class CompanionJob:
         `wait`: seconds until all joiners have to be ready.
         """
         self.wanted = wanted
-        self._meeting, self._facts, self._same, self._wait = meeting, facts, same, wait
+        self._rendezvous, self._facts, self._same, self._wait = rendezvous, facts, same, wait
         self._path = directory / f"companion-{wanted.move}.json"
         self._environ = environ
         self._job_id: str | None = None
@@ -107,7 +107,7 @@ class CompanionJob:
         """
         self._stopped.set()
         try:
-            self._meeting.tell(self._key("stop"), True)
+            self._rendezvous.tell(self._key("stop"), True)
         except PolluxAgentError as error:
             logger.warning("joiners could not be sent away: %s", error)
         self._cancel()
@@ -119,12 +119,12 @@ class CompanionJob:
 
     def roll_call(self) -> bool:
         """Whether every joiner answers at this moment; on the training thread."""
-        self._meeting.tell(self._key("call"), True)
-        return until(lambda: self._meeting.count(self._key("here")) >= self.wanted.ranks, ROLL_CALL_WAIT)
+        self._rendezvous.tell(self._key("call"), True)
+        return until(lambda: self._rendezvous.count(self._key("here")) >= self.wanted.ranks, ROLL_CALL_WAIT)
 
     def go(self, decision: Mapping[str, Any]) -> None:
         """Tell the joiners to form groups with the job's ranks."""
-        self._meeting.tell(self._key("go"), dict(decision))
+        self._rendezvous.tell(self._key("go"), dict(decision))
 
     def _key(self, name: str) -> str:
         return f"recruit/{self.wanted.move}/{name}"
@@ -132,9 +132,9 @@ class CompanionJob:
     def _write(self) -> None:
         command = json.loads(self._environ.get("POLLUX_COMMAND", "{}"))
         told = {
-            "address": self._meeting.address,
-            "port": self._meeting.port,
-            "secret": self._meeting.secret,
+            "address": self._rendezvous.address,
+            "port": self._rendezvous.port,
+            "secret": self._rendezvous.secret,
             "cwd": command.get("cwd", str(Path.cwd())),
             "argv": command.get("argv", sys.argv),
             "move": self.wanted.move,
@@ -154,7 +154,7 @@ class CompanionJob:
         missing = set(range(self.wanted.ranks))
         while missing and not self._stopped.is_set():
             for index in sorted(missing):
-                here = self._meeting.heard(self._key(f"ready/{index}"))
+                here = self._rendezvous.heard(self._key(f"ready/{index}"))
                 if here is None:
                     break
                 for what, mine in self._same.items():
@@ -163,7 +163,7 @@ class CompanionJob:
                             f"{what} has changed since this job began: a joiner has {here[what]}, expected {mine}"
                         )
                 missing.discard(index)
-            trouble = self._meeting.heard(self._key("failed"))
+            trouble = self._rendezvous.heard(self._key("failed"))
             if trouble is not None:
                 raise RecruitmentFailed(f"a joiner's script has ended before its training: {trouble}")
             if missing and time.monotonic() >= end:

@@ -25,23 +25,23 @@ class Groups:
     def __init__(self) -> None:
         self.generation = 0
         """Resizes of these processes so far."""
-        self.meeting: Rendezvous | None = None
+        self.rendezvous: Rendezvous | None = None
         """Where the ranks meet; None before the first resize."""
 
     def open(self) -> Rendezvous:
-        """On rank 0: the meeting's store.
+        """On rank 0: the store of the rendezvous.
 
         Raises RankLost where it cannot be opened.
         """
-        if self.meeting is None:
-            self.meeting = Rendezvous.open()
-        return self.meeting
+        if self.rendezvous is None:
+            self.rendezvous = Rendezvous.open()
+        return self.rendezvous
 
     def meet(self, address: str, port: int, secret: str) -> Rendezvous:
-        """The meeting's store, on any rank. Raises RankLost."""
-        if self.meeting is None:
-            self.meeting = Rendezvous.join(address, port, secret)
-        return self.meeting
+        """The store of the rendezvous, on any rank. Raises RankLost."""
+        if self.rendezvous is None:
+            self.rendezvous = Rendezvous.join(address, port, secret)
+        return self.rendezvous
 
     def _join(self, decision: ResizeDecision) -> Rendezvous:
         return self.meet(decision.address, decision.port, decision.secret)
@@ -52,10 +52,10 @@ class Groups:
         Its groups stay as they are: the script may still end them itself.
         """
         if not decision.relaunch:
-            meeting = self._join(decision)
+            rendezvous = self._join(decision)
             # A peer that is gone would be a failure in groups that the others have not left yet.
-            until(lambda: meeting.count(f"{decision.name}/free") >= len(decision.stay), LEAVE_WAIT)
-            meeting.count(f"{decision.name}/left", 1)
+            until(lambda: rendezvous.count(f"{decision.name}/free") >= len(decision.stay), LEAVE_WAIT)
+            rendezvous.count(f"{decision.name}/left", 1)
         logger.info("rank %d leaves in move %d", rank, decision.number)
         raise SystemExit(LEFT_STATUS)
 
@@ -70,13 +70,13 @@ class Groups:
 
         Raises RankLost where other ranks do not come.
         """
-        meeting = self._join(decision)
+        rendezvous = self._join(decision)
         # A companion's node may fail, or Slurm may end its job: the job's own ranks then start again.
         own = rank < decision.size - decision.lent
         environ[LENT_RANKS] = str(decision.lent if own else 0)
         leave_groups()
-        meeting.count(f"{decision.name}/free", 1)
-        world = meeting.form(
+        rendezvous.count(f"{decision.name}/free", 1)
+        world = rendezvous.form(
             old, decision.name, rank, decision.size, per_node=decision.per_node, lent=decision.lent
         )
         self.generation = decision.generation

@@ -47,7 +47,7 @@ class Joiner:
             raise LaunchError(
                 f"expected {per_node} ranks on each node of the companion, got {environ.get('LOCAL_WORLD_SIZE')}"
             )
-        self._meeting: Rendezvous | None = None
+        self._rendezvous: Rendezvous | None = None
 
     @classmethod
     def from_environment(cls, environ: MutableMapping[str, str] = os.environ) -> Joiner | None:
@@ -70,33 +70,33 @@ class Joiner:
 
         Until then it has a process group of its own. Raises RankLost.
         """
-        self._meeting = Rendezvous.join(*self._address)
+        self._rendezvous = Rendezvous.join(*self._address)
         atexit.register(self._failed)
         alone(device)
         return World(self._first + self.index, self._size, self._nodes, device, None, waiting=True)
 
     @property
-    def meeting(self) -> Rendezvous:
-        assert self._meeting is not None
-        return self._meeting
+    def rendezvous(self) -> Rendezvous:
+        assert self._rendezvous is not None
+        return self._rendezvous
 
     def wait(self, same: Mapping[str, str]) -> dict[str, Any]:
         """At the loop: report ready, with the `same` facts; await the decision.
 
         Ends the process where rank 0 does not need it any more. Raises RankLost where rank 0 is gone.
         """
-        meeting = self.meeting
-        meeting.tell(self.key(f"ready/{self.index}"), dict(same))
+        rendezvous = self.rendezvous
+        rendezvous.tell(self.key(f"ready/{self.index}"), dict(same))
         for awaited in ("call", "go"):
-            meeting.wait_for_any([self.key(awaited), self.key("stop")])
-            if meeting.heard(self.key("stop")) is not None:
+            rendezvous.wait_for_any([self.key(awaited), self.key("stop")])
+            if rendezvous.heard(self.key("stop")) is not None:
                 atexit.unregister(self._failed)
                 logger.info("rank 0 does not need this rank any more")
                 raise SystemExit(LEFT_STATUS)
             if awaited == "call":
-                meeting.count(self.key("here"), 1)
+                rendezvous.count(self.key("here"), 1)
         atexit.unregister(self._failed)
-        return dict(meeting.heard(self.key("go")))
+        return dict(rendezvous.heard(self.key("go")))
 
     def key(self, name: str) -> str:
         return f"recruit/{self.move}/{name}"
@@ -104,6 +104,8 @@ class Joiner:
     def _failed(self) -> None:
         """Tell rank 0 not to wait: the script ends before its loop has begun."""
         try:
-            self.meeting.tell(self.key("failed"), f"see joiner {self.index}'s part of the companion's output")
+            self.rendezvous.tell(
+                self.key("failed"), f"see joiner {self.index}'s part of the companion's output"
+            )
         except RankLost as error:
             logger.warning("%s", error)

@@ -113,7 +113,7 @@ class Leavers:
     """Nodes of the job's own allocation that leave, by Slurm's names."""
     ranks: int = 0
     name: str = ""
-    """Of the resize, in the meeting's store."""
+    """Of the resize, in the store of the rendezvous."""
 
 
 @dataclass(frozen=True)

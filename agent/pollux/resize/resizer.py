@@ -181,7 +181,7 @@ class Resizer:
         joiners = 0 if companion is None else companion.wanted.ranks
         size = len(stay) + joiners
         choice = self._training.choice_on(size // world.per_node, size)
-        meeting = self._groups.meeting
+        rendezvous = self._groups.rendezvous
         return ResizeDecision(
             request.number,
             request.path == "relaunch",
@@ -192,7 +192,11 @@ class Resizer:
             world.per_node,
             choice.local_batch,
             choice.accumulation,
-            *(("", 0, "") if meeting is None else (meeting.address, meeting.port, meeting.secret)),
+            *(
+                ("", 0, "")
+                if rendezvous is None
+                else (rendezvous.address, rendezvous.port, rendezvous.secret)
+            ),
         )
 
     def _tell(self, decision: ResizeDecision) -> None:
@@ -305,8 +309,8 @@ class Resizer:
             "adaptive": self._attempt.adaptive,
         }
         wanted = Wanted(request.number, added, world.per_node, request.nonce)
-        meeting = self._groups.open()
-        return CompanionJob(wanted, meeting, directory, facts, self.same(), wait=self.recruit_wait)
+        rendezvous = self._groups.open()
+        return CompanionJob(wanted, rendezvous, directory, facts, self.same(), wait=self.recruit_wait)
 
     def _bring(self, companion: CompanionJob) -> None:
         move = companion.wanted.move
@@ -346,6 +350,6 @@ class Resizer:
             missing = leavers.nodes - self._launcher.gone(leavers.nodes, wait)
             if missing:
                 logger.warning("nodes that have not ended after %.0f s: %s", wait, ", ".join(missing))
-        elif leavers.ranks and self._groups.meeting is not None:
-            meeting, name = self._groups.meeting, f"{leavers.name}/left"
-            until(lambda: meeting.count(name) >= leavers.ranks, wait)
+        elif leavers.ranks and self._groups.rendezvous is not None:
+            rendezvous, name = self._groups.rendezvous, f"{leavers.name}/left"
+            until(lambda: rendezvous.count(name) >= leavers.ranks, wait)

@@ -299,7 +299,7 @@ def behave_as_joiner(training: Training) -> None:
     if joiner.move == 21:
         raise SystemExit("the data is not on this node")
     if joiner.move == 22:
-        joiner.meeting.tell(joiner.key("ready/0"), training.job.coordinator.resizer.same())
+        joiner.rendezvous.tell(joiner.key("ready/0"), training.job.coordinator.resizer.same())
         os._exit(9)
     if joiner.move == 23:
         training.job.training.models[0].module = nn.Linear(1, 1)

@@ -15,7 +15,7 @@ import pytest
 
 from pollux.errors import LaunchError
 from pollux.launcher import companion_file
-from pollux.launcher.companion_file import CompanionFile, Parent, read_invitation
+from pollux.launcher.companion_file import CompanionFile, Parent, read_companion_file
 from pollux.launcher.rank_channel import VARIABLE, LauncherLine
 from pollux.ranks.sealed import Entrance
 from pollux.ranks.value_store import PURPOSE
@@ -79,7 +79,7 @@ def invite(folder: Path, listening: int, body: str, *options: str, **changes: An
         "argv": argv,
         "secret": SECRET,
     }
-    file = folder / "invitation.json"
+    file = folder / "companion.json"
     file.touch(mode=0o600)
     file.write_text(json.dumps(document | changes))
     return file
@@ -154,14 +154,14 @@ def test_ranks_that_end_well_with_the_other_job_have_not_failed(tmp_path: Path) 
             assert launched.statuses() == [0], launched.output()
 
 
-def test_a_file_that_is_no_invitation_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_no_companion_file_is_refused(tmp_path: Path) -> None:
     def why(file: Path) -> str:
         with pytest.raises(LaunchError) as refused:
-            read_invitation(file)
+            read_companion_file(file)
         return str(refused.value)
 
     good = invite(tmp_path, 1234, "")
-    found = read_invitation(good)
+    found = read_companion_file(good)
     assert (found.address, found.port, found.cwd) == ("127.0.0.1", 1234, str(tmp_path / "elsewhere"))
     for mode in (0o640, 0o604, 0o660):
         good.chmod(mode)
@@ -197,7 +197,7 @@ def test_another_users_file_is_refused(tmp_path: Path) -> None:
     file = invite(tmp_path, 1234, "")
     os.chown(file, 65534, 65534)
     with pytest.raises(LaunchError, match="belongs to uid 65534"):
-        read_invitation(file)
+        read_companion_file(file)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_another_users_file_is_refused(tmp_path: Path) -> None:
         ({}, "does not answer at 127.0.0.1"),
     ],
 )
-def test_an_invitation_that_leads_nowhere_starts_nobody(
+def test_a_companion_file_that_leads_nowhere_starts_nobody(
     tmp_path: Path, changes: dict[str, Any], why: str
 ) -> None:
     with serving() as port:
@@ -225,8 +225,8 @@ def test_an_invitation_that_leads_nowhere_starts_nobody(
 def test_the_end_of_the_other_rank_0_is_noticed_and_its_words_are_not() -> None:
     with rank_0() as other:
         made: list[Parent] = []
-        invitation = CompanionFile("127.0.0.1", other.port, "/", (), SECRET)
-        connecting = threading.Thread(target=lambda: made.append(Parent(invitation)))
+        told = CompanionFile("127.0.0.1", other.port, "/", (), SECRET)
+        connecting = threading.Thread(target=lambda: made.append(Parent(told)))
         connecting.start()
         connection = other.accept()
         connecting.join()

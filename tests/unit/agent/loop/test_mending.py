@@ -210,7 +210,7 @@ def test_the_others_go_on_without_a_rank_that_hangs(tmp_path: Path) -> None:
                 (tmp_path / "pid").write_text(str(os.getpid()))
                 os.kill(os.getpid(), signal.SIGSTOP)
             if job.rank == 0:
-                heard, until = job.coordinator.groups.meeting.heard, mending.until
+                heard, until = job.coordinator.groups.rendezvous.heard, mending.until
                 # Both that do not hang, however slow this machine is.
                 mending.until = lambda all_came, _: until(lambda: heard("came/0/1") and not all_came(), 60.0)
             set_group_timeout(timedelta(seconds=2))

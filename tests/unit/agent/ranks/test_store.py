@@ -105,15 +105,17 @@ def form(size: int) -> list[Any]:
     """Form new groups over the store and hand over a state in them."""
     world = join(torch.device("cpu"))
     found: list[Any] = [None]
-    meeting = Rendezvous.open() if world.rank == 0 else None
-    if meeting is not None:
-        found = [(meeting.address, meeting.port, meeting.secret)]
+    rendezvous = Rendezvous.open() if world.rank == 0 else None
+    if rendezvous is not None:
+        found = [(rendezvous.address, rendezvous.port, rendezvous.secret)]
     dist.broadcast_object_list(found, src=0)
-    meeting = meeting or Rendezvous.join(*found[0])
+    rendezvous = rendezvous or Rendezvous.join(*found[0])
     dist.barrier()
     leave_groups()
     for generation in range(2):
-        made: World = meeting.form(world, f"generation/{generation}", world.rank, size, per_node=size, lent=0)
+        made: World = rendezvous.form(
+            world, f"generation/{generation}", world.rank, size, per_node=size, lent=0
+        )
         state = {"w": torch.arange(5)} if made.rank == 0 else None
         got = hand_over(state, made, joiners=1)
         total = torch.ones(1)
