@@ -123,6 +123,9 @@ bench-lying: setup ## what a lying job gains, by objective (10 minutes); tests/b
 bench-store: setup ## what 2,000 agents cost Postgres (as root); bench-out/store.json, tests/benchmarks/store_load.md
 	@PYTHONPATH=.:agent $(PYTHON) tests/benchmarks/store_load.py
 
+bench-scale: setup ## polluxd's cycle with 10,000 jobs on 16,384 GPUs, CYCLES (60) times (root; minutes); bench-out/scale.json, tests/benchmarks/scale.md
+	@PYTHONPATH=.:agent $(PYTHON) -m tests.benchmarks.scale --cycles $(or $(CYCLES),60) --page tests/benchmarks/scale.md
+
 schema: setup ## after a new migration: write its checksum, and the schema that a test compares with
 	cd sql/migrations && sha256sum *.sql > SHA256SUMS
 	POLLUX_WRITE_SCHEMA=1 .venv/bin/python -m pytest -q tests/integration/store/test_migrations.py -k committed_one

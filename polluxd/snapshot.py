@@ -24,6 +24,7 @@ from polluxd.model import (
 )
 from polluxd.settings import PolicySettings
 from polluxd.slurm.protocol import ClusterState, SlurmJob
+from polluxd.slurm_priority import priority_weights
 from polluxd.store import JobTimes, MoveTotals
 
 
@@ -69,6 +70,8 @@ def build_snapshot(
     under_way = {move.job_id: move for move in moves}
     types = GpuTypes(state.nodes, speeds or {})
     offers = _Offers()
+    alive = [job for job in state.jobs if job.spec is not None and not job.state.finished]
+    by_priority = priority_weights(alive, settings.slurm_priority)
     jobs = []
     for job in state.jobs:
         move = under_way.get(job.job_id)
@@ -115,6 +118,7 @@ def build_snapshot(
                 submitted_at=known.submitted_at,
                 age=max(0.0, state.taken_at - known.submitted_at),
                 waiting=None if known.held_at is None else max(0.0, state.taken_at - known.held_at),
+                weight=by_priority.get(job.job_id, 1.0),
                 placement=placement,
                 report=report,
                 pinned=bool(pin_reason),

@@ -190,12 +190,14 @@ ON CONFLICT (cluster, job_id) DO UPDATE SET
     nodes = excluded.nodes, gpus = excluded.gpus, submitted_at = least(j.submitted_at, excluded.submitted_at),
     started_at = least(j.started_at, excluded.started_at),
     ended_at = CASE WHEN excluded.ended_at IS NULL THEN NULL ELSE coalesce(j.ended_at, excluded.ended_at) END,
-    held_at = coalesce(excluded.held_at, j.held_at), seen_at = now(),
+    held_at = CASE WHEN excluded.gpus > 0 OR j.gpus > 0 THEN now() ELSE j.held_at END, seen_at = now(),
     most_gpus = greatest(j.most_gpus, excluded.most_gpus), most_nodes = greatest(j.most_nodes, excluded.most_nodes)
 RETURNING j.job_id, j.submitted_at;
 
 -- name: job_times
-SELECT job_id, submitted_at, started_at, held_at, most_gpus, most_nodes FROM pollux.job WHERE cluster = :cluster AND ended_at IS NULL;
+-- The row of a job that holds GPUs is as old as the last change of the job: it holds them now.
+SELECT job_id, submitted_at, started_at, CASE WHEN gpus > 0 THEN now() ELSE held_at END AS held_at, most_gpus, most_nodes
+FROM pollux.job WHERE cluster = :cluster AND ended_at IS NULL;
 
 -- name: end_unseen_jobs
 -- Jobs that Slurm has forgotten: they ended while nobody looked.
@@ -203,10 +205,18 @@ UPDATE pollux.job SET state = 'GONE', ended_at = now(), nodes = '{}', gpus = 0
 WHERE cluster = :cluster AND ended_at IS NULL AND NOT job_id = ANY(:job_ids);
 
 -- name: record_cycle
-INSERT INTO pollux.cycle (cluster, epoch, mode, started_at, note, objective, upper_bound, gap, solver, durations, snapshot)
+INSERT INTO pollux.cycle (cluster, epoch, mode, started_at, note, objective, upper_bound, gap, solver, durations, snapshot,
+    plan_digest)
 VALUES (:cluster, :epoch, :mode, to_timestamp(:started_at), :note, :objective, :upper_bound, :gap, :solver,
-        CAST(:durations AS jsonb), CAST(:snapshot AS jsonb))
+        CAST(:durations AS jsonb), CAST(:snapshot AS jsonb), :plan_digest)
 RETURNING id;
+
+-- name: end_decisions
+-- Decisions on these jobs, or on all, hold no longer.
+UPDATE pollux.allocation a SET until = :cycle_id
+FROM pollux.cycle c
+WHERE c.id = a.cycle_id AND c.cluster = :cluster AND a.until IS NULL
+  AND (:everything OR a.job_id = ANY(CAST(:job_ids AS bigint[])));
 
 -- name: record_allocations
 INSERT INTO pollux.allocation (cycle_id, job_id, nodes, gpus_per_node, gpus, goodput, speedup, batch_size, changed, reason,
@@ -219,34 +229,46 @@ FROM jsonb_to_recordset(CAST(:allocations AS jsonb)) AS a(
     explanation jsonb);
 
 -- name: latest_cycle
-SELECT id, epoch, mode, started_at, note, objective, upper_bound, gap, solver, durations
+SELECT id, epoch, mode, started_at, note, objective, upper_bound, gap, solver, durations, plan_digest
 FROM pollux.cycle WHERE cluster = :cluster ORDER BY id DESC LIMIT 1;
 
 -- name: cycle
-SELECT id, epoch, mode, started_at, note, objective, upper_bound, gap, solver, durations
+SELECT id, epoch, mode, started_at, note, objective, upper_bound, gap, solver, durations, plan_digest
 FROM pollux.cycle WHERE cluster = :cluster AND id = :id;
 
 -- name: cycles
 -- The newest first, with what was decided on and whether it can be decided again.
-SELECT c.id, c.epoch, c.mode, c.started_at, c.note, c.objective, c.upper_bound, c.gap, c.solver, c.durations,
-       c.snapshot IS NOT NULL AS kept, count(a.job_id) AS jobs, count(*) FILTER (WHERE a.changed) AS changed
+SELECT c.id, c.epoch, c.mode, c.started_at, c.note, c.objective, c.upper_bound, c.gap, c.solver, c.durations, c.plan_digest,
+       c.snapshot IS NOT NULL AS kept, d.jobs, d.changed
 FROM (SELECT * FROM pollux.cycle WHERE cluster = :cluster ORDER BY id DESC LIMIT :newest) c
-LEFT JOIN pollux.allocation a ON a.cycle_id = c.id
-GROUP BY c.id, c.epoch, c.mode, c.started_at, c.note, c.objective, c.upper_bound, c.gap, c.solver, c.durations,
-         c.snapshot IS NOT NULL
+CROSS JOIN LATERAL (
+    SELECT count(*) AS jobs, count(*) FILTER (WHERE a.changed) AS changed
+    FROM (SELECT cycle_id, changed FROM pollux.allocation WHERE until IS NULL AND cycle_id <= c.id
+          UNION ALL
+          SELECT cycle_id, changed FROM pollux.allocation WHERE until > c.id AND cycle_id <= c.id) a
+    JOIN pollux.cycle o ON o.id = a.cycle_id AND o.cluster = c.cluster
+    WHERE c.solver IS NOT NULL) d
 ORDER BY c.id DESC;
 
 -- name: cycles_between
-SELECT id, epoch, mode, started_at, note, objective, upper_bound, gap, solver, durations
+SELECT id, epoch, mode, started_at, note, objective, upper_bound, gap, solver, durations, plan_digest
 FROM pollux.cycle
 WHERE cluster = :cluster AND started_at BETWEEN to_timestamp(:since) AND to_timestamp(:until) ORDER BY id;
 
 -- name: mean_speedups
-SELECT a.job_id, avg(a.speedup) AS speedup
-FROM pollux.cycle c JOIN pollux.allocation a ON a.cycle_id = c.id
-WHERE c.cluster = :cluster AND c.started_at BETWEEN to_timestamp(:since) AND to_timestamp(:until)
-  AND a.gpus > 0 AND a.speedup IS NOT NULL
-GROUP BY a.job_id;
+-- Over the time for which decisions held.
+SELECT s.job_id, sum(s.speedup * s.lasted) / sum(s.lasted) AS speedup
+FROM (
+    SELECT a.job_id, a.speedup, extract(epoch FROM
+        least(coalesce(u.started_at, 'infinity'), to_timestamp(:until)) - greatest(c.started_at, to_timestamp(:since))
+        )::double precision AS lasted
+    FROM pollux.allocation a
+    JOIN pollux.cycle c ON c.id = a.cycle_id
+    LEFT JOIN pollux.cycle u ON u.id = a.until
+    WHERE c.cluster = :cluster AND c.started_at < to_timestamp(:until) AND a.gpus > 0 AND a.speedup IS NOT NULL
+      AND (a.until IS NULL OR u.started_at > to_timestamp(:since))) s
+WHERE s.lasted > 0
+GROUP BY s.job_id;
 
 -- name: newest_snapshot
 SELECT id AS cycle_id, snapshot FROM pollux.cycle WHERE cluster = :cluster AND snapshot IS NOT NULL
@@ -256,8 +278,18 @@ ORDER BY id DESC LIMIT 1;
 SELECT snapshot FROM pollux.cycle WHERE cluster = :cluster AND id = :id;
 
 -- name: allocations
-SELECT a.* FROM pollux.allocation a JOIN pollux.cycle c ON c.id = a.cycle_id
-WHERE c.cluster = :cluster AND a.cycle_id = :cycle_id ORDER BY a.job_id;
+-- The decisions that held in a cycle, made in it or before.
+SELECT a.* FROM (
+    SELECT * FROM pollux.allocation WHERE until IS NULL AND cycle_id <= :cycle_id
+    UNION ALL
+    SELECT * FROM pollux.allocation WHERE until > :cycle_id AND cycle_id <= :cycle_id) a
+JOIN pollux.cycle o ON o.id = a.cycle_id
+JOIN pollux.cycle c ON c.id = :cycle_id AND c.cluster = :cluster AND c.solver IS NOT NULL
+WHERE o.cluster = :cluster ORDER BY a.job_id;
+
+-- name: newest_decision
+SELECT id, epoch, mode, started_at, note, objective, upper_bound, gap, solver, durations, plan_digest
+FROM pollux.cycle WHERE cluster = :cluster AND solver IS NOT NULL ORDER BY id DESC LIMIT 1;
 
 -- name: latest_allocation_of
 SELECT a.* FROM pollux.allocation a JOIN pollux.cycle c ON c.id = a.cycle_id
@@ -401,10 +433,18 @@ WHERE h.id = t.id AND t.place > 1;
 -- name: prune_acknowledgements
 DELETE FROM pollux.acknowledgement a WHERE a.cluster = :cluster AND a.received_at < to_timestamp(:before);
 
+-- name: prune_decisions
+-- Those that held in no cycle that stays.
+DELETE FROM pollux.allocation a USING pollux.cycle c
+WHERE c.id = a.cycle_id AND c.cluster = :cluster AND a.until <= coalesce(
+    (SELECT min(id) FROM pollux.cycle WHERE cluster = :cluster AND started_at >= to_timestamp(:before)),
+    (SELECT max(id) FROM pollux.cycle WHERE cluster = :cluster));
+
 -- name: prune_cycles
--- The newest cycle stays, however old: `polluxctl explain` reads it.
-DELETE FROM pollux.cycle WHERE cluster = :cluster AND started_at < to_timestamp(:before)
-  AND id < (SELECT max(id) FROM pollux.cycle WHERE cluster = :cluster);
+-- The newest cycle stays, however old: `polluxctl explain` reads it. A cycle stays as long as a decision of it holds.
+DELETE FROM pollux.cycle c WHERE cluster = :cluster AND started_at < to_timestamp(:before)
+  AND id < (SELECT max(id) FROM pollux.cycle WHERE cluster = :cluster)
+  AND NOT EXISTS (SELECT FROM pollux.allocation a WHERE a.cycle_id = c.id);
 
 -- name: prune_snapshots
 UPDATE pollux.cycle SET snapshot = NULL

@@ -89,7 +89,8 @@ def replay(
             "the cycles; `polluxctl decisions list` shows which can be replayed"
         )
     plan = decide(decode_snapshot(data))
-    found = differences(recorded, store.allocations(cycle), plan)
+    made = store.allocations(cycle, made_in_it=True)
+    found = differences(recorded, store.allocations(cycle), plan, made)
     if as_json:
         emit_json(
             {

@@ -9,6 +9,7 @@ from typing import Any
 
 from polluxd.model import Allocation, Plan
 from polluxd.store import CycleView
+from polluxd.store.decision_changes import plan_digest, same_decision
 
 from .output import Column, plain
 
@@ -22,11 +23,15 @@ DIFFERENCE_COLUMNS = (
 Difference = dict[str, Any]
 
 
-def differences(cycle: CycleView, recorded: Sequence[Allocation], plan: Plan) -> list[Difference]:
+def differences(
+    cycle: CycleView, recorded: Sequence[Allocation], plan: Plan, made: Sequence[Allocation] | None = None
+) -> list[Difference]:
     """Return all differences: of the plan (`job_id` None), then by job.
 
-    Numbers are the same only with all their bits the same.
+    Numbers are the same only with all their bits the same. Decisions that are not among `made` were recorded in an
+    earlier cycle: the digest of the plan stands for their numbers.
     """
+    exact = {a.job_id for a in (recorded if made is None else made)}
     found = [
         _difference(None, what, before, after)
         for what, before, after in (
@@ -40,8 +45,11 @@ def differences(cycle: CycleView, recorded: Sequence[Allocation], plan: Plan) ->
     for job_id in sorted(before.keys() | after.keys()):
         if job_id not in before or job_id not in after:
             found.append(_difference(job_id, "decision", *(_presence(job_id in s) for s in (before, after))))
-        else:
+        elif job_id in exact or not same_decision(before[job_id], after[job_id]):
             found += _of_job(before[job_id], after[job_id])
+    digest = plan_digest(plan.allocations)
+    if not found and cycle.plan_digest not in (None, digest):
+        found.append(_difference(None, "digest of all decisions", cycle.plan_digest, digest))
     return found
 
 

@@ -39,7 +39,14 @@ class Readings(Session):
                 return None
             reported = run("report_of", job_id=job_id)
             decided = run("latest_allocation_of", job_id=job_id)
-            cycles = run("cycle", id=decided[0]["cycle_id"]) if decided else []
+            holds = bool(decided) and decided[0]["until"] is None
+            cycles = (
+                run("newest_decision")
+                if holds
+                else run("cycle", id=decided[0]["cycle_id"])
+                if decided
+                else []
+            )
             moves = run("moves", job_id=job_id)
         report, rejected = None, ""
         if reported:
@@ -89,7 +96,7 @@ class Readings(Session):
     def mean_speedups(self, since: float, until: float) -> dict[int, float]:
         """Return each job's mean predicted speedup while it had GPUs.
 
-        The mean is over the decisions between two POSIX times.
+        The mean is over the time between two POSIX times.
         """
         with self._transaction() as run:
             found = run("mean_speedups", since=since, until=until)
@@ -113,9 +120,15 @@ class Readings(Session):
             found = run("cycle_snapshot", id=cycle_id)
         return found[0]["snapshot"] if found else None
 
-    def allocations(self, cycle_id: int) -> list[Allocation]:
+    def allocations(self, cycle_id: int, *, made_in_it: bool = False) -> list[Allocation]:
+        """Return the decisions that held in a cycle.
+
+        Those of an earlier cycle have its numbers: newer ones differ by less than a tenth. With `made_in_it`, return
+        those of the cycle itself alone.
+        """
         with self._transaction() as run:
-            return [rows.allocation(row) for row in run("allocations", cycle_id=cycle_id)]
+            found = run("allocations", cycle_id=cycle_id)
+        return [rows.allocation(row) for row in found if not made_in_it or row["cycle_id"] == cycle_id]
 
     def moves(self, job_id: int | None = None) -> list[Move]:
         """All remembered moves of one job or of all, oldest first."""

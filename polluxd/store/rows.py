@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 from datetime import datetime
 from typing import Any
 
@@ -20,7 +20,6 @@ from polluxd.model import (
     JobSpec,
     Move,
     Placement,
-    Plan,
     Report,
     Step,
 )
@@ -219,32 +218,36 @@ def _explained(stored: Row) -> Explanation:
     return Explanation(**values | {"doubts": tuple(values.get("doubts", ()))})
 
 
-def allocations_to_json(plan: Plan) -> str:
-    return json.dumps(
-        [
-            {
-                "job_id": a.job_id,
-                "nodes": list(a.placement.nodes),
-                "gpus_per_node": a.placement.gpus_per_node,
-                "gpus": a.placement.gpus,
-                "goodput": finite_or_none(float(a.goodput)),
-                "speedup": finite_or_none(float(a.speedup)),
-                "batch_size": int(a.batch_size),
-                "changed": bool(a.changed),
-                "reason": a.reason,
-                "explanation": _explanation(a),
-            }
-            for a in plan.allocations
-        ]
-    )
+def allocations_to_json(allocations: Iterable[Allocation]) -> str:
+    return json.dumps([allocation_to_json(a) for a in allocations])
+
+
+def allocation_to_json(allocation: Allocation) -> dict[str, Any]:
+    placement = allocation.placement
+    return {
+        "job_id": allocation.job_id,
+        "nodes": list(placement.nodes),
+        "gpus_per_node": placement.gpus_per_node,
+        "gpus": placement.gpus,
+        "goodput": finite_or_none(float(allocation.goodput)),
+        "speedup": finite_or_none(float(allocation.speedup)),
+        "batch_size": int(allocation.batch_size),
+        "changed": bool(allocation.changed),
+        "reason": allocation.reason,
+        "explanation": _explanation(allocation),
+    }
+
+
+_EXPLAINED = tuple(f.name for f in fields(Explanation))
 
 
 def _explanation(allocation: Allocation) -> dict[str, Any] | None:
     explained = allocation.explanation
     if explained is None:
         return None
-    values = asdict(explained)
-    return {k: finite_or_none(v) if isinstance(v, float) else v for k, v in values.items()}
+    # Not asdict, which copies each value: ten thousand jobs a cycle.
+    values = ((name, getattr(explained, name)) for name in _EXPLAINED)
+    return {name: finite_or_none(v) if isinstance(v, float) else v for name, v in values}
 
 
 def cycle(row: Row) -> CycleView:
@@ -259,6 +262,7 @@ def cycle(row: Row) -> CycleView:
         gap=row["gap"],
         solver=row["solver"],
         durations=row["durations"],
+        plan_digest=row["plan_digest"],
     )
 
 

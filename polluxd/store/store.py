@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from sqlalchemy import URL
 
@@ -18,12 +19,14 @@ from .administrator_orders import AdministratorOrders
 from .agent_roles import AgentRoles
 from .connection import our_errors
 from .costs import totals
+from .decision_changes import plan_digest
 from .migrations import apply_migrations
 from .readings import Readings
 from .setting_rows import settings_from_rows
 from .sqlfiles import migrations
 from .views import JobTimes, MoveTotals, ObservedJob
 from .wakeups import Wakeups
+from .written import Written
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +67,7 @@ class Store(Readings, AdministratorOrders):
         self._wakeups = Wakeups(self._connector, self._news)
         self._seen_report = 0
         self.agent_roles = AgentRoles(self._transaction)
+        self._written = Written()
         self._rejected: dict[int, str] = {}
         """Reports that `reports` left out, and why: said once."""
 
@@ -186,14 +190,20 @@ class Store(Readings, AdministratorOrders):
 
         Other jobs are passed over. Stored jobs that Slurm no longer shows have ended.
         """
-        ours = [rows.job_to_json(job) for job in jobs if job.spec is not None]
-        encoded = json.dumps(ours)
+        ours = {job.job_id: rows.job_to_json(job) for job in jobs if job.spec is not None}
+        written = self._written.under(self.epoch)
+        known = written.jobs or {}
+        changed = json.dumps([row for job_id, row in ours.items() if known.get(job_id) != row])
         with self._transaction(fenced=True) as run:
-            for row in run("forget_reused_jobs", jobs=encoded):
-                log.info("job id %d was used again: its former life is forgotten", row["job_id"])
-            run("upsert_jobs", jobs=encoded)
-            run("end_unseen_jobs", job_ids=[job["job_id"] for job in ours])
-        self.agent_roles.admit(frozenset(job["uid"] for job in ours))
+            if changed != "[]":
+                for row in run("forget_reused_jobs", jobs=changed):
+                    log.info("job id %d was used again: its former life is forgotten", row["job_id"])
+                    (written.decisions or {}).pop(row["job_id"], None)
+                run("upsert_jobs", jobs=changed)
+            if written.jobs is None or known.keys() - ours.keys():
+                run("end_unseen_jobs", job_ids=list(ours))
+        self._written = replace(written, jobs=ours)
+        self.agent_roles.admit(frozenset(row["uid"] for row in ours.values()))
 
     def take_in(self) -> None:
         """Process what agents wrote: acknowledged drains and fits.
@@ -231,9 +241,9 @@ class Store(Readings, AdministratorOrders):
         started_at: float,
         snapshot_json: str | None = None,
     ) -> int:
-        """Record a cycle and its allocations; return the cycle's id.
+        """Record a cycle and its decisions; return the cycle's id.
 
-        A cycle that decided nothing has no allocations.
+        Decisions that did not change since an earlier cycle are not written again.
         """
         with self._transaction(fenced=True) as run:
             recorded = run(
@@ -248,10 +258,19 @@ class Store(Readings, AdministratorOrders):
                 solver=plan.solver if plan else None,
                 durations=json.dumps(dict(durations)),
                 snapshot=snapshot_json,
+                plan_digest=plan_digest(plan.allocations) if plan else None,
             )
             cycle_id = int(recorded[0]["id"])
-            if plan and plan.allocations:
-                run("record_allocations", cycle_id=cycle_id, allocations=rows.allocations_to_json(plan))
+            written = replace(self._written.under(self.epoch))
+            if plan:
+                unknown = written.decisions is None
+                changed, ended = written.decide(plan.allocations)
+                run("end_decisions", cycle_id=cycle_id, everything=unknown, job_ids=ended)
+                if changed:
+                    run(
+                        "record_allocations", cycle_id=cycle_id, allocations=rows.allocations_to_json(changed)
+                    )
+        self._written = written
         return cycle_id
 
     # Moves
@@ -377,6 +396,7 @@ class Store(Readings, AdministratorOrders):
             run("prune_history", before=now - history_s)
             run("thin_history", before=now - _DAY_S)
             run("prune_acknowledgements", before=now - history_s)
+            run("prune_decisions", before=now - history_s)
             run("prune_cycles", before=now - history_s)
             run("prune_snapshots", before=now - snapshots_s)
             run("prune_jobs", before=now - jobs_s)

@@ -163,6 +163,8 @@ class CycleView:
     solver: str | None
     """None: nothing was decided in this cycle; `note` says why."""
     durations: Mapping[str, float]
+    plan_digest: str | None = None
+    """Digest of all decisions; None: recorded before digests were."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,6 +98,7 @@ FULL = Snapshot(
         fairness_per="user",
         remaining_work_power=-0.5,
         hysteresis=0.1,
+        slurm_priority=0.5,
     ),
 )
 
@@ -163,6 +164,7 @@ SETTINGS = {
     "starvation_bound": st.none() | st.floats(0, exclude_min=True, allow_infinity=False),
     "remaining_work_power": st.floats(-4, 4),
     "hysteresis": st.floats(0, 1),
+    "slurm_priority": st.floats(0, 1),
 }
 """How to draw the settings that are checked as they are made; a switch is drawn by its type."""
 st.register_type_strategy(

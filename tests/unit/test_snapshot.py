@@ -9,6 +9,8 @@ import json
 import math
 from dataclasses import replace
 
+import pytest
+
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.apply.paths import PathOptions
 from polluxd.apply.startable import Standing
@@ -200,3 +202,27 @@ def test_a_job_that_could_not_start_where_it_is_stays_and_others_are_offered_wha
     closed = snapshot(running, waiting, reports={1: REPORT}, standings={1: nowhere, 2: nowhere})
     assert [job.pinned for job in closed.jobs] == [True, True]
     assert [job.partition for job in closed.jobs] == ["main", "main"]
+
+
+def weights_by_priority(power: float, **priorities: int) -> dict[int, float]:
+    jobs = [slurm_job(n, JobState.PENDING, priority=p) for n, p in enumerate(priorities.values(), 1)]
+    seen = snapshot(*jobs, settings=PolicySettings(slurm_priority=power))
+    return {job.job_id: pytest.approx(job.weight) for job in seen.jobs}
+
+
+def test_slurms_priority_weighs_jobs_against_the_median() -> None:
+    assert weights_by_priority(1.0, a=50, b=100, c=400) == {1: 0.5, 2: 1.0, 3: 4.0}
+    assert weights_by_priority(0.5, a=25, b=100, c=400) == {1: 0.5, 2: 1.0, 3: 2.0}
+    assert weights_by_priority(0.0, a=25, b=100, c=400) == {1: 1.0, 2: 1.0, 3: 1.0}
+
+
+def test_no_priority_starves_the_others() -> None:
+    assert weights_by_priority(1.0, a=1, b=1000, c=4_294_967_295) == {1: 0.1, 2: 1.0, 3: 10.0}
+    assert weights_by_priority(1.0, a=0, b=100, c=100) == {1: 1.0, 2: 1.0, 3: 1.0}
+
+
+def test_plain_jobs_and_ended_ones_count_for_no_median() -> None:
+    others = (slurm_job(7, spec=None, priority=9), slurm_job(8, JobState.FAILED, priority=9))
+    mine = (slurm_job(1, JobState.PENDING, priority=100), slurm_job(2, JobState.PENDING, priority=300))
+    seen = snapshot(*mine, *others, settings=PolicySettings(slurm_priority=1.0))
+    assert [job.weight for job in seen.jobs] == [0.5, 1.5]

@@ -786,12 +786,14 @@ CREATE TABLE pollux.allocation (
     changed boolean NOT NULL,
     reason text NOT NULL,
     explanation jsonb,
+    until bigint,
     CONSTRAINT allocation_batch_size_check CHECK ((batch_size >= 0)),
     CONSTRAINT allocation_check CHECK ((gpus = (cardinality(nodes) * gpus_per_node))),
     CONSTRAINT allocation_gpus_check CHECK ((gpus >= 0)),
     CONSTRAINT allocation_gpus_per_node_check CHECK ((gpus_per_node >= 0))
 );
 ALTER TABLE pollux.allocation OWNER TO pollux_daemon;
+COMMENT ON COLUMN pollux.allocation.until IS 'the first cycle for which it does not hold any more; null: it holds';
 CREATE TABLE pollux.cycle (
     id bigint NOT NULL,
     cluster pollux.cluster_name NOT NULL,
@@ -805,10 +807,12 @@ CREATE TABLE pollux.cycle (
     solver text,
     durations jsonb DEFAULT '{}'::jsonb NOT NULL,
     snapshot jsonb,
+    plan_digest text,
     CONSTRAINT cycle_mode_check CHECK ((mode = ANY (ARRAY['observe'::text, 'advise'::text, 'enforce'::text])))
 );
 ALTER TABLE pollux.cycle OWNER TO pollux_daemon;
 COMMENT ON COLUMN pollux.cycle.solver IS 'NULL: this cycle made no decision; note says why';
+COMMENT ON COLUMN pollux.cycle.plan_digest IS 'SHA-256 of all decisions of the cycle, the unchanged ones included';
 ALTER TABLE pollux.cycle ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME pollux.cycle_id_seq
     START WITH 1
@@ -1106,6 +1110,7 @@ ALTER TABLE ONLY pollux_roles.agent
     ADD CONSTRAINT agent_pkey PRIMARY KEY (role);
 CREATE INDEX acknowledgement_by_move ON pollux.acknowledgement USING btree (move_id);
 CREATE INDEX allocation_by_job ON pollux.allocation USING btree (job_id, cycle_id);
+CREATE INDEX allocation_until ON pollux.allocation USING btree (until, cycle_id);
 CREATE INDEX cycle_by_time ON pollux.cycle USING btree (cluster, started_at);
 CREATE INDEX fingerprint_by_job ON pollux.fingerprint USING btree (cluster, job_id, attempt DESC, id DESC);
 CREATE INDEX job_active ON pollux.job USING btree (cluster) WHERE (ended_at IS NULL);

@@ -128,7 +128,7 @@ class MemoryStore:
     def newest_snapshot(self) -> tuple[int, Any] | None:
         return self.newest
 
-    def allocations(self, cycle_id: int) -> list[Allocation]:
+    def allocations(self, cycle_id: int, *, made_in_it: bool = False) -> list[Allocation]:
         return [] if self.taker is None else [self.taker]
 
     def moves(self, job_id: int | None = None) -> list[Move]:

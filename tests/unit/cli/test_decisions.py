@@ -83,7 +83,7 @@ class Recorded:
     def newest_snapshot(self) -> tuple[int, Any] | None:
         return None if self.data is None else (42, self.data)
 
-    def allocations(self, cycle_id: int) -> list[Allocation]:
+    def allocations(self, cycle_id: int, *, made_in_it: bool = False) -> list[Allocation]:
         return list(self.plan.allocations)
 
     def settings(self, defaults: PolicySettings) -> PolicySettings:

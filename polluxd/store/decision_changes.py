@@ -1,0 +1,53 @@
+"""What of a plan is stored: the decisions that changed. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from polluxd.model import Allocation
+
+from .rows import allocations_to_json
+
+_NUMBERS = re.compile(r"[0-9][0-9.,:]*")
+DRIFT = 0.1
+"""Predictions that differ by less are the same decision."""
+
+
+def same_decision(one: Allocation, other: Allocation) -> bool:
+    """Whether two decisions on a job are the same to its user.
+
+    They give it the same GPUs for the same kind of reason, and predict about the same. Prices, and what other jobs
+    gain, change in every cycle.
+    """
+    return (
+        one.placement == other.placement
+        and one.changed == other.changed
+        and _near(one.goodput, other.goodput)
+        and _near(one.speedup, other.speedup)
+        and _near(one.batch_size, other.batch_size)
+        and (one.reason == other.reason or _kind(one.reason) == _kind(other.reason))
+        and _limit(one) == _limit(other)
+    )
+
+
+def plan_digest(allocations: Iterable[Allocation]) -> str:
+    """SHA-256 over every bit of the decisions."""
+    whole = allocations_to_json(sorted(allocations, key=lambda a: a.job_id))
+    return hashlib.sha256(whole.encode()).hexdigest()
+
+
+def _near(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=DRIFT)
+
+
+def _kind(reason: str) -> str:
+    return _NUMBERS.sub("#", reason)
+
+
+def _limit(allocation: Allocation) -> Any:
+    told = allocation.explanation
+    return None if told is None else (told.limit, told.next_gpus, told.doubts, told.doubted_reports)
