@@ -30,7 +30,7 @@ class Written:
         return self if epoch is not None and epoch == self.epoch else Written(epoch)
 
     def decide(self, allocations: Sequence[Allocation]) -> tuple[list[Allocation], list[int]]:
-        """Return the decisions that changed, and the jobs whose stored decision ends.
+        """Return changed decisions, and the jobs whose stored decision ends.
 
         The decisions that did not change stay as they were stored, so that small changes add up.
         """

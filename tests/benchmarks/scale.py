@@ -216,7 +216,7 @@ LATERAL jsonb_populate_record(pollux.report_of(r -> 'body'), r -> 'fixed' || jso
 
 
 def daemon(url: str) -> None:
-    """Run polluxd's cycle: a poll or a decision for each line of standard input."""
+    """Run a poll or a decision for each line of standard input."""
     config = parse_config(
         {
             "slurm": {"cluster": CLUSTER, "timeout_s": 60.0},
@@ -354,7 +354,10 @@ def measure(jobs: int, cycles: int, nodes: int) -> Figures:
 
 
 def summary(figures: Figures, jobs: int, nodes: int) -> dict[str, Any]:
-    """Return the figures of steady cycles: the first tenth, at least two, fills the cluster."""
+    """Return the figures of steady cycles.
+
+    The first tenth, at least two, fills the cluster.
+    """
     steady = max(2, len(figures.polls) // 10)
     polls, decisions = figures.polls[steady:], figures.decisions[steady:]
     growth = (figures.bytes[-1] - figures.bytes[steady]) / max(len(figures.bytes) - 1 - steady, 1)
@@ -390,32 +393,27 @@ def write_page(path: Path, found: Mapping[str, Any]) -> None:
         ("decisions stored in 14 days, extrapolated [GB]", "allocations_14_days_gb"),
     )
     lines = [f"| {words} | {AIMS[key]:g} | {found[key]:g} |" for words, key in rows]
-    path.write_text(
-        _PAGE.format(
-            **found,
-            rows="\n".join(lines),
-            commit=commit,
-            memory=", ".join(map(str, found["memory_after_mb"])),
-        )
-    )
+    memory = ", ".join(map(str, found["memory_after_mb"]))
+    path.write_text(_PAGE.format(**found, rows="\n".join(lines), commit=commit, memory=memory))
 
 
 _PAGE = """# Scale
 
-`make bench-scale` (as root) runs polluxd's cycle with {jobs:,} jobs on {gpus:,} GPUs and a real Postgres. Slurm is a pair of
-programs that print what `squeue` and `scontrol` of 22.05 would. Between two cycles, {leave} jobs end and others arrive, every running job
-reports, and the plan is carried out. polluxd is in mode observe: ordering moves is not measured. CPU time is polluxd's own.
-{cycles} cycles; medians of the steady ones; commit {commit}.
+`make bench-scale` (as root) runs polluxd's cycle with {jobs:,} jobs on {gpus:,} GPUs and a real Postgres. Slurm is a
+pair of programs that print what `squeue` and `scontrol` of 22.05 would. Between two cycles, {leave} jobs end and others
+arrive, every running job reports, and the plan is carried out. polluxd is in mode observe: ordering moves is not
+measured. CPU time is polluxd's own. {cycles} cycles; medians of the steady ones; commit {commit}.
 
 | measured | aim: below | found |
 |---|---|---|
 {rows}
 
-- Rows written in a poll and a decision cycle: {job_rows_written:,} of {jobs:,} jobs, {allocation_rows_written:,} of {jobs:,} decisions.
+- Rows written in a poll and a decision cycle: {job_rows_written:,} of {jobs:,} jobs, {allocation_rows_written:,} of
+  {jobs:,} decisions.
 - CPU time of Postgres for both: {database_cpu_s} s.
 - Resident memory after the first, the middle and the last steady cycle: {memory} MB.
-- The lease is renewed by a thread of its own: after the slowest cycle ({slowest_cycle_wall_s} s) at least {least_lease_left_s} s of its 15 s were
-  left, and polluxd led under {epochs} epoch.
+- A thread of its own renews the lease: after the slowest cycle ({slowest_cycle_wall_s} s) at least {least_lease_left_s} s
+  of its 15 s were left. polluxd led under {epochs} epoch.
 """
 
 
