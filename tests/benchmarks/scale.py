@@ -412,7 +412,8 @@ measured. CPU time is polluxd's own. {cycles} cycles; medians of the steady ones
   {jobs:,} decisions.
 - CPU time of Postgres for both: {database_cpu_s} s.
 - Resident memory after the first, the middle and the last steady cycle: {memory} MB.
-- A thread of its own renews the lease: after the slowest cycle ({slowest_cycle_wall_s} s) at least {least_lease_left_s} s
+- A thread of its own renews the lease: after the slowest cycle ({slowest_cycle_wall_s} s) at least
+  {least_lease_left_s} s
   of its 15 s were left. polluxd led under {epochs} epoch.
 """
 
