@@ -29,7 +29,7 @@ EVERY_OPTION = {
     "remaining_work_power": "-0.25",
     "hysteresis": "0.1",
     "partial_nodes": True,
-    "slurm_priority": 0.5,
+    "slurm_priority": "0.5",
 }
 
 
