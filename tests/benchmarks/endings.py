@@ -11,7 +11,8 @@ training again where it ended, and lets it go on to its end. What the ranks wrot
   on; otherwise from the ending's begin to the end of the last process;
 - processes restarted: processes of the later start that took the place of ones that need not have ended.
 
-For `disk full` no checkpoint can be written for a while. A lost node and a lost companion are not measured yet.
+For `disk full` no checkpoint can be written for a while. For `node lost` the launcher of one of three nodes is killed,
+and its ranks with it; for `companion lost` that of a companion job. These nodes are launchers on this machine.
 """
 
 from __future__ import annotations
@@ -81,12 +82,11 @@ def ranks(folder: Path) -> list[Rank]:
         for kind, *words in lines[1:]:
             if kind == "done":
                 rank.done[int(words[0])] = float(words[1])
+            elif kind == "again":
+                # A step that was taken again counts as it was at last.
+                rank.passes = [taken for taken in rank.passes if taken[0] != int(words[0])]
             else:
                 step, number, start, stop = map(int, words)
-                # A step that was taken again counts as it was at last.
-                again = [p for p in rank.passes if p[0] == step and step not in rank.done]
-                if again and (number, start) <= (again[0][1], again[0][2]):
-                    rank.passes = [p for p in rank.passes if p not in again]
                 rank.passes.append((step, number, start, stop))
         found.append(rank)
     return found
@@ -140,22 +140,16 @@ class Run:
     def __init__(self, training: str, folder: Path, *, nproc: int = 2, **environ: str) -> None:
         self.folder = folder
         self._out = (folder / "out").open("ab")
+        environ = {"POLLUX_CHECKPOINT_DIR": str(folder / "checkpoints"), **environ}
+        self._command = ["--nproc", str(nproc), str(SCRIPT), training, str(folder)]
+        self.process = self.launch(self._command, environ)
+
+    def launch(self, arguments: list[str], environ: dict[str, str]) -> subprocess.Popen[bytes]:
+        """Start a launcher."""
         plain = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "POLLUX"))}
-        plain |= {"POLLUX_CHECKPOINT_DIR": str(folder / "checkpoints"), "CUDA_VISIBLE_DEVICES": "", **environ}
-        command = [
-            "-m",
-            "pollux.launcher.launch",
-            "run",
-            "--nproc",
-            str(nproc),
-            str(SCRIPT),
-            training,
-            str(folder),
-        ]
-        env = plain | {"PYTHONPATH": f"{ROOT}:{ROOT / 'agent'}"}
-        self.process = subprocess.Popen(
-            [sys.executable, *command], env=env, stdout=self._out, stderr=self._out
-        )
+        env = plain | {"PYTHONPATH": f"{ROOT}:{ROOT / 'agent'}", "CUDA_VISIBLE_DEVICES": ""} | environ
+        command = [sys.executable, "-m", "pollux.launcher.launch", "run", *arguments]
+        return subprocess.Popen(command, env=env, stdout=self._out, stderr=self._out)
 
     def steps(self, number: int) -> None:
         """Wait for so many steps of each rank."""
@@ -179,6 +173,44 @@ class Run:
             (p.name for p in self.folder.glob("*.txt")), key=lambda name: int(name.split("-")[2][:-4])
         )
         return [int(name.split("-")[1]) for name in names]
+
+
+class Nodes(Run):
+    """A step on several nodes: one launcher each, with `nproc` ranks."""
+
+    def __init__(self, training: str, folder: Path, nodes: int, *, nproc: int = 1, **environ: str) -> None:
+        scontrol, sbatch = folder / "bin/scontrol", folder / "bin/sbatch"
+        scontrol.parent.mkdir(exist_ok=True)
+        scontrol.write_text("#!/bin/sh\necho NodeAddr=127.0.0.1\n")
+        sbatch.write_text(f"#!/bin/sh\ncat > /dev/null\ntouch {folder}/submitted\necho 4711\n")
+        for program in (scontrol, sbatch):
+            program.chmod(0o755)
+        self.shared = {
+            "PATH": f"{folder}/bin:{os.environ['PATH']}",
+            "SLURM_JOB_ID": str(1 + time.time_ns() % (1 << 30)),
+            "SLURM_STEP_ID": "0",
+            "SLURM_STEP_NUM_NODES": str(nodes),
+            "SLURM_STEP_NUM_TASKS": str(nodes),
+            "SLURM_STEP_NODELIST": "n0",
+            "POLLUX_LAUNCH_KEY": os.urandom(16).hex(),
+            "POLLUX_EXCHANGE_INTERVAL": "0",
+            **environ,
+        }
+        super().__init__(training, folder, nproc=nproc, **self.shared, **self.node(0))
+        checkpoints = {"POLLUX_CHECKPOINT_DIR": str(folder / "checkpoints")}
+        self.others = [
+            self.launch(self._command, checkpoints | self.shared | self.node(number))
+            for number in range(1, nodes)
+        ]
+
+    @staticmethod
+    def node(number: int) -> dict[str, str]:
+        return {"SLURM_NODEID": str(number), "SLURMD_NODENAME": f"n{number}"}
+
+    def end(self) -> float:
+        for launcher in (self.process, *self.others):
+            launcher.wait(PATIENCE)
+        return time.time()
 
 
 def wait(done: Callable[[], object], folder: Path) -> None:
@@ -216,11 +248,47 @@ def rank_killed(training: str, folder: Path) -> Row:
     return judge("rank killed", training, folder, begun, ended)
 
 
+def node_lost(training: str, folder: Path) -> Row:
+    run = Nodes(training, folder, 3, POLLUX_CHECKPOINT_INTERVAL="2")
+    run.steps(5)
+    begun = time.time()
+    run.others[1].kill()
+    ended = run.end()
+    if run.process.returncode == 0:
+        return judge("node lost", training, folder, begun, None)
+    Nodes(training, folder, 3).end()
+    return judge("node lost", training, folder, begun, ended)
+
+
+def companion_lost(training: str, folder: Path) -> Row:
+    run = Nodes(training, folder, 1, nproc=2, ENDINGS_GROW="n0 c0")
+    wait((folder / "submitted").exists, folder)
+    file = folder / "checkpoints/companion-1.json"
+    own = {
+        "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_STEP_NUM_TASKS": "1",
+        "SLURMD_NODENAME": "c0",
+        "SLURM_NODEID": "0",
+    }
+    own |= {"SLURM_JOB_ID": "4711", "POLLUX_LAUNCH_KEY": os.urandom(16).hex()}
+    companion = run.launch(["--companion", str(file)], run.shared | own)
+    wait(lambda: len(ranks(folder)) == 4, folder)
+    run.steps(5)
+    begun = time.time()
+    companion.kill()
+    companion.wait()
+    run.end()
+    if run.process.returncode:
+        raise RuntimeError((folder / "out").read_text()[-2000:])
+    return judge("companion lost", training, folder, begun, None)
+
+
 def disk_full(training: str, folder: Path) -> Row:
     """Checkpoints are due every second; for a while none can be written."""
     place = folder / "checkpoints"
     run = Run(training, folder, POLLUX_CHECKPOINT_INTERVAL="1")
     run.steps(5)
+    wait(place.exists, folder)
     begun = time.time()
     place.rename(folder / "away")
     place.write_text("no folder can be made here")
@@ -268,6 +336,7 @@ def under_slurm(ending: str) -> Callable[[str, Path], Row]:
                 "#!/bin/bash\n"
                 f"export PYTHONPATH={ROOT}:{ROOT / 'agent'} POLLUX_CHECKPOINT_DIR={folder}/checkpoints\n"
                 f"export POLLUX_CONTINUE={'yes' if ending == 'time limit' else 'no'}\n"
+                f"export ENDINGS_PAUSE={1.0 if ending == 'time limit' else 0.08}\n"
                 f"{sys.executable} -m pollux.launcher.launch run --nproc 2 {SCRIPT} {training} {folder}\n"
             )
             more = ["--time=1"] if ending == "time limit" else []
@@ -306,11 +375,14 @@ def under_slurm(ending: str) -> Callable[[str, Path], Row]:
 CASES: dict[str, tuple[Callable[[str, Path], Row], tuple[str, ...]]] = {
     "SIGTERM": (by_signal(signal.SIGTERM, "SIGTERM"), TRAININGS),
     "SIGUSR1": (by_signal(signal.SIGUSR1, "SIGUSR1"), TRAININGS),
-    "time limit": (under_slurm("time limit"), ("map",)),
-    "preemption": (under_slurm("preemption"), ("map",)),
-    "scancel": (under_slurm("scancel"), ("map",)),
-    "disk full": (disk_full, ("map", "fsdp2")),
+    "time limit": (under_slurm("time limit"), TRAININGS),
+    "preemption": (under_slurm("preemption"), TRAININGS),
+    "scancel": (under_slurm("scancel"), TRAININGS),
+    "disk full": (disk_full, TRAININGS),
     "rank killed": (rank_killed, TRAININGS),
+    "node lost": (node_lost, TRAININGS),
+    # The other trainings are not resized in place, and have no companions.
+    "companion lost": (companion_lost, ("map", "stream")),
 }
 
 

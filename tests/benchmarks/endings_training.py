@@ -3,7 +3,8 @@
     pollux run --nproc 2 tests/benchmarks/endings_training.py KIND FOLDER
 
 Each rank appends to a file of its own: "begin STEP TIME", "pass STEP PASS START STOP" for its part of each micro-batch,
-and "done STEP TIME RANKS" when a step is complete. Places are positions in the order of a pass.
+"again STEP" where the step in hand is taken again among fewer ranks, and "done STEP TIME RANKS" when a step is
+complete. Places are positions in the order of a pass.
 """
 
 from __future__ import annotations
@@ -20,9 +21,17 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import pollux
+from pollux.loop.coordinator import Coordinator
 from pollux.loop.stepper import Stepper
+from pollux.resize import resizer
+from pollux.resize.capability import ResizeCapability, obstacle_in_place
+from pollux.resize.machine import ResizePhase
+from pollux.scheduler.orders import ResizeOrder
+from pollux.training.training import Training
 
-EXAMPLES, BATCH, PASSES, PAUSE = 240, 12, 3, 0.04
+EXAMPLES, BATCH, PASSES = 240, 12, 3
+PAUSE = 0.08 if os.environ.get("SLURM_RESTART_COUNT") else float(os.environ.get("ENDINGS_PAUSE", "0.08"))
+"""Seconds that a pass takes at least, before the ending."""
 
 
 class Data(Dataset[Any]):
@@ -62,15 +71,19 @@ def write_down(folder: Path) -> None:
     """Have this rank's stepper write what it takes."""
     begin, commit = Stepper.begin_pass, Stepper.commit_in_hand
     file: Any = None
+    begun: tuple[int, int] = (-1, 0)  # step, ranks
 
     def begin_pass(self: Stepper) -> None:
-        nonlocal file
+        nonlocal file, begun
         begin(self)
         training, micro = self.training, self.training.data._current
         step, rank = training.progress.optimizer_steps, training.world.rank
         if file is None:
             file = (folder / f"{time.time_ns()}-{os.getpid()}-{rank}.txt").open("w", buffering=1)
             print("begin", step, time.time(), file=file)
+        if step == begun[0] and training.world.size < begun[1]:
+            print("again", step, file=file)
+        begun = step, training.world.size
         if micro is not None:
             place = training.data.pass_index, micro.local_start, micro.local_stop
             print("pass", step, *place, file=file)
@@ -83,6 +96,27 @@ def write_down(folder: Path) -> None:
             print("done", step, time.time(), self.training.world.size, file=file)
 
     Stepper.begin_pass, Stepper.commit_in_hand = begin_pass, committed  # type: ignore[method-assign]
+
+
+def grow(nodes: list[str]) -> None:
+    """Have a companion's ranks join after some steps, as polluxd orders it."""
+    after_step = Coordinator.after_step
+
+    def capability(training: Training, *_: Any) -> ResizeCapability:
+        obstacle = obstacle_in_place(training)
+        return ResizeCapability.RELAUNCH if obstacle else ResizeCapability.IN_PLACE
+
+    def stepped(self: Coordinator) -> None:
+        after_step(self)
+        if self.training.world.rank == 0 and self.training.progress.optimizer_steps == 3:
+            per_node = self.training.world.per_node
+            order = {"id": 1, "path": "resize", "kind": "grow", "nodes": nodes, "gpus_per_node": per_node}
+            self.inbox.put(ResizeOrder(order | {"nonce": "5eed"}))
+            while self.resizer.state.phase is ResizePhase.RECRUITING:
+                time.sleep(0.05)
+
+    resizer.capability_of = capability
+    Coordinator.after_step = stepped  # type: ignore[method-assign]
 
 
 def plain(kind: str, folder: Path) -> None:
@@ -152,6 +186,8 @@ if __name__ == "__main__":
     kind, folder = sys.argv[1], Path(sys.argv[2])
     torch.manual_seed(0)
     write_down(folder)
+    if "ENDINGS_GROW" in os.environ:
+        grow(os.environ["ENDINGS_GROW"].split())
     if kind == "trainer":
         with_trainer(folder)
     elif kind == "lightning":
