@@ -183,6 +183,7 @@ class Checkpointer:
         if not keeper.busy:
             keeper.settle()
             self._note_checkpoint()
+            self.trouble = keeper.trouble
             self.slowest = max(self.slowest, keeper.seconds)
         interval = self._attempt.settings.checkpoint_interval
         if not self._tried:
@@ -234,9 +235,11 @@ class Checkpointer:
             keeper.save(kept, rest, meta, rank=world.rank, durable=durable)
         except CheckpointError as error:
             logger.error("%s", error)
-            self.trouble = str(error)
+            self.trouble = keeper.trouble = str(error)
             return None
-        self.trouble = ""
+        if durable:
+            keeper.trouble = ""
+        self.trouble = keeper.trouble
         self._note_checkpoint()
         self._saved_at = time.monotonic()
         if durable:

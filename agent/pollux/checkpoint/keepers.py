@@ -57,6 +57,8 @@ class Keeper(ABC):
         self.directory = directory
         self.saved: int | None = None
         """The optimizer step of the newest durable checkpoint, as far as this rank knows."""
+        self.trouble = ""
+        """Why the newest checkpoint that is over could not be written; empty where it could."""
         self.written = False
         """This attempt has written one."""
         self.seconds = 0.0
@@ -199,8 +201,10 @@ class FileKeeper(Keeper):
             written = self._saver.wait()
             self.seconds = 0.0 if written is None else written.seconds
             self._durable(self._saving)
+            self.trouble = ""
         except CheckpointError as error:
             logger.error("%s", error)
+            self.trouble = str(error)
         self._saving = None
 
     @property
@@ -307,8 +311,10 @@ class ShardedKeeper(Keeper):
         error, self._error = self._error, None
         if error is None:
             self._durable(self._saving)
+            self.trouble = ""
         else:
             logger.error("%s", error)
+            self.trouble = str(error)
         self._saving = None
 
     @property

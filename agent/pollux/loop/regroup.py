@@ -41,11 +41,12 @@ def regroup(
     training.leave_groups()
     # The checkpoint comes first, as it may take a while: after the decision leaving ranks have seconds to end.
     # One that is being written at this moment is nearly as new, and would have to be waited for.
-    relaunches, saves = exchange.gather((resizer.relaunches, resizer.relaunches or not checkpointer.writing))[
-        0
-    ]
-    seconds = checkpointer.save(exchange, durable=relaunches) if saves else 0.0
-    decided = resizer.decide(move, seconds) if main else None
+    # Where the last one failed, this one has to be on disk before ranks end.
+    durable = resizer.relaunches or bool(checkpointer.trouble)
+    durable, saves = exchange.gather((durable, durable or not checkpointer.writing))[0]
+    seconds = checkpointer.save(exchange, durable=durable) if saves else 0.0
+    trouble = checkpointer.trouble if seconds is None and checkpointer.keeps else ""
+    decided = resizer.decide(move, seconds, trouble) if main else None
     told = exchange.gather(None if decided is None else asdict(decided))[0]
     if told is None:
         return

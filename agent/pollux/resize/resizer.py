@@ -142,17 +142,20 @@ class Resizer:
         request = self.state.request
         return request is not None and request.path == "relaunch"
 
-    def decide(self, move: int, seconds: float | None) -> ResizeDecision | None:
+    def decide(self, move: int, seconds: float | None, trouble: str = "") -> ResizeDecision | None:
         """On rank 0 at the agreed step: the decision for all ranks.
 
         None where something is in the way.
 
-        `seconds` went into the checkpoint; None where it could not be written.
+        `seconds` went into the checkpoint; None where none was written. `trouble`: why it could not be.
         """
         request = self.state.request
         if request is None or request.number != move:
             return None
         try:
+            if trouble:
+                # In place, too: where the move fails half-way, the ranks start again from this checkpoint.
+                raise PolluxAgentError(trouble)
             decision = self._decision(request, seconds)
             self._advance(machine.Decided())
             if self.state.phase is not ResizePhase.MOVING:
