@@ -256,7 +256,7 @@ def noise_of(compiled: bool) -> tuple[float, list[float]]:
     loader = job.loader(data(), 32, per_gpu=(1, 4))
     if compiled:
         job.model = torch.compile(job.model, backend="eager")
-    for _ in job.epochs(1, passes=True):
+    for _ in job.epochs(6, passes=True):
         for x, y, _ in loader:
             with job.micro_batch():
                 job.backward(mse_loss(job.model(x), y))
