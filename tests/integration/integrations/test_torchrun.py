@@ -1,18 +1,23 @@
 """A plain script under torchrun adapts without a daemon.
 
-It has two real ranks and writes its curves to TensorBoard.
+It has two real ranks and writes its curves to TensorBoard. SIGTERM, as Kubernetes sends it, loses none of its steps.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
+
+from pollux.errors import STOPPED_STATUS
 
 pytest.importorskip("tensorboard")
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -47,24 +52,81 @@ if job.is_main:
 """
 
 
+ENDING = """
+import os, sys, time
+from pathlib import Path
+import torch
+import pollux
+
+folder = Path(sys.argv[1])
+torch.manual_seed(0)
+data = torch.utils.data.TensorDataset(torch.randn(60, 4), torch.arange(60))
+network = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+job = pollux.attach(network, optimizer, adaptive=False, checkpoint_dir=folder / "checkpoints")
+loader = job.loader(data, 6)
+with (folder / f"used-{time.time_ns()}-{job.rank}").open("w", buffering=1) as used:
+    for _ in job.epochs(3, passes=True):
+        for x, ids in loader:
+            time.sleep(0.05)
+            number, mine = loader.data.pass_index, ids.tolist() if loader.data.local_samples else []
+            job.step(lambda: network.weight.sum() * 0 + job.model(x).square().mean())
+            print(*(f"{number}.{i}" for i in mine), file=used)
+job.close()
+"""
+
+TORCHRUN = [
+    *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"),
+    *("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"),
+]
+
+
+def environment() -> dict[str, str]:
+    root = Path(__file__).parents[3]
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "POLLUX_"))}
+    return {
+        **plain,
+        "PYTHONPATH": f"{root}/agent:{root}/tests/unit/agent",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def test_sigterm_to_torchrun_and_to_a_script_by_itself_loses_no_step(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(ENDING)
+
+    def lines() -> int:
+        return sum(path.read_text().count("\n") for path in tmp_path.glob("used-*"))
+
+    def ended_by_sigterm(command: list[str]) -> tuple[int, str]:
+        begun, deadline = lines(), time.monotonic() + 100
+        with (tmp_path / "out").open("w+") as out:
+            process = subprocess.Popen(command, env=environment(), stdout=out, stderr=out)
+            while lines() < begun + 4 and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.02)
+            process.terminate()
+            return process.wait(100), (tmp_path / "out").read_text()
+
+    status, output = ended_by_sigterm([*TORCHRUN, str(script), str(tmp_path)])
+    assert status != 0
+    assert "SIGTERM: checkpoint of step" in output
+    # As in a container whose first process is the script.
+    status, output = ended_by_sigterm([sys.executable, str(script), str(tmp_path)])
+    assert status == STOPPED_STATUS == 128 + signal.SIGTERM
+    assert "SIGTERM: checkpoint of step" in output
+    (steps,) = re.findall(r"checkpoint of step (\d+)", output)
+    counts = Counter(sample for path in tmp_path.glob("used-*") for sample in path.read_text().split())
+    assert set(counts.values()) == {1}
+    assert len(counts) == 6 * int(steps), "each sample of each step up to the last checkpoint"
+
+
 def test_a_plain_script_under_torchrun(tmp_path: Path) -> None:
     script, runs = tmp_path / "train.py", tmp_path / "runs"
     script.write_text(SCRIPT)
-    root = Path(__file__).parents[3]
-    arguments = [str(script), str(tmp_path / "checkpoints"), str(runs)]
-    elastic = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", *elastic, *arguments],
-        env={
-            **{
-                name: value
-                for name, value in os.environ.items()
-                if not name.startswith(("SLURM_", "POLLUX_"))
-            },
-            "PYTHONPATH": f"{root}/agent:{root}/tests/unit/agent",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "OMP_NUM_THREADS": "1",
-        },
+        [*TORCHRUN, str(script), str(tmp_path / "checkpoints"), str(runs)],
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=110,
