@@ -42,6 +42,7 @@ class Keeper(FileKeeper):
     def __init__(self) -> None:
         self.directory = Path()
         self.saved, self.written, self.seconds = None, False, 0.0
+        self.trouble = ""
         self.writes = False
         self.calls: list[Any] = []
         self.fails: Exception | None = None
@@ -156,19 +157,21 @@ def test_what_a_thread_has_written_is_noted_once_it_is_over(made: Any) -> None:
     made.it.due()
     assert (made.it.writing, made.keeper.calls, noted) == (False, ["settle"], ["checkpointed"])
     assert made.it.slowest == 9.0
-    made.keeper.seconds = 2.0
+    made.keeper.seconds, made.keeper.trouble = 2.0, "no space left"
     made.it.due()
+    assert made.it.trouble == "no space left"
     assert made.it.slowest == 9.0
 
 
 @pytest.mark.parametrize(("durable", "slowest"), [(True, 4.0), (False, 0.0)])
 def test_a_save_tells_its_seconds_and_puts_the_next_one_off(made: Any, durable: bool, slowest: float) -> None:
-    made.it.trouble = "the disk was full"
+    made.it.trouble = made.keeper.trouble = "the disk was full"
     clock.now += INTERVAL
     assert made.it.save(cast(ControlExchange, Exchange()), durable=durable) == 4.0
     meta = {"optimizer_steps": 12, "world_size": 1}
     assert made.keeper.calls == [("save", ["model", "optimizer"], 64, meta, 0, durable)]
-    assert (made.it.slowest, made.it.trouble) == (slowest, "")
+    # What a thread is to write may fail again.
+    assert (made.it.slowest, made.it.trouble) == (slowest, "" if durable else "the disk was full")
     clock.now += TRIAL_S - 1
     assert not made.it.due()
 
