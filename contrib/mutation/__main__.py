@@ -112,6 +112,8 @@ def page(results: dict[str, dict[str, int]], survivors: dict[str, list[str]]) ->
         "unit tests of the module's room, without those marked `slow`. A failing test kills the mutant. A seeded",
         f"sample of each module's mutants is drawn: {_drawn(results)}.",
         "`contrib/mutation/equivalent.txt` names equivalent mutants, which are not drawn.",
+        "Survivors of the first draw got tests, and were then tried again (`--again`). Among mutants that were not",
+        "drawn, the share that the tests kill may be lower.",
         "",
         "| room | modules | mutants | killed | survived | killed, % |",
         "|---|---:|---:|---:|---:|---:|",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from polluxd.model import JobSpec
+from polluxd.model import GpuLimit, JobSpec
 from polluxd.policy import counts, decide, price
 from polluxd.policy.ceilings import Group, groups, nested
 from polluxd.settings import PolicySettings
@@ -128,3 +128,16 @@ def test_pinned_jobs_count_towards_the_ceiling_and_running_ones_shrink_to_it():
     plan = decide(snapshot(nodes(4), jobs, account_ceilings={"lab": 6}))
     assert plan.of(1).placement.gpus == 4
     assert plan.of(2).placement.gpus == 2
+
+
+def test_slurm_s_limits_guarantee_nothing_and_limits_that_bind_nobody_are_left_out():
+    limits = (
+        GpuLimit("gres/gpu=6 of account lab", (2, 1, 99), 6),
+        GpuLimit("gres/gpu=1 of account lab", (1,), -2),
+        GpuLimit("as large as the cluster", (1,), 8),
+        GpuLimit("of jobs that are gone", (99,), 2),
+    )
+    assert groups([job(1), job(2)], PolicySettings(), 8, limits) == (
+        Group("gres/gpu=6 of account lab", (0, 1), 0, 6),
+        Group("gres/gpu=1 of account lab", (0,), 0, 0),
+    )
