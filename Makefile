@@ -65,8 +65,8 @@ soak: setup ## hours: kills at every point of a save, real faults by path, 100,0
 	@POLLUX_SOAK=1 $(PYTHON) -m pytest -s --timeout 7200 tests/unit/agent/checkpoint/test_checkpoint_killed.py tests/unit/apply/test_model.py tests/integration/loop/test_real_faults.py
 	@$(PYTHON) -m contrib.chaos --minutes $(or $(MINUTES),60) --jobs $(or $(JOBS),20)
 
-fuzz: setup ## EXAMPLES (100,000) inputs to everything that reads a user's bytes (hours)
-	@POLLUX_FUZZ_EXAMPLES=$(or $(EXAMPLES),100000) $(PYTHON) -m pytest -q --timeout 36000 tests/fuzz
+fuzz: setup ## INPUTS (100,000) to each of TARGETS, all that reads a user's bytes (half an hour); tests/benchmarks/fuzz.md
+	@POLLUX_FUZZ_INPUTS=$(or $(INPUTS),100000) $(PYTHON) -m pytest -q --timeout 36000 $(or $(TARGETS),tests/fuzz)
 
 unit: setup ## the pure tests only (minutes)
 	@$(PYTHON) -m pytest -q tests/unit

@@ -22,6 +22,11 @@ BEGIN
     ALTER ROLE pollux_read LOGIN;
     ALTER ROLE pollux_agent NOLOGIN;
 
+    IF current_setting('max_prepared_transactions')::integer > 0 THEN
+        RAISE WARNING 'max_prepared_transactions is %: a user''s job can leave a prepared transaction, which no polluxd can end: '
+            'set it to 0', current_setting('max_prepared_transactions');
+    END IF;
+
     -- In this database nobody has rights that are not granted here.
     EXECUTE pg_catalog.format('REVOKE ALL ON DATABASE %I FROM PUBLIC', current_database());
     EXECUTE pg_catalog.format('GRANT CONNECT, CREATE ON DATABASE %I TO pollux_daemon', current_database());

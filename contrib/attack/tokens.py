@@ -13,8 +13,8 @@ from contrib.attack.report import report
 from contrib.attack.site import Answer, Site
 
 AUTHORISE = "pollux.authorise(text, bigint, integer, bigint, text)"
-_NO_TOKEN = ("NOT matched OR", "false OR")
-_NO_ROLE = ("IF NOT EXISTS (SELECT FROM agent_role", "IF false AND NOT EXISTS (SELECT FROM agent_role")
+_NO_TOKEN = ("known.matched IS NOT TRUE OR", "false OR")
+_NO_ROLE = ("IF known.role IS NULL", "IF false")
 _NO_OWNER = ("known.uid <> p_uid", "false")
 ANYBODY = (_NO_TOKEN, _NO_ROLE, _NO_OWNER)
 _NO_END = ("known.ended_at IS NOT NULL AND", "false AND")
@@ -151,7 +151,8 @@ def shadowed_on_a_lax_site(site: Site, defended: bool) -> Outcome:
 def shadowed_function(site: Site, defended: bool) -> Outcome:
     hers, uid = site.resident("alice"), site.uid("alice")
     trap = (
-        "CREATE FUNCTION public.authorise(text, bigint, integer, bigint, text) RETURNS void LANGUAGE sql AS ''",
+        "CREATE FUNCTION public.authorise(text, bigint, integer, bigint, text) RETURNS pollux.standing"
+        " LANGUAGE sql AS 'SELECT NULL::pollux.standing'",
         "GRANT EXECUTE ON FUNCTION public.authorise TO PUBLIC",
         "SET search_path = public, pollux, pg_catalog",
         f"SELECT pollux.instructions_v1({{cluster}}, {hers}, 0, {uid}, 'x')",

@@ -138,8 +138,10 @@ def _job(record: _Job, gpus_of: Mapping[str, int]) -> SlurmJob:
     except DirectiveError:
         directives = None
     nodes = () if pending else node_names(record.nodes or "")
-    gpus = Counter({name: parse_gpus(",".join(part.gres)).count for name, part in record.held.items()})
-    cpus = {name: index_count(part.cpu_ids or "") * part.threads for name, part in record.held.items()}
+    # 26.05 still shows what a job held after its end.
+    parts = {} if state.finished else record.held
+    gpus = Counter({name: parse_gpus(",".join(part.gres)).count for name, part in parts.items()})
+    cpus = {name: index_count(part.cpu_ids or "") * part.threads for name, part in parts.items()}
     per_node = parse_gpus(",".join(record.gres_per_node)).count if record.gres_per_node else None
     if state is JobState.COMPLETING and not +gpus:
         # 22.05 counts the GPUs of a job as free from its first signal on, while its processes may still use them.

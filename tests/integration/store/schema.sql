@@ -15,6 +15,17 @@ ALTER DOMAIN pollux.cluster_name OWNER TO pollux_daemon;
 CREATE DOMAIN pollux.finite AS double precision
 	CONSTRAINT finite_check CHECK (((VALUE > '-Infinity'::double precision) AND (VALUE < 'Infinity'::double precision)));
 ALTER DOMAIN pollux.finite OWNER TO pollux_daemon;
+CREATE TYPE pollux.standing AS (
+	leave boolean,
+	moving boolean,
+	attempt integer,
+	received_at timestamp with time zone,
+	news jsonb
+);
+ALTER TYPE pollux.standing OWNER TO pollux_daemon;
+COMMENT ON COLUMN pollux.standing.moving IS 'a move of the job is under way: there may be instructions';
+COMMENT ON COLUMN pollux.standing.attempt IS 'of the newest report, as received_at and news; NULL: none yet';
+COMMENT ON COLUMN pollux.standing.news IS 'the parts of a report whose change wakes polluxd: first step, resize, refusal';
 CREATE FUNCTION pollux.acknowledge_v1(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text, p_move bigint, p_payload jsonb) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pollux', 'pg_temp'
@@ -118,42 +129,47 @@ BEGIN
 END
 $$;
 ALTER FUNCTION pollux.audit_setting() OWNER TO pollux_daemon;
-CREATE FUNCTION pollux.authorise(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text) RETURNS void
+CREATE FUNCTION pollux.authorise(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text) RETURNS pollux.standing
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pollux', 'pg_temp'
-    AS $_$
+    AS $$
 DECLARE
     -- Both sides are hashed with a random key, so that the time of the comparison tells nothing about the token.
-    nonce     bytea := convert_to(gen_random_uuid()::text, 'UTF8');
-    made_at   text := substring(p_token FROM '^([0-9]{1,12})\.[0-9a-f]{64}$');
-    message   bytea := convert_to(concat_ws(':', p_cluster, p_job, p_attempt, p_uid, made_at), 'UTF8');
-    given     bytea := sha256(nonce || convert_to(substring(p_token FROM '^[0-9]{1,12}\.([0-9a-f]{64})$'), 'UTF8'));
-    matched   boolean := false;
-    keys      integer := 0;
-    candidate bytea;
-    known     job;
-    reported  integer;
+    nonce    bytea := uuid_send(gen_random_uuid());
+    made_at  text := split_part(p_token, '.', 1);
+    message  bytea := convert_to(concat_ws(':', p_cluster, p_job, p_attempt, p_uid, made_at), 'UTF8');
+    given    bytea := sha256(nonce || convert_to(substr(p_token, length(made_at) + 2), 'UTF8'));
+    known    record;
 BEGIN
-    IF NOT EXISTS (SELECT FROM agent_role a
-                   WHERE a.role = session_user AND a.cluster = p_cluster AND a.uid = p_uid) THEN
+    SELECT a.role, a.leave, k.keys, k.matched, j.uid, j.attempt, j.submitted_at, j.ended_at,
+           h.attempt AS reported, h.received_at, h.news,
+           EXISTS (SELECT FROM move m WHERE m.cluster = p_cluster AND m.job_id = p_job
+                   AND m.step NOT IN ('training', 'parked', 'failed')) AS moving
+    INTO known
+    FROM (
+        SELECT count(*) AS keys,
+               bool_or(sha256(nonce || convert_to(encode(hmac_sha256(message, s.key), 'hex'), 'UTF8')) = given) AS matched
+        FROM (SELECT s.key FROM secret s WHERE s.cluster = p_cluster ORDER BY s.id DESC LIMIT 2) s) k
+    LEFT JOIN agent_role a ON a.role = session_user AND a.cluster = p_cluster AND a.uid = p_uid
+    LEFT JOIN job j ON j.cluster = p_cluster AND j.job_id = p_job
+    LEFT JOIN LATERAL (
+        SELECT r.attempt, r.received_at,
+               jsonb_build_array(r.times -> 'first_step_at', r.resized, r.resize_refused -> 'id') AS news
+        FROM report_history r WHERE r.cluster = p_cluster AND r.job_id = p_job
+        ORDER BY r.attempt DESC, r.id DESC LIMIT 1) h ON true;
+    IF known.role IS NULL THEN
         RAISE EXCEPTION 'role % does not report for user % of cluster %', session_user, p_uid, p_cluster
             USING ERRCODE = 'PX401';
     END IF;
-    FOR candidate IN SELECT s.key FROM secret s WHERE s.cluster = p_cluster ORDER BY s.id DESC LIMIT 2 LOOP
-        keys := keys + 1;
-        matched := matched OR coalesce(
-            sha256(nonce || convert_to(encode(hmac_sha256(message, candidate), 'hex'), 'UTF8')) = given, false);
-    END LOOP;
-    IF keys = 0 THEN
+    IF known.keys = 0 THEN
         RAISE EXCEPTION 'no secret is installed for cluster %: run `polluxd migrate`', p_cluster
             USING ERRCODE = 'PX503';
     END IF;
-    IF NOT matched OR p_job IS NULL OR p_attempt IS NULL THEN
+    IF known.matched IS NOT TRUE OR p_job IS NULL OR p_attempt IS NULL THEN
         RAISE EXCEPTION 'token refused for job % attempt % of cluster %: the ticket is not of this job and attempt',
             p_job, p_attempt, p_cluster USING ERRCODE = 'PX401';
     END IF;
-    SELECT * INTO known FROM job j WHERE j.cluster = p_cluster AND j.job_id = p_job;
-    IF NOT FOUND THEN
+    IF known.uid IS NULL THEN
         RAISE EXCEPTION 'polluxd has not seen job % yet: try again', p_job USING ERRCODE = 'PX503';
     END IF;
     IF known.uid <> p_uid THEN
@@ -164,17 +180,16 @@ BEGIN
         RAISE EXCEPTION 'the token is older than job %: it is of an earlier job with this id', p_job
             USING ERRCODE = 'PX401';
     END IF;
-    reported := (SELECT h.attempt FROM report_history h WHERE h.cluster = p_cluster AND h.job_id = p_job
-                 ORDER BY h.attempt DESC, h.id DESC LIMIT 1);
-    IF p_attempt < greatest(known.attempt, reported) THEN
-        RAISE EXCEPTION 'job % is at attempt %: attempt % is over', p_job, greatest(known.attempt, reported), p_attempt
-            USING ERRCODE = 'PX409';
+    IF p_attempt < greatest(known.attempt, known.reported) THEN
+        RAISE EXCEPTION 'job % is at attempt %: attempt % is over',
+            p_job, greatest(known.attempt, known.reported), p_attempt USING ERRCODE = 'PX409';
     END IF;
     IF known.ended_at IS NOT NULL AND p_attempt <= known.attempt THEN
-        RAISE EXCEPTION 'job % has ended with attempt %', p_job, p_attempt USING ERRCODE = 'PX409';
+        RAISE EXCEPTION 'job % has ended with attempt %', p_job, known.attempt USING ERRCODE = 'PX409';
     END IF;
+    RETURN ROW(known.leave, known.moving, known.reported, known.received_at, known.news)::standing;
 END
-$_$;
+$$;
 ALTER FUNCTION pollux.authorise(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text) OWNER TO pollux_daemon;
 CREATE FUNCTION pollux.choice_of(p_object jsonb, p_name text, p_choices text[]) RETURNS text
     LANGUAGE plpgsql IMMUTABLE
@@ -292,9 +307,11 @@ CREATE FUNCTION pollux.instructions_v1(p_cluster text, p_job bigint, p_attempt i
     SET search_path TO 'pg_catalog', 'pollux', 'pg_temp'
     SET plan_cache_mode TO 'force_generic_plan'
     AS $$
+DECLARE
+    known standing := authorise(p_cluster, p_job, p_attempt, p_uid, p_token);
 BEGIN
-    PERFORM authorise(p_cluster, p_job, p_attempt, p_uid, p_token);
-    RETURN instructions(p_cluster, p_job, p_attempt);
+    RETURN CASE WHEN known.moving OR known.leave THEN instructions(p_cluster, p_job, p_attempt)
+        ELSE '{"drain": null, "resize": null}' END;
 END
 $$;
 ALTER FUNCTION pollux.instructions_v1(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text) OWNER TO pollux_daemon;
@@ -376,57 +393,133 @@ CREATE FUNCTION pollux.publish_v1(p_cluster text, p_job bigint, p_attempt intege
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pollux', 'pg_temp'
     SET plan_cache_mode TO 'force_generic_plan'
-    AS $$
+    AS $_$
 DECLARE
     a_minute constant integer := 120;
+    known    standing := authorise(p_cluster, p_job, p_attempt, p_uid, p_token);
+    now_at   constant timestamptz := clock_timestamp();
+    latest   constant double precision := extract(epoch FROM now_at) + 300;
+    p        constant jsonb := jsonb_strip_nulls(p_payload);
+    stamps   constant jsonb := coalesce(nullif(p_payload -> 'times', 'null'), '{}');
+    wakes    constant boolean :=
+        jsonb_build_array(p -> 'times' -> 'first_step_at', coalesce(p -> 'resized', '0'), p -> 'resize_refused' -> 'id')
+        <> CASE WHEN known.attempt = p_attempt THEN known.news ELSE '[null, 0, null]' END;
+    stored   boolean := false;
     fresh    report_history;
-    former   report_history;
 BEGIN
-    PERFORM authorise(p_cluster, p_job, p_attempt, p_uid, p_token);
-    fresh := report_of(p_payload);
-    fresh.received_at := clock_timestamp();
-    IF (SELECT h.received_at FROM report_history h WHERE h.cluster = p_cluster AND h.job_id = p_job
-        ORDER BY h.attempt DESC, h.id DESC OFFSET a_minute - 1 LIMIT 1) > fresh.received_at - interval '1 minute' THEN
+    -- Where the former report is older, even all sessions that a user may have cannot report much oftener than this.
+    IF known.received_at > now_at - interval '5 seconds' AND (
+        SELECT h.received_at FROM report_history h WHERE h.cluster = p_cluster AND h.job_id = p_job
+        ORDER BY h.attempt DESC, h.id DESC OFFSET a_minute - 1 LIMIT 1) > now_at - interval '1 minute' THEN
         RAISE EXCEPTION 'job % reports too often: at most % reports a minute', p_job, a_minute USING ERRCODE = 'PX429';
     END IF;
-    SELECT * INTO former FROM report_history h
-    WHERE h.cluster = p_cluster AND h.job_id = p_job AND h.attempt = p_attempt ORDER BY h.id DESC LIMIT 1;
-    fresh.id := nextval('report_history_id_seq');
-    fresh.cluster := p_cluster;
-    fresh.job_id := p_job;
-    fresh.attempt := p_attempt;
-    fresh.uid := p_uid;
-    fresh.wakes := coalesce(jsonb_typeof(fresh.times -> 'first_step_at'), '') = 'number'
-            AND (fresh.times -> 'first_step_at') IS DISTINCT FROM (former.times -> 'first_step_at')
-        OR fresh.resized <> coalesce(former.resized, 0)
-        OR fresh.resize_refused -> 'id' IS DISTINCT FROM former.resize_refused -> 'id';
-    INSERT INTO report_history OVERRIDING SYSTEM VALUE SELECT (fresh).*;
-    IF fresh.wakes THEN
-        PERFORM pg_notify('pollux', '');
+    BEGIN
+        INSERT INTO report_history OVERRIDING SYSTEM VALUE
+        SELECT nextval('report_history_id_seq'), p_cluster, p_job, p_attempt, p_uid, to_timestamp(s.at), now_at,
+            f.alpha_grad, f.beta_grad, f.alpha_local, f.beta_local, f.alpha_node, f.beta_node, f.gamma,
+            f.alpha_rack, f.beta_rack, n.sqr, n.var, l.initial, l.maximum, l.local_min, l.local_max,
+            s.explored_gpus, s.explored_nodes, s.measured_gpus, s.measured_nodes,
+            coalesce(s.prior_gpus, 0), coalesce(s.prior_nodes, 0), coalesce(s.prior_refuted, false),
+            coalesce(s.gpu_type, ''), s.gpus, s.nodes, s.batch_size, s.local_batch, s.accumulation,
+            s.goodput, s.throughput, s.data_wait, s.progress, s.target, s.epoch, s.lr_factor, s.gain,
+            s.optimizer_steps, s.checkpointed, stamps, s.restart_cost, s.mode, NULL, s.resize, coalesce(s.resized, 0),
+            NULL, s.resize_cost, wakes
+        FROM jsonb_to_record(p) AS s(
+                at double precision, explored_gpus double precision, explored_nodes double precision,
+                measured_gpus double precision, measured_nodes double precision, prior_gpus double precision,
+                prior_nodes double precision, prior_refuted boolean, gpu_type text, gpus double precision,
+                nodes double precision, batch_size double precision, local_batch double precision,
+                accumulation double precision, goodput double precision, throughput double precision,
+                data_wait double precision, progress double precision, target double precision, epoch double precision,
+                lr_factor double precision, gain double precision, optimizer_steps double precision, checkpointed boolean,
+                restart_cost double precision, mode text, resize text, resized double precision,
+                resize_cost double precision),
+            jsonb_to_record(p -> 'params') AS f(
+                alpha_grad double precision, beta_grad double precision, alpha_local double precision,
+                beta_local double precision, alpha_node double precision, beta_node double precision,
+                gamma double precision, alpha_rack double precision, beta_rack double precision),
+            jsonb_to_record(p -> 'noise') AS n(sqr double precision, var double precision),
+            jsonb_to_record(p -> 'limits') AS l(
+                initial double precision, maximum double precision, local_min double precision, local_max double precision)
+        -- The bounds are report_of's. A comparison with a member that is missing, and may not be, is NULL.
+        WHERE jsonb_typeof(p_payload) = 'object' AND pg_column_size(p_payload) <= 16384 AND p -> 'v' = '1'
+          AND NOT p ?| ARRAY['advice', 'resize_refused']
+          -- jsonb_to_record reads the text "1" as the number 1, and the number 1 as true.
+          AND NOT jsonb_path_exists(p - ARRAY['gpu_type', 'mode', 'resize'], 'strict $.** ? (@.type() == "string")')
+          AND jsonb_typeof(p -> 'gpu_type') = 'string' IS NOT FALSE AND jsonb_typeof(p -> 'checkpointed') = 'boolean'
+          AND jsonb_typeof(p -> 'prior_refuted') = 'boolean' IS NOT FALSE
+          AND num_nulls(s.at, s.explored_gpus, s.explored_nodes, s.gpus, s.nodes, s.batch_size, s.local_batch, s.accumulation,
+                s.goodput, s.throughput, s.progress, s.epoch, s.lr_factor, s.gain, s.optimizer_steps) = 0
+          AND least(s.at, f.alpha_grad, f.beta_grad, f.alpha_local, f.beta_local, f.alpha_node, f.beta_node, f.alpha_rack,
+                f.beta_rack, n.sqr, n.var, s.explored_gpus, s.explored_nodes, s.measured_gpus, s.measured_nodes,
+                s.prior_gpus, s.prior_nodes, s.gpus, s.nodes, s.batch_size, s.local_batch, s.accumulation, s.goodput,
+                s.throughput, s.data_wait, s.progress, s.target, s.epoch, s.lr_factor, s.gain, s.optimizer_steps,
+                s.restart_cost, s.resized, s.resize_cost) >= 0
+          AND s.at <= latest
+          AND greatest(f.alpha_grad, f.beta_grad, f.alpha_local, f.beta_local, f.alpha_node, f.beta_node, f.alpha_rack,
+                f.beta_rack, s.goodput, s.throughput, s.epoch, s.lr_factor, s.gain) <= 1e12
+          AND greatest(s.explored_gpus, s.explored_nodes, s.measured_gpus, s.measured_nodes, s.prior_gpus, s.prior_nodes,
+                s.gpus, s.nodes) <= 1e6
+          AND greatest(s.batch_size, s.local_batch, s.accumulation, l.maximum, l.local_max) <= 2147483647
+          AND greatest(s.progress, s.target, s.optimizer_steps) <= 1e15
+          AND greatest(s.restart_cost, s.resize_cost, 0) <= 1e9
+          AND greatest(n.sqr, n.var, 0) <= 1e300 AND greatest(s.resized, 0) <= 9e15 AND greatest(s.data_wait, 0) <= 1
+          AND num_nulls(f.alpha_grad, f.beta_grad, f.alpha_local, f.beta_local, f.alpha_node, f.beta_node, f.gamma)
+                = CASE WHEN p ? 'params' THEN 0 ELSE 7 END
+          AND num_nulls(f.alpha_rack, f.beta_rack) <> 1 AND f.gamma BETWEEN 1 AND 10 IS NOT FALSE
+          AND num_nulls(n.sqr, n.var) = CASE WHEN p ? 'noise' THEN 0 ELSE 2 END
+          AND l.initial >= 1 AND l.maximum >= l.initial::integer AND l.local_min >= 1 AND l.local_max >= l.local_min::integer
+          AND coalesce(length(s.gpu_type) <= 64 AND s.gpu_type !~ '[^[:print:]]', true)
+          AND s.mode IN ('observe', 'advise', 'enforce') IS NOT FALSE
+          AND s.resize IN ('in-place', 'relaunch', 'requeue') IS NOT FALSE
+          AND jsonb_array_length(jsonb_path_query_array(stamps, 'strict $.*')) <= 16
+          AND NOT jsonb_path_exists(stamps, 'strict $.* ? (@.type() != "null" &&
+                (@.type() != "number" || @ < 1 || @ > $latest))', jsonb_build_object('latest', latest));
+        stored := FOUND;
+    EXCEPTION WHEN data_exception THEN
+        NULL;  -- a member of another type, or a number out of range: report_of names it
+    END;
+    IF NOT stored THEN
+        fresh := report_of(p_payload);
+        fresh.id := nextval('report_history_id_seq');
+        fresh.cluster := p_cluster;
+        fresh.job_id := p_job;
+        fresh.attempt := p_attempt;
+        fresh.uid := p_uid;
+        fresh.received_at := now_at;
+        fresh.wakes := wakes;
+        INSERT INTO report_history OVERRIDING SYSTEM VALUE SELECT (fresh).*;
     END IF;
-    RETURN instructions(p_cluster, p_job, p_attempt);
+    IF wakes THEN
+        PERFORM pg_notify('pollux', '');
+    ELSE
+        -- A server that crashes within the next second loses the report. The next report stands for it.
+        PERFORM set_config('synchronous_commit', 'off', true);
+    END IF;
+    RETURN CASE WHEN known.moving OR known.leave THEN instructions(p_cluster, p_job, p_attempt)
+        ELSE '{"drain": null, "resize": null}' END;
 END
-$$;
+$_$;
 ALTER FUNCTION pollux.publish_v1(p_cluster text, p_job bigint, p_attempt integer, p_uid bigint, p_token text, p_payload jsonb) OWNER TO pollux_daemon;
 CREATE TABLE pollux.report_history (
     id bigint NOT NULL,
-    cluster pollux.cluster_name NOT NULL,
+    cluster text NOT NULL,
     job_id bigint NOT NULL,
     attempt integer NOT NULL,
     uid bigint NOT NULL,
     at timestamp with time zone NOT NULL,
     received_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    alpha_grad pollux.amount,
-    beta_grad pollux.amount,
-    alpha_local pollux.amount,
-    beta_local pollux.amount,
-    alpha_node pollux.amount,
-    beta_node pollux.amount,
-    gamma pollux.amount,
-    alpha_rack pollux.amount,
-    beta_rack pollux.amount,
-    noise_sqr pollux.amount,
-    noise_var pollux.amount,
+    alpha_grad double precision,
+    beta_grad double precision,
+    alpha_local double precision,
+    beta_local double precision,
+    alpha_node double precision,
+    beta_node double precision,
+    gamma double precision,
+    alpha_rack double precision,
+    beta_rack double precision,
+    noise_sqr double precision,
+    noise_var double precision,
     batch_initial integer NOT NULL,
     batch_maximum integer NOT NULL,
     local_min integer NOT NULL,
@@ -444,52 +537,25 @@ CREATE TABLE pollux.report_history (
     batch_size integer NOT NULL,
     local_batch integer NOT NULL,
     accumulation integer NOT NULL,
-    goodput pollux.amount NOT NULL,
-    throughput pollux.amount NOT NULL,
-    data_wait pollux.amount,
-    progress pollux.amount NOT NULL,
-    target pollux.amount,
-    epoch pollux.amount NOT NULL,
-    lr_factor pollux.amount NOT NULL,
-    gain pollux.amount NOT NULL,
+    goodput double precision NOT NULL,
+    throughput double precision NOT NULL,
+    data_wait double precision,
+    progress double precision NOT NULL,
+    target double precision,
+    epoch double precision NOT NULL,
+    lr_factor double precision NOT NULL,
+    gain double precision NOT NULL,
     optimizer_steps bigint NOT NULL,
     checkpointed boolean NOT NULL,
     times jsonb NOT NULL,
-    restart_cost pollux.amount,
+    restart_cost double precision,
     mode text,
     advice jsonb,
     resize text,
     resized bigint NOT NULL,
     resize_refused jsonb,
-    resize_cost pollux.amount,
-    wakes boolean DEFAULT false NOT NULL,
-    CONSTRAINT report_history_accumulation_check CHECK ((accumulation >= 0)),
-    CONSTRAINT report_history_advice_check CHECK ((jsonb_typeof(advice) = 'object'::text)),
-    CONSTRAINT report_history_attempt_check CHECK ((attempt >= 0)),
-    CONSTRAINT report_history_batch_initial_check CHECK ((batch_initial >= 1)),
-    CONSTRAINT report_history_batch_size_check CHECK ((batch_size >= 0)),
-    CONSTRAINT report_history_check CHECK ((batch_maximum >= batch_initial)),
-    CONSTRAINT report_history_check1 CHECK ((local_max >= local_min)),
-    CONSTRAINT report_history_check2 CHECK ((num_nulls(alpha_grad, beta_grad, alpha_local, beta_local, alpha_node, beta_node, gamma) = ANY (ARRAY[0, 7]))),
-    CONSTRAINT report_history_check3 CHECK ((num_nulls(alpha_rack, beta_rack) = ANY (ARRAY[0, 2]))),
-    CONSTRAINT report_history_check4 CHECK ((num_nulls(noise_sqr, noise_var) = ANY (ARRAY[0, 2]))),
-    CONSTRAINT report_history_data_wait_check CHECK (((data_wait)::double precision <= (1)::double precision)),
-    CONSTRAINT report_history_explored_gpus_check CHECK ((explored_gpus >= 0)),
-    CONSTRAINT report_history_explored_nodes_check CHECK ((explored_nodes >= 0)),
-    CONSTRAINT report_history_gamma_check CHECK ((((gamma)::double precision >= (1)::double precision) AND ((gamma)::double precision <= (10)::double precision))),
-    CONSTRAINT report_history_gpus_check CHECK ((gpus >= 0)),
-    CONSTRAINT report_history_local_batch_check CHECK ((local_batch >= 0)),
-    CONSTRAINT report_history_local_min_check CHECK ((local_min >= 1)),
-    CONSTRAINT report_history_measured_gpus_check CHECK ((measured_gpus >= 0)),
-    CONSTRAINT report_history_measured_nodes_check CHECK ((measured_nodes >= 0)),
-    CONSTRAINT report_history_mode_check CHECK ((mode = ANY (ARRAY['observe'::text, 'advise'::text, 'enforce'::text]))),
-    CONSTRAINT report_history_nodes_check CHECK ((nodes >= 0)),
-    CONSTRAINT report_history_optimizer_steps_check CHECK ((optimizer_steps >= 0)),
-    CONSTRAINT report_history_prior_gpus_check CHECK ((prior_gpus >= 0)),
-    CONSTRAINT report_history_prior_nodes_check CHECK ((prior_nodes >= 0)),
-    CONSTRAINT report_history_resize_check CHECK ((resize = ANY (ARRAY['in-place'::text, 'relaunch'::text, 'requeue'::text]))),
-    CONSTRAINT report_history_resize_refused_check CHECK ((jsonb_typeof(resize_refused) = 'object'::text)),
-    CONSTRAINT report_history_resized_check CHECK ((resized >= 0))
+    resize_cost double precision,
+    wakes boolean DEFAULT false NOT NULL
 );
 ALTER TABLE pollux.report_history OWNER TO pollux_daemon;
 COMMENT ON TABLE pollux.report_history IS 'every report; thinned to one a minute after a day';

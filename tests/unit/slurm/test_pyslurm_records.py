@@ -79,6 +79,14 @@ def test_a_completing_job_holds_its_gpus_until_its_nodes_are_rid_of_it() -> None
     assert (jobs[0].gpus_per_node_held, node.foreign_gpus, node.capacity) == ({"n3": 4}, 4, 0)
 
 
+def test_a_job_that_has_ended_holds_nothing() -> None:
+    """Slurm 26.05 still shows where it was."""
+    ended = JOB | {"state": "COMPLETED", "nodes": "n3", "admin_comment": None}
+    jobs, (node,) = read_cluster({"jobs": [ended], "nodes": [NODE]})
+    assert (jobs[0].gpus_per_node_held, jobs[0].cpus_per_node_held) == ({}, {})
+    assert (node.foreign_gpus, node.foreign_cpus) == (0, 0)
+
+
 @pytest.mark.parametrize("comment", ["pollux:v9 min-gpus=1", "pollux:v1 min-gpus=none", "hello", "", None])
 def test_a_comment_that_makes_no_sense_is_no_opt_in(comment: str | None) -> None:
     assert (one(admin_comment=comment).spec, one(admin_comment=comment).submit_time) == (None, 1795271832)
