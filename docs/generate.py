@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import ast
+import difflib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +31,7 @@ from polluxd.store.sqlfiles import migrations
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = Path(__file__).resolve().parent / "reference"
+EXAMPLES = ROOT / "contrib" / "examples"
 
 _FUNCTION = re.compile(
     r"(?P<comment>(?:^-- .*\n)*)^CREATE (?:OR REPLACE )?FUNCTION pollux\.(?P<name>\w+)\((?P<arguments>[^)]*)\)\s+"
@@ -70,6 +73,31 @@ def sql_functions(texts: list[str]) -> str:
             "",
             "```sql",
             f"pollux.{name}({arguments}) RETURNS {function['returns']}",
+            "```",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def examples() -> str:
+    """Return the page of the complete examples, with what changes in each."""
+    lines = [
+        "# Complete examples",
+        "",
+        "Each script stands in `contrib/examples/elastic`, and its plain twin in `contrib/examples/plain`. Both are "
+        "tested. This page shows what changes.",
+    ]
+    for path in sorted((EXAMPLES / "elastic").glob("*.py")):
+        plain, elastic = (EXAMPLES / "plain" / path.name).read_text(), path.read_text()
+        told = ast.get_docstring(ast.parse(elastic)) or path.stem
+        changed = difflib.unified_diff(plain.splitlines(), elastic.splitlines(), lineterm="", n=2)
+        lines += [
+            "",
+            f"## {told.splitlines()[0].rstrip('.')}",
+            "",
+            f"`contrib/examples/elastic/{path.name}`",
+            "",
+            "```diff",
+            *[line for line in changed if not line.startswith(("---", "+++"))],
             "```",
         ]
     return "\n".join(lines) + "\n"
@@ -125,6 +153,7 @@ def _pages() -> Iterator[tuple[str, str]]:
     yield "polluxd.md", commands(polluxd, "polluxd")
     yield "sql-functions.md", sql_functions([migration.text for migration in migrations()])
     yield "metrics.md", metrics()
+    yield "examples.md", examples()
 
 
 def write() -> None:

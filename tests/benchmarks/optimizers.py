@@ -37,17 +37,34 @@ from torch.nn.functional import cross_entropy  # noqa: E402
 from torch.utils.data import Dataset, TensorDataset  # noqa: E402
 
 import pollux  # noqa: E402
-from pollux.goodput import BatchChoice, ThroughputParams  # noqa: E402
+from pollux.goodput import BatchChoice, BatchLimits, ThroughputParams  # noqa: E402
 from pollux.tuning.batch_choice import choose  # noqa: E402
 
 M0 = 16
 EPOCHS = 10
 SCALES = (0, 4, 8)
 """Times M0; 0: as the agent chooses."""
-LARGEST = 16
+LARGEST = 8
 """Times M0: the largest batch that the agent may choose."""
 STEP_TIMES = ThroughputParams(1e-3, 1e-3 / 128, 0.0, 0.0, 0.0, 0.0, 1.0)
 """Of an emulated GPU, on which the fixed time of a pass is that of 128 examples."""
+GPUS = 4
+"""For which the agent chooses; the batch of all GPUs then trains on one rank."""
+PACE = 50
+"""Optimizer steps between two choices."""
+
+
+def chosen(job: pollux.Job, most: int) -> BatchChoice | None:
+    """Return the next batch size that the agent would choose on GPUS GPUs."""
+    if job.noise_scale is None:
+        return None
+    limits = BatchLimits(M0, most, 1, most // GPUS)
+    found = choose(
+        STEP_TIMES, job.noise_scale, limits, 1, GPUS, BatchChoice(max(job.batch_size // GPUS, 1), 0)
+    )
+    return None if found is None else BatchChoice(found.size(GPUS) // 2, 1)
+
+
 MARGIN = 0.01
 """With 95 % confidence, accuracy at a larger batch is worse by less than this."""
 
@@ -202,10 +219,8 @@ def train(
                 optimizer.zero_grad()
                 factors.append(job.lr_factors[0] if job.lr_factors else 1.0)
                 sizes.append(job.batch_size)
-                if scale == 0 and len(factors) % 10 == 0 and job.noise_scale is not None:
-                    training.advisor.proposal = choose(
-                        STEP_TIMES, job.noise_scale, training.limits, 1, 1, training.choice, growth=math.inf
-                    )
+                if scale == 0 and len(factors) % PACE == 0:
+                    training.advisor.proposal = chosen(job, most)
     mode[1]()
     noise = job.noise_scale
     job.close()

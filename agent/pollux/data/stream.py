@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import copy
 import itertools
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import default_collate
 
@@ -72,6 +74,8 @@ class ElasticStream(ElasticData):
         self._exhausted = False
         self._remembered: deque[tuple[int, Any]] = deque()
         """States of the stream with the samples read before each; the oldest one serves to come back."""
+        self.first_read: tuple[int, int, int] | None = None
+        """Pass and number of the first sample that this rank has read, and its checksum."""
 
     @property
     def length(self) -> int:
@@ -162,6 +166,8 @@ class ElasticStream(ElasticData):
             # Every rank reads the samples of all ranks, so many at a time.
             until = min(wanted, self._remember(read))
             buffer.extend(itertools.islice(self._source, until - read))
+            if self.first_read is None and len(buffer):
+                self.first_read = self._pass, self._base, checksum(buffer[0])
             reached = self._base + len(buffer)
             if reached < until:
                 self._exhausted = True
@@ -196,6 +202,24 @@ class ElasticStream(ElasticData):
             return last + REMEMBER_EVERY
         self._remembered.append((read, copy.deepcopy(self.dataset.state_dict())))  # type: ignore[attr-defined]
         return read + REMEMBER_EVERY
+
+
+def checksum(sample: Any) -> int:
+    """Return the CRC-32 of a sample's tensors, arrays, texts and numbers."""
+    match sample:
+        case torch.Tensor():
+            return zlib.crc32(repr(sample.detach().flatten()[:64].tolist()).encode())
+        case np.ndarray():
+            return zlib.crc32(repr(sample.flatten()[:64].tolist()).encode())
+        case dict():
+            parts = [part for item in sample.items() for part in item]
+        case list() | tuple():
+            parts = list(sample)
+        case bytes() | str() | int() | float() | None:
+            return zlib.crc32(repr(sample).encode())
+        case _:
+            return 0
+    return zlib.crc32(repr([checksum(part) for part in parts]).encode())
 
 
 def _told_length(dataset: Iterable[Any]) -> int:

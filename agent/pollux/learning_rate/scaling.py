@@ -183,9 +183,15 @@ def factors(
 
 
 def hyperparameters(
-    optimizer: Optimizer, families: Sequence[Family], scale: float, noise: Sequence[NoiseScale | None]
+    rule: Rule,
+    optimizer: Optimizer,
+    families: Sequence[Family],
+    scale: float,
+    noise: Sequence[NoiseScale | None],
 ) -> list[dict[str, Any]]:
-    """Return what scaling="sde" changes in each group, for one step.
+    """Return what the rule "sde" changes in each group, for one step.
+
+    `rule` is "sde", or the automatic one for families whose rule is "sde".
 
     The learning rate is not among these options. With the gain k, beta becomes 1 - k (1 - beta), at least 0; eps
     becomes eps / sqrt(k). Decoupled weight decay is multiplied by sqrt(k). With the learning rate's sqrt(k) the weights
@@ -197,7 +203,8 @@ def hyperparameters(
         family = families[min(i, len(families) - 1)] if families else SGD_LIKE
         k = adascale(scale, at)
         changed: dict[str, Any] = {}
-        if family.decays and k > 1.0:
+        applies = rule is sde or (rule is automatic and family.rule == "sde")
+        if applies and family.decays and k > 1.0:
             if "betas" in group:
                 changed["betas"] = tuple(_shorter(beta, k) for beta in group["betas"])
             if "alpha" in group and "betas" not in group:

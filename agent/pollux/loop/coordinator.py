@@ -15,7 +15,7 @@ from typing import Any
 
 from pollux.checkpoint.checkpointer import Checkpointer
 from pollux.errors import RankLost
-from pollux.loop.divergence import FIRST_STEPS, check_equal
+from pollux.loop.divergence import FIRST_STEPS, check_equal, check_stream
 from pollux.loop.endings import MARGIN, Endings, Reason
 from pollux.loop.inbox import Inbox
 from pollux.loop.mending import Mender
@@ -138,6 +138,8 @@ class Coordinator:
         if self._steps in FIRST_STEPS:
             try:
                 check_equal(training, self.exchange, exactly=True)
+                if self._steps == 1:
+                    check_stream(training, self.exchange)
             except RankLost:
                 if not self.mend():
                     raise

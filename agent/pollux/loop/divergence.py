@@ -7,17 +7,21 @@ parameter. The check costs one wait for the device, so it runs after the first s
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from pollux.data.stream import ElasticStream
 from pollux.errors import RanksDiffer
 from pollux.ranks.control import ControlExchange
 from pollux.ranks.torch_internals import foreach_norm
 from pollux.training.trained_model import TrainedModel
 from pollux.training.training import Training
+
+logger = logging.getLogger("pollux")
 
 FIRST_STEPS = (1, 8)
 """Optimizer steps of an attempt after which ranks are compared to the last bit."""
@@ -48,6 +52,31 @@ def check_equal(training: Training, exchange: ControlExchange, *, exactly: bool)
         "and not model(x) in the loop, call optimizer.step() under `if job.sync_gradients:` on every rank, and change "
         "parameters on all ranks alike"
     )
+
+
+def check_stream(training: Training, exchange: ControlExchange) -> None:
+    """Warn where ranks read other samples of a stream than rank 0.
+
+    A stream that augments its samples at random looks the same, so this is no error.
+    """
+    if exchange.group is None or not isinstance(training.data, ElasticStream):
+        return
+    found: list[tuple[int, int, int] | None] = exchange.gather(training.data.first_read)
+    first = found[0]
+    differ = [
+        rank
+        for rank, read in enumerate(found)
+        if read is not None and first is not None and read[:2] == first[:2] and read[2] != first[2]
+    ]
+    if differ and exchange.rank == 0:
+        logger.warning(
+            "sample %d of the stream is another one on rank %s than on rank 0. A stream that divides itself by rank "
+            "(split_by_node of webdataset, Mosaic's StreamingDataset) or shuffles in another order on each rank loses "
+            "samples and repeats others: give every rank the same stream, and the loader divides it. Move random "
+            "augmentation to job.loader(..., transform=...)",
+            first[1] if first is not None else 0,
+            ", ".join(map(str, differ)),
+        )
 
 
 def _alike(sums: Sequence[float], first: Sequence[float], exactly: bool) -> bool:

@@ -56,7 +56,7 @@ class Family:
 
     def step_rule(self, group: Mapping[str, Any], steps: int) -> StepRule:
         """Return how the group's v becomes P after `steps` optimizer steps."""
-        if self in (ADAM, SOAP):
+        if self in (ADAM, RADAM, SOAP):
             beta2 = float(group["betas"][1])
             return StepRule((1.0 - beta2 ** max(steps, 1)) ** 0.5, 1.0 - beta2, float(group["eps"]))
         if self is RMSPROP:
@@ -84,6 +84,15 @@ _ADAM_SOURCE = "Malladi et al., 2022 (square root); Pollux 3.1 (P)"
 
 SGD_LIKE = Family("SGD", "adascale", "identity", "Johnson et al., 2020")
 ADAM = Family("Adam", _SQRT, "1 / (sqrt(v) + eps)", _ADAM_SOURCE, moments.adam, decays=True)
+RADAM = Family(
+    "RAdam",
+    "sde",
+    "1 / (sqrt(v) + eps)",
+    "Malladi et al., 2022; Liu et al., 2020: its warm-up counts 2 / (1 - beta2) steps",
+    moments.adam,
+    decays=True,
+)
+"""Its warm-up lasts for a number of steps that follows from beta2, so beta2 has to follow the batch size."""
 RMSPROP = Family("RMSprop", _SQRT, "1 / (sqrt(v) + eps)", _ADAM_SOURCE, moments.rmsprop, decays=True)
 ADAGRAD = Family(
     "Adagrad", _SQRT, "1 / (sqrt(sum g^2) + eps)", "Malladi et al., 2022, for RMSprop", moments.adagrad
@@ -225,7 +234,10 @@ def _of_param(
     if like_param & {"exp_avg_sq", "exp_avg_var"} and {"betas", "eps"} <= options:
         if like_param - _ADAM_STATE:
             return UNKNOWN
-        return LAMB if "trust_ratio" in state or options & _LAMB_OPTIONS else ADAM
+        if "trust_ratio" in state or options & _LAMB_OPTIONS:
+            return LAMB
+        # Its state and options are Adam's.
+        return RADAM if "radam" in type(optimizer).__name__.lower() else ADAM
     return _by_exact_state(optimizer, group, like_param, state)
 
 

@@ -48,16 +48,16 @@ def check_sharded(model: torch.nn.Module, world_size: int) -> None:
 
     Every trained parameter must be synchronised over all ranks.
     """
+    if not any(True for _ in sharded_modules(model)):
+        raise PolluxAgentError(
+            "found parameters that are DTensors, but no module under fully_shard: tensor parallelism alone is not "
+            "supported. The agent scales the data-parallel dimension: use DDP (plain parameters) or fully_shard"
+        )
     plain = [name for name, p in model.named_parameters() if p.requires_grad and not is_shard(p)]
     if plain:
         raise PolluxAgentError(
             f"expected all trained parameters under fully_shard, found {plain[0]!r} and {len(plain) - 1} more outside: "
             "nothing would average their gradients; call fully_shard on the whole model last"
-        )
-    if not any(True for _ in sharded_modules(model)):
-        raise PolluxAgentError(
-            "found parameters that are DTensors, but no module under fully_shard: tensor parallelism alone is not "
-            "supported. The agent scales the data-parallel dimension: use DDP (plain parameters) or fully_shard"
         )
     sizes = {unit.ranks for module in sharded_modules(model) for unit in fsdp_units(module)}
     if sizes - {world_size}:

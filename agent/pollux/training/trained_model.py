@@ -194,8 +194,8 @@ class TrainedModel:
         added = len(self.optimizer.param_groups) - len(noise)
         noise, families = (*noise, *[self.meter.total] * added), self.norms.families
         self.rates.factors = factors(self.rule, families, scale, noise)
-        if self.rule is sde:
-            self.rates.others = hyperparameters(self.optimizer, families, scale, noise)
+        if self.rule is sde or (self.rule is automatic and any(family.rule == "sde" for family in families)):
+            self.rates.others = hyperparameters(self.rule, self.optimizer, families, scale, noise)
 
     def _warn_not_understood(self) -> None:
         if self._told or self.norms.understood:

@@ -5,11 +5,15 @@ Data are iterable, sampled, collated or fetched by workers.
 
 from __future__ import annotations
 
+import itertools
+import logging
+import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -17,8 +21,10 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SubsetRandomSampler
 
 from pollux import attach
+from pollux.data.stream import checksum
 from pollux.errors import BatchError, DataError
-from tests.unit.agent.regression import network
+from tests.unit.agent.loop.test_mistakes import on_the_page
+from tests.unit.agent.regression import network, train_step
 
 EXAMPLES = 50
 """With 3 ranks of 8 a pass ends with 2 samples, and a rank that has none."""
@@ -225,6 +231,48 @@ def test_a_dataset_smaller_than_the_batch_is_refused_alike_on_any_number_of_rank
     told |= {small({"length": EXAMPLES}, Stream()), small({"sampler": RandomSampler(Indexed())}, Indexed())}
     assert len(told) == 1
     assert "50 samples, fewer than the batch size of 64" in told.pop()
+
+
+class DividesItself(Stream):
+    """As webdataset with split_by_node: each rank has a part of the stream."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(super().__iter__(), int(os.environ["RANK"]), None, 2)
+
+
+def told_of(kind: type[Stream]) -> list[str]:
+    told: list[str] = []
+    log = logging.getLogger("pollux")
+    log.addFilter(lambda record: told.append(record.getMessage()) or True)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    job = attach(model, optimizer, adaptive=False)
+    for x, y, _ in job.loader(kind(), 24, length=EXAMPLES):
+        train_step(job, optimizer, x, y)
+        if job.progress.optimizer_steps == 3:
+            break
+    job.close()
+    return told
+
+
+def test_a_stream_that_divides_itself_by_rank_is_told_of(ranks: Any) -> None:
+    assert ranks(2, told_of, Stream) == [[], []]
+    (told,), none = ranks(2, told_of, DividesItself)
+    assert not none
+    assert told.startswith(
+        "sample 0 of the stream is another one on rank 1 than on rank 0. A stream that divides itself"
+    )
+    assert on_the_page(told)
+
+
+def test_checksums_of_samples() -> None:
+    one = {"x": torch.arange(3.0), "n": np.arange(2), "text": b"a", "more": [1, None, object()]}
+    other = one | {"x": torch.tensor([0.0, 1.0, 3.0])}
+    assert checksum(one) == checksum(dict(one))
+    assert (
+        len({checksum(sample) for sample in (one, other, one | {"text": b"b"}, tuple(one), one | {"n": 1})})
+        == 5
+    )
 
 
 def test_what_a_stream_cannot_do_is_said() -> None:

@@ -13,6 +13,8 @@ import torch
 import torch._dynamo  # by any optimizer, at a cost that forked ranks need not pay each
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset
 
@@ -134,7 +136,13 @@ def refused() -> list[str]:
     fully_shard(half[0])
     alone = torch.nn.Linear(3, 1)
     fully_shard(alone, mesh=dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))["b"])
-    for model in (half, alone):
+    parallel = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    parallelize_module(
+        parallel,
+        dist.device_mesh.init_device_mesh("cpu", (4,)),
+        {"0": ColwiseParallel(output_layouts=Replicate())},
+    )
+    for model in (half, alone, parallel):
         try:
             attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
         except PolluxAgentError as error:
@@ -146,3 +154,4 @@ def test_a_model_that_is_sharded_in_part_or_over_some_ranks_is_refused(ranks: An
     for messages in ranks(4, refused):
         assert "on the whole model last" in messages[0]
         assert "over all 4 ranks" in messages[1]
+        assert "tensor parallelism alone is not supported" in messages[2]

@@ -1,0 +1,127 @@
+"""The complete examples train on tiny data; their pages show them.
+
+Each example has a plain twin; the documentation shows the difference.
+"""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from docs.generate import EXAMPLES, examples
+from tests.unit.agent.conftest import run_ranks
+
+TEXT = b"the quick brown fox jumps over the lazy dog. " * 40
+
+
+def run(kind: str, name: str, folder: Path, *arguments: str) -> str:
+    """Run one example in this process; return what it prints."""
+    import contextlib
+    import io
+    import os
+
+    before, out = (sys.argv, os.getcwd()), io.StringIO()
+    sys.argv = [name, *arguments]
+    folder.mkdir(exist_ok=True)
+    os.chdir(folder)
+    try:
+        with contextlib.redirect_stdout(out):
+            runpy.run_path(str(EXAMPLES / kind / f"{name}.py"), run_name="__main__")
+    finally:
+        sys.argv = before[0]
+        os.chdir(before[1])
+    return out.getvalue()
+
+
+def last(printed: str, what: str) -> float:
+    return float(re.findall(rf"{what}'?:? ([0-9.]+)", printed)[-1])
+
+
+@pytest.fixture
+def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Run both twins, and the elastic one again: it has finished already."""
+    monkeypatch.setenv("POLLUX_CHECKPOINT_DIR", str(tmp_path / "checkpoints"))
+
+    def run_both(name: str, *arguments: str) -> list[str]:
+        printed = [run(kind, name, tmp_path / kind, *arguments) for kind in ("plain", "elastic", "elastic")]
+        assert list((tmp_path / "checkpoints").glob("*.pt"))
+        return printed
+
+    return run_both
+
+
+def test_image_classification(both: Any, tmp_path: Path) -> None:
+    plain, elastic, again = both("image_classification", "4")
+    assert min(last(plain, "accuracy"), last(elastic, "accuracy")) > 0.85
+    assert again == ""
+    assert torch.load(tmp_path / "elastic/best.pt").keys() == torch.load(tmp_path / "plain/best.pt").keys()
+
+
+def test_language_model(both: Any, tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(TEXT)
+    plain, elastic, _ = both("language_model", str(tmp_path / "text"), "60")
+    assert max(last(plain, "loss"), last(elastic, "loss")) < 2.0
+
+
+def test_gan(both: Any) -> None:
+    for printed in both("gan", "2")[:2]:
+        assert printed.count("mean radius") == 2
+
+
+def sharded(folder: str) -> str:
+    import os
+
+    os.environ["POLLUX_CHECKPOINT_DIR"] = f"{folder}/checkpoints"
+    return run("elastic", "sharded", Path(folder), "2")
+
+
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="fully_shard is supported from torch 2.13 on")
+def test_sharded(tmp_path: Path) -> None:
+    first, other = run_ranks(2, sharded, str(tmp_path))
+    assert first.count("loss") == 2
+    assert other == ""
+
+
+def test_lightning(both: Any) -> None:
+    pytest.importorskip("lightning")
+    plain, elastic, _ = both("lightning_module", "3")
+    assert min(last(plain, "accuracy"), last(elastic, "accuracy")) > 0.8
+
+
+def test_fine_tuning(both: Any, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = tmp_path / "model"
+    model.mkdir()
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
+    (model / "vocab.txt").write_text("\n".join(words))
+    transformers.BertTokenizer(str(model / "vocab.txt")).save_pretrained(model)
+    config = transformers.BertConfig(
+        vocab_size=len(words),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=16,
+    )
+    transformers.BertForSequenceClassification(config).save_pretrained(model)
+    rows = [f"{i % 2}\t{('bad', 'good')[i % 2]} film" for i in range(160)]
+    (tmp_path / "table").write_text("\n".join(rows))
+    plain, elastic, _ = both("fine_tuning", str(model), str(tmp_path / "table"), "3", "0.01")
+    assert max(last(plain, "eval_loss"), last(elastic, "eval_loss")) < 0.4
+
+
+def test_the_page_shows_each_example_with_its_difference() -> None:
+    page = examples()
+    names = {path.stem for path in (EXAMPLES / "plain").glob("*.py")}
+    assert names == {path.stem for path in (EXAMPLES / "elastic").glob("*.py")}
+    for name in names:
+        assert f"contrib/examples/elastic/{name}.py" in page
+    assert "+job = pollux.attach(model, optimizer, scheduler, state=best)" in page
+    assert "-for epoch in range(EPOCHS):" in page
