@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Ra
 
 from pollux import attach
 from pollux.errors import DataError, PolluxAgentError
+from tests.unit.agent.loop.test_mistakes import on_the_page
 from tests.unit.agent.regression import data, network
 
 
@@ -47,6 +48,7 @@ def test_a_model_that_is_wrapped_already_is_refused(ranks: Any) -> None:
             "DistributedDataParallel: leave that out, and give its options as ddp_kwargs=" in one
             for one in said
         )
+        assert on_the_page(said[0])
     alone = nn.DataParallel(network())
     with pytest.raises(PolluxAgentError, match="in a DataParallel"):
         attach(alone, sgd(alone))
@@ -114,8 +116,9 @@ def test_data_that_is_divided_already_is_refused(make: Any, said: str) -> None:
     model = network()
     job = attach(model, sgd(model), adaptive=False)
     dataset, options = make()
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=said) as told:
         job.loader(dataset, 16, **options)
+    assert on_the_page(told.value) or "expected no" in str(told.value)
     job.close()
 
 

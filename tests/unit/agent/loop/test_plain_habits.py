@@ -19,6 +19,7 @@ from torch.nn.functional import mse_loss
 
 from pollux import Job, attach
 from pollux.goodput import NoiseScale
+from tests.unit.agent.loop.test_mistakes import on_the_page
 from tests.unit.agent.regression import EXAMPLES, data, network
 
 SGD = torch.optim.SGD
@@ -330,4 +331,4 @@ def test_a_loss_without_its_weight_is_told_of(weighed: bool, per_gpu: int) -> No
     job.close()
     wrong = [str(one.message) for one in told if "expected job.backward(loss)" in str(one.message)]
     assert len(wrong) == (not weighed and per_gpu == 8), "once, and where it matters"
-    assert all("0.25" in one for one in wrong)
+    assert all("0.25" in one and on_the_page(one) for one in wrong)

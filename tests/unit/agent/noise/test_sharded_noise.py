@@ -20,6 +20,7 @@ from torch.utils.data import TensorDataset
 
 from pollux import attach
 from pollux.errors import PolluxAgentError
+from tests.unit.agent.loop.test_mistakes import on_the_page
 
 pytestmark = [
     pytest.mark.usefixtures("read_at_once"),
@@ -155,3 +156,4 @@ def test_a_model_that_is_sharded_in_part_or_over_some_ranks_is_refused(ranks: An
         assert "on the whole model last" in messages[0]
         assert "over all 4 ranks" in messages[1]
         assert "tensor parallelism alone is not supported" in messages[2]
+        assert on_the_page(messages[2])
