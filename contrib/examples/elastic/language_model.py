@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 import pollux
 
 STEPS, BATCH, BLOCK = int(sys.argv[2]) if sys.argv[2:] else 2000, 16, 32
-RATE, LOWEST, WARM_UP = 3e-3, 3e-4, STEPS // 20
+RATE, LOWEST, WARM_UP, EVERY = 3e-3, 3e-4, STEPS // 20, max(STEPS // 20, 1)
 
 torch.manual_seed(0)
 text = Path(sys.argv[1]).read_bytes()
@@ -67,7 +67,5 @@ for _ in job.epochs(steps=STEPS):
             optimizer.step()
             optimizer.zero_grad()
             step = job.progress.optimizer_steps
-            if job.is_main and step % 100 == 0:
+            if job.is_main and step % EVERY == 0:
                 print(f"step {step}: loss {float(loss):.3f}")
-if job.is_main:
-    print(f"loss {float(loss):.3f}")

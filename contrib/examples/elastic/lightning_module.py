@@ -44,4 +44,5 @@ trainer = lightning.Trainer(
     enable_progress_bar=False,
 )
 trainer.fit(Digits(), DataLoader(train, BATCH, shuffle=True), DataLoader(validation, 256))
-print(f"accuracy {float(trainer.callback_metrics['accuracy']):.3f}")
+for name, value in trainer.callback_metrics.items():
+    print(f"{name} {float(value):.3f}")

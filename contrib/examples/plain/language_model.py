@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 STEPS, BATCH, BLOCK = int(sys.argv[2]) if sys.argv[2:] else 2000, 16, 32
-RATE, LOWEST, WARM_UP = 3e-3, 3e-4, STEPS // 20
+RATE, LOWEST, WARM_UP, EVERY = 3e-3, 3e-4, STEPS // 20, max(STEPS // 20, 1)
 
 torch.manual_seed(0)
 text = Path(sys.argv[1]).read_bytes()
@@ -57,6 +57,5 @@ for step in range(STEPS):
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
-    if step % 100 == 0:
+    if step % EVERY == 0:
         print(f"step {step}: loss {float(loss):.3f}")
-print(f"loss {float(loss):.3f}")

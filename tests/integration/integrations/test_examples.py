@@ -113,7 +113,7 @@ def test_fine_tuning(both: Any, tmp_path: Path) -> None:
     transformers.BertForSequenceClassification(config).save_pretrained(model)
     rows = [f"{i % 2}\t{('bad', 'good')[i % 2]} film" for i in range(160)]
     (tmp_path / "table").write_text("\n".join(rows))
-    plain, elastic, _ = both("fine_tuning", str(model), str(tmp_path / "table"), "3", "0.01")
+    plain, elastic, _ = both("fine_tuning", str(model), str(tmp_path / "table"), "10", "0.01")
     assert max(last(plain, "eval_loss"), last(elastic, "eval_loss")) < 0.4
 
 

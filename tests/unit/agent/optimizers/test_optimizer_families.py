@@ -372,10 +372,10 @@ def test_radam_scales_its_betas_by_default_so_that_its_warm_up_counts_as_much() 
 def test_the_agent_applies_the_rule_of_the_family() -> None:
     model = regression.network()
     optimizer = torch.optim.RAdam(model.parameters(), lr=1e-3)
-    job = attach(model, optimizer, adaptive=True)
-    loader = job.loader(regression.data(), 16, max_batch_size=64, per_gpu=(16, 32))
     seen: set[float] = set()
     optimizer.register_step_post_hook(lambda o, *_: seen.add(o.param_groups[0]["betas"][1]))
+    job = attach(model, optimizer, adaptive=True)
+    loader = job.loader(regression.data(), 16, max_batch_size=64, per_gpu=(16, 32))
     for n, (x, y, _) in enumerate(loader):
         job.training.models[0].meter.agreed = (NoiseScale(sqr=0.0, var=1.0),)
         if n == 2:
