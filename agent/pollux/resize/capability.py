@@ -79,10 +79,11 @@ def obstacle_in_place(training: Training) -> str | None:
         return "another library runs its loop"
     if uncompiled(first.module) is not first.module:
         return "its model is compiled, which takes joiners too long"
-    if first.comm_hook is not None:
-        return "its communication hook may know of the present ranks"
-    # The default one and the agent's own.
-    if process_groups() > (2 if world.control is not None else 1):
+    if first.comm_hook is not None and first.comm_hook[0] is not None:
+        return "the state of its communication hook may know of the present ranks"
+    # The default one and the agent's own, one of them beside a communication hook.
+    agents = (world.control is not None) + (first.comm_hook is not None)
+    if process_groups() > 1 + agents:
         return "its script has made process groups"
     # A sampler holds the number of ranks from when it was made, and would go on dividing by that.
     if any(issubclass(type(found), DistributedSampler) for found in gc.get_objects()):

@@ -20,6 +20,7 @@ import pytest
 import torch
 import torch._dynamo  # before the forks: each rank would else import it
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.functional import mse_loss
 from torch.utils.data import IterableDataset, TensorDataset
 
@@ -59,9 +60,10 @@ def train(folder: Path, trouble: Trouble, kind: str, passes: int) -> None:
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
     x = torch.randn(EXAMPLES, 4, generator=torch.Generator().manual_seed(3))
     data = TensorDataset(x, x.sum(1, keepdim=True), torch.arange(EXAMPLES))
-    job = attach(network, optimizer, checkpoint_dir=folder / "checkpoints")
+    hook = (None, fp16_compress_hook) if kind == "hook" else None
+    job = attach(network, optimizer, checkpoint_dir=folder / "checkpoints", comm_hook=hook)
     more = {"length": 150} if kind == "stream" else {}
-    loader = job.loader(data if kind == "map" else Stream(data), 24, per_gpu=(1, 12), **more)
+    loader = job.loader(Stream(data) if kind == "stream" else data, 24, per_gpu=(1, 12), **more)
     used: dict[int, list[tuple[int, int]]] = {}
     first = job.rank
     found: dict[str, Any] = {"pid": os.getpid(), "first": first}
@@ -155,7 +157,7 @@ def die(*ranks: int, step: int, where: str) -> Trouble:
     [
         ("map", 1, (3,), "middle", 3),
         ("stream", 4, (2, 3), "begin", 2),
-        ("map", 2, (3,), "end", 2),
+        ("hook", 2, (3,), "end", 2),
     ],
 )
 def test_the_others_go_on_where_a_rank_is_killed(

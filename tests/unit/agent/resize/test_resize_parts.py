@@ -78,14 +78,15 @@ def test_what_holds_the_number_of_ranks_elsewhere_is_relaunched() -> None:
     obstacles = {
         "two models": training(2),
         "a loop of its own": training(managed=False),
-        "a hook": training(comm_hook=1),
+        "a hook with a state": training(comm_hook=(object(), len)),
         "one plain rank": training(model=nn.Linear(1, 1)),
         "a process group of the script's": training(own=False),
         "compiled": training(module=compiled),
     }
     for name, found in obstacles.items():
         assert capability_of(found, started(), LAUNCHED) is ResizeCapability.RELAUNCH, name
-    assert capability_of(training(), started(), LAUNCHED) is ResizeCapability.IN_PLACE
+    for able in (training(), training(comm_hook=(None, len))):
+        assert capability_of(able, started(), LAUNCHED) is ResizeCapability.IN_PLACE
     sampler = DistributedSampler(range(8), num_replicas=2, rank=0)  # type: ignore[var-annotated,arg-type]
     assert capability_of(training(), started(), LAUNCHED) is ResizeCapability.RELAUNCH, sampler
 
