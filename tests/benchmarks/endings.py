@@ -386,6 +386,19 @@ CASES: dict[str, tuple[Callable[[str, Path], Row], tuple[str, ...]]] = {
 }
 
 
+REASONS = (
+    "The pause of SIGTERM, SIGUSR1 and `scancel` runs from the signal to the end of the last process. The restarted",
+    "processes are the next start's.",
+    "",
+    "A killed rank, a lost node or a lost companion ends all ranks of these trainings, which then start again from the",
+    "newest checkpoint (in these runs 2 s apart). These trainings are not resized in place, and have no companions:",
+    "",
+    "- FSDP2: the lost rank held shards of the parameters and of the optimizer's state that no other rank has;",
+    "- Trainer and Lightning: their loops keep the number of ranks in places of their own;",
+    "- any training over NCCL: optimizer steps are queued on the GPU behind the reduction that fails.",
+)
+
+
 def page(rows: list[Row]) -> str:
     lines = [
         "# Endings",
@@ -401,7 +414,11 @@ def page(rows: list[Row]) -> str:
         f"{r.processes_restarted} |"
         for r in rows
     ]
-    return "\n".join([*lines, ""])
+    measured = {(r.ending, r.training) for r in rows}
+    missing = [f"{e}/{t}" for e, (_, trainings) in CASES.items() for t in trainings if (e, t) not in measured]
+    if missing:
+        lines += ["", f"Not measured: {', '.join(missing)}."]
+    return "\n".join([*lines, "", *REASONS, ""])
 
 
 def main() -> None:
