@@ -161,14 +161,21 @@ bench-sim: setup ## the paper's evaluation replayed (minutes); then tests/benchm
 bench-sim-week: setup ## a week of 5,000 jobs on 2,048 GPUs (half an hour at most); then tests/benchmarks/simulator_week.md
 	@PYTHONPATH=.:agent $(PYTHON) tests/benchmarks/simulator_week.py
 
-deb: setup ## Debian packages for this release of Debian, LEVEL of xz (6); dist/ (minutes; needs debhelper, libslurm-dev)
+deb: setup ## Debian packages for this release of Debian, or for SUITE (trixie); dist/ (2 minutes; needs debhelper, libslurm-dev)
 	@contrib/packaging/build_deb.sh
+
+rpm: setup ## the same packages as RPMs, for the machine that it runs on; dist/ (2 minutes; needs rpmbuild)
+	@contrib/packaging/build_rpm.sh
 
 dist: setup ## the Python packages: wheel and sdist; dist/
 	@contrib/packaging/build_python.sh
 
 install-test: setup ## `make deb` first: a bare Debian root to the first job, by the commands of the install page (root; minutes)
 	@contrib/packaging/install_test.sh
+
+upgrade-test: setup ## `make deb` first: packages of PREVIOUS (a commit) to these, an agent writing all through; removal, purge (root; minutes)
+	@contrib/packaging/previous.sh $(PREVIOUS)
+	@contrib/packaging/upgrade_test.sh dist/previous dist/previous/install.md
 
 clean: ## remove what the targets made, the virtual environment excepted
 	rm -rf demo-out bench-out chaos-out attack-out sites-out docs/_build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist

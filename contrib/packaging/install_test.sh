@@ -1,135 +1,20 @@
 #!/bin/bash
 # From a bare Debian root to the first job that polluxd places, by the commands of docs/administrator-guide/install.md, under
-# a real systemd (systemd-nspawn, in a network of its own). As root.
+# a real systemd. As root.
 #
 #   contrib/packaging/install_test.sh [FOLDER OF PACKAGES]      (dist)
 #
-# SUITE   Debian suite, that of the packages      (bookworm)
-# ROOT    where the Debian root lies; it is removed first and at the end        (/var/tmp/pollux-install-SUITE)
-# BASE    a folder with a root of debootstrap to start from, which is kept      (none: debootstrap)
-# MIRROR  of Debian                                                             (http://deb.debian.org/debian)
+# machine.sh describes SUITE, ROOT and MIRROR.
 set -euo pipefail
 
-repository=$(cd "$(dirname "$0")/../.." && pwd)
-packages=$(cd "${1:-$repository/dist}" && pwd)
-suite=${SUITE:-bookworm}
-root=${ROOT:-/var/tmp/pollux-install-$suite}
-log=$root.log
-began=$SECONDS
-machine=
-: >"$log"
+here=$(cd "$(dirname "$0")" && pwd)
+packages=$(cd "${1:-$here/../../dist}" && pwd)
+# shellcheck source=contrib/packaging/machine.sh
+. "$here/machine.sh"
 
-[ "$(id -u)" = 0 ] || { echo "install_test.sh: debootstrap and systemd-nspawn need root" >&2; exit 1; }
-for program in debootstrap systemd-nspawn; do
-  command -v $program >/dev/null || { echo "install_test.sh: install debootstrap and systemd-container first" >&2; exit 1; }
-done
-ls "$packages"/pollux-runtime_*.deb >/dev/null || { echo "install_test.sh: no packages in $packages: run make deb" >&2; exit 1; }
-
-say() { printf '%5d s  %s\n' $((SECONDS - began)) "$1" | tee -a "$log"; }
-fail() {
-  say "FAILED: $1"
-  tail -n 25 "$log" >&2
-  inside journalctl --no-pager -n 25 -u polluxd -u slurmctld -u slurmd >&2 2>/dev/null || true
-  exit 1
-}
-stop() {
-  [ -z "$machine" ] || { kill "$machine" 2>/dev/null || true; wait "$machine" 2>/dev/null || true; }
-  [ -n "${KEEP:-}" ] || rm -rf "$root"
-}
-trap stop EXIT
-in_root() { chroot "$root" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive "$@"; }
-# The shell that an administrator has on the machine.
-inside() {
-  local leader
-  leader=$(pgrep -P "$machine" | head -n 1)
-  nsenter --target "$leader" --all /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 \
-    DEBIAN_FRONTEND=noninteractive "$@"
-}
-until_true() { # until_true SECONDS WHAT command...
-  local end=$((SECONDS + $1)) what=$2
-  shift 2
-  until "$@" >>"$log" 2>&1; do
-    [ $SECONDS -lt $end ] || fail "$what"
-    sleep 1
-  done
-}
-
-# 1. A machine with the Slurm of a site: not counted among the commands of the page.
-rm -rf "$root"
-if [ -n "${BASE:-}" ]; then
-  cp -a "$BASE" "$root"
-else
-  debootstrap --variant=minbase --include=systemd-sysv,dbus,ca-certificates,python3 "$suite" "$root" \
-    "${MIRROR:-http://deb.debian.org/debian}" >>"$log" 2>&1 || fail debootstrap
-fi
-say "a bare Debian $suite"
-# A root that is thrown away needs no fsync per file. Real machines have it: the line goes before the page begins.
-echo force-unsafe-io >"$root/etc/dpkg/dpkg.cfg.d/unsafe"
-printf '#!/bin/sh\nexit 101\n' >"$root/usr/sbin/policy-rc.d"
-chmod 755 "$root/usr/sbin/policy-rc.d"
-printf '127.0.0.1 localhost one\n' >"$root/etc/hosts"
-echo one >"$root/etc/hostname"
-cp /etc/resolv.conf "$root/etc/resolv.conf"
-in_root sh -c 'apt-get update -q && apt-get install -y -q --no-install-recommends munge slurmctld slurmd slurm-client \
-  slurm-wlm-basic-plugins slurmdbd slurm-wlm-mysql-plugin mariadb-server postgresql adduser' >>"$log" 2>&1 || fail "the packages of Slurm"
-rm "$root/usr/sbin/policy-rc.d" "$root/etc/dpkg/dpkg.cfg.d/unsafe"
-mkdir -p "$root/etc/slurm"
-cat >"$root/etc/slurm/slurm.conf" <<END
-ClusterName=main
-SlurmctldHost=one
-SlurmUser=slurm
-StateSaveLocation=/var/lib/slurm/slurmctld
-SlurmdSpoolDir=/var/lib/slurm/slurmd
-SlurmctldPidFile=/run/slurmctld.pid
-SlurmdPidFile=/run/slurmd.pid
-SlurmctldLogFile=/var/log/slurm/slurmctld.log
-SlurmdLogFile=/var/log/slurm/slurmd.log
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-MpiDefault=none
-AccountingStorageType=accounting_storage/slurmdbd
-AccountingStorageHost=localhost
-SelectType=select/cons_tres
-GresTypes=gpu
-SlurmdParameters=config_overrides
-ReturnToService=2
-NodeName=one CPUs=4 RealMemory=1000 Gres=gpu:4
-PartitionName=all Nodes=one Default=YES MaxTime=1-0
-END
-echo 'Name=gpu File=/dev/gpu[0-3]' >"$root/etc/slurm/gres.conf"
-printf 'AuthType=auth/munge\nDbdHost=localhost\nSlurmUser=slurm\nLogFile=/var/log/slurm/slurmdbd.log\nPidFile=/run/slurmdbd.pid\nStorageType=accounting_storage/mysql\nStorageUser=slurm\nStoragePass=once\n' >"$root/etc/slurm/slurmdbd.conf"
-chmod 600 "$root/etc/slurm/slurmdbd.conf"
-in_root sh -c 'chown slurm: /etc/slurm/slurmdbd.conf; install -d -o slurm -g slurm /var/log/slurm /var/lib/slurm/slurmctld'
-mkdir -p "$root/packages"
-cp "$packages"/*.deb "$root/packages"
-say "Slurm, MariaDB and PostgreSQL are installed"
-
-devices=()
-for index in 0 1 2 3; do devices+=(--bind=/dev/null:/dev/gpu$index); done
-systemd-nspawn -q -D "$root" --register=no --keep-unit --private-network --machine=one "${devices[@]}" --boot >>"$log" 2>&1 </dev/null &
-machine=$!
-until_true 90 "systemd does not come up" inside systemctl is-active -q multi-user.target
-# getaddrinfo finds no address on a machine that has a loopback interface alone.
-nsenter --target "$(pgrep -P "$machine" | head -n 1)" --net sh -c 'ip link set lo up; ip link add net0 type veth peer name net1
-  ip address add 10.77.0.1/24 dev net0; ip link set net0 up; ip link set net1 up' >>"$log" 2>&1 || fail "the machine's network"
-inside mariadb -e "CREATE USER IF NOT EXISTS slurm@localhost IDENTIFIED BY 'once'; GRANT ALL ON slurm_acct_db.* TO slurm@localhost" >>"$log" 2>&1 || fail "MariaDB"
-inside systemctl restart slurmdbd
-until_true 60 "slurmdbd does not answer" inside sacctmgr -n show cluster
-inside sacctmgr -i add cluster main >>"$log" 2>&1 || true # slurmctld may have been faster
-inside systemctl restart slurmctld slurmd
-until_true 60 "the node is not idle" inside sh -c 'sinfo -h -o %T | grep -qx idle'
-say "a Slurm of one node runs under systemd $(inside systemctl --version | sed -n '1s/systemd //p')"
-
-# 2. The page, to the letter.
+site_machine
 page_began=$SECONDS
-count=0
-while IFS= read -r line; do
-  count=$((count + 1))
-  # The page says to wait: before the first decision in mode enforce, jobs start as plain ones.
-  case $line in sbatch*) until_true 120 "polluxd does not act" inside test -s /run/polluxd/heartbeat ;; esac
-  say "# $line"
-  inside bash -c "cd /packages && $line" >>"$log" 2>&1 </dev/null || fail "command $count of the page"
-done < <(python3 "$repository/contrib/packaging/page_commands.py")
+follow
 job=$(inside squeue -h -o %i)
 until_true 120 "polluxd does not start the job" inside sh -c "squeue -h -o %T -j $job | grep -qx RUNNING"
 until_true 30 "no move is recorded" inside sh -c "polluxctl moves $job --json | grep -q to"

@@ -1,6 +1,8 @@
-"""Print the commands of the install page: one line each, in order.
+"""Print the commands of a page, one line each, in order.
 
-They are the lines of the `console` blocks below the heading "Step by step".
+    page_commands.py [PAGE [HEADING]]      the install page, "Step by step"
+
+They are the lines of the `console` blocks below the heading.
 """
 
 from __future__ import annotations
@@ -10,19 +12,21 @@ import sys
 from pathlib import Path
 
 PAGE = Path(__file__).parents[2] / "docs" / "administrator-guide" / "install.md"
+HEADING = "Step by step"
 
 
-def commands(text: str) -> list[str]:
+def commands(text: str, heading: str = HEADING) -> list[str]:
     """Return the commands. Raises ValueError where the page has none."""
-    section = re.search(r"^## Step by step$(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL)
+    section = re.search(rf"^## {re.escape(heading)}$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     blocks = (
         re.findall(r"^ *```console\n(.*?)^ *```$", section[1], re.MULTILINE | re.DOTALL) if section else []
     )
     found = [line.strip() for block in blocks for line in block.splitlines() if line.strip()]
     if not found:
-        raise ValueError('expected `console` blocks below "## Step by step"')
+        raise ValueError(f'expected `console` blocks below "## {heading}"')
     return found
 
 
 if __name__ == "__main__":
-    sys.stdout.writelines(f"{line}\n" for line in commands(PAGE.read_text()))
+    page = Path(sys.argv[1]) if len(sys.argv) > 1 else PAGE
+    sys.stdout.writelines(f"{line}\n" for line in commands(page.read_text(), *sys.argv[2:3]))

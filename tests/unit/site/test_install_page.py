@@ -19,3 +19,8 @@ def test_commands_outside_the_section_do_not_count():
     assert commands(page) == ["b c"]
     with pytest.raises(ValueError, match="Step by step"):
         commands("## Step by step\nnothing\n## Advice\n")
+
+
+def test_the_upgrade_page_has_commands():
+    page = PAGE.with_name("upgrade.md").read_text()
+    assert commands(page, "Upgrade")[0] == "polluxctl db upgrade"
