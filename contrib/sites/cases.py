@@ -34,9 +34,12 @@ def _forbidden(place: Place, begin: Callable[[], object], end: Callable[[], obje
     begin()
     waiting = place.sbatch("waits", "sleep 900", _LIMIT, "POLLUX max-gpus=1")
     place.until(lambda: rule in place.explain(waiting), f"explain to name {rule!r}", 120)
-    place.stays(
-        lambda: place.runs(running) and place.job(running).restart_count == attempt, "the training", _WATCH_S
-    )
+    with place.measured(sum(place.job(running).gpus_per_node_held.values())):
+        place.stays(
+            lambda: place.runs(running) and place.job(running).restart_count == attempt,
+            "the training",
+            _WATCH_S,
+        )
     told = place.explain(waiting)
     if place.moves(waiting):
         raise AssertionError("a start was tried in vain")
@@ -77,7 +80,8 @@ def _limit_reached_by_others(place: Place) -> str:
     place.until(
         lambda: "gres/gpu=6 of account lab" in place.explain(waiting), "explain to name the limit", 120
     )
-    place.stays(lambda: place.runs(running) and not place.moves(waiting), "no move in vain", _WATCH_S)
+    with place.measured(5):
+        place.stays(lambda: place.runs(running) and not place.moves(waiting), "no move in vain", _WATCH_S)
     told = place.explain(waiting)
     place.command("scancel", str(plain))
     place.until(lambda: place.runs(waiting), "its start once the plain job has ended")
@@ -96,45 +100,23 @@ def _preempted(place: Place) -> str:
     return told
 
 
-def _plain_job_first(option: str) -> Callable[[Place], str]:
+def _plain_job_first(place: Place) -> str:
     """A plain job of higher priority gets the GPUs that come free."""
-
-    def play(place: Place) -> str:
-        blocks = [
-            place.sbatch(f"blocks{n}", "sleep 900", f"SBATCH --nodelist={n}", gpus=4)
-            for n in ("n1", "n2", "n3")
-        ]
-        running = place.train("trains", "POLLUX max-gpus=8", "SBATCH --nodelist=n4")
-        place.until(lambda: all(map(place.runs, blocks)), "the blocking jobs")
-        first = place.sbatch("first", "sleep 900", f"SBATCH {option} --nodes=2 --exclude=n3,n4", gpus=4)
-        place.until(lambda: place.job(first).reason == "Resources", "the plain job to wait for nodes")
-        place.command("scancel", str(blocks[0]))
-        late = place.sbatch("late", "sleep 900", "SBATCH --exclude=n4", "POLLUX max-gpus=4")
-        place.stays(lambda: not place.runs(late), "n1 is left to the plain job", _WATCH_S)
-        told = place.explain(late)
-        place.command("scancel", str(blocks[1]))
-        place.until(lambda: place.runs(first), "the plain job's start")
-        if not place.runs(running):
-            raise AssertionError("the training lost its GPUs")
-        return told
-
-    return play
-
-
-def _preempts_nobody(place: Place) -> str:
-    """A Pollux job of a QOS that preempts takes no GPUs from plain jobs."""
-    plain = place.sbatch("plain", "sleep 900", "SBATCH --nodelist=n1", gpus=4)
-    place.until(lambda: place.runs(plain), "the plain job")
-    urgent = place.sbatch("urgent", "sleep 900", "SBATCH --qos=urgent --nodelist=n1", "POLLUX max-gpus=4")
-    place.until(lambda: "cycle" in place.explain(urgent), "a decision on the Pollux job")
-    place.stays(
-        lambda: place.runs(plain) and place.job(plain).restart_count == 0 and not place.runs(urgent),
-        "the plain job",
-        _WATCH_S,
-    )
-    told = place.explain(urgent)
-    place.command("scancel", str(plain))
-    place.until(lambda: place.runs(urgent), "its start once the plain job has ended")
+    blocks = [
+        place.sbatch(f"blocks{n}", "sleep 900", f"SBATCH --nodelist={n}", gpus=4) for n in ("n1", "n2", "n3")
+    ]
+    running = place.train("trains", "POLLUX max-gpus=8", "SBATCH --nodelist=n4")
+    place.until(lambda: all(map(place.runs, blocks)), "the blocking jobs")
+    first = place.sbatch("first", "sleep 900", "SBATCH --qos=high --nodes=2 --exclude=n3,n4", gpus=4)
+    place.until(lambda: place.job(first).reason == "Resources", "the plain job to wait for nodes")
+    place.command("scancel", str(blocks[0]))
+    late = place.sbatch("late", "sleep 900", "SBATCH --exclude=n4", "POLLUX max-gpus=4")
+    place.stays(lambda: not place.runs(late), "n1 is left to the plain job", _WATCH_S)
+    told = place.explain(late)
+    place.command("scancel", str(blocks[1]))
+    place.until(lambda: place.runs(first), "the plain job's start")
+    if not place.runs(running):
+        raise AssertionError("the training lost its GPUs")
     return told
 
 
@@ -231,9 +213,7 @@ CASES = (
     Case("partition down and up", _partition_down),
     Case("GrpTRES reached by others", _limit_reached_by_others),
     Case("QOS that preempts", _preempted),
-    Case("Pollux job of a QOS that preempts", _preempts_nobody),
-    Case("plain job of higher priority waits for 8 GPUs", _plain_job_first("--qos=high")),
-    Case("plain job of a higher PriorityTier waits for 8 GPUs", _plain_job_first("--partition=first")),
+    Case("plain job of higher priority waits for 8 GPUs", _plain_job_first),
     Case("array of 12 with %4", _array),
     Case("license in use", _license),
     Case("--reservation", _reservation),

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import pwd
-import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ _SITE = SiteLines(
     ),
     gpu_types={"n3": "2080ti", "n4": "1g.5gb"},
     nodes={"n1": "Feature=ib,old", "n2": "Feature=ib,new"},
-    partitions={"debug": "Nodes=n4", "first": "Nodes=n1,n2,n3,n4 PriorityTier=10"},
+    partitions={"debug": "Nodes=n4"},
 )
 _ACCOUNTS = (
     ("add", "account", "lab", "GrpTRES=gres/gpu=6"),
@@ -63,8 +62,6 @@ class Place:
         self.jobs_of_case: set[int] = set()
         """Jobs whose moves count for the case."""
         self.idle_gpu_s = 0.0
-        self.failed = False
-        """Whether a case failed."""
         self._config = folder / "polluxd.toml"
         self._daemon: subprocess.Popen[bytes] | None = None
 
@@ -220,8 +217,8 @@ class Place:
         self.submitted.clear()
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Count seconds of free GPUs, as many as waiting Pollux jobs need."""
+    def measured(self, gpus: int) -> Iterator[None]:
+        """Count GPU seconds below the `gpus` that jobs held at the beginning."""
         stop = threading.Event()
         own = ScontrolClient(conf=self.cluster.slurm_conf)
         self.idle_gpu_s = 0.0
@@ -230,13 +227,13 @@ class Place:
             before = time.monotonic()
             while not stop.wait(1.0):
                 now = time.monotonic()
-                with suppress(SlurmError):
-                    state = own.observe()
-                    held = sum(sum(job.gpus_per_node_held.values()) for job in state.jobs)
-                    free = sum(node.gpus for node in state.nodes) - held
-                    waiting = [job for job in state.jobs if job.spec and job.state is JobState.PENDING]
-                    asked = sum(job.spec.min_gpus for job in waiting if job.spec)
-                    self.idle_gpu_s += max(0, min(free, asked)) * (now - before)
+                try:
+                    jobs = own.observe().jobs
+                except SlurmError:
+                    before = now
+                    continue
+                held = sum(sum(job.gpus_per_node_held.values()) for job in jobs)
+                self.idle_gpu_s += max(0, gpus - held) * (now - before)
                 before = now
 
         thread = threading.Thread(target=watch, daemon=True)
@@ -250,38 +247,27 @@ class Place:
 
 @contextmanager
 def place() -> Iterator[Place]:
-    """Bring the site up, and take it down.
-
-    The logs stay after an error and after a case that failed.
-    """
+    """Bring the site up, and take it down."""
     base = Path(tempfile.mkdtemp(prefix="pollux-sites-", dir="/tmp"))
     base.chmod(0o755)
     folder = base / "jobs"
     folder.mkdir()
     folder.chmod(0o1777)
-    sound = False
-    try:
-        with DevCluster(
-            base / "cluster",
-            nodes=4,
-            gpus_per_node=4,
-            lease_s=60,
-            publish_interval_s=1.0,
-            accounting=True,
-            daemon_user="pollux",
-            site=_SITE,
-        ) as cluster:
-            for words in _ACCOUNTS:
-                cluster.command("sacctmgr", "-i", *words)
-            made = Place(cluster, folder)
-            try:
-                made.start()
-                yield made
-            finally:
-                made.stop()
-        sound = not made.failed
-    finally:
-        if sound:
-            shutil.rmtree(base, ignore_errors=True)
-        else:
-            print(f"sites: the logs are in {base}", file=sys.stderr)
+    with DevCluster(
+        base / "cluster",
+        nodes=4,
+        gpus_per_node=4,
+        lease_s=60,
+        publish_interval_s=1.0,
+        accounting=True,
+        daemon_user="pollux",
+        site=_SITE,
+    ) as cluster:
+        for words in _ACCOUNTS:
+            cluster.command("sacctmgr", "-i", *words)
+        made = Place(cluster, folder)
+        try:
+            made.start()
+            yield made
+        finally:
+            made.stop()
