@@ -115,11 +115,35 @@ def test_polluxd_grows_in_place_by_itself_and_falls_back(elastic_loop: Loop) -> 
     job.end()
 
 
+def refused_without_checkpoint(job: Elastic, path: str) -> None:
+    """Where no checkpoint can be written, the job stays where it is."""
+    place = job.loop.folder / f"checkpoints-{job.name}"
+    away = place.with_name(f"away-{job.name}")
+    if place.exists():
+        place.rename(away)
+    place.touch()  # as on a full disk: no folder can be made, whoever the job's user is
+    try:
+        target = job.nodes[:1]
+        ended = job.moved(job.order(path, target))
+    finally:
+        place.unlink()
+        if away.exists():
+            away.rename(place)
+    assert ended.step is Step.FAILED
+    assert "no checkpoint could be written" in ended.detail
+    assert (job.slurm.restart_count, job.slurm.state) == (0, JobState.RUNNING)
+    shown = job.loop.daemon.command("polluxctl", "moves", "--json", str(job.job_id)).stdout
+    assert "no checkpoint could be written" in shown
+    job.trains("a step after the refused move")
+
+
 def test_a_relaunch_in_the_allocation_beside_a_job_that_is_cancelled(elastic_loop: Loop) -> None:
     again = Elastic(elastic_loop, "again", "#POLLUX min-gpus=2 max-gpus=2 resize=relaunch")
     gone = Elastic(elastic_loop, "gone", "#POLLUX min-gpus=2 max-gpus=2")
     for job in (again, gone):
         job.begin()
+    for job, path in ((again, "relaunch"), (gone, "requeue"), (gone, "resize")):
+        refused_without_checkpoint(job, path)
     (last,) = set(elastic_loop.cluster.node_names) - {*again.nodes, *gone.nodes}
     growth = gone.order("resize", (*gone.nodes, last))
     before = {each.pid for each in again.ledgers()}
