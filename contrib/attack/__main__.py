@@ -19,7 +19,10 @@ from contrib.attack.registry import ATTACKS, Attack, Outcome
 from contrib.attack.site import Site, site
 from polluxd.printable import printable
 
-THEMES = ("slurm_text", "database", "tokens", "ranks", "files", "companions", "reports", "output", "grows")
+THEMES = (
+    *("slurm_text", "database", "transactions", "tokens", "pretences", "ranks", "files", "companions"),
+    *("reports", "output", "grows"),
+)
 """Importing a theme adds its attacks to the list."""
 
 

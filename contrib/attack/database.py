@@ -213,7 +213,7 @@ def hold(site: Site, *statements: str) -> list[str]:
     return [his.stdout.readline().strip() for _ in range(len(OPEN) + len(statements) + 1)]
 
 
-def _sessions(site: Site) -> int:
+def sessions(site: Site) -> int:
     """Count mallory's sessions that hold a transaction open."""
     asked = "SELECT count(*) FROM pg_stat_activity WHERE usename = %s AND xact_start IS NOT NULL"
     return int(site.query(asked, site.role("mallory").strip('"'))[0][0])
@@ -234,7 +234,7 @@ def cycle_frozen(site: Site, defended: bool) -> Outcome:
         # The denied UPDATE would end the transaction: what agents may do is tried by itself.
         denied = site.sql("mallory", calls[0])
         said = hold(site, calls[2], "SELECT pollux.acknowledge_v1({me}, 1, '{}')")
-        held, before = _sessions(site), site.cycles()
+        held, before = sessions(site), site.cycles()
         site.until(lambda: site.cycles() >= before + 2, "two cycles", 40.0)
         return Outcome(
             any(a.ok for a in denied) or not held,
@@ -258,7 +258,7 @@ def transaction_for_ever(site: Site, defended: bool) -> Outcome:
     with nullcontext() if defended else site.rewritten(function, empty):
         hold(site, "LISTEN pollux", "SELECT txid_current()")
         deadline = time.monotonic() + 40.0
-        while (there := _sessions(site)) and time.monotonic() < deadline:
+        while (there := sessions(site)) and time.monotonic() < deadline:
             time.sleep(0.5)
             if not defended and time.monotonic() > deadline - 18.0:
                 break
