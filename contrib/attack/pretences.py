@@ -1,4 +1,4 @@
-"""Attacks by jobs that pretend: to be another task, or to have other settings."""
+"""Attacks by jobs that pretend to be another task, or lie in variables."""
 
 from __future__ import annotations
 
