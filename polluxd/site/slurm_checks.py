@@ -61,9 +61,14 @@ class Slurm:
         return done.stdout
 
     def settings(self) -> dict[str, str]:
-        """Return slurm.conf as slurmctld has it in force. Raises SlurmError."""
+        """Return slurm.conf as slurmctld has it in force. Raises SlurmError.
+
+        From 24.05 on, Slurm numbers scripts (`Prolog[0]`): they become one value, with commas between them.
+        """
         text = self.ask("scontrol", "show", "config")
-        found = dict(re.findall(r"^([A-Za-z_]\w*)\s+= (.*?)\s*$", text, re.MULTILINE))
+        found: dict[str, str] = {}
+        for key, number, value in re.findall(r"^([A-Za-z_]\w*)(\[\d+\])?\s+= (.*?)\s*$", text, re.MULTILINE):
+            found[key] = f"{found[key]},{value}" if number and key in found else value
         at = re.match(r"Configuration data as of (\S+)", text)
         if at is None or "ClusterName" not in found:
             raise SlurmGarbled(
@@ -219,8 +224,8 @@ def _scripts(settings: Mapping[str, str], site: Site) -> Iterator[Finding]:
                 f"{key} is not set",
                 f"{key}={ours} in {site.slurm_conf}; then restart slurmctld and slurmd",
             )
-        elif found != ours:
-            yield from _foreign_script(check, key, Path(found), ours)
+        elif ours not in found.split(","):
+            yield from _foreign_script(check, key, Path(found.split(",")[0]), ours)
 
 
 def _foreign_script(check: str, key: str, found: Path, ours: str) -> Iterator[Finding]:

@@ -77,6 +77,25 @@ def test_a_fault_of_slurm(tmp_path, settings, check, remedy):
     assert remedy in faults[check].remedy
 
 
+def test_scripts_that_slurm_numbers_are_found(tmp_path, monkeypatch):
+    table = {key: value for key, value in SETTINGS.items() if key not in ("Prolog", "Epilog")}
+    printed = f"Configuration data as of {time.time():.0f}\n" + "".join(
+        f"{key:<23} = {value}\n"
+        for key, value in {
+            **table,
+            "Epilog[0]": "/etc/pollux/hooks/epilog",
+            "Prolog[0]": "/site/prolog",
+            "Prolog[1]": "/etc/pollux/hooks/prolog",
+        }.items()
+    )
+    real = slurm_checks.Slurm(None)
+    monkeypatch.setattr(real, "ask", lambda *argv, given="": printed)
+    settings = real.settings()
+    assert settings["Prolog"] == "/site/prolog,/etc/pollux/hooks/prolog"
+    assert settings["TaskProlog"] == "/etc/pollux/hooks/task_prolog"
+    assert found(StubSlurm(**settings), tmp_path) == {}
+
+
 def test_slurmuser_needs_no_rights(tmp_path):
     assert found(StubSlurm(level=""), tmp_path, user="slurm") == {}
 
