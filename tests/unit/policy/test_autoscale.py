@@ -43,7 +43,8 @@ def test_sizes_between_the_thresholds_stay():
 def test_limits_are_kept_and_no_job_needs_no_node():
     nobody = desired_nodes(snapshot(nodes(4), []), least=2, most=8)
     assert (nobody.nodes, nobody.utility, nobody.expected) == (2, 0.0, 0.0)
-    assert desired_nodes(snapshot([], stubborn(2)), least=0, most=0, template=node("n")).nodes == 0
+    none = desired_nodes(snapshot([], stubborn(2)), least=0, most=0, template=node("n"))
+    assert (none.nodes, none.utility, none.expected) == (0, 0.0, 0.0)
     assert desired_nodes(snapshot(nodes(4), stubborn(1)), least=4, most=8).nodes == 4
     assert desired_nodes(snapshot([], stubborn(2)), least=0, most=8, template=node("n")).nodes >= 1
     with pytest.raises(ValueError, match="least"):

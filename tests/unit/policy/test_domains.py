@@ -9,7 +9,7 @@ from tests.unit.policy.scenarios import THETAS, job, node, report
 
 QUICK = THETAS["scalable"]._replace(alpha_grad=0.005)
 LOGIN = node("login", 0, gpu_type="none")
-A100, T4, H100 = (node(name, gpu_type=name) for name in ("a100", "t4", "h100"))
+A100, T4, H100 = (node(name, gpus, gpu_type=name) for name, gpus in (("a100", 4), ("t4", 1), ("h100", 4)))
 
 
 def types(*members, fits):
