@@ -13,9 +13,10 @@ from tests.unit.policy.invariants import check
 from tests.unit.policy.scenarios import job, nodes, random_snapshot, report, snapshot
 
 
-def without(snap):
+def without(snap, most_parts=0):
+    """Decide without the other bound, and with a program of so many variables at most."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assignment, "MOST_PARTS", 0)
+        patch.setattr(assignment, "MOST_PARTS", most_parts)
         patch.setattr(patterns, "MOST_OPTIONS", 0)
         return decide(snap)
 
@@ -52,3 +53,11 @@ def test_jobs_that_no_node_can_hold_together_do_not_count_as_possible():
     plan = decide(snap)
     assert sum(bool(a.placement) for a in plan.allocations) == 3
     assert plan.gap < 1e-3
+
+
+def test_a_program_of_exactly_the_most_variables_is_solved():
+    """Each of four jobs has four: nothing, or three GPUs on one of three nodes."""
+    jobs = [job(n, JobSpec(min_gpus=3, max_gpus=3), report=report()) for n in range(1, 5)]
+    snap = snapshot(nodes(3), jobs)
+    assert without(snap, most_parts=15).gap > 0.1
+    assert without(snap, most_parts=16).gap < 1e-3
