@@ -14,7 +14,7 @@ from tests.unit.policy.scenarios import job, nodes, random_snapshot, report, sna
 
 
 def without(snap, most_parts=0):
-    """Decide without the other bound, and with a program of so many variables at most."""
+    """Decide without patterns, and with `most_parts` variables at most."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(assignment, "MOST_PARTS", most_parts)
         patch.setattr(patterns, "MOST_OPTIONS", 0)
@@ -56,7 +56,7 @@ def test_jobs_that_no_node_can_hold_together_do_not_count_as_possible():
 
 
 def test_a_program_of_exactly_the_most_variables_is_solved():
-    """Each of four jobs has four: nothing, or three GPUs on one of three nodes."""
+    """Each of four jobs has four variables: one per node, and nothing."""
     jobs = [job(n, JobSpec(min_gpus=3, max_gpus=3), report=report()) for n in range(1, 5)]
     snap = snapshot(nodes(3), jobs)
     assert without(snap, most_parts=15).gap > 0.1
