@@ -130,7 +130,7 @@ def _solve(domain: Domain, settings: PolicySettings, mean_weight: float, cache: 
     packing = seating.packing
     power = objective.summed_power(settings)
     choice = choose(table, domain, packing, power)
-    _place(seating, choice)
+    _place(seating, choice, divide_first=bool(np.isfinite(power)))
     bound = choice.bound
     if bound - seating.total() > certificate.CERTAIN * abs(bound):
         bound = min(bound, assignment.improve(seating))
@@ -160,10 +160,10 @@ def _solve(domain: Domain, settings: PolicySettings, mean_weight: float, cache: 
     )
 
 
-def _place(seating: Seating, choice: Choice) -> None:
+def _place(seating: Seating, choice: Choice, *, divide_first: bool) -> None:
     """Seat the choice, and move no job that need not move.
 
-    Where that loses counts, try moving some jobs, and search.
+    Where that loses counts, try moving some jobs, and search. `divide_first`: see `_search`.
     """
     table, chosen = seating.table, choice.chosen
     seating.aim_at(chosen)
@@ -171,28 +171,32 @@ def _place(seating: Seating, choice: Choice) -> None:
     seating.settle(left, chosen)
     idle = table.gpus[chosen] == 0
     tolerance = TOLERANCE * abs(float(table.value[chosen].sum() + table.penalty[idle].sum()))
-    limit = _search(seating, choice.aim, tolerance, DIVISIONS)
+    limit = _search(seating, choice.aim, tolerance, DIVISIONS, divide_first=divide_first)
     if left and seating.total() < choice.aim - tolerance:
         total, state = seating.total(), seating.state()
         seating.clear()
         seating.settle(seating.repack(chosen), chosen)
         if seating.total() > total:
-            _search(seating, choice.aim, tolerance, limit)
+            _search(seating, choice.aim, tolerance, limit, divide_first=divide_first)
         else:
             seating.restore(state)
 
 
-def _search(seating: Seating, aim: float, tolerance: float, limit: int) -> int:
-    """Run both searches in turn while they gain, the cheaper one first.
+def _search(seating: Seating, aim: float, tolerance: float, limit: int, *, divide_first: bool) -> int:
+    """Run both searches in turn while they gain.
 
-    Returns how many divisions are left of the limit.
+    To divide two nodes is the cheaper search. Where utilities add up it goes first and ends higher; under max-min, one
+    job's step is what lifts the worst-off job. Returns how many divisions are left of the limit.
     """
     for _ in range(ROUNDS):
         before = seating.total()
         if before >= aim - tolerance:
             break
+        if not divide_first:
+            search.improve(seating, aim, tolerance)
         limit -= exchange.improve(seating, aim, tolerance, limit)
-        search.improve(seating, aim, tolerance)
+        if divide_first:
+            search.improve(seating, aim, tolerance)
         if seating.total() <= before + tolerance:
             break
     return limit

@@ -14,6 +14,8 @@ from hypothesis import given, settings
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.model import JobSpec, Placement
 from polluxd.policy import decide
+from polluxd.settings import PolicySettings
+from tests.benchmarks.policy_states import life
 from tests.unit.policy.invariants import check
 from tests.unit.policy.scenarios import (
     applied,
@@ -144,3 +146,9 @@ def test_explanation_names_who_has_the_next_gpu():
     assert told[0].next_gpus > plan.of(1).placement.gpus
     assert (told[0].fair_gpus, told[0].fair_nodes) == (4, 1)
     assert "those of job 2 come closest" in plan.of(1).reason
+
+
+def test_max_min_lifts_the_worst_off_job_of_a_cluster_with_room():
+    max_min = PolicySettings(objective="fair-share", power=float("-inf"), remaining_work_power=0.0)
+    gaps = [decide(state).gap for state in life(64, 20, 0, 3, decide, settings=max_min)]
+    assert max(gaps) < 0.04
