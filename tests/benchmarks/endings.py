@@ -7,8 +7,8 @@ training again where it ended, and lets it go on to its end. What the ranks wrot
 
 - steps lost: completed optimizer steps that the next start did not have;
 - samples lost, samples repeated: places in the data that no step of the final training took, and that two took;
-- pause: from the last step before the ending to the first one after it, where the same processes or Slurm's requeue go
-  on; otherwise from the ending's begin to the end of the last process;
+- pause: the longest time without a step, where the same processes go on; from the last step before the ending to the
+  first one after it, where Slurm's requeue does; otherwise from the ending's begin to the end of the last process;
 - processes restarted: processes of the later start that took the place of ones that need not have ended.
 
 For `disk full` no checkpoint can be written for a while. For `node lost` the launcher of one of three nodes is killed,
@@ -30,6 +30,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from unittest import mock
 
@@ -119,7 +120,11 @@ def judge(ending: str, training: str, folder: Path, begun: float, ended: float |
     )
     after = [at for at in times if at > (ended or begun)]
     gone_on = ended is None or "Slurm" in ending
-    pause = (after[0] - last if after else 0.0) if gone_on else (ended or begun) - begun
+    steps = [last, *after]
+    if ended is None:  # a step may end between the ending's begin and its effect
+        pause = max((later - earlier for earlier, later in pairwise(steps)), default=0.0)
+    else:
+        pause = (after[0] - last if after else 0.0) if gone_on else ended - begun
     return Row(
         ending.removesuffix(" (Slurm)"),
         training,
