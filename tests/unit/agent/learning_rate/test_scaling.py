@@ -25,6 +25,7 @@ from pollux.learning_rate.scaling import (
     follow,
     hyperparameters,
     rule_for,
+    sde,
     square_root_adascale,
 )
 from pollux.learning_rate.schedule import ScaledSchedule
@@ -248,7 +249,7 @@ def test_each_group_follows_its_own_family_and_more_groups_the_last() -> None:
     weights = [nn.Parameter(torch.ones(2)) for _ in range(3)]
     optimizer = torch.optim.AdamW([{"params": [weight]} for weight in weights])
     noise = [NoiseScale(sqr=0.0, var=1.0)] * 3
-    plain, *adaptive = hyperparameters(optimizer, [SGD_LIKE, ADAM], 4.0, noise)
+    plain, *adaptive = hyperparameters(sde, optimizer, [SGD_LIKE, ADAM], 4.0, noise)
     assert plain == {}
     assert [set(changed) for changed in adaptive] == [{"betas", "eps", "weight_decay"}] * 2
-    assert hyperparameters(optimizer, [], 4.0, noise) == [{}, {}, {}], "no family is known"
+    assert hyperparameters(sde, optimizer, [], 4.0, noise) == [{}, {}, {}], "no family is known"
