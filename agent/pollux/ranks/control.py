@@ -73,12 +73,17 @@ class Decision:
         return cls(*orders, *sizes, max(head[6], 1), max(head[7], 0), noise)
 
 
+_GLOO_SIGNS = (
+    *("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo/transport"),
+    "caused pair closure",  # what a collective ends with after another one of its group timed out
+)
+
+
 def lost_peer(error: BaseException) -> bool:
     """Tell whether a collective failed because another rank is gone."""
     if isinstance(error, dist.DistBackendError | dist.DistNetworkError):
         return True
-    signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo/transport")
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _GLOO_SIGNS)
 
 
 class ControlExchange:
