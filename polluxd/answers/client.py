@@ -10,8 +10,8 @@ from typing import Any
 
 from polluxd.errors import PolluxError
 
-from .messages import LONGEST_ANSWER, REFUSED, AnswerError, Question, read_answer, request_line
 from .munge import Munge
+from .wire import LONGEST_ANSWER, REFUSED, AnswerError, Question, read_answer, request_line
 
 _CONNECT_S = 5.0
 _ANSWER_S = 70.0

@@ -17,8 +17,8 @@ from typing import Any
 
 from polluxd.errors import PolluxError
 
-from .messages import LONGEST_REQUEST, REFUSED, Question, answer_lines, read_request
 from .munge import Munge
+from .wire import LONGEST_REQUEST, REFUSED, Question, answer_lines, read_request
 
 log = logging.getLogger(__name__)
 

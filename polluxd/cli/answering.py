@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from polluxd.answers.controllers import munge_socket
-from polluxd.answers.messages import Explain, History, Jobs, Question, Top
 from polluxd.answers.munge import Munge
 from polluxd.answers.server import AnswerServer
+from polluxd.answers.wire import Explain, History, Jobs, Question, Top
 from polluxd.config import Config
 from polluxd.daemon import open_store
 from polluxd.errors import ConfigError, PolluxError, SlurmError

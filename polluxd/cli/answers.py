@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from polluxd.answers.client import AnswersClient
 from polluxd.answers.controllers import answers_client
-from polluxd.answers.messages import Explain, History, Jobs, Top
+from polluxd.answers.wire import Explain, History, Jobs, Top
 from polluxd.config import DEFAULT_PATH
 from polluxd.settings import PolicySettings
 from polluxd.site.slurm_checks import Slurm

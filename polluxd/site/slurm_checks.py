@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from polluxd.answers.controllers import answers_client
-from polluxd.answers.messages import Top
+from polluxd.answers.wire import Top
 from polluxd.config import Config
 from polluxd.errors import PolluxError, SlurmError, SlurmGarbled, SlurmUnavailable
 from polluxd.slurm.node_records import parse_nodes

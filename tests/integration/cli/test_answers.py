@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 
 from contrib.devcluster.processes import free_ports
-from polluxd.answers import messages
+from polluxd.answers import wire
 from polluxd.answers.client import AnswersClient
 from polluxd.answers.controllers import munge_socket
-from polluxd.answers.messages import Explain, Jobs, read_answer, request_line
 from polluxd.answers.munge import Munge, MungeError
 from polluxd.answers.server import AnswerServer, Bounds
+from polluxd.answers.wire import Explain, Jobs, read_answer, request_line
 from polluxd.errors import PolluxError
 from polluxd.site import slurm_checks
 from polluxd.site.findings import Level
@@ -202,7 +202,7 @@ def test_what_is_no_request_gets_no_answer(munge):
             b"MUNGE:AwQDAAD:\n",
             munge.encode(b"[" * 3000) + b"\n",
         ):
-            assert said_by(address, junk).startswith(b"!") or len(junk) > messages.LONGEST_REQUEST
+            assert said_by(address, junk).startswith(b"!") or len(junk) > wire.LONGEST_REQUEST
         for payload in (
             b"",
             b"{}",
@@ -247,7 +247,7 @@ def test_a_user_cannot_answer_in_the_place_of_polluxd(munge, dev_cluster):
 
 
 def test_an_answer_to_another_question_is_refused(munge):
-    lines = messages.answer_lines(munge, "another nonce", os.getuid(), {"a": 1})[:-1]
+    lines = wire.answer_lines(munge, "another nonce", os.getuid(), {"a": 1})[:-1]
     with pytest.raises(PolluxError, match="no question of this polluxctl"):
         read_answer(munge, "nonce", lines, frozenset())
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from polluxd.answers.controllers import SERVER, answers_client, munge_socket
-from polluxd.answers.messages import Explain, History, Jobs, Top
+from polluxd.answers.wire import Explain, History, Jobs, Top
 from polluxd.cli.answering import SHOWN_OF_OTHERS, Answering
 from polluxd.errors import ConfigError, PolluxError, SlurmUnavailable
 from polluxd.settings import PolicySettings
