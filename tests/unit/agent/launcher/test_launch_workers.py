@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from pollux.launcher.workers import adopt_orphans
 from pollux.slurm_job import wake_signal
 from pollux.slurm_job.environment import LENT_RANKS
 from tests.unit.agent.launching import (  # noqa: F401 - fixtures among them
+    SHORT,
     fail,
     hold_on,
     in_child,
@@ -101,7 +103,7 @@ def test_a_trace_begins_in_the_script(tmp_path: Path) -> None:
 def test_a_signal_to_the_launcher_ends_all(number: signal.Signals) -> None:
     def launcher() -> int:
         threading.Timer(0.1, os.kill, (os.getpid(), number)).start()
-        return run_workers(linger, hold_on).status
+        return run_workers(linger, hold_on, graces=replace(SHORT, stop=0.5)).status
 
     assert in_child(launcher)[0] == 128 + number
 
