@@ -2,9 +2,10 @@
 
 The cost is the server's CPU time, in shares of one core: of a report and of a turn of polluxd, times how often each
 comes. So other work on the machine, which delays the reports of this one client, does not make the load smaller. Each
-agent has a job, a role by its user, a token and a connection of its own, as after the prolog. polluxd's part runs
-beside them every 5 s: it syncs the jobs, takes in what agents wrote and reads the reports. The client's CPU time does
-not count. Run it by `make bench-store`. It needs root, and several GB of memory for the connections.
+agent has a job, a role by its user, a token and a connection of its own, as after the prolog. The connections lead to
+PgBouncer, as contrib/pgbouncer sets it up, or to the server itself; PgBouncer's CPU time counts, too. polluxd's part
+runs beside them every 5 s: it syncs the jobs, takes in what agents wrote and reads the reports. The client's CPU time
+does not count. Run it by `make bench-store`. It needs root, and several GB of memory for the connections.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import json
 import os
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import psycopg2
 
+from contrib.devcluster.pooler import pooler
 from contrib.devcluster.postgres import DevPostgres
 from contrib.devcluster.processes import descendants
 from polluxd.model import JobSpec, JobState
@@ -33,27 +36,27 @@ POLL_S = 5.0
 TICK = os.sysconf("SC_CLK_TCK")
 
 
-def cpu_seconds(postmaster: int) -> float:
-    """Return the server's CPU time so far [s], ended sessions included."""
+def cpu_seconds(*servers: int) -> float:
+    """Return the servers' CPU time so far [s], ended sessions included."""
     ticks = 0
-    for pid in (postmaster, *descendants([postmaster])):
+    for pid in (*servers, *descendants(servers)):
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except FileNotFoundError:
             continue
         ticks += int(fields[11]) + int(fields[12])
-        if pid == postmaster:
+        if pid in servers:
             ticks += int(fields[13]) + int(fields[14])
     return ticks / TICK
 
 
-def memory_mb(postmaster: int) -> float:
-    """Return the server's memory, by proportional set size.
+def memory_mb(*servers: int) -> float:
+    """Return the servers' memory, by proportional set size.
 
     It counts shared pages once.
     """
     total = 0
-    for pid in (postmaster, *descendants([postmaster])):
+    for pid in (*servers, *descendants(servers)):
         try:
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         except (FileNotFoundError, ProcessLookupError):
@@ -77,13 +80,16 @@ def job(job_id: int, uid: int, submitted: float) -> Any:
     )
 
 
-def measure(agents: int, users: int, interval: float, seconds: float, *, keep: bool) -> dict[str, Any]:
+def measure(
+    agents: int, users: int, interval: float, seconds: float, *, keep: bool = True, pooled: bool = False
+) -> dict[str, Any]:
     """Measure one run.
 
     Args:
         keep: True: agents stay connected between reports. False: each agent connects, reports and leaves.
+        pooled: connections lead to PgBouncer.
     """
-    with tempfile.TemporaryDirectory(prefix="pollux-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="pollux-bench-") as folder, ExitStack() as stack:
         Path(folder).chmod(0o755)
         with DevPostgres(Path(folder) / "pg", max_connections=agents + 200) as postgres:
             store = Store(postgres.url, CLUSTER)
@@ -97,6 +103,12 @@ def measure(agents: int, users: int, interval: float, seconds: float, *, keep: b
             sessions: dict[int, Any] = {}
             tokens = {each.job_id: token(CLUSTER, each.job_id, 0, each.uid) for each in jobs}
             logins = {uid: login(postgres, CLUSTER, uid) for uid in {each.uid for each in jobs}}
+
+            pids = [postgres.pid]
+            if pooled:
+                daemon, dsn = stack.enter_context(pooler(postgres))
+                pids.append(daemon.pid)
+                logins = {uid: words.replace(postgres.agent_dsn, dsn) for uid, words in logins.items()}
 
             def publish(each: Any) -> None:
                 session = sessions.get(each.job_id)
@@ -116,18 +128,16 @@ def measure(agents: int, users: int, interval: float, seconds: float, *, keep: b
             if keep:
                 for each in jobs:
                     publish(each)
-            pid = postgres.pid
-            assert pid is not None
-            at_start, clock = cpu_seconds(pid), time.monotonic()
+            at_start, clock = cpu_seconds(*pids), time.monotonic()
             sent, late, polled, polls, of_polls = 0, 0.0, clock, 0, 0.0
             while (now := time.monotonic()) < clock + seconds:
                 due = clock + sent * interval / agents
                 if now >= polled + POLL_S:
-                    before = cpu_seconds(pid)
+                    before = cpu_seconds(*pids)
                     store.sync_jobs(jobs)
                     store.take_in()
                     assert len(store.reports()) <= agents
-                    of_polls += cpu_seconds(pid) - before
+                    of_polls += cpu_seconds(*pids) - before
                     polled, polls = now, polls + 1
                 if now < due:
                     time.sleep(min(due - now, 0.05))
@@ -136,10 +146,11 @@ def measure(agents: int, users: int, interval: float, seconds: float, *, keep: b
                 late = max(late, now - due)
                 sent += 1
             wall = time.monotonic() - clock
-            used = cpu_seconds(pid) - at_start
+            used = cpu_seconds(*pids) - at_start
             report_s, poll_s = (used - of_polls) / sent, of_polls / polls
             result = {
                 **{"agents": agents, "users": users, "interval_s": interval, "connections_kept": keep},
+                "pooled": pooled,
                 **{
                     "reports": sent,
                     "polls": polls,
@@ -149,7 +160,7 @@ def measure(agents: int, users: int, interval: float, seconds: float, *, keep: b
                 "report_ms": round(report_s * 1e3, 3),
                 "poll_ms": round(poll_s * 1e3, 1),
                 "share_of_a_core": round(report_s * agents / interval + poll_s / POLL_S, 4),
-                "server_memory_mb": round(memory_mb(pid)),
+                "server_memory_mb": round(memory_mb(*pids)),
                 "latest_report_s": round(late, 2),
             }
             for session in sessions.values():
@@ -167,7 +178,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=Path("bench-out/store.json"))
     given = parser.parse_args()
     runs = [
-        measure(given.agents, given.users, given.interval, given.seconds, keep=True),
+        measure(given.agents, given.users, given.interval, given.seconds, pooled=True),
+        measure(given.agents, given.users, given.interval, given.seconds),
         measure(given.agents, given.users, given.interval, given.seconds / 2, keep=False),
     ]
     given.json.parent.mkdir(parents=True, exist_ok=True)
