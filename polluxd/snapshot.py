@@ -72,6 +72,7 @@ def build_snapshot(
     offers = _Offers()
     alive = [job for job in state.jobs if job.spec is not None and not job.state.finished]
     by_priority = priority_weights(alive, settings.slurm_priority)
+    gpus = {node.name: node.gpus for node in state.nodes}
     jobs = []
     for job in state.jobs:
         move = under_way.get(job.job_id)
@@ -88,7 +89,7 @@ def build_snapshot(
             here = held(job) if report.attempt == job.restart_count else None
             report = types.known_to(report, here or NO_PLACEMENT, moves=total.count if total else 0)
         known = times.get(job.job_id, JobTimes(job.submit_time))
-        path = likely(job, report, means, whole_nodes=_whole(placement, state.nodes))
+        path = likely(job, report, means, whole_nodes=_whole(placement, gpus))
         pin_reason = _pin_reason(
             job,
             report,
@@ -192,9 +193,8 @@ def _sorted(placement: Placement) -> Placement:
     return Placement(tuple(sorted(placement.nodes)), placement.gpus_per_node)
 
 
-def _whole(placement: Placement, nodes: Sequence[Node]) -> bool:
-    """It takes all GPUs of each of its nodes."""
-    gpus = {node.name: node.gpus for node in nodes}
+def _whole(placement: Placement, gpus: Mapping[str, int]) -> bool:
+    """It takes all of its nodes' `gpus`."""
     return bool(placement) and all(gpus.get(name) == placement.gpus_per_node for name in placement.nodes)
 
 

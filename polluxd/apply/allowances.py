@@ -60,8 +60,9 @@ def allowances(state: ClusterState, targets: Mapping[int, Placement]) -> Allowan
     bounds = _Lookup(state)
     most: dict[int, tuple[int, str]] = {}
     standings: dict[int, Standing] = {}
+    reach = {partition: _reach(partition, state, nodes) for partition in {job.partition for job in ours}}
     for job in ours:
-        cap = _cap(job, bounds.of(job).job, state, nodes)
+        cap = _cap(job, bounds.of(job).job, state, reach[job.partition])
         if cap is not None:
             most[job.job_id] = cap
         if (why := _kept_out(job, bounds.of(job), state)) or (why := cap[1] if cap and cap[0] < 1 else ""):
@@ -158,14 +159,12 @@ def _gpus(job: SlurmJob, targets: Mapping[int, Placement]) -> int:
 
 
 def _cap(
-    job: SlurmJob, limits: Iterable[tuple[str, JobLimits]], state: ClusterState, nodes: Mapping[str, Node]
+    job: SlurmJob, limits: Iterable[tuple[str, JobLimits]], state: ClusterState, reach: tuple[set[str], int]
 ) -> tuple[int, str] | None:
     """Most GPUs of the job by limits per job."""
     assert job.spec is not None
     found: list[tuple[int, str]] = []
-    open_to = _nodes_of(job, state, nodes)
-    kinds = {node.gpu_type for node in open_to}
-    largest = max((node.gpus for node in open_to), default=0)
+    kinds, largest = reach
     for name, one in limits:
         for tres, most in one.tres.items():
             gpus = _in_gpus(tres, most, job.spec.cpus_per_gpu, kinds, largest)
@@ -178,10 +177,12 @@ def _cap(
     return min(found, default=None)
 
 
-def _nodes_of(job: SlurmJob, state: ClusterState, nodes: Mapping[str, Node]) -> list[Node]:
-    names = [state.rules.partitions[p].nodes for p in job.partition.split(",") if p in state.rules.partitions]
-    reach = frozenset().union(*names) if names else frozenset(nodes)
-    return [nodes[name] for name in reach if name in nodes and nodes[name].gpus > 0]
+def _reach(partition: str, state: ClusterState, nodes: Mapping[str, Node]) -> tuple[set[str], int]:
+    """Return the GPU types, and the most GPUs of one node, that a job's `--partition` leads to."""
+    named = [state.rules.partitions[p].nodes for p in partition.split(",") if p in state.rules.partitions]
+    names = frozenset().union(*named) if named else frozenset(nodes)
+    found = [nodes[name] for name in names if name in nodes and nodes[name].gpus > 0]
+    return {node.gpu_type for node in found}, max((node.gpus for node in found), default=0)
 
 
 def _in_gpus(tres: str, most: int, cpus_per_gpu: int, kinds: set[str], largest: int) -> int | None:
