@@ -149,7 +149,7 @@ def parse_jobs(text: str, query: Query) -> Queue:
                 raise SlurmGarbled(f"expected {len(query.fields)} fields, got {len(row)}")
             record = dict(zip(query.fields, row, strict=True))
             task = record["ArrayTaskID"]
-            if task.isascii() and task.isdigit() and record["State"] == "PENDING":
+            if _is_number(task) and _is_number(row[0]) and record["State"] == "PENDING":
                 waiting = tasks.setdefault(row[0], [])
                 waiting.append(int(task))
                 if len(waiting) > 1:
@@ -169,6 +169,10 @@ def parse_jobs(text: str, query: Query) -> Queue:
     if together:
         jobs = [replace(j, tasks=together[j.job_id]) if j.job_id in together else j for j in jobs]
     return Queue(tuple(jobs), unreadable, frozenset(scattered), leaving)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _DIGITS
 
 
 def parse_names(text: str, query: Query) -> dict[int, str]:
@@ -233,7 +237,7 @@ def _job(record: Mapping[str, str]) -> tuple[SlurmJob, str, int | None]:
 
 def _array(record: Mapping[str, str]) -> tuple[int, int] | None:
     numbers = record["ArrayJobID"], record["ArrayTaskID"]
-    if not all(text.isascii() and text.isdigit() and len(text) <= _DIGITS for text in numbers):
+    if not all(map(_is_number, numbers)):
         return None
     return int(numbers[0]), int(numbers[1])
 
@@ -276,17 +280,14 @@ def _bound(record: Mapping[str, str]) -> int:
 def _tres(text: str) -> Mapping[str, int]:
     """TRES that are whole numbers; memory, which has a unit, is none of them."""
     items = (item.rpartition("=") for item in text.split(","))
-    return {name: int(count) for name, _, count in items if name and count.isascii() and count.isdigit()}
+    return {name: int(count) for name, _, count in items if name and _is_number(count)}
 
 
 @lru_cache(maxsize=4096)
 def _licenses(text: str) -> Mapping[str, int]:
     """Licenses of `matlab:2,ansys`; a remote one is `name@server:count`."""
     items = (item.rpartition(":") for item in filter(None, re.split("[,;|]", text)))
-    return {
-        name or count: int(count) if name and count.isascii() and count.isdigit() else 1
-        for name, _, count in items
-    }
+    return {name or count: int(count) if name and _is_number(count) else 1 for name, _, count in items}
 
 
 def _asks_gpus(text: str) -> bool:

@@ -193,3 +193,11 @@ def test_tasks_of_an_array_that_wait_in_one_record_are_one_job() -> None:
     assert (together.job_id, together.tasks) == (2, (2, 5))
     assert (alone.job_id, alone.array, alone.tasks) == (6, (2, 3), ())
     assert one(PENDING).array is None
+
+
+def test_an_array_task_of_more_digits_than_slurm_has_costs_its_record_alone() -> None:
+    long = RUNNING | {"State": "PENDING", "JobID": "5", "ArrayTaskID": "9" * 5000}
+    nonsense = RUNNING | {"State": "PENDING", "JobID": "x", "ArrayTaskID": "1"}
+    queue = read(long, nonsense, nonsense, RUNNING)
+    assert RUNNING["JobID"] in {str(job.job_id) for job in queue.jobs}
+    assert "job x" in queue.unreadable
