@@ -30,7 +30,8 @@ def node_names(text: str) -> tuple[str, ...]:
     try:
         # Without a group resolver a name with "@" cannot make the library run commands of the machine's configuration.
         return tuple(NodeSet(text, resolver=RESOLVER_NOGROUP))
-    except NodeSetException as error:
+    except (NodeSetException, AssertionError, ValueError, OverflowError) as error:
+        # The library asserts that a number fits, with the digits after the brackets.
         raise SlurmGarbled(f"expected a node list, got {text[:80]!r}: {error}") from error
 
 

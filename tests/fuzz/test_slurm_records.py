@@ -172,6 +172,8 @@ TOPOLOGY = "SwitchName=s1 Level=0 LinkSpeed=1 Nodes=n[1-4] Switches=\n"
 
 @given(changed_texts(TOPOLOGY, TOPOLOGY.replace("s1", "s2")))
 @example(TOPOLOGY.replace("Level=0", "Level=" + "9" * 5000))
+@example(TOPOLOGY.replace("[1-4]", "[1-4]" + "9" * 18))
+@example(TOPOLOGY.replace("[1-4]", "[1000000000-1000000001]" + "9" * 10))
 def test_a_topology_is_read_or_refused(text: str) -> None:
     try:
         parse_topology(text)
