@@ -105,9 +105,9 @@ class Answering:
         if found is None:
             raise unknown(job)
         if uid not in (0, found.job.uid):
-            raise PolluxError(
-                f"job {job} is another user's: polluxctl explains the own jobs, `squeue` shows all"
-            )
+            if self._hidden():
+                raise unknown(job)  # a different message would tell which numbers are jobs
+            raise PolluxError(f"job {job} is another user's: ask about your own jobs (`polluxctl jobs`)")
         return found.job
 
     def _jobs(self, uid: int, *, ended: bool) -> list[dict[str, Any]]:

@@ -311,6 +311,6 @@ def _time(record: Mapping[str, str], key: str) -> float | None:
     value = record[key]
     if value in _NOTHING:
         return None
-    if not (value.isascii() and value.isdigit() and len(value) <= 18):
+    if not _is_number(value):
         raise SlurmGarbled(f"expected {key} as a POSIX time, got {value[:40]!r}")
     return float(value)

@@ -76,6 +76,12 @@ def test_the_story_of_a_job_is_its_users_alone(answering, question):
     assert answering()(question, 0)
 
 
+def test_a_hidden_job_looks_like_an_unknown_one(answering):
+    for job in (9, 123):
+        with pytest.raises(PolluxError, match=f"^job {job} is not known to polluxd"):
+            answering(lambda: "PrivateData  = jobs\n")(Explain(job=job), ADA)
+
+
 def test_a_job_that_nobody_knows_is_said_to_be_unknown(answering):
     with pytest.raises(PolluxError, match="not known to polluxd"):
         answering()(Explain(job=123), ADA)
