@@ -149,8 +149,9 @@ class Controller:
                     "act_s": time.perf_counter() - decided,
                 },
             )
+            self._reconciler.ids.decided(cycle, begun)
             for move in begun:
-                with logs.about(cycle=cycle, job=move.job_id, move=move.id):
+                with self._reconciler.ids.about(move):
                     log.info("job %d: %s -> %s (%s)", move.job_id, move.source, move.target, move.reason)
             self._measure(snapshot, plan, state, reports, doubts)
             self._decided_at = self._monotonic()

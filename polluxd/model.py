@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
+from pollux.parameters import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.explanation import Explanation
 from polluxd.settings import PolicySettings
 

@@ -25,6 +25,7 @@ ELSEWHERE = {
     "contrib/checks": "checks",
     "contrib/mutation": "checks",
     "agent/pollux/goodput.py": "goodput",
+    "agent/pollux/parameters.py": "goodput",
     "agent/pollux/fit.py": "goodput",
 }
 

@@ -34,6 +34,7 @@ from polluxd.apply.in_place import InPlaceMoves
 from polluxd.apply.intents import Intent
 from polluxd.apply.leases import Leases, kept_back
 from polluxd.apply.machine import next_action
+from polluxd.apply.move_ids import MoveIds
 from polluxd.apply.placed import ends_at, geometry, same_place, time_left
 from polluxd.apply.refusals import Refusals
 from polluxd.apply.restart_budget import RestartBudget
@@ -92,6 +93,7 @@ class Reconciler:
         self._gpu_types: dict[str, str] = {}
         self._acted_on: frozenset[int] = frozenset()
         """Jobs with a move open at the last tick. What was observed before that tick no longer holds for them."""
+        self.ids = MoveIds()
         self._leases = Leases(slurm, lease=lease, authorize=authorize, clock=clock, monotonic=monotonic)
         self._resizer = InPlaceMoves(
             slurm, store, repeat=REPEAT_S, authorize=authorize, clock=clock, monotonic=monotonic
@@ -121,7 +123,8 @@ class Reconciler:
             if len(begun) >= room:
                 break
             if spent := budget.charge(intent):
-                log.info("job %d stays: %s", intent.job_id, spent)
+                with about(job=intent.job_id):
+                    log.info("job %d stays: %s", intent.job_id, spent)
                 continue
             begun.append(
                 self._store.plan_move(
@@ -163,6 +166,7 @@ class Reconciler:
         self._acted_on = frozenset(move.job_id for move in moves)
         jobs = {job.job_id: job for job in seen.state.jobs if job.spec is not None}
         self._stopwatch.keep(moves)
+        self.ids.keep(moves)
         self._gpu_types = {node.name: node.gpu_type for node in seen.state.nodes}
         self.cooldowns.keep(jobs)
         if not paused:
@@ -202,7 +206,7 @@ class Reconciler:
             stuck = stuck and isinstance(action, Wait)
             if isinstance(action, Wait) and move.step is Step.PLANNED and not move.in_allocation:
                 waiting.append(move)
-            with about(job=move.job_id, move=move.id):
+            with self.ids.about(move):
                 still_open += self._carry_out(move, job, companion, action, room)
         if not paused:
             # On a busy cluster other moves are always under way, but they do not help moves that wait in a ring.
@@ -258,8 +262,11 @@ class Reconciler:
         The job of the move with the smallest growth gives up its GPUs first.
         """
         for move in wait_cycle(waiting, room)[:1]:
-            log.info("job %d: its move goes first, others wait for its GPUs and it for theirs", move.job_id)
-            self._drain(move, jobs.get(move.job_id), room)
+            with self.ids.about(move):
+                log.info(
+                    "job %d: its move goes first, others wait for its GPUs and it for theirs", move.job_id
+                )
+                self._drain(move, jobs.get(move.job_id), room)
 
     def _drain(self, move: Move, job: SlurmJob | None, room: Capacity) -> None:
         room.promise(move.target, move.source, move.job_id)

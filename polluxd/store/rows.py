@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from datetime import datetime
 from typing import Any
 
-from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
+from pollux.parameters import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.errors import ReportError
 from polluxd.explanation import Explanation
 from polluxd.model import (

@@ -75,21 +75,29 @@ def test_a_doubted_report_is_counted_named_and_replayed() -> None:
     assert [result.doubted_reports for result in results] == [1, 1, 2]
 
 
-def test_the_line_of_a_move_names_the_cycle_that_decided_on_it() -> None:
+def test_all_lines_of_a_move_name_the_cycle_that_decided_on_it() -> None:
     cycle = Cycle("enforce")
     job = cycle.slurm.submit(JobSpec(max_gpus=4), lease=1e6)
     written = io.StringIO()
     handler = logging.StreamHandler(written)
     handler.setFormatter(JsonFormatter())
-    log = logging.getLogger("polluxd.cycle")
+    log = logging.getLogger("polluxd")
     level = log.level
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
         cycle.step()
+        first = cycle.rows.cycles
+        cycle.step()
+        cycle.step()
     finally:
         log.removeHandler(handler)
         log.setLevel(level)
-    decided, moved = map(json.loads, written.getvalue().splitlines())
-    assert decided["cycle"] == cycle.rows.cycles
-    assert (moved["cycle"], moved["job"], moved["move"]) == (cycle.rows.cycles, job, cycle.rows.moves[0].id)
+    lines = [json.loads(line) for line in written.getvalue().splitlines()]
+    assert lines[0]["message"].startswith("cycle: ")
+    assert lines[0]["cycle"] == first
+    move = cycle.rows.moves[0].id
+    of_move = [line for line in lines if line.get("move") == move]
+    assert {line["logger"] for line in of_move} == {"polluxd.cycle", "polluxd.apply.reconciler"}
+    assert {(line["cycle"], line["job"]) for line in of_move} == {(first, job)}
+    assert cycle.rows.cycles > first

@@ -38,7 +38,7 @@ def test_status_loads_no_solver(tmp_path):
     loaded = loaded_by("status", "--config", str(tmp_path / "none.toml"))
     assert "polluxd.store" in loaded
     assert loaded.isdisjoint(
-        {"scipy", "polluxd.policy", "polluxd.daemon", "prometheus_client", "polluxd.sim"}
+        {"numpy", "scipy", "polluxd.policy", "polluxd.daemon", "prometheus_client", "polluxd.sim"}
     )
 
 
