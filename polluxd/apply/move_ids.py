@@ -1,4 +1,4 @@
-"""The ids of moves in the log: job, move, and the cycle that decided on the move."""
+"""The ids of moves in the log: job, move, and the deciding cycle."""
 
 from __future__ import annotations
 
