@@ -16,6 +16,7 @@ import argparse  # noqa: E402
 import dataclasses  # noqa: E402
 import os  # noqa: E402
 import secrets  # noqa: E402
+import shlex  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Sequence  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -36,6 +37,7 @@ from pollux.slurm_job.allocation import (  # noqa: E402
     visible_gpus,
     without_stale,
 )
+from pollux.slurm_job.environment import BATCH_PYTHON, CONTAINER  # noqa: E402
 
 DESCRIPTION = """\
 Run a PyTorch training script on every GPU that this job holds.
@@ -53,10 +55,11 @@ examples:
   pollux run train.py --epochs 90          all GPUs of the job, or of this machine
   pollux run -m mypackage.train -- -v      a module instead of a file
   pollux run --nproc 4 train.py            four workers on this machine
+  pollux run --container "apptainer exec --nv image.sif" train.py
 
 environment: OMP_NUM_THREADS (1 unless set), POLLUX_TICKET_DIR (set by Slurm's job_submit hook; a Slurm job
 without a ticket trains plainly, not scheduled by Pollux), POLLUX_ADAPTIVE (yes or no: whether the batch size may
-change; outside of Slurm it may, up to the script's max_batch_size).
+change; outside of Slurm it may, up to the script's max_batch_size), POLLUX_CONTAINER (as --container).
 """
 
 
@@ -104,6 +107,12 @@ def argument_parser() -> argparse.ArgumentParser:
         "a rank that ran out of memory, or exits with status 75, asks for a start beside these",
     )
     run_parser.add_argument(
+        "--container",
+        metavar="COMMAND",
+        help="in a batch script: start `python3` of every node inside COMMAND, for example 'apptainer exec --nv "
+        "image.sif'; that Python has to have torch and the agent",
+    )
+    run_parser.add_argument(
         "--companion",
         type=Path,
         metavar="FILE",
@@ -142,10 +151,17 @@ def run(
     """
     task, nproc = _task(options)
     task = dataclasses.replace(task, graces=graces or Graces(), preload=preload)
-    if task.companion_file is None and not task.module and not Path(task.script).is_file():
+    batch = in_batch_script(os.environ)
+    if options.container is not None and not batch:
+        raise LaunchError(
+            "--container is for `pollux run` in a batch script; elsewhere, call `pollux run` inside of the container"
+        )
+    container = (options.container or os.environ.get(CONTAINER, "")) if batch else ""
+    hosts = task.companion_file is None and not task.module and not container
+    if hosts and not Path(task.script).is_file():
         raise LaunchError(f"no such script: {task.script} (in {Path.cwd()})")
-    if in_batch_script(os.environ):
-        _start_on_all_nodes(task)
+    if batch:
+        _start_on_all_nodes(task, container)
     if "SLURM_STEP_ID" in os.environ:
         allocation = read_allocation(os.environ, workers=nproc)
     else:
@@ -198,11 +214,15 @@ def _task_of_companion(file: Path, companion_file: CompanionFile) -> tuple[Task,
     return dataclasses.replace(task, max_restarts=0, companion=file, companion_file=companion_file), nproc
 
 
-def _start_on_all_nodes(task: Task) -> None:
+def _start_on_all_nodes(task: Task, container: str) -> None:
     """Replace this process by srun.
 
-    srun starts one launcher on each node that the job has now.
+    srun starts one launcher on each node that the job has now, inside `container`: a command, or nothing.
     """
+    try:
+        inside = shlex.split(container)
+    except ValueError as error:
+        raise LaunchError(f"expected a command as container, got {container!r}: {error}") from None
     nodes = nodes_now(os.environ)
     # --wait: a site's WaitTime would end the others some time after the launcher of a node that left.
     command = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--wait=0"]
@@ -217,7 +237,7 @@ def _start_on_all_nodes(task: Task) -> None:
         "-c",
         'trap "" USR1; exec "$@"',
         "sh",
-        sys.executable,
+        *([*inside, "python3"] if inside else [sys.executable]),
         "-m",
         "pollux.launcher.launch",
         "run",
@@ -225,8 +245,10 @@ def _start_on_all_nodes(task: Task) -> None:
     command += ["--companion", str(task.companion)] if task.companion is not None else task.command
     sys.stdout.flush()
     try:
-        secret = {KEY_VARIABLE: secrets.token_hex(32)}
-        os.execvpe("srun", command, without_stale(os.environ) | secret)
+        told = {KEY_VARIABLE: secrets.token_hex(32)}
+        if inside:  # for the companion jobs that rank 0 submits from inside
+            told |= {CONTAINER: container, BATCH_PYTHON: sys.executable}
+        os.execvpe("srun", command, without_stale(os.environ) | told)
     except OSError as error:
         raise LaunchError(f"inside a Slurm job, but srun cannot be started: {error}") from error
 

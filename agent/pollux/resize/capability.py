@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from enum import StrEnum
@@ -67,6 +68,8 @@ def capability_of(
 def obstacle_in_place(training: Training) -> str | None:
     """Why the processes cannot outlive a change of ranks; None where they can."""
     first, world = training.models[0], training.world
+    if shutil.which("sbatch") is None:
+        return "there is no sbatch here (inside a container?) to submit a companion job"
     if len(training.models) > 1:
         return "it trains several models"
     if not isinstance(first.model, DistributedDataParallel):

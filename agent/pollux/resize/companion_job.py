@@ -24,6 +24,7 @@ from typing import Any
 from pollux.errors import PolluxAgentError
 from pollux.ranks.rendezvous import Rendezvous, until
 from pollux.slurm_job.allocation import fewest_cpus, show_job
+from pollux.slurm_job.environment import BATCH_PYTHON, CONTAINER
 
 logger = logging.getLogger("pollux")
 
@@ -33,7 +34,14 @@ ROLL_CALL_WAIT = 5.0
 _LOOK = 0.05  # seconds between two looks for joiners
 _SBATCH_WAIT = 60.0
 
-_KEPT = ("SLURM_CONF", "POLLUX_CHECKPOINT_DIR", "POLLUX_CHECKPOINT_INTERVAL", "POLLUX_MODE", "POLLUX_PRIOR")
+_KEPT = (
+    "SLURM_CONF",
+    CONTAINER,
+    "POLLUX_CHECKPOINT_DIR",
+    "POLLUX_CHECKPOINT_INTERVAL",
+    "POLLUX_MODE",
+    "POLLUX_PRIOR",
+)
 _DROPPED = re.compile(
     r"(SLURM|SLURMD|SBATCH|SRUN|SALLOC|SQUEUE|PMI|PMIX|TORCHELASTIC|POLLUX|ROLE)_.*"
     r"|(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|GLOO_SOCKET_IFNAME"
@@ -207,7 +215,8 @@ def submit(path: Path, wanted: Wanted, environ: Mapping[str, str]) -> str:
     command = ["sbatch", "--parsable", "--no-requeue", "--open-mode=append"]
     command += [f"--{name}={value}" for name, value in options.items() if value]
     attempt = environ.get("SLURM_RESTART_COUNT") or "0"
-    run = shlex.join([sys.executable, "-m", "pollux.launcher.launch", "run", "--companion", str(path)])
+    python = environ.get(BATCH_PYTHON) or sys.executable
+    run = shlex.join([python, "-m", "pollux.launcher.launch", "run", "--companion", str(path)])
     line = f"companion-of={parent} attempt={attempt} move={wanted.move} nonce={wanted.nonce}"
     script = f"#!/bin/sh\n#POLLUX {line}\nexec {run}\n"
     try:

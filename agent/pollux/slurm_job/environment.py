@@ -13,6 +13,10 @@ from pathlib import Path
 from pollux.errors import PolluxAgentError
 from pollux.slurm_job.allocation import show_job
 
+CONTAINER = "POLLUX_CONTAINER"
+"""Command inside which `pollux run` starts the launcher of every node."""
+BATCH_PYTHON = "POLLUX_BATCH_PYTHON"
+"""The interpreter of `pollux run` in the batch script, outside of the container, for companions' batch scripts."""
 LENT_RANKS = "POLLUX_LENT_RANKS"
 """Number of ranks that a companion job lends, set in the job's own ranks: when such a rank loses another, the launcher
 starts all ranks again."""

@@ -20,14 +20,23 @@ from .conftest import Loop
 class Elastic:
     """One job of contrib/chaos/counted.py, and the nodes it was moved to."""
 
-    def __init__(self, loop: Loop, name: str, directive: str, *, first_in_path: Path | None = None) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        name: str,
+        directive: str,
+        *,
+        first_in_path: Path | None = None,
+        container: Path | None = None,
+    ) -> None:
         self.loop, self.name = loop, name
         self.folder = loop.folder / f"ledger-{name}"
         self.folder.mkdir()
         self.folder.chmod(0o1777)
         self._end = loop.folder / f"{name}.end"
         path = f"PATH={first_in_path}:$PATH " if first_in_path else ""
-        words = ["pollux run contrib/chaos/counted.py --passes 100000"]
+        words = ["pollux run", f"--container {container}"] if container else ["pollux run"]
+        words += ["contrib/chaos/counted.py --passes 100000"]
         words += [f"--until {self._end} --ledger {self.folder}"]
         self.job_id = loop.sbatch(name, path + " ".join(words), directive=directive)
         self.nodes: tuple[str, ...] = ()

@@ -6,8 +6,11 @@ Every sample counts once, the processes that stay are the same ones, and users s
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +26,12 @@ REFUSING = """\
 # sbatch at a site that may forbid it from within jobs.
 [ -e {folder}/forbidden ] && {{ echo "sbatch: error: not from a compute node" >&2; exit 1; }}
 exec {sbatch} "$@"
+"""
+
+CONTAINER = """\
+#!/bin/sh
+# A container as far as `pollux run` can tell: mounts of its own, and a python3 that the batch script does not have.
+exec unshare --mount env PATH={bin}:"$PATH" "$@"
 """
 
 
@@ -69,6 +78,22 @@ def test_in_place_by_companions_and_by_nodes_given_back_and_then_through_the_que
     lived = job.end()
     assert (lived.repeated, lived.launches) == (0, 2)
     job.alone("the job has ended")
+
+
+def test_a_training_in_a_container_grows_in_place_by_companions_in_it(
+    elastic_loop: Loop, scratch: Path
+) -> None:
+    container = scratch / "container"
+    container.write_text(CONTAINER.format(bin=Path(sys.executable).parent))
+    container.chmod(0o755)
+    job = Elastic(elastic_loop, "contained", "#POLLUX min-gpus=2 max-gpus=2", container=container)
+    job.begin()
+    job.go("resize", *job.nodes, free_nodes(elastic_loop, job)[0])
+    job.steps_among(3)
+    mounts = {os.readlink(f"/proc/{pid}/ns/mnt") for pid in job.sizes()}
+    assert len(mounts) == 3, "each launcher in a container of its own"
+    assert os.readlink("/proc/self/ns/mnt") not in mounts
+    assert job.end().repeated == 0
 
 
 def first_of_all(job: Elastic) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -117,11 +118,12 @@ def test_an_allocation_outside_of_slurm_is_one_worker() -> None:
     assert StepAllocation().workers == 1
 
 
-def test_from_a_batch_script_srun_gets_the_sizes_of_now(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("")
+BatchScript = Callable[..., tuple[list[str], dict[str, str]]]
+
+
+@pytest.fixture
+def batch_script(monkeypatch: pytest.MonkeyPatch) -> BatchScript:
+    """Call `pollux` in a batch script; return srun's command and environment."""
     started: list[Any] = []
 
     def execvpe(_file: str, command: list[str], env: dict[str, str]) -> None:
@@ -138,9 +140,49 @@ def test_from_a_batch_script_srun_gets_the_sizes_of_now(
         "SLURM_GPUS_PER_NODE": "1",
     }.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(LaunchError, match="srun cannot be started"):
-        launch.run(launch.argument_parser().parse_args(["run", str(script), "--epochs", "3"]))
-    ((command, env),) = started
+
+    def call(*words: str) -> tuple[list[str], dict[str, str]]:
+        with pytest.raises(LaunchError, match="srun cannot be started"):
+            launch.run(launch.argument_parser().parse_args(words))
+        return started.pop()
+
+    return call
+
+
+def test_in_a_container_srun_starts_the_python_of_the_container(
+    batch_script: BatchScript, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside = ["apptainer", "exec", "my image.sif", "python3", "-m", "pollux.launcher.launch"]
+    container = "apptainer exec 'my image.sif'"
+    command, env = batch_script("run", "--container", container, "/in/the/image/train.py")
+    assert command[command.index("sh") + 1 :][:6] == inside
+    assert (env["POLLUX_CONTAINER"], env["POLLUX_BATCH_PYTHON"]) == (container, sys.executable)
+    monkeypatch.setenv("POLLUX_CONTAINER", container)
+    assert batch_script("run", "/in/the/image/train.py")[0] == command
+
+
+@pytest.mark.parametrize("job", ["", "7"])
+def test_a_container_is_for_batch_scripts(monkeypatch: pytest.MonkeyPatch, job: str) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    if job:
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        monkeypatch.setenv("SLURM_STEP_ID", "0")
+    with pytest.raises(LaunchError, match="in a batch script"):
+        launch.run(launch.argument_parser().parse_args(["run", "--container", "a", __file__]))
+
+
+def test_a_container_that_is_no_command_is_refused(
+    monkeypatch: pytest.MonkeyPatch, batch_script: BatchScript
+) -> None:
+    monkeypatch.setenv("POLLUX_CONTAINER", "apptainer 'exec")
+    with pytest.raises(LaunchError, match=r"expected a command as container, got .*No closing quotation"):
+        launch.run(launch.argument_parser().parse_args(["run", __file__]))
+
+
+def test_from_a_batch_script_srun_gets_the_sizes_of_now(batch_script: BatchScript, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    command, env = batch_script("run", str(script), "--epochs", "3")
     assert {"--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--cpus-per-task=6"} <= set(command)
     assert command[-3:] == [str(script), "--epochs", "3"]
     assert len(env[KEY_VARIABLE]) == 64, "the launchers know each other by it"

@@ -6,6 +6,8 @@ These are abilities, orders, the recruitment command, joining and the handover.
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,6 +52,14 @@ def started(**changes: Any) -> Any:
     return SimpleNamespace(**{"ticket": "one", "directory": Path("/somewhere")} | changes)
 
 
+@pytest.fixture(autouse=True)
+def _sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "bin" / "sbatch"
+    program.parent.mkdir()
+    program.touch(mode=0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+
+
 @pytest.mark.parametrize(
     ("asked", "most"),
     [
@@ -70,6 +80,11 @@ def test_without_a_launcher_a_ticket_or_checkpoints_a_job_can_only_be_requeued()
     assert capability_of(training(), started(), {}) is ResizeCapability.REQUEUE
     assert capability_of(training(), started(ticket=None), LAUNCHED) is ResizeCapability.REQUEUE
     assert capability_of(training(), started(directory=None), LAUNCHED) is ResizeCapability.REQUEUE
+
+
+def test_without_sbatch_no_companion_can_be_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert capability_of(training(), started(), LAUNCHED) is ResizeCapability.RELAUNCH
 
 
 def test_what_holds_the_number_of_ranks_elsewhere_is_relaunched() -> None:
@@ -219,7 +234,15 @@ def test_the_companion_is_submitted_like_its_parent(tmp_path: Path, monkeypatch:
     assert not [option for option in options if option.startswith("--partition")]
     lines = (tmp_path / "script").read_text().splitlines()
     assert lines[1] == "#POLLUX companion-of=9 attempt=2 move=3 nonce=0af"
-    assert lines[2].endswith("--companion /c/companion-3.json")
+    assert lines[2] == f"exec {sys.executable} -m pollux.launcher.launch run --companion /c/companion-3.json"
+
+
+def test_a_companion_of_a_job_in_a_container_starts_by_the_python_of_the_batch_script(tmp_path: Path) -> None:
+    commands(tmp_path, sbatch=f'cat > {tmp_path}/script; env > {tmp_path}/env; echo "12"')
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "POLLUX_CONTAINER": "apptainer exec a.sif"}
+    submit(Path("/c/f"), Wanted(3, 2, 4, "0af"), environment | {"POLLUX_BATCH_PYTHON": "/opt/py thon"})
+    assert "exec '/opt/py thon' -m pollux.launcher" in (tmp_path / "script").read_text()
+    assert "POLLUX_CONTAINER=apptainer exec a.sif" in (tmp_path / "env").read_text()
 
 
 def test_a_site_that_forbids_it_is_a_typed_error(tmp_path: Path) -> None:
