@@ -66,7 +66,7 @@ soak: setup ## hours: kills at every point of a save, real faults by path, 100,0
 	@$(PYTHON) -m contrib.chaos --minutes $(or $(MINUTES),60) --jobs $(or $(JOBS),20)
 
 fuzz: setup ## INPUTS (100,000) to each of TARGETS, all that reads a user's bytes (half an hour); tests/benchmarks/fuzz.md
-	@POLLUX_FUZZ_INPUTS=$(or $(INPUTS),100000) $(PYTHON) -m pytest -q --timeout 36000 $(or $(TARGETS),tests/fuzz)
+	@TMPDIR=$(firstword $(wildcard /dev/shm) /tmp) POLLUX_FUZZ_INPUTS=$(or $(INPUTS),100000) $(PYTHON) -m pytest -q --timeout 36000 $(or $(TARGETS),tests/fuzz)
 
 unit: setup ## the pure tests only (minutes)
 	@$(PYTHON) -m pytest -q tests/unit

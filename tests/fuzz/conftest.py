@@ -2,29 +2,31 @@
 
 `make test` gives each test 200 of Hypothesis' own choice. `make fuzz` sets POLLUX_FUZZ_INPUTS, the number of inputs of
 a target. A target is a file here; its tests share the inputs. Hypothesis' engine takes most of the time of a test. So
-`make fuzz` passes it by: random bytes of a known seed decide what the test's strategies draw. Results are added to
-bench-out/fuzz.json, so that targets may run one by one; the page is tests/benchmarks/fuzz.md.
+`make fuzz` passes it by: random bytes of a known seed decide what the test's strategies draw.
+
+A test that has had its whole share of 100,000 inputs replaces its row in tests/benchmarks/fuzz.md, and no other row.
+So targets and tests may run one by one, and a run with fewer inputs leaves the page as it is.
 """
 
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import random
+import subprocess
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, is_hypothesis_test, settings
 
+from tests.fuzz.page import with_row
+
 INPUTS = int(os.environ.get("POLLUX_FUZZ_INPUTS", "0"))
 BYTES = 4096
 """What an input may use up."""
-ROOT = Path(__file__).parents[2]
-RESULTS, PAGE = ROOT / "bench-out" / "fuzz.json", ROOT / "tests" / "benchmarks" / "fuzz.md"
+PAGE = Path(__file__).parents[1] / "benchmarks" / "fuzz.md"
 
 settings.register_profile(
     "fuzz",
@@ -35,13 +37,6 @@ settings.register_profile(
 )
 settings.load_profile("fuzz")
 
-_tests_of: Counter[str] = Counter()
-_done: dict[str, dict[str, Any]] = {}
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    _tests_of.update(item.path.stem for item in items if is_hypothesis_test(getattr(item, "obj", None)))
-
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
@@ -49,8 +44,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     test: Any = pyfuncitem.obj
     if not INPUTS or not is_hypothesis_test(test):
         return None
-    target = pyfuncitem.path.stem
-    share = -(-INPUTS // _tests_of[target])
+    tests = [name for name, found in vars(pyfuncitem.module).items() if is_hypothesis_test(found)]
+    share = -(-INPUTS // len(tests))
     began, cpu = time.monotonic(), time.process_time()
     refused, number = 0, 0
     fixtures = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
@@ -70,36 +65,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
             raise
         number += 1
         assert refused <= number // 2 + 100, "the strategies draw more than an input has"
-    _done.setdefault(target, {})[test.__name__] = {
-        "inputs": share,
-        "seconds": round(time.monotonic() - began, 1),
-        "cpu_s": round(time.process_time() - cpu, 1),
-    }
+    seconds, cpu_s = time.monotonic() - began, time.process_time() - cpu
+    row = (f"{share:,}", f"{seconds:.1f}", f"{cpu_s:.1f}", _commit())
+    PAGE.write_text(with_row(PAGE.read_text(), INPUTS, pyfuncitem.path.stem, tests, test.__name__, row))
     return True
 
 
-def pytest_sessionfinish() -> None:
-    if not _done:
-        return
-    RESULTS.parent.mkdir(exist_ok=True)
-    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    for target, tests in _done.items():
-        known[target] = known.get(target, {}) | tests
-    RESULTS.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
-    lines = [
-        "# Fuzzing\n",
-        "`make fuzz` feeds each target 100,000 inputs, which its tests share. An input is 4,096 random bytes of a",
-        "known seed, which decide what the strategies of the test draw. No input crashed or hung a reader, and none",
-        "that makes no sense was accepted. The seconds are of a busy machine; CPU time is without a server's.\n",
-        "| target | test | inputs | seconds | CPU [s] |",
-        "|---|---|---:|---:|---:|",
-    ]
-    for target, tests in sorted(known.items()):
-        for name, seen in sorted(tests.items()):
-            row = (target.removeprefix("test_"), name.removeprefix("test_"), f"{seen['inputs']:,}")
-            lines.append(f"| {' | '.join(row)} | {seen['seconds']:g} | {seen['cpu_s']:g} |")
-        total = [sum(seen[what] for seen in tests.values()) for what in ("inputs", "seconds", "cpu_s")]
-        lines.append(
-            f"| **{target.removeprefix('test_')}** | | **{total[0]:,}** | **{total[1]:.0f}** | **{total[2]:.0f}** |"
-        )
-    PAGE.write_text("\n".join(lines) + "\n")
+def _commit() -> str:
+    asked = ["git", "-C", str(PAGE.parent), "describe", "--always", "--dirty", "--exclude=*"]
+    return subprocess.run(asked, check=False, capture_output=True, text=True).stdout.strip()
