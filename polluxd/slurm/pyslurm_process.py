@@ -74,7 +74,8 @@ class PyslurmProcess:
             # -P: the modules that lie beside the worker must not pass for others of the same names.
             [sys.executable, "-P", str(worker)],
             # Imported, pyslurm would call slurm_init() by itself, which without slurm.conf ends the process.
-            env={**environment, "PYSLURM_DISABLE_AUTO_INIT": "1"},
+            # SLURM_BITSTR_LEN=0: libslurm writes the waiting tasks of an array whole, and not in 64 bytes.
+            env={**environment, "PYSLURM_DISABLE_AUTO_INIT": "1", "SLURM_BITSTR_LEN": "0"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._words,

@@ -5,6 +5,7 @@ The values are those that `queue` and `node_records` read from commands.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -19,12 +20,17 @@ from polluxd.slurm.directives import parse_admin_comment
 from polluxd.slurm.gres import parse_gpus
 from polluxd.slurm.node_lists import index_count, node_names
 from polluxd.slurm.protocol import SlurmJob
+from polluxd.slurm.queue import parse_requested_licenses
 from polluxd.slurm.states import job_state, schedulable
 
 
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
+
+_TASKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
+_MOST_TASKS = 4_000_001
+"""The largest MaxArraySize that Slurm takes (slurm.conf(5))."""
 
 _Any = TypeVar("_Any", bound=_Record)
 _Count = Annotated[int, Field(ge=0)]
@@ -63,8 +69,20 @@ class _Job(_Record):
     batch_host: str | None
     held: dict[str, _Held]
     gres_per_node: list[str]
+    gpus_otherwise: bool
+    """The job asks for GPUs in another way than per node."""
     on_hold: bool
     dependent: bool
+    priority: _Count
+    planned_nodes: str | None
+    licenses: list[str]
+    tres: dict[str, _Count]
+    """Empty: this pyslurm does not tell."""
+    array: _Count | None
+    array_task: _Count | None
+    """None in a record of tasks that wait, and of task 0, as pyslurm takes 0 for nothing."""
+    array_waiting: str | None
+    """Tasks that wait in one record, such as `1-3,7-11:2`."""
     admin_comment: str | None
 
 
@@ -142,10 +160,14 @@ def _job(record: _Job, gpus_of: Mapping[str, int]) -> SlurmJob:
     parts = {} if state.finished else record.held
     gpus = Counter({name: parse_gpus(",".join(part.gres)).count for name, part in parts.items()})
     cpus = {name: index_count(part.cpu_ids or "") * part.threads for name, part in parts.items()}
-    per_node = parse_gpus(",".join(record.gres_per_node)).count if record.gres_per_node else None
+    per_node = None if record.gpus_otherwise else parse_gpus(",".join(record.gres_per_node)).count
     if state is JobState.COMPLETING and not +gpus:
         # 22.05 counts the GPUs of a job as free from its first signal on, while its processes may still use them.
         gpus.update({name: gpus_of.get(name, 0) if per_node is None else per_node for name in nodes})
+    waiting = _tasks(record.array_waiting) if record.array_waiting and pending else ()
+    array = None
+    if record.array is not None:
+        array = (record.array, waiting[0] if waiting else record.array_task or 0)
     return SlurmJob(
         job_id=record.id,
         name=record.name or "",
@@ -175,8 +197,32 @@ def _job(record: _Job, gpus_of: Mapping[str, int]) -> SlurmJob:
         batch_host=record.batch_host or "",
         companion=directives.companion if directives else None,
         demands=directives.demands if directives else Demands(),
-        tres={"gres/gpu": gpus.total(), "cpu": sum(cpus.values()), "node": len(nodes)},
+        tres=record.tres or {"gres/gpu": gpus.total(), "cpu": sum(cpus.values()), "node": len(nodes)},
+        array=array,
+        tasks=waiting if len(waiting) > 1 else (),
+        priority=record.priority,
+        planned_nodes=node_names(record.planned_nodes or "") if pending else (),
+        licenses=parse_requested_licenses(",".join(record.licenses)),
     )
+
+
+def _tasks(text: str) -> tuple[int, ...]:
+    """Read the numbers of tasks that wait in one record, sorted.
+
+    Raises:
+        SlurmGarbled: the text is no list of numbers, or has more of them than an array can.
+    """
+    found: set[int] = set()
+    for part in text.split(","):
+        numbers = _TASKS.fullmatch(part)
+        if numbers is None:
+            raise SlurmGarbled(f"pyslurm's worker: expected numbers of tasks, got {text[:40]!r}")
+        first, last, step = (None if number is None else int(number) for number in numbers.groups())
+        tasks = range(first or 0, (first or 0 if last is None else last) + 1, step or 1)
+        if len(found) + len(tasks) > _MOST_TASKS:
+            raise SlurmGarbled(f"pyslurm's worker: an array of more than {_MOST_TASKS} tasks: {text[:40]!r}")
+        found.update(tasks)
+    return tuple(sorted(found))
 
 
 def _node(record: _Node) -> Node:

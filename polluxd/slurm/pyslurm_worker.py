@@ -38,6 +38,8 @@ class Requests:
     def __init__(self, pyslurm: Any) -> None:
         self._pyslurm = pyslurm
         self._threads: dict[str, int] = {}
+        self._counts_gpus = False
+        """Slurm counts GPUs among the TRES (AccountingStorageTRES): a job without them has none."""
 
     def observe(self) -> dict[str, Any]:
         """Read all nodes and jobs."""
@@ -46,8 +48,9 @@ class Requests:
 
     def jobs(self, only: int | None = None) -> list[dict[str, Any]]:
         # All are loaded for a single one too: Job.load leaves out what is in hidden partitions, and asks for steps.
-        loaded = [j for j in self._pyslurm.Jobs.load().values() if only is None or j.id == only]
-        return [self._job(job) for job in loaded]
+        loaded = list(self._pyslurm.Jobs.load().values())
+        self._counts_gpus = self._counts_gpus or any("gres/gpu" in _tres(job) for job in loaded)
+        return [self._job(job) for job in loaded if only is None or job.id == only]
 
     def signal(self, job: int, name: str) -> None:
         """Signal every step of the job, and not its batch script."""
@@ -72,6 +75,18 @@ class Requests:
             "features": list(node.active_features or []),
             "tmp_mb": node.temporary_disk or 0,
         }
+
+    def _gpus_otherwise(self, job: Any) -> bool:
+        """Tell whether a job asks for GPUs in another way than per node.
+
+        pyslurm cannot read the other ways; the request as a whole shows them.
+        """
+        per_node = sum(int(text.rpartition(":")[2]) for text in _gres(job.gres_per_node) if "gpu" in text)
+        asked = getattr(job, "requested_tres", None)
+        if asked is None or not self._counts_gpus:
+            return not per_node
+        gpus = asked.gres.get("gpu")
+        return gpus is not None and gpus.count != per_node * asked.node.count
 
     def _job(self, job: Any) -> dict[str, Any]:
         layout = job.get_resource_layout_per_node()
@@ -104,8 +119,16 @@ class Requests:
                 for name, part in layout.items()
             },
             "gres_per_node": _gres(job.gres_per_node),
+            "gpus_otherwise": self._gpus_otherwise(job),
             "on_hold": job.priority == 0,
             "dependent": job.dependencies is not None,
+            "priority": job.priority or 0,
+            "planned_nodes": job.scheduled_nodes,
+            "licenses": job.licenses or [],
+            "tres": _tres(job),
+            "array": job.array_id,
+            "array_task": job.array_task_id,
+            "array_waiting": job.array_tasks_waiting,
             "admin_comment": _text(lambda: job.admin_comment),
         }
 
@@ -119,6 +142,20 @@ def _gres(counts: Mapping[str, Any] | None) -> list[str]:
         f"{name}:{count['count'] if isinstance(count, Mapping) else count}"
         for name, count in (counts or {}).items()
     ]
+
+
+def _tres(job: Any) -> dict[str, int]:
+    """Write what a job holds, or asks for, as Slurm's limits count it.
+
+    An older pyslurm does not tell.
+    """
+    found = getattr(job, "allocated_tres", None) or getattr(job, "requested_tres", None)
+    if found is None:
+        return {}
+    counts = {name: getattr(found, name, None) for name in ("cpu", "node", "billing")}
+    counts |= {f"gres/{name}": gres for name, gres in found.gres.items()}
+    counts |= {f"license/{name}": license for name, license in found.license.items()}
+    return {name: count.count for name, count in counts.items() if count is not None}
 
 
 def _text(read: Callable[[], str | None]) -> str | None:

@@ -227,7 +227,7 @@ def _job(record: Mapping[str, str]) -> tuple[SlurmJob, str, int | None]:
             array=_array(record),
             priority=_number(record, "PriorityLong"),
             planned_nodes=node_names(record["SchedNodes"]) if pending else (),
-            licenses=_licenses(_text(record, "Licenses")),
+            licenses=parse_requested_licenses(_text(record, "Licenses")),
             demands=directives.demands if directives else Demands(),
         ),
         complaint,
@@ -284,7 +284,7 @@ def _tres(text: str) -> Mapping[str, int]:
 
 
 @lru_cache(maxsize=4096)
-def _licenses(text: str) -> Mapping[str, int]:
+def parse_requested_licenses(text: str) -> Mapping[str, int]:
     """Licenses of `matlab:2,ansys`; a remote one is `name@server:count`."""
     items = (item.rpartition(":") for item in filter(None, re.split("[,;|]", text)))
     return {name or count: int(count) if name and _is_number(count) else 1 for name, _, count in items}

@@ -37,8 +37,16 @@ JOB: dict[str, Any] = {
         "n4": {"cpu_ids": "6", "threads": 1, "gres": ["gpu:a100:4"]},
     },
     "gres_per_node": ["gres/gpu:a100:4"],
+    "gpus_otherwise": False,
     "on_hold": False,
     "dependent": False,
+    "priority": 4294901757,
+    "planned_nodes": None,
+    "licenses": [],
+    "tres": {"cpu": 6, "node": 2, "billing": 6, "gres/gpu": 8},
+    "array": None,
+    "array_task": None,
+    "array_waiting": None,
     "admin_comment": "pollux:v1 min-gpus=1 max-gpus=8 submitted=1795271000",
 }
 NODE = {"name": "n3", "state": "MIXED", "gres": ["gpu:a100:4"], "cpus": 8, "partitions": ["main"]}
@@ -71,11 +79,41 @@ def test_a_waiting_job() -> None:
     assert not one(on_hold=True).held_by_user  # it runs
 
 
+def test_what_slurm_plans_and_counts() -> None:
+    plan = {"state": "PENDING", "nodes": None, "held": {}, "planned_nodes": "n[2-3]"}
+    job = one(**plan, licenses=["matlab:2", "ansys"])
+    assert (job.priority, job.planned_nodes, job.licenses) == (
+        4294901757,
+        ("n2", "n3"),
+        {"matlab": 2, "ansys": 1},
+    )
+    assert job.tres == {"cpu": 6, "node": 2, "billing": 6, "gres/gpu": 8}
+    assert one(planned_nodes="n[2-3]").planned_nodes == ()  # it runs
+    assert one(tres={}).tres == {"gres/gpu": 8, "cpu": 5, "node": 2}
+    assert one(gpus_otherwise=True).requested_gpus_per_node is None
+    assert one(gres_per_node=[]).requested_gpus_per_node == 0
+
+
+def test_tasks_of_an_array() -> None:
+    waiting = {"state": "PENDING", "nodes": None, "held": {}, "array": 7, "array_task": None}
+    together = one(**waiting, array_waiting="2,5-7,10-20:5")
+    assert (together.array, together.tasks) == ((7, 2), (2, 5, 6, 7, 10, 15, 20))
+    assert (one(**waiting, array_waiting="3").array, one(**waiting, array_waiting="3").tasks) == ((7, 3), ())
+    assert one(array=7, array_task=4).array == (7, 4)
+    assert one(array=7).array == (7, 0)  # pyslurm takes task 0 for none
+    assert one().array is None
+    for text in ("1-", "x", "1,,2", "64,...", "0-4000001", "0-4000000,4000002", "9" * 5000):
+        with pytest.raises(SlurmGarbled, match="task"):
+            one(**waiting, array_waiting=text)
+
+
 def test_a_completing_job_holds_its_gpus_until_its_nodes_are_rid_of_it() -> None:
     leaving = JOB | {"state": "COMPLETING", "nodes": "n3", "held": {}, "admin_comment": None}
     assert one(**leaving).gpus_per_node_held == {"n3": 4}
     # Asked for by --gpus: how many are where is not known any more; the node's own are the bound.
-    jobs, (node,) = read_cluster({"jobs": [leaving | {"gres_per_node": []}], "nodes": [NODE]})
+    jobs, (node,) = read_cluster(
+        {"jobs": [leaving | {"gres_per_node": [], "gpus_otherwise": True}], "nodes": [NODE]}
+    )
     assert (jobs[0].gpus_per_node_held, node.foreign_gpus, node.capacity) == ({"n3": 4}, 4, 0)
 
 
