@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 from contextlib import nullcontext
+from dataclasses import replace
 
 from contrib.attack.registry import Outcome, attack
 from contrib.attack.site import Site
+from polluxd.apply.companions import gather
 from polluxd.model import JobState, Move, Placement
+from polluxd.slurm.directives import parse_admin_comment
 
 NOBODY_ENDS_THEM = """
 from dataclasses import replace
@@ -132,6 +135,67 @@ def outlives_its_parent(site: Site, defended: bool) -> Outcome:
         except TimeoutError:
             return Outcome(True, f"the parent has ended, the companion holds {_held(site, job_id)} GPUs")
     return Outcome(False, "the companion ended with its parent")
+
+
+def _by_name(site: Site, name: str) -> list[int]:
+    """The jobs that a reader by names takes for companions of a move."""
+    rows = site.cluster.command("squeue", "-h", "-o", "%i|%j").splitlines()
+    return [int(number) for number, _, found in (row.partition("|") for row in rows) if found == name]
+
+
+@attack("mallory", "further: a plain job named like the mark of a companion of his own elastic job")
+def named_like_its_mark(site: Site, defended: bool) -> Outcome:
+    """A plain job starts by itself, so it would lend GPUs that no plan gave.
+
+    Undefended: the mark is read from the name, as the AdminComment is.
+    """
+    parent, move, nonce = _growing(site)
+    mark = f"pollux:v1 companion-of={parent} attempt=0 move={move.id} nonce={nonce}"
+    script = site.script("plain.sh")
+    options = (f"--job-name={mark}", "--gres=gpu:1", "--ntasks=1", f"--nodelist={move.added.nodes[0]}")
+    _, said = site.sbatch("mallory", script, *options)
+    with site.without_text_guard():
+        job_id, trouble = site.sbatch("mallory", script, *options)
+    assert job_id is not None, trouble
+    site.until(lambda: _held(site, job_id), "its start")
+    state = site.slurm.observe()
+    if not defended:
+        found = parse_admin_comment(mark)
+        assert found is not None
+        jobs = tuple(
+            replace(job, companion=found.companion, spec=found.spec) if job.job_id == job_id else job
+            for job in state.jobs
+        )
+        state = replace(state, jobs=jobs)
+    view = gather(state, {move.id: move})
+    taken = [job.job_id for job in (*view.pending_companions.values(), *view.orphans)]
+    taken += [companion.job_id for job in view.state.jobs for companion in job.companions]
+    foreign = sum(node.foreign_gpus for node in state.nodes)
+    return Outcome(
+        job_id in taken,
+        f"companions of move {move.id}: {taken}; {foreign} GPUs count as foreign; the hook: {said}",
+    )
+
+
+@attack("mallory", "further: a plain job named like the companion of alice's job, during her grow")
+def named_like_hers(site: Site, defended: bool) -> Outcome:
+    """Undefended: whoever cancels or adopts by the name, takes his job too."""
+    training = site.training()
+    with training.growing() as move:
+        name = f"{site.slurm.jobs([training.job_id])[training.job_id].name}.companion"
+        job_id, trouble = site.sbatch("mallory", site.script("plain.sh"), f"--job-name={name}", "--ntasks=1")
+        assert job_id is not None, trouble
+        view = gather(site.slurm.observe(), {move.id: move})
+        taken = {job.job_id for job in (*view.pending_companions.values(), *view.orphans)}
+        by_name = _by_name(site, name)
+        grown = training.ended(move.id) if defended else None
+    if not defended:
+        return Outcome(job_id in by_name, f"jobs named {name}: {by_name}")
+    assert grown is not None
+    return Outcome(
+        job_id in taken or _ended(site, job_id) or grown.step != "training",
+        f"companions of move {move.id}: {sorted(taken)}; his job {job_id} goes on; {grown.step}",
+    )
 
 
 @attack(
