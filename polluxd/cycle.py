@@ -32,6 +32,7 @@ from polluxd.slurm.topology import racks_of
 from polluxd.snapshot import build_snapshot
 from polluxd.store import JobTimes, Store
 from polluxd.trusted_reports import Held, TrustedReports
+from polluxd.waiting import WaitingTimes
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ class Controller:
         self._racks = racks_of(config.slurm.racks)
         self._unreadable: frozenset[str] = frozenset()
         self._trusted = TrustedReports()
+        self._waiting = WaitingTimes()
 
     def step(self) -> StepResult:
         """Observe, act on the moves under way, and decide when a decision is due."""
@@ -98,7 +100,7 @@ class Controller:
         if due:
             moves = self._store.open_moves()
             means = self._means(seen)
-            times = self._store.job_times()
+            times = self._waiting.corrected(state.jobs, self._store.job_times(), state.taken_at)
             allowed = allowances(state, targets(moves))
             believed, doubts = self._trusted.trust(reports, _held(state, moves, times), state.taken_at)
             snapshot = build_snapshot(
@@ -250,12 +252,15 @@ def _note(stuck: str, paused: bool, unreadable: Mapping[str, str]) -> str:
 def _held(state: ClusterState, moves: Sequence[Move], times: Mapping[int, JobTimes]) -> dict[int, Held]:
     """What polluxd's own records say of each job's GPUs."""
     moving = {move.job_id for move in moves}
+    # By user: further jobs of one user take nothing from the share of the others.
+    users = {job.uid for job in state.jobs if job.spec is not None and not job.state.finished}
+    share = sum(node.gpus for node in state.nodes) / max(len(users), 1)
     records = {}
     for job in state.jobs:
         known = times.get(job.job_id)
         here = {} if job.job_id in moving else job.gpus_per_node_held
         most = (known.most_gpus, known.most_nodes) if known else (0, 0)
-        records[job.job_id] = Held(sum(here.values()), len(here), *most)
+        records[job.job_id] = Held(sum(here.values()), len(here), *most, share)
     return records
 
 

@@ -289,7 +289,7 @@ class PolicySettings:
     )
     """Weight of one job, by job id."""
     slurm_priority: Share = 0.0
-    """How much Slurm's priority weighs a job: its ratio to the median of all Pollux jobs, to this power."""
+    """How much Slurm's priority weighs a job: its ratio to the median of all users' highest, to this power."""
     paused: Annotated[StrictBool, RunTimeOnly("polluxctl pause")] = False
     """polluxd records decisions and starts, moves and stops nothing."""
     partial_nodes: StrictBool = False

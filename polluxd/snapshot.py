@@ -26,6 +26,7 @@ from polluxd.settings import PolicySettings
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 from polluxd.slurm_priority import priority_weights
 from polluxd.store import JobTimes, MoveTotals
+from polluxd.waiting import kept_back
 
 
 def build_snapshot(
@@ -203,8 +204,7 @@ def _eligible(job: SlurmJob, *, moving: bool, now: float) -> bool:
         return False
     if moving or job.state in (JobState.RUNNING, JobState.SUSPENDED):
         return True
-    waiting = job.held_by_user or job.dependent or (job.begin_time or 0.0) > now
-    return job.state is JobState.PENDING and not waiting
+    return job.state is JobState.PENDING and not kept_back(job, now)
 
 
 def _pin_reason(

@@ -10,6 +10,8 @@ each report arrived. It compares:
 - the shape of the claimed goodput over GPUs with the progress that the ranks published at each number of GPUs, and with
   the physical bound (twice the GPUs bring at most twice the progress);
 - progress with time: a job that publishes none gains no GPUs;
+- the shape of the claims with nothing yet, while polluxd has seen progress at no size: such a job gains no GPUs beyond
+  an equal share, since a job that leaps to its final size shows no second size to compare with;
 - remaining work with history: a target stays, and a job that should have ended by its own account has none.
 
 A claim that does not fit is replaced, and the replacement never asks for more than the records justify. The records
@@ -48,6 +50,8 @@ class Held:
     most_gpus: int
     """Most GPUs that the job has ever held."""
     most_nodes: int
+    equal_share: float = 1e9
+    """GPUs of the cluster over users with Pollux jobs; without it, growth has no such limit."""
 
 
 @dataclass(slots=True)
@@ -157,6 +161,14 @@ def _trusted(history: _ReportHistory, report: Report, held: Held, now: float, do
             kept = replace(
                 kept, explored_gpus=min(kept.explored_gpus, stay), prior_gpus=min(kept.prior_gpus, stay)
             )
+    elif not history.rates:
+        # Growth is limited to twice this. No doubt is noted: each job passes through this once.
+        least = max(held.equal_share, held.gpus) / 2
+        kept = replace(
+            kept,
+            explored_gpus=min(kept.explored_gpus, math.ceil(least)),
+            prior_gpus=min(kept.prior_gpus, math.ceil(least)),
+        )
     return _believable_target(history, kept, now, doubts)
 
 
@@ -183,7 +195,9 @@ def _believable_fit(history: _ReportHistory, report: Report, doubts: list[str]) 
                     f"its fit: {said:.1f} times the goodput on {gpus[large]} GPUs as on {gpus[small]}, "
                     f"its progress was {was:.1f} times as fast"
                 )
-                return replace(report, params=fit_of(rates, report), noise=None, params_by_type={})
+                fit = fit_of(rates, report)
+                # A job that is wrong about its speed is not believed about the time that it needs either.
+                return replace(report, params=fit, noise=None, params_by_type={}, target=None)
     return report
 
 

@@ -21,7 +21,7 @@ from polluxd.printable import printable
 
 THEMES = (
     *("slurm_text", "database", "transactions", "tokens", "pretences", "ranks", "files", "companions"),
-    *("reports", "output", "grows"),
+    *("reports", "shares", "output", "grows"),
 )
 """Importing a theme adds its attacks to the list."""
 

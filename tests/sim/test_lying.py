@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -25,14 +26,21 @@ TRUTH = ThroughputParams(0.02, 0.004, 0.03, 0.004, 0.06, 0.006, 1.6)
 NOISE = NoiseScale(1.0, 4.0)
 LIMITS = BatchLimits(128, 4096, 16, 256)
 TARGET = 1e6
+PAGE = Path(__file__).parents[1] / "benchmarks" / "lying.md"
+PERFECT = ThroughputParams(0.0, TRUTH.beta_grad + TRUTH.alpha_grad / 128, 0.0, 0.0, 0.0, 0.0, 1.0)
+
+FAIR_SHARE = {
+    f"fair share, p = {p:g}": PolicySettings(objective="fair-share", power=p, remaining_work_power=-0.25)
+    for p in (-1.0, 0.0, 1.0, -math.inf)
+}
+COMPLETION = {f"completion time, kappa = {k:g}": PolicySettings(kappa=k) for k in (2.0, 0.0, math.inf)}
+OBJECTIVES = COMPLETION | FAIR_SHARE
 
 Lie = Callable[[Report, int], Report]
 
 LIES: dict[str, Lie] = {
     "noise scale of infinity": lambda r, _: replace(r, noise=NoiseScale(1e-9, 1e9)),
-    "perfect curve": lambda r, _: replace(
-        r, params=ThroughputParams(0.0, TRUTH.beta_grad + TRUTH.alpha_grad / 128, 0.0, 0.0, 0.0, 0.0, 1.0)
-    ),
+    "perfect curve": lambda r, _: replace(r, params=PERFECT),
     "goodput x 1000": lambda r, _: replace(
         r, goodput=r.goodput * 1000, params=ThroughputParams(*(x / 1000 for x in TRUTH[:6]), TRUTH.gamma)
     ),
@@ -47,6 +55,14 @@ LIES: dict[str, Lie] = {
         explored_nodes=10**6,
         target=r.progress + 1.0,
     ),
+    "measured earlier on 1,000,000 GPUs, perfect curve": lambda r, _: replace(
+        r, params=PERFECT, prior_gpus=10**6, prior_nodes=10**6
+    ),
+    "a tenth of the work": lambda r, _: replace(r, target=TARGET / 10),
+    "a tenth of the work, perfect curve": lambda r, _: replace(
+        r, params=PERFECT, noise=NoiseScale(1e-9, 1e9), target=TARGET / 10
+    ),
+    "ten times the work": lambda r, _: replace(r, target=TARGET * 10),
 }
 
 
@@ -54,9 +70,9 @@ class World:
     """Four jobs of one kind; the first may lie, or sleep."""
 
     def __init__(
-        self, power: float, lie: Lie | None, *, sleeps: bool = False, trusting: bool = False
+        self, settings: PolicySettings, lie: Lie | None, *, sleeps: bool = False, trusting: bool = False
     ) -> None:
-        self.settings = PolicySettings(objective="fair-share", power=power, remaining_work_power=-0.25)
+        self.settings = settings
         self.lie, self.sleeps, self.trusting = lie, sleeps, trusting
         self.trusted = TrustedReports()
         self.placements = [NO_PLACEMENT] * 4
@@ -76,7 +92,7 @@ class World:
 
     def _decide(self, now: float, cycle: int) -> None:
         reports = {j: self._report(j, now) for j in range(4) if self.placements[j]}
-        told = {j: Held(p.gpus, len(p.nodes), *self.most[j]) for j, p in enumerate(self.placements)}
+        told = {j: Held(p.gpus, len(p.nodes), *self.most[j], 4.0) for j, p in enumerate(self.placements)}
         if not self.trusting:
             reports, doubts = self.trusted.trust(reports, told, now)
             self.doubts |= set().union(*doubts.values()) if doubts else set()
@@ -124,50 +140,62 @@ class World:
         return self.lie(report, j) if self.lie and j == 0 else report
 
 
-POWERS = (-1.0, 0.0, 1.0, -math.inf)
-
-
 @cache
-def honest(power: float) -> float:
+def honest(objective: str) -> float:
     """GPU-cycles of an honest job."""
-    return World(power, None).run()
+    return World(OBJECTIVES[objective], None).run()
 
 
-def gain(power: float, lie: Lie | None, *, sleeps: bool = False, trusting: bool = False) -> float:
+def gain(objective: str, lie: Lie | None, *, sleeps: bool = False, trusting: bool = False) -> float:
     """GPU-cycles of a liar over those of honesty, less 1."""
-    return World(power, lie, sleeps=sleeps, trusting=trusting).run() / honest(power) - 1.0
+    held = World(OBJECTIVES[objective], lie, sleeps=sleeps, trusting=trusting).run()
+    return held / honest(objective) - 1.0
 
 
-# The others, and the other powers, are in the benchmark: 56 runs take minutes.
+# The others are in the benchmark: its runs take minutes.
 @pytest.mark.parametrize(
-    ("name", "power"), [("all of these", -1.0), ("goodput x 1000", -1.0), ("all of these", 1.0)]
+    ("name", "objective"),
+    [
+        ("all of these", "fair share, p = -1"),
+        ("goodput x 1000", "fair share, p = -1"),
+        ("all of these", "fair share, p = 1"),
+        ("noise scale of infinity", "completion time, kappa = 0"),
+        ("measured earlier on 1,000,000 GPUs, perfect curve", "completion time, kappa = 2"),
+        ("a tenth of the work, perfect curve", "completion time, kappa = 0"),
+    ],
 )
-def test_a_liar_gains_at_most_a_tenth(name: str, power: float) -> None:
-    assert gain(power, LIES[name]) <= 0.10
+def test_a_liar_gains_at_most_a_tenth(name: str, objective: str) -> None:
+    assert gain(objective, LIES[name]) <= 0.10
 
 
 def test_a_sleeping_job_gains_nothing() -> None:
-    assert gain(-1.0, None, sleeps=True) <= 0.10
+    assert gain("fair share, p = -1", None, sleeps=True) <= 0.10
 
 
-def test_the_same_lie_pays_where_reports_are_believed() -> None:
-    assert gain(-1.0, LIES["goodput x 1000"], trusting=True) > 0.5
+def test_the_same_lies_pay_where_reports_are_believed() -> None:
+    assert gain("fair share, p = -1", LIES["goodput x 1000"], trusting=True) > 0.5
+    assert gain("completion time, kappa = 0", LIES["noise scale of infinity"], trusting=True) > 0.5
 
 
 def main() -> None:
-    """Print the table; fail where a liar gains more than a tenth."""
-    print("| lie | " + " | ".join(f"p = {p:g}" for p in POWERS) + " |")
-    print("|---|" + "---|" * len(POWERS))
-    worst = 0.0
-    for title, lie in [*LIES.items(), ("sleeping", None)]:
-        cells = []
-        for power in POWERS:
-            before, after = (
-                gain(power, lie, sleeps=lie is None, trusting=trusting) for trusting in (True, False)
-            )
-            cells.append(f"{before:+.0%} -> {after:+.0%}")
-            worst = max(worst, after)
-        print(f"| {title} | " + " | ".join(cells) + " |", flush=True)
+    """Write the tables into the page; fail where a liar gains over a tenth."""
+    worst, tables = 0.0, []
+    for objectives in (COMPLETION, FAIR_SHARE):
+        table = ["| lie | " + " | ".join(objectives) + " |", "|---|" + "---|" * len(objectives)]
+        for title, lie in [*LIES.items(), ("sleeping", None)]:
+            cells = []
+            for objective in objectives:
+                before, after = (
+                    gain(objective, lie, sleeps=lie is None, trusting=trusting) for trusting in (True, False)
+                )
+                cells.append(f"{before:+.0%} -> {after:+.0%}")
+                worst = max(worst, after)
+            table.append(f"| {title} | " + " | ".join(cells) + " |")
+            print(table[-1], flush=True)
+        tables.append("\n".join(table))
+    head, _, tail = PAGE.read_text().partition("\n| lie |")
+    rest = tail.rpartition("|\n")[2]
+    PAGE.write_text(head + "\n" + "\n\n".join(tables) + "\n" + rest)
     if worst > 0.10:
         raise SystemExit(f"a liar gained {worst:.0%}")
 

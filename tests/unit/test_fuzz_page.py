@@ -1,4 +1,4 @@
-"""Only a whole run of `make fuzz` writes in its page, and only its own rows."""
+"""Only a whole run of `make fuzz` writes in its page, and only its rows."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from polluxd.policy.domains import eligible, partitions_of
 from polluxd.policy.fairness import weights
 from polluxd.settings import PolicySettings
 from polluxd.slurm.protocol import ClusterState, Companion, SlurmJob
+from polluxd.slurm_priority import priority_weights
 from polluxd.snapshot import build_snapshot
 from polluxd.store import JobTimes, MoveTotals
 
@@ -205,7 +206,9 @@ def test_a_job_that_could_not_start_where_it_is_stays_and_others_are_offered_wha
 
 
 def weights_by_priority(power: float, **priorities: int) -> dict[int, float]:
-    jobs = [slurm_job(n, JobState.PENDING, priority=p) for n, p in enumerate(priorities.values(), 1)]
+    jobs = [
+        slurm_job(n, JobState.PENDING, priority=p, uid=1000 + n) for n, p in enumerate(priorities.values(), 1)
+    ]
     seen = snapshot(*jobs, settings=PolicySettings(slurm_priority=power))
     return {job.job_id: pytest.approx(job.weight) for job in seen.jobs}
 
@@ -216,6 +219,11 @@ def test_slurms_priority_weighs_jobs_against_the_median() -> None:
     assert weights_by_priority(0.0, a=25, b=100, c=400) == {1: 1.0, 2: 1.0, 3: 1.0}
 
 
+def test_a_user_s_jobs_of_low_priority_shift_no_other_weight() -> None:
+    jobs = [slurm_job(n, priority=p, uid=u) for n, p, u in ((1, 9000, 1), (2, 1000, 2), (3, 1, 2), (4, 1, 2))]
+    assert priority_weights(jobs, 1.0) == {1: 1.8, 2: 0.2, 3: 0.1, 4: 0.1}
+
+
 def test_no_priority_starves_the_others() -> None:
     assert weights_by_priority(1.0, a=1, b=1000, c=4_294_967_295) == {1: 0.1, 2: 1.0, 3: 10.0}
     assert weights_by_priority(1.0, a=0, b=100, c=100) == {1: 1.0, 2: 1.0, 3: 1.0}
@@ -223,6 +231,6 @@ def test_no_priority_starves_the_others() -> None:
 
 def test_plain_jobs_and_ended_ones_count_for_no_median() -> None:
     others = (slurm_job(7, spec=None, priority=9), slurm_job(8, JobState.FAILED, priority=9))
-    mine = (slurm_job(1, JobState.PENDING, priority=100), slurm_job(2, JobState.PENDING, priority=300))
+    mine = (slurm_job(1, JobState.PENDING, priority=100), slurm_job(2, JobState.PENDING, priority=300, uid=9))
     seen = snapshot(*mine, *others, settings=PolicySettings(slurm_priority=1.0))
     assert [job.weight for job in seen.jobs] == [0.5, 1.5]

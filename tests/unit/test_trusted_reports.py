@@ -86,6 +86,28 @@ def test_a_job_without_progress_gains_no_gpus():
     assert doubts == ()
 
 
+def test_a_job_that_has_shown_no_size_gains_no_more_than_an_equal_share():
+    def believed(gpus: int, share: float) -> tuple[int, int]:
+        job = Job()
+        report = Report(1, 60.0, LIMITS, params=PERFECT, explored_gpus=99, prior_gpus=99, first_step_at=30.0)
+        kept, _ = job.trusted.trust({7: report}, {7: Held(gpus, 1, 99, 9, share)}, 60.0)
+        return kept[7].explored_gpus, kept[7].prior_gpus
+
+    assert believed(1, 8.0) == (4, 4), "growth stops at twice as many"
+    assert believed(12, 8.0) == (6, 6), "what it holds stays"
+    assert believed(1, 16.0) == (8, 8)
+    job = Job(prior_gpus=99)
+    kept, _ = job.train(1)
+    assert kept.prior_gpus == 99, "its progress at one size is known"
+
+
+def test_a_fit_that_is_not_believed_takes_the_remaining_work_with_it():
+    job = Job(params=PERFECT, target=1e5)
+    assert job.train(1)[0].target == 1e5
+    kept, _ = job.train(4)
+    assert (kept.target, kept.params == PERFECT) == (None, False)
+
+
 def test_a_job_that_should_have_ended_has_no_remaining_work():
     job = Job(target=lambda report: 1000.0, progress=lambda report: min(report.progress, 999.9))
     kept, _ = job.train(1, minutes=3)

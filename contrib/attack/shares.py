@@ -1,0 +1,73 @@
+"""Attacks on the shares of others: priorities and waiting times."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from contrib.attack.registry import Outcome, attack
+from contrib.attack.site import Site
+from polluxd.slurm.protocol import SlurmJob
+from polluxd.slurm_priority import MOST, priority_weights
+from polluxd.store import JobTimes
+from polluxd.waiting import WaitingTimes
+
+
+def _median_over_jobs(jobs: Sequence[SlurmJob], power: float) -> Mapping[int, float]:
+    """Weigh jobs as polluxd once did. This is the undefended side."""
+    usual = median(job.priority for job in jobs)
+    return {job.job_id: min(max((job.priority / usual) ** power, 1.0 / MOST), MOST) for job in jobs}
+
+
+def _later(site: Site, user: str, *options: str) -> int:
+    script = site.script(f"later-{user}.sh", "#POLLUX min-gpus=1")
+    job_id, trouble = site.sbatch(user, script, "--gres=gpu:1", *options)
+    if job_id is None:
+        raise RuntimeError(trouble)
+    return job_id
+
+
+@attack("mallory", "further: many jobs of low priority, which make his others count as much as alice's")
+def shifted_median(site: Site, defended: bool) -> Outcome:
+    """Fair share gave alice ten times his priority; users may lower their own."""
+    hers, his = (_later(site, user, "--begin=now+600") for user in ("alice", "mallory"))
+    for job_id, priority in ((hers, 10_000), (his, 1_000)):
+        site.cluster.command("scontrol", "update", f"JobId={job_id}", f"Priority={priority}")
+    low = [_later(site, "mallory", "--begin=now+600") for _ in range(4)]
+    for job_id in low:
+        done = site.run("mallory", "scontrol", "update", f"JobId={job_id}", "Priority=1")
+        if done.returncode != 0:
+            raise RuntimeError(done.stderr)
+    jobs = [job for job in site.slurm.observe().jobs if job.job_id in (hers, his, *low)]
+    weigh = priority_weights if defended else _median_over_jobs
+    weights = weigh(jobs, 1.0)
+    return Outcome(
+        weights[his] >= weights[hers],
+        f"priorities {sorted(job.priority for job in jobs)}; his weight {weights[his]:.2f}, hers {weights[hers]:.2f}",
+    )
+
+
+@attack("mallory", "further: jobs that wait on hold until they go before all others")
+def waited_on_hold(site: Site, defended: bool) -> Outcome:
+    """Jobs past the starvation bound go first; a job on hold asks for nothing."""
+    job_id = _later(site, "mallory", "--hold")
+    waiting = WaitingTimes()
+
+    def waited() -> float:
+        state = site.slurm.observe()
+        times = {job.job_id: JobTimes(job.submit_time) for job in state.jobs}
+        if defended:
+            times = waiting.corrected(state.jobs, times, state.taken_at)
+        mine = times[job_id]
+        return state.taken_at - (mine.submitted_at if mine.held_at is None else mine.held_at)
+
+    time.sleep(6.0)
+    on_hold = waited()
+    done = site.run("mallory", "scontrol", "release", str(job_id))
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr)
+    released = waited()
+    return Outcome(
+        released > 5.0, f"counted as waiting: {on_hold:.1f} s on hold, {released:.1f} s once released"
+    )
