@@ -1,6 +1,8 @@
 """Measure the cost of each ending: steps, samples, seconds, processes.
 
-    python tests/benchmarks/endings.py [--only ENDING/TRAINING ...] [--json FILE] [--markdown FILE]
+    python tests/benchmarks/endings.py [--only ENDING[/TRAINING] ...] [--json FILE] [--markdown FILE]
+
+With --only the rows are put into FILE beside those that are there: several such calls may run at the same time.
 
 Each case starts a real training of two or three ranks over gloo, brings about the ending after some steps, starts the
 training again where it ended, and lets it go on to its end. What the ranks wrote down then says what was lost:
@@ -18,8 +20,11 @@ and its ranks with it; for `companion lost` that of a companion job. These nodes
 from __future__ import annotations
 
 import argparse
+import fcntl
+import functools
 import json
 import os
+import queue
 import re
 import signal
 import subprocess
@@ -28,6 +33,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -57,6 +63,7 @@ class Row:
     samples_repeated: int
     pause_s: float
     processes_restarted: int
+    commit: str
 
 
 @dataclass
@@ -133,7 +140,15 @@ def judge(ending: str, training: str, folder: Path, begun: float, ended: float |
         sum(n - 1 for n in repeated.values() if n > 1),
         round(pause, 2),
         0 if ended is None or not second else len(second),
+        commit(),
     )
+
+
+@functools.cache
+def commit() -> str:
+    """The commit of this code; "+" stands for changes since."""
+    words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
 
 
 # -- without Slurm ----------------------------------------------------------------------------------------------
@@ -240,17 +255,22 @@ def by_signal(number: signal.Signals, ending: str) -> Callable[[str, Path], Row]
     return case
 
 
-def rank_killed(training: str, folder: Path) -> Row:
+def rank_killed(training: str, folder: Path, rank: int = 2) -> Row:
+    name = "rank killed" if rank else "rank 0 killed"
     run = Run(training, folder, nproc=3, POLLUX_CHECKPOINT_INTERVAL="2")
     run.steps(5)
     begun = time.time()
-    os.kill(run.workers()[2], signal.SIGKILL)
+    os.kill(run.workers()[rank], signal.SIGKILL)
     run.process.wait(PATIENCE)
     if run.process.returncode == 0:
-        return judge("rank killed", training, folder, begun, None)
+        return judge(name, training, folder, begun, None)
     ended = time.time()
     Run(training, folder).end()
-    return judge("rank killed", training, folder, begun, ended)
+    return judge(name, training, folder, begun, ended)
+
+
+def rank_0_killed(training: str, folder: Path) -> Row:
+    return rank_killed(training, folder, 0)
 
 
 def node_lost(training: str, folder: Path) -> Row:
@@ -310,7 +330,7 @@ def disk_full(training: str, folder: Path) -> Row:
 
 
 @contextmanager
-def slurm(folder: Path) -> Iterator[DevCluster]:
+def slurm() -> Iterator[DevCluster]:
     """A cluster whose partition `main` is preempted by `high`, with GraceTime."""
     made = cluster_module.slurm_conf
 
@@ -322,73 +342,84 @@ def slurm(folder: Path) -> Iterator[DevCluster]:
         text = text.replace("KillWait=5", "KillWait=30").replace("AuthInfo=", "AuthInfo=cred_expire=5,")
         return text + (
             "PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n"
-            "PartitionName=main Nodes=n1 Default=YES PriorityTier=1 GraceTime=30 PreemptMode=REQUEUE\n"
-            "PartitionName=high Nodes=n1 PriorityTier=10 PreemptMode=OFF\n"
+            "PartitionName=main Nodes=ALL Default=YES PriorityTier=1 GraceTime=30 PreemptMode=REQUEUE\n"
+            "PartitionName=high Nodes=ALL PriorityTier=10 PreemptMode=OFF\n"
         )
 
     with (
+        tempfile.TemporaryDirectory(prefix="endings-") as folder,
         mock.patch.object(cluster_module, "slurm_conf", conf),
-        DevCluster(folder / "cluster", nodes=1, gpus_per_node=2, postgres=False) as cluster,
     ):
-        yield cluster
+        Path(folder).chmod(0o755)  # munge wants it
+        with DevCluster(Path(folder) / "cluster", nodes=NODES, gpus_per_node=2, postgres=False) as cluster:
+            yield cluster
 
 
-def under_slurm(ending: str) -> Callable[[str, Path], Row]:
-    def case(training: str, folder: Path) -> Row:
-        with slurm(folder) as cluster:
-            script = folder / "job.sh"
-            script.write_text(
-                "#!/bin/bash\n"
-                f"export PYTHONPATH={ROOT}:{ROOT / 'agent'} POLLUX_CHECKPOINT_DIR={folder}/checkpoints\n"
-                f"export POLLUX_CONTINUE={'yes' if ending == 'time limit' else 'no'}\n"
-                f"export ENDINGS_PAUSE={1.0 if ending == 'time limit' else 0.08}\n"
-                f"{sys.executable} -m pollux.launcher.launch run --nproc 2 {SCRIPT} {training} {folder}\n"
-            )
-            more = ["--time=1"] if ending == "time limit" else []
+def under_slurm(cluster: DevCluster, node: str, ending: str, training: str, folder: Path) -> Row:
+    """Train as a job of its own on one node of the cluster."""
+    script = folder / "job.sh"
+    script.write_text(
+        "#!/bin/bash\n"
+        f"export PYTHONPATH={ROOT}:{ROOT / 'agent'} POLLUX_CHECKPOINT_DIR={folder}/checkpoints\n"
+        f"export POLLUX_CONTINUE={'yes' if ending == 'time limit' else 'no'}\n"
+        f"export ENDINGS_PAUSE={1.0 if ending == 'time limit' else 0.08}\n"
+        f"{sys.executable} -m pollux.launcher.launch run --nproc 2 {SCRIPT} {training} {folder}\n"
+    )
+    place = ["--exclusive", f"--nodelist={node}"]
+    more = ["--time=1"] if ending == "time limit" else []
 
-            def submit() -> str:
-                words = ["--parsable", "--exclusive", "--open-mode=append", f"--output={folder}/out", *more]
-                return cluster.command("sbatch", *words, str(script)).strip()
+    def submit() -> str:
+        words = ["--parsable", "--open-mode=append", f"--output={folder}/out", *place, *more]
+        return cluster.command("sbatch", *words, str(script)).strip()
 
-            def state(job: str) -> str:
-                shown = re.search(r"JobState=(\w+)", cluster.command("scontrol", "show", "job", job))
-                return shown.group(1) if shown else ""
+    def state(job: str) -> str:
+        shown = re.search(r"JobState=(\w+)", cluster.command("scontrol", "show", "job", job))
+        return shown.group(1) if shown else ""
 
-            job = submit()
-            wait(lambda: len(found := ranks(folder)) == 2 and all(len(r.done) >= 5 for r in found), folder)
-            begun = time.time()
-            if ending == "scancel":
-                cluster.command("scancel", job)
-            elif ending == "preemption":
-                cluster.command(
-                    "sbatch", "--partition=high", "--exclusive", "--wrap", "sleep 2", "--output=/dev/null"
-                )
-            else:
-                wait(lambda: state(job) != "RUNNING", folder)
-            wait(lambda: state(job) in ("CANCELLED", "PENDING", "COMPLETING"), folder)
-            ended = time.time()
-            if ending == "scancel":
-                wait(lambda: state(job) == "CANCELLED", folder)
-                job = submit()
-            wait(lambda: state(job) == "COMPLETED", folder)
-        name = ending if ending == "scancel" else f"{ending} (Slurm)"
-        return judge(name, training, folder, begun, ended)
-
-    return case
+    job = submit()
+    wait(lambda: len(found := ranks(folder)) == 2 and all(len(r.done) >= 5 for r in found), folder)
+    begun = time.time()
+    if ending == "scancel":
+        cluster.command("scancel", job)
+    elif ending == "preemption":
+        cluster.command("sbatch", "--partition=high", *place, "--wrap", "sleep 2", "--output=/dev/null")
+    else:
+        wait(lambda: state(job) != "RUNNING", folder)
+    over = ("CANCELLED",) if ending == "scancel" else ("PENDING", "COMPLETING")
+    wait(lambda: state(job) in over, folder)
+    ended = time.time()
+    if ending == "scancel":
+        job = submit()
+    wait(lambda: state(job) == "COMPLETED", folder)
+    name = ending if ending == "scancel" else f"{ending} (Slurm)"
+    return judge(name, training, folder, begun, ended)
 
 
-CASES: dict[str, tuple[Callable[[str, Path], Row], tuple[str, ...]]] = {
-    "SIGTERM": (by_signal(signal.SIGTERM, "SIGTERM"), TRAININGS),
-    "SIGUSR1": (by_signal(signal.SIGUSR1, "SIGUSR1"), TRAININGS),
-    "time limit": (under_slurm("time limit"), TRAININGS),
-    "preemption": (under_slurm("preemption"), TRAININGS),
-    "scancel": (under_slurm("scancel"), TRAININGS),
-    "disk full": (disk_full, TRAININGS),
-    "rank killed": (rank_killed, TRAININGS),
-    "node lost": (node_lost, TRAININGS),
-    # The other trainings are not resized in place, and have no companions.
-    "companion lost": (companion_lost, ("map", "stream")),
+Case = Callable[[str, Path], Row]
+
+PLAIN: dict[str, Case] = {
+    "SIGTERM": by_signal(signal.SIGTERM, "SIGTERM"),
+    "SIGUSR1": by_signal(signal.SIGUSR1, "SIGUSR1"),
+    "disk full": disk_full,
+    "rank killed": rank_killed,
+    "rank 0 killed": rank_0_killed,
+    "node lost": node_lost,
+    "companion lost": companion_lost,
 }
+SLURM = ("time limit", "preemption", "scancel")
+ENDINGS = (
+    *("SIGTERM", "SIGUSR1", "time limit", "preemption", "scancel", "disk full"),
+    *("rank killed", "rank 0 killed", "node lost", "companion lost"),
+)
+CELLS = [
+    (ending, training)
+    for ending in ENDINGS
+    for training in TRAININGS
+    # The other trainings have no companions.
+    if ending != "companion lost" or training in ("map", "stream")
+]
+NODES = 5
+"""Of the private Slurm: as many jobs are measured there at the same time."""
 
 
 REASONS = (
@@ -420,41 +451,69 @@ def page(rows: list[Row]) -> str:
         for r in rows
     ]
     measured = {(r.ending, r.training) for r in rows}
-    missing = [f"{e}/{t}" for e, (_, trainings) in CASES.items() for t in trainings if (e, t) not in measured]
+    missing = ["/".join(cell) for cell in CELLS if cell not in measured]
     if missing:
         lines += ["", f"Not measured: {', '.join(missing)}."]
     return "\n".join([*lines, "", *REASONS, ""])
 
 
+def keep(row: Row, file: Path) -> None:
+    """Put a row into the file, in the place of the one that it may have had."""
+    with file.open("a+") as rows:
+        fcntl.flock(rows, fcntl.LOCK_EX)
+        rows.seek(0)
+        known = [Row(**raw) for raw in json.loads(rows.read() or "[]")]
+        known = [r for r in known if (r.ending, r.training) != (row.ending, row.training)] + [row]
+        rows.truncate(0)
+        rows.write(json.dumps([asdict(r) for r in known], indent=2) + "\n")
+
+
+def measure(case: Case, ending: str, training: str, file: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="endings-") as folder:
+        Path(folder).chmod(0o755)
+        try:
+            row = case(training, Path(folder))
+        except Exception as error:
+            print(f"{ending}/{training}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            return
+    print(row, flush=True)
+    keep(row, file)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", nargs="*", default=[], metavar="ENDING/TRAINING")
+    parser.add_argument("--only", nargs="*", default=[], metavar="ENDING[/TRAINING]")
     parser.add_argument("--json", type=Path, default=Path("bench-out/endings.json"))
     parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
-    known: list[Row] = []
-    if arguments.only and arguments.json.exists():
-        known = [Row(**raw) for raw in json.loads(arguments.json.read_text())]
-    for ending, (case, trainings) in CASES.items():
-        for training in trainings:
-            if arguments.only and f"{ending}/{training}" not in arguments.only:
-                continue
-            with tempfile.TemporaryDirectory(prefix="endings-") as folder:
-                Path(folder).chmod(0o755)
-                try:
-                    row = case(training, Path(folder))
-                except Exception as error:
-                    print(
-                        f"{ending}/{training}: {type(error).__name__}: {error}", file=sys.stderr, flush=True
-                    )
-                    continue
-            print(row, flush=True)
-            known = [r for r in known if (r.ending, r.training) != (row.ending, row.training)] + [row]
-            arguments.json.parent.mkdir(exist_ok=True)
-            arguments.json.write_text(json.dumps([asdict(r) for r in known], indent=2) + "\n")
+    arguments.json.parent.mkdir(exist_ok=True)
+    if not arguments.only:
+        arguments.json.unlink(missing_ok=True)
+    wanted = [cell for cell in CELLS if not arguments.only or {cell[0], "/".join(cell)} & set(arguments.only)]
+    for ending, training in wanted:
+        if ending in PLAIN:
+            measure(PLAIN[ending], ending, training, arguments.json)
+    if any(ending in SLURM for ending, _ in wanted):
+        with slurm() as cluster:
+            left = queue.SimpleQueue[tuple[str, str]]()
+            for cell in wanted:
+                if cell[0] in SLURM:
+                    left.put(cell)
+
+            def work(node: str) -> None:
+                while True:
+                    try:
+                        ending, training = left.get_nowait()
+                    except queue.Empty:
+                        return
+                    case = functools.partial(under_slurm, cluster, node, ending)
+                    measure(case, ending, training, arguments.json)
+
+            with ThreadPoolExecutor(NODES) as pool:
+                list(pool.map(work, (f"n{number}" for number in range(1, NODES + 1))))
+    known = [Row(**raw) for raw in json.loads(arguments.json.read_text())]
     if arguments.markdown:
-        order = {ending: number for number, ending in enumerate(CASES)}
-        arguments.markdown.write_text(page(sorted(known, key=lambda r: order[r.ending])))
+        arguments.markdown.write_text(page(sorted(known, key=lambda r: CELLS.index((r.ending, r.training)))))
 
 
 if __name__ == "__main__":

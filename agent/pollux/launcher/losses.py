@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from pollux.errors import LEFT_STATUS
 from pollux.launcher.failures import SUDDEN, node_gone
-from pollux.launcher.messages import Mended, MoveNotice
+from pollux.launcher.messages import CanMend, Emptied, Mended, MoveNotice
 from pollux.launcher.state import Action, End, LauncherState, Now, Phase, SignalWorkers, StartTerms, Tell
 
 
@@ -29,7 +29,7 @@ class Losses(ABC):
         state = self.state
         if local_rank in state.dropped:
             return True
-        if not state.mends or state.phase is not Phase.TRAINING or (self.terms.hub and local_rank == 0):
+        if not state.mends or state.phase is not Phase.TRAINING:
             return False
         killed = end.why is None and end.status - 128 in SUDDEN | {signal.SIGABRT}
         beside = end.status == LEFT_STATUS  # another rank of its node was lost
@@ -67,7 +67,9 @@ class Losses(ABC):
         gone = frozenset(
             node for node in state.staying if node and self.terms.names[node] not in message.names
         )
-        stopped = state.running & set(message.without)
+        # Node 0's launcher stays to the end, also without workers.
+        here = self.terms.names[0] in message.names
+        stopped = state.running & set(message.without) if here else state.running
         if stopped:  # ranks that hang, or that come too late
             self.actions.append(SignalWorkers(signal.SIGKILL, stopped))
         self._set(
@@ -75,6 +77,7 @@ class Losses(ABC):
             missing=frozenset(),
             dropped=state.dropped | state.missing | stopped,
             silent=frozenset(),
+            emptied=frozenset(),
             staying=state.staying - gone,
             leaving=state.leaving | (gone - state.silent),
         )
@@ -83,6 +86,29 @@ class Losses(ABC):
             self.actions.append(Tell(move))
             self._begin_move(move)
             self._begin_grace()
+
+    def waits_for_mending(self) -> bool:
+        """Whether this node, without workers, waits for what the others' do."""
+        state = self.state
+        if state.mend_by is None or not self.terms.hub:
+            return state.mend_by is not None
+        return bool(state.staying - {0} - state.silent - state.emptied - state.reports.keys())
+
+    def of_a_loss(self, node: int, message: CanMend | Mended | Emptied) -> None:
+        """What rank 0, on whichever node it is by now, or another launcher says."""
+        if self.state.phase in (Phase.FAILING, Phase.STOPPING):
+            return
+        hub, own = self.terms.hub, node == self.terms.node
+        if isinstance(message, CanMend):
+            if hub or own:
+                self.actions.append(Tell(message))
+            self.can_mend(message.able)
+        elif not hub and own:
+            self.actions.append(Tell(message))
+        elif hub and isinstance(message, Mended):
+            self.mended(message)
+        elif hub:
+            self._set(emptied=self.state.emptied | {node})
 
     def give_up_lost(self) -> None:
         """The others do not go on: the lost ranks are failures."""

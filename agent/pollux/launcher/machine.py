@@ -30,6 +30,7 @@ from pollux.launcher.messages import (
     AwaitLeavers,
     CanMend,
     Done,
+    Emptied,
     LauncherMessage,
     Left,
     Mended,
@@ -175,17 +176,16 @@ class _Step(Losses):
         match message:
             case AnnounceMove():
                 move = "the ranks are being ended" if ending else self._understood(message)
+                if not self.terms.hub:
+                    move = "rank 0 is on another node than at the start"
                 if isinstance(move, str):
                     self.actions.append(TellRank0(Refused(message.move_id, move)))
                     return
                 self._take_move(move)
                 # Last: by now the other launchers have been told, whatever rank 0 does to this one.
                 self.actions.append(TellRank0(Taken(move.move_id)))
-            case CanMend(able) if not ending:
-                self.actions.append(Tell(message))
-                self.can_mend(able)
-            case Mended() if not ending:
-                self.mended(message)
+            case CanMend() | Mended():
+                self.of_a_loss(self.terms.node, message)
             case AwaitLeavers(move_id) if not ending:
                 self._begin_grace(move_id)
 
@@ -258,8 +258,8 @@ class _Step(Losses):
                 self._fail()
             case Alert() if not (ends and hub):
                 self._fail(tell=hub)
-            case CanMend(able) if not hub:
-                self.can_mend(able)
+            case CanMend() | Mended() | Emptied():
+                self.of_a_loss(node, message)
             case Stop() if self.state.phase is not Phase.STOPPING:
                 if hub:
                     self.actions.append(Tell(Stop()))
@@ -308,9 +308,12 @@ class _Step(Losses):
             self.actions += [Tell(Left()), Finish(Outcome(left=True))]
             return
         if state.mend_by is not None:
-            if not terms.hub:
+            if self.waits_for_mending():
+                if not terms.hub and not state.emptied:
+                    self._set(emptied=frozenset({terms.node}))
+                    self.actions.append(Tell(Emptied()))
                 return
-            self._fail()  # rank 0 has ended, too
+            self._fail()  # nobody is left
         if state.phase is not Phase.ASKING or not state.connected:
             self._report()
         if self.state.decided is not None:

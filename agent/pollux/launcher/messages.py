@@ -99,26 +99,42 @@ class StartDecided:
 class CanMend:
     """Rank 0, and node 0 to the others.
 
-    Whether the ranks go on without one that is killed, rank 0 excepted.
+    Whether the ranks go on without one that is killed.
     """
 
     able: bool
 
 
 @dataclass(frozen=True, slots=True)
+class Emptied:
+    """All workers of this node were lost; it waits for what the others do."""
+
+
+@dataclass(frozen=True, slots=True)
 class Mended:
-    """Rank 0: the ranks have gone on, on these nodes."""
+    """Rank 0, and its node to node 0: the ranks have gone on, on these nodes."""
 
     names: tuple[str, ...]
     """Slurm's names; the ranks of other nodes are to end."""
     without: tuple[int, ...] = ()
-    """Local ranks on node 0 that are to end."""
+    """Local ranks on the only node that are to end."""
     lent: bool = False
     """Ranks of companions are among those that have gone on."""
 
 
 LauncherMessage = (
-    Start | MoveNotice | StartGrace | AskForMove | Alert | Stop | Done | Left | StartDecided | CanMend
+    Start
+    | MoveNotice
+    | StartGrace
+    | AskForMove
+    | Alert
+    | Stop
+    | Done
+    | Left
+    | StartDecided
+    | CanMend
+    | Emptied
+    | Mended
 )
 
 
@@ -267,6 +283,7 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], Message | None]] = {
     "StartGrace": _of_move(StartGrace),
     "AskForMove": lambda _: AskForMove(),
     "Alert": lambda _: Alert(),
+    "Emptied": lambda _: Emptied(),
     "Stop": lambda _: Stop(),
     "CanMend": lambda raw: CanMend(raw["able"]) if isinstance(raw.get("able"), bool) else None,
     "Mended": _mended,

@@ -22,14 +22,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pollux.errors import LaunchError, PolluxAgentError
-from pollux.launcher.channel import Channel
 from pollux.launcher.companion_file import CompanionFile, Parent
 from pollux.launcher.launcher_channel import LauncherChannels, candidate_ports, gather, join, listen
 from pollux.launcher.outcome import Outcome, Resized, describe
 from pollux.launcher.rank_channel import VARIABLE, open_line
 from pollux.launcher.state import Graces
+from pollux.launcher.store_process import StoreProcess
 from pollux.launcher.supervisor import WATCHED, LaunchContext, Supervisor
 from pollux.launcher.workers import Notes, adopt_orphans, start_worker
+from pollux.ranks.value_store import VARIABLE as STORE
 from pollux.slurm_job import wake_signal
 from pollux.slurm_job.allocation import StepAllocation, node_address
 from pollux.slurm_job.network import interface_of
@@ -53,7 +54,7 @@ MAX_RETRIES = 3
 """Starts beside --max-restarts after a rank has asked for one (out of memory: once per type of GPU). The count begins
 at 0 with each move that rank 0 announces: a companion that is lost costs a start, too."""
 
-OWN_VARIABLES = ("POLLUX_RESIZED", "POLLUX_LEFT", "POLLUX_COMPANION", VARIABLE)
+OWN_VARIABLES = ("POLLUX_RESIZED", "POLLUX_LEFT", "POLLUX_COMPANION", VARIABLE, STORE)
 """What only this launcher says to its workers; a launcher around it may have said it to this one."""
 
 
@@ -167,20 +168,28 @@ def _start_once(
 
     How that ended, and whether rank 0 announced a move.
     """
-    ours, theirs = _line_to_rank_0(channels, context)
+    # A companion's ranks never lead the job's: they need no line, and no store.
+    lines = [open_line() for _ in range(allocation.workers)] if context.parent is None else []
 
-    def body() -> int:
+    def close(keep: int | None = None) -> None:
         channels.close()
         if context.parent is not None:
             context.parent.close()
-        if ours is not None and theirs is not None:
+        for local_rank, (ours, theirs) in enumerate(lines):
             ours.close()
-            if os.environ["RANK"] == "0":
-                os.environ[VARIABLE] = f"{theirs.fileno()}:{os.getpid()}"
-            else:
+            if local_rank != keep:
                 theirs.close()
+
+    def body() -> int:
+        own = int(os.environ["LOCAL_RANK"])
+        close(keep=own)
+        if lines:
+            os.environ[VARIABLE] = f"{lines[own][1].fileno()}:{os.getpid()}"
         return task.run()
 
+    store = StoreProcess(close) if channels.is_hub and context.parent is None else None
+    if store is not None:
+        env = env | store.environment
     notes = Notes(allocation.workers)
     workers = []
     for local_rank in range(allocation.workers):
@@ -190,27 +199,20 @@ def _start_once(
             own["CUDA_VISIBLE_DEVICES"] = allocation.gpu_ids[local_rank % len(allocation.gpu_ids)]
         unblock = WATCHED - {wake_signal.WAKE_SIGNAL}
         workers.append(start_worker(rank, local_rank, own, body, notes, unblock=unblock))
-    if theirs is not None:
+    for ours, theirs in lines:
         theirs.close()
-    supervisor = Supervisor(workers, notes, channels, context, ours)
+        ours.signal_arrivals()
+    supervisor = Supervisor(workers, notes, channels, context, [ours for ours, _ in lines])
+    supervisor.spared = frozenset() if store is None else frozenset({store.pid})
     outcome = supervisor.wait()
-    if ours is not None:
+    for ours, _ in lines:
         ours.close()
+    if store is not None:
+        store.end()
     odd = supervisor.oddly_ended
     if odd is not None and outcome.ended_by is None:
         say(f"ranks of this node were to end for a move; {describe(odd)}, and nothing depends on it")
     return outcome, supervisor.moved
-
-
-def _line_to_rank_0(
-    channels: LauncherChannels, context: LaunchContext
-) -> tuple[Channel | None, socket.socket | None]:
-    """A new line, on node 0 of a job that is nobody's companion."""
-    if not channels.is_hub or context.parent is not None:
-        return None, None
-    ours, theirs = open_line()
-    ours.signal_arrivals()
-    return ours, theirs
 
 
 class LauncherRendezvous:

@@ -1,9 +1,11 @@
-"""Connect node 0's launcher and rank 0.
+"""Connect a launcher and its workers, rank 0 above all.
 
 By this connection nodes leave the job in order.
 
-A socket pair, whose one end rank 0 inherits; POLLUX_LAUNCHER_FD names it as "DESCRIPTOR:PID". Rank 0 sends Announce and
-AwaitLeavers, the launcher answers Taken or Refused, and NodesLeft as launchers end (see `messages`).
+A socket pair for each worker, whose one end it inherits; POLLUX_LAUNCHER_FD names it as "DESCRIPTOR:PID". Rank 0 sends
+Announce and AwaitLeavers, the launcher of node 0 answers Taken or Refused, and NodesLeft as launchers end (see
+`messages`). Any other rank may become rank 0 where ranks are lost, also on another node: its launcher passes on what
+it says of that.
 
 Without an announcement an exit status of 76 or 77 is a failure like any: scripts have statuses of their own.
 """
@@ -33,7 +35,7 @@ ANSWER_TIMEOUT_S = 10.0
 
 
 class LauncherLine:
-    """Rank 0's end. One thread at a time may use it."""
+    """The worker's end; rank 0 uses it. One thread at a time may."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -46,10 +48,10 @@ class LauncherLine:
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> LauncherLine | None:
         """The connection of this process.
 
-        None unless it is rank 0 under `pollux run`.
+        None unless `pollux run` has started it.
         """
         number, _, pid = environ.get(VARIABLE, "").partition(":")
-        # A program that rank 0 starts inherits the variable, and under that number something else, if anything.
+        # A program that a worker starts inherits the variable, and under that number something else, if anything.
         if not number.isdigit() or pid != str(os.getpid()):
             return None
         try:

@@ -205,7 +205,7 @@ class LauncherState:
     """On node 0: what each node has reported at its end."""
     reported: bool = False
     mends: bool = False
-    """The ranks go on without one that is killed, rank 0 excepted."""
+    """The ranks go on without one that is killed."""
     mend_by: float | None = None
     """Ranks were lost; by then the others have to have gone on."""
     missing: frozenset[int] = frozenset()
@@ -214,6 +214,8 @@ class LauncherState:
     """Workers of this node, by local rank, that the others have gone on without."""
     silent: frozenset[int] = frozenset()
     """On node 0: nodes whose launchers are gone; the others may go on without their ranks."""
+    emptied: frozenset[int] = frozenset()
+    """Nodes all of whose workers are gone, and that wait for what the others do: on node 0 all such, else this one."""
     lost: Failure | None = None
     """Node 0's launcher is gone."""
     orphaned: Failure | None = None

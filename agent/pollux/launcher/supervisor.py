@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from pollux.launcher.channel import Channel
@@ -86,12 +86,16 @@ class Supervisor:
         notes: Notes,
         channels: LauncherChannels,
         context: LaunchContext,
-        rank_0: Channel | None = None,
+        lines: Sequence[Channel] = (),
     ) -> None:
-        """`rank_0` is node 0's channel to rank 0."""
+        """`lines` lead to the workers."""
         self._workers = {worker.pid: worker for worker in workers}
         self._running = dict(self._workers)
-        self._notes, self._channels, self._rank_0 = notes, channels, rank_0
+        self._notes, self._channels, self._lines = notes, channels, lines
+        self._rank_0 = lines[0] if lines else None
+        """To the worker that has spoken as rank 0."""
+        self.spared: frozenset[int] = frozenset()
+        """Children of this process, by pid, that are no worker's."""
         self._parent = context.parent
         self._terms = StartTerms(
             channels.node_rank,
@@ -139,7 +143,7 @@ class Supervisor:
             # A worker's end may be explained by what rank 0 has said before it.
             yield from self._heard_from_rank_0()
             if any(end.status > 128 for _, end in ended):
-                kill_forks_of_the_dead(self._running)
+                kill_forks_of_the_dead(self.spared | self._running.keys())
             for worker, end in ended:
                 yield WorkerEnded(worker.local_rank, end)
         elif number == WAKE_SIGNAL:
@@ -153,18 +157,18 @@ class Supervisor:
             yield from self._heard_from_rank_0()
             if message is None:
                 yield NodeGone(node)
-            elif not isinstance(
-                message, AnnounceMove | AwaitLeavers | Taken | Refused | NodesLeft | Mended | Start
-            ):
+            elif not isinstance(message, AnnounceMove | AwaitLeavers | Taken | Refused | NodesLeft | Start):
                 yield FromNode(node, message)
         if self._parent is not None and self._running and self._parent.gone():
             yield ParentGone()
         yield Tick()
 
     def _heard_from_rank_0(self) -> Iterator[Event]:
-        for message in () if self._rank_0 is None else self._rank_0.pending():
-            if isinstance(message, AnnounceMove | AwaitLeavers | CanMend | Mended):
-                yield FromRank0(message)
+        for line in self._lines:
+            for message in line.pending():
+                if isinstance(message, AnnounceMove | AwaitLeavers | CanMend | Mended):
+                    self._rank_0 = line
+                    yield FromRank0(message)
 
     def _end_of(self, worker: Worker) -> End:
         status, note = worker.status or 0, self._notes.read(worker.local_rank)

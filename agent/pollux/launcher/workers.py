@@ -99,7 +99,7 @@ def start_worker(
     pid = os.fork()
     if pid:
         return Worker(rank, local_rank, pid)
-    _die_with_parent(parent)
+    die_with_parent(parent)
     os.environ.update(env)
     for number in unblock:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
@@ -237,7 +237,7 @@ def _children() -> list[int]:
     return found
 
 
-def _die_with_parent(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when the launcher dies.
 
     That includes kill -9. prctl(2), PR_SET_PDEATHSIG.

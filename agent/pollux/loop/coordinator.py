@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -52,8 +52,12 @@ class Coordinator:
         self.resizer = Resizer(training, attempt, self.line, self.groups)
         self.mender = Mender(training, self.exchange, self.checkpointer, self.groups)
         self.inbox = Inbox(self.drains, self.resizer)
-        self.endings = Endings(main=self._main, orders=attempt.ticket is not None, margin=self._margin)
+        self.endings = Endings(
+            main=lambda: self._main, orders=attempt.ticket is not None, margin=self._margin
+        )
         self.joiner = joiner
+        self.on_lead: Callable[[], None] = lambda: None
+        """Called where a loss has made this rank rank 0."""
         self._loops = 0
         self._steps = 0
         """Optimizer steps among the present ranks."""
@@ -166,12 +170,25 @@ class Coordinator:
         if not self.mender.mend():
             return False
         if self._main:
-            self._keep_drain(decision)
             after = self.training.world
+            if before.rank:
+                self._lead()
+            else:
+                self._keep_drain(decision)
             self.resizer.lost(own=(before.size - before.lent) - (after.size - after.lent))
         self._steps = 0
         self.line.wake()  # the scheduler is to know
         return True
+
+    def _lead(self) -> None:
+        """Rank 0 was lost, and this rank is rank 0 now: take over what rank 0 alone does.
+
+        Orders that the lost one had not answered come again.
+        """
+        self.resizer.prepare()
+        self.line.lead(self.report, self.inbox.put)
+        self.endings.lead()
+        self.on_lead()
 
     def poll(self) -> None:
         """Act on what rank 0 has decided by now, at once and on all ranks."""

@@ -63,13 +63,13 @@ class Endings:
     def __init__(
         self,
         *,
-        main: bool,
+        main: Callable[[], bool],
         orders: bool,
         margin: Callable[[], float],
         environ: Mapping[str, str] = os.environ,
         look: float = LOOK,
     ) -> None:
-        """`orders`: SIGUSR1 asks this job to look at polluxd's orders.
+        """`main`: this is rank 0. `orders`: SIGUSR1 asks this job to look at polluxd's orders.
 
         `margin`: seconds before the time limit at which the training has to stop. `look`: seconds between two looks at
         the margin.
@@ -102,7 +102,11 @@ class Endings:
             if not self._watched:
                 os.register_at_fork(after_in_child=self._forked)
             self._watched = True
-        if self._main and self._environ.get("SLURM_JOB_ID"):
+        self.lead()
+
+    def lead(self) -> None:
+        """On rank 0: watch the job's time limit. A loss may make another rank rank 0."""
+        if self._main() and not self._lent and self._environ.get("SLURM_JOB_ID"):
             threading.Thread(
                 target=self._watch_limit, args=(self._closed,), name="pollux-limit", daemon=True
             ).start()
@@ -168,7 +172,7 @@ class Endings:
         preempted job that ends by itself is not put back into the queue (Slurm 22.05).
         """
         job_id = self._environ.get("SLURM_JOB_ID")
-        if not (self._main and job_id):
+        if not (self._main() and job_id):
             return False
         return reason is not Reason.TERM or "PreemptTime=2" in (show_job(job_id) or "")
 
@@ -178,7 +182,7 @@ class Endings:
         `seconds` went into it; None where none could be written.
         """
         self.close()
-        if self._main:
+        if self._main():
             kept = (
                 f"checkpoint of step {step} written in {seconds:.1f} s"
                 if seconds is not None

@@ -1,13 +1,14 @@
 """Go on without ranks that were lost, in the processes that remain.
 
 A rank that is killed (its process, its node, the companion job that lends it) closes its connections: the others' next
-collective fails. They then abort their groups, meet in the store in rank 0's process, and tell the step that they have
-completed. Rank 0 knows who is gone by the connections that every rank holds to that store. The remaining ranks form new
-groups, take over the state of the rank that was furthest, and take the step in hand again from its first sample.
+collective fails. They then abort their groups, meet in the launcher's store, and tell which step they have completed.
+The lowest of them decides: it knows who is gone by the connections that every rank holds to that store. The remaining
+ranks form new groups, take over the state of the rank that was furthest, and take the step in hand again from its first
+sample. Where rank 0 is gone, that lowest rank becomes rank 0.
 
 All ranks start again from the newest checkpoint instead where
 
-- rank 0 is lost, or another rank of its node while there are others;
+- all ranks on the job's own nodes are lost, or node 0 with its launcher, which keeps the store;
 - a rank ends by itself: its script has failed, or made fewer passes;
 - a rank is lost while groups are formed;
 - the processes could not be resized in place;
@@ -41,6 +42,9 @@ from pollux.resize.requests import ResizeDecision
 from pollux.training.training import Training
 
 logger = logging.getLogger("pollux")
+
+LOOK = 0.1
+"""Seconds between two looks at whether the rank that is to decide is there still."""
 
 COME_WAIT = 60.0
 """Seconds in which every remaining rank has to notice the loss, beside two of its steps."""
@@ -131,17 +135,20 @@ class Mender:
         steps, local_rank = self._training.progress.optimizer_steps, os.environ.get("LOCAL_RANK", "0")
         rendezvous.tell(self._key("came", world.rank), [steps, int(local_rank)])
         go = self._key("go", 0)
-        if world.rank == 0:
-            rendezvous.tell(go, self._decided())
-        rendezvous.wait_for_any([go])
+        for lower in range(world.rank):
+            present = self._key("present", lower)
+            while rendezvous.heard(present) is not None and rendezvous.heard(go) is None:
+                time.sleep(LOOK)
+        if rendezvous.heard(go) is None:
+            rendezvous.tell(go, self._decided() or {})
         told = rendezvous.heard(go)
-        if told is None:
+        if not told:
             return False
         decision = ResizeDecision.parse(told["decision"])
         if world.rank not in decision.stay:
             raise SystemExit(LEFT_STATUS)
         self._form(decision, int(told["source"]), [int(rank) for rank in told["behind"]])
-        if world.rank == 0:
+        if self._training.world.rank == 0:
             line = LauncherLine.from_environment()
             if line is not None:
                 line.mended(self._training.world.places, told["without"], lent=bool(decision.lent))
@@ -153,7 +160,7 @@ class Mender:
         return True
 
     def _decided(self) -> dict[str, Any] | None:
-        """On rank 0: who goes on; None where a rank has ended by itself."""
+        """On the lowest rank: who goes on; None where a rank has ended by itself."""
         rendezvous, world = self._groups.rendezvous, self._training.world
         assert rendezvous is not None
         open_: set[int] = set(range(world.size))
@@ -165,7 +172,7 @@ class Mender:
                 word = rendezvous.heard(self._key("came", rank))
                 if word is not None:
                     came[rank], local_ranks[rank] = int(word[0]), int(word[1])
-                elif rank and rendezvous.heard(self._key("present", rank)) is not None:
+                elif rendezvous.heard(self._key("present", rank)) is not None:
                     continue
                 open_.discard(rank)
             return not open_
@@ -181,8 +188,8 @@ class Mender:
             # The same number of ranks on each node.
             whole = Counter(world.places[rank] for rank in came)
             stay = tuple(rank for rank in stay if whole[world.places[rank]] == world.per_node)
-        if 0 not in stay:
-            return None
+        if not any(rank < world.size - world.lent for rank in stay):
+            return None  # none of the job's own ranks
         per_node = world.per_node if world.nodes > 1 else len(stay)
         choice = self._training.choice_on(max(len(stay) // per_node, 1), len(stay))
         decision = ResizeDecision(
@@ -197,7 +204,7 @@ class Mender:
             choice.accumulation,
             *(rendezvous.address, rendezvous.port, rendezvous.secret),
         )
-        here = {local_ranks[rank] for rank in stay if world.places[rank] == world.places[0]}
+        here = {local_ranks[rank] for rank in stay if world.places[rank] == world.places[stay[0]]}
         furthest = max(came[rank] for rank in stay)
         return {
             "decision": asdict(decision),

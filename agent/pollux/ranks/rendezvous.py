@@ -1,9 +1,10 @@
 """Let the ranks of a job meet again after a resize.
 
-A store in rank 0's process, and process groups formed over it.
+A store, and process groups formed over it.
 
-Rank 0's process outlives every resize in place, so it holds the store. Whoever comes proves that it knows the store's
-secret: a file of mode 0600 carries it to joining ranks, the old process groups carry it to the others.
+Under `pollux run` the store is in a process beside the workers of node 0, which outlives each of them; else it is in
+rank 0's process. Whoever comes proves that it knows the store's secret: node 0's launcher tells its workers, a file of
+mode 0600 carries it to joining ranks, the old process groups carry it to the others.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pollux.errors import RankLost
 from pollux.ranks.connections import forming_groups
 from pollux.ranks.sealed import HANDSHAKE_S, NoAnswer
 from pollux.ranks.torch_internals import set_group_timeout
-from pollux.ranks.value_store import ANSWER_S, Client, Operation, Server, StoreAnswer, StoreRequest
+from pollux.ranks.value_store import ANSWER_S, VARIABLE, Client, Operation, Server, StoreAnswer, StoreRequest
 from pollux.ranks.world import CONTROL_TIMEOUT, World, backend_for, node_name, where
 from pollux.slurm_job.allocation import node_address
 from pollux.slurm_job.network import interface_of
@@ -47,11 +48,14 @@ class Rendezvous:
 
     @classmethod
     def open(cls, environ: MutableMapping[str, str] = os.environ) -> Rendezvous:
-        """On rank 0: the store, on a free port of this node.
+        """On rank 0: the launcher's store, or one of this process.
 
         Raises RankLost where it cannot be opened.
         """
         address, secret = own_address(environ), secrets.token_hex(32)
+        port, _, told = environ.get(VARIABLE, "").partition(":")
+        if port.isdigit() and told:
+            return cls.join(address, int(port), told)
         try:
             server = Server(secret.encode())
         except OSError as error:
@@ -62,14 +66,14 @@ class Rendezvous:
 
     @classmethod
     def join(cls, address: str, port: int, secret: str) -> Rendezvous:
-        """On the other ranks. Raises RankLost where rank 0 does not answer."""
+        """On the other ranks. Raises RankLost where the store does not answer."""
         deadline = time.monotonic() + HANDSHAKE_S
         while True:
             try:
                 return cls(address, port, secret, Client(address, port, secret.encode()))
             except NoAnswer as error:
                 if error.refused or time.monotonic() >= deadline:
-                    raise RankLost(f"rank 0 is not found at {address}: {error}") from error
+                    raise RankLost(f"the store of the ranks is not found at {address}: {error}") from error
                 time.sleep(0.1)
 
     def tell(self, key: str, value: Any) -> None:
@@ -92,7 +96,7 @@ class Rendezvous:
     def wait_for_any(self, keys: Sequence[str]) -> None:
         """Wait until one of the keys has a value.
 
-        Raises RankLost where rank 0 is gone.
+        Raises RankLost where the store is gone.
         """
         self.ask("wait", keys, timeout=None)
 
@@ -118,7 +122,7 @@ class Rendezvous:
                 raise TimeoutError(f"no value of {', '.join(keys)} came within {timeout:.0f} s")
             answer = self._store.values.ask(request)
         except OSError as error:
-            raise RankLost(f"the store in rank 0's process does not answer: {error}") from error
+            raise RankLost(f"the store of the ranks does not answer: {error}") from error
         return answer or StoreAnswer()
 
     def form(self, old: World, name: str, rank: int, size: int, *, per_node: int, lent: int) -> World:

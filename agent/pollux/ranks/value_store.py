@@ -1,4 +1,4 @@
-"""Keep named values in rank 0's process.
+"""Keep named values for the ranks of a job.
 
 Only processes that know the store's secret can read or write them.
 
@@ -26,7 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Literal, NoReturn, Self
 
 from pollux.ranks.sealed import Entrance, Frames, NotAuthentic, connect, keep_alive
 
@@ -34,8 +34,11 @@ logger = logging.getLogger("pollux")
 
 PURPOSE = "ranks"
 ANSWER_S = 60.0
-"""Seconds in which rank 0 has to answer."""
+"""Seconds in which the store has to answer."""
 SEND_S = 10.0
+
+VARIABLE = "POLLUX_STORE"
+"""Environment variable by which node 0's launcher tells its workers of the store: "PORT:SECRET"."""
 
 Operation = Literal["set", "hold", "get", "delete", "swap", "add", "wait"]
 _OPERATIONS = ("set", "hold", "get", "delete", "swap", "add", "wait")
@@ -141,6 +144,11 @@ class Values:
         return StoreAnswer(tuple(map(values.get, request.keys)))
 
 
+def listen() -> socket.socket:
+    """A listener for a store. Raises OSError."""
+    return socket.create_server(("", 0), backlog=1024)
+
+
 @dataclass(slots=True)
 class _Client:
     frames: Frames
@@ -150,12 +158,12 @@ class _Client:
 
 
 class Server:
-    """Serves the values to other processes, in a thread."""
+    """Serves the values to other processes."""
 
-    def __init__(self, key: bytes) -> None:
-        """Raises OSError."""
+    def __init__(self, key: bytes, listener: socket.socket | None = None) -> None:
+        """On `listener` whoever calls `serve` serves them; else a thread. Raises OSError."""
         self.values = Values()
-        listener = socket.create_server(("", 0), backlog=1024)
+        threaded, listener = listener is None, listener or listen()
         self.port = int(listener.getsockname()[1])
         self._entrance = Entrance(listener, key, PURPOSE)
         self._selector = selectors.DefaultSelector()
@@ -166,14 +174,16 @@ class Server:
         self._wake.setblocking(False)
         self._selector.register(self._woken, selectors.EVENT_READ)
         self.values.on_change = self._changed
-        threading.Thread(target=self._serve, name="pollux-store", daemon=True).start()
+        if threaded:
+            threading.Thread(target=self.serve, name="pollux-store", daemon=True).start()
 
     def _changed(self) -> None:
         """Somebody may wait for what has changed."""
         with contextlib.suppress(BlockingIOError):  # it is to wake up already
             self._wake.send(b"x")
 
-    def _serve(self) -> None:
+    def serve(self) -> NoReturn:
+        """Serve the values until this process ends."""
         while True:
             # A stranger who stays silent is to be dropped in time.
             for key, _ in self._selector.select(1.0 if self._entrance.waiting else None):
@@ -215,7 +225,7 @@ class Server:
                 else:
                     connection.sendall(client.frames.pack(answer.pack()))
         except (OSError, ValueError, NotAuthentic) as error:
-            logger.warning("a connection to the store in rank 0's process ends: %s", error)
+            logger.warning("a connection to the store of the ranks ends: %s", error)
             self._drop(connection)
 
     def _answer_waits(self, connection: socket.socket, client: _Client) -> None:
@@ -265,7 +275,7 @@ class Client:
                     self._socket.settimeout(left)
                     data = self._socket.recv(1 << 16)
                     if not data:
-                        raise ConnectionResetError("rank 0's process has closed the connection")
+                        raise ConnectionResetError("the store has closed the connection")
                     self._frames.feed(data)
                 return StoreAnswer.parse(text)
             except (NotAuthentic, ValueError) as error:

@@ -66,16 +66,29 @@ class SchedulerLine:
         if self.ticket is None:
             return
         if main:
-            from pollux.scheduler.publisher import Publisher  # noqa: PLC0415 - loads the database driver
-
-            publisher = Publisher(self.ticket, collect, deliver, introduction=introduction)
-            publisher.start()
-            self.connect(publisher)
+            self.lead(collect, deliver, introduction)
         from pollux.slurm_job.wake_signal import watch  # noqa: PLC0415
 
         self._stop_watching = watch(self.wake)
         # A script that ends has made its last step: its last report says so.
         atexit.register(self.close)
+
+    def lead(
+        self,
+        collect: Callable[[], dict[str, Any]],
+        deliver: Callable[[Order], None],
+        introduction: Introduction | None = None,
+    ) -> None:
+        """Report from this rank, on rank 0 of a Pollux job.
+
+        A loss may make another rank rank 0.
+        """
+        if self.ticket is not None:
+            from pollux.scheduler.publisher import Publisher  # noqa: PLC0415 - loads the database driver
+
+            publisher = Publisher(self.ticket, collect, deliver, introduction=introduction)
+            publisher.start()
+            self.connect(publisher)
 
     def connect(self, reporter: Reporter) -> None:
         """Report by `reporter` from here on."""

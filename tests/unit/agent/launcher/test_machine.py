@@ -15,6 +15,7 @@ from pollux.launcher.messages import (
     AwaitLeavers,
     CanMend,
     Done,
+    Emptied,
     Left,
     Mended,
     MoveNotice,
@@ -299,22 +300,51 @@ def test_a_loss_that_is_not_mended_in_time_is_the_failure() -> None:
 
 def test_where_rank_0_has_ended_nobody_goes_on_without_a_lost_worker() -> None:
     hurt, _ = run(HUB, fresh(HUB), ABLE, WorkerEnded(1, end(137)))
-    over, actions = run(HUB, hurt, WorkerEnded(0, end(0)))
+    over, actions = run(HUB, hurt, FromRank0(CanMend(False)))
+    assert (over.phase, actions) == (Phase.FAILING, [Tell(CanMend(False)), Tell(Alert())])
+
+
+def test_where_all_workers_are_lost_nobody_is_waited_for() -> None:
+    able, _ = run(NODE, fresh(NODE), FromNode(0, CanMend(True)))
+    empty, actions = run(NODE, able, WorkerEnded(0, end(137)), WorkerEnded(1, end(137)))
+    assert actions == [Tell(Emptied())]
+    assert run(NODE, empty, Tick())[1] == [], "said once"
+    lost = [WorkerEnded(0, end(137)), WorkerEnded(1, end(137))]
+    hurt, actions = run(HUB, fresh(HUB), ABLE, *lost, NodeGone(2))
+    assert (hurt.phase, actions) == (Phase.TRAINING, []), "node 1 may go on"
+    over, actions = run(HUB, hurt, FromNode(1, parse(pack(Emptied()))))
     assert (over.phase, actions) == (Phase.FAILING, [Tell(Alert())])
 
 
-@pytest.mark.parametrize("worker", [(0, 137), (1, 1)])
-def test_rank_0_and_a_rank_that_fails_by_itself_are_not_gone_on_without(worker: tuple[int, int]) -> None:
+@pytest.mark.parametrize("worker", [0, 1])
+def test_a_rank_that_fails_by_itself_is_not_gone_on_without(worker: int) -> None:
     able, _ = run(HUB, fresh(HUB), ABLE)
-    state, _ = run(HUB, able, WorkerEnded(worker[0], end(worker[1])))
+    state, _ = run(HUB, able, WorkerEnded(worker, end(1)))
     assert state.phase is Phase.FAILING
+
+
+def test_rank_0_may_be_on_another_node_after_a_loss() -> None:
+    able, _ = run(NODE, fresh(NODE), FromNode(0, CanMend(True)))
+    said = Mended(("n1", "n2"), (), False)
+    assert run(NODE, able, FromRank0(said))[1] == [Tell(said)]
+    assert run(NODE, able, ABLE)[1] == [Tell(CanMend(True))]
+    _, actions = run(NODE, able, FromRank0(AnnounceMove(7, "resize", (), 0)))
+    assert actions == [TellRank0(Refused(7, "rank 0 is on another node than at the start"))]
+    # Node 0's launcher stays, without workers.
+    hurt, _ = run(HUB, fresh(HUB), ABLE, WorkerEnded(0, end(137)))
+    after, actions = run(HUB, hurt, FromNode(1, parse(pack(said))))
+    assert actions == [SignalWorkers(signal.SIGKILL, frozenset({1}))]
+    after, actions = run(HUB, after, WorkerEnded(1, end(137)), FromNode(1, CanMend(True)))
+    assert (after.phase, after.mends, actions) == (Phase.TRAINING, True, [Tell(CanMend(True))])
+    _, actions = run(HUB, after, FromNode(1, Done(None)), FromNode(2, Done(None)))
+    assert actions == [Finish(Outcome(), tell=True)]
 
 
 def test_a_node_whose_ranks_are_lost_leaves_the_job() -> None:
     able, _ = run(NODE, fresh(NODE), FromNode(0, CanMend(True)))
     # One was killed; the other ends, as a node has all of its ranks or none.
     hurt, actions = run(NODE, able, WorkerEnded(0, end(137)), WorkerEnded(1, end(76)))
-    assert actions == [], "until the others have gone on"
+    assert actions == [Tell(Emptied())], "it waits until the others have gone on"
     _, actions = run(NODE, hurt, FromNode(0, MoveNotice(0, False, frozenset({NODE.node}))))
     assert actions[-2:] == [Tell(Left()), Finish(Outcome(left=True))]
 
@@ -330,8 +360,8 @@ def test_node_0_ends_what_hangs_on_a_node_that_the_others_have_gone_on_without()
 def test_node_0_goes_on_without_a_node_that_is_gone() -> None:
     able, _ = run(HUB, fresh(HUB), ABLE)
     hurt, _ = run(HUB, able, NodeGone(2))
-    after, _ = run(HUB, hurt, mended("n1"))
-    assert (after.staying, after.leaving) == ({0, 1}, set()), "its own node stays, whatever rank 0 says"
+    after, _ = run(HUB, hurt, mended("n0", "n1"))
+    assert (after.staying, after.leaving) == ({0, 1}, set())
     _, actions = run(HUB, after, WorkerEnded(0, end(0)), WorkerEnded(1, end(0)), FromNode(1, Done(None)))
     assert actions == [Finish(Outcome(), tell=True)]
 

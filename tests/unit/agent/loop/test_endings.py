@@ -141,12 +141,16 @@ def test_a_job_that_slurm_preempts_waits_for_slurm_to_requeue_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = "JobId=7 JobState=RUNNING PreemptTime={}"
-    asked = endings.Endings(main=True, orders=False, margin=lambda: 0.0, environ={"SLURM_JOB_ID": "7"})
+    asked = endings.Endings(
+        main=lambda: True, orders=False, margin=lambda: 0.0, environ={"SLURM_JOB_ID": "7"}
+    )
     for told, waits in (("2026-11-22T09:15:38", True), ("None", False)):
         monkeypatch.setattr(endings, "show_job", lambda _, told=told: shown.format(told))
         assert asked.left_to_slurm(endings.Reason.TERM) is waits
         assert asked.left_to_slurm(endings.Reason.TIME_LIMIT)
-    other = endings.Endings(main=False, orders=False, margin=lambda: 0.0, environ={"SLURM_JOB_ID": "7"})
+    other = endings.Endings(
+        main=lambda: False, orders=False, margin=lambda: 0.0, environ={"SLURM_JOB_ID": "7"}
+    )
     assert not other.left_to_slurm(endings.Reason.TIME_LIMIT), "rank 0 asks Slurm"
 
 
@@ -169,7 +173,7 @@ def test_more_time_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = [time.time() + 5.0, time.time() + 1e6]
     monkeypatch.setattr(endings, "time_limit_at", lambda _, ask=False: limits[ask])
     asked = endings.Endings(
-        main=True, orders=False, margin=lambda: 10.0, environ={"SLURM_JOB_ID": "7"}, look=0.01
+        main=lambda: True, orders=False, margin=lambda: 10.0, environ={"SLURM_JOB_ID": "7"}, look=0.01
     )
     asked.begin()
     time.sleep(0.2)
@@ -221,7 +225,7 @@ def test_data_loading_processes_outlive_a_signal_to_all_of_a_step(tmp_path: Path
 
 
 def test_a_forked_process_and_a_script_s_own_handler_are_left_alone(tmp_path: Path) -> None:
-    asked = endings.Endings(main=True, orders=True, margin=lambda: 0.0, environ={})
+    asked = endings.Endings(main=lambda: True, orders=True, margin=lambda: 0.0, environ={})
     asked.begin()
     try:
         child = os.fork()

@@ -12,6 +12,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -255,6 +256,36 @@ def test_over_nccl_and_outside_pollux_run_a_loss_ends_all(
     assert not job.coordinator.mender.mend()
     job.close()
     assert Graces().mend > mending.COME_WAIT, "before the launcher ends them all"
+
+
+def test_a_rank_that_becomes_rank_0_takes_over_what_it_alone_does() -> None:
+    """Its reports, the watch over the time limit, the search for a batch size; not what the lost one was told."""
+    network = nn.Linear(2, 1)
+    job = attach(network, torch.optim.SGD(network.parameters(), lr=0.1))
+    data = TensorDataset(torch.zeros(40, 2))
+    job.loader(data, 4, max_batch_size=8)
+    coordinator, training = job.coordinator, job.training
+    assert training.advisor is not None
+    training.advisor.close()
+    training.advisor = None
+    led: list[str] = []
+    coordinator.line.lead = lambda collect, deliver: led.append("reports")
+    coordinator.endings.lead = lambda: led.append("limit")
+    coordinator.exchange.send(Decision(move=7))
+    after = training.world
+    training.world = replace(after, rank=1, size=2)
+
+    def mend() -> bool:
+        training.world = after
+        return True
+
+    coordinator.mender.mend = mend
+    assert coordinator.mend()
+    assert led == ["reports", "limit"]
+    assert training.advisor is not None
+    assert coordinator.drains.wanted() == 0
+    assert coordinator.resizer.capability is ResizeCapability.REQUEUE
+    job.close()
 
 
 def test_orders_that_the_lost_decision_carried_are_not_lost() -> None:

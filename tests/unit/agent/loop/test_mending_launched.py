@@ -25,7 +25,7 @@ job = pollux.attach(network, optimizer, adaptive=False, checkpoint_dir=here / "c
 loader, used = job.loader(data, 8, num_workers=1), []
 for _ in job.epochs(2, passes=True):
     for inputs, targets, ids in loader:
-        if job.progress.optimizer_steps == 5 and rank == world - 1:
+        if job.progress.optimizer_steps == 5 and rank == LOST:
             os.kill(os.getpid(), signal.SIGKILL)  # its data loader's process lives on
         step, mine = job.progress.optimizer_steps, []
         if loader.data.local_samples:
@@ -42,10 +42,15 @@ note("over", weights=weights, size=job.world.size)
 """
 
 
-@pytest.mark.parametrize(("nodes", "workers", "left"), [(1, 3, 2), (2, 2, 2)])
-def test_the_launchers_leave_the_others_alone(nodes: int, workers: int, left: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("nodes", "workers", "lost", "left"),
+    [(1, 3, 2, 2), (2, 2, 3, 2), (1, 3, 0, 2), (2, 2, 0, 2), (3, 1, 0, 2)],
+)
+def test_the_launchers_leave_the_others_alone(
+    nodes: int, workers: int, lost: int, left: int, tmp_path: Path
+) -> None:
     # A kill by the launcher of what nobody has gone on without would come after minutes.
-    with step(tmp_path, nodes, SCRIPT, workers=workers) as launched:
+    with step(tmp_path, nodes, SCRIPT.replace("LOST", str(lost)), workers=workers) as launched:
         assert launched.statuses() == [0] * nodes, launched.output()
         output = launched.output()
     over = launched.log("over")

@@ -1,4 +1,4 @@
-"""The store in rank 0's process.
+"""The store where ranks meet.
 
 Ranks leave values there for each other. No other process can see or change them.
 """
