@@ -117,6 +117,8 @@ class JobSpec:
     mem_per_gpu_mb: int | None = None
     gpu_counts: str = "any"
     """GPU counts that the job can use: `any`, `powers-of-two`, `whole-nodes`, or a list such as `1,2,4,8`."""
+    continues: bool = False
+    """At its time limit the job goes back into the queue, until its training is finished."""
 
 
 @dataclass(frozen=True, slots=True)

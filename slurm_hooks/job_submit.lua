@@ -261,6 +261,9 @@ function pollux_submit(job, part_list, submit_uid)
   local looks_on = wanted["mode"] == "observe" or wanted["mode"] == "advise"
   fields[#fields + 1] = "adaptive=" .. (looks_on and "no" or wanted["adaptive"] or "yes")
   fields[#fields + 1] = "preemptible=" .. (wanted["preemptible"] or "yes")
+  if wanted["continue"] == "yes" then
+    fields[#fields + 1] = "continue=yes"
+  end
   fields[#fields + 1] = "cpus-per-gpu=" .. share.cpus
   if share.memory then
     fields[#fields + 1] = "mem-per-gpu=" .. share.memory

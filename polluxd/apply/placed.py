@@ -59,8 +59,11 @@ def time_left(move: Move, job: SlurmJob) -> float | None:
     """Return the next attempt's time limit [s, whole minutes].
 
     The limit is the time that the job had left at its requeue, at least one minute. Returns None where the present
-    limit stays: the time left is not known, or the job asks for no more than that now.
+    limit stays: the time left is not known, the job asks for no more than that now, or it goes on after its time limit
+    (`continue=yes`). Of such a job every attempt has the whole limit: nobody would give it back what a move had taken.
     """
+    if job.spec is not None and job.spec.continues:
+        return None
     requeued_at = move.times.get(Step.REQUEUED)
     if move.ends_at is None or requeued_at is None or job.time_limit_s is None:
         return None

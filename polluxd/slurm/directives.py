@@ -6,7 +6,7 @@ The comment of a job, all on one line:
     pollux:v1 min-gpus=1 max-gpus=8 gpu-counts=1,2,4,8 adaptive=yes preemptible=yes cpus-per-gpu=2 mem-per-gpu=4000
     submitted=T begin=T
 
-After `mem-per-gpu=` stand the demands on nodes (`polluxd.slurm.demands`). The comment of a companion job:
+A job with `#POLLUX continue=yes` has `continue=yes` after `preemptible=`. After `mem-per-gpu=` stand the demands on nodes (`polluxd.slurm.demands`). The comment of a companion job:
 
     pollux:v1 companion-of=J attempt=R move=ID nonce=N cpus-per-gpu=2 mem-per-gpu=4000 submitted=T
 
@@ -76,6 +76,7 @@ def parse_admin_comment(text: str) -> Directives | None:
         cpus_per_gpu=int(read.get("cpus-per-gpu", 1)),
         mem_per_gpu_mb=int(read["mem-per-gpu"]) if "mem-per-gpu" in read else None,
         gpu_counts=gpu_counts,
+        continues=bool(read.get("continue", False)),
     )
     if spec.max_gpus is not None and spec.min_gpus > spec.max_gpus:
         raise DirectiveError(f"AdminComment: min-gpus={spec.min_gpus} is above max-gpus={spec.max_gpus}")
@@ -127,6 +128,7 @@ _READERS: dict[str, Callable[[str, str], float]] = {
     "max-gpus": _count,
     "adaptive": _yes_or_no,
     "preemptible": _yes_or_no,
+    "continue": _yes_or_no,
     "cpus-per-gpu": _count,
     "mem-per-gpu": _count,
     "submitted": _count,

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from polluxd.apply.intents import Intent
 from polluxd.apply.reconciler import Reconciler
 from polluxd.errors import SlurmRefused
@@ -191,11 +193,12 @@ def test_one_user_s_restarts_leave_the_cluster_s_budget_to_others() -> None:
     assert acting.begin(wished[2:3], begun) == []
 
 
-def test_a_requeued_job_keeps_what_was_left_of_its_time_limit() -> None:
+@pytest.mark.parametrize(("continues", "limit"), [(False, 3000.0), (True, 3600.0)])
+def test_a_requeued_job_keeps_what_was_left_of_its_time_limit(continues: bool, limit: float) -> None:
     slurm = FakeSlurm([Node("n1", 4, cpus=8)])
     store = FakeStore(FakeRows(slurm.clock))
     assert store.lead() == 1
-    job_id = slurm.submit(JobSpec(), time_limit_s=3600.0)
+    job_id = slurm.submit(JobSpec(continues=continues), time_limit_s=3600.0)
     slurm.configure(job_id, Geometry(("n1",), 1, 1), start=True)
     slurm.advance(601.0)
     acting = reconciler(slurm, store)
@@ -206,7 +209,7 @@ def test_a_requeued_job_keeps_what_was_left_of_its_time_limit() -> None:
         slurm.advance(0.5)
     now = slurm.truth(job_id)
     assert (now.restart_count, now.gpus_per_node_held) == (1, {"n1": 2})
-    assert now.time_limit_s == 3000.0
+    assert now.time_limit_s == limit
 
 
 def test_what_is_remembered_of_jobs_that_are_gone_is_forgotten() -> None:

@@ -211,6 +211,8 @@ def test_whether_a_job_goes_on_after_its_time_limit_is_inherited_from_nowhere() 
     outer = {"SLURM_OPEN_MODE": "a", "POLLUX_CONTINUE": "yes"}
     assert submit("#POLLUX", environment=outer).continues == "no"
     assert submit("#POLLUX continue=yes").continues == "yes"
+    told = [parse_admin_comment(comment(submit(line))) for line in ("#POLLUX", "#POLLUX continue=yes")]
+    assert [read is not None and read.spec.continues for read in told] == [False, True]
     assert not submit("#POLLUX continue=maybe").accepted
 
 

@@ -73,11 +73,11 @@ def test_a_stranger_gets_nothing() -> None:
     assert second.heard("secret") == "value", "the store has outlived them"
 
 
-def test_without_rank_0_there_is_a_typed_error() -> None:
+def test_without_the_store_there_is_a_typed_error() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
-    with pytest.raises(RankLost, match=r"rank 0 is not found at 127\.0\.0\.1"):
+    with pytest.raises(RankLost, match=r"the store of the ranks is not found at 127\.0\.0\.1"):
         Rendezvous.join("127.0.0.1", port, "s")
     with pytest.raises(RankLost, match=r"no value of x came within"):
         Rendezvous.open(dict(LOCAL)).ask("wait", ["x"], timeout=0.01)
