@@ -6,7 +6,8 @@ The comment of a job, all on one line:
     pollux:v1 min-gpus=1 max-gpus=8 gpu-counts=1,2,4,8 adaptive=yes preemptible=yes cpus-per-gpu=2 mem-per-gpu=4000
     submitted=T begin=T
 
-A job with `#POLLUX continue=yes` has `continue=yes` after `preemptible=`. After `mem-per-gpu=` stand the demands on nodes (`polluxd.slurm.demands`). The comment of a companion job:
+A job with `#POLLUX continue=yes` has `continue=yes` after `preemptible=`. After `mem-per-gpu=` stand the demands on
+nodes (`polluxd.slurm.demands`). The comment of a companion job:
 
     pollux:v1 companion-of=J attempt=R move=ID nonce=N cpus-per-gpu=2 mem-per-gpu=4000 submitted=T
 
