@@ -1,4 +1,4 @@
-"""Keep the store where ranks meet in a process of its own, beside the workers.
+"""Keep the store where ranks meet in a process of its own.
 
 No rank's end closes it: the remaining ranks meet there after any loss, rank 0's too. Node 0's launcher starts it before
 the workers, and ends it after them.

@@ -181,7 +181,7 @@ class Coordinator:
         return True
 
     def _lead(self) -> None:
-        """Rank 0 was lost, and this rank is rank 0 now: take over what rank 0 alone does.
+        """Take over what rank 0 alone does: rank 0 was lost.
 
         Orders that the lost one had not answered come again.
         """

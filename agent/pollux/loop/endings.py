@@ -69,7 +69,9 @@ class Endings:
         environ: Mapping[str, str] = os.environ,
         look: float = LOOK,
     ) -> None:
-        """`main`: this is rank 0. `orders`: SIGUSR1 asks this job to look at polluxd's orders.
+        """`main`: whether this is rank 0.
+
+        `orders`: SIGUSR1 asks this job to look at polluxd's orders.
 
         `margin`: seconds before the time limit at which the training has to stop. `look`: seconds between two looks at
         the margin.
@@ -105,7 +107,7 @@ class Endings:
         self.lead()
 
     def lead(self) -> None:
-        """On rank 0: watch the job's time limit. A loss may make another rank rank 0."""
+        """On rank 0, also one that a loss has made: watch the time limit."""
         if self._main() and not self._lent and self._environ.get("SLURM_JOB_ID"):
             threading.Thread(
                 target=self._watch_limit, args=(self._closed,), name="pollux-limit", daemon=True

@@ -161,7 +161,10 @@ class Server:
     """Serves the values to other processes."""
 
     def __init__(self, key: bytes, listener: socket.socket | None = None) -> None:
-        """On `listener` whoever calls `serve` serves them; else a thread. Raises OSError."""
+        """With `listener` whoever calls `serve` serves them; else a thread.
+
+        Raises OSError.
+        """
         self.values = Values()
         threaded, listener = listener is None, listener or listen()
         self.port = int(listener.getsockname()[1])

@@ -259,7 +259,7 @@ def test_over_nccl_and_outside_pollux_run_a_loss_ends_all(
 
 
 def test_a_rank_that_becomes_rank_0_takes_over_what_it_alone_does() -> None:
-    """Its reports, the watch over the time limit, the search for a batch size; not what the lost one was told."""
+    # Its reports, the watch over the time limit, the search for a batch size; not what the lost one was told.
     network = nn.Linear(2, 1)
     job = attach(network, torch.optim.SGD(network.parameters(), lr=0.1))
     data = TensorDataset(torch.zeros(40, 2))
