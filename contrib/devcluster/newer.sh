@@ -3,7 +3,7 @@
 # as they are. The root is kept and used again: about 1 GB (1.5 with pyslurm) and some minutes the first time.
 #
 #   contrib/devcluster/newer.sh [pytest's arguments]       as root
-#   contrib/devcluster/newer.sh attack [--theme NAME ...]  the attack suite's themes that need no torch
+#   contrib/devcluster/newer.sh attack [--theme NAME ...]  the attack suite's themes that need no torch; attack-out/SUITE
 #
 # Where pyslurm can be built for that Slurm (forky's), the tests of the client that uses it run there too.
 #
@@ -38,11 +38,11 @@ echo "  $(inside slurmctld -V), $(inside python3 --version), $(inside /venv/bin/
   awk '$1 == "pyslurm" { print "pyslurm for Slurm " $2; found = 1 } END { if (!found) print "no pyslurm" }')"
 if [ "${1:-}" = attack ]; then
   shift
-  [ $# -gt 0 ] || set -- --theme slurm_text --theme database --theme tokens
+  [ $# -gt 0 ] || set -- --theme slurm_text --theme database --theme tokens --theme shares
   # polluxd asks for its own version, which an installed package has.
   inside sh -c 'info=$(/venv/bin/python -c "import site; print(site.getsitepackages()[0])")/polluxd-0.dist-info
     mkdir -p "$info" && printf "Metadata-Version: 2.1\nName: polluxd\nVersion: 0\n" >"$info/METADATA"'
-  inside /venv/bin/python -m contrib.attack --out /tmp/attack-out "$@"
+  inside /venv/bin/python -m contrib.attack --out "attack-out/$suite" "$@"
   exit
 fi
 [ $# -gt 0 ] || set -- "${tests[@]}"

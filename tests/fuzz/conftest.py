@@ -72,5 +72,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def _commit() -> str:
-    asked = ["git", "-C", str(PAGE.parent), "describe", "--always", "--dirty", "--exclude=*"]
-    return subprocess.run(asked, check=False, capture_output=True, text=True).stdout.strip()
+    """The commit of the readers, with a plus where they have changed since."""
+
+    def git(*words: str) -> str:
+        asked = ["git", "-C", str(PAGE.parents[2]), *words]
+        return subprocess.run(asked, check=False, capture_output=True, text=True).stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", f":!{PAGE}")
+    return git("rev-parse", "--short=7", "HEAD") + ("+" if changed else "")
