@@ -320,7 +320,9 @@ def memory_taken(site: Site, defended: bool) -> Outcome:
         site.cluster.stop_postgres()
         site.cluster.start_postgres()
     site.until(lambda: site.publish("alice").ok, "alice's next report")
-    return Outcome(answers[1].ok, _shown(answers))
+    # A backend that the kernel kills takes the whole server with it, which is worse.
+    crashed = "server closed the connection" in answers[1].text
+    return Outcome(answers[1].ok or crashed, _shown(answers))
 
 
 @attack("mallory", "further: the statements of others, with their tokens, in pg_stat_activity")
