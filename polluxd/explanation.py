@@ -38,7 +38,8 @@ class Explanation:
     """Seconds that a GPU takes off all jobs' completion times per second where it is worth the least; 0: GPUs are
     left. None: the objective has no price."""
     seconds_left: float | None = None
-    """Seconds until the job is predicted to end; None: it declared no length, or waits."""
+    """Seconds until the job is predicted to end, its wait for GPUs included. None: it declared no length, it never ran,
+    or too few jobs say when they will leave it GPUs."""
     doubts: tuple[str, ...] = ()
     """Claims of its newest report that polluxd does not believe."""
     doubted_reports: int = 0

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import minimize, nnls
+from scipy.optimize import fmin_l_bfgs_b, nnls
 
 from pollux.goodput import ThroughputParams, rack_pair
 
@@ -102,29 +102,22 @@ def fit(
     lower, upper = np.full(_SIZE, np.log(SMALLEST)), np.full(_SIZE, np.log(LARGEST))
     lower[_GAMMA], upper[_GAMMA] = GAMMA_RANGE
 
-    limits = list(zip(lower[free], upper[free], strict=True))
+    limits = list(zip(lower[free].tolist(), upper[free].tolist(), strict=True))
 
-    latest: tuple[bytes, float, Floats] = b"", 0.0, base
-
-    def objective(x: Floats) -> tuple[bytes, float, Floats]:
-        """Value and slope at x: the search asks for one, then the other."""
-        nonlocal latest
-        here = x.tobytes()
-        if latest[0] != here:
-            value, slope = loss_and_gradient(base + tie @ x, data, pulled_to)
-            latest = here, value, tie.T @ slope
-        return latest
+    def objective(x: Floats) -> tuple[float, Floats]:
+        value, slope = loss_and_gradient(base + tie @ x, data, pulled_to)
+        return value, tie.T @ slope
 
     def search(start: Floats, within: float) -> tuple[float, Floats]:
-        result = minimize(
-            lambda x: objective(x)[1],
+        found, value, _ = fmin_l_bfgs_b(
+            objective,
             start,
-            jac=lambda x: objective(x)[2],
-            method="L-BFGS-B",
             bounds=limits,
-            options={"maxiter": 300, "ftol": within, "gtol": max(1e-8, 10 * within)},
+            factr=within / np.finfo(np.float64).eps,
+            pgtol=max(1e-8, 10 * within),
+            maxiter=300,
         )
-        return (float(result.fun) if np.isfinite(result.fun) else np.inf), np.asarray(result.x)
+        return (float(value) if np.isfinite(value) else np.inf), np.asarray(found)
 
     # A rough search from each start, then an exact one from the better end: an exact search from each costs more.
     rough = max(tolerance, _ROUGH) if len(starts) > 1 else tolerance
@@ -261,7 +254,7 @@ def _predict(u: Floats, data: _Data) -> tuple[Floats, Floats, Floats, Floats, Fl
     log_sync = np.log(sync)
     local, gamma = log_grad[data.single :], u[_GAMMA]
     # T_step^gamma = T_grad^gamma (1 + e^x); beyond e^700 the sum is its larger term to the last digit.
-    powers = np.exp(np.clip(gamma * (log_sync - local), -700.0, 700.0))
+    powers = np.exp(np.minimum(np.maximum(gamma * (log_sync - local), -700.0), 700.0))
     log_step = log_grad.copy()
     log_step[data.single :] += np.log1p(powers) / gamma
     return log_grad, log_step, a[0] / grad, log_sync, alpha / sync, 1.0 / (1.0 + powers)

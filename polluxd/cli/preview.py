@@ -69,7 +69,7 @@ def preview(
 def _seconds_left(allocation: Allocation) -> float | None:
     """Return the predicted seconds to a job's end.
 
-    None: the job waits, or declared no length.
+    None: the job declared no length, or it is not known when it gets GPUs.
     """
     return allocation.explanation.seconds_left if allocation.explanation is not None else None
 

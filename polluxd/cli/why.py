@@ -37,7 +37,7 @@ def sentences(placed: Allocation, others: Sequence[Allocation], max_gpus: int | 
         *_marginal(told, others),
         *_racks(placed, told),
         *_move(told),
-        *_market(told),
+        *_market(told, waits=not placed.placement),
     ]
 
 
@@ -85,7 +85,7 @@ def _marginal(told: Explanation, others: Sequence[Allocation]) -> list[str]:
     ]
 
 
-def _market(told: Explanation) -> list[str]:
+def _market(told: Explanation, *, waits: bool) -> list[str]:
     """Say what a GPU costs and brings, and when the job ends."""
     lines = []
     if told.gpu_price is not None:
@@ -95,7 +95,11 @@ def _market(told: Explanation) -> list[str]:
         if told.next_gpus is not None and told.limit != "pinned":
             lines.append(f"The job's next GPU would save {number(3)(told.marginal)} s.")
     if told.seconds_left is not None:
-        lines.append(f"At the planned goodput the job ends in {duration(told.seconds_left)}.")
+        lines.append(
+            f"If the jobs before it end as predicted, the job gets GPUs and ends in {duration(told.seconds_left)}."
+            if waits
+            else f"At the planned goodput the job ends in {duration(told.seconds_left)}."
+        )
     return [" ".join(lines)] if lines else []
 
 

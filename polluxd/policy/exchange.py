@@ -106,6 +106,9 @@ def _divide(seating: Seating, a: int, b: int, best: list[float], smallest: float
     if min(room) < 0 or (room[0] + 1) * (room[1] + 1) > MOST_STATES:
         return 0.0
     before = sum(seating.utility(j) for j in inside)
+    reach = max(room), min(room)
+    if sum(seating.best_on_two_nodes(j, reach) for j in inside) - before <= smallest:
+        return 0.0
     tables = [_choices(seating, j, a, b, room) for j in inside]
     picked = _solve(tables, room)
     if sum(c.value for c in picked) - before <= smallest:

@@ -39,6 +39,7 @@ class Seating:
         """What the counts gave each job."""
         self._ranked: dict[int, list[int]] = {}
         self._best_move: dict[tuple[int, int], float] = {}
+        self._best_on_two: dict[tuple[int, tuple[int, int]], float] = {}
         self.owed: list[int] = [0] * len(table.groups)
         """GPUs that each group's guarantee comes to, as far as the counts make use of it."""
         for j in np.flatnonzero(table.pinned).tolist():
@@ -49,7 +50,7 @@ class Seating:
         """Return the same seating, not a copy, under other utilities [O]."""
         other = copy.copy(self)
         other.stay, other.move, other._ranked = stay.tolist(), move.tolist(), {}
-        other._best_move = {}
+        other._best_move, other._best_on_two = {}, {}
         return other
 
     def utility(self, j: int) -> float:
@@ -95,6 +96,21 @@ class Seating:
             [(o, nodes[o], per_node[o]) for o in table.options(j) if nodes[o] <= 2]
             for j in range(len(table.jobs))
         ]
+
+    def best_on_two_nodes(self, j: int, room: tuple[int, int]) -> float:
+        """Return what the job's best option on two nodes is worth at most.
+
+        `room`: the GPUs free on the roomier of the two nodes, and on the other.
+        """
+        found = self._best_on_two.get((j, room))
+        if found is None:
+            found = max(
+                max(self.stay[o], self.move[o])
+                for o, nodes, k in self.on_two_nodes[j]
+                if nodes == 0 or k <= room[nodes - 1]
+            )
+            self._best_on_two[j, room] = found
+        return found
 
     def may_move_to(self, j: int, option: int) -> bool:
         """Return whether the job's own limits allow the option elsewhere.

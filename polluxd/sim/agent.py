@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +15,12 @@ from numpy.typing import NDArray
 from pollux.goodput import (
     BATCH_SIZES,
     BatchLimits,
-    Goodput,
     NoiseScale,
     ThroughputParams,
     candidates,
+    efficiency,
     rack_pair,
+    throughput,
 )
 
 Floats = NDArray[np.float64]
@@ -41,12 +43,25 @@ def fitted(
     return fit(*columns, racks=racks, prior=prior, start=start, tolerance=1e-6)
 
 
-@lru_cache(maxsize=1024)
-def _divisions(limits: BatchLimits, gpus: int, points: int) -> tuple[Floats, Floats]:
-    """Return the (m, s) that `Goodput.optimize` tries and the limits allow."""
+class _Paces(NamedTuple):
+    """The divisions of a batch that `Goodput.optimize` tries and the limits allow, on one placement."""
+
+    m: Floats
+    s: Floats
+    scale: Floats
+    """Batch sizes, relative to M0."""
+    throughput: Floats
+    """Examples per second."""
+
+
+@lru_cache(maxsize=4096)
+def _paces(params: ThroughputParams, limits: BatchLimits, nodes: int, gpus: int, points: int) -> _Paces:
+    """Return all that does not depend on the noise scale, which every epoch changes."""
     row = np.array([[limits.initial, limits.maximum, limits.local_min, limits.local_max]], dtype=np.float64)
     m, s, feasible = candidates(row, np.zeros(1, dtype=np.bool_), np.array([float(gpus)]), points)
-    return m[feasible], s[feasible]
+    m, s = m[feasible], s[feasible]
+    scale = gpus * m * (s + 1.0) / limits.initial
+    return _Paces(m, s, scale, throughput(params, nodes, gpus, m, s))
 
 
 def best_batch(
@@ -54,13 +69,13 @@ def best_batch(
 ) -> tuple[int, int]:
     """Return the (m, s) of largest predicted goodput; (0, 0) if none fits.
 
-    As `Goodput.optimize`, in a third of the time: every job asks for it in every epoch.
+    As `Goodput.optimize`, in a tenth of the time: every job asks for it in every epoch.
     """
-    m, s = _divisions(limits, gpus, 1 if noise is None else BATCH_SIZES)
-    if m.size == 0:
+    found = _paces(params, limits, nodes, gpus, 1 if noise is None else BATCH_SIZES)
+    if found.m.size == 0:
         return 0, 0
-    best = int(np.argmax(Goodput(params, noise, limits).evaluate(nodes, gpus, m, s)))
-    return int(m[best]), int(s[best])
+    best = int(np.argmax(found.throughput * efficiency(noise, 1.0, found.scale)))
+    return int(found.m[best]), int(found.s[best])
 
 
 def kinds(nodes: int, gpus: int, racks: int = 1) -> int:
@@ -306,6 +321,13 @@ class Agent:
         if here is not None or len(self._profiles) == 0:
             return here
         return next(iter(self.by_type().values()), None)
+
+    @property
+    def fitted_on(self) -> str:
+        """The GPU type that `params` are of; "" before any fit."""
+        if self.known_on(self.gpu_type) is not None:
+            return self.gpu_type
+        return next(iter(self.by_type()), "")
 
     def by_type(self) -> dict[str, ThroughputParams]:
         """The fits by GPU type, as far as any is known."""

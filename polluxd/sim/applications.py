@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Protocol
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams, accumulation_time, step_time
@@ -250,6 +251,12 @@ BUILT_IN: Mapping[str, ParametricApplication] = {
     )
 }  # fmt: skip
 """Shipped with the project, so that `simulate` is useful without any measured profile."""
+
+
+TYPICAL_SPEEDS: Mapping[str, float] = {
+    kind: math.exp(fmean(math.log(app.speeds[kind]) for app in BUILT_IN.values())) for kind in SHIPPED_TYPES
+}
+"""What an administrator would configure as the speeds of the shipped types: one number each for all trainings."""
 
 
 def placement_of(gpus: int, gpus_per_node: int) -> tuple[int, ...]:

@@ -22,6 +22,8 @@ class Knowledge:
     """The fits that earlier runs of the same application left are known from a job's first start on."""
     from_submission: bool = False
     """Such fits are known of jobs that never ran, too. The daemon learns which training a job is from its agent."""
+    gpu_speeds: bool = True
+    """One speed per GPU type is configured (the daemon's `slurm.gpu_speeds`), for jobs not measured there yet."""
     remaining_work: bool = True
     """The training length that users declare is known."""
     remaining_work_power: float = PolicySettings().remaining_work_power

@@ -18,15 +18,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
+from polluxd.gpu_types import GpuTypes
 from polluxd.model import Report, SnapshotJob
 from polluxd.policy import decide
 from polluxd.policy.autoscale import desired_nodes
 from polluxd.policy.cache import Cache
 from polluxd.settings import MoveSettings, PolicySettings
+from polluxd.sim.applications import TYPICAL_SPEEDS
 from polluxd.sim.engine import View
 from polluxd.sim.policies import snapshots
 from polluxd.sim.policy_knowledge import Knowledge
-from polluxd.sim.simulated_job import Seats, SimulatedJob
+from polluxd.sim.simulated_job import Seats, SimulatedJob, placement
 
 UNMEASURED_COST = MoveSettings().default_cost_s
 """Expected cost of a move until the job's own moves are measured (the daemon's `moves.default_cost_s`)."""
@@ -51,6 +53,7 @@ class Pollux:
         self.reacts = self._knowledge.reacts
         self.remembers = self._knowledge.remembers
         self._cache = Cache()
+        self._gpu_types: GpuTypes | None = None
         self.settings = PolicySettings(
             objective=self._knowledge.objective,
             kappa=self._knowledge.kappa,
@@ -100,7 +103,22 @@ class Pollux:
             if not self._knowledge.from_submission:
                 return None
             job.agent.begin(job.agent.gpu_type)
-        return snapshots.report(job, view, remaining=self._knowledge.remaining_work)
+        found = snapshots.report(job, view, remaining=self._knowledge.remaining_work)
+        if found is None or not view.scenario.groups:
+            return found
+        return self._types(view).known_to(found, placement(job.seats), moves=job.restarts)
+
+    def _types(self, view: View) -> GpuTypes:
+        """The cluster's GPU types as the daemon knows them."""
+        if self._gpu_types is None:
+            groups = view.scenario.groups if self._knowledge.gpu_speeds else ()
+            speeds = {
+                group.gpu_type: TYPICAL_SPEEDS.get(group.gpu_type.lower(), 1.0) * group.speed
+                for group in groups
+                if group.gpu_type.lower() in TYPICAL_SPEEDS or group.speed != 1.0
+            }
+            self._gpu_types = GpuTypes(snapshots.nodes(view), speeds)
+        return self._gpu_types
 
     def _why_pinned(self, job: SimulatedJob, now: float) -> str:
         if not job.seats or job.moved_at is None:

@@ -72,6 +72,7 @@ def report(job: SimulatedJob, view: View, *, remaining: bool, types: bool = True
         target=job.target if remaining else None,
         checkpointed=job.started_at is not None,
         first_step_at=job.started_at,
+        gpu_type=agent.fitted_on,
         params_by_type=agent.by_type() if types and view.scenario.groups else {},
     )
 

@@ -43,6 +43,11 @@ def test_the_price_of_a_gpu_what_the_next_one_brings_and_when_the_job_ends():
     assert not [s for s in sentences(placed(4), [], None) if "now costs" in s or "ends in" in s]
 
 
+def test_a_waiting_job_is_told_when_it_ends_after_its_wait():
+    said = sentences(placed(0, seconds_left=7200.0), [], None)
+    assert "If the jobs before it end as predicted, the job gets GPUs and ends in 2h00m." in said
+
+
 def test_what_one_node_more_would_change():
     assert with_node_more(placed(4), placed(8, seconds_left=3600.0)) == (
         "With one more node in the cluster the job would get 8 GPUs instead of 4 and end in 1h00m."
