@@ -8,11 +8,13 @@ from dataclasses import replace
 import pytest
 
 from polluxd.errors import ConfigError
-from polluxd.sim.applications import on_type
+from polluxd.policy import decide
+from polluxd.sim.applications import TYPICAL_SPEEDS, on_type
 from polluxd.sim.cluster import Cloud, NodeGroup, Scenario
 from polluxd.sim.engine import simulate
 from polluxd.sim.measures import measure
 from polluxd.sim.policies import POLICIES
+from polluxd.sim.policy_knowledge import Knowledge
 from polluxd.sim.profiles import load_profiles
 from polluxd.sim.workload import Submission
 
@@ -55,6 +57,25 @@ def test_a_type_has_its_own_times_or_a_stated_speed(apps, tmp_path):
     toy = load_profiles(tmp_path)["toy"]
     assert on_type(toy, "h100").times((1,), 12) == pytest.approx((0.15, 0.0))
     assert toy.on("t4") is None
+
+
+@pytest.mark.parametrize(("told", "ratio"), [(True, TYPICAL_SPEEDS["a100"]), (False, 1.1)])
+def test_the_daemons_policy_knows_a_type_before_a_job_was_measured_there(apps, monkeypatch, told, ratio):
+    """By its configured speed; without one it is taken to be a little faster than what was measured."""
+    seen = []
+
+    def watched(snapshot, *, cache):
+        seen.extend(job.report for job in snapshot.jobs if job.report is not None)
+        return decide(snapshot, cache=cache)
+
+    monkeypatch.setattr("polluxd.sim.policies.pollux.decide", watched)
+    scenario = replace(MIXED, pollux=Knowledge(gpu_speeds=told))
+    simulate([Submission("a", 0.0, "vision-small", 1, 128)], apps, POLICIES["pollux"](scenario), scenario)
+    first = seen[0]
+    (unseen,) = first.assumed_types
+    here, there = first.params_by_type[first.gpu_type], first.params_by_type[unseen]
+    expected = ratio if unseen == "a100" or not told else 1.0 / ratio
+    assert here.beta_grad / there.beta_grad == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
