@@ -17,6 +17,8 @@ from dataclasses import replace
 from pollux.goodput import ThroughputParams
 from polluxd.model import Node, Placement, Report
 
+UNMEASURED = 1e-7
+"""An alpha of synchronisation below this [s] sits at its bound: nothing was measured."""
 OPTIMISM = 0.1
 """By how much faster than the best type measured an unknown one is taken to be, less with every move that a job has
 made: more than the usual hysteresis once. What was measured before a move may be forgotten (no fingerprint, knowledge
@@ -50,6 +52,7 @@ class GpuTypes:
             kind: fit for kind, fit in report.params_by_type.items() if kind in self._types and _sound(fit)
         }
         measured[own] = report.params
+        measured = {kind: _connected(fit, measured, own) for kind, fit in measured.items()}
         missing = [kind for kind in self._types if kind not in measured]
         hope = 1.0 + OPTIMISM / (1 + moves)
         guesses = {kind: _guess(kind, own, measured, self._speeds, hope) for kind in missing}
@@ -66,6 +69,23 @@ class GpuTypes:
             return report.gpu_type
         held = {self._type[name] for name in placement.nodes if name in self._type}
         return held.pop() if len(held) == 1 else None
+
+
+def _connected(fit: ThroughputParams, measured: Mapping[str, ThroughputParams], own: str) -> ThroughputParams:
+    """Return the fit with what other types tell of synchronisation.
+
+    A fit to one GPU of a type puts it at zero. On that guess, a job measured on many GPUs of another type would leap to
+    as many of this one.
+    """
+    others = [measured[own], *(measured[kind] for kind in sorted(measured))]
+    if fit.alpha_local < UNMEASURED:
+        told = next((o for o in others if o.alpha_local >= UNMEASURED), None)
+        if told is not None:
+            fit = fit._replace(alpha_local=told.alpha_local, beta_local=told.beta_local)
+    told = max(others, key=lambda o: o.alpha_node)
+    if fit.alpha_node < UNMEASURED <= told.alpha_node:
+        fit = fit._replace(alpha_node=told.alpha_node, beta_node=told.beta_node)
+    return fit
 
 
 def _guess(

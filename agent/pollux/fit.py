@@ -30,6 +30,8 @@ RATIO_PULL = 1e-2
 """L2 pull of beta/alpha of the synchronisation terms towards 0."""
 PRIOR_PULL = 1e-3
 """L2 pull towards a prior, per unit of log; measurements, whose error has slope 1, outweigh the pull."""
+UNMEASURED = 1e-7
+"""A term of synchronisation below this [s] in a prior sits at its bound: no earlier run measured it."""
 NODE_FACTOR = 1.1
 """Until measured, synchronising over nodes costs at least this much more than on one node."""
 NARROW = 1.25
@@ -93,7 +95,7 @@ def fit(
     """
     data = clean_measurements((nodes, gpus, m, accum_time, optim_time), weights, racks)
     free, base, tie = _degrees_of_freedom(data, prior)
-    pulled_to = None if prior is None else log_parameters(prior)
+    pulled_to = None if prior is None else np.where(_news(data, prior), np.nan, log_parameters(prior))
     starts = [_start(data, prior, gamma) for gamma in _GAMMA_STARTS]
     if start is not None:
         starts = [log_parameters(start)]
@@ -179,6 +181,18 @@ def log_parameters(params: ThroughputParams) -> Floats:
     return logs
 
 
+def _news(data: _Data, prior: ThroughputParams) -> NDArray[np.bool_]:
+    """Return which terms [9] these measurements are the first to tell about.
+
+    Both terms of a pair of synchronisation, where the prior's alpha sits at the bound. Nothing pulls them there, where
+    the logarithm has no slope and the search would stay.
+    """
+    logs, found = log_parameters(prior), np.zeros(_SIZE, dtype=np.bool_)
+    for reach, pair in enumerate(_PAIRS):
+        found[list(pair)] = logs[pair[0]] < math.log(UNMEASURED) and np.any(data.reach == reach)
+    return found
+
+
 def _degrees_of_freedom(
     data: _Data, prior: ThroughputParams | None
 ) -> tuple[NDArray[np.int64], Floats, Floats]:
@@ -217,6 +231,9 @@ def _start(data: _Data, prior: ThroughputParams | None, gamma: float) -> Floats:
     if prior is not None:
         start = log_parameters(prior)
         start[_GAMMA] = np.clip(gamma, *GAMMA_RANGE) if gamma != _GAMMA_STARTS[0] else start[_GAMMA]
+        news = _news(data, prior)
+        if news.any():
+            start[news] = _start(data, None, gamma)[news]
         return start
     times = np.exp(np.where(data.grad_seen, data.log_grad, data.log_step - np.log(2.0)))
     root = np.sqrt(np.where(data.grad_seen, data.weight_step, 1e-3 * data.weight_step)) / times
@@ -263,7 +280,7 @@ def _predict(u: Floats, data: _Data) -> tuple[Floats, Floats, Floats, Floats, Fl
 def loss_and_gradient(u: Floats, data: _Data, prior: Floats | None) -> tuple[float, Floats]:
     """Return RMSLE of both kinds of step plus the pulls, and its gradient [9].
 
-    `prior` is as `log_parameters` returns it.
+    `prior` is as `log_parameters` returns it, nan for terms that it tells nothing about.
     """
     log_grad, log_step, first, log_sync, fixed, share = _predict(u, data)
     off_grad, off_step = log_grad - data.log_grad, log_step - data.log_step
@@ -286,18 +303,22 @@ def loss_and_gradient(u: Floats, data: _Data, prior: Floats | None) -> tuple[flo
         # d log T_step / d gamma, with log T_step = log T_grad + log(1 + e^x) / gamma.
         bend = (1.0 - share) * (log_sync - local) - (log_step[data.single :] - local)
         slope[_GAMMA] = (many @ bend) / u[_GAMMA]
+    pairs = _PAIRS
     if prior is None:
         value += GAMMA_PULL * (u[_GAMMA] - 1.0) ** 2
         slope[_GAMMA] += 2 * GAMMA_PULL * (u[_GAMMA] - 1.0)
-        for alpha, beta in _PAIRS:
-            ratio = math.exp(2.0 * (u[beta] - u[alpha]))
-            value += RATIO_PULL * ratio
-            slope[beta] += 2 * RATIO_PULL * ratio
-            slope[alpha] -= 2 * RATIO_PULL * ratio
     else:
         off = u - prior
+        news = np.isnan(off)
+        off[news] = 0.0
+        pairs = tuple(pair for pair in _PAIRS if news[pair[0]])
         value += PRIOR_PULL * float(off @ off)
         slope += 2 * PRIOR_PULL * off
+    for alpha, beta in pairs:
+        ratio = math.exp(2.0 * (u[beta] - u[alpha]))
+        value += RATIO_PULL * ratio
+        slope[beta] += 2 * RATIO_PULL * ratio
+        slope[alpha] -= 2 * RATIO_PULL * ratio
     return float(value), slope
 
 

@@ -124,7 +124,7 @@ class Explainer:
         barred = np.array([limit in ("pinned", "ceiling") for limit in limits], dtype=np.bool_)
         ready = np.flatnonzero(waits & self.has_step & ~barred & np.isfinite(np.array(takes)))
         queue = ready[np.argsort(-self._marginal[ready], kind="stable")].tolist()
-        # Who has not said how long it trains is expected to hold its GPUs for ever.
+        # Who has not said how long it trains is expected to keep its GPUs.
         ends = [(own, gpus[j]) for j, own in enumerate(found) if own is not None]
         heapq.heapify(ends)
         now, free = 0.0, self.free

@@ -44,7 +44,10 @@ def fitted(
 
 
 class _Paces(NamedTuple):
-    """The divisions of a batch that `Goodput.optimize` tries and the limits allow, on one placement."""
+    """The divisions of a batch that the limits allow on one placement.
+
+    They are those that `Goodput.optimize` tries.
+    """
 
     m: Floats
     s: Floats
@@ -56,7 +59,7 @@ class _Paces(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _paces(params: ThroughputParams, limits: BatchLimits, nodes: int, gpus: int, points: int) -> _Paces:
-    """Return all that does not depend on the noise scale, which every epoch changes."""
+    """Return what stays the same where the noise scale changes."""
     row = np.array([[limits.initial, limits.maximum, limits.local_min, limits.local_max]], dtype=np.float64)
     m, s, feasible = candidates(row, np.zeros(1, dtype=np.bool_), np.array([float(gpus)]), points)
     m, s = m[feasible], s[feasible]

@@ -61,7 +61,6 @@ def test_a_type_has_its_own_times_or_a_stated_speed(apps, tmp_path):
 
 @pytest.mark.parametrize(("told", "ratio"), [(True, TYPICAL_SPEEDS["a100"]), (False, 1.1)])
 def test_the_daemons_policy_knows_a_type_before_a_job_was_measured_there(apps, monkeypatch, told, ratio):
-    """By its configured speed; without one it is taken to be a little faster than what was measured."""
     seen = []
 
     def watched(snapshot, *, cache):

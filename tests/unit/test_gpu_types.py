@@ -41,6 +41,17 @@ def with_types(
     return GpuTypes(nodes.values(), speeds).known_to(report, placement)
 
 
+def test_a_type_measured_on_one_gpu_takes_synchronisation_from_the_others():
+    single = QUICK._replace(alpha_local=1e-8, beta_local=1e-8, alpha_node=1.1e-8, beta_node=1.1e-8)
+    report = replace(REPORT, params_by_type={"a100": single})
+    found = with_types(report, Placement(("n1",), 4), NODES, {}).params_by_type["a100"]
+    assert found == QUICK
+    # What was measured on the type itself stays: here, one node.
+    within = QUICK._replace(alpha_local=0.02, beta_local=0.003, alpha_node=0.022, beta_node=0.0033)
+    report = replace(REPORT, params_by_type={"a100": within})
+    assert with_types(report, Placement(("n1",), 4), NODES, {}).params_by_type["a100"] == within
+
+
 def test_a_type_with_a_speed_computes_as_much_faster() -> None:
     found = with_types(REPORT, NO_PLACEMENT, NODES, {"t4": 2.0, "a100": 5.0})
     assert found.params_by_type["t4"] == THETA == found.params

@@ -92,11 +92,22 @@ def test_batch_sizes_nearly_alike_tell_nothing_of_the_slope():
     assert kept.alpha_grad / kept.beta_grad == pytest.approx(20.0)
 
 
+@pytest.mark.parametrize("wider", [[(1, 4, 64)], [(1, 2, 64), (1, 4, 64)], [(2, 8, 64), (4, 16, 64)]])
+def test_synchronisation_is_learned_where_the_earlier_run_had_one_gpu(wider):
+    one = [(1, 1, 32), (1, 1, 128)]
+    slow = PLANTED._replace(alpha_local=0.2, alpha_node=0.4)
+    earlier = fit(*measure(slow, one))
+    rows = measure(slow, [*one, *wider])
+    found = fit(*rows, prior=earlier)
+    assert step_time(found, *rows[:3], 0) == pytest.approx(rows[4], rel=0.05)
+
+
 def test_gradient_is_that_of_the_loss():
     racks = [1] * 5 + [1, 2, 2, 1, 1, 1]
     data = fitting.clean_measurements(measure(PLANTED, FULL, noise=0.1, seed=1), None, racks)
     rng = np.random.default_rng(0)
-    for prior in (None, fitting.log_parameters(PLANTED._replace(alpha_grad=0.1))):
+    known = fitting.log_parameters(PLANTED._replace(alpha_grad=0.1))
+    for prior in (None, known, np.where(np.arange(9) // 2 == 1, np.nan, known)):
         for _ in range(5):
             u = fitting.log_parameters(PLANTED) + 0.3 * rng.random(9)
             _, slope = fitting.loss_and_gradient(u, data, prior)
