@@ -303,7 +303,7 @@ def loss_and_gradient(u: Floats, data: _Data, prior: Floats | None) -> tuple[flo
         # d log T_step / d gamma, with log T_step = log T_grad + log(1 + e^x) / gamma.
         bend = (1.0 - share) * (log_sync - local) - (log_step[data.single :] - local)
         slope[_GAMMA] = (many @ bend) / u[_GAMMA]
-    pairs = _PAIRS
+    pairs: tuple[tuple[int, int], ...] = _PAIRS
     if prior is None:
         value += GAMMA_PULL * (u[_GAMMA] - 1.0) ** 2
         slope[_GAMMA] += 2 * GAMMA_PULL * (u[_GAMMA] - 1.0)
