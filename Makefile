@@ -173,6 +173,9 @@ dist: setup ## the Python packages: wheel and sdist; dist/
 install-test: setup ## `make deb` first: a bare Debian root to the first job, by the commands of the install page (root; minutes)
 	@contrib/packaging/install_test.sh
 
+ansible-test: setup ## `make deb` first: the same root by contrib/ansible with `--connection=local`; a second run changes nothing (root; minutes)
+	@contrib/packaging/ansible_test.sh
+
 upgrade-test: setup ## `make deb` first: packages of PREVIOUS (a commit) to these, an agent writing all through; removal, purge (root; minutes)
 	@contrib/packaging/previous.sh $(PREVIOUS)
 	@contrib/packaging/upgrade_test.sh dist/previous dist/previous/install.md

@@ -8,6 +8,7 @@
 #   until_true SECONDS WHAT COMMAND...   waits until a command there succeeds
 #   say, fail TEXT       a line with the seconds so far; fail shows the end of the log and of the journal, and exits
 #
+# before_boot   name of the script's own function that completes the root before the machine starts     (none)
 # SUITE   Debian suite, that of the packages      (bookworm)
 # ROOT    where the Debian root lies; it is removed first and at the end        (/var/tmp/pollux-install-SUITE)
 # SITE    a folder that keeps the root with Slurm for the next test, before any package of Pollux; made if it is missing     (none)
@@ -122,6 +123,7 @@ END
   in_root sh -c 'chown slurm: /etc/slurm/slurmdbd.conf; install -d -o slurm -g slurm /var/log/slurm /var/lib/slurm/slurmctld'
   mkdir -p "$root/packages"
   cp "$packages"/*.deb "$root/packages"
+  [ -z "${before_boot:-}" ] || "$before_boot"
   say "Slurm, MariaDB and PostgreSQL are installed"
 
   # systemd 256 and 257 (Debian 13) refuse a host with version 1 of control groups without that word; others ignore it.

@@ -55,6 +55,10 @@ HELD = {
         "contrib/packaging/upgrade_test.sh",
         'sacct --duplicates --noconvert -nPX -j "$job" -o JobID,State,Start,ElapsedRaw,AllocTRES',
     ),
+    "ansible-playbook -i inventory.ini contrib/ansible/site.yml": (
+        "contrib/packaging/ansible_test.sh",
+        "/opt/playbook/site.yml",
+    ),
     "pollux run train.py": ("tests/integration/test_launcher.py", "pollux run train.py"),
     "pollux run train.py --epochs 90": ("tests/integration/test_launcher.py", "pollux run train.py"),
     "make -C slurm_hooks/spank install PLUGIN_DIR=/usr/lib/slurm": (
