@@ -27,7 +27,7 @@ compiled() { find "$root/usr/lib/pollux" -name '*.pyc' | grep -c . || true; }
 
 rpm_there -i "$packages"/*.rpm
 [ "$(in_root stat -c '%a %U %G' /etc/pollux/polluxd.toml)" = "640 root pollux" ] || fail "polluxd.toml has another owner or mode"
-in_root polluxd check 2>&1 | grep -q pgpass || in_root polluxd check || fail "polluxd check"
+{ in_root polluxd check 2>&1 || true; } | grep -q 'configuration is sound' || fail "polluxd check" # no secret is there yet
 in_root polluxctl --help >/dev/null || fail "polluxctl"
 in_root test -d /run/pollux || fail "the folder of the tickets is missing"
 [ "$(compiled)" -gt 1000 ] || fail "the environment is not compiled"
