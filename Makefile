@@ -148,12 +148,16 @@ bench-optimizers: setup ## every optimizer at M0, adapted, and at 4 and 8 times 
 	@mkdir -p bench-out
 	@$(PYTHON) tests/benchmarks/optimizers.py --json bench-out/optimizers.json --markdown tests/benchmarks/optimizers.md
 
-bench-endings: setup ## what each ending costs a training (half an hour, root); bench-out/endings.json, tests/benchmarks/endings.md
+bench-endings: setup ## what each ending costs a training, or ONLY='"rank killed" "scancel/map"' (half an hour, root); bench-out/endings.json, tests/benchmarks/endings.md
 	@mkdir -p bench-out
-	@$(PYTHON) tests/benchmarks/endings.py --json bench-out/endings.json --markdown tests/benchmarks/endings.md
+	@$(PYTHON) tests/benchmarks/endings.py $(if $(ONLY),--only $(ONLY)) --json bench-out/endings.json --markdown tests/benchmarks/endings.md
 
 bench-realloc: setup ## what a move costs, split by step (minutes); bench-out/realloc.json, tests/benchmarks/realloc.md
 	@$(PYTHON) tests/benchmarks/realloc.py --json bench-out/realloc.json --markdown tests/benchmarks/realloc.md
+	@$(MAKE) --no-print-directory bench-realloc-large
+
+bench-realloc-large: setup ## resizes in place of MB (256) of state on RANKS (8), MOVES (10) times; bench-out/realloc_large.json, the page's last section
+	@$(PYTHON) tests/benchmarks/realloc_large.py --mb $(or $(MB),256) --ranks $(or $(RANKS),8) --moves $(or $(MOVES),10) --markdown tests/benchmarks/realloc.md
 
 bench-sim: setup ## the paper's evaluation replayed (minutes); then tests/benchmarks/simulator.md
 	@PYTHONPATH=.:agent $(PYTHON) -m tests.benchmarks.simulator

@@ -157,11 +157,13 @@ def commit() -> str:
 class Run:
     """A `pollux run` on this machine."""
 
-    def __init__(self, training: str, folder: Path, *, nproc: int = 2, **environ: str) -> None:
+    def __init__(
+        self, training: str, folder: Path, *, nproc: int = 2, script: str = str(SCRIPT), **environ: str
+    ) -> None:
         self.folder = folder
         self._out = (folder / "out").open("ab")
         environ = {"POLLUX_CHECKPOINT_DIR": str(folder / "checkpoints"), **environ}
-        self._command = ["--nproc", str(nproc), str(SCRIPT), training, str(folder)]
+        self._command = ["--nproc", str(nproc), script, training, str(folder)]
         self.process = self.launch(self._command, environ)
 
     def launch(self, arguments: list[str], environ: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -198,7 +200,16 @@ class Run:
 class Nodes(Run):
     """A step on several nodes: one launcher each, with `nproc` ranks."""
 
-    def __init__(self, training: str, folder: Path, nodes: int, *, nproc: int = 1, **environ: str) -> None:
+    def __init__(
+        self,
+        training: str,
+        folder: Path,
+        nodes: int,
+        *,
+        nproc: int = 1,
+        script: str = str(SCRIPT),
+        **environ: str,
+    ) -> None:
         scontrol, sbatch = folder / "bin/scontrol", folder / "bin/sbatch"
         scontrol.parent.mkdir(exist_ok=True)
         scontrol.write_text("#!/bin/sh\necho NodeAddr=127.0.0.1\n")
@@ -216,7 +227,7 @@ class Nodes(Run):
             "POLLUX_EXCHANGE_INTERVAL": "0",
             **environ,
         }
-        super().__init__(training, folder, nproc=nproc, **self.shared, **self.node(0))
+        super().__init__(training, folder, nproc=nproc, script=script, **self.shared, **self.node(0))
         checkpoints = {"POLLUX_CHECKPOINT_DIR": str(folder / "checkpoints")}
         self.others = [
             self.launch(self._command, checkpoints | self.shared | self.node(number))
@@ -423,15 +434,19 @@ NODES = 5
 
 
 REASONS = (
-    "The pause of SIGTERM, SIGUSR1 and `scancel` runs from the signal to the end of the last process. The restarted",
-    "processes are the next start's.",
+    "The pause of SIGTERM, SIGUSR1 and `scancel` runs from the signal to the end of the last process, that of a time",
+    "limit and of preemption to the first step of the next attempt: it holds the other job and the wait in the queue.",
+    "The restarted processes are the next start's. Five jobs ran under Slurm at the same time.",
     "",
-    "A killed rank, a lost node or a lost companion ends all ranks of these trainings, which then start again from the",
-    "newest checkpoint (in these runs 2 s apart). These trainings are not resized in place, and have no companions:",
+    "A killed rank or a lost node ends all ranks of FSDP2, Trainer and Lightning trainings, which then start again from",
+    "the newest checkpoint (in these runs 2 s apart):",
     "",
     "- FSDP2: the lost rank held shards of the parameters and of the optimizer's state that no other rank has;",
     "- Trainer and Lightning: their loops keep the number of ranks in places of their own;",
     "- any training over NCCL: optimizer steps are queued on the GPU behind the reduction that fails.",
+    "",
+    "They are not resized in place, so that they have no companions: companion lost/fsdp2, companion lost/trainer and",
+    "companion lost/lightning do not exist. Where node 0 is lost, Slurm ends the job: its batch script runs there.",
 )
 
 
@@ -454,7 +469,13 @@ def page(rows: list[Row]) -> str:
     missing = ["/".join(cell) for cell in CELLS if cell not in measured]
     if missing:
         lines += ["", f"Not measured: {', '.join(missing)}."]
-    return "\n".join([*lines, "", *REASONS, ""])
+    by_commit: dict[str, list[str]] = {}
+    for row in rows:
+        by_commit.setdefault(row.commit, []).append(f"{row.ending}/{row.training}")
+    found = sorted(by_commit.items(), key=lambda item: -len(item[1]))
+    said = [f"Measured at commit {found[0][0]}"] if found else []
+    said += [f"at {name} {', '.join(cells)}" for name, cells in found[1:]]
+    return "\n".join([*lines, "", *REASONS, "", "; ".join(said) + ".", ""])
 
 
 def keep(row: Row, file: Path) -> None:
