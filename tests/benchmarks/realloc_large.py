@@ -6,7 +6,7 @@ One training over gloo on this machine, half of its ranks from a companion job: 
 own, again and again, as polluxd would order it. No Slurm takes part. Half of the state is parameters, half momentum.
 
 The pause is the longest time, in any process that lives through the move, from the end of the last step before it to
-the beginning of the first one after it. The step after it is longer than others: DDP makes its buckets anew.
+the beginning of the first one after it. The step after it is longer than others: DDP makes its buckets again.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def read(
 
 
 def companions(run: Nodes, folder: Path, moves: int) -> None:
-    """Start the companion job of each move that grows; return after the last move."""
+    """Start the companion job of each move that grows, up to the last."""
     for number in range(1, moves + 1, 2):
         file = folder / f"checkpoints/companion-{number}.json"
         wait(lambda file=file: file.exists() or run.process.poll() is not None, folder)  # type: ignore[misc]
