@@ -438,15 +438,16 @@ REASONS = (
     "limit and of preemption to the first step of the next attempt: it holds the other job and the wait in the queue.",
     "The restarted processes are the next start's. Five jobs ran under Slurm at the same time.",
     "",
-    "A killed rank or a lost node ends all ranks of FSDP2, Trainer and Lightning trainings, which then start again",
-    "from the newest checkpoint (in these runs 2 s apart):",
+    "A killed rank or a lost node ends all ranks of these trainings, which then start again from the newest checkpoint",
+    "(in these runs 2 s apart):",
     "",
     "- FSDP2: the lost rank held shards of the parameters and of the optimizer's state that no other rank has;",
     "- Trainer and Lightning: their loops keep the number of ranks in places of their own;",
     "- any training over NCCL: optimizer steps are queued on the GPU behind the reduction that fails.",
     "",
-    "They are not resized in place, so that they have no companions: companion lost/fsdp2, companion lost/trainer and",
-    "companion lost/lightning do not exist. Where node 0 is lost, Slurm ends the job: its batch script runs there.",
+    "FSDP2, Trainer and Lightning are not resized in place, so they have no companions: companion lost/fsdp2,",
+    "companion lost/trainer and companion lost/lightning do not exist. Where node 0 is lost, Slurm ends the job: its",
+    "batch script runs there.",
 )
 
 
