@@ -297,8 +297,10 @@ def log_filled(site: Site, defended: bool) -> Outcome:
     on = "REVOKE USAGE ON LANGUAGE plpgsql FROM PUBLIC; ALTER ROLE {mallory} SET log_min_messages = panic"
     with nullcontext() if defended else site.undone(off, on):
         answers = site.sql("mallory", f"DO $$BEGIN RAISE LOG '{mark}'; END$$", f'SELECT 1 / 0 AS "{mark}"')
-    time.sleep(0.3)
-    logged = site.cluster.postgres.log.read_text(errors="replace").count(mark)
+    logged, deadline = 0, time.monotonic() + 5.0  # the server's log may lie behind
+    while not logged and time.monotonic() < deadline:
+        time.sleep(0.1)
+        logged = site.cluster.postgres.log.read_text(errors="replace").count(mark)
     return Outcome(logged > 0, f"{logged} lines in the server's log; {_shown(answers)}")
 
 
