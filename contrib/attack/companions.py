@@ -151,11 +151,8 @@ def named_like_its_mark(site: Site, defended: bool) -> Outcome:
     """
     parent, move, nonce = _growing(site)
     mark = f"pollux:v1 companion-of={parent} attempt=0 move={move.id} nonce={nonce}"
-    script = site.script("plain.sh")
     options = (f"--job-name={mark}", "--gres=gpu:1", "--ntasks=1", f"--nodelist={move.added.nodes[0]}")
-    _, said = site.sbatch("mallory", script, *options)
-    with site.without_text_guard():
-        job_id, trouble = site.sbatch("mallory", script, *options)
+    job_id, trouble = site.sbatch("mallory", site.script("plain.sh"), *options)
     assert job_id is not None, trouble
     site.until(lambda: _held(site, job_id), "its start")
     state = site.slurm.observe()
@@ -167,14 +164,11 @@ def named_like_its_mark(site: Site, defended: bool) -> Outcome:
             for job in state.jobs
         )
         state = replace(state, jobs=jobs)
-    view = gather(state, {move.id: move})
+    view = gather(state, {move.id: replace(move, nonce=nonce)})
     taken = [job.job_id for job in (*view.pending_companions.values(), *view.orphans)]
     taken += [companion.job_id for job in view.state.jobs for companion in job.companions]
     foreign = sum(node.foreign_gpus for node in state.nodes)
-    return Outcome(
-        job_id in taken,
-        f"companions of move {move.id}: {taken}; {foreign} GPUs count as foreign; the hook: {said}",
-    )
+    return Outcome(job_id in taken, f"companions of move {move.id}: {taken}; {foreign} GPUs count as foreign")
 
 
 @attack("mallory", "further: a plain job named like the companion of alice's job, during her grow")

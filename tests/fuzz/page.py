@@ -15,7 +15,8 @@ HEAD = """\
 
 `make fuzz` feeds each target 100,000 inputs, which its tests share. An input is 4,096 random bytes of a
 known seed, which decide what the strategies of the test draw. No input crashed or hung a reader, and none
-that makes no sense was accepted. The seconds are of a busy machine; CPU time is without a server's.
+that makes no sense was accepted. The seconds are of a busy machine; CPU time is without a server's. A test or
+target without a row has not had its whole share yet.
 
 | target | test | inputs | seconds | CPU [s] | commit |
 |---|---|---:|---:|---:|---|
