@@ -3,11 +3,11 @@
     python -m contrib.mutation [--mutants N] [--again | --new] [--minutes N] [--seed N] [--jobs N] [--json FILE]
                                [--page FILE] [ROOM ...]
 
-The run draws a seeded sample of each module's mutants (`mutants.py`). It writes each mutant into a copy of the
-repository and runs the unit tests of the module's room there until one fails: test files that import the module come
-first, and tests marked `slow` do not run. A mutant whose tests take `SLOWER` times as long as they take without it
-counts as killed. `equivalent.txt` lists mutants that change nothing that a test could see, with the reason; they are
-not drawn.
+The run draws a seeded sample of each module's mutants (`mutants.py`). It runs the unit tests of the module's room once
+without a mutant, and notes which statements each test runs (`marks.py`); tests marked `slow` do not run. It writes each
+mutant into a copy of the repository and runs the tests of the changed statement there, the quickest first, until one
+fails. A mutant whose tests take `SLOWER` times as long as they take without it counts as killed. `equivalent.txt` lists
+mutants that change nothing that a test could see, with the reason; they are not drawn.
 
 With `--again`, only the survivors of the last run are tried, to see whether new tests kill them. With `--new`, only
 modules without a result are tried. With `--minutes`, the run begins no mutant after that time; a module whose mutants
@@ -22,7 +22,6 @@ import argparse
 import json
 import math
 import random
-import re
 import sys
 import time
 from collections import Counter
@@ -32,6 +31,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from contrib.mutation.marks import MarkedRoom, mark, read
 from contrib.mutation.mutants import Mutant, mutants
 from contrib.mutation.server import ROOT, Server
 
@@ -61,15 +61,10 @@ ELSEWHERE = {
 }
 
 
-def covering(module: str, folder: str) -> tuple[list[str], list[str]]:
-    """Return the test files of a room that import the module, and its others."""
-    name = module.removeprefix("agent/").removesuffix(".py").replace("/", ".")
-    parent, _, last = name.rpartition(".")
-    imported = re.compile(rf"{re.escape(name)}\b|from {re.escape(parent)} import .*\b{last}\b")
+def test_files(folder: str) -> list[str]:
+    """Return the test files of a room."""
     found = [*sorted((ROOT / folder).rglob("test_*.py")), *map(ROOT.joinpath, ELSEWHERE.get(folder, ()))]
-    users = [path for path in found if imported.search(path.read_text())]
-    others = [path for path in found if path not in users]
-    return [str(p.relative_to(ROOT)) for p in users], [str(p.relative_to(ROOT)) for p in others]
+    return [str(path.relative_to(ROOT)) for path in found]
 
 
 def equivalents() -> set[tuple[str, str]]:
@@ -159,6 +154,56 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _run(work: list[tuple[str, str, Mutant]], given: argparse.Namespace) -> list[tuple[str, Mutant, str]]:
+    """Run the tests of each module's mutant; return how each run ended."""
+    free: SimpleQueue[Server] = SimpleQueue()
+    servers = [Server() for _ in range(given.jobs)]
+    for server in servers:
+        free.put(server)
+    rooms: dict[str, MarkedRoom] = {}
+    stop_at = math.inf
+
+    def run_unchanged(folder: str) -> str:
+        """Find which statements each test of a room runs."""
+        server = free.get()
+        sources = {m: (server.folder / m).read_bytes() for m, of in modules([]) if of == folder}
+        rooms[folder] = mark(sources, server.marks)
+        ended = server.run(rooms[folder].modules, test_files(folder), given.limit, record=True)
+        if ended in PASSED:
+            rooms[folder].tests = read(server.ran)
+        else:
+            print(server.output(), file=sys.stderr)
+        free.put(server)
+        return ended
+
+    def run(job: tuple[str, str, Mutant]) -> tuple[str, Mutant, str]:
+        module, folder, mutant = job
+        if time.monotonic() > stop_at:
+            return module, mutant, NOT_TRIED
+        tests = rooms[folder].tests_of(module, mutant)
+        limit = max(SLOWER * sum(test.seconds for test in tests), LEAST_S)
+        server = free.get()
+        changed = mutant.apply((server.folder / module).read_bytes())
+        ended = server.run({module: changed}, [test.name for test in tests], limit)
+        free.put(server)
+        print(f"{'SURVIVED' if ended in PASSED else 'killed  '} {module} {mutant}", flush=True)
+        return module, mutant, ended
+
+    with ThreadPoolExecutor(given.jobs) as pool:
+        # A room whose tests fail without any mutant proves nothing.
+        folders = list({folder: None for _, folder, _ in work})
+        for folder, ended in zip(folders, pool.map(run_unchanged, folders), strict=True):
+            if ended not in PASSED:
+                sys.exit(f"the tests in {folder} fail without a mutant ({ended}): see make unit")
+            seconds = sum(test.seconds for test in rooms[folder].tests)
+            print(f"{folder}: {seconds:.0f} s without a mutant", flush=True)
+        stop_at = time.monotonic() + 60.0 * given.minutes
+        ran = list(pool.map(run, work))
+    for server in servers:
+        server.close()
+    return ran
+
+
 def main() -> None:
     given = options()
     known = equivalents()
@@ -176,44 +221,7 @@ def main() -> None:
             left_of(m, survivors[m], known) if given.again else sample(m, given.mutants, given.seed, known)
         )
     ]
-    free: SimpleQueue[Server] = SimpleQueue()
-    servers = [Server() for _ in range(given.jobs)]
-    for server in servers:
-        free.put(server)
-
-    limits: dict[str, float] = {}
-    stop_at = math.inf
-
-    def run(job: tuple[str, str, Mutant | None]) -> tuple[str, Mutant | None, str]:
-        module, folder, mutant = job
-        if time.monotonic() > stop_at:
-            return module, mutant, NOT_TRIED
-        server = free.get()
-        source = (server.folder / module).read_bytes()
-        changed = source if mutant is None else mutant.apply(source)
-        began, ended = time.monotonic(), "0"
-        for tests in covering(module, folder):
-            if tests and ended in PASSED:
-                ended = server.run(module, changed, tests, limits.get(folder, given.limit))
-        if mutant is None:
-            limits[folder] = max(SLOWER * (time.monotonic() - began), LEAST_S)
-        if mutant is None and ended not in PASSED:
-            print(server.output(), file=sys.stderr)
-        free.put(server)
-        if mutant is not None:
-            print(f"{'SURVIVED' if ended in PASSED else 'killed  '} {module} {mutant}", flush=True)
-        return module, mutant, ended
-
-    with ThreadPoolExecutor(given.jobs) as pool:
-        # A room whose tests fail without any mutant proves nothing.
-        unchanged = {folder: (module, folder, None) for module, folder, _ in work}
-        for module, _, ended in pool.map(run, unchanged.values()):
-            if ended not in PASSED:
-                sys.exit(f"the tests of {module}'s room fail as it is ({ended}): see make unit")
-        stop_at = time.monotonic() + 60.0 * given.minutes
-        ran = list(pool.map(run, work))
-    for server in servers:
-        server.close()
+    ran = _run(work, given)
 
     results, survivors = _read(given.json), _read(survivors_file)  # another run may have ended since
     cut_short = {module for module, _, ended in ran if ended == NOT_TRIED}

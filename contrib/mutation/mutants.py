@@ -58,20 +58,26 @@ class Mutant:
 
 def mutants(source: bytes) -> list[Mutant]:
     """Return all changes of a module, in the order of its text."""
-    lines = [0]
-    for line in source.splitlines(keepends=True):
-        lines.append(lines[-1] + len(line))
+    starts = line_starts(source)
     found = []
     for function, node, after in _changes(ast.parse(source), ""):
-        start, stop = (
-            lines[row - 1] + column
-            for row, column in (
-                (node.lineno, node.col_offset),
-                (node.end_lineno or 0, node.end_col_offset or 0),
-            )
-        )
+        start, stop = span(node, starts)
         found.append(Mutant(function, source[start:stop].decode(), after, start, stop))
     return sorted(found, key=lambda mutant: (mutant.start, mutant.after))
+
+
+def line_starts(source: bytes) -> list[int]:
+    """Return the byte at which each line begins."""
+    starts = [0]
+    for line in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    return starts
+
+
+def span(node: ast.expr | ast.stmt, starts: list[int]) -> tuple[int, int]:
+    """Return the first byte of a node, and the byte behind it."""
+    stop = starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
+    return starts[node.lineno - 1] + node.col_offset, stop
 
 
 def _changes(node: ast.AST, function: str) -> Iterator[tuple[str, ast.expr | ast.stmt, str]]:

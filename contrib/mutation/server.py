@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,6 +35,7 @@ class Server:
 
     def __init__(self, loaded: Sequence[str] = LOADED) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="pollux-mutation-"))
+        self.marks, self.ran = self.folder / "marks", self.folder / "ran.json"
         command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
         for name in subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines():
             if (ROOT / name).is_file():
@@ -51,16 +52,21 @@ class Server:
         os.close(theirs)
         self._answers, self._asks = os.fdopen(ours), os.fdopen(asks, "w", buffering=1)
 
-    def run(self, module: str, source: bytes, tests: list[str], limit: float) -> str:
-        """Run tests against this source of a module; return pytest's exit status.
+    def run(
+        self, sources: Mapping[str, bytes], tests: Sequence[str], limit: float, *, record: bool = False
+    ) -> str:
+        """Run tests against these sources of modules; return pytest's exit status.
 
-        The answer is "timeout" if the tests take more than `limit` seconds.
+        The answer is "timeout" if the tests take more than `limit` seconds. With `record`, `ran` has the marked
+        statements of each test.
         """
-        before = (self.folder / module).read_bytes()
-        (self.folder / module).write_bytes(source)
-        self._asks.write(json.dumps([tests, limit]) + "\n")
+        before = {module: (self.folder / module).read_bytes() for module in sources}
+        for module, source in sources.items():
+            (self.folder / module).write_bytes(source)
+        self._asks.write(json.dumps([tests, limit, record]) + "\n")
         answer = self._answers.readline().strip()
-        (self.folder / module).write_bytes(before)
+        for module, source in before.items():
+            (self.folder / module).write_bytes(source)
         return answer
 
     def output(self) -> str:
@@ -91,7 +97,7 @@ class Server:
                 answers.write(f"{self._one(*json.loads(line))}\n")
         os._exit(0)
 
-    def _one(self, tests: list[str], limit: float) -> str:
+    def _one(self, tests: list[str], limit: float, record: bool) -> str:
         child = os.fork()
         if not child:
             os.setsid()
@@ -99,8 +105,11 @@ class Server:
             os.dup2(output, 1), os.dup2(output, 2)
             import pytest  # noqa: PLC0415 - loaded by the parent
 
+            from contrib.mutation.marks import Recorder  # noqa: PLC0415 - of the copy
+
             options = ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
-            os._exit(pytest.main([*options, f"--timeout={limit:.0f}", *tests]))
+            plugins = [Recorder(self.marks, self.ran)] if record else []
+            os._exit(pytest.main([*options, f"--timeout={limit:.0f}", *tests], plugins=plugins))
         deadline = time.monotonic() + limit
         while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
             if time.monotonic() > deadline:

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from pollux.errors import RankLost
 from pollux.ranks.connections import forming_groups
 from pollux.ranks.sealed import HANDSHAKE_S, NoAnswer
-from pollux.ranks.torch_internals import set_group_timeout
+from pollux.ranks.torch_internals import gloo_timeout_changes, set_group_timeout
 from pollux.ranks.value_store import ANSWER_S, VARIABLE, Client, Operation, Server, StoreAnswer, StoreRequest
 from pollux.ranks.world import CONTROL_TIMEOUT, World, backend_for, node_name, where
 from pollux.slurm_job.allocation import node_address
@@ -141,11 +141,15 @@ class Rendezvous:
             # NCCL's monitor would ask the store from a thread of its own, and go on while the interpreter ends.
             os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"
         try:
+            wait = FORM_WAIT
+            if not gloo_timeout_changes():
+                self._await_all(name, size)
+                wait = CONTROL_TIMEOUT
             with forming_groups():
                 dist.init_process_group(
-                    backend_for(device), store=store, rank=rank, world_size=size, timeout=FORM_WAIT
+                    backend_for(device), store=store, rank=rank, world_size=size, timeout=wait
                 )
-                control = dist.new_group(backend="gloo", timeout=FORM_WAIT) if size > 1 else None
+                control = dist.new_group(backend="gloo", timeout=wait) if size > 1 else None
             racks, places = where(control) if control is not None else (1, (node_name(),))
             _be_patient(control)
         except (dist.DistError, RuntimeError, ValueError) as error:
@@ -161,6 +165,15 @@ class Rendezvous:
             lent=lent,
             waiting=False,
         )
+
+    def _await_all(self, name: str, size: int) -> None:
+        """Wait until all ranks are about to form their groups.
+
+        Raises RankLost where they do not come.
+        """
+        if self.count(f"{name}/forming", 1) == size:
+            self.tell(f"{name}/all-form", True)
+        self.ask("wait", [f"{name}/all-form"], timeout=FORM_WAIT.total_seconds())
 
     def _choose_interface(self, environ: MutableMapping[str, str] = os.environ) -> None:
         """Have gloo use the interface that leads to rank 0.

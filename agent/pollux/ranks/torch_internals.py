@@ -72,6 +72,14 @@ def set_group_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None
     internal(dist.distributed_c10d, "_set_pg_timeout")(timeout, group)
 
 
+def gloo_timeout_changes() -> bool:
+    """Tell whether `set_group_timeout` has an effect on a gloo group.
+
+    In torch 2.6 it has none: the collectives keep the timeout that the group was formed with.
+    """
+    return hasattr(getattr(dist, "ProcessGroupGloo", None), "set_timeout")
+
+
 # -- DistributedDataParallel ------------------------------------------------------------------------------------------
 
 _KEPT = ("training", *(name for name in vars(torch.nn.Module()) if "hook" in name))

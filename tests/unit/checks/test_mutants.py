@@ -1,8 +1,11 @@
 """The changes that a mutation run makes."""
 
+from typing import Any
+
 import pytest
 
-from contrib.mutation.__main__ import ROOMS, covering, equivalents, left_of, modules, sample
+from contrib.mutation.__main__ import ROOMS, equivalents, left_of, modules, sample
+from contrib.mutation.marks import TestRun, mark
 from contrib.mutation.mutants import mutants
 from contrib.mutation.server import ROOT, Server
 
@@ -59,11 +62,34 @@ def test_a_mutant_is_named_by_its_function_and_drawn_by_the_seed() -> None:
     assert first[0] not in [str(m) for m in sample(module, 100, 0, {(module, first[0])})]
 
 
-def test_tests_that_import_the_module_come_first() -> None:
-    users, others = covering("agent/pollux/noise/pair_norms.py", "tests/unit/agent/noise")
-    assert "tests/unit/agent/noise/test_pair_norms.py" in users
-    assert len(others) > 3
-    assert not set(users) & set(others)
+SOURCE = b'''"""Text."""
+from __future__ import annotations
+def f(a):
+    """Text."""
+    if a:
+        return 3
+    elif a is None:
+        return 4
+    return 5
+'''
+
+
+@pytest.mark.parametrize(("given", "changed"), [(1, "3"), (None, "4"), (0, "5")])
+def test_a_test_runs_the_mutants_of_the_statements_that_it_has_marked(given, changed, tmp_path) -> None:
+    shared = tmp_path / "marks"
+    room = mark({"f.py": SOURCE}, shared)
+    marked: dict[str, Any] = {}
+    exec(compile(room.modules["f.py"], "f.py", "exec"), marked)
+    assert marked["f"](given) == int(changed)
+    ran = frozenset(number for number, byte in enumerate(shared.read_bytes()) if byte)
+    room.tests = [TestRun("other", 0.1, frozenset()), TestRun("this", 1.0, ran)]
+    found = {str(m): [test.name for test in room.tests_of("f.py", m)] for m in mutants(SOURCE)}
+    of_numbers = {m.removeprefix("f: ")[0]: names for m, names in found.items() if m[3].isdigit()}
+    # Without a test that runs the statement, all of the room are tried, the quickest first.
+    assert of_numbers == {
+        number: ["this"] if number == changed else ["other", "this"] for number in ("3", "4", "5")
+    }
+    assert found["f: a -> (not (a))"] == ["this"]
 
 
 def test_every_room_has_modules_and_tests_and_every_equivalent_mutant_exists() -> None:

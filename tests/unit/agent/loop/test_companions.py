@@ -133,8 +133,9 @@ def plain(size: int, passes: int, epochs: int) -> list[Tensor]:
 
 @pytest.mark.parametrize(("size", "m", "passes"), [(1, 6, 4), (2, 12, 1), (2, 4, 3)])
 def test_both_players_train_as_in_plain_pytorch(ranks: Any, size: int, m: int, passes: int) -> None:
+    results = ranks(size, play, None, (1, m), 4)
     expected = plain(size, passes, 4)
-    for result in ranks(size, play, None, (1, m), 4):
+    for result in results:
         assert result["steps"] == result["schedule"] == 40
         assert result["passes"] == 40 * passes
         for a, b in zip(expected, result["weights"], strict=True):
@@ -160,9 +161,9 @@ def test_each_has_its_own_noise_scale_and_the_least_decides(ranks: Any) -> None:
 
 
 def test_a_checkpoint_holds_both(ranks: Any, tmp_path: Path) -> None:
-    whole = play(str(tmp_path / "whole"), (12, 12), 4)
     for size, leave_at in ((2, 13), (1, 22), (2, 10**9)):
         results = ranks(size, play, str(tmp_path / "moved"), (1, 12), 4, leave_at)
+    whole = play(str(tmp_path / "whole"), (12, 12), 4)
     for result in results:
         assert (result["steps"], result["schedule"]) == (40, 40)
         for a, b in zip(whole["weights"], result["weights"], strict=True):

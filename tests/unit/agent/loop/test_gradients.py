@@ -107,6 +107,7 @@ def first_gradient(length: int, m0: int, per_gpu: tuple[int, int]) -> Tensor:
 
 @pytest.mark.parametrize("length", [1, 2, 10, 17])
 def test_a_short_step_at_the_end_weighs_every_example_alike(ranks: Any, length: int) -> None:
+    gradients = ranks(3, first_gradient, length, 36, (1, 4))
     expected = full_batch_gradient(slice(EXAMPLES - length, EXAMPLES))
-    for found in ranks(3, first_gradient, length, 36, (1, 4)):
+    for found in gradients:
         torch.testing.assert_close(found, expected)

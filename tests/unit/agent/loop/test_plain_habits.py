@@ -203,9 +203,11 @@ def unlike(kind: Any, make: Any, per_gpu: tuple[int, int]) -> int:
 def test_sparse_and_complex_gradients_are_left_out_of_what_is_measured(
     ranks: Any, kind: Any, make: Any
 ) -> None:
+    if kind is Waves and torch.__version__ < "2.13":
+        pytest.skip("gloo broadcasts complex parameters from torch 2.13 on")
+    assert min(ranks(2, unlike, kind, make, (1, 16))) > 0
     for per_gpu in ((32, 32), (8, 8)):
         assert unlike(kind, make, per_gpu) > 0
-    assert min(ranks(2, unlike, kind, make, (1, 16))) > 0
 
 
 def test_a_model_that_calls_itself_sparse_is_measured_but_for_its_sparse_parts() -> None:
@@ -302,13 +304,13 @@ def scales(apart: bool, per_gpu: tuple[int, int]) -> list[tuple[float, float]]:
 
 @pytest.mark.parametrize("most", [16, 4])
 def test_two_optimizers_of_one_model_are_measured_as_two_groups_of_one(ranks: Any, most: int) -> None:
-    wanted = scales(False, (most, most))
-    assert len(wanted) == 2
-    assert scales(True, (most, most)) == [pytest.approx(n, rel=1e-3) for n in wanted]
     for apart, together in zip(
         ranks(2, scales, True, (1, most)), ranks(2, scales, False, (1, most)), strict=True
     ):
         assert apart == [pytest.approx(n, rel=1e-3) for n in together]
+    wanted = scales(False, (most, most))
+    assert len(wanted) == 2
+    assert scales(True, (most, most)) == [pytest.approx(n, rel=1e-3) for n in wanted]
 
 
 # -- a loss that nobody has weighed ---------------------------------------------------------------------------

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,9 +17,11 @@ import torch
 import torch.distributed as dist
 
 from pollux.errors import RankLost
+from pollux.ranks import rendezvous as rendezvous_module
 from pollux.ranks.handover import hand_over
 from pollux.ranks.rendezvous import Rendezvous, leave_groups
 from pollux.ranks.sealed import NoAnswer, connect
+from pollux.ranks.torch_internals import gloo_timeout_changes
 from pollux.ranks.value_store import PURPOSE, Client, StoreAnswer, StoreRequest
 from pollux.ranks.world import World, join
 
@@ -101,8 +105,14 @@ def test_requests_and_answers_come_back(request_: StoreRequest) -> None:
     assert StoreAnswer.parse(answer.pack()) == answer
 
 
-def form(size: int) -> list[Any]:
-    """Form new groups over the store and hand over a state in them."""
+def form(size: int, *, timeout_changes: bool, late_s: float = 0.0) -> list[Any]:
+    """Form new groups over the store and hand over a state in them.
+
+    The last rank comes `late_s` late to a collective, which is more than a formation may take.
+    """
+    rendezvous_module.gloo_timeout_changes = lambda: timeout_changes
+    if late_s:
+        rendezvous_module.FORM_WAIT = timedelta(seconds=late_s - 2)
     world = join(torch.device("cpu"))
     found: list[Any] = [None]
     rendezvous = Rendezvous.open() if world.rank == 0 else None
@@ -119,13 +129,36 @@ def form(size: int) -> list[Any]:
         state = {"w": torch.arange(5)} if made.rank == 0 else None
         got = hand_over(state, made, joiners=1)
         total = torch.ones(1)
+        if made.rank == size - 1:
+            time.sleep(late_s)
         dist.all_reduce(total)
         leave_groups()
     return [total.item(), None if got is None else got["w"].tolist(), made.places]
 
 
-def test_process_groups_form_over_the_store(ranks: Any) -> None:
-    results = ranks(3, form, 3)
+@pytest.mark.parametrize("timeout_changes", [gloo_timeout_changes(), False])
+def test_process_groups_form_over_the_store(ranks: Any, timeout_changes: bool) -> None:
+    results = ranks(3, partial(form, 3, timeout_changes=timeout_changes))
     assert [result[0] for result in results] == [3.0] * 3
     assert [result[1] for result in results] == [None, None, [0, 1, 2, 3, 4]]
     assert all(len(result[2]) == 3 for result in results)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("timeout_changes", [gloo_timeout_changes(), False])
+def test_a_collective_may_take_longer_than_the_formation_of_its_group(
+    ranks: Any, timeout_changes: bool
+) -> None:
+    results = ranks(2, partial(form, 2, timeout_changes=timeout_changes, late_s=10.0))
+    assert [result[0] for result in results] == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("timeout_changes", [gloo_timeout_changes(), False])
+def test_a_rank_that_does_not_come_is_lost(monkeypatch: pytest.MonkeyPatch, timeout_changes: bool) -> None:
+    monkeypatch.setattr(rendezvous_module, "gloo_timeout_changes", lambda: timeout_changes)
+    monkeypatch.setattr(rendezvous_module, "FORM_WAIT", timedelta(seconds=1))
+    rendezvous = Rendezvous.open(dict(LOCAL))
+    world = World(0, 1, 1, torch.device("cpu"), None)
+    with pytest.raises(RankLost):
+        rendezvous.form(world, "generation/1", 0, 2, per_node=2, lent=0)
+    leave_groups()
