@@ -145,6 +145,8 @@ class ElasticLoader(ElasticData):
         if self.num_workers > 0:
             # Persistent workers are reused when the batch size changes within a pass.
             options.setdefault("persistent_workers", True)
+            # Forked workers outlive a SIGTERM to the whole step. Python 3.14 would start them by a server that ends.
+            options.setdefault("multiprocessing_context", "fork")
         self._loader: DataLoader[Any] = DataLoader(
             dataset,
             batch_sampler=cast(Any, self._feed),
