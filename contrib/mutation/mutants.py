@@ -2,7 +2,7 @@
 
 Inside functions these change: comparisons, arithmetic, `and` and `or`, `not`, conditions, numbers and truth values,
 `min` and `max`, `break` and `continue`, returned values, and calls and updates that return nothing. These stay: texts,
-annotations, log messages, raised errors, and assertions.
+annotations, log messages, raised errors, and assertions (`strict` of `zip` among them).
 """
 
 from __future__ import annotations
@@ -102,6 +102,8 @@ def _left_alone(node: ast.AST) -> bool:
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         called = node.value.func
         return isinstance(called, ast.Attribute) and getattr(called.value, "id", "") in LOGS
+    if isinstance(node, ast.keyword) and node.arg == "strict":
+        return True  # `zip(..., strict=True)` asserts
     text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     return text or isinstance(
         node, ast.JoinedStr | ast.Raise | ast.Assert | ast.Import | ast.ImportFrom | ast.AnnAssign

@@ -164,10 +164,8 @@ class Explainer:
         return list(found.tolist())
 
     def obstacle(self, j: int, told: Explanation) -> reasons.Obstacle:
-        """Return what keeps job number `j` from more GPUs."""
+        """Return what keeps job number `j`, which is not pinned, from more GPUs."""
         match told.limit:
-            case "pinned":
-                return reasons.Pinned()
             case "goodput":
                 return reasons.NoGain()
             case "move-cost":

@@ -32,7 +32,7 @@ def fair_share(capacity: int, jobs: int, gpus_per_node: int, job: SnapshotJob) -
     The job's own limits bound it.
     """
     share = -(-capacity // max(jobs, 1))
-    most = job.spec.max_gpus if job.spec.max_gpus is not None else max(share, 1)
+    most = share if job.spec.max_gpus is None else job.spec.max_gpus
     gpus = max(min(share, most), job.spec.min_gpus, 1)
     return FairShare(-(-gpus // gpus_per_node), gpus)
 

@@ -53,11 +53,7 @@ class OwnLimit(NamedTuple):
     """Slurm's rule that `max-gpus` stands for; empty: the user's own."""
 
 
-class Pinned(NamedTuple):
-    """The plan leaves the job as it is."""
-
-
-Obstacle = Contention | MoveCost | NoGain | Ceiling | Fragmentation | OwnLimit | Pinned
+Obstacle = Contention | MoveCost | NoGain | Ceiling | Fragmentation | OwnLimit
 """What keeps a job from more GPUs."""
 
 

@@ -39,6 +39,7 @@ def changes(body: str) -> list[str]:
         ("assert a < b", []),
         ("x = 'text'", []),
         ("x = f'{a + 1}'", []),
+        ("x = zip(a, b, strict=True)", []),
     ],
 )
 def test_each_kind_of_change_is_made_where_a_test_could_see_it(body: str, expected: list[str]) -> None:

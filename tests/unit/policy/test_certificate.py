@@ -6,11 +6,12 @@ Max-min is one of the powers.
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from polluxd.policy import decide, objective
+from polluxd.policy import assignment, certificate, decide, objective
 from tests.unit.policy.every_plan import at_power, compared, outside_the_gap
 from tests.unit.policy.scenarios import job, nodes, report, snapshot
 
@@ -63,3 +64,20 @@ def test_losses_keep_their_order_however_many_jobs_wait_and_whatever_they_weigh(
         assert np.all(np.diff(found, axis=1) > 0), power
         # One more job that waits costs more than all others together could lose.
         assert found[:, 0].max() < found[:, 1].sum(), power
+
+
+@pytest.mark.parametrize("reached", [0, 1, 3, 4, 6, 7, 11])
+def test_the_highest_level_that_all_jobs_can_reach_is_found(reached, monkeypatch):
+    """The stand-in for the program says which of 12 levels can be reached; the plan at hand is below all."""
+    rating = np.linspace(0.1, 1.2, 12)
+    table = SimpleNamespace(
+        jobs=(None,),
+        owner=np.zeros(12, dtype=np.int64),
+        weight=np.array([2.0]),
+        rating=rating,
+        factor=np.ones(12),
+    )
+    seating = SimpleNamespace(table=table, valued=lambda stay, move: stay)
+    monkeypatch.setattr(assignment, "limit", lambda stay: 0.0 if stay[reached] == 0.0 else -1.0)
+    found = certificate.tighten(seating, np.array([0.01]), -np.inf, bound=10.0)
+    assert found == (rating[reached] + objective.FLOOR) / 2.0

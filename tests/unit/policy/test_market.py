@@ -247,3 +247,22 @@ def test_a_plan_tells_the_price_of_each_gpu_type_and_none_under_fair_share():
     assert priced["a100"] > priced["v100"] > 0
     assert decide(snapshot(nodes(1), [], **COMPLETION)).gpu_prices == {"": 0.0}
     assert decide(snapshot(nodes(1), busy, objective="fair-share")).gpu_prices == {}
+
+
+def test_the_work_left_is_known_only_below_a_target():
+    def left(**progress):
+        return market.work(job(1, report=report(**progress)))
+
+    assert left(progress=10.0, target=30.0) == (20.0 * 64, 10.0 * 64)
+    for unknown in (left(progress=10.0), left(progress=30.0, target=30.0), market.work(job(1))):
+        assert np.isnan(unknown[0])
+    assert left(progress=10.0)[1] == 640.0
+
+
+def test_a_job_that_buys_nothing_is_expected_on_its_best_step_of_one_gpu():
+    """Two types of GPU; the second job's work is worth nothing to the mean."""
+    option = (np.array([0, 1, 1, 0, 1, 2]), np.array([0.0, 8.0, 8.0, 0.0, 4.0, 5.0]))
+    kind, start = np.array([-1, 0, 1, -1, 0, 0]), np.array([0, 3, 6])
+    offered = market.MarketOptions(*option, kind, start, np.array([1, 1]))
+    found = market.clear(offered, np.array([1.0, 1e-9]), np.array([80.0, 400.0]), np.zeros(2), 0.0)
+    assert found.seconds.tolist() == [10.0, 100.0]

@@ -423,3 +423,18 @@ def test_a_real_network_against_every_examples_own_gradient(per_gpu: int) -> Non
     assert abs(noise.sqr - sqr) < 3 * sqr_error
     assert 3 * var_error < 0.3 * var, "a test that anything passes"
     assert 3 * sqr_error < 0.5 * sqr, "a test that anything passes"
+
+
+def test_only_steps_that_are_due_are_measured() -> None:
+    model = torch.nn.Linear(D, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    job = attach(model, optimizer, adaptive=False, measure_every=5)
+    for (x,) in job.loader(planted(), M0, per_gpu=(M0 // 4, M0 // 4)):
+        with job.micro_batch():
+            job.backward(job.model(x).mean())
+        if job.sync_gradients:
+            optimizer.step()
+            optimizer.zero_grad()
+    samples = job.training.models[0].averages.samples
+    job.close()
+    assert samples == STEPS // 5

@@ -82,10 +82,13 @@ def test_both_measurements(
 
 
 @pytest.mark.parametrize(("kind", "options"), CASES)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
-def test_the_ranks_shares_add_up(kind: Any, options: dict[str, Any], ranks: int) -> None:
+@pytest.mark.parametrize(("ranks", "chunk"), [(1, 1 << 21), (2, 1 << 21), (2, 8), (3, 1 << 21), (8, 1 << 21)])
+def test_the_ranks_shares_add_up(
+    kind: Any, options: dict[str, Any], ranks: int, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     params, norms = trained(kind, True, **options)
     wanted = expected(norms, params)
+    monkeypatch.setattr(pair_norms, "CHUNK", chunk)
     pairs = [PairNorms(norms, params, rank=rank, ranks=ranks) for rank in range(ranks)]
     for pair in pairs:
         assert torch.allclose(total(pair.first(), norms), wanted, rtol=1e-5), "its own gradient, whole"
@@ -93,6 +96,29 @@ def test_the_ranks_shares_add_up(kind: Any, options: dict[str, Any], ranks: int)
     assert torch.allclose(torch.stack(parts).sum(0), wanted, rtol=1e-5)
     # The two largest parameters, 55 and 24 of 99 elements, are never with the same rank.
     assert ranks == 1 or max(float(part.sum()) for part in parts) < float(wanted.sum())
+
+
+def test_a_parameter_whose_moments_are_in_another_basis_is_measured_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    params, norms = trained(torch.optim.Adam, False)
+    wanted = expected(norms, params)
+    asked: list[torch.Tensor] = []
+
+    def turned(param: torch.Tensor) -> bool:
+        """Say so at the first question; `norms.of` asks again."""
+        asked.append(param)
+        return param is params[1] and len(asked) <= len(params)
+
+    monkeypatch.setattr(norms, "turned", turned)
+    found = total(PairNorms(norms, params).first(), norms)
+    assert len(asked) == len(params) + 1
+    assert torch.allclose(found, wanted, rtol=1e-5)
+
+
+def test_no_gradients_have_no_norm() -> None:
+    _, norms = trained(torch.optim.Adam, True)
+    assert norms.of([], []).tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd import Variable
 
 from pollux.noise.noise_scale import DECAY, NoiseAverages, SampleKind
+from pollux.noise.precondition import GradientNorms
 from pollux.noise.reduction import ReductionEstimator
 from tests.unit.agent.noise.test_estimators_truth import (
     M0,
@@ -115,3 +116,29 @@ def test_within_a_tenth_after_200_steps(
     true = float(at.covariance.trace()) / float(at.mean @ at.mean)
     assert true / kind.examples < 14, "Adam's scale is its own"
     assert M0 * found.var / found.sqr == pytest.approx(true, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("measuring", "reduces", "found"),
+    [(True, True, 1), (True, False, 0), (False, True, 0), (False, False, 0)],
+)
+def test_a_pass_is_measured_once_where_it_is_due_and_ends_in_a_reduction(
+    measuring: bool, reduces: bool, found: int
+) -> None:
+    model = torch.nn.Linear(3, 1)
+    params = list(model.parameters())
+    estimator = ReductionEstimator(
+        GradientNorms(torch.optim.SGD(params)),
+        params,
+        rank=0,
+        ranks=1,
+        reduces=lambda: reduces,
+        on_ready=lambda: None,
+    )
+    for _ in range(2):
+        estimator.begin(measuring)
+        model(torch.ones(2, 3)).sum().backward()
+        assert estimator.reductions == found
+        estimator.passed()
+        assert (estimator.end() is not None) == found
+    estimator.close()

@@ -116,8 +116,10 @@ def both(kinds: list[tuple[str, int]], replicas: int = 1) -> list[Any]:
 CASES = [("sgd", M0), ("groups", M0), ("adam", M0), ("adam", 4), ("amp", M0), ("unused", M0)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("size", "replicas"), [(1, 1), (3, 1), (4, 2)])
+@pytest.mark.parametrize(
+    ("size", "replicas"),
+    [(1, 1), pytest.param(3, 1, marks=pytest.mark.slow), pytest.param(4, 2, marks=pytest.mark.slow)],
+)
 def test_estimates_and_gradients_are_those_of_plain_ddp(ranks: Any, size: int, replicas: int) -> None:
     cases = {1: [("groups", 16), ("adam", 16)], 3: CASES, 4: [("sgd", M0), ("adam", M0)]}[size]
     for results in ranks(size, both, cases, replicas):

@@ -1,0 +1,113 @@
+"""Packing, seating and the program over nodes, each by itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from polluxd.model import JobSpec
+from polluxd.policy import assignment, choice, objective
+from polluxd.policy.domains import split
+from polluxd.policy.layout import NOWHERE
+from polluxd.policy.option_table import build
+from polluxd.policy.packing import Packing
+from polluxd.policy.placement import Seating
+from tests.unit.policy.scenarios import job, node, nodes, report, running, snapshot
+
+
+def seating_of(members, jobs, **settings):
+    snap = snapshot(members, jobs, **settings)
+    (domain,) = split(snap)
+    table = build(domain, snap.settings)
+    packing = Packing(domain.nodes, table.jobs, partial=snap.settings.partial_nodes, groups=table.groups)
+    return Seating(table, packing), domain
+
+
+def options_of(seating, *gpus):
+    """Number each job's option of so many GPUs; where it stays, if it can."""
+    table = seating.table
+    return np.array(
+        [
+            max((o for o in table.options(j) if table.gpus[o] == count), key=lambda o: table.kept[o])
+            for j, count in enumerate(gpus)
+        ]
+    )
+
+
+def test_spare_gpus_are_those_that_are_free_on_any_node():
+    packing = Packing(nodes(2), [job(1), job(2)], partial=False)
+    for j, seat in [(0, ((0,), 3)), (1, ((0, 1), 2)), (0, NOWHERE), (1, ((1,), 4)), (1, NOWHERE)]:
+        packing.put(j, seat)
+        assert packing.spare == np.maximum(packing.free, 0).sum()
+    assert packing.spare == 8
+
+
+def test_jobs_are_seated_at_home_all_at_once_or_none():
+    jobs = [running(1, ["n000"], 3), running(2, ["n000"], 2), running(3, ["n001"], 4)]
+    packing = Packing(nodes(2), jobs, partial=False)
+    assert packing.seat_at_home([])
+    assert not packing.seat_at_home([0, 1, 2])
+    assert packing.seats == [NOWHERE] * 3
+    assert packing.seat_at_home([0, 2])
+    assert packing.seats == [((0,), 3), NOWHERE, ((1,), 4)]
+
+
+def test_jobs_stay_one_by_one_where_not_all_can():
+    """Two jobs share a node that one GPU of another job has come to."""
+    members = [node("n000", 4, foreign_gpus=1), node("n001", 4)]
+    jobs = [running(1, ["n000"], 2, report=report()), running(2, ["n000"], 2, report=report())]
+    seating, _ = seating_of(members, jobs)
+    assert seating.fill(options_of(seating, 2, 2)) == []
+    assert sorted(seating.packing.seats) == [((0,), 2), ((1,), 2)]
+    assert seating.packing.moved().sum() == 1
+
+
+def test_a_larger_job_goes_where_no_smaller_one_has_to_give_way():
+    jobs = [job(1, report=report()), running(2, ["n000"], 1, report=report())]
+    seating, _ = seating_of(nodes(2), jobs)
+    assert seating.repack(options_of(seating, 4, 1)) == []
+    assert seating.packing.seats == [((1,), 4), ((0,), 1)]
+
+
+def test_no_second_job_spans_the_nodes_of_a_pinned_one():
+    """Four GPUs for the second job would take both nodes, which the pinned job spans."""
+    jobs = [
+        running(1, ["n000", "n001"], 2, report=report(), pinned=True),
+        job(2, report=report()),
+    ]
+    seating, _ = seating_of(nodes(2), jobs, partial_nodes=True)
+    two, four = (seating.move[int(options_of(seating, 4, gpus)[1])] for gpus in (2, 4))
+    assert two < four
+    fixed = seating.utility(0)
+    assert assignment.limit(seating) - fixed == pytest.approx(two, rel=1e-3)
+
+
+def test_the_bound_at_low_powers_knows_what_a_move_costs():
+    """The job has run for 100 s, of which moves took 50: a larger placement is worth half as much."""
+    jobs = [running(1, ["n000"], 1, report=report(), age=100.0, lost_seconds=50.0, move_cost=0.0)]
+    seating, domain = seating_of(nodes(1), jobs, power=-np.inf)
+    table = seating.table
+    assert 0.4 < table.factor[~table.kept].min() <= 0.5
+    found = choice.choose(table, domain, seating.packing, -np.inf)
+    best = max(table.rating * np.where(table.kept, 1.0, table.factor))
+    assert found.plain_bound == pytest.approx(best + objective.FLOOR, rel=1e-6)
+
+
+def test_a_running_job_is_parked_only_for_a_gain():
+    jobs = [running(1, ["n000"], 1, report=report()), job(2, report=report())]
+    seating, _ = seating_of(nodes(1, gpus=1), jobs)
+    nothing = [seating.stay[int(o)] for o in options_of(seating, 0, 0)]
+    assert nothing[0] < nothing[1]
+    assert nothing[0] == pytest.approx(nothing[1], rel=1e-6, abs=1e-6)
+
+
+def test_a_program_of_exactly_the_most_variables_is_solved_where_jobs_span_nodes(monkeypatch):
+    """Nothing, and eight GPUs on two nodes: the option as a whole, and its part on each node."""
+    jobs = [job(1, JobSpec(min_gpus=8, max_gpus=8), report=report())]
+    seating, _ = seating_of(nodes(2), jobs)
+    bounds = []
+    for most in (3, 4):
+        monkeypatch.setattr(assignment, "MOST_PARTS", most)
+        bounds.append(assignment.limit(seating))
+    assert np.isinf(bounds[0])
+    assert np.isfinite(bounds[1])
