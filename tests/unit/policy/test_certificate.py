@@ -68,7 +68,7 @@ def test_losses_keep_their_order_however_many_jobs_wait_and_whatever_they_weigh(
 
 @pytest.mark.parametrize("reached", [0, 1, 3, 4, 6, 7, 11])
 def test_the_highest_level_that_all_jobs_can_reach_is_found(reached, monkeypatch):
-    """The stand-in for the program says which of 12 levels can be reached; the plan at hand is below all."""
+    """A stand-in for the program tells which of 12 levels can be reached."""
     rating = np.linspace(0.1, 1.2, 12)
     table = SimpleNamespace(
         jobs=(None,),

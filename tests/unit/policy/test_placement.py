@@ -70,7 +70,7 @@ def test_a_larger_job_goes_where_no_smaller_one_has_to_give_way():
 
 
 def test_no_second_job_spans_the_nodes_of_a_pinned_one():
-    """Four GPUs for the second job would take both nodes, which the pinned job spans."""
+    """Four GPUs for the second job would take both nodes of the pinned one."""
     jobs = [
         running(1, ["n000", "n001"], 2, report=report(), pinned=True),
         job(2, report=report()),
@@ -83,7 +83,7 @@ def test_no_second_job_spans_the_nodes_of_a_pinned_one():
 
 
 def test_the_bound_at_low_powers_knows_what_a_move_costs():
-    """The job has run for 100 s, of which moves took 50: a larger placement is worth half as much."""
+    """Moves took half of the job's age: a larger placement is worth half."""
     jobs = [running(1, ["n000"], 1, report=report(), age=100.0, lost_seconds=50.0, move_cost=0.0)]
     seating, domain = seating_of(nodes(1), jobs, power=-np.inf)
     table = seating.table
@@ -102,7 +102,7 @@ def test_a_running_job_is_parked_only_for_a_gain():
 
 
 def test_a_program_of_exactly_the_most_variables_is_solved_where_jobs_span_nodes(monkeypatch):
-    """Nothing, and eight GPUs on two nodes: the option as a whole, and its part on each node."""
+    """The job has two options: nothing, and two nodes with a part on each."""
     jobs = [job(1, JobSpec(min_gpus=8, max_gpus=8), report=report())]
     seating, _ = seating_of(nodes(2), jobs)
     bounds = []
