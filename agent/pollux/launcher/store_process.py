@@ -45,7 +45,8 @@ class StoreProcess:
 
     def end(self) -> None:
         """End the process; the workers are gone."""
-        # The launcher may have collected it already, as it does orphans.
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
+        # The launcher may have collected it already, as it does orphans: its pid may be another process's by now.
+        with contextlib.suppress(ChildProcessError):
+            if os.waitpid(self.pid, os.WNOHANG) == (0, 0):
+                os.kill(self.pid, signal.SIGKILL)
+                os.waitpid(self.pid, 0)
