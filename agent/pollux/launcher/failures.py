@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 
-from pollux.errors import LEFT_STATUS, RELAUNCH_STATUS
+from pollux.errors import LEFT_STATUS, RELAUNCH_STATUS, RETRY_STATUS
 from pollux.launcher.outcome import Failure, describe_status
 from pollux.launcher.state import LauncherState, StartTerms
 
@@ -61,6 +61,14 @@ def stuck(terms: StartTerms, state: LauncherState, node: int, at: float) -> Fail
     """A node's workers have not ended in time for a relaunch."""
     why = "its workers did not end in time to be started again"
     return Failure(at, _rank_of(terms, state, node), 1, why, f"node {node} of the step")
+
+
+def asks_for_start(terms: StartTerms, state: LauncherState, failure: Failure) -> bool:
+    """Whether a rank has asked for another start of all, and gets one."""
+    move = state.move
+    # NCCL's watchdog aborts a process where another's node is lost.
+    aborted = move is not None and move.lent and failure.status == 128 + signal.SIGABRT
+    return (failure.status == RETRY_STATUS or aborted) and (terms.may_retry or move is not None)
 
 
 def _rank_of(terms: StartTerms, state: LauncherState, node: int) -> int:

@@ -19,10 +19,11 @@ in any way: that is no failure.
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 
-from pollux.errors import RETRY_STATUS, STOPPED_STATUS
-from pollux.launcher.failures import MOVED, excused, first_failure, node_gone, stuck
-from pollux.launcher.losses import Losses
+from pollux.errors import STOPPED_STATUS
+from pollux.launcher import losses
+from pollux.launcher.failures import MOVED, asks_for_start, excused, first_failure, node_gone, stuck
 from pollux.launcher.messages import (
     Alert,
     AnnounceMove,
@@ -84,8 +85,12 @@ def step(
     return machine.state, machine.actions
 
 
-class _Step(Losses):
+class _Step:
     """One step of the machine."""
+
+    def __init__(self, terms: StartTerms, state: LauncherState, now: Now) -> None:
+        self.terms, self.state, self.now = terms, state, now
+        self.actions: list[Action] = []
 
     def take(self, event: Event) -> None:
         match event:
@@ -129,8 +134,8 @@ class _Step(Losses):
             return
         if excused(self.terms, self.state, end.status):
             self._begin_grace()
-        elif self.may_go_on_without(local_rank, end):
-            return
+        elif waiting := losses.without_worker(self.terms, self.state, local_rank, end, self.now):
+            self.state = waiting
         elif end.status in MOVED and not self.terms.hub:
             # The answer is an alert, where the move that would explain this is not on its way already.
             if state.phase is Phase.TRAINING:
@@ -163,11 +168,40 @@ class _Step(Losses):
         """
         if self.state.phase in (Phase.FAILING, Phase.STOPPING):
             return
-        self.give_up_lost()
+        self.state = losses.given_up(self.terms, self.state, self.now)
         clock, graces = self.now.clock, self.terms.graces
         self._set(phase=Phase.FAILING, term_at=clock + graces.sibling, decide_by=clock + graces.reports)
         if tell:
             self.actions.append(Tell(Alert()))
+
+    # -- lost ranks -------------------------------------------------------------------------------------------
+
+    def _of_a_loss(self, node: int, message: CanMend | Mended | Emptied) -> None:
+        """What rank 0, on whichever node it is by now, or another launcher says."""
+        if self.state.phase in (Phase.FAILING, Phase.STOPPING):
+            return
+        hub, own = self.terms.hub, node == self.terms.node
+        if isinstance(message, CanMend):
+            if hub or own:
+                self.actions.append(Tell(message))
+            self._set(mends=message.able)
+            if not message.able and self.state.mend_by is not None:
+                self._fail()
+        elif not hub and own:
+            self.actions.append(Tell(message))
+        elif hub and isinstance(message, Mended):
+            self._mended(message)
+        elif hub:
+            self._set(emptied=self.state.emptied | {node})
+
+    def _mended(self, message: Mended) -> None:
+        self.state, stopped, move = losses.mended(self.terms, self.state, message)
+        if stopped:
+            self.actions.append(SignalWorkers(signal.SIGKILL, stopped))
+        if move is not None:
+            self.actions.append(Tell(move))
+            self._begin_move(move)
+            self._begin_grace()
 
     # -- moves ------------------------------------------------------------------------------------------------
 
@@ -185,7 +219,7 @@ class _Step(Losses):
                 # Last: by now the other launchers have been told, whatever rank 0 does to this one.
                 self.actions.append(TellRank0(Taken(move.move_id)))
             case CanMend() | Mended():
-                self.of_a_loss(self.terms.node, message)
+                self._of_a_loss(self.terms.node, message)
             case AwaitLeavers(move_id) if not ending:
                 self._begin_grace(move_id)
 
@@ -259,7 +293,7 @@ class _Step(Losses):
             case Alert() if not (ends and hub):
                 self._fail(tell=hub)
             case CanMend() | Mended() | Emptied():
-                self.of_a_loss(node, message)
+                self._of_a_loss(node, message)
             case Stop() if self.state.phase is not Phase.STOPPING:
                 if hub:
                     self.actions.append(Tell(Stop()))
@@ -287,8 +321,8 @@ class _Step(Losses):
         elif node in state.leaving:
             self._set(leaving=state.leaving - {node})
             self.actions.append(TellRank0(NodesLeft((self.terms.names[node],))))
-        elif self.may_go_on_without_node(node):
-            return
+        elif waiting := losses.without_node(self.terms, self.state, node, self.now):
+            self.state = waiting
         elif node in state.staying and (node not in state.reports or relaunches):
             failure = node_gone(self.terms, state, node, self.now.posix)
             self._set(reports={**state.reports, node: failure})
@@ -308,7 +342,7 @@ class _Step(Losses):
             self.actions += [Tell(Left()), Finish(Outcome(left=True))]
             return
         if state.mend_by is not None:
-            if self.waits_for_mending():
+            if losses.waits(terms, state):
                 if not terms.hub and not state.emptied:
                     self._set(emptied=frozenset({terms.node}))
                     self.actions.append(Tell(Emptied()))
@@ -350,7 +384,7 @@ class _Step(Losses):
         known = [failure for failure in failures if failure is not None]
         first = min(known, key=lambda failure: failure.order, default=None)
         again = None
-        asked = first is not None and self._asks(first)
+        asked = first is not None and asks_for_start(self.terms, state, first)
         if relaunch if first is None else (asked or self.terms.may_restart):
             # Slurm takes the nodes that leave as soon as the next rank 0 says that they are free.
             if state.leaving and not overdue:
@@ -361,13 +395,9 @@ class _Step(Losses):
                 again = Again(tuple(sorted(state.staying)), state.resized, asked)
         self.actions.append(Finish(Outcome(first, again=again), tell=True))
 
-    def _asks(self, failure: Failure) -> bool:
-        """Whether a rank has asked for another start of all, and gets one."""
-        move = self.state.move
-        # NCCL's watchdog aborts a process where another's node is lost.
-        aborted = move is not None and move.lent and failure.status == 128 + signal.SIGABRT
-        return (failure.status == RETRY_STATUS or aborted) and (self.terms.may_retry or move is not None)
-
     @property
     def _overdue(self) -> bool:
         return self.state.decide_by is not None and self.now.clock >= self.state.decide_by
+
+    def _set(self, **changes: object) -> None:
+        self.state = replace(self.state, **changes)  # type: ignore[arg-type]
