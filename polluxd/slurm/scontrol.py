@@ -19,6 +19,7 @@ from types import MappingProxyType
 
 from polluxd.errors import SlurmError, SlurmGarbled, SlurmRefused, SlurmUnavailable
 from polluxd.model import JobState, Node
+from polluxd.slurm.mail import quiet_mail
 from polluxd.slurm.node_records import attribute, parse_nodes
 from polluxd.slurm.protocol import ClusterState, Geometry, SlurmJob
 from polluxd.slurm.queue import Query, Queue, jobs_query, names_query, parse_jobs, parse_names
@@ -123,8 +124,21 @@ class ScontrolClient:
 
     def requeue(self, job_id: int) -> None:
         self._must_be_ours([job_id])
+        self._quieten(job_id)
         # Plain `requeue` runs a job again that has ended a moment ago; `incomplete` passes over it.
         self._run("scontrol", "requeue", "incomplete", self._address(job_id))
+
+    def _quieten(self, job_id: int) -> None:
+        """Keep Slurm from sending mail about this job's moves.
+
+        Its user has had the mail of its first start.
+        """
+        try:
+            kept = quiet_mail(self._run("scontrol", "--local", "-o", "show", "job", self._address(job_id)))
+            if kept:
+                self._run("scontrol", "update", f"JobId={self._address(job_id)}", f"MailType={kept}")
+        except SlurmRefused as error:
+            log.info("job %d: Slurm sends mail about its moves: %s", job_id, error)
 
     def run_again(self, job_id: int) -> None:
         self._must_be_ours([job_id])

@@ -70,7 +70,8 @@ def test_signals_and_second_runs_go_to_the_worker_and_the_rest_to_scontrol(stand
     assert [call for call in stand_in.commands if "update" in call or "requeue" in call] == []
     slurm.requeue(7)
     slurm.configure(7, Geometry(("n1",), 1, 1), start=True)
-    assert [call[0] for call in stand_in.commands] == ["requeue", "update"]
+    changes = [call[0] for call in stand_in.commands if "show" not in call]
+    assert changes == ["requeue", "update"]
     assert stand_in.heard == []
     for order in (slurm.signal, slurm.run_again):
         with pytest.raises(SlurmRefused, match=r"jobs \[9\] did not opt in"):
