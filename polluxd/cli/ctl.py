@@ -33,6 +33,7 @@ COMMANDS = {
     "audit": ("lists:audit", "List changes of settings: when, who, from what, to what."),
     "doctor": ("doctor:doctor", "Check this machine's installation; run it as root."),
     "history": ("history:history", "Show how a job's GPUs, batch size, goodput and noise scale changed."),
+    "usage": ("usage:usage", "Add up what a job used over its moves and companions, from sacct."),
     "report": ("report:report", "Write one HTML page on a period: jobs, waiting, shares, moves."),
     "recommend-nodes": ("recommend_nodes:recommend_nodes", "Show how many nodes the jobs would use well."),
     "simulate": ("simulate:simulate", "Replay a trace of jobs under one policy or several."),

@@ -1,0 +1,117 @@
+"""`polluxctl usage` adds up what a real slurmdbd recorded of a job that moves."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contrib.devcluster import DevCluster
+from polluxd.model import JobState
+from polluxd.slurm.protocol import Geometry
+from polluxd.slurm.scontrol import ScontrolClient
+
+pytestmark = pytest.mark.slurm
+
+POLLUXCTL = Path(sys.executable).with_name("polluxctl")
+
+
+@pytest.fixture(scope="module")
+def accounted(scratch: Path) -> Iterator[DevCluster]:
+    with DevCluster(
+        scratch / "usage", nodes=3, gpus_per_node=2, lease_s=60, postgres=False, accounting=True
+    ) as cluster:
+        yield cluster
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def usage(cluster: DevCluster, job_id: int) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [POLLUXCTL, "usage", str(job_id), "--json"],
+        env=cluster.client_environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_moved_job_with_a_companion_is_added_up(accounted: DevCluster, tmp_path: Path) -> None:
+    slurm = ScontrolClient(conf=accounted.slurm_conf)
+    used: dict[int, float] = {}
+
+    def submit(name: str, directive: str, *options: str) -> int:
+        script = tmp_path / name
+        script.write_text(f"#!/bin/sh\n#POLLUX {directive}\nsleep 600\n")
+        return int(accounted.command("sbatch", "--parsable", "--output=/dev/null", *options, str(script)))
+
+    def state(job_id: int) -> JobState:
+        return slurm.jobs([job_id])[job_id].state
+
+    def start(job_id: int, nodes: tuple[str, ...], gpus: int) -> None:
+        slurm.configure(job_id, Geometry(nodes, gpus, gpus), start=True)
+        until(lambda: state(job_id) is JobState.RUNNING)
+
+    before = time.time()
+    job_id = submit("moved", "max-gpus=8", "--gres=gpu:1")
+    start(job_id, ("n1",), 1)
+    begun = time.monotonic()
+    time.sleep(3)
+    slurm.requeue(job_id)
+    until(lambda: state(job_id) is JobState.PENDING)
+    used[1] = time.monotonic() - begun
+    time.sleep(1.1)  # a start in the second of the requeue fails
+    start(job_id, ("n1", "n2"), 2)
+    begun = time.monotonic()
+    claim = f"companion-of={job_id} attempt=1 move=5 nonce={'0' * 32}"
+    companion = submit("lent", claim, "--gres=gpu:2", "--no-requeue")
+    other = submit("other", f"companion-of={job_id + 1000} attempt=1 move=5 nonce={'0' * 32}", "--gres=gpu:1")
+    start(companion, ("n3",), 2)
+    joined = time.monotonic()
+    time.sleep(3)
+    accounted.command("scancel", str(companion))
+    until(lambda: state(companion).finished)
+    used[2] = time.monotonic() - joined
+    accounted.command("scancel", str(job_id), str(other))
+    until(lambda: state(job_id).finished)
+    used[4] = time.monotonic() - begun
+    told: dict[str, Any] = {}
+
+    def recorded() -> bool:
+        nonlocal told
+        done = usage(accounted, job_id)
+        assert done.returncode == 0, done.stderr
+        (told,) = json.loads(done.stdout)
+        return told["state"] == "CANCELLED" and told["companions"] == 1
+
+    until(recorded)
+    most = sum(gpus * (seconds + 1) for gpus, seconds in used.items())
+    assert sum(gpus * 2 for gpus in used) <= told["gpu_s"] <= most
+    assert 2 * 2 <= told["companion_gpu_s"] <= 2 * (used[2] + 1)
+    assert told["restarts"] == 1
+    assert 4 <= told["wall_s"] <= used[1] + used[4] + 2
+    assert abs(told["submitted_at"] - before) < 30
+    assert told["waited_s"] + told["wall_s"] <= told["ended_at"] - told["submitted_at"] + 1
+    assert told["energy_j"] is None, "the private cluster measures none"
+
+
+def test_an_unknown_job_and_a_cluster_without_slurmdbd_are_told(
+    accounted: DevCluster, dev_cluster: DevCluster
+) -> None:
+    unknown = usage(accounted, 999999)
+    assert (unknown.returncode, unknown.stdout) == (1, "")
+    assert "no job 999999" in unknown.stderr
+    without = usage(dev_cluster, 1)
+    assert (without.returncode, without.stdout) == (1, "")
+    assert "slurmdbd" in without.stderr
