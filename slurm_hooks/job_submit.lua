@@ -33,6 +33,10 @@ dofile(folder .. "companion.lua")
 dofile(folder .. "hostile_text.lua")
 dofile(folder .. "placement_options.lua")
 
+-- What squeue -o %k and scontrol show job tell of a waiting job. Of the fields that a job shows, polluxd as an Operator may
+-- change none but Comment, which is the user's: so the words are true as long as the job lives.
+local KEPT_BACK = "pollux: while the reason is BeginTime, polluxd keeps the job back; polluxctl explain says why"
+
 local function log_user(format, ...)
   slurm.log_user("%s", string.format(format, ...))
 end
@@ -300,6 +304,7 @@ function pollux_submit(job, part_list, submit_uid)
   -- A lease, not a hold: if polluxd dies, the job starts by itself when the lease lapses.
   if polluxd_alive(config, now) then
     job.begin_time = math.max(now, begin or 0) + (config.lease_s or 300)
+    job.comment = given(job.comment) or KEPT_BACK
   end
   return slurm.SUCCESS
 end

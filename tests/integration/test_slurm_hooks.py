@@ -323,3 +323,20 @@ def test_devcluster_reports_what_a_command_said(dev_cluster: DevCluster) -> None
     with pytest.raises(DevClusterError, match="Nonsense"):
         dev_cluster.command("scontrol", "update", "JobId=1", "Nonsense=1")
     assert os.geteuid() == 0
+
+
+def test_squeue_and_scontrol_tell_that_a_job_is_kept_back(site: Site) -> None:
+    kept = site.submit("#!/bin/sh\n#POLLUX max-gpus=2\nsleep 60\n", "--gres=gpu:1", user="nobody")
+    told = "polluxd keeps the job back; polluxctl explain says why"
+    shown = site.run("squeue", "-h", "-j", str(kept), "-o", "%r %k", user="nobody").stdout
+    assert shown.startswith("BeginTime ")
+    assert told in shown
+    assert told in site.run("scontrol", "show", "job", str(kept), user="nobody").stdout
+    own = site.submit(
+        "#!/bin/sh\n#POLLUX max-gpus=2\nsleep 60\n", "--gres=gpu:1", "--comment=mine", user="nobody"
+    )
+    assert "Comment=mine" in site.run("scontrol", "show", "job", str(own)).stdout
+    plain = site.submit("#!/bin/sh\nsleep 60\n", "--gres=gpu:1", user="nobody")
+    assert "Comment=" not in site.run("scontrol", "show", "job", str(plain)).stdout.replace(
+        "AdminComment=", ""
+    )

@@ -39,6 +39,7 @@ end
 for _, key in ipairs({{"TICKET_DIR", "ADAPTIVE", "PRIOR", "MODE", "RESIZE", "CONTINUE"}}) do
   print(tostring(job.environment and job.environment["POLLUX_" .. key]))
 end
+print(tostring(job.comment))
 """
 
 # What sbatch leaves unset, as 22.05.8 shows it to the hook.
@@ -72,6 +73,7 @@ class Outcome:
     mode: str | None = None
     resize: str | None = None
     continues: str | None = None
+    comment: str | None = None
 
 
 def lua(value: object) -> str:

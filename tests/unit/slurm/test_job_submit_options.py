@@ -200,3 +200,13 @@ def test_an_output_file_that_a_re_allocation_would_empty_is_pointed_out_or_refus
     assert "--open-mode=append" in note
     assert submit("#POLLUX", {"log_appends": "yes"}, environment={}).said == []
     assert "--open-mode=truncate" in refused(submit("#POLLUX", environment={"SLURM_OPEN_MODE": "t"}))
+
+
+def test_the_comment_tells_of_the_lease_where_the_user_gave_none() -> None:
+    waits = submit("#POLLUX min-gpus=1")
+    assert waits.comment is not None
+    assert waits.comment.startswith("pollux: while the reason is BeginTime")
+    assert submit("#POLLUX min-gpus=1", comment="mine").comment == "mine"
+    assert submit("").comment is None, "a plain job is left alone"
+    dead = {"heartbeat_file": "/no/such/file"}
+    assert submit("#POLLUX min-gpus=1", dead).comment is None, "it starts as a plain job"
