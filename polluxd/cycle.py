@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from polluxd import logs
 from polluxd.apply.allowances import allowances, targets
 from polluxd.apply.companions import ClusterView
+from polluxd.apply.contention import unplaced
 from polluxd.apply.intents import Intent, intents
 from polluxd.apply.paths import PathOptions, choose, failed_paths
 from polluxd.apply.reconciler import Reconciler
@@ -133,6 +134,7 @@ class Controller:
             if acting and not settings.paused:
                 begun = self._reconciler.begin(_wished(plan, snapshot, state, reports, means), moves)
                 open_moves += len(begun)
+                self._reconciler.contenders.choose(state, unplaced(snapshot, plan))
             cycle = self._record(
                 snapshot,
                 plan,

@@ -6,7 +6,7 @@ A job whose lease is not renewed starts by itself as a plain Slurm job.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from polluxd.errors import SlurmRefused
 from polluxd.model import JobState, Move, Step
@@ -80,7 +80,11 @@ class Leases:
 
 
 def kept_back(
-    jobs: Mapping[int, SlurmJob], pending_companions: Mapping[int, SlurmJob], moves: Sequence[Move]
+    jobs: Mapping[int, SlurmJob],
+    pending_companions: Mapping[int, SlurmJob],
+    moves: Sequence[Move],
+    *,
+    contending: Collection[int] = (),
 ) -> list[SlurmJob]:
     """Return the jobs whose leases polluxd renews.
 
@@ -89,8 +93,9 @@ def kept_back(
     Args:
         jobs: by job id.
         pending_companions: by the id of the move that they serve.
+        contending: jobs that Slurm may start by itself.
     """
     told = [m for m in moves if m.step in (Step.CONFIGURED, Step.STARTED)]
     starting, coming = {m.job_id for m in told}, {m.id for m in told}
-    waiting = [job for job_id, job in jobs.items() if job_id not in starting]
+    waiting = [job for job_id, job in jobs.items() if job_id not in starting and job_id not in contending]
     return waiting + [job for number, job in pending_companions.items() if number not in coming]

@@ -25,21 +25,21 @@ def left_to_plain_jobs(
         placements: what Pollux jobs hold, or will hold when the moves under way end.
         others: GPUs by node that further jobs of Pollux hold.
     """
-    plain = [job for job in state.jobs if job.spec is None and _ready(job) and _asks(job)]
+    plain = waiting_plain_jobs(state)
     if not plain:
         return Counter(), ()
-    waiting = [job for job in state.jobs if job.spec is not None and _waits(job)]
-    first = max((_rank(job, state) for job in waiting), default=(0, 0))
+    waiting = [job for job in state.jobs if job.spec is not None and waits(job)]
+    first = max((rank(job, state) for job in waiting), default=(0, 0))
     # A Pollux job that runs may grow: the tier of its partition comes before plain jobs of lower tiers.
-    tier = max((_rank(job, state)[0] for job in state.jobs if job.spec is not None), default=0)
+    tier = max((rank(job, state)[0] for job in state.jobs if job.spec is not None), default=0)
     free = Counter({node.name: node.capacity - others.get(node.name, 0) for node in state.nodes})
     for placement in placements:
         for name in placement.nodes:
             free[name] -= placement.gpus_per_node
     left: Counter[str] = Counter()
     found = []
-    for job in sorted(plain, key=lambda job: _rank(job, state), reverse=True):
-        if _rank(job, state) <= first or _rank(job, state)[0] < tier:
+    for job in sorted(plain, key=lambda job: rank(job, state), reverse=True):
+        if rank(job, state) <= first or rank(job, state)[0] < tier:
             break
         taken = _take(job, state, free)
         if taken:
@@ -47,6 +47,11 @@ def left_to_plain_jobs(
         left.update(taken)
         free.subtract(taken)
     return left, tuple(found)
+
+
+def waiting_plain_jobs(state: ClusterState) -> list[SlurmJob]:
+    """The plain jobs that wait for nothing but GPUs."""
+    return [job for job in state.jobs if job.spec is None and _ready(job) and _asks(job)]
 
 
 def _take(job: SlurmJob, state: ClusterState, free: Mapping[str, int]) -> dict[str, int]:
@@ -67,10 +72,11 @@ def _take(job: SlurmJob, state: ClusterState, free: Mapping[str, int]) -> dict[s
 
 
 def _ready(job: SlurmJob) -> bool:
-    return _waits(job) and job.reason in _WAITS_FOR_NODES
+    return waits(job) and job.reason in _WAITS_FOR_NODES
 
 
-def _waits(job: SlurmJob) -> bool:
+def waits(job: SlurmJob) -> bool:
+    """Whether the job waits for nothing that its user set."""
     return job.state is JobState.PENDING and not job.held_by_user and not job.dependent
 
 
@@ -79,7 +85,7 @@ def _asks(job: SlurmJob) -> int:
     return job.tres.get("gres/gpu", 0) or (job.requested_gpus_per_node or 0) * max(job.tres.get("node", 1), 1)
 
 
-def _rank(job: SlurmJob, state: ClusterState) -> tuple[int, int]:
+def rank(job: SlurmJob, state: ClusterState) -> tuple[int, int]:
     """Tier of the job's best partition, and its priority.
 
     Slurm starts the highest first.

@@ -26,11 +26,11 @@ def same_place(job: SlurmJob, target: Placement) -> bool:
     return job.gpus_per_node_held == dict.fromkeys(target.nodes, target.gpus_per_node)
 
 
-def geometry(job: SlurmJob, target: Placement, gpu_type: str = "") -> Geometry:
+def geometry(job: SlurmJob, target: Placement, gpu_type: str = "", *, anywhere: bool = False) -> Geometry:
     """Return the resources that the job requests at `target`.
 
     CPUs and memory are scaled with the GPUs, because Slurm itself does not scale them. A job that was submitted for
-    certain types of GPU asks for `gpu_type`, the type at `target`.
+    certain types of GPU asks for `gpu_type`, the type at `target`. With `anywhere`, Slurm chooses the nodes.
     """
     assert job.spec is not None
     gpus = target.gpus_per_node
@@ -42,6 +42,7 @@ def geometry(job: SlurmJob, target: Placement, gpu_type: str = "") -> Geometry:
         mem_per_node_mb=memory * gpus if memory else None,
         gpu_type=gpu_type if job.demands.gpu_types else "",
         min_cpus=job.demands.min_cpus,
+        anywhere=anywhere,
     )
 
 

@@ -29,6 +29,7 @@ from polluxd.apply.actions import (
 from polluxd.apply.allowances import Allowances, allowances, targets
 from polluxd.apply.capacity import Capacity, capacity
 from polluxd.apply.companions import ClusterView, gather, named_moves
+from polluxd.apply.contention import Contenders
 from polluxd.apply.cooldowns import Cooldowns
 from polluxd.apply.in_place import InPlaceMoves
 from polluxd.apply.intents import Intent
@@ -95,6 +96,7 @@ class Reconciler:
         """Jobs with a move open at the last tick. What was observed before that tick no longer holds for them."""
         self.ids = MoveIds()
         self._leases = Leases(slurm, lease=lease, authorize=authorize, clock=clock, monotonic=monotonic)
+        self.contenders = Contenders(slurm, authorize)
         self._resizer = InPlaceMoves(
             slurm, store, repeat=REPEAT_S, authorize=authorize, clock=clock, monotonic=monotonic
         )
@@ -171,7 +173,9 @@ class Reconciler:
         self.cooldowns.keep(jobs)
         if not paused:
             # Renew before any job is started: a later renewal would keep back a job that was just released.
-            self._leases.renew(kept_back(jobs, seen.pending_companions, moves))
+            self._leases.renew(
+                kept_back(jobs, seen.pending_companions, moves, contending=self.contenders.jobs)
+            )
         allowed = allowances(seen.state, targets(moves))
         room = capacity(
             seen.state.nodes,

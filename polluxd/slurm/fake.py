@@ -257,7 +257,7 @@ class FakeSlurm:
         if unknown or job.state is not JobState.PENDING:
             raise SlurmRefused(f"scontrol update: Invalid node name specified for job {job_id}")
         job.nodes_wanted = len(geometry.nodes)
-        job.required = geometry.nodes
+        job.required = () if geometry.anywhere else geometry.nodes
         job.gpus_per_node = geometry.gpus_per_node
         job.cpus_per_task = geometry.cpus_per_task
         if geometry.mem_per_node_mb is not None:

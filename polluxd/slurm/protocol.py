@@ -140,6 +140,8 @@ class Geometry:
     """Empty: any."""
     min_cpus: int = 1
     """CPUs that the user wants on each node at least (--mincpus)."""
+    anywhere: bool = False
+    """Slurm chooses the nodes: of `nodes` only the number counts."""
 
     def __post_init__(self) -> None:
         if not self.nodes or len(set(self.nodes)) != len(self.nodes):

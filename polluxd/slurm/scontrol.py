@@ -163,7 +163,7 @@ class ScontrolClient:
             "TresPerJob=",
             "TresPerTask=",
             f"TresPerNode={':'.join(filter(None, gpus))}",
-            f"ReqNodeList={','.join(geometry.nodes)}",
+            f"ReqNodeList={'' if geometry.anywhere else ','.join(geometry.nodes)}",
         ]
         if geometry.mem_per_node_mb is not None:
             words.append(f"MinMemoryNode={geometry.mem_per_node_mb}")

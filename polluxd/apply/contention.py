@@ -1,0 +1,125 @@
+"""Let waiting Pollux jobs stand in Slurm's own queue, before plain jobs that come after them.
+
+A job that polluxd keeps back cannot be started by Slurm: GPUs that come free go to plain jobs at once, whatever their
+priority. So where plain jobs wait that come after a Pollux job, or run in a partition of a lower tier, and the plan has
+no GPUs for the Pollux job, polluxd ends the job's lease. Slurm then starts it at its least size, by its own order of
+tiers and priorities, and preempts for it where the site wants that. polluxd keeps the job back again when there are no
+such plain jobs.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Collection
+
+from polluxd.apply.neighbours import rank, waiting_plain_jobs, waits
+from polluxd.apply.placed import geometry
+from polluxd.errors import SlurmRefused
+from polluxd.model import JobState, Placement, Plan, Snapshot
+from polluxd.slurm.protocol import ClusterState, SlurmClient, SlurmJob
+
+log = logging.getLogger(__name__)
+
+
+def unplaced(snapshot: Snapshot, plan: Plan) -> frozenset[int]:
+    """Return the jobs without GPUs for which the plan finds none, and that may take those that come free.
+
+    A ceiling or a rule on numbers of GPUs is polluxd's own: Slurm would not keep it.
+    """
+    settings = snapshot.settings
+    if settings.gpu_counts != "any":
+        return frozenset()
+    placed = {allocation.job_id for allocation in plan.allocations if allocation.placement}
+    return frozenset(
+        job.job_id
+        for job in snapshot.jobs
+        if not job.placement
+        and not job.pinned
+        and job.job_id not in placed
+        and job.spec.gpu_counts == "any"
+        and job.account not in settings.account_ceilings
+        and job.user not in settings.user_ceilings
+    )
+
+
+def contending(state: ClusterState, candidates: Collection[int]) -> list[tuple[SlurmJob, Placement]]:
+    """Return the candidates that come before some plain job, each with its least size.
+
+    The size's nodes stand for their number alone.
+    """
+    plain = [(rank(job, state), -job.submit_time, _reach(job, state)) for job in waiting_plain_jobs(state)]
+    # By its tier alone does a waiting job come before one that runs.
+    plain += [
+        ((rank(job, state)[0], sys.maxsize), 0.0, frozenset(job.gpus_per_node_held))
+        for job in state.jobs
+        if job.spec is None and job.state is JobState.RUNNING and job.gpus_per_node_held
+    ]
+    if not plain:
+        return []
+    capacity = {node.name: node.gpus for node in state.nodes}  # whoever holds them
+    found = []
+    for job in state.jobs:
+        if job.job_id not in candidates or job.spec is None or not waits(job) or job.tasks:
+            continue
+        # Slurm takes --nodelist for the nodes of one placement, and one type at a time.
+        if job.companion or job.demands.nodelist or job.demands.gpu_types:
+            continue
+        if (job.begin_time or 0.0) > state.taken_at:
+            continue
+        mine, reach = (rank(job, state), -job.submit_time), _reach(job, state)
+        if any(mine > (theirs, since) and reach & nodes for theirs, since, nodes in plain):
+            size = least_size(
+                job.spec.min_gpus, [name for name in sorted(reach) if capacity.get(name)], capacity
+            )
+            if size:
+                found.append((job, size))
+    return found
+
+
+def least_size(gpus: int, names: list[str], capacity: dict[str, int]) -> Placement:
+    """A placement of `gpus` GPUs on the fewest nodes; empty where no equal parts of nodes make it."""
+    for count in range(1, len(names) + 1):
+        if gpus % count:
+            continue
+        fitting = [name for name in names if capacity[name] >= gpus // count]
+        if len(fitting) >= count:
+            return Placement(tuple(fitting[:count]), gpus // count)
+    return Placement()
+
+
+def _reach(job: SlurmJob, state: ClusterState) -> frozenset[str]:
+    rules = state.rules.partitions
+    known = [rules[name].nodes for name in job.partition.split(",") if name in rules]
+    return frozenset().union(*known) if known else frozenset(node.name for node in state.nodes)
+
+
+class Contenders:
+    """The jobs whose leases polluxd has ended.
+
+    Args:
+        authorize: called before each call to Slurm.
+    """
+
+    def __init__(self, slurm: SlurmClient, authorize: Callable[[], int]) -> None:
+        self._slurm = slurm
+        self._authorize = authorize
+        self.jobs: frozenset[int] = frozenset()
+
+    def choose(self, state: ClusterState, candidates: Collection[int]) -> None:
+        """End the leases of the jobs that are to contend from now on.
+
+        Every other waiting job is kept back at the next renewal.
+        """
+        chosen = contending(state, candidates)
+        self.jobs = frozenset(job.job_id for job, _ in chosen)
+        for job, size in chosen:
+            if (job.eligible_time or 0.0) <= state.taken_at:
+                continue
+            self._authorize()
+            try:
+                self._slurm.configure(job.job_id, geometry(job, size, anywhere=True), start=True)
+            except SlurmRefused as error:
+                log.info("job %d: Slurm does not take it into its queue: %s", job.job_id, error)
+                continue
+            log.info("job %d: stands in Slurm's queue, before plain jobs that come after it", job.job_id)

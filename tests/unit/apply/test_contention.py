@@ -1,0 +1,87 @@
+"""Which waiting jobs stand in Slurm's own queue, and what they ask for there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from polluxd.apply.contention import Contenders, contending, least_size
+from polluxd.apply.leases import kept_back
+from polluxd.model import JobSpec, JobState, Node, Placement
+from polluxd.slurm.demands import Demands
+from polluxd.slurm.fake import FakeSlurm
+from polluxd.slurm.protocol import ClusterState, SlurmJob
+from tests.unit.apply.test_neighbours import RULES, ours, plain
+from tests.unit.apply.test_startable import NODES, NOW, job
+
+
+def chosen(*jobs: SlurmJob) -> dict[int, Placement]:
+    state = ClusterState(NOW, NODES, jobs, rules=RULES)
+    return {one.job_id: size for one, size in contending(state, {1})}
+
+
+def test_a_job_contends_with_plain_jobs_that_come_after_it() -> None:
+    assert chosen(ours(priority=200), plain()) == {1: Placement(("n1",), 1)}
+    assert chosen(ours(priority=100, submit_time=1.0), plain(submit_time=2.0)) == {1: Placement(("n1",), 1)}
+    assert chosen(ours(partition="high"), plain(priority=900)) == {1: Placement(("n1",), 1)}
+
+
+@pytest.mark.parametrize(
+    "mine",
+    [
+        {},  # of lower priority
+        {"priority": 200, "held_by_user": True},
+        {"priority": 200, "dependent": True},
+        {"priority": 200, "begin_time": NOW + 60},
+        {"priority": 200, "job_id": 2},  # the plan places it
+        {"priority": 200, "demands": Demands(nodelist=frozenset({"n1"}))},
+        {"priority": 200, "spec": JobSpec(min_gpus=17)},
+    ],
+)
+def test_other_jobs_are_kept_back(mine: dict[str, object]) -> None:
+    number = mine.pop("job_id", 1)
+    assert chosen(replace(ours(**mine), job_id=number), plain()) == {}
+
+
+def test_nothing_is_released_without_plain_jobs() -> None:
+    assert chosen(ours(priority=200)) == {}
+    assert chosen(ours(priority=200), plain(reason="Dependency")) == {}
+
+
+def test_a_higher_tier_contends_with_jobs_that_run() -> None:
+    runs = job(9, JobState.RUNNING, spec=None, gpus_per_node_held={"n1": 4}, priority=900)
+    assert chosen(ours(partition="high"), runs) == {1: Placement(("n1",), 1)}
+    assert chosen(ours(priority=2000), runs) == {}
+
+
+def test_the_least_size_is_on_the_fewest_nodes() -> None:
+    capacity = {"n1": 2, "n2": 4, "n3": 4}
+    names = sorted(capacity)
+    assert least_size(4, names, capacity) == Placement(("n2",), 4)
+    assert least_size(8, names, capacity) == Placement(("n2", "n3"), 4)
+    assert least_size(6, names, capacity) == Placement(("n2", "n3"), 3)
+    assert least_size(5, names, capacity) == Placement()
+
+
+def test_slurm_starts_a_released_job_anywhere_once_a_plain_job_ends() -> None:
+    slurm = FakeSlurm([Node("n1", gpus=4, cpus=8), Node("n2", gpus=4, cpus=8)])
+    for _ in range(2):
+        running = slurm.submit(None, gpus_per_node=4)
+    slurm.advance(2)
+    mine = slurm.submit(JobSpec(min_gpus=2), gpus_per_node=4, lease=600)
+    contenders = Contenders(slurm, lambda: 1)
+    state = slurm.observe()
+    waits = plain(99, priority=-1, partition=state.jobs[0].partition, submit_time=state.taken_at)
+    contenders.choose(replace(state, jobs=(*state.jobs, waits)), {mine})
+    assert contenders.jobs == {mine}
+    slurm.finish(running)
+    slurm.advance(3)
+    started = slurm.jobs([mine])[mine]
+    assert (started.state, started.gpus_per_node_held) == (JobState.RUNNING, {"n2": 2})
+
+
+def test_the_lease_of_a_released_job_is_not_renewed() -> None:
+    mine = ours()
+    assert kept_back({1: mine}, {}, []) == [mine]
+    assert kept_back({1: mine}, {}, [], contending={1}) == []
