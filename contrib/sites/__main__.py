@@ -23,6 +23,8 @@ from contrib.sites.place import Place, place
 from polluxd.printable import printable
 
 _DISTURBED_AFTER_S = 6.0
+_LONGEST_IDLE_S = 20.0
+"""A cycle of 5 s, slurmctld's restart, and the start of a job."""
 
 
 def reconfigure(site: Place) -> None:
@@ -44,8 +46,9 @@ DISTURBANCES: tuple[Callable[[Place], None], ...] = (reconfigure, drain, restart
 
 def row_of(case: Case, site: Place, disturb: Callable[[Place], None]) -> dict[str, object]:
     """Play a case, disturbed in its middle; return the result's row."""
-    started, site.idle_gpu_s = time.time(), 0.0
+    started = time.time()
     site.jobs_of_case.clear()
+    site.idle.restart()
     wrong: list[str] = []
 
     def disturbed() -> None:
@@ -62,9 +65,13 @@ def row_of(case: Case, site: Place, disturb: Callable[[Place], None]) -> dict[st
         traceback.print_exc()
         told, result = f"{type(error).__name__}: {error}", "failed"
     timer.join()
+    idle = site.idle.measured
+    if idle.longest_s > _LONGEST_IDLE_S:
+        wrong.append(f"GPUs that a job could use were idle for {idle.longest_s:.0f} s")
     if wrong:
         told, result = "; ".join([told, *wrong]), "failed"
     moves = [move for job_id in site.jobs_of_case for move in site.moves(job_id)]
+    site.idle.restart()  # what the clean-up leaves free is nobody's loss
     try:
         site.clear()
     except Exception as error:
@@ -72,7 +79,8 @@ def row_of(case: Case, site: Place, disturb: Callable[[Place], None]) -> dict[st
     row: dict[str, object] = {
         "case": case.name,
         "result": result,
-        "idle_gpu_s": round(site.idle_gpu_s, 1),
+        "idle_gpu_s": round(idle.gpu_s, 1),
+        "longest_idle_s": round(idle.longest_s, 1),
         "moves": len(moves),
         "what_the_user_saw": printable(told),
     }

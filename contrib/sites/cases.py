@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from contrib.sites.idle import Wish
 from contrib.sites.place import Place
 from polluxd.model import JobState
 
@@ -32,18 +33,16 @@ def _forbidden(place: Place, begin: Callable[[], object], end: Callable[[], obje
     running = place.train("trains", _LIMIT, "POLLUX max-gpus=2 resize=requeue")
     attempt = place.job(running).restart_count
     begin()
-    waiting = place.sbatch("waits", "sleep 900", _LIMIT, "POLLUX max-gpus=1")
+    waiting = place.sbatch("waits", "sleep 900", _LIMIT, "POLLUX max-gpus=1", wish=Wish(1, barred=True))
     place.until(lambda: rule in place.explain(waiting), f"explain to name {rule!r}", 120)
-    with place.measured(sum(place.job(running).gpus_per_node_held.values())):
-        place.stays(
-            lambda: place.runs(running) and place.job(running).restart_count == attempt,
-            "the training",
-            _WATCH_S,
-        )
+    place.stays(
+        lambda: place.runs(running) and place.job(running).restart_count == attempt, "the training", _WATCH_S
+    )
     told = place.explain(waiting)
     if place.moves(waiting):
         raise AssertionError("a start was tried in vain")
     end()
+    place.idle.admit(waiting)
     place.until(lambda: place.runs(waiting), "its start afterwards", 90)
     return told
 
@@ -76,41 +75,117 @@ def _limit_reached_by_others(place: Place) -> str:
     plain = place.sbatch("plain", "sleep 900", lab, gpus=4)
     place.until(lambda: place.runs(plain), "the plain job")
     running = place.train("trains", lab, "POLLUX min-gpus=1 max-gpus=1")
-    waiting = place.sbatch("waits", "sleep 900", lab, "POLLUX min-gpus=3")
+    waiting = place.sbatch("waits", "sleep 900", lab, "POLLUX min-gpus=3", wish=Wish(3, barred=True))
     place.until(
         lambda: "gres/gpu=6 of account lab" in place.explain(waiting), "explain to name the limit", 120
     )
-    with place.measured(5):
-        place.stays(lambda: place.runs(running) and not place.moves(waiting), "no move in vain", _WATCH_S)
+    place.stays(lambda: place.runs(running) and not place.moves(waiting), "no move in vain", _WATCH_S)
     told = place.explain(waiting)
     place.command("scancel", str(plain))
+    place.idle.admit(waiting)
     place.until(lambda: place.runs(waiting), "its start once the plain job has ended")
     return told
 
 
-def _preempted(place: Place) -> str:
-    running = place.train("trains", "POLLUX min-gpus=4 max-gpus=4 resize=requeue", "SBATCH --nodelist=n1")
-    urgent = place.sbatch("urgent", "sleep 15", "SBATCH --qos=urgent --nodelist=n1", gpus=4)
+def _preempted(place: Place, how: str = "SBATCH --qos=urgent") -> str:
+    """A plain job preempts a training, which comes back without a step lost."""
+    running = place.train(
+        "trains",
+        "POLLUX min-gpus=4 max-gpus=4 resize=requeue",
+        "SBATCH --nodelist=n1",
+        wish=Wish(4, on=frozenset({"n1"})),
+    )
+    place.until(lambda: place.progress(running) > 20, "some steps")
+    urgent = place.sbatch(
+        "urgent", "sleep 15", how, "SBATCH --nodelist=n1", gpus=4, wish=Wish(4, on=frozenset({"n1"}))
+    )
     place.until(lambda: place.runs(urgent), "the urgent job")
     place.until(lambda: not place.runs(running), "the training's requeue")
-    told = place.explain(running)
+    told, before = place.explain(running), place.progress(running)
     place.until(lambda: place.trains(running), "the training's return", 150)
+    if (after := place.progress(running)) < before:
+        raise AssertionError(f"work was lost: step {after:.0f} after step {before:.0f}")
     if place.job(urgent).state is not JobState.COMPLETED:
         raise AssertionError("the urgent job was disturbed")
+    return f"{told} It had told of step {before:.0f}, and returned with step {after:.0f}."
+
+
+def _tier_above(place: Place) -> str:
+    """A plain job of a partition with a higher PriorityTier preempts a training."""
+    with place.preempting("preempt/partition_prio"):
+        return _preempted(place, "SBATCH --partition=pollux")
+
+
+def _tier_below(place: Place) -> str:
+    """A Pollux job of a higher tier preempts one plain job, as Slurm does for any job there."""
+    with place.preempting("preempt/partition_prio"):
+        plain = [
+            place.sbatch(
+                f"plain-{n}",
+                "sleep 900",
+                f"SBATCH --nodelist={n}",
+                gpus=4,
+                wish=Wish(4, on=frozenset({n})),
+            )
+            for n in place.cluster.node_names
+        ]
+        place.until(lambda: all(map(place.runs, plain)), "the plain jobs")
+        behind = place.sbatch("behind", "sleep 900", gpus=4, wish=Wish(4))
+        first = place.sbatch(
+            "first", "sleep 900", "SBATCH --partition=pollux", "POLLUX min-gpus=4 max-gpus=4", wish=Wish(4)
+        )
+        place.until(lambda: place.runs(first), "the start of the job of the higher tier")
+        told = place.explain(first)
+        place.stays(lambda: place.runs(first), "the job of the higher tier", _WATCH_S)
+        again = [place.job(job_id).restart_count for job_id in plain]
+        if sorted(again) != [0, 0, 0, 1] or any(place.job(job_id).state.finished for job_id in plain):
+            raise AssertionError(f"plain jobs were started again {again} times")
+        if place.runs(behind):
+            raise AssertionError("the plain job of the lower tier came first")
+        return told
+
+
+def _plain_jobs_behind(place: Place) -> str:
+    """A Pollux job of higher priority gets the GPUs that come free, before plain jobs that wait, too."""
+    full = [
+        place.sbatch(
+            f"full-{n}", "sleep 900", f"SBATCH --nodelist={n}", gpus=4, wish=Wish(4, on=frozenset({n}))
+        )
+        for n in place.cluster.node_names
+    ]
+    place.until(lambda: all(map(place.runs, full)), "the plain jobs")
+    behind = [place.sbatch(f"behind-{n}", "sleep 900", gpus=4, wish=Wish(4)) for n in (1, 2)]
+    first = place.sbatch("first", "sleep 900", "SBATCH --qos=high", "POLLUX max-gpus=4", wish=Wish(1))
+    place.until(lambda: place.job(first).reason in ("Resources", "Priority"), "its place in Slurm's queue")
+    told = place.explain(first)
+    place.command("scancel", str(full[0]))
+    place.until(lambda: place.runs(first), "its start")
+    if any(map(place.runs, behind)):
+        raise AssertionError("a plain job of lower priority came first")
     return told
 
 
 def _plain_job_first(place: Place) -> str:
     """A plain job of higher priority gets the GPUs that come free."""
     blocks = [
-        place.sbatch(f"blocks{n}", "sleep 900", f"SBATCH --nodelist={n}", gpus=4) for n in ("n1", "n2", "n3")
+        place.sbatch(
+            f"blocks{n}", "sleep 900", f"SBATCH --nodelist={n}", gpus=4, wish=Wish(4, on=frozenset({n}))
+        )
+        for n in ("n1", "n2", "n3")
     ]
-    running = place.train("trains", "POLLUX max-gpus=8", "SBATCH --nodelist=n4")
+    running = place.train(
+        "trains", "POLLUX max-gpus=8", "SBATCH --nodelist=n4", wish=Wish(1, on=frozenset({"n4"}))
+    )
     place.until(lambda: all(map(place.runs, blocks)), "the blocking jobs")
-    first = place.sbatch("first", "sleep 900", "SBATCH --qos=high --nodes=2 --exclude=n3,n4", gpus=4)
+    both = frozenset({"n1", "n2"})
+    first = place.sbatch(
+        "first", "sleep 900", "SBATCH --qos=high --nodes=2 --exclude=n3,n4", gpus=4, wish=Wish(4, 2, both)
+    )
     place.until(lambda: place.job(first).reason == "Resources", "the plain job to wait for nodes")
     place.command("scancel", str(blocks[0]))
-    late = place.sbatch("late", "sleep 900", "SBATCH --exclude=n4", "POLLUX max-gpus=4")
+    late = place.sbatch(
+        "late", "sleep 900", "SBATCH --exclude=n4", "POLLUX max-gpus=4", wish=Wish(1, barred=True)
+    )
     place.stays(lambda: not place.runs(late), "n1 is left to the plain job", _WATCH_S)
     told = place.explain(late)
     place.command("scancel", str(blocks[1]))
@@ -121,7 +196,9 @@ def _plain_job_first(place: Place) -> str:
 
 
 def _array(place: Place) -> str:
-    first = place.sbatch("sweep", "sleep 5", "SBATCH --array=0-11%4", "POLLUX max-gpus=1")
+    first = place.sbatch(
+        "sweep", "sleep 5", "SBATCH --array=0-11%4", "POLLUX max-gpus=1", wish=Wish(1, at_once=4)
+    )
     most, done = 0, set[int]()
 
     def all_done() -> bool:
@@ -145,7 +222,8 @@ def _option(option: str, *nodes: str) -> Callable[[Place], str]:
     """A job with this option starts on these nodes alone."""
 
     def play(place: Place) -> str:
-        job_id = place.sbatch("option", "sleep 900", f"SBATCH {option}", "POLLUX max-gpus=1")
+        wish = Wish(1, on=frozenset(nodes))
+        job_id = place.sbatch("option", "sleep 900", f"SBATCH {option}", "POLLUX max-gpus=1", wish=wish)
         place.until(lambda: place.runs(job_id), "its start")
         where = place.job(job_id).nodes
         if not set(where) <= set(nodes) or [move.path for move in place.moves(job_id)] != ["start"]:
@@ -156,9 +234,15 @@ def _option(option: str, *nodes: str) -> Callable[[Place], str]:
 
 
 def _exclusive(place: Place) -> str:
-    plain = place.sbatch("plain", "sleep 900", "SBATCH --nodelist=n1")
+    plain = place.sbatch("plain", "sleep 900", "SBATCH --nodelist=n1", wish=Wish(1, on=frozenset({"n1"})))
     place.until(lambda: place.runs(plain), "the plain job")
-    job_id = place.sbatch("alone", "sleep 900", "SBATCH --exclusive --constraint=ib", "POLLUX max-gpus=4")
+    job_id = place.sbatch(
+        "alone",
+        "sleep 900",
+        "SBATCH --exclusive --constraint=ib",
+        "POLLUX max-gpus=4",
+        wish=Wish(4, on=frozenset({"n2"})),
+    )
     place.until(lambda: place.runs(job_id), "its start")
     held = dict(place.job(job_id).gpus_per_node_held)
     if held != {"n2": 4}:
@@ -168,7 +252,13 @@ def _exclusive(place: Place) -> str:
 
 def _license(place: Place) -> str:
     ids = [
-        place.sbatch(f"licensed{i}", "sleep 900", "SBATCH --licenses=matlab", "POLLUX max-gpus=1")
+        place.sbatch(
+            f"licensed{i}",
+            "sleep 900",
+            "SBATCH --licenses=matlab",
+            "POLLUX max-gpus=1",
+            wish=Wish(1, barred=i == 2),
+        )
         for i in (1, 2)
     ]
     place.until(lambda: place.runs(ids[0]), "the first job")
@@ -177,6 +267,7 @@ def _license(place: Place) -> str:
     if place.moves(ids[1]):
         raise AssertionError("a start was tried in vain")
     place.command("scancel", str(ids[0]))
+    place.idle.admit(ids[1])
     place.until(lambda: place.runs(ids[1]), "the second job's start")
     return told
 
@@ -193,9 +284,20 @@ def _reservation(place: Place) -> str:
     place.command("scontrol", "create", "reservation", *words)
     try:
         inside = place.sbatch(
-            "inside", "sleep 900", _LIMIT, "SBATCH --reservation=course", "POLLUX max-gpus=1"
+            "inside",
+            "sleep 900",
+            _LIMIT,
+            "SBATCH --reservation=course",
+            "POLLUX max-gpus=1",
+            wish=Wish(1, on=frozenset({"n2"})),
         )
-        outside = place.sbatch("outside", "sleep 900", _LIMIT, "POLLUX max-gpus=1")
+        outside = place.sbatch(
+            "outside",
+            "sleep 900",
+            _LIMIT,
+            "POLLUX max-gpus=1",
+            wish=Wish(1, on=frozenset({"n1", "n3", "n4"})),
+        )
         place.until(lambda: place.runs(inside) and place.runs(outside), "both starts")
         where = place.job(inside).nodes, place.job(outside).nodes
         if where[0] != ("n2",) or "n2" in where[1]:
@@ -213,7 +315,10 @@ CASES = (
     Case("partition down and up", _partition_down),
     Case("GrpTRES reached by others", _limit_reached_by_others),
     Case("QOS that preempts", _preempted),
+    Case("partition of a higher tier preempts", _tier_above),
+    Case("Pollux job preempts a partition of a lower tier", _tier_below),
     Case("plain job of higher priority waits for 8 GPUs", _plain_job_first),
+    Case("plain jobs of lower priority wait", _plain_jobs_behind),
     Case("array of 12 with %4", _array),
     Case("license in use", _license),
     Case("--reservation", _reservation),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from contrib.devcluster import DevCluster, SiteLines, write_configuration
+from contrib.sites.idle import Sampler, Wish
 from polluxd.errors import SlurmError
 from polluxd.model import JobState, Move
 from polluxd.slurm.protocol import SlurmJob
@@ -61,7 +62,7 @@ class Place:
         self.submitted: list[int] = []
         self.jobs_of_case: set[int] = set()
         """Jobs whose moves count for the case."""
-        self.idle_gpu_s = 0.0
+        self.idle = Sampler(cluster.client_environment)
         self._config = folder / "polluxd.toml"
         self._daemon: subprocess.Popen[bytes] | None = None
 
@@ -86,7 +87,10 @@ class Place:
                 stderr=sink,
             )
 
+        self.idle.start()
+
     def stop(self) -> None:
+        self.idle.stop()
         if self._daemon is not None:
             self._daemon.terminate()
             self._daemon.wait(90)
@@ -115,11 +119,12 @@ class Place:
 
     # --- the user's hands ---------------------------------------------------------------------------------
 
-    def sbatch(self, name: str, body: str, *lines: str, gpus: int = 1) -> int:
+    def sbatch(self, name: str, body: str, *lines: str, gpus: int = 1, wish: Wish | None = None) -> int:
         """Submit a script.
 
         Args:
             lines: of #SBATCH and #POLLUX, without their hash signs.
+            wish: what it can use, where that is not `gpus` GPUs on any one node.
         """
         script = self.folder / f"{name}.sbatch"
         head = [f"SBATCH --job-name={name} --nodes=1 --gpus-per-node={gpus} --ntasks-per-node=1"]
@@ -145,14 +150,16 @@ class Place:
         )
         if done.returncode:
             raise RuntimeError(f"sbatch {name}: {done.stderr.strip()}")
-        self.submitted.append(int(done.stdout))
-        self.jobs_of_case.add(int(done.stdout))
-        return int(done.stdout)
+        job_id = int(done.stdout)
+        self.submitted.append(job_id)
+        self.jobs_of_case.add(job_id)
+        self.idle.wish(job_id, wish or Wish(gpus))
+        return job_id
 
-    def train(self, name: str, *lines: str) -> int:
+    def train(self, name: str, *lines: str, wish: Wish | None = None) -> int:
         """Submit a training without an end, and await its first step."""
         body = "pollux run contrib/examples/digits_mlp.py --epochs 100000 --alpha 0.05 --beta 0.0005 --sync 0.01 0.02"
-        job_id = self.sbatch(name, body, *lines)
+        job_id = self.sbatch(name, body, *lines, wish=wish)
         self.until(lambda: self.trains(job_id), f"the first step of {name}", 150)
         return job_id
 
@@ -165,6 +172,10 @@ class Place:
             and report.attempt == job.restart_count
             and report.first_step_at is not None
         )
+
+    def progress(self, job_id: int) -> float:
+        """Steps that the training has told of, by its newest report."""
+        return self.store.reports()[job_id].progress
 
     def job(self, job_id: int) -> SlurmJob:
         return self.slurm.jobs([job_id])[job_id]
@@ -202,6 +213,18 @@ class Place:
                 pass
             time.sleep(0.5)
 
+    @contextmanager
+    def preempting(self, kind: str) -> Iterator[None]:
+        """Have slurmctld preempt in another way; only its restart changes that."""
+        conf, old = self.cluster.slurm_conf, self.cluster.slurm_conf.read_text()
+        try:
+            conf.write_text(re.sub(r"(?m)^PreemptType=.*$", f"PreemptType={kind}", old))
+            self.cluster.restart_slurmctld()
+            yield
+        finally:
+            conf.write_text(old)
+            self.cluster.restart_slurmctld()
+
     def clear(self) -> None:
         """End all jobs of the case."""
         if self.submitted:
@@ -215,34 +238,6 @@ class Place:
                 "scancel",
             )
         self.submitted.clear()
-
-    @contextmanager
-    def measured(self, gpus: int) -> Iterator[None]:
-        """Count GPU seconds below the `gpus` that jobs held at the beginning."""
-        stop = threading.Event()
-        own = ScontrolClient(conf=self.cluster.slurm_conf)
-        self.idle_gpu_s = 0.0
-
-        def watch() -> None:
-            before = time.monotonic()
-            while not stop.wait(1.0):
-                now = time.monotonic()
-                try:
-                    jobs = own.observe().jobs
-                except SlurmError:
-                    before = now
-                    continue
-                held = sum(sum(job.gpus_per_node_held.values()) for job in jobs)
-                self.idle_gpu_s += max(0, gpus - held) * (now - before)
-                before = now
-
-        thread = threading.Thread(target=watch, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join(30)
 
 
 @contextmanager
