@@ -4,17 +4,20 @@
 #
 #   contrib/devcluster/newer.sh [pytest's arguments]       as root
 #   contrib/devcluster/newer.sh attack [--theme NAME ...]  the attack suite's themes that need no torch; attack-out/SUITE
+#   contrib/devcluster/newer.sh demo [--out FOLDER]        `make demo`, with Debian's torch, in a root of its own
 #
 # Where pyslurm can be built for that Slurm (forky's), the tests of the client that uses it run there too.
 #
 # SUITE   Debian suite: trixie has Slurm 24.11, forky 26.05          (trixie)
-# ROOT    where the Debian root lies                                 (/var/tmp/pollux-SUITE)
+# ROOT    where the Debian root lies                                 (/var/tmp/pollux-SUITE, pollux-demo-SUITE)
 # MIRROR  of Debian                                                  (http://deb.debian.org/debian)
 # PYSLURM "no" leaves pyslurm out: it takes a compiler, 0.5 GB and two minutes (yes)
 set -euo pipefail
 
 suite=${SUITE:-trixie}
-root=${ROOT:-/var/tmp/pollux-$suite}
+mode=${1:-}
+[ "$mode" = demo ] && name=pollux-demo-$suite || name=pollux-$suite
+root=${ROOT:-/var/tmp/$name}
 # shellcheck source=contrib/devcluster/debian_root.sh
 . "$(dirname "$0")/debian_root.sh"
 packages=(munge slurmctld slurmd slurm-client slurm-wlm-basic-plugins slurmdbd slurm-wlm-mysql-plugin
@@ -25,6 +28,13 @@ python_packages=(numpy scipy sqlalchemy psycopg2-binary pydantic typer rich Clus
 tests=(tests/integration/test_slurm_contract.py tests/integration/test_slurm_hooks.py
   tests/integration/test_slurm_faults.py tests/integration/test_pyslurm.py tests/unit/slurm)
 
+if [ "$mode" = demo ]; then
+  # torch alone is Debian's: the environment sees the suite's packages.
+  packages+=(python3-torch)
+  python_packages+=(scikit-learn matplotlib)
+  venv_options=(--system-site-packages)
+  PYSLURM=no
+fi
 make_root
 built=$root/.pollux-pyslurm
 recipe=$(sha256sum <"$repository/contrib/devcluster/pyslurm.sh")
@@ -36,12 +46,23 @@ if [ "${PYSLURM:-yes}" != no ] && [ "$(cat "$built" 2>/dev/null)" != "$recipe" ]
 fi
 echo "  $(inside slurmctld -V), $(inside python3 --version), $(inside /venv/bin/pip list 2>/dev/null |
   awk '$1 == "pyslurm" { print "pyslurm for Slurm " $2; found = 1 } END { if (!found) print "no pyslurm" }')"
-if [ "${1:-}" = attack ]; then
+if [ "$mode" = attack ] || [ "$mode" = demo ]; then
   shift
-  [ $# -gt 0 ] || set -- --theme slurm_text --theme database --theme tokens --theme shares
-  # polluxd asks for its own version, which an installed package has.
+  # The repository stands in for an installed package: polluxd asks for its own version, and jobs call `pollux`.
   inside sh -c 'info=$(/venv/bin/python -c "import site; print(site.getsitepackages()[0])")/polluxd-0.dist-info
-    mkdir -p "$info" && printf "Metadata-Version: 2.1\nName: polluxd\nVersion: 0\n" >"$info/METADATA"'
+    mkdir -p "$info" && printf "Metadata-Version: 2.1\nName: polluxd\nVersion: 0\n" >"$info/METADATA"
+    for program in polluxd:polluxd.cli.daemon polluxctl:polluxd.cli.ctl pollux:pollux.launcher.launch; do
+      printf "#!/venv/bin/python\nimport sys\nfrom %s import main\nsys.exit(main())\n" "${program#*:}" \
+        >"/venv/bin/${program%:*}" && chmod 755 "/venv/bin/${program%:*}"
+    done'
+fi
+if [ "$mode" = demo ]; then
+  # Debian builds torch without libuv.
+  inside env USE_LIBUV=0 /venv/bin/python -m contrib.demo "${@:---out=/tmp/demo-out}"
+  exit
+fi
+if [ "$mode" = attack ]; then
+  [ $# -gt 0 ] || set -- --theme slurm_text --theme database --theme tokens --theme shares
   inside /venv/bin/python -m contrib.attack --out "attack-out/$suite" "$@"
   exit
 fi
