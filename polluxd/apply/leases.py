@@ -83,7 +83,6 @@ def kept_back(
     jobs: Mapping[int, SlurmJob],
     pending_companions: Mapping[int, SlurmJob],
     moves: Sequence[Move],
-    *,
     contending: Collection[int] = (),
 ) -> list[SlurmJob]:
     """Return the jobs whose leases polluxd renews.

@@ -173,9 +173,7 @@ class Reconciler:
         self.cooldowns.keep(jobs)
         if not paused:
             # Renew before any job is started: a later renewal would keep back a job that was just released.
-            self._leases.renew(
-                kept_back(jobs, seen.pending_companions, moves, contending=self.contenders.jobs)
-            )
+            self._leases.renew(kept_back(jobs, seen.pending_companions, moves, self.contenders.jobs))
         allowed = allowances(seen.state, targets(moves))
         room = capacity(
             seen.state.nodes,

@@ -84,4 +84,4 @@ def test_slurm_starts_a_released_job_anywhere_once_a_plain_job_ends() -> None:
 def test_the_lease_of_a_released_job_is_not_renewed() -> None:
     mine = ours()
     assert kept_back({1: mine}, {}, []) == [mine]
-    assert kept_back({1: mine}, {}, [], contending={1}) == []
+    assert kept_back({1: mine}, {}, [], {1}) == []
