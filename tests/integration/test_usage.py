@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -104,6 +105,14 @@ def test_a_moved_job_with_a_companion_is_added_up(accounted: DevCluster, tmp_pat
     assert abs(told["submitted_at"] - before) < 30
     assert told["waited_s"] + told["wall_s"] <= told["ended_at"] - told["submitted_at"] + 1
     assert told["energy_j"] is None, "the private cluster measures none"
+    # The documented lines, added up by hand.
+    day = time.strftime("%Y-%m-%d", time.localtime(before))
+    own = f"sacct --duplicates --noconvert -nPX -j {job_id} -o JobID,State,Start,ElapsedRaw,AllocTRES"
+    lent = f"sacct --duplicates --noconvert -nPX --uid 0 -S {day} "
+    lent += f"-o JobID,State,Start,ElapsedRaw,AllocTRES,AdminComment | grep companion-of={job_id}"
+    lines = [line for words in (own, lent) for line in accounted.command("sh", "-c", words).splitlines()]
+    by_hand = [int(line.split("|")[3]) * int(re.findall(r"gres/gpu=(\d+)", line)[0]) for line in lines]
+    assert (len(by_hand), sum(by_hand)) == (3, told["gpu_s"])
 
 
 def test_an_unknown_job_and_a_cluster_without_slurmdbd_are_told(

@@ -59,6 +59,11 @@ HELD = {
         "contrib/packaging/ansible_test.sh",
         "/opt/playbook/site.yml",
     ),
+    "sacct --duplicates --noconvert -nPX --uid 1000 -S 2026-11-20 -o "
+    "JobID,State,Start,ElapsedRaw,AllocTRES,AdminComment | grep companion-of=1234": (
+        "tests/integration/test_usage.py",
+        "-o JobID,State,Start,ElapsedRaw,AllocTRES,AdminComment | grep companion-of={job_id}",
+    ),
     "pollux run train.py": ("tests/integration/test_launcher.py", "pollux run train.py"),
     "pollux run train.py --epochs 90": ("tests/integration/test_launcher.py", "pollux run train.py"),
     "make -C slurm_hooks/spank install PLUGIN_DIR=/usr/lib/slurm": (
