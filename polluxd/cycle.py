@@ -134,7 +134,6 @@ class Controller:
             if acting and not settings.paused:
                 begun = self._reconciler.begin(_wished(plan, snapshot, state, reports, means), moves)
                 open_moves += len(begun)
-                self._reconciler.contenders.choose(state, unplaced(snapshot, plan))
             cycle = self._record(
                 snapshot,
                 plan,
@@ -160,6 +159,8 @@ class Controller:
             self._measure(snapshot, plan, state, reports, doubts)
             self._decided_at = self._monotonic()
             self._seen = _occasion(state)
+            if acting and not settings.paused:
+                self._reconciler.contenders.choose(state, unplaced(snapshot, plan))
         return StepResult(open_moves, due, settings.paused, self._trusted.doubted_reports)
 
     def _measure(

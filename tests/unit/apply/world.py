@@ -145,6 +145,9 @@ class Watched:
             comes = [c for c in world.holders() if c.companion and c.companion.move == move.id]
             if move.grows and move.step is Step.CONFIGURED and not any(c.gpus_per_node_held for c in comes):
                 promised.update(dict.fromkeys(move.added.nodes, move.added.gpus_per_node))
+        if geometry.anywhere:  # Slurm starts it where GPUs are free: no node is promised
+            self._slurm.configure(job_id, geometry, **words)
+            return
         promised.update(dict.fromkeys(geometry.nodes, geometry.gpus_per_node))
         # Elsewhere a job whose lease lapsed may have taken what was promised: that is for Slurm to sort out.
         over = {n: promised[n] for n in geometry.nodes if promised[n] > world.gpus[n]}
