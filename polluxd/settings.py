@@ -181,7 +181,8 @@ class SlurmSettings(_Section):
     timeout_s: Seconds = 10.0
     """Longest wait for one Slurm command. It must be below `cycle.leader_lease_s`."""
     lease_s: Seconds = 300.0
-    """How long polluxd keeps a waiting job back at a time. Without polluxd, the job starts after this time."""
+    """How long polluxd keeps a waiting job back at a time. Without polluxd, the job starts after this time. Where more
+    jobs wait than 5 for each second of it, polluxd keeps them back for longer: a fifth of a second for each."""
     heartbeat_file: Annotated[FilePath | None, Example("/run/polluxd/heartbeat")] = None
     """File that polluxd touches every cycle. The submit hook keeps jobs back only while this file is fresh."""
     racks: Annotated[Mapping[str, NodeList], Example({"r1": "n[1-8]", "r2": "n[9-16]"})] = Field(

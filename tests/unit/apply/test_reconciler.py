@@ -106,13 +106,49 @@ def renewals(slurm: FakeSlurm) -> int:
 
 def test_leases_of_many_jobs_are_renewed_in_bounded_calls() -> None:
     slurm = FakeSlurm([Node("n1", 4, cpus=8)])
-    waiting = {slurm.submit(JobSpec()) for _ in range(600)}
-    calls: list[list[int]] = []
-    renew = slurm.renew
-    slurm.renew = lambda job_ids, until: (calls.append(list(job_ids)), renew(job_ids, until))[1]  # type: ignore[method-assign]
+    waiting = {slurm.submit(JobSpec(), lease=300) for _ in range(600)}
+    calls = noted_renewals(slurm)
+    acting = reconciler(slurm, MemoryStore())
+    for turns in (1, 2, 3):
+        turn(acting, slurm)
+        assert len(calls) == turns, "moves do not wait for the renewal of all"
+    turn(acting, slurm)
+    assert [len(job_ids) for job_ids, _ in calls] == [250, 250, 100]
+    assert {job_id for job_ids, _ in calls for job_id in job_ids} == waiting
+
+
+def test_leases_that_are_about_to_end_are_renewed_at_once() -> None:
+    slurm = FakeSlurm([Node("n1", 4, cpus=8)])
+    for _ in range(600):
+        slurm.submit(JobSpec(), lease=60)
+    calls = noted_renewals(slurm)
     turn(reconciler(slurm, MemoryStore()), slurm)
-    assert {job_id for call in calls for job_id in call} == waiting
-    assert max(len(call) for call in calls) <= 250
+    assert [len(job_ids) for job_ids, _ in calls] == [250, 250, 100]
+
+
+def test_many_waiting_jobs_have_longer_leases_and_few_renewals() -> None:
+    slurm = FakeSlurm([Node("n1", 4, cpus=8)])
+    for _ in range(3000):
+        slurm.submit(JobSpec(), lease=60)
+    calls = noted_renewals(slurm)
+    acting = reconciler(slurm, MemoryStore())
+    now = slurm.clock()
+    turn(acting, slurm)
+    assert {until for _, until in calls} == {now + 600}
+    slurm.advance(199.0)
+    turn(acting, slurm)
+    assert len(calls) == 12
+    slurm.advance(2.0)
+    turn(acting, slurm)
+    assert len(calls) == 13, "15 renewals a second"
+
+
+def noted_renewals(slurm: FakeSlurm) -> list[tuple[list[int], float]]:
+    """The jobs and the end of each call that follows."""
+    calls: list[tuple[list[int], float]] = []
+    renew = slurm.renew
+    slurm.renew = lambda job_ids, until: (calls.append((list(job_ids), until)), renew(job_ids, until))[1]  # type: ignore[method-assign]
+    return calls
 
 
 def planned(slurm: FakeSlurm, job_id: int, **more: Any) -> Move:
