@@ -111,13 +111,16 @@ def _preempted(place: Place, how: str = "SBATCH --qos=urgent") -> str:
 
 
 def _tier_above(place: Place) -> str:
-    """A plain job of a partition with a higher PriorityTier preempts a training."""
+    """A plain job of a higher PriorityTier preempts a training."""
     with place.preempting("preempt/partition_prio"):
         return _preempted(place, "SBATCH --partition=pollux")
 
 
 def _tier_below(place: Place) -> str:
-    """A Pollux job of a higher tier preempts one plain job, as Slurm does for any job there."""
+    """A Pollux job of a higher tier preempts one plain job.
+
+    Slurm does the same for any job of that tier.
+    """
     with place.preempting("preempt/partition_prio"):
         plain = [
             place.sbatch(
@@ -146,7 +149,10 @@ def _tier_below(place: Place) -> str:
 
 
 def _plain_jobs_behind(place: Place) -> str:
-    """A Pollux job of higher priority gets the GPUs that come free, before plain jobs that wait, too."""
+    """A Pollux job of higher priority gets the GPUs that come free.
+
+    Plain jobs of lower priority wait for them, too.
+    """
     full = [
         place.sbatch(
             f"full-{n}", "sleep 900", f"SBATCH --nodelist={n}", gpus=4, wish=Wish(4, on=frozenset({n}))

@@ -59,7 +59,10 @@ class IdleGpus:
     _idle_s: float = 0.0
 
     def note(self, seen: Iterable[Seen], free: Mapping[str, int], seconds: float) -> int:
-        """Count a sample for the seconds since the one before; return the GPUs that idle."""
+        """Count a sample for the seconds since the one before.
+
+        Returns the GPUs that idle.
+        """
         idle = self._idle(list(seen), Counter(free))
         self.gpu_s += idle * seconds
         self._idle_s = self._idle_s + seconds if idle else 0.0
@@ -111,7 +114,10 @@ def _spread(lost: int, wish: Wish, free: Counter[str]) -> int:
 
 
 def read_jobs(text: str) -> list[Seen]:
-    """Read `squeue -o "%F|%T|%D|%b|%j"`; a companion's GPUs count as its job's."""
+    """Read `squeue -o "%F|%T|%D|%b|%j"`.
+
+    A companion's GPUs count as its job's.
+    """
     rows = [line.split("|", 4) for line in text.splitlines()]
     named = {name: int(ident) for ident, _, _, _, name in rows if not name.endswith(_COMPANION)}
     seen = []

@@ -1,4 +1,4 @@
-"""Let waiting Pollux jobs stand in Slurm's own queue, before plain jobs that come after them.
+"""Let waiting Pollux jobs stand in Slurm's own queue.
 
 A job that polluxd keeps back cannot be started by Slurm: GPUs that come free go to plain jobs at once, whatever their
 priority. So where plain jobs wait that come after a Pollux job, or run in a partition of a lower tier, and the plan has
@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 
 
 def unplaced(snapshot: Snapshot, plan: Plan) -> frozenset[int]:
-    """Return the jobs without GPUs for which the plan finds none, and that may take those that come free.
+    """Return the jobs without GPUs for which the plan finds none.
 
-    A ceiling or a rule on numbers of GPUs is polluxd's own: Slurm would not keep it.
+    They may take GPUs that come free.     A ceiling or a rule on numbers of GPUs is polluxd's own: Slurm would not keep it.
     """
     settings = snapshot.settings
     if settings.gpu_counts != "any":
@@ -44,7 +44,7 @@ def unplaced(snapshot: Snapshot, plan: Plan) -> frozenset[int]:
 
 
 def contending(state: ClusterState, candidates: Collection[int]) -> list[tuple[SlurmJob, Placement]]:
-    """Return the candidates that come before some plain job, each with its least size.
+    """Return the candidates before some plain job, and their least sizes.
 
     The size's nodes stand for their number alone.
     """
@@ -78,7 +78,10 @@ def contending(state: ClusterState, candidates: Collection[int]) -> list[tuple[S
 
 
 def least_size(gpus: int, names: list[str], capacity: dict[str, int]) -> Placement:
-    """A placement of `gpus` GPUs on the fewest nodes; empty where no equal parts of nodes make it."""
+    """Return a placement of `gpus` GPUs on the fewest nodes.
+
+    Empty where no equal parts of nodes make it.
+    """
     for count in range(1, len(names) + 1):
         if gpus % count:
             continue

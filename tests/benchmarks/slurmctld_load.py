@@ -1,4 +1,6 @@
-"""Measure what polluxd costs a real slurmctld with 5,000 waiting and 500 running jobs.
+"""Measure what polluxd costs a real slurmctld with 5,500 jobs.
+
+5,000 jobs wait, and 500 run.
 
 The running jobs sleep on stand-in GPUs; all jobs are Pollux jobs, so polluxd renews 5,000 leases. CPU time is that of
 slurmctld's process, over the same span without polluxd and with it, at polluxd's default pace. Run it by

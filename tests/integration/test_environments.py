@@ -1,4 +1,6 @@
-"""`pollux run` in a batch script that sets its environment up: a venv, environment modules.
+"""`pollux run` in a batch script that sets its environment up.
+
+The environment is a venv, or comes by environment modules.
 
 The script runs again at each attempt, and srun takes its environment to all nodes.
 """

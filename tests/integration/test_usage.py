@@ -1,4 +1,4 @@
-"""`polluxctl usage` adds up what a real slurmdbd recorded of a job that moves."""
+"""`polluxctl usage` adds up what a real slurmdbd recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which waiting jobs stand in Slurm's own queue, and what they ask for there."""
+"""Which waiting jobs stand in Slurm's own queue, and their sizes."""
 
 from __future__ import annotations
 
