@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 def unplaced(snapshot: Snapshot, plan: Plan) -> frozenset[int]:
     """Return the jobs without GPUs for which the plan finds none.
 
-    They may take GPUs that come free.     A ceiling or a rule on numbers of GPUs is polluxd's own: Slurm would not keep it.
+    They may take GPUs that come free. A ceiling or a rule on numbers of GPUs is polluxd's own: Slurm would not keep it.
     """
     settings = snapshot.settings
     if settings.gpu_counts != "any":
