@@ -66,6 +66,10 @@ HELD = {
     ),
     "pollux run train.py": ("tests/integration/test_launcher.py", "pollux run train.py"),
     "pollux run train.py --epochs 90": ("tests/integration/test_launcher.py", "pollux run train.py"),
+    'pollux run --container "apptainer exec --nv --bind /run/pollux $HOME/image.sif" train.py': (
+        "tests/integration/loop/elastic.py",
+        '["pollux run", f"--container {container}"]',
+    ),
     "make -C slurm_hooks/spank install PLUGIN_DIR=/usr/lib/slurm": (
         "tests/integration/test_spank.py",
         '"install"',
