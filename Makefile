@@ -25,15 +25,16 @@ compare: setup ## the demo's workload under Pollux, then under plain Slurm; then
 	@$(PYTHON) -m contrib.demo --compare
 
 # The integration tests mostly wait, for Slurm and for trainings: in two halves beside everything else, shown after it.
+# The shorter half also takes the simulator's tests and the fuzzing.
 test: setup ## everything that must hold: style, types, arrows, unit tests, real Slurm and Postgres
 	@status=0; logs=$$(mktemp -d); \
 	env --default-signal=INT $(PYTHON) -m pytest tests/integration/loop >"$$logs/loop" 2>&1 & loop=$$!; \
-	env --default-signal=INT $(PYTHON) -m pytest tests/integration --ignore tests/integration/loop >"$$logs/rest" 2>&1 & rest=$$!; \
+	env --default-signal=INT $(PYTHON) -m pytest tests/integration tests/sim tests/fuzz --ignore tests/integration/loop >"$$logs/rest" 2>&1 & rest=$$!; \
 	trap 'wait $$loop $$rest || true; rm -rf "$$logs"; exit 130' INT; \
 	trap 'kill -INT $$loop $$rest; wait $$loop $$rest || true; rm -rf "$$logs"; exit 143' TERM; \
 	$(MAKE) --no-print-directory lint || status=1; \
 	$(MAKE) --no-print-directory types || status=1; \
-	$(PYTHON) -m pytest tests/unit tests/sim tests/fuzz || status=$$?; \
+	$(PYTHON) -m pytest tests/unit || status=$$?; \
 	wait $$rest || status=$$?; \
 	wait $$loop || status=$$?; \
 	cat "$$logs/rest" "$$logs/loop"; rm -rf "$$logs"; \

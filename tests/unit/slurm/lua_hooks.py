@@ -39,7 +39,7 @@ end
 for _, key in ipairs({{"TICKET_DIR", "ADAPTIVE", "PRIOR", "MODE", "RESIZE", "CONTINUE"}}) do
   print(tostring(job.environment and job.environment["POLLUX_" .. key]))
 end
-print(tostring(job.comment))
+print((string.gsub(tostring(job.comment), "\\n", " ")))
 """
 
 # What sbatch leaves unset, as 22.05.8 shows it to the hook.
