@@ -75,13 +75,13 @@ def _marginal(told: Explanation, others: Sequence[Allocation]) -> list[str]:
         has = f" ({count(taker.placement.gpus, 'GPU')}, {number(3)(taker.speedup)} times its fair share)"
     # Near the margin the next size here and the last one there need not fit into each other.
     outcome = (
-        "that is more than this job would gain"
+        "but more than this job would gain"
         if told.price > told.marginal
         else "but polluxd found no exchange of whole sizes that pays"
     )
     return [
         f"{worth} Each GPU in use adds at least {number(3)(told.price)}. "
-        f"Job {told.taken_by}{has} would lose least by giving GPUs up, {outcome}."
+        f"Job {told.taken_by}{has} would lose least by giving up GPUs, {outcome}."
     ]
 
 

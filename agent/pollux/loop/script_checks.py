@@ -33,8 +33,8 @@ def first_trained(model: torch.nn.Module) -> torch.nn.Parameter:
         )
     if isinstance(inner, DistributedDataParallel | DataParallel):
         raise PolluxAgentError(
-            f"expected the model itself, which the agent wraps where ranks are several, got it in a "
-            f"{type(inner).__name__}: leave that out, and give its options as ddp_kwargs={{...}}"
+            f"expected the plain model, got one in {type(inner).__name__}. The agent wraps the model: leave out your "
+            "own wrapper, and give its options as ddp_kwargs={...}"
         )
     parameter = next((p for p in model.parameters() if p.requires_grad), None)
     if parameter is None:

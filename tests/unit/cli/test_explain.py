@@ -93,7 +93,7 @@ def test_explain_says_why_not_more_who_has_it_and_what_a_move_costs(store, pollu
         "Limit: other jobs, to which every GPU is worth more.",
         "Next larger size: 6 GPUs, goodput 1950 examples/s (+50 % against 1300).",
         "Each further GPU would add 0.0200 to the objective. Each GPU in use adds at least 0.0500",
-        "Job 9 (8 GPUs, 1.50 times its fair share) would lose least by giving GPUs up, that is more than this job",
+        "Job 9 (8 GPUs, 1.50 times its fair share) would lose least by giving up GPUs, but more than this job",
         "A move would cost about 12s of training. A placement that needs a move counts with 0.970 times its speedup.",
     ):
         assert part in said

@@ -45,12 +45,12 @@ def test_a_model_that_is_wrapped_already_is_refused(ranks: Any) -> None:
     for said in ranks(2, wrapped):
         assert len(said) == 3
         assert all(
-            "DistributedDataParallel: leave that out, and give its options as ddp_kwargs=" in one
+            "got one in DistributedDataParallel. The agent wraps the model: leave out your own wrapper" in one
             for one in said
         )
         assert on_the_page(said[0])
     alone = nn.DataParallel(network())
-    with pytest.raises(PolluxAgentError, match="in a DataParallel"):
+    with pytest.raises(PolluxAgentError, match="one in DataParallel"):
         attach(alone, sgd(alone))
 
 
