@@ -31,7 +31,7 @@ def left_to_plain_jobs(
     waiting = [job for job in state.jobs if job.spec is not None and waits(job)]
     first = max((rank(job, state) for job in waiting), default=(0, 0))
     # A Pollux job that runs may grow: the tier of its partition comes before plain jobs of lower tiers.
-    tier = max((rank(job, state)[0] for job in state.jobs if job.spec is not None), default=0)
+    tier = max((rank(job, state)[0] for job in state.jobs if job.spec is not None and _holds(job)), default=0)
     free = Counter({node.name: node.capacity - others.get(node.name, 0) for node in state.nodes})
     for placement in placements:
         for name in placement.nodes:
@@ -73,6 +73,11 @@ def _take(job: SlurmJob, state: ClusterState, free: Mapping[str, int]) -> dict[s
 
 def _ready(job: SlurmJob) -> bool:
     return waits(job) and job.reason in _WAITS_FOR_NODES
+
+
+def _holds(job: SlurmJob) -> bool:
+    """Whether the job has left the queue and has not ended: Slurm lists ended jobs for MinJobAge."""
+    return not job.state.finished and job.state is not JobState.PENDING
 
 
 def waits(job: SlurmJob) -> bool:

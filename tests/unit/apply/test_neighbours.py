@@ -64,3 +64,6 @@ def test_a_higher_tier_comes_before_any_priority() -> None:
     running = job(1, partition="high")
     assert left(plain(), running) == {}, "it may grow first"
     assert left(plain(), job(1)) != {}, "a running job of the same tier waits for it"
+    assert left(plain(), job(1, JobState.CANCELLED, partition="high")) != {}, "Slurm still lists an ended job"
+    held_back = job(1, JobState.PENDING, partition="high", held_by_user=True)
+    assert left(plain(), held_back) != {}, "its user holds it"
