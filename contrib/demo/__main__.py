@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -58,6 +59,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--compare", action="store_true", help="run the workload under plain Slurm as well")
     parser.add_argument("--workload", type=Path, default=Path(__file__).with_name("workload.toml"))
     parser.add_argument("--out", type=Path, default=ROOT / "demo-out", help="where results go")
+    parser.add_argument("--limit", type=float, help="seconds for a run, in place of the workload's limit_s")
     parser.add_argument("--keep", action="store_true", help="keep the scratch folder with all logs")
     return parser.parse_args()
 
@@ -80,6 +82,8 @@ def main() -> int:
     except WorkloadError as error:
         console.print(f"demo: {error}", style="red")
         return 2
+    if options.limit is not None:
+        work = replace(work, limit_s=options.limit)
     scratch = Path(tempfile.mkdtemp(prefix="pollux-demo-"))
     scratch.chmod(0o755)  # Postgres and the jobs run as other users than root
     os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -4,7 +4,7 @@
 #
 #   contrib/devcluster/newer.sh [pytest's arguments]       as root
 #   contrib/devcluster/newer.sh attack [--theme NAME ...]  the attack suite's themes that need no torch; attack-out/SUITE
-#   contrib/devcluster/newer.sh demo [--out FOLDER]        `make demo`, with Debian's torch, in a root of its own
+#   contrib/devcluster/newer.sh demo [--limit SECONDS]     `make demo`, with Debian's torch, in a root of its own; demo-out/SUITE
 #
 # Where pyslurm can be built for that Slurm (forky's), the tests of the client that uses it run there too.
 #
@@ -58,7 +58,7 @@ if [ "$mode" = attack ] || [ "$mode" = demo ]; then
 fi
 if [ "$mode" = demo ]; then
   # Debian builds torch without libuv.
-  inside env USE_LIBUV=0 /venv/bin/python -m contrib.demo "${@:---out=/tmp/demo-out}"
+  inside env USE_LIBUV=0 /venv/bin/python -m contrib.demo --out "demo-out/$suite" "$@"
   exit
 fi
 if [ "$mode" = attack ]; then

@@ -3,7 +3,7 @@
 The exit status is 1 if a case fails. slurmctld is disturbed in the middle of each case: reconfigured, restarted, or a
 node that nobody uses drained and resumed, in turn.
 
-python -m contrib.sites [--only WORD] [--out FOLDER]
+python -m contrib.sites [--only WORD ...] [--out FOLDER]
 """
 
 from __future__ import annotations
@@ -89,14 +89,14 @@ def row_of(case: Case, site: Place, disturb: Callable[[Place], None]) -> dict[st
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m contrib.sites", description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", default="", help="cases with this word in their name")
+    parser.add_argument("--only", nargs="+", default=[""], help="cases with one of these words in their name")
     parser.add_argument("--out", type=Path, default=Path("sites-out"))
     arguments = parser.parse_args()
     arguments.out.mkdir(exist_ok=True)
     rows: list[dict[str, object]] = []
-    chosen = [case for case in CASES if arguments.only in case.name]
+    chosen = [case for case in CASES if any(word in case.name for word in arguments.only)]
     if not chosen:
-        print(f"sites: no case has {arguments.only!r} in its name", file=sys.stderr)
+        print(f"sites: no case has any of {arguments.only} in its name", file=sys.stderr)
         return 1
     with place() as site:
         for number, case in enumerate(chosen):
