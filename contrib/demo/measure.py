@@ -125,6 +125,12 @@ class Track:
         )
 
     @property
+    def wait_s(self) -> float | None:
+        """From submission to the first GPUs [s]."""
+        first = next((at for at, held in self.gpus if held), None)
+        return None if first is None else max(first - self.submitted_at, 0.0)
+
+    @property
     def jct_s(self) -> float | None:
         """Job completion time: from submission to the end [s]."""
         return None if self.ended_at is None else self.ended_at - self.submitted_at

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from .measure import Recording, SlurmSilentError, Track, observe, slurm
 from .workload import Size, Training, Workload, batch_script
@@ -33,7 +34,7 @@ class RunFailedError(Exception):
 class Run:
     """The workload on one cluster.
 
-    `folder` takes the batch scripts, logs and results of the jobs.
+    `folder` takes the batch scripts, logs and results of the jobs. The jobs in `sizes` are plain jobs of that size.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Run:
         env: Mapping[str, str],
         root: Path,
         folder: Path,
-        sizes: Mapping[str, Size] | None = None,
+        sizes: Mapping[str, Size] = MappingProxyType({}),
     ) -> None:
         self.work = work
         self.env = env
@@ -76,7 +77,7 @@ class Run:
         return found
 
     def _submit(self, job: Training) -> None:
-        size = self.sizes[job.name] if self.sizes is not None else None
+        size = self.sizes.get(job.name)
         script = self.folder / f"{job.name}.sbatch"
         script.write_text(batch_script(job, root=self.root, folder=self.folder, size=size))
         before = time.time()

@@ -1,6 +1,6 @@
-"""The two runs of the demo: under Pollux, and under plain Slurm.
+"""The runs of the demo: under Pollux, under plain Slurm, and mixed.
 
-`demo` makes the Pollux run alone. `compare` makes both.
+`demo` makes the Pollux run alone. `compare` makes all three.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from rich.table import Table
 from contrib.devcluster import DevCluster
 
 from .live import LiveView
+from .measure import Recording
+from .mixed import MOST, plain_half, waits
 from .plain import tuned_sizes
 from .pollux_side import Database, Polluxd
 from .run import Run, RunFailedError
@@ -70,27 +72,35 @@ def _accuracies(results: Mapping[str, Mapping[str, object]]) -> dict[str, float]
     }  # type: ignore[arg-type]
 
 
-def _under_pollux(stage: Stage, cluster: DevCluster) -> Summary:
-    """Run the workload under polluxd."""
-    folder = stage.folder("pollux")
+def _under_pollux(stage: Stage, cluster: DevCluster, plain: Mapping[str, Size] | None = None) -> Summary:
+    """Run the workload under polluxd.
+
+    Args:
+        plain: the jobs that are plain jobs of these sizes; polluxctl then reports on none.
+    """
+    plain = plain or {}
+    folder = stage.folder("mixed" if plain else "pollux")
+    # Plain jobs may take longer than the limit: only a stuck job should stop such a run.
+    work = replace(stage.work, limit_s=3 * stage.work.limit_s) if plain else stage.work
     daemon, database = Polluxd(cluster, folder), Database(cluster)
     stage.polluxd_log = daemon.log
-    run = Run(stage.work, env=cluster.client_environment, root=stage.root, folder=folder)
+    run = Run(work, env=cluster.client_environment, root=stage.root, folder=folder, sizes=plain)
+    title = "Pollux jobs and plain jobs" if plain else "Pollux on Slurm"
     try:
         daemon.start()
-        with LiveView(stage.console, "Pollux on Slurm", database.details, stage.work.gpus) as show:
+        with LiveView(stage.console, title, database.details, work.gpus) as show:
             recording = run(show, daemon.must_run)
         time.sleep(LAST_REPORT_S)
         names = {t.job_id: t.name for t in recording.tracks.values()}
-        noise = database.noise_scales(names)
-        daemon.write_report(stage.out, min(names), recording.started_at)
+        if not plain:
+            daemon.write_report(stage.out, min(names), recording.started_at)
         summary = Summary(
             recording,
-            stage.work.gpus,
+            work.gpus,
             _accuracies(run.results()),
-            database.batch_sizes(),
-            database.moves(),
-            noise,
+            database.batch_sizes() | _plain_batches(recording, plain),
+            [move for move in database.moves() if move.job_id in names],
+            database.noise_scales(names),
         )
     finally:
         database.close()
@@ -106,11 +116,17 @@ def _under_plain_slurm(stage: Stage, cluster: DevCluster, sizes: Mapping[str, Si
     run = Run(work, env=cluster.client_environment, root=stage.root, folder=folder, sizes=sizes)
     with LiveView(stage.console, "Plain Slurm", lambda: {}, stage.work.gpus) as show:
         recording = run(show, lambda: None)
-    batches: dict[int, Series] = {
-        t.job_id: [(next((at for at, n in t.gpus if n), t.submitted_at), sizes[t.name].batch_size)]
-        for t in recording.tracks.values()
-    }
+    batches = _plain_batches(recording, sizes)
     return Summary(recording, stage.work.gpus, _accuracies(run.results()), batches)
+
+
+def _plain_batches(recording: Recording, sizes: Mapping[str, Size]) -> dict[int, Series]:
+    """The batch size of each plain job, from its start."""
+    return {
+        t.job_id: [(t.submitted_at + (t.wait_s or 0.0), sizes[t.name].batch_size)]
+        for t in recording.tracks.values()
+        if t.name in sizes
+    }
 
 
 def _draw(stage: Stage, summary: Summary, name: str, title: str) -> None:
@@ -214,10 +230,10 @@ def plain_sizes(work: Workload, pollux: Summary) -> dict[str, Size]:
 
 
 def compare(stage: Stage, cluster: DevCluster) -> int:
-    """Make both runs on the same cluster, one after the other.
+    """Make the three runs on the same cluster, one after the other.
 
     Returns:
-        0 when both summaries are complete.
+        0 when all summaries are complete and plain jobs wait no longer beside Pollux jobs.
 
     Raises:
         RunFailedError: a run failed or its summary is incomplete.
@@ -234,12 +250,24 @@ def compare(stage: Stage, cluster: DevCluster) -> int:
             highlight=False,
         )
     plain = _under_plain_slurm(stage, cluster, sizes)
-    both = {
+    _must_be_complete(plain)
+    half = plain_half(stage.work, sizes)
+    stage.console.print(f"\nThe same workload under polluxd, with plain jobs: {', '.join(half)}.")
+    mixed = _under_pollux(stage, cluster, half)
+    _must_be_complete(mixed)
+    waited = waits(mixed.recording, plain.recording, half)
+    runs = {
         name: {key: document[key] for key in ("mean_jct_s", "idle_gpu_s", "jobs")}
-        for name, document in (("pollux", pollux.document()), ("plain_slurm", plain.document()))
+        for name, document in (
+            ("pollux", pollux.document()),
+            ("plain_slurm", plain.document()),
+            ("mixed", mixed.document()),
+        )
     }
-    (stage.out / "compare.json").write_text(json.dumps(both, indent=1) + "\n")
+    runs["mixed"] |= waited.document()
+    (stage.out / "compare.json").write_text(json.dumps(runs, indent=1) + "\n")
     _draw(stage, plain, "timeline-plain-slurm.png", "The same trainings under plain Slurm, sizes fixed")
+    _draw(stage, mixed, "timeline-mixed.png", f"The same trainings, plain jobs: {', '.join(half)}")
     stage.console.print()
     stage.console.print(_comparison(pollux, plain, sizes))
     ours, theirs = pollux.recording.mean_jct_s or 0.0, plain.recording.mean_jct_s or 0.0
@@ -249,6 +277,11 @@ def compare(stage: Stage, cluster: DevCluster) -> int:
             f"{pollux.idle_gpu_s or 0.0:.0f}, under plain Slurm {plain.idle_gpu_s or 0.0:.0f}.",
             highlight=False,
         )
+    stage.console.print()
+    stage.console.print(waited.table())
     stage.console.print(f"Written: {stage.out}/compare.json", soft_wrap=True, highlight=False)
-    _must_be_complete(plain)
-    return 0
+    if waited.harmed:
+        stage.console.print(
+            f"Plain jobs waited longer than {MOST:g} times as long as without polluxd.", style="bold red"
+        )
+    return int(waited.harmed)
