@@ -1,4 +1,4 @@
-"""Hold the waits of plain jobs beside Pollux jobs against their waits without polluxd.
+"""Compare plain jobs' waits beside Pollux jobs and without polluxd.
 
 In the mixed run of `make compare` every second training is a plain job, as its user would size it. The others are
 Pollux jobs. Without polluxd all are plain jobs.

@@ -76,7 +76,10 @@ def _ready(job: SlurmJob) -> bool:
 
 
 def _holds(job: SlurmJob) -> bool:
-    """Whether the job has left the queue and has not ended: Slurm lists ended jobs for MinJobAge."""
+    """Whether the job has left the queue and has not ended.
+
+    Slurm lists ended jobs for MinJobAge.
+    """
     return not job.state.finished and job.state is not JobState.PENDING
 
 

@@ -1,4 +1,4 @@
-"""The mixed run: which jobs are plain, how long they wait, and the verdict."""
+"""The mixed run: which jobs are plain, and how long they wait."""
 
 from __future__ import annotations
 
