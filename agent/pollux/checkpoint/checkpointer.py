@@ -217,17 +217,21 @@ class Checkpointer:
             return None
         world, parts = self._training.world, self._training.parts()
         models = [part for name, part in parts.items() if name.endswith("model")]
-        mine = (training_state.rng_state(world.device), all(map(training_state.is_finite, models)))
+        finite = all(map(training_state.is_finite, models))
+        mine = (training_state.rng_state(world.device), finite, self._training.data.rank_state())
         answers = exchange.gather(mine)
         self._saved_at = started = time.monotonic()
-        if not all(finite for _, finite in answers):
+        if not all(finite for _, finite, _ in answers):
             if world.rank == 0:
                 logger.error("the model's parameters are not finite: no checkpoint, the earlier ones stand")
             self.trouble = "the model's parameters are not finite"
             return None
 
         def rest() -> dict[str, Any]:
-            return self._rest([rng for rng, _ in answers])
+            found = self._rest([rng for rng, _, _ in answers])
+            if self._training.data.divided:
+                found["loader"]["ranks"] = [place for _, _, place in answers]
+            return found
 
         meta = {"optimizer_steps": self._training.progress.optimizer_steps, "world_size": world.size}
         kept = {name: keeper.part(part) for name, part in parts.items()}
@@ -298,9 +302,9 @@ class Checkpointer:
         return self.keeper is not None and self.keeper.busy
 
     @property
-    def sharded(self) -> bool:
+    def takes_all(self) -> bool:
         """No rank can write a checkpoint alone."""
-        return isinstance(self.keeper, ShardedKeeper)
+        return isinstance(self.keeper, ShardedKeeper) or self._training.data.divided
 
     def report(self) -> dict[str, Any]:
         """The checkpoints' share of a report."""

@@ -27,6 +27,7 @@ from torch.utils.data import (
     default_collate,
 )
 
+from pollux.data.divided import DividedStream, reshards
 from pollux.data.place import ElasticData, RankShare, mix_seed
 from pollux.data.plan import MicroBatch, Order, order_digest, pass_order
 from pollux.data.stream import ElasticStream
@@ -41,6 +42,7 @@ def elastic_loader(dataset: Any, share: RankShare, *, batch_size: int, **options
 
     `batch_size` is M0. Raises BatchError if a pass has fewer samples: no step would be whole at any number of ranks.
     """
+    divided = options.pop("divided", None)
     _check_undivided(dataset, options)
     indexed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
     if isinstance(dataset, IterableDataset) or not indexed:
@@ -54,7 +56,10 @@ def elastic_loader(dataset: Any, share: RankShare, *, batch_size: int, **options
                 f"an iterable dataset has its own order and is read in this process: leave out {', '.join(unknown)}, "
                 "shuffle inside the dataset, and for workers pass DataLoader(dataset, batch_size=None)"
             )
-        stream = ElasticStream(dataset, share, **{k: v for k, v in options.items() if k not in unknown})
+        options = {k: v for k, v in options.items() if k not in unknown}
+        if divided or (divided is None and reshards(dataset)):
+            return _divided(dataset, share, batch_size, options)
+        stream = ElasticStream(dataset, share, **options)
         if not stream.length:
             raise DataError(
                 f"{type(dataset).__name__} has no len(): give the approximate number of samples of a pass as "
@@ -62,9 +67,25 @@ def elastic_loader(dataset: Any, share: RankShare, *, batch_size: int, **options
             )
         _check_length(stream.length, batch_size)
         return stream
+    if divided:
+        raise DataError(
+            f"expected divided=True with a stream, got {type(dataset).__name__}, which has indices: leave it out, the "
+            "agent gives each rank indices of its own"
+        )
     sampler = options.get("sampler")
     _check_length(_length_of(sampler if sampler is not None else dataset), batch_size)
     return ElasticLoader(dataset, share, **options)
+
+
+def _divided(dataset: Any, share: RankShare, batch_size: int, options: dict[str, Any]) -> DividedStream:
+    length = options.get("length")
+    if not isinstance(length, int) or length < 1:
+        raise DataError(
+            f"{type(dataset).__name__} divides itself by rank: give the number of samples of a pass over all ranks as "
+            f"length=..., got {length!r}"
+        )
+    _check_length(length, batch_size)
+    return DividedStream(dataset, share, **options)
 
 
 def _check_undivided(dataset: Any, options: Mapping[str, Any]) -> None:

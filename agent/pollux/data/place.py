@@ -46,6 +46,9 @@ class ElasticData(ABC):
     Leaving the loop early keeps the place.
     """
 
+    divided = False
+    """Each rank has samples of its own, and a place of its own in them."""
+
     def __init__(self, share: RankShare, *, seed: int, drop_last: bool) -> None:
         self.drop_last = drop_last
         self.num_workers = 0
@@ -118,6 +121,11 @@ class ElasticData(ABC):
     def last_of_pass(self) -> bool:
         """Whether the current micro-batch is the last one of the pass."""
         return self._current is not None and self._current.last
+
+    @property
+    def bound(self) -> str | None:
+        """Why the place holds at this number of ranks alone; None: at any."""
+        return None
 
     def __len__(self) -> int:
         """Micro-batches in a whole pass at the present sizes."""
@@ -213,6 +221,13 @@ class ElasticData(ABC):
             "seed": self._seed,
             "len": self.length,
         }
+
+    def rank_state(self) -> dict[str, Any] | None:
+        """Return this rank's own place, where `divided`.
+
+        A checkpoint holds all of them, beside `state_dict`, as "ranks".
+        """
+        return None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a saved place; ranks and batch size may differ. Raises DataError."""

@@ -260,6 +260,14 @@ class Coordinator:
             self.resizer.put_off()
 
     def _drain(self, move: int, seconds: float | None) -> None:
+        bound = self.training.data.bound
+        if bound is not None:
+            # The order does not say to how many GPUs the job would move.
+            self.drains.followed.add(move)
+            if self._main:
+                logger.warning("move %d is refused: %s", move, bound)
+                self.resizer.refuse(move, bound)
+            return
         receipt = self.checkpointer.receipt(seconds)
         if self._main and receipt is None:
             self.resizer.refuse(move, self.checkpointer.trouble or "no checkpoint could be written")
@@ -289,7 +297,7 @@ class Coordinator:
         Rank 0 answers an order to drain by a checkpoint that it writes alone.
         """
         self._left = True
-        if self._main and not self.checkpointer.sharded:
+        if self._main and not self.checkpointer.takes_all:
             self.drains.rest(self._save_alone)
             self._keep_drain(self.exchange.under_way)
 

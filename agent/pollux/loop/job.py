@@ -120,7 +120,8 @@ class Job:
         `per_gpu` bounds one GPU's share of a pass: by default M0 / 32 to M0, which the agent assumes to fit into one
         GPU. Other options are ElasticLoader's: shuffle, sampler, collate_fn, num_workers, pin_memory, drop_last; of
         an iterable dataset ElasticStream's: length (samples of a pass, about), transform, collate_fn, pin_memory,
-        drop_last. Raises BatchError for sizes that contradict each other, DataError for data that cannot be divided.
+        drop_last, divided (the stream divides itself by rank). Raises BatchError for sizes that contradict each other,
+        DataError for data that cannot be divided.
         """
         training, coordinator, world = self.training, self.coordinator, self.world
         if training.begun:

@@ -55,6 +55,8 @@ def capability_of(
 
     Called once, where its loop begins.
     """
+    if training.data.bound is not None:
+        return ResizeCapability.REQUEUE
     least, bound = least_capability(attempt, environ), _bound(environ.get("POLLUX_RESIZE", ""))
     if least is not ResizeCapability.RELAUNCH or bound is not ResizeCapability.IN_PLACE:
         return least
@@ -74,6 +76,8 @@ def obstacle_in_place(training: Training) -> str | None:
         return "it trains several models"
     if not isinstance(first.model, DistributedDataParallel):
         return "its model is not wrapped in DistributedDataParallel"
+    if training.data.divided:
+        return "its data stream divides itself by rank"
     if not world.own:
         return "its process group is the script's own"
     if not training.step.managed:

@@ -41,11 +41,14 @@ LAUNCHED = {"POLLUX_LAUNCHED_AT": "1.0"}
 # -- abilities ------------------------------------------------------------------------------------------------
 
 
-def training(models: int = 1, *, managed: bool = True, own: bool = True, **changes: Any) -> Any:
+def training(
+    models: int = 1, *, managed: bool = True, own: bool = True, divided: bool = False, **changes: Any
+) -> Any:
     wrapped = DistributedDataParallel.__new__(DistributedDataParallel)
     first = SimpleNamespace(**{"model": wrapped, "module": nn.Linear(1, 1), "comm_hook": None} | changes)
     world, step = SimpleNamespace(own=own, control=None), SimpleNamespace(managed=managed)
-    return SimpleNamespace(models=[first] * models, step=step, world=world)
+    data = SimpleNamespace(divided=divided, bound=None)
+    return SimpleNamespace(models=[first] * models, step=step, world=world, data=data)
 
 
 def started(**changes: Any) -> Any:
@@ -97,6 +100,7 @@ def test_what_holds_the_number_of_ranks_elsewhere_is_relaunched() -> None:
         "one plain rank": training(model=nn.Linear(1, 1)),
         "a process group of the script's": training(own=False),
         "compiled": training(module=compiled),
+        "data of each rank": training(divided=True),
     }
     for name, found in obstacles.items():
         assert capability_of(found, started(), LAUNCHED) is ResizeCapability.RELAUNCH, name

@@ -1,0 +1,271 @@
+"""Read streams that divide themselves: each rank has samples of its own.
+
+Examples are webdataset with `split_by_node`, torchdata's StatefulDataLoader over a DistributedSampler, Hugging Face's
+`split_dataset_by_node` and Mosaic's StreamingDataset. No rank can read another one's samples, so all ranks take equally
+many per micro-batch, and a checkpoint holds a state of each rank's stream. Rank i goes on from state i, at the same
+number of ranks. Only a stream that tells a place as a number of samples over all ranks (Mosaic's) also goes on at
+another number of ranks: it divides the rest of its pass anew.
+
+Parts of a stream may differ in length, and `length` may be wrong. A rank's stream therefore does not end with the pass:
+where it has no more samples, it begins again. Each rank sees all its samples before it sees one of them again.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, default_collate
+
+from pollux.data.place import ElasticData, RankShare
+from pollux.data.plan import MicroBatch, next_micro_batch
+from pollux.data.stream import checksum
+from pollux.errors import DataError
+from pollux.ranks.plain_values import encode
+from pollux.ranks.torch_internals import pin_memory
+
+
+class DividedStream(ElasticData):
+    """Iterate over this rank's own stream.
+
+    `length` is the number of samples of a pass over all ranks. The other options are those of ElasticStream. Raises
+    DataError if the stream is empty, or if its checkpoint is of another number of ranks.
+    """
+
+    divided = True
+
+    def __init__(
+        self,
+        dataset: Iterable[Any],
+        share: RankShare,
+        *,
+        length: int,
+        seed: int = 0,
+        transform: Callable[[Any], Any] | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        drop_last: bool = False,
+        pin_memory: bool = False,
+    ) -> None:
+        super().__init__(share, seed=seed, drop_last=drop_last)
+        self.dataset = dataset
+        self._length = length
+        self._transform = transform
+        self._collate = collate_fn or default_collate
+        self._pin = pin_memory and torch.cuda.is_available()
+        self._keeper = _keeper(dataset)
+        """What has the stream's state; None: it is read again from its start."""
+        self._reshards = reshards(self._keeper)
+        self._source: Iterator[Any] | None = None
+        self._round = 0
+        """How often the stream has begun again."""
+        self._read = 0
+        """Samples read since it began; with `_before`, of the whole stream."""
+        self._before = 0
+        """Samples over all ranks in this round before the state that a stream which reshards went on from."""
+        self._buffer: deque[Any] = deque()
+        """Samples read and not committed."""
+        self._handed = 0
+        """Of them, samples in micro-batches that were handed out."""
+        self._mark: tuple[int, int, Any] = (0, 0, None)
+        """Round, `_before` and the stream's state at a place, where it has one."""
+        self._since = 0
+        """This rank's committed samples since the mark."""
+        self._other_ranks = 0
+        """Ranks of a checkpoint that this number of ranks cannot go on from."""
+        self.first_read: tuple[int, int, int] | None = None
+        """Pass and number of the first sample that this rank has read, and its checksum."""
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    @property
+    def bound(self) -> str | None:
+        if self._reshards:
+            return None
+        return (
+            "its data stream divides itself by rank, and goes on at the same number of ranks alone "
+            f"({self.world_size})"
+        )
+
+    def commit(self) -> None:
+        super().commit()
+        self._use()
+
+    def rewind(self) -> None:
+        self._handed = 0
+        super().rewind()
+
+    def rank_state(self) -> dict[str, Any]:
+        """Return this rank's place in its own stream."""
+        if not self._buffer and self._source is not None:
+            # The stream stands exactly where the last commit was.
+            self._mark, self._since = (self._round, self._before, self._state()), 0
+            if self._mark[2] is None:
+                self._since = self._read
+            elif self._reshards:
+                self._mark = (self._round, self._told(), self._mark[2])
+        began, before, state = self._mark
+        return {"round": began, "before": before, "state": state, "since": self._since}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        states: Sequence[Mapping[str, Any]] = state.get("ranks") or ()
+        if not states:
+            raise DataError(
+                "expected the places of a stream that divides itself by rank, but the checkpoint is of data that the "
+                "agent divided: restore the script's loader, or train into another checkpoint directory"
+            )
+        self._source = None
+        self._buffer.clear()
+        self._handed = self._other_ranks = 0
+        if len(states) == self.world_size:
+            own = states[self.rank]
+        elif self._reshards:
+            own = states[0]
+        else:
+            # No error yet: a training that is finished reads no more.
+            self._other_ranks = len(states)
+            return
+        self._mark = (own["round"], own["before"], own["state"])
+        self._since = -(-own["since"] * len(states) // self.world_size)
+
+    # -- within -------------------------------------------------------
+
+    def _accept_length(self, saved: int) -> None:
+        """Accept any saved length: the streams themselves know their places."""
+
+    def _reaches(self, position: int) -> bool:
+        """Return True: with all ranks' equal shares, a pass may exceed its length."""
+        return True
+
+    def _moved(self) -> None:
+        """Do nothing: no sample is read before its micro-batch is due."""
+
+    def _advance(self) -> None:
+        super()._advance()
+        self._use()
+
+    def _use(self) -> None:
+        for _ in range(self._handed):
+            self._buffer.popleft()
+        self._since += self._handed
+        self._handed = 0
+
+    def _plan(self, position: int, length: int) -> MicroBatch | None:
+        """Plan equal shares: no rank can take another one's samples."""
+        ranks = self.world_size
+        each = next_micro_batch(
+            -(-(length - position) // ranks),
+            0,
+            rank=0,
+            world_size=1,
+            local_batch=self.local_batch,
+            drop_last=self.drop_last,
+        )
+        if each is None:
+            return None
+        start = position + self.rank * each.stop
+        return MicroBatch(position, position + each.stop * ranks, start, start + each.stop, ranks, each.last)
+
+    def _fetch(self) -> tuple[Any, MicroBatch] | None:
+        micro = self._plan(self._cursor, self._length)
+        if micro is None:
+            return None
+        if self._other_ranks:
+            raise DataError(
+                f"the data stream divides itself by rank, and the checkpoint holds the places of {self._other_ranks} "
+                f"ranks, here are {self.world_size}: train on {self._other_ranks} GPUs "
+                f"(#POLLUX min-gpus={self._other_ranks} max-gpus={self._other_ranks}), or give every rank the whole "
+                "stream, without divided=True, which the agent divides among any number of GPUs"
+            )
+        wanted = self._handed + micro.local_samples
+        while len(self._buffer) < wanted:
+            self._buffer.append(self._next())
+        own = list(itertools.islice(self._buffer, self._handed, wanted))
+        self._handed = wanted
+        if self._transform is not None:
+            own = [self._transform(sample) for sample in own]
+        batch = self._collate(own)
+        return (pin_memory(batch) if self._pin else batch), micro
+
+    def _next(self) -> Any:
+        if self._source is None:
+            self._go_on()
+        empty = False
+        while True:
+            assert self._source is not None
+            for sample in self._source:
+                self._read += 1
+                if self.first_read is None:
+                    self.first_read = self._pass, 0, checksum(sample)
+                    encode(
+                        self._state(), lambda _: None, "the stream's state_dict()"
+                    )  # now, and not at the first save
+                return sample
+            if empty:
+                raise DataError(
+                    f"the data stream of rank {self.rank} is empty: expected a stream that gives every rank samples, "
+                    "and starts again with each iter()"
+                )
+            empty, self._round, self._before = True, self._round + 1, 0
+            self._open(None)
+
+    def _go_on(self) -> None:
+        """Open the stream at its mark, and skip what was used since."""
+        self._round, self._before, state = self._mark
+        self._open(state)
+        for _ in range(self._since):
+            self._next()
+
+    def _open(self, state: Any) -> None:
+        sampler = getattr(self.dataset, "sampler", None)
+        set_epoch = getattr(self.dataset, "set_epoch", None) or getattr(sampler, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(self._round)
+        if state is not None:
+            assert self._keeper is not None
+            self._keeper.load_state_dict(copy.deepcopy(state))
+        self._source, self._read = iter(self.dataset), 0
+
+    def _told(self) -> int:
+        """Samples over all ranks that were read in this round."""
+        return self._before + self._read * self.world_size
+
+    def _state(self) -> Any:
+        if self._keeper is None:
+            return None
+        if self._reshards:
+            return copy.deepcopy(self._keeper.state_dict(self._told(), True))
+        return copy.deepcopy(self._keeper.state_dict())
+
+
+def reshards(stream: Any) -> bool:
+    """Tell whether a stream's state holds at any number of ranks.
+
+    Mosaic's StreamingDataset: `state_dict(num_samples, from_beginning)` counts samples over all ranks.
+    """
+    keeper = _keeper(stream)
+    try:
+        options = inspect.signature(keeper.state_dict).parameters
+    except (AttributeError, TypeError, ValueError):
+        return False
+    return {"num_samples", "from_beginning"} <= options.keys()
+
+
+def _keeper(stream: Any) -> Any:
+    """Return what has the state of a stream, None where nothing has.
+
+    A DataLoader's dataset of Mosaic's kind: its own loader counts batches.
+    """
+    inner = stream.dataset if isinstance(stream, DataLoader) else None
+    for each in (inner, stream):
+        stateful = hasattr(each, "state_dict") and hasattr(each, "load_state_dict")
+        if stateful and (each is stream or reshards(each)):
+            return each
+    return None
