@@ -4,7 +4,7 @@ Examples are webdataset with `split_by_node`, torchdata's StatefulDataLoader ove
 `split_dataset_by_node` and Mosaic's StreamingDataset. No rank can read another one's samples, so all ranks take equally
 many per micro-batch, and a checkpoint holds a state of each rank's stream. Rank i goes on from state i, at the same
 number of ranks. Only a stream that tells a place as a number of samples over all ranks (Mosaic's) also goes on at
-another number of ranks: it divides the rest of its pass anew.
+another number of ranks: it divides the rest of its pass again.
 
 Parts of a stream may differ in length, and `length` may be wrong. A rank's stream therefore does not end with the pass:
 where it has no more samples, it begins again. Each rank sees all its samples before it sees one of them again.

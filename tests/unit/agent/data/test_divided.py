@@ -1,4 +1,4 @@
-"""Streams that divide themselves by rank: shares, places, other rank counts.
+"""Streams that divide themselves by rank: shares, places, rank counts.
 
 All ranks stand side by side in one process, and a checkpoint's content passes through the form that ranks exchange.
 """
