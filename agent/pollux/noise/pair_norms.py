@@ -6,6 +6,9 @@ samples adds the parts up.
 The preconditioner does not change in between. It is laid out once, flat, for a run of parameters, and kept for the
 second measurement, as far as the workspace allows: a run then takes three kernels for any number of parameters. Beyond
 the workspace, `GradientNorms.of` measures parameters in chunks.
+
+Where steps are measured one soon after the other, the next ones use the same preconditioner until `LAG` of the
+optimizer's averages is new. An older preconditioner is as independent of the measured gradient.
 """
 
 from __future__ import annotations
@@ -25,6 +28,9 @@ _CALL = 20_000
 
 KEPT = 2 * CHUNK
 """Elements of preconditioners kept at once: 16 MiB of float32, beside a copy of at most CHUNK elements."""
+
+LAG = 0.01
+"""Share of the averages that may be newer than the preconditioner: about ten steps of Adam."""
 
 
 class _Run(NamedTuple):
@@ -62,16 +68,31 @@ class PairNorms:
         self._own_params = [p for p, own in zip(self._params, self._owns, strict=True) if own]
         self._own_places = tuple(group for (_, group), own in zip(places, self._owns, strict=True) if own)
         self._runs: list[_Run] = []
-        self._laid = 0
-        """Own parameters that had a gradient when the preconditioner was laid out."""
+        self._used: list[bool] = []
+        """Which parameters had a gradient when the preconditioner was laid out."""
+        self._laid_at = self._measured_at = 0
+        """Optimizer steps taken by then, and by the last measurement."""
+        self._again = False
+        """Whether measurements are so close together that the next one can use the same preconditioner."""
 
     def first(self) -> Squares:
         """Return the squared norms of all gradients."""
         if not self._norms.preconditioned:
             return _plain(self._params, self._places)
-        self._runs = list(self._lay_out())
-        self._laid = sum(p.grad is not None for p in self._own_params)
+        used, steps = [p.grad is not None for p in self._params], self._norms.steps
+        if not self._runs or used != self._used or not self._close(self._laid_at):
+            self._runs = []  # before the next ones are allocated
+            self._runs, self._used, self._laid_at = list(self._lay_out()), used, steps
+        self._again, self._measured_at = self._close(self._measured_at), steps
         return self._measure(self._runs)
+
+    def _close(self, then: int) -> bool:
+        """Tell whether P from after `then` optimizer steps is new enough."""
+        norms = self._norms
+        if not norms.families:
+            return False
+        newest = max(1 / max(norms.steps, 1), *(norms.step_rule(i).newest for i in range(norms.groups)))
+        return abs(norms.steps - then) * newest <= LAG
 
     def second(self) -> Squares:
         """Return the squared norms of this rank's share; the ranks' parts add up."""
@@ -79,11 +100,13 @@ class PairNorms:
             return _plain(self._own_params, self._own_places)
         runs = [run for run in self._runs if run.own]
         now = [p for p in self._own_params if p.grad is not None]
-        if len(now) > self._laid:  # only other ranks have used it
+        if len(now) > sum(used and own for used, own in zip(self._used, self._owns, strict=True)):
+            # Only other ranks have used it.
             before = {p for run in runs for p in run.params}
             runs.append(_Run(0, True, [p for p in now if p not in before], None, 1.0))
         found = self._measure(runs)
-        self.forget()
+        if not self._again:
+            self.forget()
         return found
 
     def forget(self) -> None:

@@ -135,6 +135,41 @@ def test_parameters_that_others_train_or_only_others_have_used(kind: Any) -> Non
     assert total(PairNorms(fresh, params).first(), fresh).count_nonzero() == 0
 
 
+def laid_out(pair: PairNorms, norms: GradientNorms, steps: tuple[int, ...]) -> list[int]:
+    """Measure after each number of steps; return when P was laid out."""
+    laid: list[int] = []
+    lay_out = pair._lay_out
+
+    def counted() -> Any:
+        laid.append(norms.steps)
+        return lay_out()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pair, "_lay_out", counted)
+        for norms.steps in steps:
+            first = total(pair.first(), norms)
+            assert torch.allclose(total(pair.second(), norms), first, rtol=1e-5)
+    return laid
+
+
+def test_a_preconditioner_serves_until_a_hundredth_of_its_averages_is_new() -> None:
+    params, norms = trained(torch.optim.Adam, False, betas=(0.9, 0.999))
+    pair = PairNorms(norms, params)
+    assert laid_out(pair, norms, (2000,)) == [2000], "there was none"
+    assert laid_out(pair, norms, (2001,)) == [2001], "no other measurement was close to the last one"
+    assert laid_out(pair, norms, (2005, 2010, 2012, 2013)) == [2012]
+    params[0].grad = None
+    assert laid_out(pair, norms, (2014,)) == [2014], "other parameters are used"
+    assert laid_out(pair, norms, (2034, 2035)) == [2034, 2035], "measurements far apart keep no workspace"
+    assert laid_out(pair, norms, (1500,)) == [1500], "an older state was restored"
+
+
+@pytest.mark.parametrize(("kind", "options"), [(torch.optim.Adam, {}), (torch.optim.Adagrad, {})])
+def test_a_young_preconditioner_serves_one_step(kind: Any, options: dict[str, Any]) -> None:
+    params, norms = trained(kind, False, **options)
+    assert laid_out(PairNorms(norms, params), norms, (98, 99, 100, 101, 102)) == [98, 99, 100, 102]
+
+
 def test_samples_are_summed_by_group_whichever_parameters_had_gradients() -> None:
     found = [
         Squares(torch.tensor([2.0, 3.0]), (0, 1)),
