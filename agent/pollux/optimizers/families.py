@@ -48,6 +48,8 @@ class Family:
     """Reads matrices that the gradient's axes are multiplied by before v applies."""
     decays: bool = False
     """Its betas (or alpha) and eps follow the batch size under scaling="sde"."""
+    lags: bool = False
+    """Its v is an average over many steps, and lags behind the batch size."""
     understood: bool = True
 
     @property
@@ -83,7 +85,7 @@ _SQRT = "sqrt-adascale"
 _ADAM_SOURCE = "Malladi et al., 2022 (square root); Pollux 3.1 (P)"
 
 SGD_LIKE = Family("SGD", "adascale", "identity", "Johnson et al., 2020")
-ADAM = Family("Adam", _SQRT, "1 / (sqrt(v) + eps)", _ADAM_SOURCE, moments.adam, decays=True)
+ADAM = Family("Adam", _SQRT, "1 / (sqrt(v) + eps)", _ADAM_SOURCE, moments.adam, decays=True, lags=True)
 RADAM = Family(
     "RAdam",
     "sde",
@@ -93,7 +95,9 @@ RADAM = Family(
     decays=True,
 )
 """Its warm-up lasts for a number of steps that follows from beta2, so beta2 has to follow the batch size."""
-RMSPROP = Family("RMSprop", _SQRT, "1 / (sqrt(v) + eps)", _ADAM_SOURCE, moments.rmsprop, decays=True)
+RMSPROP = Family(
+    "RMSprop", _SQRT, "1 / (sqrt(v) + eps)", _ADAM_SOURCE, moments.rmsprop, decays=True, lags=True
+)
 ADAGRAD = Family(
     "Adagrad", _SQRT, "1 / (sqrt(sum g^2) + eps)", "Malladi et al., 2022, for RMSprop", moments.adagrad
 )
@@ -104,7 +108,9 @@ ADADELTA = Family(
     "Zeiler, 2012 (P); as RMSprop",
     moments.adadelta,
 )
-ADAMAX = Family("Adamax", _SQRT, "1 / u, u the infinity norm", "Kingma and Ba, 2015, 7.1", moments.adamax)
+ADAMAX = Family(
+    "Adamax", _SQRT, "1 / u, u the infinity norm", "Kingma and Ba, 2015, 7.1", moments.adamax, lags=True
+)
 ADAFACTOR = Family(
     "Adafactor",
     _SQRT,

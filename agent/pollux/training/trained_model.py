@@ -17,7 +17,16 @@ from torch.optim import Optimizer
 
 from pollux.errors import PolluxAgentError
 from pollux.goodput import NoiseScale
-from pollux.learning_rate.scaling import LearningRateScaler, Rule, automatic, factors, hyperparameters, sde
+from pollux.learning_rate.moment_lag import MomentLag
+from pollux.learning_rate.scaling import (
+    LearningRateScaler,
+    Rule,
+    automatic,
+    factors,
+    hyperparameters,
+    sde,
+    square_root_adascale,
+)
 from pollux.learning_rate.schedule import ScaledSchedule
 from pollux.noise.estimators import CommunicationHook
 from pollux.noise.measuring import NoiseMeter
@@ -69,6 +78,9 @@ class TrainedModel:
         self.norms.leave_out(p for part in sparse for p in part.parameters(recurse=False))
         self.averages = NoiseAverages(self.norms.groups, decay=decay)
         self.schedule = ScaledSchedule(scheduler)
+        self.lag = MomentLag()
+        self._scale_in_hand: float | None = None
+        """M / M0 of the step in hand; None where the learning rate does not follow it."""
         self._told = False
         self.passed = False
         """The context of the present pass is over: its gradients are in `.grad`."""
@@ -81,6 +93,7 @@ class TrainedModel:
             "scheduler": self.scheduler,
             "noise": self.averages,
             "schedule": self.schedule,
+            "lag": self.lag,
         }
         return {prefix + name: part for name, part in parts.items()}
 
@@ -167,10 +180,10 @@ class TrainedModel:
         self.meter.begin_group(step, passes, local_batch, samples, whole=whole)
         self.schedule.begin()
         self.rates.factors, self.rates.others = [], []
+        self._scale_in_hand = scale
         if scale is not None:
             self._warn_not_understood()
-            if scale > 1.0:
-                self._scale(scale)
+            self._scale(scale)
 
     def measured(self) -> Sequence[NoiseScale | None]:
         """This rank's noise scale of each parameter group, not agreed yet.
@@ -193,9 +206,27 @@ class TrainedModel:
         # Groups that the user has added since are not measured one by one.
         added = len(self.optimizer.param_groups) - len(noise)
         noise, families = (*noise, *[self.meter.total] * added), self.norms.families
-        self.rates.factors = factors(self.rule, families, scale, noise)
-        if self.rule is sde or (self.rule is automatic and any(family.rule == "sde" for family in families)):
-            self.rates.others = hyperparameters(self.rule, self.optimizer, families, scale, noise)
+        if scale > 1.0:
+            self.rates.factors = factors(self.rule, families, scale, noise)
+            if self.rule is sde or (
+                self.rule is automatic and any(family.rule == "sde" for family in families)
+            ):
+                self.rates.others = hyperparameters(self.rule, self.optimizer, families, scale, noise)
+        self._correct_lag(scale, noise)
+
+    def _correct_lag(self, scale: float, noise: Sequence[NoiseScale | None]) -> None:
+        """Apply `MomentLag` to groups that follow the square root of the gain."""
+        families = self.norms.families
+        if not families or self.rule not in (automatic, square_root_adascale):
+            return
+        wanted = [1.0] * len(noise)
+        for i, at in enumerate(noise):
+            family = families[min(i, len(families) - 1)]
+            if family.lags and (self.rule is square_root_adascale or family.rule == "sqrt-adascale"):
+                wanted[i] = self.lag.correction(i, scale, at)
+        if any(correction != 1.0 for correction in wanted):
+            present = self.rates.factors or [1.0] * len(wanted)
+            self.rates.factors = [factor * own for factor, own in zip(present, wanted, strict=True)]
 
     def _warn_not_understood(self) -> None:
         if self._told or self.norms.understood:
@@ -212,6 +243,10 @@ class TrainedModel:
         if skips_step(self.optimizer):
             return
         self.norms.steps += 1
+        if self._scale_in_hand is not None and self.norms.families:
+            families = enumerate(self.norms.families)
+            newest = [self.norms.step_rule(i).newest if family.lags else 1.0 for i, family in families]
+            self.lag.stepped(self._scale_in_hand, newest)
         self._on_step()
 
     def close(self) -> None:
