@@ -24,21 +24,15 @@ demo: setup ## real trainings on a private Slurm, moved live; then demo-out/
 compare: setup ## the demo's workload under Pollux, then under plain Slurm; then demo-out/compare.json
 	@$(PYTHON) -m contrib.demo --compare
 
-# The integration tests mostly wait, for Slurm and for trainings: in two halves beside everything else, shown after it.
-# The shorter half also takes the simulator's tests and the fuzzing.
+# The longest first. The integration tests mostly wait, so there is a lane more than CI has cores.
 test: setup ## everything that must hold: style, types, arrows, unit tests, real Slurm and Postgres
-	@status=0; logs=$$(mktemp -d); \
-	env --default-signal=INT $(PYTHON) -m pytest tests/integration/loop >"$$logs/loop" 2>&1 & loop=$$!; \
-	env --default-signal=INT $(PYTHON) -m pytest tests/integration tests/sim tests/fuzz --ignore tests/integration/loop >"$$logs/rest" 2>&1 & rest=$$!; \
-	trap 'wait $$loop $$rest || true; rm -rf "$$logs"; exit 130' INT; \
-	trap 'kill -INT $$loop $$rest; wait $$loop $$rest || true; rm -rf "$$logs"; exit 143' TERM; \
-	$(MAKE) --no-print-directory lint || status=1; \
-	$(MAKE) --no-print-directory types || status=1; \
-	$(PYTHON) -m pytest tests/unit || status=$$?; \
-	wait $$rest || status=$$?; \
-	wait $$loop || status=$$?; \
-	cat "$$logs/rest" "$$logs/loop"; rm -rf "$$logs"; \
-	exit $$status
+	@contrib/checks/lanes.sh 3 \
+	'$(PYTHON) -m pytest tests/integration/loop' \
+	'$(PYTHON) -m pytest tests/integration --ignore tests/integration/loop' \
+	'$(PYTHON) -m pytest tests/unit/agent' \
+	'$(PYTHON) -m pytest tests/unit --ignore tests/unit/agent' \
+	'$(PYTHON) -m pytest tests/sim tests/fuzz' \
+	'make --no-print-directory --keep-going lint types'
 
 # The demo's time limit is for quick machines; there Slurm is what is tested.
 test-newer-slurm: ## the Slurm tests and the demo on a newer Slurm, in Debian roots (minutes; root); demo-out/SUITE

@@ -323,23 +323,18 @@ class FakeSlurm:
                 raise fault.error
 
     def _pass_time(self) -> None:
+        # Called twenty times per second of a fake life: the tests' time goes here.
         for job in self._jobs.values():
-            over = (
-                job.started is not None and job.runtime is not None and self._now >= job.started + job.runtime
-            )
-            if job.state is JobState.RUNNING and over:
-                self._leave(job, JobState.COMPLETED)
-            if job.state is JobState.RUNNING and self._out_of_time(job):
-                self._leave(job, JobState.FAILED)
+            if job.state is JobState.RUNNING and job.started is not None:
+                if job.runtime is not None and self._now >= job.started + job.runtime:
+                    self._leave(job, JobState.COMPLETED)
+                elif job.time_limit_s is not None and self._now >= job.started + job.time_limit_s:
+                    self._leave(job, JobState.FAILED)
             if job.state is JobState.COMPLETING and self._now >= job.leaves_at:
                 self._gone(job)
         for job in self._jobs.values():
-            self._try_start(job)
-
-    def _out_of_time(self, job: FakeJob) -> bool:
-        if job.started is None or job.time_limit_s is None:
-            return False
-        return self._now >= job.started + job.time_limit_s
+            if job.state is JobState.PENDING:
+                self._try_start(job)
 
     def _leave(self, job: FakeJob, becomes: JobState) -> None:
         job.state, job.raw_state, job.becomes = JobState.COMPLETING, "COMPLETING", becomes
@@ -360,9 +355,7 @@ class FakeSlurm:
         job.state, job.raw_state, job.ended = state, state.value, self._now
 
     def _try_start(self, job: FakeJob) -> None:
-        if job.state is not JobState.PENDING or job.on_hold or self._now < job.begin + self._start_s:
-            return
-        if self._waits(job):
+        if job.on_hold or self._now < job.begin + self._start_s or self._waits(job):
             return
         free = self._free()
         names = (

@@ -19,13 +19,14 @@ from typing import Any
 
 PATIENCE_S = 100.0
 
-# Without the import of torch, for which these scripts have no use; and with short graces, if a test says so.
+# Imports torch before the ranks only where their script does; with short graces, if a test says so.
 LAUNCHER = """
 import sys
 from pollux.launcher import launch
 from pollux.launcher.state import Graces
 graces = {name: float(value) for name, _, value in (each.partition("=") for each in sys.argv.pop(1).split())}
-launch.main(["run", *sys.argv[1:]], graces=Graces(**graces), preload=())
+imports = {} if sys.argv.pop(1) == "torch" else {"preload": ()}
+launch.main(["run", *sys.argv[1:]], graces=Graces(**graces), **imports)
 """
 
 PRELUDE = '''
@@ -118,9 +119,11 @@ class Step:
         for number in range(nodes):
             own = {"SLURM_NODEID": str(number), "SLURMD_NODENAME": f"n{number}"}
             with (folder / f"out-{number}").open("wb") as out:
-                command = [sys.executable, "-c", LAUNCHER, settings, *options]
+                words = [*options]
                 if "--companion" not in options:
-                    command = [*command[:4], "--nproc", str(workers), *options, str(script), str(folder)]
+                    words = ["--nproc", str(workers), *options, str(script), str(folder)]
+                preload = "torch" if "import torch" in body else ""
+                command = [sys.executable, "-c", LAUNCHER, settings, preload, *words]
                 self.launchers.append(
                     subprocess.Popen(
                         command,

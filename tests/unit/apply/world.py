@@ -94,6 +94,7 @@ class Process(Daemon):
             reconciler,
             monotonic=world.slurm.clock,
             policy=lambda snapshot, _cache: world.policy(snapshot),
+            metrics=self.metrics,
         )
 
 
