@@ -99,7 +99,7 @@ def _parts(seating: Seating) -> list[_Part] | None:
     for j in range(len(table.jobs)):
         if seating.pinned[j]:
             continue
-        for o in table.options(j):
+        for o in seating.options(j):
             shape = table.shape(o)
             if shape.nodes == 0:
                 value = (seating.stay if packing.home[j] == NOWHERE else seating.move)[o]

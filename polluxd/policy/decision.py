@@ -134,8 +134,9 @@ def _solve(domain: Domain, settings: PolicySettings, mean_weight: float, cache: 
     bound = choice.bound
     if bound - seating.total() > certificate.CERTAIN * abs(bound):
         bound = min(bound, assignment.improve(seating))
+    plain_bound = choice.plain_bound
     if not np.isfinite(power):
-        worst_off.lift(seating, choice.plain_bound)
+        plain_bound = worst_off.lift(seating, plain_bound)
     if power > objective.GENTLE and bound - seating.total() > certificate.CERTAIN * abs(bound):
         bound = min(bound, patterns.limit(seating))
     seating.return_home()
@@ -145,8 +146,7 @@ def _solve(domain: Domain, settings: PolicySettings, mean_weight: float, cache: 
     explainer = Explainer(seating, moved, rule=settings.gpu_counts)
     idle = float(table.penalty[explainer.held == 0].sum())
     x = table.x(explainer.option, moved)
-    plain_bound = choice.plain_bound
-    if power <= objective.GENTLE:
+    if np.isfinite(power) and power <= objective.GENTLE:
         plain_bound = certificate.tighten(seating, x, power, plain_bound)
     return _Solved(
         absent + _allocations(seating, moved, explainer),

@@ -40,7 +40,7 @@ def improve(seating: Seating, aim: float, tolerance: float, limit: int) -> int:
     table, packing = seating.table, seating.packing
     if not table.jobs or len(packing.nodes) == 0:
         return 0
-    best = np.maximum.reduceat(table.value, table.start[:-1]).tolist()
+    best = np.maximum.reduceat(seating.worth, table.start[:-1]).tolist()
     smallest = max(1e-12 * abs(aim), tolerance * 1e-3)
     work, better, total = 0, True, seating.total()
     settled: dict[tuple[int, int], int] = {}

@@ -47,12 +47,11 @@ def limit(seating: Seating) -> float:
     rooms = Counter(np.maximum(packing.free + packing.movable, 0).tolist())
     if table.value.size > MOST_OPTIONS or max(rooms, default=0) > LARGEST:
         return np.inf
-    value = np.where(table.kept, seating.stay, seating.move)
     fixed = sum(seating.utility(j) for j, pinned in enumerate(seating.pinned) if pinned)
     own = np.flatnonzero(~table.pinned[table.owner])
     if own.size == 0:
         return float(fixed)
-    worth, job = value[own], np.unique(table.owner[own], return_inverse=True)[1].ravel()
+    worth, job = seating.worth[own], np.unique(table.owner[own], return_inverse=True)[1].ravel()
     best = np.full(int(job.max()) + 1, -np.inf)
     np.maximum.at(best, job, worth)
     loss = best[job] - worth

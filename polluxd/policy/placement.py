@@ -7,6 +7,7 @@ are placed again, the largest first; small jobs then give way where that costs l
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -31,6 +32,10 @@ class Seating:
         self.stay: list[float] = table.stay.tolist()
         self.move: list[float] = table.move.tolist()
         self.gpus: list[int] = table.gpus.tolist()
+        self.worth: Floats = table.value
+        """[O]: utility at best: a present shape stays in place."""
+        self.useful: list[bool] | None = None
+        """[O]: options that a program need look at; None: all."""
         self.kept: list[bool] = table.kept.tolist()
         self.pinned: list[bool] = table.pinned.tolist()
         self.by_rack = bool(np.any(table.racks))
@@ -51,7 +56,13 @@ class Seating:
         other = copy.copy(self)
         other.stay, other.move, other._ranked = stay.tolist(), move.tolist(), {}
         other._best_move, other._best_on_two = {}, {}
+        other.worth = np.where(self.table.kept, stay, move)
         return other
+
+    def options(self, j: int) -> Sequence[int]:
+        """Return the job's options that a program need look at."""
+        own = self.table.options(j)
+        return own if self.useful is None else [o for o in own if self.useful[o]]
 
     def utility(self, j: int) -> float:
         """What the job's present option is worth, given whether it moves for it."""

@@ -45,7 +45,7 @@ def improve(seating: Seating, bound: float, tolerance: float) -> int:
     limit, work, gained_at = int(ATTEMPTS + PER_JOB * jobs), 0, 0
     if jobs == 0:
         return 0
-    best = np.maximum.reduceat(table.value, table.start[:-1])
+    best = np.maximum.reduceat(seating.worth, table.start[:-1])
     total = seating.total()
     better = True
     while better and work < limit and total < bound - tolerance:
@@ -54,7 +54,7 @@ def improve(seating: Seating, bound: float, tolerance: float) -> int:
         now = np.array([seating.utility(j) for j in range(jobs)])
         wish = np.where(table.pinned, 0.0, best - now)
         # Jobs that hold less than the counts gave them come first: the other jobs may keep the GPUs that they wish for.
-        lack = np.maximum(table.value[seating.meant] - now, 0.0)
+        lack = np.maximum(seating.worth[seating.meant] - now, 0.0)
         order = np.lexsort((-wish, -lack))
         order = order[wish[order] > smallest]
         for j, gap in zip(order.tolist(), wish[order].tolist(), strict=True):

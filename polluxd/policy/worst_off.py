@@ -1,7 +1,8 @@
-"""Lift the worst-off job under max-min, by the assignment program.
+"""Lift the worst-off job under max-min, and bound any such lift.
 
-The utilities of max-min span more digits than the program keeps. Here it is asked twice for less: first which level
-all jobs can reach together, then for the best plan at that level.
+The utilities of max-min span more digits than a program keeps. The question here is smaller: which level can all jobs
+reach together? For each job only the least options that reach the level matter, so the assignment program stays small.
+Where it is too large all the same, node patterns answer. The best plan at the highest level comes after that.
 """
 
 from __future__ import annotations
@@ -9,53 +10,115 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from polluxd.policy import assignment, objective
+from polluxd.policy import assignment, exchange, objective, patterns, search
 from polluxd.policy.placement import Seating
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 CLOSE = 1e-3
 """A plan whose worst-off job is this near the bound needs no better one, relative to the bound."""
+MOST_SEATS = 500
+"""Jobs times nodes up to which the assignment program is asked: more take it seconds."""
+_ROUNDING = 1e-3
+"""A relaxation that counts more than this of a job below a level proves that a whole job is."""
+DIVISIONS = 100
+"""Pairs of nodes that are divided after a lift."""
 
 
-def lift(seating: Seating, bound: float) -> None:
+def lift(seating: Seating, bound: float) -> float:
     """Take a plan whose worst-off job is better off, where there is one.
 
-    `bound`: a level ((x + floor) / weight) that no plan lifts the worst-off job above.
+    `bound`: a level ((x + floor) / weight) that no plan lifts the worst-off job above. Returns the lowest such level
+    that is known now.
     """
     table = seating.table
     if not table.jobs:
-        return
+        return bound
     weight = table.weight[table.owner]
-    x = table.rating
-    stay, move = (x + objective.FLOOR) / weight, (x * table.factor + objective.FLOOR) / weight
-    option = np.array(seating.option)
-    reached = np.where(seating.packing.moved(), move[option], stay[option])
+    stay = (table.rating + objective.FLOOR) / weight
+    move = (table.rating * table.factor + objective.FLOOR) / weight
+    reached = _worst(seating, stay, move)
+    if bound <= reached * (1 + CLOSE):
+        return bound
     levels = np.unique(np.concatenate([stay, move]))
-    levels = levels[(levels > float(reached.min()) * (1 + CLOSE)) & (levels <= bound)]
-    level = _highest(seating, stay, move, levels)
-    if level is None:
-        return
-    # Below the level a job loses more than all others together can.
-    below = -2.0 * float(table.weight.sum())
-    values = [
-        np.where(own >= level, -weight * (own / level) ** objective.MAX_MIN_POWER, below)
-        for own in (stay, move)
-    ]
-    assignment.improve(seating.valued(*values))
-
-
-def _highest(seating: Seating, stay: Floats, move: Floats, levels: Floats) -> float | None:
-    """Return the highest of the levels that all jobs can reach together."""
+    levels = levels[(levels > reached * (1 + 1e-12)) & (levels <= bound)]
     low, high = -1, levels.size - 1
     while low < high:
         middle = (low + high + 1) // 2
-        at = levels[middle]
-        # -1 for each job below the level: the bound tells whether some job must be.
-        limit = assignment.limit(
-            seating.valued(np.where(stay >= at, 0.0, -1.0), np.where(move >= at, 0.0, -1.0))
+        below = _below(seating, stay >= levels[middle], move >= levels[middle])
+        if not np.isfinite(below):
+            return bound
+        low, high = (middle, high) if below < _ROUNDING else (low, middle - 1)
+    if low < 0:
+        return reached
+    # An overdue job comes before any level: such plans stay as they are.
+    if not np.any(table.penalty):
+        state = seating.state()
+        _take(seating, stay, move, float(levels[low]))
+        if _worst(seating, stay, move) <= reached:
+            seating.restore(state)
+    return float(levels[low])
+
+
+def _worst(seating: Seating, stay: Floats, move: Floats) -> float:
+    """Return the level of the worst-off job."""
+    option = np.array(seating.option)
+    return float(np.where(seating.packing.moved(), move[option], stay[option]).min())
+
+
+def _below(seating: Seating, stay: Bools, move: Bools) -> float:
+    """Return the least number of jobs that can take none of these options [O].
+
+    `stay`: where the job stays, `move`: where it moves. A bound from below; infinite where no program is small enough.
+    """
+    if len(seating.table.jobs) * len(seating.packing.nodes) <= MOST_SEATS:
+        return -assignment.limit(_least(seating, stay, move))
+    return -patterns.limit(_counted(seating, stay, move))
+
+
+def _counted(seating: Seating, stay: Bools, move: Bools) -> Seating:
+    """Return the seating with a utility of -1 for each job below the level."""
+    return seating.valued(np.where(stay, 0.0, -1.0), np.where(move, 0.0, -1.0))
+
+
+def _least(seating: Seating, stay: Bools, move: Bools) -> Seating:
+    """Return the seating as counted, with only the least options of each job.
+
+    An option is left out where a move to another needs no more nodes and no more GPUs on each.
+    """
+    table, other = seating.table, _counted(seating, stay, move)
+    useful = table.gpus == 0
+    fewest: dict[tuple[int, int, int], int] = {}
+    wanted = np.flatnonzero((stay & table.kept | move) & ~useful)
+    for o in wanted[np.lexsort((table.per_node[wanted], table.nodes[wanted]))].tolist():
+        j, kind, per_node = int(table.owner[o]), int(table.kind[o]), int(table.per_node[o])
+        # Options on one node have the first of these keys, and serve wherever the nodes of others may lie.
+        keys = (j, kind, 0), (j, kind, int(table.racks[o]))
+        useful[o] = per_node < min(fewest.get(key, per_node + 1) for key in keys)
+        if useful[o] and move[o] and seating.may_move_to(j, o):
+            fewest[keys[1]] = per_node
+    other.useful = useful.tolist()
+    return other
+
+
+def _take(seating: Seating, stay: Floats, move: Floats, level: float) -> None:
+    """Take the best plan that is found with all jobs at the level."""
+    table = seating.table
+    weight = table.weight[table.owner]
+    if len(table.jobs) * len(seating.packing.nodes) <= MOST_SEATS:
+        assignment.improve(_least(seating, stay >= level, move >= level))
+    # Below the level a job loses more than all others together can.
+    below = -2.0 * float(table.weight.sum())
+    values = [
+        np.where(
+            own >= level, -weight * (own / level) ** objective.MAX_MIN_POWER, below * (2.0 - own / level)
         )
-        if limit == np.inf:
-            return None
-        low, high = (middle, high) if limit >= -0.5 else (low, middle - 1)
-    return None if low < 0 else float(levels[low])
+        for own in (stay, move)
+    ]
+    other = seating.valued(*values)
+    if not np.isfinite(assignment.improve(other)):
+        aim = float(np.maximum.reduceat(other.worth, table.start[:-1]).sum())
+        tolerance = 1e-4 * abs(aim)
+        search.improve(other, aim, tolerance)
+        exchange.improve(other, aim, tolerance, DIVISIONS)

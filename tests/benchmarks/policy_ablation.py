@@ -46,7 +46,7 @@ PARTS: Mapping[str, tuple[str, Callable[..., Any]]] = {
     "the assignment program": ("polluxd.policy.assignment.improve", _unknown),
     "the search by job": ("polluxd.policy.search.improve", _untried),
     "the division of two nodes": ("polluxd.policy.exchange.improve", _untried),
-    "the lift of the worst-off job": ("polluxd.policy.worst_off.lift", _untried),
+    "the lift of the worst-off job": ("polluxd.policy.worst_off.lift", _as_given),
 }
 MAX_MIN = PolicySettings(objective="fair-share", power=float("-inf"), remaining_work_power=0.0)
 SETTINGS = {"completion-time": PolicySettings(), "fair-share": FAIR_SHARE, "max-min": MAX_MIN}

@@ -242,7 +242,7 @@ def everyone(bench: Bench) -> str:
 
 
 def ask(bench: Bench) -> None:
-    """Ask for one pass over every claim first, then for further seeds, in case time runs out."""
+    """Ask for one pass over every claim first, in case time runs out."""
     for moves in (PLAIN, PRODUCT):
         pairs(bench, "", WORKLOADS, moves, PLAIN)
     rough(bench, "", SHORT)

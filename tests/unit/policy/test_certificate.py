@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from polluxd.policy import assignment, certificate, decide, objective
+from polluxd.policy import assignment, decide, objective, worst_off
 from tests.unit.policy.every_plan import at_power, compared, outside_the_gap
 from tests.unit.policy.scenarios import job, nodes, report, snapshot
 
@@ -69,15 +69,32 @@ def test_losses_keep_their_order_however_many_jobs_wait_and_whatever_they_weigh(
 @pytest.mark.parametrize("reached", [0, 1, 3, 4, 6, 7, 11])
 def test_the_highest_level_that_all_jobs_can_reach_is_found(reached, monkeypatch):
     """A stand-in for the program tells which of 12 levels can be reached."""
-    rating = np.linspace(0.1, 1.2, 12)
+    rating, one = np.linspace(0.1, 1.2, 12), np.ones(12, dtype=np.int64)
     table = SimpleNamespace(
         jobs=(None,),
-        owner=np.zeros(12, dtype=np.int64),
+        owner=0 * one,
         weight=np.array([2.0]),
         rating=rating,
         factor=np.ones(12),
+        gpus=np.arange(1, 13),
+        nodes=one,
+        per_node=np.arange(1, 13),
+        kind=-one,
+        racks=0 * one,
+        kept=np.zeros(12, dtype=np.bool_),
+        penalty=np.array([1.0]),
     )
-    seating = SimpleNamespace(table=table, valued=lambda stay, move: stay)
-    monkeypatch.setattr(assignment, "limit", lambda stay: 0.0 if stay[reached] == 0.0 else -1.0)
-    found = certificate.tighten(seating, np.array([0.01]), -np.inf, bound=10.0)
-    assert found == (rating[reached] + objective.FLOOR) / 2.0
+    seating = SimpleNamespace(
+        table=table,
+        option=[0],
+        packing=SimpleNamespace(nodes=(None,), moved=lambda: np.array([False])),
+        valued=lambda stay, move: SimpleNamespace(),
+        may_move_to=lambda job, option: True,
+    )
+
+    def limit(counted):
+        assert counted.useful.count(True) == 1
+        return 0.0 if counted.useful.index(True) <= reached else -1.0
+
+    monkeypatch.setattr(assignment, "limit", limit)
+    assert worst_off.lift(seating, bound=10.0) == (rating[reached] + objective.FLOOR) / 2.0
