@@ -106,14 +106,23 @@ def _divide(seating: Seating, a: int, b: int, best: list[float], smallest: float
     if min(room) < 0 or (room[0] + 1) * (room[1] + 1) > MOST_STATES:
         return 0.0
     before = sum(seating.utility(j) for j in inside)
-    reach = max(room), min(room)
-    if sum(seating.best_on_two_nodes(j, reach) for j in inside) - before <= smallest:
+    if _at_most(seating, inside, pair, room) - before <= 0.5 * smallest:
         return 0.0
     tables = [_choices(seating, j, a, b, room) for j in inside]
     picked = _solve(tables, room)
     if sum(c.value for c in picked) - before <= smallest:
         return 0.0
     return _take(seating, inside, picked, before, smallest)
+
+
+def _at_most(seating: Seating, inside: list[int], pair: set[int], room: tuple[int, ...]) -> float:
+    """Return a total that no division exceeds: both nodes' GPUs as one pool."""
+    reach, pool = (max(room), min(room)), range(sum(room) + 1)
+    best = [0.0] * len(pool)
+    for j in inside:
+        steps = seating.steps_on_two_nodes(j, reach, pair.issuperset(seating.packing.home[j][0]))
+        best = [max([best[left - gpus] + worth for gpus, worth in steps if gpus <= left]) for left in pool]
+    return best[-1]
 
 
 def _choices(seating: Seating, j: int, a: int, b: int, room: tuple[int, ...]) -> list[_Choice]:

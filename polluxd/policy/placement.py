@@ -44,7 +44,7 @@ class Seating:
         """What the counts gave each job."""
         self._ranked: dict[int, list[int]] = {}
         self._best_move: dict[tuple[int, int], float] = {}
-        self._best_on_two: dict[tuple[int, tuple[int, int]], float] = {}
+        self._on_two: dict[tuple[int, tuple[int, int], bool], list[tuple[int, float]]] = {}
         self.owed: list[int] = [0] * len(table.groups)
         """GPUs that each group's guarantee comes to, as far as the counts make use of it."""
         for j in np.flatnonzero(table.pinned).tolist():
@@ -55,7 +55,7 @@ class Seating:
         """Return the same seating, not a copy, under other utilities [O]."""
         other = copy.copy(self)
         other.stay, other.move, other._ranked = stay.tolist(), move.tolist(), {}
-        other._best_move, other._best_on_two = {}, {}
+        other._best_move, other._on_two = {}, {}
         other.worth = np.where(self.table.kept, stay, move)
         return other
 
@@ -108,19 +108,26 @@ class Seating:
             for j in range(len(table.jobs))
         ]
 
-    def best_on_two_nodes(self, j: int, room: tuple[int, int]) -> float:
-        """Return what the job's best option on two nodes is worth at most.
+    def steps_on_two_nodes(self, j: int, room: tuple[int, int], stays: bool) -> list[tuple[int, float]]:
+        """Return GPUs on two nodes and what they are worth to the job at most.
 
-        `room`: the GPUs free on the roomier of the two nodes, and on the other.
+        Both rise. `room`: the GPUs free on the roomier of the two nodes, and on the other. `stays`: the job's present
+        nodes are among them.
         """
-        found = self._best_on_two.get((j, room))
+        found = self._on_two.get((j, room, stays))
         if found is None:
-            found = max(
-                max(self.stay[o], self.move[o])
-                for o, nodes, k in self.on_two_nodes[j]
-                if nodes == 0 or k <= room[nodes - 1]
-            )
-            self._best_on_two[j, room] = found
+            home, worth = self.packing.home[j], dict[int, float]()
+            present = (len(home[0]), home[1]) if stays else (-1, -1)
+            for o, nodes, k in self.on_two_nodes[j]:
+                if nodes == 0 or k <= room[nodes - 1]:
+                    own = max(self.stay[o], self.move[o]) if (nodes, k) == present else self.move[o]
+                    worth[nodes * k] = max(own, worth.get(nodes * k, own))
+            found, best = [], -np.inf
+            for gpus in sorted(worth):
+                if worth[gpus] > best:
+                    best = worth[gpus]
+                    found.append((gpus, best))
+            self._on_two[j, room, stays] = found
         return found
 
     def may_move_to(self, j: int, option: int) -> bool:
