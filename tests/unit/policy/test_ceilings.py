@@ -141,3 +141,18 @@ def test_slurm_s_limits_guarantee_nothing_and_limits_that_bind_nobody_are_left_o
         Group("gres/gpu=6 of account lab", (0, 1), 0, 6),
         Group("gres/gpu=1 of account lab", (0,), 0, 0),
     )
+
+
+def test_a_ceiling_with_room_for_the_next_gpu_is_not_named():
+    jobs = [job(1, report=report(), user="ada", account="lab")]
+    plan = decide(snapshot(nodes(4), jobs, user_ceilings={"ada": 2}, account_ceilings={"lab": 3}))
+    assert "the ceiling of user ada is reached" in plan.of(1).reason
+
+
+def test_ceilings_with_room_for_everybody_cost_nothing():
+    """Three jobs want four GPUs each; both of their groups may hold more."""
+    gpus, value = np.tile([0, 2, 4], 3), np.tile([-8.0, -2.0, -1.0], 3)
+    roomy = [Group("user ada", (0, 1), 0, 9), Group("account lab", (0, 1, 2), 0, 13)]
+    found = price.solve(gpus, value, np.array([0, 3, 6, 9]), 16, roomy)
+    assert (found.total, found.bound, found.price) == (-3.0, -3.0, 0.0)
+    assert found.proven

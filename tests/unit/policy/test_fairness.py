@@ -135,3 +135,10 @@ def test_a_job_of_unknown_length_is_expected_to_need_as_long_again():
     found, seconds = fairness.promptness(jobs, np.array([0.1]), np.array([0.1]), np.zeros(1, dtype=np.int64))
     assert seconds.tolist() == [6400.0]
     assert found == pytest.approx([2.0])
+
+
+@pytest.mark.parametrize("objective", ["completion-time", "fair-share"])
+def test_of_two_overdue_jobs_the_one_that_has_waited_longer_goes_first(objective):
+    jobs = [job(n, report=report(explored=1), waiting=waiting) for n, waiting in ((1, 2_000.0), (2, 5_000.0))]
+    plan = decide(snapshot(nodes(1, gpus=1), jobs, starvation_bound=1_000.0, objective=objective))
+    assert [bool(plan.of(n).placement) for n in (1, 2)] == [False, True]

@@ -221,3 +221,12 @@ def test_jobs_of_so_many_options_that_those_at_the_margin_are_too_many_as_well(m
     assert found.bound >= found.total >= found.bound - 0.03 * abs(found.bound)
     if floor == 40:
         assert gpus[found.chosen][:10].sum() >= floor
+
+
+def test_a_speed_that_was_not_measured_on_the_type_is_told_as_assumed():
+    jobs = [job(1, JobSpec(max_gpus=4), report=typed(factor=8.0, assumed_types=frozenset({NEW})))]
+    reason = decide(snapshot(mixed(), jobs)).of(1).reason
+    assert reason.endswith(f"; its speed on {NEW} is assumed, not measured")
+    measured = decide(snapshot(mixed(new=0), jobs)).of(1)
+    assert measured.placement
+    assert "assumed" not in measured.reason

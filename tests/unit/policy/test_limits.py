@@ -10,6 +10,7 @@ import pytest
 from pollux.goodput import BatchLimits
 from polluxd.model import JobSpec, Placement
 from polluxd.policy import decide
+from polluxd.policy.shapes import available, stock
 from tests.unit.policy.scenarios import (
     job,
     node,
@@ -84,3 +85,23 @@ def test_allowed_counts_far_apart_are_still_explored():
 def test_gpu_counts_that_fit_no_node_are_infeasible():
     plan = decide(snapshot(nodes(2), [job(1, JobSpec(gpu_counts="5,7"))]))
     assert "gpu-counts=5,7" in plan.of(1).reason
+
+
+def test_a_job_that_nodes_keep_below_its_limit_is_told_of_that_limit():
+    """Six GPUs are allowed and measured; two nodes of four hold four or eight."""
+    alone = [job(1, JobSpec(max_gpus=6), report=report(explored=3))]
+    told = decide(snapshot(nodes(2), alone)).of(1)
+    assert told.placement.gpus == 4
+    assert "no placement of 5 to 6 GPUs is possible, and max-gpus=6 allows no more" in told.reason
+
+
+@pytest.mark.parametrize(("cpus", "foreign", "most"), [(1, 0, 1), (3, 0, 3), (9, 7, 2), (8, 8, 0), (0, 0, 4)])
+def test_a_node_offers_as_many_gpus_as_its_free_cpus_serve(cpus, foreign, most):
+    """The job wants one CPU per GPU; without known CPUs, GPUs alone count."""
+    offered = available(stock([node("n000", cpus=cpus, foreign_cpus=foreign)], 1), partial=False)
+    assert [shape.gpus for shape in offered] == list(range(1, most + 1))
+
+
+def test_parts_of_nodes_that_have_one_gpu_are_whole_nodes():
+    alone = [job(1, report=report())]
+    assert decide(snapshot(nodes(3, gpus=1), alone, partial_nodes=True)).of(1).placement.gpus == 3

@@ -10,6 +10,8 @@ import pytest
 
 from polluxd.policy import decide, market, objective
 from polluxd.policy.ceilings import Group
+from polluxd.policy.domains import split
+from polluxd.policy.option_table import build
 from polluxd.settings import PolicySettings
 from tests.unit.policy.every_plan import compared, outside_the_gap, racked, small, two_types
 from tests.unit.policy.invariants import check
@@ -264,5 +266,25 @@ def test_a_job_that_buys_nothing_is_expected_on_its_best_step_of_one_gpu():
     option = (np.array([0, 1, 1, 0, 1, 2]), np.array([0.0, 8.0, 8.0, 0.0, 4.0, 5.0]))
     kind, start = np.array([-1, 0, 1, -1, 0, 0]), np.array([0, 3, 6])
     offered = market.MarketOptions(*option, kind, start, np.array([1, 1]))
-    found = market.clear(offered, np.array([1.0, 1e-9]), np.array([80.0, 400.0]), np.zeros(2), 0.0)
+    found = market.clear(offered, np.array([1.0, 1e-30]), np.array([80.0, 400.0]), np.zeros(2), 0.0)
     assert found.seconds.tolist() == [10.0, 100.0]
+
+
+@pytest.mark.parametrize("held", [1, 2])
+def test_a_job_that_is_parked_loses_as_much_as_by_a_move_from_what_it_holds(held):
+    """Its next start has to be paid for: with nothing where moves are free."""
+    for cost in (0.0, 300.0):
+        jobs = [
+            running(1, ["n000"], held, report=report(), age=600.0, move_cost=cost),
+            job(2, report=report()),
+        ]
+        (domain,) = split(snapshot(nodes(1), jobs, hysteresis=0.0, **COMPLETION))
+        table = build(domain, PolicySettings(hysteresis=0.0, **COMPLETION))
+        own = np.array(table.options(0))
+        factor = table.factor[own][-1]
+        assert (factor == 1.0) == (cost == 0.0)
+        stays = table.stay[own][table.kept[own]].item()
+        expected = table.stay[own] * factor
+        expected[table.gpus[own] == 0] -= stays * (1.0 - factor)
+        assert table.move[own] == pytest.approx(expected, abs=1e-8)
+        assert table.stay[own][0] == pytest.approx(0.0, abs=1e-8)

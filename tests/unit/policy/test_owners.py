@@ -9,7 +9,7 @@ import pytest
 
 from polluxd.model import JobSpec
 from polluxd.policy import decide, fairness
-from polluxd.policy.owners import divided, within_owner
+from polluxd.policy.owners import divided, with_shares, within_owner
 from polluxd.settings import PolicySettings
 from tests.unit.policy.scenarios import job, nodes, report, snapshot
 
@@ -90,3 +90,8 @@ def test_a_user_gains_nothing_by_more_jobs():
         jobs = [*jobs, job(99, report=report(), user="ann")]
         plan = decide(replace(snapshot(nodes(4), jobs), settings=settings))
         assert held(plan, jobs) == {"mallory": 8, "ann": 8}, count
+
+
+def test_each_user_is_guaranteed_the_share_of_its_weight():
+    snap = divided(snapshot(nodes(4), FIVE_AND_THREE, fairness_per="user", user_weights={"ann": 3.0}))
+    assert with_shares(snap.jobs, snap.settings, 16).user_guarantees == {"mallory": 4, "ann": 12}

@@ -88,3 +88,12 @@ def test_nothing_to_solve_and_no_room():
     assert price.solve(np.zeros(0, np.int64), np.zeros(0), np.zeros(1, np.int64), 8).total == 0
     gpus, value, start = instance(5, 40, 1)
     assert gpus[price.solve(gpus, value, start, 0).chosen].sum() == 0
+
+
+def test_a_choice_that_reaches_the_bound_only_in_the_core_is_proven():
+    """One of 121 jobs can use the single GPU that pairs leave over."""
+    gpus = np.append(np.tile([0, 2], 120), [0, 1])
+    start = np.arange(0, 243, 2)
+    found = price.solve(gpus, gpus.astype(np.float64), start, 201)
+    assert (found.total, found.bound) == (201.0, 201.0)
+    assert found.proven

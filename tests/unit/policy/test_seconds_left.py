@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from polluxd.model import JobSpec
+from polluxd.model import JobSpec, Placement
 from polluxd.policy import decide
 from tests.unit.policy.scenarios import job, nodes, report, running, snapshot
 
@@ -47,3 +47,11 @@ def test_nothing_is_promised_to_a_job_whose_ceiling_is_the_limit():
     jobs = [holding(1, 1e5), waiting(2, 2e5, account="poor")]
     assert seconds_left(jobs, count=2, account_ceilings={"poor": 2})[2] is None
     assert seconds_left(jobs, count=2, account_ceilings={"poor": 8})[2] is not None
+
+
+def test_a_job_waits_for_the_first_to_end_whatever_the_order_of_the_others():
+    first, second = holding(1, 2e5), holding(2, 1e5)
+    second = replace(second, placement=Placement(("n001",), 4))
+    found = seconds_left([first, second, waiting(3, 4e5)], count=2)
+    assert found[2] == pytest.approx(found[1] / 2)
+    assert found[3] == pytest.approx(found[2] + 4 * found[2])

@@ -23,3 +23,9 @@ def test_unknown_jobs_and_partitions_without_nodes_have_no_answer():
     snap = snapshot(nodes(1), [job(1, partition="elsewhere")])
     assert one_node_more(snap, 1) is None
     assert one_node_more(snap, 9) is None
+
+
+def test_a_node_without_gpus_is_no_model_for_one_more():
+    alone = [job(1, report=report())]
+    assert one_node_more(snapshot([node("a000", gpus=0), node("n000")], alone), 1).placement.gpus == 8
+    assert one_node_more(snapshot([node("a000", gpus=0)], alone), 1) is None
