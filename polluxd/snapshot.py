@@ -143,7 +143,7 @@ def build_snapshot(
         if job.spec is not None and job.job_id not in ours:
             others.update(job.gpus_per_node_held)
     racks = racks or {}
-    left, _ = left_to_plain_jobs(state, [job.placement for job in jobs], others)
+    left, _ = left_to_plain_jobs(state, jobs, others, shrink=settings.gpu_counts == "any")
     others.update(left)
     nodes = tuple(
         replace(

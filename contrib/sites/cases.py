@@ -201,6 +201,21 @@ def _plain_job_first(place: Place) -> str:
     return told
 
 
+def _growth_returned(place: Place) -> str:
+    """A plain job gets the GPUs that a training holds above its least size."""
+    both = Wish(4, on=frozenset({"n1", "n2"}))
+    nodes = "SBATCH --exclude=n3,n4"
+    running = place.train("trains", _LIMIT, nodes, "POLLUX min-gpus=4 max-gpus=8", wish=both)
+    place.until(lambda: "holds 8 GPUs" in place.explain(running), "its growth")
+    before = place.progress(running)
+    plain = place.sbatch("plain", "sleep 900", _LIMIT, nodes, gpus=4, wish=both)
+    place.until(lambda: place.runs(plain), "the plain job", 60)
+    place.until(lambda: place.trains(running), "the training's next step")
+    if (after := place.progress(running)) < before:
+        raise AssertionError(f"work was lost: step {after:.0f} after step {before:.0f}")
+    return place.explain(running)
+
+
 def _array(place: Place) -> str:
     first = place.sbatch(
         "sweep", "sleep 5", "SBATCH --array=0-11%4", "POLLUX max-gpus=1", wish=Wish(1, at_once=4)
@@ -324,6 +339,7 @@ CASES = (
     Case("partition of a higher tier preempts", _tier_above),
     Case("Pollux job preempts a partition of a lower tier", _tier_below),
     Case("plain job of higher priority waits for 8 GPUs", _plain_job_first),
+    Case("plain job waits beside a training that has grown", _growth_returned),
     Case("plain jobs of lower priority wait", _plain_jobs_behind),
     Case("array of 12 with %4", _array),
     Case("license in use", _license),

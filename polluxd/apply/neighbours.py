@@ -1,15 +1,18 @@
 """Leave GPUs to plain jobs that Slurm is about to start.
 
 A plain job (one without Pollux' mark) waits for GPUs like any other. Where it comes before every waiting Pollux job, by
-partition tier and priority, polluxd leaves the GPUs that are free on its nodes to it. All functions here are pure.
+partition tier and priority, polluxd leaves the GPUs that are free on its nodes to it. Without polluxd, Pollux jobs
+would not have grown: where GPUs above their least sizes let the plain job start on the nodes that Slurm plans for it,
+polluxd leaves it these GPUs, too. All functions here are pure.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from copy import copy
 
-from polluxd.model import JobState, Placement
+from polluxd.model import JobState, SnapshotJob
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 
 _WAITS_FOR_NODES = ("Resources", "Priority")
@@ -17,13 +20,14 @@ _WAITS_FOR_NODES = ("Resources", "Priority")
 
 
 def left_to_plain_jobs(
-    state: ClusterState, placements: Iterable[Placement], others: Mapping[str, int]
+    state: ClusterState, ours: Iterable[SnapshotJob], others: Mapping[str, int], *, shrink: bool = True
 ) -> tuple[Counter[str], tuple[int, ...]]:
-    """Return the free GPUs by node left to plain jobs, and these jobs.
+    """Return the GPUs by node left to plain jobs, and these jobs.
 
     Args:
-        placements: what Pollux jobs hold, or will hold when the moves under way end.
+        ours: the jobs that the policy places, each with what it holds, or will hold when its move ends.
         others: GPUs by node that further jobs of Pollux hold.
+        shrink: every number of GPUs from min-gpus up is allowed, so that jobs can give any back.
     """
     plain = waiting_plain_jobs(state)
     if not plain:
@@ -33,20 +37,73 @@ def left_to_plain_jobs(
     # A Pollux job that runs may grow: the tier of its partition comes before plain jobs of lower tiers.
     tier = max((rank(job, state)[0] for job in state.jobs if job.spec is not None and _holds(job)), default=0)
     free = Counter({node.name: node.capacity - others.get(node.name, 0) for node in state.nodes})
-    for placement in placements:
-        for name in placement.nodes:
-            free[name] -= placement.gpus_per_node
+    growths = []
+    for one in ours:
+        for name in one.placement.nodes:
+            free[name] -= one.placement.gpus_per_node
+        if shrink and one.placement and not one.pinned and one.spec.gpu_counts == "any":
+            growths.append(_Growth(one))
     left: Counter[str] = Counter()
     found = []
     for job in sorted(plain, key=lambda job: rank(job, state), reverse=True):
         if rank(job, state) <= first or rank(job, state)[0] < tier:
             break
         taken = _take(job, state, free)
-        if taken:
-            found.append(job.job_id)
-        left.update(taken)
         free.subtract(taken)
+        left.update(taken)
+        returned = _given_back(job, taken, growths)
+        left.update(returned)
+        if taken or returned:
+            found.append(job.job_id)
     return left, tuple(found)
+
+
+class _Growth:
+    """What a running Pollux job holds above its least size."""
+
+    def __init__(self, job: SnapshotJob) -> None:
+        self.nodes = set(job.placement.nodes)
+        self.per_node = job.placement.gpus_per_node
+        self.least = job.spec.min_gpus
+
+    def gives(self, name: str, gpus: int) -> int:
+        """Return how many of `gpus` GPUs the job can do without on a node.
+
+        A job on several nodes gives whole nodes, so that what stays is a size that it can have.
+        """
+        if name not in self.nodes:
+            return 0
+        if len(self.nodes) == 1:
+            return min(gpus, max(self.per_node - self.least, 0))
+        return min(gpus, self.per_node) if (len(self.nodes) - 1) * self.per_node >= self.least else 0
+
+    def give(self, name: str, gpus: int) -> None:
+        if len(self.nodes) == 1:
+            self.per_node -= gpus
+        else:
+            self.nodes.remove(name)
+
+
+def _given_back(job: SlurmJob, taken: Mapping[str, int], growths: list[_Growth]) -> Counter[str]:
+    """Return GPUs by node that growths give back for a plain job.
+
+    Empty where the job could not start with them, or where Slurm names no nodes: only Slurm knows all demands of a
+    plain job.
+    """
+    wanted, found = _asks(job) - sum(taken.values()), Counter[str]()
+    tried = [copy(growth) for growth in growths]
+    for name in job.planned_nodes:
+        most = job.requested_gpus_per_node or wanted
+        for growth in tried:
+            lacking = min(wanted, most - taken.get(name, 0) - found[name])
+            if lacking > 0 and (gpus := growth.gives(name, lacking)):
+                growth.give(name, gpus)
+                found[name] += gpus
+                wanted -= gpus
+    if wanted > 0:
+        return Counter()
+    growths[:] = tried
+    return found
 
 
 def waiting_plain_jobs(state: ClusterState) -> list[SlurmJob]:

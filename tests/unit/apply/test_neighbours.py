@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polluxd.apply.neighbours import left_to_plain_jobs
-from polluxd.model import JobState, Placement
+from polluxd.model import JobSpec, JobState, Placement, SnapshotJob
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 from polluxd.slurm.rules import Partition, Rules
 from tests.unit.apply.test_startable import ALL, NODES, NOW, job
@@ -23,9 +23,16 @@ def plain(job_id: int = 9, **other: object) -> SlurmJob:
     return job(job_id, JobState.PENDING, spec=None, **(words | other))
 
 
-def left(*jobs: SlurmJob, placements: tuple[Placement, ...] = ()) -> dict[str, int]:
-    found, _ = left_to_plain_jobs(ClusterState(NOW, NODES, jobs, rules=RULES), placements, {})
+def left(*jobs: SlurmJob, placements: tuple[Placement, ...] = (), **placed: object) -> dict[str, int]:
+    """GPUs left to plain jobs while jobs of at least 4 GPUs hold `placements`."""
+    words = {"spec": JobSpec(min_gpus=4)} | placed
+    ours = [placed_job(number, placement, **words) for number, placement in enumerate(placements, 1)]
+    found, _ = left_to_plain_jobs(ClusterState(NOW, NODES, jobs, rules=RULES), ours, {})
     return dict(found)
+
+
+def placed_job(job_id: int, placement: Placement, spec: JobSpec, **other: object) -> SnapshotJob:
+    return SnapshotJob(job_id, "", "alice", "", "main", spec, 0.0, 0.0, placement, **other)  # type: ignore[arg-type]
 
 
 def ours(**other: object) -> SlurmJob:
@@ -67,3 +74,37 @@ def test_a_higher_tier_comes_before_any_priority() -> None:
     assert left(plain(), job(1, JobState.CANCELLED, partition="high")) != {}, "Slurm still lists an ended job"
     held_back = job(1, JobState.PENDING, partition="high", held_by_user=True)
     assert left(plain(), held_back) != {}, "its user holds it"
+
+
+WHOLE = Placement(("n1", "n2", "n3", "n4"), 4)
+PLANNED = plain(planned_nodes=("n1", "n2"))
+
+
+def test_growth_is_left_to_a_plain_job_that_can_start_with_it() -> None:
+    assert left(PLANNED, ours(), placements=(WHOLE,)) == {"n1": 4, "n2": 4}
+    assert left(plain(), ours(), placements=(WHOLE,)) == {}, "Slurm has not said where it can start"
+    assert left(PLANNED, ours(priority=200), placements=(WHOLE,)) == {}, "the Pollux job comes first"
+    part = (Placement(("n2", "n3"), 4),)
+    assert left(PLANNED, ours(), placements=part) == {"n1": 4, "n2": 4}, "beside what is free"
+    one = plain(planned_nodes=("n1",), requested_gpus_per_node=3, tres={"gres/gpu": 3, "node": 1})
+    assert left(one, ours(), placements=(Placement(("n1",), 4),), spec=JobSpec()) == {"n1": 3}
+
+
+@pytest.mark.parametrize(
+    "placed",
+    [
+        {"spec": JobSpec(min_gpus=12)},
+        {"spec": JobSpec(min_gpus=4, gpu_counts="powers-of-two")},
+        {"pinned": True},
+    ],
+)
+def test_what_a_job_needs_is_not_left_to_plain_jobs(placed: dict[str, object]) -> None:
+    assert left(PLANNED, ours(), placements=(WHOLE,), **placed) == {}
+
+
+def test_growth_is_given_once() -> None:
+    """The second plain job would leave the Pollux job less than it needs."""
+    second = plain(8, priority=90, planned_nodes=("n3", "n4"))
+    assert left(PLANNED, second, ours(), placements=(WHOLE,)) == {"n1": 4, "n2": 4}
+    two = (Placement(("n1", "n2"), 4), Placement(("n3", "n4"), 4))
+    assert left(PLANNED, second, ours(), placements=two) == {}, "each keeps its least size"
