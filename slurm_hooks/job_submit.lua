@@ -53,6 +53,12 @@ local function given(value)
   return value
 end
 
+-- Slurm 25.11 and newer: such a job runs again on its nodes at once after any requeue, before polluxd can place it.
+local function expedited(job)
+  local bit = slurm.EXPEDITED_REQUEUE
+  return bit and math.floor((given(job.bitflags) or 0) / bit) % 2 == 1
+end
+
 -- What of sbatch's options an elastic job cannot have --------------------------------------------------------
 
 -- polluxd decides nodes, GPUs per node and tasks at every move, so an option that fixes one of them would
@@ -67,6 +73,7 @@ local REFUSED = {
   { function(j) return given(j.tres_per_socket) end, "--gpus-per-socket", "use --gres=gpu:N or --gpus-per-node=N" },
   { function(j) return given(j.ntasks_per_tres) end, "--ntasks-per-gpu", "`pollux run` starts one worker per GPU" },
   { function(j, companion) return j.requeue == 0 and not companion end, "--no-requeue", "move works by requeueing; leave the option out" },
+  { expedited, "--requeue=expedite", "leave the option out" },
   { function(j) return given(j.time_min) end, "--time-min", "give --time alone" },
   { function(j) return given(j.deadline) and j.deadline > 0 end, "--deadline", "Slurm would end the job while it waits for GPUs; give --time" },
 }

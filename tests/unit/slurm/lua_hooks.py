@@ -20,7 +20,7 @@ NEEDS_LUA = pytest.mark.skipif(LUA is None, reason="needs a Lua interpreter (Deb
 
 DRIVER = """
 local said = {{}}
-slurm = {{ SUCCESS = 0, ERROR = -1,
+slurm = {{ SUCCESS = 0, ERROR = -1, EXPEDITED_REQUEUE = 2 ^ 35,
   log_user = function(f, ...) said[#said + 1] = string.format(f, ...) end,
   log_info = function(f, ...) end, log_error = function(f, ...) end }}
 pollux_config = {config}

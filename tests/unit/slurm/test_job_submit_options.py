@@ -25,6 +25,7 @@ pytestmark = NEEDS_LUA
         ("--gpus-per-socket", {"tres_per_socket": "gres:gpu:1"}),
         ("--ntasks-per-gpu", {"ntasks_per_tres": 1}),
         ("--no-requeue", {"requeue": 0}),
+        ("--requeue=expedite", {"bitflags": 2**36 + 2**35 + 8}),
         ("--time-min", {"time_min": 10}),
     ],
 )
@@ -39,7 +40,7 @@ def test_an_option_that_fixes_the_size_or_the_place_is_refused(option: str, job:
     [
         {"dependency": "afterok:5"},
         {"begin_time": 4_000_000_000},
-        {"requeue": 1},
+        {"requeue": 1, "bitflags": 2**36 + 8},
         {"shared": 1},
         {"priority": 0},
         {"time_limit": 60},
