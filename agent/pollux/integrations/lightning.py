@@ -32,6 +32,7 @@ from pollux.errors import PolluxAgentError
 from pollux.integrations.scalars import scalars
 from pollux.loop.batches import weigh
 from pollux.loop.session import Job, attach
+from pollux.ranks.world import World, meet
 
 try:
     from lightning.pytorch.callbacks import Callback
@@ -53,11 +54,14 @@ class ElasticEnvironment(TorchElasticEnvironment):  # type: ignore[misc]
     One where nobody has.
     """
 
+    world: World | None = None
+    """The ranks that are left, where some were lost."""
+
     def world_size(self) -> int:
-        return int(os.environ.get("WORLD_SIZE", "1"))
+        return int(os.environ.get("WORLD_SIZE", "1")) if self.world is None else self.world.size
 
     def global_rank(self) -> int:
-        return int(os.environ.get("RANK", "0"))
+        return int(os.environ.get("RANK", "0")) if self.world is None else self.world.rank
 
     def local_rank(self) -> int:
         return int(os.environ.get("LOCAL_RANK", "0"))
@@ -191,10 +195,22 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
         return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
     def setup_distributed(self) -> None:
+        """Form the process group as the agent does, which can form it again."""
+        self.set_world_ranks()
         if self.world_size > 1:
-            super().setup_distributed()
-        else:
-            self.set_world_ranks()
+            self._process_group_backend = self._get_process_group_backend()
+            meet(self.root_device)
+
+    def _on_ranks(self) -> None:
+        """Ranks were lost: correct what Lightning keeps of their number."""
+        self.cluster_environment.world = self.job.world
+        self.set_world_ranks()
+        # The next validation divides its data again, and counts its batches.
+        self.lightning_module.trainer.fit_loop.epoch_loop.val_loop._combined_loader = None
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, int]:
+        return {"num_replicas": self.world_size, "rank": self.global_rank}
 
     def configure_ddp(self) -> None:
         """Left to the agent, which restores first."""
@@ -228,6 +244,7 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
             **self._attach,
         )
         self.model = self._job.model
+        self._job.training.on_ranks = self._on_ranks
         trainer.callbacks.append(_Numbers(self))
 
     def process_dataloader(self, dataloader: Any) -> Any:

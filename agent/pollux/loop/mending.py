@@ -11,7 +11,7 @@ All ranks start again from the newest checkpoint instead where
 - all ranks on the job's own nodes are lost, or node 0 with its launcher, which keeps the store;
 - a rank ends by itself: its script has failed, or made fewer passes;
 - a rank is lost while groups are formed;
-- the processes could not be resized in place;
+- something in the processes keeps the number of ranks (`obstacle_to_fewer_ranks`);
 - NCCL reduces the gradients: optimizer steps are queued on the GPU behind the reduction that fails, and change the
   weights before the host knows.
 """
@@ -36,7 +36,7 @@ from pollux.ranks.connections import cut_groups
 from pollux.ranks.control import ControlExchange
 from pollux.ranks.handover import hand_over
 from pollux.ranks.rendezvous import leave_groups, until
-from pollux.resize.capability import obstacle_in_place
+from pollux.resize.capability import obstacle_to_fewer_ranks
 from pollux.resize.groups import Groups
 from pollux.resize.requests import ResizeDecision
 from pollux.training.training import Training
@@ -77,7 +77,7 @@ class Mender:
         world, groups = self._training.world, self._groups
         if not (self._launched and world.device.type == "cpu" and world.distributed):
             return
-        able = obstacle_in_place(self._training) is None
+        able = obstacle_to_fewer_ranks(self._training) is None
         way: tuple[str, int, str] | None = None
         if world.rank == 0 and able:
             try:

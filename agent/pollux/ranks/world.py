@@ -60,21 +60,9 @@ def join(device: torch.device, environ: Mapping[str, str] = os.environ) -> World
     here = (node_name(environ),)
     if not dist.is_available():
         return World(0, 1, 1, device, None, places=here)
-    own = not dist.is_initialized()
-    if own:
-        size = _number(environ, "WORLD_SIZE", 1)
-        if size < 2:
-            # One rank alone needs neither a store nor a port, which another job might hold.
-            return World(0, 1, 1, device, None, places=here)
-        _check(environ, size)
-        try:
-            with forming_groups():
-                dist.init_process_group(backend_for(device))
-        except (dist.DistError, ValueError) as error:
-            raise RankLost(
-                f"expected {size} ranks to meet at {environ['MASTER_ADDR']}:{environ['MASTER_PORT']}: {error}. Is one "
-                "missing, or does another job hold the port?"
-            ) from error
+    own = meet(device, environ)
+    if not dist.is_initialized():
+        return World(0, 1, 1, device, None, places=here)
     rank, size = dist.get_rank(), dist.get_world_size()
     if size < 2:
         return World(rank, size, 1, device, None, places=here, own=own)
@@ -87,6 +75,34 @@ def join(device: torch.device, environ: Mapping[str, str] = os.environ) -> World
         control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
     racks, places = where(control, environ)
     return World(rank, size, size // per_node, device, control, racks, places, own=own)
+
+
+def meet(device: torch.device, environ: Mapping[str, str] = os.environ) -> bool:
+    """Form the default process group, unless there is one.
+
+    Return whether the group is the agent's own. Raises as `join`.
+    """
+    if dist.is_initialized():
+        return dist.group.WORLD in _met
+    size = _number(environ, "WORLD_SIZE", 1)
+    if size < 2:
+        # One rank alone needs neither a store nor a port, which another job might hold.
+        return True
+    _check(environ, size)
+    try:
+        with forming_groups():
+            dist.init_process_group(backend_for(device))
+    except (dist.DistError, ValueError) as error:
+        raise RankLost(
+            f"expected {size} ranks to meet at {environ['MASTER_ADDR']}:{environ['MASTER_PORT']}: {error}. Is one "
+            "missing, or does another job hold the port?"
+        ) from error
+    _met.append(dist.group.WORLD)
+    return True
+
+
+_met: list[dist.ProcessGroup | None] = []
+"""The default group that `meet` has formed."""
 
 
 def backend_for(device: torch.device) -> str:

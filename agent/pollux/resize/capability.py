@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 from torch.nn.parallel import DistributedDataParallel
@@ -21,6 +21,9 @@ logger = logging.getLogger("pollux")
 
 INTEGRATIONS = ("huggingface", "lightning", "accelerate")
 """Integrations with other libraries' loops, which keep the number of ranks in places of their own."""
+
+FOLLOWING = ("lightning",)
+"""Of them, those that correct what keeps the number of ranks where ranks are lost."""
 
 
 class ResizeCapability(StrEnum):
@@ -68,10 +71,17 @@ def capability_of(
 
 
 def obstacle_in_place(training: Training) -> str | None:
-    """Why the processes cannot outlive a change of ranks; None where they can."""
-    first, world = training.models[0], training.world
+    """Why ranks cannot join and leave the processes; None where they can."""
     if shutil.which("sbatch") is None:
         return "there is no sbatch here (inside a container?) to submit a companion job"
+    if _loaded(INTEGRATIONS):
+        return "another library runs its loop"
+    return obstacle_to_fewer_ranks(training)
+
+
+def obstacle_to_fewer_ranks(training: Training) -> str | None:
+    """Why the processes cannot outlive a lost rank; None where they can."""
+    first, world = training.models[0], training.world
     if len(training.models) > 1:
         return "it trains several models"
     if not isinstance(first.model, DistributedDataParallel):
@@ -82,7 +92,7 @@ def obstacle_in_place(training: Training) -> str | None:
         return "its process group is the script's own"
     if not training.step.managed:
         return "its epochs are not counted by job.epochs"
-    if any(f"pollux.integrations.{name}" in sys.modules for name in INTEGRATIONS):
+    if _loaded(name for name in INTEGRATIONS if name not in FOLLOWING):
         return "another library runs its loop"
     if uncompiled(first.module) is not first.module:
         return "its model is compiled, which takes joiners too long"
@@ -93,9 +103,15 @@ def obstacle_in_place(training: Training) -> str | None:
     if process_groups() > 1 + agents:
         return "its script has made process groups"
     # A sampler holds the number of ranks from when it was made, and would go on dividing by that.
-    if any(issubclass(type(found), DistributedSampler) for found in gc.get_objects()):
+    if not _loaded(FOLLOWING) and any(
+        issubclass(type(found), DistributedSampler) for found in gc.get_objects()
+    ):
         return "its script divides data by a DistributedSampler"
     return None
+
+
+def _loaded(names: Iterable[str]) -> bool:
+    return any(f"pollux.integrations.{name}" in sys.modules for name in names)
 
 
 def _bound(text: str) -> ResizeCapability:

@@ -6,7 +6,7 @@ Everything that the training is stands here once. `Stepper` takes its steps, `Ch
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -64,6 +64,8 @@ class Training:
         """Looks for a better batch size; on rank 0 alone."""
         self.begun = False
         """The loader is there."""
+        self.on_ranks: Callable[[], None] = lambda: None
+        """Called where the ranks have changed in the processes."""
         self.last_step_at = 0.0
         """When the newest optimizer step was over; POSIX seconds, 0 before the first."""
 
@@ -180,6 +182,7 @@ class Training:
             self.advisor.moved(world.nodes, world.size)
         self.timer.cool()
         self.pause()
+        self.on_ranks()
 
     def pause(self) -> None:
         """Time passes that no step takes."""

@@ -22,6 +22,7 @@ from pollux.errors import PolluxAgentError  # noqa: E402
 from pollux.goodput import BatchChoice  # noqa: E402
 from pollux.integrations.lightning import ElasticStrategy  # noqa: E402
 from tests.integration.integrations.orders import EXAMPLES, SLURM, Orders, Stop  # noqa: E402
+from tests.unit.agent.launched_step import step  # noqa: E402
 
 
 def data() -> TensorDataset:
@@ -273,3 +274,71 @@ def test_memory_that_runs_out_becomes_smaller_passes(
     assert sum(used.values()) == EXAMPLES + (16 if where == "backward" else 0)
     assert result["sizes"][-1] == (8, 1)
     assert result["steps"] == -(-EXAMPLES // 16)
+
+
+LAUNCHED = """
+import lightning.pytorch as lightning
+import torch
+from torch.nn.functional import mse_loss
+from pollux.integrations.lightning import ElasticStrategy
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+x = torch.randn(101, 6)
+data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True), torch.arange(101))
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(6, 1)
+
+    def training_step(self, batch, _):
+        job = self.trainer.strategy.job
+        if job.progress.optimizer_steps == 5 and rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        mine = batch[2].tolist() if job.training.data.local_samples else []
+        note("used", who=os.getpid(), step=job.progress.optimizer_steps, samples=mine)
+        return mse_loss(self.net(batch[0]), batch[1])
+
+    def on_validation_epoch_start(self):
+        self.seen = []
+
+    def validation_step(self, batch, _):
+        self.seen += batch[2].tolist()
+        self.log("val_loss", mse_loss(self.net(batch[0]), batch[1]), sync_dist=True)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+trainer = lightning.Trainer(
+    accelerator="cpu",
+    strategy=ElasticStrategy(attach={"adaptive": False, "checkpoint_dir": here / "checkpoints"}),
+    max_epochs=2,
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+    enable_model_summary=False,
+    num_sanity_val_steps=0,
+)
+module, Loader = Module(), torch.utils.data.DataLoader
+trainer.fit(module, Loader(data, batch_size=8, shuffle=True), Loader(data, batch_size=16))
+weights = [float(p.detach().double().sum()) for p in module.parameters()]
+note("over", weights=weights, seen=module.seen, main=trainer.is_global_zero, size=trainer.world_size)
+"""
+
+
+def test_the_other_ranks_go_on_where_rank_0_is_killed(tmp_path: Path) -> None:
+    with step(tmp_path, 1, LAUNCHED, workers=3) as launched:
+        assert launched.statuses() == [0], launched.output()
+        output = launched.output()
+    over = launched.log("over")
+    assert [note["size"] for note in over] == [2, 2], output
+    assert sorted(note["main"] for note in over) == [False, True]
+    assert over[0]["weights"] == over[1]["weights"]
+    assert {index for note in over for index in note["seen"]} == set(range(101)), "validated on all of it"
+    assert len(launched.log("started")) == 3, "no process was started again"
+    # The step in hand is noted twice by the ranks that take it again.
+    last = {(note["who"], note["step"]): note["samples"] for note in launched.log("used")}
+    counts = Counter(index for samples in last.values() for index in samples)
+    assert counts == dict.fromkeys(range(101), 2)
+    assert "ranks were lost: the training goes on with 2" in output
