@@ -323,11 +323,14 @@ def loss_and_gradient(u: Floats, data: _Data, prior: Floats | None) -> tuple[flo
 
 
 def _finish(u: Floats, data: _Data, prior: ThroughputParams | None) -> ThroughputParams:
-    """Return theta; unmeasured terms over nodes get their least cost."""
+    """Return theta; terms over nodes that no run measured get a least cost.
+
+    What an earlier run measured stays: a bad measurement on one node would otherwise keep the job there.
+    """
     theta = [max(float(x), SMALLEST) for x in np.exp(u)]
     theta[_GAMMA] = float(u[_GAMMA])
-    across = bool(np.any(data.reach == 1))
-    if not across and data.reach.size:
+    known = np.any(data.reach == 1) or (prior is not None and prior.alpha_node >= UNMEASURED)
+    if data.reach.size and not known:
         for local, node in ((2, 4), (3, 5)):
             theta[node] = max(theta[node] if prior is not None else 0.0, NODE_FACTOR * theta[local])
     if not np.any(data.reach == 2):

@@ -130,6 +130,17 @@ def test_one_node_only_puts_nodes_just_above_local():
     assert found.beta_node == pytest.approx(NODE_FACTOR * found.beta_local)
 
 
+def test_a_bad_measurement_on_one_node_does_not_hide_what_an_earlier_run_measured_over_nodes():
+    """Four GPUs seem to synchronise for a second longer than two."""
+    nodes, gpus, m, local, step = (
+        list(column) for column in measure(PLANTED, [(1, 1, 32), (1, 2, 64), (1, 4, 64)])
+    )
+    step[-1] += 1.0
+    found = fit(nodes, gpus, m, local, step, prior=PLANTED)
+    assert found.beta_local > 5 * PLANTED.beta_local
+    assert found.beta_node == pytest.approx(PLANTED.beta_node, rel=0.01)
+
+
 def test_two_gpus_at_most_leave_the_slope_free():
     found = fit(*measure(PLANTED, [(1, 1, 32), (1, 1, 128), (1, 2, 64), (1, 2, 128)]))
     assert found.beta_local == pytest.approx(SMALLEST)
