@@ -74,7 +74,9 @@ def _limit_reached_by_others(place: Place) -> str:
     lab = "SBATCH --account=lab"
     plain = place.sbatch("plain", "sleep 900", lab, gpus=4)
     place.until(lambda: place.runs(plain), "the plain job")
-    running = place.train("trains", lab, "POLLUX min-gpus=1 max-gpus=1")
+    # One type of GPU: the training has no reason of its own to move.
+    one_type = "SBATCH --exclude=n3,n4"
+    running = place.train("trains", lab, one_type, "POLLUX min-gpus=1 max-gpus=1")
     waiting = place.sbatch("waits", "sleep 900", lab, "POLLUX min-gpus=3", wish=Wish(3, barred=True))
     place.until(
         lambda: "gres/gpu=6 of account lab" in place.explain(waiting), "explain to name the limit", 120
