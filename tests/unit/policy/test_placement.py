@@ -70,16 +70,16 @@ def test_a_larger_job_goes_where_no_smaller_one_has_to_give_way():
 
 
 def test_no_second_job_spans_the_nodes_of_a_pinned_one():
-    """Four GPUs for the second job would take both nodes of the pinned one."""
+    """Six GPUs for the second job would take both nodes of the pinned one."""
     jobs = [
-        running(1, ["n000", "n001"], 2, report=report(), pinned=True),
+        running(1, ["n000", "n001"], 1, report=report(), pinned=True),
         job(2, report=report()),
     ]
     seating, _ = seating_of(nodes(2), jobs, partial_nodes=True)
-    two, four = (seating.move[int(options_of(seating, 4, gpus)[1])] for gpus in (2, 4))
-    assert two < four
+    three, six = (seating.move[int(options_of(seating, 2, gpus)[1])] for gpus in (3, 6))
+    assert three < six
     fixed = seating.utility(0)
-    assert assignment.limit(seating) - fixed == pytest.approx(two, rel=1e-3)
+    assert assignment.limit(seating) - fixed == pytest.approx(three, rel=1e-3)
 
 
 def test_the_bound_at_low_powers_knows_what_a_move_costs():
