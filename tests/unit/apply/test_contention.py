@@ -6,9 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from polluxd.apply.contention import Contenders, contending, least_size
+from polluxd.apply.contention import Contenders, contending, least_size, unplaced
 from polluxd.apply.leases import kept_back
-from polluxd.model import JobSpec, JobState, Node, Placement
+from polluxd.model import (
+    NO_PLACEMENT,
+    Allocation,
+    JobSpec,
+    JobState,
+    Node,
+    Placement,
+    Plan,
+    Snapshot,
+    SnapshotJob,
+)
+from polluxd.settings import PolicySettings
 from polluxd.slurm.demands import Demands
 from polluxd.slurm.fake import FakeSlurm
 from polluxd.slurm.protocol import ClusterState, SlurmJob
@@ -85,3 +96,25 @@ def test_the_lease_of_a_released_job_is_not_renewed() -> None:
     mine = ours()
     assert kept_back({1: mine}, {}, []) == [mine]
     assert kept_back({1: mine}, {}, [], {1}) == []
+
+
+WAITING = SnapshotJob(1, "train", "ann", "lab", "gpu", JobSpec(), 0.0, 60.0)
+
+
+def left(job: SnapshotJob = WAITING, placed: Placement = NO_PLACEMENT, **settings: object) -> frozenset[int]:
+    snapshot = Snapshot("lab", NOW, NODES, (job,), PolicySettings(**settings))  # type: ignore[arg-type]
+    return unplaced(snapshot, Plan((Allocation(1, placed, 0.0, 0.0, 32, False, ""),), 0.0, 0.0, "exact"))
+
+
+def test_a_job_that_the_plan_has_no_gpus_for_may_contend() -> None:
+    assert left() == {1}
+    assert left(placed=Placement(("n1",), 1)) == frozenset()
+    assert left(replace(WAITING, placement=Placement(("n1",), 1))) == frozenset()
+    assert left(replace(WAITING, pinned=True)) == frozenset()
+
+
+def test_a_job_under_a_rule_that_slurm_does_not_keep_may_not_contend() -> None:
+    assert left(replace(WAITING, spec=JobSpec(gpu_counts="powers-of-two"))) == frozenset()
+    assert left(gpu_counts="powers-of-two") == frozenset()
+    assert left(account_ceilings={"lab": 4}) == left(user_ceilings={"ann": 4}) == frozenset()
+    assert left(account_ceilings={"other": 4}, user_ceilings={"bob": 4}) == {1}
