@@ -33,24 +33,32 @@ def program(name: str) -> str:
     return found
 
 
-def free_ports(count: int) -> list[int]:
-    """Return `count` distinct TCP ports that are free on loopback now.
+_reserved: list[socket.socket] = []
 
-    Taken at random below the kernel's ephemeral range (32768 and up), so that neither an outgoing connection
-    nor another private cluster started at the same moment is likely to take one before its daemon binds it.
+
+def free_ports(count: int) -> list[int]:
+    """Return `count` distinct TCP ports that are free now.
+
+    They are below the kernel's ephemeral range (32768 and up), so that no outgoing connection takes one before its
+    daemon binds it. No other process that asks here gets one of them until this process ends.
     """
     chosen: list[int] = []
     for port in random.SystemRandom().sample(range(10240, 32000), 2000):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
+        # An abstract socket: it needs no file, and ends with the process.
+        reservation = socket.socket(socket.AF_UNIX)
+        try:
+            reservation.bind(f"\0pollux-devcluster-port-{port}")
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(("", port))  # as slurmd does: a listener on any address stands in its way
+        except OSError:
+            reservation.close()
+            continue
+        _reserved.append(reservation)
         chosen.append(port)
         if len(chosen) == count:
             return chosen
-    raise DevClusterError(f"no {count} free TCP ports on 127.0.0.1")
+    raise DevClusterError(f"no {count} free TCP ports")
 
 
 def wait_until(ready: Callable[[], bool], timeout_s: float, what: str, every_s: float = 0.05) -> None:
