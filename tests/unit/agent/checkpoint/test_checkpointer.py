@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
 from pollux.checkpoint import checkpointer as module
+from pollux.checkpoint import training_state
 from pollux.checkpoint.checkpointer import TRIAL_S, Checkpointer
 from pollux.checkpoint.keepers import FileKeeper
-from pollux.checkpoint.training_state import rng_state
+from pollux.checkpoint.training_state import rng_state, set_rng_state, tell_ranks_apart
 from pollux.errors import CheckpointError
 from pollux.ranks.control import ControlExchange
 
@@ -235,6 +238,21 @@ def test_a_joiner_takes_over_all_that_rank_0_has(made: Any) -> None:
     assert torch.equal(torch.get_rng_state(), before), "a second loop goes on with its own"
 
 
+def test_a_joiner_is_sent_every_part_and_the_rest(made: Any) -> None:
+    state = made.it.state()
+    assert torch.equal(state["model"]["weight"], made.training.model.weight)
+    assert state["optimizer"]["param_groups"][0]["lr"] == 0.1
+    rest = {name: value for name, value in state.items() if name not in ("model", "optimizer")}
+    assert rest == {
+        "version": module.STATE_VERSION,
+        "rng": [],
+        "loader": {"position": 7},
+        "batch_size": 64,
+        "params": None,
+        "last_step_at": 50.0,
+    }
+
+
 def test_the_cost_of_a_restart_is_told_unless_it_was_a_resize(made: Any) -> None:
     assert made.it.report()["restart_cost"] is None
     made.it.interrupted_at = 20.0
@@ -246,3 +264,41 @@ def test_the_cost_of_a_restart_is_told_unless_it_was_a_resize(made: Any) -> None
     made.attempt.resized_for, made.it.interrupted_at = 0, 60.0
     made.it.after_first_step()
     assert made.it.report()["restart_cost"] == 0.0, "a clock that was set back"
+
+
+# -- random numbers -----------------------------------------------------------------------------------------------
+
+
+def test_ranks_that_come_in_draw_the_same_numbers_in_every_release() -> None:
+    """A restart under a newer agent goes on as the attempt before."""
+    training_state.restore_rng([], rank=3, seed=7, step=40, device=CPU)
+    assert torch.initial_seed() == 4_994_596_111_503_404_414
+    assert np.random.randint(1 << 31) == 548_098_074
+    assert random.getrandbits(32) == 2_585_846_590
+
+
+def test_no_two_ranks_draw_alike_and_seeds_have_63_bits() -> None:
+    seeds, theirs, own = set[int](), set[float](), set[float]()
+    for rank in range(1, 33):
+        torch.manual_seed(5)
+        tell_ranks_apart(rank, seed=-1)
+        seeds.add(torch.initial_seed())
+        theirs.add(float(np.random.rand()))
+        own.add(random.random())
+    assert len(seeds) == len(theirs) == len(own) == 32
+    assert 1 << 62 <= max(seeds) < 1 << 63
+
+
+@pytest.mark.parametrize(
+    ("device", "saved", "wanted"),
+    [("cpu", "cpu", []), ("cpu", "cuda", []), ("cuda", "cpu", []), ("cuda", "cuda", [7])],
+)
+def test_a_gpu_s_random_numbers_are_for_a_rank_with_a_gpu(
+    device: str, saved: str, wanted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint may move between ranks with and without a GPU."""
+    put: list[int] = []
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: put.append(int(state[0])))
+    state = rng_state(CPU) | ({"cuda": torch.tensor([7])} if saved == "cuda" else {})
+    set_rng_state(state, torch.device(device))
+    assert put == wanted

@@ -21,6 +21,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset
 
 from pollux import attach
+from pollux.checkpoint.keepers import ShardedKeeper
 from pollux.checkpoint.sharded import ShardedStore
 from pollux.errors import CheckpointError, ForeignCheckpoint
 from pollux.scheduler.orders import DrainOrder
@@ -252,6 +253,47 @@ def test_saves_beside_the_training(ranks: Any, tmp_path: Path) -> None:
         assert saved == [1], "the step in hand counts"
         assert count == 1, "the save that one rank could not make is none"
         assert resumed == first != second
+
+
+def in_the_background(directory: str) -> list[float]:
+    """Save twice beside a training that goes on; return what each save holds."""
+    dist.init_process_group("gloo")
+    model = torch.nn.Linear(3, 1, bias=False)
+    fully_shard(model)
+    weight: Any = model.weight
+    store = ShardedStore(directory, group=None)
+    keeper = ShardedKeeper(store)
+    parts = {"model": keeper.part(model)}
+    keeper.prepare(parts, rank=0)
+    held = []
+    for step in (1, 2):
+        with torch.no_grad():
+            weight.to_local().fill_(step)
+        keeper.save(parts, dict, {"optimizer_steps": step}, rank=0, durable=False)
+        with torch.no_grad():
+            weight.to_local().fill_(-1.0)
+        keeper.settle()
+        assert (keeper.saved, keeper.trouble) == (step, "")
+    for path in store.paths():
+        store.read_shards(path, {"model.weight": weight.detach()})
+        held.append(float(weight.to_local().mean()))
+    return held
+
+
+def test_a_save_beside_the_training_holds_the_weights_of_its_call(ranks: Any, tmp_path: Path) -> None:
+    """Its copies lie in the memory of the copies before."""
+    assert ranks(1, in_the_background, str(tmp_path)) == [[1.0, 2.0]]
+
+
+def test_what_a_broken_save_left_is_gone_after_the_next(tmp_path: Path) -> None:
+    for number in (1, 4):
+        left = tmp_path / f".checkpoint-{number:08}.shards.tmp"
+        left.mkdir(mode=0o700)
+        (left / "index-7.json").write_text("of a rank that is gone")
+    saved = ShardedStore(tmp_path, group=None).save({}, {"step": 3}, meta={})
+    assert [*tmp_path.iterdir()] == [saved.path]
+    assert not (saved.path / "index-7.json").exists()
+    assert ShardedStore(tmp_path, group=None).newest() == saved.path
 
 
 def test_an_empty_directory_and_a_directory_that_cannot_be_made(

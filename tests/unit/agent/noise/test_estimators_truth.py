@@ -340,3 +340,15 @@ def test_within_a_tenth_after_200_steps(
     true = float(at.covariance.trace()) / float(at.mean @ at.mean)
     assert true / kind.examples < 14, "Adam's scale is its own"
     assert M0 * found.var / found.sqr == pytest.approx(true, rel=0.1)
+
+
+def test_gradients_that_a_script_zeroes_in_a_pass_do_not_come_back() -> None:
+    param = torch.nn.Parameter(torch.ones(2))
+    estimator = AccumulationEstimator(GradientNorms(torch.optim.SGD([param])), [param])
+    estimator.begin_group()
+    param.grad = torch.tensor([5.0, 5.0])
+    estimator.before_backward()
+    estimator.zeroed()
+    (3.0 * param).sum().backward()
+    estimator.after_backward(1.0)
+    assert param.grad.tolist() == [3.0, 3.0]

@@ -142,3 +142,21 @@ def test_a_pass_is_measured_once_where_it_is_due_and_ends_in_a_reduction(
         estimator.passed()
         assert (estimator.end() is not None) == found
     estimator.close()
+
+
+def test_a_closed_estimator_no_longer_sees_gradients() -> None:
+    model, ready = torch.nn.Linear(3, 1), list[str]()
+    estimator = ReductionEstimator(
+        GradientNorms(torch.optim.SGD(model.parameters())),
+        list(model.parameters()),
+        rank=0,
+        ranks=1,
+        reduces=lambda: True,
+        on_ready=lambda: ready.append("gradient"),
+    )
+    estimator.begin(measuring=False)
+    model(torch.ones(2, 3)).sum().backward()
+    assert ready == ["gradient"] * 2, "of the weight and of the bias"
+    estimator.close()
+    model(torch.ones(2, 3)).sum().backward()
+    assert ready == ["gradient"] * 2

@@ -5,6 +5,7 @@ The truth is planted. Plain DDP measures the same examples.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,10 @@ from torch.utils.data import TensorDataset
 
 from pollux import attach
 from pollux.errors import PolluxAgentError
+from pollux.noise import sharded_noise
+from pollux.noise.precondition import GradientNorms
+from pollux.noise.samples import summed
+from pollux.noise.sharded_noise import ReduceScatterEstimator, _Unit
 from tests.unit.agent.loop.test_mistakes import on_the_page
 
 pytestmark = [
@@ -159,3 +164,84 @@ def test_a_model_that_is_sharded_in_part_or_over_some_ranks_is_refused(ranks: An
         assert "over all 4 ranks" in messages[1]
         assert "tensor parallelism alone is not supported" in messages[2]
         assert on_the_page(messages[2])
+
+
+def planted(
+    groups: int, copies: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[ReduceScatterEstimator, _Unit, torch.Tensor]:
+    """Return an estimator, and a unit with the buffer of its gradient.
+
+    The buffer has a row for each of two shards: two columns of one parameter and one of another.
+    """
+    monkeypatch.setattr(dist, "get_world_size", lambda group: 2)
+    model = torch.nn.ParameterList([torch.zeros(2), torch.zeros(1)])
+    params = list(model)
+    split: Any = [{"params": [p]} for p in params]
+    norms = GradientNorms(torch.optim.SGD(split if groups == 2 else params))
+    estimator = ReduceScatterEstimator(norms, model, 2 * copies)
+    torch_unit: Any = SimpleNamespace(params=params, columns=[2, 1], divisor=None)
+    estimator._units.append(_Unit(torch_unit))
+    estimator._copies = copies
+    params[0].grad, params[1].grad = torch.tensor([3.0, 4.0]), torch.tensor([2.0])
+    return estimator, estimator._units[0], torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+
+
+@pytest.mark.parametrize("chunk", [1 << 21, 4, 1])
+@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize(
+    ("groups", "local", "total"), [(1, [91.0], [29.0]), (2, [1.0 + 4 + 16 + 25, 9.0 + 36], [25.0, 4.0])]
+)
+def test_a_rank_s_parts_of_both_norms(
+    groups: int,
+    local: list[float],
+    total: list[float],
+    copies: int,
+    chunk: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its gradient counts as one of K; each of the copies holds its shards."""
+    estimator, unit, gradient = planted(groups, copies, monkeypatch)
+    monkeypatch.setattr(sharded_noise, "CHUNK", chunk)
+    group: Any = None
+    estimator.begin(measuring=True)
+    estimator.see(unit, gradient, group, dist.ReduceOp.AVG)
+    found = estimator.end()
+    assert found is not None
+    rows = summed(found, groups, torch.device("cpu")).tolist()
+    assert rows[0] == pytest.approx([norm / (2 * copies) for norm in local])
+    assert rows[1] == pytest.approx([norm / copies for norm in total])
+    assert estimator.end() is None, "measured once"
+
+
+def test_a_shard_is_measured_in_pieces_that_hold_a_chunk_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    estimator, unit, gradient = planted(2, 1, monkeypatch)
+    sizes: list[int] = []
+    of_flat = estimator._norms.of_flat
+
+    def counted(param: torch.Tensor, piece: torch.Tensor, start: int) -> torch.Tensor:
+        sizes.append(piece.numel())
+        return of_flat(param, piece, start)
+
+    monkeypatch.setattr(estimator._norms, "of_flat", counted)
+    monkeypatch.setattr(sharded_noise, "CHUNK", 2)
+    group: Any = None
+    estimator.begin(measuring=True)
+    estimator.see(unit, gradient, group, dist.ReduceOp.AVG)
+    assert sizes == [1, 1, 1], "two rows of one column are two elements"
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_pass_that_is_not_to_be_measured_or_reduces_otherwise_is_none(
+    groups: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    estimator, unit, gradient = planted(groups, 1, monkeypatch)
+    group: Any = None
+    estimator.begin(measuring=False)
+    estimator.see(unit, gradient, group, dist.ReduceOp.SUM)
+    assert estimator.end() is None
+    assert caplog.text == ""
+    for _ in range(2):
+        estimator.begin(measuring=True)
+        estimator.see(unit, gradient, group, dist.ReduceOp.SUM)
+        assert estimator.end() is None
+    assert caplog.text.count("the noise scale is not measured") == 1
