@@ -34,6 +34,8 @@ _SITE = SiteLines(
         "PreemptMode=REQUEUE",
         "PriorityType=priority/multifactor",
         "PriorityWeightQOS=100000",
+        # Else `scontrol reconfigure`, the disturbance, sets a partition to UP that the case has set to DOWN.
+        "ReconfigFlags=KeepPartState",
     ),
     gpu_types={"n3": "2080ti", "n4": "1g.5gb"},
     nodes={"n1": "Feature=ib,old", "n2": "Feature=ib,new"},
