@@ -58,11 +58,12 @@ class Fail:
     """Write `failed`.
 
     With `keep_back` polluxd first renews the pending job's lease. Otherwise the job could start at a placement that
-    the next plan gives to another job.
+    the next plan gives to another job. Without `rest` no cooldown begins: the next plan may place the job elsewhere.
     """
 
     reason: str
     keep_back: bool = False
+    rest: bool = True
 
 
 @dataclass(frozen=True, slots=True)

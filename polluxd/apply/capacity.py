@@ -27,6 +27,8 @@ class Capacity:
     leaving: Counter[str] = field(default_factory=Counter)
     closed: set[str] = field(default_factory=set)
     """Nodes on which Slurm starts no job (drained, down), even where GPUs are free."""
+    reach: dict[str, int] = field(default_factory=dict)
+    """GPUs that no job outside Pollux holds."""
     limits: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """By job id: the limits that count its GPUs, as names in `free` and `leaving`."""
 
@@ -43,6 +45,13 @@ class Capacity:
         return self._open(target) and all(
             self.free[n] + self.leaving[n] + held.get(n, 0) >= gpus for n, gpus in self._of(target, job_id)
         )
+
+    def out_of_reach(self, target: Placement) -> bool:
+        """True when jobs outside Pollux hold GPUs that `target` needs.
+
+        Nobody knows when such a job ends.
+        """
+        return any(self.reach.get(n, target.gpus_per_node) < target.gpus_per_node for n in target.nodes)
 
     def kept(self, target: Placement) -> bool:
         """True when what was set aside for `target` is still there."""
@@ -107,6 +116,7 @@ def capacity(
     result = Capacity()
     for node in nodes:
         result.free[node.name] = (node.gpus - node.foreign_gpus) if node.schedulable else 0
+        result.reach[node.name] = node.gpus - node.foreign_gpus
         if not node.schedulable:
             result.closed.add(node.name)
     result.count_limits(limits)

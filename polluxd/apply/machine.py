@@ -139,6 +139,8 @@ def _planned(
         return Fail(f"the job restarted (attempt {job.restart_count}) after the move was planned")
     if paused:
         return Withdraw(PAUSED, rest=False)
+    if room.out_of_reach(move.target):
+        return Withdraw(_taken(move), rest=False)
     if waited > limits.planned_timeout_s:
         late = f"the GPUs of {move.target} did not come free within {limits.planned_timeout_s:.0f} s"
         # A waiting job has lost nothing and must not wait longer because of it: no cooldown.
@@ -154,6 +156,10 @@ def _planned(
     if job.state is not JobState.RUNNING:
         return Fail(f"the job is {job.raw_state}, no longer running")
     return Drain() if room.fits_soon(move.target, move.source, move.job_id) else Wait()
+
+
+def _taken(move: Move) -> str:
+    return f"a job outside Pollux has taken GPUs of {move.target}"
 
 
 def _draining(
@@ -214,6 +220,8 @@ def _requeued(
         return _completing(waited, limits)
     if move.path == "park":
         return Reach(Step.PARKED)
+    if room.out_of_reach(move.target):
+        return Fail(_taken(move), keep_back=True, rest=False)
     if waited > limits.requeued_timeout_s:
         return Fail(
             f"the GPUs of {move.target} did not come free within {limits.requeued_timeout_s:.0f} s",

@@ -287,7 +287,7 @@ class Reconciler:
 
     def _give_up(self, move: Move, job: SlurmJob | None, action: Withdraw | Fail) -> None:
         if isinstance(action, Fail):
-            self._fail(move, job, action.reason, keep_back=action.keep_back)
+            self._fail(move, job, action.reason, keep_back=action.keep_back, rest=action.rest)
         else:
             self._withdraw(move, action.reason, rest=action.rest)
 
@@ -385,7 +385,9 @@ class Reconciler:
             self.cooldowns.completed(move)
             self._over(move, "completed")
 
-    def _fail(self, move: Move, job: SlurmJob | None, reason: str, *, keep_back: bool) -> None:
+    def _fail(
+        self, move: Move, job: SlurmJob | None, reason: str, *, keep_back: bool, rest: bool = True
+    ) -> None:
         epoch = self._authorize()
         if keep_back:
             if job is not None:
@@ -393,7 +395,8 @@ class Reconciler:
             self._leases.extend(move.job_id)
         self._store.advance(move.id, Step.FAILED, self._clock(), epoch=epoch, detail=reason)
         log.warning("job %d: move %d to %s failed: %s", move.job_id, move.id, move.target, reason)
-        self.cooldowns.failed(move)
+        if rest:
+            self.cooldowns.failed(move)
         self._over(move, "failed")
 
     def _withdraw(self, move: Move, reason: str, *, rest: bool) -> None:

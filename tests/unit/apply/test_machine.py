@@ -211,6 +211,21 @@ def test_a_requeued_job_waits_for_the_next_second_and_for_its_gpus() -> None:
     assert given_up.keep_back
 
 
+def test_a_job_does_not_wait_for_gpus_that_a_plain_job_has_taken() -> None:
+    taken = room({"n1": 4, "n2": 0})
+    taken.reach = {"n1": 4, "n2": 3}
+    given_up = act(move(Step.REQUEUED), slurm_job(JobState.PENDING), room=taken)
+    assert isinstance(given_up, Fail)
+    assert given_up.keep_back
+    assert not given_up.rest, "the next plan may place it elsewhere at once"
+    for path, job in (("start", slurm_job(JobState.PENDING)), ("requeue", slurm_job())):
+        withdrawn = act(move(Step.PLANNED, path), job, room=taken)
+        assert isinstance(withdrawn, Withdraw)
+        assert not withdrawn.rest
+    taken.reach["n2"] = 4
+    assert act(move(Step.REQUEUED), slurm_job(JobState.PENDING), room=taken) == Wait()
+
+
 def test_a_parked_job_ends_its_move_in_the_queue() -> None:
     assert act(move(Step.REQUEUED, "park"), slurm_job(JobState.PENDING)) == Reach(Step.PARKED)
 
