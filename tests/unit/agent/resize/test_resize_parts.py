@@ -25,7 +25,12 @@ from pollux.errors import LaunchError, PolluxAgentError
 from pollux.goodput import NoiseScale
 from pollux.ranks import handover
 from pollux.ranks.world import World, join
-from pollux.resize.capability import ResizeCapability, capability_of, least_capability
+from pollux.resize.capability import (
+    ResizeCapability,
+    capability_of,
+    least_capability,
+    obstacle_to_fewer_ranks,
+)
 from pollux.resize.companion_job import RecruitmentFailed, Wanted, clean, submit
 from pollux.resize.joining import Joiner
 from pollux.resize.machine import ResizePhase, ResizeState
@@ -88,6 +93,7 @@ def test_without_a_launcher_a_ticket_or_checkpoints_a_job_can_only_be_requeued()
 def test_without_sbatch_no_companion_can_be_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     assert capability_of(training(), started(), LAUNCHED) is ResizeCapability.RELAUNCH
+    assert obstacle_to_fewer_ranks(training()) is None, "a lost rank needs no companion"
 
 
 def test_what_holds_the_number_of_ranks_elsewhere_is_relaunched() -> None:
