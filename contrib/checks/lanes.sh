@@ -10,7 +10,7 @@ set -u
 lanes=$1
 shift
 logs=$(mktemp -d)
-declare -A started=() commands=()
+declare -A started=() commands=() outputs=()
 status=0
 
 end() { # end STATUS: wait for the running commands, and leave
@@ -24,7 +24,7 @@ trap 'kill -INT "${!commands[@]}" 2>/dev/null; end 143' TERM
 finish_one() {
   local ended='' result=0
   wait -n -p ended "${!commands[@]}" || result=$?
-  cat "$logs/$ended"
+  cat "${outputs[$ended]}"
   echo "== $((SECONDS - started[$ended])) s, status $result: ${commands[$ended]}"
   unset "commands[$ended]"
   [ "$result" = 0 ] || status=$result
@@ -35,8 +35,7 @@ for command; do
   log=$(mktemp -p "$logs")
   # A command in the background would ignore INT.
   env --default-signal=INT bash -c "exec $command" >"$log" 2>&1 </dev/null &
-  mv "$log" "$logs/$!"
-  commands[$!]=$command started[$!]=$SECONDS
+  commands[$!]=$command outputs[$!]=$log started[$!]=$SECONDS
 done
 while [ "${#commands[@]}" -gt 0 ]; do finish_one; done
 rm -rf "$logs"
