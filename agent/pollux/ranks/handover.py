@@ -4,7 +4,10 @@ The structure first, then the tensors.
 
 Rank 0 sends over the ranks' own groups what a checkpoint would hold. The structure travels as JSON, with a number in
 the place of each tensor (see `plain_values`). Tensors travel as they are, from device to device. Small tensors are
-bundled, because each message costs the same. Ranks that hold the state already take part and keep nothing.
+bundled, because each message costs the same.
+
+Tensors on a GPU are broadcast over NCCL to all ranks. Tensors on the host go from receiver to receiver, so that each
+network link carries them once, and ranks that hold the state already stay out.
 """
 
 from __future__ import annotations
@@ -26,6 +29,9 @@ from pollux.ranks.world import World
 
 BUNDLE = 16 << 20
 """Bytes sent in one message, where single tensors are smaller."""
+
+PIECE = 4 << 20
+"""Bytes that a receiver has before it passes them on to the next one."""
 
 _ALIGNED = 16  # bytes: no dtype is wider
 
@@ -73,10 +79,18 @@ def hand_over(
         text = _header(state, tensors) if world.rank == source else None
         header = broadcast_bytes(text, world.control, source)
         structure, kinds = _understood(header)
-        receives = world.rank >= world.size - joiners or world.rank in receivers
+        chain = [source, *sorted({*receivers, *range(world.size - joiners, world.size)} - {source})]
+        receives = world.rank in chain[1:]
         received: dict[int, Tensor] = {}
         for bundle in _bundles(kinds):
-            chunk = _send(bundle, kinds, tensors, world, source)
+            cuda = kinds[bundle[0]].cuda
+            if not cuda and world.rank not in chain:
+                continue
+            chunk = _message(bundle, kinds, tensors, world, source)
+            if cuda:
+                dist.broadcast(chunk, src=source)
+            else:
+                _pass_on(chunk, chain, world)
             if receives:
                 received.update(_cut(chunk, bundle, kinds))
         return decode(structure, received.__getitem__) if receives else None
@@ -144,28 +158,44 @@ def _total(bundle: list[int], kinds: Sequence[_Kind]) -> int:
     return sum(_length(kinds[index]) for index in bundle)
 
 
-def _send(
+def _message(
     bundle: list[int], kinds: Sequence[_Kind], tensors: Sequence[Tensor], world: World, source: int
 ) -> Tensor:
-    """One message: `source` sends the bundle's bytes, the others return them."""
-    cuda = kinds[bundle[0]].cuda
-    total = _total(bundle, kinds)
+    """The bundle's bytes on rank `source`, memory for them on the others."""
     if world.rank == source and len(bundle) == 1:
-        chunk = tensors[bundle[0]].detach().contiguous().reshape(-1).view(torch.uint8)
-    else:
-        device = world.device if cuda else torch.device("cpu")
-        chunk = torch.empty(total, dtype=torch.uint8, device=device)
-    if world.rank == source and len(bundle) > 1:
+        return _flat(tensors[bundle[0]])
+    device = world.device if kinds[bundle[0]].cuda else torch.device("cpu")
+    chunk = torch.empty(_total(bundle, kinds), dtype=torch.uint8, device=device)
+    if world.rank == source:
         start = 0
         for index in bundle:
             size = kinds[index].bytes
             if size:
-                flat = tensors[index].detach().contiguous().reshape(-1).view(torch.uint8)
-                chunk[start : start + size].copy_(flat)
+                chunk[start : start + size].copy_(_flat(tensors[index]))
             start += _length(kinds[index])
-    if total:
-        dist.broadcast(chunk, src=source, group=None if cuda else world.control)
     return chunk
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _pass_on(chunk: Tensor, chain: Sequence[int], world: World) -> None:
+    """Receive `chunk` from the rank before in `chain`, send it to the next.
+
+    The first rank of the chain holds it already.
+    """
+    at = chain.index(world.rank)
+    sending = []
+    for start in range(0, chunk.numel(), PIECE):
+        piece = chunk[start : start + PIECE]
+        if at:
+            dist.recv(piece, src=chain[at - 1], group=world.control)
+        if at + 1 < len(chain):
+            sending.append(dist.isend(piece, dst=chain[at + 1], group=world.control))
+    for work in sending:
+        assert work is not None
+        work.wait()
 
 
 def _cut(chunk: Tensor, bundle: list[int], kinds: Sequence[_Kind]) -> Iterator[tuple[int, Tensor]]:

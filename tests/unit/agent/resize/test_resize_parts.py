@@ -329,16 +329,17 @@ def whole() -> dict[str, Any]:
 
 
 def give(size_of_bundle: int) -> Any:
-    handover.BUNDLE = size_of_bundle
+    handover.BUNDLE, handover.PIECE = size_of_bundle, 1000
     world = join(torch.device("cpu"))
-    return handover.hand_over(whole() if world.rank == 0 else None, world, joiners=1)
+    return handover.hand_over(whole() if world.rank == 0 else None, world, joiners=2)
 
 
 @pytest.mark.parametrize("size_of_bundle", [1, 9000, 1 << 24])
 def test_a_state_arrives_as_it_is(ranks: Any, size_of_bundle: int) -> None:
-    first, second, joiner = ranks(3, give, size_of_bundle)
+    first, second, joiner, last = ranks(4, give, size_of_bundle)
     assert first is None
     assert second is None
+    assert torch.equal(last["large"], joiner["large"])
     expected = whole()
     assert joiner.keys() == expected.keys()
     for name in ("large", "again", "turned"):
