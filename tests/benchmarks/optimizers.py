@@ -106,6 +106,7 @@ def entries() -> list[Entry]:
         Entry("Adagrad", "torch.optim", "Adagrad", {"lr": 0.02}),
         Entry("Adadelta", "torch.optim", "Adadelta", {"lr": 1.0}),
         Entry("Adafactor", "torch.optim", "Adafactor", {"lr": 0.02}),
+        Entry("Adafactor, root alone", "torch.optim", "Adafactor", {"lr": 0.02}, ALONE),
         Entry(
             "Adafactor",
             "transformers.optimization",
@@ -367,13 +368,14 @@ Held batches train longer than the noise scale asks for: until it is known, in s
 as one of M0. Adapted trainings show the rule itself: they make as much progress as the training at M0, in a third of
 its steps.
 
-In adapted trainings the second moment v of Adam, RMSprop and Adamax lags behind the batch size. With beta2 = 0.999 it
-averages a thousand steps, more than the training has. It then holds the larger squares of smaller batches, and with the
-square root of the gain alone the steps are too short: the rows *root alone*. The agent multiplies the root by what v is
-too large, which follows from the batch sizes in v (`pollux.learning_rate.moment_lag`). An experiment aside, at commit
-7b64405, scaled v itself at each change of the batch size instead. It brought the same accuracy back: Adam lost 0.84 %
-before and 0.00 % with it, NAdam 0.78 and 0.00 %, Adamax 1.03 and 0.11 %, RMSprop 0.92 and 0.06 %, all in as many steps
-as before. So the cause is neither the number of steps, nor the measured noise scale, nor the length of the training.
+In adapted trainings the second moment v of Adam, RMSprop, Adamax and Adafactor lags behind the batch size. With
+beta2 = 0.999 it averages a thousand steps, more than the training has. It then holds the larger squares of smaller
+batches, and with the square root of the gain alone the steps are too short: the rows *root alone*. The agent multiplies
+the root by what v is too large, which follows from the batch sizes in v (`pollux.learning_rate.moment_lag`). An
+experiment aside, at commit 7b64405, scaled v itself at each change of the batch size instead. It brought the same
+accuracy back: Adam lost 0.84 % before and 0.00 % with it, NAdam 0.78 and 0.00 %, Adamax 1.03 and 0.11 %, RMSprop 0.92
+and 0.06 %, all in as many steps as before. So the cause is neither the number of steps, nor the measured noise scale,
+nor the length of the training.
 `scaling="sde"` shortens the averages as the batch grows, and needs no correction.
 
 | optimizer | package | family | rule | at M0 | adapted | at 4 M0 | at 8 M0 | phi |

@@ -8,6 +8,11 @@ In between, v's level follows from the batch sizes that it has averaged. With M 
 gradient is sqr + var / M, which is linear in 1 / M: v stands at the square of a batch of H, the harmonic mean of those
 batches under v's own weights. The factor is therefore multiplied by sqrt(r(M) / r(H)). After a batch has shrunk it is
 below 1: v is then too small for the noisier gradients.
+
+Adafactor divides a step by its root mean square over d (1 or more) where that is above 1. A settled v makes steps of
+root mean square 1. One that lags makes steps of 1 / c, where c is the factor above. The cut bounds them by d, so no
+factor below 1 / d is needed. Its v is a product of row and column averages over their mean. Each of the three is linear
+in the squares, so v stands at H as well where noise and signal have the same ratio in all elements.
 """
 
 from __future__ import annotations
@@ -32,8 +37,11 @@ class MomentLag:
         self._averages: list[tuple[float, float]] = []
         """Of each group: the weighted sum of M0 / M, and the sum of the weights."""
 
-    def correction(self, group: int, scale: float, noise: NoiseScale | None) -> float:
-        """Return the factor for a step of `scale` M0 on top of the square root."""
+    def correction(self, group: int, scale: float, noise: NoiseScale | None, clip: float = math.inf) -> float:
+        """Return the factor for a step of `scale` M0 on top of the square root.
+
+        `clip`: the root mean square of g / sqrt(v) above which the optimizer shortens its step.
+        """
         scale = max(scale, 1.0)
         total, weight = self._averages[group] if group < len(self._averages) else (0.0, 0.0)
         if noise is None or not weight:
@@ -41,7 +49,8 @@ class MomentLag:
         held = weight / total
         if abs(held / scale - 1.0) < SETTLED:
             return 1.0
-        return math.sqrt(float(gain(noise, 1.0, scale)) / float(gain(noise, 1.0, held)))
+        short = math.sqrt(float(gain(noise, 1.0, scale)) / float(gain(noise, 1.0, held)))
+        return max(short, 1.0 / clip)
 
     def stepped(self, scale: float, newest: Sequence[float]) -> None:
         """Count an optimizer step of `scale` M0.

@@ -8,6 +8,7 @@ understood. The agent then leaves the batch size as it is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -67,7 +68,16 @@ class Family:
         if self is ADAGRAD:
             return StepRule(1.0, 1.0 / max(steps, 1), float(group["eps"]))  # v is a sum
         # For the other families, v is the square of the whole divisor.
+        if self is ADAFACTOR:
+            decay = float(group.get("beta2_decay", group.get("decay_rate", -0.8)))
+            return StepRule(1.0, min(float(max(steps, 1)) ** decay, 1.0), 0.0)
         return StepRule(1.0, _newest(group), 0.0)
+
+    def clip(self, group: Mapping[str, Any]) -> float:
+        """Return the root mean square of g / sqrt(v) above which steps are cut."""
+        if self is not ADAFACTOR:
+            return math.inf
+        return max(float(group.get("d", group.get("clip_threshold", 1.0))), 1.0)
 
 
 def _newest(group: Mapping[str, Any]) -> float:
@@ -117,6 +127,7 @@ ADAFACTOR = Family(
     "RMS(w) / sqrt(row x col)",
     "Shazeer and Stern, 2018 (P); as Adam",
     moments.adafactor,
+    lags=True,
 )
 LAMB = Family("LAMB", _SQRT, "trust ratio / (sqrt(v) + eps)", "You et al., 2020, 4.3", moments.lamb)
 LARS = Family("LARS", _SQRT, "|w| / |momentum|, per tensor", "You et al., 2017 (P); as LAMB", moments.lars)

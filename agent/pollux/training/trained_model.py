@@ -223,7 +223,8 @@ class TrainedModel:
         for i, at in enumerate(noise):
             family = families[min(i, len(families) - 1)]
             if family.lags and (self.rule is square_root_adascale or family.rule == "sqrt-adascale"):
-                wanted[i] = self.lag.correction(i, scale, at)
+                group = self.optimizer.param_groups[i]
+                wanted[i] = self.lag.correction(i, scale, at, family.clip(group))
         if any(correction != 1.0 for correction in wanted):
             present = self.rates.factors or [1.0] * len(wanted)
             self.rates.factors = [factor * own for factor, own in zip(present, wanted, strict=True)]

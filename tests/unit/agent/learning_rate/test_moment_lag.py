@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 from pollux import attach
 from pollux.goodput import BatchChoice, NoiseScale
 from pollux.learning_rate.moment_lag import MomentLag
-from pollux.optimizers.families import ADAM, recognise
+from pollux.optimizers.families import ADAFACTOR, ADAM, recognise
 
 SIGNAL, NOISE = 0.3, 1.0
 """Of each element's gradient: its mean, and its deviation at M0."""
@@ -43,6 +43,32 @@ def test_the_correction_is_how_far_adam_s_second_moment_is_off(
     held = float(state["exp_avg_sq"].mean()) / (1.0 - beta2 ** float(state["step"]))
     settled = SIGNAL**2 + NOISE**2 / scale
     assert lag.correction(0, float(scale), AT) == pytest.approx(math.sqrt(held / settled), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "phases", [[(1, 40), (8, 1)], [(1, 40), (8, 20)], [(8, 40), (2, 4)], [(1, 20), (4, 20), (16, 20)]]
+)
+@pytest.mark.parametrize("clip", [1.0, 1.2, 50.0])
+def test_the_correction_is_how_far_adafactor_s_clipped_steps_are_off(
+    phases: list[tuple[int, int]], clip: float
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    param = torch.nn.Parameter(torch.ones(150, 200, dtype=torch.float64))
+    optimizer = torch.optim.Adafactor([param], lr=1e-6, d=clip, weight_decay=0.0)
+    lag, scale, steps_made, before = MomentLag(), 1, 0, param.detach().clone()
+    for scale, steps in phases:
+        for _ in range(steps):
+            noise = torch.randn(param.shape, generator=generator)
+            param.grad = (SIGNAL + NOISE / math.sqrt(scale) * noise).double()
+            before.copy_(param.detach())
+            optimizer.step()
+            steps_made += 1
+            rule = ADAFACTOR.step_rule(optimizer.param_groups[0], steps_made)
+            lag.stepped(scale, [rule.newest])
+    assert recognise(optimizer, stepped=True) == (ADAFACTOR,)
+    made = float((param.detach() - before).square().mean().sqrt()) / 1e-6
+    found = lag.correction(0, float(scale), AT, ADAFACTOR.clip(optimizer.param_groups[0]))
+    assert found == pytest.approx(1.0 / made, rel=0.02)
 
 
 def test_a_fresh_settled_or_unmeasured_moment_needs_no_correction() -> None:
