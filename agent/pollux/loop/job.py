@@ -25,6 +25,7 @@ from pollux.loop.stepper import Stepper
 from pollux.noise.estimators import CommunicationHook
 from pollux.ranks.control import Decision
 from pollux.ranks.world import World
+from pollux.resize.capability import may_grow
 from pollux.resize.joining import Joiner
 from pollux.slurm_job.attempt import Attempt
 from pollux.training.trained_model import TrainedModel
@@ -57,9 +58,10 @@ class Job:
         self.optimizer, self.scheduler = first.optimizer, first.scheduler
         self.scaler, self.state = training.scaler, training.state
         self.coordinator.restore()
-        self._wrap(first)
+        self._wrap(first, grows=may_grow(training.world, attempt) if joiner is None else joiner.grows)
         self.model: torch.nn.Module = first.model
-        """The model to train with: wrapped in DistributedDataParallel where there are other ranks and it is plain."""
+        """The model to train with: wrapped in DistributedDataParallel where there are other ranks and it is plain, and
+        in `GrowingModel` where ranks may join the only one."""
 
     # -- what the user calls ----------------------------------------------------------------------------------
 
@@ -365,7 +367,7 @@ class Job:
 
     # -- within -----------------------------------------------------------------------------------------------
 
-    def _wrap(self, trained: TrainedModel) -> None:
+    def _wrap(self, trained: TrainedModel, *, grows: bool = False) -> None:
         training = self.training
         follow(trained.rule, lambda: training.progress.steps)
         trained.wrap(
@@ -375,6 +377,7 @@ class Job:
             before_step=self._stepper.before_optimizer_step,
             on_step=self._on_optimizer_step,
             keeps_gradients=self._stepper.keeps_gradients,
+            grows=grows,
         )
 
     def _on_optimizer_step(self) -> None:

@@ -12,8 +12,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
-from torch.nn.parallel import DistributedDataParallel
-
 from pollux.errors import LoopMistake, OutOfMemory
 from pollux.goodput import BatchLimits
 from pollux.ranks.torch_internals import scaler_steps
@@ -199,9 +197,9 @@ class Stepper:
         bound = failed // 2
         if bound < limits.local_min:
             return False
-        # One rank that others have left is wrapped still, and a wrapper's pass cannot be broken off half-way.
+        # A reduction cannot be broken off half-way.
         first = training.models[0]
-        alone = not first.meter.distributed and not isinstance(first.model, DistributedDataParallel)
+        alone = not first.meter.distributed and not first.reduces
         if not alone and memory.directory is None:
             return False
         memory.lower(bound)

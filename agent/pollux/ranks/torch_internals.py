@@ -98,15 +98,22 @@ def rewrap(wrapper: DistributedDataParallel, module: torch.nn.Module, options: M
     `module` must be equal on all ranks: it is not broadcast. The script's hooks on the wrapper stay.
     """
     kept = {name: wrapper.__dict__[name] for name in _KEPT if name in wrapper.__dict__}
-    internal(wrapper, "_remove_autograd_hooks")()
-    # The old reducer goes before the new one: their hooks hang on the same parameters.
-    internal(wrapper, "reducer")
-    del wrapper.reducer
+    if "reducer" in wrapper.__dict__:
+        # The old reducer goes before the new one: their hooks hang on the same parameters.
+        release(wrapper)
     given = dict(options)
     if "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters:
         given["init_sync"] = False  # torch 2.6 lacks it, and broadcasts rank 0's equal parameters
-    type(wrapper).__init__(wrapper, module, **given)
+    DistributedDataParallel.__init__(wrapper, module, **given)
     wrapper.__dict__.update(kept)
+
+
+def release(wrapper: DistributedDataParallel) -> None:
+    """Take a wrapper's reducer off the model's parameters."""
+    internal(wrapper, "_remove_autograd_hooks")()
+    internal(wrapper, "reducer")
+    del wrapper.reducer
+    wrapper.logger = None  # it holds the reducer, and with it a copy of the gradients
 
 
 # -- fully_shard (FSDP2) ----------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
 from pollux.ranks.torch_internals import process_groups, uncompiled
+from pollux.ranks.world import World
 from pollux.slurm_job.attempt import Attempt
 from pollux.training.training import Training
 
@@ -44,6 +45,14 @@ def least_capability(attempt: Attempt, environ: Mapping[str, str] = os.environ) 
     if attempt.ticket is None or attempt.directory is None or not environ.get("POLLUX_LAUNCHED_AT"):
         return ResizeCapability.REQUEUE
     return lesser(ResizeCapability.RELAUNCH, _bound(environ.get("POLLUX_RESIZE", "")))
+
+
+def may_grow(world: World, attempt: Attempt, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether ranks may join the job's only rank; its loop has the last word."""
+    if world.distributed:
+        return False
+    bounds = least_capability(attempt, environ), _bound(environ.get("POLLUX_RESIZE", ""))
+    return bounds == (ResizeCapability.RELAUNCH, ResizeCapability.IN_PLACE) and not _loaded(INTEGRATIONS)
 
 
 def lesser(one: ResizeCapability, other: ResizeCapability) -> ResizeCapability:

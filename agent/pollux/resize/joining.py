@@ -39,6 +39,8 @@ class Joiner:
             self._size, self._nodes = int(told["size"]), int(told["nodes"])
             self._first = int(told["first"])
             self.move = int(told["move"])
+            self.grows = bool(told["grows"])
+            """The job began on one rank."""
             self._address = (str(told["address"]), int(told["port"]), str(told["secret"]))
             environ["POLLUX_ADAPTIVE"] = "yes" if told["adaptive"] else "no"
         except (KeyError, TypeError, ValueError) as error:

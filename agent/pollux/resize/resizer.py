@@ -27,6 +27,7 @@ from pollux.resize.requests import Answer, Leavers, ResizeDecision, ResizeReques
 from pollux.scheduler.line import Receipt, SchedulerLine
 from pollux.slurm_job.attempt import Attempt
 from pollux.slurm_job.code_version import code_version
+from pollux.training.growing_model import GrowingModel
 from pollux.training.training import Training
 
 logger = logging.getLogger("pollux")
@@ -310,6 +311,7 @@ class Resizer:
             "size": world.size + added * world.per_node,
             "nodes": len(request.nodes),
             "adaptive": self._attempt.adaptive,
+            "grows": isinstance(self._training.models[0].model, GrowingModel),
         }
         wanted = Wanted(request.number, added, world.per_node, request.nonce)
         rendezvous = self._groups.open()

@@ -36,6 +36,7 @@ from pollux.optimizers.families import not_understood
 from pollux.ranks.sharding import check_sharded, is_sharded
 from pollux.ranks.torch_internals import rewrap, skips_step
 from pollux.ranks.world import World
+from pollux.training.growing_model import GrowingModel
 
 logger = logging.getLogger("pollux")
 
@@ -106,8 +107,12 @@ class TrainedModel:
         before_step: Callable[[TrainedModel, bool], None],
         on_step: Callable[[], None],
         keeps_gradients: Callable[[TrainedModel], bool],
+        grows: bool = False,
     ) -> None:
-        """Wrap the model for its ranks, after restoring, and make its meter."""
+        """Wrap the model for its ranks, after restoring, and make its meter.
+
+        `grows`: the job began on one rank, and may get further ones in the processes.
+        """
         self._main = world.rank == 0
         self.norms.count_from_state()
         self.model = self.module
@@ -117,11 +122,16 @@ class TrainedModel:
                 raise PolluxAgentError(
                     "expected `ddp_kwargs` and `comm_hook` for a plain model, got one under fully_shard"
                 )
-        elif world.distributed:
-            # Its broadcast from rank 0 makes all ranks equal.
+        elif grows or world.distributed:
             if world.device.type == "cuda":
                 self._ddp.setdefault("device_ids", [world.device])
-            self.model = DistributedDataParallel(self.module, **self._ddp)
+            if grows:
+                self.model = growing = GrowingModel(self.module)
+                if world.distributed:
+                    growing.spread(self._ddp)
+            else:
+                # Its broadcast from rank 0 makes all ranks equal.
+                self.model = DistributedDataParallel(self.module, **self._ddp)
 
         def metered(world: World, sampling: int) -> NoiseMeter:
             alone = world.size < 2 and not is_sharded(self.module)
@@ -154,6 +164,15 @@ class TrainedModel:
         # On this optimizer alone, as torch's schedulers replace `step`; no hook of torch's can skip a call.
         self.optimizer.zero_grad = guarded  # type: ignore[method-assign]
 
+    @property
+    def reduces(self) -> bool:
+        """A pass through the wrapped model reduces its gradients.
+
+        One rank that others have left may be wrapped still.
+        """
+        model = self.model
+        return isinstance(model, DistributedDataParallel) and not getattr(model, "alone", False)
+
     def leave_group(self) -> None:
         """Before the process groups end: wait for the meter's messages in them."""
         self.meter.settle()
@@ -163,7 +182,12 @@ class TrainedModel:
 
         Parameters and buffers are equal on all ranks already; they are not sent again.
         """
-        if isinstance(self.model, DistributedDataParallel):
+        if isinstance(self.model, GrowingModel):
+            if world.distributed:
+                self.model.spread(self._ddp)
+            else:
+                self.model.retire()
+        elif isinstance(self.model, DistributedDataParallel):
             rewrap(self.model, self.module, self._ddp)
         before = self.meter
         before.close()

@@ -80,18 +80,22 @@ def test_in_place_by_companions_and_by_nodes_given_back_and_then_through_the_que
     job.alone("the job has ended")
 
 
-def test_a_training_in_a_container_grows_in_place_by_companions_in_it(
+def test_a_training_on_one_gpu_in_a_container_grows_in_place_by_companions_in_it(
     elastic_loop: Loop, scratch: Path
 ) -> None:
     container = scratch / "container"
     container.write_text(CONTAINER.format(bin=Path(sys.executable).parent))
     container.chmod(0o755)
-    job = Elastic(elastic_loop, "contained", "#POLLUX min-gpus=2 max-gpus=2", container=container)
+    job = Elastic(elastic_loop, "contained", "#POLLUX min-gpus=1 max-gpus=1", container=container)
     job.begin()
-    job.go("resize", *job.nodes, free_nodes(elastic_loop, job)[0])
+    (first,) = job.nodes
+    job.go("resize", first, *free_nodes(elastic_loop, job)[:2])
     job.steps_among(3)
     mounts = {os.readlink(f"/proc/{pid}/ns/mnt") for pid in job.sizes()}
     assert len(mounts) == 3, "each launcher in a container of its own"
+    job.go("resize", first)
+    job.steps_among(1)
+    assert job.slurm.restart_count == 0
     assert os.readlink("/proc/self/ns/mnt") not in mounts
     assert job.end().repeated == 0
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from pollux.errors import LEFT_STATUS, RELAUNCH_STATUS, RankLost
+from pollux.loop import job
 from pollux.resize import companion_job, resizer
 from pollux.resize.capability import ResizeCapability
 from pollux.slurm_job.environment import LENT_RANKS
@@ -108,6 +109,42 @@ def test_a_training_goes_through_resizes_as_through_restarts(
         assert_same(found[mine]["state"], expected[theirs]["state"], mine, rtol=1e-4, atol=1e-5)
     for part in ("weights", "moments"):
         assert torch.equal(first["state"][part], found["n6"]["state"][part])
+
+
+def test_a_training_that_began_on_one_rank_goes_through_resizes_as_through_restarts(
+    stage: Stage, tmp_path: Path, free_port: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Resize 1 -> 2 -> 1 -> 3 ranks in living processes.
+
+    The reference trains the plain model.
+    """
+    monkeypatch.setattr(job, "may_grow", lambda world, _: world.size == 1 and "GROWS" in os.environ)
+    orders = [
+        order(61, "n1 n2", "grow"),
+        order(62, "n1", "shrink"),
+        order(63, "n1 n3 n4", "grow"),
+    ]
+    stage.environment["GROWS"] = "1"
+    stage.start(["n1"], follow, tmp_path, orders, len(orders))
+    found = stage.results(["n2", "n3", "n4"], follow, tmp_path, orders, len(orders))
+    first = found["n1"]
+    assert {node: rank["code"] for node, rank in found.items()} == {
+        **dict.fromkeys(["n1", "n3", "n4"]),
+        "n2": LEFT_STATUS,
+    }
+    sizes = [size for _, size in first["worlds"]]
+    assert sizes == [1, 2, 1, 3]
+    assert_each_sample_once(found)
+    for part in ("weights", "moments"):
+        assert all(torch.equal(first["state"][part], found[node]["state"][part]) for node in ("n3", "n4"))
+
+    steps = [step for step, _ in first["worlds"][1:]]
+    again = tmp_path / "again"
+    for size, until in zip(sizes, [*steps, first["state"]["steps"]], strict=True):
+        stage = Stage(again, free_port)
+        stage.start([f"n{k}" for k in range(1, size + 1)], retrace, again, until)
+        expected = stage.results([])
+    assert_same(first["state"], expected["n1"]["state"], "n1", rtol=1e-4, atol=1e-5)
 
 
 class ByHand(Training):

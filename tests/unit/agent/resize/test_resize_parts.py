@@ -10,7 +10,7 @@ import os
 import sys
 from collections import OrderedDict
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +29,7 @@ from pollux.resize.capability import (
     ResizeCapability,
     capability_of,
     least_capability,
+    may_grow,
     obstacle_to_fewer_ranks,
 )
 from pollux.resize.companion_job import RecruitmentFailed, Wanted, clean, submit
@@ -39,6 +40,7 @@ from pollux.scheduler.orders import ResizeOrder, ResizeWithdrawn
 from pollux.scheduler.publisher import Publisher
 from pollux.slurm_job.code_version import code_version
 from pollux.slurm_job.ticket import Ticket
+from pollux.training.growing_model import GrowingModel
 
 LAUNCHED = {"POLLUX_LAUNCHED_AT": "1.0"}
 
@@ -103,7 +105,7 @@ def test_what_holds_the_number_of_ranks_elsewhere_is_relaunched() -> None:
         "two models": training(2),
         "a loop of its own": training(managed=False),
         "a hook with a state": training(comm_hook=(object(), len)),
-        "one plain rank": training(model=nn.Linear(1, 1)),
+        "a plain model": training(model=nn.Linear(1, 1)),
         "a process group of the script's": training(own=False),
         "compiled": training(module=compiled),
         "data of each rank": training(divided=True),
@@ -114,6 +116,23 @@ def test_what_holds_the_number_of_ranks_elsewhere_is_relaunched() -> None:
         assert capability_of(able, started(), LAUNCHED) is ResizeCapability.IN_PLACE
     sampler = DistributedSampler(range(8), num_replicas=2, rank=0)  # type: ignore[var-annotated,arg-type]
     assert capability_of(training(), started(), LAUNCHED) is ResizeCapability.RELAUNCH, sampler
+
+
+def test_ranks_may_join_an_only_rank_where_the_job_can_be_resized_in_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    alone, two = SimpleNamespace(distributed=False), SimpleNamespace(distributed=True)
+    assert may_grow(alone, started(), LAUNCHED)  # type: ignore[arg-type]
+    assert not may_grow(two, started(), LAUNCHED)  # type: ignore[arg-type]
+    for where in ({}, LAUNCHED | {"POLLUX_RESIZE": "relaunch"}, LAUNCHED | {"POLLUX_RESIZE": "requeue"}):
+        assert not may_grow(alone, started(), where)  # type: ignore[arg-type]
+    assert not may_grow(alone, started(directory=None), LAUNCHED)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "pollux.integrations.huggingface", ModuleType("huggingface"))
+    assert not may_grow(alone, started(), LAUNCHED)  # type: ignore[arg-type]
+    grown = training(model=GrowingModel(nn.Linear(1, 1)))
+    assert capability_of(grown, started(), LAUNCHED) is ResizeCapability.RELAUNCH, "another library's loop"
+    monkeypatch.delitem(sys.modules, "pollux.integrations.huggingface")
+    assert capability_of(grown, started(), LAUNCHED) is ResizeCapability.IN_PLACE
 
 
 # -- orders ---------------------------------------------------------------------------------------------------
@@ -267,7 +286,7 @@ def test_a_site_that_forbids_it_is_a_typed_error(tmp_path: Path) -> None:
 
 
 def test_the_way_in_is_read_from_a_file_that_is_the_user_s_alone(tmp_path: Path) -> None:
-    told = {"per_node": 2, "first": 4, "size": 8, "nodes": 4, "move": 3, "adaptive": False}
+    told = {"per_node": 2, "first": 4, "size": 8, "nodes": 4, "move": 3, "adaptive": False, "grows": True}
     told |= {"address": "127.0.0.1", "port": 1, "secret": "s"}
     path = tmp_path / "companion-3.json"
     path.touch(mode=0o600)

@@ -1,0 +1,92 @@
+"""The wrapper of a model that begins on one rank and may get further ones.
+
+A script keeps the object that it trains with, so this object has to be the same one at every number of ranks. On one
+rank it calls the model and nothing else: DistributedDataParallel would keep a second copy of the gradients, and reduce
+it. With further ranks it is DistributedDataParallel.
+
+To the script it looks like the model that it would hold without Pollux: it has the model's attributes, and its state
+has the model's names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from pollux.ranks.torch_internals import release, rewrap
+
+
+class GrowingModel(DistributedDataParallel):
+    """Call the model, and reduce its gradients unless `alone`."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        torch.nn.Module.__init__(self)
+        self.alone = True
+        """No other rank trains this model."""
+        self.module = module
+        self.training = module.training
+        # Of DistributedDataParallel, for scripts that use `no_sync`.
+        self.require_backward_grad_sync, self.static_graph = True, False
+
+    def spread(self, options: Mapping[str, Any]) -> None:
+        """Go on among the ranks of the default group.
+
+        `options` are DistributedDataParallel's. The parameters are equal on all ranks: they are not sent.
+        """
+        rewrap(self, self.module, options)
+        self.alone = False
+
+    def retire(self) -> None:
+        """Go on alone: the other ranks have left."""
+        if not self.alone:
+            release(self)
+        self.alone = True
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        """Call the model."""
+        if self.alone:
+            return self._modules["module"](*inputs, **options)  # type: ignore[misc] # `self.module` costs 1 us
+        return super().forward(*inputs, **options)  # type: ignore[no-untyped-call]
+
+    # -- as the model itself ----------------------------------------------------------------------------------
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "module":
+                raise  # a copy in the making
+            return getattr(self.module, name)
+
+    def state_dict(self, *args: Any, **options: Any) -> Any:
+        """The model's state, under the model's names."""
+        return self.module.state_dict(*args, **options)
+
+    def load_state_dict(self, *args: Any, **options: Any) -> Any:
+        """Load the model's state, under the model's names."""
+        return self.module.load_state_dict(*args, **options)
+
+    def named_parameters(self, *args: Any, **options: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """The model's parameters, under the model's names."""
+        model: torch.nn.Module = self.module
+        return model.named_parameters(*args, **options)
+
+    def named_buffers(self, *args: Any, **options: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        """The model's buffers, under the model's names."""
+        model: torch.nn.Module = self.module
+        return model.named_buffers(*args, **options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.alone:
+            return self.__dict__.copy()
+        state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if state["alone"]:
+            torch.nn.Module.__setstate__(self, state)  # type: ignore[no-untyped-call]
+        else:
+            super().__setstate__(state)  # type: ignore[no-untyped-call]
