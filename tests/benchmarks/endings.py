@@ -442,7 +442,6 @@ REASONS = (
     "(in these runs 2 s apart):",
     "",
     "- FSDP2: the lost rank held shards of the parameters and of the optimizer's state that no other rank has;",
-    "- Trainer: Accelerate forms the process group, and stores the number of ranks for the whole process;",
     "- any training over NCCL: optimizer steps are queued on the GPU behind the reduction that fails.",
     "",
     "FSDP2, Trainer and Lightning are not resized in place, so they have no companions: companion lost/fsdp2,",

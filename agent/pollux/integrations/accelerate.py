@@ -18,18 +18,26 @@
 The model is placed, cast and compiled as Accelerate does it, and wrapped by the agent. Data loaders and schedulers stay
 out of `prepare`: the agent divides the data, and steps the scheduler by what each step was worth. Checkpoints are the
 agent's. FSDP, DeepSpeed and Megatron are refused.
+
+Import this module before Accelerate forms its process group, in `Accelerator()` or `TrainingArguments()`. The other
+ranks then go on in their processes where one is lost (gloo, `pollux run`).
 """
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
 
 from pollux.errors import PolluxAgentError
 from pollux.loop.session import Job
 from pollux.loop.session import attach as attach_plainly
+from pollux.ranks.world import World, own_group
 
 try:
-    from accelerate import DistributedType
+    from accelerate import DistributedType, PartialState
+    from accelerate.data_loader import BatchSamplerShard, IterableDatasetShard
     from accelerate.scheduler import AcceleratedScheduler
 except ImportError as missing:
     raise PolluxAgentError(
@@ -62,7 +70,7 @@ def attach(
         )
     if isinstance(scheduler, AcceleratedScheduler):
         raise PolluxAgentError("expected a scheduler that was not passed to accelerator.prepare()")
-    return attach_plainly(
+    job = attach_plainly(
         # As for evaluation, which is all but DistributedDataParallel: the agent wraps after restoring.
         accelerator.prepare_model(model, evaluation_mode=True),
         getattr(optimizer, "optimizer", optimizer),
@@ -71,6 +79,24 @@ def attach(
         ddp_kwargs=ddp_arguments(accelerator),
         **options,
     )
+    job.training.on_ranks = lambda: follow(job.world, accelerator)
+    return job
+
+
+def follow(world: World, accelerator: Any) -> None:
+    """Correct what Accelerate keeps of the ranks: some were lost."""
+    local = world.places[: world.rank].count(world.places[world.rank])
+    for state in (PartialState(), accelerator.state):
+        if state.distributed_type is not DistributedType.NO:  # else it knows of this rank alone
+            state.num_processes, state.process_index, state.local_process_index = (
+                world.size,
+                world.rank,
+                local,
+            )
+    for loader in accelerator._dataloaders:  # for evaluation
+        for part in (loader.batch_sampler, loader.dataset):
+            if isinstance(part, BatchSamplerShard | IterableDatasetShard):
+                part.num_processes, part.process_index = world.size, world.rank
 
 
 def ddp_arguments(accelerator: Accelerator) -> dict[str, Any]:
@@ -87,3 +113,24 @@ def ddp_arguments(accelerator: Accelerator) -> dict[str, Any]:
         )
     arguments: dict[str, Any] = handler.to_kwargs()
     return arguments
+
+
+def _own_accelerate_s_group() -> None:
+    """Let the agent form Accelerate's process group again after a loss.
+
+    Accelerate has no reference to the group: it takes the default one in each call.
+    """
+    make = PartialState.__init__
+
+    @functools.wraps(make)
+    def made(self: Any, *args: Any, **options: Any) -> None:
+        if PartialState._shared_state or dist.is_initialized():  # Accelerate makes one in each call
+            make(self, *args, **options)
+            return
+        with own_group():
+            make(self, *args, **options)
+
+    PartialState.__init__ = made
+
+
+_own_accelerate_s_group()

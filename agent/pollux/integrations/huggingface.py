@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from pollux.checkpoint.checkpoint_store import CheckpointStore
 from pollux.errors import PolluxAgentError
-from pollux.integrations.accelerate import ddp_arguments
+from pollux.integrations.accelerate import ddp_arguments, follow
 from pollux.integrations.scalars import scalars
 from pollux.loop.batches import weigh
 from pollux.loop.session import Job, attach
@@ -36,6 +36,7 @@ from pollux.slurm_job.environment import checkpoint_directory
 
 try:
     from transformers import Trainer, TrainerCallback
+    from transformers.trainer_callback import ProgressCallback
 except ImportError as missing:
     raise PolluxAgentError(
         "transformers is not installed here: install it, or this package's extra `huggingface`"
@@ -205,6 +206,7 @@ class ElasticMixin:
             **options,
         )
         self._job, self._over = job, job.progress.finished
+        job.training.on_ranks = self._on_ranks
         assert self._steps is not None
         self._steps.loader = self._make_loader(job)
         length = len(self._steps)
@@ -213,6 +215,18 @@ class ElasticMixin:
         self._backward: Callable[..., Any] = accelerator.backward
         accelerator.backward = self._weighted_backward
         return job.model, train_dataloader
+
+    def _on_ranks(self) -> None:
+        """Ranks were lost: correct what Trainer keeps of their number."""
+        this: Any = self
+        follow(self.job.world, this.accelerator)
+        state = this.state
+        state.is_world_process_zero = this.is_world_process_zero()
+        state.is_local_process_zero = this.is_local_process_zero()
+        for callback in this.callback_handler.callbacks:
+            # The one of rank 0, which was lost.
+            if isinstance(callback, ProgressCallback) and callback.training_bar is None:
+                callback.on_train_begin(this.args, state, this.control)
 
     def _make_loader(self, job: Job) -> TrainingLoader:
         this: Any = self

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -90,19 +91,33 @@ def meet(device: torch.device, environ: Mapping[str, str] = os.environ) -> bool:
         return True
     _check(environ, size)
     try:
-        with forming_groups():
+        with own_group():
             dist.init_process_group(backend_for(device))
     except (dist.DistError, ValueError) as error:
         raise RankLost(
             f"expected {size} ranks to meet at {environ['MASTER_ADDR']}:{environ['MASTER_PORT']}: {error}. Is one "
             "missing, or does another job hold the port?"
         ) from error
-    _met.append(dist.group.WORLD)
     return True
 
 
+@contextmanager
+def own_group() -> Iterator[None]:
+    """Count a default group that is formed within as the agent's own.
+
+    The agent may end it and form it again: nothing else may refer to it.
+    """
+    if dist.is_initialized():
+        yield
+        return
+    with forming_groups():
+        yield
+    if dist.is_initialized():
+        _met.append(dist.group.WORLD)
+
+
 _met: list[dist.ProcessGroup | None] = []
-"""The default group that `meet` has formed."""
+"""The default group that was formed in `own_group`."""
 
 
 def backend_for(device: torch.device) -> str:

@@ -23,9 +23,6 @@ logger = logging.getLogger("pollux")
 INTEGRATIONS = ("huggingface", "lightning", "accelerate")
 """Integrations with other libraries' loops, which keep the number of ranks in places of their own."""
 
-FOLLOWING = ("lightning",)
-"""Of them, those that correct what keeps the number of ranks where ranks are lost."""
-
 
 class ResizeCapability(StrEnum):
     """From the least to the most; the directive `#POLLUX resize=` bounds it."""
@@ -101,8 +98,8 @@ def obstacle_to_fewer_ranks(training: Training) -> str | None:
         return "its process group is the script's own"
     if not training.step.managed:
         return "its epochs are not counted by job.epochs"
-    if _loaded(name for name in INTEGRATIONS if name not in FOLLOWING):
-        return "another library runs its loop"
+    if _loaded(INTEGRATIONS) and training.on_ranks is None:
+        return "another library runs its loop, and does not hear of lost ranks"
     if uncompiled(first.module) is not first.module:
         return "its model is compiled, which takes joiners too long"
     if first.comm_hook is not None and first.comm_hook[0] is not None:
@@ -112,7 +109,8 @@ def obstacle_to_fewer_ranks(training: Training) -> str | None:
     if process_groups() > 1 + agents:
         return "its script has made process groups"
     # A sampler holds the number of ranks from when it was made, and would go on dividing by that.
-    if not _loaded(FOLLOWING) and any(
+    # Lightning is told, and makes its own again.
+    if not _loaded(["lightning"]) and any(
         issubclass(type(found), DistributedSampler) for found in gc.get_objects()
     ):
         return "its script divides data by a DistributedSampler"

@@ -64,8 +64,8 @@ class Training:
         """Looks for a better batch size; on rank 0 alone."""
         self.begun = False
         """The loader is there."""
-        self.on_ranks: Callable[[], None] = lambda: None
-        """Called where the ranks have changed in the processes."""
+        self.on_ranks: Callable[[], None] | None = None
+        """Called where the ranks have changed in the processes, for a library that keeps their number, too."""
         self.last_step_at = 0.0
         """When the newest optimizer step was over; POSIX seconds, 0 before the first."""
 
@@ -182,7 +182,8 @@ class Training:
             self.advisor.moved(world.nodes, world.size)
         self.timer.cool()
         self.pause()
-        self.on_ranks()
+        if self.on_ranks is not None:
+            self.on_ranks()
 
     def pause(self) -> None:
         """Time passes that no step takes."""

@@ -23,6 +23,7 @@ from pollux.goodput import BatchChoice  # noqa: E402
 from pollux.integrations.accelerate import attach  # noqa: E402
 from pollux.scheduler.orders import DrainOrder  # noqa: E402
 from tests.integration.integrations.orders import EXAMPLES  # noqa: E402
+from tests.unit.agent.launched_step import step  # noqa: E402
 
 
 def data() -> TensorDataset:
@@ -134,3 +135,42 @@ def test_what_cannot_work_is_refused(ranks: Callable[..., list[Any]]) -> None:
             attach(accelerator, model, optimizer, accelerator.prepare(scheduler))
 
     ranks(1, body)
+
+
+LAUNCHED = """
+import accelerate
+import torch
+from pollux.integrations.accelerate import attach
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+accelerator = accelerate.Accelerator(cpu=True)
+network = torch.nn.Linear(6, 1)
+optimizer = accelerator.prepare(torch.optim.SGD(network.parameters(), lr=0.01))
+x = torch.randn(101, 6)
+data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True), torch.arange(101))
+held_out = accelerator.prepare(torch.utils.data.DataLoader(data, batch_size=8))
+job = attach(accelerator, network, optimizer, adaptive=False, checkpoint_dir=here / "checkpoints")
+loader = job.loader(data, 8)
+for epoch in job.epochs(2):
+    for a, b, ids in loader:
+        if job.progress.optimizer_steps == 5 and rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        job.step(lambda: torch.nn.functional.mse_loss(job.model(a), b))
+    seen = [accelerator.gather_for_metrics(ids) for _, _, ids in held_out]
+accelerator.wait_for_everyone()
+main = accelerator.is_main_process, accelerator.is_local_main_process, accelerator.process_index == 0
+note("over", seen=torch.cat(seen).tolist(), main=main, size=accelerator.num_processes)
+"""
+
+
+@pytest.mark.slow
+def test_the_other_ranks_go_on_where_rank_0_is_killed(tmp_path: Path) -> None:
+    with step(tmp_path, 1, LAUNCHED, workers=3) as launched:
+        assert launched.statuses() == [0], launched.output()
+    over = launched.log("over")
+    assert [note["size"] for note in over] == [2, 2]
+    assert sorted(note["main"] for note in over) == [[False] * 3, [True] * 3]
+    for note in over:
+        assert sorted(note["seen"]) == list(range(101)), "each once, gathered of the ranks that are left"
+    assert len(launched.log("started")) == 3, "no process was started again"

@@ -21,6 +21,7 @@ from pollux.errors import PolluxAgentError  # noqa: E402
 from pollux.goodput import BatchChoice  # noqa: E402
 from pollux.integrations.huggingface import ElasticTrainer  # noqa: E402
 from tests.integration.integrations.orders import EXAMPLES, SLURM, Orders, Stop  # noqa: E402
+from tests.unit.agent.launched_step import step  # noqa: E402
 
 BASE = 16
 
@@ -262,3 +263,82 @@ def test_memory_that_runs_out_becomes_smaller_passes(ranks: Callable[..., list[A
     assert Counter(result["used"]) == dict.fromkeys(range(EXAMPLES), 1)
     assert set(result["sizes"]) == {(8, 1)}
     assert result["steps"] == -(-EXAMPLES // 16)
+
+
+LAUNCHED = """
+import torch
+from transformers import TrainingArguments
+from pollux.integrations.huggingface import ElasticTrainer
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 101
+
+    def __getitem__(self, index):
+        x = torch.full((4,), index / 101)
+        return {"x": x, "labels": x.sum().reshape(1), "number": index}
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def forward(self, x, labels, number):
+        y = self.layer(x)
+        return {"loss": torch.nn.functional.mse_loss(y, labels), "logits": y}
+
+class Recording(ElasticTrainer):
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        job, numbers = self.job, inputs["number"].tolist()
+        if not model.training:
+            self.seen += numbers
+        elif job.progress.optimizer_steps == 5 and rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        else:
+            mine = numbers if job.training.data.local_samples else []
+            note("used", who=os.getpid(), step=job.progress.optimizer_steps, samples=mine)
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+    def evaluate(self, *args, **kwargs):
+        self.seen = []
+        return super().evaluate(*args, **kwargs)
+
+arguments = TrainingArguments(
+    output_dir=str(here / "out"),
+    per_device_train_batch_size=8,
+    num_train_epochs=2,
+    use_cpu=True,
+    save_strategy="no",
+    eval_strategy="epoch",
+    report_to=[],
+)
+attach = {"adaptive": False, "checkpoint_dir": here / "checkpoints"}
+trainer = Recording(model=Net(), args=arguments, train_dataset=Data(), eval_dataset=Data(), attach=attach)
+trainer.train()
+logged = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+weights = [float(p.detach().double().sum()) for p in trainer.model.parameters()]
+main = trainer.state.is_world_process_zero, trainer.args.should_log, trainer.accelerator.is_local_main_process
+note("over", weights=weights, seen=trainer.seen, main=main, size=trainer.args.world_size, logged=logged)
+"""
+
+
+def test_the_other_ranks_go_on_where_rank_0_is_killed(tmp_path: Path) -> None:
+    with step(tmp_path, 1, LAUNCHED, workers=3) as launched:
+        assert launched.statuses() == [0], launched.output()
+        output = launched.output()
+    over = launched.log("over")
+    assert [note["size"] for note in over] == [2, 2], output
+    assert sorted(note["main"] for note in over) == [[False] * 3, [True] * 3]
+    assert over[0]["weights"] == over[1]["weights"]
+    assert over[0]["logged"] == over[1]["logged"], "losses are gathered of the ranks that are left"
+    assert len(over[0]["logged"]) == 2
+    assert {index for note in over for index in note["seen"]} == set(range(101)), "evaluated on all of it"
+    assert len(launched.log("started")) == 3, "no process was started again"
+    # The step in hand is noted twice by the ranks that take it again.
+    last = {(note["who"], note["step"]): note["samples"] for note in launched.log("used")}
+    counts = Counter(index for samples in last.values() for index in samples)
+    assert counts == dict.fromkeys(range(101), 2)
+    assert "ranks were lost: the training goes on with 2" in output

@@ -55,7 +55,7 @@ def training(
     first = SimpleNamespace(**{"model": wrapped, "module": nn.Linear(1, 1), "comm_hook": None} | changes)
     world, step = SimpleNamespace(own=own, control=None), SimpleNamespace(managed=managed)
     data = SimpleNamespace(divided=divided, bound=None)
-    return SimpleNamespace(models=[first] * models, step=step, world=world, data=data)
+    return SimpleNamespace(models=[first] * models, step=step, world=world, data=data, on_ranks=None)
 
 
 def started(**changes: Any) -> Any:
