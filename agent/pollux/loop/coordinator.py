@@ -95,6 +95,8 @@ class Coordinator:
     def begin_loop(self) -> None:
         """A loop over the epochs begins; a joiner comes in here."""
         self._loops += 1
+        if self._loops == 1:
+            self.resizer.watch_calls()
         if self.joiner is not None and self.training.world.waiting:
             come_in(
                 self.joiner, self.training, self.exchange, self.checkpointer, self.groups, self.resizer.same()

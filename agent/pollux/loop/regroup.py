@@ -20,6 +20,7 @@ from pollux.ranks.control import ControlExchange
 from pollux.ranks.handover import hand_over
 from pollux.resize.groups import Groups
 from pollux.resize.joining import Joiner
+from pollux.resize.rehearsal import rehearse
 from pollux.resize.requests import ResizeDecision
 from pollux.resize.resizer import Resizer
 from pollux.training.training import Training
@@ -73,6 +74,7 @@ def come_in(
 ) -> None:
     """On a joiner, at its loop: wait for the decision, enter the groups."""
     groups.rendezvous = joiner.rendezvous
+    rehearse(training.models[0].model, joiner.call)
     decision = ResizeDecision.parse(joiner.wait(same))
     _enter(decision, len(decision.stay) + joiner.index, training, exchange, checkpointer, groups)
 

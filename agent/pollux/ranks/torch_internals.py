@@ -239,3 +239,8 @@ def uncompiled(model: torch.nn.Module) -> torch.nn.Module:
     """Return the module inside one that `torch.compile` has made."""
     inner: torch.nn.Module = getattr(model, "_orig_mod", model)
     return inner
+
+
+def is_compiled(model: torch.nn.Module) -> bool:
+    """Tell whether `torch.compile(model)` or `model.compile()` made it."""
+    return uncompiled(model) is not model or getattr(model, "_compiled_call_impl", None) is not None

@@ -13,7 +13,7 @@ from enum import StrEnum
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
-from pollux.ranks.torch_internals import process_groups, uncompiled
+from pollux.ranks.torch_internals import process_groups
 from pollux.ranks.world import World
 from pollux.slurm_job.attempt import Attempt
 from pollux.training.training import Training
@@ -100,8 +100,6 @@ def obstacle_to_fewer_ranks(training: Training) -> str | None:
         return "its epochs are not counted by job.epochs"
     if _loaded(INTEGRATIONS) and training.on_ranks is None:
         return "another library runs its loop, and does not hear of lost ranks"
-    if uncompiled(first.module) is not first.module:
-        return "its model is compiled, which takes joiners too long"
     if first.comm_hook is not None and first.comm_hook[0] is not None:
         return "the state of its communication hook may know of the present ranks"
     # The default one and the agent's own, one of them beside a communication hook.

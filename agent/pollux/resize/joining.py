@@ -41,6 +41,8 @@ class Joiner:
             self.move = int(told["move"])
             self.grows = bool(told["grows"])
             """The job began on one rank."""
+            self.call = told["call"]
+            """What rank 0's newest pass was called with; see `rehearsal`."""
             self._address = (str(told["address"]), int(told["port"]), str(told["secret"]))
             environ["POLLUX_ADAPTIVE"] = "yes" if told["adaptive"] else "no"
         except (KeyError, TypeError, ValueError) as error:

@@ -23,6 +23,7 @@ from pollux.resize.capability import ResizeCapability, capability_of, least_capa
 from pollux.resize.companion_job import CompanionJob, Wanted
 from pollux.resize.groups import Groups
 from pollux.resize.machine import ResizePhase, ResizeState, transition
+from pollux.resize.rehearsal import NewestCall
 from pollux.resize.requests import Answer, Leavers, ResizeDecision, ResizeRequest, objection
 from pollux.scheduler.line import Receipt, SchedulerLine
 from pollux.slurm_job.attempt import Attempt
@@ -54,6 +55,7 @@ class Resizer:
         self.recruit_wait = attempt.settings.recruit_wait
         self._training, self._attempt, self._line, self._groups = training, attempt, line, groups
         self._lock = threading.Lock()
+        self._newest: NewestCall | None = None
         self._launcher: LauncherLine | None = None
         self._companion: CompanionJob | None = None
         self._stopped_at: float | None = None
@@ -77,6 +79,11 @@ class Resizer:
     def interrupted(self, at: float | None) -> None:
         """The checkpoint says when the last step before these processes was over."""
         self._stopped_at = at
+
+    def watch_calls(self) -> None:
+        """Note what the model is called with; any rank may become rank 0."""
+        first = self._training.models[0]
+        self._newest = NewestCall(first.model, first.module)
 
     def begin_loop(self, loops: int) -> None:
         """On rank 0: loop number `loops` over the epochs begins."""
@@ -312,6 +319,7 @@ class Resizer:
             "nodes": len(request.nodes),
             "adaptive": self._attempt.adaptive,
             "grows": isinstance(self._training.models[0].model, GrowingModel),
+            "call": None if self._newest is None else self._newest.told,
         }
         wanted = Wanted(request.number, added, world.per_node, request.nonce)
         rendezvous = self._groups.open()

@@ -99,15 +99,12 @@ def test_without_sbatch_no_companion_can_be_submitted(monkeypatch: pytest.Monkey
 
 
 def test_what_holds_the_number_of_ranks_elsewhere_is_relaunched() -> None:
-    compiled = nn.Linear(1, 1)
-    compiled.register_module("_orig_mod", nn.Linear(1, 1))
     obstacles = {
         "two models": training(2),
         "a loop of its own": training(managed=False),
         "a hook with a state": training(comm_hook=(object(), len)),
         "a plain model": training(model=nn.Linear(1, 1)),
         "a process group of the script's": training(own=False),
-        "compiled": training(module=compiled),
         "data of each rank": training(divided=True),
     }
     for name, found in obstacles.items():
@@ -286,7 +283,16 @@ def test_a_site_that_forbids_it_is_a_typed_error(tmp_path: Path) -> None:
 
 
 def test_the_way_in_is_read_from_a_file_that_is_the_user_s_alone(tmp_path: Path) -> None:
-    told = {"per_node": 2, "first": 4, "size": 8, "nodes": 4, "move": 3, "adaptive": False, "grows": True}
+    told = {
+        "per_node": 2,
+        "first": 4,
+        "size": 8,
+        "nodes": 4,
+        "move": 3,
+        "adaptive": False,
+        "grows": True,
+        "call": None,
+    }
     told |= {"address": "127.0.0.1", "port": 1, "secret": "s"}
     path = tmp_path / "companion-3.json"
     path.touch(mode=0o600)
