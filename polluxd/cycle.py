@@ -7,7 +7,6 @@ for. Anything that cannot be understood or reached raises before anything is cha
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ from polluxd.apply.paths import PathOptions, choose, failed_paths
 from polluxd.apply.reconciler import Reconciler
 from polluxd.apply.stuck import stuck_moves
 from polluxd.config import Config
-from polluxd.encoding import encode
+from polluxd.encoding import to_json
 from polluxd.errors import LeaderLost
 from polluxd.metrics import Metrics
 from polluxd.metrics.cluster_view import of_cluster, of_moves, of_plan, of_reports
@@ -223,7 +222,7 @@ class Controller:
             note=note,
             durations=durations,
             started_at=snapshot.taken_at,
-            snapshot_json=json.dumps(encode(snapshot)),
+            snapshot_json=to_json(snapshot),
         )
         moved = sum(a.changed for a in plan.allocations)
         with logs.about(cycle=cycle):

@@ -9,12 +9,14 @@ declared type of the field makes a float again.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
+from operator import attrgetter
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from polluxd.errors import StoreRejected
 from polluxd.model import Snapshot
@@ -41,6 +43,62 @@ def encode(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [encode(v) for v in value]
     return value
+
+
+def to_json(snapshot: Snapshot) -> str:
+    """Return the snapshot as JSON text: what `encode` makes of it, in less.
+
+    The encoder of the standard library walks the snapshot; Python code sees each dataclass once. A field is left out
+    where its value is its default and says nothing (None, False, empty): `decode_snapshot` fills it in.
+    """
+    try:
+        text = json.dumps(snapshot, default=_members, allow_nan=False)
+    except ValueError:  # a number is not finite
+        return json.dumps(encode(snapshot))
+    negative_zero = " -0.0" in text or "[-0.0" in text
+    return json.dumps(encode(snapshot)) if negative_zero else text
+
+
+def _members(value: Any) -> Any:
+    """Return a value that JSON lacks as one that it has, one level deep."""
+    if not is_dataclass(value) or isinstance(value, type):
+        return encode(value)
+    names, read, blanks, named = _fields(type(value))
+    members = {n: v for n, v, blank in zip(names, read(value), blanks, strict=True) if v is not blank}
+    for name in named:
+        if name in members:
+            inner = members[name]
+            members[name] = inner._asdict() if isinstance(inner, tuple) else encode(inner)
+    return members
+
+
+class _Fields(NamedTuple):
+    """The fields of a dataclass."""
+
+    names: tuple[str, ...]
+    read: Callable[[Any], tuple[Any, ...]]
+    """Returns their values."""
+    blanks: tuple[Any, ...]
+    """Defaults that need not be written; of other fields an object that no value is."""
+    named: tuple[str, ...]
+    """Fields of named tuples, which JSON would take for lists."""
+
+
+@cache
+def _fields(kind: type[Any]) -> _Fields:
+    hints, found = get_type_hints(kind), fields(kind)
+    names = tuple(f.name for f in found)
+    # Of one name the reader would return no tuple.
+    assert len(names) > 1, kind
+    blanks = (f.default if any(f.default is b for b in (None, False, "", ())) else MISSING for f in found)
+    named = tuple(name for name in names if _has_named_tuple(hints[name]))
+    return _Fields(names, attrgetter(*names), tuple(blanks), named)
+
+
+def _has_named_tuple(hint: Any) -> bool:
+    if isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields"):
+        return True
+    return any(map(_has_named_tuple, get_args(hint)))
 
 
 def decode_snapshot(data: Any) -> Snapshot:

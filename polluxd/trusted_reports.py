@@ -145,11 +145,7 @@ def _observe(history: _ReportHistory, report: Report, held: Held) -> None:
 
 
 def _trusted(history: _ReportHistory, report: Report, held: Held, now: float, doubts: list[str]) -> Report:
-    kept = replace(
-        report,
-        explored_gpus=min(report.explored_gpus, held.most_gpus),
-        explored_nodes=min(report.explored_nodes, held.most_nodes),
-    )
+    kept = _limited(report, explored_gpus=held.most_gpus, explored_nodes=held.most_nodes)
     if kept.explored_gpus < report.explored_gpus:
         doubts.append(f"explored_gpus={report.explored_gpus}: the job has held {held.most_gpus} at most")
     kept = _believable_fit(history, kept, doubts)
@@ -158,18 +154,18 @@ def _trusted(history: _ReportHistory, report: Report, held: Held, now: float, do
         stay = (held.gpus + 1) // 2
         if max(kept.explored_gpus, kept.prior_gpus) > stay:
             doubts.append(f"no progress for {now - history.advanced_at:.0f} s: it gains no GPUs")
-            kept = replace(
-                kept, explored_gpus=min(kept.explored_gpus, stay), prior_gpus=min(kept.prior_gpus, stay)
-            )
+            kept = _limited(kept, explored_gpus=stay, prior_gpus=stay)
     elif not history.rates:
         # Growth is limited to twice this. No doubt is noted: each job passes through this once.
-        least = max(held.equal_share, held.gpus) / 2
-        kept = replace(
-            kept,
-            explored_gpus=min(kept.explored_gpus, math.ceil(least)),
-            prior_gpus=min(kept.prior_gpus, math.ceil(least)),
-        )
+        least = math.ceil(max(held.equal_share, held.gpus) / 2)
+        kept = _limited(kept, explored_gpus=least, prior_gpus=least)
     return _believable_target(history, kept, now, doubts)
+
+
+def _limited(report: Report, **most: int) -> Report:
+    """Return the report with these fields no larger than given."""
+    beyond = {name: limit for name, limit in most.items() if getattr(report, name) > limit}
+    return replace(report, **beyond) if beyond else report  # type: ignore[arg-type]
 
 
 def _believable_fit(history: _ReportHistory, report: Report, doubts: list[str]) -> Report:

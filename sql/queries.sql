@@ -54,17 +54,17 @@ INSERT INTO pollux.secret (cluster, key) VALUES (:cluster, :key) ON CONFLICT (cl
 DELETE FROM pollux.secret s WHERE s.cluster = :cluster AND s.id NOT IN (
     SELECT id FROM pollux.secret WHERE cluster = :cluster ORDER BY id DESC LIMIT 2);
 
--- name: reports
--- The latest report of each job that has not ended. An acknowledged drain says that a checkpoint exists. What earlier runs
--- were measured on is polluxd's own record (known_gpus).
-SELECT h.*, h.checkpointed OR EXISTS (
+-- name: newest_reports
+-- The latest report of each job that has not ended, by its id. An acknowledged drain says that a checkpoint exists. What
+-- earlier runs were measured on is polluxd's own record (known_gpus).
+SELECT h.job_id, h.id, EXISTS (
            SELECT FROM pollux.move m
-           WHERE m.cluster = h.cluster AND m.job_id = h.job_id AND m.attempt = h.attempt
-             AND m.acknowledged IS NOT NULL AND m.path <> 'resize') AS has_checkpoint,
+           WHERE m.cluster = j.cluster AND m.job_id = h.job_id AND m.attempt = h.attempt
+             AND m.acknowledged IS NOT NULL AND m.path <> 'resize') AS drained,
        coalesce(k.gpus, 0) AS known_gpus, coalesce(k.nodes, 0) AS known_nodes
 FROM pollux.job j
 CROSS JOIN LATERAL (
-    SELECT * FROM pollux.report_history r WHERE r.cluster = j.cluster AND r.job_id = j.job_id
+    SELECT r.job_id, r.id, r.attempt FROM pollux.report_history r WHERE r.cluster = j.cluster AND r.job_id = j.job_id
     ORDER BY r.attempt DESC, r.id DESC LIMIT 1) h
 LEFT JOIN LATERAL (
     SELECT max(p.explored_gpus) AS gpus, max(p.explored_nodes) AS nodes
@@ -72,6 +72,9 @@ LEFT JOIN LATERAL (
     JOIN pollux.prior p ON p.cluster = f.cluster AND p.uid = f.uid AND p.fingerprint = f.fingerprint
     WHERE f.cluster = j.cluster AND f.job_id = j.job_id AND f.uid = j.uid) k ON true
 WHERE j.cluster = :cluster AND j.ended_at IS NULL;
+
+-- name: reports
+SELECT * FROM pollux.report_history WHERE cluster = :cluster AND id = ANY(CAST(:ids AS bigint[]));
 
 -- name: news
 -- Whether a move under way has heard from its job since report :seen: what polluxd interrupts its wait for.
@@ -196,7 +199,9 @@ RETURNING j.job_id, j.submitted_at;
 
 -- name: job_times
 -- The row of a job that holds GPUs is as old as the last change of the job: it holds them now.
-SELECT job_id, submitted_at, started_at, CASE WHEN gpus > 0 THEN now() ELSE held_at END AS held_at, most_gpus, most_nodes
+SELECT job_id, extract(epoch FROM submitted_at)::double precision AS submitted_at,
+    extract(epoch FROM started_at)::double precision AS started_at,
+    extract(epoch FROM CASE WHEN gpus > 0 THEN now() ELSE held_at END)::double precision AS held_at, most_gpus, most_nodes
 FROM pollux.job WHERE cluster = :cluster AND ended_at IS NULL;
 
 -- name: end_unseen_jobs

@@ -44,7 +44,7 @@ def node_size(snapshot: Mapping[str, Any] | None, report: Report | None) -> tupl
     Of the nodes of `fit_type`, where that is one.
     """
     own = fit_type(snapshot, report)
-    nodes = [node for node in (snapshot or {}).get("nodes", ()) if not own or node["gpu_type"] == own]
+    nodes = [node for node in (snapshot or {}).get("nodes", ()) if not own or node.get("gpu_type", "") == own]
     gpus = [int(node["gpus"]) for node in nodes if node["gpus"]]
     if gpus:
         return mode(gpus), sum(gpus)

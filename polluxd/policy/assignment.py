@@ -100,6 +100,8 @@ def _parts(seating: Seating) -> list[_Part] | None:
         if seating.pinned[j]:
             continue
         for o in seating.options(j):
+            if len(parts) > MOST_PARTS:
+                return None
             shape = table.shape(o)
             if shape.nodes == 0:
                 value = (seating.stay if packing.home[j] == NOWHERE else seating.move)[o]
@@ -126,8 +128,6 @@ def _parts(seating: Seating) -> list[_Part] | None:
                         # Whether it stays is not followed node by node: its value is the better of both.
                         parts.append(_Part(j, o, -1, whole, seating.value(o)))
                         parts += [_Part(j, o, n, whole, 0.0) for n in group.tolist()]
-            if len(parts) > MOST_PARTS:
-                return None
     return parts if parts and len(parts) <= MOST_PARTS else None
 
 

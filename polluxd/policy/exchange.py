@@ -7,6 +7,7 @@ program over the jobs, whose state is the GPUs used on either node. Jobs that wa
 from __future__ import annotations
 
 from functools import lru_cache
+from heapq import nsmallest
 from typing import NamedTuple
 
 import numpy as np
@@ -43,6 +44,7 @@ def improve(seating: Seating, aim: float, tolerance: float, limit: int) -> int:
     best = np.maximum.reduceat(seating.worth, table.start[:-1]).tolist()
     smallest = max(1e-12 * abs(aim), tolerance * 1e-3)
     work, better, total = 0, True, seating.total()
+    waiting = _most_at_stake(seating, best, smallest)
     settled: dict[tuple[int, int], int] = {}
     version = [0] * len(packing.nodes)
     while better and work < limit and total < aim - tolerance:
@@ -54,10 +56,11 @@ def improve(seating: Seating, aim: float, tolerance: float, limit: int) -> int:
             if settled.get((a, b), -1) >= seen:
                 continue
             work += 1
-            gained = _divide(seating, a, b, best, smallest)
+            gained = _divide(seating, a, b, waiting, best, smallest)
             settled[(a, b)] = seen
             if gained > 0:
                 total += gained
+                waiting = _most_at_stake(seating, best, smallest)
                 better = True
                 version[a] = version[b] = work
                 settled[(a, b)] = work
@@ -85,7 +88,19 @@ def _pairs(seating: Seating, best: list[float]) -> list[tuple[int, int]]:
     return list(found)
 
 
-def _divide(seating: Seating, a: int, b: int, best: list[float], smallest: float) -> float:
+def _most_at_stake(seating: Seating, best: list[float], smallest: float) -> list[int]:
+    """Return the jobs without GPUs that take part in each division."""
+    gaps = [
+        (seating.utility(j) - best[j], j)
+        for j, seat in enumerate(seating.packing.seats)
+        if seat == NOWHERE and not seating.pinned[j]
+    ]
+    return [j for gap, j in nsmallest(WAITING, gaps) if -gap > smallest]
+
+
+def _divide(
+    seating: Seating, a: int, b: int, waiting: list[int], best: list[float], smallest: float
+) -> float:
     """Take the best division of nodes `a` and `b`; return its gain."""
     packing = seating.packing
     pair = {a, b}
@@ -94,9 +109,7 @@ def _divide(seating: Seating, a: int, b: int, best: list[float], smallest: float
         for j in {*packing.guests[a], *packing.guests[b]}
         if not seating.pinned[j] and pair.issuperset(packing.seats[j][0])
     )
-    idle = [j for j, seat in enumerate(packing.seats) if seat == NOWHERE and not seating.pinned[j]]
-    idle = [j for j in idle if best[j] - seating.utility(j) > smallest]
-    inside += sorted(idle, key=lambda j: (seating.utility(j) - best[j], j))[:WAITING]
+    inside += waiting
     if not inside or sum(best[j] - seating.utility(j) for j in inside) <= smallest:
         return 0.0
     room = tuple(

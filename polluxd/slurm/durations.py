@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from polluxd.errors import SlurmGarbled
 
 
+@lru_cache(maxsize=4096)
 def duration(text: str) -> float | None:
     """Seconds of `D-HH:MM:SS`, `HH:MM:SS` or `MM:SS`; None: no limit."""
     if text in ("UNLIMITED", "NOT_SET", "Partition_Limit", "PARTITION_LIMIT", "N/A", "INVALID"):

@@ -20,7 +20,9 @@ from polluxd.slurm.states import schedulable
 
 _NAME = re.compile(r"NodeName=([^\s,\[\]]+)\s")
 _ADMINISTRATORS = re.compile(r"\s(?:Comment|Extra|Reason)=")
-_FIELD = re.compile(r"(?:^|\s)([A-Za-z]\w*)=(\S*)")
+_FIELD = re.compile(
+    r"\s(ActiveFeatures|CPUAlloc|CPUEfctv|CPUTot|Gres|GresUsed|Partitions|State|TmpDisk)=(\S*)"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import ceil
+from sys import intern
+from types import MappingProxyType
+from typing import NamedTuple
 
 from polluxd.errors import DirectiveError, SlurmGarbled
 from polluxd.model import JobState
@@ -89,18 +92,25 @@ class Query:
         *first, last = self.fields
         return ",".join([*(f"{name}:{self.separator}" for name in first), f"{last}:{self.end}"])
 
-    def rows(self, text: str) -> list[list[str]]:
+    def in_words_of(self, other: Query, text: str) -> str:
+        """Return an answer to this query as an answer to the other one.
+
+        The words of an answer that is compared with later ones never leave the process.
+        """
+        return text.replace(self.separator, other.separator).replace(self.end, other.end)
+
+    def records(self, text: str) -> list[str]:
         """Split the answer into records.
 
         Raises:
             SlurmGarbled: the answer is cut off.
         """
-        if not text.strip():
+        if not text or text.isspace():
             return []
-        end = self.end + "\n"
-        if not text.endswith(end):
+        *records, rest = text.split(self.end + "\n")
+        if rest:
             raise SlurmGarbled(f"squeue's answer is cut off: it ends in {text[-40:]!r}")
-        return [record.split(self.separator) for record in text[: -len(end)].split(end)]
+        return records
 
 
 def jobs_query() -> Query:
@@ -118,6 +128,19 @@ def _words() -> tuple[str, str]:
     return f"<{secrets.token_hex(8)}>", f"<{secrets.token_hex(8)}>"
 
 
+class Record(NamedTuple):
+    """What one record of `jobs_query` says."""
+
+    job: SlurmJob | None
+    """None: it makes no sense."""
+    complaint: str = ""
+    """What makes no sense in it."""
+    task: tuple[int, int] | None = None
+    """Of a task of an array that waits: the record's job id, and the task's number."""
+    scattered: bool = False
+    leaving: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Queue:
     """What an answer says."""
@@ -129,46 +152,66 @@ class Queue:
     """Jobs that run on several nodes and did not ask for GPUs per node: what they hold on each is not known here."""
     leaving: Mapping[int, int] = field(default_factory=dict)
     """GPUs per node, at most, of jobs whose processes are ending, where `jobs` does not say what they hold."""
+    records: Mapping[str, Record] = field(default_factory=dict)
+    """By text: the next answer to the same query is read with their help."""
 
 
-def parse_jobs(text: str, query: Query) -> Queue:
+def parse_jobs(text: str, query: Query, known: Mapping[str, Record] = MappingProxyType({})) -> Queue:
     """Read the answer to `jobs_query`.
+
+    Args:
+        known: records of an earlier answer to the same query. A record of the same text says the same.
 
     Raises:
         SlurmGarbled: the answer as a whole is cut off or of another form. One record that makes no sense costs that
             record alone.
     """
     jobs: list[SlurmJob] = []
-    tasks: dict[str, list[int]] = {}
+    tasks: dict[int, list[int]] = {}
     unreadable: dict[str, str] = {}
     scattered: set[int] = set()
     leaving: dict[int, int] = {}
-    for row in query.rows(text):
-        try:
-            if len(row) != len(query.fields):
-                raise SlurmGarbled(f"expected {len(query.fields)} fields, got {len(row)}")
-            record = dict(zip(query.fields, row, strict=True))
-            task = record["ArrayTaskID"]
-            if _is_number(task) and _is_number(row[0]) and record["State"] == "PENDING":
-                waiting = tasks.setdefault(row[0], [])
-                waiting.append(int(task))
-                if len(waiting) > 1:
-                    continue  # one record of Slurm, one line for each of its tasks
-            job, complaint, held = _job(record)
-        except SlurmGarbled as error:
-            unreadable[f"job {row[0][:20]}"] = str(error)
+    records: dict[str, Record] = {}
+    for line in query.records(text):
+        record = records[line] = known.get(line) or _record(line, query)
+        if record.task is not None:
+            waiting = tasks.setdefault(record.task[0], [])
+            waiting.append(record.task[1])
+            if len(waiting) > 1:
+                continue  # one record of Slurm, one line for each of its tasks
+        job = record.job
+        if job is None:
+            unreadable[f"job {line.split(query.separator, 1)[0][:20]}"] = record.complaint
             continue
         jobs.append(job)
-        if complaint:
-            unreadable[f"job {job.job_id}"] = complaint
-        if job.state in _MAY_HOLD and held is None and job.nodes:
+        if record.complaint:
+            unreadable[f"job {job.job_id}"] = record.complaint
+        if record.scattered:
             scattered.add(job.job_id)
-        if job.state is JobState.COMPLETING and (job.spec is None or held is None):
-            leaving[job.job_id] = _bound(record)
-    together = {int(job_id): tuple(sorted(several)) for job_id, several in tasks.items() if len(several) > 1}
+        if record.leaving is not None:
+            leaving[job.job_id] = record.leaving
+    together = {job_id: tuple(sorted(several)) for job_id, several in tasks.items() if len(several) > 1}
     if together:
         jobs = [replace(j, tasks=together[j.job_id]) if j.job_id in together else j for j in jobs]
-    return Queue(tuple(jobs), unreadable, frozenset(scattered), leaving)
+    return Queue(tuple(jobs), unreadable, frozenset(scattered), leaving, records)
+
+
+def _record(line: str, query: Query) -> Record:
+    """Read one record."""
+    row, task = line.split(query.separator), None
+    try:
+        if len(row) != len(query.fields):
+            raise SlurmGarbled(f"expected {len(query.fields)} fields, got {len(row)}")
+        record = dict(zip(query.fields, row, strict=True))
+        number = record["ArrayTaskID"]
+        if _is_number(number) and _is_number(row[0]) and record["State"] == "PENDING":
+            task = int(row[0]), int(number)
+        job, complaint, held = _job(record)
+        holds = job.state in _MAY_HOLD and held is None and bool(job.nodes)
+        ending = job.state is JobState.COMPLETING and (job.spec is None or held is None)
+        return Record(job, complaint, task, holds, _bound(record) if ending else None)
+    except SlurmGarbled as error:
+        return Record(None, str(error), task)
 
 
 def _is_number(text: str) -> bool:
@@ -177,7 +220,8 @@ def _is_number(text: str) -> bool:
 
 def parse_names(text: str, query: Query) -> dict[int, str]:
     """Read the answer to `names_query`. Raises SlurmGarbled."""
-    return {int(row[0]): row[1] for row in query.rows(text) if len(row) == 2 and _JOB_ID.fullmatch(row[0])}
+    rows = [record.split(query.separator) for record in query.records(text)]
+    return {int(row[0]): row[1] for row in rows if len(row) == 2 and _JOB_ID.fullmatch(row[0])}
 
 
 def _job(record: Mapping[str, str]) -> tuple[SlurmJob, str, int | None]:
@@ -198,14 +242,14 @@ def _job(record: Mapping[str, str]) -> tuple[SlurmJob, str, int | None]:
         SlurmJob(
             job_id=_number(record, "JobID"),
             name="",
-            user=_text(record, "UserName"),
+            user=intern(_text(record, "UserName")),
             uid=_number(record, "UserID"),
-            account=_text(record, "Account"),
-            partition=_text(record, "Partition"),
-            qos=_text(record, "QOS"),
+            account=intern(_text(record, "Account")),
+            partition=intern(_text(record, "Partition")),
+            qos=intern(_text(record, "QOS")),
             state=state,
-            raw_state=record["State"],
-            reason=record["Reason"],
+            raw_state=intern(record["State"]),
+            reason=intern(record["Reason"]),
             restart_count=_number(record, "RestartCnt"),
             submit_time=directives.submitted if directives and directives.submitted else submitted,
             start_time=None if pending else _time(record, "StartTime"),
@@ -300,6 +344,8 @@ def _text(record: Mapping[str, str], key: str) -> str:
 
 
 def _number(record: Mapping[str, str], key: str) -> int:
+    if _is_number(record[key]):
+        return int(record[key])
     # A pending job may ask for a range such as "1-2": its least counts.
     found = _NUMBER.fullmatch(record[key])
     if found is None:

@@ -22,7 +22,7 @@ from polluxd.model import JobState, Node
 from polluxd.slurm.mail import quiet_mail
 from polluxd.slurm.node_records import attribute, parse_nodes
 from polluxd.slurm.protocol import ClusterState, Geometry, SlurmJob
-from polluxd.slurm.queue import Query, Queue, jobs_query, names_query, parse_jobs, parse_names
+from polluxd.slurm.queue import Query, Queue, Record, jobs_query, names_query, parse_jobs, parse_names
 from polluxd.slurm.rarely_asked import RarelyAsked
 from polluxd.slurm.rules import Rules, parse_licenses, parse_partitions, parse_reservations
 
@@ -65,8 +65,13 @@ class ScontrolClient:
         """Addresses of jobs that are tasks of an array. The bare id of one of them stands for the whole array."""
         self._seen: frozenset[int | str] = frozenset()
         self._rarely = RarelyAsked(self._run, clock)
+        self._read_as = jobs_query()
+        self._records: Mapping[str, Record] = {}
+        """Of the last answer, in the words of `_read_as`."""
         self._names: Mapping[tuple[int, float], str] = {}
         """By job id and first submission: Slurm uses ids again."""
+        self._shown: Mapping[int, tuple[SlurmJob, SlurmJob]] = {}
+        """By job id: a job of ours as it was read, and with its name."""
         # Nothing of another cluster or job may leak in, and times are to be UTC both ways, whatever the machine's
         # zone and its daylight saving.
         dropped = ("SLURM_", "SBATCH_", "SCANCEL_", "SQUEUE_", "SINFO_")
@@ -250,7 +255,11 @@ class ScontrolClient:
 
     def _queue(self, *options: str) -> Queue:
         query = jobs_query()
-        return parse_jobs(self._squeue(query, *options), query)
+        text = query.in_words_of(self._read_as, self._squeue(query, *options))
+        queue = parse_jobs(text, self._read_as, self._records)
+        if not options:
+            self._records = queue.records
+        return queue
 
     def _squeue(self, query: Query, *options: str) -> str:
         words = ("squeue", "--local", "--all", "--noheader", "--states=all", "--array", *options)
@@ -268,10 +277,16 @@ class ScontrolClient:
                 if job.spec is not None
             }
             self._names = {**self._names, **known} if len(jobs) == 1 else known
-        return tuple(
-            replace(job, name=_shown(job, self._names[job.job_id, job.submit_time])) if job.spec else job
-            for job in jobs
-        )
+        before, shown = self._shown, dict[int, tuple[SlurmJob, SlurmJob]]()
+        for job in jobs:
+            if job.spec is not None:
+                kept = before.get(job.job_id)
+                name = self._names[job.job_id, job.submit_time]
+                again = kept is not None and kept[0] is job and kept[1].name == _shown(job, name)
+                shown[job.job_id] = kept if kept and again else (job, replace(job, name=_shown(job, name)))
+        if len(jobs) != 1:
+            self._shown = shown
+        return tuple(shown[job.job_id][1] if job.spec is not None else job for job in jobs)
 
     def _learn_all(self, jobs: tuple[SlurmJob, ...]) -> tuple[SlurmJob, ...]:
         self._ours.clear()  # polluxd runs for months: drop jobs that Slurm has forgotten

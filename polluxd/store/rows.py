@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import datetime
+from operator import attrgetter
 from typing import Any
 
 from pollux.parameters import BatchLimits, NoiseScale, ThroughputParams
@@ -123,7 +124,7 @@ def report(row: Row, now: float) -> Report:
         target=row["target"],
         epoch=row["epoch"],
         lr_factor=row["lr_factor"],
-        checkpointed=row.get("has_checkpoint", row["checkpointed"]),
+        checkpointed=row["checkpointed"],
         first_step_at=None if first_step_at is None else float(first_step_at),
         restart_cost=row["restart_cost"],
         gpu_type=row.get("gpu_type") or "",
@@ -219,35 +220,41 @@ def _explained(stored: Row) -> Explanation:
 
 
 def allocations_to_json(allocations: Iterable[Allocation]) -> str:
-    return json.dumps([allocation_to_json(a) for a in allocations])
+    """Return decisions as JSON; a number that is not finite is null."""
+    found = [_allocation(a) for a in allocations]
+    try:
+        return json.dumps(found, allow_nan=False)
+    except ValueError:
+        return json.dumps([_finite(a) for a in found])
 
 
-def allocation_to_json(allocation: Allocation) -> dict[str, Any]:
+def _allocation(allocation: Allocation) -> dict[str, Any]:
     placement = allocation.placement
     return {
         "job_id": allocation.job_id,
         "nodes": list(placement.nodes),
         "gpus_per_node": placement.gpus_per_node,
         "gpus": placement.gpus,
-        "goodput": finite_or_none(float(allocation.goodput)),
-        "speedup": finite_or_none(float(allocation.speedup)),
+        "goodput": float(allocation.goodput),
+        "speedup": float(allocation.speedup),
         "batch_size": int(allocation.batch_size),
         "changed": bool(allocation.changed),
         "reason": allocation.reason,
-        "explanation": _explanation(allocation),
+        "explanation": None
+        if allocation.explanation is None
+        else dict(zip(_EXPLAINED, _explanation(allocation.explanation), strict=True)),
     }
 
 
+# Not asdict, which copies each value: ten thousand jobs a cycle.
 _EXPLAINED = tuple(f.name for f in fields(Explanation))
+_explanation = attrgetter(*_EXPLAINED)
 
 
-def _explanation(allocation: Allocation) -> dict[str, Any] | None:
-    explained = allocation.explanation
-    if explained is None:
-        return None
-    # Not asdict, which copies each value: ten thousand jobs a cycle.
-    values = ((name, getattr(explained, name)) for name in _EXPLAINED)
-    return {name: finite_or_none(v) if isinstance(v, float) else v for name, v in values}
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(v) for name, v in value.items()}
+    return finite_or_none(value) if isinstance(value, float) else value
 
 
 def cycle(row: Row) -> CycleView:
@@ -268,11 +275,7 @@ def cycle(row: Row) -> CycleView:
 
 def job_times(row: Row) -> JobTimes:
     return JobTimes(
-        row["submitted_at"].timestamp(),
-        seconds(row["started_at"]),
-        seconds(row["held_at"]),
-        row["most_gpus"],
-        row["most_nodes"],
+        row["submitted_at"], row["started_at"], row["held_at"], row["most_gpus"], row["most_nodes"]
     )
 
 

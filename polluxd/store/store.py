@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from sqlalchemy import URL
 
-from polluxd.errors import ReportError, StoreError, StoreRejected
+from polluxd.errors import StoreError, StoreRejected
 from polluxd.model import DaemonMode, Move, Placement, Plan, Report, Step
 from polluxd.settings import PolicySettings
 
@@ -21,6 +21,7 @@ from .connection import our_errors
 from .costs import totals
 from .decision_changes import plan_digest
 from .migrations import apply_migrations
+from .newest_reports import NewestReports
 from .readings import Readings
 from .setting_rows import settings_from_rows
 from .sqlfiles import migrations
@@ -68,8 +69,7 @@ class Store(Readings, AdministratorOrders):
         self._seen_report = 0
         self.agent_roles = AgentRoles(self._transaction)
         self._written = Written()
-        self._rejected: dict[int, str] = {}
-        """Reports that `reports` left out, and why: said once."""
+        self._newest = NewestReports()
 
     def close(self) -> None:
         """Resign and close every connection."""
@@ -163,25 +163,12 @@ class Store(Readings, AdministratorOrders):
         types, the report has them too.
         """
         with self._transaction() as run:
-            found = run("reports")
-            by_type = rows.fits_by_type(run("fits_by_type"))
-        usable: dict[int, Report] = {}
-        rejected: dict[int, str] = {}
-        now = time.time()
-        for row in found:
-            try:
-                usable[row["job_id"]] = rows.with_types(rows.report(row, now), by_type.get(row["job_id"], {}))
-            except ReportError as error:
-                rejected[row["job_id"]] = str(error)
-                if self._rejected.get(row["job_id"]) != str(error):
-                    log.warning("report left out: %s", error)
-        self._rejected = rejected
-        return usable
+            return self._newest.read(run, time.time())
 
     @property
     def rejected(self) -> Mapping[int, str]:
         """Jobs whose report the last `reports` left out, and why."""
-        return self._rejected
+        return self._newest.rejected
 
     # Jobs and cycles
 
@@ -190,20 +177,28 @@ class Store(Readings, AdministratorOrders):
 
         Other jobs are passed over. Stored jobs that Slurm no longer shows have ended.
         """
-        ours = {job.job_id: rows.job_to_json(job) for job in jobs if job.spec is not None}
+        ours = {job.job_id: job for job in jobs if job.spec is not None}
         written = self._written.under(self.epoch)
         known = written.jobs or {}
-        changed = json.dumps([row for job_id, row in ours.items() if known.get(job_id) != row])
+        # The client of Slurm returns the very same object for a job that did not change.
+        fresh = [job for job_id, job in ours.items() if known.get(job_id) is not job]
+        changed = [
+            row
+            for job in fresh
+            if (row := rows.job_to_json(job))
+            != (rows.job_to_json(known[job.job_id]) if job.job_id in known else None)
+        ]
         with self._transaction(fenced=True) as run:
-            if changed != "[]":
-                for row in run("forget_reused_jobs", jobs=changed):
+            if changed:
+                sent = json.dumps(changed)
+                for row in run("forget_reused_jobs", jobs=sent):
                     log.info("job id %d was used again: its former life is forgotten", row["job_id"])
                     (written.decisions or {}).pop(row["job_id"], None)
-                run("upsert_jobs", jobs=changed)
+                run("upsert_jobs", jobs=sent)
             if written.jobs is None or known.keys() - ours.keys():
                 run("end_unseen_jobs", job_ids=list(ours))
         self._written = replace(written, jobs=ours)
-        self.agent_roles.admit(frozenset(row["uid"] for row in ours.values()))
+        self.agent_roles.admit(frozenset(job.uid for job in ours.values()))
 
     def take_in(self) -> None:
         """Process what agents wrote: acknowledged drains and fits.

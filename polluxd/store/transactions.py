@@ -20,9 +20,12 @@ class QueryRunner:
         self._connection = connection
         self._cluster = cluster
 
-    def __call__(self, query: str, /, **words: object) -> list[Mapping[str, Any]]:
+    def __call__(self, query: str, /, **words: object) -> list[dict[str, Any]]:
         result = self._connection.execute(text(queries()[query]), {"cluster": self._cluster, **words})
-        return [dict(row) for row in result.mappings()] if result.returns_rows else []
+        if not result.returns_rows:
+            return []
+        columns = tuple(result.keys())
+        return [dict(zip(columns, row, strict=True)) for row in result]
 
 
 class Session:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from polluxd.model import Allocation
 
 from .decision_changes import same_decision
+from .views import ObservedJob
 
 
 @dataclass
@@ -17,12 +17,12 @@ class Written:
 
     Attributes:
         epoch: under which they were written; None: not as a leader. Another epoch may have written since.
-        jobs: by job id, as sent; None: not known.
+        jobs: by job id, as Slurm showed them; None: not known.
         decisions: by job id, as stored, which may be some cycles ago; None: not known.
     """
 
     epoch: int | None = None
-    jobs: dict[int, dict[str, Any]] | None = None
+    jobs: dict[int, ObservedJob] | None = None
     decisions: dict[int, Allocation] | None = field(default=None)
 
     def under(self, epoch: int | None) -> Written:

@@ -41,6 +41,8 @@ NODES, PER_NODE = 2048, 8
 CHURN = 0.002
 """Share of the jobs that end between two cycles, and are replaced: 20 of 10,000."""
 CYCLES_14_DAYS = 14 * 1440
+RERANKED = 5
+"""Cycles from one change of all jobs' priorities to the next: Slurm's PriorityCalcPeriod is five minutes."""
 AIMS = {
     "poll_cpu_s": 1.5,
     "cycle_cpu_s": 4.0,
@@ -65,6 +67,8 @@ class Cluster:
         self.jobs: dict[int, dict[str, str]] = {}
         self.held: dict[int, tuple[tuple[str, ...], int]] = {}
         self.explored: dict[int, int] = {}
+        self.ended: list[int] = []
+        """Slurm shows them on for MinJobAge: one cycle here."""
         self.arrive(jobs)
 
     def arrive(self, jobs: int) -> None:
@@ -85,8 +89,17 @@ class Cluster:
             }
 
     def leave(self, jobs: int) -> None:
-        for job_id in self.random.sample(sorted(self.held), min(jobs, len(self.held))):
-            del self.jobs[job_id], self.held[job_id]
+        for job_id in self.ended:
+            del self.jobs[job_id]
+        self.ended = self.random.sample(sorted(self.held), min(jobs, len(self.held)))
+        for job_id in self.ended:
+            del self.held[job_id]
+            self.jobs[job_id] |= {"State": "COMPLETED", "EndTime": str(int(time.time()))}
+
+    def rerank(self) -> None:
+        """Give all jobs another priority."""
+        for job in self.jobs.values():
+            job["PriorityLong"] = str(int(job["PriorityLong"]) - 1)
 
     def place(self, plan: Mapping[int, tuple[tuple[str, ...], int]]) -> None:
         """Carry a plan out."""
@@ -337,7 +350,9 @@ def measure(jobs: int, cycles: int, nodes: int) -> Figures:
                     before = now
                     cluster.place(plan)
                     cluster.leave(round(CHURN * jobs))
-                    cluster.arrive(jobs - len(cluster.jobs))
+                    cluster.arrive(jobs + len(cluster.ended) - len(cluster.jobs))
+                    if number % RERANKED == RERANKED - 1:
+                        cluster.rerank()
                     cluster.write(folder)
                     report(database, cluster)
                     print(
@@ -366,6 +381,9 @@ def summary(figures: Figures, jobs: int, nodes: int) -> dict[str, Any]:
         "gpus": nodes * PER_NODE,
         "cycles": len(figures.polls),
         "poll_cpu_s": round(median(p["cpu_s"] for p in polls), 2),
+        "poll_reranked_cpu_s": round(
+            median([p["cpu_s"] for p in figures.polls][RERANKED::RERANKED] or [0.0]), 2
+        ),
         "poll_wall_s": round(median(p["wall_s"] for p in polls), 2),
         "cycle_cpu_s": round(median(d["cpu_s"] for d in decisions), 2),
         "cycle_wall_s": round(median(d["wall_s"] for d in decisions), 2),
@@ -410,7 +428,8 @@ measured. CPU time is polluxd's own. {cycles} cycles; medians of the steady ones
 
 - Rows written in a poll and a decision cycle: {job_rows_written:,} of {jobs:,} jobs, {allocation_rows_written:,} of
   {jobs:,} decisions.
-- CPU time of Postgres for both: {database_cpu_s} s.
+- CPU time of a poll after Slurm has changed the priority of all jobs (every fifth cycle): {poll_reranked_cpu_s} s.
+- CPU time of Postgres for a poll and a decision cycle: {database_cpu_s} s.
 - Resident memory after the first, the middle and the last steady cycle: {memory} MB.
 - A thread of its own renews the lease: after the slowest cycle ({slowest_cycle_wall_s} s) at least
   {least_lease_left_s} s

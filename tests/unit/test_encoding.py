@@ -9,7 +9,7 @@ import json
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
-from polluxd.encoding import decode_snapshot, encode
+from polluxd.encoding import decode_snapshot, encode, to_json
 from polluxd.errors import StoreRejected
 from polluxd.model import JobSpec, Node, Placement, Report, Snapshot, SnapshotJob
 from polluxd.settings import PolicySettings
@@ -102,9 +102,11 @@ FULL = Snapshot(
     ),
 )
 
+FIT = ThroughputParams(0.1, 0.1 + 0.2, 1e-300, 1e22, 1e300, 2.0, 1.5)
+
 
 def stored(snapshot: Snapshot) -> Any:
-    return json.loads(json.dumps(encode(snapshot), allow_nan=False))
+    return json.loads(to_json(snapshot), parse_constant=pytest.fail)
 
 
 def bits(value: Any) -> Any:
@@ -187,6 +189,17 @@ st.register_type_strategy(
 @given(of_type(Snapshot))
 def test_any_snapshot_comes_back_bit_for_bit(made: Snapshot) -> None:
     assert bits(decode_snapshot(stored(made))) == bits(made)
+
+
+def test_numbers_that_json_has_are_written_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = NoiseScale(0.1, 5.0)
+    report = replace(FULL.jobs[0].report or pytest.fail(), params=FIT, noise=noise, params_by_type={"a": FIT})
+    plain = Snapshot("dev", 1.5, FULL.nodes, (replace(FULL.jobs[1], report=report), FULL.jobs[1]))
+    whole = json.dumps(encode(plain))
+    monkeypatch.setattr("polluxd.encoding.encode", lambda value: encode(value) if value is not plain else pytest.fail())
+    assert bits(decode_snapshot(stored(plain))) == bits(plain)
+    assert len(to_json(plain)) < 0.8 * len(whole)
+    assert '"report"' not in to_json(replace(plain, jobs=plain.jobs[1:])), "a field that says nothing is left out"
 
 
 def test_a_snapshot_of_an_older_version_has_the_defaults() -> None:

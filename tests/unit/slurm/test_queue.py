@@ -201,3 +201,28 @@ def test_an_array_task_of_more_digits_than_slurm_has_costs_its_record_alone() ->
     queue = read(long, nonsense, nonsense, RUNNING)
     assert RUNNING["JobID"] in {str(job.job_id) for job in queue.jobs}
     assert "job x" in queue.unreadable
+
+
+def test_a_record_that_stays_the_same_is_not_read_again_and_any_other_is() -> None:
+    query = jobs_query()
+
+    def again(known: Queue, *jobs: dict[str, str]) -> Queue:
+        return parse_jobs(squeue(jobs, query.format), query, known.records)
+
+    first = again(Queue(()), RUNNING, PENDING | {"JobID": "8"})
+    reused = PENDING | {"JobID": "8", "UserName": "bob", "UserID": "1001"}
+    second = again(first, RUNNING, reused)
+    assert second.jobs[0] is first.jobs[0]
+    assert (second.jobs[1].user, second.jobs[1].uid) == ("bob", 1001), "Slurm uses ids again"
+    assert second.jobs == again(Queue(()), RUNNING, reused).jobs
+    assert len(second.records) == 2, "what Slurm no longer shows is forgotten"
+
+
+def test_the_tasks_of_a_record_known_are_told_anew() -> None:
+    query, task = jobs_query(), PENDING | {"JobID": "2", "ArrayJobID": "2"}
+    tasks = [task | {"ArrayTaskID": number} for number in "579"]
+    first = parse_jobs(squeue(tasks, query.format), query)
+    second = parse_jobs(squeue(tasks[1:], query.format), query, first.records)
+    alone = parse_jobs(squeue(tasks[2:], query.format), query, second.records)
+    assert [queue.jobs[0].tasks for queue in (first, second, alone)] == [(5, 7, 9), (7, 9), ()]
+    assert alone.jobs[0].array == (2, 9)

@@ -383,3 +383,18 @@ def test_geometry_checks_itself() -> None:
     for nodes, gpus, cpus in (((), 1, 1), (("n1", "n1"), 1, 1), (("n1",), 0, 1), (("n1",), 1, 0)):
         with pytest.raises(ValueError, match="a geometry"):
             Geometry(nodes, gpus, cpus)
+
+
+def test_a_job_that_did_not_change_is_the_same_object_and_its_name_stays(commands: Commands) -> None:
+    slurm = client()
+    first = {j.job_id: j for j in slurm.observe().jobs}
+    commands.answer([job(7, Name="first"), job(8, "RUNNING", RestartCnt="2")])
+    second = {j.job_id: j for j in slurm.observe().jobs}
+    assert second[7] is first[7]
+    assert second[7].name == "train"
+    assert (first[8].restart_count, second[8].restart_count) == (1, 2)
+    reused = "pollux:v1 min-gpus=1 submitted=1800000000"
+    commands.answer([job(7, Name="other", admin_comment=reused), job(8, "RUNNING")])
+    third = {j.job_id: j for j in slurm.observe().jobs}
+    assert third[7].name == "other", "a new job of the same id"
+    assert slurm.jobs([7])[7] == third[7]
