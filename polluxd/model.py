@@ -61,6 +61,8 @@ class Node:
     """Features that are active; a snapshot leaves them out."""
     tmp_mb: int | None = None
     """Local disk; None: not known. A snapshot leaves it out."""
+    position: int = 0
+    """Place among all nodes in Slurm's order: what --contiguous goes by."""
 
     @property
     def capacity(self) -> int:
@@ -222,6 +224,8 @@ class SnapshotJob:
     """Its reports with such claims, since polluxd started."""
     max_gpus_rule: str = ""
     """Slurm's rule that `spec.max_gpus` stands for, in words; empty: the user's own."""
+    contiguous: bool = False
+    """Its nodes follow each other in Slurm's order (--contiguous)."""
 
 
 @dataclass(frozen=True, slots=True)

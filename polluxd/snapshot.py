@@ -135,6 +135,7 @@ def build_snapshot(
                 keeps=() if move is not None else keeps(job, report, means),
                 doubts=(doubts or {}).get(job.job_id, ()),
                 doubted_reports=doubted(job.job_id),
+                contiguous=job.demands.contiguous,
             )
         )
     ours = {job.job_id for job in jobs}
@@ -153,8 +154,9 @@ def build_snapshot(
             partitions=offers.on(node),
             features=frozenset(),
             tmp_mb=None,
+            position=position,
         )
-        for node in state.nodes
+        for position, node in enumerate(state.nodes)
     )
     apart = {job.job_id: sum(job.gpus_per_node_held.values()) for job in state.jobs if job.job_id not in ours}
     limits = tuple(

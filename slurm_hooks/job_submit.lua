@@ -67,7 +67,6 @@ local REFUSED = {
   { function(j) return given(j.het_job_offset) end, "heterogeneous components (':')", "submit one job" },
   -- 0 is --exclusive, 1 is --oversubscribe
   { function(j) return given(j.shared) and j.shared > 1 end, "--exclusive=user or =mcs", "use --exclusive" },
-  { function(j) return given(j.contiguous) and j.contiguous ~= 0 end, "--contiguous", "use --switches=1" },
   -- From Slurm 24.11 --cpus-per-task stands in it too, as "cpu=2".
   { function(j) return string.find(given(j.tres_per_task) or "", "gpu", 1, true) end, "--gpus-per-task", "use --gres=gpu:N or --gpus-per-node=N" },
   { function(j) return given(j.tres_per_socket) end, "--gpus-per-socket", "use --gres=gpu:N or --gpus-per-node=N" },

@@ -71,6 +71,7 @@ local OPTIONS = {
   { function(j) return min_cpus(j) end, "--mincpus", "min-cpus" },
   { function(j) return given(j.pn_min_tmp_disk) and j.pn_min_tmp_disk > 0 and j.pn_min_tmp_disk end, "--tmp", "tmp" },
   { function(j) return given(j.req_switch) and j.req_switch > 0 and j.req_switch end, "--switches", "switches" },
+  { function(j) return given(j.contiguous) and j.contiguous ~= 0 and "yes" end, "--contiguous", "contiguous" },
 }
 
 -- The words of AdminComment; or nil, the option and what to do instead.

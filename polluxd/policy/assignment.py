@@ -19,10 +19,12 @@ from polluxd.policy.ceilings import NO_CEILING
 from polluxd.policy.domains import classes
 from polluxd.policy.integer import EQUAL
 from polluxd.policy.layout import NOWHERE, Seat
+from polluxd.policy.packing import Packing
 from polluxd.policy.placement import Seating
-from polluxd.policy.shapes import ONE_RACK, OVER_RACKS
+from polluxd.policy.shapes import ONE_RACK, OVER_RACKS, Shape
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 MOST_PARTS = 1_500
 """Parts of placements (variables) up to which the program is tried."""
@@ -118,17 +120,24 @@ def _parts(seating: Seating) -> list[_Part] | None:
             for numbers, size in zip(kinds, sizes, strict=True):
                 inside = numbers[open_to[numbers]]
                 fits = shape.per_node == size or (packing.partial and shape.per_node < size)
-                found = packing.rack[inside]
-                groups = (
-                    [inside[found == r] for r in np.unique(found)] if shape.racks == ONE_RACK else [inside]
-                )
-                for group in groups if fits else ():
+                for group in _groups(packing, j, shape, inside) if fits else ():
                     if group.size >= shape.nodes:
                         whole = len(parts)
                         # Whether it stays is not followed node by node: its value is the better of both.
                         parts.append(_Part(j, o, -1, whole, seating.value(o)))
                         parts += [_Part(j, o, n, whole, 0.0) for n in group.tolist()]
     return parts if parts and len(parts) <= MOST_PARTS else None
+
+
+def _groups(packing: Packing, j: int, shape: Shape, inside: Ints) -> list[Ints]:
+    """Divide the nodes into groups; an option over several lies within one."""
+    if packing.jobs[j].contiguous:
+        home, per_node = packing.home[j]
+        present = (len(home), per_node) == (shape.nodes, shape.per_node)
+        stays = [home] if present and {*home} <= {*inside.tolist()} else []
+        return [np.array(run) for run in sorted({*packing.runs(shape, inside), *stays})]
+    rack = packing.rack[inside]
+    return [inside[rack == r] for r in np.unique(rack)] if shape.racks == ONE_RACK else [inside]
 
 
 def _constraints(seating: Seating, parts: list[_Part], wholes: list[int]) -> list[LinearConstraint]:

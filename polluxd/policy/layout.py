@@ -39,6 +39,8 @@ class Layout:
         number = {name: i for i, name in enumerate(racks(nodes))}
         self.rack: Ints = np.array([number.get(n.rack, -1) for n in nodes], dtype=np.int64)
         """Per node, the number of its rack; -1 where there is but one."""
+        self.position: Ints = np.array([n.position for n in nodes], dtype=np.int64)
+        """Per node, its place in Slurm's order."""
         self._number = {n.name: i for i, n in enumerate(nodes)}
         self._allowed: dict[frozenset[str], Bools] = {}
 

@@ -101,6 +101,8 @@ class Packing:
 
         Nodes that the job holds come first, then nodes where least is left over.
         """
+        if shape.nodes > 1 and self.jobs[j].contiguous:
+            return self._run(j, shape)
         numbers = np.flatnonzero(self.roomy(j, shape))
         if numbers.size < shape.nodes:
             return None
@@ -138,6 +140,36 @@ class Packing:
                     best = order, tuple(sorted(ranked[picked].tolist()))
         return None if best is None else (best[1], shape.per_node)
 
+    def _run(self, j: int, shape: Shape) -> Seat | None:
+        """Return nodes of one class that follow each other in Slurm's order.
+
+        As in `find`, no job gives way if possible, and the job keeps nodes.
+        """
+        roomy, home = self.roomy(j, shape), {*self.home[j][0]}
+        cost = np.where(self.free - self.claimed >= shape.per_node, 0.0, self.claim_cost)
+        best: tuple[tuple[float, ...], tuple[int, ...]] | None = None
+        for size, members in self.layout.classes:
+            if shape.per_node != size and not (self.partial and shape.per_node < size):
+                continue
+            for run in self.runs(shape, members[roomy[members]]):
+                picked, kept = list(run), len(home.intersection(run))
+                order = (float(cost[picked].sum()), -kept, float(self.popularity[picked].sum()), *run)
+                if best is None or order < best[0]:
+                    best = order, run
+        return None if best is None else (best[1], shape.per_node)
+
+    def runs(self, shape: Shape, numbers: NDArray[np.int64]) -> Iterator[tuple[int, ...]]:
+        """Yield those of the nodes that follow each other, as a shape needs them."""
+        inside = numbers[np.argsort(self.layout.position[numbers], kind="stable")]
+        for first in range(inside.size - shape.nodes + 1):
+            run = inside[first : first + shape.nodes]
+            if self.consecutive(run) and self.lies_in(run, shape.racks):
+                yield tuple(sorted(run.tolist()))
+
+    def consecutive(self, numbers: Sequence[int] | NDArray[np.int64]) -> bool:
+        """Whether the nodes follow each other in Slurm's order."""
+        return bool(np.all(np.diff(np.sort(self.layout.position[list(numbers)])) == 1))
+
     def _sets(
         self, shape: Shape, rack: NDArray[np.int64], inside: NDArray[np.int64], evicts: Bools
     ) -> Iterator[tuple[tuple[int, int, int], NDArray[np.int64]]]:
@@ -166,7 +198,7 @@ class Packing:
                 picked = np.append(picked[:-1], others[0])
             yield (1, 0, 0), picked
 
-    def lies_in(self, numbers: Sequence[int], racks: int) -> bool:
+    def lies_in(self, numbers: Sequence[int] | NDArray[np.int64], racks: int) -> bool:
         """Whether these nodes lie in one rack, or in several, as a shape asks for."""
         if racks == ANYWHERE or len(numbers) < 2:
             return True
@@ -182,6 +214,8 @@ class Packing:
         numbers, per_node = seat
         allowed, cpus = self.allowed(j), per_node * self.jobs[j].spec.cpus_per_gpu
         alone = len(numbers) == 1
+        if self.jobs[j].contiguous and seat != self.home[j] and not self.consecutive(numbers):
+            return False
         for n in numbers:
             if self.free[n] < per_node or not allowed[n] or self.cpus[n] < cpus:
                 return False

@@ -41,6 +41,8 @@ def _exchange(packing: Packing, j: int, a: int, b: int) -> None:
     alone = set(packing.guests[a]) == {j} and j not in packing.guests[b]
     if not alone or not _alike(packing.nodes[a], packing.nodes[b]):
         return
+    if any(packing.jobs[i].contiguous and len(packing.seats[i][0]) > 1 for i in (j, *others)):
+        return
     if any(packing.jobs[i].pinned or b in packing.home[i][0] or not packing.allowed(i)[a] for i in others):
         return
     moved = [(i, packing.seats[i], (a, b) if i == j else (b, a)) for i in (j, *others)]

@@ -36,6 +36,8 @@ class Demands:
     """Most leaf switches; 0: any number."""
     array_limit: int | None = None
     """Most tasks of the job's array that run at one time."""
+    contiguous: bool = False
+    """Its nodes follow each other in Slurm's order."""
 
     @property
     def of_nodes(self) -> bool:
@@ -117,8 +119,9 @@ def read_demands(values: dict[str, str]) -> Demands:
     constraint = values.get("constraint", "")
     if constraint:
         matches(constraint, frozenset())
-    if values.get("exclusive", "yes") != "yes":
-        raise DirectiveError(f"AdminComment: exclusive is yes, not {values['exclusive']!r}")
+    for switch in ("exclusive", "contiguous"):
+        if values.get(switch, "yes") != "yes":
+            raise DirectiveError(f"AdminComment: {switch} is yes, not {values[switch]!r}")
     return Demands(
         gpu_types=frozenset(filter(None, values.get("gpu-types", "").split(","))),
         constraint=constraint,
@@ -129,13 +132,14 @@ def read_demands(values: dict[str, str]) -> Demands:
         min_cpus=_count(values, "min-cpus", 1),
         tmp_mb=_count(values, "tmp", 0),
         switches=_count(values, "switches", 0),
+        contiguous="contiguous" in values,
         array_limit=_count(values, "array-limit", 0) or None,
     )
 
 
 WORDS = (
     *("gpu-types", "constraint", "nodelist", "exclude", "reservation", "exclusive"),
-    *("min-cpus", "tmp", "switches", "array-limit"),
+    *("min-cpus", "tmp", "switches", "contiguous", "array-limit"),
 )
 
 

@@ -143,7 +143,6 @@ def test_min_gpus_above_the_cluster_is_refused(site: Site) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--contiguous",), "--contiguous"),
         (("--time-min=1",), "--time-min"),
         (("--no-requeue",), "--no-requeue"),
         (("--gres=none", "--gpus-per-task=1", "--ntasks=2"), "--gpus-per-task"),

@@ -26,7 +26,7 @@ FULL = Snapshot(
     cluster="dev",
     taken_at=1_700_000_000.125,
     nodes=(
-        Node("n1", 4, "a100", 1, False, frozenset({"main", "night"}), 64, 3, "s1", frozenset({"ib"}), 900),
+        Node("n1", 4, "a100", 1, False, frozenset({"main", "night"}), 64, 3, "s1", frozenset({"ib"}), 900, 3),
         Node("n2", 8),
     ),
     jobs=(
@@ -76,6 +76,7 @@ FULL = Snapshot(
             max_gpus_rule="QOS big",
             doubts=("explored_gpus=9",),
             doubted_reports=2,
+            contiguous=True,
         ),
         SnapshotJob(8, "bare", "bob", "nlp", "main", JobSpec(), 3.3, 4.4),
     ),

@@ -122,3 +122,26 @@ def test_each_task_of_an_array_is_a_job_of_its_own(varied: Loop) -> None:
         assert Step.STARTED in moves[0].times
     names = {job.name for job in tasks()}
     assert names == {f"sweep {first}_{task}" for task in range(6)}
+
+
+def test_contiguous_nodes_follow_each_other_after_a_requeue_too(elastic_loop: Loop) -> None:
+    def runs(job_id: int) -> tuple[str, ...]:
+        elastic_loop.until(lambda: elastic_loop.job(job_id).state is JobState.RUNNING, 60, why="a start")
+        return elastic_loop.job(job_id).nodes
+
+    def plain(node: str) -> int:
+        return elastic_loop.sbatch(f"plain-{node}", "sleep 900", directive=f"#SBATCH --nodelist={node}")
+
+    second = plain("n2")
+    runs(second)
+    lines = "#SBATCH --contiguous\n#POLLUX min-gpus=2 max-gpus=2"
+    job_id = elastic_loop.sbatch("row", "sleep 900", directive=lines)
+    before = runs(job_id)
+    assert before in {("n3", "n4"), ("n4", "n5")}
+    fourth = plain("n4")
+    elastic_loop.cluster.command("scancel", str(second))
+    elastic_loop.cluster.command("scontrol", "requeue", str(job_id))
+    assert runs(fourth) == ("n4",)
+    elastic_loop.until(lambda: elastic_loop.job(job_id).restart_count == 1, why="the requeue")
+    assert runs(job_id) in {("n1", "n2"), ("n2", "n3")}
+    elastic_loop.cancel_all()

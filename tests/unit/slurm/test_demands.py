@@ -45,7 +45,7 @@ def test_the_words_of_a_comment() -> None:
     assert not Demands().of_nodes
     assert demands(
         "gpu-types=a100,h100 constraint=ib&(x|y) nodelist=n[1-2] exclude=n2 reservation=course exclusive=yes "
-        "min-cpus=4 tmp=100 switches=1 array-limit=4"
+        "min-cpus=4 tmp=100 switches=1 array-limit=4 contiguous=yes"
     ) == Demands(
         frozenset({"a100", "h100"}),
         "ib&(x|y)",
@@ -57,11 +57,12 @@ def test_the_words_of_a_comment() -> None:
         100,
         1,
         4,
+        True,
     )
 
 
 @pytest.mark.parametrize(
-    "word", ["constraint=a&", "nodelist=n[1-", "min-cpus=many", "exclusive=no", "tmp=-1"]
+    "word", ["constraint=a&", "nodelist=n[1-", "min-cpus=many", "exclusive=no", "contiguous=no", "tmp=-1"]
 )
 def test_words_that_make_no_sense(word: str) -> None:
     with pytest.raises(DirectiveError):

@@ -20,7 +20,6 @@ pytestmark = NEEDS_LUA
     [
         ("heterogeneous components", {"het_job_offset": 0}),
         ("--exclusive=user", {"shared": 2}),
-        ("--contiguous", {"contiguous": 1}),
         ("--gpus-per-task", {"tres_per_task": "gres:gpu:1"}),
         ("--gpus-per-socket", {"tres_per_socket": "gres:gpu:1"}),
         ("--ntasks-per-gpu", {"ntasks_per_tres": 1}),
@@ -133,6 +132,7 @@ def test_types_that_contradict_each_other_or_are_none_are_refused() -> None:
         ({"pn_min_cpus": 6}, "min-cpus=6"),
         ({"pn_min_tmp_disk": 1000}, "tmp=1000"),
         ({"req_switch": 1}, "switches=1"),
+        ({"contiguous": 1}, "contiguous=yes"),
     ],
 )
 def test_options_that_choose_nodes_are_kept(job: dict[str, object], word: str) -> None:
