@@ -67,8 +67,8 @@ def _members(value: Any) -> Any:
     members = {n: v for n, v, blank in zip(names, read(value), blanks, strict=True) if v is not blank}
     for name in named:
         if name in members:
-            inner = members[name]
-            members[name] = inner._asdict() if isinstance(inner, tuple) else encode(inner)
+            inner: Any = members[name]
+            members[name] = inner._asdict() if hasattr(inner, "_asdict") else encode(inner)
     return members
 
 

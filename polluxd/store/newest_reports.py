@@ -19,7 +19,7 @@ _AT_ONCE = 1000
 
 
 class _Newest(NamedTuple):
-    """What a job's usable report follows from, beside the row of the report itself."""
+    """What a usable report follows from, beside its own row."""
 
     id: int
     """A report is never changed, and its id is never used again."""

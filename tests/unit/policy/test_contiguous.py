@@ -1,4 +1,4 @@
-"""Jobs with --contiguous get nodes that follow each other in Slurm's order."""
+"""Jobs with --contiguous get nodes that are neighbours to Slurm."""
 
 from __future__ import annotations
 

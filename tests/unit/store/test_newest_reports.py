@@ -18,7 +18,9 @@ def row(id: int, job_id: int, **other: Any) -> dict[str, Any]:
     at = datetime.fromtimestamp(NOW, UTC)
     words = {"id": id, "job_id": job_id, "attempt": 0, "at": at, "received_at": at, "times": {}}
     words |= {"batch_initial": 8, "batch_maximum": 64, "local_min": 1, "local_max": 8, "noise_sqr": None}
-    words |= dict.fromkeys(("explored_gpus", "explored_nodes", "gpus", "nodes", "prior_gpus", "prior_nodes"), 2)
+    words |= dict.fromkeys(
+        ("explored_gpus", "explored_nodes", "gpus", "nodes", "prior_gpus", "prior_nodes"), 2
+    )
     words |= dict.fromkeys(("goodput", "throughput", "progress", "target", "epoch", "lr_factor"), 1.0)
     return words | FIT | {"batch_size": 8, "checkpointed": False, "restart_cost": None} | other
 
