@@ -16,13 +16,11 @@ from polluxd.model import NO_PLACEMENT, Allocation, Plan, Snapshot
 from polluxd.policy import (
     assignment,
     certificate,
-    exchange,
     fairness,
     objective,
     patterns,
     reasons,
     remarks,
-    search,
     worst_off,
 )
 from polluxd.policy.cache import Cache
@@ -39,10 +37,8 @@ from polluxd.settings import PolicySettings
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-ROUNDS, DIVISIONS = 3, 400
-"""Turns of the two searches, and pairs of nodes divided in all: these bound the work, so that a replay is exact."""
-TOLERANCE = 1e-4
-"""The search stops this near the bound on total utility: fits are not known any better."""
+CLOSE = 1e-4
+"""A plan this near the bound on total utility needs no better one: fits are not known any better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,15 +126,12 @@ def _solve(domain: Domain, settings: PolicySettings, mean_weight: float, cache: 
     packing = seating.packing
     power = objective.summed_power(settings)
     choice = choose(table, domain, packing, power)
-    _place(seating, choice, divide_first=bool(np.isfinite(power)))
-    bound = choice.bound
-    if bound - seating.total() > certificate.CERTAIN * abs(bound):
-        bound = min(bound, assignment.improve(seating))
+    bound = _place(seating, choice, power)
     plain_bound = choice.plain_bound
     if not np.isfinite(power):
         plain_bound = worst_off.lift(seating, plain_bound)
-    if power > objective.GENTLE and bound - seating.total() > certificate.CERTAIN * abs(bound):
-        bound = min(bound, patterns.limit(seating))
+    elif power <= objective.GENTLE:
+        plain_bound = certificate.improve(seating, power, plain_bound)
     seating.return_home()
     leave_right_nodes(packing)
     # The starvation bound orders plans before the objective does: it is no part of either side of the gap.
@@ -146,8 +139,6 @@ def _solve(domain: Domain, settings: PolicySettings, mean_weight: float, cache: 
     explainer = Explainer(seating, moved, rule=settings.gpu_counts)
     idle = float(table.penalty[explainer.held == 0].sum())
     x = table.x(explainer.option, moved)
-    if np.isfinite(power) and power <= objective.GENTLE:
-        plain_bound = certificate.tighten(seating, x, power, plain_bound)
     return _Solved(
         absent + _allocations(seating, moved, explainer),
         x,
@@ -160,46 +151,28 @@ def _solve(domain: Domain, settings: PolicySettings, mean_weight: float, cache: 
     )
 
 
-def _place(seating: Seating, choice: Choice, *, divide_first: bool) -> None:
+def _place(seating: Seating, choice: Choice, power: float) -> float:
     """Seat the choice, and move no job that need not move.
 
-    Where that loses counts, try moving some jobs, and search. `divide_first`: see `_search`.
+    Where nodes hold less than the counts promise, a program that knows nodes chooses again: that of every node in small
+    clusters, that of node patterns in others. Returns a bound on the total.
     """
-    table, chosen = seating.table, choice.chosen
-    seating.aim_at(chosen)
+    chosen, bound = choice.chosen, choice.bound
+    seating.keep_guarantees(chosen)
     left = seating.fill(chosen)
     seating.settle(left, chosen)
-    idle = table.gpus[chosen] == 0
-    tolerance = TOLERANCE * abs(float(table.value[chosen].sum() + table.penalty[idle].sum()))
-    limit = _search(seating, choice.aim, tolerance, DIVISIONS, divide_first=divide_first)
-    if left and seating.total() < choice.aim - tolerance:
-        total, state = seating.total(), seating.state()
-        seating.clear()
-        seating.settle(seating.repack(chosen), chosen)
-        if seating.total() > total:
-            _search(seating, choice.aim, tolerance, limit, divide_first=divide_first)
-        else:
-            seating.restore(state)
+    if left and _short(seating, choice.aim):
+        seating.take(chosen)
+    if _short(seating, bound):
+        bound = min(bound, assignment.improve(seating))
+    if power > objective.GENTLE and _short(seating, bound):
+        bound = min(bound, patterns.improve(seating))
+    return bound
 
 
-def _search(seating: Seating, aim: float, tolerance: float, limit: int, *, divide_first: bool) -> int:
-    """Run both searches in turn while they gain.
-
-    To divide two nodes is the cheaper search. Where utilities add up it goes first and ends higher; under max-min, one
-    job's step is what lifts the worst-off job. Returns how many divisions are left of the limit.
-    """
-    for _ in range(ROUNDS):
-        before = seating.total()
-        if before >= aim - tolerance:
-            break
-        if not divide_first:
-            search.improve(seating, aim, tolerance)
-        limit -= exchange.improve(seating, aim, tolerance, limit)
-        if divide_first:
-            search.improve(seating, aim, tolerance)
-        if seating.total() <= before + tolerance:
-            break
-    return limit
+def _short(seating: Seating, bound: float) -> bool:
+    """Whether a plan may lie between the present one and the bound."""
+    return seating.total() < bound - CLOSE * abs(bound)
 
 
 def _allocations(seating: Seating, moved: Bools, explainer: Explainer) -> list[Allocation]:

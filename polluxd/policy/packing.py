@@ -1,4 +1,4 @@
-"""Which job sits on which nodes, with a journal to take steps back.
+"""Which job sits on which nodes.
 
 Rules held here: no node above its GPUs or CPUs, partitions respected, several nodes only of one class (GPU type and
 size) and whole unless partial nodes are allowed, and never two multi-node jobs on one node (interference avoidance,
@@ -74,7 +74,6 @@ class Packing:
             self.reach[partitions] = int(allowed.sum())
         self.open_to = np.array([self.reach[p] for p in self._partitions], dtype=np.int64)
         """Per job, how many nodes it could use."""
-        self._journal: list[tuple[int, Seat]] = []
         self.home: list[Seat] = [layout.seat(j.placement) for j in jobs]
         """Where each job sits at present, as far as its nodes are known here."""
 
@@ -262,16 +261,11 @@ class Packing:
         for n, per_node, j, _ in taken:
             self.guests[n][j] = per_node
         for j, seat in zip(jobs, seats, strict=True):
-            self._journal.append((j, self.seats[j]))
             self.seats[j] = seat
         return True
 
     def put(self, j: int, seat: Seat) -> None:
         """Move the job to the seat (NOWHERE: off), which the caller found free."""
-        self._journal.append((j, self.seats[j]))
-        self._place(j, seat)
-
-    def _place(self, j: int, seat: Seat) -> None:
         cpus, pinned = self._cpus_per_gpu[j], self._pinned[j]
         for (numbers, per_node), sign in ((self.seats[j], 1), (seat, -1)):
             change, several = sign * per_node, len(numbers) > 1
@@ -295,7 +289,7 @@ class Packing:
 
     def within_ceilings(self, j: int, gpus: int) -> bool:
         """Whether the job, which sits nowhere, may be given so many GPUs."""
-        # A loop, not all(): most jobs are in no group, and the searches ask often.
+        # A loop, not all(): most jobs are in no group.
         for g in self._groups[j]:  # noqa: SIM110
             if self.held[g] + gpus > self.groups[g].ceiling:
                 return False
@@ -307,19 +301,6 @@ class Packing:
         for g in self._groups[j]:
             room = min(room, self.groups[g].ceiling - self.held[g])
         return max(room, 0)
-
-    def mark(self) -> int:
-        """A point to roll back to."""
-        return len(self._journal)
-
-    def roll_back(self, mark: int) -> None:
-        while len(self._journal) > mark:
-            j, seat = self._journal.pop()
-            self._place(j, seat)
-
-    def forget(self) -> None:
-        """Drop the journal: what was done so far is final."""
-        self._journal.clear()
 
     def claim(self, seat: Seat, cost: float) -> None:
         """Note that a job would like to stay here, and its loss otherwise."""

@@ -1,11 +1,10 @@
-"""Bound a plan's total by what nodes can hold together.
+"""Choose options by what nodes can hold together: an integer program.
 
 Counts alone promise that every GPU left over can be used. But if one job takes three GPUs of four, no job of two GPUs
 can use the fourth. Here every option asks for pieces: so many GPUs on each of its nodes. One pattern cuts every node
-into pieces (Gilmore and Gomory, 1961, on cutting stock). The linear relaxation gives a price per size of piece. At
-any such prices, the worth of the options and of the patterns bounds every plan, so the program's tolerances are no
-part of the bound. Two facts are left out, which only loosens the bound: which nodes a job may use, and that two jobs
-over several nodes share none.
+into pieces (Gilmore and Gomory, 1961, on cutting stock). The size of the program does not grow with the number of
+nodes. Three facts are left out, which only loosens its bound: which nodes a job may use, which it holds now, and that
+two jobs over several nodes share none. HiGHS solves it. A limit on its search makes a replay exact.
 """
 
 from __future__ import annotations
@@ -15,18 +14,28 @@ from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
+from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array, hstack
 
+from polluxd.policy.integer import EQUAL
 from polluxd.policy.placement import Seating
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+Node = tuple[int, int]
+"""GPU type by number, -1 where types make no difference; GPUs that it has room for."""
 
 MOST_OPTIONS = 6_000
-"""Options up to which the program is tried: some 20 ms."""
+"""Options up to which the program is tried: with 1,100 it takes some 20 ms."""
 LARGEST = 16
 """GPUs of a node up to which its patterns are listed: 231 of them."""
+CLOSE = 1e-4
+"""A plan this near the bound needs no second program, relative to the bound."""
+NODES, SECONDS = 200, 10.0
+_GAP = 1e-4
+"""Relative distance to its bound at which the program ends."""
 
 
 def cuts(gpus: int, largest: int | None = None) -> Iterator[tuple[int, ...]]:
@@ -38,46 +47,118 @@ def cuts(gpus: int, largest: int | None = None) -> Iterator[tuple[int, ...]]:
             yield (first, *rest)
 
 
-def limit(seating: Seating) -> float:
-    """Return a bound on the total of any plan.
+def improve(seating: Seating) -> float:
+    """Take the program's plan where it is better; return a bound on the total.
 
+    The program does not know which nodes the jobs hold. A second one fills what the jobs leave that stay by the first.
     The bound is infinite where the program is too large or has no answer.
     """
-    table, packing = seating.table, seating.packing
-    rooms = Counter(np.maximum(packing.free + packing.movable, 0).tolist())
-    if table.value.size > MOST_OPTIONS or max(rooms, default=0) > LARGEST:
-        return np.inf
-    fixed = sum(seating.utility(j) for j, pinned in enumerate(seating.pinned) if pinned)
-    own = np.flatnonzero(~table.pinned[table.owner])
+    table = seating.table
+    chosen, bound = solve(seating, table.pinned)
+    if chosen is None:
+        return bound
+    seating.take(chosen)
+    stays = table.pinned | table.kept[chosen]
+    if stays.any() and seating.total() < bound - CLOSE * abs(bound):
+        state = seating.state()
+        seating.clear()
+        seating.fill(np.where(stays, chosen, table.start[:-1]))
+        chosen, _ = solve(seating, stays)
+        seating.restore(state)
+        if chosen is not None:
+            seating.take(chosen)
+    return bound
+
+
+def limit(seating: Seating) -> float:
+    """Return a bound on the total of any plan, without changing the seating."""
+    return solve(seating, seating.table.pinned)[1]
+
+
+def solve(seating: Seating, fixed: Bools) -> tuple[Ints | None, float]:
+    """Return one option per job [J], and a bound on the total of any plan.
+
+    Jobs that are `fixed` [J] keep what they have. None, and an infinite bound, where the program is too large or has no
+    answer.
+    """
+    table = seating.table
+    rooms = _rooms(seating, fixed)
+    if table.value.size > MOST_OPTIONS or max((room for _, room in rooms), default=0) > LARGEST:
+        return None, np.inf
+    kept = sum(seating.utility(j) for j in np.flatnonzero(fixed).tolist())
+    own = np.flatnonzero(~fixed[table.owner])
     if own.size == 0:
-        return float(fixed)
+        return None, float(kept)
     worth, job = seating.worth[own], np.unique(table.owner[own], return_inverse=True)[1].ravel()
     best = np.full(int(job.max()) + 1, -np.inf)
     np.maximum.at(best, job, worth)
     loss = best[job] - worth
     scale = max(float(loss.max()), 1e-300)
-    pieces = _pieces(table.nodes[own], table.per_node[own], max(rooms))
-    limits, ceilings = _ceilings(seating, own)
-    prices = _prices(loss / scale, job, np.concatenate([pieces, limits]), ceilings, rooms)
-    if prices is None:
-        return np.inf
-    prices = prices * scale
-    net = np.full(best.size, -np.inf)
-    np.maximum.at(net, job, worth - prices @ np.concatenate([pieces, limits]))
-    nodes = sum(many * top for many, top in zip(rooms.values(), _best_cuts(prices, rooms), strict=True))
-    return float(fixed + net.sum() + nodes + prices[pieces.shape[0] :] @ ceilings)
+    patterns = [(node, Counter(cut)) for node in rooms for cut in cuts(node[1])]
+    found = milp(
+        np.append(loss / scale, np.zeros(len(patterns))),
+        integrality=np.ones(own.size + len(patterns)),
+        bounds=Bounds(0, np.inf),
+        constraints=_constraints(seating, own, fixed, patterns, rooms),
+        options={"node_limit": NODES, "time_limit": SECONDS, "mip_rel_gap": _GAP},
+    )
+    dual = found.mip_dual_bound
+    bound = float(kept + best.sum() - (dual - EQUAL) * scale) if dual is not None else np.inf
+    if found.x is None:
+        return None, bound if np.isfinite(bound) else np.inf
+    chosen = np.where(fixed, seating.option, table.start[:-1])
+    taken = own[found.x[: own.size] > 0.5]
+    chosen[table.owner[taken]] = taken
+    return chosen, bound
 
 
-def _pieces(nodes: Ints, per_node: Ints, largest: int) -> Floats:
-    """Return [sizes, O]: the pieces of each size that each option asks for.
+def _rooms(seating: Seating, fixed: Bools) -> Counter[Node]:
+    """Return how many nodes of each type have room beside the fixed jobs."""
+    table, packing = seating.table, seating.packing
+    kind = {name: k for k, name in enumerate(table.types)}
+    found = Counter[Node]()
+    for number, node in enumerate(packing.nodes):
+        others = sum(gpus for j, gpus in packing.guests[number].items() if not fixed[j])
+        found[kind.get(node.gpu_type, -1), max(int(packing.free[number]) + others, 0)] += 1
+    return found
 
-    Sizes go up from one GPU.
-    """
-    size = np.arange(1, max(largest, int(per_node.max(initial=0))) + 1)
-    return np.where(per_node[None, :] == size[:, None], nodes[None, :], 0).astype(np.float64)
+
+def _constraints(
+    seating: Seating,
+    own: Ints,
+    fixed: Bools,
+    patterns: list[tuple[Node, Counter[int]]],
+    rooms: Counter[Node],
+) -> list[LinearConstraint]:
+    """Build the rows: options of a job, pieces, ceilings, nodes of a room."""
+    table = seating.table
+    job = np.unique(table.owner[own], return_inverse=True)[1].ravel()
+    sizes = max(int(table.per_node[own].max(initial=0)), *(room for _, room in rooms))
+    kinds = max(len(table.types), 1)
+    # A piece's row: its GPU type, then its size. What lies on several types, outside of our rules, asks for none.
+    row = np.maximum(table.kind[own], 0) * sizes + table.per_node[own] - 1
+    placed = np.flatnonzero((table.nodes[own] > 0) & (table.kind[own] >= 0 if table.types else True))
+    pieces = np.zeros((kinds * sizes, own.size + len(patterns)))
+    pieces[row[placed], placed] = table.nodes[own][placed]
+    of_room = np.zeros((len(rooms), own.size + len(patterns)))
+    number = {node: i for i, node in enumerate(rooms)}
+    for column, (node, cut) in enumerate(patterns, own.size):
+        of_room[number[node], column] = 1.0
+        for size, many in cut.items():
+            pieces[max(node[0], 0) * sizes + size - 1, column] = -many
+    limits, ceilings = _ceilings(seating, own, fixed)
+    held = np.concatenate([limits, np.zeros((ceilings.size, len(patterns)))], axis=1)
+    most = np.concatenate(
+        [np.zeros(kinds * sizes), ceilings, np.array(list(rooms.values()), dtype=np.float64)]
+    )
+    one = csr_array((np.ones(own.size), (job, np.arange(own.size))), shape=(int(job.max()) + 1, own.size))
+    return [
+        LinearConstraint(csr_array(np.concatenate([pieces, held, of_room])), -np.inf, most),
+        LinearConstraint(hstack([one, csr_array((one.shape[0], len(patterns)))]), 1, 1),
+    ]
 
 
-def _ceilings(seating: Seating, own: Ints) -> tuple[Floats, Floats]:
+def _ceilings(seating: Seating, own: Ints, fixed: Bools) -> tuple[Floats, Floats]:
     """Return the GPUs that count towards each ceiling, and what it allows.
 
     [groups, O]: the GPUs of each option in the group. [groups]: the GPUs that the ceiling still allows.
@@ -86,43 +167,7 @@ def _ceilings(seating: Seating, own: Ints) -> tuple[Floats, Floats]:
     gpus, owner = table.gpus[own], table.owner[own]
     rows = [np.where(np.isin(owner, g.members), gpus, 0).astype(np.float64) for g in table.groups]
     left = [
-        max(g.ceiling - sum(seating.gpus[seating.option[j]] for j in g.members if seating.pinned[j]), 0)
+        max(g.ceiling - sum(seating.gpus[seating.option[j]] for j in g.members if fixed[j]), 0)
         for g in table.groups
     ]
     return np.array(rows).reshape(len(rows), own.size), np.array(left, dtype=np.float64)
-
-
-def _prices(cost: Floats, job: Ints, asked: Floats, ceilings: Floats, rooms: Counter[int]) -> Floats | None:
-    """Return [sizes + groups]: the relaxation's price per piece and ceiling.
-
-    The price of a size is the worth of one piece; the price of a ceiling is the worth of one GPU under it.
-    """
-    sizes = asked.shape[0] - ceilings.size
-    patterns = [(room, Counter(cut)) for room in rooms for cut in cuts(room)]
-    cut_into = np.zeros((asked.shape[0], len(patterns)))
-    number = {room: i for i, room in enumerate(rooms)}
-    of_room = np.zeros((len(rooms), cost.size + len(patterns)))
-    for column, (room, cut) in enumerate(patterns):
-        for size, many in cut.items():
-            cut_into[size - 1, column] = -many
-        of_room[number[room], cost.size + column] = 1.0
-    one = csr_array((np.ones(cost.size), (job, np.arange(cost.size))), shape=(int(job.max()) + 1, cost.size))
-    found = linprog(
-        np.append(cost, np.zeros(len(patterns))),
-        A_ub=csr_array(np.concatenate([np.concatenate([asked, cut_into], axis=1), of_room])),
-        b_ub=np.concatenate([np.zeros(sizes), ceilings, np.array(list(rooms.values()), dtype=np.float64)]),
-        A_eq=hstack([one, csr_array((one.shape[0], len(patterns)))]),
-        b_eq=np.ones(one.shape[0]),
-        bounds=(0, None),
-    )
-    if found.x is None:
-        return None
-    return np.maximum(-np.asarray(found.ineqlin.marginals[: asked.shape[0]], dtype=np.float64), 0.0)
-
-
-def _best_cuts(prices: Floats, rooms: Counter[int]) -> list[float]:
-    """Return the most that a node of each room is worth, cut the best way."""
-    best = [0.0]
-    for room in range(1, max(rooms) + 1):
-        best.append(max(best[room - size] + float(prices[size - 1]) for size in range(1, room + 1)))
-    return [best[room] for room in rooms]

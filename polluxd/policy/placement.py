@@ -1,14 +1,13 @@
 """From counts to nodes.
 
 Jobs whose shape stays keep their nodes, as long as every chosen option can then be placed. Where it cannot, all jobs
-are placed again, the largest first; small jobs then give way where that costs least. `search` improves the result.
+are placed again, the largest first; small jobs then give way where that costs least.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,13 +37,7 @@ class Seating:
         """[O]: options that a program need look at; None: all."""
         self.kept: list[bool] = table.kept.tolist()
         self.pinned: list[bool] = table.pinned.tolist()
-        self.by_rack = bool(np.any(table.racks))
-        """Whether some job tells racks apart."""
-        self.meant: list[int] = list(self.option)
-        """What the counts gave each job."""
         self._ranked: dict[int, list[int]] = {}
-        self._best_move: dict[tuple[int, int], float] = {}
-        self._on_two: dict[tuple[int, tuple[int, int], bool], list[tuple[int, float]]] = {}
         self.owed: list[int] = [0] * len(table.groups)
         """GPUs that each group's guarantee comes to, as far as the counts make use of it."""
         for j in np.flatnonzero(table.pinned).tolist():
@@ -55,7 +48,6 @@ class Seating:
         """Return the same seating, not a copy, under other utilities [O]."""
         other = copy.copy(self)
         other.stay, other.move, other._ranked = stay.tolist(), move.tolist(), {}
-        other._best_move, other._on_two = {}, {}
         other.worth = np.where(self.table.kept, stay, move)
         return other
 
@@ -90,46 +82,6 @@ class Seating:
             self._ranked[j] = sorted(self.table.options(j), key=lambda o: (-self.value(o), self.gpus[o], o))
         return self._ranked[j]
 
-    def best_move(self, j: int, room: int) -> float:
-        """Return what the job's best move to at most so many GPUs is worth."""
-        found = self._best_move.get((j, room))
-        if found is None:
-            found = max(self.move[o] for o in self.table.options(j) if self.gpus[o] <= room)
-            self._best_move[j, room] = found
-        return found
-
-    @cached_property
-    def on_two_nodes(self) -> list[list[tuple[int, int, int]]]:
-        """[J]: the options on no more than two nodes: number, nodes, GPUs of each."""
-        table = self.table
-        nodes, per_node = table.nodes.tolist(), table.per_node.tolist()
-        return [
-            [(o, nodes[o], per_node[o]) for o in table.options(j) if nodes[o] <= 2]
-            for j in range(len(table.jobs))
-        ]
-
-    def steps_on_two_nodes(self, j: int, room: tuple[int, int], stays: bool) -> list[tuple[int, float]]:
-        """Return GPUs on two nodes and what they are worth to the job at most.
-
-        Both rise. `room`: the GPUs free on the roomier of the two nodes, and on the other. `stays`: the job's present
-        nodes are among them.
-        """
-        found = self._on_two.get((j, room, stays))
-        if found is None:
-            home, worth = self.packing.home[j], dict[int, float]()
-            present = (len(home[0]), home[1]) if stays else (-1, -1)
-            for o, nodes, k in self.on_two_nodes[j]:
-                if nodes == 0 or k <= room[nodes - 1]:
-                    own = max(self.stay[o], self.move[o]) if (nodes, k) == present else self.move[o]
-                    worth[nodes * k] = max(own, worth.get(nodes * k, own))
-            found, best = [], -np.inf
-            for gpus in sorted(worth):
-                if worth[gpus] > best:
-                    best = worth[gpus]
-                    found.append((gpus, best))
-            self._on_two[j, room, stays] = found
-        return found
-
     def may_move_to(self, j: int, option: int) -> bool:
         """Return whether the job's own limits allow the option elsewhere.
 
@@ -137,13 +89,6 @@ class Seating:
         """
         spec, gpus = self.table.jobs[j].spec, self.gpus[option]
         return spec.min_gpus <= gpus and (spec.max_gpus is None or gpus <= spec.max_gpus)
-
-    def may_take(self, j: int, option: int) -> bool:
-        """Return whether the job may be given the option in a new place.
-
-        The job sits nowhere now.
-        """
-        return self.may_move_to(j, option) and self.packing.within_ceilings(j, self.gpus[option])
 
     def seat_for(self, j: int, option: int) -> Seat | None:
         """Find a seat for this option; the job's own where it can stay."""
@@ -161,10 +106,17 @@ class Seating:
         self.packing.put(j, seat)
         self.option[j] = option
 
-    def best_fit(self, j: int) -> None:
-        """Give the job, which sits nowhere, the best of its options that has room."""
+    def best_fit(self, j: int, *, least: bool = False) -> None:
+        """Give the job, which sits nowhere, the best of its options that has room.
+
+        `least`: the smallest one that is better than nothing instead.
+        """
         gpus, room = self.gpus, self.packing.room(j)
-        for option in self.ranked(j):
+        options = self.ranked(j)
+        if least:
+            nothing = self.value(int(self.table.start[j]))
+            options = sorted([o for o in options if self.value(o) > nothing], key=lambda o: (gpus[o], o))
+        for option in options:
             if gpus[option] > room:
                 continue
             found = self.seat_for(j, option)
@@ -172,12 +124,8 @@ class Seating:
                 self.give(j, option, found)
                 return
 
-    def aim_at(self, chosen: Ints) -> None:
-        """Note the counts to aim at and the guarantees that bind.
-
-        The search never takes a guaranteed GPU away again.
-        """
-        self.meant = chosen.tolist()
+    def keep_guarantees(self, chosen: Ints) -> None:
+        """Note the guarantees that the counts keep: no later plan breaks one."""
         self.owed = [
             min(g.floor, sum(self.gpus[int(chosen[j])] for j in g.members)) for g in self.table.groups
         ]
@@ -195,7 +143,6 @@ class Seating:
         for j, (option, seat) in enumerate(state):
             if not self.pinned[j]:
                 self.give(j, option, seat)
-        self.packing.forget()
 
     def clear(self) -> None:
         """Lift every job that is not pinned."""
@@ -203,7 +150,6 @@ class Seating:
             if not pinned:
                 self.packing.put(j, NOWHERE)
                 self.option[j] = int(self.table.start[j])
-        self.packing.forget()
 
     def fill(self, chosen: Ints) -> list[int]:
         """Seat the chosen options; return the jobs without room.
@@ -279,17 +225,35 @@ class Seating:
     def settle(self, left: list[int], chosen: Ints) -> None:
         """Give jobs that found no room the best option that is left.
 
-        Jobs with most at stake come first.
+        Jobs with most at stake come first, but each gets something before any of them gets more.
         """
-        for j in sorted(
+        order = sorted(
             left, key=lambda j: (self.stay[int(self.table.start[j])] - self.value(int(chosen[j])), j)
-        ):
+        )
+        for j in order if len(order) > 1 else ():
+            self.best_fit(j, least=True)
+        for j in order:
+            self.packing.put(j, NOWHERE)
+            self.option[j] = int(self.table.start[j])
             self.best_fit(j)
+
+    def take(self, chosen: Ints) -> None:
+        """Seat the choice where that gains and costs no guarantee.
+
+        Otherwise the present seating stays.
+        """
+        best, state, short = self.total(), self.state(), self.shortfall()
+        for seat in (self.fill, self.repack):
+            self.clear()
+            self.settle(seat(chosen), chosen)
+            if self.total() > best + 1e-9 * abs(best) and self.shortfall() <= short:
+                best, state = self.total(), self.state()
+        self.restore(state)
 
     def return_home(self) -> None:
         """Put jobs back home where home came free.
 
-        They moved to a seat like their own; the search looks at gains only.
+        They moved to a seat like their own.
         """
         packing = self.packing
         moved = np.flatnonzero(packing.moved()).tolist()
@@ -306,4 +270,3 @@ class Seating:
                     returned = True  # which may be what the next one waits for
                 else:
                     packing.put(j, seat)
-        packing.forget()

@@ -29,7 +29,6 @@ def leave_right_nodes(packing: Packing) -> None:
         if len(given) == len(taken):
             for a, b in zip(given, taken, strict=True):
                 _exchange(packing, j, a, b)
-    packing.forget()
 
 
 def _exchange(packing: Packing, j: int, a: int, b: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from polluxd.policy import assignment, exchange, objective, patterns, search
+from polluxd.policy import assignment, objective, patterns
 from polluxd.policy.placement import Seating
 
 Floats = NDArray[np.float64]
@@ -22,8 +22,6 @@ MOST_SEATS = 500
 """Jobs times nodes up to which the assignment program is asked: more take it seconds."""
 _ROUNDING = 1e-3
 """A relaxation that counts more than this of a job below a level proves that a whole job is."""
-DIVISIONS = 100
-"""Pairs of nodes that are divided after a lift."""
 
 
 def lift(seating: Seating, bound: float) -> float:
@@ -118,7 +116,4 @@ def _take(seating: Seating, stay: Floats, move: Floats, level: float) -> None:
     ]
     other = seating.valued(*values)
     if not np.isfinite(assignment.improve(other)):
-        aim = float(np.maximum.reduceat(other.worth, table.start[:-1]).sum())
-        tolerance = 1e-4 * abs(aim)
-        search.improve(other, aim, tolerance)
-        exchange.improve(other, aim, tolerance, DIVISIONS)
+        patterns.improve(other)

@@ -73,11 +73,10 @@ def best_plan(snap: Snapshot) -> float:
             free = table.pinned[j] or seat == NOWHERE
             if not free and not (packing.fits(j, seat) and packing.within_ceilings(j, held)):
                 continue
-            mark = packing.mark()
             packing.put(j, seat)
             chosen[j] = option
             go(j + 1)
-            packing.roll_back(mark)
+            packing.put(j, NOWHERE)
 
     # Pinned jobs first: what they hold is taken before anybody chooses.
     order = sorted(range(jobs), key=lambda j: not table.pinned[j])

@@ -11,6 +11,7 @@ from polluxd.model import JobSpec
 from polluxd.policy import assignment, decide, patterns
 from tests.unit.policy.invariants import check
 from tests.unit.policy.scenarios import job, nodes, random_snapshot, report, snapshot
+from tests.unit.policy.test_placement import options_of, seating_of
 
 
 def without(snap, most_parts=0):
@@ -61,3 +62,12 @@ def test_a_program_of_exactly_the_most_variables_is_solved():
     snap = snapshot(nodes(3), jobs)
     assert without(snap, most_parts=15).gap > 0.1
     assert without(snap, most_parts=16).gap < 1e-3
+
+
+def test_the_bound_counts_only_the_group_s_own_jobs_towards_its_ceiling():
+    """Ada may hold one GPU: one of her two jobs waits, and Bob's two run."""
+    spec = JobSpec(max_gpus=1)
+    jobs = [job(n, spec, report=report(), user=user) for n, user in enumerate(["ada", "ada", "bob", "bob"])]
+    seating, _ = seating_of(nodes(1), jobs, user_ceilings={"ada": 1}, power=1.0)
+    nothing, one = (seating.move[int(options_of(seating, gpus, 1, 1, 1)[0])] for gpus in (0, 1))
+    assert assignment.limit(seating) == pytest.approx(3 * one + nothing, rel=1e-4)

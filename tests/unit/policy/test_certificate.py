@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 from polluxd.policy import assignment, decide, objective, worst_off
+from polluxd.policy.layout import NOWHERE
 from tests.unit.policy.every_plan import at_power, compared, outside_the_gap
 from tests.unit.policy.scenarios import job, nodes, report, snapshot
+from tests.unit.policy.test_placement import options_of, seating_of
 
 MANY = 4_000 if os.environ.get("POLLUX_BENCH") else 130
 LOW_POWERS = (-2.0, -5.0, -10.0, -np.inf)
@@ -98,3 +100,14 @@ def test_the_highest_level_that_all_jobs_can_reach_is_found(reached, monkeypatch
 
     monkeypatch.setattr(assignment, "limit", limit)
     assert worst_off.lift(seating, bound=10.0) == (rating[reached] + objective.FLOOR) / 2.0
+
+
+@pytest.mark.parametrize("gpus", range(2, 10))
+def test_the_worst_off_of_two_jobs_is_lifted_to_half_of_the_node(gpus):
+    seating, _ = seating_of(nodes(1, gpus), [job(n, report=report()) for n in (1, 2)], power=-np.inf)
+    half = (seating.table.rating[options_of(seating, gpus // 2, gpus // 2)] + objective.FLOOR).min()
+    for bound in (half, 100.0):
+        seating.clear()
+        assert seating.packing.seats == [NOWHERE] * 2
+        worst_off.lift(seating, bound)
+        assert min(seating.gpus[o] for o in seating.option) == gpus // 2

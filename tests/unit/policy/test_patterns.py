@@ -1,17 +1,19 @@
-"""The bound by node patterns is above every plan, and near the best.
+"""The program of node patterns, its bound and its plan.
 
-The bound stays near the best plan where counts promise GPUs that the nodes cannot provide.
+The bound is above every plan, and the plan near the best. The program knows how nodes divide where counts promise GPUs
+that no node can provide.
 """
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from polluxd.model import JobSpec
-from polluxd.policy import assignment, certificate, decide, patterns
+from polluxd.policy import assignment, decide, decision, patterns
 from tests.unit.policy.every_plan import compared, outside_the_gap, small
-from tests.unit.policy.scenarios import job, nodes, random_snapshot, report, running, snapshot
+from tests.unit.policy.invariants import check
+from tests.unit.policy.scenarios import THETAS, job, node, nodes, random_snapshot, report, running, snapshot
+from tests.unit.policy.test_placement import seating_of
 
 
 def test_every_way_to_cut_a_node():
@@ -22,9 +24,9 @@ def test_every_way_to_cut_a_node():
 
 @pytest.fixture
 def alone(monkeypatch):
-    """Use the bound by patterns wherever a plan is not plainly the best."""
+    """Use patterns wherever a plan is not plainly the best."""
     monkeypatch.setattr(assignment, "MOST_PARTS", 0)
-    monkeypatch.setattr(certificate, "CERTAIN", 0.0)
+    monkeypatch.setattr(decision, "CLOSE", 0.0)
 
 
 @pytest.mark.slow
@@ -64,11 +66,38 @@ def test_pinned_jobs_and_ceilings_are_part_of_it(monkeypatch):
 
 
 @pytest.mark.usefixtures("alone")
-def test_plans_are_the_same_and_bounds_never_looser(monkeypatch):
+def test_plans_are_never_worse_and_bounds_never_looser(monkeypatch):
     snaps = [random_snapshot(seed, jobs=14, count=6, power=(-1.0, 0.0, 1.0)[seed % 3]) for seed in range(40)]
     with_it = [decide(snap) for snap in snaps]
-    monkeypatch.setattr(patterns, "limit", lambda seating: np.inf)
+    monkeypatch.setattr(patterns, "MOST_OPTIONS", 0)
     without = [decide(snap) for snap in snaps]
-    assert [p.allocations for p in with_it] == [p.allocations for p in without]
-    assert all(a.upper_bound <= b.upper_bound for a, b in zip(with_it, without, strict=True))
+    for snap, a, b in zip(snaps, with_it, without, strict=True):
+        check(snap, a)
+        assert a.upper_bound <= b.upper_bound * (1 + 1e-9)
+        if snap.settings.starvation_bound is None:
+            assert a.objective >= b.objective * (1 - 1e-9)
     assert sum(a.gap < b.gap - 1e-3 for a, b in zip(with_it, without, strict=True)) >= 3
+    assert sum(a.objective > b.objective * (1 + 1e-3) for a, b in zip(with_it, without, strict=True)) >= 2
+
+
+def test_gpus_of_each_type_are_cut_by_themselves():
+    """Two nodes of each type hold two jobs of three GPUs each."""
+    members = [node(f"n00{i}", gpu_type="a100" if i < 2 else "t4") for i in range(4)]
+    fits = {"a100": THETAS["scalable"], "t4": THETAS["middling"]}
+    spec = JobSpec(min_gpus=3, max_gpus=3)
+    jobs = [job(n, spec, report=report(params_by_type=fits)) for n in range(1, 5)]
+    seating, _ = seating_of(members, jobs, power=1.0)
+    chosen, bound = patterns.solve(seating, seating.table.pinned)
+    table = seating.table
+    assert [int(table.gpus[o]) for o in chosen] == [3, 3, 3, 3]
+    assert sorted(table.types[table.kind[o]] for o in chosen) == ["a100", "a100", "t4", "t4"]
+    assert bound == pytest.approx(sum(table.value[o] for o in chosen), rel=1e-4)
+
+
+def test_jobs_that_stay_leave_their_nodes_to_no_other():
+    """Two jobs of two GPUs stay on two nodes: a job of four has to wait."""
+    jobs = [running(n, [f"n00{n}"], 2, report=report(), pinned=True) for n in (0, 1)]
+    jobs.append(job(2, JobSpec(min_gpus=4, max_gpus=4), report=report()))
+    seating, _ = seating_of(nodes(2), jobs, power=1.0)
+    chosen, _ = patterns.solve(seating, seating.table.pinned)
+    assert [int(seating.table.gpus[o]) for o in chosen] == [2, 2, 0]
