@@ -34,6 +34,8 @@ UNKNOWN = 1200.0
 """Seconds that a job is expected to take where no job has said how long it trains."""
 _ROUNDS = 60
 """Adjustments of the prices of several GPU types."""
+_INDIFFERENCE = 0.1
+"""Of what its time costs: the loss at which a job buys an option by a factor of e less than its best one."""
 _DEAREST = 1e4
 """A price at which nothing but GPUs counts, relative to the sum of h per GPU."""
 
@@ -232,34 +234,28 @@ class _Types:
     def clear(self, cost: Floats, unfinished: Floats) -> tuple[Floats, Floats]:
         """Find a price per type, and every job's goodput [J] at what it buys.
 
-        Prices follow demand in smaller and smaller steps.
+        Prices follow demand in smaller and smaller steps. Of two jobs that are alike and could each use all GPUs of a
+        type, only chance would say which one buys them; the other would seem to take far longer, weigh more, and get
+        them at the next decision. So a job buys options in shares (a logit), most where its work is cheapest.
         """
         offers, types = self._offers, self._offers.capacity.size
         room = np.maximum(offers.capacity, 1)
         price = np.full(types, float(cost.sum()) / float(room.sum()))
         start = offers.start[:-1]
         goodput = np.zeros(cost.size)
+        softness = np.maximum(_INDIFFERENCE * cost, 1e-300)[self._owner]
         for turn in range(_ROUNDS):
             worth = self.worth(cost, unfinished, price)
             net = worth[self._owner] * offers.goodput - self._paid(price)
             best = np.maximum.reduceat(net, start)
-            chosen = net >= (best - 1e-12 * np.abs(best))[self._owner]
-            gpus = np.where(chosen, offers.gpus, np.iinfo(np.int64).max)
-            fewest = np.minimum.reduceat(gpus, start)
-            chosen &= offers.gpus == fewest[self._owner]
-            goodput = np.maximum.reduceat(np.where(chosen, offers.goodput, 0.0), start)
+            share = np.exp((net - best[self._owner]) / softness)
+            share /= np.add.reduceat(share, start)[self._owner]
+            goodput = np.add.reduceat(share * offers.goodput, start)
             wanted = np.bincount(
-                np.maximum(self._kind[chosen], 0),
-                weights=np.where(self._kind[chosen] >= 0, offers.gpus[chosen], 0),
+                np.maximum(self._kind, 0),
+                weights=np.where(self._kind >= 0, share * offers.gpus, 0.0),
                 minlength=types,
             )
             excess = np.clip((wanted - offers.capacity) / room, -1.0, 1.0)
             price = price * np.exp(excess * 1.5 / (1.0 + 0.2 * turn))
-        idle = goodput <= 0
-        if idle.any():
-            with np.errstate(divide="ignore", invalid="ignore"):
-                per_gpu = np.where(offers.gpus > 0, offers.goodput / offers.gpus, 0.0)
-            top = np.maximum.reduceat(per_gpu, start)
-            at_top = np.where((per_gpu >= top[self._owner]) & (offers.gpus > 0), offers.goodput, 0.0)
-            goodput = np.where(idle, np.maximum.reduceat(at_top, start), goodput)
         return price, goodput

@@ -85,7 +85,8 @@ def test_each_gpu_type_has_a_price_at_which_demand_is_near_its_capacity(types):
         paid = np.where(offered.kind[a:b] >= 0, found.price[offered.kind[a:b]], 0) * offered.gpus[a:b]
         best = a + int(np.argmax(found.worth[j] * offered.goodput[a:b] - paid))
         wanted[offered.kind[best]] += offered.gpus[best]
-    assert wanted == pytest.approx(offered.capacity, rel=0.1)
+    # Jobs buy in shares, some less than is best for them alone.
+    assert wanted == pytest.approx(offered.capacity, rel=0.15)
 
 
 def test_no_price_where_there_are_gpus_for_everybody():
@@ -261,13 +262,14 @@ def test_the_work_left_is_known_only_below_a_target():
     assert left(progress=10.0)[1] == 640.0
 
 
-def test_a_job_that_buys_nothing_is_expected_on_its_best_step_of_one_gpu():
-    """Two types of GPU; the second job's work is worth nothing to the mean."""
-    option = (np.array([0, 1, 1, 0, 1, 2]), np.array([0.0, 8.0, 8.0, 0.0, 4.0, 5.0]))
-    kind, start = np.array([-1, 0, 1, -1, 0, 0]), np.array([0, 3, 6])
-    offered = market.MarketOptions(*option, kind, start, np.array([1, 1]))
-    found = market.clear(offered, np.array([1.0, 1e-30]), np.array([80.0, 400.0]), np.zeros(2), 0.0)
-    assert found.seconds.tolist() == [10.0, 100.0]
+def test_no_chance_tells_apart_two_jobs_that_could_each_use_the_faster_type():
+    """One of the two types is four times as fast, and neither job's by chance."""
+    gpus, goodput = np.tile([0, 8, 8], 2), np.tile([0.0, 10.0, 40.0], 2)
+    kind, start = np.tile([-1, 0, 1], 2), np.array([0, 3, 6])
+    offered = market.MarketOptions(gpus, goodput, kind, start, np.array([8, 8]))
+    found = market.clear(offered, np.ones(2), np.array([4_000.0, 4_040.0]), np.zeros(2), 1.5)
+    assert found.seconds[1] == pytest.approx(1.01 * found.seconds[0], rel=1e-3)
+    assert 100.0 < found.seconds[0] < 400.0
 
 
 @pytest.mark.parametrize("held", [1, 2])
