@@ -161,6 +161,8 @@ class Training:
         norm = getattr(nn, os.environ.get("NORM", "BatchNorm1d"))
         layers = [nn.Linear(6, 16), norm(16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 1)]
         self.network = nn.Sequential(*layers)
+        if "COMPILED" in os.environ:
+            self.network.compile(backend="eager")
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=0.01)
         self.scheduler = LambdaLR(self.optimizer, lambda n: 0.99**n)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=7)

@@ -114,7 +114,7 @@ def test_a_training_goes_through_resizes_as_through_restarts(
 def test_a_training_that_began_on_one_rank_goes_through_resizes_as_through_restarts(
     stage: Stage, tmp_path: Path, free_port: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Resize 1 -> 2 -> 1 -> 3 ranks in living processes.
+    """Resize 1 -> 2 -> 1 -> 3 ranks in place, with a compiled model.
 
     The reference trains the plain model.
     """
@@ -124,7 +124,7 @@ def test_a_training_that_began_on_one_rank_goes_through_resizes_as_through_resta
         order(62, "n1", "shrink"),
         order(63, "n1 n3 n4", "grow"),
     ]
-    stage.environment["GROWS"] = "1"
+    stage.environment |= {"GROWS": "1", "COMPILED": "1"}
     stage.start(["n1"], follow, tmp_path, orders, len(orders))
     found = stage.results(["n2", "n3", "n4"], follow, tmp_path, orders, len(orders))
     first = found["n1"]
