@@ -444,9 +444,9 @@ REASONS = (
     "- FSDP2: the lost rank held shards of the parameters and of the optimizer's state that no other rank has;",
     "- any training over NCCL: optimizer steps are queued on the GPU behind the reduction that fails.",
     "",
-    "FSDP2, Trainer and Lightning are not resized in place, so they have no companions: companion lost/fsdp2,",
-    "companion lost/trainer and companion lost/lightning do not exist. Where node 0 is lost, Slurm ends the job: its",
-    "batch script runs there.",
+    "Trainer and Lightning are not resized in place, so they have no companions: companion lost/trainer and",
+    "companion lost/lightning do not exist. Companion lost/fsdp2 is not measured. Where node 0 is lost, Slurm ends the",
+    "job: its batch script runs there.",
 )
 
 

@@ -1,12 +1,14 @@
 """Measure resizes in place of a training with a large state on many ranks.
 
-    python tests/benchmarks/realloc_large.py [--mb 256] [--ranks 8] [--moves 10] [--json FILE] [--markdown FILE]
+    python tests/benchmarks/realloc_large.py [--mb 256] [--ranks 8] [--moves 10] [--kinds DDP FSDP2] [--json FILE]
+        [--markdown FILE]
 
 One training over gloo on this machine, half of its ranks from a companion job: it grows to all ranks and shrinks to its
 own, again and again, as polluxd would order it. No Slurm takes part. Half of the state is parameters, half momentum.
+Under DDP each rank has all of it, under FSDP2 a shard.
 
 The pause is the longest time, in any process that lives through the move, from the end of the last step before it to
-the beginning of the first one after it. The step after it is longer than others: DDP makes its buckets again.
+the beginning of the first one after it. The step after it may be longer than others: DDP makes its buckets again.
 """
 
 from __future__ import annotations
@@ -31,10 +33,11 @@ from tests.benchmarks.endings import Nodes, wait  # noqa: E402
 
 STEPS_BETWEEN = 3
 PATIENCE = 240.0
+KINDS = ("DDP", "FSDP2")
 MARK = "\n## A large state on many ranks\n"
 
 
-def train(folder: Path, mb: int) -> None:
+def train(folder: Path, mb: int, kind: str) -> None:
     import torch
     from torch import nn
     from torch.utils.data import TensorDataset
@@ -66,6 +69,11 @@ def train(folder: Path, mb: int) -> None:
     Coordinator.after_step = stepped  # type: ignore[method-assign]
     torch.manual_seed(0)
     net = nn.Linear(1024, mb * (1 << 20) // 2 // 4 // 1024, bias=False)
+    if kind == "FSDP2":
+        from torch.distributed.fsdp import fully_shard
+
+        torch.distributed.init_process_group()
+        fully_shard(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-6, momentum=0.9)
     job = pollux.attach(net, optimizer, adaptive=False)
     loader = job.loader(TensorDataset(torch.randn(4096, 1024)), 64)
@@ -122,45 +130,43 @@ def companions(run: Nodes, folder: Path, moves: int) -> None:
 
 
 def page(row: dict[str, Any]) -> str:
+    kinds = row["kinds"]
     lines = [
         f"A state of {row['state_mb']} MB, {row['ranks']} gloo ranks on one machine, half of them from a companion",
-        "job; no Slurm (`tests/benchmarks/realloc_large.py`). The pause is the time without a step. A step itself is",
-        f"long, as its reduction moves the whole gradient between all ranks on {os.cpu_count()} cores: "
-        f"{row['step_s']:.2f} s, median.",
+        "job; no Slurm (`tests/benchmarks/realloc_large.py`). The pause is the time without a step. Under DDP a rank",
+        "that comes receives the whole state. Under FSDP2 each rank sends the rows that others are to hold; the ranks",
+        "write a checkpoint before, while the training goes on. A step",
+        f"moves the whole gradient between all ranks on {os.cpu_count()} cores: "
+        + ", ".join(f"{found['step_s']:.2f} s under {kind}" for kind, found in kinds.items())
+        + ", median.",
         "",
         "| in place | moves | pause, median [s] | longest [s] | first step after, median [s] |",
         "| --- | ---: | ---: | ---: | ---: |",
     ]
-    for name, found in row["moves"].items():
-        lines.append(
-            f"| {name} ranks | {found['moves']} | {found['pause_s']:.2f} | {found['longest_s']:.2f} | "
-            f"{found['first_step_s']:.2f} |"
-        )
-    return "\n".join(["", *lines, "", _conditions(row), ""])
+    for kind, measured in kinds.items():
+        for name, found in measured["moves"].items():
+            lines.append(
+                f"| {kind}, {name} ranks | {found['moves']} | {found['pause_s']:.2f} | "
+                f"{found['longest_s']:.2f} | {found['first_step_s']:.2f} |"
+            )
+    measured = [
+        f"{kind} at commit {found['commit']}, load {found['load']:.1f} at the start"
+        for kind, found in kinds.items()
+    ]
+    return "\n".join(["", *lines, "", f"Measured: {'; '.join(measured)}.", ""])
 
 
-def _conditions(row: dict[str, Any]) -> str:
-    return (
-        f"Measured at commit {row['commit']}, load {row['load']:.1f} at the start. FSDP2 has no row:\n"
-        "it is not resized in place."
-    )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--mb", type=int, default=256)
-    parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--moves", type=int, default=10, help="an even number")
-    parser.add_argument("--json", type=Path, default=Path("bench-out/realloc_large.json"))
-    parser.add_argument("--markdown", type=Path, help="a page whose section on this is replaced")
-    arguments = parser.parse_args()
+def measure(kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Resize one training again and again."""
     load = os.getloadavg()[0]
+    words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"]
+    commit = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
     with tempfile.TemporaryDirectory(prefix="realloc-") as name:
         folder = Path(name)
         script = folder / "train.py"
         script.write_text(
             f"import sys\nfrom pathlib import Path\nfrom tests.benchmarks.realloc_large import train\n"
-            f"train(Path({name!r}), {arguments.mb})\n"
+            f"train(Path({name!r}), {arguments.mb}, {kind!r})\n"
         )
         run = Nodes("", folder, 1, nproc=arguments.ranks // 2, script=str(script))
         try:
@@ -172,22 +178,31 @@ def main() -> None:
         pauses, firsts, steps = read(folder)
         if not pauses:
             raise SystemExit((folder / "out").read_text()[-3000:])
-    words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"]
+    moves = {
+        f"{before} to {after}": {
+            "moves": len(found),
+            "pause_s": median(found),
+            "longest_s": max(found),
+            "first_step_s": median(firsts[before, after]) if firsts.get((before, after)) else None,
+        }
+        for (before, after), found in sorted(pauses.items())
+    }
+    return {"step_s": median(steps), "commit": commit, "load": load, "moves": moves}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--mb", type=int, default=256)
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--moves", type=int, default=10, help="an even number")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--json", type=Path, default=Path("bench-out/realloc_large.json"))
+    parser.add_argument("--markdown", type=Path, help="a page whose section on this is replaced")
+    arguments = parser.parse_args()
     row = {
         "state_mb": arguments.mb,
         "ranks": arguments.ranks,
-        "step_s": median(steps),
-        "load": load,
-        "commit": subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip(),
-        "moves": {
-            f"{before} to {after}": {
-                "moves": len(found),
-                "pause_s": median(found),
-                "longest_s": max(found),
-                "first_step_s": median(firsts[before, after]) if firsts.get((before, after)) else None,
-            }
-            for (before, after), found in sorted(pauses.items())
-        },
+        "kinds": {kind: measure(kind, arguments) for kind in arguments.kinds},
     }
     print(json.dumps(row, indent=2))
     arguments.json.parent.mkdir(exist_ok=True)

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from pollux.checkpoint import training_state
 from pollux.checkpoint.file import check_state
@@ -58,6 +59,8 @@ class Checkpointer:
         """The most seconds that a checkpoint of this attempt took to be on disk."""
         self.trouble = ""
         """Why the newest checkpoint could not be written; empty where it could."""
+        self.begun = 0
+        """Checkpoints begun in this attempt."""
 
     # -- starting ---------------------------------------------------------------------------------------------
 
@@ -133,15 +136,31 @@ class Checkpointer:
     # -- ranks that come in -----------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """A checkpoint's content now, without random numbers, for joiners."""
-        parts = self._training.parts()
-        return {name: part.state_dict() for name, part in parts.items()} | self._rest([])
+        """A checkpoint's content now, without random numbers, for joiners.
+
+        Without shards, too.
+        """
+        parts, keeper = self._training.parts(), self.keeper
+        kept = parts if keeper is None else {name: keeper.part(part) for name, part in parts.items()}
+        return {name: part.state_dict() for name, part in kept.items()} | self._rest([])
 
     def take_over(self, state: Mapping[str, Any]) -> None:
         """On a joiner: go on from rank 0's `state`. Raises CheckpointError."""
         self._load(self._training.parts(), state)
         self._take(state)
         self._training.data.load_state_dict(state["loader"])
+
+    def leave_group(self) -> None:
+        """Before the process groups end: wait for a checkpoint of all ranks."""
+        if self.keeper is not None and self.sharded:
+            self.keeper.settle()
+            self._note_checkpoint()
+            self.trouble = self.keeper.trouble or self.trouble
+
+    def change_ranks(self) -> None:
+        """Go on among the ranks of new process groups; every rank calls it."""
+        if isinstance(self.keeper, ShardedKeeper):
+            self.keeper.change_ranks(dist.get_world_size())
 
     def _take(self, state: Mapping[str, Any]) -> int:
         """Take the entries of `state` that belong to no part.
@@ -213,6 +232,7 @@ class Checkpointer:
         cannot be written is logged: the earlier one stands, and training goes on.
         """
         keeper = self.keeper
+        self.begun += 1
         if keeper is None:
             return None
         world, parts = self._training.world, self._training.parts()
@@ -302,9 +322,14 @@ class Checkpointer:
         return self.keeper is not None and self.keeper.busy
 
     @property
+    def sharded(self) -> bool:
+        """All ranks write a checkpoint, each its shards."""
+        return isinstance(self.keeper, ShardedKeeper)
+
+    @property
     def takes_all(self) -> bool:
         """No rank can write a checkpoint alone."""
-        return isinstance(self.keeper, ShardedKeeper) or self._training.data.divided
+        return self.sharded or self._training.data.divided
 
     def report(self) -> dict[str, Any]:
         """The checkpoints' share of a report."""

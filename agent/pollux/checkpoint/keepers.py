@@ -42,9 +42,15 @@ def keeper_for(model: torch.nn.Module, directory: Path, size: int) -> Keeper:
         return FileKeeper(CheckpointStore(directory))
     from pollux.checkpoint.sharded import ShardedStore  # noqa: PLC0415 - loads torch's sharding
 
-    # Of its own: a thread writes while the ranks exchange decisions.
-    group = dist.new_group(backend="gloo") if size > 1 else None
-    return ShardedKeeper(ShardedStore(directory, group=group))
+    return ShardedKeeper(ShardedStore(directory, group=_group_of(size)))
+
+
+def _group_of(size: int) -> dist.ProcessGroup | None:
+    """Form a group of the keeper's own.
+
+    Its thread writes while the ranks exchange decisions.
+    """
+    return dist.new_group(backend="gloo") if size > 1 else None
 
 
 class Keeper(ABC):
@@ -224,6 +230,11 @@ class ShardedKeeper(Keeper):
         """Copies of this rank's shards, whose memory is used again."""
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+
+    def change_ranks(self, size: int) -> None:
+        """Go on among all `size` ranks of new process groups, after `settle`."""
+        self.store.change_group(_group_of(size))
+        self._shards = {}
 
     def part(self, part: Any) -> Any:
         if isinstance(part, torch.nn.Module):

@@ -63,6 +63,10 @@ class ShardedStore:
         self.directory = Path(directory)
         self.keep = keep
         self.fingerprint = fingerprint
+        self.change_group(group)
+
+    def change_group(self, group: dist.ProcessGroup | None) -> None:
+        """Go on among the ranks of another group."""
         self._group = group
         self._rank = dist.get_rank(group) if group is not None else 0
         self._size = dist.get_world_size(group) if group is not None else 1

@@ -61,6 +61,8 @@ class Coordinator:
         self._loops = 0
         self._steps = 0
         """Optimizer steps among the present ranks."""
+        self._readied = (0, 0)
+        """The move that a checkpoint was asked for, and how many were begun before."""
         self._left = False
         """The loop over the epochs was left, and no optimizer step was made since."""
 
@@ -209,6 +211,10 @@ class Coordinator:
             if choice is not None and choice.local_batch > training.limits.local_max:
                 choice = None  # chosen before memory ran out
         drain, resize = self.inbox.wanted()
+        checkpoint = self.checkpointer.due()
+        if resize and self.checkpointer.sharded and not self.resizer.relaunches:
+            resize, asks = self._ready(resize)
+            checkpoint = checkpoint or asks
         interval = self.attempt.settings.exchange_interval
         measure_every = training.models[0].measure_every
         next_exchange = min(round(interval / seconds), 50) if seconds > 0 else 1
@@ -217,13 +223,27 @@ class Coordinator:
         decision = Decision(
             move=drain,
             resize=resize,
-            checkpoint=self.checkpointer.due(),
+            checkpoint=checkpoint,
             sampling=measure_every or sampling_interval([m.norms for m in training.models], seconds),
             end=self.endings.wanted,
             next_exchange=next_exchange,
             noise=tuple(scale for model in training.models for scale in model.measured()),
         )
         return decision if choice is None else decision.with_choice(choice)
+
+    def _ready(self, move: int) -> tuple[int, bool]:
+        """On rank 0: the move where a checkpoint for it is on disk, else 0.
+
+        Also whether to begin one. All ranks write it while the training goes on, and could not between two groups.
+        """
+        checkpointer, asks = self.checkpointer, False
+        if self._readied[0] != move:
+            asks = not checkpointer.writing
+            self._readied = move, checkpointer.begun - (not asks)
+        if checkpointer.writing or checkpointer.begun <= self._readied[1]:
+            self.resizer.put_off()
+            return 0, asks
+        return move, False
 
     def _act(self, decision: Decision, *, resizes: bool = True) -> None:
         """`resizes`: a step has just ended, where ranks may leave and come.

@@ -36,6 +36,7 @@ from pollux.ranks.connections import cut_groups
 from pollux.ranks.control import ControlExchange
 from pollux.ranks.handover import hand_over
 from pollux.ranks.rendezvous import leave_groups, until
+from pollux.ranks.sharding import under_fully_shard
 from pollux.resize.capability import obstacle_to_fewer_ranks
 from pollux.resize.groups import Groups
 from pollux.resize.requests import ResizeDecision
@@ -97,6 +98,8 @@ class Mender:
         rendezvous, world = self._groups.rendezvous, self._training.world
         if rendezvous is None or not self._launched or world.device.type != "cpu":
             return
+        if under_fully_shard(self._training.models[0].module):
+            return  # a lost rank's shards are lost
         self._present = self._key("present", world.rank)
         rendezvous.hold(self._present)
         atexit.unregister(self.leave)

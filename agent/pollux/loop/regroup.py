@@ -1,8 +1,8 @@
 """A resize in place, on every rank, after the same optimizer step.
 
-Leaving ranks end their processes. Staying ranks, and joiners from a companion job, form new groups over a store in rank
-0's process, and go on in mid-pass. In a relaunch all processes end at that step instead, and the launchers of the
-remaining nodes start new ones.
+Leaving ranks end their processes. Those of a model under fully_shard first send their shards to the others. Staying
+ranks, and joiners from a companion job, form new groups over a store in rank 0's process, and go on in mid-pass. In a
+relaunch all processes end at that step instead, and the launchers of the remaining nodes start new ones.
 
 Before all ranks know the decision nothing is given up. After it, the death of a rank ends them all, and restarting from
 that step's checkpoint loses least.
@@ -18,6 +18,8 @@ from pollux.errors import RELAUNCH_STATUS
 from pollux.loop.notices import in_words, notice
 from pollux.ranks.control import ControlExchange
 from pollux.ranks.handover import hand_over
+from pollux.ranks.resharding import MovingShards
+from pollux.ranks.sharding import under_fully_shard
 from pollux.resize.groups import Groups
 from pollux.resize.joining import Joiner
 from pollux.resize.rehearsal import rehearse
@@ -40,11 +42,14 @@ def regroup(
     """
     main, rank, size = training.world.rank == 0, training.world.rank, training.world.size
     training.leave_groups()
+    checkpointer.leave_group()
     # The checkpoint comes first, as it may take a while: after the decision leaving ranks have seconds to end.
     # One that is being written at this moment is nearly as new, and would have to be waited for.
-    # Where the last one failed, this one has to be on disk before ranks end.
+    # Where the last one failed, this one has to be on disk before ranks end. One of shards is on disk already: its
+    # ranks could not go on writing it (see `Coordinator`).
     durable = resizer.relaunches or bool(checkpointer.trouble)
-    durable, saves = exchange.gather((durable, durable or not checkpointer.writing))[0]
+    saves = durable or not (checkpointer.writing or checkpointer.sharded)
+    durable, saves = exchange.gather((durable, saves))[0]
     seconds = checkpointer.save(exchange, durable=durable) if saves else 0.0
     trouble = checkpointer.trouble if seconds is None and checkpointer.keeps else ""
     decided = resizer.decide(move, seconds, trouble) if main else None
@@ -52,11 +57,14 @@ def regroup(
     if told is None:
         return
     decision = ResizeDecision.parse(told)
+    shards = None if decision.relaunch else moving_shards(training)
+    if shards is not None and len(decision.stay) < size:
+        shards.send(range(size), decision.stay, training.world)
     if rank not in decision.stay:
         groups.leave(decision, rank)
     if decision.relaunch:
         raise SystemExit(RELAUNCH_STATUS)
-    _enter(decision, decision.stay.index(rank), training, exchange, checkpointer, groups)
+    _enter(decision, decision.stay.index(rank), training, exchange, checkpointer, groups, shards)
     if main:
         notice(
             f"resized in place from {size} GPUs to {decision.size}: {in_words(training.choice, decision.size)}"
@@ -79,6 +87,12 @@ def come_in(
     _enter(decision, len(decision.stay) + joiner.index, training, exchange, checkpointer, groups)
 
 
+def moving_shards(training: Training) -> MovingShards | None:
+    """The model's shards, to be moved; None where every rank holds it whole."""
+    first = training.models[0]
+    return MovingShards(first.module, first.optimizer) if under_fully_shard(first.module) else None
+
+
 def _enter(
     decision: ResizeDecision,
     rank: int,
@@ -86,14 +100,21 @@ def _enter(
     exchange: ControlExchange,
     checkpointer: Checkpointer,
     groups: Groups,
+    shards: MovingShards | None = None,
 ) -> None:
     """Form the new groups, hand the state to joiners, settle."""
     world = groups.form(training.world, decision, rank)
+    checkpointer.change_ranks()
     if decision.joiners:
         state = {"state": checkpointer.state(), "agreed": training.agreed()} if rank == 0 else None
         state = hand_over(state, world, joiners=decision.joiners)
         if state is not None:
             checkpointer.take_over(state["state"])
             training.agree(state["agreed"])
+        shards = shards or moving_shards(training)
+        if shards is not None:
+            shards.send(range(len(decision.stay)), range(decision.size), world)
+    if shards is not None:
+        shards.install(world, f"resize{groups.generation}")
     exchange.change_group(world.control)
     training.settle(world, decision.choice)

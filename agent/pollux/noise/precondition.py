@@ -83,7 +83,7 @@ class GradientNorms:
             for p in group["params"]
             if not p.is_complex()
         }
-        self._size: int = sum(local_part(p).numel() for p in self.group_of)
+        self.count_parameters()
         self._chosen = chosen
         self._families: tuple[Family, ...] | None = None
 
@@ -128,6 +128,10 @@ class GradientNorms:
     def size(self) -> int:
         """Parameters on this rank, counted one by one."""
         return self._size
+
+    def count_parameters(self) -> None:
+        """Count this rank's parameters, again where its shards are others."""
+        self._size: int = sum(local_part(p).numel() for p in self.group_of)
 
     def leave_out(self, params: Iterable[Tensor]) -> None:
         """Stop measuring parameters whose gradients are sparse.

@@ -125,10 +125,20 @@ class Rendezvous:
             raise RankLost(f"the store of the ranks does not answer: {error}") from error
         return answer or StoreAnswer()
 
-    def form(self, old: World, name: str, rank: int, size: int, *, per_node: int, lent: int) -> World:
+    def form(
+        self,
+        old: World,
+        name: str,
+        rank: int,
+        size: int,
+        *,
+        per_node: int,
+        lent: int,
+        backend: str | None = None,
+    ) -> World:
         """Form the process groups of `size` ranks, after `leave_groups`.
 
-        `name` is this generation's alone.
+        `name` is this generation's alone. `backend` is the default group's; None: the device's.
 
         Raises RankLost where the others do not come.
         """
@@ -147,11 +157,11 @@ class Rendezvous:
                 wait = CONTROL_TIMEOUT
             with forming_groups():
                 dist.init_process_group(
-                    backend_for(device), store=store, rank=rank, world_size=size, timeout=wait
+                    backend or backend_for(device), store=store, rank=rank, world_size=size, timeout=wait
                 )
                 control = dist.new_group(backend="gloo", timeout=wait) if size > 1 else None
             racks, places = where(control) if control is not None else (1, (node_name(),))
-            _be_patient(control)
+            _be_patient(device, control)
         except (dist.DistError, RuntimeError, ValueError) as error:
             raise RankLost(f"{size} ranks were to form their process groups: {error}") from error
         return replace(
@@ -271,13 +281,12 @@ def tell_environment(world: World, environ: MutableMapping[str, str] = os.enviro
     environ["GROUP_RANK"], environ["GROUP_WORLD_SIZE"] = str(world.rank // world.per_node), str(world.nodes)
 
 
-def _be_patient(control: dist.ProcessGroup | None) -> None:
+def _be_patient(device: torch.device, control: dist.ProcessGroup | None) -> None:
     """From here on collectives may take as long as in groups made at a start.
 
     Ranks read data, and evaluate.
     """
-    gloo = dist.get_backend() == "gloo"
-    set_group_timeout(timedelta(minutes=30 if gloo else 10))
+    set_group_timeout(timedelta(minutes=10 if device.type == "cuda" else 30))
     if control is not None:
         set_group_timeout(CONTROL_TIMEOUT, control)
 

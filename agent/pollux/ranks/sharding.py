@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pollux.errors import CheckpointError, PolluxAgentError
-from pollux.ranks.torch_internals import fsdp_units
+from pollux.ranks.torch_internals import FsdpUnit, fsdp_units
 
 
 def is_shard(tensor: object) -> bool:
@@ -36,11 +36,23 @@ def is_sharded(model: torch.nn.Module) -> bool:
     return any(is_shard(p) for p in model.parameters())
 
 
+def under_fully_shard(model: torch.nn.Module) -> bool:
+    """Tell the same as `is_sharded`, also while parameters are gathered."""
+    module = sys.modules.get("torch.distributed.fsdp")
+    return module is not None and any(isinstance(part, module.FSDPModule) for part in model.modules())
+
+
 def sharded_modules(model: torch.nn.Module) -> Iterator[Any]:
     """Return the modules under `fully_shard`; the model may be one of them."""
     from torch.distributed.fsdp import FSDPModule  # noqa: PLC0415 - the script has imported it already
 
     return (module for module in model.modules() if isinstance(module, FSDPModule))
+
+
+def units_of(model: torch.nn.Module) -> list[FsdpUnit]:
+    """Return the model's units, each once, in the order of its modules."""
+    units = (unit for module in sharded_modules(model) for unit in fsdp_units(module))
+    return list({unit.key: unit for unit in units}.values())
 
 
 def check_sharded(model: torch.nn.Module, world_size: int) -> None:
@@ -155,6 +167,10 @@ class ShardedOptimizer:
             number, _, key = name.partition(".")
             state.setdefault(int(number), {})[key] = value
         self.optimizer.load_state_dict({"state": state, "param_groups": saved["param_groups"]})
+
+    def params(self) -> list[Tensor]:
+        """Return the parameters, in the order of torch's numbers."""
+        return list(self._params())
 
     def _params(self) -> Iterable[Tensor]:
         return (p for group in self.optimizer.param_groups for p in group["params"])

@@ -8,7 +8,8 @@ lacks an API, the function that stands for it raises UnsupportedTorch.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import reduce
 from typing import Any, Protocol
@@ -144,6 +145,11 @@ class FsdpUnit:
         return int(internal(self._group, "mesh_info.shard_mesh_size"))
 
     @property
+    def key(self) -> int:
+        """A number of the unit: modules that are sharded together share it."""
+        return id(self._group)
+
+    @property
     def divisor(self) -> float | None:
         """The user's own divisor of the summed gradient.
 
@@ -156,6 +162,119 @@ class FsdpUnit:
         """Call `see` with the input of each reduce-scatter of the unit."""
         inner = internal(self._group, "_reduce_scatter_comm")
         internal(self._module, "set_custom_reduce_scatter")(_ObservedReduceScatter(inner, see))
+
+    def obstacle(self) -> str | None:
+        """Why `reshard` cannot change the unit's ranks; None where it can."""
+        group = self._group
+        mesh, after = internal(group, "mesh_info"), internal(group, "post_forward_mesh_info")
+        parameters = internal(group, "fsdp_params")
+        if internal(mesh, "mesh.ndim") != 1 or getattr(mesh, "is_spmd_mesh", False):
+            return "its ranks form a mesh of more than one dimension"
+        if after is not None and after != mesh:
+            return "reshard_after_forward names a number of ranks"
+        if any(internal(p, "is_dtensor") or internal(p, "fsdp_placement").dim for p in parameters):
+            return "its parameters are sharded along other axes than the first"
+        if any(internal(p, "offload_to_cpu") for p in parameters):
+            return "its shards lie on the CPU"
+        if any(type(internal(p, "sharded_param._local_tensor")) is not Tensor for p in parameters):
+            return "its shards are tensors of a class of their own"
+        if any(_parameters_of(type(p)) != _FSDP_PARAMETER for p in parameters):
+            return f"torch {torch.__version__} makes shards in a way that the agent does not know"
+        gathers, reduces = internal(group, "_all_gather_comm"), internal(group, "_reduce_scatter_comm")
+        if isinstance(reduces, _ObservedReduceScatter):
+            reduces = reduces.inner
+        kinds = type(gathers).__name__, type(reduces).__name__
+        if kinds != ("DefaultAllGather", "DefaultReduceScatter") or getattr(
+            mesh, "reduce_scatter_process_group", None
+        ):
+            return "its shards are gathered or reduced in the script's own way"
+        return None
+
+    def reshard(self, mesh_info: Any, shards: Sequence[Tensor]) -> None:
+        """Shard the unit over the ranks of another mesh.
+
+        `mesh_info` is of `mesh_of_all_ranks`. `shards` has this rank's part of each parameter, flat, and padded with
+        zeros to the length of the longest part. The parameters stay the same objects. Gradients become zero.
+        """
+        group = self._group
+        internal(group, "reshard")()
+        after = None if internal(group, "post_forward_mesh_info") is None else mesh_info
+        parameters = zip(internal(group, "fsdp_params"), shards, strict=True)
+        group.fsdp_params = [self._resharded(old, mesh_info, after, flat) for old, flat in parameters]
+        group.mesh_info, group.post_forward_mesh_info = mesh_info, after
+        internal(group, "_init_mp_dtypes")()
+        reduces = internal(group, "_reduce_scatter_comm")
+        if isinstance(reduces, _ObservedReduceScatter):
+            group._reduce_scatter_comm = reduces.inner
+
+    def _resharded(self, old: Any, mesh_info: Any, after: Any, flat: Tensor) -> Any:
+        """Return torch's record of a parameter under another mesh.
+
+        torch computes the sizes from a parameter without memory. The record then gets the script's parameter.
+        """
+        param = internal(old, "sharded_param")
+        blank = torch.nn.Parameter(
+            torch.empty(internal(old, "_orig_size"), dtype=param.dtype, device="meta"),
+            requires_grad=param.requires_grad,
+        )
+        new = type(old)(
+            blank,
+            internal(old, "_module_info"),
+            mesh_info,
+            after,
+            internal(old, "device"),
+            None,
+            internal(old, "mp_policy"),
+            internal(self._group, "offload_policy"),
+        )
+        internal(old, "_post_load_hook_handle").remove()
+        rows = flat.view(internal(new, "padded_sharded_param_size"))[: internal(new, "sharded_size")[0]]
+        had_gradient, param.grad = param.grad is not None, None
+        param._local_tensor, param._spec = rows, internal(new, "sharded_param._spec")
+        if had_gradient:
+            param.grad = torch.zeros_like(param, requires_grad=False)
+        new.sharded_param, new._sharded_param_data = param, flat
+        new._param_fqn = internal(old, "_param_fqn")
+        internal(new, "_setattr_on_modules")(param)
+        return new
+
+
+_FSDP_PARAMETER = (
+    "param",
+    "module_info",
+    "mesh_info",
+    "post_forward_mesh_info",
+    "device",
+    "shard_placement_fn",
+    "mp_policy",
+    "offload_policy",
+)
+"""Parameters of the constructor that `FsdpUnit.reshard` calls, in torch 2.13 and 2.14."""
+
+
+def _parameters_of(kind: type) -> tuple[str, ...]:
+    return tuple(inspect.signature(kind).parameters)
+
+
+def mesh_of_all_ranks(device: torch.device, size: int, name: str) -> Any:
+    """Return what `FsdpUnit.reshard` takes; every rank calls it alike.
+
+    `name` is of no mesh before: torch caches results by a mesh's size and name, and takes equal ones for the same.
+    """
+    from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415 - loads torch's sharding
+    from torch.distributed.fsdp._fully_shard import _fsdp_common  # noqa: PLC0415
+
+    mesh = init_device_mesh(device.type, (size,), mesh_dim_names=(name,))
+    return internal(_fsdp_common, "FSDPMeshInfo")(mesh, shard_mesh_dim=0)
+
+
+def shard_as(shard: Any, rows: Tensor, param: Any) -> None:
+    """Let a DTensor hold `rows`, sharded over the ranks of `param`.
+
+    The object stays the same.
+    """
+    spec = replace(internal(param, "_spec"), tensor_meta=internal(shard, "_spec.tensor_meta"))
+    shard._local_tensor, shard._spec = rows, spec
 
 
 class ReduceScatterObserver(Protocol):
@@ -171,10 +290,10 @@ class _ObservedReduceScatter:
     """
 
     def __init__(self, inner: Any, see: ReduceScatterObserver) -> None:
-        self._inner, self._see = inner, see
+        self.inner, self._see = inner, see
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        allocated: Tensor = self._inner.allocate(size, dtype=dtype, device=device)
+        allocated: Tensor = self.inner.allocate(size, dtype=dtype, device=device)
         return allocated
 
     def __call__(
@@ -186,7 +305,7 @@ class _ObservedReduceScatter:
         async_op: bool = False,
     ) -> dist.Work | None:
         self._see(input_tensor, group, op)
-        work: dist.Work | None = self._inner(output_tensor, input_tensor, group, op, async_op)
+        work: dist.Work | None = self.inner(output_tensor, input_tensor, group, op, async_op)
         return work
 
 

@@ -125,6 +125,15 @@ def backend_for(device: torch.device) -> str:
     return "nccl" if device.type == "cuda" else "gloo"
 
 
+def backend_of_default_group() -> str:
+    """The backend that the default group was formed with.
+
+    It may be one for each type of device, as in "cpu:gloo,cuda:nccl".
+    """
+    backend: str = dist.get_backend()
+    return dist.get_backend_config() if backend == dist.Backend.UNDEFINED else backend
+
+
 def node_name(environ: Mapping[str, str] = os.environ) -> str:
     """This node's name.
 

@@ -13,6 +13,8 @@ from enum import StrEnum
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
 
+from pollux.ranks.resharding import obstacle_to_resharding
+from pollux.ranks.sharding import under_fully_shard
 from pollux.ranks.torch_internals import process_groups
 from pollux.ranks.world import World
 from pollux.slurm_job.attempt import Attempt
@@ -82,19 +84,30 @@ def obstacle_in_place(training: Training) -> str | None:
         return "there is no sbatch here (inside a container?) to submit a companion job"
     if _loaded(INTEGRATIONS):
         return "another library runs its loop"
+    first = training.models[0]
+    if under_fully_shard(first.module):
+        return obstacle_to_resharding(first.module, first.optimizer) or _obstacle_in_script(training)
     return obstacle_to_fewer_ranks(training)
 
 
 def obstacle_to_fewer_ranks(training: Training) -> str | None:
     """Why the processes cannot outlive a lost rank; None where they can."""
+    if under_fully_shard(training.models[0].module):
+        return "a lost rank's shards are lost"
+    if not isinstance(training.models[0].model, DistributedDataParallel):
+        return "its model is not wrapped in DistributedDataParallel"
+    return _obstacle_in_script(training)
+
+
+def _obstacle_in_script(training: Training) -> str | None:
+    """What the script or a library made for the present number of ranks."""
     first, world = training.models[0], training.world
+    sharded = under_fully_shard(first.module)
     if len(training.models) > 1:
         return "it trains several models"
-    if not isinstance(first.model, DistributedDataParallel):
-        return "its model is not wrapped in DistributedDataParallel"
     if training.data.divided:
         return "its data stream divides itself by rank"
-    if not world.own:
+    if not (world.own or sharded):
         return "its process group is the script's own"
     if not training.step.managed:
         return "its epochs are not counted by job.epochs"
@@ -102,8 +115,8 @@ def obstacle_to_fewer_ranks(training: Training) -> str | None:
         return "another library runs its loop, and does not hear of lost ranks"
     if first.comm_hook is not None and first.comm_hook[0] is not None:
         return "the state of its communication hook may know of the present ranks"
-    # The default one and the agent's own, one of them beside a communication hook.
-    agents = (world.control is not None) + (first.comm_hook is not None)
+    # The default one and the agent's own: beside a communication hook, and for checkpoints of all ranks.
+    agents = (world.control is not None) * (1 + sharded) + (first.comm_hook is not None)
     if process_groups() > 1 + agents:
         return "its script has made process groups"
     # A sampler holds the number of ranks from when it was made, and would go on dividing by that.

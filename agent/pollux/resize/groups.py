@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from pollux.errors import LEFT_STATUS
 from pollux.ranks.rendezvous import Rendezvous, leave_groups, tell_environment, until
-from pollux.ranks.world import World
+from pollux.ranks.world import World, backend_of_default_group
 from pollux.resize.requests import ResizeDecision
 from pollux.slurm_job.environment import LENT_RANKS
 
@@ -74,10 +74,18 @@ class Groups:
         # A companion's node may fail, or Slurm may end its job: the job's own ranks then start again.
         own = rank < decision.size - decision.lent
         environ[LENT_RANKS] = str(decision.lent if own else 0)
+        # `fully_shard` needs a group before `attach`: the script's own, of backends of its choice.
+        backend = None if old.own else backend_of_default_group()
         leave_groups()
         rendezvous.count(f"{decision.name}/free", 1)
         world = rendezvous.form(
-            old, decision.name, rank, decision.size, per_node=decision.per_node, lent=decision.lent
+            old,
+            decision.name,
+            rank,
+            decision.size,
+            per_node=decision.per_node,
+            lent=decision.lent,
+            backend=backend,
         )
         self.generation = decision.generation
         tell_environment(world, environ)

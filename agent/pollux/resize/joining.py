@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from pollux.errors import LEFT_STATUS, LaunchError, RankLost
 from pollux.ranks.rendezvous import Rendezvous, alone
@@ -76,8 +77,10 @@ class Joiner:
         """
         self._rendezvous = Rendezvous.join(*self._address)
         atexit.register(self._failed)
-        alone(device)
-        return World(self._first + self.index, self._size, self._nodes, device, None, waiting=True)
+        own = not dist.is_initialized()  # fully_shard needs a group before `attach`
+        if own:
+            alone(device)
+        return World(self._first + self.index, self._size, self._nodes, device, None, own=own, waiting=True)
 
     @property
     def rendezvous(self) -> Rendezvous:

@@ -17,6 +17,7 @@ from pollux.checkpoint.keepers import fingerprint_of
 from pollux.errors import PolluxAgentError
 from pollux.launcher.rank_channel import LauncherLine
 from pollux.ranks.rendezvous import until
+from pollux.ranks.resharding import obstacle_to_resharding, sharding_of
 from pollux.ranks.world import World
 from pollux.resize import machine
 from pollux.resize.capability import ResizeCapability, capability_of, least_capability, lesser
@@ -131,7 +132,12 @@ class Resizer:
 
     def same(self) -> dict[str, str]:
         """What has to be the same on all ranks, by its name."""
-        return {**self.code, "the model": fingerprint_of([self._training.models[0].module])}
+        module = self._training.models[0].module
+        return {
+            **self.code,
+            "the model": fingerprint_of([module]),
+            "the model's sharding": sharding_of(module),
+        }
 
     # -- the training thread ----------------------------------------------------------------------------------
 
@@ -185,6 +191,12 @@ class Resizer:
             raise PolluxAgentError(why)
         if request.path == "relaunch" and seconds is None:
             raise PolluxAgentError("no checkpoint could be written")
+        first = self._training.models[0]
+        why = obstacle_to_resharding(first.module, first.optimizer) if request.path == "resize" else None
+        if why is not None:
+            # The optimizer's state was not there yet where the loop began.
+            self.capability = lesser(self.capability, ResizeCapability.RELAUNCH)
+            raise PolluxAgentError(why)
         companion = self._companion if request.kind == "grow" else None
         if request.kind == "grow" and (companion is None or not companion.roll_call()):
             raise PolluxAgentError("not every joiner that was ready answers")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -117,7 +118,8 @@ class TrainedModel:
         self.norms.count_from_state()
         self.model = self.module
         if is_sharded(self.module):
-            check_sharded(self.module, world.size)
+            # A joiner that waits is among the joiners alone.
+            check_sharded(self.module, dist.get_world_size() if world.waiting else world.size)
             if self.comm_hook is not None or self._ddp:
                 raise PolluxAgentError(
                     "expected `ddp_kwargs` and `comm_hook` for a plain model, got one under fully_shard"
@@ -189,6 +191,7 @@ class TrainedModel:
                 self.model.retire()
         elif isinstance(self.model, DistributedDataParallel):
             rewrap(self.model, self.module, self._ddp)
+        self.norms.count_parameters()
         before = self.meter
         before.close()
         self.meter = self._metered(world, before.sampling)

@@ -35,7 +35,7 @@ class Stage:
     """Ranks as forked processes: a test's own, and those of companions."""
 
     def __init__(self, directory: Path, free_port: Callable[[], int]) -> None:
-        self.directory, self._port = directory, str(free_port())
+        self.directory, self.free_port, self._port = directory, free_port, str(free_port())
         self._context = multiprocessing.get_context("fork")
         self._running: list[tuple[str, Any, Any]] = []
         self.companions: set[Path] = set()
@@ -73,8 +73,10 @@ class Stage:
             if path in self.companions:
                 continue
             self.companions.add(path)
-            for index in range(told["size"] - told["first"] if names else 0):
-                place = {"RANK": str(index), "GROUP_RANK": str(index), "WORLD_SIZE": "2"}
+            ranks = told["size"] - told["first"]
+            companion = {"WORLD_SIZE": str(ranks), "MASTER_PORT": str(self.free_port())}
+            for index in range(ranks if names else 0):
+                place = {"RANK": str(index), "GROUP_RANK": str(index), **companion}
                 self._fork(names.pop(0), place | {"POLLUX_COMPANION": str(path)}, body, args)
 
     def results(self, names: list[str], body: Callable[..., Any] | None = None, *args: Any) -> dict[str, Any]:
@@ -158,9 +160,7 @@ class Training:
 
     def __init__(self, directory: Path) -> None:
         torch.manual_seed(0)
-        norm = getattr(nn, os.environ.get("NORM", "BatchNorm1d"))
-        layers = [nn.Linear(6, 16), norm(16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 1)]
-        self.network = nn.Sequential(*layers)
+        self.network = self.make()
         if "COMPILED" in os.environ:
             self.network.compile(backend="eager")
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=0.01)
@@ -183,6 +183,11 @@ class Training:
         self.worlds: list[tuple[int, int]] = []
         """(optimizer step, ranks) where the number of ranks was new."""
 
+    def make(self) -> nn.Module:
+        norm = getattr(nn, os.environ.get("NORM", "BatchNorm1d"))
+        layers = [nn.Linear(6, 16), norm(16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 1)]
+        return nn.Sequential(*layers)
+
     def step(self, x: Tensor, y: Tensor, ids: Tensor) -> None:
         job, place = self.job, self.loader.data
         if place.local_samples:
@@ -197,14 +202,20 @@ class Training:
             self.optimizer.zero_grad()
             self.scheduler.step()
 
+    def whole(self, tensor: Any) -> Tensor:
+        found: Tensor = tensor.detach()
+        return found
+
     def state(self) -> dict[str, Any]:
         moments = self.optimizer.state_dict()["state"].values()
         return {
             "steps": self.job.progress.optimizer_steps,
             "samples": self.job.progress.samples,
             "data": (self.loader.data.pass_index, self.loader.data.position),
-            "weights": torch.cat([p.detach().flatten() for p in self.network.parameters()]),
-            "moments": torch.tensor([float(v.double().sum()) for m in moments for v in m.values()]),
+            "weights": torch.cat([self.whole(p).flatten() for p in self.network.parameters()]),
+            "moments": torch.tensor(
+                [float(self.whole(v).double().sum()) for m in moments for v in m.values()]
+            ),
             "statistics": [b.detach().float() for b in self.network.buffers()],
             "schedule": (self.scheduler.last_epoch, self.scheduler.get_last_lr()),
             "scale": self.scaler.state_dict(),
@@ -309,9 +320,9 @@ def behave_as_joiner(training: Training) -> None:
         training.job.coordinator.resizer.code["the agent"] = "another"
 
 
-def retrace(directory: Path, until: int) -> dict[str, Any]:
+def retrace(directory: Path, until: int, make: Callable[[Path], Training] = Training) -> dict[str, Any]:
     """Restart the training from the checkpoint, up to a step."""
-    training = Training(directory)
+    training = make(directory)
     begun = training.job.progress.optimizer_steps
     for _ in training.job.epochs(10_000, passes=True):
         for batch in training.loader:

@@ -1,0 +1,275 @@
+"""Resizes in place of a model under fully_shard, on real ranks over gloo."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard
+from torch.nn.functional import mse_loss
+from torch.optim import Adam
+
+from pollux.errors import LEFT_STATUS, RankLost
+from pollux.ranks.resharding import MovingShards, obstacle_to_resharding
+from pollux.ranks.sharding import ShardedOptimizer
+from pollux.resize import capability, companion_job, resizer
+from pollux.resize.capability import ResizeCapability, obstacle_in_place
+from tests.unit.agent.resizing import EXAMPLES, Stage, Training, follow, order, retrace
+
+pytestmark = pytest.mark.skipif(
+    torch.__version__ < "2.13", reason="fully_shard is supported from torch 2.13 on"
+)
+
+
+@pytest.fixture
+def stage(tmp_path: Path, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> Stage:
+    # The ranks are forked: what is set here holds in them.
+    monkeypatch.setattr(resizer, "capability_of", lambda *_: ResizeCapability.IN_PLACE)
+    monkeypatch.setattr(companion_job, "submit", lambda *_: "1")
+    # What other tests of this process have left does not count.
+    monkeypatch.setattr(capability, "INTEGRATIONS", ())
+    monkeypatch.setattr(capability, "DistributedSampler", type("Unused", (), {}))
+    monkeypatch.setattr(capability.shutil, "which", lambda _: "/bin/true")
+    monkeypatch.setenv("POLLUX_GONE_WAIT", "1")
+    monkeypatch.setenv("POLLUX_EXCHANGE_INTERVAL", "0")
+    return Stage(tmp_path, free_port)
+
+
+class Plain(Training):
+    """A training whose gradients are clipped by their norm."""
+
+    def make(self) -> nn.Module:
+        """Seven rows on four ranks, or one row: some shards are short or empty."""
+        return nn.Sequential(nn.Linear(6, 7), nn.LayerNorm(7), nn.Tanh(), nn.Linear(7, 1))
+
+    def step(self, x: Tensor, y: Tensor, ids: Tensor) -> None:
+        job, place = self.job, self.loader.data
+        if place.local_samples:
+            self.used += [(place.pass_index, int(i)) for i in ids]
+        if not self.worlds or self.worlds[-1][1] != job.world.size:
+            self.worlds.append((job.progress.optimizer_steps, job.world.size))
+        with job.micro_batch():
+            job.backward(mse_loss(self.model(x), y))
+        if job.sync_gradients:
+            nn.utils.clip_grad_norm_(self.parameters, 0.5)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.scheduler.step()
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return list(self.network.parameters())
+
+
+class Sharded(Plain):
+    """The same under fully_shard, as a script writes it."""
+
+    left = False
+
+    def __init__(self, directory: Path) -> None:
+        self.kept: list[bool] = []
+        """For each resize, whether parameters and moments were the same to the last bit."""
+        super().__init__(directory)
+        self.held = self.parameters  # as a script may hold them
+        coordinator = self.job.coordinator
+        resize, begin_loop = coordinator._resize, coordinator.begin_loop
+
+        def compared(move: int) -> None:
+            before = self.everything()
+            try:
+                resize(move)
+            except SystemExit:
+                self.left = True
+                raise
+            self.kept.append(all(map(torch.equal, before, self.everything())))
+
+        def begun() -> None:
+            comes = self.job.world.waiting
+            begin_loop()
+            if comes:
+                self.everything()  # the other ranks compare
+
+        coordinator._resize, coordinator.begin_loop = compared, begun  # type: ignore[method-assign]
+
+    def make(self) -> nn.Module:
+        if not dist.is_initialized():
+            dist.init_process_group("gloo")
+        network = super().make()
+        for layer in network.children():
+            if isinstance(layer, nn.Linear):
+                fully_shard(layer)
+        return fully_shard(network)
+
+    def everything(self) -> list[Tensor]:
+        moments = sorted(ShardedOptimizer(self.optimizer).shards().items())
+        return [self.whole(t) for t in (*self.held, *(value for _, value in moments))]
+
+    def whole(self, tensor: Any) -> Tensor:
+        if not hasattr(tensor, "full_tensor"):
+            return super().whole(tensor)
+        with torch.no_grad():
+            found: Tensor = tensor.to_local() if self.left else tensor.full_tensor()
+        return found.detach().clone()
+
+    def state(self) -> dict[str, Any]:
+        return super().state() | {"kept": self.kept, "obstacle": obstacle_in_place(self.job.training)}
+
+
+def move(directory: Path, orders: list[dict[str, Any]]) -> dict[str, Any]:
+    return follow(directory, orders, len(orders), Sharded(directory))
+
+
+def restart(directory: Path, until: int) -> dict[str, Any]:
+    return retrace(directory, until, Sharded)
+
+
+def train_plainly(directory: Path, until: int) -> dict[str, Any]:
+    return retrace(directory, until, Plain)
+
+
+def test_shards_move_to_the_ranks_that_are_there(stage: Stage, tmp_path: Path) -> None:
+    """Resize 2 -> 4 -> 3 -> 1 -> 2 ranks in living processes.
+
+    The reference is the same training on one rank without fully_shard.
+    """
+    orders = [
+        order(11, "n1 n2 n3 n4", "grow"),
+        order(12, "n1 n2 n3", "shrink"),
+        order(13, "n1", "shrink"),
+        order(14, "n1 n6", "grow"),
+    ]
+    stage.start(["n1", "n2"], move, tmp_path, orders)
+    found = stage.results(["n3", "n4", "n6"], move, tmp_path, orders)
+    assert {node: rank["code"] for node, rank in found.items()} == {
+        **{"n1": None, "n6": None},
+        **dict.fromkeys(["n2", "n3", "n4"], LEFT_STATUS),
+    }
+    first = found["n1"]
+    assert [size for _, size in first["worlds"]] == [2, 4, 3, 1, 2]
+    assert first["state"]["kept"] == [True] * 4, "parameters and moments stay the same to the last bit"
+    assert first["state"]["obstacle"] is None, "the agent would do so by itself"
+    assert "resize_refused" not in first["report"]
+    assert (first["report"]["resized"], first["report"]["gpus"]) == (14, 2)
+    for part in ("weights", "moments"):
+        assert torch.equal(first["state"][part], found["n6"]["state"][part])
+
+    counts = Counter(sample for rank in found.values() for sample in rank["used"])
+    passes = max(number for number, _ in counts)
+    assert passes >= 1
+    assert max(counts.values()) == 1
+    assert all((number, i) in counts for number in range(passes) for i in range(EXAMPLES))
+
+    plain = Stage(tmp_path / "plain", stage.free_port)
+    plain.start(["n1"], train_plainly, tmp_path / "plain", first["state"]["steps"])
+    expected = plain.results([])["n1"]["state"]
+    for part in ("weights", "moments"):
+        torch.testing.assert_close(first["state"][part], expected[part], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_training_goes_through_resizes_as_through_restarts(stage: Stage, tmp_path: Path) -> None:
+    """The reference writes a checkpoint and restarts at the same steps."""
+    orders = [order(61, "n1 n2 n3", "grow"), order(62, "n1 n2", "shrink")]
+    stage.start(["n1", "n2"], move, tmp_path, orders)
+    first = stage.results(["n3"], move, tmp_path, orders)["n1"]
+    steps = [step for step, _ in first["worlds"][1:]]
+    again = tmp_path / "again"
+    for size, until in zip((2, 3, 2), [*steps, first["state"]["steps"]], strict=True):
+        restarted = Stage(again, stage.free_port)
+        restarted.start([f"n{k}" for k in range(1, size + 1)], restart, again, until)
+        expected = restarted.results([])["n1"]["state"]
+    for part in ("weights", "moments"):
+        torch.testing.assert_close(first["state"][part], expected[part], rtol=1e-5, atol=1e-6)
+    for part in ("steps", "samples", "data", "schedule", "batch"):
+        assert first["state"][part] == expected[part]
+
+
+def lose(directory: Path, orders: list[dict[str, Any]]) -> dict[str, Any]:
+    """Lose n2 while its shards move in the second resize."""
+    training = Sharded(directory)
+    send, sends = MovingShards.send, 0
+
+    def die(self: MovingShards, *args: Any) -> None:
+        nonlocal sends
+        sends += 1
+        if sends == 2 and os.environ["SLURMD_NODENAME"] == "n2":
+            os._exit(9)
+        send(self, *args)
+
+    MovingShards.send = die  # type: ignore[method-assign]
+    try:
+        return follow(directory, orders, 99, training)
+    except RankLost as error:
+        return {
+            "error": str(error),
+            "worlds": training.worlds,
+            "steps": training.job.progress.optimizer_steps,
+        }
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_while_shards_move_costs_the_steps_since_the_checkpoint(
+    stage: Stage, tmp_path: Path
+) -> None:
+    orders = [order(71, "n1 n2 n3", "grow"), order(72, "n1 n2", "shrink")]
+    stage.start(["n1", "n2"], lose, tmp_path, orders)
+    found = stage.results(["n3"], lose, tmp_path, orders)
+    assert found["n2"] == "died"
+    assert [size for _, size in found["n1"]["worlds"]] == [2, 3]
+    # The newest checkpoint is of three ranks, and was written for this move while they trained on.
+    again = Stage(tmp_path, stage.free_port)
+    last = found["n1"]["steps"] + 3
+    again.start(["n1"], restart, tmp_path, last)
+    restarted = again.results([])["n1"]
+    assert found["n1"]["worlds"][1][0] < restarted["from"] <= found["n1"]["steps"]
+    plain = Stage(tmp_path / "plain", stage.free_port)
+    plain.start(["n1"], train_plainly, tmp_path / "plain", last)
+    expected = plain.results([])["n1"]["state"]
+    torch.testing.assert_close(restarted["state"]["weights"], expected["weights"], rtol=1e-3, atol=1e-5)
+
+
+def obstacles() -> dict[str, str | None]:
+    dist.init_process_group("gloo")
+
+    def why(change: Callable[[nn.Module, Adam], object] = lambda *_: None, **options: Any) -> str | None:
+        model = fully_shard(nn.Linear(4, 4), **options)
+        optimizer = Adam(model.parameters(), lr=0.1)
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        change(model, optimizer)
+        return obstacle_to_resharding(model, optimizer)
+
+    def keep(model: nn.Module, optimizer: Adam) -> None:
+        optimizer.state[next(model.parameters())]["rows"] = torch.zeros(4)
+
+    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("copies", "shards"))
+    return {
+        "none": why(),
+        "copies": why(mesh=mesh),
+        "axis": why(shard_placement_fn=lambda p: Shard(p.ndim - 1)),
+        "compiled": why(lambda model, _: model.compile(backend="eager")),
+        "state": why(keep),
+        "divisor": why(lambda model, _: model.set_gradient_divide_factor(2.0)),  # type: ignore[operator]
+    }
+
+
+def test_other_shards_stay_where_they_are(ranks: Any) -> None:
+    found = ranks(1, obstacles)[0]
+    expected = {
+        "copies": "more than one dimension",
+        "axis": "other axes than the first",
+        "compiled": "compiled",
+        "state": "'rows' is not sharded",
+    }
+    assert {name for name, why in found.items() if why is None} == {"none", "divisor"}
+    for name, why in expected.items():
+        assert why in found[name]
