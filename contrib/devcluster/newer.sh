@@ -73,8 +73,8 @@ if [ "$suite" = forky ] && [ ! -e "$root$library/libmariadb.so.3" ]; then
   inside bash -ec '
     cd "$(mktemp -d)" && mkdir -p lists/partial
     echo "deb $1 trixie main" >sources.list
-    get=(apt-get -q -o Dir::Etc::SourceList="$PWD/sources.list" -o Dir::Etc::SourceParts=- -o Dir::State::Lists="$PWD/lists")
-    "${get[@]}" update && "${get[@]}" download libmariadb3
+    get=(apt-get -q -o APT::Sandbox::User=root -o Dir::Etc::SourceList="$PWD/sources.list" -o Dir::Etc::SourceParts=- -o Dir::State::Lists="$PWD/lists")
+    "${get[@]}" update && "${get[@]}" download libmariadb3/trixie
     dpkg -x libmariadb3_*.deb unpacked
     install -D -m 644 unpacked/usr/lib/*/libmariadb.so.3 "$2/libmariadb.so.3"
   ' bash "$mirror" "$library" >>"$log" 2>&1 || fail "libmariadb3 of Debian 13"

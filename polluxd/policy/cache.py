@@ -124,7 +124,8 @@ class Cache:
             both = np.stack([goodput, batch.astype(np.float64)])
             ends = np.cumsum(listing.lengths[fresh]).tolist()
             for j, begin, end in zip(fresh, [0, *ends[:-1]], ends, strict=True):
-                tables[j].found = both[:, begin:end]
+                # A view would keep the numbers of all these jobs in memory for as long as one of them waits.
+                tables[j].found = both[:, begin:end].copy()
             if len(fresh) == len(tables):
                 return goodput, batch
         if not tables:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import ceil
@@ -92,25 +92,19 @@ class Query:
         *first, last = self.fields
         return ",".join([*(f"{name}:{self.separator}" for name in first), f"{last}:{self.end}"])
 
-    def in_words_of(self, other: Query, text: str) -> str:
-        """Return an answer to this query as an answer to the other one.
-
-        The words of an answer that is compared with later ones never leave the process.
-        """
-        return text.replace(self.separator, other.separator).replace(self.end, other.end)
-
-    def records(self, text: str) -> list[str]:
+    def records(self, text: str) -> Iterator[str]:
         """Split the answer into records.
 
         Raises:
             SlurmGarbled: the answer is cut off.
         """
-        if not text or text.isspace():
-            return []
-        *records, rest = text.split(self.end + "\n")
-        if rest:
+        end, start = self.end + "\n", 0
+        # One by one: a list of them would be as large as the answer.
+        while (stop := text.find(end, start)) >= 0:
+            yield text[start:stop]
+            start = stop + len(end)
+        if start < len(text) and not text.isspace():
             raise SlurmGarbled(f"squeue's answer is cut off: it ends in {text[-40:]!r}")
-        return records
 
 
 def jobs_query() -> Query:
@@ -139,6 +133,17 @@ class Record(NamedTuple):
     """Of a task of an array that waits: the record's job id, and the task's number."""
     scattered: bool = False
     leaving: int | None = None
+    text: str = ""
+    """The record, in the words of `Known`."""
+
+
+class Known(NamedTuple):
+    """Records of an earlier answer. A record of the same text says the same."""
+
+    separator: str
+    """Between fields; a random word that never leaves this process, since the words of answers are new each time."""
+    records: Mapping[str, Record] = MappingProxyType({})
+    """By text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,14 +158,11 @@ class Queue:
     leaving: Mapping[int, int] = field(default_factory=dict)
     """GPUs per node, at most, of jobs whose processes are ending, where `jobs` does not say what they hold."""
     records: Mapping[str, Record] = field(default_factory=dict)
-    """By text: the next answer to the same query is read with their help."""
+    """By their text, for the next answer."""
 
 
-def parse_jobs(text: str, query: Query, known: Mapping[str, Record] = MappingProxyType({})) -> Queue:
+def parse_jobs(text: str, query: Query, known: Known | None = None) -> Queue:
     """Read the answer to `jobs_query`.
-
-    Args:
-        known: records of an earlier answer to the same query. A record of the same text says the same.
 
     Raises:
         SlurmGarbled: the answer as a whole is cut off or of another form. One record that makes no sense costs that
@@ -172,8 +174,11 @@ def parse_jobs(text: str, query: Query, known: Mapping[str, Record] = MappingPro
     scattered: set[int] = set()
     leaving: dict[int, int] = {}
     records: dict[str, Record] = {}
+    known = known or Known(query.separator)
     for line in query.records(text):
-        record = records[line] = known.get(line) or _record(line, query)
+        same = line.replace(query.separator, known.separator)
+        record = known.records.get(same) or _record(line, query)._replace(text=same)
+        records[record.text] = record
         if record.task is not None:
             waiting = tasks.setdefault(record.task[0], [])
             waiting.append(record.task[1])

@@ -22,7 +22,7 @@ from polluxd.model import JobState, Node
 from polluxd.slurm.mail import quiet_mail
 from polluxd.slurm.node_records import attribute, parse_nodes
 from polluxd.slurm.protocol import ClusterState, Geometry, SlurmJob
-from polluxd.slurm.queue import Query, Queue, Record, jobs_query, names_query, parse_jobs, parse_names
+from polluxd.slurm.queue import Known, Query, Queue, jobs_query, names_query, parse_jobs, parse_names
 from polluxd.slurm.rarely_asked import RarelyAsked
 from polluxd.slurm.rules import Rules, parse_licenses, parse_partitions, parse_reservations
 
@@ -65,9 +65,8 @@ class ScontrolClient:
         """Addresses of jobs that are tasks of an array. The bare id of one of them stands for the whole array."""
         self._seen: frozenset[int | str] = frozenset()
         self._rarely = RarelyAsked(self._run, clock)
-        self._read_as = jobs_query()
-        self._records: Mapping[str, Record] = {}
-        """Of the last answer, in the words of `_read_as`."""
+        self._known = Known(jobs_query().separator)
+        """Of the last answer."""
         self._names: Mapping[tuple[int, float], str] = {}
         """By job id and first submission: Slurm uses ids again."""
         self._shown: Mapping[int, tuple[SlurmJob, SlurmJob]] = {}
@@ -255,10 +254,9 @@ class ScontrolClient:
 
     def _queue(self, *options: str) -> Queue:
         query = jobs_query()
-        text = query.in_words_of(self._read_as, self._squeue(query, *options))
-        queue = parse_jobs(text, self._read_as, self._records)
+        queue = parse_jobs(self._squeue(query, *options), query, self._known)
         if not options:
-            self._records = queue.records
+            self._known = self._known._replace(records=queue.records)
         return queue
 
     def _squeue(self, query: Query, *options: str) -> str:

@@ -36,8 +36,13 @@ def same_decision(one: Allocation, other: Allocation) -> bool:
 
 def plan_digest(allocations: Iterable[Allocation]) -> str:
     """SHA-256 over every bit of the decisions."""
-    whole = allocations_to_json(sorted(allocations, key=lambda a: a.job_id))
-    return hashlib.sha256(whole.encode()).hexdigest()
+    digest, before = hashlib.sha256(b"["), b""
+    # As the digest of `allocations_to_json`, whose text would be the largest of a cycle.
+    for allocation in sorted(allocations, key=lambda a: a.job_id):
+        digest.update(before + allocations_to_json([allocation])[1:-1].encode())
+        before = b", "
+    digest.update(b"]")
+    return digest.hexdigest()
 
 
 def _near(one: float, other: float) -> bool:

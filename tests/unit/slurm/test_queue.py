@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from polluxd.errors import SlurmGarbled
 from polluxd.model import JobSpec, JobState
 from polluxd.slurm.protocol import SlurmJob
-from polluxd.slurm.queue import Queue, jobs_query, names_query, parse_jobs, parse_names
+from polluxd.slurm.queue import Known, Queue, jobs_query, names_query, parse_jobs, parse_names
 from tests.unit.slurm.squeue_stand_in import PENDING, RUNNING, squeue
 
 
@@ -204,10 +204,9 @@ def test_an_array_task_of_more_digits_than_slurm_has_costs_its_record_alone() ->
 
 
 def test_a_record_that_stays_the_same_is_not_read_again_and_any_other_is() -> None:
-    query = jobs_query()
-
     def again(known: Queue, *jobs: dict[str, str]) -> Queue:
-        return parse_jobs(squeue(jobs, query.format), query, known.records)
+        query = jobs_query()
+        return parse_jobs(squeue(jobs, query.format), query, Known("<own>", known.records))
 
     first = again(Queue(()), RUNNING, PENDING | {"JobID": "8"})
     reused = PENDING | {"JobID": "8", "UserName": "bob", "UserID": "1001"}
@@ -221,8 +220,9 @@ def test_a_record_that_stays_the_same_is_not_read_again_and_any_other_is() -> No
 def test_the_tasks_of_a_record_known_are_told_anew() -> None:
     query, task = jobs_query(), PENDING | {"JobID": "2", "ArrayJobID": "2"}
     tasks = [task | {"ArrayTaskID": number} for number in "579"]
+    word = query.separator
     first = parse_jobs(squeue(tasks, query.format), query)
-    second = parse_jobs(squeue(tasks[1:], query.format), query, first.records)
-    alone = parse_jobs(squeue(tasks[2:], query.format), query, second.records)
+    second = parse_jobs(squeue(tasks[1:], query.format), query, Known(word, first.records))
+    alone = parse_jobs(squeue(tasks[2:], query.format), query, Known(word, second.records))
     assert [queue.jobs[0].tasks for queue in (first, second, alone)] == [(5, 7, 9), (7, 9), ()]
     assert alone.jobs[0].array == (2, 9)

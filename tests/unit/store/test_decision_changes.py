@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from hashlib import sha256
 
 import pytest
 
 from polluxd.explanation import Explanation
 from polluxd.model import NO_PLACEMENT, Allocation, Placement
 from polluxd.store.decision_changes import plan_digest, same_decision
+from polluxd.store.rows import allocations_to_json
 from polluxd.store.written import Written
 
 WHY = Explanation(fair_nodes=1, fair_gpus=2, weight=1.0, limit="contention", price=0.5, taken_by=9)
@@ -78,3 +80,5 @@ def test_a_digest_tells_every_bit_and_no_order():
     other = replace(STAYS, job_id=8)
     assert plan_digest([STAYS, other]) == plan_digest([other, STAYS])
     assert plan_digest([STAYS]) != plan_digest([replace(STAYS, goodput=math.nextafter(100.0, 200.0))])
+    both = allocations_to_json([STAYS, replace(other, goodput=math.inf)])
+    assert plan_digest([replace(other, goodput=math.inf), STAYS]) == sha256(both.encode()).hexdigest()
