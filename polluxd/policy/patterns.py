@@ -86,7 +86,10 @@ def solve(seating: Seating, fixed: Bools) -> tuple[Ints | None, float]:
     if table.value.size > MOST_OPTIONS or max((room for _, room in rooms), default=0) > LARGEST:
         return None, np.inf
     kept = sum(seating.utility(j) for j in np.flatnonzero(fixed).tolist())
-    own = np.flatnonzero(~fixed[table.owner])
+    listed = ~fixed[table.owner]
+    if seating.useful is not None:
+        listed &= np.array(seating.useful)
+    own = np.flatnonzero(listed)
     if own.size == 0:
         return None, float(kept)
     worth, job = seating.worth[own], np.unique(table.owner[own], return_inverse=True)[1].ravel()

@@ -70,22 +70,19 @@ def _below(seating: Seating, stay: Bools, move: Bools) -> float:
 
     `stay`: where the job stays, `move`: where it moves. A bound from below; infinite where no program is small enough.
     """
+    least = _least(seating, stay, move)
     if len(seating.table.jobs) * len(seating.packing.nodes) <= MOST_SEATS:
-        return -assignment.limit(_least(seating, stay, move))
-    return -patterns.limit(_counted(seating, stay, move))
-
-
-def _counted(seating: Seating, stay: Bools, move: Bools) -> Seating:
-    """Return the seating with a utility of -1 for each job below the level."""
-    return seating.valued(np.where(stay, 0.0, -1.0), np.where(move, 0.0, -1.0))
+        return -assignment.limit(least)
+    return -patterns.limit(least)
 
 
 def _least(seating: Seating, stay: Bools, move: Bools) -> Seating:
-    """Return the seating as counted, with only the least options of each job.
+    """Return the seating with a utility of -1 for each job below the level.
 
-    An option is left out where a move to another needs no more nodes and no more GPUs on each.
+    Only the least options of each job are listed: one is left out where a move to another needs no more nodes and no
+    more GPUs on each.
     """
-    table, other = seating.table, _counted(seating, stay, move)
+    table, other = seating.table, seating.valued(np.where(stay, 0.0, -1.0), np.where(move, 0.0, -1.0))
     useful = table.gpus == 0
     fewest: dict[tuple[int, int, int], int] = {}
     wanted = np.flatnonzero((stay & table.kept | move) & ~useful)
