@@ -52,10 +52,10 @@ def to_json(snapshot: Snapshot) -> str:
     where its value is its default and says nothing (None, False, empty): `decode_snapshot` fills it in.
     """
     try:
-        text = json.dumps(snapshot, default=_members, allow_nan=False)
+        text = json.dumps(snapshot, default=_members, allow_nan=False, separators=(",", ":"))
     except ValueError:  # a number is not finite
         return json.dumps(encode(snapshot))
-    negative_zero = " -0.0" in text or "[-0.0" in text
+    negative_zero = any(before + "-0.0" in text for before in ":,[")
     return json.dumps(encode(snapshot)) if negative_zero else text
 
 

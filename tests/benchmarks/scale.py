@@ -295,6 +295,13 @@ _WRITTEN = """SELECT relname, n_tup_ins + n_tup_upd AS written FROM pg_stat_user
 WHERE schemaname = 'pollux' AND relname IN ('job', 'allocation')"""
 
 
+def unit_environment() -> dict[str, str]:
+    """Return the environment that polluxd's systemd unit sets."""
+    lines = (Path(__file__).parents[2] / "contrib/systemd/polluxd.service").read_text().splitlines()
+    words = " ".join(line.removeprefix("Environment=") for line in lines if line.startswith("Environment="))
+    return dict(word.split("=", 1) for word in words.split())
+
+
 def measure(jobs: int, cycles: int, nodes: int) -> Figures:
     figures = Figures()
     with tempfile.TemporaryDirectory(prefix="pollux-bench-") as name:
@@ -310,7 +317,7 @@ def measure(jobs: int, cycles: int, nodes: int) -> Figures:
             cluster.write(folder)
             child = subprocess.Popen(
                 [sys.executable, "-m", "tests.benchmarks.scale", "--daemon", postgres.url],
-                env=os.environ | {"PATH": f"{folder}/bin:{os.environ['PATH']}"},
+                env=os.environ | unit_environment() | {"PATH": f"{folder}/bin:{os.environ['PATH']}"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -420,7 +427,8 @@ _PAGE = """# Scale
 `make bench-scale` (as root) runs polluxd's cycle with {jobs:,} jobs on {gpus:,} GPUs and a real Postgres. Slurm is a
 pair of programs that print what `squeue` and `scontrol` of 22.05 would. Between two cycles, {leave} jobs end and others
 arrive, every running job reports, and the plan is carried out. polluxd is in mode observe: ordering moves is not
-measured. CPU time is polluxd's own. {cycles} cycles; medians of the steady ones; commit {commit}.
+measured. It has the environment of its systemd unit. CPU time is polluxd's own. {cycles} cycles; medians of the
+steady ones; commit {commit}.
 
 | measured | aim: below | found |
 |---|---|---|
