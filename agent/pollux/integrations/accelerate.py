@@ -34,6 +34,7 @@ from pollux.errors import PolluxAgentError
 from pollux.loop.session import Job
 from pollux.loop.session import attach as attach_plainly
 from pollux.ranks.world import World, own_group
+from pollux.resize.joining import Joiner
 
 try:
     from accelerate import DistributedType, PartialState
@@ -129,6 +130,9 @@ def _own_accelerate_s_group() -> None:
             return
         with own_group():
             make(self, *args, **options)
+        joiner = Joiner.from_environment()
+        if joiner is not None:
+            self.process_index = joiner.rank  # it is not the main process, though it is the companion's first
 
     PartialState.__init__ = made
 

@@ -144,6 +144,8 @@ class ElasticMixin:
         self._steps: _Steps | None = None
         self._epochs: Iterator[int] = iter(())
         self._over = False
+        self._begun = False
+        """The agent's next epoch has begun before Trainer's."""
         # One of its batches is one whole step.
         this.args.gradient_accumulation_steps = 1
         this.accelerator.gradient_accumulation_steps = 1
@@ -206,7 +208,7 @@ class ElasticMixin:
             **options,
         )
         self._job, self._over = job, job.progress.finished
-        job.training.on_ranks = self._on_ranks
+        job.training.on_ranks, job.training.takes_joiners = self._on_ranks, True
         assert self._steps is not None
         self._steps.loader = self._make_loader(job)
         length = len(self._steps)
@@ -249,8 +251,14 @@ class ElasticMixin:
     def _run_epoch(self, *, epoch: int, **kwargs: Any) -> None:
         this: Any = self
         job = self.job
-        if self._over or epoch < job.progress.epoch or next(self._epochs, None) is None:
+        if self._over or epoch < job.progress.epoch:
             return  # trained before the restart
+        if not self._begun and next(self._epochs, None) is None:
+            return
+        # A joiner comes in there, and finds that the others are in a later epoch.
+        self._begun = epoch < job.progress.epoch
+        if self._begun:
+            return
         if job.stepper.epoch_done():
             # Restored at an epoch's very end: what is due there is still due.
             this.control = this.callback_handler.on_epoch_end(this.args, this.state, this.control)

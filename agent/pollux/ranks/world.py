@@ -84,7 +84,7 @@ def meet(device: torch.device, environ: Mapping[str, str] = os.environ) -> bool:
     Return whether the group is the agent's own. Raises as `join`.
     """
     if dist.is_initialized():
-        return dist.group.WORLD in _met
+        return is_own()
     size = _number(environ, "WORLD_SIZE", 1)
     if size < 2:
         # One rank alone needs neither a store nor a port, which another job might hold.
@@ -114,6 +114,11 @@ def own_group() -> Iterator[None]:
         yield
     if dist.is_initialized():
         _met.append(dist.group.WORLD)
+
+
+def is_own() -> bool:
+    """Whether the default group is there, and the agent's own."""
+    return dist.is_initialized() and dist.group.WORLD in _met
 
 
 _met: list[dist.ProcessGroup | None] = []

@@ -51,7 +51,7 @@ def may_grow(world: World, attempt: Attempt, environ: Mapping[str, str] = os.env
     if world.distributed:
         return False
     bounds = least_capability(attempt, environ), _bound(environ.get("POLLUX_RESIZE", ""))
-    return bounds == (ResizeCapability.RELAUNCH, ResizeCapability.IN_PLACE) and not _loaded(INTEGRATIONS)
+    return bounds == (ResizeCapability.RELAUNCH, ResizeCapability.IN_PLACE) and not _loaded(["lightning"])
 
 
 def lesser(one: ResizeCapability, other: ResizeCapability) -> ResizeCapability:
@@ -82,7 +82,7 @@ def obstacle_in_place(training: Training) -> str | None:
     """Why ranks cannot join and leave the processes; None where they can."""
     if shutil.which("sbatch") is None:
         return "there is no sbatch here (inside a container?) to submit a companion job"
-    if _loaded(INTEGRATIONS):
+    if _loaded(INTEGRATIONS) and not training.takes_joiners:
         return "another library runs its loop"
     first = training.models[0]
     if under_fully_shard(first.module):

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 from pollux.errors import LEFT_STATUS, LaunchError, RankLost
-from pollux.ranks.rendezvous import Rendezvous, alone
-from pollux.ranks.world import World
+from pollux.ranks.rendezvous import Rendezvous, alone, leave_groups
+from pollux.ranks.world import World, is_own
 from pollux.slurm_job.ticket import Unusable, read_private
 
 logger = logging.getLogger("pollux")
@@ -38,7 +38,8 @@ class Joiner:
             self.index = node * per_node + local
             """This rank's place among the joiners."""
             self._size, self._nodes = int(told["size"]), int(told["nodes"])
-            self._first = int(told["first"])
+            self.rank = int(told["first"]) + self.index
+            """The rank that it will be."""
             self.move = int(told["move"])
             self.grows = bool(told["grows"])
             """The job began on one rank."""
@@ -77,10 +78,12 @@ class Joiner:
         """
         self._rendezvous = Rendezvous.join(*self._address)
         atexit.register(self._failed)
+        if is_own():
+            leave_groups()  # another library formed it, of the companion's ranks
         own = not dist.is_initialized()  # fully_shard needs a group before `attach`
         if own:
             alone(device)
-        return World(self._first + self.index, self._size, self._nodes, device, None, own=own, waiting=True)
+        return World(self.rank, self._size, self._nodes, device, None, own=own, waiting=True)
 
     @property
     def rendezvous(self) -> Rendezvous:

@@ -66,6 +66,8 @@ class Training:
         """The loader is there."""
         self.on_ranks: Callable[[], None] | None = None
         """Called where the ranks have changed in the processes, for a library that keeps their number, too."""
+        self.takes_joiners = False
+        """That library's loop can begin in mid-training."""
         self.last_step_at = 0.0
         """When the newest optimizer step was over; POSIX seconds, 0 before the first."""
 

@@ -265,9 +265,9 @@ def test_memory_that_runs_out_becomes_smaller_passes(ranks: Callable[..., list[A
     assert result["steps"] == -(-EXAMPLES // 16)
 
 
-LAUNCHED = """
+PARTS = """
 import torch
-from transformers import TrainingArguments
+from transformers import TrainerCallback, TrainingArguments
 from pollux.integrations.huggingface import ElasticTrainer
 
 torch.set_num_threads(1)
@@ -295,38 +295,112 @@ class Recording(ElasticTrainer):
         job, numbers = self.job, inputs["number"].tolist()
         if not model.training:
             self.seen += numbers
-        elif job.progress.optimizer_steps == 5 and rank == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
         else:
-            mine = numbers if job.training.data.local_samples else []
+            self.trouble()
+            place = job.training.data
+            mine = [(place.pass_index, each) for each in numbers] if place.local_samples else []
             note("used", who=os.getpid(), step=job.progress.optimizer_steps, samples=mine)
         return super().compute_loss(model, inputs, *args, **kwargs)
+
+    def trouble(self): ...
 
     def evaluate(self, *args, **kwargs):
         self.seen = []
         return super().evaluate(*args, **kwargs)
 
-arguments = TrainingArguments(
-    output_dir=str(here / "out"),
-    per_device_train_batch_size=8,
-    num_train_epochs=2,
-    use_cpu=True,
-    save_strategy="no",
-    eval_strategy="epoch",
-    report_to=[],
-)
-attach = {"adaptive": False, "checkpoint_dir": here / "checkpoints"}
-trainer = Recording(model=Net(), args=arguments, train_dataset=Data(), eval_dataset=Data(), attach=attach)
+def make(kind, epochs, *callbacks):
+    arguments = TrainingArguments(
+        output_dir=str(here / "out"),
+        per_device_train_batch_size=8,
+        num_train_epochs=epochs,
+        use_cpu=True,
+        save_strategy="no",
+        eval_strategy="epoch",
+        report_to=[],
+    )
+    attach = {"adaptive": False, "checkpoint_dir": here / "checkpoints"}
+    data = {"train_dataset": Data(), "eval_dataset": Data()}
+    return kind(model=Net(), args=arguments, attach=attach, callbacks=list(callbacks), **data)
+
+def over(trainer):
+    logged = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    weights = [float(p.detach().double().sum()) for p in trainer.model.parameters()]
+    main = trainer.state.is_world_process_zero, trainer.args.should_log, trainer.accelerator.is_local_main_process
+    note("over", weights=weights, seen=trainer.seen, main=main, size=trainer.args.world_size, logged=logged)
+"""
+
+KILLED = """
+class Killed(Recording):
+    def trouble(self):
+        if self.job.progress.optimizer_steps == 5 and rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+trainer = make(Killed, 2)
 trainer.train()
-logged = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
-weights = [float(p.detach().double().sum()) for p in trainer.model.parameters()]
-main = trainer.state.is_world_process_zero, trainer.args.should_log, trainer.accelerator.is_local_main_process
-note("over", weights=weights, seen=trainer.seen, main=main, size=trainer.args.world_size, logged=logged)
+over(trainer)
+"""
+
+RESIZED = """
+from pollux.loop import job as loop
+from pollux.resize import resizer
+from pollux.resize.capability import ResizeCapability, obstacle_in_place
+from pollux.scheduler.orders import ResizeOrder
+
+def capability(training, *_):
+    return ResizeCapability.RELAUNCH if obstacle_in_place(training) else ResizeCapability.IN_PLACE
+
+resizer.capability_of = capability
+loop.may_grow = lambda world, _: not world.distributed
+os.environ["POLLUX_EXCHANGE_INTERVAL"] = "0"
+ORDERS = {
+    1: {"id": 1, "path": "resize", "kind": "grow", "nodes": ["n0", "c0"], "gpus_per_node": 1, "nonce": "5eed"},
+    2: {"id": 2, "path": "resize", "kind": "shrink", "nodes": ["n0"], "gpus_per_node": 1},
+}
+
+class Orders(TrainerCallback):
+    asked = since = 0
+
+    def on_step_begin(self, args, state, control, **_):
+        job = trainer.job
+        time.sleep(0.02)
+        generation = job.coordinator.groups.generation
+        if job.is_main and generation == self.asked < 2:
+            self.since += 1
+            if self.since == 20:
+                self.since, self.asked = 0, self.asked + 1
+                job.coordinator.inbox.put(ResizeOrder(ORDERS[self.asked]))
+
+    def on_epoch_end(self, args, state, control, **_):
+        if trainer.job.coordinator.groups.generation == 2:
+            control.should_training_stop = True
+
+trainer = make(Recording, 1000, Orders())
+try:
+    trainer.train()
+finally:
+    over(trainer)
+"""
+
+SBATCH = """#!/bin/sh
+cat > {folder}/submitted
+echo "$@" > {folder}/options
+echo 4711
 """
 
 
+def each_once(launched: Any, *, passes: int | None = None) -> None:
+    """Assert that each sample is part of one step in each whole pass."""
+    # The step in hand is noted twice by the ranks that take it again.
+    last = {(note["who"], note["step"]): note["samples"] for note in launched.log("used")}
+    counts = Counter(tuple(sample) for samples in last.values() for sample in samples)
+    passes = max(number for number, _ in counts) if passes is None else passes
+    assert passes >= 2
+    assert max(counts.values()) == 1
+    assert all(counts[(number, index)] == 1 for number in range(passes) for index in range(101))
+
+
 def test_the_other_ranks_go_on_where_rank_0_is_killed(tmp_path: Path) -> None:
-    with step(tmp_path, 1, LAUNCHED, workers=3) as launched:
+    with step(tmp_path, 1, PARTS + KILLED, workers=3) as launched:
         assert launched.statuses() == [0], launched.output()
         output = launched.output()
     over = launched.log("over")
@@ -337,8 +411,29 @@ def test_the_other_ranks_go_on_where_rank_0_is_killed(tmp_path: Path) -> None:
     assert len(over[0]["logged"]) == 2
     assert {index for note in over for index in note["seen"]} == set(range(101)), "evaluated on all of it"
     assert len(launched.log("started")) == 3, "no process was started again"
-    # The step in hand is noted twice by the ranks that take it again.
-    last = {(note["who"], note["step"]): note["samples"] for note in launched.log("used")}
-    counts = Counter(index for samples in last.values() for index in samples)
-    assert counts == dict.fromkeys(range(101), 2)
+    each_once(launched, passes=2)
     assert "ranks were lost: the training goes on with 2" in output
+
+
+@pytest.mark.slow
+def test_a_trainer_on_one_rank_grows_and_shrinks_in_place(tmp_path: Path) -> None:
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text(SBATCH.format(folder=tmp_path))
+    sbatch.chmod(0o755)
+    with step(tmp_path, 1, PARTS + RESIZED, workers=1) as base:
+        base.until((tmp_path / "options").exists)
+        file, elsewhere = tmp_path / "checkpoints" / "companion-1.json", tmp_path / "companion"
+        elsewhere.mkdir()
+        with step(
+            elsewhere, 1, "", "--companion", str(file), settings="sibling=60", SLURMD_NODENAME="c0"
+        ) as companion:
+            assert base.statuses() == [0], base.output() + companion.output()
+            assert companion.statuses() == [0], companion.output()
+            output = base.output() + companion.output()
+    assert output.count("resized in place") == 2, output
+    each_once(base)
+    over = {note["node"]: note for note in base.log("over")}
+    assert (over["n0"]["size"], over["n0"]["main"]) == (1, [True] * 3)
+    assert over["c0"]["main"][0] is False
+    assert len(base.log("started")) == 2, "rank 0 lives on"
+    assert sorted(over["n0"]["seen"]) == list(range(101)), "evaluated on all of it"

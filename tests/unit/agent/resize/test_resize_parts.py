@@ -55,7 +55,9 @@ def training(
     first = SimpleNamespace(**{"model": wrapped, "module": nn.Linear(1, 1), "comm_hook": None} | changes)
     world, step = SimpleNamespace(own=own, control=None), SimpleNamespace(managed=managed)
     data = SimpleNamespace(divided=divided, bound=None)
-    return SimpleNamespace(models=[first] * models, step=step, world=world, data=data, on_ranks=None)
+    return SimpleNamespace(
+        models=[first] * models, step=step, world=world, data=data, on_ranks=None, takes_joiners=False
+    )
 
 
 def started(**changes: Any) -> Any:
@@ -124,12 +126,23 @@ def test_ranks_may_join_an_only_rank_where_the_job_can_be_resized_in_place(
     for where in ({}, LAUNCHED | {"POLLUX_RESIZE": "relaunch"}, LAUNCHED | {"POLLUX_RESIZE": "requeue"}):
         assert not may_grow(alone, started(), where)  # type: ignore[arg-type]
     assert not may_grow(alone, started(directory=None), LAUNCHED)  # type: ignore[arg-type]
-    monkeypatch.setitem(sys.modules, "pollux.integrations.huggingface", ModuleType("huggingface"))
-    assert not may_grow(alone, started(), LAUNCHED)  # type: ignore[arg-type]
     grown = training(model=GrowingModel(nn.Linear(1, 1)))
-    assert capability_of(grown, started(), LAUNCHED) is ResizeCapability.RELAUNCH, "another library's loop"
-    monkeypatch.delitem(sys.modules, "pollux.integrations.huggingface")
     assert capability_of(grown, started(), LAUNCHED) is ResizeCapability.IN_PLACE
+    monkeypatch.setitem(sys.modules, "pollux.integrations.lightning", ModuleType("lightning"))
+    assert not may_grow(alone, started(), LAUNCHED)  # type: ignore[arg-type]
+
+
+def test_a_library_s_loop_goes_on_with_fewer_ranks_where_it_hears_of_them_and_with_more_where_it_can_begin_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "pollux.integrations.huggingface", ModuleType("huggingface"))
+    found = training()
+    assert "does not hear of lost ranks" in str(obstacle_to_fewer_ranks(found))
+    found.on_ranks = print
+    assert obstacle_to_fewer_ranks(found) is None
+    assert capability_of(found, started(), LAUNCHED) is ResizeCapability.RELAUNCH
+    found.takes_joiners = True
+    assert capability_of(found, started(), LAUNCHED) is ResizeCapability.IN_PLACE
 
 
 # -- orders ---------------------------------------------------------------------------------------------------
