@@ -139,7 +139,7 @@ def judge(ending: str, training: str, folder: Path, begun: float, ended: float |
         complete - len(counts),
         sum(n - 1 for n in repeated.values() if n > 1),
         round(pause, 2),
-        0 if ended is None or not second else len(second),
+        len(second),
         commit(),
     )
 
@@ -427,7 +427,7 @@ CELLS = [
     for ending in ENDINGS
     for training in TRAININGS
     # The other trainings have no companions.
-    if ending != "companion lost" or training in ("map", "stream", "trainer")
+    if ending != "companion lost" or training in ("map", "stream", "fsdp2", "trainer")
 ]
 NODES = 5
 """Of the private Slurm: as many jobs are measured there at the same time."""
