@@ -444,8 +444,8 @@ REASONS = (
     "- FSDP2: the lost rank held shards of the parameters and of the optimizer's state that no other rank has;",
     "- any training over NCCL: optimizer steps are queued on the GPU behind the reduction that fails.",
     "",
-    "Lightning is not resized in place, so it has no companions: companion lost/lightning does not exist. Companion",
-    "lost/fsdp2 is not measured. Where node 0 is lost, Slurm ends the job: its batch script runs there.",
+    "Lightning is not resized in place, so it has no companions: companion lost/lightning does not exist. Where node 0",
+    "is lost, Slurm ends the job: its batch script runs there.",
 )
 
 
