@@ -50,7 +50,7 @@ def obstacle_to_resharding(model: torch.nn.Module, optimizer: Optimizer) -> str 
     if why is not None:
         return why
     if any(map(is_compiled, model.modules())):
-        return "a part of it is compiled, which takes joiners too long"
+        return "a part of it is compiled, and may hold the present shards"
     own = {id(param) for unit in units for param in unit.params}
     params = ShardedOptimizer(optimizer).params()
     if any(is_shard(param) and id(param) not in own for param in params):
