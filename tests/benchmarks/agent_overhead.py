@@ -364,7 +364,7 @@ def page_of(options: argparse.Namespace, rows: list[dict[str, Any]]) -> str:
         f"# The agent's overhead per optimizer step\n\n`make bench-agent`: {options.ranks} ranks on {options.device}, "
         f"torch {torch.__version__}, {os.cpu_count()} cores, {min(rounds)} to {max(rounds)} rounds.\n\n{HEAD}\n"
         + "\n".join(map(line_of, rows))
-        + "\n\nGoals for the intervals' upper ends: 3 % (SGD) and 15 % (Adam) at every step, 2 % at 1/20.\n\n"
+        + "\n\nGoals for the intervals' upper ends: 3 % (SGD) and 6 % (Adam) at every step, 1.5 % at 1/20.\n\n"
         + f"{about}\n\n{models}\n"
     )
 
