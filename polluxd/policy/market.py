@@ -35,7 +35,9 @@ UNKNOWN = 1200.0
 _ROUNDS = 60
 """Adjustments of the prices of several GPU types."""
 _INDIFFERENCE = 0.1
-"""Of what its time costs: the loss at which a job buys an option by a factor of e less than its best one."""
+"""For what a job is expected to get: alike jobs expect the same."""
+_DECIDED = 0.02
+"""For the price, which is to be near the one at which each job buys its best option alone."""
 _DEAREST = 1e4
 """A price at which nothing but GPUs counts, relative to the sum of h per GPU."""
 
@@ -118,7 +120,7 @@ def clear(offers: MarketOptions, weight: Floats, work: Floats, done: Floats, kap
     if weight.size == 0:
         return Market(np.zeros(offers.capacity.size), weight, weight)
     side = _OneType(offers) if offers.capacity.size == 1 else _Types(offers)
-    price, rate = side.clear(weight, np.ones(weight.size))
+    price, rate = side.clear(weight, np.ones(weight.size), _INDIFFERENCE)
     with np.errstate(divide="ignore", invalid="ignore"):
         seconds = np.where(rate > 0, work / rate, np.nan)
         again = np.where(rate > 0, done / rate, 0.0)
@@ -126,7 +128,7 @@ def clear(offers: MarketOptions, weight: Floats, work: Floats, done: Floats, kap
     usual = float(np.median(known)) if known.size else UNKNOWN
     seconds = np.where(np.isfinite(seconds), seconds, np.maximum(again, usual))
     cost = weight + kappa * _tail(seconds)
-    price, _ = side.clear(cost, _unfinished(seconds, cost))
+    price, _ = side.clear(cost, _unfinished(seconds, cost), _DECIDED)
     return Market(price, side.worth(cost, _unfinished(seconds, cost), price), seconds)
 
 
@@ -179,7 +181,7 @@ class _OneType:
         broken = int(np.searchsorted(np.cumsum(run[order]), room, side="right"))
         return float(limit[order[broken]]) if broken < order.size else 0.0
 
-    def clear(self, cost: Floats, unfinished: Floats) -> tuple[Floats, Floats]:
+    def clear(self, cost: Floats, unfinished: Floats, _: float) -> tuple[Floats, Floats]:
         """The market's price, and every job's goodput [J] at what it buys."""
         owner, run = self._owner, self._run
         own = self._goodput[owner] / self._slope[:, None] - unfinished[owner, None] * self._gpus[owner]
@@ -231,19 +233,20 @@ class _Types:
         least = np.minimum.reduceat(spent, self._offers.start[:-1])
         return np.where(np.isfinite(least), least, 0.0)
 
-    def clear(self, cost: Floats, unfinished: Floats) -> tuple[Floats, Floats]:
+    def clear(self, cost: Floats, unfinished: Floats, indifference: float) -> tuple[Floats, Floats]:
         """Find a price per type, and every job's goodput [J] at what it buys.
 
         Prices follow demand in smaller and smaller steps. Of two jobs that are alike and could each use all GPUs of a
         type, only chance would say which one buys them; the other would seem to take far longer, weigh more, and get
         them at the next decision. So a job buys options in shares (a logit), most where its work is cheapest.
+        `indifference`: of what its time costs, the loss at which it buys an option by a factor of e less.
         """
         offers, types = self._offers, self._offers.capacity.size
         room = np.maximum(offers.capacity, 1)
         price = np.full(types, float(cost.sum()) / float(room.sum()))
         start = offers.start[:-1]
         goodput = np.zeros(cost.size)
-        softness = np.maximum(_INDIFFERENCE * cost, 1e-300)[self._owner]
+        softness = np.maximum(indifference * cost, 1e-300)[self._owner]
         for turn in range(_ROUNDS):
             worth = self.worth(cost, unfinished, price)
             net = worth[self._owner] * offers.goodput - self._paid(price)

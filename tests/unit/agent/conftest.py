@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import pickle
 import socket
+import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -109,6 +110,13 @@ def skip_unless_gloo_sums(dtype: Any) -> None:
     """
     if not _gloo_sums(dtype):
         pytest.skip(f"gloo of this build of torch does not sum {dtype}")
+
+
+@pytest.fixture(autouse=True)
+def no_integration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget integrations that other tests of this process have imported."""
+    for name in [name for name in sys.modules if name.startswith("pollux.integrations.")]:
+        monkeypatch.delitem(sys.modules, name)
 
 
 @pytest.fixture

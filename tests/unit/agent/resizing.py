@@ -197,10 +197,14 @@ class Training:
         with job.micro_batch():
             job.backward(mse_loss(self.model(x), y))
         if job.sync_gradients:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
+            self.update()
             self.optimizer.zero_grad()
             self.scheduler.step()
+
+    def update(self) -> None:
+        """Take the optimizer's step."""
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
 
     def whole(self, tensor: Any) -> Tensor:
         found: Tensor = tensor.detach()

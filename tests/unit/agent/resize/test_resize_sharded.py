@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
-from torch.nn.functional import mse_loss
 from torch.optim import Adam
 
 from pollux.errors import LEFT_STATUS, RankLost
@@ -51,19 +50,9 @@ class Plain(Training):
         """Seven rows on four ranks, or one row: some shards are short or empty."""
         return nn.Sequential(nn.Linear(6, 7), nn.LayerNorm(7), nn.Tanh(), nn.Linear(7, 1))
 
-    def step(self, x: Tensor, y: Tensor, ids: Tensor) -> None:
-        job, place = self.job, self.loader.data
-        if place.local_samples:
-            self.used += [(place.pass_index, int(i)) for i in ids]
-        if not self.worlds or self.worlds[-1][1] != job.world.size:
-            self.worlds.append((job.progress.optimizer_steps, job.world.size))
-        with job.micro_batch():
-            job.backward(mse_loss(self.model(x), y))
-        if job.sync_gradients:
-            nn.utils.clip_grad_norm_(self.parameters, 0.5)
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-            self.scheduler.step()
+    def update(self) -> None:
+        nn.utils.clip_grad_norm_(self.parameters, 0.5)
+        self.optimizer.step()
 
     @property
     def parameters(self) -> list[nn.Parameter]:
