@@ -88,7 +88,9 @@ class Server:
             str(self.folder / "agent"),
             *(p for p in sys.path if not p.startswith(str(ROOT)) or "site-packages" in p),
         ]
-        for name in [name for name in sys.modules if name.split(".")[0] in ("contrib", "polluxd", "pollux")]:
+        for name in [
+            name for name in list(sys.modules) if name.split(".")[0] in ("contrib", "polluxd", "pollux")
+        ]:
             del sys.modules[name]
         for name in loaded:
             importlib.import_module(name)

@@ -114,8 +114,11 @@ def skip_unless_gloo_sums(dtype: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def no_integration(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget integrations that other tests of this process have imported."""
-    for name in [name for name in sys.modules if name.startswith("pollux.integrations.")]:
+    """Forget integrations that other tests of this process have imported.
+
+    A thread that an earlier test left may import modules just now: `list` copies the names in one step.
+    """
+    for name in [name for name in list(sys.modules) if name.startswith("pollux.integrations.")]:
         monkeypatch.delitem(sys.modules, name)
 
 
