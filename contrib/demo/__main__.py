@@ -1,4 +1,4 @@
-"""`make demo` and `make compare`: see README.md, section "Two commands"."""
+"""`make demo` and `make compare`: see README.md, section "See it work"."""
 
 from __future__ import annotations
 
