@@ -329,7 +329,10 @@ class MoveSettings(_Section):
     """Limits on moves, and how long polluxd waits for each step."""
 
     cooldown_s: Duration = 30.0
-    """Time for which polluxd leaves a job alone after a move, a resize in place excepted."""
+    """Longest time for which polluxd leaves a job alone after a move; never longer than the move took.
+
+    A job that was resized in place may be resized again at once.
+    """
     max_concurrent: Count = 0
     """Most moves under way at one time; 0 means no limit."""
     restarts_per_hour: Count = 0

@@ -1,7 +1,11 @@
-"""How long a job rests after a move."""
+"""How long a job rests after a move.
+
+The rest follows the cost of the move, so that a job that started or relaunched within seconds may soon grow.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -18,8 +22,8 @@ class _Past:
     """By a clock that does not step [s]."""
     failures: int = 0
     """Moves that failed since the last one that completed."""
-    rests: bool = True
-    """False after a resize in place: it cost too little to wait before the next one."""
+    rest: float = math.inf
+    """The rest is no longer than the move took [s]; 0 after a resize in place."""
 
 
 class Cooldowns:
@@ -38,19 +42,19 @@ class Cooldowns:
         self._past: dict[int, _Past] = {}
 
     def left(self, job_id: int) -> float:
-        """Return the rest of the job's cooldown [s].
-
-        It is 0 after a resize in place: the job may be resized again at once.
-        """
+        """Return the rest of the job's cooldown [s]."""
         past = self._past.get(job_id)
-        if past is None or not past.rests:
+        if past is None:
             return 0.0
-        whole = self._cooldown * 2.0 ** min(past.failures, _MOST_DOUBLINGS)
+        whole = min(self._cooldown * 2.0 ** min(past.failures, _MOST_DOUBLINGS), past.rest)
         return max(0.0, past.ended_at + whole - self._monotonic())
 
-    def completed(self, move: Move) -> None:
-        """Begin a cooldown, unless the move was a resize in place."""
-        self._past[move.job_id] = _Past(self._monotonic(), rests=move.path != "resize")
+    def completed(self, move: Move, took: float) -> None:
+        """Begin a cooldown, no longer than the move took [s].
+
+        None begins after a resize in place: the job may be resized again at once.
+        """
+        self._past[move.job_id] = _Past(self._monotonic(), rest=0.0 if move.path == "resize" else took)
 
     def failed(self, move: Move) -> None:
         """Begin a cooldown twice as long as after the failure before."""
@@ -60,7 +64,7 @@ class Cooldowns:
     def begin(self, job_id: int) -> None:
         """Begin a cooldown as long as the job's last one."""
         past = self._past.setdefault(job_id, _Past(self._monotonic()))
-        past.ended_at, past.rests = self._monotonic(), True
+        past.ended_at, past.rest = self._monotonic(), math.inf
 
     def keep(self, job_ids: Collection[int]) -> None:
         """Forget all other jobs."""

@@ -382,7 +382,7 @@ class Reconciler:
         self._store.advance(move.id, step, self._clock(), epoch=epoch, detail=detail, ends_at=ends_at)
         log.info("job %d: move %d reached %s %s", move.job_id, move.id, step, detail)
         if step.terminal:
-            self.cooldowns.completed(move)
+            self.cooldowns.completed(move, self._since_planned(move))
             self._over(move, "completed")
 
     def _fail(
@@ -408,4 +408,8 @@ class Reconciler:
         self._over(move, "withdrawn")
 
     def _over(self, move: Move, result: str) -> None:
-        self._ended(move, result, self._clock() - move.times.get(Step.PLANNED, self._clock()))
+        self._ended(move, result, self._since_planned(move))
+
+    def _since_planned(self, move: Move) -> float:
+        """Seconds since the plan; the wall clock may have been set back."""
+        return max(0.0, self._clock() - move.times.get(Step.PLANNED, self._clock()))

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from pollux.goodput import BatchLimits
 from polluxd.apply.intents import Intent
 from polluxd.apply.reconciler import Reconciler
 from polluxd.errors import SlurmRefused
-from polluxd.model import NO_PLACEMENT, JobSpec, Move, Node, Placement, Step
+from polluxd.model import NO_PLACEMENT, JobSpec, Move, Node, Placement, Report, Step
 from polluxd.settings import MoveSettings
 from polluxd.slurm.fake import FakeSlurm
 from polluxd.slurm.protocol import Geometry
@@ -179,6 +180,18 @@ def test_a_pause_costs_no_job_a_cooldown_and_a_move_taken_back_one() -> None:
     turn(acting, slurm)
     assert store.reached[1:] == [(second, Step.FAILED)]
     assert acting.cooldowns.left(second) == 60.0
+
+
+def test_a_job_that_started_within_seconds_rests_for_seconds() -> None:
+    slurm = FakeSlurm([Node("n1", 8, cpus=8)])
+    started = running(slurm, "n1")
+    one = replace(move(slurm, started, "n1", Step.STARTED), path="start", target=Placement(("n1",), 1))
+    acting = reconciler(slurm, MemoryStore(one), cooldown=60.0)
+    slurm.advance(3.0)
+    now = slurm.clock()
+    trains = Report(attempt=0, at=now, first_step_at=now, limits=BatchLimits(32, 1024, 8, 128))
+    acting.tick(acting.gather(slurm.observe()), {started: trains})
+    assert acting.cooldowns.left(started) == 4.0, "as long as the start took"
 
 
 def test_a_wait_counts_from_its_own_step_though_the_clock_was_set_back_before() -> None:

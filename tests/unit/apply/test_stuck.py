@@ -59,12 +59,14 @@ class Rest:
 def test_a_job_rests_after_a_move_and_not_after_a_resize_in_place() -> None:
     rest = Rest()
     assert rest.left() == 0.0
-    rest.cooldowns.completed(move(1, NOW))
+    rest.cooldowns.completed(move(1, NOW), took=90.0)
     rest.now += 20.0
     assert rest.left() == 40.0
     rest.now += 1000.0
     assert rest.left() == 0.0
-    rest.cooldowns.completed(move(1, NOW, path="resize"))
+    rest.cooldowns.completed(move(1, NOW), took=5.0)
+    assert rest.left() == 5.0, "no longer than the move took"
+    rest.cooldowns.completed(move(1, NOW, path="resize"), took=5.0)
     assert rest.left() == 0.0
     rest.cooldowns.failed(move(1, NOW, path="resize"))
     assert rest.left() == 120.0, "a resize that failed is not tried again at once"
@@ -77,7 +79,7 @@ def test_each_failure_doubles_the_rest_up_to_a_bound_and_a_completed_move_ends_t
         rest.cooldowns.failed(move(1, NOW))
         found.append(rest.left())
     assert found == [60.0 * 2**n for n in (1, 2, 3, 4, 5, 6, 6, 6)]
-    rest.cooldowns.completed(move(1, NOW))
+    rest.cooldowns.completed(move(1, NOW), took=90.0)
     assert rest.left() == 60.0
 
 
@@ -89,7 +91,7 @@ def test_a_withdrawn_move_begins_the_last_rest_again() -> None:
     rest.now += 100.0
     rest.cooldowns.begin(1)
     assert rest.left() == 120.0
-    rest.cooldowns.completed(move(1, NOW, path="resize"))
+    rest.cooldowns.completed(move(1, NOW, path="resize"), took=5.0)
     rest.now += 5.0
     rest.cooldowns.begin(1)
     assert rest.left() == 60.0, "after a resize in place, too"
