@@ -125,6 +125,7 @@ def start_worker(
         notes.write(local_rank, code, f"{type(error).__name__}: {error}")
         # Printed here, so that the trace begins in the user's script and not in the launcher.
         error.__traceback__ = _in_script(error.__traceback__)
+        sys.last_value = error  # as the interpreter does: functions at exit may ask for it
         sys.excepthook(type(error), error, error.__traceback__)
     # Ends the worker through the interpreter's ordinary exit, so that atexit functions run.
     raise SystemExit(code)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from pollux.errors import LaunchError, RankLost
-from pollux.ranks.connections import forming_groups
+from pollux.ranks.connections import cut_groups, forming_groups
 from pollux.ranks.gathering import gather_values
 
 CONTROL_TIMEOUT = timedelta(minutes=30)
@@ -113,7 +115,21 @@ def own_group() -> Iterator[None]:
     with forming_groups():
         yield
     if dist.is_initialized():
+        if not _met:
+            atexit.register(_end_groups)
         _met.append(dist.group.WORLD)
+
+
+def _end_groups() -> None:
+    """End the agent's own groups before the interpreter ends.
+
+    gloo's threads may still free tensors of the last collective. Where the interpreter ends at the same time, such a
+    thread aborts the process, and a training that is complete seems to have failed (pytorch issue 190489).
+    """
+    # After an error, other ranks may wait for this one in a collective: the end of the process tells them.
+    if is_own() and getattr(sys, "last_value", None) is None:
+        cut_groups()
+        dist.destroy_process_group()
 
 
 def is_own() -> bool:
