@@ -209,6 +209,7 @@ class ElasticMixin:
         )
         self._job, self._over = job, job.progress.finished
         job.training.on_ranks, job.training.takes_joiners = self._on_ranks, True
+        job.training.ends_epochs = True
         assert self._steps is not None
         self._steps.loader = self._make_loader(job)
         length = len(self._steps)
@@ -289,6 +290,13 @@ class ElasticMixin:
             this: Any = self
             this.control.should_epoch_stop = True
             return [], None
+
+    def _get_num_items_in_batch(self, batch_samples: Any, device: Any) -> None:
+        """Return None: losses are means over examples, in an evaluation too.
+
+        With a number, Trainer multiplies an evaluation's loss by the number of ranks where the model ignores the number
+        (transformers 5.23). `eval_loss` would change with the GPUs, and so would the choice of the best model.
+        """
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         """One optimizer step's passes.

@@ -244,7 +244,7 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
             **self._attach,
         )
         self.model = self._job.model
-        self._job.training.on_ranks = self._on_ranks
+        self._job.training.on_ranks, self._job.training.ends_epochs = self._on_ranks, True
         trainer.callbacks.append(_Numbers(self))
 
     def process_dataloader(self, dataloader: Any) -> Any:

@@ -54,11 +54,13 @@ class TrainingLoader:
                         ended = data.last_of_pass
                         stepper.end_step()
                         coordinator.after_step()
-                        if ended or stepper.epoch_done():
+                        epoch_done = stepper.epoch_done()
+                        coordinator.exchange_decisions(last=epoch_done)
+                        if ended or epoch_done:
                             break
                     elif stepper.skipped:
                         stepper.skip_step()
-                        coordinator.exchange_decisions()
+                        coordinator.exchange_decisions(last=stepper.epoch_done())
         except RuntimeError as error:
             if lost_peer(error):
                 raise RankLost(
@@ -127,6 +129,7 @@ class MicroBatchContext:
     def __enter__(self) -> None:
         stepper = self._stepper
         stepper.training.step.accumulates = True
+        stepper.check_kept(self._trained)
         if self._sharded:
             # One rank has nothing to communicate: it accumulates in its shards, where no second copy is needed.
             self._reduce(stepper.synchronises or not self._meter.distributed)
@@ -177,6 +180,8 @@ class MicroBatchContext:
             share = 1.0 / group.passes  # each pass counts by its tokens
         self._meter.after_pass(stepper.synchronises, share, weights=step.weights)
         summed_losses.apply_weights(stepper, self._trained)
+        if not stepper.synchronises:
+            self._trained.kept.note()
         return False
 
 

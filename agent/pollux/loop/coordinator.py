@@ -11,11 +11,11 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from pollux.checkpoint.checkpointer import Checkpointer
 from pollux.errors import RankLost
-from pollux.loop.divergence import FIRST_STEPS, check_equal, check_stream
+from pollux.loop.divergence import check_equal, check_first
 from pollux.loop.endings import MARGIN, Endings, Reason
 from pollux.loop.inbox import Inbox
 from pollux.loop.mending import Mender
@@ -32,6 +32,8 @@ from pollux.scheduler.line import Receipt, SchedulerLine
 from pollux.slurm_job.attempt import Attempt
 from pollux.training.training import Training
 from pollux.tuning.knowledge import Introduction
+
+Exchanged = TypeVar("Exchanged")
 
 logger = logging.getLogger("pollux")
 
@@ -135,7 +137,7 @@ class Coordinator:
             self.drains.train_on()
 
     def after_step(self) -> None:
-        """After an optimizer step: act on rank 0's decision where one came."""
+        """Note an optimizer step; after the first ones compare the ranks."""
         training, times = self.training, self.attempt.times
         training.last_step_at = time.time()
         if times.first_step_at is None:
@@ -143,27 +145,32 @@ class Coordinator:
             self.checkpointer.after_first_step()
             self.line.wake()
         self._steps += 1
-        if self._steps in FIRST_STEPS:
-            try:
-                check_equal(training, self.exchange, exactly=True)
-                if self._steps == 1:
-                    check_stream(training, self.exchange)
-            except RankLost:
-                if not self.mend():
-                    raise
+        self._or_mend(lambda: check_first(training, self.exchange, self._steps))
         self.resizer.after_step()
-        self.exchange_decisions()
 
-    def exchange_decisions(self) -> None:
-        """Send rank 0's decision where one is due, and act on the one before."""
+    def exchange_decisions(self, *, last: bool) -> None:
+        """Send rank 0's decision where one is due, and act on the one before.
+
+        Not so after the `last` step of an epoch: a training that went on from there would begin with the script's code
+        after the loop, which may read variables of the loop's body. The next loop begins with the decision (`enter`).
+        """
+        if last and not self.training.ends_epochs:
+            return
+        decision = self._or_mend(lambda: self.exchange.step(self._decide))
+        if decision is not None:
+            self._act(decision)
+
+    def _or_mend(self, exchange: Callable[[], Exchanged]) -> Exchanged | None:
+        """Return what the ranks exchange; None where some were lost in it.
+
+        The training then goes on without these ranks. Raises RankLost where that cannot be.
+        """
         try:
-            decision = self.exchange.step(self._decide)
+            return exchange()
         except RankLost:
             if not self.mend():
                 raise
-            return
-        if decision is not None:
-            self._act(decision)
+            return None
 
     def mend(self) -> bool:
         """Go on without lost ranks, after a collective has failed.
@@ -196,7 +203,8 @@ class Coordinator:
 
     def poll(self) -> None:
         """Act on what rank 0 has decided by now, at once and on all ranks."""
-        for decision in (self.exchange.take(), self.exchange.agree(self._decide())):
+        decisions = self._or_mend(lambda: (self.exchange.take(), self.exchange.agree(self._decide())))
+        for decision in decisions or ():
             if decision is not None:
                 self._act(decision, resizes=False)
 
@@ -336,7 +344,8 @@ class Coordinator:
             self.drains.rest(self._saved)  # as its checkpoint says: this attempt had nothing left to train
             return
         progress.finished = True
-        self._end()
+        if not self._or_mend(self._end):
+            self._end()
         self.endings.close()  # from here on the script has nothing that the agent could save
 
     def stop(self) -> None:
@@ -356,14 +365,15 @@ class Coordinator:
         except RankLost as error:
             logger.warning("no last checkpoint: %s", error)
 
-    def _end(self, *, kept: bool = False) -> None:
-        """`kept`: a checkpoint of the last step stands."""
+    def _end(self, *, kept: bool = False) -> bool:
+        """Return True. `kept`: a checkpoint of the last step stands."""
         decision = self.exchange.take()
         # A last checkpoint, so that a restart repeats no step of it.
         if kept or not self.checkpointer.keeps or self.save(durable=True) is not None:
             self.drains.rest(self._saved)
         # The ranks will exchange no more: the last checkpoint answers an order that was on its way to them.
         self._keep_drain(decision)
+        return True
 
     def close(self) -> None:
         """End the reports and the resizes.

@@ -31,6 +31,17 @@ TOLERANCE = 1e-3
 """Relative difference before a checkpoint: GPUs of different types may round differently."""
 
 
+def check_first(training: Training, exchange: ControlExchange, steps: int) -> None:
+    """Compare the ranks after the first of `steps` among them.
+
+    See `check_equal` and `check_stream`.
+    """
+    if steps in FIRST_STEPS:
+        check_equal(training, exchange, exactly=True)
+    if steps == 1:
+        check_stream(training, exchange)
+
+
 def check_equal(training: Training, exchange: ControlExchange, *, exactly: bool) -> None:
     """Raise RanksDiffer on every rank if some rank's parameters differ.
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pollux.errors import LoopMistake, OutOfMemory
 from pollux.goodput import BatchLimits
 from pollux.ranks.torch_internals import scaler_steps
+from pollux.training.kept_gradients import Change
 from pollux.training.memory import is_out_of_memory
 from pollux.training.step import StepGroup
 from pollux.training.trained_model import TrainedModel
@@ -23,6 +24,13 @@ from pollux.tuning.batch_choice import initial_choice, nearest_choice
 from pollux.tuning.measurements import Configuration
 
 logger = logging.getLogger("pollux")
+
+MIXED = (
+    "a model's gradients changed between two passes of a step, outside of its micro_batch(): another model's loss "
+    "reaches its parameters, and the step would hold both. Around the other model's pass, call requires_grad_(False) "
+    "on these parameters, as for a GAN's critic"
+)
+"""Of several models; said once."""
 
 
 class Stepper:
@@ -279,6 +287,25 @@ class Stepper:
         if model.passed:
             return not group.synchronises
         return group.begun > 1
+
+    def check_kept(self, model: TrainedModel) -> None:
+        """Before a pass: see that the gradients of earlier passes are there.
+
+        Raises LoopMistake where the script has zeroed them.
+        """
+        group = self.training.step.group
+        if group is None or group.begun < 2:
+            model.kept.forget()
+            return
+        change = model.kept.change()
+        if change is Change.ZEROED:
+            raise LoopMistake(
+                f"the gradients of pass {group.begun - 1} of {group.passes} of a step are gone before pass "
+                f"{group.begun}: the loop calls model.zero_grad(), or sets them to None, in every pass. Call "
+                "optimizer.zero_grad() instead"
+            )
+        if change is Change.OTHER and len(self.training.models) > 1:
+            warnings.warn(MIXED, stacklevel=3)
 
     def on_optimizer_step(self) -> None:
         """Count the progress of a step.

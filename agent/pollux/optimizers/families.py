@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer
 
 from pollux.optimizers import moments
+from pollux.optimizers.averages import lion_share, momentum_share
 from pollux.ranks.sharding import is_shard
 
 
@@ -72,6 +73,18 @@ class Family:
             decay = float(group.get("beta2_decay", group.get("decay_rate", -0.8)))
             return StepRule(1.0, min(float(max(steps, 1)) ** decay, 1.0), 0.0)
         return StepRule(1.0, _newest(group), 0.0)
+
+    def noise_share(self, group: Mapping[str, Any]) -> float:
+        """Return how much of a gradient's squared noise sets a step's size.
+
+        It is 1 for steps along a single gradient, and where the optimizer does not state its averages.
+        """
+        betas, momentum = group.get("betas"), group.get("momentum")
+        if self is MUON and isinstance(momentum, float):
+            return momentum_share(momentum, nesterov=bool(group.get("nesterov", True)))
+        if self is LION and betas is not None:
+            return lion_share(float(betas[0]), float(betas[1]))
+        return 1.0
 
     def clip(self, group: Mapping[str, Any]) -> float:
         """Return the root mean square of g / sqrt(v) above which steps are cut."""
@@ -135,14 +148,14 @@ LION = Family(
     "Lion",
     _SQRT,
     "1 / RMS(momentum), per tensor (approximate)",
-    "Compagnoni et al., 2025, for SignSGD",
+    "Compagnoni et al., 2025, for SignSGD; corrected for the momentum",
     moments.per_tensor,
 )
 MUON = Family(
     "Muon",
     _SQRT,
     "1 / RMS(momentum), per tensor (approximate)",
-    "steps of fixed spectral norm (Jordan, 2024); as Lion",
+    "steps of fixed spectral norm (Jordan, 2024); corrected as Lion",
     moments.per_tensor,
 )
 SOAP = Family(

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from pollux.errors import PolluxAgentError
 from pollux.goodput import NoiseScale
+from pollux.learning_rate import averaged_direction
 from pollux.learning_rate.moment_lag import MomentLag
 from pollux.learning_rate.scaling import (
     LearningRateScaler,
@@ -38,6 +39,7 @@ from pollux.ranks.sharding import check_sharded, is_sharded
 from pollux.ranks.torch_internals import rewrap, skips_step
 from pollux.ranks.world import World
 from pollux.training.growing_model import GrowingModel
+from pollux.training.kept_gradients import KeptGradients
 
 logger = logging.getLogger("pollux")
 
@@ -81,6 +83,7 @@ class TrainedModel:
         self.averages = NoiseAverages(self.norms.groups, decay=decay)
         self.schedule = ScaledSchedule(scheduler)
         self.lag = MomentLag()
+        self.kept = KeptGradients(optimizer)
         self._scale_in_hand: float | None = None
         """M / M0 of the step in hand; None where the learning rate does not follow it."""
         self._told = False
@@ -239,19 +242,27 @@ class TrainedModel:
                 self.rule is automatic and any(family.rule == "sde" for family in families)
             ):
                 self.rates.others = hyperparameters(self.rule, self.optimizer, families, scale, noise)
-        self._correct_lag(scale, noise)
+        self._correct_root(scale, noise)
 
-    def _correct_lag(self, scale: float, noise: Sequence[NoiseScale | None]) -> None:
-        """Apply `MomentLag` to groups that follow the square root of the gain."""
+    def _correct_root(self, scale: float, noise: Sequence[NoiseScale | None]) -> None:
+        """Correct the square root of the gain in groups that follow it.
+
+        The size of their steps has to have settled (`MomentLag`), and to hold the noise of single gradients
+        (`averaged_direction`).
+        """
         families = self.norms.families
         if not families or self.rule not in (automatic, square_root_adascale):
             return
         wanted = [1.0] * len(noise)
         for i, at in enumerate(noise):
             family = families[min(i, len(families) - 1)]
-            if family.lags and (self.rule is square_root_adascale or family.rule == "sqrt-adascale"):
+            if self.rule is square_root_adascale or family.rule == "sqrt-adascale":
                 group = self.optimizer.param_groups[i]
-                wanted[i] = self.lag.correction(i, scale, at, family.clip(group))
+                if family.lags:
+                    wanted[i] = self.lag.correction(i, scale, at, family.clip(group))
+                share = family.noise_share(group)
+                if share < 1.0:
+                    wanted[i] *= averaged_direction.correction(scale, at, share)
         if any(correction != 1.0 for correction in wanted):
             present = self.rates.factors or [1.0] * len(wanted)
             self.rates.factors = [factor * own for factor, own in zip(present, wanted, strict=True)]

@@ -68,6 +68,8 @@ class Training:
         """Called where the ranks have changed in the processes, for a library that keeps their number, too."""
         self.takes_joiners = False
         """That library's loop can begin in mid-training."""
+        self.ends_epochs = False
+        """A library's loop can begin between an epoch's last step and what it does after it."""
         self.last_step_at = 0.0
         """When the newest optimizer step was over; POSIX seconds, 0 before the first."""
 

@@ -199,6 +199,18 @@ def test_a_drain_after_an_epochs_last_step_leaves_its_evaluation_due(
     assert Counter(part["used"] + rest["used"]) == dict.fromkeys(range(EXAMPLES), 2)
 
 
+def test_an_evaluation_s_loss_does_not_depend_on_the_number_of_ranks(
+    ranks: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    def body() -> float:
+        args = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True)
+        loss: float = ElasticTrainer(model=model(), args=args).evaluate(Numbers())["eval_loss"]
+        return loss
+
+    [alone], others = ranks(1, body), ranks(2, body)
+    assert others == pytest.approx([alone] * 2, rel=1e-3)
+
+
 def test_two_ranks_that_accumulate_train_as_one_that_does_not(
     ranks: Callable[..., list[Any]], tmp_path: Path
 ) -> None:

@@ -23,9 +23,9 @@ network = torch.nn.Linear(6, 1)
 optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
 job = pollux.attach(network, optimizer, adaptive=False, checkpoint_dir=here / "checkpoints")
 loader, used = job.loader(data, 8, num_workers=1), []
-for _ in job.epochs(2, passes=True):
+for epoch in job.epochs(2, passes=True):
     for inputs, targets, ids in loader:
-        if job.progress.optimizer_steps == 5 and rank == LOST:
+        if WHERE == "pass" and job.progress.optimizer_steps == 5 and rank == LOST:
             os.kill(os.getpid(), signal.SIGKILL)  # its data loader's process lives on
         step, mine = job.progress.optimizer_steps, []
         if loader.data.local_samples:
@@ -37,20 +37,29 @@ for _ in job.epochs(2, passes=True):
             optimizer.zero_grad()
             used += mine
             note("used", step=step, samples=mine)
+    if WHERE == f"evaluation {epoch}" and rank == LOST:
+        os.kill(os.getpid(), signal.SIGKILL)
 weights = [float(p.detach().double().sum()) for p in network.parameters()]
 note("over", weights=weights, size=job.world.size)
 """
 
 
 @pytest.mark.parametrize(
-    ("nodes", "workers", "lost", "left"),
-    [(1, 3, 2, 2), (2, 2, 3, 2), (1, 3, 0, 2), (2, 2, 0, 2), (3, 1, 0, 2)],
+    ("nodes", "workers", "lost", "left", "where"),
+    [
+        (1, 3, 2, 2, "pass"),
+        (2, 2, 3, 2, "pass"),
+        (1, 3, 0, 2, "pass"),
+        (2, 2, 0, 2, "evaluation 1"),
+        (3, 1, 0, 2, "evaluation 0"),
+    ],
 )
 def test_the_launchers_leave_the_others_alone(
-    nodes: int, workers: int, lost: int, left: int, tmp_path: Path
+    nodes: int, workers: int, lost: int, left: int, where: str, tmp_path: Path
 ) -> None:
     # A kill by the launcher of what nobody has gone on without would come after minutes.
-    with step(tmp_path, nodes, SCRIPT.replace("LOST", str(lost)), workers=workers) as launched:
+    body = SCRIPT.replace("LOST", str(lost)).replace("WHERE", repr(where))
+    with step(tmp_path, nodes, body, workers=workers) as launched:
         assert launched.statuses() == [0] * nodes, launched.output()
         output = launched.output()
     over = launched.log("over")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.nn.functional import mse_loss
 
 from pollux import Job, attach
 from pollux.errors import LoopMistake, PolluxAgentError, RankLost, RanksDiffer
+from pollux.loop.stepper import MIXED
 from tests.unit.agent.regression import data, network, train_step
 
 SGD = torch.optim.SGD
@@ -77,6 +79,55 @@ def test_zero_grad_works_outside_of_steps_and_after_the_last_pass() -> None:
                 break
         break
     job.close()
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_gradients_that_the_model_zeroes_in_mid_step_are_missed(to_none: bool) -> None:
+    job, optimizer, loader = started()
+
+    def train() -> None:
+        for x, y, _ in loader:
+            job.module.zero_grad(to_none)
+            with job.micro_batch():
+                job.backward(mse_loss(job.model(x), y))
+            if job.sync_gradients:
+                optimizer.step()
+
+    with pytest.raises(LoopMistake, match="pass 1 of 4") as told:
+        train()
+    assert on_the_page(told.value)
+    job.close()
+
+
+@pytest.mark.parametrize("reaches", [True, False])
+def test_a_loss_that_reaches_another_models_gradients_is_told_of(reaches: bool) -> None:
+    torch.manual_seed(0)
+    generator, critic = nn.Linear(6, 6), nn.Linear(6, 1)
+    generating, judging = SGD(generator.parameters(), lr=0.01), SGD(critic.parameters(), lr=0.01)
+    job = attach(generator, generating, adaptive=False)
+    other = job.add_model("critic", critic, judging)
+    loader = job.loader(data(), 32, per_gpu=(1, 8))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for x, _, _ in loader:
+            with other.micro_batch():
+                other.backward(
+                    (other.model(x) - 1).square().mean() + other.module(generator(x).detach()).mean()
+                )
+            critic.requires_grad_(reaches)
+            with job.micro_batch():
+                job.backward(-other.module(job.model(x)).mean())
+            critic.requires_grad_(True)
+            if job.sync_gradients:
+                judging.step()
+                generating.step()
+                judging.zero_grad()
+                generating.zero_grad()
+                break
+    job.close()
+    messages = {str(each.message) for each in told}
+    assert messages == ({MIXED} if reaches else set())
+    assert on_the_page(MIXED)
 
 
 def test_a_step_in_a_pass_that_is_not_the_last_is_refused_with_the_line_to_change() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,36 @@ def test_an_order_to_drain_under_way_at_the_end_is_answered_by_the_last_checkpoi
         job.coordinator.inbox.put(DrainOrder(6))
     job.close()
     assert heard(line, 2) == [(5, 2), (6, 2)]
+
+
+def test_a_restart_never_begins_with_the_code_after_an_epochs_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POLLUX_EXCHANGE_INTERVAL", "0")
+    job, optimizer = start(checkpoint_dir=tmp_path)
+    loader = job.loader(data(32), 16)
+    line = connected(job)
+    with contextlib.suppress(KeyboardInterrupt):
+        for epoch in job.epochs(3):
+            for x, y in loader:
+                if job.progress.optimizer_steps == 0:
+                    job.coordinator.inbox.put(DrainOrder(5))  # reaches the ranks at the epoch's last step
+                if epoch == 1:
+                    raise KeyboardInterrupt
+                step(job, optimizer, x, y)
+            assert not line.heard
+    assert heard(line, 1) == [(5, 2)]
+
+    again, optimizer = start(checkpoint_dir=tmp_path)
+    loader = again.loader(data(32), 16)
+    assert (again.progress.epoch, again.progress.optimizer_steps) == (1, 2)
+    for _ in again.epochs(3):
+        for x, y in loader:
+            step(again, optimizer, x, y)
+            last = x
+        del last  # a NameError, had the loop been empty
+    assert again.progress.optimizer_steps == 6
+    again.close()
 
 
 def test_a_second_loop_is_not_drained_by_the_checkpoint_of_the_first(tmp_path: Path) -> None:

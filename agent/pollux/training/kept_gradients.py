@@ -1,0 +1,57 @@
+"""Notice gradients that a script changes between two passes of a step.
+
+`optimizer.zero_grad()` is ignored there. `model.zero_grad()`, and a loss of another model that reaches the parameters,
+cannot be: the step would be wrong without a word.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from pollux.ranks.sharding import local_part
+
+
+class Change(Enum):
+    """What has become of the gradients since the pass before."""
+
+    NONE = "as they were"
+    ZEROED = "gone, or zero"
+    OTHER = "changed"
+
+
+class KeptGradients:
+    """One gradient of an optimizer, from the end of a pass to the next one.
+
+    Tensors count the writes to them, so no element is read unless there was one.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._param: Tensor | None = None
+        self._grad: Tensor | None = None
+        self._version = 0
+
+    def note(self) -> None:
+        """Note the first gradient as it is at a pass's end."""
+        if self._param is None or self._param.grad is None:
+            params = (p for group in self._optimizer.param_groups for p in group["params"])
+            self._param = next((p for p in params if p.grad is not None), None)
+        self._grad = None if self._param is None else self._param.grad
+        self._version = 0 if self._grad is None else self._grad._version
+
+    def forget(self) -> None:
+        """No pass of the step is over."""
+        self._grad = None
+
+    def change(self) -> Change:
+        """Tell what has happened to the noted gradient."""
+        noted, self._grad = self._grad, None
+        if noted is None or self._param is None:
+            return Change.NONE
+        grad = self._param.grad
+        if grad is noted and grad._version == self._version:
+            return Change.NONE
+        return Change.OTHER if grad is not None and bool(local_part(grad).any()) else Change.ZEROED
