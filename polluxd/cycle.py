@@ -101,7 +101,7 @@ class Controller:
             moves = self._store.open_moves()
             means = self._means(seen)
             times = self._waiting.corrected(state.jobs, self._store.job_times(), state.taken_at)
-            allowed = allowances(state, targets(moves))
+            allowed = self._reconciler.refusals.lowered(allowances(state, targets(moves)))
             believed, doubts = self._trusted.trust(reports, _held(state, moves, times), state.taken_at)
             snapshot = build_snapshot(
                 self._config.slurm.cluster,

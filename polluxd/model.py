@@ -63,6 +63,9 @@ class Node:
     """Local disk; None: not known. A snapshot leaves it out."""
     position: int = 0
     """Place among all nodes in Slurm's order: what --contiguous goes by."""
+    memory_mb: int = 0
+    """Memory that Slurm gives to jobs here; 0: it sets no limit, or is not known."""
+    foreign_memory_mb: int = 0
 
     @property
     def capacity(self) -> int:

@@ -103,6 +103,7 @@ def build_snapshot(
         if standing is not None and not (standing.nodes and standing.allows(placement)):
             kept = "; it could not start again, and keeps what it has" if placement else ""
             pin_reason = pin_reason or f"{standing.rule}{kept}"
+        spec = replace(job.spec, mem_per_gpu_mb=job.mem_per_gpu_mb or None)
         costs = total.mean_cost if total else {}
         most, rule = allowed.most.get(job.job_id, (None, "")) if allowed else (None, "")
         lowered = most is not None and (job.spec.max_gpus is None or most < job.spec.max_gpus)
@@ -115,7 +116,7 @@ def build_snapshot(
                 partition=job.partition
                 if pin_reason or standing is None
                 else offers.of(job.partition, standing),
-                spec=replace(job.spec, max_gpus=most) if lowered else job.spec,
+                spec=replace(spec, max_gpus=most) if lowered else spec,
                 max_gpus_rule=rule if lowered else "",
                 submitted_at=known.submitted_at,
                 age=max(0.0, state.taken_at - known.submitted_at),

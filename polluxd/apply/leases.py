@@ -84,6 +84,16 @@ class Leases:
         except SlurmRefused as error:
             log.warning("job %d: its lease could not be renewed: %s", job_id, error)
 
+    def release(self, job_id: int) -> None:
+        """Give a job that Slurm could start nowhere its priority back.
+
+        Its lease keeps it back, so that Slurm does not try the same size again.
+        """
+        try:
+            self._slurm.release(job_id)
+        except SlurmRefused as error:
+            log.warning("job %d: Slurm does not give its priority back: %s", job_id, error)
+
 
 def kept_back(
     jobs: Mapping[int, SlurmJob],

@@ -47,6 +47,7 @@ from polluxd.logs import about
 from polluxd.model import JobState, Move, Report, Step
 from polluxd.settings import MoveSettings
 from polluxd.slurm.protocol import ClusterState, SlurmClient, SlurmJob
+from polluxd.slurm.queue import BAD_CONSTRAINTS
 from polluxd.store import Store
 
 log = logging.getLogger(__name__)
@@ -171,6 +172,7 @@ class Reconciler:
         self.ids.keep(moves)
         self._gpu_types = {node.name: node.gpu_type for node in seen.state.nodes}
         self.cooldowns.keep(jobs)
+        self.refusals.keep({job_id for job_id, job in jobs.items() if not job.state.finished})
         if not paused:
             # Renew before any job is started: a later renewal would keep back a job that was just released.
             self._leases.renew(kept_back(jobs, seen.pending_companions, moves, self.contenders.jobs))
@@ -393,6 +395,8 @@ class Reconciler:
             if job is not None:
                 self._limit_time(move, job)
             self._leases.extend(move.job_id)
+            if job is not None and job.reason == BAD_CONSTRAINTS:
+                self._leases.release(move.job_id)
         self._store.advance(move.id, Step.FAILED, self._clock(), epoch=epoch, detail=reason)
         log.warning("job %d: move %d to %s failed: %s", move.job_id, move.id, move.target, reason)
         if rest:

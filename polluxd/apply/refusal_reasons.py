@@ -13,6 +13,8 @@ _GROUPS = (
     (re.compile(r"Assoc|MaxJobs|Max\w+PerAccount|JobHeldAdmin"), "account"),
     (re.compile(r"QOS|Max\w+PerUser"), "qos"),
     (re.compile(r"Licenses"), "licenses"),
+    # No node could ever hold the job at this size. Slurm has taken its priority, too.
+    (re.compile(r"BadConstraints"), "size"),
 )
 
 

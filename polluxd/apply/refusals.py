@@ -6,10 +6,11 @@ No rule that polluxd knows forbade these starts. polluxd makes no move that woul
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass, replace
 
 from polluxd.apply.actions import Action, Fail, Reach
+from polluxd.apply.allowances import Allowances
 from polluxd.apply.refusal_reasons import refused, refused_group
 from polluxd.apply.startable import Standing
 from polluxd.model import JobState, Move, Step
@@ -45,21 +46,25 @@ class Refusals:
         self._clock = clock
         self._monotonic = monotonic
         self._known: dict[tuple[str, str], _Refusal] = {}
+        self._too_large: dict[int, tuple[int, float]] = {}
+        """By job: GPUs with which no node could ever hold it, and until when polluxd believes that."""
 
     def look(self, move: Move, job: SlurmJob | None, action: Action) -> None:
         """Learn whether Slurm started a job that polluxd told to start."""
         if job is None or move.step is not Step.CONFIGURED:
             return
         if isinstance(action, Fail) and job.state is JobState.PENDING and refused(job.reason):
-            self._saw(job)
+            self._saw(move, job)
         elif isinstance(action, Reach) and action.step is Step.STARTED:
             for key in _keys(job):
                 self._known.pop(key, None)
 
-    def _saw(self, job: SlurmJob) -> None:
+    def _saw(self, move: Move, job: SlurmJob) -> None:
         name = refused_group(job.reason)
         key = next(key for key in _keys(job) if key[0] == name)
         known, now = self._known.get(key), self._monotonic()
+        if name == "size":
+            self._too_large[job.job_id] = move.target.gpus, now + LONGEST_S
         if known is None:
             self._known[key] = _Refusal(job.reason, self._clock(), now + FIRST_S)
         elif now >= known.until:
@@ -87,6 +92,23 @@ class Refusals:
                 found[job.job_id] = Standing(frozenset(), rule)
         return found
 
+    def keep(self, alive: Container[int]) -> None:
+        """Forget the sizes of jobs that have ended."""
+        self._known = {
+            key: refusal for key, refusal in self._known.items() if key[0] != "size" or int(key[1]) in alive
+        }
+        self._too_large = {job_id: size for job_id, size in self._too_large.items() if job_id in alive}
+
+    def lowered(self, allowed: Allowances) -> Allowances:
+        """Return the allowances without sizes that no node could hold."""
+        now = self._monotonic()
+        self._too_large = {job_id: size for job_id, size in self._too_large.items() if now < size[1]}
+        most = dict(allowed.most)
+        for job_id, (gpus, _) in self._too_large.items():
+            rule = f"Slurm could never start it with {gpus} GPUs (BadConstraints)"
+            most[job_id] = min(most.get(job_id, (gpus - 1, rule)), (gpus - 1, rule))
+        return replace(allowed, most=most) if self._too_large else allowed
+
     @property
     def groups(self) -> list[str]:
         """What each group of refused jobs has in common: the name of a field."""
@@ -96,7 +118,7 @@ class Refusals:
         """Return the text for `polluxctl status`; empty without refusals."""
         return "; ".join(
             f"{STUCK}{time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(r.since))}: Slurm refuses to start jobs"
-            + f" of {kind} {name}"
+            + (f" of the size of job {name}" if kind == "size" else f" of {kind} {name}")
             + f" ({r.reason})"
             for (kind, name), r in sorted(self._known.items())
         )
@@ -109,4 +131,5 @@ def _keys(job: SlurmJob) -> list[tuple[str, str]]:
         ("account", job.account),
         ("qos", job.qos),
         ("licenses", licenses),
+        ("size", str(job.job_id)),
     ]

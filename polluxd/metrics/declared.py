@@ -37,6 +37,7 @@ SLURM_CALLS = (
     "requeue",
     "run_again",
     "configure",
+    "release",
     "limit_time",
     "shrink",
     "cancel",
@@ -86,7 +87,7 @@ CLUSTER_GAUGES: Mapping[str, ClusterGauge] = {
         "What holds jobs up longer than it should: moves that stay in one step (move), and groups of jobs that Slurm "
         "refuses to start, by what they have in common.",
         "reason",
-        ("move", "partition", "account", "qos", "licenses"),
+        ("move", "partition", "account", "qos", "licenses", "size"),
     ),
     "polluxd_paused": ClusterGauge("1 while `polluxctl pause` is in force."),
     "polluxd_fitness": ClusterGauge(

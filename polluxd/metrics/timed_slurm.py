@@ -68,6 +68,10 @@ class TimedSlurm:
         with self._timed("configure"):
             self._client.configure(job_id, geometry, start=start, time_limit_s=time_limit_s)
 
+    def release(self, job_id: int) -> None:
+        with self._timed("release"):
+            self._client.release(job_id)
+
     def limit_time(self, job_id: int, seconds: float) -> None:
         with self._timed("limit_time"):
             self._client.limit_time(job_id, seconds)

@@ -143,20 +143,22 @@ def _groups(packing: Packing, j: int, shape: Shape, inside: Ints) -> list[Ints]:
 def _constraints(seating: Seating, parts: list[_Part], wholes: list[int]) -> list[LinearConstraint]:
     """Build the rows of the program.
 
-    Each job takes one option with all of its parts. Each node keeps within its GPUs and CPUs and holds at most one
-    job that spans nodes. Each group keeps within its ceiling.
+    Each job takes one option with all of its parts. Each node keeps within its GPUs, CPUs and memory, and holds at most
+    one job that spans nodes. Each group keeps within its ceiling.
     """
     packing, table = seating.packing, seating.table
-    room, cpus, spans = packing.free + packing.movable, packing.cpus.copy(), np.ones(len(packing.nodes))
+    room, cpus, memory = packing.free + packing.movable, packing.cpus.copy(), packing.memory.copy()
+    spans = np.ones(len(packing.nodes))
     for n, guests in enumerate(packing.guests):
         for j, gpus in guests.items():
             if not seating.pinned[j]:
                 cpus[n] += gpus * table.jobs[j].spec.cpus_per_gpu
+                memory[n] += gpus * packing.memory_per_gpu[j]
             elif len(packing.seats[j][0]) > 1:
                 spans[n] = 0
     count, nodes = len(parts), len(packing.nodes)
     one, gpus_on = np.zeros((len(table.jobs), count)), np.zeros((nodes, count))
-    cpus_on, spans_on = np.zeros((nodes, count)), np.zeros((nodes, count))
+    cpus_on, memory_on, spans_on = (np.zeros((nodes, count)) for _ in range(3))
     several = {i: row for row, i in enumerate(i for i in wholes if table.nodes[parts[i].option] > 1)}
     together, held = np.zeros((len(several), count)), np.zeros((len(table.groups), count))
     members = [frozenset(group.members) for group in table.groups]
@@ -169,6 +171,7 @@ def _constraints(seating: Seating, parts: list[_Part], wholes: list[int]) -> lis
         if part.node >= 0:
             gpus_on[part.node, i] = per_node
             cpus_on[part.node, i] = per_node * table.jobs[part.job].spec.cpus_per_gpu
+            memory_on[part.node, i] = per_node * packing.memory_per_gpu[part.job]
             spans_on[part.node, i] = part.whole in several
         if i in several:
             together[several[i], i] = -int(table.nodes[part.option])
@@ -187,6 +190,7 @@ def _constraints(seating: Seating, parts: list[_Part], wholes: list[int]) -> lis
         (gpus_on, np.full(nodes, -np.inf), np.maximum(room, 0)),
         (cpus_on, np.full(nodes, -np.inf), np.maximum(cpus, 0)),
         (spans_on, np.full(nodes, -np.inf), spans),
+        *([(memory_on, np.full(nodes, -np.inf), np.maximum(memory, 0))] if memory_on.any() else []),
         (together, np.zeros(len(several)), np.zeros(len(several))),
         (held, np.full(len(table.groups), -np.inf), np.array(ceilings)),
         (spread, np.full(len(spread), -np.inf), np.zeros(len(spread))),

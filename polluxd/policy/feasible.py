@@ -46,7 +46,7 @@ class FeasibleShapes:
         self._partial = settings.partial_nodes
         self._rule = settings.gpu_counts
         self._eligible: dict[frozenset[str], list[Node]] = {}
-        self._stocks: dict[tuple[frozenset[str], int, str | None, str | None], Stock] = {}
+        self._stocks: dict[tuple[object, ...], Stock] = {}
         self._known: dict[tuple[object, ...], list[Shape]] = {}
 
     def nodes(self, job: SnapshotJob) -> list[Node]:
@@ -111,19 +111,22 @@ class FeasibleShapes:
         return tuple(rule for rule in (self._rule, job.spec.gpu_counts) if rule != ANY)
 
     def _stock(self, job: SnapshotJob, kind: str | None, rack: str | None = None) -> Stock:
-        key = (partitions_of(job), job.spec.cpus_per_gpu, kind, rack)
+        spec = job.spec
+        key = (partitions_of(job), spec.cpus_per_gpu, spec.mem_per_gpu_mb, kind, rack)
         if key not in self._stocks:
             nodes = [
                 n
                 for n in self.nodes(job)
                 if (kind is None or n.gpu_type == kind) and (rack is None or n.rack == rack)
             ]
-            self._stocks[key] = stock(nodes, job.spec.cpus_per_gpu)
+            self._stocks[key] = stock(nodes, spec.cpus_per_gpu, spec.mem_per_gpu_mb)
         return self._stocks[key]
 
     def _between(self, job: SnapshotJob, lowest: int, highest: int | None) -> list[Shape]:
         by_rack = self.by_rack(job)
-        key = (partitions_of(job), job.spec.cpus_per_gpu, lowest, highest, job.spec.gpu_counts, by_rack)
+        spec = job.spec
+        own = spec.cpus_per_gpu, spec.mem_per_gpu_mb, spec.gpu_counts
+        key = (partitions_of(job), *own, lowest, highest, by_rack)
         if key not in self._known:
 
             def here(kind: str | None, rack: str | None = None) -> list[Shape]:
@@ -164,7 +167,7 @@ class FeasibleShapes:
         if spec.max_gpus is not None and spec.max_gpus < spec.min_gpus:
             bound = job.max_gpus_rule or f"max-gpus={spec.max_gpus}"
             return f"infeasible: {bound} is below min-gpus={spec.min_gpus}"
-        whole = stock([bare(n) for n in nodes], spec.cpus_per_gpu)
+        whole = stock([bare(n) for n in nodes], spec.cpus_per_gpu, spec.mem_per_gpu_mb)
         ever = available(whole, partial=self._partial)
         top = max((s.gpus for s in ever), default=0)
         if top < spec.min_gpus:
@@ -196,7 +199,9 @@ class FeasibleShapes:
 def _too_large(spec: JobSpec, where: str, top: int, total: int) -> str:
     hint = "lower min-gpus"
     if top < total:
-        hint += f", or cpus-per-gpu={spec.cpus_per_gpu}: CPUs run out before GPUs"
+        memory = f" or its {spec.mem_per_gpu_mb} MB of memory per GPU" if spec.mem_per_gpu_mb else ""
+        what = "CPUs or memory" if memory else "CPUs"
+        hint += f", or cpus-per-gpu={spec.cpus_per_gpu}{memory}: {what} run out before GPUs"
     return f"infeasible: min-gpus={spec.min_gpus}, but {where} could never give more than {top} GPUs; {hint}"
 
 

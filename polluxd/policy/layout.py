@@ -34,6 +34,10 @@ class Layout:
         self.cpus: Ints = np.array(
             [max(n.cpus - n.foreign_cpus, 0) if n.cpus > 0 else _UNLIMITED for n in nodes], dtype=np.int64
         )
+        self.memory: Ints = np.array(
+            [max(n.memory_mb - n.foreign_memory_mb, 0) if n.memory_mb > 0 else _UNLIMITED for n in nodes],
+            dtype=np.int64,
+        )
         self.classes = [(size, np.array(numbers)) for (_, size), numbers in classes(nodes).items()]
         """Size and node numbers of each class: a multi-node placement stays within one."""
         number = {name: i for i, name in enumerate(racks(nodes))}

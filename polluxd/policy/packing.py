@@ -1,7 +1,7 @@
 """Which job sits on which nodes.
 
-Rules held here: no node above its GPUs or CPUs, partitions respected, several nodes only of one class (GPU type and
-size) and whole unless partial nodes are allowed, and never two multi-node jobs on one node (interference avoidance,
+Rules held here: no node above its GPUs, CPUs or memory, partitions respected, several nodes only of one class (GPU type
+and size) and whole unless partial nodes are allowed, and never two multi-node jobs on one node (interference avoidance,
 Pollux section 4.2.1).
 """
 
@@ -46,6 +46,7 @@ class Packing:
         self.spare = int(np.maximum(self.free, 0).sum())
         """GPUs that are free anywhere: less than a shape wants, and no node needs to be looked at."""
         self.cpus = layout.cpus.copy()
+        self.memory = layout.memory.copy()
         self.spanned = np.zeros(len(nodes), dtype=np.int64)
         """Multi-node jobs on each node: 0 or 1, more only where pinned jobs came so."""
         self.guests: list[dict[int, int]] = [{} for _ in nodes]
@@ -62,6 +63,7 @@ class Packing:
         self._groups = of_job(groups, len(jobs))
         self._pinned = [is_pinned(j) for j in jobs]
         self._cpus_per_gpu = [j.spec.cpus_per_gpu for j in jobs]
+        self.memory_per_gpu = [j.spec.mem_per_gpu_mb or 0 for j in jobs]
         self.rack = layout.rack
         self._partitions = partitions_of_each(jobs)
         self.popularity = np.zeros(len(nodes), dtype=np.int64)
@@ -91,6 +93,8 @@ class Packing:
         """Nodes that could take the job's part of this shape now."""
         fits = self.suited(j, shape) & (self.free >= shape.per_node)
         fits &= self.cpus >= shape.per_node * self.jobs[j].spec.cpus_per_gpu
+        if memory := self.memory_per_gpu[j]:
+            fits &= self.memory >= shape.per_node * memory
         if shape.nodes > 1:
             fits &= self.spanned == 0
         return fits
@@ -212,11 +216,13 @@ class Packing:
         """Whether every node of the seat has room for the job's part."""
         numbers, per_node = seat
         allowed, cpus = self.allowed(j), per_node * self.jobs[j].spec.cpus_per_gpu
-        alone = len(numbers) == 1
+        alone, memory = len(numbers) == 1, per_node * self.memory_per_gpu[j]
         if self.jobs[j].contiguous and seat != self.home[j] and not self.consecutive(numbers):
             return False
         for n in numbers:
             if self.free[n] < per_node or not allowed[n] or self.cpus[n] < cpus:
+                return False
+            if memory and self.memory[n] < memory:
                 return False
             if not alone and self.spanned[n]:
                 return False
@@ -237,9 +243,11 @@ class Packing:
             return True
         number, gpus, _, several = np.array(taken, dtype=np.int64).T
         each = np.array([self.jobs[j].spec.cpus_per_gpu for _, _, j, _ in taken], dtype=np.int64)
-        used, cpus, spans = (np.zeros(len(self.nodes), dtype=np.int64) for _ in range(3))
+        memory_each = np.array([self.memory_per_gpu[j] for _, _, j, _ in taken], dtype=np.int64)
+        used, cpus, memory, spans = (np.zeros(len(self.nodes), dtype=np.int64) for _ in range(4))
         np.add.at(used, number, gpus)
         np.add.at(cpus, number, gpus * each)
+        np.add.at(memory, number, gpus * memory_each)
         np.add.at(spans, number, several)
         held = list(self.held)
         for j, (numbers, per_node) in zip(jobs, seats, strict=True) if held else ():
@@ -248,6 +256,7 @@ class Packing:
         if (
             np.any(used > self.free)
             or np.any(cpus > self.cpus)
+            or np.any(memory > self.memory)
             or np.any((spans > 0) & (spans + self.spanned > 1))
             or any(now > group.ceiling for now, group in zip(held, self.groups, strict=True))
         ):
@@ -255,6 +264,7 @@ class Packing:
         self.free -= used
         self.spare = int(np.maximum(self.free, 0).sum())
         self.cpus -= cpus
+        self.memory -= memory
         self.spanned += spans
         self.movable += used
         self.held = held
@@ -266,7 +276,7 @@ class Packing:
 
     def put(self, j: int, seat: Seat) -> None:
         """Move the job to the seat (NOWHERE: off), which the caller found free."""
-        cpus, pinned = self._cpus_per_gpu[j], self._pinned[j]
+        cpus, memory, pinned = self._cpus_per_gpu[j], self.memory_per_gpu[j], self._pinned[j]
         for (numbers, per_node), sign in ((self.seats[j], 1), (seat, -1)):
             change, several = sign * per_node, len(numbers) > 1
             for n in numbers:
@@ -275,6 +285,8 @@ class Packing:
                 self.free[n] = free + change
                 if cpus:
                     self.cpus[n] += change * cpus
+                if memory:
+                    self.memory[n] += change * memory
                 if several:
                     self.spanned[n] -= sign
                 if not pinned:

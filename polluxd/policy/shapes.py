@@ -7,6 +7,7 @@ of nodes, on as few nodes as the count needs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from polluxd.model import Node
@@ -53,13 +54,14 @@ Stock = list[tuple[int, tuple[int, ...]]]
 """Per class of nodes: its size, and how many of its nodes have room for at least 0, 1, 2 ... GPUs of a job."""
 
 
-def stock(nodes: Sequence[Node], cpus_per_gpu: int) -> Stock:
+def stock(nodes: Sequence[Node], cpus_per_gpu: int, memory_per_gpu: int | None = None) -> Stock:
     """What the nodes offer to a job if no other job of ours ran."""
     found: Stock = []
     for (_, size), numbers in classes(nodes).items():
         exactly = [0] * (size + 1)
         for i in numbers:
-            exactly[min(nodes[i].capacity, _cpu_room(nodes[i], cpus_per_gpu))] += 1
+            room = min(_cpu_room(nodes[i], cpus_per_gpu), _memory_room(nodes[i], memory_per_gpu or 0))
+            exactly[min(nodes[i].capacity, room)] += 1
         found.append((size, tuple(sum(exactly[k:]) for k in range(size + 1))))
     return found
 
@@ -126,6 +128,16 @@ def _cpu_room(node: Node, cpus_per_gpu: int) -> int:
     return max(node.cpus - node.foreign_cpus, 0) // cpus_per_gpu
 
 
+def _memory_room(node: Node, memory_per_gpu: int) -> int:
+    """Return the GPUs that the memory free of foreign jobs can serve.
+
+    Where the memory is unknown it sets no limit.
+    """
+    if node.memory_mb <= 0 or memory_per_gpu <= 0:
+        return node.gpus
+    return max(node.memory_mb - node.foreign_memory_mb, 0) // memory_per_gpu
+
+
 def bare(node: Node) -> Node:
     """Return the node as schedulable and without foreign jobs."""
-    return Node(node.name, node.gpus, node.gpu_type, 0, True, node.partitions, node.cpus, 0, node.rack)
+    return replace(node, foreign_gpus=0, foreign_cpus=0, foreign_memory_mb=0, schedulable=True)

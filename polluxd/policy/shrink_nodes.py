@@ -64,4 +64,5 @@ def _kind(node: Node) -> tuple[object, ...]:
     return (
         *(node.gpus, node.gpu_type, node.foreign_gpus, node.schedulable),
         *(node.partitions, node.cpus, node.foreign_cpus, node.rack),
+        *(node.memory_mb, node.foreign_memory_mb),
     )

@@ -16,7 +16,8 @@ _BEGIN = (
     "BEGIN Pollux (`polluxctl hooks install` writes these lines; `polluxctl hooks remove` takes them out)"
 )
 _END = "END Pollux"
-_RETURN = re.compile(r"^return\b[^\n]*\s*\Z", re.MULTILINE)
+_RETURN = re.compile(r"^return\b[^\n]*\s*(?:--\[\[[\s\S]*?\]\]\s*|--[^\n]*\s*)*\Z", re.MULTILINE)
+"""The last statement of a script, with the comments after it."""
 
 _JOB_SUBMIT = """\
 pollux_config = {{

@@ -353,6 +353,15 @@ def _nodes(slurm: Slurm) -> Iterator[Finding]:
 
 def _partitions(slurm: Slurm) -> Iterator[Finding]:
     found, _ = parse_partitions(slurm.ask("scontrol", "--local", "-a", "-o", "show", "partition"))
+    shown = parse_nodes(slurm.ask("scontrol", "--local", "-a", "-o", "-d", "show", "node")).nodes
+    named = frozenset[str]().union(*(partition.nodes for partition in found.values()))
+    if hidden := sorted(named - {node.name for node in shown}):
+        yield warning(
+            "nodes",
+            f"Slurm shows polluxd nothing of {len(hidden)} nodes of partitions ({', '.join(hidden[:3])}, ...): "
+            "it hides cloud nodes that are powered down",
+            "PrivateData=cloud in slurm.conf (beside what stands there), and restart slurmctld",
+        )
     for partition in found.values():
         if not partition.starts:
             yield warning(

@@ -259,6 +259,10 @@ class FakeSlurm:
         job.nodes_wanted = len(geometry.nodes)
         job.required = () if geometry.anywhere else geometry.nodes
         job.gpus_per_node = geometry.gpus_per_node
+        job.bad_constraints = any(
+            self._nodes[n].memory_mb and (geometry.mem_per_node_mb or 0) > self._nodes[n].memory_mb
+            for n in geometry.nodes
+        )
         job.cpus_per_task = geometry.cpus_per_task
         if geometry.mem_per_node_mb is not None:
             job.mem_per_node_mb = geometry.mem_per_node_mb
@@ -267,6 +271,11 @@ class FakeSlurm:
         if start:
             job.begin = self._now
         self._fault("configure", applied=True)
+
+    def release(self, job_id: int) -> None:
+        job = self._ours("release", job_id)
+        job.bad_constraints = False
+        self._fault("release", applied=True)
 
     def limit_time(self, job_id: int, seconds: float) -> None:
         job = self._ours("limit_time", job_id)
@@ -355,7 +364,7 @@ class FakeSlurm:
         job.state, job.raw_state, job.ended = state, state.value, self._now
 
     def _try_start(self, job: FakeJob) -> None:
-        if job.on_hold or self._now < job.begin + self._start_s or self._waits(job):
+        if job.on_hold or job.bad_constraints or self._now < job.begin + self._start_s or self._waits(job):
             return
         free = self._free()
         names = (

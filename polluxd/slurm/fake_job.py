@@ -33,6 +33,8 @@ class FakeJob:
     started: float | None = None
     ended: float | None = None
     on_hold: bool = False
+    bad_constraints: bool = False
+    """Slurm took its priority: no node could ever hold it."""
     depends_on: int | None = None
     left_at: float | None = None
     left_nodes: frozenset[str] = frozenset()
@@ -80,6 +82,8 @@ def shown(job: FakeJob, *, waits: bool, now: float) -> SlurmJob:
 def _reason(job: FakeJob, waits: bool, now: float) -> str:
     if job.on_hold:
         return "JobHeldUser"
+    if job.bad_constraints:
+        return "BadConstraints"
     if waits:
         return "Dependency"
     return "BeginTime" if now < job.begin else "Resources"

@@ -21,7 +21,7 @@ from polluxd.slurm.states import schedulable
 _NAME = re.compile(r"NodeName=([^\s,\[\]]+)\s")
 _ADMINISTRATORS = re.compile(r"\s(?:Comment|Extra|Reason)=")
 _FIELD = re.compile(
-    r"\s(ActiveFeatures|CPUAlloc|CPUEfctv|CPUTot|Gres|GresUsed|Partitions|State|TmpDisk)=(\S*)"
+    r"\s(ActiveFeatures|AllocMem|CPUAlloc|CPUEfctv|CPUTot|Gres|GresUsed|MemSpecLimit|Partitions|RealMemory|State|TmpDisk)=(\S*)"
 )
 
 
@@ -33,6 +33,7 @@ class NodeRecords:
     """Each without the use that others make of it."""
     gpus_used: Mapping[str, int]
     cpus_used: Mapping[str, int]
+    memory_used: Mapping[str, int]
     unreadable: Mapping[str, str]
     """Nodes whose record could not be understood: why. They are among `nodes`, closed and without GPUs."""
 
@@ -45,12 +46,13 @@ def parse_nodes(text: str) -> NodeRecords:
     """
     stripped = text.strip()
     if not stripped or stripped == "No nodes in the system":
-        return NodeRecords((), {}, {}, {})
+        return NodeRecords((), {}, {}, {}, {})
     if not text.endswith("\n"):
         raise SlurmGarbled(f"scontrol's answer is cut off: it ends in {text[-40:]!r}")
     nodes: list[Node] = []
     gpus: dict[str, int] = {}
     cpus: dict[str, int] = {}
+    memory: dict[str, int] = {}
     unreadable: dict[str, str] = {}
     for line in filter(None, map(str.strip, text.split("\n"))):
         named = _NAME.match(line + " ")
@@ -58,16 +60,16 @@ def parse_nodes(text: str) -> NodeRecords:
             raise SlurmGarbled(f"expected a node record (NodeName=), got {line[:80]!r}")
         name = named[1]
         try:
-            node, gpus[name], cpus[name] = _node(name, line)
+            node, gpus[name], cpus[name], memory[name] = _node(name, line)
         except SlurmGarbled as error:
             unreadable[f"node {name}"] = str(error)
             node = Node(name, 0, schedulable=False)
         nodes.append(node)
-    return NodeRecords(tuple(nodes), gpus, cpus, unreadable)
+    return NodeRecords(tuple(nodes), gpus, cpus, memory, unreadable)
 
 
-def _node(name: str, line: str) -> tuple[Node, int, int]:
-    """The node, its GPUs in use and its CPUs in use."""
+def _node(name: str, line: str) -> tuple[Node, int, int, int]:
+    """The node, and its GPUs, CPUs and memory in use."""
     fields = dict(_FIELD.findall(_ADMINISTRATORS.split(line, maxsplit=1)[0]))
     for key in ("Gres", "State", "CPUTot"):
         if key not in fields:
@@ -83,8 +85,10 @@ def _node(name: str, line: str) -> tuple[Node, int, int]:
         cpus=_number(fields, "CPUEfctv") if "CPUEfctv" in fields else total,
         features=frozenset(f for f in fields.get("ActiveFeatures", "(null)").split(",") if f != "(null)"),
         tmp_mb=_number(fields, "TmpDisk") if "TmpDisk" in fields else None,
+        memory_mb=max(_number(fields, "RealMemory", 0) - _number(fields, "MemSpecLimit", 0), 0),
     )
-    return node, gpus_in_use(fields.get("GresUsed", ""), gpus.count), _number(fields, "CPUAlloc", 0)
+    gpus_used = gpus_in_use(fields.get("GresUsed", ""), gpus.count)
+    return node, gpus_used, _number(fields, "CPUAlloc", 0), _number(fields, "AllocMem", 0)
 
 
 def _number(fields: Mapping[str, str], key: str, default: int | None = None) -> int:
@@ -106,8 +110,8 @@ def attribute(
     """
     ours, unknown = _placed(queue, records)
     gpus = {node.name: node.gpus for node in records.nodes}
-    ours = tuple(_exclusive(job, gpus) if job.demands.exclusive else job for job in ours)
-    held, cpus_held, running = Counter[str](), Counter[str](), Counter[str]()
+    ours = tuple(with_all_gpus(job, gpus) if job.demands.exclusive else job for job in ours)
+    held, cpus_held, memory_held, running = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     foreign_jobs, leaving = set[str](), Counter[str]()
     for job in ours:
         if job.spec is not None:
@@ -115,6 +119,7 @@ def attribute(
             cpus_held.update(job.cpus_per_node_held)
             if job.state is not JobState.COMPLETING:
                 running.update(job.gpus_per_node_held)
+                memory_held.update({n: g * job.mem_per_gpu_mb for n, g in job.gpus_per_node_held.items()})
         elif not job.state.finished:
             foreign_jobs.update(job.nodes)
             leaving.update(dict.fromkeys(job.nodes, queue.leaving.get(job.job_id, 0)))
@@ -122,17 +127,20 @@ def attribute(
     nodes = []
     for node in records.nodes:
         name = node.name
-        foreign, foreign_cpus = 0, 0
+        foreign, foreign_cpus, foreign_memory = 0, 0, 0
         # A job of ours that started after squeue was read is no foreign one.
         if lost or name in foreign_jobs:
             in_use = max(0, records.gpus_used.get(name, 0) - running[name])
             foreign = min(in_use + leaving[name], max(0, node.gpus - held[name]))
             foreign_cpus = max(0, records.cpus_used.get(name, 0) - cpus_held[name])
-        nodes.append(replace(node, foreign_gpus=foreign, foreign_cpus=foreign_cpus))
+            foreign_memory = max(0, records.memory_used.get(name, 0) - memory_held[name])
+        nodes.append(
+            replace(node, foreign_gpus=foreign, foreign_cpus=foreign_cpus, foreign_memory_mb=foreign_memory)
+        )
     return ours, tuple(nodes), unknown
 
 
-def _exclusive(job: SlurmJob, gpus: Mapping[str, int]) -> SlurmJob:
+def with_all_gpus(job: SlurmJob, gpus: Mapping[str, int]) -> SlurmJob:
     """Give an exclusive job all GPUs of its nodes, as Slurm does."""
     held = {name: gpus.get(name, count) for name, count in job.gpus_per_node_held.items()}
     return replace(job, gpus_per_node_held=held)

@@ -78,6 +78,8 @@ class SlurmJob:
     """What the job asks of Pollux; None: the job did not opt in and is left alone."""
     batch_host: str = ""
     """The node that its batch script runs on, which no shrink may give back."""
+    mem_per_gpu_mb: int = 0
+    """Memory that Slurm gives it with each GPU, by whatever option or default; 0: not known."""
     tres: Mapping[str, int] = field(default_factory=dict)
     """What it holds, or asks for while it waits, as Slurm's limits count it: `gres/gpu`, `cpu`, `node`."""
     licenses: Mapping[str, int] = field(default_factory=dict)
@@ -197,6 +199,10 @@ class SlurmClient(Protocol):
         With `start`, also end the job's lease, so that it starts now. `time_limit_s` is rounded up to whole minutes;
         None keeps the time limit. After an error the request may be applied in part; repeating it is safe.
         """
+        ...
+
+    def release(self, job_id: int) -> None:
+        """Give a job back its priority, which Slurm took (BadConstraints)."""
         ...
 
     def limit_time(self, job_id: int, seconds: float) -> None:

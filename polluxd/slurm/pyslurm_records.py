@@ -20,7 +20,7 @@ from polluxd.slurm.directives import parse_admin_comment
 from polluxd.slurm.gres import parse_gpus
 from polluxd.slurm.node_lists import index_count, node_names
 from polluxd.slurm.protocol import SlurmJob
-from polluxd.slurm.queue import parse_requested_licenses
+from polluxd.slurm.queue import BAD_CONSTRAINTS, parse_requested_licenses
 from polluxd.slurm.states import job_state, schedulable
 
 
@@ -189,7 +189,7 @@ def _job(record: _Job, gpus_of: Mapping[str, int]) -> SlurmJob:
         gpus_per_node_held=+gpus,
         cpus_per_node_held={name: count for name, count in cpus.items() if count},
         requested_gpus_per_node=per_node,
-        held_by_user=pending and record.on_hold,
+        held_by_user=pending and record.on_hold and record.reason != BAD_CONSTRAINTS,
         dependent=pending and record.dependent,
         begin_time=directives.begin if directives else None,
         admin_comment=record.admin_comment or "",

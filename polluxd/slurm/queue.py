@@ -71,6 +71,9 @@ _NOTHING = frozenset({"", "(null)", "N/A", "n/a", "NONE", "None", "Unknown"})
 _MAY_HOLD = (JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING)
 _DIGITS = 18
 _NUMBER = re.compile(r"(\d{1,18})(K?)(?:-\d+K?)?")
+_MEMORY = re.compile(r"(?:^|,)mem=(\d{1,12}(?:\.\d{1,6})?)([KMGTP]?)(?:,|$)")
+_MEGABYTES = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
+BAD_CONSTRAINTS = "BadConstraints"
 _JOB_ID = re.compile(r"[0-9]{1,18}")
 
 
@@ -265,13 +268,17 @@ def _job(record: Mapping[str, str]) -> tuple[SlurmJob, str, int | None]:
             gpus_per_node_held=dict.fromkeys(holding, held) if held else {},
             cpus_per_node_held=dict.fromkeys(holding, cpus) if state is not JobState.COMPLETING else {},
             requested_gpus_per_node=asked,
-            held_by_user=pending and _number(record, "PriorityLong") == 0,
+            # Slurm itself takes the priority of a job that it could start nowhere; `release` gives it back.
+            held_by_user=pending
+            and _number(record, "PriorityLong") == 0
+            and record["Reason"] != BAD_CONSTRAINTS,
             dependent=pending and bool(_text(record, "Dependency")),
             begin_time=directives.begin if directives else None,
             admin_comment=_text(record, "admin_comment"),
             spec=directives.spec if directives else None,
             batch_host=_text(record, "BatchHost"),
             companion=directives.companion if directives else None,
+            mem_per_gpu_mb=_memory_per_gpu(record, asked),
             tres=_tres(record["tres-alloc"]),
             array=_array(record),
             priority=_number(record, "PriorityLong"),
@@ -314,6 +321,21 @@ def _in_all(record: Mapping[str, str]) -> int | None:
     if _asks_gpus(record["tres-per-task"]):
         return parse_gpus(record["tres-per-task"]).count * max(1, _number(record, "NumTasks"))
     return None
+
+
+def _memory_per_gpu(record: Mapping[str, str], per_node: int | None) -> int:
+    """Memory that goes with each GPU [MB]; 0 where Slurm does not tell."""
+    memory = _MEMORY.search(record["tres-alloc"])
+    if memory is None:
+        return 0
+    if per_node is not None:
+        gpus = per_node * max(1, _number(record, "NumNodes"))
+    elif _asks_gpus(record["tres-per-job"]):
+        gpus = parse_gpus(record["tres-per-job"]).count
+    else:
+        gpus = parse_gpus(record["tres-per-task"]).count * max(1, _number(record, "NumTasks"))
+    # Rounded down: jobs that share a node's memory to the last megabyte fit there.
+    return int(float(memory[1]) * _MEGABYTES[memory[2]] / gpus) if gpus else 0
 
 
 def _bound(record: Mapping[str, str]) -> int:

@@ -38,6 +38,9 @@ class Partition:
     """The QOS that limits the whole partition."""
     tier: int = 1
     """PriorityTier: Slurm starts jobs of the highest first."""
+    exclusive: bool = False
+    """Jobs have their nodes to themselves (OverSubscribe=EXCLUSIVE; with ExclusiveUser=YES jobs of one user could
+    share, which polluxd does not use)."""
 
     @property
     def starts(self) -> bool:
@@ -144,6 +147,7 @@ def _partition(name: str, fields: Mapping[str, str]) -> Partition:
         tuple(admits),
         "" if fields.get("QoS", "N/A") == "N/A" else fields["QoS"],
         int(_digits("PriorityTier", fields.get("PriorityTier", "1"))),
+        fields.get("OverSubscribe") == "EXCLUSIVE" or fields.get("ExclusiveUser") == "YES",
     )
 
 

@@ -25,6 +25,7 @@ from polluxd.slurm.protocol import ClusterState, Geometry, SlurmJob
 from polluxd.slurm.queue import Known, Query, Queue, jobs_query, names_query, parse_jobs, parse_names
 from polluxd.slurm.rarely_asked import RarelyAsked
 from polluxd.slurm.rules import Rules, parse_licenses, parse_partitions, parse_reservations
+from polluxd.slurm.whole_nodes import alone_on_nodes, shares_memory, without_memory
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,8 @@ class ScontrolClient:
         self._arrays: dict[int, str] = {}
         """Addresses of jobs that are tasks of an array. The bare id of one of them stands for the whole array."""
         self._seen: frozenset[int | str] = frozenset()
+        self._memory: Mapping[str, int] = {}
+        """Of each node [MB]."""
         self._rarely = RarelyAsked(self._run, clock)
         self._known = Known(jobs_query().separator)
         """Of the last answer."""
@@ -89,13 +92,20 @@ class ScontrolClient:
             jobs, nodes, unreadable = self._read_all()
         self._learn_all(jobs)
         if not nodes:
-            raise SlurmGarbled("Slurm shows no node at all")
+            raise SlurmGarbled(
+                "Slurm shows no node at all (it hides cloud nodes that are powered down, unless slurm.conf has "
+                "PrivateData=cloud)"
+            )
         self._seen = frozenset(j.job_id for j in jobs if not j.state.finished) | {n.name for n in nodes}
         rack = self._rarely.racks()
         if rack:
             nodes = tuple(replace(node, rack=rack.get(node.name, "")) for node in nodes)
+        self._memory = {node.name: node.memory_mb for node in nodes if node.memory_mb}
         rules, senseless = self._rules()
         limits, unreadable_limits = self._rarely.limits()
+        if not shares_memory(self._rarely.configuration()):
+            nodes = without_memory(nodes)
+        jobs = alone_on_nodes(jobs, nodes, rules.partitions)
         return ClusterState(
             taken_at, nodes, jobs, {**unreadable, **senseless, **unreadable_limits}, rules, limits
         )
@@ -170,13 +180,19 @@ class ScontrolClient:
             f"ReqNodeList={'' if geometry.anywhere else ','.join(geometry.nodes)}",
         ]
         if geometry.mem_per_node_mb is not None:
-            words.append(f"MinMemoryNode={geometry.mem_per_node_mb}")
+            # Where jobs do not share out memory, Slurm checks a request against the node's all the same.
+            room = [self._memory[name] for name in geometry.nodes if name in self._memory]
+            words.append(f"MinMemoryNode={min([geometry.mem_per_node_mb, *room])}")
         if time_limit_s is not None:
             words.append(_time_limit(time_limit_s))
         if start:
             # Wakes the scheduler at once. Left out, the job waits for cred_expire + 1 s after its requeue.
             words.append("StartTime=now")
         self._run("scontrol", "update", *words)
+
+    def release(self, job_id: int) -> None:
+        self._must_be_ours([job_id])
+        self._run("scontrol", "release", self._address(job_id))
 
     def limit_time(self, job_id: int, seconds: float) -> None:
         self._must_be_ours([job_id])

@@ -28,9 +28,23 @@ _STATES = {
 }
 
 _USABLE = frozenset(
-    {"IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED", "RESERVED", "CLOUD", "DYNAMIC_NORM", "BLOCKED"}
+    {
+        *(
+            "IDLE",
+            "MIXED",
+            "ALLOCATED",
+            "COMPLETING",
+            "PLANNED",
+            "RESERVED",
+            "CLOUD",
+            "DYNAMIC_NORM",
+            "BLOCKED",
+        ),
+        # Slurm boots such a node for the job that it gives it to.
+        *("POWERED_DOWN", "POWERING_UP"),
+    }
 )
-"""A node in any other state (DRAIN, DOWN, MAINT, REBOOT_ISSUED, POWERED_DOWN, ...) gets no work.
+"""A node in any other state (DRAIN, DOWN, MAINT, REBOOT_ISSUED, POWERING_DOWN, ...) gets no work.
 Reservations themselves say who may use a RESERVED node (`rules`)."""
 
 

@@ -26,7 +26,22 @@ FULL = Snapshot(
     cluster="dev",
     taken_at=1_700_000_000.125,
     nodes=(
-        Node("n1", 4, "a100", 1, False, frozenset({"main", "night"}), 64, 3, "s1", frozenset({"ib"}), 900, 3),
+        Node(
+            "n1",
+            4,
+            "a100",
+            1,
+            False,
+            frozenset({"main", "night"}),
+            64,
+            3,
+            "s1",
+            frozenset({"ib"}),
+            900,
+            3,
+            5,
+            4,
+        ),
         Node("n2", 8),
     ),
     jobs=(

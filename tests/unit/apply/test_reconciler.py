@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from pollux.goodput import BatchLimits
+from polluxd.apply.actions import Fail
+from polluxd.apply.allowances import Allowances
 from polluxd.apply.intents import Intent
 from polluxd.apply.reconciler import Reconciler
+from polluxd.apply.refusals import LONGEST_S
 from polluxd.errors import SlurmRefused
 from polluxd.model import NO_PLACEMENT, JobSpec, Move, Node, Placement, Report, Step
 from polluxd.settings import MoveSettings
@@ -325,3 +328,31 @@ def test_a_refused_size_fails_the_move() -> None:
     slurm.fail("configure", SlurmRefused("Requested node configuration is not available"))
     turn(reconciler(slurm, store), slurm)
     assert store.reached == [(job_id, Step.FAILED)]
+
+
+def test_a_size_that_no_node_could_hold_is_not_tried_again() -> None:
+    slurm = FakeSlurm([Node("n1", 4, cpus=8, memory_mb=1000)])
+    job_id = slurm.submit(JobSpec(mem_per_gpu_mb=400))
+    start = Move(1, job_id, 0, "start", NO_PLACEMENT, Placement(("n1",), 3), "", Step.PLANNED, {})
+    store = MemoryStore(start)
+    acting = reconciler(slurm, store)
+    turn(acting, slurm)
+    store.moves = [replace(start, step=Step.CONFIGURED)]
+    turn(acting, slurm)
+    slurm.advance(5.0)
+    turn(acting, slurm)
+    assert store.reached == [(job_id, Step.CONFIGURED), (job_id, Step.FAILED)]
+    assert slurm.calls[-2:] == [("renew", job_id), ("release", job_id)], (
+        "kept back, then with a priority again"
+    )
+    slurm_job = slurm.truth(job_id)
+    most, rule = acting.refusals.lowered(Allowances()).most[job_id]
+    assert (most, "BadConstraints" in rule) == (2, True)
+    assert "the size of job 1" in acting.refusals.told()
+    slurm.finish(job_id)
+    store.moves = []
+    turn(acting, slurm)
+    assert not acting.refusals.told(), "nothing is stuck any more"
+    acting.refusals.look(replace(start, step=Step.CONFIGURED), slurm_job, Fail("x"))
+    slurm.advance(LONGEST_S)
+    assert not acting.refusals.lowered(Allowances()).most, "the site may have changed since"

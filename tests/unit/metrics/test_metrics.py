@@ -173,7 +173,8 @@ def test_words_that_label_the_gauges_are_those_that_polluxd_uses() -> None:
     assert set(CLUSTER_GAUGES["polluxd_open_moves"].values) == {s.value for s in Step if not s.terminal}
     assert set(CLUSTER_GAUGES["polluxd_jobs"].values) == {s.value for s in JobState if not s.finished}
     assert set(CLUSTER_GAUGES["polluxd_fitness"].values) == set(get_args(Objective))
-    groups = {refused_group(reason) for reason in ("PartitionDown", "AssocGrpGRES", "QOSGrpGRES", "Licenses")}
+    reasons = ("PartitionDown", "AssocGrpGRES", "QOSGrpGRES", "Licenses", "BadConstraints")
+    groups = {refused_group(reason) for reason in reasons}
     assert groups | {"move"} == set(CLUSTER_GAUGES["polluxd_stuck"].values)
 
 

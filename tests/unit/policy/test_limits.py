@@ -53,6 +53,25 @@ def test_cpus_limit_the_gpus_that_can_be_used():
     assert "CPUs run out" in never.of(1).reason
 
 
+def test_memory_limits_the_gpus_that_can_be_used():
+    members = [node("n000", memory_mb=16000), node("n001", memory_mb=16000, foreign_memory_mb=12000)]
+    hungry = JobSpec(mem_per_gpu_mb=6000)
+    assert decide(snapshot(members, [job(1, hungry, report=report())])).of(1).placement == Placement(
+        ("n000",), 2
+    )
+    never = decide(snapshot(members, [job(1, JobSpec(min_gpus=3, mem_per_gpu_mb=6000))]))
+    assert "6000 MB of memory per GPU" in never.of(1).reason
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_jobs_share_the_memory_of_a_node(first):
+    members = [node("n000", memory_mb=10000)]
+    held = [running(1, ["n000"], 1, JobSpec(mem_per_gpu_mb=4000), report=report())] if first else []
+    jobs = [*held, *(job(i, JobSpec(mem_per_gpu_mb=4000), report=report()) for i in range(2, 5))]
+    plan = decide(snapshot(members, jobs))
+    assert sum(plan.of(j.job_id).placement.gpus for j in jobs) == 2
+
+
 def test_running_job_whose_batch_limits_fit_nothing_is_left_alone_and_a_waiting_one_told():
     limits = BatchLimits(8, 8, 8, 8)
     jobs = [running(1, ["n000"], 4, report=report(limits=limits))]

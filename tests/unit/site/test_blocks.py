@@ -92,7 +92,13 @@ def test_a_hook_that_fails_on_a_job_lets_it_through(tmp_path):
 
 
 @NEEDS_LUA
-@pytest.mark.parametrize("last", ["", "return slurm.SUCCESS\n", "return slurm.SUCCESS"])
+@pytest.mark.parametrize(
+    "last",
+    [
+        *("", "return slurm.SUCCESS\n", "return slurm.SUCCESS"),
+        "return slurm.SUCCESS\n\n-- vim: set ts=2:\n--[[ the\nend ]]\n",
+    ],
+)
 def test_the_sites_own_function_decides_first(last):
     text = STUB + with_block(SITE + last, job_submit_block(str(HOOK.parent), {}))
     ask = 'print(slurm_job_submit({ site_answer = -7, script = "#!/bin/sh" }, nil, 1000))\n'

@@ -77,6 +77,26 @@ def test_a_fault_of_slurm(tmp_path, settings, check, remedy):
     assert remedy in faults[check].remedy
 
 
+class HidingSlurm(StubSlurm):
+    """Slurm without PrivateData=cloud: two of three nodes are powered down."""
+
+    def ask(self, *argv, given=""):
+        if argv[-1] == "node":
+            return "NodeName=n1 CPUTot=8 Gres=gpu:4 State=IDLE+CLOUD Partitions=main\n"
+        if argv[-1] == "partition":
+            return "PartitionName=main Nodes=n[1-3] State=UP\n"
+        if argv[-1] == "reservation":
+            return "No reservations in the system\n"
+        return super().ask(*argv, given=given)
+
+
+def test_nodes_that_slurm_hides_are_named(tmp_path):
+    faults = found(HidingSlurm(), tmp_path)
+    assert list(faults) == ["nodes"]
+    assert "2 nodes of partitions (n2, n3, ...)" in faults["nodes"].said
+    assert "PrivateData=cloud" in faults["nodes"].remedy
+
+
 def test_scripts_that_slurm_numbers_are_found(tmp_path, monkeypatch):
     table = {key: value for key, value in SETTINGS.items() if key not in ("Prolog", "Epilog")}
     printed = f"Configuration data as of {time.time():.0f}\n" + "".join(

@@ -55,7 +55,7 @@ def foreign(jobs: Queue, *nodes: str) -> dict[str, int]:
 
 def test_a_node_of_22_05_and_administrators_words() -> None:
     (found,) = parse_nodes(NODE).nodes
-    assert found == Node("n1", 4, partitions=frozenset({"main", "debug"}), cpus=8, tmp_mb=0)
+    assert found == Node("n1", 4, partitions=frozenset({"main", "debug"}), cpus=8, tmp_mb=0, memory_mb=4000)
 
 
 def test_a_node_of_26_05() -> None:
@@ -82,7 +82,10 @@ def test_a_node_of_26_05() -> None:
         ("IDLE*", False),
         ("IDLE+MAINTENANCE", False),
         ("IDLE+REBOOT_REQUESTED", False),
-        ("IDLE+POWERED_DOWN", False),
+        ("IDLE+CLOUD+POWERED_DOWN", True),
+        ("MIXED+CLOUD+POWERING_UP", True),
+        ("IDLE+POWERING_DOWN", False),
+        ("IDLE+POWER_DOWN", False),
         ("IDLE+RESERVED", True),
         ("UNKNOWN", False),
         ("FUTURE", False),
@@ -120,7 +123,7 @@ def test_a_node_that_makes_no_sense_is_closed_and_costs_nothing_else(bad: dict[s
 
 
 def test_no_nodes_and_answers_that_are_none() -> None:
-    assert parse_nodes("") == parse_nodes("No nodes in the system\n") == NodeRecords((), {}, {}, {})
+    assert parse_nodes("") == parse_nodes("No nodes in the system\n") == NodeRecords((), {}, {}, {}, {})
     for text in (NODE[:-1], "slurm_load_node error: something\n", "{}\n"):
         with pytest.raises(SlurmGarbled):
             parse_nodes(text)
@@ -134,6 +137,15 @@ def test_foreign_use_is_what_no_job_of_ours_holds() -> None:
         ("n2", 0, 0),
         ("n3", 0, 0),
     ]
+
+
+def test_memory_in_use_is_foreign_without_what_ours_have() -> None:
+    ours = on(1, "n1", 1, 2, tres_alloc="cpu=2,mem=1001M,node=1,gres/gpu=2")
+    jobs = queue(ours, on(2, "n1", 1, 1, ours=False))
+    text = node("n1", 3, AllocMem="3001", MemSpecLimit="500") + node("n2", AllocMem="700")
+    placed, shown, _ = attribute(jobs, parse_nodes(text.replace(" CfgTRES", " MemSpecLimit=500 CfgTRES")))
+    assert placed[0].mem_per_gpu_mb == 500, "rounded down: what fits stays"
+    assert [(n.memory_mb, n.foreign_memory_mb) for n in shown] == [(3500, 2001), (3500, 0)]
 
 
 def test_what_a_foreign_job_asks_for_is_not_what_it_holds() -> None:

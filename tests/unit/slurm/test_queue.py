@@ -48,6 +48,25 @@ def test_a_pending_job() -> None:
     assert one(PENDING, EligibleTime="N/A").eligible_time is None
 
 
+@pytest.mark.parametrize(
+    ("words", "megabytes"),
+    [
+        ({}, 1000),
+        ({"tres-alloc": "cpu=4,mem=1.50G,node=2"}, 192),
+        ({"tres-alloc": "cpu=4,node=2"}, 0),
+        ({"tres-per-node": "N/A", "tres-per-job": "gres:gpu:5"}, 1600),
+        ({"tres-per-node": "N/A", "tres-per-task": "gres:gpu:2"}, 2000),
+        ({"tres-per-node": "N/A"}, 0),
+    ],
+)
+def test_memory_goes_with_each_gpu(words: dict[str, str], megabytes: int) -> None:
+    assert one(RUNNING, **words).mem_per_gpu_mb == megabytes
+
+
+def test_a_job_that_slurm_could_start_nowhere_is_not_held_by_its_user() -> None:
+    assert not one(PENDING, PriorityLong="0", Reason="BadConstraints").held_by_user
+
+
 OTHER_VERSIONS = {
     "24.11.5": {"tres-per-node": "gres/gpu:3", "tres-per-task": "cpu=2", "PriorityLong": "1"},
     "26.05.5": {"tres-per-node": "gres/gpu:a100:3", "tres-per-task": "cpu=2", "EndTime": "NONE"},

@@ -36,6 +36,16 @@ def test_partitions() -> None:
     assert not unreadable
 
 
+@pytest.mark.parametrize(
+    ("words", "exclusive"),
+    [("OverSubscribe=EXCLUSIVE", True), ("OverSubscribe=FORCE:4", False), ("ExclusiveUser=YES", True)],
+)
+def test_a_partition_that_shares_no_node(words: str, exclusive: bool) -> None:
+    key, _ = words.split("=")
+    found, _ = parse_partitions(PARTITION.replace(f"{key}=NO", words))
+    assert found["main"].exclusive is exclusive
+
+
 def test_reservations() -> None:
     daily = RESERVATION.replace("MAINT", "DAILY").replace("root_1", "nightly")
     floating = RESERVATION.replace("MAINT", "TIME_FLOAT").replace("root_1", "floating")

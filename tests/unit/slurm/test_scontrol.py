@@ -213,6 +213,15 @@ def test_the_recipe(commands: Commands) -> None:
     assert not [word for word in commands.last if word.startswith(("StartTime", "MinMemory"))]
 
 
+def test_no_more_memory_is_asked_for_than_a_node_has(commands: Commands) -> None:
+    commands.answer([job(7)], show_node={"out": NODE[:-1] + " RealMemory=2500\n"})
+    slurm = ScontrolClient()
+    state = slurm.observe()
+    assert state.nodes[0].memory_mb == 0, "jobs do not share out memory on this cluster"
+    slurm.configure(7, Geometry(("n1", "n2"), 4, 8, 3000), start=True)
+    assert "MinMemoryNode=2500" in commands.last
+
+
 def test_the_other_calls(commands: Commands) -> None:
     slurm = client()
     slurm.signal(8)

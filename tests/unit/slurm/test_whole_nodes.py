@@ -1,0 +1,72 @@
+"""Jobs that share neither memory nor nodes with others."""
+
+from __future__ import annotations
+
+import pytest
+
+from polluxd.model import JobSpec, Node
+from polluxd.slurm.demands import Demands
+from polluxd.slurm.protocol import SlurmJob
+from polluxd.slurm.rules import Partition
+from polluxd.slurm.whole_nodes import alone_on_nodes, shares_memory
+from tests.unit.slurm.squeue_stand_in import PENDING
+from tests.unit.slurm.test_node_records import queue
+
+NODES = (Node("n1", 4, memory_mb=16001), Node("n2", 4, memory_mb=16001), Node("login", 0, memory_mb=4000))
+
+
+def pending(memory: str, **words: str) -> SlurmJob:
+    asks = {"tres-per-node": "gres:gpu:3", "NumNodes": "1-1", "tres-alloc": f"cpu=1,mem={memory},node=1"}
+    return queue(PENDING | {"admin_comment": "pollux:v1"} | asks | words).jobs[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "shared"),
+    [
+        ("SelectTypeParameters    = CR_CORE_MEMORY", True),
+        ("SelectTypeParameters    = CR_CPU_MEMORY,CR_PACK_NODES", True),
+        ("SelectTypeParameters    = CR_CORE", False),
+        ("SelectType              = select/cons_tres", False),
+    ],
+)
+def test_memory_is_shared_out_where_slurm_says_so(line: str, shared: bool) -> None:
+    assert shares_memory(f"ClusterName = c\n{line}\nDefMemPerNode = UNLIMITED\n") is shared
+
+
+def alone(job: SlurmJob, **partitions: Partition) -> SlurmJob:
+    return alone_on_nodes([job], NODES, partitions)[0]
+
+
+def test_a_job_that_asks_for_no_memory_gets_all_and_so_whole_nodes() -> None:
+    job = alone(pending("16001M"))
+    assert job.spec is not None
+    assert (job.spec.gpu_counts, job.mem_per_gpu_mb) == ("whole-nodes", 4000)
+    running = alone(pending("16001M", State="RUNNING", NodeList="n2"))
+    assert running.spec is not None
+    assert running.spec.gpu_counts == "whole-nodes"
+
+
+def test_a_small_one_counts_with_all_memory() -> None:
+    job = alone(pending("16001M", admin_comment="pollux:v1 max-gpus=2"))
+    assert job.spec == JobSpec(max_gpus=2)
+    assert job.mem_per_gpu_mb == 8000
+
+
+@pytest.mark.parametrize("memory", ["12000M", "4000M", "16005M"])
+def test_other_jobs_share_memory(memory: str) -> None:
+    before = pending(memory)
+    assert alone(before) == before
+
+
+def test_a_job_that_asks_for_as_much_by_itself_shares_its_node() -> None:
+    before = pending("16001M", admin_comment="pollux:v1 mem-per-gpu=5333")
+    assert alone(before) == before
+
+
+def test_a_partition_can_give_its_nodes_to_one_job_at_a_time() -> None:
+    job = pending("3000M", State="RUNNING", NodeList="n2", Partition="whole")
+    found = alone(job, whole=Partition("whole", "UP", frozenset({"n2"}), exclusive=True))
+    assert found.spec is not None
+    assert (found.spec.gpu_counts, found.gpus_per_node_held) == ("whole-nodes", {"n2": 4})
+    assert found.demands == Demands(exclusive=True)
+    assert alone(job, whole=Partition("whole", "UP", frozenset({"n2"}))) == job
