@@ -19,6 +19,7 @@ from polluxd.policy.option_table import OptionTable
 from polluxd.policy.packing import Packing
 from polluxd.policy.shapes import ONE_RACK
 
+Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 _ROUNDING = 1e-9
@@ -38,6 +39,8 @@ class Choice(NamedTuple):
     fair_bound: float
     """On the sum of utilities without that: infinite where nothing better than `bound` is known."""
     solver: str
+    reach: Floats | None = None
+    """[O]: no plan that has the option has a larger total; None: not known."""
     plain_bound: float = np.inf
     """At powers where utilities order plans beyond the fitness: on the sum of what that adds up, or on the fitness
     itself under max-min."""
@@ -87,12 +90,12 @@ def _choose(
     # Beyond that size, racks are left to the placement: where no rack has room, an option over several is taken.
     priced = price.solve(gpus, table.value, table.start, capacity, limits)
     if priced.proven:
-        return Choice(priced.chosen, priced.total, priced.bound, fair_bound, "dynamic program")
+        return Choice(priced.chosen, priced.total, priced.bound, fair_bound, "dynamic program", priced.reach)
     if gpus.size * capacity <= price.EXACT_WORK and nested(limits):
         chosen, total = counts.solve(gpus, table.value, table.start, capacity, limits)
-        return Choice(chosen, total, total, fair_bound, "dynamic program")
+        return Choice(chosen, total, total, fair_bound, "dynamic program", priced.reach)
     aim = priced.total if nested(limits) else priced.bound
-    return Choice(priced.chosen, aim, priced.bound, fair_bound, "price")
+    return Choice(priced.chosen, aim, priced.bound, fair_bound, "price", priced.reach)
 
 
 def _by_program(

@@ -154,8 +154,8 @@ def _solve(domain: Domain, settings: PolicySettings, mean_weight: float, cache: 
 def _place(seating: Seating, choice: Choice, power: float) -> float:
     """Seat the choice, and move no job that need not move.
 
-    Where nodes hold less than the counts promise, a program that knows nodes chooses again: that of every node in small
-    clusters, that of node patterns in others. Returns a bound on the total.
+    Where nodes hold less than the counts promise, a program that knows nodes chooses again: that of node patterns, and
+    where few options are left that of every node. Returns a bound on the total.
     """
     chosen, bound = choice.chosen, choice.bound
     seating.keep_guarantees(chosen)
@@ -163,10 +163,15 @@ def _place(seating: Seating, choice: Choice, power: float) -> float:
     seating.settle(left, chosen)
     if left and _short(seating, choice.aim):
         seating.take(chosen)
+    # What a program leaves out reaches no more than the present plan.
+    gentle = power > objective.GENTLE
+    if gentle and _short(seating, bound):
+        total = seating.total()
+        bound = min(bound, max(total, patterns.improve(seating.among(choice.reach))))
     if _short(seating, bound):
-        bound = min(bound, assignment.improve(seating))
-    if power > objective.GENTLE and _short(seating, bound):
-        bound = min(bound, patterns.improve(seating))
+        total = seating.total()
+        found = assignment.improve(seating.among(choice.reach), after_patterns=gentle)
+        bound = min(bound, max(total, found))
     return bound
 
 

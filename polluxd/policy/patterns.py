@@ -87,8 +87,8 @@ def solve(seating: Seating, fixed: Bools) -> tuple[Ints | None, float]:
         return None, np.inf
     kept = sum(seating.utility(j) for j in np.flatnonzero(fixed).tolist())
     listed = ~fixed[table.owner]
-    if seating.useful is not None:
-        listed &= np.array(seating.useful)
+    if seating.slack is not None:
+        listed &= seating.slack >= 0
     own = np.flatnonzero(listed)
     if own.size == 0:
         return None, float(kept)

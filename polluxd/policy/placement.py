@@ -33,8 +33,8 @@ class Seating:
         self.gpus: list[int] = table.gpus.tolist()
         self.worth: Floats = table.value
         """[O]: utility at best: a present shape stays in place."""
-        self.useful: list[bool] | None = None
-        """[O]: options that a program need look at; None: all."""
+        self.slack: Floats | None = None
+        """[O]: what an option may be worth less than at best for a program to look at it; None: all are looked at."""
         self.kept: list[bool] = table.kept.tolist()
         self.pinned: list[bool] = table.pinned.tolist()
         self._ranked: dict[int, list[int]] = {}
@@ -47,14 +47,28 @@ class Seating:
     def valued(self, stay: Floats, move: Floats) -> Seating:
         """Return the same seating, not a copy, under other utilities [O]."""
         other = copy.copy(self)
-        other.stay, other.move, other._ranked = stay.tolist(), move.tolist(), {}
+        other.stay, other.move, other._ranked, other.slack = stay.tolist(), move.tolist(), {}, None
         other.worth = np.where(self.table.kept, stay, move)
+        return other
+
+    def among(self, reach: Floats | None) -> Seating:
+        """Return the same seating, not a copy, with fewer options to look at.
+
+        `reach` [O]: no plan that has the option has a larger total. Programs leave out what reaches no more than the
+        present plan.
+        """
+        if reach is None:
+            return self
+        other, total = copy.copy(self), self.total()
+        other.slack = reach - total + 1e-9 * abs(total)
+        for j, option in enumerate(self.option):
+            other.slack[option] = max(other.slack[option], self.value(option) - self.utility(j))
         return other
 
     def options(self, j: int) -> Sequence[int]:
         """Return the job's options that a program need look at."""
         own = self.table.options(j)
-        return own if self.useful is None else [o for o in own if self.useful[o]]
+        return own if self.slack is None else [o for o in own if self.slack[o] >= 0]
 
     def utility(self, j: int) -> float:
         """What the job's present option is worth, given whether it moves for it."""

@@ -51,6 +51,8 @@ class Priced(NamedTuple):
     """Utility per GPU at the margin."""
     proven: bool = False
     """No choice at all is better."""
+    reach: Floats | None = None
+    """[O]: no choice that has the option has a larger total; None: not known."""
 
 
 def hull(gpus: Ints, value: Floats, start: Ints) -> Bools:
@@ -118,6 +120,7 @@ def solve(gpus: Ints, value: Floats, start: Ints, capacity: int, groups: Sequenc
     bound += sum(extra * g.ceiling for g, extra in zip(groups, dual.surcharges, strict=True) if extra)
     problem = _Problem(gpus, value, start, capacity, groups)
     loss = top[job_of] - net
+    reach = bound - loss
     least = min(bound, float(np.maximum.reduceat(value, start[:-1]).sum()))
     # A guarantee may cost more than the bound, which leaves it out, can tell.
     plain = not any(g.floor for g in groups)
@@ -128,9 +131,9 @@ def solve(gpus: Ints, value: Floats, start: Ints, capacity: int, groups: Sequenc
             settled = _settle(problem, chosen, loss, bound, jobs, EXACT_WORK)
     if settled is not None:
         total = float(value[settled].sum())
-        return Priced(settled, total, total, taken.price, proven=True)
+        return Priced(settled, total, total, taken.price, True, reach)
     total = float(value[chosen].sum())
-    return Priced(chosen, total, max(least, total), taken.price, proven=plain and total >= least)
+    return Priced(chosen, total, max(least, total), taken.price, plain and total >= least, reach)
 
 
 class _Increments(NamedTuple):

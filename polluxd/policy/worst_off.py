@@ -93,7 +93,7 @@ def _least(seating: Seating, stay: Bools, move: Bools) -> Seating:
         useful[o] = per_node < min(fewest.get(key, per_node + 1) for key in keys)
         if useful[o] and move[o] and seating.may_move_to(j, o):
             fewest[keys[1]] = per_node
-    other.useful = useful.tolist()
+    other.slack = np.where(useful, np.inf, -np.inf)
     return other
 
 

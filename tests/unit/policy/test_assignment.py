@@ -5,12 +5,19 @@ The program tightens the bound, improves the plan, and breaks no rule.
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from polluxd.model import JobSpec
 from polluxd.policy import assignment, decide, patterns
+from polluxd.policy.choice import choose
+from polluxd.policy.domains import split
+from polluxd.policy.integer import EQUAL
+from polluxd.policy.option_table import build
+from polluxd.policy.packing import Packing
+from polluxd.policy.placement import Seating
 from tests.unit.policy.invariants import check
-from tests.unit.policy.scenarios import job, nodes, random_snapshot, report, snapshot
+from tests.unit.policy.scenarios import job, node, nodes, random_snapshot, report, running, snapshot
 from tests.unit.policy.test_placement import options_of, seating_of
 
 
@@ -62,6 +69,54 @@ def test_a_program_of_exactly_the_most_variables_is_solved():
     snap = snapshot(nodes(3), jobs)
     assert without(snap, most_parts=15).gap > 0.1
     assert without(snap, most_parts=16).gap < 1e-3
+
+
+def test_a_job_over_several_nodes_that_gives_way_counts_as_moved():
+    """Only the first node is open to the second job.
+
+    The first job waits, moves to other nodes, or keeps it waiting.
+    """
+    members = [node("n000", partitions=frozenset({"main", "side"})), *nodes(3)[1:]]
+    eight, four = JobSpec(min_gpus=8, max_gpus=8), JobSpec(min_gpus=4, max_gpus=4)
+    jobs = [
+        running(1, ["n000", "n001"], 4, eight, report=report(), move_cost=600.0),
+        job(2, four, report=report(), partition="side"),
+    ]
+    seating, _ = seating_of(members, jobs, power=1.0)
+    stay, nothing = (int(options_of(seating, gpus, 0)[0]) for gpus in (8, 0))
+    start = int(options_of(seating, 8, 4)[1])
+    waits = int(options_of(seating, 8, 0)[1])
+    best = max(
+        seating.stay[stay] + seating.move[waits],
+        seating.move[stay] + seating.move[start],
+        seating.move[nothing] + seating.move[start],
+    )
+    assert best < seating.stay[stay] + seating.move[start] - 0.01
+    assert assignment.limit(seating) == pytest.approx(best, rel=1e-4)
+
+
+def test_a_program_among_few_options_finds_what_one_among_all_finds():
+    compared = 0
+    for seed in range(20):
+        snap = random_snapshot(seed, jobs=8, count=3, power=-1.0)
+        for domain in split(snap):
+            table = build(domain, snap.settings)
+            if not table.jobs:
+                continue
+            packing = Packing(
+                domain.nodes, table.jobs, partial=snap.settings.partial_nodes, groups=table.groups
+            )
+            seating = Seating(table, packing)
+            chosen = choose(table, domain, packing, -1.0)
+            seating.settle(seating.fill(chosen.chosen), chosen.chosen)
+            few = seating.among(chosen.reach)
+            everything, some = assignment.limit(seating), assignment.limit(few)
+            if few.slack is None or not np.isfinite(everything):
+                continue
+            compared += bool(np.any(few.slack < 0))
+            total, tolerance = seating.total(), 2 * EQUAL * float(np.abs(table.value).max())
+            assert max(some, total) == pytest.approx(max(everything, total), rel=1e-5, abs=tolerance)
+    assert compared >= 10
 
 
 def test_the_bound_counts_only_the_group_s_own_jobs_towards_its_ceiling():

@@ -46,6 +46,24 @@ def test_bound_holds_and_small_cores_are_exact(block):
         assert found.total == pytest.approx(best)  # the core holds every job here
 
 
+def test_no_choice_with_an_option_passes_what_the_option_reaches():
+    for seed in range(20):
+        gpus, value, start = instance(5, 12, seed, options=4)
+        found = price.solve(gpus, value, start, 12)
+        for option in range(gpus.size):
+            j = int(np.searchsorted(start, option, side="right")) - 1
+            forced = value.copy()
+            forced[start[j] : start[j + 1]] = -np.inf
+            forced[option] = value[option]
+            allowed = np.flatnonzero(np.isfinite(forced))
+            begin = np.searchsorted(allowed, start)
+            # Every job has an option of no GPUs but this one: what it takes is taken off the capacity first.
+            left = 12 - int(gpus[option])
+            rest = np.where(allowed == option, 0, gpus[allowed])
+            best = counts.solve(rest, forced[allowed], begin, left)[1] if left >= 0 else -np.inf
+            assert best <= found.reach[option] + 1e-9 * abs(best)
+
+
 @pytest.mark.parametrize(("jobs", "capacity"), [(300, 128), (300, 256), (300, 900)])
 def test_larger_than_the_core_stays_within_a_tenth_of_a_percent(jobs, capacity):
     for seed in range(3):
