@@ -154,8 +154,11 @@ def gain(noise: NoiseScale | None, m0: ArrayLike, batch_size: ArrayLike) -> Floa
     scale = _floats(batch_size) / _floats(m0)
     if noise is None:
         return np.ones_like(scale)
-    var, sqr = _shares(_floats(noise.var), _floats(noise.sqr))
-    return 1.0 / (var / scale + sqr)
+    var, sqr = max(noise.var, 0.0), max(noise.sqr, 0.0)
+    largest = max(var, sqr)
+    # Scaled first, as in `_shares`: the sum of two huge values overflows.
+    var, sqr = (var / largest, sqr / largest) if largest > 0 else (0.0, 1.0)
+    return 1.0 / (var / (var + sqr) / scale + sqr / (var + sqr))
 
 
 def _shares(var: Floats, sqr: Floats) -> tuple[Floats, Floats]:

@@ -58,11 +58,17 @@ class _Paces(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _paces(params: ThroughputParams, limits: BatchLimits, nodes: int, gpus: int, points: int) -> _Paces:
-    """Return what stays the same where the noise scale changes."""
+def _divisions(limits: BatchLimits, gpus: int, points: int) -> tuple[Floats, Floats]:
+    """Return the divisions (m, s) to try that the limits allow."""
     row = np.array([[limits.initial, limits.maximum, limits.local_min, limits.local_max]], dtype=np.float64)
     m, s, feasible = candidates(row, np.zeros(1, dtype=np.bool_), np.array([float(gpus)]), points)
-    m, s = m[feasible], s[feasible]
+    return m[feasible], s[feasible]
+
+
+@lru_cache(maxsize=4096)
+def _paces(params: ThroughputParams, limits: BatchLimits, nodes: int, gpus: int, points: int) -> _Paces:
+    """Return what stays the same where the noise scale changes."""
+    m, s = _divisions(limits, gpus, points)
     scale = gpus * m * (s + 1.0) / limits.initial
     return _Paces(m, s, scale, throughput(params, nodes, gpus, m, s))
 
@@ -174,7 +180,8 @@ class _Profile:
         self._settled = False
         """No term was freed since the last fit."""
         self._fitted_at = float("-inf")
-        self._params: ThroughputParams | None = None
+        self.params: ThroughputParams | None = None
+        """The fit, or what earlier runs left."""
 
     def fetch(self, left: Remembered) -> None:
         """Take over an earlier run's fit; this run's measurements outweigh it."""
@@ -183,7 +190,7 @@ class _Profile:
         if self.rows:
             self._stale = True
         else:
-            self._params, self._kinds = left.params, left.kinds
+            self.params, self._kinds = left.params, left.kinds
 
     def add(self, key: tuple[int, int, int, int], local: float, step: float) -> None:
         nodes, gpus, m, racks = key
@@ -194,26 +201,25 @@ class _Profile:
         new |= self.prior is None and m not in self._batches and len(self._batches) < 2
         new |= self.prior is not None and gpus > max(self.prior.gpus, self.gpus)
         self._settled &= not new
-        self._stale |= new or self._params is None or not foretold(self._params, row)
+        self._stale |= new or self.params is None or not foretold(self.params, row)
         self._kinds |= kinds(nodes, gpus, racks)
         self._batches.add(m)
         self.gpus, self.nodes = max(self.gpus, gpus), max(self.nodes, nodes)
 
-    def fit(self, now: float, apart: float) -> tuple[ThroughputParams | None, bool]:
-        """Return the fit, or what earlier runs left, or None; and if it is new."""
-        if not self._stale or (self._params is not None and now - self._fitted_at < apart):
-            return self._params, False
+    def due(self, now: float, apart: float) -> bool:
+        """Whether a new fit is to be made."""
+        return self._stale and (self.params is None or now - self._fitted_at >= apart)
+
+    def fit(self, now: float) -> Remembered:
+        """Make the fit; return what it leaves to later runs."""
         self._fitted_at = now
         # A fit of the job's own is where the next one begins, unless a term was freed that it could not know.
-        start = self._params if self._settled and self.prior is not None else None
-        self._params = fitted(
+        start = self.params if self._settled and self.prior is not None else None
+        self.params = fitted(
             tuple(self.rows.values()), None if self.prior is None else self.prior.params, start
         )
         self._stale, self._settled = False, True
-        return self._params, True
-
-    def remembered(self, params: ThroughputParams) -> Remembered:
-        return Remembered(params, self.gpus, self.nodes, self._kinds)
+        return Remembered(self.params, self.gpus, self.nodes, self._kinds)
 
 
 class Agent:
@@ -312,10 +318,11 @@ class Agent:
         profile = self._profiles.get(gpu_type)
         if profile is None:
             return None
-        params, fresh = profile.fit(self.now, self._apart)
-        if fresh and params is not None and self._memory is not None:
-            self._memory.leave(gpu_type, profile.remembered(params))
-        return params
+        if profile.due(self.now, self._apart):
+            left = profile.fit(self.now)
+            if self._memory is not None:
+                self._memory.leave(gpu_type, left)
+        return profile.params
 
     @property
     def params(self) -> ThroughputParams | None:

@@ -135,7 +135,7 @@ class _Engine:
         self._restart = {name: scenario.restart_of(name) for name in applications}
         self._now = 0.0
         self._decided_at = float("-inf")
-        self._seen: frozenset[int] = frozenset()
+        self._seen: list[int] = []
         self._moments: list[Moment] = []
         self._decision_seconds: list[float] = []
         horizon = max(job.time for job in submissions) + 30 * 86400.0
@@ -189,10 +189,10 @@ class _Engine:
             return True
         return since >= self._scenario.floor and self._present(active) != self._seen
 
-    def _present(self, active: Sequence[SimulatedJob]) -> frozenset[int]:
+    def _present(self, active: Sequence[SimulatedJob]) -> list[int]:
         """Jobs, and nodes that cannot be used: a change of either is news."""
-        unusable = [*self._down, *(node for node, at in self._booting.items() if at > self._now)]
-        return frozenset([*(job.number for job in active), *(-1 - node for node in unusable)])
+        unusable = {*self._down, *(node for node, at in self._booting.items() if at > self._now)}
+        return [*[job.number for job in active], *sorted(-1 - node for node in unusable)]
 
     def _advance(self, active: Sequence[SimulatedJob], seconds: float) -> None:
         slow: set[int] = set()

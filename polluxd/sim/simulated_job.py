@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from polluxd.model import NO_PLACEMENT, Placement
 from polluxd.sim.agent import Agent
@@ -20,6 +21,7 @@ def node_name(number: int) -> str:
     return f"n{number:05d}"
 
 
+@lru_cache(maxsize=4096)
 def placement(seats: Seats) -> Placement:
     """Return the placement of a job's seats; all its nodes are alike."""
     if not seats:

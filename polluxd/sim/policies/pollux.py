@@ -15,7 +15,6 @@ told apart once a job, or an earlier run, was measured on them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from statistics import fmean
 
 from polluxd.gpu_types import GpuTypes
@@ -83,8 +82,9 @@ class Pollux:
         whole = bool(job.seats) and all(gpus == view.scenario.sizes[node] for node, gpus in job.seats)
         resizes = whole and view.scenario.moves is not None
         why = self._why_pinned(job, view.now)
-        return replace(
-            snapshots.slurm_job(job, view),
+        return snapshots.slurm_job(
+            job,
+            view,
             waiting=None if job.held_at is None else view.now - job.held_at,
             report=self._report(job, view),
             pinned=bool(why),

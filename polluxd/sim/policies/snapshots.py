@@ -6,10 +6,13 @@ The snapshot holds what agents measured.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
 
 from polluxd.model import JobSpec, Node, Placement, Plan, Report, Snapshot, SnapshotJob
 from polluxd.settings import PolicySettings
 from polluxd.sim.applications import most_gpus
+from polluxd.sim.cluster import Scenario
 from polluxd.sim.engine import View
 from polluxd.sim.simulated_job import Seats, SimulatedJob, node_name, placement
 
@@ -19,12 +22,17 @@ COUNTED_GPUS = 64
 
 def nodes(view: View) -> tuple[Node, ...]:
     """The view's nodes; those that are down are not schedulable."""
-    scenario = view.scenario
-    listed = zip(view.capacity, scenario.sizes, scenario.types, strict=True)
+    return _nodes(view.scenario, view.capacity, view.absent)
+
+
+@lru_cache(maxsize=8)
+def _nodes(scenario: Scenario, capacity: tuple[int, ...], absent: frozenset[int]) -> tuple[Node, ...]:
+    """Return the nodes; most decisions find the same ones."""
+    listed = zip(capacity, scenario.sizes, scenario.types, strict=True)
     return tuple(
         Node(node_name(i), size, kind, schedulable=room > 0, rack=scenario.rack(i))
         for i, (room, size, kind) in enumerate(listed)
-        if i not in view.absent
+        if i not in absent
     )
 
 
@@ -32,8 +40,8 @@ def seats_of(placed: Placement) -> Seats:
     return tuple((int(name[1:]), placed.gpus_per_node) for name in placed.nodes)
 
 
-def slurm_job(job: SimulatedJob, view: View) -> SnapshotJob:
-    """The job as Slurm alone shows it."""
+def slurm_job(job: SimulatedJob, view: View, **known: Any) -> SnapshotJob:
+    """The job as Slurm shows it, with what else is `known`."""
     return SnapshotJob(
         job_id=job.number + 1,
         name=job.submission.name,
@@ -44,6 +52,7 @@ def slurm_job(job: SimulatedJob, view: View) -> SnapshotJob:
         submitted_at=job.submission.time,
         age=view.now - job.submission.time,
         placement=placement(job.seats),
+        **known,
     )
 
 
@@ -96,4 +105,7 @@ def spec(job: SimulatedJob, gpus: int) -> JobSpec:
 
     It allows no more GPUs than the job's batch limits, or the evaluation, allow.
     """
-    return JobSpec(max_gpus=min(most_gpus(job.app), COUNTED_GPUS, gpus))
+    return _spec(min(most_gpus(job.app), COUNTED_GPUS, gpus))
+
+
+_spec = lru_cache(lambda most: JobSpec(max_gpus=most))
