@@ -61,7 +61,8 @@ def standings(state: ClusterState) -> dict[int, Standing]:
         whose = job.job_id if job.demands.exclusive or job.demands.switches else 0
         key = job.partition, frozenset(blocked), kept_out, job.demands, whose
         if key not in known:
-            known[key] = _demanded(job, _standing(partitions, kept_out, blocked, names), state, names)
+            reach = frozenset[str]().union(*(p.nodes for p in partitions)) if partitions else names
+            known[key] = _demanded(job, _standing(partitions, kept_out, blocked, names), state, reach)
         standing = known[key]
         if standing is not None:
             found[job.job_id] = standing
@@ -69,10 +70,14 @@ def standings(state: ClusterState) -> dict[int, Standing]:
 
 
 def _demanded(
-    job: SlurmJob, ruled: Standing | None, state: ClusterState, names: frozenset[str]
+    job: SlurmJob, ruled: Standing | None, state: ClusterState, reach: frozenset[str]
 ) -> Standing | None:
-    """Leave out the nodes that the job's own options leave out."""
-    demands, nodes = job.demands, names if ruled is None else ruled.nodes
+    """Leave out the nodes that the job's own options leave out.
+
+    Args:
+        reach: the nodes of the job's partitions.
+    """
+    demands, nodes = job.demands, reach if ruled is None else ruled.nodes
     why = [ruled.rule] if ruled is not None else []
     if demands.of_nodes:
         options = {node.name: demands.refuses(node) or _shared(job, node) for node in state.nodes}

@@ -155,8 +155,9 @@ def merged_slurm_conf(text: str, wishes: Sequence[Wish], included: str = "") -> 
         elif wish.is_list:
             problems.append(f"an included file has {wish.key}={present}: add {wish.value} to the list there")
         else:
+            remedies = _OF_FOLDERS if present.endswith("*") else _REMEDIES
             problems.append(
-                _REMEDIES.get(wish.key, "{key}={present}: Pollux needs {key}={value}").format(
+                remedies.get(wish.key, "{key}={present}: Pollux needs {key}={value}").format(
                     key=wish.key, present=present, value=wish.value
                 )
             )
@@ -164,6 +165,8 @@ def merged_slurm_conf(text: str, wishes: Sequence[Wish], included: str = "") -> 
 
 
 _OWN_SCRIPT = "{key}={present} is the site's own script: call {value} from it; its last line is `exit 0`"
+_FOLDER = "{key}={present} is a folder of scripts: link {value} into it (ln -s)"
+_OF_FOLDERS = {"Prolog": _FOLDER, "Epilog": _FOLDER}
 _REMEDIES = {
     "Prolog": _OWN_SCRIPT,
     "Epilog": _OWN_SCRIPT,

@@ -229,8 +229,12 @@ def _scripts(settings: Mapping[str, str], site: Site) -> Iterator[Finding]:
 
 
 def _foreign_script(check: str, key: str, found: Path, ours: str) -> Iterator[Finding]:
+    scripts = sorted(found.parent.glob(found.name)) if "*" in found.name else [found]
     try:
-        calls = ours in found.read_text(errors="replace")
+        # Where Slurm runs a folder of scripts, one of them may be a link to ours.
+        calls = any(
+            str(each.resolve()) == ours or ours in each.read_text(errors="replace") for each in scripts
+        )
     except OSError:
         yield warning(check, f"{key} is {found}, which cannot be read here", f"see that it calls {ours}")
         return
@@ -343,6 +347,13 @@ def _nodes(slurm: Slurm) -> Iterator[Finding]:
             "gres", "no node has GPUs in Slurm", "Gres=gpu:N on the nodes in slurm.conf, and gres.conf"
         )
     for node in with_gpus:
+        if "+" in node.gpu_type:
+            yield warning(
+                "gres",
+                f"node {node.name} has GPUs of several types ({node.gpu_type}): polluxd counts them as one type, and "
+                "places no job there that asks for one of them",
+                "nothing, if that is wanted",
+            )
         if not node.schedulable:
             yield warning(
                 "nodes",

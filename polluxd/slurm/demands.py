@@ -13,6 +13,7 @@ from polluxd.errors import DirectiveError, SlurmGarbled
 from polluxd.model import Node
 from polluxd.slurm.node_lists import node_names
 
+MIXED = " (polluxd places no job on one of several GPU types of a node)"
 _NAME = r"[\w.:+-]+"
 _TOKEN = re.compile(rf"{_NAME}|[&|()]")
 
@@ -55,7 +56,8 @@ class Demands:
     def refuses(self, node: Node) -> str:
         """Return the option that leaves the node out; empty where none does."""
         if self.gpu_types and node.gpu_type not in self.gpu_types:
-            return f"gpu-types={','.join(sorted(self.gpu_types))}"
+            mixed = not self.gpu_types.isdisjoint(node.gpu_type.split("+"))
+            return f"gpu-types={','.join(sorted(self.gpu_types))}" + (MIXED if mixed else "")
         if self.nodelist and node.name not in self.nodelist:
             return "--nodelist"
         if node.name in self.exclude:

@@ -22,7 +22,10 @@ _MOST = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """GPUs of a gres expression; `type` is empty for none or several."""
+    """GPUs of a gres expression.
+
+    `type` is empty where none is named. Several types are one of their own, such as `a40+rtx`.
+    """
 
     count: int
     type: str = ""
@@ -44,7 +47,7 @@ def parse_gpus(text: str) -> Gpus:
         types.add(kind)
     if total > _MOST:
         raise SlurmGarbled(f"expected at most {_MOST} GPUs, got {text[:80]!r}")
-    return Gpus(total, types.pop() if len(types) == 1 else "")
+    return Gpus(total, "" if "" in types else "+".join(sorted(types)))
 
 
 def gpus_in_use(used: str, gpus: int) -> int:

@@ -271,6 +271,13 @@ def test_options_of_a_job_leave_nodes_out(demands: dict[str, object], nodes: set
     assert rule in standing.rule
 
 
+def test_options_offer_no_node_outside_of_the_partition() -> None:
+    shown = job(1, JobState.PENDING, partition="small", demands=Demands(exclude=frozenset({"n2"})))
+    rules = Rules({"small": Partition("small", "UP", frozenset({"n1", "n2"}))})
+    standing = standings(ClusterState(NOW, NODES, (shown,), rules=rules))[1]
+    assert standing.nodes == {"n1"}
+
+
 def test_a_job_without_a_reservation_stays_out_of_it() -> None:
     standing = place()
     assert standing is not None

@@ -145,6 +145,14 @@ def test_slurm_conf_gets_what_is_missing_and_keeps_what_is_there():
     assert merged_slurm_conf(merged, WISHES) == (merged, problems)
 
 
+def test_a_folder_of_prologs_gets_a_link():
+    wishes = [wish for wish in WISHES if wish.key == "Prolog"]
+    _, problems = merged_slurm_conf("Prolog=/etc/slurm/prolog.d/*\n", wishes)
+    assert problems == [
+        "Prolog=/etc/slurm/prolog.d/* is a folder of scripts: link /etc/pollux/hooks/prolog into it (ln -s)"
+    ]
+
+
 def test_what_an_included_file_has_is_not_added():
     merged, problems = merged_slurm_conf(
         "include more.conf\n", WISHES[:2], "JobSubmitPlugins=job_submit/lua\nPrologFlags=X11\n"

@@ -77,6 +77,17 @@ def test_a_fault_of_slurm(tmp_path, settings, check, remedy):
     assert remedy in faults[check].remedy
 
 
+def test_a_folder_of_prologs_is_searched(tmp_path):
+    (tmp_path / "10-health").write_text("#!/bin/sh\nexit 0\n")
+    slurm = StubSlurm(Prolog=f"{tmp_path}/*")
+    assert list(found(slurm, tmp_path)) == ["prolog"]
+    (tmp_path / "50-pollux").symlink_to("/etc/pollux/hooks/prolog")
+    assert found(slurm, tmp_path) == {}
+    (tmp_path / "50-pollux").unlink()
+    (tmp_path / "60-all").write_text("#!/bin/sh\n/etc/pollux/hooks/prolog\nexit 0\n")
+    assert found(slurm, tmp_path) == {}
+
+
 class HidingSlurm(StubSlurm):
     """Slurm without PrivateData=cloud: two of three nodes are powered down."""
 

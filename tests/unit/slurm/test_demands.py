@@ -86,3 +86,10 @@ def test_words_that_make_no_sense(word: str) -> None:
 def test_which_nodes_a_demand_leaves_out(words: str, rule: str) -> None:
     node = Node("n1", 4, "a100", cpus=8, features=frozenset({"ib"}), tmp_mb=500)
     assert demands(words).refuses(node) == rule
+
+
+def test_a_node_of_several_types_takes_no_job_of_one_and_says_so() -> None:
+    mixed = Node("n1", 4, "a100+h100")
+    assert demands("gpu-types=a100").refuses(mixed).startswith("gpu-types=a100 (polluxd places no job")
+    assert demands("gpu-types=v100").refuses(mixed) == "gpu-types=v100"
+    assert not demands("gpu-types=a100+h100").refuses(mixed)

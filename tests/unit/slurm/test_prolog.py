@@ -97,6 +97,13 @@ def test_slurms_commands_by_their_folder(site: dict[str, str], tmp_path: Path) -
     assert (tmp_path / "tickets" / "42.n1.json").exists()
 
 
+def test_the_prolog_may_be_a_link_in_a_folder_of_prologs(site: dict[str, str], tmp_path: Path) -> None:
+    link = tmp_path / "50-pollux"
+    link.symlink_to(HOOKS / "prolog")
+    subprocess.run([str(link)], env=site, check=True)
+    assert (tmp_path / "tickets" / "42.n1.json").exists()
+
+
 def mac(message: str) -> str:
     return hmac.new(SECRET.encode(), message.encode(), hashlib.sha256).hexdigest()
 

@@ -149,7 +149,7 @@ def test_a_companion_and_states_of_other_versions() -> None:
 def test_a_node_without_gpus_or_with_two_types() -> None:
     nodes = [NODE | {"name": "a", "gres": []}, NODE | {"name": "b", "gres": ["gpu:a100:4", "gpu:t4:2"]}]
     _, (bare, mixed) = read_cluster({"jobs": [JOB | {"admin_comment": None}], "nodes": nodes})
-    assert (bare.gpus, mixed.gpus, mixed.gpu_type, mixed.foreign_gpus) == (0, 6, "", 0)
+    assert (bare.gpus, mixed.gpus, mixed.gpu_type, mixed.foreign_gpus) == (0, 6, "a100+t4", 0)
 
 
 @pytest.mark.parametrize(
