@@ -24,18 +24,4 @@ inside polluxctl moves >>"$log"
 inside sh -c "scontrol show job $job | grep -q AdminComment=pollux:v1" || fail "the job is none of Pollux"
 say "polluxd started job $job; $count commands, $((SECONDS - page_began)) s; from nothing $((SECONDS - began)) s"
 inside polluxctl status >>"$log" 2>&1 || fail "polluxctl status"
-
-# The units as they run: what each sets in its environment, and its hardening.
-for unit in polluxd polluxd-answers; do
-  inside systemd-analyze verify --man=no $unit.service >"$log.unit" 2>&1 && [ ! -s "$log.unit" ] || fail "systemd-analyze verify $unit: $(cat "$log.unit")"
-  inside systemd-analyze security --no-pager --threshold=15 $unit.service >>"$log" 2>&1 || fail "the exposure of $unit is above 1.5"
-  pid=$(inside systemctl show -P MainPID $unit)
-  for variable in $(sed -n 's/^Environment=//p' "$repository/contrib/systemd/$unit.service"); do
-    inside sh -c "tr '\\0' '\\n' </proc/$pid/environ | grep -qx '$variable'" || fail "$unit runs without $variable"
-  done
-  for line in 'NoNewPrivs:.1' 'Seccomp:.2' 'CapEff:.0*' 'CapBnd:.0*'; do
-    inside grep -qx "$line" /proc/$pid/status || fail "$unit runs without $line"
-  done
-done
-rm "$log.unit"
-say "$(sed -n 's/^Environment=//p' "$repository"/contrib/systemd/*.service | tr ' ' '\n' | sort -u | tr '\n' ' ')are set; exposure: $(inside systemd-analyze security --no-pager polluxd.service | grep -oE '[0-9.]+ [A-Z]+' | tail -n 1)"
+as_written polluxd polluxd-answers

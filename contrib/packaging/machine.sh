@@ -6,6 +6,7 @@
 #   inside COMMAND...    runs a command there, as root
 #   follow [PAGE [HEADING]]   runs the commands of a page there, in /packages; `count` is their number
 #   until_true SECONDS WHAT COMMAND...   waits until a command there succeeds
+#   as_written UNIT...   fails unless Pollux' services run with the variables and the hardening of contrib/systemd
 #   say, fail TEXT       a line with the seconds so far; fail shows the end of the log and of the journal, and exits
 #
 # before_boot   name of the script's own function that completes the root before the machine starts     (none)
@@ -67,6 +68,23 @@ until_true() { # until_true SECONDS WHAT command...
   until "$@" >>"$log" 2>&1; do
     [ $SECONDS -lt $end ] || fail "$what"
     sleep 1
+  done
+}
+
+as_written() {
+  local unit variable line pid
+  for unit in "$@"; do
+    inside systemd-analyze verify --man=no "$unit.service" >"$log.unit" 2>&1 && [ ! -s "$log.unit" ] || fail "systemd-analyze verify $unit: $(cat "$log.unit")"
+    rm "$log.unit"
+    inside systemd-analyze security --no-pager --threshold=15 "$unit.service" >>"$log" 2>&1 || fail "the exposure of $unit is above 1.5"
+    pid=$(inside systemctl show -P MainPID "$unit")
+    for variable in $(sed -n 's/^Environment=//p' "$repository/contrib/systemd/$unit.service"); do
+      inside sh -c "tr '\\0' '\\n' </proc/$pid/environ | grep -qx '$variable'" || fail "$unit runs without $variable"
+      say "$unit runs with $variable"
+    done
+    for line in 'NoNewPrivs:.1' 'Seccomp:.2' 'CapEff:.0*' 'CapBnd:.0*'; do
+      inside grep -qx "$line" "/proc/$pid/status" || fail "$unit runs without $line"
+    done
   done
 }
 

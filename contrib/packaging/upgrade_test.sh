@@ -47,6 +47,7 @@ reports=$(accepted)
 until_true 60 "the agent does not report after the upgrade" more_accepted $((reports + 3))
 until_true 120 "polluxd does not decide after the upgrade" inside polluxctl status
 inside polluxctl db check >>"$log" 2>&1 || fail "polluxctl db check"
+as_written polluxd
 [ "$(kept)" = "$files" ] || fail "the upgrade changed a file of the site"
 [ "$(restarts)" = "$was" ] || fail "the job was restarted by the upgrade"
 away=$(inside grep -c away: /tmp/agent.log || true)
