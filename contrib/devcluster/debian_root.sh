@@ -38,7 +38,9 @@ make_root() {
     exit 1
   }
   local stamp=$root/.pollux-ready digest began=$SECONDS script=/usr/share/debootstrap/scripts/$suite
-  digest=$(cat "$repository/constraints.txt" "$0" "${BASH_SOURCE[0]}" | sha256sum | cut -d ' ' -f 1)
+  # A script may make a root for different tests: what a root has is part of its stamp.
+  digest=$({ cat "$repository/constraints.txt" "$0" "${BASH_SOURCE[0]}"
+    echo "${packages[*]} ${python_packages[*]} ${venv_options[*]}"; } | sha256sum | cut -d ' ' -f 1)
   [ "$(cat "$stamp" 2>/dev/null)" != "$digest" ] || return 0
   if [ ! -e "$root/repository" ]; then
     rm -rf "$root"

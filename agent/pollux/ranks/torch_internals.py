@@ -70,7 +70,9 @@ def process_groups() -> int:
 
 def set_group_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> None:
     """Set how long the collectives of a group may take; None: the default."""
-    internal(dist.distributed_c10d, "_set_pg_timeout")(timeout, group)
+    # Public from torch 2.14 on, where a call of the former name warns.
+    public = getattr(dist, "set_timeout", None)
+    (public or internal(dist.distributed_c10d, "_set_pg_timeout"))(timeout, group)
 
 
 def gloo_timeout_changes() -> bool:

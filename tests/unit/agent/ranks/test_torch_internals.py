@@ -4,6 +4,7 @@ An error names a missing internal.
 """
 
 import ast
+import warnings
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -123,7 +124,9 @@ def _wrapped_again() -> tuple[int, list[bool], list[float]]:
     dist.destroy_process_group()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     dist.new_group(backend="gloo")
-    set_group_timeout(timedelta(minutes=3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        set_group_timeout(timedelta(minutes=3))
     rewrap(wrapper, model, {})
     wrapper(torch.full((1, 1), 5.0)).sum().backward()
     assert model.weight.grad is not None
