@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from tests.unit.slurm.lua_hooks import NEEDS_LUA, UNSET, comment, refused, run, submit
@@ -44,3 +46,15 @@ def test_a_script_is_read_no_further_than_64_kib() -> None:
     assert submit(padding + "#POLLUX min-gpus=2").admin_comment is None
     assert submit("#POLLUX min-gpus=2\n" + padding * 40).admin_comment is not None
     assert submit(padding[:60000] + "\n#POLLUX min-gpus=2").admin_comment is not None
+
+
+@pytest.mark.parametrize("text", ["n" * 40000, "n=" * 20000, "=" * 40000, "UserId" * 7000])
+def test_a_long_text_costs_slurmctld_no_time(text: str) -> None:
+    began = time.monotonic()
+    assert submit("# a plain job", name=text, comment=text).admin_comment is None
+    assert time.monotonic() - began < 5.0, "with the square of the length it took half a minute"
+
+
+def test_the_name_of_a_field_is_found_behind_anything() -> None:
+    assert "'UserId='" in refused(submit("#POLLUX", comment="x" * 40000 + " 9UserId=0"))
+    assert comment(submit("#POLLUX", comment="x" * 40 + "UserId=0"))
