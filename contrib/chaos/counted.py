@@ -31,6 +31,7 @@ parser.add_argument(
     "--until", type=Path, help="file whose appearance ends the training with the pass under way"
 )
 parser.add_argument("--step-s", type=float, default=0.05, help="seconds that a micro-batch takes at least")
+parser.add_argument("--sharded", action="store_true", help="train under fully_shard (FSDP2)")
 parser.add_argument("--ledger", type=Path, required=True, help="folder of the files")
 args = parser.parse_args()
 
@@ -46,6 +47,13 @@ def to_end() -> bool:
 data = digits().train
 x, y = data.tensors
 model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+if args.sharded:
+    from torch.distributed.fsdp import fully_shard
+
+    distributed.init_process_group("gloo")
+    for layer in (model[1], model[3]):
+        fully_shard(layer)
+    fully_shard(model)
 optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
 job = pollux.attach(model, optimizer, seed=1)
 loader = job.loader(TensorDataset(x, y, torch.arange(len(y))), 32, max_batch_size=128)

@@ -32,6 +32,11 @@ MIXED = (
 )
 """Of several models; said once."""
 
+LEFT_OUT = (
+    "rank %d left out a pass: the loop's body ended without job.micro_batch(). Every rank has to make every pass, or "
+    "ranks wait for one another without end. Leave a batch out by job.backward(0.0 * loss)"
+)
+
 
 class Stepper:
     """Takes the optimizer steps of one training on this rank.
@@ -44,6 +49,7 @@ class Stepper:
         scaler = training.scaler
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         """AMP's loss scaling, where it is in use."""
+        self._told_of_pass_left_out = False
         self.on_loss: Callable[[], bool] = lambda: False
         """Goes on without lost ranks after a collective has failed; False where that cannot be."""
 
@@ -176,6 +182,14 @@ class Stepper:
         whole = training.data.samples == training.world.size * step.group.local_batch
         training.timer.end(synchronised=self.synchronises, counts=whole)
         step.looped = True
+        if step.accumulates and training.world.distributed and not any(m.passed for m in training.models):
+            self._tell_of_pass_left_out()
+
+    def _tell_of_pass_left_out(self) -> None:
+        """Warn once: the other ranks may wait for this one for minutes."""
+        if not self._told_of_pass_left_out:
+            self._told_of_pass_left_out = True
+            logger.warning(LEFT_OUT, self.training.world.rank)
 
     # -- out of memory ----------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ class Elastic:
         *,
         first_in_path: Path | None = None,
         container: Path | None = None,
+        options: str = "",
     ) -> None:
         self.loop, self.name = loop, name
         self.folder = loop.folder / f"ledger-{name}"
@@ -37,7 +38,7 @@ class Elastic:
         path = f"PATH={first_in_path}:$PATH " if first_in_path else ""
         words = ["pollux run", f"--container {container}"] if container else ["pollux run"]
         words += ["contrib/chaos/counted.py --passes 100000"]
-        words += [f"--until {self._end} --ledger {self.folder}"]
+        words += [f"--until {self._end} --ledger {self.folder} {options}"]
         self.job_id = loop.sbatch(name, path + " ".join(words), directive=directive)
         self.nodes: tuple[str, ...] = ()
         """The nodes of the job's ranks, the batch host first."""

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from polluxd.model import JobState, Move, Step
 
@@ -98,6 +99,22 @@ def test_a_training_on_one_gpu_in_a_container_grows_in_place_by_companions_in_it
     assert job.slurm.restart_count == 0
     assert os.readlink("/proc/self/ns/mnt") not in mounts
     assert job.end().repeated == 0
+
+
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="fully_shard is supported from torch 2.13 on")
+def test_shards_move_to_a_companion_and_back(elastic_loop: Loop) -> None:
+    job = Elastic(elastic_loop, "sharded", "#POLLUX min-gpus=2 max-gpus=2", options="--sharded")
+    job.begin()
+    first, second = job.nodes
+    job.go("resize", first, second, *free_nodes(elastic_loop, job)[:1])
+    job.steps_among(3)
+    job.go("resize", first)
+    job.steps_among(1)
+    began = {each.pid: each.joined for each in job.ledgers()}
+    sizes = sorted((began[pid], ranks) for pid, ranks in job.sizes().items())
+    assert sizes == [(False, [2, 3]), (False, [2, 3, 1]), (True, [3])]
+    lived = job.end()
+    assert (lived.repeated, lived.launches) == (0, 1)
 
 
 def first_of_all(job: Elastic) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 import warnings
@@ -191,6 +192,31 @@ def test_a_pass_through_the_bare_model_is_named_after_the_first_step(ranks: Any)
     for told in ranks(2, bare_model):
         assert told.startswith("1: after optimizer step 1 the parameters of rank 1 differ from rank 0's")
         assert on_the_page(told.removeprefix("1: "))
+
+
+def leave_out(where: int) -> list[str]:
+    """Two passes of a step; rank `where` leaves out the first one."""
+    job, optimizer, loader = started()
+    told: list[str] = []
+    logging.getLogger("pollux").addFilter(lambda record: told.append(record.getMessage()) is None)
+    for number, (x, y, _) in enumerate(loader):
+        if number == 1 and job.rank == where:
+            continue
+        with job.micro_batch():
+            job.backward(mse_loss(job.model(x), y))
+        if job.sync_gradients:
+            optimizer.step()
+            break
+    job.close()
+    return told
+
+
+def test_a_pass_that_one_rank_leaves_out_is_told_of(ranks: Any) -> None:
+    assert ranks(1, leave_out, 0) == [[]]
+    first, second = ranks(2, leave_out, 1)
+    assert not first
+    assert len(second) == 1
+    assert on_the_page(second[0])
 
 
 def test_the_rank_that_differs_is_named_at_a_checkpoint(ranks: Any, tmp_path: Path) -> None:
