@@ -27,11 +27,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pollux.checkpoint.checkpoint_store import CheckpointStore
-from pollux.errors import PolluxAgentError
+from pollux.errors import PolluxAgentError, RankLost
 from pollux.integrations.accelerate import ddp_arguments, follow
 from pollux.integrations.scalars import scalars
 from pollux.loop.batches import weigh
 from pollux.loop.session import Job, attach
+from pollux.ranks.control import lost_peer
 from pollux.slurm_job.environment import checkpoint_directory
 
 try:
@@ -323,6 +324,40 @@ class ElasticMixin:
 
     def _weighted_backward(self, loss: Any, **kwargs: Any) -> None:
         self._backward(loss * weigh(self.job.stepper), **kwargs)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """As Trainer's; again where other ranks are lost in it."""
+        this: Any = self
+        evaluate = super().evaluate  # type: ignore[misc]
+        where = f"{kwargs.get('metric_key_prefix', 'eval')} of step {this.state.global_step}"
+        return self._mended(lambda: evaluate(*args, **kwargs), where, lambda: True)
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        this: Any = self
+        logged, act = this._globalstep_last_logged, super()._maybe_log_save_evaluate  # type: ignore[misc]
+        # Losses are gathered before they count as logged. What comes after is not repeated.
+        self._mended(
+            lambda: act(*args, **kwargs),
+            f"log of step {this.state.global_step}",
+            lambda: this._globalstep_last_logged == logged,
+        )
+
+    def _mended(self, body: Callable[[], Any], where: str, repeats: Callable[[], bool]) -> Any:
+        """Run collectives of Trainer's; again where other ranks are lost.
+
+        `repeats`: what has failed may run again.
+        """
+        while True:
+            try:
+                return body()
+            except RuntimeError as error:
+                if self._job is None or not lost_peer(error) or not repeats():
+                    raise
+                self.job.stepper.commit_in_hand()  # its optimizer step is made
+                if not self.job.coordinator.mend(where):
+                    raise RankLost(
+                        f"another rank ended in a collective of Trainer's ({where}); its own output says why: {error}"
+                    ) from error
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """As Trainer's, with the agent's numbers added to those of training."""

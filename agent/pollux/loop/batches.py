@@ -48,10 +48,10 @@ class TrainingLoader:
                     except StopIteration:
                         break
                     stepper.begin_pass()
+                    ended = data.last_of_pass
                     yield batch
                     stepper.end_pass()
                     if step.stepped:
-                        ended = data.last_of_pass
                         stepper.end_step()
                         coordinator.after_step()
                         epoch_done = stepper.epoch_done()

@@ -172,13 +172,13 @@ class Coordinator:
                 raise
             return None
 
-    def mend(self) -> bool:
+    def mend(self, where: str = "") -> bool:
         """Go on without lost ranks, after a collective has failed.
 
-        False where that cannot be.
+        False where that cannot be. `where`: see `Mender.mend`.
         """
         before, decision = self.training.world, self.exchange.abandon()
-        if not self.mender.mend():
+        if not self.mender.mend(where):
             return False
         if self._main:
             after = self.training.world

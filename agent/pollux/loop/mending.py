@@ -123,11 +123,12 @@ class Mender:
 
     # -- after a collective has failed ------------------------------------------------------------------------
 
-    def mend(self) -> bool:
+    def mend(self, where: str = "") -> bool:
         """Go on without the ranks that are gone; False where that cannot be.
 
         Every remaining rank calls it, wherever the loss has reached it. Raises RankLost where another one is lost
-        during it, and SystemExit on a rank that is left out.
+        during it, and SystemExit on a rank that is left out. `where`: the collective of a library that this rank will
+        begin again. All ranks have to be in the same one: one that is beyond it would not come.
         """
         if not self._present or self._groups.rendezvous is None:
             return False
@@ -136,7 +137,7 @@ class Mender:
         cut_groups()  # other ranks may still wait in them
         leave_groups()
         steps, local_rank = self._training.progress.optimizer_steps, os.environ.get("LOCAL_RANK", "0")
-        rendezvous.tell(self._key("came", world.rank), [steps, int(local_rank)])
+        rendezvous.tell(self._key("came", world.rank), [steps, int(local_rank), where])
         go = self._key("go", 0)
         for lower in range(world.rank):
             present = self._key("present", lower)
@@ -169,12 +170,14 @@ class Mender:
         open_: set[int] = set(range(world.size))
         came: dict[int, int] = {}
         local_ranks: dict[int, int] = {}
+        places: set[str] = set()
 
         def heard_of_all() -> bool:
             for rank in sorted(open_):
                 word = rendezvous.heard(self._key("came", rank))
                 if word is not None:
                     came[rank], local_ranks[rank] = int(word[0]), int(word[1])
+                    places.add(str(word[2]))
                 elif rendezvous.heard(self._key("present", rank)) is not None:
                     continue
                 open_.discard(rank)
@@ -185,6 +188,11 @@ class Mender:
         lost = set(range(world.size)) - set(came)
         ended = [rank for rank in lost if rendezvous.heard(self._key("ended", rank)) is not None]
         if ended or not lost:
+            return None
+        if len(places) > 1:
+            logger.warning(
+                "ranks are in different collectives of a library: they cannot go on without the lost ones"
+            )
             return None
         stay = tuple(sorted(came))
         if world.nodes > 1:

@@ -344,8 +344,13 @@ def over(trainer):
 KILLED = """
 class Killed(Recording):
     def trouble(self):
-        if self.job.progress.optimizer_steps == 5 and rank == 0:
+        if WHERE == "pass" and self.job.progress.optimizer_steps == 5 and rank == 0:
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def prediction_step(self, *args, **kwargs):
+        if WHERE == "evaluation" and rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().prediction_step(*args, **kwargs)
 
 trainer = make(Killed, 2)
 trainer.train()
@@ -411,8 +416,9 @@ def each_once(launched: Any, *, passes: int | None = None) -> None:
     assert all(counts[(number, index)] == 1 for number in range(passes) for index in range(101))
 
 
-def test_the_other_ranks_go_on_where_rank_0_is_killed(tmp_path: Path) -> None:
-    with step(tmp_path, 1, PARTS + KILLED, workers=3) as launched:
+@pytest.mark.parametrize("where", ["pass", "evaluation"])
+def test_the_other_ranks_go_on_where_rank_0_is_killed(where: str, tmp_path: Path) -> None:
+    with step(tmp_path, 1, PARTS + KILLED.replace("WHERE", repr(where)), workers=3) as launched:
         assert launched.statuses() == [0], launched.output()
         output = launched.output()
     over = launched.log("over")

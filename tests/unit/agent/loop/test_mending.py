@@ -230,7 +230,7 @@ def test_the_others_go_on_without_a_rank_that_hangs(tmp_path: Path) -> None:
     assert_each_once(tmp_path)
 
 
-@pytest.mark.parametrize("how", ["rank 0", "by itself"])
+@pytest.mark.parametrize("how", ["rank 0", "by itself", "in another collective"])
 def test_a_loss_that_cannot_be_mended_ends_all(how: str, tmp_path: Path) -> None:
     def trouble(job: Any, step: int, where: str) -> None:
         if (step, where) == (5, "middle"):
@@ -239,6 +239,11 @@ def test_a_loss_that_cannot_be_mended_ends_all(how: str, tmp_path: Path) -> None
             if how == "by itself" and job.rank == 1:
                 job.coordinator.mender.leave()  # as at the interpreter's exit
                 os._exit(1)
+            if how == "in another collective" and job.rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if how == "in another collective" and job.rank == 2:
+                assert not job.coordinator.mend("an evaluation"), "rank 0 will not come into it"
+                raise RankLost
 
     found = run(tmp_path, 3, trouble)
     errors = [rank["error"].split(":")[0] for rank in found if rank is not None]
@@ -278,7 +283,7 @@ def test_a_rank_that_becomes_rank_0_takes_over_what_it_alone_does() -> None:
     after = training.world
     training.world = replace(after, rank=1, size=2)
 
-    def mend() -> bool:
+    def mend(where: str) -> bool:
         training.world = after
         return True
 
