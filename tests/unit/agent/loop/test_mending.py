@@ -303,7 +303,7 @@ def test_orders_that_the_lost_decision_carried_are_not_lost() -> None:
     coordinator.exchange.send(Decision(move=7))
     order = ResizeRequest(8, "resize", "shrink", ("n0",), 1, begins=True)
     coordinator.resizer.state = ResizeState(ResizePhase.ACTING, order)
-    coordinator.mender.mend = lambda: True
+    coordinator.mender.mend = lambda _: True
     assert coordinator.mend()
     assert coordinator.drains.wanted() == 7
     assert coordinator.resizer.refused == {"id": 8, "why": "ranks were lost"}
