@@ -126,11 +126,13 @@ class Checkpointer:
             return
         self._begun = True
         world, seed = self._training.world, self._attempt.seed
+        # The ranks of a replica draw the same numbers.
+        each = self._training.models[0].ranks_per_replica
         if self._random is None:
-            training_state.tell_ranks_apart(world.rank, seed)
+            training_state.tell_ranks_apart(world.rank // each, seed)
         else:
             states, steps = self._random
-            training_state.restore_rng(states, world.rank, seed, steps, world.device)
+            training_state.restore_rng(states[::each], world.rank // each, seed, steps, world.device)
             self._random = None
 
     # -- ranks that come in -----------------------------------------------------------------------------------

@@ -52,6 +52,12 @@ class DividedStream(ElasticData):
         pin_memory: bool = False,
     ) -> None:
         super().__init__(share, seed=seed, drop_last=drop_last)
+        if share.ranks_per_replica > 1:
+            raise DataError(
+                f"expected a stream that the loader divides, got divided=True, where {share.ranks_per_replica} ranks "
+                "hold a replica of the model together and take the same samples: leave divided=True out, and give "
+                "every rank the same stream"
+            )
         self.dataset = dataset
         self._length = length
         self._transform = transform

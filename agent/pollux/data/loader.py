@@ -145,9 +145,9 @@ class ElasticLoader(ElasticData):
         self._shuffle = shuffle
         self._sampler = sampler
         self._length = _length_of(sampler if sampler is not None else dataset)
-        if share.local_batch > self._length:
+        if share.replica_batch > self._length:
             raise BatchError(
-                f"the dataset has {self._length} samples, fewer than one rank's batch of {share.local_batch}; "
+                f"the dataset has {self._length} samples, fewer than one rank's batch of {share.replica_batch}; "
                 "use a smaller batch size"
             )
         if drop_last and self._length < share.full:
@@ -189,7 +189,7 @@ class ElasticLoader(ElasticData):
             return self._collate(self._many(chosen) if self._many else [data[i] for i in chosen]), micro
         if self._source is None:
             # Augmentation in workers depends on seed, pass, place and rank, and not on the global generator.
-            self._generator.manual_seed(mix_seed(self._seed, self._pass, self._cursor, self.rank))
+            self._generator.manual_seed(mix_seed(self._seed, self._pass, self._cursor, self._share.replica))
             self._source = iter(self._loader)
         batch = next(self._source)
         return batch, self._feed.planned.popleft()

@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from pollux.data.loader import elastic_loader
-from pollux.data.place import RankShare
 from pollux.errors import PolluxAgentError
 from pollux.goodput import BatchChoice, BatchLimits, NoiseScale, ThroughputParams
 from pollux.learning_rate.progress import Progress
@@ -138,7 +137,7 @@ class Job:
         at_first = initial_choice(limits, world.nodes, world.size, adaptive=training.adaptive)
         data = elastic_loader(
             dataset,
-            RankShare(world.rank, world.size, at_first.local_batch),
+            training.share(at_first.local_batch),
             batch_size=batch_size,
             seed=self._attempt.seed,
             **options,

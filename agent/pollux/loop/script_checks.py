@@ -11,7 +11,7 @@ import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from pollux.errors import PolluxAgentError
-from pollux.ranks.sharding import is_sharded
+from pollux.ranks.sharding import is_sharded, ranks_per_replica
 from pollux.ranks.torch_internals import uncompiled
 from pollux.training.trained_model import TrainedModel
 
@@ -75,6 +75,11 @@ def check_beside(first: torch.nn.Module, model: torch.nn.Module, name: str) -> N
     if is_sharded(model) and not is_sharded(first):
         raise PolluxAgentError(
             f"expected the model under fully_shard in `attach`, and {name!r} only beside it"
+        )
+    ranks, others = ranks_per_replica(model), ranks_per_replica(first)
+    if ranks != others:
+        raise PolluxAgentError(
+            f"expected {name!r} to have {others} ranks to a replica, as the model in `attach`, got {ranks}"
         )
 
 

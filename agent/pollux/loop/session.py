@@ -64,7 +64,7 @@ def attach(
     """Join the job's other ranks, restore the newest checkpoint, wrap `model`.
 
     Train with `job.model` and step with `optimizer`. Where there are several ranks, the agent wraps the model in
-    DistributedDataParallel. It leaves a model under `fully_shard` (FSDP2, over all ranks) as it is.
+    DistributedDataParallel. It leaves a model under `fully_shard` (FSDP2) as it is.
 
     Args:
         model: as for plain PyTorch, on its device, and not wrapped.

@@ -221,7 +221,7 @@ class Stepper:
             return False
         # A reduction cannot be broken off half-way.
         first = training.models[0]
-        alone = not first.meter.distributed and not first.reduces
+        alone = not training.world.distributed and not first.reduces
         if not alone and memory.directory is None:
             return False
         memory.lower(bound)

@@ -27,7 +27,7 @@ from pollux.noise.precondition import GradientNorms
 from pollux.noise.reduction import ReductionEstimator
 from pollux.noise.samples import SampleBuffer, Squares, added, summed
 from pollux.noise.uneven import StepWeights, as_equal
-from pollux.ranks.sharding import is_sharded
+from pollux.ranks.sharding import is_sharded, ranks_per_replica
 from pollux.ranks.torch_internals import loss_scale, reduces_gradients
 
 if TYPE_CHECKING:
@@ -122,15 +122,18 @@ class NoiseMeter:
                     on_ready=on_ready,
                 )
         elif self.sharded and dist.get_world_size() > 1:
-            from pollux.noise.sharded_noise import ReduceScatterEstimator  # noqa: PLC0415 - loads torch's sharding
+            replicas = dist.get_world_size() // ranks_per_replica(model)
+            if replicas > 1:
+                from pollux.noise.sharded_noise import ReduceScatterEstimator  # noqa: PLC0415 - loads torch's sharding
 
-            self._hook = ReduceScatterEstimator(norms, model, dist.get_world_size())
+                self._hook = ReduceScatterEstimator(norms, model, replicas)
             group = dist.group.WORLD
         # Gradients of another optimizer are not set aside: that optimizer's estimator may do so.
         own = [p for p in params if p in norms.group_of]
         self._accumulation = AccumulationEstimator(norms, own)
         self._differenced = DifferencedEstimator(norms, own)
-        parts = (False, False) if self._hook is None else self._hook.parts
+        # The ranks of one replica alone have a part of each gradient.
+        parts = (group is not None,) * 2 if self._hook is None else self._hook.parts
         self._buffer = SampleBuffer(norms.groups, device, rows=ROWS, group=group, parts=parts)
 
     def begin(self, initial: int) -> None:
@@ -144,8 +147,8 @@ class NoiseMeter:
 
     @property
     def group(self) -> dist.ProcessGroup | None:
-        """The ranks that gradients are averaged over; None: one rank alone."""
-        return self._buffer.group
+        """The ranks that gradients are averaged over; None: one replica alone."""
+        return self._buffer.group if self.distributed else None
 
     @property
     def total(self) -> NoiseScale | None:

@@ -43,7 +43,9 @@ class _ShardSlice(NamedTuple):
 
 
 class ReduceScatterEstimator:
-    """Two ranks or more under `fully_shard`, HSDP included.
+    """Two replicas or more under `fully_shard`, HSDP included.
+
+    Under tensor parallelism the ranks of a replica hold a part of its gradient each, and these parts add up, too.
 
     Plain averages over the ranks only: neither with a divisor of the user's, nor with gradients reduced in float16,
     which torch scales on the way.
@@ -53,21 +55,23 @@ class ReduceScatterEstimator:
     reductions = 1
     """Not used in loops that do not show where a step begins."""
 
-    def __init__(self, norms: GradientNorms, model: torch.nn.Module, world_size: int) -> None:
+    def __init__(self, norms: GradientNorms, model: torch.nn.Module, replicas: int) -> None:
         self._norms = norms
-        self._size = world_size
+        self._size = replicas
         self._measuring = False
         self._spoiled = False
         self._warned = False
         self._local: list[Tensor] = []
         self._units: list[_Unit] = []
         self._trained = {p for p in model.parameters() if p.requires_grad}
+        self._counts_all = all(p in norms.group_of for p in self._trained)
+        """No parameter is another optimizer's, or counted by another rank of this one's replica."""
         self._copies = 1
         for module in sharded_modules(model):
             found = list(fsdp_units(module))
             if len(found) != 1:
                 continue  # the module itself holds no parameter
-            self._copies = world_size // found[0].shards
+            self._copies = replicas // found[0].shards
             unit = _Unit(found[0])
             self._units.append(unit)
             found[0].observe(partial(self.see, unit))
@@ -111,7 +115,7 @@ class ReduceScatterEstimator:
             return
         size = dist.get_world_size(group)
         rows = gradient.view(size, -1)
-        if not self._norms.preconditioned and self._norms.groups == 1:
+        if self._counts_all and not self._norms.preconditioned and self._norms.groups == 1:
             out = torch.zeros(1, dtype=torch.float32, device=gradient.device)
             for piece in torch.split(gradient, CHUNK):
                 norm = torch.linalg.vector_norm(piece, dtype=torch.float32)

@@ -22,7 +22,14 @@ from torch.optim import Optimizer
 from pollux.errors import RankLost
 from pollux.ranks.control import lost_peer
 from pollux.ranks.gathering import gather_values
-from pollux.ranks.sharding import ShardedOptimizer, is_shard, local_part, under_fully_shard, units_of
+from pollux.ranks.sharding import (
+    ShardedOptimizer,
+    is_shard,
+    local_part,
+    ranks_per_replica,
+    under_fully_shard,
+    units_of,
+)
 from pollux.ranks.torch_internals import is_compiled, mesh_of_all_ranks, shard_as
 from pollux.ranks.world import World
 
@@ -45,6 +52,8 @@ def obstacle_to_resharding(model: torch.nn.Module, optimizer: Optimizer) -> str 
     """
     if not under_fully_shard(model):
         return None
+    if ranks_per_replica(model) > 1:
+        return "several ranks hold a replica of its model together (tensor parallelism)"
     units = units_of(model)
     why = next((why for unit in units if (why := unit.obstacle()) is not None), None)
     if why is not None:

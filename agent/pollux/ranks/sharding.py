@@ -6,11 +6,13 @@ This module imports torch's sharding only after the user's script has: a model o
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from pollux.errors import CheckpointError, PolluxAgentError
@@ -63,7 +65,7 @@ def check_sharded(model: torch.nn.Module, world_size: int) -> None:
     if not any(True for _ in sharded_modules(model)):
         raise PolluxAgentError(
             "found parameters that are DTensors, but no module under fully_shard: tensor parallelism alone is not "
-            "supported. The agent scales the data-parallel dimension: use DDP (plain parameters) or fully_shard"
+            "supported. The agent scales the data-parallel dimension: call fully_shard over that dimension of the mesh"
         )
     plain = [name for name, p in model.named_parameters() if p.requires_grad and not is_shard(p)]
     if plain:
@@ -71,12 +73,77 @@ def check_sharded(model: torch.nn.Module, world_size: int) -> None:
             f"expected all trained parameters under fully_shard, found {plain[0]!r} and {len(plain) - 1} more outside: "
             "nothing would average their gradients; call fully_shard on the whole model last"
         )
-    sizes = {unit.ranks for module in sharded_modules(model) for unit in fsdp_units(module)}
-    if sizes - {world_size}:
+    sizes = {unit.ranks for unit in units_of(model)}
+    if not sizes - {world_size}:
+        return
+    # Under tensor parallelism too, a parameter's mesh has every rank.
+    whole = any(shard.device_mesh.size() == world_size for shard in _shards(model))
+    if len(sizes) > 1 or world_size % max(sizes) or not whole:
         raise PolluxAgentError(
-            f"expected fully_shard over all {world_size} ranks as data-parallel ones, found meshes of {sorted(sizes)}: "
-            "tensor and pipeline parallelism are not supported"
+            f"expected fully_shard over all {world_size} ranks, or over the data-parallel dimension of a mesh whose "
+            f"other dimension is tensor-parallel, found meshes of {sorted(sizes)}: pipeline parallelism is not "
+            "supported"
         )
+    each, rank = world_size // max(sizes), dist.get_rank()
+    found = next(unit for unit in units_of(model)).members
+    if found != list(range(rank % each, world_size, each)):
+        raise PolluxAgentError(
+            f"expected the {each} ranks of a replica to be consecutive, found ranks {found} along the data-parallel "
+            "dimension: make the mesh with that dimension first"
+        )
+
+
+def ranks_per_replica(model: torch.nn.Module) -> int:
+    """Return how many ranks hold one replica of the model together.
+
+    More than 1 under tensor parallelism: they take the same samples.
+    """
+    if not (dist.is_available() and dist.is_initialized() and under_fully_shard(model)):
+        return 1
+    return dist.get_world_size() // max((unit.ranks for unit in units_of(model)), default=1)
+
+
+def held_elsewhere(model: torch.nn.Module, rank: int, ranks: int) -> list[Tensor]:
+    """Return this rank's parameters that another rank of its replica counts.
+
+    Tensor parallelism leaves some whole, such as a norm's. `ranks`: those of a replica; the first one counts.
+    """
+    if rank % ranks == 0:
+        return []
+    world_size = dist.get_world_size()
+    return [
+        shard
+        for shard in _shards(model)
+        # The tensor-parallel dimension is the last one: the ranks of a replica are consecutive.
+        if shard.device_mesh.size() < world_size or shard.placements[-1].is_replicate()
+    ]
+
+
+def clip_norm(params: Sequence[Tensor], limit: float) -> None:
+    """Scale gradients down to a joint norm of at most `limit`.
+
+    They may be sharded over several meshes, which torch's `clip_grad_norm_` refuses: under tensor parallelism a norm's
+    weights are on the data-parallel ranks alone.
+    """
+    by_mesh: dict[Any, list[Tensor]] = {}
+    for param in params:
+        if param.grad is not None:
+            by_mesh.setdefault(getattr(param, "device_mesh", None), []).append(param)
+    if len(by_mesh) < 2:
+        clip_grad_norm_(params, limit)
+        return
+    torch_s = torch.nn.utils  # releases that support no shards have no such functions
+    norms: list[Any] = [
+        torch_s.get_total_norm([p.grad for p in alike if p.grad is not None]) for alike in by_mesh.values()
+    ]
+    total = torch.linalg.vector_norm(torch.stack([n.full_tensor() if is_shard(n) else n for n in norms]))
+    for alike in by_mesh.values():
+        torch_s.clip_grads_with_norm_(alike, limit, total)
+
+
+def _shards(model: torch.nn.Module) -> Iterator[Any]:
+    """Yield the parameters that are DTensors."""
+    return (p for p in model.parameters() if is_shard(p))
 
 
 def synchronise(model: torch.nn.Module, reduce: bool) -> None:

@@ -142,6 +142,11 @@ class FsdpUnit:
         return int(internal(self._group, "mesh_info.mesh").size())
 
     @property
+    def members(self) -> list[int]:
+        """The ranks of the unit's mesh."""
+        return [int(rank) for rank in internal(self._group, "mesh_info.mesh").mesh.flatten()]
+
+    @property
     def shards(self) -> int:
         """Number of parts of each parameter; under HSDP fewer than `ranks`."""
         return int(internal(self._group, "mesh_info.shard_mesh_size"))

@@ -35,7 +35,7 @@ from pollux.noise.measuring import NoiseMeter
 from pollux.noise.noise_scale import NoiseAverages
 from pollux.noise.precondition import GradientNorms
 from pollux.optimizers.families import not_understood
-from pollux.ranks.sharding import check_sharded, is_sharded
+from pollux.ranks.sharding import check_sharded, held_elsewhere, is_sharded, ranks_per_replica
 from pollux.ranks.torch_internals import rewrap, skips_step
 from pollux.ranks.world import World
 from pollux.training.growing_model import GrowingModel
@@ -76,6 +76,8 @@ class TrainedModel:
         self.measure_every = measure_every
         self.comm_hook = comm_hook
         """The script's own."""
+        self.ranks_per_replica = 1
+        """Ranks that hold one replica together, by tensor parallelism; they take the same samples."""
         self._ddp = dict(ddp_kwargs or {})
         self.norms = GradientNorms(optimizer, chosen=rule is not automatic)
         sparse = (part for part in module.modules() if getattr(part, "sparse", False) is True)
@@ -123,6 +125,8 @@ class TrainedModel:
         if is_sharded(self.module):
             # A joiner that waits is among the joiners alone.
             check_sharded(self.module, dist.get_world_size() if world.waiting else world.size)
+            self.ranks_per_replica = ranks_per_replica(self.module)
+            self.norms.leave_out(held_elsewhere(self.module, world.rank, self.ranks_per_replica))
             if self.comm_hook is not None or self._ddp:
                 raise PolluxAgentError(
                     "expected `ddp_kwargs` and `comm_hook` for a plain model, got one under fully_shard"
@@ -207,7 +211,7 @@ class TrainedModel:
 
         `scale`: M / M0 where the learning rate follows it.
         """
-        self.meter.begin_group(step, passes, local_batch, samples, whole=whole)
+        self.meter.begin_group(step, passes, local_batch * self.ranks_per_replica, samples, whole=whole)
         self.schedule.begin()
         self.rates.factors, self.rates.others = [], []
         self._scale_in_hand = scale

@@ -1,0 +1,181 @@
+"""Replicas of several ranks: fully_shard over one dimension of a mesh, tensor parallelism over the other.
+
+Training, noise scale and samples are those of plain training with as many ranks as replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch._dynamo  # by any optimizer, at a cost that forked ranks need not pay each
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.functional import mse_loss
+from torch.utils.data import IterableDataset, TensorDataset
+
+from pollux import attach
+from pollux.errors import DataError, PolluxAgentError
+from pollux.resize.capability import obstacle_in_place
+from tests.unit.agent.loop.test_mistakes import on_the_page
+
+pytestmark = [
+    pytest.mark.usefixtures("read_at_once"),
+    pytest.mark.skipif(torch.__version__ < "2.13", reason="fully_shard is supported from torch 2.13 on"),
+]
+
+M0 = 32
+STEPS = 20
+WIDTH = 32
+
+
+class Network(torch.nn.Module):
+    """Two layers that are divided between ranks, and a norm that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(WIDTH)
+        self.first = torch.nn.Linear(WIDTH, 64)
+        self.second = torch.nn.Linear(64, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.second(torch.tanh(self.first(self.norm(x))))
+        return out
+
+
+def data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(M0 * STEPS - 3, WIDTH, generator=generator)
+    noise = torch.randn(len(x), WIDTH, generator=generator)
+    return TensorDataset(torch.arange(len(x)), x, x.roll(1, 1) + noise)
+
+
+def model_on(replica: int) -> Network:
+    """Return the network, divided between the `replica` ranks of each replica."""
+    torch.manual_seed(0)
+    model = Network()
+    if replica > 1:
+        if not dist.is_initialized():
+            dist.init_process_group("gloo")
+        shape = (dist.get_world_size() // replica, replica)
+        mesh = dist.device_mesh.init_device_mesh("cpu", shape, mesh_dim_names=("data", "tensor"))
+        plan = {"first": ColwiseParallel(), "second": RowwiseParallel()}
+        parallelize_module(model, mesh["tensor"], plan)
+        fully_shard(model, mesh=mesh["data"])
+    return model
+
+
+def optimizer_of(kind: str, model: torch.nn.Module) -> torch.optim.Optimizer:
+    if kind == "adam":
+        return torch.optim.Adam(model.parameters(), lr=0.01, foreach=False)
+    return torch.optim.SGD(model.parameters(), lr=0.05, foreach=False)
+
+
+def whole(tensor: Any) -> torch.Tensor:
+    full: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return full.detach().clone()
+
+
+def loss_of(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return mse_loss(model(x), y)
+
+
+def train(
+    kind: str, replica: int, per_gpu: int, passes: int = 1, folder: Path | None = None
+) -> tuple[Any, list[torch.Tensor], list[int], float, Any]:
+    """Train; return noise, weights, samples of this rank, its next random number and what hinders a resize."""
+    model = model_on(replica)
+    job = attach(
+        model,
+        optimizer_of(kind, model),
+        adaptive=False,
+        measure_every=1,
+        noise_decay=1 - 1e-6,
+        checkpoint_dir=folder,
+    )
+    loader = job.loader(data(), M0, per_gpu=(1, per_gpu))
+    ids: list[int] = []
+    for _ in job.epochs(passes, passes=True):
+        for i, x, y in loader:
+            ids += i.tolist() if loader.data.local_samples else []
+            job.step(partial(loss_of, job.model, x, y), clip=0.1)
+    noise = job.training.models[0].averages
+    obstacle = obstacle_in_place(job.training)
+    found = [tuple(each) for each in noise.groups() or ()], noise.samples
+    drawn = float(torch.rand(1))
+    job.close()
+    return found, [whole(p) for p in model.parameters()], ids, drawn, obstacle
+
+
+@pytest.mark.parametrize(("kind", "world", "per_gpu"), [("sgd", 4, M0), ("adam", 4, 4), ("adam", 2, 4)])
+def test_replicas_train_as_ranks_of_plain_training_do(
+    ranks: Any, kind: str, world: int, per_gpu: int
+) -> None:
+    divided = ranks(world, train, kind, 2, per_gpu)
+    plain = ranks(world // 2, train, kind, 1, 2 * per_gpu)
+    for rank, (noise, weights, ids, drawn, obstacle) in enumerate(divided):
+        (wanted, samples), plain_weights, plain_ids, plain_drawn, _ = plain[rank // 2]
+        assert ids == plain_ids
+        assert drawn == plain_drawn, "the ranks of a replica draw the same dropout masks"
+        assert noise[1] == samples > 8
+        np.testing.assert_allclose(noise[0], wanted, rtol=2e-3)
+        for a, b in zip(weights, plain_weights, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+        assert "tensor parallelism" in obstacle or "sbatch" in obstacle
+
+
+def test_a_checkpoint_of_two_replicas_goes_on_as_one(ranks: Any, tmp_path: Path) -> None:
+    ranks(4, train, "adam", 2, M0, 1, tmp_path)
+    assert list(tmp_path.glob("checkpoint-*.shards"))
+    again = ranks(2, train, "adam", 2, M0, 2, tmp_path)
+    alone = ranks(1, train, "adam", 1, M0, 2)
+    for _, weights, ids, _, _ in again:
+        assert sorted(ids) == list(range(M0 * STEPS - 3)), "the second pass, and no sample of the first"
+        for a, b in zip(weights, alone[0][1], strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+
+
+class Stream(IterableDataset):  # type: ignore[type-arg]
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.zeros(80, 2))
+
+
+def refused() -> list[str]:
+    dist.init_process_group("gloo")
+    found = []
+    mesh = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("tensor", "data"))
+    model = Network()
+    parallelize_module(model, mesh["tensor"], {"first": ColwiseParallel(), "second": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["data"])
+    try:
+        attach(model, optimizer_of("sgd", model))
+    except PolluxAgentError as error:
+        found.append(str(error))
+    model = model_on(2)
+    job = attach(model, optimizer_of("sgd", model))
+    try:
+        job.loader(Stream(), 8, length=80, divided=True)
+    except DataError as error:
+        found.append(str(error))
+    try:
+        job.add_model(
+            "critic", torch.nn.Linear(2, 2), torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1)
+        )
+    except PolluxAgentError as error:
+        found.append(str(error))
+    return found
+
+
+def test_what_replicas_of_several_ranks_cannot_do_is_refused(ranks: Any) -> None:
+    found = ranks(4, refused)
+    assert on_the_page(found[0][0])
+    for messages in found:
+        assert "make the mesh with that dimension first" in messages[0]
+        assert "leave divided=True out" in messages[1]
+        assert "expected 'critic' to have 2 ranks to a replica" in messages[2]
