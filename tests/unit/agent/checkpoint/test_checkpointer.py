@@ -104,6 +104,7 @@ class Training:
     def __post_init__(self) -> None:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.progress = SimpleNamespace(optimizer_steps=12)
+        self.models = [SimpleNamespace(ranks_per_replica=1)]
         self.world = SimpleNamespace(rank=0, size=1, device=CPU, waiting=False)
 
     def parts(self) -> dict[str, Any]:
