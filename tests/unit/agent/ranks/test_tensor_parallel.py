@@ -1,4 +1,4 @@
-"""Replicas of several ranks: fully_shard over one dimension of a mesh, tensor parallelism over the other.
+"""Replicas of several ranks, by tensor parallelism beside fully_shard.
 
 Training, noise scale and samples are those of plain training with as many ranks as replicas.
 """
@@ -89,7 +89,10 @@ def loss_of(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.T
 def train(
     kind: str, replica: int, per_gpu: int, passes: int = 1, folder: Path | None = None
 ) -> tuple[Any, list[torch.Tensor], list[int], float, Any]:
-    """Train; return noise, weights, samples of this rank, its next random number and what hinders a resize."""
+    """Train, and tell what ranks are compared by.
+
+    Return noise, weights, samples of this rank, its next random number, and what hinders a resize in place.
+    """
     model = model_on(replica)
     job = attach(
         model,
