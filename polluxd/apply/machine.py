@@ -115,6 +115,8 @@ def _ended(move: Move, job: SlurmJob) -> Action | None:
         return Fail(f"the job ended ({job.raw_state}) during the move")
     if job.state is JobState.PENDING and job.held_by_user and move.step is not Step.PLANNED:
         return Fail("the job was held (scontrol hold) during the move")
+    if job.state is JobState.PENDING and job.dependent and move.step is not Step.PLANNED:
+        return Fail("the job was made to wait for another one (Dependency) during the move", keep_back=True)
     return None
 
 
@@ -152,6 +154,8 @@ def _planned(
             return Fail(f"the job started on its own ({job.raw_state})")
         if job.held_by_user:
             return Fail("the job was held (scontrol hold)")
+        if job.dependent:
+            return Withdraw("the job was made to wait for another one (Dependency)", rest=False)
         return Configure() if room.fits_now(move.target, move.job_id) else Wait()
     if job.state is not JobState.RUNNING:
         return Fail(f"the job is {job.raw_state}, no longer running")

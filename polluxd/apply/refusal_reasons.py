@@ -13,6 +13,8 @@ _GROUPS = (
     (re.compile(r"Assoc|MaxJobs|Max\w+PerAccount|JobHeldAdmin"), "account"),
     (re.compile(r"QOS|Max\w+PerUser"), "qos"),
     (re.compile(r"Licenses"), "licenses"),
+    # Fewer tasks of an array may run than its `%` says: its user has set ArrayTaskThrottle.
+    (re.compile(r"JobArrayTaskLimit"), "array"),
     # No node could ever hold the job at this size. Slurm has taken its priority, too.
     (re.compile(r"BadConstraints"), "size"),
 )

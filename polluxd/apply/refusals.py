@@ -46,6 +46,9 @@ class Refusals:
         self._clock = clock
         self._monotonic = monotonic
         self._known: dict[tuple[str, str], _Refusal] = {}
+        self._throttled: dict[int, tuple[int | None, float]] = {}
+        """By array: how many of its tasks Slurm lets run (None: still to be counted), and until when polluxd believes
+        that."""
         self._too_large: dict[int, tuple[int, float]] = {}
         """By job: GPUs with which no node could ever hold it, and until when polluxd believes that."""
 
@@ -61,6 +64,11 @@ class Refusals:
 
     def _saw(self, move: Move, job: SlurmJob) -> None:
         name = refused_group(job.reason)
+        if name == "array":
+            # Its user's will, and no trouble of the cluster: `told` does not name it.
+            if job.array is not None:
+                self._throttled[job.array[0]] = None, self._monotonic() + FIRST_S
+            return
         key = next(key for key in _keys(job) if key[0] == name)
         known, now = self._known.get(key), self._monotonic()
         if name == "size":
@@ -79,9 +87,10 @@ class Refusals:
         """
         now = self._monotonic()
         closed = {key: r for key, r in self._known.items() if now < r.until}
+        jobs = tuple(jobs)
+        found = self._waiting_tasks(jobs) if self._throttled else {}
         if not closed:
-            return {}
-        found: dict[int, Standing] = {}
+            return found
         for job in jobs:
             met = [closed[key] for key in _keys(job) if key in closed] if job.spec is not None else []
             if met:
@@ -89,6 +98,25 @@ class Refusals:
                 rule = (
                     f"Slurm refuses to start such jobs ({met[0].reason}); polluxd tries again in {left:.0f} s"
                 )
+                found[job.job_id] = Standing(frozenset(), rule)
+        return found
+
+    def _waiting_tasks(self, jobs: Iterable[SlurmJob]) -> dict[int, Standing]:
+        """Return a standing for each task that its array's throttle keeps waiting."""
+        now, found = self._monotonic(), dict[int, Standing]()
+        self._throttled = {number: known for number, known in self._throttled.items() if now < known[1]}
+        tasks = sorted(
+            (job for job in jobs if job.spec is not None and job.array and job.array[0] in self._throttled),
+            key=lambda job: job.array or (0, 0),
+        )
+        for number, (limit, until) in self._throttled.items():
+            own = [job for job in tasks if job.array and job.array[0] == number and not job.state.finished]
+            running = sum(job.state is not JobState.PENDING for job in own)
+            most = max(running, 1) if limit is None else limit
+            self._throttled[number] = most, until
+            rule = f"Slurm lets {most} tasks of array {number} run at a time (ArrayTaskThrottle)"
+            waiting = [job for job in own if job.state is JobState.PENDING]
+            for job in waiting[max(most - running, 0) :]:
                 found[job.job_id] = Standing(frozenset(), rule)
         return found
 

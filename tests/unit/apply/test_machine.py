@@ -333,3 +333,10 @@ def test_a_node_drained_in_the_meantime_is_no_target() -> None:
     assert act(smaller, slurm_job(), room=now) == Wait()
     away = move(Step.PLANNED, target=Placement(("n2",), 2))
     assert act(away, slurm_job(), room=now) == Drain()
+
+
+@pytest.mark.parametrize("step", [Step.REQUEUED, Step.CONFIGURED])
+def test_a_job_that_its_user_makes_wait_for_another_keeps_no_gpus(step: Step) -> None:
+    found = act(move(step), slurm_job(JobState.PENDING, dependent=True))
+    assert isinstance(found, Fail)
+    assert (found.keep_back, "Dependency" in found.reason) == (True, True)

@@ -222,6 +222,22 @@ def test_jobs_that_would_meet_a_refusal_stay_and_the_pause_doubles() -> None:
     assert refusals.told() == ""
 
 
+def test_tasks_wait_where_the_user_has_throttled_the_array() -> None:
+    ticks = 0.0
+    refusals = Refusals(lambda: NOW, lambda: ticks)
+    runs = job(1, array=(1, 0))
+    waits = [job(n, JobState.PENDING, array=(1, n), reason="JobArrayTaskLimit") for n in (2, 3)]
+    refusals.look(move("start", Placement(), THERE, Step.CONFIGURED), waits[1], Fail("x"))
+    assert refusals.told() == "", "its user wants it"
+    found = refusals.standings((runs, *waits))
+    assert set(found) == {2, 3}
+    assert "1 tasks of array 1" in found[2].rule
+    ended = replace(runs, state=JobState.COMPLETED)
+    assert set(refusals.standings((ended, *waits))) == {3}, "the next one may start at once"
+    ticks = FIRST_S
+    assert refusals.standings((runs, *waits)) == {}, "polluxd looks whether the throttle still holds"
+
+
 def test_status_says_what_slurm_refuses_and_since_when() -> None:
     refusals = Refusals(lambda: NOW, lambda: 0.0)
     waiting = job(1, JobState.PENDING, reason="AssocGrpGRES")
