@@ -46,16 +46,14 @@ if [ "${PYSLURM:-yes}" != no ] && [ "$(cat "$built" 2>/dev/null)" != "$recipe" ]
 fi
 echo "  $(inside slurmctld -V), $(inside python3 --version), $(inside /venv/bin/pip list 2>/dev/null |
   awk '$1 == "pyslurm" { print "pyslurm for Slurm " $2; found = 1 } END { if (!found) print "no pyslurm" }')"
-if [ "$mode" = attack ] || [ "$mode" = demo ]; then
-  shift
-  # The repository stands in for an installed package: polluxd asks for its own version, and jobs call `pollux`.
-  inside sh -c 'info=$(/venv/bin/python -c "import site; print(site.getsitepackages()[0])")/polluxd-0.dist-info
-    mkdir -p "$info" && printf "Metadata-Version: 2.1\nName: polluxd\nVersion: 0\n" >"$info/METADATA"
-    for program in polluxd:polluxd.cli.daemon polluxctl:polluxd.cli.ctl pollux:pollux.launcher.launch; do
-      printf "#!/venv/bin/python\nimport sys\nfrom %s import main\nsys.exit(main())\n" "${program#*:}" \
-        >"/venv/bin/${program%:*}" && chmod 755 "/venv/bin/${program%:*}"
-    done'
-fi
+[ "$mode" != attack ] && [ "$mode" != demo ] || shift
+# The repository stands in for an installed package: polluxd asks for its own version, and jobs call `pollux`.
+inside sh -c 'info=$(/venv/bin/python -c "import site; print(site.getsitepackages()[0])")/polluxd-0.dist-info
+  mkdir -p "$info" && printf "Metadata-Version: 2.1\nName: polluxd\nVersion: 0\n" >"$info/METADATA"
+  for program in polluxd:polluxd.cli.daemon polluxctl:polluxd.cli.ctl pollux:pollux.launcher.launch; do
+    printf "#!/venv/bin/python\nimport sys\nfrom %s import main\nsys.exit(main())\n" "${program#*:}" \
+      >"/venv/bin/${program%:*}" && chmod 755 "/venv/bin/${program%:*}"
+  done'
 if [ "$mode" = demo ]; then
   # Debian builds torch without libuv.
   inside env USE_LIBUV=0 /venv/bin/python -m contrib.demo --out "demo-out/$suite" "$@"

@@ -46,6 +46,7 @@ class _Held(_Record):
     threads: _Count
     """Of each core."""
     gres: list[str]
+    memory_mb: _Count = 0
 
 
 class _Job(_Record):
@@ -78,6 +79,8 @@ class _Job(_Record):
     licenses: list[str]
     tres: dict[str, _Count]
     """Empty: this pyslurm does not tell."""
+    memory_mb: _Count = 0
+    """On all nodes; 0: Slurm does not tell."""
     array: _Count | None
     array_task: _Count | None
     """None in a record of tasks that wait, and of task 0, as pyslurm takes 0 for nothing."""
@@ -94,6 +97,7 @@ class _Node(_Record):
     partitions: list[str]
     features: list[str] = []
     tmp_mb: _Count | None = None
+    memory_mb: _Count = 0
 
 
 class _Jobs(_Record):
@@ -117,17 +121,29 @@ def read_cluster(answer: object) -> tuple[tuple[SlurmJob, ...], tuple[Node, ...]
     cluster = _checked(_Cluster, answer)
     nodes = tuple(map(_node, cluster.nodes))
     jobs = _jobs(cluster.jobs, {node.name: node.gpus for node in nodes})
-    return jobs, _with_foreign_use(nodes, jobs)
+    return jobs, _with_foreign_use(nodes, jobs, cluster.jobs)
 
 
-def _with_foreign_use(nodes: Iterable[Node], jobs: Iterable[SlurmJob]) -> tuple[Node, ...]:
+def _with_foreign_use(
+    nodes: Iterable[Node], jobs: Iterable[SlurmJob], records: Iterable[_Job]
+) -> tuple[Node, ...]:
     """Add to each node what jobs without a spec hold there."""
-    gpus, cpus = Counter[str](), Counter[str]()
-    for job in jobs:
+    gpus, cpus, memory = Counter[str](), Counter[str](), Counter[str]()
+    for job, record in zip(jobs, records, strict=True):
         if job.spec is None:
             gpus.update(job.gpus_per_node_held)
             cpus.update(job.cpus_per_node_held)
-    return tuple(replace(node, foreign_gpus=gpus[node.name], foreign_cpus=cpus[node.name]) for node in nodes)
+            if not job.state.finished:
+                memory.update({name: part.memory_mb for name, part in record.held.items()})
+    return tuple(
+        replace(
+            node,
+            foreign_gpus=gpus[node.name],
+            foreign_cpus=cpus[node.name],
+            foreign_memory_mb=memory[node.name],
+        )
+        for node in nodes
+    )
 
 
 def _checked(kind: type[_Any], answer: object) -> _Any:
@@ -196,6 +212,7 @@ def _job(record: _Job, gpus_of: Mapping[str, int]) -> SlurmJob:
         spec=directives.spec if directives else None,
         batch_host=record.batch_host or "",
         companion=directives.companion if directives else None,
+        mem_per_gpu_mb=_memory_per_gpu(record, per_node, len(nodes)),
         demands=directives.demands if directives else Demands(),
         tres=record.tres or {"gres/gpu": gpus.total(), "cpu": sum(cpus.values()), "node": len(nodes)},
         array=array,
@@ -204,6 +221,13 @@ def _job(record: _Job, gpus_of: Mapping[str, int]) -> SlurmJob:
         planned_nodes=node_names(record.planned_nodes or "") if pending else (),
         licenses=parse_requested_licenses(",".join(record.licenses)),
     )
+
+
+def _memory_per_gpu(record: _Job, per_node: int | None, nodes: int) -> int:
+    """Memory that goes with each GPU [MB]; 0 where Slurm does not tell."""
+    asked = None if per_node is None else per_node * max(1, record.tres.get("node", nodes))
+    gpus = record.tres.get("gres/gpu", 0) if asked is None else asked
+    return record.memory_mb // gpus if gpus else 0
 
 
 def _tasks(text: str) -> tuple[int, ...]:
@@ -236,4 +260,5 @@ def _node(record: _Node) -> Node:
         cpus=record.cpus,
         features=frozenset(record.features),
         tmp_mb=record.tmp_mb,
+        memory_mb=record.memory_mb,
     )

@@ -74,6 +74,7 @@ class Requests:
             "partitions": node.partitions,
             "features": list(node.active_features or []),
             "tmp_mb": node.temporary_disk or 0,
+            "memory_mb": max((node.real_memory or 0) - (node.memory_reserved_for_system or 0), 0),
         }
 
     def _gpus_otherwise(self, job: Any) -> bool:
@@ -115,6 +116,7 @@ class Requests:
                     "cpu_ids": part["cpu_ids"],
                     "threads": self._threads.get(name, 1),
                     "gres": _gres(part["gres"]),
+                    "memory_mb": part.get("memory") or 0,
                 }
                 for name, part in layout.items()
             },
@@ -126,6 +128,7 @@ class Requests:
             "planned_nodes": job.scheduled_nodes,
             "licenses": job.licenses or [],
             "tres": _tres(job),
+            "memory_mb": _memory_mb(job),
             "array": job.array_id,
             "array_task": job.array_task_id,
             "array_waiting": job.array_tasks_waiting,
@@ -144,12 +147,23 @@ def _gres(counts: Mapping[str, Any] | None) -> list[str]:
     ]
 
 
-def _tres(job: Any) -> dict[str, int]:
-    """Write what a job holds, or asks for, as Slurm's limits count it.
+def _resources(job: Any) -> Any:
+    """Return what a job holds, or asks for.
 
-    An older pyslurm does not tell.
+    None where an older pyslurm does not tell.
     """
-    found = getattr(job, "allocated_tres", None) or getattr(job, "requested_tres", None)
+    return getattr(job, "allocated_tres", None) or getattr(job, "requested_tres", None)
+
+
+def _memory_mb(job: Any) -> int:
+    """Return a job's memory on all nodes; 0 where Slurm does not tell."""
+    memory = getattr(_resources(job), "mem", None)
+    return 0 if memory is None else int(memory.count)
+
+
+def _tres(job: Any) -> dict[str, int]:
+    """Write what a job holds, or asks for, as Slurm's limits count it."""
+    found = _resources(job)
     if found is None:
         return {}
     counts = {name: getattr(found, name, None) for name in ("cpu", "node", "billing")}

@@ -117,6 +117,19 @@ def test_a_completing_job_holds_its_gpus_until_its_nodes_are_rid_of_it() -> None
     assert (jobs[0].gpus_per_node_held, node.foreign_gpus, node.capacity) == ({"n3": 4}, 4, 0)
 
 
+def test_memory_goes_with_gpus_and_counts_on_nodes() -> None:
+    assert one(memory_mb=8001).mem_per_gpu_mb == 1000  # 8 GPUs on 2 nodes
+    waiting = {"state": "PENDING", "nodes": None, "held": {}, "tres": {"node": 3}}
+    assert one(**waiting, memory_mb=24_000).mem_per_gpu_mb == 2000
+    assert one(gpus_otherwise=True, memory_mb=8000).mem_per_gpu_mb == 1000
+    assert one(gres_per_node=[], memory_mb=8000).mem_per_gpu_mb == one().mem_per_gpu_mb == 0
+    held = {"n3": {"cpu_ids": "0", "threads": 1, "gres": [], "memory_mb": 700}}
+    plain = JOB | {"nodes": "n3", "held": held, "admin_comment": None}
+    for job, foreign in ((plain, 700), (plain | {"state": "COMPLETED"}, 0), (JOB | {"held": held}, 0)):
+        _, (node,) = read_cluster({"jobs": [job], "nodes": [NODE | {"memory_mb": 4000}]})
+        assert (node.memory_mb, node.foreign_memory_mb) == (4000, foreign)
+
+
 def test_a_job_that_has_ended_holds_nothing() -> None:
     """Slurm 26.05 still shows where it was."""
     ended = JOB | {"state": "COMPLETED", "nodes": "n3", "admin_comment": None}
