@@ -144,7 +144,7 @@ bench-accuracy: setup ## accuracy under resizes against plain training, ten seed
 	@mkdir -p bench-out
 	@$(PYTHON) tests/benchmarks/accuracy.py --json bench-out/accuracy.json --markdown tests/benchmarks/accuracy.md
 
-bench-optimizers: setup ## every optimizer at M0, adapted, and at 4 and 8 times M0, ten seeds (12 minutes); bench-out/optimizers.json, tests/benchmarks/optimizers.md
+bench-optimizers: setup ## every optimizer at M0, adapted, and at 4 and 8 times M0, ten seeds (14 minutes); bench-out/optimizers.json, tests/benchmarks/optimizers.md
 	@mkdir -p bench-out
 	@$(PYTHON) tests/benchmarks/optimizers.py --json bench-out/optimizers.json --markdown tests/benchmarks/optimizers.md
 

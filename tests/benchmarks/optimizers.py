@@ -338,7 +338,7 @@ def page(rows: list[dict[str, Any]], seeds: int) -> str:
 
 PAGE = """# Optimizers
 
-`make bench-optimizers` writes this page and `bench-out/optimizers.json` (12 minutes of one core). A perceptron without
+`make bench-optimizers` writes this page and `bench-out/optimizers.json` (14 minutes of one core). A perceptron without
 biases trains on scikit-learn's digits for {epochs} statistical epochs on one rank, from M0 = {m0}: {steps} steps.
 {seeds} seeds, torch {torch}. There are 359 held-out digits: one digit is 0.0028 of accuracy. The networks of all seeds
 train side by side in one job: each has its own weights and its own order of the data. They share the learning-rate

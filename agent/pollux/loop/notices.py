@@ -22,11 +22,15 @@ def notice(text: str) -> None:
         print(f"pollux: {text}", file=sys.stderr, flush=True)
 
 
+def of_gpus(number: int) -> str:
+    """Return so many GPUs in words."""
+    return "1 GPU" if number == 1 else f"{number} GPUs"
+
+
 def in_words(choice: BatchChoice, gpus: int) -> str:
     """Return a batch size in the words of its user."""
-    gpu_words = "1 GPU" if gpus == 1 else f"{gpus} GPUs"
     passes = f" in each of {choice.accumulation + 1} passes" if choice.accumulation else ""
-    return f"batch size {choice.size(gpus)} on {gpu_words}: {choice.local_batch} per GPU{passes}"
+    return f"batch size {choice.size(gpus)} on {of_gpus(gpus)}: {choice.local_batch} per GPU{passes}"
 
 
 def tell_of_restart(last: LastAttempt | None, choice: BatchChoice, gpus: int) -> None:

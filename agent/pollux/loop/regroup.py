@@ -15,7 +15,7 @@ from dataclasses import asdict
 
 from pollux.checkpoint.checkpointer import Checkpointer
 from pollux.errors import RELAUNCH_STATUS
-from pollux.loop.notices import in_words, notice
+from pollux.loop.notices import in_words, notice, of_gpus
 from pollux.ranks.control import ControlExchange
 from pollux.ranks.handover import hand_over
 from pollux.ranks.resharding import MovingShards
@@ -67,7 +67,7 @@ def regroup(
     _enter(decision, decision.stay.index(rank), training, exchange, checkpointer, groups, shards)
     if main:
         notice(
-            f"resized in place from {size} GPUs to {decision.size}: {in_words(training.choice, decision.size)}"
+            f"resized in place from {of_gpus(size)} to {decision.size}: {in_words(training.choice, decision.size)}"
         )
         resizer.resized()
 
