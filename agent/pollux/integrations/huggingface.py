@@ -20,16 +20,15 @@ DataParallel are refused.
 from __future__ import annotations
 
 import functools
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pollux.checkpoint.checkpoint_store import CheckpointStore
 from pollux.errors import PolluxAgentError, RankLost
 from pollux.integrations.accelerate import ddp_arguments, follow
 from pollux.integrations.scalars import scalars
+from pollux.integrations.trainer_state import TrainerState
 from pollux.loop.batches import weigh
 from pollux.loop.session import Job, attach
 from pollux.ranks.control import lost_peer
@@ -45,17 +44,6 @@ except ImportError as missing:
 
 if TYPE_CHECKING:
     from pollux.loop.batches import TrainingLoader
-
-_KEPT = (
-    "global_step",
-    "log_history",
-    "best_metric",
-    "best_global_step",
-    "best_model_checkpoint",
-    "total_flos",
-    "num_input_tokens_seen",
-)
-"""Of Trainer's state, what goes on after a restart; the rest follows from its arguments."""
 
 
 class _Steps:
@@ -75,21 +63,6 @@ class _Steps:
         assert self.loader is not None
         self.micro_batches = iter(self.loader)
         return self.micro_batches
-
-
-class _TrainerState:
-    """Trainer's state as a part of the agent's checkpoints."""
-
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
-
-    def state_dict(self) -> dict[str, str]:
-        state = asdict(self._trainer.state)
-        return {"trainer": json.dumps({name: state[name] for name in _KEPT if name in state})}
-
-    def load_state_dict(self, state: Mapping[str, str]) -> None:
-        for name, value in json.loads(state["trainer"]).items():
-            setattr(self._trainer.state, name, value)
 
 
 class _Pace(TrainerCallback):  # type: ignore[misc]
@@ -204,7 +177,7 @@ class ElasticMixin:
             getattr(this.optimizer, "optimizer", this.optimizer),
             this.lr_scheduler,
             scaler=accelerator.scaler,
-            state=_TrainerState(self),
+            state=TrainerState(self),
             ddp_kwargs=ddp_arguments(accelerator),
             **options,
         )

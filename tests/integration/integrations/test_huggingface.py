@@ -20,6 +20,7 @@ transformers = pytest.importorskip("transformers")
 from pollux.errors import PolluxAgentError  # noqa: E402
 from pollux.goodput import BatchChoice  # noqa: E402
 from pollux.integrations.huggingface import ElasticTrainer  # noqa: E402
+from pollux.integrations.trainer_state import TrainerState  # noqa: E402
 from tests.integration.integrations.orders import EXAMPLES, SLURM, Orders, Stop  # noqa: E402
 from tests.unit.agent.launched_step import step  # noqa: E402
 
@@ -209,6 +210,29 @@ def test_an_evaluation_s_loss_does_not_depend_on_the_number_of_ranks(
 
     [alone], others = ranks(1, body), ranks(2, body)
     assert others == pytest.approx([alone] * 2, rel=1e-3)
+
+
+def test_callbacks_with_a_state_go_on_from_it(tmp_path: Path) -> None:
+    def patient() -> Any:
+        args = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True)
+        return ElasticTrainer(
+            model=model(), args=args, callbacks=[transformers.EarlyStoppingCallback(n) for n in (3, 5)]
+        )
+
+    def impatience(trainer: Any) -> list[int]:
+        found = trainer.callback_handler.callbacks
+        return [
+            c.early_stopping_patience_counter
+            for c in found
+            if isinstance(c, transformers.EarlyStoppingCallback)
+        ]
+
+    before, after = patient(), patient()
+    for counter, callback in enumerate(before.callback_handler.callbacks):
+        if isinstance(callback, transformers.EarlyStoppingCallback):
+            callback.early_stopping_patience_counter = counter
+    TrainerState(after).load_state_dict(TrainerState(before).state_dict())
+    assert impatience(after) == impatience(before) != [0, 0]
 
 
 def test_two_ranks_that_accumulate_train_as_one_that_does_not(

@@ -1,0 +1,53 @@
+"""What Hugging Face's Trainer and its callbacks know of a training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+_KEPT = (
+    "global_step",
+    "log_history",
+    "best_metric",
+    "best_global_step",
+    "best_model_checkpoint",
+    "total_flos",
+    "num_input_tokens_seen",
+)
+"""Of Trainer's state, what goes on after a restart; the rest follows from its arguments."""
+
+
+class TrainerState:
+    """Trainer's state as a part of the agent's checkpoints.
+
+    Callbacks with a state of their own are in it, such as the patience of EarlyStoppingCallback: a rank that came in
+    without it would train on after the others have stopped.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, str]:
+        state = asdict(self._trainer.state)
+        callbacks = {name: callback.state()["attributes"] for name, callback in self._callbacks().items()}
+        kept = {name: state[name] for name in _KEPT if name in state}
+        return {"trainer": json.dumps(kept), "callbacks": json.dumps(callbacks)}
+
+    def load_state_dict(self, state: Mapping[str, str]) -> None:
+        for name, value in json.loads(state["trainer"]).items():
+            setattr(self._trainer.state, name, value)
+        kept = json.loads(state.get("callbacks", "{}"))
+        for name, callback in self._callbacks().items():
+            for attribute, value in kept.get(name, {}).items():
+                setattr(callback, attribute, value)
+
+    def _callbacks(self) -> dict[str, Any]:
+        """Callbacks with a state, by class and place among its instances."""
+        found: dict[str, Any] = {}
+        for callback in self._trainer.callback_handler.callbacks:
+            if callable(getattr(callback, "state", None)):
+                kind = type(callback).__name__
+                found[f"{kind} {sum(name.split()[0] == kind for name in found)}"] = callback
+        return found
