@@ -74,6 +74,7 @@ def build_snapshot(
     alive = [job for job in state.jobs if job.spec is not None and not job.state.finished]
     by_priority = priority_weights(alive, settings.slurm_priority)
     gpus = {node.name: node.gpus for node in state.nodes}
+    shares_memory = any(node.memory_mb for node in state.nodes)
     jobs = []
     for job in state.jobs:
         move = under_way.get(job.job_id)
@@ -103,7 +104,10 @@ def build_snapshot(
         if standing is not None and not (standing.nodes and standing.allows(placement)):
             kept = "; it could not start again, and keeps what it has" if placement else ""
             pin_reason = pin_reason or f"{standing.rule}{kept}"
-        spec = replace(job.spec, mem_per_gpu_mb=job.mem_per_gpu_mb or None)
+        # Where memory bounds nobody, jobs of other memory are alike to the policy.
+        spec, memory = job.spec, job.mem_per_gpu_mb if shares_memory else 0
+        if (spec.mem_per_gpu_mb or 0) != memory:
+            spec = replace(spec, mem_per_gpu_mb=memory or None)
         costs = total.mean_cost if total else {}
         most, rule = allowed.most.get(job.job_id, (None, "")) if allowed else (None, "")
         lowered = most is not None and (job.spec.max_gpus is None or most < job.spec.max_gpus)

@@ -234,3 +234,17 @@ def test_plain_jobs_and_ended_ones_count_for_no_median() -> None:
     mine = (slurm_job(1, JobState.PENDING, priority=100), slurm_job(2, JobState.PENDING, priority=300, uid=9))
     seen = snapshot(*mine, *others, settings=PolicySettings(slurm_priority=1.0))
     assert [job.weight for job in seen.jobs] == [0.5, 1.5]
+
+
+@pytest.mark.parametrize(("node_mb", "asked"), [(16000, 2000), (0, None)])
+def test_memory_counts_where_slurm_shares_it_out(node_mb: int, asked: int | None) -> None:
+    nodes = tuple(replace(node, memory_mb=node_mb) for node in NODES)
+    job = slurm_job(1, JobState.PENDING, mem_per_gpu_mb=2000, spec=JobSpec(mem_per_gpu_mb=1999))
+    given: dict[str, object] = {"times": {}, "reports": {}, "moves": (), "totals": {}, "default_cost": 30.0}
+    seen = build_snapshot(
+        "dev",
+        ClusterState(100.0, nodes, (job,)),
+        settings=PolicySettings(),
+        **given,  # type: ignore[arg-type]
+    )
+    assert seen.jobs[0].spec.mem_per_gpu_mb == asked
