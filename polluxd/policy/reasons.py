@@ -170,4 +170,5 @@ def _own_limit(obstacle: Obstacle, held: int) -> str:
         return f"measured on at most {count(measured)} so far, so at most {most} now"
     if kind == "counts":
         return f"no placement of more than {count(held)} has a count that gpu-counts allows"
-    return f"no placement of more than {count(held)} is possible on the nodes in service"
+    memory = f" with {spec.mem_per_gpu_mb} MB of memory each" if spec.mem_per_gpu_mb else ""
+    return f"no placement of more than {count(held)}{memory} is possible on the nodes in service"

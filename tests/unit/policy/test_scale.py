@@ -75,6 +75,7 @@ def test_node_counts_are_dense_at_first_and_an_eighth_apart_beyond():
             "no placement of more than 2 GPUs has a count that gpu-counts allows",
         ),
         (JobSpec(), 8, "nodes", "no placement of more than 8 GPUs is possible on the nodes in service"),
+        (JobSpec(mem_per_gpu_mb=9), 8, "nodes", "more than 8 GPUs with 9 MB of memory each is possible"),
     ],
 )
 def test_a_limit_of_the_job_s_own_is_told_as_it_is(spec, held, limit, words):
