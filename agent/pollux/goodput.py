@@ -284,13 +284,14 @@ def candidates(
     s = np.maximum(np.ceil(per_gpu / high - 1e-9) - 1.0, 0.0)
     # Without accumulation, one GPU has a single gradient, from which no noise scale can be measured.
     s = np.where((K == 1) & (wanted > m0 + 0.5) & ~rigid, np.maximum(s, 1.0), s)
-    exact = per_gpu / (s + 1.0)
-    m = np.where(rigid, np.rint(exact), np.ceil(exact - 1e-9))
-    m = np.where(rigid, m, np.maximum(m, low))
+    exact, each = per_gpu / (s + 1.0), K * (s + 1.0)
+    m = np.maximum(np.ceil(exact - 1e-9), low)
     # Beyond M_max: round down. M may then be below M0 by less than one example per GPU and pass.
-    m = np.where(~rigid & (K * m * (s + 1.0) > top), np.floor(exact + 1e-9), m)
-    feasible = (m >= low) & (m <= high) & (rigid | (K * m * (s + 1.0) <= top))
-    return m, s, feasible
+    m = np.where(each * m > top, np.floor(exact + 1e-9), m)
+    fits = each * m <= top
+    if rigid.any():
+        m, fits = np.where(rigid, np.rint(exact), m), fits | rigid
+    return m, s, (m >= low) & (m <= high) & fits
 
 
 def _optimize_chunk(

@@ -23,6 +23,11 @@ _Assign = Callable[[int, Ints], None]
 """Writes the options of some jobs, given the GPUs that they have together."""
 
 
+def owners(start: Ints) -> Ints:
+    """Return the owner's number of each option [O]; `start` delimits them."""
+    return np.repeat(np.arange(start.size - 1), start[1:] - start[:-1])
+
+
 def frontiers(gpus: Ints, value: Floats, owner: Ints) -> Ints:
     """Return the options worth having, by owner [O] and GPUs.
 
@@ -81,7 +86,7 @@ class _Tables:
 
     def __init__(self, gpus: Ints, value: Floats, start: Ints) -> None:
         self._gpus, self._value = gpus, value
-        owner = np.repeat(np.arange(start.size - 1), np.diff(start))
+        owner = owners(start)
         self._worth = frontiers(gpus, value, owner)
         self._begin = np.searchsorted(owner[self._worth], np.arange(start.size))
 

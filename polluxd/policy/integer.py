@@ -25,7 +25,7 @@ from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import csr_array, hstack, vstack
 
 from polluxd.policy.ceilings import NO_CEILING, Group
-from polluxd.policy.counts import frontiers
+from polluxd.policy.counts import frontiers, owners
 from polluxd.policy.price import Priced
 
 Floats = NDArray[np.float64]
@@ -98,7 +98,7 @@ def solve(
     jobs = start.size - 1
     if jobs == 0:
         return Priced(np.zeros(0, dtype=np.int64), 0.0, 0.0, 0.0, proven=True)
-    owner = np.repeat(np.arange(jobs), np.diff(start))
+    owner = owners(start)
     listed = _worth_having(gpus, value, start, pools)
     best = np.maximum.reduceat(value, start[:-1])
     loss = best[owner[listed]] - value[listed]
@@ -173,7 +173,7 @@ def _worth_having(gpus: Ints, value: Floats, start: Ints, pools: Pools) -> Ints:
     room = pools.of_option
     if pools.racks is not None:
         room = np.where(room < 0, -1, 3 * room + (pools.racks.nodes > 0) + pools.racks.within)
-    owner = np.repeat(np.arange(start.size - 1), np.diff(start))
+    owner = owners(start)
     kept = frontiers(gpus, value, owner * (int(room.max()) + 2) + room + 1)
     return np.union1d(kept, start[:-1])
 
@@ -284,7 +284,7 @@ def _through_core(given: _Given, problem: _Program, cost: Floats, nodes: int) ->
     relaxation has no answer.
     """
     gpus, value, start, pools, groups = given
-    owner = np.repeat(np.arange(start.size - 1), np.diff(start))
+    owner = owners(start)
     for floors in (True, False) if any(g.floor for g in groups) else (False,):
         one, limits = problem.constraints(floors=floors)
         above, below = np.isfinite(limits.ub), np.asarray(limits.lb) > 0

@@ -16,6 +16,7 @@ Harchol-Balter, 2020), the special case of equal power-law speedups.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 
 from polluxd.model import SnapshotJob
 from polluxd.policy.ceilings import Group
+from polluxd.policy.counts import owners
 from polluxd.policy.price import hull
 
 Floats = NDArray[np.float64]
@@ -125,11 +127,12 @@ def clear(offers: MarketOptions, weight: Floats, work: Floats, done: Floats, kap
         seconds = np.where(rate > 0, work / rate, np.nan)
         again = np.where(rate > 0, done / rate, 0.0)
     known = seconds[np.isfinite(seconds)]
-    usual = float(np.median(known)) if known.size else UNKNOWN
+    usual = median(known.tolist()) if known.size else UNKNOWN
     seconds = np.where(np.isfinite(seconds), seconds, np.maximum(again, usual))
     cost = weight + kappa * _tail(seconds)
-    price, _ = side.clear(cost, _unfinished(seconds, cost), _DECIDED)
-    return Market(price, side.worth(cost, _unfinished(seconds, cost), price), seconds)
+    unfinished = _unfinished(seconds, cost)
+    price, _ = side.clear(cost, unfinished, _DECIDED)
+    return Market(price, side.worth(cost, unfinished, price), seconds)
 
 
 def _tail(seconds: Floats) -> Floats:
@@ -156,9 +159,8 @@ class _OneType:
 
     def __init__(self, offers: MarketOptions) -> None:
         start, jobs = offers.start, offers.start.size - 1
-        job_of = np.repeat(np.arange(jobs), np.diff(start))
-        points = np.flatnonzero(hull(offers.gpus, offers.goodput, start))
-        points = points[np.lexsort((offers.gpus[points], job_of[points]))]
+        job_of = owners(start)
+        points = hull(offers.gpus, offers.goodput, job_of)
         owner = job_of[points]
         self._first = np.searchsorted(owner, np.arange(jobs))
         self._vertex = np.arange(owner.size) - self._first[owner]
@@ -217,8 +219,7 @@ class _Types:
 
     def __init__(self, offers: MarketOptions) -> None:
         self._offers = offers
-        jobs = offers.start.size - 1
-        self._owner = np.repeat(np.arange(jobs), np.diff(offers.start))
+        self._owner = owners(offers.start)
         self._kind = np.where(offers.gpus > 0, offers.kind, -1)
         self._inverse = np.where(offers.goodput > 0, 1.0 / np.maximum(offers.goodput, 1e-300), np.inf)
 

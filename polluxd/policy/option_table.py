@@ -18,6 +18,7 @@ from polluxd.model import SnapshotJob
 from polluxd.policy import fairness, market, objective
 from polluxd.policy.cache import Cache
 from polluxd.policy.ceilings import Group, groups
+from polluxd.policy.counts import owners
 from polluxd.policy.domains import Domain
 from polluxd.policy.feasible import is_pinned, why_no_batch
 from polluxd.policy.layout import Layout
@@ -91,7 +92,7 @@ class OptionTable:
     @cached_property
     def owner(self) -> Ints:
         """[O]: the job's number."""
-        return np.repeat(np.arange(len(self.jobs)), np.diff(self.start))
+        return owners(self.start)
 
     @cached_property
     def value(self) -> Floats:

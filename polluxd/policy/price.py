@@ -21,11 +21,10 @@ from numpy.typing import NDArray
 
 from polluxd.policy import counts
 from polluxd.policy.ceilings import Group, nested, of_job
-from polluxd.policy.counts import frontiers
+from polluxd.policy.counts import frontiers, owners
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 CORE_JOBS = 96
 """Jobs at the margin that are solved exactly."""
@@ -55,14 +54,12 @@ class Priced(NamedTuple):
     """[O]: no choice that has the option has a larger total; None: not known."""
 
 
-def hull(gpus: Ints, value: Floats, start: Ints) -> Bools:
-    """Return which options [O] lie on their job's upper concave hull.
+def hull(gpus: Ints, value: Floats, owner: Ints) -> Ints:
+    """Return the options on their job's upper concave hull, by job and GPUs.
 
-    The hull is of (GPUs, value), from the option of no GPUs on.
-
-    Options of a job need not be sorted. Of equal points, the first is kept.
+    The hull is of (GPUs, value), from the option of no GPUs on. Options of a job (`owner` [O]) need not be sorted. Of
+    equal points, the first is kept.
     """
-    owner = np.repeat(np.arange(start.size - 1), np.diff(start))
     left = frontiers(gpus, value, owner)
     k, v, j = gpus[left].astype(np.float64), value[left], owner[left]
     while left.size > 2:
@@ -78,9 +75,7 @@ def hull(gpus: Ints, value: Floats, start: Ints) -> Bools:
         kept = np.ones(left.size, dtype=np.bool_)
         kept[1:-1] = ~bad
         left, k, v, j = left[kept], k[kept], v[kept], j[kept]
-    on = np.zeros(gpus.size, dtype=np.bool_)
-    on[left] = True
-    return on
+    return left
 
 
 def solve(gpus: Ints, value: Floats, start: Ints, capacity: int, groups: Sequence[Group] = ()) -> Priced:
@@ -94,10 +89,8 @@ def solve(gpus: Ints, value: Floats, start: Ints, capacity: int, groups: Sequenc
     jobs = start.size - 1
     if jobs == 0:
         return Priced(np.zeros(0, dtype=np.int64), 0.0, 0.0, 0.0)
-    points = np.flatnonzero(hull(gpus, value, start))
-    job_of = np.repeat(np.arange(jobs), np.diff(start))
-    order = np.lexsort((gpus[points], job_of[points]))
-    points = points[order]
+    job_of = owners(start)
+    points = hull(gpus, value, job_of)
     owner = job_of[points]
     step = np.flatnonzero(owner[1:] == owner[:-1]) + 1
     run = gpus[points[step]] - gpus[points[step - 1]]

@@ -199,8 +199,12 @@ class _Engine:
         if self._scenario.interference > 0:
             spread = Counter(node for job in active if len(job.seats) > 1 for node, _ in job.seats)
             slow = {node for node, jobs in spread.items() if jobs > 1}
+        if not slow and not self._borrowers:
+            for job in active:
+                job.advance(self._now, seconds)
+            return
         for job in active:
-            hit = bool(slow) and len(job.seats) > 1 and any(node in slow for node, _ in job.seats)
+            hit = len(job.seats) > 1 and any(node in slow for node, _ in job.seats)
             speed = (1.0 - self._scenario.interference if hit else 1.0) * self._borrowers.get(job.number, 1.0)
             job.advance(self._now, seconds, 1.0 - speed)
 

@@ -77,11 +77,10 @@ def test_larger_than_the_core_stays_within_a_tenth_of_a_percent(jobs, capacity):
 def test_hull_is_concave_and_holds_every_supported_option():
     for seed in range(50):
         gpus, value, start = instance(5, 40, seed, noise=0.5)
-        on = price.hull(gpus, value, start)
+        owner = counts.owners(start)
+        on = price.hull(gpus, value, owner)
         for j in range(5):
-            own = np.arange(start[j], start[j + 1])
-            points = own[on[own]]
-            points = points[np.argsort(gpus[points])]
+            own, points = np.flatnonzero(owner == j), on[owner[on] == j]
             slopes = np.diff(value[points]) / np.diff(gpus[points])
             assert np.all(slopes > 0)
             assert np.all(np.diff(slopes) <= 1e-12)
