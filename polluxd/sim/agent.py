@@ -176,7 +176,8 @@ class _Profile:
         self.nodes = 0
         self._kinds = 0
         self._batches: set[int] = set()
-        self._stale = False
+        self.stale = False
+        """Its measurements ask for a new fit."""
         self._settled = False
         """No term was freed since the last fit."""
         self._fitted_at = float("-inf")
@@ -188,7 +189,7 @@ class _Profile:
         self.prior = left
         self._settled = False
         if self.rows:
-            self._stale = True
+            self.stale = True
         else:
             self.params, self._kinds = left.params, left.kinds
 
@@ -201,14 +202,14 @@ class _Profile:
         new |= self.prior is None and m not in self._batches and len(self._batches) < 2
         new |= self.prior is not None and gpus > max(self.prior.gpus, self.gpus)
         self._settled &= not new
-        self._stale |= new or self.params is None or not foretold(self.params, row)
+        self.stale |= new or self.params is None or not foretold(self.params, row)
         self._kinds |= kinds(nodes, gpus, racks)
         self._batches.add(m)
         self.gpus, self.nodes = max(self.gpus, gpus), max(self.nodes, nodes)
 
     def due(self, now: float, apart: float) -> bool:
-        """Whether a new fit is to be made."""
-        return self._stale and (self.params is None or now - self._fitted_at >= apart)
+        """Whether the next fit may be made: the first at once."""
+        return self.params is None or now - self._fitted_at >= apart
 
     def fit(self, now: float) -> Remembered:
         """Make the fit; return what it leaves to later runs."""
@@ -218,7 +219,7 @@ class _Profile:
         self.params = fitted(
             tuple(self.rows.values()), None if self.prior is None else self.prior.params, start
         )
-        self._stale, self._settled = False, True
+        self.stale, self._settled = False, True
         return Remembered(self.params, self.gpus, self.nodes, self._kinds)
 
 
@@ -318,7 +319,7 @@ class Agent:
         profile = self._profiles.get(gpu_type)
         if profile is None:
             return None
-        if profile.due(self.now, self._apart):
+        if profile.stale and profile.due(self.now, self._apart):
             left = profile.fit(self.now)
             if self._memory is not None:
                 self._memory.leave(gpu_type, left)

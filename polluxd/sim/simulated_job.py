@@ -79,7 +79,10 @@ class SimulatedJob:
         """GPU-seconds of training, times the statistical efficiency then."""
         self.trained_seconds = 0.0
         self.held_at: float | None = None
+        self._epochs = app.epochs
         self._end = app.progress(app.epochs)
+        self._goal = app.progress(1)
+        """Progress at which the present epoch ends."""
         self._declared = scenario.declared(submission.name)
         self._batch = (0, 0)
         self._rate: float | None = None
@@ -199,19 +202,18 @@ class SimulatedJob:
             if self._rate is None:
                 self._rate = self._measure()
             rate = self._rate * (1.0 - slowdown)
-            goal = self.app.progress(self.epoch + 1)
-            if self.progress + rate * left < goal:
+            if self.progress + rate * left < self._goal:
                 self.progress += rate * left
                 spent = left
             else:
-                spent = min(max((goal - self.progress) / rate, 0.0), left)
-                self.progress = goal
+                spent = min(max((self._goal - self.progress) / rate, 0.0), left)
+                self.progress = self._goal
                 self.epoch += 1
             self.gpu_seconds += spent * gpus
             self.trained_seconds += spent * gpus
             self.efficient_seconds += spent * gpus * self.efficiency
             left -= spent
-            if self.epoch >= self.app.epochs:
+            if self.epoch >= self._epochs:
                 self.ended_at = now + seconds - left
                 self.seats, self.gpus = (), 0
                 return
@@ -222,5 +224,6 @@ class SimulatedJob:
         known = (self.epoch, self.agent.params if self.batch_size is None else None)
         if known != self._chosen_for:
             self._chosen_for = known
+            self._goal = self.app.progress(self.epoch + 1)
             self._rate = None
             self._choose()
