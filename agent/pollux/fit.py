@@ -49,11 +49,15 @@ _DAMPING, _LEAST_DAMPING = 1e-2, 1e-8  # of the search: at its start, and after 
 _HELD = 1e15  # damping of a parameter that stays at its bound
 _FAR = 3.0  # the longest step, in each logarithm
 _SIZE = 9
-_DIAGONAL = np.diag_indices(_SIZE)
 _GAMMA = 6
 _PAIRS = ((2, 3), (4, 5), (7, 8))
 """Indices of alpha and beta of synchronisation in theta, by the placement's reach: node, nodes, racks."""
 _ALPHAS, _BETAS = (np.array(column) for column in zip(*_PAIRS, strict=True))
+_LOWER, _UPPER = (
+    np.array([*[math.log(end)] * _GAMMA, gamma, *[math.log(end)] * 2])
+    for end, gamma in zip((SMALLEST, LARGEST), GAMMA_RANGE, strict=True)
+)
+_TINY = np.finfo(np.float64).tiny
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +116,13 @@ def fit(
         # On one GPU gamma has no effect.
         gammas = _GAMMA_STARTS if data.reach.size else _GAMMA_STARTS[:1]
         starts = [_start(data, earlier, news, gamma) for gamma in gammas]
-    lower, upper = np.full(_SIZE, np.log(SMALLEST)), np.full(_SIZE, np.log(LARGEST))
-    lower[_GAMMA], upper[_GAMMA] = GAMMA_RANGE
 
     def objective(x: Floats) -> tuple[float, Floats, Floats]:
         value, slope, curvature = loss(base + tie @ x, data, pulled_to)
         return value, tie.T @ slope, tie.T @ curvature @ tie
 
     def search(start: Floats, within: float) -> tuple[float, Floats]:
-        return _descend(objective, start, lower[free], upper[free], within)
+        return _descend(objective, start, _LOWER[free], _UPPER[free], within)
 
     # A rough search from each start, then an exact one from the better end: an exact search from each costs more.
     rough = max(tolerance, _ROUGH) if len(starts) > 1 else tolerance
@@ -128,7 +130,7 @@ def fit(
     if tolerance < rough and np.isfinite(value):
         value, found = search(found, tolerance)
     best = base + tie @ found if np.isfinite(value) else starts[0]
-    return _finish(np.minimum(np.maximum(best, lower), upper), data, prior)
+    return _finish(np.minimum(np.maximum(best, _LOWER), _UPPER), data, prior)
 
 
 def clean_measurements(
@@ -146,17 +148,16 @@ def clean_measurements(
     n, k, batch, accum, optim, weight, spans = given
     sound = np.isfinite(optim) & (optim > 0) & np.isfinite(weight) & (weight > 0)
     sound &= (n >= 1) & (k >= n) & (batch >= 1) & np.isfinite(batch)
-    if not np.any(sound):
+    if not sound.any():
         raise ValueError("expected at least one positive, finite step time to fit, got none")
-    rows = np.flatnonzero(sound)
-    rows = rows[np.argsort(k[rows] >= 2, kind="stable")]
-    n, k, batch, accum, optim, weight, spans = (a[rows] for a in (n, k, batch, accum, optim, weight, spans))
+    rows = np.concatenate([np.flatnonzero(sound & (k < 2)), np.flatnonzero(sound & (k >= 2))])
+    n, k, batch, accum, optim, weight, spans = (a[rows] for a in given)
     seen = np.isfinite(accum) & (accum > 0)
     # On one GPU a step is a local pass, so its time measures the local pass.
     grad = np.where(seen, accum, np.where(k < 2, optim, 1.0))
     seen |= k < 2
-    weights = np.stack([np.where(seen, weight, 0.0), weight])
-    single = int(np.sum(k < 2))
+    weights = np.array([np.where(seen, weight, 0.0), weight])
+    single = int(np.count_nonzero(k < 2))
     reach = np.where(n < 2, 0, np.where(spans < 2, 1, 2))[single:]
     return _Data(
         m=batch,
@@ -166,8 +167,8 @@ def clean_measurements(
         beta=_BETAS[reach],
         beyond=k[single:] - 2.0,
         grad_seen=seen,
-        logs=np.log(np.stack([np.where(seen, grad, 1.0), optim])),
-        weights=weights / np.maximum(weights.sum(axis=1, keepdims=True), np.finfo(float).tiny),
+        logs=np.log(np.array([np.where(seen, grad, 1.0), optim])),
+        weights=weights / np.maximum(weights.sum(axis=1, keepdims=True), _TINY),
     )
 
 
@@ -233,7 +234,7 @@ def _start(data: _Data, prior: Floats | None, news: NDArray[np.bool_], gamma: fl
     log_grad, log_step = data.logs
     times = np.exp(np.where(data.grad_seen, log_grad, log_step - np.log(2.0)))
     root = np.sqrt(np.where(data.grad_seen, 1.0, 1e-3) * data.weights[1]) / times
-    system = np.stack([root, root * data.m], axis=1)
+    system = np.array([root, root * data.m]).T
     (alpha, beta), _ = nnls(system, root * times)
     shortest = float(times.min())
     # A term at zero has no slope in the logarithm: start it at a small value.
@@ -243,9 +244,9 @@ def _start(data: _Data, prior: Floats | None, news: NDArray[np.bool_], gamma: fl
     start = np.array([alpha, beta, 1.0, 1.0, 1.0, 1.0, gamma, 1.0, 1.0])
     for reach, (first, second) in enumerate(_PAIRS):
         rows = data.reach == reach
-        if np.any(rows):
+        if rows.any():
             k, t = data.beyond[rows], rest[rows]
-            (a, b), _ = nnls(np.stack([1.0 / t, k / t], axis=1), np.ones_like(t))
+            (a, b), _ = nnls(np.array([1.0 / t, k / t]).T, np.ones_like(t))
             start[first] = max(a, 0.1 * float(t.min()))
             start[second] = max(b, 0.01 * float(t.min()))
     logs: Floats = np.log(np.clip(start, SMALLEST, LARGEST))
@@ -279,8 +280,9 @@ def loss(u: Floats, data: _Data, prior: Floats | None) -> tuple[float, Floats, F
     share = 1.0 / (1.0 + powers)
     many *= share[:, None]
     rest = 1.0 - share
-    many[row, data.alpha] = rest * alpha / sync
-    many[row, data.beta] = rest - rest * alpha / sync
+    fixed = rest * alpha / sync
+    many[row, data.alpha] = fixed
+    many[row, data.beta] = rest - fixed
     many[:, _GAMMA] = (rest * slower - longer) / gamma
 
     off = logs - data.logs
@@ -300,9 +302,9 @@ def loss(u: Floats, data: _Data, prior: Floats | None) -> tuple[float, Floats, F
         pairs = tuple(pair for pair in _PAIRS if news[pair[0]])
         value += PRIOR_PULL * float(off @ off)
         slope += 2 * PRIOR_PULL * off
-        curvature[_DIAGONAL] += 2 * PRIOR_PULL * ~news
+        curvature.flat[:: _SIZE + 1] += 2 * PRIOR_PULL * ~news
     for first, second in pairs:
-        ratio = RATIO_PULL * math.exp(2.0 * (u[second] - u[first]))
+        ratio = RATIO_PULL * math.exp(2.0 * float(u[second] - u[first]))
         value += ratio
         slope[first] -= 2 * ratio
         slope[second] += 2 * ratio
@@ -325,11 +327,11 @@ def _descend(
     """
     at = np.minimum(np.maximum(at, lower), upper)
     value, slope, curvature = objective(at)
-    damping, diagonal = _DAMPING, np.arange(at.size)
+    damping = _DAMPING
     for _ in range(_STEPS):
         held = ((at <= lower) & (slope > 0)) | ((at >= upper) & (slope < 0))
         damped = curvature.copy()
-        damped[diagonal, diagonal] += np.where(held, _HELD, damping) * (1.0 + curvature.diagonal())
+        damped.flat[:: at.size + 1] += np.where(held, _HELD, damping) * (1.0 + curvature.diagonal())
         _, step, fault = dposv(damped, -slope)  # of a positive definite system
         if fault:
             damping *= 10
@@ -354,13 +356,13 @@ def _finish(u: Floats, data: _Data, prior: ThroughputParams | None) -> Throughpu
 
     What an earlier run measured stays: a bad measurement on one node would otherwise keep the job there.
     """
-    theta = [max(float(x), SMALLEST) for x in np.exp(u)]
+    theta = [max(x, SMALLEST) for x in np.exp(u).tolist()]
     theta[_GAMMA] = float(u[_GAMMA])
-    known = np.any(data.reach == 1) or (prior is not None and prior.alpha_node >= UNMEASURED)
+    known = (data.reach == 1).any() or (prior is not None and prior.alpha_node >= UNMEASURED)
     if data.reach.size and not known:
         for local, node in ((2, 4), (3, 5)):
             theta[node] = max(theta[node] if prior is not None else 0.0, NODE_FACTOR * theta[local])
-    if not np.any(data.reach == 2):
+    if not (data.reach == 2).any():
         found = ThroughputParams(*theta[:7])
         return (
             found if prior is None else found._replace(alpha_rack=prior.alpha_rack, beta_rack=prior.beta_rack)
