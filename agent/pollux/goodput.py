@@ -281,17 +281,17 @@ def candidates(
     first = np.maximum(m0, np.where(rigid, 0.0, np.minimum(K * low, top)))
     wanted = first * (top / first) ** np.linspace(0.0, 1.0, points) if points > 1 else first
     per_gpu = wanted / K
-    s = np.maximum(np.ceil(per_gpu / high - 1e-9) - 1.0, 0.0)
     # Without accumulation, one GPU has a single gradient, from which no noise scale can be measured.
-    s = np.where((K == 1) & (wanted > m0 + 0.5) & ~rigid, np.maximum(s, 1.0), s)
-    exact, each = per_gpu / (s + 1.0), K * (s + 1.0)
+    least = ((K == 1) & ~rigid) & (wanted > m0 + 0.5)
+    passes = np.maximum(np.ceil(per_gpu / high - 1e-9), least + 1.0)
+    exact, each = per_gpu / passes, K * passes
     m = np.maximum(np.ceil(exact - 1e-9), low)
     # Beyond M_max: round down. M may then be below M0 by less than one example per GPU and pass.
     m = np.where(each * m > top, np.floor(exact + 1e-9), m)
     fits = each * m <= top
     if rigid.any():
         m, fits = np.where(rigid, np.rint(exact), m), fits | rigid
-    return m, s, (m >= low) & (m <= high) & fits
+    return m, passes - 1.0, (m >= low) & (m <= high) & fits
 
 
 def _optimize_chunk(
