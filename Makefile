@@ -162,6 +162,9 @@ bench-realloc-large: setup ## resizes in place of MB (256) of state on RANKS (8)
 bench-sim: setup ## the paper's evaluation replayed (minutes); then tests/benchmarks/simulator.md
 	@PYTHONPATH=.:agent $(PYTHON) -m tests.benchmarks.simulator
 
+bench-sim-cpu: setup ## CPU seconds of one `polluxctl simulate` of 160 jobs (half a minute); the last section of tests/benchmarks/simulator.md
+	@PYTHONPATH=.:agent $(PYTHON) -m tests.benchmarks.simulator_cpu
+
 bench-sim-week: setup ## a week of 5,000 jobs on 2,048 GPUs (half an hour at most); then tests/benchmarks/simulator_week.md
 	@PYTHONPATH=.:agent $(PYTHON) tests/benchmarks/simulator_week.py
 

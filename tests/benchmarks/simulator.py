@@ -24,6 +24,7 @@ from polluxd.sim.cluster import Cloud, NodeGroup, Scenario
 from polluxd.sim.move_costs import MoveCosts
 from polluxd.sim.policies import POLICIES
 from polluxd.sim.policy_knowledge import Knowledge
+from tests.benchmarks import simulator_cpu
 from tests.benchmarks.simulator_runs import Bench, load, rows_of
 from tests.benchmarks.simulator_tables import HEAD, MEASURES, Of, Pairs, averages, change, interval, table
 
@@ -329,6 +330,8 @@ Simplifications of each rival stand in its module under `polluxd/sim/policies/`.
 alone on 1/contention of the cluster with its batch size tuned in every epoch, which is stricter than most papers take
 it: few reach 1 under load. Decision times are wall-clock, on a machine shared with other work. At another scale:
 `make bench-sim-week`, 5,000 jobs on 2,048 GPUs.
+
+{simulator_cpu.section(bench.data) if bounds else "Left out of this page (`--no-bounds`): the CPU of one command."}
 """
 
 
@@ -339,7 +342,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=36_000.0, help="no run is begun after that")
     parser.add_argument("--at-once", type=int, default=1, help="runs made at once, a process each")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"))
-    parser.add_argument("--no-bounds", action="store_true", help="spare the minute that the bounds take")
+    parser.add_argument("--no-bounds", action="store_true", help="spare the minutes of bounds and CPU")
     asked = parser.parse_args()
     bench = Bench(asked.data, ROOT / "bench-out" / "simulator.json")
     ask(bench)
