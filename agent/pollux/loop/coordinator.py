@@ -10,6 +10,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -125,7 +126,7 @@ class Coordinator:
         self.checkpointer.begin_training()
         self.endings.begin()
         if self._steps:
-            self.poll()  # an order may have come since the last step
+            self.poll(resizes=True)  # an order may have come since the last step
         self.training.pause()
 
     # -- between two steps ------------------------------------------------------------------------------------
@@ -201,12 +202,18 @@ class Coordinator:
         self.endings.lead()
         self.on_lead()
 
-    def poll(self) -> None:
-        """Act on what rank 0 has decided by now, at once and on all ranks."""
-        decisions = self._or_mend(lambda: (self.exchange.take(), self.exchange.agree(self._decide())))
-        for decision in decisions or ():
-            if decision is not None:
-                self._act(decision, resizes=False)
+    def poll(self, *, resizes: bool = False) -> None:
+        """Act on what rank 0 has decided by now, at once and on all ranks.
+
+        `resizes`: ranks may leave and come here. Not so in an evaluation.
+        """
+        found = self._or_mend(lambda: (self.exchange.take(), self.exchange.agree(self._decide())))
+        move = 0
+        for decision in filter(None, found or ()):
+            move = move or decision.resize
+            self._act(replace(decision, resize=0))
+        if move:
+            self._resize(move) if resizes else self.resizer.put_off()
 
     def _decide(self) -> Decision:
         """What rank 0 wants of all; the other ranks' answer is not used."""
@@ -253,11 +260,8 @@ class Coordinator:
             return 0, asks
         return move, False
 
-    def _act(self, decision: Decision, *, resizes: bool = True) -> None:
-        """`resizes`: a step has just ended, where ranks may leave and come.
-
-        Not so in an evaluation.
-        """
+    def _act(self, decision: Decision) -> None:
+        """Follow rank 0, on every rank after the same step."""
         training = self.training
         noise = list(decision.noise)
         read_every = 1 + round(
@@ -284,10 +288,8 @@ class Coordinator:
             if decision.move:
                 self._drain(decision.move, seconds)
             training.pause()
-        if decision.resize and resizes:
+        if decision.resize:
             self._resize(decision.resize)
-        elif decision.resize:
-            self.resizer.put_off()
 
     def _drain(self, move: int, seconds: float | None) -> None:
         bound = self.training.data.bound

@@ -158,6 +158,8 @@ def data() -> TensorDataset:
 class Training:
     """A training with every kind of state that a script can have."""
 
+    batch, per_gpu = 24, (1, 12)
+
     def __init__(self, directory: Path) -> None:
         torch.manual_seed(0)
         self.network = self.make()
@@ -178,7 +180,7 @@ class Training:
         self.model = self.job.model  # as a script keeps it
         self.line = Line()
         self.job.coordinator.line.connect(self.line)
-        self.loader = self.job.loader(data(), 24, per_gpu=(1, 12))
+        self.loader = self.job.loader(data(), self.batch, per_gpu=self.per_gpu)
         self.used: list[tuple[int, int]] = []
         self.worlds: list[tuple[int, int]] = []
         """(optimizer step, ranks) where the number of ranks was new."""

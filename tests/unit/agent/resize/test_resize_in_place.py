@@ -174,6 +174,24 @@ def accumulate(directory: Path, orders: list[dict[str, Any]]) -> dict[str, Any]:
     return follow(directory, orders, len(orders), ByHand(directory))
 
 
+class Whole(Training):
+    """A training whose epochs have one step."""
+
+    batch, per_gpu = EXAMPLES, (1, EXAMPLES)
+
+
+def follow_whole(directory: Path, orders: list[dict[str, Any]]) -> dict[str, Any]:
+    return follow(directory, orders, len(orders), Whole(directory))
+
+
+def test_epochs_of_one_step_are_resized_between_them(stage: Stage, tmp_path: Path) -> None:
+    orders = [order(71, "n1 n2 n3", "grow"), order(72, "n1", "shrink")]
+    stage.start(["n1", "n2"], follow_whole, tmp_path, orders)
+    found = stage.results(["n3"], follow_whole, tmp_path, orders)
+    assert [size for _, size in found["n1"]["worlds"]] == [2, 3, 1]
+    assert_each_sample_once(found)
+
+
 def test_a_rank_that_comes_in_measures_the_users_own_accumulation_when_the_others_do(
     stage: Stage, tmp_path: Path
 ) -> None:
