@@ -92,7 +92,7 @@ def desired_nodes(
     def at(size: int) -> float:
         if size not in known:
             resized = _resized(snapshot, size, template)
-            known[size] = utility(resized, decide(resized))
+            known[size] = utility(resized, decide(resized, explained=False))
         return known[size]
 
     start = min(max(present, least), most)

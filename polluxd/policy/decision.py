@@ -5,14 +5,15 @@ Every allocation has its reason. No I/O, no clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polluxd.model import NO_PLACEMENT, Allocation, Plan, Snapshot
+from polluxd.explanation import Explanation
+from polluxd.model import NO_PLACEMENT, Allocation, Placement, Plan, Snapshot
 from polluxd.policy import (
     assignment,
     certificate,
@@ -35,6 +36,7 @@ from polluxd.policy.shrink_nodes import leave_right_nodes
 from polluxd.settings import PolicySettings
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 CLOSE = 1e-4
@@ -59,26 +61,29 @@ class _Solved:
     """Of a GPU, by type; empty where the objective has no price."""
 
 
-def decide(snapshot: Snapshot, *, cache: Cache | None = None) -> Plan:
+def decide(snapshot: Snapshot, *, cache: Cache | None = None, explained: bool = True) -> Plan:
     """The plan of largest fitness that was found, with a proven bound.
 
     Deterministic: the same snapshot gives the same plan, bit for bit, in whatever order nodes and jobs come. Every
-    job of the snapshot has an allocation, in order of job id, if only of nothing, with the reason. A `cache` kept from
-    one decision to the next saves time and changes nothing else.
+    job of the snapshot has an allocation, in order of job id, if only of nothing, with the reason; without reasons and
+    explanations unless `explained`. A `cache` kept from one decision to the next saves time and changes nothing else.
     """
     cache = Cache() if cache is None else cache
     cache.begin({job.job_id for job in snapshot.jobs})
     snapshot, doubts = cache.believable(snapshot)
     snapshot = divided(snapshot)
     mean = fairness.mean_weight(snapshot)
-    solved = [_solve(domain, snapshot.settings, mean, cache) for domain in split(snapshot)]
+    solved = [
+        _solve(domain, snapshot.settings, mean, cache, explained=explained) for domain in split(snapshot)
+    ]
     allocations = sorted((a for part in solved for a in part.allocations), key=attrgetter("job_id"))
     if doubts:
         allocations = [
             replace(a, reason=f"{a.reason}; {doubts[a.job_id]}") if a.job_id in doubts else a
             for a in allocations
         ]
-    allocations = remarks.add(snapshot, allocations)
+    if explained:
+        allocations = remarks.add(snapshot, allocations)
     empty, power = np.zeros(0), objective.summed_power(snapshot.settings)
     weight = np.concatenate([empty, *(part.weight for part in solved)])
     if objective.is_priced(snapshot.settings):
@@ -107,7 +112,9 @@ def _dearest(solved: Iterable[_Solved]) -> dict[str, float]:
     return found or {"": 0.0}
 
 
-def _solve(domain: Domain, settings: PolicySettings, mean_weight: float, cache: Cache) -> _Solved:
+def _solve(
+    domain: Domain, settings: PolicySettings, mean_weight: float, cache: Cache, *, explained: bool
+) -> _Solved:
     table = build(domain, settings, mean_weight, cache)
     absent = [
         Allocation(job.job_id, NO_PLACEMENT, 0.0, 0.0, 0, bool(job.placement), reason)
@@ -136,11 +143,12 @@ def _solve(domain: Domain, settings: PolicySettings, mean_weight: float, cache: 
     leave_right_nodes(packing)
     # The starvation bound orders plans before the objective does: it is no part of either side of the gap.
     moved = packing.moved()
-    explainer = Explainer(seating, moved, rule=settings.gpu_counts)
-    idle = float(table.penalty[explainer.held == 0].sum())
-    x = table.x(explainer.option, moved)
+    option = np.array(seating.option, dtype=np.int64)
+    idle = float(table.penalty[table.gpus[option] == 0].sum())
+    x = table.x(option, moved)
+    explainer = Explainer(seating, moved, rule=settings.gpu_counts) if explained else None
     return _Solved(
-        absent + _allocations(seating, moved, explainer),
+        absent + _allocations(seating, moved, option, explainer),
         x,
         table.weight,
         choice.solver,
@@ -180,43 +188,27 @@ def _short(seating: Seating, bound: float) -> bool:
     return seating.total() < bound - CLOSE * abs(bound)
 
 
-def _allocations(seating: Seating, moved: Bools, explainer: Explainer) -> list[Allocation]:
-    """Every job's allocation with its reason, in the table's order."""
+def _allocations(
+    seating: Seating, moved: Bools, option: Ints, explainer: Explainer | None
+) -> list[Allocation]:
+    """Every job's allocation, in the table's order; with its reason if explained."""
     table, packing = seating.table, seating.packing
-    option = explainer.option
-    pinned = seating.pinned
-    explained = explainer.all()
+    # A pinned job may hold nodes that are no longer known here; what it holds is not ours to edit.
+    moves = moved & ~table.pinned
+    places = [packing.placement(j) if moves[j] else job.placement for j, job in enumerate(table.jobs)]
+    words: list[tuple[str, Explanation | None]] = (
+        [("", None)] * len(places) if explainer is None else _words(seating, places, option, explainer)
+    )
     found: list[Allocation] = []
-    for j, (job, moves, goodput, speedup, batch, before, explanation) in enumerate(
-        zip(
-            table.jobs,
-            moved.tolist(),
-            table.goodput[option].tolist(),
-            table.speedup[option].tolist(),
-            table.batch_size[option].tolist(),
-            explainer.goodput_before.tolist(),
-            explained,
-            strict=True,
-        )
+    for job, place, goodput, speedup, batch, (reason, explanation) in zip(
+        table.jobs,
+        places,
+        table.goodput[option].tolist(),
+        table.speedup[option].tolist(),
+        table.batch_size[option].tolist(),
+        words,
+        strict=True,
     ):
-        # A pinned job may hold nodes that are no longer known here; what it holds is not ours to edit.
-        now = job.placement
-        place = packing.placement(j) if moves and not pinned[j] else now
-        if pinned[j]:
-            reason = reasons.of_pinned(job)
-        else:
-            said = reasons.Said(
-                now,
-                place,
-                job.started,
-                speedup,
-                goodput,
-                before,
-                explainer.obstacle(j, explanation),
-                explanation.next_gpus or 0,
-                explanation.next_goodput,
-            )
-            reason = reasons.of(said)
         held = bool(place.nodes)
         found.append(
             Allocation(
@@ -225,9 +217,37 @@ def _allocations(seating: Seating, moved: Bools, explainer: Explainer) -> list[A
                 goodput if held else 0.0,
                 speedup if held else 0.0,
                 batch if held else 0,
-                place is not now and place != now,
+                place is not job.placement and place != job.placement,
                 reason,
                 explanation,
             )
         )
+    return found
+
+
+def _words(
+    seating: Seating, places: Sequence[Placement], option: Ints, explainer: Explainer
+) -> list[tuple[str, Explanation | None]]:
+    """Return each job's reason and explanation."""
+    table, found = seating.table, list[tuple[str, Explanation | None]]()
+    pinned, goodput, speedup = (
+        values.tolist() for values in (table.pinned, table.goodput[option], table.speedup[option])
+    )
+    before = explainer.goodput_before.tolist()
+    for j, (job, place, explanation) in enumerate(zip(table.jobs, places, explainer.all(), strict=True)):
+        if pinned[j]:
+            found.append((reasons.of_pinned(job), explanation))
+            continue
+        said = reasons.Said(
+            job.placement,
+            place,
+            job.started,
+            speedup[j],
+            goodput[j],
+            before[j],
+            explainer.obstacle(j, explanation),
+            explanation.next_gpus or 0,
+            explanation.next_goodput,
+        )
+        found.append((reasons.of(said), explanation))
     return found

@@ -63,9 +63,9 @@ def test_a_type_has_its_own_times_or_a_stated_speed(apps, tmp_path):
 def test_the_daemons_policy_knows_a_type_before_a_job_was_measured_there(apps, monkeypatch, told, ratio):
     seen = []
 
-    def watched(snapshot, *, cache):
+    def watched(snapshot, *, cache, explained):
         seen.extend(job.report for job in snapshot.jobs if job.report is not None)
-        return decide(snapshot, cache=cache)
+        return decide(snapshot, cache=cache, explained=explained)
 
     monkeypatch.setattr("polluxd.sim.policies.pollux.decide", watched)
     scenario = replace(MIXED, pollux=Knowledge(gpu_speeds=told))

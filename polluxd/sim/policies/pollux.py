@@ -63,7 +63,7 @@ class Pollux:
 
     def decide(self, view: View) -> Mapping[int, Seats]:
         jobs = tuple(self._job(job, view) for job in view.jobs)
-        plan = decide(snapshots.snapshot(view, jobs, self.settings), cache=self._cache)
+        plan = decide(snapshots.snapshot(view, jobs, self.settings), cache=self._cache, explained=False)
         return snapshots.plan_seats(plan, {job.number: job for job in view.jobs})
 
     def nodes_wanted(self, view: View) -> int:

@@ -5,6 +5,8 @@ No job moves without a gain, no pinned job moves, and all jobs leave nodes that 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
@@ -41,6 +43,16 @@ def test_pinned_and_not_preemptible_jobs_keep_theirs_even_on_a_drained_node():
     assert "move in flight" in plan.of(1).reason
     assert "not preemptible" in plan.of(2).reason
     assert "cooldown" in plan.of(3).reason
+
+
+def test_a_plan_without_explanations_is_the_same_plan():
+    jobs = [running(1, ["n000"], 4, report=report()), job(2), job(3, report=report(), pinned=True)]
+    told, silent = (decide(snapshot(nodes(3), jobs), explained=said) for said in (True, False))
+    assert all(a.reason and a.explanation for a in told.allocations)
+    assert not any(a.explanation for a in silent.allocations)
+    unsaid = [replace(a, reason="", explanation=None) for a in told.allocations]
+    assert [replace(a, reason="") for a in silent.allocations] == unsaid
+    assert replace(silent, allocations=()) == replace(told, allocations=())
 
 
 def test_jobs_leave_drained_nodes_and_shared_nodes_lend_what_others_left():
