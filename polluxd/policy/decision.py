@@ -191,7 +191,10 @@ def _short(seating: Seating, bound: float) -> bool:
 def _allocations(
     seating: Seating, moved: Bools, option: Ints, explainer: Explainer | None
 ) -> list[Allocation]:
-    """Every job's allocation, in the table's order; with its reason if explained."""
+    """Every job's allocation, in the table's order.
+
+    With an explainer, each has its reason.
+    """
     table, packing = seating.table, seating.packing
     # A pinned job may hold nodes that are no longer known here; what it holds is not ours to edit.
     moves = moved & ~table.pinned
