@@ -137,7 +137,7 @@ class Job:
         at_first = initial_choice(limits, world.nodes, world.size, adaptive=training.adaptive)
         data = elastic_loader(
             dataset,
-            training.share(at_first.local_batch),
+            training.rank_share(at_first.local_batch),
             batch_size=batch_size,
             seed=self._attempt.seed,
             **options,

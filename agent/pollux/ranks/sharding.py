@@ -132,13 +132,13 @@ def clip_norm(params: Sequence[Tensor], limit: float) -> None:
     if len(by_mesh) < 2:
         clip_grad_norm_(params, limit)
         return
-    torch_s = torch.nn.utils  # releases that support no shards have no such functions
+    clipping = torch.nn.utils  # releases of torch without fully_shard have no such functions
     norms: list[Any] = [
-        torch_s.get_total_norm([p.grad for p in alike if p.grad is not None]) for alike in by_mesh.values()
+        clipping.get_total_norm([p.grad for p in alike if p.grad is not None]) for alike in by_mesh.values()
     ]
     total = torch.linalg.vector_norm(torch.stack([n.full_tensor() if is_shard(n) else n for n in norms]))
     for alike in by_mesh.values():
-        torch_s.clip_grads_with_norm_(alike, limit, total)
+        clipping.clip_grads_with_norm_(alike, limit, total)
 
 
 def _shards(model: torch.nn.Module) -> Iterator[Any]:

@@ -94,7 +94,7 @@ class Training:
         """M: examples per optimizer step, over all GPUs."""
         return self.choice.size(self.world.size)
 
-    def share(self, local_batch: int) -> RankShare:
+    def rank_share(self, local_batch: int) -> RankShare:
         """This rank's share of each micro-batch."""
         return RankShare(self.world.rank, self.world.size, local_batch, self.models[0].ranks_per_replica)
 
@@ -185,7 +185,7 @@ class Training:
         for model in self.models:
             model.rewrap(world)
         self.step.change_ranks()
-        self.data.resize(self.share(choice.local_batch))
+        self.data.resize(self.rank_share(choice.local_batch))
         if self.advisor is not None:
             self.advisor.moved(world.nodes, world.size)
         self.timer.cool()
