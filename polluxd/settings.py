@@ -112,6 +112,7 @@ Duration = Annotated[StrictFloat, Ge(0), AllowInfNan(False), Unit("seconds")]
 Days = Annotated[StrictFloat, Gt(0), AllowInfNan(False), Unit("days")]
 Count = Annotated[StrictInt, Ge(0)]
 Gpus = Annotated[StrictInt, Ge(0), Unit("GPUs")]
+StartGpus = Annotated[StrictInt, Ge(1), Unit("GPUs")]
 Share = Annotated[StrictFloat, Ge(0), Le(1), Expected("a share from 0 to 1", "SHARE")]
 Speed = Annotated[StrictFloat, Gt(0), AllowInfNan(False)]
 # A weight above 1000 would leave the other jobs nothing but rounding.
@@ -309,6 +310,8 @@ class PolicySettings:
     """A job that waits longer than this goes before all others."""
     remaining_work_power: Exponent = -0.25
     """Exponent of remaining work in a job's weight: below 0, jobs near their end come first; 0 turns it off."""
+    start_gpus: StartGpus = 4
+    """Most GPUs, of one node, that a job starts with before it was measured; `min-gpus` may ask for more."""
     hysteresis: Share = 0.05
     """A running job moves only where its predicted goodput rises by more than this share."""
 

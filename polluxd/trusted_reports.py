@@ -10,8 +10,8 @@ each report arrived. It compares:
 - the shape of the claimed goodput over GPUs with the progress that the ranks published at each number of GPUs, and with
   the physical bound (twice the GPUs bring at most twice the progress);
 - progress with time: a job that publishes none gains no GPUs;
-- the shape of the claims with nothing yet, while polluxd has seen progress at no size: such a job gains no GPUs beyond
-  an equal share, since a job that leaps to its final size shows no second size to compare with;
+- the shape of the claims with nothing yet, while polluxd has not seen progress at the present size: such a job gains no
+  GPUs beyond an equal share, since a job that leaps to its final size shows no second size to compare with;
 - remaining work with history: a target stays, and a job that should have ended by its own account has none.
 
 A claim that does not fit is replaced, and the replacement never asks for more than the records justify. The records
@@ -155,8 +155,9 @@ def _trusted(history: _ReportHistory, report: Report, held: Held, now: float, do
         if max(kept.explored_gpus, kept.prior_gpus) > stay:
             doubts.append(f"no progress for {now - history.advanced_at:.0f} s: it gains no GPUs")
             kept = _limited(kept, explored_gpus=stay, prior_gpus=stay)
-    elif not history.rates:
-        # Growth is limited to twice this. No doubt is noted: each job passes through this once.
+    elif not history.rates or (held.gpus and history.place not in history.rates):
+        # A job that is moved at every decision would otherwise never show a second size to compare with.
+        # Growth is limited to twice this. No doubt is noted: each job passes through this at each new size.
         least = math.ceil(max(held.equal_share, held.gpus) / 2)
         kept = _limited(kept, explored_gpus=least, prior_gpus=least)
     return _believable_target(history, kept, now, doubts)

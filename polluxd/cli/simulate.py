@@ -134,6 +134,12 @@ def simulate(
     priors: Annotated[
         bool, typer.Option("--priors/--no-priors", help="policy pollux knows the fits of earlier runs")
     ] = True,
+    start_gpus: Annotated[
+        int | None,
+        typer.Option(
+            "--start-gpus", help="most GPUs that a job starts with under policy pollux [default: polluxd's]"
+        ),
+    ] = None,
     remaining_work: Annotated[
         bool,
         typer.Option(
@@ -221,6 +227,7 @@ def simulate(
         known,
         objective=known.objective if objective is None else checked("objective", objective),
         kappa=known.kappa if kappa is None else checked("kappa", kappa),
+        start_gpus=known.start_gpus if start_gpus is None else checked("start_gpus", start_gpus),
         remembers=priors,
         remaining_work=remaining_work,
         remaining_work_power=known.remaining_work_power if remaining_work else 0.0,

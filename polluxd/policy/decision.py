@@ -17,6 +17,7 @@ from polluxd.model import NO_PLACEMENT, Allocation, Placement, Plan, Snapshot
 from polluxd.policy import (
     assignment,
     certificate,
+    exploration,
     fairness,
     objective,
     patterns,
@@ -146,7 +147,10 @@ def _solve(
     option = np.array(seating.option, dtype=np.int64)
     idle = float(table.penalty[table.gpus[option] == 0].sum())
     x = table.x(option, moved)
-    explainer = Explainer(seating, moved, rule=settings.gpu_counts) if explained else None
+    explainer = None
+    if explained:
+        start_gpus = exploration.start_gpus(domain, settings)
+        explainer = Explainer(seating, moved, rule=settings.gpu_counts, start_gpus=start_gpus)
     return _Solved(
         absent + _allocations(seating, moved, option, explainer),
         x,

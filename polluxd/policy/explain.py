@@ -33,9 +33,9 @@ class Explainer:
     The jobs of `moved` [J] sit elsewhere than before.
     """
 
-    def __init__(self, seating: Seating, moved: Bools, *, rule: str = ANY) -> None:
+    def __init__(self, seating: Seating, moved: Bools, *, rule: str = ANY, start_gpus: int = 1) -> None:
         table, start = seating.table, seating.table.start[:-1]
-        self.seating, self._rule = seating, rule
+        self.seating, self._rule, self._start_gpus = seating, rule, start_gpus
         self.free = int(np.maximum(seating.packing.free, 0).sum())
         """GPUs that stay unused."""
         self.option: Ints = np.array(seating.option, dtype=np.int64)
@@ -159,7 +159,8 @@ class Explainer:
         found[self._too_dear] = "move-cost"
         found[~self.has_step] = "goodput"
         for j in np.flatnonzero(~self.has_step & ~self._larger & ~table.pinned).tolist():
-            found[j] = own_limit(table.jobs[j], int(self.held[j]), self._rule)
+            most = exploration.cap(table.jobs[j], self._start_gpus)
+            found[j] = own_limit(table.jobs[j], int(self.held[j]), most, self._rule)
         found[table.pinned] = "pinned"
         return list(found.tolist())
 
@@ -180,7 +181,8 @@ class Explainer:
         report = job.report
         # As the cap counts them: what earlier runs of the same training were measured on is among it.
         measured = 0 if report is None else max(report.explored_gpus, report.prior_gpus)
-        return reasons.OwnLimit(told.limit, job.spec, measured, exploration.cap(job), job.max_gpus_rule)
+        most = exploration.cap(job, self._start_gpus)
+        return reasons.OwnLimit(told.limit, job.spec, measured, most, job.max_gpus_rule)
 
     def _ceiling(self, j: int) -> reasons.Ceiling:
         packing = self.seating.packing
@@ -208,12 +210,13 @@ def _each(fold: np.ufunc, values: NDArray[Any], start: Ints) -> NDArray[Any]:
     return np.asarray(fold.reduceat(values, start)) if start.size else values
 
 
-def own_limit(job: SnapshotJob, held: int, rule: str = ANY) -> str:
+def own_limit(job: SnapshotJob, held: int, most: int, rule: str = ANY) -> str:
     """Return which of its own limits keeps a job at the `held` GPUs.
 
-    The job has no option of more GPUs. `rule`: the cluster's rule of GPU counts.
+    The job has no option of more GPUs. `most`: GPUs that its measurements justify. `rule`: the cluster's rule of GPU
+    counts.
     """
-    spec, most = job.spec, exploration.cap(job)
+    spec = job.spec
     if spec.max_gpus is not None and held >= spec.max_gpus:
         return "max-gpus"
     limits = job.report.limits if job.report is not None else None

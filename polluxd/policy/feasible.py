@@ -43,6 +43,7 @@ class FeasibleShapes:
             (sum(n.rack == r and n.gpus > 0 for n in domain.nodes) for r in self.racks), default=0
         )
         """Nodes of the largest rack."""
+        self.start_gpus = exploration.start_gpus(domain, settings)
         self._partial = settings.partial_nodes
         self._rule = settings.gpu_counts
         self._eligible: dict[frozenset[str], list[Node]] = {}
@@ -68,12 +69,16 @@ class FeasibleShapes:
             for n in held
         )
 
+    def cap(self, job: SnapshotJob) -> int:
+        """Return the most GPUs that the job's measurements justify."""
+        return exploration.cap(job, self.start_gpus)
+
     def shapes(self, job: SnapshotJob, *, stays: bool) -> list[Shape]:
         """Return the shapes that the job may be given.
 
         The present shape is one of them if it can stay, whatever was measured.
         """
-        spec, most = job.spec, exploration.cap(job)
+        spec, most = job.spec, self.cap(job)
         found = self._between(job, spec.min_gpus, most if spec.max_gpus is None else min(most, spec.max_gpus))
         if not found:
             # The least that is possible from min-gpus up (a whole node more) is granted like min-gpus itself.

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polluxd.model import JobSpec, Placement, Report, SnapshotJob
-from polluxd.policy import exploration, fairness
+from polluxd.policy import fairness
 from polluxd.policy.domains import Domain
 from polluxd.policy.feasible import NOTHING, FeasibleShapes, is_pinned
 from polluxd.policy.shapes import ONE_RACK, OVER_RACKS, Shape
@@ -54,7 +54,7 @@ class JobOptions:
     placement: Placement
     pinned: bool
     most: int
-    """The most GPUs that its measurements justify: `exploration.cap`."""
+    """The most GPUs that its measurements justify."""
     by_rack: bool
     report: Report | None
     """The newest report that `most` and `by_rack` follow from."""
@@ -80,7 +80,7 @@ class JobOptions:
         if self.report is job.report:
             return True
         self.report = job.report
-        return self.most == exploration.cap(job) and self.by_rack == offers.by_rack(job)
+        return self.most == offers.cap(job) and self.by_rack == offers.by_rack(job)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ def _entry(offers: FeasibleShapes, job: SnapshotJob) -> JobOptions:
         job.partition,
         job.placement,
         job.pinned,
-        exploration.cap(job),
+        offers.cap(job),
         offers.by_rack(job),
         job.report,
         shapes,

@@ -166,6 +166,8 @@ def _own_limit(obstacle: Obstacle, held: int) -> str:
         return "its batch limits allow no more GPUs"
     if kind == "exploration":
         if measured == 0:
+            if most > spec.min_gpus:
+                return f"not measured yet, so at most {count(most)} now"
             return f"not measured yet, so it begins with min-gpus={spec.min_gpus}"
         return f"measured on at most {count(measured)} so far, so at most {most} now"
     if kind == "counts":

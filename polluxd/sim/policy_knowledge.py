@@ -20,8 +20,8 @@ class Knowledge:
     """It decides when jobs arrive and end, too, not only every interval."""
     remembers: bool = True
     """The fits that earlier runs of the same application left are known from a job's first start on."""
-    from_submission: bool = False
-    """Such fits are known of jobs that never ran, too. The daemon learns which training a job is from its agent."""
+    start_gpus: int = PolicySettings().start_gpus
+    """Most GPUs that a job starts with."""
     gpu_speeds: bool = True
     """One speed per GPU type is configured (the daemon's `slurm.gpu_speeds`), for jobs not measured there yet."""
     remaining_work: bool = True

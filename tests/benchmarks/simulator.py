@@ -34,6 +34,8 @@ GENERATED = tuple(f"generated-{seed}" for seed in range(21, 31))
 """Ten traces that were not used for tuning."""
 SHORT = tuple(f"short-{seed}" for seed in range(201, 207))
 """Traces for comparisons of many settings."""
+TYPES = tuple(f"short-{seed}" for seed in range(201, 213))
+"""Traces on several GPU types: twice as many, since their runs differ more."""
 PUBLISHED = {
     "pollux-paper": (2089, 3323, 2188, 2446),
     "tiresias": (2474, 5145, 3876, 3470),
@@ -61,6 +63,7 @@ ABLATION: Mapping[str, Knowledge] = {
     "without earlier runs' fits": replace(PRICE, remembers=False),
     "without the declared lengths": replace(PRICE, remaining_work=False),
     "without decisions on arrival and end": replace(PRICE, reacts=False),
+    "starting on one GPU, as the paper's": replace(PRICE, start_gpus=1),
 }
 
 
@@ -202,8 +205,8 @@ def types(bench: Bench) -> str:
     """Several GPU types, against Sia's policy."""
     columns = [(of, form) for _, of, form in (*MEASURES[:3], MEASURES[4])]
     names = ("pollux", "sia", "gavel", "pollux-paper", "themis", "tiresias", "backfill")
-    rows = [[name, *averages(bench.of(name, SHORT, MIXED), *columns)] for name in names]
-    found = pairs(bench, "", SHORT, MIXED, MIXED, rival="sia")
+    rows = [[name, *averages(bench.of(name, TYPES, MIXED), *columns)] for name in names]
+    found = pairs(bench, "", TYPES, MIXED, MIXED, rival="sia")
     changed = ", ".join(f"{title} {interval(found.changes(of))}" for title, of, _ in MEASURES[:3])
     return (
         table(["policy", "mean JCT [s]", "p99 [s]", "makespan [s]", "fairness"], rows)
@@ -248,7 +251,7 @@ def ask(bench: Bench) -> None:
         pairs(bench, "", WORKLOADS, moves, PLAIN)
     rough(bench, "", SHORT)
     pairs(bench, "", GENERATED, PLAIN, PLAIN)
-    pairs(bench, "", SHORT, MIXED, MIXED, rival="sia")
+    pairs(bench, "", TYPES, MIXED, MIXED, rival="sia")
     for rival in RIVALS:
         pairs(bench, "", WORKLOADS, PLAIN, PLAIN, rival=rival)
     for moves in (PLAIN, PRODUCT):
@@ -282,7 +285,9 @@ on which nothing was tuned: 120 jobs over 12 hours by `--generate`.
 `pollux` knows what a real daemon knows. Of earlier runs: per application and GPU type one fit, that of the run which
 saw most GPUs, from the moment that the agent starts and asks for it (the database begins empty; each term is off by 5 %
 for the next run, and all of them together by 5 % more). Of the job: what it measured, the training length that its
-user declared, what its own moves cost. Agents publish every 30 s. It decides on arrivals and ends too.
+user declared, what its own moves cost. Agents publish every 30 s. It decides on arrivals and ends too. A job that was
+never measured starts on up to 4 GPUs of one node. All jobs of a trace belong to one user: with more users, polluxd
+starts none beyond its user's equal share of the GPUs.
 
 ## Trace by trace
 
@@ -315,8 +320,8 @@ newer scipy; completion is not rounded to whole seconds. Agents refit where a me
 ## Several GPU types
 
 {types(bench)}
-8 nodes of 4 t4, 4 of 4 v100 and 2 of 8 a100; the six short traces. A job knows a type once it, or an
-earlier run, was measured there. `pollux`, `sia` and `gavel` tell types apart; the others take what GPUs come.
+8 nodes of 4 t4, 4 of 4 v100 and 2 of 8 a100; twelve generated traces of 50 jobs in 5 hours. A job knows a type once
+it, or an earlier run, was measured there. `pollux`, `sia` and `gavel` tell types apart; the others take what GPUs come.
 
 ## Rented nodes
 

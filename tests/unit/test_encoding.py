@@ -113,6 +113,7 @@ FULL = Snapshot(
         kappa=2.5,
         fairness_per="user",
         remaining_work_power=-0.5,
+        start_gpus=2,
         hysteresis=0.1,
         slurm_priority=0.5,
     ),
@@ -181,6 +182,7 @@ SETTINGS = {
     "gpu_counts": st.sampled_from(["any", "powers-of-two", "1,2,7"]),
     "starvation_bound": st.none() | st.floats(0, exclude_min=True, allow_infinity=False),
     "remaining_work_power": st.floats(-4, 4),
+    "start_gpus": st.integers(1, 64),
     "hysteresis": st.floats(0, 1),
     "slurm_priority": st.floats(0, 1),
 }

@@ -69,6 +69,17 @@ def test_a_curve_that_its_progress_contradicts_is_replaced_by_what_was_observed(
     assert seen == pytest.approx(rate(4) / rate(1), rel=0.05)
 
 
+def test_a_job_at_a_new_size_gains_nothing_beyond_an_equal_share_until_its_progress_is_seen_there():
+    job = Job(prior_gpus=10**6)
+    trusted = job.train(4)[0]
+    assert trusted.prior_gpus == 10**6, "seen at 4 GPUs, it may grow"
+    job.now += 30
+    fresh = replace(trusted, attempt=job.attempt + 1, at=job.now, explored_gpus=8)
+    kept, _ = job.trusted.trust({7: fresh}, {7: Held(8, 2, 8, 2, 4.0)}, job.now)
+    assert max(kept[7].explored_gpus, kept[7].prior_gpus) * 2 == 8
+    assert job.train(8, 2)[0].prior_gpus == 10**6
+
+
 def test_progress_beyond_the_number_of_gpus_is_none():
     job = Job(params=PERFECT)
     job.train(1)

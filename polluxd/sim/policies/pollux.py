@@ -58,6 +58,7 @@ class Pollux:
             kappa=self._knowledge.kappa,
             power=power,
             remaining_work_power=self._knowledge.remaining_work_power,
+            start_gpus=self._knowledge.start_gpus,
             hysteresis=self._knowledge.hysteresis,
         )
 
@@ -100,9 +101,7 @@ class Pollux:
 
     def _report(self, job: SimulatedJob, view: View) -> Report | None:
         if job.started_at is None:
-            if not self._knowledge.from_submission:
-                return None
-            job.agent.begin(job.agent.gpu_type)
+            return None
         found = snapshots.report(job, view, remaining=self._knowledge.remaining_work)
         if found is None or not view.scenario.groups:
             return found

@@ -27,6 +27,7 @@ EVERY_OPTION = {
     "gpu_counts": "1,2,4",
     "starvation_bound": "3600",
     "remaining_work_power": "-0.25",
+    "start_gpus": "2",
     "hysteresis": "0.1",
     "partial_nodes": True,
     "slurm_priority": "0.5",

@@ -76,10 +76,28 @@ def test_nothing_to_decide():
     assert no_nodes.of(2).placement == Placement(("gone",), 4)
 
 
-def test_unmeasured_jobs_start_on_min_gpus():
-    plan = decide(snapshot(nodes(4), [job(1), job(2, JobSpec(min_gpus=3)), job(3, JobSpec(min_gpus=8))]))
-    assert [plan.of(n).placement.gpus for n in (1, 2, 3)] == [1, 3, 8]
-    assert "not measured yet" in plan.of(1).reason
+def test_an_unmeasured_job_starts_within_a_node_or_on_min_gpus():
+    asked = [job(1), job(2, JobSpec(adaptive=False)), job(3, JobSpec(min_gpus=8))]
+    plan = decide(snapshot(nodes(4), asked))
+    places = [plan.of(n).placement for n in (1, 2, 3)]
+    assert [(len(place.nodes), place.gpus) for place in places] == [(1, 4), (1, 1), (2, 8)]
+    assert "not measured yet, so at most 4 GPUs now" in plan.of(1).reason
+    assert "not measured yet, so it begins with min-gpus=1" in plan.of(2).reason
+
+
+@pytest.mark.parametrize(
+    ("start", "size", "users", "gpus"),
+    [(1, 4, 1, 1), (4, 2, 1, 2), (3, 8, 1, 3), (4, 4, 8, 2), (4, 4, 99, 1)],
+)
+def test_a_job_starts_with_no_more_than_its_users_equal_share_of_the_gpus(start, size, users, gpus):
+    asked = [job(n, user=f"u{n}") for n in range(1, users + 1)]
+    plan = decide(snapshot(nodes(16 // size, size), asked, start_gpus=start, objective="completion-time"))
+    assert max(a.placement.gpus for a in plan.allocations) == gpus
+
+
+def test_what_was_measured_counts_before_what_a_start_may_have():
+    plan = decide(snapshot(nodes(4), [job(1, report=replace(report(explored=1), params=None))]))
+    assert plan.of(1).placement.gpus == 2
 
 
 def test_exploration_is_capped_at_twice_what_was_measured():
