@@ -27,7 +27,7 @@ class Polluxd:
         self._env = cluster.client_environment
         self._process: subprocess.Popen[bytes] | None = None
         self.stopped = False
-        write_configuration(cluster, self._config, **PACE)
+        write_configuration(cluster, self._config, **PACE, policy={"start_gpus": 1})  # more moves
 
     @property
     def running(self) -> bool:

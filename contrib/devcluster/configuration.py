@@ -20,13 +20,14 @@ def write_configuration(
     slurm: Mapping[str, float],
     cycle: Mapping[str, float],
     moves: Mapping[str, float],
+    policy: Mapping[str, object] | None = None,
 ) -> None:
     """Write a configuration in mode `enforce`.
 
     Only the cluster's `daemon_user` can read it.
 
     Args:
-        slurm, cycle, moves: further keys of these sections, by polluxd's names (polluxd(8)).
+        slurm, cycle, moves, policy: further keys of these sections, by polluxd's names (polluxd(8)).
 
     Raises:
         DevClusterError: the cluster has no Postgres.
@@ -41,6 +42,7 @@ def write_configuration(
         },
         "cycle": cycle,
         "moves": moves,
+        "policy": policy or {},
         "metrics": {"listen": ""},  # several clusters share a machine
     }
     lines = [

@@ -65,6 +65,7 @@ class Daemon:
                 "drain_timeout_s": 60,  # two busy cores
                 "training_timeout_s": training_timeout,
             },
+            policy={"start_gpus": 1},  # the trainings are to be seen growing
         )
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:

@@ -45,6 +45,21 @@ def test_a_training_grows_and_ends_as_a_plain_one_would(loop: Loop) -> None:
     assert sum(costs[0]["steps"].values()) == pytest.approx(costs[0]["total_s"], abs=0.01)
 
 
+def test_a_training_that_was_never_measured_starts_on_the_gpus_of_a_node(loop: Loop) -> None:
+    told = loop.daemon.command("polluxctl", "settings", "set", "--start-gpus", "4")
+    assert told.returncode == 0, told.stderr
+    broad, fixed = loop.train("broad", 6), loop.train("fixed", 3, directive="#POLLUX adaptive=no")
+    loop.until(lambda: all(loop.job(j).state.finished for j in (broad, fixed)), why="the trainings' end")
+    first = {j: loop.store.moves(j)[0] for j in (broad, fixed)}
+    assert [first[j].path for j in (broad, fixed)] == ["start", "start"]
+    assert (len(first[broad].target.nodes), first[broad].target.gpus) == (1, 4)
+    assert first[fixed].target.gpus == 1
+    assert [loop.job(j).state for j in (broad, fixed)] == [JobState.COMPLETED] * 2
+    result = loop.result("broad")
+    assert result["epochs"] == pytest.approx(6, abs=0.01)
+    assert result["accuracy"] > 0.9
+
+
 def test_kill_9_of_polluxd_again_and_again_loses_no_job(loop: Loop) -> None:
     jobs = {name: loop.train(name, 14) for name in ("one", "two")}
     chance = random.Random(7)
