@@ -33,10 +33,10 @@ def cap(job: SnapshotJob, start: int = 1) -> int:
     """Return the most GPUs that the job's measurements justify.
 
     The cap is never below the job's min-gpus. `start`: GPUs for a job that has not reported, unless its batch size is
-    fixed: nobody knows yet how it divides.
+    fixed (nobody knows yet how it divides) or it keeps for good what it starts with.
     """
     if job.report is None:
-        return max(start if job.spec.adaptive else 1, job.spec.min_gpus)
+        return max(start if job.spec.adaptive and job.spec.preemptible else 1, job.spec.min_gpus)
     # What an earlier run of the same training was measured on counts as measured; until this one finds it wrong.
     explored = max(job.report.explored_gpus, job.report.prior_gpus)
     return max(GROWTH * explored, job.spec.min_gpus, 1)

@@ -77,10 +77,10 @@ def test_nothing_to_decide():
 
 
 def test_an_unmeasured_job_starts_within_a_node_or_on_min_gpus():
-    asked = [job(1), job(2, JobSpec(adaptive=False)), job(3, JobSpec(min_gpus=8))]
-    plan = decide(snapshot(nodes(4), asked))
-    places = [plan.of(n).placement for n in (1, 2, 3)]
-    assert [(len(place.nodes), place.gpus) for place in places] == [(1, 4), (1, 1), (2, 8)]
+    asked = [JobSpec(), JobSpec(adaptive=False), JobSpec(min_gpus=8), JobSpec(preemptible=False)]
+    plan = decide(snapshot(nodes(4), [job(n, spec) for n, spec in enumerate(asked, 1)]))
+    places = [a.placement for a in plan.allocations]
+    assert [(len(place.nodes), place.gpus) for place in places] == [(1, 4), (1, 1), (2, 8), (1, 1)]
     assert "not measured yet, so at most 4 GPUs now" in plan.of(1).reason
     assert "not measured yet, so it begins with min-gpus=1" in plan.of(2).reason
 
