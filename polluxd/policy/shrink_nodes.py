@@ -1,8 +1,8 @@
-"""Choose which of its nodes a job that shrinks keeps.
+"""Choose which of its nodes a job keeps that shrinks or grows.
 
 Nodes of a kind are the same to the objective, so a job that comes in may as well take another of them. To Slurm they
-differ: the job's batch script runs on one of them, and companion jobs lend some. With the right nodes the job shrinks
-within its allocation. With the wrong ones it has to go through the queue.
+differ: the job's batch script runs on one of them, and companion jobs lend some. With the right nodes the job changes
+its size within its allocation. With the wrong ones it has to go through the queue.
 """
 
 from __future__ import annotations
@@ -15,40 +15,48 @@ from polluxd.policy.packing import Packing
 
 
 def leave_right_nodes(packing: Packing) -> None:
-    """Exchange nodes so that jobs that shrink keep the nodes in `Job.keeps`.
+    """Exchange nodes so that jobs that change their size keep the right ones.
 
-    The exchange is with the job that is to take the node, and only between nodes that are alike.
+    A job that shrinks keeps the first nodes in `SnapshotJob.keeps`, a job that grows all of its nodes. The exchange is
+    with the job that is to take the node, and only between nodes that are alike.
     """
     for j, job in enumerate(packing.jobs):
         (own, per_node), (home, before) = packing.seats[j], packing.home[j]
-        if not job.keeps or job.pinned or not own or per_node != before or not set(own) < set(home):
+        if job.pinned or not own or per_node != before or len(own) == len(home):
             continue
-        wanted, _ = packing.layout.seat(Placement(job.keeps[: len(own)], per_node))
+        wanted = home
+        if len(own) < len(home):
+            if not job.keeps:
+                continue
+            wanted, _ = packing.layout.seat(Placement(job.keeps[: len(own)], per_node))
         given = sorted(set(own) - set(wanted))
-        taken = sorted(set(wanted) - set(own))
-        if len(given) == len(taken):
-            for a, b in zip(given, taken, strict=True):
-                _exchange(packing, j, a, b)
+        for b in sorted(set(wanted) - set(own)):
+            for a in given:
+                if _exchange(packing, j, a, b):
+                    given.remove(a)
+                    break
 
 
-def _exchange(packing: Packing, j: int, a: int, b: int) -> None:
+def _exchange(packing: Packing, j: int, a: int, b: int) -> bool:
     """Seat the job on node `b` instead of `a`, and the jobs due on `b` on `a`.
 
-    Nothing changes where the nodes differ, or where another job sits on `b` now or may not move to `a`.
+    Returns False, and changes nothing, where the nodes differ, or where another job sits on `b` now or may not move to
+    `a`.
     """
     others = [i for i in packing.guests[b] if i != j]
     alone = set(packing.guests[a]) == {j} and j not in packing.guests[b]
     if not alone or not _alike(packing.nodes[a], packing.nodes[b]):
-        return
+        return False
     if any(packing.jobs[i].contiguous and len(packing.seats[i][0]) > 1 for i in (j, *others)):
-        return
+        return False
     if any(packing.jobs[i].pinned or b in packing.home[i][0] or not packing.allowed(i)[a] for i in others):
-        return
+        return False
     moved = [(i, packing.seats[i], (a, b) if i == j else (b, a)) for i in (j, *others)]
     for i, _, _ in moved:
         packing.put(i, NOWHERE)
     for i, (numbers, per_node), (old, new) in moved:
         packing.put(i, (_with(numbers, old, new), per_node))
+    return True
 
 
 def _with(numbers: Sequence[int], old: int, new: int) -> tuple[int, ...]:
