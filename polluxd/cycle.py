@@ -1,7 +1,7 @@
 """The control cycle on one screen: observe -> decide -> act.
 
 `Controller.step` is called every poll. It observes, lets the moves under way take their next action, and when a
-decision is due (the interval has passed, or a job arrived or ended) decides and writes the moves that the plan asks
+decision is due (the interval has passed, or `occasions` has one) decides and writes the moves that the plan asks
 for. Anything that cannot be understood or reached raises before anything is changed: running jobs are left alone.
 """
 
@@ -26,6 +26,7 @@ from polluxd.errors import LeaderLost
 from polluxd.metrics import Metrics
 from polluxd.metrics.cluster_view import of_cluster, of_moves, of_plan, of_reports
 from polluxd.model import DaemonMode, Move, Placement, Plan, Report, Snapshot, SnapshotJob
+from polluxd.occasions import Occasions
 from polluxd.policy import Cache, decide
 from polluxd.slurm.protocol import ClusterState, SlurmClient
 from polluxd.slurm.topology import racks_of
@@ -38,6 +39,9 @@ log = logging.getLogger(__name__)
 
 _NAMED = 5
 """Unreadable records that the note of a cycle names; the log names all."""
+
+_PATIENCE = 3
+"""Floors that have to lie between two decisions while a resize in place is under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,7 @@ class Controller:
         self._policy = policy
         self._metrics = metrics or Metrics()
         self._decided_at = float("-inf")
-        self._seen: frozenset[object] = frozenset()
+        self._occasions = Occasions(reconciler)
         self._cache = Cache()
         self._racks = racks_of(config.slurm.racks)
         self._unreadable: frozenset[str] = frozenset()
@@ -96,7 +100,7 @@ class Controller:
         acting = self._config.mode is DaemonMode.ENFORCE
         open_moves = self._reconciler.tick(seen, reports, paused=settings.paused) if acting else 0
 
-        due = self._due(state)
+        due = self._due(state, reports)
         if due:
             moves = self._store.open_moves()
             means = self._means(seen)
@@ -157,7 +161,7 @@ class Controller:
                     log.info("job %d: %s -> %s (%s)", move.job_id, move.source, move.target, move.reason)
             self._measure(snapshot, plan, state, reports, doubts)
             self._decided_at = self._monotonic()
-            self._seen = _occasion(state)
+            self._occasions.decided(state, reports)
             if acting and not settings.paused:
                 self._reconciler.contenders.choose(state, unplaced(snapshot, plan))
         return StepResult(open_moves, due, settings.paused, self._trusted.doubted_reports)
@@ -204,14 +208,19 @@ class Controller:
         if not self._store.still_leading():
             raise LeaderLost("the lead ended while Slurm answered or a decision was made")
 
-    def _due(self, state: ClusterState) -> bool:
+    def _due(self, state: ClusterState, reports: Mapping[int, Report]) -> bool:
         """Tell whether a decision is due.
 
-        It is due every interval, and at once when jobs or nodes came or went, but not more often than the floor.
+        It is due every interval, and at once on an occasion, but not more often than the floor. Jobs that are resized
+        in place could only be left as they are, and others would have to give way: an occasion waits a little for them,
+        unless it is that jobs have come for which there is room.
         """
-        since = self._monotonic() - self._decided_at
-        cycle = self._config.cycle
-        return since >= cycle.interval_s or (since >= cycle.floor_s and _occasion(state) != self._seen)
+        since, cycle = self._monotonic() - self._decided_at, self._config.cycle
+        if since >= cycle.interval_s:
+            return True
+        waits = self._reconciler.resizing and not self._occasions.can_start_all(state)
+        least = cycle.floor_s * (_PATIENCE if waits else 1)
+        return since >= least and self._occasions.since_decision(state, reports)
 
     def _record(self, snapshot: Snapshot, plan: Plan, *, note: str, durations: dict[str, float]) -> int:
         """Write the cycle and its plan, log it, and return its id."""
@@ -285,10 +294,3 @@ def _wished(
         return choose(job.placement, target, shown[job.job_id], reports.get(job.job_id), means)
 
     return intents(plan, {job.job_id: job for job in snapshot.jobs}, way)
-
-
-def _occasion(state: ClusterState) -> frozenset[object]:
-    """Jobs and nodes whose coming or going is worth a decision at once."""
-    jobs = {(job.job_id, job.held_by_user, job.dependent) for job in state.jobs if not job.state.finished}
-    nodes = {(node.name, node.capacity) for node in state.nodes}
-    return frozenset(jobs | nodes)

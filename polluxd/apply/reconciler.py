@@ -93,8 +93,8 @@ class Reconciler:
         self.refusals = Refusals(clock, monotonic)
         self.cooldowns = Cooldowns(limits.cooldown_s, monotonic)
         self._gpu_types: dict[str, str] = {}
-        self._acted_on: frozenset[int] = frozenset()
-        """Jobs with a move open at the last tick. What was observed before that tick no longer holds for them."""
+        self._acted_on: Mapping[int, Move] = {}
+        """Moves open at the last tick, by job. What was observed before that tick no longer holds for these jobs."""
         self.ids = MoveIds()
         self._leases = Leases(slurm, lease=lease, authorize=authorize, clock=clock, monotonic=monotonic)
         self.contenders = Contenders(slurm, authorize)
@@ -117,7 +117,7 @@ class Reconciler:
         """
         epoch = self._authorize()
         budget = self.budget()
-        busy = self._acted_on.union(move.job_id for move in under_way)
+        busy = self._acted_on.keys() | {move.job_id for move in under_way}
         room = self._limits.max_concurrent - len(under_way) if self._limits.max_concurrent else len(wished)
         begun: list[Move] = []
         for intent in wished:
@@ -141,6 +141,23 @@ class Reconciler:
                 )
             )
         return begun
+
+    def occupied(self, job_id: int) -> bool:
+        """Tell whether a plan has to leave the job as it is.
+
+        It moves, or rests after a move.
+        """
+        return job_id in self._acted_on or self.cooldowns.left(job_id) > 0
+
+    def coming(self, job_id: int) -> int:
+        """Return the GPUs to which a move brings the job; 0 without a move."""
+        move = self._acted_on.get(job_id)
+        return move.target.gpus if move else 0
+
+    @property
+    def resizing(self) -> bool:
+        """A job is being resized in place."""
+        return any(move.path == "resize" for move in self._acted_on.values())
 
     def standings(self, state: ClusterState, allowed: Allowances) -> dict[int, Standing]:
         """Return where jobs may start, for jobs that Slurm restricts.
@@ -166,7 +183,7 @@ class Reconciler:
         Returns how many moves and orphaned companions polluxd still has to wait for.
         """
         moves = self._store.open_moves()
-        self._acted_on = frozenset(move.job_id for move in moves)
+        self._acted_on = {move.job_id: move for move in moves}
         jobs = {job.job_id: job for job in seen.state.jobs if job.spec is not None}
         self._stopwatch.keep(moves)
         self.ids.keep(moves)

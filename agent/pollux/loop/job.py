@@ -399,6 +399,7 @@ class Job:
             adaptive=training.adaptive,
             advises=training.mode is Mode.ADVISE,
             params=knowledge.kept(last, training.profile),
+            on_news=self.coordinator.line.wake,
         )
         advisor.start()
         return advisor

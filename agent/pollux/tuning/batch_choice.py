@@ -192,7 +192,7 @@ class Advisor:
 
     `inputs` returns the present noise and choice from plain attributes of the main thread. The result waits in
     `proposal` until the main thread takes it at a step's end. In mode `advise` the result is `advice`, and the batch
-    size stays.
+    size stays. The thread calls `on_news` when the scheduler has to hear at once of what was measured.
     """
 
     def __init__(
@@ -206,6 +206,7 @@ class Advisor:
         adaptive: bool,
         advises: bool = False,
         params: ThroughputParams | None = None,
+        on_news: Callable[[], None] = lambda: None,
     ) -> None:
         self.params = params
         self.proposal: BatchChoice | None = None
@@ -217,7 +218,12 @@ class Advisor:
         self._inputs = inputs
         self._adaptive, self._advises = adaptive, advises
         self._seen = -1
-        self._closed = threading.Event()
+        self._pause = FIRST_REFIT
+        self._on_news = on_news
+        self._told = (0, False)
+        """The most GPUs measured at the last news, and whether the noise scale was known."""
+        self._closed = False
+        self._bell = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -225,20 +231,38 @@ class Advisor:
         self._thread.start()
 
     def moved(self, nodes: int, gpus: int) -> None:
-        """Discard results for the GPUs that the job had before."""
+        """Discard results for the GPUs that the job had before.
+
+        Each step there adds information again: the refits come as often as at first.
+        """
         self._nodes, self._gpus = nodes, gpus
         self.proposal = self.advice = None
         self._seen = -1
+        self._pause = FIRST_REFIT
+        self._bell.set()
 
     def _run(self) -> None:
-        pause = FIRST_REFIT
-        while not self._closed.wait(pause):
+        while not self._closed:
+            if self._bell.wait(self._pause):
+                self._bell.clear()
+                continue
             try:
                 if self.advise():
-                    pause = min(pause * 1.3, LAST_REFIT)
+                    self._pause = min(self._pause * 1.3, LAST_REFIT)
+                    self._tell()
             except Exception:  # advice must never end a training
                 logger.exception("the throughput model could not be refitted; the batch size stays")
-                pause = LAST_REFIT
+                self._pause = LAST_REFIT
+
+    def _tell(self) -> None:
+        """Tell of the first fit on more GPUs, and of the first noise scale.
+
+        Both let the job grow.
+        """
+        news = (self._profile.explored_gpus, self._inputs()[0] is not None)
+        if news != self._told:
+            self._told = news
+            self._on_news()
 
     def advise(self) -> bool:
         """Refit after new measurements, and look for a better batch size.
@@ -275,4 +299,5 @@ class Advisor:
             )
 
     def close(self) -> None:
-        self._closed.set()
+        self._closed = True
+        self._bell.set()

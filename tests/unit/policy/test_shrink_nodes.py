@@ -51,9 +51,7 @@ def test_two_who_share_the_node_take_the_other_one_together() -> None:
 
 
 def test_it_is_left_with_its_first_nodes_where_the_newcomer_has_taken_them_all() -> None:
-    packing = seated(
-        [job(1, "n0", "n1", keeps=("n1", "n0")), job(2, "n2")], [((3,), 4), ((0, 1, 2), 4)]
-    )
+    packing = seated([job(1, "n0", "n1", keeps=("n1", "n0")), job(2, "n2")], [((3,), 4), ((0, 1, 2), 4)])
     leave_right_nodes(packing)
     assert packing.seats == [((1,), 4), ((0, 2, 3), 4)]
 
@@ -72,7 +70,7 @@ def test_who_grows_keeps_its_nodes() -> None:
     [
         (job(1, "n0", "n1", "n2"), [((0, 1), 4), ((2, 3), 4)]),  # it cannot shrink but through the queue
         (job(1, "n0", "n1", "n2", keeps=KEEPS), [((0, 2), 4), ((1, 3), 4)]),  # it is right already
-        (job(1, "n0", "n1", keeps=KEEPS[1:]), [((0, 2), 4), ((1, 3), 4)]),  # it does not change its size: it moves
+        (job(1, "n0", "n1", keeps=KEEPS[1:]), [((0, 2), 4), ((1, 3), 4)]),  # it moves
         (job(1, "n0", "n1", "n2", keeps=KEEPS), [((0, 1, 2), 4), ((3,), 4)]),
         (job(1, "n0", "n1", "n2", keeps=KEEPS), [((0, 1), 2), ((2, 3), 4)]),  # fewer GPUs on each node
         (replace(job(1, "n0", "n1", "n2", keeps=KEEPS), pinned=True), [((0, 1), 4), ((2, 3), 4)]),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import queue
+
 import pytest
 
 from pollux.errors import BatchError
 from pollux.goodput import BatchChoice, BatchLimits, Goodput, NoiseScale, ThroughputParams
+from pollux.tuning import batch_choice
 from pollux.tuning.batch_choice import (
     GROWTH,
     HYSTERESIS,
@@ -93,6 +96,48 @@ def test_the_advisor_fits_what_was_measured_and_proposes() -> None:
     assert advisor.params.alpha_grad == pytest.approx(0.05, rel=0.2)
     assert advisor.proposal is not None
     assert advisor.proposal.size(4) > 32
+
+
+def test_the_scheduler_hears_at_once_of_a_fit_on_more_gpus_and_of_the_first_noise_scale(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batch_choice, "FIRST_REFIT", 0.001)
+    profile, heard = StepProfile(), queue.SimpleQueue[tuple[int, bool]]()
+    noise: list[NoiseScale | None] = [None]
+
+    def news() -> None:
+        heard.put((profile.explored_gpus, noise[0] is not None))
+
+    advisor = Advisor(
+        profile, LIMITS, 1, 1, lambda: (noise[0], BatchChoice(32, 0)), adaptive=False, on_news=news
+    )
+    advisor.start()
+    try:
+        profile.add(Configuration(1, 1, 32), final=[0.1])
+        assert heard.get(timeout=30) == (1, False)
+        noise[0] = NOISY
+        assert heard.get(timeout=30) == (1, True)
+        profile.add(Configuration(1, 1, 16), final=[0.1])
+        advisor.moved(1, 2)
+        profile.add(Configuration(1, 2, 16), final=[0.1])
+        assert heard.get(timeout=30) == (2, True)
+        assert heard.empty(), "nothing else was news"
+    finally:
+        advisor.close()
+
+
+def test_after_a_move_refits_come_as_often_as_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_choice, "FIRST_REFIT", 0.001)
+    profile, fitted = StepProfile(), queue.SimpleQueue[int]()
+    advisor = Advisor(profile, LIMITS, 1, 1, lambda: (None, BatchChoice(32, 0)), adaptive=False)
+    monkeypatch.setattr(advisor, "advise", lambda: fitted.put(advisor._gpus))
+    advisor._pause = 1e6
+    advisor.start()
+    try:
+        advisor.moved(1, 2)
+        assert fitted.get(timeout=30) == 2
+    finally:
+        advisor.close()
 
 
 def test_a_job_that_is_not_adaptive_is_fitted_and_left_alone() -> None:

@@ -1,0 +1,109 @@
+"""Notice what is worth a decision before the interval has passed.
+
+- A job or a node came or went.
+- A job was measured for the first time at the GPUs that it holds, while GPUs are idle. Its measurements bound its
+  growth (`policy/exploration.py`), and now allow more.
+- A job waits, and another one that moved or rested at the last decision may be moved again. That decision had to leave
+  it as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from polluxd.model import JobState, Report
+from polluxd.slurm.protocol import ClusterState, SlurmJob
+from polluxd.waiting import kept_back
+
+
+class Moves(Protocol):
+    """The part of the reconciler that is used here."""
+
+    def occupied(self, job_id: int) -> bool: ...
+
+    def coming(self, job_id: int) -> int: ...
+
+
+class Occasions:
+    """What has changed since the last decision."""
+
+    def __init__(self, moves: Moves) -> None:
+        self._moves = moves
+        self._present: frozenset[object] = frozenset()
+        self._left_alone: frozenset[int] = frozenset()
+        """Jobs that moved or rested at the last decision."""
+        self._measured: frozenset[tuple[int, int, bool]] = frozenset()
+        """Measurements that some decision knew. A job adds at most two for each number of GPUs that it ever held,
+        whatever it reports."""
+
+    def since_decision(self, state: ClusterState, reports: Mapping[int, Report]) -> bool:
+        """Whether a decision now may differ from the last one for such a reason."""
+        if _present(state) != self._present:
+            return True
+        if self._waiting(state) and not all(map(self._moves.occupied, self._left_alone)):
+            return True
+        return self._idle(state) > 0 and not self._measurements(state, reports) <= self._measured
+
+    def can_start_all(self, state: ClusterState) -> bool:
+        """Whether jobs wait, and idle GPUs suffice for them."""
+        least = [job.spec.min_gpus for job in self._waiting(state) if job.spec is not None]
+        return bool(least) and sum(least) <= self._idle(state)
+
+    def decided(self, state: ClusterState, reports: Mapping[int, Report]) -> None:
+        """Note what the decision of this moment knew."""
+        self._present = _present(state)
+        alive = {job.job_id for job in state.jobs if job.spec is not None and not job.state.finished}
+        self._left_alone = frozenset(filter(self._moves.occupied, alive))
+        kept = {measured for measured in self._measured if measured[0] in alive}
+        self._measured = frozenset(kept | self._measurements(state, reports))
+
+    def _waiting(self, state: ClusterState) -> list[SlurmJob]:
+        """Jobs that wait for GPUs, and that no move brings any."""
+        return [
+            job
+            for job in state.jobs
+            if job.spec is not None
+            and job.state is JobState.PENDING
+            and not kept_back(job, state.taken_at)
+            and not self._moves.occupied(job.job_id)
+        ]
+
+    def _idle(self, state: ClusterState) -> int:
+        """GPUs of open nodes that no job holds or is to have."""
+        taken = sum(
+            max(sum(job.gpus_per_node_held.values()), self._moves.coming(job.job_id))
+            for job in state.jobs
+            if job.spec is not None and not job.state.finished
+        )
+        return max(sum(node.capacity for node in state.nodes) - taken, 0)
+
+    def _measurements(self, state: ClusterState, reports: Mapping[int, Report]) -> set[tuple[int, int, bool]]:
+        """Jobs measured at their GPUs that could take more.
+
+        Each with its GPUs, and whether its noise scale is known: without it, larger batches promise nothing.
+        """
+        found = set()
+        for job in state.jobs:
+            report, held = reports.get(job.job_id), sum(job.gpus_per_node_held.values())
+            if job.spec is None or job.state.finished or not held or report is None:
+                continue
+            most = job.spec.max_gpus
+            if (
+                report.attempt == job.restart_count
+                and job.spec.preemptible
+                and report.params is not None
+                and report.first_step_at is not None
+                and report.explored_gpus >= held
+                and (most is None or most > held)
+                and not self._moves.occupied(job.job_id)
+            ):
+                found.add((job.job_id, held, report.noise is not None))
+        return found
+
+
+def _present(state: ClusterState) -> frozenset[object]:
+    """Jobs and nodes whose coming or going is worth a decision at once."""
+    jobs = {(job.job_id, job.held_by_user, job.dependent) for job in state.jobs if not job.state.finished}
+    nodes = {(node.name, node.capacity) for node in state.nodes}
+    return frozenset(jobs | nodes)

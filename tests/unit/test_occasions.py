@@ -1,0 +1,172 @@
+"""What is worth a decision before the interval has passed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from polluxd.apply.reconciler import Reconciler
+from polluxd.model import JobSpec, Report
+from polluxd.slurm.protocol import Geometry
+from tests.unit.test_gpu_types import REPORT, Cycle
+
+SOON = 11.0
+"""Seconds: above the floor and below the interval."""
+
+
+class Watched(Cycle):
+    """A cycle whose decisions are counted."""
+
+    def after(self, seconds: float = SOON) -> int:
+        """Let some time pass; return how many decisions that brought."""
+        before = len(self.seen)
+        self.slurm.advance(seconds)
+        self.controller.step()
+        return len(self.seen) - before
+
+
+def trained(**spec: object) -> tuple[Watched, int]:
+    """A job on all GPUs of one node; another node is idle."""
+    cycle = Watched()
+    job = cycle.slurm.submit(JobSpec(**spec), lease=1e6)  # type: ignore[arg-type]
+    cycle.slurm.configure(job, Geometry(("n1",), 4, 4), start=True)
+    cycle.after()
+    cycle.after()
+    assert cycle.after() == 0, "nothing has changed"
+    return cycle, job
+
+
+def report(**said: object) -> Report:
+    return replace(REPORT, **{"explored_gpus": 4, "first_step_at": 1.0, **said})  # type: ignore[arg-type]
+
+
+def test_a_job_measured_at_its_gpus_is_decided_on_at_once_and_once() -> None:
+    cycle, job = trained()
+    cycle.rows.reports[job] = report(noise=None)
+    assert cycle.after() == 1
+    assert cycle.after() == 0
+    cycle.rows.reports[job] = report()
+    assert cycle.after() == 1, "its noise scale is known now"
+    assert [cycle.after() for _ in range(3)] == [0, 0, 0]
+
+
+def test_not_more_often_than_the_floor() -> None:
+    cycle, job = trained()
+    cycle.rows.reports[job] = report(noise=None)
+    assert cycle.after() == 1
+    cycle.rows.reports[job] = report()
+    assert [cycle.after(3.0) for _ in range(4)] == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"explored_gpus": 3},  # it has not been measured here yet
+        {"params": None},
+        {"first_step_at": None},
+        {"attempt": 7},  # of another start
+    ],
+)
+def test_other_reports_wait_for_the_interval(said: dict[str, object]) -> None:
+    cycle, job = trained()
+    cycle.rows.reports[job] = report(**said)
+    assert cycle.after() == 0
+
+
+@pytest.mark.parametrize("spec", [{"max_gpus": 4}, {"preemptible": False}])
+def test_a_job_that_takes_no_more_gpus_waits(spec: dict[str, object]) -> None:
+    cycle, job = trained(**spec)
+    cycle.rows.reports[job] = report()
+    assert cycle.after() == 0
+
+
+def test_without_an_idle_gpu_it_waits() -> None:
+    cycle, job = trained()
+    for node in ("n2", "n3"):
+        other = cycle.slurm.submit(JobSpec(), lease=1e6)
+        cycle.slurm.configure(other, Geometry((node,), 4, 4), start=True)
+    cycle.after()
+    cycle.after()
+    cycle.rows.reports[job] = report()
+    assert cycle.after() == 0
+
+
+def test_a_job_that_moves_or_rests_is_decided_on_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    cycle, job = trained()
+    occupied = {job}
+    monkeypatch.setattr(cycle.controller._reconciler, "occupied", occupied.__contains__)
+    cycle.rows.reports[job] = report()
+    assert cycle.after() == 0
+    occupied.clear()
+    assert cycle.after() == 1
+    assert cycle.after() == 0
+
+
+@pytest.mark.parametrize(("waits", "decisions"), [(True, 1), (False, 0)])
+def test_a_job_that_was_left_alone_is_free_again_while_another_one_waits(
+    waits: bool, decisions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cycle, job = trained()
+    for node in ("n2", "n3"):
+        other = cycle.slurm.submit(JobSpec(), lease=1e6)
+        cycle.slurm.configure(other, Geometry((node,), 4, 4), start=True)
+    cycle.after()
+    cycle.after()
+    occupied = {job}
+    monkeypatch.setattr(cycle.controller._reconciler, "occupied", occupied.__contains__)
+    if waits:
+        cycle.slurm.submit(JobSpec(), lease=1e6)
+        assert cycle.after() == 1, "it has come"
+    else:
+        assert cycle.after(61.0) == 1
+    assert cycle.after() == 0
+    occupied.clear()
+    assert cycle.after() == decisions
+    assert cycle.after() == 0
+
+
+def test_an_end_waits_for_a_resize_in_place_and_an_arrival_with_room_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cycle, job = trained()
+    cycle.rows.reports[job] = report()
+    assert cycle.after() == 1
+    monkeypatch.setattr(Reconciler, "resizing", True)
+    cycle.slurm.finish(job)
+    assert [cycle.after() for _ in range(3)] == [0, 0, 1]
+    cycle.slurm.submit(JobSpec(min_gpus=4), lease=1e6)
+    assert cycle.after() == 1
+    cycle.slurm.submit(JobSpec(min_gpus=12), lease=1e6)
+    assert [cycle.after() for _ in range(3)] == [0, 0, 1], "there is no room for it: others would give way"
+
+
+def test_gpus_that_a_move_is_to_bring_are_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    cycle, job = trained()
+    monkeypatch.setattr(Reconciler, "coming", lambda _, job_id: 12)
+    cycle.rows.reports[job] = report()
+    assert cycle.after() == 0
+
+
+def test_whatever_a_job_reports_it_brings_few_decisions() -> None:
+    cycle, job = trained()
+    decisions = 0
+    for i in range(40):
+        told = report(explored_gpus=4 + i * (i % 2), noise=None if i % 3 else REPORT.noise)
+        cycle.rows.reports[job] = told if i % 2 else replace(told, params=None)
+        decisions += cycle.after(10.0)
+    # Two for its four GPUs; 400 s have six intervals.
+    assert decisions <= 2 + 400 // 60
+
+
+def test_jobs_that_are_gone_are_forgotten() -> None:
+    cycle, job = trained()
+    cycle.rows.reports[job] = report()
+    cycle.after()
+    occasions = cycle.controller._occasions
+    assert occasions._measured == {(job, 4, True)}
+    cycle.slurm.finish(job)
+    cycle.after()
+    cycle.slurm.advance(1e4)
+    cycle.controller.step()
+    assert occasions._measured == set()
