@@ -38,10 +38,8 @@ NODE_FACTOR = 1.1
 """Until measured, synchronising over nodes costs at least this much more than on one node."""
 NARROW = 1.25
 """Batch sizes within this factor give no slope of the local pass: the errors of the measurements would decide on it,
-and so on whether the job ever gets more GPUs."""
-CONSTANT_SHARE = 0.25
-"""Share of a local pass that does not depend on the batch size, where no slope is measured. The median over the six
-applications of the OSDI 2021 artifact lies between a fifth and a quarter."""
+and
+so on whether the job ever gets more GPUs."""
 
 _SMOOTH = 1e-8  # keeps the root differentiable at a perfect fit; an RMSLE of 1e-4
 _GAMMA_STARTS = (1.5, 4.0)
@@ -216,9 +214,8 @@ def _degrees_of_freedom(data: _Data, prior: Floats | None) -> tuple[NDArray[np.i
     tie = np.zeros((_SIZE, free.size))
     tie[free, np.arange(free.size)] = 1.0
     if narrow:
-        # Split the measured time as usual, or as the prior does.
-        usual = math.log(CONSTANT_SHARE / (1.0 - CONSTANT_SHARE))
-        base[0] = usual + np.mean(np.log(data.m)) if prior is None else prior[0] - prior[1]
+        # Split the measured time evenly, alpha_grad = beta_grad * m, or as the prior does.
+        base[0] = np.mean(np.log(data.m)) if prior is None else prior[0] - prior[1]
         tie[0] = tie[1]
     return free, base, tie
 
