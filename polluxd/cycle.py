@@ -41,7 +41,7 @@ _NAMED = 5
 """Unreadable records that the note of a cycle names; the log names all."""
 
 _PATIENCE = 3
-"""Floors that have to lie between two decisions while a resize in place is under way."""
+"""Floors between two decisions while a resize in place is under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,12 +213,12 @@ class Controller:
 
         It is due every interval, and at once on an occasion, but not more often than the floor. Jobs that are resized
         in place could only be left as they are, and others would have to give way: an occasion waits a little for them,
-        unless it is that jobs have come for which there is room.
+        unless a job has come for which there is room.
         """
         since, cycle = self._monotonic() - self._decided_at, self._config.cycle
         if since >= cycle.interval_s:
             return True
-        waits = self._reconciler.resizing and not self._occasions.can_start_all(state)
+        waits = self._reconciler.resizing and not self._occasions.can_start_one(state)
         least = cycle.floor_s * (_PATIENCE if waits else 1)
         return since >= least and self._occasions.since_decision(state, reports)
 

@@ -1,8 +1,8 @@
 """Notice what is worth a decision before the interval has passed.
 
 - A job or a node came or went.
-- A job was measured for the first time at the GPUs that it holds, while GPUs are idle. Its measurements bound its
-  growth (`policy/exploration.py`), and now allow more.
+- A job is measured at the GPUs that it holds, for the first time since it holds them, while GPUs are idle. Its
+  measurements bound its growth (`policy/exploration.py`), and now allow more.
 - A job waits, and another one that moved or rested at the last decision may be moved again. That decision had to leave
   it as it was.
 """
@@ -45,10 +45,14 @@ class Occasions:
             return True
         return self._idle(state) > 0 and not self._measurements(state, reports) <= self._measured
 
-    def can_start_all(self, state: ClusterState) -> bool:
-        """Whether jobs wait, and idle GPUs suffice for them."""
-        least = [job.spec.min_gpus for job in self._waiting(state) if job.spec is not None]
-        return bool(least) and sum(least) <= self._idle(state)
+    def can_start_one(self, state: ClusterState) -> bool:
+        """Whether idle GPUs suffice for a job that came since the last decision."""
+        idle = self._idle(state)
+        return any(
+            job.spec is not None and job.spec.min_gpus <= idle
+            for job in self._waiting(state)
+            if _presence(job) not in self._present
+        )
 
     def decided(self, state: ClusterState, reports: Mapping[int, Report]) -> None:
         """Note what the decision of this moment knew."""
@@ -59,7 +63,7 @@ class Occasions:
         self._measured = frozenset(kept | self._measurements(state, reports))
 
     def _waiting(self, state: ClusterState) -> list[SlurmJob]:
-        """Jobs that wait for GPUs, and that no move brings any."""
+        """Jobs that wait for GPUs, without those that move or rest."""
         return [
             job
             for job in state.jobs
@@ -70,13 +74,17 @@ class Occasions:
         ]
 
     def _idle(self, state: ClusterState) -> int:
-        """GPUs of open nodes that no job holds or is to have."""
+        """GPUs of open nodes that no Pollux job holds or is to have."""
+        room = {node.name: node.capacity for node in state.nodes}
         taken = sum(
-            max(sum(job.gpus_per_node_held.values()), self._moves.coming(job.job_id))
+            max(
+                sum(gpus for node, gpus in job.gpus_per_node_held.items() if room.get(node)),
+                self._moves.coming(job.job_id),
+            )
             for job in state.jobs
             if job.spec is not None and not job.state.finished
         )
-        return max(sum(node.capacity for node in state.nodes) - taken, 0)
+        return max(sum(room.values()) - taken, 0)
 
     def _measurements(self, state: ClusterState, reports: Mapping[int, Report]) -> set[tuple[int, int, bool]]:
         """Jobs measured at their GPUs that could take more.
@@ -104,6 +112,10 @@ class Occasions:
 
 def _present(state: ClusterState) -> frozenset[object]:
     """Jobs and nodes whose coming or going is worth a decision at once."""
-    jobs = {(job.job_id, job.held_by_user, job.dependent) for job in state.jobs if not job.state.finished}
+    jobs = {_presence(job) for job in state.jobs if not job.state.finished}
     nodes = {(node.name, node.capacity) for node in state.nodes}
     return frozenset(jobs | nodes)
+
+
+def _presence(job: SlurmJob) -> tuple[int, bool, bool]:
+    return job.job_id, job.held_by_user, job.dependent

@@ -18,6 +18,7 @@ from pollux.goodput import Goodput
 from polluxd.model import NO_PLACEMENT, Node, Plan, Snapshot
 from polluxd.policy import sanity
 from polluxd.policy.decision import decide
+from polluxd.policy.option_table import UNMEASURED_SCALING
 
 LOW, HIGH = 0.35, 0.65
 """The artifact's thresholds."""
@@ -40,7 +41,8 @@ class Scale:
 def utility(snapshot: Snapshot, plan: Plan) -> float:
     """Return UTILITY of a plan on the snapshot's nodes; 0 without GPUs.
 
-    A job without a fit counts as scaling linearly. SPEEDUP1 compares a job with one GPU of the type that the job has.
+    A job without a fit counts as the policy takes it to scale. SPEEDUP1 compares a job with one GPU of the type that
+    the job has.
     """
     kind = {n.name: n.gpu_type for n in snapshot.nodes}
     gpus = sum(n.capacity for n in snapshot.nodes)
@@ -53,7 +55,7 @@ def utility(snapshot: Snapshot, plan: Plan) -> float:
             continue
         report = job.report
         if report is None or report.params is None:
-            total += allocation.placement.gpus
+            total += allocation.placement.gpus**UNMEASURED_SCALING
             continue
         fit = report.params_by_type.get(kind.get(allocation.placement.nodes[0], ""), report.params)
         function = Goodput(fit, report.noise, report.limits, job.spec.adaptive)

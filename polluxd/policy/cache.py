@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polluxd.model import Node, Report, Snapshot, SnapshotJob
-from polluxd.policy import exploration, sanity
+from polluxd.policy import sanity
 from polluxd.policy.domains import Domain, gpu_types
 from polluxd.policy.feasible import FeasibleShapes
 from polluxd.policy.listing import Asked, JobOptions, Listing
@@ -95,8 +95,7 @@ class Cache:
     def offers(self, domain: Domain, settings: PolicySettings) -> FeasibleShapes:
         """Return what the domain's nodes offer; look again if a node changed."""
         name = domain.nodes[0].name if domain.nodes else ""
-        start_gpus = exploration.start_gpus(domain, settings)
-        rules = (settings.partial_nodes, settings.gpu_counts, start_gpus, gpu_types(domain))
+        rules = (settings.partial_nodes, settings.gpu_counts, gpu_types(domain))
         known = self._offers.get(name)
         if known is not None and known[1] == rules and known[0] == domain.nodes:
             return known[2]

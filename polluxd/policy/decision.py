@@ -17,7 +17,6 @@ from polluxd.model import NO_PLACEMENT, Allocation, Placement, Plan, Snapshot
 from polluxd.policy import (
     assignment,
     certificate,
-    exploration,
     fairness,
     objective,
     patterns,
@@ -147,10 +146,7 @@ def _solve(
     option = np.array(seating.option, dtype=np.int64)
     idle = float(table.penalty[table.gpus[option] == 0].sum())
     x = table.x(option, moved)
-    explainer = None
-    if explained:
-        start_gpus = exploration.start_gpus(domain, settings)
-        explainer = Explainer(seating, moved, rule=settings.gpu_counts, start_gpus=start_gpus)
+    explainer = Explainer(seating, moved, rule=settings.gpu_counts) if explained else None
     return _Solved(
         absent + _allocations(seating, moved, option, explainer),
         x,

@@ -33,9 +33,9 @@ class Explainer:
     The jobs of `moved` [J] sit elsewhere than before.
     """
 
-    def __init__(self, seating: Seating, moved: Bools, *, rule: str = ANY, start_gpus: int = 1) -> None:
+    def __init__(self, seating: Seating, moved: Bools, *, rule: str = ANY) -> None:
         table, start = seating.table, seating.table.start[:-1]
-        self.seating, self._rule, self._start_gpus = seating, rule, start_gpus
+        self.seating, self._rule = seating, rule
         self.free = int(np.maximum(seating.packing.free, 0).sum())
         """GPUs that stay unused."""
         self.option: Ints = np.array(seating.option, dtype=np.int64)
@@ -159,8 +159,8 @@ class Explainer:
         found[self._too_dear] = "move-cost"
         found[~self.has_step] = "goodput"
         for j in np.flatnonzero(~self.has_step & ~self._larger & ~table.pinned).tolist():
-            most = exploration.cap(table.jobs[j], self._start_gpus)
-            found[j] = own_limit(table.jobs[j], int(self.held[j]), most, self._rule)
+            job = table.jobs[j]
+            found[j] = own_limit(job, int(self.held[j]), table.caps.of(job), self._rule)
         found[table.pinned] = "pinned"
         return list(found.tolist())
 
@@ -178,11 +178,8 @@ class Explainer:
             case "contention":
                 return reasons.Contention(told.taken_by)
         job = self.seating.table.jobs[j]
-        report = job.report
-        # As the cap counts them: what earlier runs of the same training were measured on is among it.
-        measured = 0 if report is None else max(report.explored_gpus, report.prior_gpus)
-        most = exploration.cap(job, self._start_gpus)
-        return reasons.OwnLimit(told.limit, job.spec, measured, most, job.max_gpus_rule)
+        most, rule = self.seating.table.caps.of(job), job.max_gpus_rule
+        return reasons.OwnLimit(told.limit, job.spec, exploration.measured_on(job), most, rule)
 
     def _ceiling(self, j: int) -> reasons.Ceiling:
         packing = self.seating.packing

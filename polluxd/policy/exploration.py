@@ -4,12 +4,14 @@ Source: Pollux, section 4.1, prior-driven exploration. Unmeasured terms of the m
 an unchecked job would leap to the whole cluster on a guess. A job may hold at most twice the most GPUs that it was
 measured on; min-gpus lifts that cap.
 
-The paper starts every job on one GPU. Here a job that has never reported may start on `policy.start_gpus` of one node:
-most trainings scale within a node, and every doubling costs a move.
+The paper starts every job on one GPU. Here a job that was never measured may start on `policy.start_gpus` of one node:
+most trainings scale within a node, and every doubling costs a move. The unmeasured jobs of a user divide an equal share
+of the GPUs: nobody has seen yet how they use them (`polluxd.trusted_reports`).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from math import ceil
 
 from polluxd.model import SnapshotJob
@@ -19,24 +21,33 @@ from polluxd.settings import PolicySettings
 GROWTH = 2
 
 
-def start_gpus(domain: Domain, settings: PolicySettings) -> int:
-    """Return the most GPUs that a job starts with before it was measured.
-
-    Never more than a user's equal share: nobody has seen yet how the job uses them (`polluxd.trusted_reports`).
-    """
-    users = len({job.user for job in domain.jobs})
-    share = ceil(domain.capacity / max(users, 1))
-    return max(1, min(settings.start_gpus, domain.gpus_per_node, share))
-
-
-def cap(job: SnapshotJob, start: int = 1) -> int:
-    """Return the most GPUs that the job's measurements justify.
-
-    The cap is never below the job's min-gpus. `start`: GPUs for a job that has not reported, unless its batch size is
-    fixed (nobody knows yet how it divides) or it keeps for good what it starts with.
-    """
-    if job.report is None:
-        return max(start if job.spec.adaptive and job.spec.preemptible else 1, job.spec.min_gpus)
+def measured_on(job: SnapshotJob) -> int:
+    """Return the most GPUs that the job was measured on; 0: none yet."""
     # What an earlier run of the same training was measured on counts as measured; until this one finds it wrong.
-    explored = max(job.report.explored_gpus, job.report.prior_gpus)
-    return max(GROWTH * explored, job.spec.min_gpus, 1)
+    return max(job.report.explored_gpus, job.report.prior_gpus) if job.report is not None else 0
+
+
+class Caps:
+    """The most GPUs that measurements justify, for the jobs of a domain."""
+
+    def __init__(self, domain: Domain, settings: PolicySettings) -> None:
+        users = {job.user for job in domain.jobs}
+        share = domain.capacity / max(len(users), 1)
+        most = min(settings.start_gpus, domain.gpus_per_node)
+        unmeasured = Counter(job.user for job in domain.jobs if not measured_on(job))
+        self._start = {user: min(most, ceil(share / jobs)) for user, jobs in unmeasured.items()}
+
+    def of(self, job: SnapshotJob) -> int:
+        """Return the job's cap, which is never below its min-gpus.
+
+        An unmeasured job starts on min-gpus if its batch size is fixed, since nobody knows yet how it divides, or if it
+        is not preemptible, since it would keep what it starts with.
+        """
+        measured, spec = measured_on(job), job.spec
+        if measured:
+            return max(GROWTH * measured, spec.min_gpus)
+        start = self._start[job.user] if spec.adaptive and spec.preemptible else 1
+        if job.report is not None:
+            # It has started, and its fit is not known yet or was put aside: it gets no more than it had.
+            start = min(start, job.report.gpus)
+        return max(start, spec.min_gpus, 1)

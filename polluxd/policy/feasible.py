@@ -43,7 +43,6 @@ class FeasibleShapes:
             (sum(n.rack == r and n.gpus > 0 for n in domain.nodes) for r in self.racks), default=0
         )
         """Nodes of the largest rack."""
-        self.start_gpus = exploration.start_gpus(domain, settings)
         self._partial = settings.partial_nodes
         self._rule = settings.gpu_counts
         self._eligible: dict[frozenset[str], list[Node]] = {}
@@ -69,16 +68,13 @@ class FeasibleShapes:
             for n in held
         )
 
-    def cap(self, job: SnapshotJob) -> int:
-        """Return the most GPUs that the job's measurements justify."""
-        return exploration.cap(job, self.start_gpus)
-
-    def shapes(self, job: SnapshotJob, *, stays: bool) -> list[Shape]:
+    def shapes(self, job: SnapshotJob, most: int, *, stays: bool) -> list[Shape]:
         """Return the shapes that the job may be given.
 
-        The present shape is one of them if it can stay, whatever was measured.
+        `most`: GPUs that its measurements justify. The present shape is one of the shapes if it can stay, whatever was
+        measured.
         """
-        spec, most = job.spec, self.cap(job)
+        spec = job.spec
         found = self._between(job, spec.min_gpus, most if spec.max_gpus is None else min(most, spec.max_gpus))
         if not found:
             # The least that is possible from min-gpus up (a whole node more) is granted like min-gpus itself.
@@ -87,6 +83,9 @@ class FeasibleShapes:
         elif self._rules(job) and found[-1].gpus * exploration.GROWTH <= most:
             # The counts allowed may lie too far apart for the cap: then the next one is the next step.
             found = found + self._between(job, found[-1].gpus + 1, spec.max_gpus)[:1]
+        if not exploration.measured_on(job):
+            # A start on several nodes would be a guess about the network, too.
+            found = [s for s in found if s.nodes == 1] or [s for s in found if s.gpus == found[0].gpus]
         now = self.present(job)
         if stays and now not in found:
             return sorted([*found, now], key=_order)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from polluxd.model import JobSpec, Placement, Report, SnapshotJob
 from polluxd.policy import fairness
 from polluxd.policy.domains import Domain
+from polluxd.policy.exploration import Caps
 from polluxd.policy.feasible import NOTHING, FeasibleShapes, is_pinned
 from polluxd.policy.shapes import ONE_RACK, OVER_RACKS, Shape
 
@@ -71,16 +72,18 @@ class JobOptions:
     block: Ints = field(default_factory=lambda: np.zeros((6, 0), dtype=np.int64))
     """[6, C]: its configurations, the fair share first."""
 
-    def holds(self, offers: FeasibleShapes, job: SnapshotJob) -> bool:
+    def holds(self, offers: FeasibleShapes, caps: Caps, job: SnapshotJob) -> bool:
         """Whether the entry is still good for the job."""
         # A comparison of tuples: what is the very same object is not looked into.
         mine = self.offers, self.spec, self.partition, self.placement, self.pinned
         if mine != (offers, job.spec, job.partition, job.placement, job.pinned):
             return False
+        if self.most != caps.of(job):
+            return False
         if self.report is job.report:
             return True
         self.report = job.report
-        return self.most == offers.cap(job) and self.by_rack == offers.by_rack(job)
+        return self.by_rack == offers.by_rack(job)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +103,19 @@ class Listing:
     """[J]: how many each has."""
 
 
-def list_jobs(domain: Domain, offers: FeasibleShapes, known: MutableMapping[int, JobOptions]) -> Listing:
+def list_jobs(
+    domain: Domain, offers: FeasibleShapes, caps: Caps, known: MutableMapping[int, JobOptions]
+) -> Listing:
     """List the domain's jobs; reuse entries of `known` that still hold.
 
     `known` is by job id, and gets the new entries.
     """
     stale = [
-        job for job in domain.jobs if (entry := known.get(job.job_id)) is None or not entry.holds(offers, job)
+        job
+        for job in domain.jobs
+        if (entry := known.get(job.job_id)) is None or not entry.holds(offers, caps, job)
     ]
-    known.update((job.job_id, _entry(offers, job)) for job in stale)
+    known.update((job.job_id, _entry(offers, caps, job)) for job in stale)
     jobs = list(domain.jobs)
     entries = [known[job.job_id] for job in jobs]
     absent: list[tuple[SnapshotJob, str]] = []
@@ -142,13 +149,13 @@ def list_jobs(domain: Domain, offers: FeasibleShapes, known: MutableMapping[int,
     )
 
 
-def _entry(offers: FeasibleShapes, job: SnapshotJob) -> JobOptions:
+def _entry(offers: FeasibleShapes, caps: Caps, job: SnapshotJob) -> JobOptions:
     now = offers.present(job)
     shapes: tuple[Shape, ...] = (now,)
     stays, why = True, ""
     if not is_pinned(job):
         stays = offers.may_stay(job)
-        found = offers.shapes(job, stays=stays)
+        found = offers.shapes(job, caps.of(job), stays=stays)
         if found:
             shapes, stays = (NOTHING, *found), stays or not job.placement
         else:
@@ -160,7 +167,7 @@ def _entry(offers: FeasibleShapes, job: SnapshotJob) -> JobOptions:
         job.partition,
         job.placement,
         job.pinned,
-        offers.cap(job),
+        caps.of(job),
         offers.by_rack(job),
         job.report,
         shapes,

@@ -20,6 +20,7 @@ from polluxd.policy.cache import Cache
 from polluxd.policy.ceilings import Group, groups
 from polluxd.policy.counts import owners
 from polluxd.policy.domains import Domain
+from polluxd.policy.exploration import Caps
 from polluxd.policy.feasible import is_pinned, why_no_batch
 from polluxd.policy.layout import Layout
 from polluxd.policy.listing import GPUS, KIND, NODES, RACKS, Listing, list_jobs
@@ -85,6 +86,7 @@ class OptionTable:
     groups: tuple[Group, ...]
     """Ceilings and guarantees; members by job number."""
     layout: Layout
+    caps: Caps
     absent: tuple[tuple[SnapshotJob, str], ...]
     """Jobs that cannot be given anything, and why."""
 
@@ -130,7 +132,8 @@ def build(
     Jobs that cannot be given anything now are left out, with the reason.
     """
     cache = Cache() if cache is None else cache
-    listing = list_jobs(domain, cache.offers(domain, settings), cache.listed)
+    caps = Caps(domain, settings)
+    listing = list_jobs(domain, cache.offers(domain, settings), caps, cache.listed)
     size, count, types = domain.gpus_per_node, len(listing.jobs), listing.offers.types
     nodes, gpus, kind, racks, held, shared = listing.block
     owner, is_share = np.repeat(np.arange(count), listing.lengths), shared > 0
@@ -203,6 +206,7 @@ def build(
         penalty=penalty,
         groups=limited,
         layout=listing.offers.layout,
+        caps=caps,
         absent=(*listing.absent, *((listing.jobs[j], why[j]) for j in np.flatnonzero(gone).tolist())),
     )
 

@@ -1,8 +1,7 @@
 """Put aside what no job can truly report about itself.
 
 One bad report must not bend everybody's plan. A fit or a noise scale that no training job could have is put aside.
-The policy then treats the job as one not measured yet (it keeps what it holds or begins with min-gpus), and the job's
-reason says so.
+The policy then treats the job as one not measured yet, and the job's reason says so.
 """
 
 from __future__ import annotations

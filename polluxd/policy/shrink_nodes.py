@@ -1,4 +1,4 @@
-"""Choose which of its nodes a job keeps that shrinks or grows.
+"""Choose which nodes a job keeps when it shrinks or grows.
 
 Nodes of a kind are the same to the objective, so a job that comes in may as well take another of them. To Slurm they
 differ: the job's batch script runs on one of them, and companion jobs lend some. With the right nodes the job changes

@@ -286,8 +286,8 @@ on which nothing was tuned: 120 jobs over 12 hours by `--generate`.
 saw most GPUs, from the moment that the agent starts and asks for it (the database begins empty; each term is off by 5 %
 for the next run, and all of them together by 5 % more). Of the job: what it measured, the training length that its
 user declared, what its own moves cost. Agents publish every 30 s. It decides on arrivals and ends too. A job that was
-never measured starts on up to 4 GPUs of one node. All jobs of a trace belong to one user: with more users, polluxd
-starts none beyond its user's equal share of the GPUs.
+never measured starts on up to 4 GPUs of one node. All jobs of a trace belong to one user: with more users, a user's
+unmeasured jobs divide the user's equal share of the GPUs.
 
 ## Trace by trace
 

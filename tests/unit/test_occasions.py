@@ -137,7 +137,7 @@ def test_an_end_waits_for_a_resize_in_place_and_an_arrival_with_room_does_not(
     assert [cycle.after() for _ in range(3)] == [0, 0, 1]
     cycle.slurm.submit(JobSpec(min_gpus=4), lease=1e6)
     assert cycle.after() == 1
-    cycle.slurm.submit(JobSpec(min_gpus=12), lease=1e6)
+    cycle.slurm.submit(JobSpec(min_gpus=16), lease=1e6)
     assert [cycle.after() for _ in range(3)] == [0, 0, 1], "there is no room for it: others would give way"
 
 

@@ -95,6 +95,35 @@ def test_a_job_starts_with_no_more_than_its_users_equal_share_of_the_gpus(start,
     assert max(a.placement.gpus for a in plan.allocations) == gpus
 
 
+def test_the_unmeasured_jobs_of_a_user_divide_the_users_share():
+    many = [job(n, user="many") for n in range(1, 5)]
+    one = job(5, user="one", report=report(explored=16))
+    plan = decide(snapshot(nodes(4), [*many, one], objective="completion-time"))
+    assert [plan.of(n).placement.gpus for n in range(1, 6)] == [2, 2, 2, 2, 8]
+
+
+def test_an_unmeasured_job_starts_on_one_node_also_where_its_nodes_are_small():
+    small = [replace(node, partitions=frozenset({"small"})) for node in nodes(2, 2)]
+    large = [
+        replace(node, name=f"large{node.name}", partitions=frozenset({"main", "small"}))
+        for node in nodes(3, 8)
+    ]
+    busy = [replace(node, schedulable=False) for node in large]
+    plan = decide(snapshot([*small, *busy], [job(1, partition="small")]))
+    assert plan.of(1).placement == Placement(("n000",), 2)
+    partial = decide(snapshot(nodes(2), [job(1)], partial_nodes=True))
+    assert len(partial.of(1).placement.nodes) == 1
+
+
+def test_a_report_without_a_measurement_leaves_the_start_as_it_is():
+    said = replace(report(explored=0), params=None, gpus=4)
+    plan = decide(
+        snapshot(nodes(4), [running(1, ["n000"], 4, report=said), job(2)], objective="completion-time")
+    )
+    assert [plan.of(n).placement.gpus for n in (1, 2)] == [4, 4]
+    assert "at most 4 GPUs now" in plan.of(1).reason
+
+
 def test_what_was_measured_counts_before_what_a_start_may_have():
     plan = decide(snapshot(nodes(4), [job(1, report=replace(report(explored=1), params=None))]))
     assert plan.of(1).placement.gpus == 2

@@ -9,7 +9,9 @@ import pytest
 
 from polluxd.model import JobSpec
 from polluxd.policy import decide
-from polluxd.policy.exploration import cap
+from polluxd.policy.domains import split
+from polluxd.policy.exploration import Caps
+from polluxd.settings import PolicySettings
 from tests.unit.policy.scenarios import job, nodes, report, snapshot
 
 
@@ -20,7 +22,9 @@ from tests.unit.policy.scenarios import job, nodes, report, snapshot
 def test_twice_what_was_measured_by_this_run_or_an_earlier_one(
     explored: int, prior: int, least: int, most: int
 ) -> None:
-    assert cap(job(1, JobSpec(min_gpus=least), report=report(explored=explored, prior_gpus=prior))) == most
+    measured = job(1, JobSpec(min_gpus=least), report=report(explored=explored, prior_gpus=prior))
+    (domain,) = split(snapshot(nodes(4), [measured]))
+    assert Caps(domain, PolicySettings(start_gpus=1)).of(measured) == most
 
 
 def test_a_run_that_knows_of_an_earlier_one_is_not_led_there_step_by_step() -> None:
