@@ -37,6 +37,14 @@ def trained(**spec: object) -> tuple[Watched, int]:
     return cycle, job
 
 
+def fill_other_nodes(cycle: Watched) -> None:
+    for node in ("n2", "n3"):
+        other = cycle.slurm.submit(JobSpec(), lease=1e6)
+        cycle.slurm.configure(other, Geometry((node,), 4, 4), start=True)
+    cycle.after()
+    cycle.after()
+
+
 def report(**said: object) -> Report:
     return replace(REPORT, **{"explored_gpus": 4, "first_step_at": 1.0, **said})  # type: ignore[arg-type]
 
@@ -83,11 +91,7 @@ def test_a_job_that_takes_no_more_gpus_waits(spec: dict[str, object]) -> None:
 
 def test_without_an_idle_gpu_it_waits() -> None:
     cycle, job = trained()
-    for node in ("n2", "n3"):
-        other = cycle.slurm.submit(JobSpec(), lease=1e6)
-        cycle.slurm.configure(other, Geometry((node,), 4, 4), start=True)
-    cycle.after()
-    cycle.after()
+    fill_other_nodes(cycle)
     cycle.rows.reports[job] = report()
     assert cycle.after() == 0
 
@@ -108,11 +112,7 @@ def test_a_job_that_was_left_alone_is_free_again_while_another_one_waits(
     waits: bool, decisions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cycle, job = trained()
-    for node in ("n2", "n3"):
-        other = cycle.slurm.submit(JobSpec(), lease=1e6)
-        cycle.slurm.configure(other, Geometry((node,), 4, 4), start=True)
-    cycle.after()
-    cycle.after()
+    fill_other_nodes(cycle)
     occupied = {job}
     monkeypatch.setattr(cycle.controller._reconciler, "occupied", occupied.__contains__)
     if waits:
