@@ -128,9 +128,10 @@ class Traces:
 def save_shards(directory: Path, rank: int, step: int, at: int, meeting: Path) -> int:
     """One rank of two; `at` is 0 on the one that is not to be killed."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    rendezvous = dist.FileStore(str(meeting), 2)
     dist.init_process_group(
         "gloo",
-        store=dist.FileStore(str(meeting), 2),
+        store=rendezvous,
         rank=rank,
         world_size=2,
         timeout=timedelta(seconds=60),
@@ -140,6 +141,9 @@ def save_shards(directory: Path, rank: int, step: int, at: int, meeting: Path) -
         name: DTensor.from_local(torch.full((9_000,), float(step)), mesh, [Shard(0)]) for name in ("a", "b")
     }
     store = ShardedStore(directory, group=dist.group.WORLD)
+    # A rank killed while the other still connects would end the other outside the save.
+    rendezvous.set(f"connected {rank}", "yes")
+    rendezvous.wait(["connected 0", "connected 1"])
     die_at(at, Traces())
     try:
         store.save(shards, {"step": step}, meta={})
