@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from polluxd import logs
@@ -77,11 +77,11 @@ class Controller:
         self._policy = policy
         self._metrics = metrics or Metrics()
         self._decided_at = float("-inf")
-        self._occasions = Occasions(reconciler)
         self._cache = Cache()
         self._racks = racks_of(config.slurm.racks)
         self._unreadable: frozenset[str] = frozenset()
         self._trusted = TrustedReports()
+        self._occasions = Occasions(reconciler, self._trusted.seen)
         self._waiting = WaitingTimes()
 
     def step(self) -> StepResult:
@@ -99,6 +99,7 @@ class Controller:
         settings = self._store.settings(self._config.policy)
         acting = self._config.mode is DaemonMode.ENFORCE
         open_moves = self._reconciler.tick(seen, reports, paused=settings.paused) if acting else 0
+        self._trusted.observe(reports, _places(state, self._reconciler.moving))
 
         due = self._due(state, reports)
         if due:
@@ -161,7 +162,7 @@ class Controller:
                     log.info("job %d: %s -> %s (%s)", move.job_id, move.source, move.target, move.reason)
             self._measure(snapshot, plan, state, reports, doubts)
             self._decided_at = self._monotonic()
-            self._occasions.decided(state, reports)
+            self._occasions.decided(state, reports, begun)
             if acting and not settings.paused:
                 self._reconciler.contenders.choose(state, unplaced(snapshot, plan))
         return StepResult(open_moves, due, settings.paused, self._trusted.doubted_reports)
@@ -213,12 +214,12 @@ class Controller:
 
         It is due every interval, and at once on an occasion, but not more often than the floor. Jobs that are resized
         in place could only be left as they are, and others would have to give way: an occasion waits a little for them,
-        unless a job has come for which there is room.
+        unless a job has come for which there is room. A job can make it wait only once for each number of GPUs.
         """
         since, cycle = self._monotonic() - self._decided_at, self._config.cycle
         if since >= cycle.interval_s:
             return True
-        waits = self._reconciler.resizing and not self._occasions.can_start_one(state)
+        waits = self._occasions.resizing() and not self._occasions.can_start_one(state)
         least = cycle.floor_s * (_PATIENCE if waits else 1)
         return since >= least and self._occasions.since_decision(state, reports)
 
@@ -262,17 +263,25 @@ def _note(stuck: str, paused: bool, unreadable: Mapping[str, str]) -> str:
 
 def _held(state: ClusterState, moves: Sequence[Move], times: Mapping[int, JobTimes]) -> dict[int, Held]:
     """What polluxd's own records say of each job's GPUs."""
-    moving = {move.job_id for move in moves}
     # By user: further jobs of one user take nothing from the share of the others.
     users = {job.uid for job in state.jobs if job.spec is not None and not job.state.finished}
-    share = sum(node.gpus for node in state.nodes) / max(len(users), 1)
+    share = sum(node.gpus for node in state.nodes) / len(users) if len(users) > 1 else None
     records = {}
-    for job in state.jobs:
-        known = times.get(job.job_id)
-        here = {} if job.job_id in moving else job.gpus_per_node_held
+    for job_id, place in _places(state, {move.job_id for move in moves}).items():
+        known = times.get(job_id)
         most = (known.most_gpus, known.most_nodes) if known else (0, 0)
-        records[job.job_id] = Held(sum(here.values()), len(here), *most, share)
+        records[job_id] = Held(*place, *most, share)
     return records
+
+
+def _places(state: ClusterState, moving: Collection[int]) -> dict[int, tuple[int, int]]:
+    """Return the numbers of GPUs and nodes that each job trains on."""
+    held = {
+        job.job_id: {} if job.job_id in moving else job.gpus_per_node_held
+        for job in state.jobs
+        if job.spec is not None
+    }
+    return {job_id: (sum(here.values()), len(here)) for job_id, here in held.items()}
 
 
 def _doubted(doubts: Mapping[int, tuple[str, ...]]) -> str:

@@ -14,8 +14,8 @@ class Explanation:
     """The placement that its speedup is measured against."""
     weight: float
     limit: str
-    """What keeps it from more: `contention`, `move-cost`, `goodput`, `exploration`, `max-gpus`, `batch`, `counts`,
-    `nodes`, `ceiling`, `fragmentation`, `pinned`."""
+    """What keeps it from more: `contention`, `move-cost`, `goodput`, `exploration`, `progress`, `max-gpus`, `batch`,
+    `counts`, `nodes`, `ceiling`, `fragmentation`, `pinned`."""
     next_gpus: int | None = None
     """The next larger placement that would raise its goodput, where there is one."""
     next_goodput: float = 0.0

@@ -182,6 +182,8 @@ class Report:
     refused_why: str = ""
     resize_cost: float | None = None
     """Seconds between the optimizer steps before and after the newest resize."""
+    most_gpus: int | None = None
+    """Most GPUs for the job until polluxd sees progress where it is; None: no such limit. polluxd's own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,8 +50,8 @@ class Held:
     most_gpus: int
     """Most GPUs that the job has ever held."""
     most_nodes: int
-    equal_share: float = 1e9
-    """GPUs of the cluster over users with Pollux jobs; without it, growth has no such limit."""
+    equal_share: float | None = None
+    """GPUs of the cluster over users with Pollux jobs; None: there is one such user, and growth has no such limit."""
 
 
 @dataclass(slots=True)
@@ -98,12 +98,10 @@ class TrustedReports:
         """
         trusted: dict[int, Report] = {}
         doubts: dict[int, tuple[str, ...]] = {}
+        self.observe(reports, {job_id: (mine.gpus, mine.nodes) for job_id, mine in held.items()})
         for job_id, report in reports.items():
-            history = self._jobs.setdefault(job_id, _ReportHistory())
-            mine = held.get(job_id, Held(0, 0, 0, 0))
-            _observe(history, report, mine)
-            found: list[str] = []
-            trusted[job_id] = _trusted(history, report, mine, now, found)
+            history, found = self._jobs[job_id], list[str]()
+            trusted[job_id] = _trusted(history, report, held.get(job_id, Held(0, 0, 0, 0)), now, found)
             if found:
                 doubts[job_id] = tuple(found)
                 if report.at > history.doubted_at:
@@ -114,18 +112,33 @@ class TrustedReports:
             del self._jobs[job_id]
         return trusted, doubts
 
+    def observe(self, reports: Mapping[int, Report], places: Mapping[int, tuple[int, int]]) -> None:
+        """Record the jobs' progress, between decisions too.
+
+        Args:
+            reports: the latest of each job.
+            places: numbers of GPUs and nodes of each job; a job that moves, or is not named, has none.
+        """
+        for job_id, report in reports.items():
+            history = self._jobs.setdefault(job_id, _ReportHistory())
+            _observe(history, report, places.get(job_id, (0, 0)))
+
+    def seen(self, job_id: int) -> bool:
+        """Tell whether the job's progress at its present size was seen."""
+        history = self._jobs.get(job_id)
+        return history is not None and history.place in history.rates
+
     def doubted(self, job_id: int) -> int:
         """Count the job's reports with a claim that was not believed."""
         history = self._jobs.get(job_id)
         return history.doubted if history else 0
 
 
-def _observe(history: _ReportHistory, report: Report, held: Held) -> None:
+def _observe(history: _ReportHistory, report: Report, place: tuple[int, int]) -> None:
     """Record a rate of progress for the job's present place.
 
     The job must have trained in the same place for at least `WINDOW_S`.
     """
-    place = (held.gpus, held.nodes)
     if (history.attempt, history.place) != (report.attempt, place) or report.first_step_at is None:
         # A rate across a move means nothing, so the rate and the stall clock start again.
         history.attempt, history.place = report.attempt, place
@@ -135,7 +148,7 @@ def _observe(history: _ReportHistory, report: Report, held: Held) -> None:
     if report.progress > history.progress:
         history.advanced_at = report.at
     seconds = report.at - history.since
-    if seconds < WINDOW_S or not held.gpus:
+    if seconds < WINDOW_S or not place[0]:
         return
     rate = (report.progress - history.progress) / seconds
     if rate > 0:
@@ -150,16 +163,13 @@ def _trusted(history: _ReportHistory, report: Report, held: Held, now: float, do
         doubts.append(f"explored_gpus={report.explored_gpus}: the job has held {held.most_gpus} at most")
     kept = _believable_fit(history, kept, doubts)
     if held.gpus and report.first_step_at is not None and now - history.advanced_at > STALL_S:
-        # Growth is limited to twice the explored GPUs, so half of its present GPUs keep the job at its size.
-        stay = (held.gpus + 1) // 2
-        if max(kept.explored_gpus, kept.prior_gpus) > stay:
+        if 2 * max(kept.explored_gpus, kept.prior_gpus) > held.gpus:
             doubts.append(f"no progress for {now - history.advanced_at:.0f} s: it gains no GPUs")
-            kept = _limited(kept, explored_gpus=stay, prior_gpus=stay)
-    elif not history.rates or (held.gpus and history.place not in history.rates):
+            kept = replace(kept, most_gpus=held.gpus)
+    elif held.equal_share and (not history.rates or (held.gpus and history.place not in history.rates)):
         # A job that is moved at every decision would otherwise never show a second size to compare with.
-        # Growth is limited to twice this. No doubt is noted: each job passes through this at each new size.
-        least = math.ceil(max(held.equal_share, held.gpus) / 2)
-        kept = _limited(kept, explored_gpus=least, prior_gpus=least)
+        # No doubt is noted: each job passes through this at each new size.
+        kept = replace(kept, most_gpus=max(math.ceil(held.equal_share), held.gpus))
     return _believable_target(history, kept, now, doubts)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from polluxd.apply.actions import (
@@ -155,9 +155,9 @@ class Reconciler:
         return move.target.gpus if move else 0
 
     @property
-    def resizing(self) -> bool:
-        """A job is being resized in place."""
-        return any(move.path == "resize" for move in self._acted_on.values())
+    def moving(self) -> Collection[int]:
+        """Jobs with a move under way."""
+        return self._acted_on.keys()
 
     def standings(self, state: ClusterState, allowed: Allowances) -> dict[int, Standing]:
         """Return where jobs may start, for jobs that Slurm restricts.

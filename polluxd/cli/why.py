@@ -16,6 +16,8 @@ LIMITS = {
     "goodput": "the job's own scaling: more GPUs would not raise its goodput",
     "exploration": f"exploration: a job may take {'twice' if GROWTH == 2 else f'{GROWTH} times'} the GPUs on which it "
     "was measured, and more after it was measured there",
+    "progress": "its progress, which polluxd has yet to see on the GPUs that the job holds: it gets none beyond its "
+    "user's equal share until then",
     "batch": "the job's batch limits: the largest batch does not divide over more GPUs",
     "counts": "the numbers of GPUs that the job may be given (gpu-counts)",
     "nodes": "the nodes in service: no larger placement fits on them",

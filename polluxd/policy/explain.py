@@ -224,5 +224,5 @@ def own_limit(job: SnapshotJob, held: int, most: int, rule: str = ANY) -> str:
     if spec.max_gpus is not None and spec.max_gpus <= most:
         return "max-gpus"
     if held * exploration.GROWTH > most or held >= most:
-        return "exploration"
+        return "progress" if job.report is not None and job.report.most_gpus == most else "exploration"
     return "nodes" if rule == spec.gpu_counts == ANY else "counts"

@@ -44,8 +44,9 @@ class Caps:
         is not preemptible, since it would keep what it starts with.
         """
         measured, spec = measured_on(job), job.spec
-        if measured:
-            return max(GROWTH * measured, spec.min_gpus)
+        if job.report is not None and measured:
+            most = min(GROWTH * measured, job.report.most_gpus or GROWTH * measured)
+            return max(most, spec.min_gpus)
         start = self._start[job.user] if spec.adaptive and spec.preemptible else 1
         if job.report is not None:
             # It has started, and its fit is not known yet or was put aside: it gets no more than it had.

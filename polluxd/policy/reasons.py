@@ -40,7 +40,7 @@ class Fragmentation(NamedTuple):
 class OwnLimit(NamedTuple):
     """A limit of the job's own.
 
-    Kinds: `max-gpus`, `batch`, `exploration`, `counts` or `nodes`.
+    Kinds: `max-gpus`, `batch`, `progress`, `exploration`, `counts` or `nodes`.
     """
 
     kind: str
@@ -48,7 +48,7 @@ class OwnLimit(NamedTuple):
     measured: int
     """Most GPUs that the job, or an earlier run of the same training, was measured on."""
     most: int
-    """GPUs that this allows."""
+    """GPUs that its measurements and its progress allow."""
     rule: str = ""
     """Slurm's rule that `max-gpus` stands for; empty: the user's own."""
 
@@ -131,7 +131,7 @@ def _change(said: Said) -> str:
 
 def _why_not_more(said: Said) -> str:
     if not said.step:
-        return _own_limit(said.obstacle, said.place.gpus)
+        return _own_limit(said)
     if said.place:
         gain = f"{count(said.step)} would bring {percent(said.next_goodput / said.goodput)}"
     else:
@@ -149,10 +149,10 @@ def _why_not_more(said: Said) -> str:
             return f"{gain}, but every GPU is worth more elsewhere"
 
 
-def _own_limit(obstacle: Obstacle, held: int) -> str:
-    if not isinstance(obstacle, OwnLimit):
+def _own_limit(said: Said) -> str:
+    if not isinstance(said.obstacle, OwnLimit):
         return "more GPUs would not raise its goodput"
-    kind, spec, measured, most, rule = obstacle
+    (kind, spec, measured, most, rule), held = said.obstacle, said.place.gpus
     if kind == "max-gpus":
         assert spec.max_gpus is not None
         bound = rule or f"max-gpus={spec.max_gpus}"
@@ -164,6 +164,9 @@ def _own_limit(obstacle: Obstacle, held: int) -> str:
         return f"no placement of {between} is possible, and {bound} allows no more"
     if kind == "batch":
         return "its batch limits allow no more GPUs"
+    if kind == "progress":
+        here = f" on its {count(said.now.gpus)}" if said.now else ""
+        return f"polluxd has yet to see progress{here}, so at most {most} until then"
     if kind == "exploration":
         if measured == 0:
             if most > spec.min_gpus:

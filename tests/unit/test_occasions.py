@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from polluxd.apply.reconciler import Reconciler
-from polluxd.model import JobSpec, Report
+from polluxd.model import JobSpec, Placement, Report
+from polluxd.occasions import Occasions
 from polluxd.slurm.protocol import Geometry
 from tests.unit.test_gpu_types import REPORT, Cycle
 
@@ -57,6 +58,23 @@ def test_a_job_measured_at_its_gpus_is_decided_on_at_once_and_once() -> None:
     cycle.rows.reports[job] = report()
     assert cycle.after() == 1, "its noise scale is known now"
     assert [cycle.after() for _ in range(3)] == [0, 0, 0]
+
+
+def test_beyond_an_equal_share_a_job_grows_as_soon_as_its_progress_was_seen() -> None:
+    cycle, job = trained()
+    other = cycle.slurm.submit(JobSpec(max_gpus=1, preemptible=False), lease=1e6, uid=1001)
+    cycle.slurm.configure(other, Geometry(("n3",), 1, 1), start=True)
+    assert cycle.after() == 1, "the other user's job has come"
+    decisions = []
+    for step in range(9):
+        cycle.rows.reports[job] = report(at=cycle.slurm.clock(), progress=float(step))
+        decisions.append(cycle.after())
+    assert decisions == [1, 0, 0, 0, 0, 1, 0, 0, 0], (
+        "measured; then seen, before the interval of 60 s has passed"
+    )
+    before, after = (plan.of(job) for _, plan in cycle.seen[-2:])
+    assert "polluxd has yet to see progress on its 4 GPUs, so at most 6 until then" in before.reason
+    assert (before.explanation.limit, before.placement.gpus, after.placement.gpus) == ("progress", 4, 8)
 
 
 def test_not_more_often_than_the_floor() -> None:
@@ -132,13 +150,37 @@ def test_an_end_waits_for_a_resize_in_place_and_an_arrival_with_room_does_not(
     cycle, job = trained()
     cycle.rows.reports[job] = report()
     assert cycle.after() == 1
-    monkeypatch.setattr(Reconciler, "resizing", True)
+    monkeypatch.setattr(Occasions, "resizing", lambda _: True)
     cycle.slurm.finish(job)
     assert [cycle.after() for _ in range(3)] == [0, 0, 1]
     cycle.slurm.submit(JobSpec(min_gpus=4), lease=1e6)
     assert cycle.after() == 1
     cycle.slurm.submit(JobSpec(min_gpus=16), lease=1e6)
     assert [cycle.after() for _ in range(3)] == [0, 0, 1], "there is no room for it: others would give way"
+
+
+def test_a_resize_that_never_ends_delays_one_decision() -> None:
+    cycle = Watched("enforce")
+    job = cycle.slurm.submit(JobSpec(), lease=1e6)
+    cycle.slurm.configure(job, Geometry(("n1",), 4, 4), start=True)
+    others = [cycle.slurm.submit(JobSpec(max_gpus=1, preemptible=False), lease=1e6) for _ in range(4)]
+    for other in others:
+        cycle.slurm.configure(other, Geometry(("n3",), 1, 1), start=True)
+    cycle.after()
+    cycle.rows.reports[job] = report(at=cycle.slurm.clock(), resize="in-place")
+    cycle.after(61.0)
+    cycle.slurm.finish(others[0])
+    assert [cycle.after() for _ in range(3)] == [0, 0, 1]
+    cycle.slurm.finish(others[1])
+    assert cycle.after() == 1
+    (move,) = cycle.store.open_moves()
+    assert move.path == "resize"
+    occasions = cycle.controller._occasions
+    for size, waits in ((8, False), (12, True)):
+        another = replace(move, target=Placement(("n1", "n2", "n3")[: size // 4], 4))
+        cycle.controller._reconciler._acted_on = {job: another}
+        occasions.decided(cycle.slurm.observe(), {}, [another])
+        assert occasions.resizing() is waits, "once for each number of GPUs"
 
 
 def test_gpus_that_a_move_is_to_bring_are_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,8 +197,8 @@ def test_whatever_a_job_reports_it_brings_few_decisions() -> None:
         told = report(explored_gpus=4 + i * (i % 2), noise=None if i % 3 else REPORT.noise)
         cycle.rows.reports[job] = told if i % 2 else replace(told, params=None)
         decisions += cycle.after(10.0)
-    # Two for its four GPUs; 400 s have six intervals.
-    assert decisions <= 2 + 400 // 60
+    # Three for its four GPUs; 400 s have six intervals.
+    assert decisions <= 3 + 400 // 60
 
 
 def test_jobs_that_are_gone_are_forgotten() -> None:
@@ -164,7 +206,7 @@ def test_jobs_that_are_gone_are_forgotten() -> None:
     cycle.rows.reports[job] = report()
     cycle.after()
     occasions = cycle.controller._occasions
-    assert occasions._measured == {(job, 4, True)}
+    assert occasions._measured == {(job, 4, "fit"), (job, 4, "noise")}
     cycle.slurm.finish(job)
     cycle.after()
     cycle.slurm.advance(1e4)

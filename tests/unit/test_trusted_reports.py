@@ -72,12 +72,14 @@ def test_a_curve_that_its_progress_contradicts_is_replaced_by_what_was_observed(
 def test_a_job_at_a_new_size_gains_nothing_beyond_an_equal_share_until_its_progress_is_seen_there():
     job = Job(prior_gpus=10**6)
     trusted = job.train(4)[0]
-    assert trusted.prior_gpus == 10**6, "seen at 4 GPUs, it may grow"
+    assert trusted.most_gpus is None, "seen at 4 GPUs, it may grow"
     job.now += 30
     fresh = replace(trusted, attempt=job.attempt + 1, at=job.now, explored_gpus=8)
     kept, _ = job.trusted.trust({7: fresh}, {7: Held(8, 2, 8, 2, 4.0)}, job.now)
-    assert max(kept[7].explored_gpus, kept[7].prior_gpus) * 2 == 8
-    assert job.train(8, 2)[0].prior_gpus == 10**6
+    assert (kept[7].most_gpus, kept[7].explored_gpus) == (8, 8), "measured, by its own account"
+    alone, _ = job.trusted.trust({7: fresh}, {7: Held(8, 2, 8, 2)}, job.now)
+    assert alone[7].most_gpus is None, "there is no other user"
+    assert job.train(8, 2)[0].most_gpus is None
 
 
 def test_progress_beyond_the_number_of_gpus_is_none():
@@ -92,24 +94,21 @@ def test_a_job_without_progress_gains_no_gpus():
     job.train(4)
     kept, doubts = job.train(4, minutes=4, speed=0.0)
     assert "no progress" in doubts[0]
-    assert kept.explored_gpus == 2, "growth stops at twice as many"
+    assert kept.most_gpus == 4
     _, doubts = job.train(4)
     assert doubts == ()
 
 
 def test_a_job_that_has_shown_no_size_gains_no_more_than_an_equal_share():
-    def believed(gpus: int, share: float) -> tuple[int, int]:
+    def most(gpus: int, share: float) -> int | None:
         job = Job()
         report = Report(1, 60.0, LIMITS, params=PERFECT, explored_gpus=99, prior_gpus=99, first_step_at=30.0)
         kept, _ = job.trusted.trust({7: report}, {7: Held(gpus, 1, 99, 9, share)}, 60.0)
-        return kept[7].explored_gpus, kept[7].prior_gpus
+        return kept[7].most_gpus
 
-    assert believed(1, 8.0) == (4, 4), "growth stops at twice as many"
-    assert believed(12, 8.0) == (6, 6), "what it holds stays"
-    assert believed(1, 16.0) == (8, 8)
-    job = Job(prior_gpus=99)
-    kept, _ = job.train(1)
-    assert kept.prior_gpus == 99, "its progress at one size is known"
+    assert most(1, 8.0) == 8
+    assert most(12, 8.0) == 12, "what it holds stays"
+    assert most(1, 7.5) == 8
 
 
 def test_a_fit_that_is_not_believed_takes_the_remaining_work_with_it():

@@ -21,6 +21,8 @@ def report_of(training: Training) -> dict[str, Any]:
     progress, limits, world, data = training.progress, training.limits, training.world, training.data
     noise, profile, choice = training.noise_scale, training.profile, training.choice
     prior, (measured_gpus, measured_nodes) = profile.prior, profile.measured()
+    # Read before the fit: a size that the job was measured at must not stand beside an older fit.
+    explored_gpus, explored_nodes = training.explored
     # Before the first fit of its own, the fit of earlier runs.
     params = training.params or (None if prior is None else prior.params)
     throughput = _throughput(training)
@@ -41,8 +43,8 @@ def report_of(training: Training) -> dict[str, Any]:
             "local_min": limits.local_min,
             "local_max": limits.local_max,
         },
-        "explored_gpus": profile.explored_gpus,
-        "explored_nodes": profile.explored_nodes,
+        "explored_gpus": explored_gpus,
+        "explored_nodes": explored_nodes,
         "gpu_type": profile.gpu_type,
         "measured_gpus": measured_gpus,
         "measured_nodes": measured_nodes,

@@ -209,6 +209,8 @@ class Advisor:
         on_news: Callable[[], None] = lambda: None,
     ) -> None:
         self.params = params
+        self.explored = profile.explored_gpus, profile.explored_nodes
+        """Most GPUs and nodes measured before `params` was fitted; set after it."""
         self.proposal: BatchChoice | None = None
         self.advice: Advice | None = None
         """Newest advice in mode `advise`; None if the batch size in use is as good as any."""
@@ -221,7 +223,7 @@ class Advisor:
         self._pause = FIRST_REFIT
         self._on_news = on_news
         self._told = (0, False)
-        """The most GPUs measured at the last news, and whether the noise scale was known."""
+        """The most GPUs that the fit at the last news knew, and whether the noise scale was known."""
         self._closed = False
         self._bell = threading.Event()
         self._thread: threading.Thread | None = None
@@ -259,7 +261,7 @@ class Advisor:
 
         Both let the job grow.
         """
-        news = (self._profile.explored_gpus, self._inputs()[0] is not None)
+        news = (self.explored[0], self._inputs()[0] is not None)
         if news != self._told:
             self._told = news
             self._on_news()
@@ -271,10 +273,12 @@ class Advisor:
         """
         version = self._profile.version
         if version != self._seen:
+            explored = self._profile.explored_gpus, self._profile.explored_nodes
             params = self._profile.fit()
             if params is None:
                 return False
             self.params, self._seen = params, version
+            self.explored = explored
         nodes, gpus = self._nodes, self._gpus
         noise, current = self._inputs()
         if self.params is not None and noise is not None:

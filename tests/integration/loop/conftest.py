@@ -47,7 +47,13 @@ class Daemon:
     """
 
     def __init__(
-        self, cluster: DevCluster, folder: Path, *, training_timeout: float = 60.0, cooldown: float = 5.0
+        self,
+        cluster: DevCluster,
+        folder: Path,
+        *,
+        training_timeout: float = 60.0,
+        cooldown: float = 5.0,
+        interval: float = 5.0,
     ) -> None:
         self.config = folder / "polluxd.toml"
         self.log = folder / "polluxd.log"
@@ -58,7 +64,13 @@ class Daemon:
             cluster,
             self.config,
             slurm={"timeout_s": 3, "lease_s": 60},
-            cycle={"interval_s": 5, "floor_s": 1, "poll_s": 0.5, "busy_poll_s": 0.2, "leader_lease_s": 5},
+            cycle={
+                "interval_s": interval,
+                "floor_s": 1,
+                "poll_s": 0.5,
+                "busy_poll_s": 0.2,
+                "leader_lease_s": 5,
+            },
             moves={
                 "cooldown_s": cooldown,
                 "default_cost_s": 5,

@@ -115,6 +115,7 @@ def test_explain_does_not_say_that_a_gain_is_a_loss(store, polluxctl):
         ("goodput", "the job's own scaling: more GPUs would not raise its goodput."),
         ("move-cost", "the cost of a move"),
         ("exploration", "exploration: a job may take twice the GPUs on which it was measured"),
+        ("progress", "its progress, which polluxd has yet to see on the GPUs that the job holds"),
         ("batch", "the job's batch limits"),
         ("nodes", "the nodes in service"),
         ("ceiling", "the GPU ceiling of its account or user."),

@@ -16,13 +16,23 @@ from tests.unit.policy.scenarios import job, nodes, report, snapshot
 
 
 @pytest.mark.parametrize(
-    ("explored", "prior", "least", "most"),
-    [(0, 0, 1, 1), (2, 0, 1, 4), (1, 4, 1, 8), (4, 1, 1, 8), (0, 2, 6, 6)],
+    ("explored", "prior", "unseen", "least", "most"),
+    [
+        (0, 0, None, 1, 1),
+        (2, 0, None, 1, 4),
+        (1, 4, None, 1, 8),
+        (4, 1, None, 1, 8),
+        (0, 2, None, 6, 6),
+        (4, 0, 5, 1, 5),
+        (2, 0, 5, 1, 4),
+        (4, 0, 5, 6, 6),
+    ],
 )
 def test_twice_what_was_measured_by_this_run_or_an_earlier_one(
-    explored: int, prior: int, least: int, most: int
+    explored: int, prior: int, unseen: int | None, least: int, most: int
 ) -> None:
-    measured = job(1, JobSpec(min_gpus=least), report=report(explored=explored, prior_gpus=prior))
+    told = report(explored=explored, prior_gpus=prior, most_gpus=unseen)
+    measured = job(1, JobSpec(min_gpus=least), report=told)
     (domain,) = split(snapshot(nodes(4), [measured]))
     assert Caps(domain, PolicySettings(start_gpus=1)).of(measured) == most
 

@@ -122,6 +122,19 @@ def test_observe_changes_nothing() -> None:
     assert report["limits"]["maximum"] == 32, "the scheduler counts on the one batch size"
 
 
+def test_a_report_counts_the_gpus_that_its_fit_knows() -> None:
+    model = nn.Linear(4, 1)
+    job = attach(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    job.loader(TensorDataset(torch.zeros(64, 4)), 32)
+    advisor = job.training.advisor
+    assert advisor is not None
+    advisor.close()
+    job.profile.add(Configuration(1, 2, 16), final=[0.1])
+    explored = [job.report()["explored_gpus"], advisor.advise() and job.report()["explored_gpus"]]
+    job.close()
+    assert explored == [0, 2]
+
+
 def test_a_batch_that_is_to_stay_is_not_cut_either() -> None:
     job, shapes, _ = train("enforce", adaptive=False)
     assert set(shapes) == {(32, 32)}, "batch norm would see the halves"

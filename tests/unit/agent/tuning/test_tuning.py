@@ -126,6 +126,35 @@ def test_the_scheduler_hears_at_once_of_a_fit_on_more_gpus_and_of_the_first_nois
         advisor.close()
 
 
+def test_a_size_that_was_measured_during_a_fit_is_told_with_the_next_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    profile, heard = StepProfile(), list[tuple[int, int]]()
+    advisor = Advisor(
+        profile,
+        LIMITS,
+        1,
+        2,
+        lambda: (None, BatchChoice(16, 0)),
+        adaptive=False,
+        on_news=lambda: heard.append(advisor.explored),
+    )
+    profile.add(Configuration(1, 1, 32), final=[0.1])
+    fit = profile.fit
+
+    def measured_meanwhile() -> ThroughputParams | None:
+        params = fit()
+        profile.add(Configuration(1, 2, 16), final=[0.1])
+        return params
+
+    monkeypatch.setattr(profile, "fit", measured_meanwhile)
+    for _ in range(2):
+        assert advisor.advise()
+        advisor._tell()
+        monkeypatch.undo()
+    assert heard == [(1, 1), (2, 1)]
+
+
 def test_after_a_move_refits_come_as_often_as_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_choice, "FIRST_REFIT", 0.001)
     profile, fitted = StepProfile(), queue.SimpleQueue[int]()
