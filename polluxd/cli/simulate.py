@@ -161,6 +161,7 @@ def simulate(
             "--noise-scale-error", min=0, max=1, help="relative error of measured noise scales alone"
         ),
     ] = 0.0,
+    users: Annotated[int, typer.Option("--users", min=1, help="users who submit the jobs, in turn")] = 1,
     failures_per_day: Annotated[
         float, typer.Option("--failures-per-day", min=0, help="node failures per day in the whole cluster")
     ] = 0.0,
@@ -246,6 +247,7 @@ def simulate(
         jitter=noise,
         noise_jitter=noise_scale_error,
         lengths=lengths,
+        users=users,
         failures_per_day=failures_per_day,
         power=parse_power(power),
         pollux=knowledge,

@@ -96,6 +96,8 @@ class Scenario:
     """Log-error of the noise scales that they measure, beyond that."""
     lengths: str = "true"
     """What users declare of their trainings' lengths; see `LENGTHS`."""
+    users: int = 1
+    """Users who submit the jobs, in turn."""
     failures_per_day: float = 0.0
     """Node failures in the whole cluster."""
     repair_seconds: float = 1800.0

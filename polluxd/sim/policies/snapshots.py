@@ -45,7 +45,7 @@ def slurm_job(job: SimulatedJob, view: View, **known: Any) -> SnapshotJob:
     return SnapshotJob(
         job_id=job.number + 1,
         name=job.submission.name,
-        user="user",
+        user=f"user-{job.number % view.scenario.users + 1}",
         account="account",
         partition="",
         spec=spec(job, view.scenario.gpus),
