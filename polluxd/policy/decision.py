@@ -28,6 +28,7 @@ from polluxd.policy.cache import Cache
 from polluxd.policy.choice import Choice, choose
 from polluxd.policy.domains import Domain, split
 from polluxd.policy.explain import Explainer
+from polluxd.policy.exploration import measured_on
 from polluxd.policy.option_table import build
 from polluxd.policy.owners import divided
 from polluxd.policy.packing import Packing
@@ -115,11 +116,64 @@ def _dearest(solved: Iterable[_Solved]) -> dict[str, float]:
 def _solve(
     domain: Domain, settings: PolicySettings, mean_weight: float, cache: Cache, *, explained: bool
 ) -> _Solved:
-    table = build(domain, settings, mean_weight, cache)
+    seated = _seat(domain, settings, mean_weight, cache)
+    start = settings.start_gpus
+    while start > 1 and seated.parked and seated.large_starts:
+        # Park no running job for GPUs that a new job can do without.
+        start //= 2
+        smaller = _seat(domain, replace(settings, start_gpus=start), mean_weight, cache)
+        seated = min(seated, smaller, key=attrgetter("parked"))
+    seating, table = seated.seating, seated.seating.table
     absent = [
         Allocation(job.job_id, NO_PLACEMENT, 0.0, 0.0, 0, bool(job.placement), reason)
         for job, reason in table.absent
     ]
+    # The starvation bound orders plans before the objective does: it is no part of either side of the gap.
+    moved = seating.packing.moved()
+    option = np.array(seating.option, dtype=np.int64)
+    idle = float(table.penalty[table.gpus[option] == 0].sum())
+    explainer = Explainer(seating, moved, rule=settings.gpu_counts) if explained else None
+    return _Solved(
+        absent + _allocations(seating, moved, option, explainer),
+        table.x(option, moved),
+        table.weight,
+        seated.choice.solver,
+        seating.total() + idle,
+        min(seated.bound + idle, seated.choice.fair_bound),
+        seated.plain_bound,
+        {} if table.market is None else table.market.of_types(table.types),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Seated:
+    """One domain's plan: every job of the table has a seat, or none."""
+
+    seating: Seating
+    choice: Choice
+    bound: float
+    plain_bound: float
+
+    @property
+    def parked(self) -> int:
+        """Running jobs that are to have no GPUs."""
+        table = self.seating.table
+        nothing = table.gpus[self.seating.option] == 0
+        return sum(bool(job.placement) for job, none in zip(table.jobs, nothing, strict=True) if none)
+
+    @property
+    def large_starts(self) -> bool:
+        """Whether a job that was never measured starts on more than its min-gpus."""
+        table = self.seating.table
+        gpus = table.gpus[self.seating.option].tolist()
+        return any(
+            held > max(job.spec.min_gpus, 1) and not job.placement and not measured_on(job)
+            for job, held in zip(table.jobs, gpus, strict=True)
+        )
+
+
+def _seat(domain: Domain, settings: PolicySettings, mean_weight: float, cache: Cache) -> _Seated:
+    table = build(domain, settings, mean_weight, cache)
     seating = Seating(
         table,
         Packing(
@@ -141,22 +195,7 @@ def _solve(
         plain_bound = certificate.improve(seating, power, plain_bound)
     seating.return_home()
     leave_right_nodes(packing)
-    # The starvation bound orders plans before the objective does: it is no part of either side of the gap.
-    moved = packing.moved()
-    option = np.array(seating.option, dtype=np.int64)
-    idle = float(table.penalty[table.gpus[option] == 0].sum())
-    x = table.x(option, moved)
-    explainer = Explainer(seating, moved, rule=settings.gpu_counts) if explained else None
-    return _Solved(
-        absent + _allocations(seating, moved, option, explainer),
-        x,
-        table.weight,
-        choice.solver,
-        seating.total() + idle,
-        min(bound + idle, choice.fair_bound),
-        plain_bound,
-        {} if table.market is None else table.market.of_types(table.types),
-    )
+    return _Seated(seating, choice, bound, plain_bound)
 
 
 def _place(seating: Seating, choice: Choice, power: float) -> float:

@@ -6,7 +6,8 @@ measured on; min-gpus lifts that cap.
 
 The paper starts every job on one GPU. Here a job that was never measured may start on `policy.start_gpus` of one node:
 most trainings scale within a node, and every doubling costs a move. The unmeasured jobs of a user divide an equal share
-of the GPUs: nobody has seen yet how they use them (`polluxd.trusted_reports`).
+of the GPUs: nobody has seen yet how they use them (`polluxd.trusted_reports`). A decision halves `start_gpus` while it
+would park a running job for such starts (`polluxd.policy.decision`).
 """
 
 from __future__ import annotations

@@ -97,10 +97,11 @@ def small(seed: int) -> Snapshot:
 def _free(snap: Snapshot) -> Snapshot:
     """Remove everything that the fitness alone does not show.
 
-    No job stays pinned, every job is preemptible, and guarantees and the starvation bound go.
+    No job stays pinned, every job is preemptible, and guarantees and the starvation bound go. Jobs start on one GPU: no
+    larger start may park a running job, whatever the fitness says.
     """
     jobs = tuple(replace(j, pinned=False, spec=replace(j.spec, preemptible=True)) for j in snap.jobs)
-    settings = replace(snap.settings, account_guarantees={}, starvation_bound=None)
+    settings = replace(snap.settings, account_guarantees={}, starvation_bound=None, start_gpus=1)
     return replace(snap, jobs=jobs, settings=settings)
 
 

@@ -95,6 +95,18 @@ def test_a_job_starts_with_no_more_than_its_users_equal_share_of_the_gpus(start,
     assert max(a.placement.gpus for a in plan.allocations) == gpus
 
 
+def test_no_running_job_is_parked_for_a_start_on_more_gpus_than_needed():
+    """With 4 GPUs for each new job, jobs 2 and 4 would be parked."""
+    costs = {"move_cost": 5.0, "resize_cost": 0.4}
+    held = [
+        running(n, [f"n{n - 1:03d}"], 4, report=report(explored=4, progress=done, target=target), **costs)
+        for n, (done, target) in enumerate([(30.0, 1000.0), (1000.0, None)] * 2, 1)
+    ]
+    plan = decide(snapshot(nodes(4), [*held, job(5, age=0.0), job(6, age=0.0)], objective="completion-time"))
+    gpus = [a.placement.gpus for a in plan.allocations]
+    assert gpus == [4, 2, 4, 2, 2, 2]
+
+
 def test_the_unmeasured_jobs_of_a_user_divide_the_users_share():
     many = [job(n, user="many") for n in range(1, 5)]
     one = job(5, user="one", report=report(explored=16))
