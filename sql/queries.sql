@@ -393,7 +393,11 @@ SELECT j.job_id, j.uid, j.name, j.user_name, j.account, j.partition, j.state, j.
        p.mode, p.advice,
        a.speedup, a.reason AS decision_reason, a.cycle_id,
        m.path AS move_path, m.step AS move_step, m.reason AS move_reason, m.detail AS move_detail,
-       coalesce(n.count, 0) AS moves
+       coalesce(n.count, 0) AS moves,
+       CASE WHEN j.gpus > 0 AND j.ended_at IS NULL
+                 AND (p.attempt = j.attempt AND p.times ->> 'first_step_at' IS NOT NULL) IS NOT TRUE
+            THEN greatest(j.started_at, p.received_at, to_timestamp((m.times ->> 'started')::double precision))
+       END AS silent_since
 FROM pollux.job j
 LEFT JOIN LATERAL (
     SELECT * FROM pollux.report_history r WHERE r.cluster = j.cluster AND r.job_id = j.job_id
@@ -403,7 +407,7 @@ LEFT JOIN LATERAL (
     WHERE a.job_id = j.job_id AND c.cluster = j.cluster AND c.started_at >= j.submitted_at - interval '1 minute'
     ORDER BY a.cycle_id DESC LIMIT 1) a ON true
 LEFT JOIN LATERAL (
-    SELECT r.path, r.step, r.reason, r.detail FROM pollux.move r
+    SELECT r.path, r.step, r.reason, r.detail, r.times FROM pollux.move r
     WHERE r.cluster = j.cluster AND r.job_id = j.job_id ORDER BY r.id DESC LIMIT 1) m ON true
 LEFT JOIN LATERAL (
     SELECT count(*) FROM pollux.move r

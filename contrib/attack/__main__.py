@@ -21,9 +21,11 @@ from polluxd.printable import printable
 
 THEMES = (
     *("slurm_text", "database", "transactions", "tokens", "pretences", "ranks", "files", "companions"),
-    *("reports", "shares", "output", "grows"),
+    *("reports", "shares", "output", "grows", "starts"),
 )
 """Importing a theme adds its attacks to the list."""
+ON_LARGE_NODES = ("starts",)
+"""Themes that need several GPUs per node, and few decisions."""
 
 
 def tried(attack: Attack, place: Site, *, defended: bool) -> Outcome:
@@ -55,6 +57,15 @@ def row_of(attack: Attack, place: Site) -> dict[str, str]:
     }
 
 
+def told_row_of(attack: Attack, place: Site) -> dict[str, str]:
+    """Return the row, and print it."""
+    since = time.monotonic()
+    row = row_of(attack, place)
+    took = time.monotonic() - since
+    print(f"{row['result']:<10} {row['attack']} ({took:.0f} s)\n           {row['evidence']}", flush=True)
+    return row
+
+
 def page(rows: list[dict[str, str]], minutes: float) -> str:
     """Return the results as a page of Markdown."""
     prevented = sum(row["result"] == "prevented" for row in rows)
@@ -73,17 +84,16 @@ def main() -> int:
     for theme in themes:
         importlib.import_module(f"contrib.attack.{theme}")
     began = time.monotonic()
-    rows = []
-    with site() as place:
-        for attack in ATTACKS:
-            if arguments.only in attack.name and attack.theme in themes:
-                since = time.monotonic()
-                rows.append(row := row_of(attack, place))
-                took = time.monotonic() - since
-                print(
-                    f"{row['result']:<10} {row['attack']} ({took:.0f} s)\n           {row['evidence']}",
-                    flush=True,
-                )
+    rows: list[dict[str, str]] = []
+    chosen = [attack for attack in ATTACKS if arguments.only in attack.name and attack.theme in themes]
+    large = [attack for attack in chosen if attack.theme in ON_LARGE_NODES]
+    small = [attack for attack in chosen if attack not in large]
+    if small:
+        with site() as place:
+            rows += [told_row_of(attack, place) for attack in small]
+    if large:
+        with site(nodes=7, gpus_per_node=4, interval_s=10.0) as place:
+            rows += [told_row_of(attack, place) for attack in large]
     minutes = (time.monotonic() - began) / 60
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "attacks.json").write_text(json.dumps(rows, indent=1) + "\n")

@@ -21,9 +21,11 @@ class Polluxd:
 
     Args:
         folder: of its configuration and log.
+        interval_s: between two decisions.
     """
 
-    def __init__(self, cluster: DevCluster, folder: Path) -> None:
+    def __init__(self, cluster: DevCluster, folder: Path, interval_s: float) -> None:
+        self.interval_s = interval_s
         self.config = folder / "polluxd.toml"
         self.log = folder / "polluxd.log"
         self._environment = {**os.environ, **cluster.client_environment, "POLLUXD_CONFIG": str(self.config)}
@@ -32,7 +34,13 @@ class Polluxd:
             cluster,
             self.config,
             slurm={"timeout_s": 5, "lease_s": 60},
-            cycle={"interval_s": 4, "floor_s": 1, "poll_s": 1, "busy_poll_s": 0.3, "leader_lease_s": 8},
+            cycle={
+                "interval_s": interval_s,
+                "floor_s": 1,
+                "poll_s": 1,
+                "busy_poll_s": 0.3,
+                "leader_lease_s": 8,
+            },
             moves={
                 "cooldown_s": 1,
                 "default_cost_s": 5,

@@ -49,12 +49,14 @@ class Site:
 
     Args:
         folder: of scripts; every user may read it.
+        gpus: of the whole cluster.
     """
 
-    def __init__(self, cluster: DevCluster, folder: Path, polluxd: Polluxd) -> None:
+    def __init__(self, cluster: DevCluster, folder: Path, polluxd: Polluxd, gpus: int) -> None:
         self.cluster = cluster
         self.folder = folder
         self.polluxd = polluxd
+        self.gpus = gpus
         self.slurm: SlurmClient = open_client("auto", conf=cluster.slurm_conf, timeout=20)
         self.store = Store(cluster.database_url, cluster.cluster_name)
         self._submitted: list[int] = []
@@ -359,18 +361,22 @@ def users() -> Iterator[None]:
 
 
 @contextmanager
-def site() -> Iterator[Site]:
-    """Start a new cluster with polluxd, and remove it afterwards."""
+def site(nodes: int = 8, gpus_per_node: int = 1, interval_s: float = 4.0) -> Iterator[Site]:
+    """Start a new cluster with polluxd, and remove it afterwards.
+
+    Args:
+        interval_s: between two decisions of polluxd.
+    """
     with tempfile.TemporaryDirectory(prefix="pollux-attack-") as name, users():
         folder = Path(name)
         folder.chmod(0o755)
         scripts = folder / "scripts"
         scripts.mkdir()
         with DevCluster(
-            folder / "cluster", nodes=8, gpus_per_node=1, lease_s=60, publish_interval_s=1.0
+            folder / "cluster", nodes=nodes, gpus_per_node=gpus_per_node, lease_s=60, publish_interval_s=1.0
         ) as cluster:
-            polluxd = Polluxd(cluster, folder)
-            place = Site(cluster, scripts, polluxd)
+            polluxd = Polluxd(cluster, folder, interval_s)
+            place = Site(cluster, scripts, polluxd, nodes * gpus_per_node)
             try:
                 polluxd.start()
                 place.until(place.cycles, "the first cycle of polluxd", 120.0)

@@ -331,6 +331,44 @@ def _reservation(place: Place) -> str:
     return "runs on the reservation's node, others do not"
 
 
+def _held(place: Place, *jobs: int) -> list[dict[str, int]]:
+    return [dict(place.job(job_id).gpus_per_node_held) for job_id in jobs]
+
+
+def _starts_within_a_type(place: Place) -> str:
+    """A job that nobody has measured starts on one node, of one type."""
+    plain = [
+        place.sbatch(f"plain-{n}", "sleep 900", f"SBATCH --nodelist={n}", gpus=gpus)
+        for n, gpus in (("n1", 4), ("n2", 4), ("n4", 2))
+    ]
+    place.until(lambda: all(map(place.runs, plain)), "the plain jobs")
+    # 4 GPUs of type 2080ti are free, and 2 of the profile 1g.5gb.
+    first = place.sbatch("first", "sleep 900", "POLLUX max-gpus=8")
+    place.until(lambda: place.runs(first), "the first start")
+    second = place.sbatch("second", "sleep 900", "POLLUX max-gpus=8")
+    place.until(lambda: place.runs(second), "the second start")
+    place.stays(lambda: _held(place, first, second) == [{"n3": 4}, {"n4": 2}], "one node each", _WATCH_S)
+    return place.explain(first)
+
+
+def _never_reports(place: Place) -> str:
+    """A job that never reports keeps its GPUs until somebody requeues it."""
+    here = "SBATCH --nodelist=n3"
+    silent = place.sbatch(
+        "silent", "sleep 900", here, "POLLUX max-gpus=8", wish=Wish(1, on=frozenset({"n3"}))
+    )
+    place.until(lambda: _held(place, silent) == [{"n3": 4}], "its start on a node")
+    other = place.sbatch(
+        "other", "sleep 900", here, "POLLUX min-gpus=3 max-gpus=3", wish=Wish(3, barred=True)
+    )
+    place.stays(lambda: not place.runs(other) and place.runs(silent), "the silent job", _WATCH_S)
+    told = place.explain(silent)
+    place.command("scontrol", "requeue", str(silent))
+    place.idle.admit(other)
+    place.until(lambda: _held(place, silent, other) == [{"n3": 1}, {"n3": 3}], "its start on min-gpus")
+    return told
+
+
 CASES = (
     Case("maintenance now", _maintenance("now")),
     Case("maintenance in 30 minutes", _maintenance("now+30minutes", "maint")),
@@ -345,6 +383,8 @@ CASES = (
     Case("plain jobs of lower priority wait", _plain_jobs_behind),
     Case("array of 12 with %4", _array),
     Case("license in use", _license),
+    Case("two GPU types and jobs that nobody has measured", _starts_within_a_type),
+    Case("job that never reports", _never_reports),
     Case("--reservation", _reservation),
     Case("--exclusive", _exclusive),
     Case("GPU type that begins with a digit", _option("--gpus-per-node=2080ti:1", "n3")),

@@ -14,6 +14,7 @@ from polluxd.store import JobExplanation
 
 from . import why
 from .output import Column, count, duration, number
+from .table_rows import is_silent
 
 SIZE_COLUMNS = (
     Column("gpus", "GPUS", right=True),
@@ -168,6 +169,7 @@ def story(
     elif row["ended_at"] is None:
         lines.append("polluxd has not decided on this job yet. The next cycle will.")
     lines += _measured(row, found.report, found.rejected)
+    lines += _silent(row)
     lines += _agent(row)
     if row["moving"]:
         lines.append(f"Moving now, step {row['moving']}: {found.job.move_reason or 'no reason recorded'}")
@@ -209,6 +211,18 @@ def _measured(row: Mapping[str, Any], report: Report | None, rejected: str) -> l
         phi = report.noise.phi(report.limits.initial)
         lines.append(f"Gradient noise scale: {number(3)(phi)} examples.")
     return lines
+
+
+def _silent(row: Mapping[str, Any]) -> list[str]:
+    """Say what to do about a job that trains unseen, or not at all."""
+    if not is_silent(row):
+        return []
+    job, held = row["job_id"], count(row["gpus"], "GPU")
+    return [
+        f"It has held {held} for {duration(row['silent_s'])} without a training step reported. It keeps the GPUs, since "
+        "it may train unseen. Look at the job's output and at `polluxctl doctor` on its node. "
+        f"`scontrol requeue {job}` starts the job again on min-gpus, `scancel {job}` ends it."
+    ]
 
 
 def _agent(row: Mapping[str, Any]) -> list[str]:

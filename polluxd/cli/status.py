@@ -13,10 +13,10 @@ from . import access
 from .access import ConfigOption, JsonOption
 from .health import health
 from .output import clock, count, duration, emit_json, number, plain
-from .table_rows import status_row
+from .table_rows import silent_rows, status_row
 
 _NAMED = 5
-"""Jobs that `status` names of those with doubted reports."""
+"""Jobs that `status` names of those with doubted reports, and of those without any."""
 
 
 def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
@@ -25,7 +25,7 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     Exit status: 0 polluxd works, 1 it does not decide, 2 a move is stuck.
     """
     store, loaded = access.open_store(config)[0], access.configuration(config)
-    found = status_row(store)
+    found = {**status_row(store), "silent": silent_rows(store)}
     verdict = health(found, store.open_moves(), loaded.cycle, loaded.moves, time.time())
     if as_json:
         emit_json({**found, "health": verdict.message, "stuck_since": verdict.stuck_since})
@@ -45,6 +45,7 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         ("price of a GPU", _price(found["gpu_price"])),
         ("solver", plain(found["solver"])),
         ("doubted reports", _doubted(found["doubted"])),
+        ("silent jobs", _silent(found["silent"])),
         ("note", plain(found["note"])),
         ("moves under way", found["open_moves"]),
     ):
@@ -68,3 +69,16 @@ def _doubted(jobs: list[dict[str, Any]]) -> str:
     named = ", ".join(f"{job['job_id']} ({job['name']}, {job['user']})" for job in jobs[:_NAMED])
     more = " and others" if len(jobs) > _NAMED else ""
     return f"of {count(len(jobs), 'job')}: {named}{more} (`polluxctl explain JOB`)"
+
+
+def _silent(jobs: list[dict[str, Any]]) -> str:
+    """Name the jobs that hold GPUs and report no training step."""
+    if not jobs:
+        return "none"
+    named = ", ".join(
+        f"{job['job_id']} ({job['name']}, {job['user']}: {count(job['gpus'], 'GPU')} for {duration(job['silent_s'])})"
+        for job in sorted(jobs, key=lambda job: (-job["gpus"] * job["silent_s"], job["job_id"]))[:_NAMED]
+    )
+    more = " and others" if len(jobs) > _NAMED else ""
+    held = count(sum(job["gpus"] for job in jobs), "GPU")
+    return f"{count(len(jobs), 'job')} on {held} without a training step: {named}{more} (`polluxctl explain JOB`)"

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from polluxd.model import Allocation, Move, Step
 from polluxd.store import JobView, Store
+
+SILENT_S = 300.0
+"""A job that holds GPUs for so long without a training step reported is worth a look: imports, data and a first step
+take minutes."""
 
 _OVER = {step.value for step in Step if step.terminal}
 
@@ -61,6 +65,7 @@ def job_row(view: JobView, lost_s: float, now: float) -> dict[str, Any]:
         "started_at": view.started_at,
         "ended_at": view.ended_at,
         "reported_at": view.reported_at,
+        "silent_s": None if view.silent_since is None else max(now - view.silent_since, 0.0),
         "age_s": (view.ended_at or now) - view.submitted_at,
         "reason": _reason(view, moving, over),
     }
@@ -155,6 +160,17 @@ def _doubted(store: Store, allocations: Iterable[Allocation]) -> list[dict[str, 
         for job in store.jobs_view(ended=False)
         if job.job_id in doubts
     ]
+
+
+def silent_rows(store: Store) -> list[dict[str, Any]]:
+    """Return the jobs that hold GPUs and report no training step."""
+    names = ("job_id", "name", "user", "gpus", "silent_s")
+    return [{name: row[name] for name in names} for row in job_rows(store, ended=False) if is_silent(row)]
+
+
+def is_silent(row: Mapping[str, Any]) -> bool:
+    """Whether a job has held GPUs for long without a training step."""
+    return (row["silent_s"] or 0.0) > SILENT_S
 
 
 def audit_rows(store: Store) -> list[dict[str, Any]]:

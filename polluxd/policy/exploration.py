@@ -7,7 +7,9 @@ measured on; min-gpus lifts that cap.
 The paper starts every job on one GPU. Here a job that was never measured may start on `policy.start_gpus` of one node:
 most trainings scale within a node, and every doubling costs a move. The unmeasured jobs of a user divide an equal share
 of the GPUs: nobody has seen yet how they use them (`polluxd.trusted_reports`). A decision halves `start_gpus` while it
-would park a running job for such starts (`polluxd.policy.decision`).
+would park a running job for such starts (`polluxd.policy.decision`). What the user's jobs hold that must stay as they
+are and have not reported a training step is taken from that share first: otherwise jobs that come one after another and
+never report would add up to more than the share.
 """
 
 from __future__ import annotations
@@ -28,15 +30,28 @@ def measured_on(job: SnapshotJob) -> int:
     return max(job.report.explored_gpus, job.report.prior_gpus) if job.report is not None else 0
 
 
+def _seen_to_train(job: SnapshotJob) -> bool:
+    return job.report is not None and job.report.first_step_at is not None
+
+
 class Caps:
     """The most GPUs that measurements justify, for the jobs of a domain."""
 
     def __init__(self, domain: Domain, settings: PolicySettings) -> None:
         users = {job.user for job in domain.jobs}
-        share = domain.capacity / max(len(users), 1)
+        share = ceil(domain.capacity / max(len(users), 1))
         most = min(settings.start_gpus, domain.gpus_per_node)
-        unmeasured = Counter(job.user for job in domain.jobs if not measured_on(job))
-        self._start = {user: min(most, ceil(share / jobs)) for user, jobs in unmeasured.items()}
+        silent = Counter[str]()
+        dividing: dict[str, list[int]] = {}
+        for job in domain.jobs:
+            if job.pinned and job.placement and not _seen_to_train(job):
+                silent[job.user] += job.placement.gpus
+            elif not measured_on(job):
+                dividing.setdefault(job.user, []).append(job.job_id)
+        self._start: dict[int, int] = {}
+        for user, jobs in dividing.items():
+            each, rest = divmod(max(share - silent[user], 0), len(jobs))
+            self._start |= {job_id: min(most, each + (n < rest)) for n, job_id in enumerate(jobs)}
 
     def of(self, job: SnapshotJob) -> int:
         """Return the job's cap, which is never below its min-gpus.
@@ -48,8 +63,11 @@ class Caps:
         if job.report is not None and measured:
             most = min(GROWTH * measured, job.report.most_gpus or GROWTH * measured)
             return max(most, spec.min_gpus)
-        start = self._start[job.user] if spec.adaptive and spec.preemptible else 1
-        if job.report is not None:
+        start = self._start.get(job.job_id, 1) if spec.adaptive and spec.preemptible else 1
+        if job.attempt and not job.placement and not _seen_to_train(job):
+            # It held GPUs before, and reported no training step on them.
+            start = 1
+        elif job.report is not None:
             # It has started, and its fit is not known yet or was put aside: it gets no more than it had.
             start = min(start, job.report.gpus)
         return max(start, spec.min_gpus, 1)

@@ -285,7 +285,7 @@ def job_view(row: Row) -> JobView:
     values["spec"] = spec(values["spec"])
     values["nodes"] = tuple(values["nodes"])
     values["checkpointed"] = bool(values["checkpointed"])
-    for name in ("submitted_at", "started_at", "ended_at", "reported_at"):
+    for name in ("submitted_at", "started_at", "ended_at", "reported_at", "silent_since"):
         values[name] = seconds(values[name])
     return JobView(**values)
 

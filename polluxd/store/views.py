@@ -139,6 +139,8 @@ class JobView:
     advice: Mapping[str, float] | None = None
     """In mode advise, the better batch size: `batch_size`, `local_batch`, `accumulation`, `goodput_ratio`."""
     uid: int | None = None
+    silent_since: float | None = None
+    """Since when it holds GPUs without a training step reported in this attempt; None: it does not."""
 
     @property
     def fraction_done(self) -> float | None:

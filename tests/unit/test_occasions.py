@@ -201,6 +201,22 @@ def test_whatever_a_job_reports_it_brings_few_decisions() -> None:
     assert decisions <= 3 + 400 // 60
 
 
+def test_a_job_that_is_requeued_without_end_is_measured_once_at_its_gpus() -> None:
+    cycle, job = trained()
+    decisions = 0
+    for attempt in range(20):
+        cycle.rows.reports[job] = report(attempt=attempt, first_step_at=None)
+        decisions += cycle.after(5.0)
+        cycle.rows.reports[job] = report(attempt=attempt, noise=REPORT.noise if attempt % 2 else None)
+        decisions += cycle.after(5.0)
+        cycle.slurm.requeue_by_hand(job)
+        cycle.slurm.advance(5.0)
+        cycle.slurm.configure(job, Geometry(("n1",), 4, 4), start=True)
+    assert cycle.slurm.jobs([job])[job].restart_count == 20
+    # With its noise scale and without; 300 s have five intervals.
+    assert decisions <= 2 + 300 // 60
+
+
 def test_jobs_that_are_gone_are_forgotten() -> None:
     cycle, job = trained()
     cycle.rows.reports[job] = report()

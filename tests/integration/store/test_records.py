@@ -86,6 +86,23 @@ def test_what_a_requeue_makes_slurm_forget(store, seen):
     assert 7 not in store.job_times()  # it has ended
 
 
+def test_a_job_is_silent_until_this_attempt_reports_a_training_step(store, seen, agent):
+    epoch, now = store.lead(), time.time()
+    store.sync_jobs([seen(7, start_time=now - 900), seen(8, start_time=now - 900)])
+    agent(7).publish()
+    store.sync_jobs([seen(7, start_time=now - 900), seen(8, start_time=now - 900, restart_count=1)])
+    move = store.plan_move(8, 1, "start", N1, N1, "x", epoch, at=now - 500)
+    store.advance(move.id, Step.STARTED, now - 400, epoch=epoch)
+    silent = {row.job_id: row.silent_since for row in store.jobs_view()}
+    assert silent == {7: None, 8: pytest.approx(now - 400)}
+    agent(8, attempt=1).publish(times={"launched_at": now - 300})
+    silent = {row.job_id: row.silent_since for row in store.jobs_view()}
+    assert silent[8] == pytest.approx(now, abs=60)
+    waiting = seen(8, state=JobState.PENDING, gpus_per_node_held={}, restart_count=1)
+    store.sync_jobs([waiting])
+    assert {row.job_id: row.silent_since for row in store.jobs_view()} == {7: None, 8: None}
+
+
 def test_jobs_that_are_not_ours_are_not_remembered(store, seen):
     store.sync_jobs([seen(7, spec=None)])
     assert store.jobs_view() == []

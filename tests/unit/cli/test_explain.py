@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -176,6 +177,22 @@ def test_explain_tells_a_move_under_way_and_a_failed_one(store, polluxctl):
     assert "Moving now, step draining: shrinks for job 8" in polluxctl("explain", "7").out
     store.views[0] = replace(store.views[0], move_step="failed", move_detail="node n3 went down")
     assert "The last move failed: node n3 went down" in polluxctl("explain", "7").out
+
+
+def test_jobs_that_hold_gpus_without_a_training_step_are_named_in_status_and_explain(store, polluxctl):
+    view = store.views[0]
+    for seconds in (None, 200):  # it trains; it has just begun
+        store.views[0] = replace(view, silent_since=seconds and time.time() - seconds)
+        assert "silent jobs      none" in polluxctl("status").out
+        assert "without a training step" not in polluxctl("explain", "7").out
+    store.views[0] = replace(view, silent_since=time.time() - 2100)
+    said = polluxctl("status").out
+    assert "silent jobs      1 job on 4 GPUs without a training step: 7 (resnet, ada: 4 GPUs for 35m" in said
+    (job,) = json.loads(polluxctl("status", "--json").out)["silent"]
+    assert (job["job_id"], job["gpus"], round(job["silent_s"], -2)) == (7, 4, 2100)
+    told = polluxctl("explain", "7").out
+    assert "It has held 4 GPUs for 35m" in told
+    assert "`scontrol requeue 7` starts the job again on min-gpus" in told
 
 
 def test_doubted_reports_are_named_in_status_and_explain(store, polluxctl):

@@ -5,9 +5,11 @@ The job's own measurements count, and those of earlier runs.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from polluxd.model import JobSpec
+from polluxd.model import JobSpec, Placement, Report
 from polluxd.policy import decide
 from polluxd.policy.domains import split
 from polluxd.policy.exploration import Caps
@@ -45,3 +47,38 @@ def test_a_run_that_knows_of_an_earlier_one_is_not_led_there_step_by_step() -> N
     assert new is not None
     assert known is not None
     assert (new.placement.gpus, known.placement.gpus) == (2, 16)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [None, report(explored=0, first_step_at=None), report(explored=4, prior_gpus=64, first_step_at=None)],
+)
+def test_silent_jobs_that_come_one_after_another_start_on_no_more_than_the_share(said: Report | None) -> None:
+    others = job(99, user="bea", report=report(explored=16, first_step_at=1.0))
+    jobs = []
+    for number in range(1, 9):
+        plan = decide(snapshot(nodes(6), [*jobs, job(number), others], objective="completion-time"))
+        placed = plan.of(number)
+        assert placed is not None
+        jobs.append(job(number, placement=placed.placement, report=said, started=True, pinned=True))
+    # Half of 24 GPUs, and then one GPU each.
+    assert [each.placement.gpus for each in jobs] == [4, 4, 4, 1, 1, 1, 1, 1]
+
+
+def test_a_job_that_held_gpus_and_never_reported_starts_again_on_min_gpus() -> None:
+    (domain,) = split(snapshot(nodes(4), [job(1, attempt=1), job(2), job(3, JobSpec(min_gpus=2), attempt=1)]))
+    assert [Caps(domain, PolicySettings()).of(each) for each in domain.jobs] == [1, 4, 2]
+
+
+def test_jobs_that_came_at_once_divide_the_whole_share() -> None:
+    new = [job(number) for number in range(1, 6)]
+    (domain,) = split(snapshot(nodes(4), [*new, job(9, user="bea")]))
+    caps = Caps(domain, PolicySettings())
+    assert [caps.of(each) for each in domain.jobs] == [2, 2, 2, 1, 1, 4]
+
+
+def test_a_job_that_rests_after_its_move_takes_nothing_from_the_start_of_others() -> None:
+    seen = replace(report(explored=8), first_step_at=1.0)
+    resting = job(1, placement=Placement(("n000", "n001"), 4), report=seen, started=True, pinned=True)
+    (domain,) = split(snapshot(nodes(4), [resting, job(2)]))
+    assert Caps(domain, PolicySettings()).of(domain.jobs[1]) == 4

@@ -1,0 +1,158 @@
+"""Attacks by jobs that nobody has measured yet, on nodes of 4 GPUs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+from contrib.attack.registry import Outcome, attack
+from contrib.attack.report import report
+from contrib.attack.site import Site
+
+EACH_STARTS_ON_A_NODE = """
+from polluxd.policy import exploration
+made = exploration.Caps.__init__
+def undivided(self, domain, settings):
+    made(self, domain, settings)
+    self._start = dict.fromkeys(self._start, min(settings.start_gpus, domain.gpus_per_node))
+exploration.Caps.__init__ = undivided
+"""
+EVERY_REPORT_COUNTS = """
+from polluxd.occasions import Occasions
+Occasions._measurements = lambda self, state, reports: {(job, told.at) for job, told in reports.items()}
+"""
+JOBS = 6
+"""6 starts on a node leave 4 of 28 GPUs."""
+HERS = 8
+"""Jobs of alice's with one GPU each: less than her half of the cluster."""
+
+
+def _gpus(site: Site, jobs: list[int]) -> int:
+    found = site.slurm.jobs(jobs).values()
+    return sum(sum(job.gpus_per_node_held.values()) for job in found if not job.state.finished)
+
+
+def _what_alice_gets(site: Site, his: list[int]) -> Outcome:
+    """Submit jobs of alice's after mallory's; see whether all start."""
+    held = _gpus(site, his)
+    script = site.script("hers.sh", "#POLLUX max-gpus=1")
+    hers = []
+    for _ in range(HERS):
+        job_id, trouble = site.sbatch("alice", script, "--gres=gpu:1")
+        assert job_id is not None, trouble
+        hers.append(job_id)
+    with suppress(TimeoutError):
+        site.until(lambda: _gpus(site, hers) == HERS, "alice's jobs", 25.0)
+    started = _gpus(site, hers)
+    share = site.gpus // 2
+    evidence = f"{len(his)} jobs of mallory's hold {held} GPUs of {site.gpus}; {started} of {HERS} jobs of alice's run"
+    # Beyond the share each job starts on the one GPU that any job starts on.
+    return Outcome(started < HERS or held > share + len(his), evidence)
+
+
+@attack("mallory", "further: jobs that never report and come one after another, each on the GPUs of a node")
+def never_report(site: Site, defended: bool) -> Outcome:
+    """A running job that never reported keeps its GPUs."""
+    site.resident("alice")
+    with nullcontext() if defended else site.patched(EACH_STARTS_ON_A_NODE):
+        his = [site.pollux_job("mallory", "max-gpus=4") for _ in range(JOBS)]
+        return _what_alice_gets(site, his)
+
+
+@attack("mallory", "further: jobs that report, are cancelled and submitted again, and so are new for ever")
+def always_new(site: Site, defended: bool) -> Outcome:
+    """A job that has reported can be moved; the next one cannot."""
+    site.resident("alice")
+    with nullcontext() if defended else site.patched(EACH_STARTS_ON_A_NODE):
+        his = [site.pollux_job("mallory", "max-gpus=4") for _ in range(JOBS)]
+        for _ in range(JOBS):
+            _reported(site, his[0])
+            site.run("mallory", "scancel", str(his.pop(0)))
+            his.append(site.pollux_job("mallory", "max-gpus=4"))
+        return _what_alice_gets(site, his)
+
+
+def _reported(site: Site, job_id: int) -> None:
+    """Publish a sound report of a job of mallory's."""
+    gpus, ticket = _gpus(site, [job_id]), site.ticket_of(job_id)
+    said = {"gpus": gpus, "explored_gpus": gpus}
+    site.until(lambda: site.publish("mallory", ticket=ticket, **said).ok, "the job's report")
+
+
+@contextmanager
+def _contradictory(site: Site, ticket: Path) -> Iterator[None]:
+    """Report without end, each report unlike the one before."""
+    said: tuple[dict[str, Any], ...] = (
+        {"noise": None},
+        {"explored_gpus": 0},
+        {"explored_gpus": 900, "explored_nodes": 7},
+        {"params": None, "noise": None},
+        {"times": {}},
+        {"resized": 10**6},
+    )
+    statements = []
+    for changes in said:
+        body = json.dumps(report(**_SLOW | changes)).replace("'", "''")
+        statements += [
+            f"SELECT pollux.publish_v1({{me}}, '{body}'::pg_catalog.jsonb)",
+            "SELECT pg_sleep(0.6)",
+        ]
+    order = {"ticket": str(ticket), "statements": statements, "times": 100}
+    his = site.spawn(
+        "mallory", "sh", "-c", 'exec "$@" > /dev/null', "sh", *site.command("sql"), json.dumps(order)
+    )
+    try:
+        yield
+    finally:
+        his.kill()
+
+
+_SLOW = {
+    "params": dict.fromkeys(("alpha_grad", "beta_grad"), 0.01)
+    | dict.fromkeys(("alpha_local", "beta_local", "alpha_node", "beta_node"), 9.0)
+    | {"gamma": 1.5}
+}
+"""A job that is slower on several GPUs: polluxd has no reason to move it."""
+
+
+@attack(
+    "mallory",
+    "further: contradictory reports and a requeue make polluxd decide without end, and move alice's job",
+)
+def decisions_provoked(site: Site, defended: bool) -> Outcome:
+    """polluxd decides early when a job is first measured at its GPUs."""
+    hers = site.pollux_job("alice", "adaptive=no")
+    his = site.pollux_job("mallory", "adaptive=no")
+    site.until(lambda: site.publish("alice", ticket=site.ticket_of(hers), **_SLOW).ok, "alice's report")
+    seconds, counts = 20.0, list[int]()
+    with nullcontext() if defended else site.patched(EVERY_REPORT_COUNTS):
+        moved = len(site.store.moves(hers))
+        for attempt in (0, 1):
+            if attempt:
+                site.run("mallory", "scontrol", "requeue", str(his))
+            site.until(lambda: _attempt(site, his) == attempt, f"attempt {attempt}", 90.0)  # noqa: B023
+            ticket = site.ticket_of(his)
+            assert ticket is not None
+            with _contradictory(site, ticket):
+                time.sleep(2.0)
+                before = site.cycles()
+                time.sleep(seconds)
+                counts.append(site.cycles() - before)
+        moves = len(site.store.moves(hers)) - moved
+    # One of every interval, and two for the number of GPUs that his job holds.
+    most = seconds / site.polluxd.interval_s + 1 + 2
+    return Outcome(
+        max(counts) > most or moves > 0,
+        f"{' and '.join(map(str, counts))} decisions in {seconds:g} s each, at most {most:g} are due; "
+        f"{moves} moves of alice's job",
+    )
+
+
+def _attempt(site: Site, job_id: int) -> int | None:
+    """Return the attempt that the job's ticket is for; None: no ticket."""
+    found = site.ticket_of(job_id)
+    return None if found is None else int(json.loads(found.read_text())["attempt"])
