@@ -86,16 +86,16 @@ def test_what_a_requeue_makes_slurm_forget(store, seen):
     assert 7 not in store.job_times()  # it has ended
 
 
-def test_a_job_is_silent_until_this_attempt_reports_a_training_step(store, seen, agent):
+def test_a_job_is_silent_until_this_attempt_reports_a_training_step(store, seen, agent, report):
     epoch, now = store.lead(), time.time()
     store.sync_jobs([seen(7, start_time=now - 900), seen(8, start_time=now - 900)])
-    agent(7).publish()
+    agent(7).publish(report(times={"launched_at": now - 800, "first_step_at": now - 790}))
     store.sync_jobs([seen(7, start_time=now - 900), seen(8, start_time=now - 900, restart_count=1)])
     move = store.plan_move(8, 1, "start", N1, N1, "x", epoch, at=now - 500)
     store.advance(move.id, Step.STARTED, now - 400, epoch=epoch)
     silent = {row.job_id: row.silent_since for row in store.jobs_view()}
-    assert silent == {7: None, 8: pytest.approx(now - 400)}
-    agent(8, attempt=1).publish(times={"launched_at": now - 300})
+    assert silent == {7: None, 8: pytest.approx(now - 400, abs=1)}
+    agent(8, attempt=1).publish(report(times={"launched_at": now - 300}))
     silent = {row.job_id: row.silent_since for row in store.jobs_view()}
     assert silent[8] == pytest.approx(now, abs=60)
     waiting = seen(8, state=JobState.PENDING, gpus_per_node_held={}, restart_count=1)
