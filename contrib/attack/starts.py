@@ -143,8 +143,8 @@ def decisions_provoked(site: Site, defended: bool) -> Outcome:
                 time.sleep(seconds)
                 counts.append(site.cycles() - before)
         moves = len(site.store.moves(hers)) - moved
-    # One of every interval, and two for the number of GPUs that his job holds.
-    most = seconds / site.polluxd.interval_s + 1 + 2
+    # One of every interval, and three for the number of GPUs that his job holds: its fit, noise scale and progress.
+    most = seconds / site.polluxd.interval_s + 1 + 3
     return Outcome(
         max(counts) > most or moves > 0,
         f"{' and '.join(map(str, counts))} decisions in {seconds:g} s each, at most {most:g} are due; "

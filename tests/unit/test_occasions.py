@@ -213,8 +213,8 @@ def test_a_job_that_is_requeued_without_end_is_measured_once_at_its_gpus() -> No
         cycle.slurm.advance(5.0)
         cycle.slurm.configure(job, Geometry(("n1",), 4, 4), start=True)
     assert cycle.slurm.jobs([job])[job].restart_count == 20
-    # With its noise scale and without; 300 s have five intervals.
-    assert decisions <= 2 + 300 // 60
+    # Its fit, its noise scale and its progress; 300 s have five intervals.
+    assert decisions <= 3 + 300 // 60
 
 
 def test_jobs_that_are_gone_are_forgotten() -> None:
