@@ -219,8 +219,8 @@ def _silent(row: Mapping[str, Any]) -> list[str]:
         return []
     job, held = row["job_id"], count(row["gpus"], "GPU")
     return [
-        f"It has held {held} for {duration(row['silent_s'])} without a training step reported. It keeps the GPUs, since "
-        "it may train unseen. Look at the job's output and at `polluxctl doctor` on its node. "
+        f"It has held {held} for {duration(row['silent_s'])} without a training step reported. It keeps the GPUs, "
+        "since it may train unseen. Look at the job's output and at `polluxctl doctor` on its node. "
         f"`scontrol requeue {job}` starts the job again on min-gpus, `scancel {job}` ends it."
     ]
 
