@@ -63,7 +63,7 @@ def never_report(site: Site, defended: bool) -> Outcome:
         return _what_alice_gets(site, his)
 
 
-@attack("mallory", "further: jobs that report, are cancelled and submitted again, and so are new for ever")
+@attack("mallory", "further: jobs that report, are cancelled and submitted again, and so are never measured")
 def always_new(site: Site, defended: bool) -> Outcome:
     """A job that has reported can be moved; the next one cannot."""
     site.resident("alice")
