@@ -24,6 +24,7 @@ from pollux.checkpoint.checkpoint_store import CheckpointStore
 from pollux.errors import CheckpointError, ForeignCheckpoint
 from pollux.ranks.control import ControlExchange
 from pollux.ranks.sharding import ShardedModel, ShardedOptimizer, is_sharded, local_part
+from pollux.ranks.world import new_group
 
 logger = logging.getLogger("pollux")
 
@@ -50,7 +51,7 @@ def _group_of(size: int) -> dist.ProcessGroup | None:
 
     Its thread writes while the ranks exchange decisions.
     """
-    return dist.new_group(backend="gloo") if size > 1 else None
+    return new_group(backend="gloo") if size > 1 else None
 
 
 class Keeper(ABC):

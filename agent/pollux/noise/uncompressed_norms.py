@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pollux.noise.precondition import CHUNK, GradientNorms
-from pollux.ranks.connections import forming_groups
+from pollux.ranks.world import new_group
 
 
 class _Piece(NamedTuple):
@@ -35,8 +35,7 @@ class UncompressedSums:
     def __init__(self, norms: GradientNorms, world_size: int) -> None:
         self._norms = norms
         self._size = world_size
-        with forming_groups():
-            self._group = dist.new_group()
+        self._group = new_group()
 
     def measure(self, bucket: Any) -> tuple[Tensor, Tensor]:
         """Return (|g_b|^2 of this rank, |g_B|^2), each [groups] on the device.

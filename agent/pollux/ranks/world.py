@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -58,7 +59,7 @@ def join(device: torch.device, environ: Mapping[str, str] = os.environ) -> World
     `pollux run` and torchrun set the environment.
 
     A process group that the user has initialised is used as it is. Raises LaunchError where the environment
-    contradicts itself.
+    contradicts itself, RankLost where another rank does not come or leaves.
     """
     here = (node_name(environ),)
     if not dist.is_available():
@@ -74,9 +75,11 @@ def join(device: torch.device, environ: Mapping[str, str] = os.environ) -> World
         raise LaunchError(
             f"expected the same number of ranks on each node, got {size} ranks with {per_node} on this one"
         )
-    with forming_groups():
-        control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
-    racks, places = where(control, environ)
+    control = new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
+    try:
+        racks, places = where(control, environ)
+    except RuntimeError as error:
+        raise RankLost(f"a rank left while {size} ranks told each other their nodes: {error}") from error
     return World(rank, size, size // per_node, device, control, racks, places, own=own)
 
 
@@ -95,12 +98,25 @@ def meet(device: torch.device, environ: Mapping[str, str] = os.environ) -> bool:
     try:
         with own_group():
             dist.init_process_group(backend_for(device))
-    except (dist.DistError, ValueError) as error:
+    except (dist.DistError, RuntimeError, ValueError) as error:
         raise RankLost(
             f"expected {size} ranks to meet at {environ['MASTER_ADDR']}:{environ['MASTER_PORT']}: {error}. Is one "
             "missing, or does another job hold the port?"
         ) from error
     return True
+
+
+def new_group(**options: Any) -> dist.ProcessGroup:
+    """Form another group of all ranks; every rank calls it.
+
+    Raises RankLost where one of them leaves.
+    """
+    try:
+        with forming_groups():
+            made: dist.ProcessGroup = dist.new_group(**options)
+            return made
+    except (dist.DistError, RuntimeError) as error:
+        raise RankLost(f"a rank left while the ranks formed a process group: {error}") from error
 
 
 @contextmanager
