@@ -39,11 +39,12 @@ _reserved: list[socket.socket] = []
 def free_ports(count: int) -> list[int]:
     """Return `count` distinct TCP ports that are free now.
 
-    They are below the kernel's ephemeral range (32768 and up), so that no outgoing connection takes one before its
-    daemon binds it. No other process that asks here gets one of them until this process ends.
+    They are below the kernel's ephemeral range (32768 and up) and below the ports of `pollux run` (20000 and up), so
+    that neither an outgoing connection nor a training takes one before its daemon binds it. No other process that asks
+    here gets one of them until this process ends.
     """
     chosen: list[int] = []
-    for port in random.SystemRandom().sample(range(10240, 32000), 2000):
+    for port in random.SystemRandom().sample(range(10240, 20_000), 2000):
         # An abstract socket: it needs no file, and ends with the process.
         reservation = socket.socket(socket.AF_UNIX)
         try:

@@ -6,26 +6,35 @@ gloo uses the loopback interface.
 from __future__ import annotations
 
 import functools
+import itertools
 import multiprocessing
 import os
 import pickle
-import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+
+from contrib.devcluster.processes import free_ports
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 PATIENCE = 100.0
 
 
+@functools.cache
+def _ports() -> Iterator[int]:
+    """Ports that no other process takes before the ranks of a test do.
+
+    When a port's turn comes again, the ranks that had it are gone.
+    """
+    return itertools.cycle(free_ports(32))
+
+
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return next(_ports())
 
 
 def _rank(body: Callable[..., Any], args: tuple[Any, ...], env: dict[str, str], pipe: Any) -> None:
@@ -120,6 +129,16 @@ def no_integration(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     for name in [name for name in list(sys.modules) if name.startswith("pollux.integrations.")]:
         monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.fixture(autouse=True)
+def no_advice_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the batch size to the test.
+
+    The advisor's thread first looks after a second, which a busy machine may need for some steps. Forked ranks inherit
+    the setting.
+    """
+    monkeypatch.setattr("pollux.tuning.batch_choice.FIRST_REFIT", 1e6)
 
 
 @pytest.fixture

@@ -8,6 +8,11 @@ import socket
 import pytest
 
 from contrib.devcluster.processes import free_ports
+from pollux.slurm_job.allocation import FIRST_PORT
+
+
+def test_no_launcher_chooses_a_port_that_a_server_is_to_have() -> None:
+    assert max(free_ports(8)) < FIRST_PORT
 
 
 def test_a_port_is_given_to_one_process_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from contrib.devcluster.processes import free_ports
 from polluxd.config import Config, parse_config
 from polluxd.daemon import Daemon
 from polluxd.metrics import Metrics, endpoint
@@ -18,9 +19,7 @@ from polluxd.metrics.endpoint import CONNECTIONS, Endpoint
 
 
 def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
+    return free_ports(1)[0]
 
 
 @pytest.fixture

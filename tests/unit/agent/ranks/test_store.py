@@ -78,11 +78,10 @@ def test_a_stranger_gets_nothing() -> None:
 
 
 def test_without_the_store_there_is_a_typed_error() -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
-    with pytest.raises(RankLost, match=r"the store of the ranks is not found at 127\.0\.0\.1"):
-        Rendezvous.join("127.0.0.1", port, "s")
+    with socket.socket() as held:  # bound, so that nobody listens there
+        held.bind(("127.0.0.1", 0))
+        with pytest.raises(RankLost, match=r"the store of the ranks is not found at 127\.0\.0\.1"):
+            Rendezvous.join("127.0.0.1", held.getsockname()[1], "s")
     with pytest.raises(RankLost, match=r"no value of x came within"):
         Rendezvous.open(dict(LOCAL)).ask("wait", ["x"], timeout=0.01)
 

@@ -122,10 +122,10 @@ def ticket(dsn, interval=0.01):
 
 @pytest.fixture
 def nobody():
-    """Return a dsn at which no process listens."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    return f"host=127.0.0.1 port={port} user=u dbname=d password=hunter2"
+    """Yield a dsn at which no process listens: a socket holds the port."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"host=127.0.0.1 port={held.getsockname()[1]} user=u dbname=d password=hunter2"
 
 
 def eventually(condition):
