@@ -81,18 +81,33 @@ def _talk_nonsense(listener: socket.socket) -> None:
         connection.close()
 
 
-def test_strangers_do_not_join() -> None:
+class PassingTime:
+    """A clock on which a minute passes where somebody sleeps, else no time."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, _: float) -> None:
+        self.now += 60.0
+
+
+def test_strangers_do_not_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The intruder sleeps once it has been refused; then time is up on both sides.
+    monkeypatch.setattr(launcher_channel, "time", PassingTime())
     candidates = ports()
     listener = launcher_channel.listen(candidates)
 
     def intrude() -> None:
         with pytest.raises(RankLost, match="is not this job's"):
-            launcher_channel.join("127.0.0.1", candidates, b"other key", 1, 1, timeout=0.5)
+            launcher_channel.join("127.0.0.1", candidates, b"other key", 1, 1, timeout=50)
 
     intruder = threading.Thread(target=intrude)
     intruder.start()
     with pytest.raises(RankLost, match=r"1 of 2 nodes did not join.*number\(s\) 1"):
-        launcher_channel.gather(listener, b"key", 1, 2, timeout=0.7)
+        launcher_channel.gather(listener, b"key", 1, 2, timeout=50)
     intruder.join()
 
 
@@ -169,11 +184,11 @@ def test_idle_strangers_do_not_delay_the_meeting() -> None:
     joined: list[LauncherChannels] = []
 
     def join() -> None:
-        joined.append(launcher_channel.join("127.0.0.1", candidates, b"key", 1, 1, timeout=5))
+        joined.append(launcher_channel.join("127.0.0.1", candidates, b"key", 1, 1, timeout=60))
 
     other = threading.Thread(target=join)
     other.start()
-    made = launcher_channel.gather(listener, b"key", 1, 2, timeout=5)
+    made = launcher_channel.gather(listener, b"key", 1, 2, timeout=60)
     other.join()
     assert [each.node for each in made.channels] == [1]
     for each in (*joined, made):

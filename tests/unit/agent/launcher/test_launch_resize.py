@@ -48,7 +48,7 @@ note("survived")
 def test_nodes_that_leave_end_well_and_the_others_train_on(
     tmp_path: Path, leaving: list[str], way: str
 ) -> None:
-    settings = SHORT if way == "stuck" else ""
+    settings = SHORT if way == "stuck" else "leave=60"
     with step(tmp_path, 3, SHRINK.format(leaving=leaving, way=WAYS[way]), settings=settings) as launched:
         expected = [0, 0, 0]
         if way == "launcher killed":
@@ -158,7 +158,7 @@ def test_a_relaunch_starts_the_others_at_once_numbered_anew(
 ) -> None:
     way = WAYS[survivor] if survivor != "as asked" else "pass"
     body = RELAUNCH.format(leaver=WAYS[leaver], survivor=way, fails_again=False)
-    with step(tmp_path, 3, body, settings=SHORT if "stuck" in (leaver, survivor) else "") as launched:
+    with step(tmp_path, 3, body, settings=SHORT if "stuck" in (leaver, survivor) else "leave=60") as launched:
         expected = [0, STOPPED if leaver == "launcher killed" else 0, 0]
         assert launched.statuses() == expected, launched.output()
     known = {"POLLUX_RESIZED": "7", "POLLUX_LEFT": "n1", "POLLUX_RESTARTS": "0", "GROUP_WORLD_SIZE": "2"}

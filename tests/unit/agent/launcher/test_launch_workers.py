@@ -229,14 +229,17 @@ def test_while_ranks_are_lent_the_loss_of_one_asks_for_another_start(
 def test_a_rank_that_is_ended_on_its_way_out_has_the_status_that_it_meant() -> None:
     """The teardown of torch may last longer than the other ranks wait."""
 
+    asked, has_asked = os.pipe()
+
     def asks() -> int:
         import atexit
 
         atexit.register(linger)
+        atexit.register(os.write, has_asked, b"!")  # called first, and after the status was noted
         sys.exit(RETRY_STATUS)
 
     def other() -> int:
-        time.sleep(0.5)
+        assert os.read(asked, 1)
         sys.exit(3)
 
     code, text = in_child(lambda: run_workers(asks, other).status)

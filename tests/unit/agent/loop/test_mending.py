@@ -183,11 +183,12 @@ def test_ranks_behind_take_over_the_state_of_the_furthest(tmp_path: Path) -> Non
         if (step, where) == (5, "middle") and job.world.size == 3:
             # As if its connections had failed alone, after the others' reduction was over.
             if job.rank == 2:
-                time.sleep(0.5)
+                assert rendezvous.until((tmp_path / "ahead").exists, 60.0)
                 os.kill(os.getpid(), signal.SIGKILL)
             if job.rank == 1:
                 job.optimizer.step()
                 job.stepper.commit_in_hand()
+                (tmp_path / "ahead").touch()
 
     found = run(tmp_path, 3, trouble)
     assert found[2] is None

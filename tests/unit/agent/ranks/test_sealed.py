@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -130,7 +131,7 @@ def test_idle_and_slow_strangers_delay_nobody() -> None:
 
 
 def test_a_flood_displaces_its_own_connections() -> None:
-    with entrance(max_pending=8) as (door, port), socket.socket() as honest:
+    with entrance(max_pending=8, handshake_s=1000.0) as (door, port), socket.socket() as honest:
         honest.bind(("127.0.0.2", 0))
         honest.connect(("127.0.0.1", port))
         flood = []
@@ -148,13 +149,19 @@ def test_a_flood_displaces_its_own_connections() -> None:
             each.close()
 
 
-def test_a_silent_connection_is_dropped_in_time() -> None:
-    with entrance(handshake_s=0.05) as (door, port), dial(port) as stranger:
+def test_a_silent_connection_is_dropped_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(sealed, "time", SimpleNamespace(monotonic=lambda: now))
+    with entrance(handshake_s=10.0) as (door, port), dial(port) as stranger:
         stranger.sendall(b"{")
-        door.admitted(1.0)
+        while not door.waiting:
+            door.admitted(1.0)
+        now += 10.0
+        door.admitted(0.01)
         assert door.waiting
-        while door.waiting:
-            door.admitted(0.01)
+        now += 0.1
+        door.admitted(0.01)
+        assert not door.waiting
         stranger.settimeout(10)
         assert stranger.recv(1) == b""
 
@@ -186,13 +193,13 @@ def test_listeners_of_others_are_passed_over() -> None:
 
 
 def test_why_nobody_answers_is_told() -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        free = unused.getsockname()[1]
+    held = socket.socket()
+    held.bind(("127.0.0.1", 0))  # so that nobody listens there
+    free = held.getsockname()[1]
     with pytest.raises(NoAnswer, match="refused") as nobody:
         connect("127.0.0.1", [free], KEY, "test", b"")
     assert nobody.value.refused
-    with entrance() as (door, port):
+    with held, entrance() as (door, port):
         client_ended = threading.Event()
 
         def serve() -> None:
