@@ -12,6 +12,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -375,13 +376,14 @@ class DevCluster:
 
         They outlive slurmd by design. Each carries this cluster's SLURM_CONF in its environment.
         """
-        mark = f"SLURM_CONF={self.slurm_conf}"
-        for _ in range(3):  # a dying step may have been about to fork
-            left = set(pids_with_environment(mark)) | known
+        mark, deadline = f"SLURM_CONF={self.slurm_conf}", time.monotonic() + 30
+        # A dying step may have been about to fork, and on a busy machine a killed process ends later.
+        while left := set(pids_with_environment(mark)) | known:
             known = descendants(left)
             kill_all(left | known)
-            if not left:
+            if time.monotonic() > deadline:
                 return
+            time.sleep(0.02)
 
     def _record(self) -> None:
         """Record the daemons, so that `down` can stop them from another process."""

@@ -64,22 +64,23 @@ def test_a_moved_job_with_a_companion_is_added_up(accounted: DevCluster, tmp_pat
         slurm.configure(job_id, Geometry(nodes, gpus, gpus), start=True)
         until(lambda: state(job_id) is JobState.RUNNING)
 
+    # Each is timed from before its start to after its end: no record of Slurm's is longer.
     before = time.time()
     job_id = submit("moved", "max-gpus=8", "--gres=gpu:1")
-    start(job_id, ("n1",), 1)
     begun = time.monotonic()
+    start(job_id, ("n1",), 1)
     time.sleep(3)
     slurm.requeue(job_id)
     until(lambda: state(job_id) is JobState.PENDING)
     used[1] = time.monotonic() - begun
     time.sleep(1.1)  # a start in the second of the requeue fails
-    start(job_id, ("n1", "n2"), 2)
     begun = time.monotonic()
+    start(job_id, ("n1", "n2"), 2)
     claim = f"companion-of={job_id} attempt=1 move=5 nonce={'0' * 32}"
     companion = submit("lent", claim, "--gres=gpu:2", "--no-requeue")
     other = submit("other", f"companion-of={job_id + 1000} attempt=1 move=5 nonce={'0' * 32}", "--gres=gpu:1")
-    start(companion, ("n3",), 2)
     joined = time.monotonic()
+    start(companion, ("n3",), 2)
     time.sleep(3)
     accounted.command("scancel", str(companion))
     until(lambda: state(companion).finished)

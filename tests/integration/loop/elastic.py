@@ -150,13 +150,17 @@ class Elastic:
         return {ledger.pid: ledger.sizes() for ledger in self.ledgers()}
 
     def steps_among(self, ranks: int) -> None:
-        """Wait until the newest step of all was made among so many ranks."""
+        """Wait until the newest step of all was made among so many ranks.
 
-        def newest() -> int:
+        Each of them has written a step among so many: one rank may write it later than another.
+        """
+
+        def written() -> bool:
             done = [each.done[-1] for each in self.ledgers() if each.done]
-            return max(done, key=lambda one: one.at).ranks if done else 0
+            newest = max(done, key=lambda one: one.at).ranks if done else 0
+            return newest == ranks <= sum(one.ranks == ranks for one in done)
 
-        self.loop.until(lambda: newest() == ranks, why=f"a step among {ranks} ranks")
+        self.loop.until(written, why=f"a step among {ranks} ranks")
 
     def end(self) -> Lineage:
         """Let the current pass be the last, and wait for the job's end.

@@ -99,6 +99,9 @@ def test_the_database_and_slurmctld_go_away_in_mid_run(loop: Loop) -> None:
         60,
         why="polluxd saying that the database is away",
     )
+    # A move that had begun goes on for as long as the leader's lease of 5 s.
+    time.sleep(5)
+    loop.until(lambda: loop.job(job_id).state is not JobState.COMPLETING, why="the end of a requeue")
     before = loop.job(job_id)
     time.sleep(3)
     assert loop.daemon.running

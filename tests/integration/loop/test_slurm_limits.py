@@ -15,7 +15,7 @@ from polluxd.model import JobState, Step
 
 from .conftest import Daemon, Loop
 
-pytestmark = [pytest.mark.slow, pytest.mark.slurm]
+pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
@@ -46,7 +46,10 @@ def test_a_reached_limit_moves_nothing_and_is_named(limited: Loop) -> None:
         "trained", 10000, directive=f"{lab}\n#POLLUX min-gpus=2 max-gpus=2 resize=requeue"
     )
     limited.until(lambda: limited.job(plain).state is JobState.RUNNING, why="the plain job's start")
-    limited.until(lambda: trained in limited.store.reports(), why="the training's first report")
+    limited.until(
+        lambda: [m.step for m in limited.store.moves(trained)] == [Step.TRAINING],
+        why="the training's first step",
+    )
     # Even without the training, the account has only two of its five GPUs left.
     waits = limited.sbatch("waits", "sleep 600", directive=f"{lab}\n#POLLUX min-gpus=3")
     rule = "gres/gpu=5 of account lab"

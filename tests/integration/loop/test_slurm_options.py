@@ -16,7 +16,7 @@ from polluxd.slurm.protocol import SlurmJob
 
 from .conftest import Daemon, Loop
 
-pytestmark = [pytest.mark.slow, pytest.mark.slurm]
+pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(900)]
 
 NODES = ("n1", "n2", "n3", "n4", "n5")
 

@@ -14,7 +14,7 @@ from polluxd.model import JobState, Step
 from .conftest import Loop
 from .elastic import Elastic
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(900)]
 
 
 def test_no_job_is_taken_from_its_gpus_while_a_rule_forbids_its_start(elastic_loop: Loop) -> None:
@@ -40,16 +40,17 @@ def test_no_job_is_taken_from_its_gpus_while_a_rule_forbids_its_start(elastic_lo
     for rule, (begin, end) in forbid.items():
         attempt = job.slurm.restart_count
         begin()
-        refused = job.moved(job.order("requeue", ("n4",)))
-        assert refused.step is Step.FAILED
-        assert rule in refused.detail, refused.detail
-        assert Step.REQUEUED not in refused.times
         waiting = loop.sbatch("waits", "sleep 600", directive="#POLLUX max-gpus=1")
         loop.until(
             lambda j=waiting, r=rule: r in loop.daemon.command("polluxctl", "explain", str(j)).stdout,  # type: ignore[misc]
             60,
             why="explain to name the rule",
         )
+        # polluxd knows the rule by now: it had read Slurm's state before, if the move came in the same moment.
+        refused = job.moved(job.order("requeue", ("n4",)))
+        assert refused.step is Step.FAILED
+        assert rule in refused.detail, refused.detail
+        assert Step.REQUEUED not in refused.times
         assert loop.job(waiting).state is JobState.PENDING
         assert not loop.store.moves(waiting), "nothing is tried in vain"
         shown = job.slurm

@@ -86,10 +86,10 @@ def test_an_operator_resizes_an_ordinary_users_job_in_place(lending: Loop) -> No
     forged = lending.sbatch("forged", "sleep 600", directive=claim)
     assert job.moved(number).step is Step.TRAINING, job.move(number).detail
     job.nodes = (first, second, third)
+    lending.until(lambda: lending.job(forged).state is JobState.CANCELLED, why="the forged companion's end")
     (companion,) = job.companions()
     assert (companion.user, companion.nodes) == ("nobody", (third,))
     assert companion.job_id != forged
-    lending.until(lambda: lending.job(forged).state is JobState.CANCELLED, why="the forged companion's end")
     job.go("resize", first, third)
     assert (job.slurm.nodes, job.slurm.restart_count) == ((first,), 0)
     job.go("resize", first)

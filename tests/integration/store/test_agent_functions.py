@@ -396,11 +396,11 @@ def test_a_first_step_and_an_acknowledgement_end_a_wait_when_a_move_is_under_way
     job.publish(stepped)
     assert store.wait_for_notify(0.5) is False, "the step was told before"
     job.publish(report(times={"first_step_at": time.time()}))
-    assert store.wait_for_notify(5) is True
+    assert store.wait_for_notify(60) is True
     assert store.wait_for_notify(0.5) is False
     store.advance(move.id, Step.DRAINING, time.time(), epoch=epoch)
     job.acknowledge(move.id)
-    assert store.wait_for_notify(5) is True
+    assert store.wait_for_notify(60) is True
 
 
 def test_notifications_without_news_end_no_wait(store, agent, seen):

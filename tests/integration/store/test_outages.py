@@ -259,6 +259,6 @@ def test_closing_publishes_the_last_state(ticket, store, training):
     publisher.start()
     eventually(lambda: 7 in store.reports())
     training.body["progress"] = 499.0
-    publisher.close()
+    publisher.close(timeout_s=80)
     assert store.reports()[7].progress == 499.0
     assert json.loads(json.dumps(training.drains)) == []

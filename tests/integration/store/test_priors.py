@@ -217,7 +217,7 @@ def test_a_training_is_begun_with_what_the_one_before_has_measured(store, ticket
         deadline = time.monotonic() + 60
         while job_id not in store.reports() and time.monotonic() < deadline:
             time.sleep(0.05)
-        publisher.close()
+        publisher.close(timeout_s=60)
         return store.reports()[job_id]
 
     places = [(1, 1, 32), (1, 1, 64), (1, 2, 32), (1, 4, 64), (2, 8, 32), (2, 8, 64), (2, 4, 64)]
