@@ -266,7 +266,7 @@ def test_one_user_has_two_requests_at_a_time(munge):
         assert going.wait(PATIENCE_S)
         return uid
 
-    with serving(munge, answer, Bounds(of_one_user=1)) as address:
+    with serving(munge, answer, Bounds(request_s=PATIENCE_S, of_one_user=1)) as address:
         answers: list[int] = []
         first = threading.Thread(target=lambda: answers.append(client_of(address, munge).ask(Jobs())))
         first.start()
