@@ -8,6 +8,8 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import struct
+import termios
 import time
 from collections.abc import Iterator
 
@@ -62,6 +64,17 @@ class Channel:
             pass
         while (message := self._take()) is not None:
             yield message
+
+    @property
+    def unread(self) -> bool:
+        """The other side has not read all that was sent. unix(7), SIOCOUTQ.
+
+        False where the system does not tell.
+        """
+        try:
+            return bool(struct.unpack("i", fcntl.ioctl(self.socket, termios.TIOCOUTQ, bytes(4)))[0])
+        except OSError:
+            return False
 
     def signal_arrivals(self) -> None:
         """Have this process sent SIGIO when something comes."""

@@ -89,8 +89,14 @@ class LauncherLine:
         self._announced = move
 
     def can_mend(self, able: bool) -> None:
-        """Say whether the ranks go on without one that is killed."""
+        """Say whether the ranks go on without one that is killed.
+
+        Where they do, wait until the launcher has read it: a rank may be killed at once.
+        """
         self._channel.send(CanMend(able))
+        deadline = time.monotonic() + (ANSWER_TIMEOUT_S if able else 0.0)
+        while self._channel.unread and time.monotonic() < deadline:
+            time.sleep(0.001)
 
     def mended(self, names: Collection[str], without: Collection[int], *, lent: bool) -> None:
         """Say that the ranks have gone on, on these nodes.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from pollux.launcher.channel import Channel
@@ -138,10 +138,12 @@ class Supervisor:
 
     def _events(self, number: int | None) -> Iterator[Event]:
         """What has happened since, a signal's number first."""
+        gone: list[int] = []
         if number == signal.SIGCHLD:
             ended = [(worker, self._end_of(worker)) for worker in reap(self._running)]
-            # A worker's end may be explained by what rank 0 has said before it.
+            # A worker's end may be explained by what rank 0, or another launcher, has said before it.
             yield from self._heard_from_rank_0()
+            gone += yield from self._heard_from_nodes()
             if any(end.status > 128 for _, end in ended):
                 kill_forks_of_the_dead(self.spared | self._running.keys())
             for worker, end in ended:
@@ -152,16 +154,24 @@ class Supervisor:
             assert number is not None
             yield Signalled(number)
         yield from self._heard_from_rank_0()
-        for node, message in self._channels.heard():
-            # So may what a node says of its end.
-            yield from self._heard_from_rank_0()
-            if message is None:
-                yield NodeGone(node)
-            elif not isinstance(message, AnnounceMove | AwaitLeavers | Taken | Refused | NodesLeft | Start):
-                yield FromNode(node, message)
+        gone += yield from self._heard_from_nodes()
+        for node in gone:
+            yield NodeGone(node)
         if self._parent is not None and self._running and self._parent.gone():
             yield ParentGone()
         yield Tick()
+
+    def _heard_from_nodes(self) -> Generator[Event, None, list[int]]:
+        """What the other launchers have said; returns those that are gone."""
+        gone: list[int] = []
+        for node, message in self._channels.heard():
+            # What a node says of its end may be explained, too.
+            yield from self._heard_from_rank_0()
+            if message is None:
+                gone.append(node)
+            elif not isinstance(message, AnnounceMove | AwaitLeavers | Taken | Refused | NodesLeft | Start):
+                yield FromNode(node, message)
+        return gone
 
     def _heard_from_rank_0(self) -> Iterator[Event]:
         for line in self._lines:

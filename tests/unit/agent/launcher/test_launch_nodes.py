@@ -15,16 +15,20 @@ from pollux.launcher import launcher_channel, node
 from pollux.launcher.channel import Channel
 from pollux.launcher.companion_file import CompanionFile
 from pollux.launcher.launcher_channel import LauncherChannels
-from pollux.launcher.messages import StartDecided
+from pollux.launcher.messages import CanMend, Left, MoveNotice, StartDecided, StartGrace
 from pollux.launcher.outcome import Failure
+from pollux.launcher.rank_channel import LauncherLine, open_line
 from pollux.launcher.supervisor import LaunchContext, Supervisor
 from pollux.launcher.workers import Notes
 from pollux.slurm_job.allocation import StepAllocation
 from tests.unit.agent.launching import (  # noqa: F401 - fixtures among them
+    in_child,
+    killed,
     launcher_signals,
     linger,
     on_nodes,
     ports,
+    run_workers,
     succeed,
 )
 
@@ -143,6 +147,40 @@ def test_a_verdict_holds_that_is_read_together_with_the_end_of_the_line() -> Non
     node_0.close()
     mine = LauncherChannels(1, [Channel(line, 0)], [1, 1], ["n0", "n1"], "127.0.0.1", "127.0.0.1", 1)
     assert Supervisor([], Notes(1), mine, LaunchContext("here")).wait().status == 7
+
+
+def test_an_end_is_judged_by_what_node_0_has_said_before_it() -> None:
+    """On a busy node both are there when the launcher looks."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        line = socket.create_connection(server.getsockname())
+        node_0, _ = server.accept()
+
+    def worker() -> int:
+        for message in (CanMend(True), MoveNotice(0, False, frozenset({1}))):
+            Channel(node_0, 1).send(message)
+        return killed()
+
+    def launcher() -> int:
+        # No signal tells it of messages: the worker's end is the first that it hears of.
+        mine = LauncherChannels(1, [Channel(line, 0)], [1, 1], ["n0", "n1"], "127.0.0.1", "127.0.0.1", 1)
+        return run_workers(worker, channels=mine, first=1).status
+
+    assert in_child(launcher)[0] == 0
+    assert list(Channel(node_0, 1).pending()) == [StartGrace(0), Left()], "it has failed nobody"
+
+
+def test_rank_0_trains_on_once_its_launcher_has_read_that_ranks_may_be_lost() -> None:
+    launcher, rank_0 = open_line()
+    line = Channel(rank_0, 0)
+    saying = threading.Thread(target=LauncherLine(line).can_mend, args=(True,))
+    saying.start()
+    while not line.unread:
+        assert saying.is_alive()
+    assert list(launcher.pending()) == [CanMend(True)]
+    saying.join(60)
+    assert not saying.is_alive()
+    launcher.close()
+    assert not line.unread
 
 
 def test_success_of_all_nodes_is_success_of_each() -> None:
