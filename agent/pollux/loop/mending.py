@@ -32,7 +32,7 @@ from pollux.checkpoint.checkpointer import Checkpointer
 from pollux.errors import LEFT_STATUS, PolluxAgentError, RankLost
 from pollux.launcher.rank_channel import LauncherLine
 from pollux.loop.notices import notice
-from pollux.ranks.connections import cut_groups
+from pollux.ranks.connections import cut_groups, keep_groups
 from pollux.ranks.control import ControlExchange
 from pollux.ranks.handover import hand_over
 from pollux.ranks.rendezvous import leave_groups, until
@@ -135,6 +135,7 @@ class Mender:
         begun, world, rendezvous = time.monotonic(), self._training.world, self._groups.rendezvous
         self._present = ""
         cut_groups()  # other ranks may still wait in them
+        keep_groups()
         leave_groups()
         steps, local_rank = self._training.progress.optimizer_steps, os.environ.get("LOCAL_RANK", "0")
         rendezvous.tell(self._key("came", world.rank), [steps, int(local_rank), where])

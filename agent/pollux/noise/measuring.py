@@ -295,9 +295,10 @@ class NoiseMeter:
 
     def settle(self) -> None:
         """Wait for communication between the ranks; discard its result."""
-        self._buffer.clear()
+        self._buffer.settle()
 
     def close(self) -> None:
-        self.settle()
+        """End its hooks; it waits for no other rank."""
+        self._buffer.clear()
         if self._reduction is not None:
             self._reduction.close()

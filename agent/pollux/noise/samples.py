@@ -132,10 +132,17 @@ class SampleBuffer:
             averages.add(kind, rows[:, : self.groups], rows[:, self.groups :], initial)
             first += len(rows)
 
-    def clear(self) -> None:
-        """Forget samples that were not read: the ranks change."""
+    def settle(self) -> None:
+        """Wait for a reduction that is under way; forget all samples."""
         if self._pending is not None:
             _arrived(self._pending[2])
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget samples that were not read: the ranks change.
+
+        It waits for no reduction: after a loss some may never end.
+        """
         self._pending = None
         self._kinds, self._local, self._total = [], [], []
 

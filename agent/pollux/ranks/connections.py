@@ -8,11 +8,14 @@ which sockets appear while groups are formed, and shuts them down itself.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+
+from pollux.ranks.torch_internals import process_groups
 
 _made: set[tuple[int, int]] = set()
 """Descriptor and inode of each socket that appeared while the present groups were formed."""
@@ -37,6 +40,17 @@ def cut_groups(environ: Mapping[str, str] = os.environ) -> None:
             if store not in {str(end[1]) for end in ends if isinstance(end, tuple)}:
                 connection.shutdown(socket.SHUT_RDWR)
     _made.clear()
+
+
+def keep_groups() -> None:
+    """Keep the present groups to the end of the process.
+
+    gloo ends a group when nothing refers to it any more, and then waits for the group's threads. Of two reductions that
+    ran when a rank was lost, the second one may wait on, although its connections are shut down: gloo has stopped
+    reading them when the first one failed.
+    """
+    for group in process_groups():
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def _sockets() -> set[tuple[int, int]]:

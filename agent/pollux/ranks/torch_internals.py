@@ -63,9 +63,9 @@ def pin_memory(batch: Any) -> Any:
 # -- process groups ---------------------------------------------------------------------------------------------------
 
 
-def process_groups() -> int:
-    """Return how many process groups this process is in."""
-    return len(internal(dist.distributed_c10d, "_world.pg_map"))
+def process_groups() -> tuple[dist.ProcessGroup, ...]:
+    """Return the process groups that this process is in."""
+    return tuple(internal(dist.distributed_c10d, "_world.pg_map"))
 
 
 def set_group_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> None:

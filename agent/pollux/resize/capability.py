@@ -117,7 +117,7 @@ def _obstacle_in_script(training: Training) -> str | None:
         return "the state of its communication hook may know of the present ranks"
     # The default one and the agent's own: beside a communication hook, and for checkpoints of all ranks.
     agents = (world.control is not None) * (1 + sharded) + (first.comm_hook is not None)
-    if process_groups() > 1 + agents:
+    if len(process_groups()) > 1 + agents:
         return "its script has made process groups"
     # A sampler holds the number of ranks from when it was made, and would go on dividing by that.
     # Lightning is told, and makes its own again.
