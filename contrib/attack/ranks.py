@@ -9,6 +9,7 @@ from pathlib import Path
 
 from contrib.attack.registry import Outcome, attack
 from contrib.attack.site import Site
+from contrib.devcluster.processes import free_ports
 
 HERE = "127.0.0.1"
 ONE_BY_ONE = """
@@ -143,7 +144,7 @@ def memory_filled(site: Site, defended: bool) -> Outcome:
 def replayed(site: Site, defended: bool) -> Outcome:
     """Mallory stands between alice's rank and the store."""
     victim, port = _spawned(site, "alice", "victim", "store", "14", "key" + ("" if defended else "!constant"))
-    between = int(port) + 1
+    (between,) = free_ports(1)
     relay = site.spawn(
         "mallory", *site.command("strangers"), "relay", HERE, json.dumps([between, int(port)]), "10"
     )
