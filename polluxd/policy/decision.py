@@ -152,7 +152,9 @@ class _Seated:
     seating: Seating
     choice: Choice
     bound: float
+    """On the total utility of this start's options, without the starvation bound's part."""
     plain_bound: float
+    """As in `_Solved`."""
 
     @property
     def parked(self) -> int:
@@ -173,6 +175,7 @@ class _Seated:
 
 
 def _seat(domain: Domain, settings: PolicySettings, mean_weight: float, cache: Cache) -> _Seated:
+    """Choose a seat, or none, for every job of one domain."""
     table = build(domain, settings, mean_weight, cache)
     seating = Seating(
         table,
