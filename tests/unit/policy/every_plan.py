@@ -97,11 +97,12 @@ def small(seed: int) -> Snapshot:
 def _free(snap: Snapshot) -> Snapshot:
     """Remove everything that the fitness alone does not show.
 
-    No job stays pinned, every job is preemptible, and guarantees and the starvation bound go. Jobs start on one GPU: no
-    larger start may park a running job, whatever the fitness says.
+    No job stays pinned, every job is preemptible, and guarantees and the starvation bound go. Where jobs run, new jobs
+    start on one GPU: no larger start may park a running job, whatever the fitness says.
     """
     jobs = tuple(replace(j, pinned=False, spec=replace(j.spec, preemptible=True)) for j in snap.jobs)
-    settings = replace(snap.settings, account_guarantees={}, starvation_bound=None, start_gpus=1)
+    start = 1 if any(j.placement for j in jobs) else snap.settings.start_gpus
+    settings = replace(snap.settings, account_guarantees={}, starvation_bound=None, start_gpus=start)
     return replace(snap, jobs=jobs, settings=settings)
 
 
