@@ -117,8 +117,8 @@ def _solve(
     domain: Domain, settings: PolicySettings, mean_weight: float, cache: Cache, *, explained: bool
 ) -> _Solved:
     seated = _seat(domain, settings, mean_weight, cache)
-    start = settings.start_gpus
-    while start > 1 and seated.parked and seated.large_starts:
+    start = min(settings.start_gpus, domain.gpus_per_node)
+    while start > 1 and seated.parked and seated.larger_starts:
         # Park no running job for GPUs that a new job can do without.
         start //= 2
         smaller = _seat(domain, replace(settings, start_gpus=start), mean_weight, cache)
@@ -164,13 +164,12 @@ class _Seated:
         return sum(bool(job.placement) for job, none in zip(table.jobs, nothing, strict=True) if none)
 
     @property
-    def large_starts(self) -> bool:
-        """Whether a job that was never measured starts on more than its min-gpus."""
+    def larger_starts(self) -> bool:
+        """Whether a job that was never measured may start on more than its min-gpus."""
         table = self.seating.table
-        gpus = table.gpus[self.seating.option].tolist()
         return any(
-            held > max(job.spec.min_gpus, 1) and not job.placement and not measured_on(job)
-            for job, held in zip(table.jobs, gpus, strict=True)
+            not job.placement and not measured_on(job) and table.caps.of(job) > max(job.spec.min_gpus, 1)
+            for job in table.jobs
         )
 
 

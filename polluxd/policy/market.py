@@ -7,10 +7,13 @@ job j on placement a_j. A job that buys its GPUs at price lambda until it ends p
 
     mu_j = min over a of (h_j + lambda f_j |a|) / g_j(a)
 
-per unit of work: h_j for each second that passes, and the price for each GPU that it holds. f_j <= 1 is the share of
-all h that is still unfinished when the job ends: GPUs become cheaper as jobs end. At the price that clears the market,
-the jobs' demands, argmax over a of mu_j g_j(a) - lambda |a|, add up to the capacity. Related: heSRPT (Berg, Vesilo and
-Harchol-Balter, 2020), the special case of equal power-law speedups.
+per unit of work: h_j for each second that passes, and the price for each GPU that it holds. The discount f_j <= 1 says
+how much cheaper those GPUs become as jobs end: the price falls from lambda now to lambda u_j at the job's end, u_j the
+share of all h that is still unfinished then. f_j = sqrt(u_j) is the geometric mean of both. With f_j = u_j, as if all
+was bought at the end, long jobs leave too much of their work for later: under new arrivals later is not that cheap.
+
+At the price that clears the market, the jobs' demands, argmax over a of mu_j g_j(a) - lambda |a|, add up to the
+capacity. Related: heSRPT (Berg, Vesilo and Harchol-Balter, 2020), the special case of equal power-law speedups.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from polluxd.policy.price import hull
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-TAIL_WIDTH = 0.3
+TAIL_WIDTH = 0.5
 """tau: how near to the longest predicted time a job counts to the tail, relative to that time."""
 UNKNOWN = 1200.0
 """Seconds that a job is expected to take where no job has said how long it trains."""
@@ -130,9 +133,9 @@ def clear(offers: MarketOptions, weight: Floats, work: Floats, done: Floats, kap
     usual = median(known.tolist()) if known.size else UNKNOWN
     seconds = np.where(np.isfinite(seconds), seconds, np.maximum(again, usual))
     cost = weight + kappa * _tail(seconds)
-    unfinished = _unfinished(seconds, cost)
-    price, _ = side.clear(cost, unfinished, _DECIDED)
-    return Market(price, side.worth(cost, unfinished, price), seconds)
+    discount = np.sqrt(_unfinished(seconds, cost))
+    price, _ = side.clear(cost, discount, _DECIDED)
+    return Market(price, side.worth(cost, discount, price), seconds)
 
 
 def _tail(seconds: Floats) -> Floats:
@@ -142,7 +145,7 @@ def _tail(seconds: Floats) -> Floats:
 
 
 def _unfinished(seconds: Floats, cost: Floats) -> Floats:
-    """Return f [J]: the share of all cost that ends no earlier than the job.
+    """Return u [J]: the share of all cost that ends no earlier than the job.
 
     Other jobs that end at the same time count half.
     """
@@ -183,10 +186,10 @@ class _OneType:
         broken = int(np.searchsorted(np.cumsum(run[order]), room, side="right"))
         return float(limit[order[broken]]) if broken < order.size else 0.0
 
-    def clear(self, cost: Floats, unfinished: Floats, _: float) -> tuple[Floats, Floats]:
+    def clear(self, cost: Floats, discount: Floats, _: float) -> tuple[Floats, Floats]:
         """The market's price, and every job's goodput [J] at what it buys."""
         owner, run = self._owner, self._run
-        own = self._goodput[owner] / self._slope[:, None] - unfinished[owner, None] * self._gpus[owner]
+        own = self._goodput[owner] / self._slope[:, None] - discount[owner, None] * self._gpus[owner]
         with np.errstate(divide="ignore"):
             # The price up to which the job takes the step: where mu times the step's slope is the price.
             limit = cost[owner] / np.maximum(own.max(axis=1, initial=0.0), 0.0)
@@ -205,9 +208,9 @@ class _OneType:
         vertex = np.minimum(vertex, self._gpus.shape[1] - 1)
         return np.array([price]), self._goodput[np.arange(cost.size), vertex]
 
-    def worth(self, cost: Floats, unfinished: Floats, price: Floats) -> Floats:
+    def worth(self, cost: Floats, discount: Floats, price: Floats) -> Floats:
         """[J]: mu."""
-        each = np.maximum(price[0], self._inside) * unfinished
+        each = np.maximum(price[0], self._inside) * discount
         spent = cost[:, None] + each[:, None] * self._gpus
         with np.errstate(divide="ignore"):
             least = np.where(self._goodput > 0, spent / self._goodput, np.inf).min(axis=1)
@@ -228,13 +231,13 @@ class _Types:
         each = np.where(self._kind >= 0, price[np.maximum(self._kind, 0)], price.mean())
         return np.asarray(each * self._offers.gpus, dtype=np.float64)
 
-    def worth(self, cost: Floats, unfinished: Floats, price: Floats) -> Floats:
+    def worth(self, cost: Floats, discount: Floats, price: Floats) -> Floats:
         """[J]: mu."""
-        spent = (cost[self._owner] + unfinished[self._owner] * self._paid(price)) * self._inverse
+        spent = (cost[self._owner] + discount[self._owner] * self._paid(price)) * self._inverse
         least = np.minimum.reduceat(spent, self._offers.start[:-1])
         return np.where(np.isfinite(least), least, 0.0)
 
-    def clear(self, cost: Floats, unfinished: Floats, indifference: float) -> tuple[Floats, Floats]:
+    def clear(self, cost: Floats, discount: Floats, indifference: float) -> tuple[Floats, Floats]:
         """Find a price per type, and every job's goodput [J] at what it buys.
 
         Prices follow demand in smaller and smaller steps. Of two jobs that are alike and could each use all GPUs of a
@@ -249,7 +252,7 @@ class _Types:
         goodput = np.zeros(cost.size)
         softness = np.maximum(indifference * cost, 1e-300)[self._owner]
         for turn in range(_ROUNDS):
-            worth = self.worth(cost, unfinished, price)
+            worth = self.worth(cost, discount, price)
             net = worth[self._owner] * offers.goodput - self._paid(price)
             best = np.maximum.reduceat(net, start)
             share = np.exp((net - best[self._owner]) / softness)

@@ -71,7 +71,7 @@ def test_work_is_worth_the_least_that_finishing_it_costs(seed):
     left = {int(j): float(weight[finish[i:]].sum() / weight.sum()) for i, j in enumerate(finish)}
     for j, (a, b) in enumerate(pairwise(offered.start.tolist())):
         gpus, goodput = offered.gpus[a + 1 : b], offered.goodput[a + 1 : b]
-        cost = (weight[j] + found.price[0] * left[j] * gpus) / goodput
+        cost = (weight[j] + found.price[0] * np.sqrt(left[j]) * gpus) / goodput
         assert found.worth[j] == pytest.approx(cost.min())
 
 
