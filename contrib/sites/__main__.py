@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import threading
 import time
@@ -103,7 +104,11 @@ def main() -> int:
             rows.append(row_of(case, site, DISTURBANCES[number % len(DISTURBANCES)]))
             print(f"{rows[-1]['result']:7}{case.name} ({rows[-1]['seconds']} s)", flush=True)
             (arguments.out / "sites.json").write_text(json.dumps(rows, indent=2) + "\n")
-    return 0 if all(row["result"] == "ok" for row in rows) else 1
+    if not all(row["result"] == "ok" for row in rows):
+        print(f"sites: logs are in {site.folder.parent}", file=sys.stderr)
+        return 1
+    shutil.rmtree(site.folder.parent)
+    return 0
 
 
 if __name__ == "__main__":

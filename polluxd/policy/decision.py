@@ -165,7 +165,7 @@ class _Seated:
 
     @property
     def larger_starts(self) -> bool:
-        """Whether a job that was never measured may start on more than its min-gpus."""
+        """Whether an unmeasured job may start on more than its min-gpus."""
         table = self.seating.table
         return any(
             not job.placement and not measured_on(job) and table.caps.of(job) > max(job.spec.min_gpus, 1)
