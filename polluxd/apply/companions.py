@@ -2,10 +2,10 @@
 
 Slurm sees two jobs; users see one.
 
-A companion itself names its parent, so polluxd does not trust that claim. polluxd accepts a companion only where the
-parent belongs to the same user and account, is running at the attempt that the companion names, and has the move
-that the companion names. The companion must also know the nonce of that move, which polluxd gives to the job's own
-agent only: neither a guessed move id nor a forged user makes a job a companion.
+The companion itself says which job is its parent, so polluxd checks this claim. It accepts a companion only if the
+parent belongs to the same user and account, runs at the attempt that the companion names, and has the move that the
+companion names. The companion must also know the nonce of the move, which polluxd gives only to the agent of the
+parent. So nobody can make a companion by guessing a move id or by forging a user.
 """
 
 from __future__ import annotations

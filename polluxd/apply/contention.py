@@ -1,10 +1,10 @@
-"""Let waiting Pollux jobs stand in Slurm's own queue.
+"""Let waiting Pollux jobs wait in Slurm's own queue.
 
-A job that polluxd keeps back cannot be started by Slurm: GPUs that come free go to plain jobs at once, whatever their
-priority. So where plain jobs wait that come after a Pollux job, or run in a partition of a lower tier, and the plan has
-no GPUs for the Pollux job, polluxd ends the job's lease. Slurm then starts it at its least size, by its own order of
-tiers and priorities, and preempts for it where the site wants that. polluxd keeps the job back again when there are no
-such plain jobs.
+Slurm does not start a job that polluxd keeps back, and gives free GPUs to plain jobs of any priority. polluxd prevents
+this. If the plan has no GPUs for a Pollux job, and plain jobs wait behind it or run in a partition of a lower tier,
+polluxd ends the job's lease. Slurm then starts the job at its smallest size, in Slurm's order of tiers and priorities,
+and preempts plain jobs for it if the site allows that. polluxd keeps the job back again when there are no such plain
+jobs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 def unplaced(snapshot: Snapshot, plan: Plan) -> frozenset[int]:
     """Return the jobs without GPUs for which the plan finds none.
 
-    They may take GPUs that come free. A ceiling or a rule on numbers of GPUs is polluxd's own: Slurm would not keep it.
+    They may take GPUs that become free. Jobs under a ceiling or a rule on numbers of GPUs are left out: only polluxd
+    enforces these, and Slurm does not.
     """
     settings = snapshot.settings
     if settings.gpu_counts != "any":
@@ -44,12 +45,12 @@ def unplaced(snapshot: Snapshot, plan: Plan) -> frozenset[int]:
 
 
 def contending(state: ClusterState, candidates: Collection[int]) -> list[tuple[SlurmJob, Placement]]:
-    """Return the candidates before some plain job, and their least sizes.
+    """Return the candidates before some plain job, and their smallest sizes.
 
-    The size's nodes stand for their number alone.
+    Of the nodes of such a placement, only the number matters.
     """
     plain = [(rank(job, state), -job.submit_time, _reach(job, state)) for job in waiting_plain_jobs(state)]
-    # By its tier alone does a waiting job come before one that runs.
+    # A waiting job comes before a running job only by its partition's tier.
     plain += [
         ((rank(job, state)[0], sys.maxsize), 0.0, frozenset(job.gpus_per_node_held))
         for job in state.jobs

@@ -1,6 +1,6 @@
-"""How long a job rests after a move.
+"""Leave a job alone for a while after a move (its cooldown).
 
-The rest follows the cost of the move, so that a job that started or relaunched within seconds may soon grow.
+The cooldown depends on the cost of the move, so a job that started or relaunched within seconds may soon grow.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Past:
     failures: int = 0
     """Moves that failed since the last one that completed."""
     rest: float = math.inf
-    """The rest is no longer than the move took [s]; 0 after a resize in place."""
+    """The cooldown is no longer than the move took [s]. It is 0 after a resize in place."""
 
 
 class Cooldowns:
@@ -32,7 +32,7 @@ class Cooldowns:
     A restart of polluxd loses them; the loss costs one early retry at most.
 
     Args:
-        cooldown: rest after a move that did not fail [s].
+        cooldown: longest cooldown after a move that did not fail [s].
         monotonic: seconds that only go forward.
     """
 

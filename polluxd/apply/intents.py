@@ -1,4 +1,4 @@
-"""From a plan to the moves that would make it true."""
+"""List the moves that lead from the present placements to a plan."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class Leases:
             log.warning("job %d: its lease could not be renewed: %s", job_id, error)
 
     def release(self, job_id: int) -> None:
-        """Give a job that Slurm could start nowhere its priority back.
+        """Restore the priority of a job that fits on no node at its size.
 
         Its lease keeps it back, so that Slurm does not try the same size again.
         """

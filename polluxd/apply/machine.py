@@ -38,8 +38,9 @@ from polluxd.slurm.protocol import SlurmJob
 def failed_to_start(move: Move, job: SlurmJob) -> bool:
     """Tell whether Slurm ended the job in the second of its new start.
 
-    Slurm does so over a revoked credential. The job's record then says NonZeroExitCode, as does the record of a script
-    that failed at once (Slurm 22.05). polluxd runs such a script once more: the restart count is the fence.
+    Slurm does so if the job's credential was revoked. The job's record then says NonZeroExitCode. The record of a script
+    that failed at once looks the same (Slurm 22.05), so polluxd runs such a script once more. The restart count keeps
+    polluxd from repeating this.
     """
     return (
         job.raw_state == "FAILED"
@@ -174,7 +175,7 @@ def _draining(
     if job.restart_count != move.attempt:
         return Fail("the job restarted while draining")
     if report is not None and report.attempt == job.restart_count and report.refused == move.id:
-        # Going back to its older checkpoint would undo what it has trained since.
+        # A return to its older checkpoint would lose the training since then.
         return Fail(
             f"the job's agent could not drain: {report.refused_why or 'no reason given'}; left running"
         )
@@ -231,7 +232,7 @@ def _requeued(
             f"the GPUs of {move.target} did not come free within {limits.requeued_timeout_s:.0f} s",
             keep_back=True,
         )
-    # A start in the second of the requeue, on the same node, ends in "Job credential revoked" (1 in 8). Where the
+    # A start in the second of the requeue, on the same node, fails with "Job credential revoked" (1 in 8). If the
     # clock was set back since, that second may be far off, or come again: a whole one has to pass then.
     requeued_at = move.times.get(Step.REQUEUED, now)
     if floor(now) == floor(requeued_at) or (now < requeued_at and waited <= 1.0):

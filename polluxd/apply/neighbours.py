@@ -1,9 +1,9 @@
 """Leave GPUs to plain jobs that Slurm is about to start.
 
-A plain job (one without Pollux' mark) waits for GPUs like any other. Where it comes before every waiting Pollux job, by
-partition tier and priority, polluxd leaves the GPUs that are free on its nodes to it. Without polluxd, Pollux jobs
-would not have grown: where GPUs above their least sizes let the plain job start on the nodes that Slurm plans for it,
-polluxd leaves it these GPUs, too. All functions here are pure.
+A plain job (a job without a `#POLLUX` line) may come before every waiting Pollux job, by partition tier and priority.
+polluxd then places no job on the free GPUs of its nodes. Slurm may also have planned the plain job on nodes where
+Pollux jobs hold more than their smallest sizes. Without polluxd these jobs would not have grown, so polluxd takes the
+GPUs above their smallest sizes if the plain job can start with them. All functions here are pure.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from polluxd.model import JobState, SnapshotJob
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 
 _WAITS_FOR_NODES = ("Resources", "Priority")
-"""squeue(1), JOB REASON CODES: nothing but free nodes keeps the job from starting."""
+"""squeue(1), JOB REASON CODES: the job waits only for free nodes."""
 
 
 def left_to_plain_jobs(
@@ -59,7 +59,7 @@ def left_to_plain_jobs(
 
 
 class _Growth:
-    """What a running Pollux job holds above its least size."""
+    """The GPUs of a running Pollux job above its smallest size."""
 
     def __init__(self, job: SnapshotJob) -> None:
         self.nodes = set(job.placement.nodes)
@@ -69,7 +69,7 @@ class _Growth:
     def gives(self, name: str, gpus: int) -> int:
         """Return how many of `gpus` GPUs the job can do without on a node.
 
-        A job on several nodes gives whole nodes, so that what stays is a size that it can have.
+        A job on several nodes gives whole nodes, so that it keeps a size that it may have.
         """
         if name not in self.nodes:
             return 0

@@ -1,4 +1,4 @@
-"""Where Slurm shows a job to be, and what it takes to put it elsewhere."""
+"""Read a job's placement from Slurm, and compute its next request."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def time_left(move: Move, job: SlurmJob) -> float | None:
 
     The limit is the time that the job had left at its requeue, at least one minute. Returns None where the present
     limit stays: the time left is not known, the job asks for no more than that now, or it goes on after its time limit
-    (`continue=yes`). Of such a job every attempt has the whole limit: nobody would give it back what a move had taken.
+    (`continue=yes`). Each attempt of such a job has the whole limit, because a shorter limit would never grow again.
     """
     if job.spec is not None and job.spec.continues:
         return None

@@ -54,10 +54,10 @@ log = logging.getLogger(__name__)
 
 
 class Reconciler:
-    """Brings Slurm to the plan, one safe action at a time.
+    """Carries out the moves of a plan, one safe action at a time.
 
-    `tick` may be called at any moment, by a process that knows nothing but the database and Slurm: it finds the
-    moves under way and takes the next action of each.
+    A process may call `tick` at any moment. It needs only the database and Slurm: `tick` finds the moves under way and
+    takes the next action of each.
 
     Args:
         limits: section [moves] of polluxd.toml.
@@ -145,7 +145,7 @@ class Reconciler:
     def occupied(self, job_id: int) -> bool:
         """Tell whether a plan has to leave the job as it is.
 
-        It moves, or rests after a move.
+        The job moves, or is in the cooldown after a move.
         """
         return job_id in self._acted_on or self.cooldowns.left(job_id) > 0
 
@@ -291,7 +291,7 @@ class Reconciler:
 
     def _drain(self, move: Move, job: SlurmJob | None, room: Capacity) -> None:
         room.promise(move.target, move.source, move.job_id)
-        # Slurm forgets at the requeue when the attempt began.
+        # At the requeue, Slurm discards the start time of the attempt.
         self._reach(move, Step.DRAINING, ends_at=ends_at(job))
         self._tell(replace(move, step=Step.DRAINING))
 

@@ -65,7 +65,7 @@ class Refusals:
     def _saw(self, move: Move, job: SlurmJob) -> None:
         name = refused_group(job.reason)
         if name == "array":
-            # Its user's will, and no trouble of the cluster: `told` does not name it.
+            # Its user chose this limit, and the cluster has no problem: `told` does not name it.
             if job.array is not None:
                 self._throttled[job.array[0]] = None, self._monotonic() + FIRST_S
             return

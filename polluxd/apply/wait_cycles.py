@@ -14,8 +14,8 @@ from polluxd.model import Move, Step
 def wait_cycle(moves: Iterable[Move], room: Capacity) -> list[Move]:
     """Return the planned moves that fit once all their jobs free their GPUs.
 
-    Only moves of running jobs count; the list is empty where no such moves exist. Where no move can go alone, one job
-    has to give up its GPUs before those of its target are free.
+    Only moves of running jobs count. The list is empty if no such moves exist. If no move of the ring can begin by
+    itself, one job has to give up its GPUs before the GPUs of its target are free.
     """
     ring = [m for m in moves if m.step is Step.PLANNED and m.source and m.target]
     while ring:

@@ -2,9 +2,9 @@
 
     x[o, n] = 1 if a job takes option o with its part on node n; an option over several nodes takes that many at once
 
-Small, tight clusters need the program, because counts of GPUs alone promise too much there. It is tried only where a
-plan lies below the bound of its counts and the program is small. A limit on branch-and-bound nodes bounds its work,
-so that a replay is exact.
+Small, full clusters need the program, because the solver of the counts (GPUs per job) ignores how nodes divide them. It
+finds counts there that do not fit onto the nodes. The policy runs the program only if a plan lies below the bound of
+its counts, and the program is small. A limit on branch-and-bound nodes bounds its work, so that a replay is exact.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Ints = NDArray[np.int64]
 MOST_PARTS = 1_500
 """Parts of placements (variables) up to which the program is tried."""
 FEW_PARTS = 300
-"""The same where node patterns were tried before: they have found the best plan most often, in a third of the time."""
+"""The limit after node patterns were tried: they usually find the best plan already, in a third of the time."""
 NODES, SECONDS = 300, 10.0
 _GAP = 1e-5
 """Relative distance to its bound at which the program ends."""
@@ -38,8 +38,9 @@ _GAP = 1e-5
 class _Part(NamedTuple):
     """A variable: an option of a job as a whole, or its part on one node.
 
-    `nodes`: where its part lies. None for an option over several nodes as a whole, whose parts are variables of their
-    own, within one class of nodes, and within one rack where the shape asks for that. All of them where the job stays.
+    `nodes`: the node of the part. It is None for the whole of an option over several nodes: its parts are separate
+    variables, on nodes of one class, and of one rack if the shape asks for one rack. It holds all nodes of the job if
+    the job stays.
     """
 
     job: int

@@ -2,9 +2,9 @@
 
     UTILITY(A) = sum_j SPEEDUP1_j(A_j) / GPUs                SPEEDUP1: against one GPU
 
-Near 1 every GPU is used as well as a job's first; near 0 most are wasted on jobs that no longer gain. While the
-utility stays between the thresholds the cluster keeps its size; outside, the size whose utility is nearest their middle
-is searched by halving. Pure: acting on the answer is for others.
+Near 1, every GPU of a job is worth as much as its first. Near 0, most GPUs are wasted on jobs that do not gain from
+them. While the utility is between the two thresholds, the cluster keeps its size. Otherwise a binary search finds the
+size whose utility is nearest to the middle of the thresholds. This module is pure: it starts and stops no node.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Scale:
 def utility(snapshot: Snapshot, plan: Plan) -> float:
     """Return UTILITY of a plan on the snapshot's nodes; 0 without GPUs.
 
-    A job without a fit counts as the policy takes it to scale. SPEEDUP1 compares a job with one GPU of the type that
-    the job has.
+    For a job without a fit, the policy's assumption on its scaling holds. SPEEDUP1 compares a job with one GPU of the
+    type that the job has.
     """
     kind = {n.name: n.gpu_type for n in snapshot.nodes}
     gpus = sum(n.capacity for n in snapshot.nodes)
@@ -61,7 +61,7 @@ def utility(snapshot: Snapshot, plan: Plan) -> float:
         function = Goodput(fit, report.noise, report.limits, job.spec.adaptive)
         alone = float(function.optimize(1, 1).goodput)
         if alone <= 0:
-            # One GPU is not enough for its smallest batch. The reference is then its goodput per GPU that it holds.
+            # One GPU is too small for the job's smallest batch: take the goodput per GPU that the job holds.
             alone = allocation.goodput / allocation.placement.gpus
         total += allocation.goodput / alone if alone > 0 else 0.0
     return total / gpus

@@ -1,7 +1,7 @@
 """Keep goodput tables and offered shapes from one decision to the next.
 
-A job's table depends on its fit, its noise scale, its batch limits and the shapes asked for, and on nothing else:
-while those are equal, so are the numbers, bit for bit, and a plan never shows whether there was a cache.
+A job's table depends only on its fit, its noise scale, its batch limits and the listed shapes. While these inputs are
+equal, the table is equal bit for bit, so the cache never changes a plan.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Table:
             return True
         if old is None or new is None:
             return False
-        # Reports differ from one to the next in much that no goodput depends on.
+        # Most fields that differ between two reports have no effect on the goodput.
         return (
             old.params == new.params
             and old.noise == new.noise
@@ -124,7 +124,7 @@ class Cache:
             both = np.stack([goodput, batch.astype(np.float64)])
             ends = np.cumsum(listing.lengths[fresh]).tolist()
             for j, begin, end in zip(fresh, [0, *ends[:-1]], ends, strict=True):
-                # A view would keep the numbers of all these jobs in memory for as long as one of them waits.
+                # A view would keep the tables of all these jobs in memory until the last of the jobs has ended.
                 tables[j].found = both[:, begin:end].copy()
             if len(fresh) == len(tables):
                 return goodput, batch

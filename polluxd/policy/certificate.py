@@ -1,7 +1,8 @@
 """Improve and bound a plan whose utilities hide what the fitness shows.
 
-With powers of -2 and below, utilities order plans by the starved jobs first, and are too steep for a program. Once it
-is known which jobs run, the terms of the fitness are not. `worst_off` does this for max-min.
+With powers of -2 and below, utilities order plans by the jobs without GPUs first. Their values then differ by too many
+digits for an integer program. Once the set of running jobs is known, the program can use the terms of the fitness
+instead. `worst_off` does the same for max-min.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def improve(seating: Seating, power: float, bound: float) -> float:
     total = float(objective.plain(x, table.weight, power).sum())
     if bound - total <= CERTAIN * abs(power * total):
         return bound
-    # No better plan has an option that costs more than this whole plan does: cut there, the numbers keep their digits.
+    # A better plan has no option that costs more than this whole plan. Costs that are cut there fit into float64.
     other = seating.valued(
         np.maximum(objective.plain(table.rating, weight, power), total),
         np.maximum(objective.plain(table.rating * table.factor, weight, power), total),

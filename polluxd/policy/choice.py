@@ -2,7 +2,7 @@
 
 Small problems are solved exactly, large ones by price, several GPU types by an integer program.
 
-All behind one answer.
+All solvers return a `Choice`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ class Choice(NamedTuple):
     chosen: Ints
     """[J]"""
     aim: float
-    """The total utility if all of it is placed: the search stops there. The bound, where the solver is unsure."""
+    """The total utility if every option finds room: the search for a better plan stops at this value. If the solver did
+    not prove its choice to be the best, `aim` is the bound."""
     bound: float
-    """On the sum of utilities, what the starvation bound adds included."""
+    """Upper bound on the sum of utilities, including the penalties of the starvation bound."""
     fair_bound: float
-    """On the sum of utilities without that: infinite where nothing better than `bound` is known."""
+    """Upper bound on the sum of utilities without these penalties. Infinite if none better than `bound` is known."""
     solver: str
     reach: Floats | None = None
     """[O]: no plan that has the option has a larger total; None: not known."""
@@ -87,7 +88,7 @@ def _choose(
         racks = _racks(table, packing, gpus) if by_rack else None
         if table.types or racks is not None:
             return _by_program(table, packing, gpus, limits, fair_bound, racks)
-    # Beyond that size, racks are left to the placement: where no rack has room, an option over several is taken.
+    # Larger problems leave racks to the placement: if no rack has room, it places the option over several racks.
     priced = price.solve(gpus, table.value, table.start, capacity, limits)
     if priced.proven:
         return Choice(priced.chosen, priced.total, priced.bound, fair_bound, "dynamic program", priced.reach)
@@ -106,9 +107,9 @@ def _by_program(
     fair_bound: float,
     racks: integer.Racks | None,
 ) -> Choice:
-    """Solve counts per GPU type, and per rack where `racks` tells of them.
+    """Solve counts per GPU type, and per rack if `racks` is given.
 
-    A bound over all types as one is a bound too.
+    The bound of a problem with all types merged into one is a valid bound, too.
     """
     free, pool = np.maximum(packing.free, 0), _pool_of_node(table, packing)
     capacity = [int(free[pool == k].sum()) for k in range(max(len(table.types), 1))]
@@ -140,7 +141,7 @@ def _racks(table: OptionTable, packing: Packing, gpus: Ints) -> integer.Racks | 
     found = np.zeros((2, int(pool.max()) + 1, racks), dtype=np.int64)
     np.add.at(found[0], (pool, packing.rack), free)
     np.add.at(found[1], (pool, packing.rack), alone)
-    # Racks of as many open nodes stand as one: which is which is for the placement.
+    # One column stands for all racks with the same number of open nodes. The placement chooses among these racks.
     gathered = np.unique(found[1], axis=1, return_inverse=True)[1].ravel()
     kinds = int(gathered.max()) + 1
     if gpus.size + int(within.sum()) * kinds > MOST_VARIABLES:

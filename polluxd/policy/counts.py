@@ -109,9 +109,9 @@ class _Tables:
             stages.append((options, picked, j, None))
         unreserved = capacity
         for _, group, table, assign in inner:
-            # The least capacity that brings the group all it can have: more of it is no choice worth looking at.
+            # The least capacity with which the group reaches its largest value. More capacity need not be tried.
             most = int(np.argmax(table))
-            # Kept for the group: its guarantee, as far as it has use for it and others' guarantees leave it.
+            # Reserved for the group: its guarantee, as far as it can use that and the guarantees of other groups allow.
             reserved = min(group.floor, most, unreserved)
             unreserved -= reserved
             sizes = np.arange(reserved, min(most, capacity) + 1)
@@ -132,9 +132,9 @@ class _Tables:
 
 
 def _stage(best: Floats, sizes: Ints, values: Floats) -> tuple[Floats, NDArray[np.int32]]:
-    """Add one member: for each capacity the better of its choices.
+    """Add one member: for each capacity, take its best choice.
 
-    Choices come in order of size. Also returns which choice.
+    Choices are in order of size. Also returns the number of each best choice.
     """
     if sizes.size == 1 and sizes[0] == 0:
         return best + values[0], np.zeros(best.size, dtype=np.int32)

@@ -65,9 +65,10 @@ class _Solved:
 def decide(snapshot: Snapshot, *, cache: Cache | None = None, explained: bool = True) -> Plan:
     """The plan of largest fitness that was found, with a proven bound.
 
-    Deterministic: the same snapshot gives the same plan, bit for bit, in whatever order nodes and jobs come. Every
-    job of the snapshot has an allocation, in order of job id, if only of nothing, with the reason; without reasons and
-    explanations unless `explained`. A `cache` kept from one decision to the next saves time and changes nothing else.
+    The plan is deterministic: the same snapshot gives the same plan, bit for bit, in any order of nodes and jobs. The
+    plan has an allocation for every job of the snapshot, in order of job id; an allocation may have no GPUs. With
+    `explained`, each has its reason and explanation. To save time, pass the same `cache` to each decision. It does not
+    change the plan.
     """
     cache = Cache() if cache is None else cache
     cache.begin({job.job_id for job in snapshot.jobs})
@@ -95,7 +96,7 @@ def decide(snapshot: Snapshot, *, cache: Cache | None = None, explained: bool = 
     if power > objective.GENTLE:
         bound = objective.of_total(sum(part.bound for part in solved), float(weight.sum()), power)
     elif np.isfinite(power):
-        # Plans are ordered beyond what one number shows; that number has a bound of its own.
+        # Utilities order these plans more finely than the fitness does. The fitness has a separate bound.
         bound = objective.of_total(sum(part.plain_bound for part in solved), float(weight.sum()), power)
     else:
         # The worst-off job of all is in one of the domains.
@@ -119,7 +120,7 @@ def _solve(
     seated = _seat(domain, settings, mean_weight, cache)
     start = min(settings.start_gpus, domain.gpus_per_node)
     while start > 1 and seated.parked and seated.larger_starts:
-        # Park no running job for GPUs that a new job can do without.
+        # Park no running job so that a new job can start on more than its min-gpus.
         start //= 2
         smaller = _seat(domain, replace(settings, start_gpus=start), mean_weight, cache)
         seated = min(seated, smaller, key=attrgetter("parked"))
@@ -128,7 +129,7 @@ def _solve(
         Allocation(job.job_id, NO_PLACEMENT, 0.0, 0.0, 0, bool(job.placement), reason)
         for job, reason in table.absent
     ]
-    # The starvation bound orders plans before the objective does: it is no part of either side of the gap.
+    # The starvation bound orders plans before the objective does. Neither fitness nor bound includes its penalties.
     moved = seating.packing.moved()
     option = np.array(seating.option, dtype=np.int64)
     idle = float(table.penalty[table.gpus[option] == 0].sum())
@@ -203,8 +204,8 @@ def _seat(domain: Domain, settings: PolicySettings, mean_weight: float, cache: C
 def _place(seating: Seating, choice: Choice, power: float) -> float:
     """Seat the choice, and move no job that need not move.
 
-    Where nodes hold less than the counts promise, a program that knows nodes chooses again: that of node patterns, and
-    where few options are left that of every node. Returns a bound on the total.
+    If the chosen counts do not fit onto the nodes, an integer program that knows nodes chooses again: first the program
+    of node patterns, then, if few options remain, the program with a variable per node. Returns a bound on the total.
     """
     chosen, bound = choice.chosen, choice.bound
     seating.keep_guarantees(chosen)
@@ -212,7 +213,7 @@ def _place(seating: Seating, choice: Choice, power: float) -> float:
     seating.settle(left, chosen)
     if left and _short(seating, choice.aim):
         seating.take(chosen)
-    # What a program leaves out reaches no more than the present plan.
+    # The options that a program leaves out are in no plan better than the present one.
     gentle = power > objective.GENTLE
     if gentle and _short(seating, bound):
         total = seating.total()
@@ -237,7 +238,7 @@ def _allocations(
     With an explainer, each has its reason.
     """
     table, packing = seating.table, seating.packing
-    # A pinned job may hold nodes that are no longer known here; what it holds is not ours to edit.
+    # A pinned job may hold nodes that the snapshot does not have. Its placement stays as it is.
     moves = moved & ~table.pinned
     places = [packing.placement(j) if moves[j] else job.placement for j, job in enumerate(table.jobs)]
     words: list[tuple[str, Explanation | None]] = (

@@ -1,8 +1,8 @@
-"""Which nodes a job may use, and which parts of the cluster are apart.
+"""Split the cluster into domains whose jobs do not compete.
 
-Two jobs compete when some node could hold either, or when a limit counts them together. Partitions that share
-neither, directly or through others, never compete: each such domain is solved by itself, which is exact, since the
-objective is a sum over jobs.
+Two jobs compete if the same node could hold either, or if one limit counts both. Partitions form one domain if they
+share nodes or a limit, directly or through other partitions. Each domain is solved separately. This is exact, because
+the objective is a sum over jobs.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def split(snapshot: Snapshot) -> list[Domain]:
     kinds = {j.partition for j in jobs}
     wanted = {_partitions(names) for names in kinds}
     group = _Groups()
-    # Everything that is open to all joins everything else.
+    # A node or a job without partitions joins all partitions to one domain.
     open_to_all = any(not n.partitions for n in nodes) or frozenset() in wanted
     if open_to_all:
         group.join([*(p for n in nodes for p in n.partitions), *(p for w in wanted for p in w), ""])
@@ -146,9 +146,9 @@ class _Groups:
 
 
 def gpu_types(domain: Domain) -> tuple[str, ...]:
-    """Return the GPU types between which some job tells a difference.
+    """Return the GPU types that make a difference to some job.
 
-    None where all types are alike to all jobs.
+    Empty if all types are the same to all jobs.
     """
     found = tuple(sorted({n.gpu_type for n in domain.nodes if n.gpus > 0}))
     if len(found) < 2:
@@ -171,7 +171,7 @@ def racks(nodes: Sequence[Node]) -> tuple[str, ...]:
 def tells_racks(job: SnapshotJob) -> bool:
     """Return whether the job was measured over racks.
 
-    If not, one rack and several are alike to it.
+    If not, the policy makes no difference between one rack and several for this job.
     """
     report = job.report
     if report is None or report.params is None:

@@ -1,8 +1,7 @@
-"""The explanation of every job's placement, as data.
+"""Explain every job's placement, as data.
 
-It has the job's limit, what the next GPUs would bring it, and which job has them instead.
-
-One vectorised pass over the jobs and options of a finished seating.
+An explanation has the job's limit, the goodput of its next larger size, and the job that has these GPUs instead. One
+vectorised pass over the jobs and options of a finished seating computes all explanations.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Explainer:
         better = (more > 0) & (table.goodput > (table.goodput[self.option] * (1 + 1e-9))[owner])
         with np.errstate(divide="ignore", invalid="ignore"):
             rate = (value - now[owner]) / more
-        # Utility per GPU that a job would lose by giving up its last ones in the best way.
+        # Utility per GPU that a job would lose if it gave up some of its GPUs, at the cheapest number of them.
         last = _each(np.minimum, np.where((more < 0) & ~table.pinned[owner], rate, np.inf), start)
         self._donors = np.argsort(last, kind="stable")[:2].tolist()
         self._donors = [j for j in self._donors if last[j] < np.inf]
@@ -124,7 +123,7 @@ class Explainer:
         barred = np.array([limit in ("pinned", "ceiling") for limit in limits], dtype=np.bool_)
         ready = np.flatnonzero(waits & self.has_step & ~barred & np.isfinite(np.array(takes)))
         queue = ready[np.argsort(-self._marginal[ready], kind="stable")].tolist()
-        # Who has not said how long it trains is expected to keep its GPUs.
+        # A job that has not declared its length is expected to keep its GPUs.
         ends = [(own, gpus[j]) for j, own in enumerate(found) if own is not None]
         heapq.heapify(ends)
         now, free = 0.0, self.free
@@ -196,7 +195,7 @@ class Explainer:
 
 
 def _move_seconds(job: SnapshotJob) -> float:
-    """What the job's next move is most likely to cost."""
+    """The most likely cost of the job's next move."""
     if not job.started:
         return 0.0
     return job.move_cost if job.resize_cost is None else job.resize_cost

@@ -1,15 +1,15 @@
 """Limit how far a job grows beyond what it was measured on.
 
 Source: Pollux, section 4.1, prior-driven exploration. Unmeasured terms of the model sit at their optimistic bound, so
-an unchecked job would leap to the whole cluster on a guess. A job may hold at most twice the most GPUs that it was
-measured on; min-gpus lifts that cap.
+a job without a limit could get the whole cluster because of a guess. A job may hold at most twice the largest number of
+GPUs on which it was measured. A larger min-gpus overrides this cap.
 
 The paper starts every job on one GPU. Here a job that was never measured may start on `policy.start_gpus` of one node:
-most trainings scale within a node, and every doubling costs a move. The unmeasured jobs of a user divide an equal share
-of the GPUs: nobody has seen yet how they use them (`polluxd.trusted_reports`). A decision halves `start_gpus` while it
-would park a running job for such starts (`polluxd.policy.decision`). What the user's jobs hold that must stay as they
-are and have not reported a training step is taken from that share first: otherwise jobs that come one after another and
-never report would add up to more than the share.
+most trainings scale within a node, and every doubling costs a move. All unmeasured jobs of a user together get at most
+the user's equal share of the GPUs, because nobody has seen yet how well they use GPUs (`polluxd.trusted_reports`). A
+decision halves `start_gpus` as long as it would park a running job for such starts (`polluxd.policy.decision`). Some
+jobs must keep their GPUs and have not reported a training step yet. Their GPUs count against the share: otherwise a
+user could exceed it by submitting jobs that never report, one after another.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GROWTH = 2
 
 def measured_on(job: SnapshotJob) -> int:
     """Return the most GPUs that the job was measured on; 0: none yet."""
-    # What an earlier run of the same training was measured on counts as measured; until this one finds it wrong.
+    # The sizes at which earlier runs of the same training were measured count, until this run contradicts them.
     return max(job.report.explored_gpus, job.report.prior_gpus) if job.report is not None else 0
 
 
@@ -68,6 +68,6 @@ class Caps:
             # It held GPUs before, and reported no training step on them.
             start = 1
         elif job.report is not None:
-            # It has started, and its fit is not known yet or was put aside: it gets no more than it had.
+            # The job has started, but has no fit, or its fit was rejected: it gets no more GPUs than before.
             start = min(start, job.report.gpus)
         return max(start, spec.min_gpus, 1)

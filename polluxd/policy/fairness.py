@@ -72,15 +72,15 @@ def move_factors(
 
     REALLOC = max(T - C, 0) / (T + delta), over 1 + hysteresis.
 
-    T is the job's age, C the seconds that moves have cost it so far, delta (`cost` [O]) what the move to the option
-    is expected to cost (measured); `owner` [O] is the option's job. A job that never ran loses nothing by starting:
-    its factor is 1. The hysteresis keeps predictions that differ by no more than they err from moving a job back
-    and forth.
+    T is the job's age. C is the time that the job's moves have cost so far [s]. delta (`cost` [O]) is the expected cost
+    of a move to the option, from measurements. `owner` [O] is the option's job. A job that never ran loses nothing by
+    starting: its factor is 1. The hysteresis avoids moves back and forth between options whose predictions differ by
+    less than their error.
     """
     age = np.maximum(np.array([job.age for job in jobs], dtype=np.float64), 0.0)
     lost = np.maximum(np.array([job.lost_seconds for job in jobs], dtype=np.float64), 0.0)
     total = age[owner] + cost
-    # Of no age, and moved for nothing: what it did so far is neither gained nor lost.
+    # Age and cost are both zero, so the move neither gains nor loses time.
     left = np.where(total > 0, np.maximum(age - lost, 0.0)[owner] / np.where(total > 0, total, 1.0), 1.0)
     started = np.array([job.started for job in jobs], dtype=np.bool_)[owner]
     return np.where(started, left / (1.0 + max(hysteresis, 0.0)), 1.0)
@@ -93,9 +93,8 @@ MOST_WORK_FACTOR = 4.0
 def work_factors(remaining: Sequence[float | None], power: float) -> list[float]:
     """Return the factor of remaining work on each weight: (R / median)^power.
 
-    `remaining`: seconds at the fair share; None where not known.
-
-    Bounded, and 1 where not known, so that it orders jobs of one kind without starving the long ones.
+    `remaining`: seconds at the fair share; None if not known, and then the factor is 1. The factor is bounded, so that
+    it orders similar jobs and does not starve long jobs.
     """
     known = sorted(r for r in remaining if r is not None and r > 0)
     if not power or not known:

@@ -1,4 +1,4 @@
-"""Which shapes a job may be given now, and why there may never be one."""
+"""List the shapes that a job may get now, or say why it gets none."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ class FeasibleShapes:
     def shapes(self, job: SnapshotJob, most: int, *, stays: bool) -> list[Shape]:
         """Return the shapes that the job may be given.
 
-        `most`: GPUs that its measurements justify. The present shape is one of the shapes if it can stay, whatever was
-        measured.
+        `most`: GPUs that the job's measurements justify. If the job can stay, its present shape is one of the shapes,
+        also above `most`.
         """
         spec = job.spec
         found = self._between(job, spec.min_gpus, most if spec.max_gpus is None else min(most, spec.max_gpus))
@@ -81,7 +81,7 @@ class FeasibleShapes:
             larger = self._between(job, spec.min_gpus, spec.max_gpus)
             found = [s for s in larger if s.gpus == larger[0].gpus]
         elif self._rules(job) and found[-1].gpus * exploration.GROWTH <= most:
-            # The counts allowed may lie too far apart for the cap: then the next one is the next step.
+            # The cap may lie below the next allowed count. This count is then the next step.
             found = found + self._between(job, found[-1].gpus + 1, spec.max_gpus)[:1]
         if not exploration.measured_on(job):
             # A start on several nodes would be a guess about the network, too.

@@ -8,9 +8,9 @@ An option that must lie within one rack is divided among the racks that could ho
 has rows for its GPUs and for the nodes that its spanning jobs may have.
 
 A limit on branch-and-bound nodes bounds the work, so that a replay is exact; a clock is the last resort. The dual
-bound holds whenever the search ends. With many jobs the relaxation bounds the program, and only the jobs at its
-margin are settled as integers. Rows are few, so the relaxation has few fractional jobs. Where the search finds no
-plan in time, those jobs are rounded down, and every plan is still within capacity.
+bound is valid at any end of the search. With many jobs, a linear relaxation bounds the program, and the program decides
+only the jobs at the margin of the relaxation as integers. The relaxation has few rows, and so few fractional jobs. If
+the search finds no plan in time, these jobs are rounded down, so every plan stays within the capacity.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Ints = NDArray[np.int64]
 NODES = 200
 """Branch-and-bound nodes at most."""
 SECONDS = 20.0
-"""The clock: only ever reached where a single relaxation takes this long."""
+"""Time limit of the search [s]. Only a single relaxation that takes this long can reach it."""
 GAP = 1e-6
 """Relative distance to the bound at which the search ends."""
 EQUAL = 1e-6
@@ -69,10 +69,9 @@ class Pools:
 class Racks:
     """What the racks hold, for the options that span nodes.
 
-    A job that spans nodes shares no node with another such job. One column may stand for several racks with equally
-    many open nodes, `many` of them. Its rows then hold what fits into all these racks together, and the cuts exclude
-    what no packing of them allows. That is a relaxation, and the size of the program does not depend on the number of
-    racks.
+    A job that spans nodes shares no node with another such job. One column stands for `many` racks with the same number
+    of open nodes. Its rows limit the options by the sum of these racks, and cuts exclude some options that no
+    packing of the racks can hold. This is a relaxation. The size of the program does not depend on the number of racks.
     """
 
     within: NDArray[np.bool_]
@@ -346,5 +345,6 @@ def _relaxed(cost: Floats, problem: _Program) -> Floats:
         bounds=Bounds(0, 1),
         constraints=problem.constraints(floors=False),
     )
-    # An option taken whole by parts in several racks may have no place in any one: placement then finds another.
+    # The program may divide one option among several racks, although no single rack has room for all of it. The
+    # placement then finds another option.
     return np.zeros(cost.size) if found.x is None else np.asarray(found.x, dtype=np.float64)

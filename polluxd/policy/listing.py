@@ -1,7 +1,7 @@
 """The jobs of a decision, and the configurations to evaluate.
 
-What is found for one job depends on what it asks for, what it holds, how far it was measured and on the nodes; while
-those stay as they are from one decision to the next, so does its entry.
+The entry of a job depends on its request, its placement, the sizes at which it was measured, and the nodes. While these
+do not change from one decision to the next, the entry is reused.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Ints = NDArray[np.int64]
 
 NODES, GPUS, KIND, RACKS, KEPT, SHARE = range(6)
 """Rows of a block of configurations [6, C]: nodes; GPUs; number of the GPU type, -1 for any; racks as in `Shape`;
-whether the job holds just that and may keep it; whether it is the job's fair share (one per type that is told apart)
-rather than an option."""
+whether the job holds exactly this placement and may keep it; whether the row is the job's fair share (one per GPU type
+that makes a difference) and not an option."""
 
 _FairShareOf = tuple[int, int, int]
 
@@ -74,7 +74,7 @@ class JobOptions:
 
     def holds(self, offers: FeasibleShapes, caps: Caps, job: SnapshotJob) -> bool:
         """Whether the entry is still good for the job."""
-        # A comparison of tuples: what is the very same object is not looked into.
+        # Compare tuples: Python then skips elements that are the same object.
         mine = self.offers, self.spec, self.partition, self.placement, self.pinned
         if mine != (offers, job.spec, job.partition, job.placement, job.pinned):
             return False
@@ -88,7 +88,7 @@ class JobOptions:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Jobs with their entries, before anything is known of their worth."""
+    """Jobs with their entries, before any option is valued."""
 
     jobs: list[SnapshotJob]
     entries: list[JobOptions]
@@ -121,7 +121,7 @@ def list_jobs(
     absent: list[tuple[SnapshotJob, str]] = []
     if any([entry.why for entry in entries]):
         absent = [(job, e.why) for job, e in zip(jobs, entries, strict=True) if not e.shapes]
-        # Nothing can be offered in exchange for what such a job holds: it is left alone.
+        # There is no other placement for such a job, so it keeps its own.
         jobs = [
             replace(job, pinned=True, pin_reason=e.why) if e.why else job
             for job, e in zip(jobs, entries, strict=True)

@@ -24,11 +24,11 @@ Floats = NDArray[np.float64]
 FLOOR = 1e-3
 """Added to every x, so that a job without GPUs does not make the mean zero (the artifact's)."""
 GENTLE = -2.0
-"""Below this power the floor of a starved job swamps float64: such jobs are counted first, apart."""
+"""Below this power, the term of a job without GPUs is too large for float64. Such jobs are counted first."""
 MAX_MIN_POWER = -10.0
-"""What orders plans of equal minimum under max-min fairness."""
+"""The power that orders plans with the same minimum under max-min fairness."""
 _BELOW_LEVEL = -50.0
-"""What orders levels that the counts promise and the nodes do not keep, under max-min."""
+"""The power that orders plans under max-min fairness if they miss the level that the counts allow."""
 _DIGITS = 5e11
 """How much larger than the rest the losses of starved jobs may be in sum."""
 
@@ -82,22 +82,23 @@ def of_total(total: float, weight: float, power: float) -> float:
         return 0.0
     if power == 0:
         return math.exp(min(total / weight, 700.0))
-    # A bound may promise more than any plan could keep: a loss of nothing at all.
+    # A bound may be higher than the value of any plan: the loss is then 0.
     return float((max(np.sign(power) * total, 1e-300) / weight) ** (1.0 / power))
 
 
 def utilities(x: Floats, weight: Floats, power: float, *, level: float, total: float, jobs: int) -> Floats:
     """A number per option [O] whose sum over jobs is to be as large as can be.
 
-    `weight` [O] adds up to `total` over the `jobs`. `level` is what the worst-off job can reach at best
-    (`worst_level`); only powers up to `GENTLE` use it. There, a job with nothing counts more than all the others
-    together could (lexicographic), and the rest are measured against the level, so that sums keep their digits.
+    `weight` [O] adds up to `total` over the `jobs`. `level` is the best level that the worst-off job can reach
+    (`worst_level`). Only powers up to `GENTLE` use it. At these powers, one job without GPUs counts more than all other
+    jobs together (lexicographic order), and the other jobs are measured relative to the level, so that sums stay
+    within the precision of float64.
     """
     if power > GENTLE:
         return plain(x, weight, power)
-    # The plan at the level loses at most `total` in all: an option that loses more by itself is never part of the
-    # best plan, if counts are all there is to it, and little more where nodes matter too. Losses beyond that need only
-    # keep their order; how far beyond, and how much more heavy jobs count, is what float64 has the digits for.
+    # The plan at the level loses at most `total` in all. With counts alone, an option that loses more by itself is
+    # never part of the best plan; with nodes, the limit is little higher. So losses beyond it only need the right
+    # order. Their range, and the ratio between heavy and light jobs, are as large as the precision of float64 allows.
     digits = _DIGITS / max(jobs, 1) ** 2
     beyond = min(max(math.sqrt(digits), 10.0), 1e5)
     heaviest = min(max(digits / beyond, 1.0), 1e6)
@@ -109,7 +110,7 @@ def utilities(x: Floats, weight: Floats, power: float, *, level: float, total: f
     exponent = np.log(weight) + steep * np.log(ratio)
     loss = np.exp(np.minimum(exponent, math.log(beyond)))
     loss *= 1.0 + 1e-5 * np.maximum(exponent - math.log(beyond), 0.0) / np.maximum(-steep, 1.0)
-    # Of the jobs with nothing the heavier count as much more as in the fitness.
+    # Among jobs without GPUs, weights have the same effect as in the fitness.
     lightest = float(np.min(weight, initial=np.inf))
     heavier = np.log(weight / lightest) * (1.0 - max(power, MAX_MIN_POWER))
     return -np.where(x > 0, loss, 2.0 * beyond * jobs * np.exp(np.minimum(heavier, math.log(heaviest))))
@@ -134,9 +135,9 @@ def highest_worst(
     capacity: int,
     groups: Sequence[Group] = (),
 ) -> float:
-    """Return a level that no choice of counts lifts the worst-off job above.
+    """Return an upper bound on the level of the worst-off job.
 
-    It bounds the fitness of max-min.
+    No choice of counts lifts it higher. It bounds the fitness of max-min.
 
     `reached` [O]: (x + floor) / w of each option at best; the other arguments as `worst_level`.
     """
@@ -165,10 +166,9 @@ def worst_level(
 ) -> float:
     """Return the highest level that all jobs which can run may reach together.
 
-    Each has x_j / w_j at or above it.
-
-    Options are grouped by job: `start` [J + 1] delimits them in `x`, `weight` and `gpus` [O]. Counts only, and of
-    the groups only their ceilings.
+    At this level each such job has x_j / w_j at or above it. Options are grouped by job: `start` [J + 1] delimits them
+    in `x`, `weight` and `gpus` [O]. The level respects counts and the groups' ceilings, but neither nodes nor
+    guarantees.
     """
     ratio = x / weight
     levels = np.unique(ratio[x > 0])

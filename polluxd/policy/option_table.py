@@ -36,9 +36,9 @@ Bools = NDArray[np.bool_]
 _PARKING = 1e-10  # relative cost of parking a running job: settles ties, and nothing else
 _FEW = 200
 UNMEASURED_SCALING = 0.8
-"""Goodput of a job without a fit is its GPUs to this power. Where jobs wait, each then begins with few GPUs; under a
-linear guess, to give all of a node to one job is worth as much. Any power from 0.7 to 0.9 does."""
-_MOST_SPEEDUP = 1e9  # more than any cluster has GPUs: what is above is an absurd fit, and must not overflow
+"""The goodput of a job without a fit is assumed to be its GPUs to this power. If jobs wait, each then begins with few
+GPUs. A linear assumption would value it the same to give a whole node to one job. Any power from 0.7 to 0.9 works."""
+_MOST_SPEEDUP = 1e9  # more than any cluster has GPUs: only an absurd fit gives more, and it must not overflow
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class OptionTable:
 
     `start` [J + 1] delimits each job's options in the arrays of [O].
 
-    A job's first option is to have nothing, unless it is pinned: then its one option is what it holds.
+    A job's first option is to have no GPUs. A pinned job has only one option: its present placement.
     """
 
     jobs: tuple[SnapshotJob, ...]
@@ -82,7 +82,7 @@ class OptionTable:
     move: Floats
     """[O]: utility where it does."""
     penalty: Floats
-    """[J]: what having nothing costs beyond the objective, for jobs that have waited past the starvation bound."""
+    """[J]: penalty for no GPUs, in addition to the objective, for jobs that have waited past the starvation bound."""
     groups: tuple[Group, ...]
     """Ceilings and guarantees; members by job number."""
     layout: Layout
@@ -144,7 +144,7 @@ def build(
     begin = np.cumsum(listing.lengths) - listing.lengths
     best = np.maximum.reduceat(np.where(is_share, 0.0, goodput), begin) if count else np.zeros(0)
     hopeless = ~pinned & (best <= 0)
-    # A running job without any feasible batch size is left where it is: its own agent knows better.
+    # A running job without any feasible batch size keeps its placement: its agent knows better.
     holds = np.array([bool(j.placement.nodes) for j in listing.jobs], dtype=np.bool_)
     stuck = hopeless & stays & holds
     gone = hopeless & ~stuck
@@ -294,10 +294,10 @@ def best_sizes(
 def _fair_goodput(goodput: Floats, listing: Listing, mix: Floats, begin: Ints) -> Floats:
     """Return the goodput [J] on the fair share.
 
-    Over types it is the mean of the cluster's mix.
-
-    Where batch limits forbid it, the most that fits inside it, or else the least that is possible.
-    A job that can run nowhere gets infinity: its speedup is 0. `begin` [J]: where each job's configurations begin.
+    With several GPU types it is the mean over the types, weighted as the cluster has them. If batch limits forbid a
+    placement of this size, it is the goodput of the largest possible one within the share, or else of the smallest
+    possible one. A job that can run nowhere gets infinity, so its speedup is 0. `begin` [J]: where each job's
+    configurations begin.
     """
     shares = begin[:, None] + np.arange(mix.size)
     fair = goodput[shares] @ mix if mix.size > 1 else goodput[begin]

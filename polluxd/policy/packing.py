@@ -44,11 +44,11 @@ class Packing:
         self.partial = partial
         self.free = layout.capacity.copy()
         self.spare = int(np.maximum(self.free, 0).sum())
-        """GPUs that are free anywhere: less than a shape wants, and no node needs to be looked at."""
+        """All free GPUs together. If a shape needs more, no node needs to be examined."""
         self.cpus = layout.cpus.copy()
         self.memory = layout.memory.copy()
         self.spanned = np.zeros(len(nodes), dtype=np.int64)
-        """Multi-node jobs on each node: 0 or 1, more only where pinned jobs came so."""
+        """Multi-node jobs on each node: 0 or 1, or more if the snapshot has pinned jobs placed so."""
         self.guests: list[dict[int, int]] = [{} for _ in nodes]
         """Per node: GPUs by job."""
         self.movable = np.zeros(len(nodes), dtype=np.int64)
@@ -178,10 +178,9 @@ class Packing:
     ) -> Iterator[tuple[tuple[int, int, int], NDArray[np.int64]]]:
         """Yield places in the ranking for a shape, with a preference.
 
-        The places are among `inside`, of racks `rack`.
-
-        One rack is preferred where it makes no difference to the job; of those that hold it all, one where nobody
-        is in the way, then the one of least room.
+        The places are among `inside`, of racks `rack`. If the shape does not ask for a number of racks, one rack is
+        preferred: of the racks that can hold the whole job, first one where no other job has to give way, then the one
+        with least room.
         """
         if rack[0] < 0:
             yield (0, 0, 0), inside[: shape.nodes]

@@ -1,10 +1,11 @@
 """Choose options by what nodes can hold together: an integer program.
 
-Counts alone promise that every GPU left over can be used. But if one job takes three GPUs of four, no job of two GPUs
-can use the fourth. Here every option asks for pieces: so many GPUs on each of its nodes. One pattern cuts every node
-into pieces (Gilmore and Gomory, 1961, on cutting stock). The size of the program does not grow with the number of
-nodes. Three facts are left out, which only loosens its bound: which nodes a job may use, which it holds now, and that
-two jobs over several nodes share none. HiGHS solves it. A limit on its search makes a replay exact.
+The solver of the counts assumes that every remaining GPU can be used. But if one job takes three GPUs of a node with
+four, no job of two GPUs can use the fourth. In this program every option needs pieces: a number of GPUs on each of its
+nodes. Each node is cut into pieces by one pattern (Gilmore and Gomory, 1961, on cutting stock). The size of the program
+does not grow with the number of nodes. The program ignores which nodes a job may use, which nodes it holds now, and
+that two multi-node jobs share no node. This makes its bound looser, but keeps it valid. HiGHS solves the program. A
+limit on the search makes a replay exact.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def cuts(gpus: int, largest: int | None = None) -> Iterator[tuple[int, ...]]:
 def improve(seating: Seating) -> float:
     """Take the program's plan where it is better; return a bound on the total.
 
-    The program does not know which nodes the jobs hold. A second one fills what the jobs leave that stay by the first.
+    The program does not know which nodes the jobs hold. A second program fills the GPUs beside the jobs that stay
+    according to the first one.
     The bound is infinite where the program is too large or has no answer.
     """
     table = seating.table

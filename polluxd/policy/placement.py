@@ -1,7 +1,7 @@
-"""From counts to nodes.
+"""Place the chosen options on nodes.
 
-Jobs whose shape stays keep their nodes, as long as every chosen option can then be placed. Where it cannot, all jobs
-are placed again, the largest first; small jobs then give way where that costs least.
+Jobs whose shape does not change keep their nodes, if every other chosen option can then be placed. Otherwise all jobs
+are placed again, the largest first. Small jobs then give way to larger ones where this costs least.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ class Seating:
         self.worth: Floats = table.value
         """[O]: utility at best: a present shape stays in place."""
         self.slack: Floats | None = None
-        """[O]: what an option may be worth less than at best for a program to look at it; None: all are looked at."""
+        """[O]: how far a plan with the option may exceed the present plan at most. Programs skip options below 0. None:
+        not known, so they skip none."""
         self.kept: list[bool] = table.kept.tolist()
         self.pinned: list[bool] = table.pinned.tolist()
         self._ranked: dict[int, list[int]] = {}
         self.owed: list[int] = [0] * len(table.groups)
-        """GPUs that each group's guarantee comes to, as far as the counts make use of it."""
+        """GPUs of each group's guarantee, as far as the counts use it."""
         for j in np.flatnonzero(table.pinned).tolist():
-            # Where they are, whatever the state of their nodes.
+            # At their present placement, in any state of their nodes.
             packing.put(j, packing.home[j])
 
     def valued(self, stay: Floats, move: Floats) -> Seating:
@@ -66,7 +67,7 @@ class Seating:
         return other
 
     def options(self, j: int) -> Sequence[int]:
-        """Return the job's options that a program need look at."""
+        """Return the job's options that a program has to consider."""
         own = self.table.options(j)
         return own if self.slack is None else [o for o in own if self.slack[o] >= 0]
 
@@ -123,7 +124,7 @@ class Seating:
     def best_fit(self, j: int, *, least: bool = False) -> None:
         """Give the job, which sits nowhere, the best of its options that has room.
 
-        `least`: the smallest one that is better than nothing instead.
+        With `least`: the smallest option that is better than none.
         """
         gpus, room = self.gpus, self.packing.room(j)
         options = self.ranked(j)
@@ -265,9 +266,9 @@ class Seating:
         self.restore(state)
 
     def return_home(self) -> None:
-        """Put jobs back home where home came free.
+        """Put jobs back on their nodes if these became free.
 
-        They moved to a seat like their own.
+        These jobs have moved to a seat of the same shape.
         """
         packing = self.packing
         moved = np.flatnonzero(packing.moved()).tolist()

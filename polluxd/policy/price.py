@@ -1,13 +1,13 @@
 """Counts at scale: a price per GPU, and an exact core at the margin.
 
-The price is a Lagrangian relaxation.
+The price is a Lagrangian relaxation. At price lambda every job takes the option with the largest value - lambda * GPUs,
+independently of other jobs. One price makes the jobs together want exactly the capacity. To find it, sort the
+increments of every job's concave hull by value per GPU; no iteration is needed. The dual value, lambda * capacity +
+sum_j max(value - lambda * GPUs), bounds every plan from above.
 
-At price lambda every job takes its option of largest value - lambda * GPUs, independently of the others. The price
-at which the jobs together want just the capacity comes from sorting the increments of every job's concave
-hull by value per GPU: no iteration. Its dual value, lambda * capacity + sum_j max(value - lambda * GPUs), bounds
-every plan from above. What integrality leaves over is settled exactly among the jobs whose next or last increment
-lies nearest the price (the core, after Pisinger 1995 on the multiple-choice knapsack), and then among all those that
-the bound does not settle: where these are few, the choice is proven to be the best.
+A few GPUs then remain, because options are whole. Two exact searches assign them. The first covers the core: the jobs
+whose next or last increment lies nearest the price (Pisinger, 1995, on the multiple-choice knapsack). The second covers
+all jobs whose option the bound does not fix. If these are few, the choice is proven to be the best.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ def hull(gpus: Ints, value: Floats, owner: Ints) -> Ints:
     k, v, j = gpus[left].astype(np.float64), value[left], owner[left]
     while left.size > 2:
         same = j[1:] == j[:-1]
-        # A job's options rise both in GPUs and in value; from one job to the next, whatever.
+        # Within a job, options rise in GPUs and in value. Between two jobs, any change is possible.
         slope = (v[1:] - v[:-1]) / np.where(same, k[1:] - k[:-1], 1.0)
         # Below the line from the one before to the one after.
         bad = same[:-1] & same[1:] & (slope[1:] > slope[:-1])
-        # Neighbours are judged against one another: only every other of a run goes at a time.
+        # Whether a point goes depends on its neighbours, so of a run of points only every second goes at a time.
         bad[1:] &= ~(bad[1:] & bad[:-1])
         if not bad.any():
             break
@@ -115,7 +115,7 @@ def solve(gpus: Ints, value: Floats, start: Ints, capacity: int, groups: Sequenc
     loss = top[job_of] - net
     reach = bound - loss
     least = min(bound, float(np.maximum.reduceat(value, start[:-1]).sum()))
-    # A guarantee may cost more than the bound, which leaves it out, can tell.
+    # The bound ignores guarantees, so it does not know what they cost.
     plain = not any(g.floor for g in groups)
     settled = _settle(problem, chosen, loss, bound, CORE_JOBS, CORE_WORK) if plain else None
     if settled is None:
@@ -191,7 +191,7 @@ def _take_within(ranked: _Increments, jobs: int, capacity: int, groups: Sequence
             for g in belongs[j]:
                 room[g] -= run
                 owed[g] -= run
-    # Accounts before the users within them: what an outer ceiling charges, an inner one need not.
+    # Accounts before their users: an inner ceiling only charges what the outer one does not.
     surcharges = [0.0] * len(groups)
     for g in reversed(range(len(groups))):
         outer = sum(surcharges[h] for h in belongs[groups[g].members[0]] if h > g)
@@ -212,8 +212,8 @@ def _settle(problem: _Problem, chosen: Ints, loss: Floats, bound: float, most: i
 
     `work` bounds options times GPUs.
 
-    An option that loses more at the price (`loss` [O]) than lies between the dual value and a choice already at hand
-    is part of no better one: most jobs are left with one option, the others are settled exactly.
+    `loss` [O] is what an option loses at the price. If it exceeds the gap between the dual value and a known choice, no
+    better choice has this option. Most jobs then have one option left. An exact search decides the other jobs.
     """
     gpus, value, start, capacity, groups = problem
     gap, rounding = bound - float(value[chosen].sum()), _ROUNDING * float(np.abs(value[chosen]).sum())
@@ -264,7 +264,7 @@ def _core(problem: _Problem, chosen: Ints, margin: Ints, broken: int) -> Ints:
     own = np.concatenate([np.arange(start[j], start[j + 1]) for j in jobs])
     begin = np.concatenate([[0], np.cumsum([start[j + 1] - start[j] for j in jobs])])
     settled, total = counts.solve(gpus[own], value[own], begin, room, groups)
-    # Only where it gains: of equal choices, the one at hand follows the jobs' order.
+    # Change the choice only for a gain: of equal choices, the present one follows the jobs' order.
     if total > float(value[chosen[jobs]].sum()) * (1 + np.copysign(1e-12, value[chosen[jobs]].sum())):
         chosen = chosen.copy()
         chosen[jobs] = own[settled]

@@ -11,7 +11,7 @@ class Contention(NamedTuple):
     """Other jobs make more of every GPU."""
 
     taker: int | None
-    """The job whose last GPUs are worth the least to it, yet more than they would be here; None: no such job."""
+    """The job that would lose least by giving up GPUs, but more than this job would gain. None: no such job."""
 
 
 class MoveCost(NamedTuple):
@@ -58,7 +58,7 @@ Obstacle = Contention | MoveCost | NoGain | Ceiling | Fragmentation | OwnLimit
 
 
 class Said(NamedTuple):
-    """All that the reason of a job which takes part speaks of."""
+    """The facts for the reason of a job that takes part."""
 
     now: Placement
     place: Placement
@@ -67,7 +67,7 @@ class Said(NamedTuple):
     speedup: float
     goodput: float
     before: float
-    """Goodput on what it holds now; 0 where it cannot stay."""
+    """Goodput at its present placement; 0 if it cannot stay there."""
     obstacle: Obstacle
     step: int
     """GPUs of the next larger placement that would raise its goodput; 0: there is none."""

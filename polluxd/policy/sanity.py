@@ -1,7 +1,7 @@
-"""Put aside what no job can truly report about itself.
+"""Ignore reported values that no job can have.
 
-One bad report must not bend everybody's plan. A fit or a noise scale that no training job could have is put aside.
-The policy then treats the job as one not measured yet, and the job's reason says so.
+One bad report must not distort the plan of all jobs. The policy ignores a fit or a noise scale that no training can
+have. It then treats the job as not measured yet, and the job's reason says so.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SLACK = 1e-6
 def believable(snapshot: Snapshot) -> tuple[Snapshot, dict[int, str]]:
     """Return the snapshot without values that cannot be true, and notes.
 
-    The notes map the jobs concerned to what was put aside, in words.
+    The notes say, by job id, which values were ignored.
     """
     notes: dict[int, str] = {}
     jobs = []
@@ -40,7 +40,7 @@ def _job(job: SnapshotJob) -> tuple[SnapshotJob, list[str]]:
     sound = math.isfinite(job.weight + job.age + job.lost_seconds + job.move_cost)
     if sound and (job.waiting is None or math.isfinite(job.waiting)):
         return (replace(job, report=report) if doubts else job), doubts
-    # An age unknown must neither bar a move nor make it free.
+    # An unknown age must neither forbid a move nor make it free.
     fallback = {"weight": 1.0, "age": 3600.0, "lost_seconds": 0.0, "move_cost": 30.0, "waiting": None}
     values = {name: getattr(job, name) for name in fallback}
     for name, value in values.items():
@@ -51,10 +51,10 @@ def _job(job: SnapshotJob) -> tuple[SnapshotJob, list[str]]:
 
 
 def _report(report: Report, doubts: list[str]) -> Report:
-    """The report without what cannot be; what that was is added to `doubts`."""
+    """Return the report without impossible values; name them in `doubts`."""
     if report.params is not None and (why := _odd_params(report.params)):
         doubts.append(f"its fit ({why}), so its prior is used")
-        # The most it was measured on counted for that fit.
+        # The largest measured size belonged to the ignored fit.
         report = replace(report, params=None, explored_gpus=0, explored_nodes=0)
     for kind, fit in report.params_by_type.items():
         if why := _odd_params(fit):

@@ -18,7 +18,7 @@ DENSE = 16
 
 
 ANYWHERE, ONE_RACK, OVER_RACKS = 0, 1, 2
-"""Where several nodes lie: it makes no difference, all in one rack, in two racks or more."""
+"""How a shape's nodes lie in racks: in any way, all in one rack, in two or more racks."""
 
 
 class Shape(NamedTuple):
@@ -40,7 +40,7 @@ class Shape(NamedTuple):
 def spaced(most: int) -> list[int]:
     """Return node counts from 2 to `most`, the last included.
 
-    Small counts are all there; from `DENSE` on they go in steps of about an eighth.
+    All counts up to `DENSE` are listed. Beyond, counts grow in steps of about an eighth.
     """
     counts: list[int] = []
     n = 2
@@ -55,7 +55,7 @@ Stock = list[tuple[int, tuple[int, ...]]]
 
 
 def stock(nodes: Sequence[Node], cpus_per_gpu: int, memory_per_gpu: int | None = None) -> Stock:
-    """What the nodes offer to a job if no other job of ours ran."""
+    """The room on the nodes for a job if no other Pollux job ran."""
     found: Stock = []
     for (_, size), numbers in classes(nodes).items():
         exactly = [0] * (size + 1)
@@ -107,8 +107,8 @@ def named(rule: str, top: int) -> list[int]:
 def allows(rule: str, shape: Shape, *, whole: bool) -> bool:
     """Return whether a rule on GPU counts allows the shape.
 
-    For the rules see `JobSpec.gpu_counts`. `whole`: the shape takes whole nodes. A rule that names nothing allows
-    everything, because directives are checked where they are given.
+    For the rules see `JobSpec.gpu_counts`. `whole`: the shape takes whole nodes. A rule that names no count allows
+    all counts, because directives are checked at submission.
     """
     if rule == POWERS:
         return shape.gpus & (shape.gpus - 1) == 0

@@ -1,8 +1,8 @@
 """Choose which nodes a job keeps when it shrinks or grows.
 
-Nodes of a kind are the same to the objective, so a job that comes in may as well take another of them. To Slurm they
-differ: the job's batch script runs on one of them, and companion jobs lend some. With the right nodes the job changes
-its size within its allocation. With the wrong ones it has to go through the queue.
+The objective makes no difference between nodes of one kind, so another job can take any of them. For Slurm they
+differ: the job's batch script runs on one node, and companion jobs lend others. If the job keeps the right nodes, it
+changes its size within its allocation. Otherwise it has to go through the queue.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from polluxd.policy.packing import Packing
 def leave_right_nodes(packing: Packing) -> None:
     """Exchange nodes so that jobs that change their size keep the right ones.
 
-    A job that shrinks keeps the first nodes in `SnapshotJob.keeps`, a job that grows all of its nodes. The exchange is
-    with the job that is to take the node, and only between nodes that are alike.
+    A job that shrinks must keep the first nodes of `SnapshotJob.keeps`, a job that grows must keep all its nodes. The
+    job exchanges nodes with the job that would take its node, and only if the two nodes are of the same kind.
     """
     for j, job in enumerate(packing.jobs):
         (own, per_node), (home, before) = packing.seats[j], packing.home[j]
@@ -64,7 +64,7 @@ def _with(numbers: Sequence[int], old: int, new: int) -> tuple[int, ...]:
 
 
 def _alike(a: Node, b: Node) -> bool:
-    """Whether nothing depends on which of the two a job is on."""
+    """Whether the two nodes are the same for every job."""
     return _kind(a) == _kind(b)
 
 

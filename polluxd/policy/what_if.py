@@ -1,4 +1,4 @@
-"""Tell what one node more would change for a job. Pure.
+"""Say what a job would get with one more node. Pure.
 
 The answer is a second decision on the same snapshot.
 """

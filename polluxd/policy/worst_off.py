@@ -1,8 +1,9 @@
 """Lift the worst-off job under max-min, and bound any such lift.
 
-The utilities of max-min span more digits than a program keeps. The question here is smaller: which level can all jobs
-reach together? For each job only the least options that reach the level matter, so the assignment program stays small.
-Where it is too large all the same, node patterns answer. The best plan at the highest level comes after that.
+The utilities of max-min span more digits than an integer program can represent. So this module asks a smaller question:
+which level can all jobs reach together? For each job only its smallest options at the level matter, so the assignment
+program stays small. If it is still too large, the program of node patterns answers. The module then looks for the best
+plan at the highest level.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ Bools = NDArray[np.bool_]
 CLOSE = 1e-3
 """A plan whose worst-off job is this near the bound needs no better one, relative to the bound."""
 MOST_SEATS = 500
-"""Jobs times nodes up to which the assignment program is asked: more take it seconds."""
+"""Jobs times nodes up to which the assignment program runs. A larger one takes seconds."""
 _ROUNDING = 1e-3
-"""A relaxation that counts more than this of a job below a level proves that a whole job is."""
+"""If the relaxation has more than this part of a job below a level, then at least one whole job is below it."""
 
 
 def lift(seating: Seating, bound: float) -> float:
@@ -50,7 +51,7 @@ def lift(seating: Seating, bound: float) -> float:
         low, high = (middle, high) if below < _ROUNDING else (low, middle - 1)
     if low < 0:
         return reached
-    # An overdue job comes before any level: such plans stay as they are.
+    # An overdue job comes before any level, so a plan with one does not change here.
     if not np.any(table.penalty):
         state = seating.state()
         _take(seating, stay, move, float(levels[low]))

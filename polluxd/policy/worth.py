@@ -62,7 +62,7 @@ def by_price(
         rated.jobs, found.seconds, _move_costs(rated), rated.owner, settings.hysteresis
     )
     move = stay * factor
-    # A running job that is parked pays for its next start: it loses as much as a move from what it holds does.
+    # A running job that is parked pays for its next start: it loses as much as by a move from its placement.
     held = np.maximum.reduceat(np.where(rated.kept, stay * (1.0 - factor), 0.0), rated.start[:-1])
     move -= np.where(rated.gpus == 0, held[rated.owner], 0.0)
     return Worth(stay, move, factor, weight, rated.x, found)
@@ -138,8 +138,7 @@ def overdue(
     """Return the cost [J] of leaving an overdue job without GPUs.
 
     Overdue: it has waited past the starvation bound. The cost is larger than all utilities together.
-
-    The longer past it, the more: where not all fit, those that have waited longest go first.
+    It grows with the time past the bound: if not all overdue jobs fit, the job that has waited longest comes first.
     """
     penalty = np.zeros(len(jobs))
     bound = settings.starvation_bound
