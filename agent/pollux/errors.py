@@ -30,7 +30,7 @@ RELAUNCH_STATUS = 77
 
 
 STOPPED_STATUS = 143
-"""Exit status of a rank that was asked to end and has saved: 128 + SIGTERM, as of a process that SIGTERM ends."""
+"""Exit status of a rank that was asked to end and has saved: 128 + SIGTERM, as if SIGTERM had ended it."""
 
 
 class PolluxAgentError(Exception):

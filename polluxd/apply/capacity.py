@@ -19,8 +19,8 @@ _LEAVING = (Step.CHECKPOINTED, Step.REQUEUED)
 class Capacity:
     """GPUs per node that are free now or will soon be free.
 
-    GPUs will soon be free (`leaving`) if their job has irrevocably begun to leave them. A limit of Slurm on several jobs
-    is counted like a node: each GPU of such a job, on any node, takes one GPU from the limit.
+    GPUs will soon be free (`leaving`) if their job has irrevocably begun to leave them. A limit of Slurm on several
+    jobs is counted like a node: each GPU of such a job, on any node, takes one GPU from the limit.
     """
 
     free: Counter[str] = field(default_factory=Counter)

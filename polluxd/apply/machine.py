@@ -38,9 +38,9 @@ from polluxd.slurm.protocol import SlurmJob
 def failed_to_start(move: Move, job: SlurmJob) -> bool:
     """Tell whether Slurm ended the job in the second of its new start.
 
-    Slurm does so if the job's credential was revoked. The job's record then says NonZeroExitCode. The record of a script
-    that failed at once looks the same (Slurm 22.05), so polluxd runs such a script once more. The restart count keeps
-    polluxd from repeating this.
+    Slurm does so if the job's credential was revoked. The job's record then says NonZeroExitCode. The record of a
+    script that failed at once looks the same (Slurm 22.05), so polluxd runs such a script once more. The restart count
+    keeps polluxd from repeating this.
     """
     return (
         job.raw_state == "FAILED"

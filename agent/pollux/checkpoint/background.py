@@ -1,11 +1,9 @@
-"""Save a checkpoint beside the training.
+"""Save a checkpoint while the training goes on.
 
-The step waits for a copy in memory, not for the disk.
-
-`BackgroundSaver.save` copies every tensor of the state into buffers that it keeps, and returns; a thread then
-writes, hashes and syncs. What a step waits for is therefore one memory copy (from a GPU: one transfer into pinned
-memory, which the thread awaits). The buffers cost host memory of the state's size once; `prepare` makes them
-before the first save, for fresh memory is an order of magnitude slower to write than memory in use.
+`BackgroundSaver.save` copies every tensor of the state into buffers that it keeps, and returns. A thread then writes,
+hashes and syncs. A step waits only for one copy in memory, and not for the disk. (From a GPU, the copy is a transfer
+into pinned memory, and the thread waits for it.) The buffers cost host memory of the state's size. `prepare` makes them
+before the first save, because fresh memory is an order of magnitude slower to write than memory in use.
 """
 
 from __future__ import annotations
@@ -186,7 +184,7 @@ class BackgroundSaver:
 
 
 def _plain(tensor: torch.Tensor) -> bool:
-    """Dense and of torch's own class: copy_ into a buffer keeps all there is."""
+    """Whether `copy_` into a buffer keeps everything: dense, of torch's class."""
     own = type(tensor) in (torch.Tensor, torch.nn.Parameter)
     return (
         own
@@ -197,9 +195,9 @@ def _plain(tensor: torch.Tensor) -> bool:
 
 
 def _like(value: Mapping[Any, Any], pairs: dict[Any, Any]) -> Any:
-    """A mapping of the same class with other values: OrderedDict, defaultdict.
+    """Return a mapping of the same class (such as OrderedDict) with new values.
 
-    A dict where that cannot be made.
+    Return a dict if the class does not allow that.
     """
     try:
         made = copy.copy(value)

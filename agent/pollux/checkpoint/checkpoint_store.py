@@ -1,9 +1,8 @@
 """Keep the last checkpoints of one training.
 
-An intact one stands at every instant.
-
-Rank 0 writes, every rank reads the same file from a shared filesystem. Checkpoints are numbered; the newest whole one
-counts. `pollux.checkpoint.file` describes the form of a file, `private_folder` which folders are accepted.
+After the first save, at least one intact checkpoint exists at any time. Rank 0 writes, and every rank reads the same
+file from a shared file system. Checkpoints are numbered, and a restart takes the newest intact one.
+`pollux.checkpoint.file` describes the format of a file. `private_folder` describes which folders are accepted.
 """
 
 from __future__ import annotations
@@ -62,7 +61,8 @@ class CheckpointStore:
     def save(self, state: Mapping[str, Any], *, meta: Mapping[str, Any]) -> SavedCheckpoint:
         """Write a new checkpoint, durable on return; drop those beyond `keep`.
 
-        Raises CheckpointError (disk full, no right to write, state that cannot be saved); those before it stand.
+        Raises CheckpointError (disk full, no right to write, state that cannot be saved). Earlier checkpoints then
+        stay.
         """
         begun = time.monotonic()
         with self._saving:
@@ -86,8 +86,8 @@ class CheckpointStore:
 
         None where there is none at all.
 
-        Damaged ones are passed over with a warning. Raises ForeignCheckpoint, and CheckpointError where all are
-        damaged: starting afresh is for a person to decide.
+        Damaged checkpoints are skipped with a warning. Raises ForeignCheckpoint. Raises CheckpointError if all are
+        damaged: a person has to decide whether to start again from the beginning.
         """
         damaged: list[str] = []
         paths = self.paths()

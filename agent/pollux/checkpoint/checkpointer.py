@@ -29,7 +29,7 @@ logger = logging.getLogger("pollux")
 STATE_VERSION = 1
 
 TRIAL_S = 30.0
-"""Seconds after which the first periodic checkpoint is due: one that cannot work is to be known early."""
+"""Seconds until the first periodic checkpoint. It is early, so that a problem with checkpoints shows early."""
 
 
 class Checkpointer:
@@ -40,9 +40,9 @@ class Checkpointer:
 
     def __init__(self, training: Training, attempt: Attempt) -> None:
         self.last_attempt: LastAttempt | None = None
-        """Where the checkpoint's attempt left its search for a batch size; None where there is no checkpoint."""
+        """The state of the batch-size search in the checkpoint; None without a checkpoint."""
         self.interrupted_at: float | None = None
-        """When the last optimizer step before the newest restart was over; None where there was none."""
+        """When the last optimizer step before the newest restart ended; None without a restart."""
         self._cost: float | None = None
         """Seconds from the last step before the newest restart to the first step after it."""
         self._training, self._attempt = training, attempt
@@ -67,9 +67,9 @@ class Checkpointer:
     def restore(self, exchange: ControlExchange) -> None:
         """Load the newest checkpoint into the training, if there is one.
 
-        Raises StateError where a part's state holds an object that a checkpoint cannot hold. Raises, on every rank,
-        CheckpointError where it cannot be read everywhere or does not fit the objects, ForeignCheckpoint where it is
-        another model's, RestartLoop where restarts come to nothing.
+        Raises StateError if a part's state holds an object that a checkpoint cannot hold. Raises on every rank:
+        CheckpointError if some rank cannot read the checkpoint or it does not fit the objects, ForeignCheckpoint if it
+        belongs to another model, RestartLoop if too many restarts in a row made no new checkpoint.
         """
         state = None
         training, attempt = self._training, self._attempt
@@ -80,7 +80,7 @@ class Checkpointer:
                     check_state(part.state_dict(), name)
         world, model = training.world, training.models[0].module
         if attempt.directory is not None and world.waiting:
-            # Its state comes from rank 0, and any attempt that it counts would be rank 0's.
+            # A joiner gets its state from rank 0, and rank 0 counts the attempts.
             self.keeper = keeper_for(model, attempt.directory, 1)
         elif attempt.directory is not None:
             self._restarts = FruitlessRestarts(attempt.directory, int(attempt.settings.fruitless_restarts))
@@ -119,8 +119,8 @@ class Checkpointer:
     def begin_training(self) -> None:
         """Begin the loop: take the checkpoint's random numbers, or own ones.
 
-        Not before: what a script draws on its way to the loop (a split of its data) is to be the same on every rank and
-        at every attempt.
+        Not earlier: random numbers that a script draws before the loop (for a split of its data) must be the same on
+        every rank and in every attempt.
         """
         if self._begun:
             return
@@ -220,7 +220,7 @@ class Checkpointer:
         if self.interrupted_at is not None:
             self._cost = max(last_step_at - self.interrupted_at, 0.0)
         if keeper is not None:
-            # It has made the optimizer's state: from here on the agent knows how large a copy is.
+            # The first step has made the optimizer's state, so the size of a copy is known from here on.
             parts = self._training.parts().items()
             large = {name: keeper.part(part) for name, part in parts if name.endswith(("model", "optimizer"))}
             keeper.prepare(large, rank=self._training.world.rank)
@@ -230,8 +230,9 @@ class Checkpointer:
 
         Seconds it took on rank 0, None where it failed.
 
-        `durable` waits until it is on disk; else only until it is copied, and a thread writes it. A checkpoint that
-        cannot be written is logged: the earlier one stands, and training goes on.
+        With `durable`, wait until the checkpoint is on disk. Otherwise wait only for the copy, and a thread writes it.
+        If the checkpoint cannot be written, the error is logged, the earlier checkpoint stays, and the training goes
+        on.
         """
         keeper = self.keeper
         self.begun += 1

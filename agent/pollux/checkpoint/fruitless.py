@@ -1,4 +1,4 @@
-"""Restarts that come to nothing: counted, so that they end."""
+"""Limit automatic restarts in a row that make no checkpoint."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ logger = logging.getLogger("pollux")
 class FruitlessRestarts:
     """Counts automatic restarts since the newest checkpoint.
 
-    Rank 0 keeps the count in a file beside it.
-
-    A training that dies before its first checkpoint would otherwise be started over and over, for as long as Slurm
-    requeues it. Starts by a person's hand count as none.
+    Rank 0 keeps the count in a file beside the checkpoints. Without this limit, Slurm would restart a training that
+    dies before its first checkpoint without end. Starts by a person do not count.
     """
 
     def __init__(self, directory: Path, most: int, environ: Mapping[str, str] = os.environ) -> None:
@@ -35,9 +33,9 @@ class FruitlessRestarts:
         self._counted = False
 
     def begin(self, exchange: ControlExchange) -> None:
-        """An attempt begins.
+        """Count an attempt that begins.
 
-        Raises RestartLoop, on every rank, where too many before it came to nothing.
+        Raises RestartLoop, on every rank, if too many attempts before it made no new checkpoint.
         """
         why: str | None = None
         if exchange.rank == 0:
@@ -67,7 +65,7 @@ class FruitlessRestarts:
             logger.warning("restarts cannot be counted: %s", error)
 
     def checkpointed(self) -> None:
-        """A checkpoint was written: this attempt was worth something."""
+        """Reset the count: this attempt has written a checkpoint."""
         if self._counted:
             self._counted = False
             with contextlib.suppress(OSError):

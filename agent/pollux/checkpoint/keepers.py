@@ -1,4 +1,4 @@
-"""A job's checkpoints over its ranks: where to start, who writes what.
+"""Choose a job's newest checkpoint, and divide its writing over ranks.
 
 Rank 0 decides which checkpoint is the newest intact one, and all ranks take it. Rank 0 writes a plain training to one
 file (`FileKeeper`); all ranks write one under `fully_shard` (`ShardedKeeper`).
@@ -30,7 +30,7 @@ logger = logging.getLogger("pollux")
 
 
 def fingerprint_of(models: Iterable[torch.nn.Module]) -> str:
-    """A short text that tells models apart by parameter names and shapes."""
+    """Return a hash of a model's parameter names and shapes."""
     shapes = [[(name, list(p.shape)) for name, p in model.named_parameters()] for model in models]
     size = sum(p.numel() for model in models for p in model.parameters())
     digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]
@@ -57,7 +57,7 @@ def _group_of(size: int) -> dist.ProcessGroup | None:
 class Keeper(ABC):
     """The checkpoints of one job.
 
-    Every rank calls every method alike, unless it says otherwise.
+    All ranks call each method at the same point, unless its docstring says otherwise.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -65,7 +65,7 @@ class Keeper(ABC):
         self.saved: int | None = None
         """The optimizer step of the newest durable checkpoint, as far as this rank knows."""
         self.trouble = ""
-        """Why the newest checkpoint that is over could not be written; empty where it could."""
+        """Why the newest finished save failed; empty if it succeeded."""
         self.written = False
         """This attempt has written one."""
         self.seconds = 0.0
@@ -99,7 +99,7 @@ class Keeper(ABC):
         rank: int,
         durable: bool,
     ) -> None:
-        """Write a checkpoint: all at once, or (not `durable`) beside the training.
+        """Write a checkpoint; unless `durable`, while the training goes on.
 
         Raises CheckpointError.
         """
@@ -115,7 +115,7 @@ class Keeper(ABC):
     def settle(self) -> None:
         """Wait for a checkpoint that is being written.
 
-        One that failed is logged, once. Any rank by itself.
+        If it failed, the error is logged, once. Any rank may call this alone.
         """
 
     @property

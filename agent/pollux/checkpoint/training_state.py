@@ -67,8 +67,8 @@ def restore_rng(
 def tell_ranks_apart(rank: int, seed: int) -> None:
     """At the start: give each rank beyond the first its own random numbers.
 
-    Scripts seed all ranks alike, for equal initial weights; from here on equal numbers would mean equal dropout masks
-    for different examples.
+    Scripts give all ranks the same seed, so that their initial weights are equal. In the training, equal random numbers
+    would give different examples the same dropout masks.
     """
     if rank:
         _seed(seed, torch.initial_seed(), rank)

@@ -1,7 +1,7 @@
-"""Between two optimizer steps: rank 0 decides, and all ranks act.
+"""Coordinate the ranks between two optimizer steps.
 
-Rank 0 puts what it wants of all ranks into one decision (`_decide`): a batch size, a drain, a checkpoint, a resize, the
-noise scale. `ControlExchange` carries it; every rank acts on it (`_act`) one exchange later.
+Rank 0 makes one decision for all ranks (`_decide`): a batch size, a drain, a checkpoint, a resize, the noise scale.
+`ControlExchange` sends the decision to all ranks. Every rank acts on it (`_act`) one exchange later.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Coordinator:
         self._steps = 0
         """Optimizer steps among the present ranks."""
         self._readied = (0, 0)
-        """The move that a checkpoint was asked for, and how many were begun before."""
+        """The move that a checkpoint was requested for, and the number of checkpoints begun before."""
         self._left = False
         """The loop over the epochs was left, and no optimizer step was made since."""
 
@@ -91,7 +91,7 @@ class Coordinator:
         self.resizer.interrupted(self.checkpointer.interrupted_at)
 
     def open(self, introduction: Introduction | None) -> None:
-        """Begin to report to the scheduler and to hear its orders."""
+        """Begin to report to the scheduler and to receive its orders."""
         if self._main:
             self.resizer.prepare()
         self.line.open(self.report, self.inbox.put, introduction, main=self._main)
@@ -150,10 +150,11 @@ class Coordinator:
         self.resizer.after_step()
 
     def exchange_decisions(self, *, last: bool) -> None:
-        """Send rank 0's decision where one is due, and act on the one before.
+        """Send rank 0's decision if one is due, and act on the one before.
 
-        Not so after the `last` step of an epoch: a training that went on from there would begin with the script's code
-        after the loop, which may read variables of the loop's body. The next loop begins with the decision (`enter`).
+        Do neither after the `last` step of an epoch. A restart from there would begin with the script's code after the
+        loop, and this code may read variables of the loop's body. The next loop then begins with the decision
+        (`enter`).
         """
         if last and not self.training.ends_epochs:
             return
@@ -162,9 +163,9 @@ class Coordinator:
             self._act(decision)
 
     def _or_mend(self, exchange: Callable[[], Exchanged]) -> Exchanged | None:
-        """Return what the ranks exchange; None where some were lost in it.
+        """Return the exchanged values; None if ranks were lost meanwhile.
 
-        The training then goes on without these ranks. Raises RankLost where that cannot be.
+        The training then goes on without these ranks. Raises RankLost if it cannot.
         """
         try:
             return exchange()
@@ -176,7 +177,7 @@ class Coordinator:
     def mend(self, where: str = "") -> bool:
         """Go on without lost ranks, after a collective has failed.
 
-        False where that cannot be. `where`: see `Mender.mend`.
+        Returns False if that is not possible. `where`: see `Mender.mend`.
         """
         before, decision = self.training.world, self.exchange.abandon()
         if not self.mender.mend(where):
@@ -193,9 +194,9 @@ class Coordinator:
         return True
 
     def _lead(self) -> None:
-        """Take over what rank 0 alone does: rank 0 was lost.
+        """Take over the tasks of rank 0, which was lost.
 
-        Orders that the lost one had not answered come again.
+        The scheduler repeats orders that the lost rank had not answered.
         """
         self.resizer.prepare()
         self.line.lead(self.report, self.inbox.put)
@@ -203,9 +204,9 @@ class Coordinator:
         self.on_lead()
 
     def poll(self, *, resizes: bool = False) -> None:
-        """Act on what rank 0 has decided by now, at once and on all ranks.
+        """Act on rank 0's present decision, at once and on all ranks.
 
-        `resizes`: ranks may leave and come here. Not so in an evaluation.
+        `resizes`: whether ranks may leave and join here. They may not in an evaluation.
         """
         found = self._or_mend(lambda: (self.exchange.take(), self.exchange.agree(self._decide())))
         move = 0
@@ -216,7 +217,7 @@ class Coordinator:
             self._resize(move) if resizes else self.resizer.put_off()
 
     def _decide(self) -> Decision:
-        """What rank 0 wants of all; the other ranks' answer is not used."""
+        """Return rank 0's decision; other ranks' results are not used."""
         if not self._main:
             return Decision()
         training, seconds = self.training, self.training.step.seconds
@@ -247,9 +248,10 @@ class Coordinator:
         return decision if choice is None else decision.with_choice(choice)
 
     def _ready(self, move: int) -> tuple[int, bool]:
-        """On rank 0: the move where a checkpoint for it is on disk, else 0.
+        """On rank 0: return the move if its checkpoint is on disk, else 0.
 
-        Also whether to begin one. All ranks write it while the training goes on, and could not between two groups.
+        Also returns whether to begin a checkpoint. All ranks write it while the training goes on. While they change
+        their groups, they could not.
         """
         checkpointer, asks = self.checkpointer, False
         if self._readied[0] != move:
@@ -279,7 +281,7 @@ class Coordinator:
                 notice(in_words(training.choice, training.world.size))
         if decision.end:
             reason, seconds = Reason(decision.end), self.save(durable=True)
-            # All ranks wait for rank 0: the first one that ends may take the others' nodes with it.
+            # All ranks wait for rank 0: when the first rank ends, Slurm may end the others.
             seconds, wait = self.exchange.gather((seconds, self.endings.left_to_slurm(reason)))[0]
             self.endings.end(reason, training.progress.optimizer_steps, seconds, wait=wait)
         if decision.move or decision.checkpoint:
@@ -351,9 +353,9 @@ class Coordinator:
         self.endings.close()  # from here on the script has nothing that the agent could save
 
     def stop(self) -> None:
-        """Keep what was trained since the newest checkpoint, before the end.
+        """Save the training since the newest checkpoint, before the end.
 
-        Every rank calls it. A restart goes on from there.
+        Every rank calls it. A restart goes on from this checkpoint.
         """
         progress = self.training.progress
         if progress.finished or self.attempt.directory is None:
@@ -368,7 +370,7 @@ class Coordinator:
             logger.warning("no last checkpoint: %s", error)
 
     def _end(self, *, kept: bool = False) -> bool:
-        """Return True. `kept`: a checkpoint of the last step stands."""
+        """Return True. `kept`: there is a checkpoint of the last step."""
         decision = self.exchange.take()
         # A last checkpoint, so that a restart repeats no step of it.
         if kept or not self.checkpointer.keeps or self.save(durable=True) is not None:

@@ -1,8 +1,8 @@
 """Find ranks whose parameters differ from rank 0's.
 
-Ranks that begin alike and average their gradients stay equal to the last bit. Mistakes in a script make them differ
-without an error: a pass through the bare model, an optimizer that steps on one rank only, a seed that changes a
-parameter. The check costs one wait for the device, so it runs after the first steps and before checkpoints only.
+Ranks that begin with equal parameters and average their gradients stay equal to the last bit. Mistakes in a script make
+them differ without an error: a pass through the unwrapped model, an optimizer that steps on one rank only, a seed that
+changes a parameter. The check waits for the device once, so it runs only after the first steps and before checkpoints.
 """
 
 from __future__ import annotations

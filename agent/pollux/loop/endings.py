@@ -1,11 +1,12 @@
-"""Ends of a training before its time, with nothing lost.
+"""End a training early without losing progress.
 
-Somebody asks this process to end (SIGTERM: scancel, preemption, a node that goes away, torchrun, Kubernetes; SIGUSR1:
-`sbatch --signal` in a job without a ticket), or the job's time limit approaches. Rank 0 then puts the reason into its
-next decision. After that step all ranks write a checkpoint and end.
+A signal asks this process to end (SIGTERM: from scancel, preemption, a node that shuts down, torchrun, Kubernetes;
+SIGUSR1: from `sbatch --signal` in a job without a ticket), or the job's time limit approaches. Rank 0 then puts the
+reason into its next decision. After that step all ranks write a checkpoint and end.
 
-The grace period belongs to who asked: Slurm's KillWait or GraceTime, torchrun's 30 s. So the save begins with the step
-in hand. Of the time limit the agent knows in advance: it stops as long before as a save has taken in this attempt.
+The sender of the signal sets the grace period: Slurm's KillWait or GraceTime, torchrun's 30 s. So the save begins after
+the current step. The agent knows the time limit in advance: it stops early enough for a save, by the longest save of
+this attempt.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from pollux.slurm_job.environment import time_limit_at, yes
 logger = logging.getLogger("pollux")
 
 MARGIN = 10.0
-"""Seconds before the time limit beside saves and steps: Slurm looks at limits every few seconds."""
+"""Seconds before the time limit, in addition to saves and steps: Slurm checks limits every few seconds."""
 
 LOOK = 20.0
-"""Seconds between two looks at how long a save takes by now."""
+"""Seconds between two reads of the duration of a save."""
 
 
 LOADER = "torch/utils/data/dataloader.py"
 """Where torch forks its data-loading processes."""
 
 SLURM_WAIT = 3600.0
-"""Seconds in which Slurm has to end a job that waits for its end: its GraceTime may be long."""
+"""Seconds that a job waits for Slurm to end it. GraceTime may be long."""
 
 
 class Reason(IntEnum):
@@ -58,7 +59,7 @@ class Reason(IntEnum):
 
 
 class Endings:
-    """The requests to end that reach one rank, and how it follows them."""
+    """Receives the requests to end of one rank, and carries them out."""
 
     def __init__(
         self,
@@ -69,12 +70,13 @@ class Endings:
         environ: Mapping[str, str] = os.environ,
         look: float = LOOK,
     ) -> None:
-        """`main`: whether this is rank 0.
+        """Receive requests from `begin` on.
 
-        `orders`: SIGUSR1 asks this job to look at polluxd's orders.
-
-        `margin`: seconds before the time limit at which the training has to stop. `look`: seconds between two looks at
-        the margin.
+        Args:
+            main: whether this is rank 0.
+            orders: SIGUSR1 tells this job to read polluxd's orders.
+            margin: seconds before the time limit at which the training has to stop.
+            look: seconds between two reads of `margin`.
         """
         self.wanted = Reason.NONE
         self._main, self._margin, self._environ, self._look = main, margin, environ, look
@@ -88,9 +90,9 @@ class Endings:
     # -- requests ---------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Take requests from here on: there is something to keep."""
+        """Handle requests from now on: there is progress to save."""
         if self._installed or self._lent:
-            # A lent rank that is asked to end just does: the others go on without it.
+            # A companion's rank ends at once: the other ranks go on without it.
             return
         self._closed = threading.Event()
         if threading.current_thread() is threading.main_thread():
@@ -107,7 +109,7 @@ class Endings:
         self.lead()
 
     def lead(self) -> None:
-        """On rank 0, also one that a loss has made: watch the time limit."""
+        """On rank 0, also if it became rank 0 after a loss: watch the time limit."""
         if self._main() and not self._lent and self._environ.get("SLURM_JOB_ID"):
             threading.Thread(
                 target=self._watch_limit, args=(self._closed,), name="pollux-limit", daemon=True
@@ -143,13 +145,13 @@ class Endings:
             end = fresh  # somebody has given the job more time
 
     def close(self) -> None:
-        """Signals act as if the agent were not there: the training is over."""
+        """Restore the signals' handlers of before `begin`: training is over."""
         self._closed.set()
         self._restore()
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Signals end this process at once here: everything is saved."""
+        """Let signals end this process at once: everything is saved."""
         installed = set(self._installed)
         self._restore()
         yield
@@ -168,10 +170,10 @@ class Endings:
     # -- the end, on every rank after the same step -----------------------------------------------------------
 
     def left_to_slurm(self, reason: Reason) -> bool:
-        """On rank 0, after the save: whether to wait until Slurm ends us.
+        """On rank 0, after the save: whether to wait until Slurm ends the job.
 
-        Slurm's records then show its own end of the job. A status from here would say that the job failed, and a
-        preempted job that ends by itself is not put back into the queue (Slurm 22.05).
+        Slurm's records then show why Slurm ended the job. If this process ended with a status, they would show a
+        failure. Slurm does not requeue a preempted job that ends by itself (Slurm 22.05).
         """
         job_id = self._environ.get("SLURM_JOB_ID")
         if not (self._main() and job_id):
@@ -181,7 +183,7 @@ class Endings:
     def end(self, reason: Reason, step: int, seconds: float | None, *, wait: bool) -> NoReturn:
         """End this process after the checkpoint of a step, or `wait` for Slurm.
 
-        `seconds` went into it; None where none could be written.
+        `seconds`: duration of the save; None if no checkpoint could be written.
         """
         self.close()
         if self._main():
@@ -222,8 +224,8 @@ class Endings:
 def _end_with_parent_alone() -> None:
     """In a data-loading process: obey SIGTERM from the parent process only.
 
-    Slurm signals every process of a step. A data-loading process that ended then would take the training with it,
-    before its last checkpoint is written.
+    Slurm signals every process of a step. If a data-loading process ended then, the training would fail before its last
+    checkpoint.
     """
     parent = os.getppid()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -241,6 +243,6 @@ def _replaceable(number: signal.Signals) -> bool:
     handler = signal.getsignal(number)
     if handler in (signal.SIG_DFL, signal.SIG_IGN):
         return True
-    # Lightning's raises in the next batch, before the ranks have agreed to save.
+    # Lightning's handler raises in the next batch, before the ranks have agreed to save.
     module = getattr(handler, "__module__", "") or type(handler).__module__
     return module.partition(".")[0] in ("lightning", "pytorch_lightning")

@@ -79,8 +79,8 @@ class Job:
 
         Call it before `loader`, on all ranks alike.
 
-        The agent saves and restores it under `name`. It has a noise scale and learning-rate factors of its own, and
-        shares the batches: the model with the least noise scale decides on their size, and on what a step counts.
+        The agent saves and restores it under `name`. The model has its own noise scale and learning-rate factors. All
+        models share the batches: the smallest noise scale decides the batch size and the progress of a step.
         Arguments are as for `attach`. Raises PolluxAgentError.
         """
         training = self.training
@@ -116,19 +116,19 @@ class Job:
     ) -> TrainingLoader:
         """The training data, `batch_size` (M0) examples per step over all GPUs.
 
-        The batch size may grow up to `max_batch_size`, as it pays.
+        The agent may increase the batch size up to `max_batch_size` if the goodput rises.
 
-        `per_gpu` bounds one GPU's share of a pass: by default M0 / 32 to M0, which the agent assumes to fit into one
-        GPU. Other options are ElasticLoader's: shuffle, sampler, collate_fn, num_workers, pin_memory, drop_last; of
-        an iterable dataset ElasticStream's: length (samples of a pass, about), transform, collate_fn, pin_memory,
-        drop_last, divided (the stream divides itself by rank). Raises BatchError for sizes that contradict each other,
-        DataError for data that cannot be divided.
+        `per_gpu` bounds one GPU's share of a pass. The default is M0 / 32 to M0: the agent assumes that M0 examples fit
+        into one GPU. Other options are those of ElasticLoader: shuffle, sampler, collate_fn, num_workers, pin_memory,
+        drop_last. For an iterable dataset they are those of ElasticStream: length (about the samples of a pass),
+        transform, collate_fn, pin_memory, drop_last, divided (the stream divides itself by rank). Raises BatchError for
+        sizes that contradict each other, DataError for data that cannot be divided.
         """
         training, coordinator, world = self.training, self.coordinator, self.world
         if training.begun:
             raise PolluxAgentError("expected one training loader per job; evaluate with torch's DataLoader")
         if max_batch_size is None and self._attempt.alone:
-            training.adaptive = False  # nobody has asked for anything but plain training
+            training.adaptive = False  # the script asks only for plain training
         limits = batch_limits(batch_size, max_batch_size, per_gpu, adaptive=training.adaptive)
         limits = training.memory.within(limits, coordinator.exchange.gather)
         training.progress.initial = batch_size
@@ -162,10 +162,11 @@ class Job:
 
         After a restart it goes on with the epoch that was interrupted.
 
-        An epoch is statistical: |D| examples of M0-equivalent progress, however many passes through the data that
-        takes; with `passes=True` one pass. Half an epoch at the end is half an epoch's progress. `steps` declares the
-        length as so many optimizer steps of M0 examples instead, or what is worth as much. Ranks may leave and come
-        between two steps: a rank that leaves ends by SystemExit in the loop over the loader.
+        An epoch is statistical: it lasts until the training has made as much progress as one pass through the data at
+        batch size M0. With `passes=True` an epoch is one pass. If the number of epochs is not whole, the last epoch is
+        shorter by progress. `steps` gives the length in optimizer steps of M0 examples instead, again counted by
+        progress. Ranks may leave and join between two steps: a rank that leaves ends by SystemExit in the loop over the
+        loader.
         """
         training, coordinator, progress = self.training, self.coordinator, self.progress
         training.check_begun()
@@ -232,11 +233,10 @@ class Job:
         return whole_step(self._stepper, self._first, loss_of, clip, weight)
 
     def poll(self) -> None:
-        """Act on the scheduler's orders where no steps are taken.
+        """Act on the scheduler's orders while the training makes no steps.
 
-        Call it in a long evaluation, every few batches.
-
-        All ranks call it alike, between steps. An order to drain is answered there: this may not return.
+        Call it in a long evaluation, every few batches, on all ranks at the same point and between steps. If the order
+        is to drain, the process saves and ends here, and this call does not return.
         """
         self.training.check_begun()
         self._stepper.commit_in_hand()  # a checkpoint would hold its weights
@@ -273,7 +273,7 @@ class Job:
 
     @property
     def world(self) -> World:
-        """The ranks of this job, and this one's place among them."""
+        """The ranks of this job, and this rank's number among them."""
         return self.training.world
 
     @property
@@ -291,7 +291,7 @@ class Job:
 
     @property
     def mode(self) -> Mode:
-        """How far the agent goes: observe, advise or enforce."""
+        """The agent's mode: observe, advise or enforce."""
         return self.training.mode
 
     @property

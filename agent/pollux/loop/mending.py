@@ -1,12 +1,12 @@
 """Go on without ranks that were lost, in the processes that remain.
 
-A rank that is killed (its process, its node, the companion job that lends it) closes its connections: the others' next
-collective fails. They then abort their groups, meet in the launcher's store, and tell which step they have completed.
-The lowest of them decides: it knows who is gone by the connections that every rank holds to that store. The remaining
-ranks form new groups, take over the state of the rank that was furthest, and take the step in hand again from its first
-sample. Where rank 0 is gone, that lowest rank becomes rank 0.
+When a rank is killed (with its process, its node or its companion job), its connections close, and the next collective
+of the other ranks fails. They then abort their groups, and write the number of their last completed step into the
+launcher's store. The lowest remaining rank decides. It knows which ranks are lost, because every rank holds a
+connection to that store. The remaining ranks form new groups, take over the state of the rank with the most completed
+steps, and repeat the current step from its first sample. If rank 0 is lost, the lowest remaining rank becomes rank 0.
 
-All ranks start again from the newest checkpoint instead where
+In these cases all ranks start again from the newest checkpoint instead:
 
 - all ranks on the job's own nodes are lost, or node 0 with its launcher, which keeps the store;
 - a rank ends by itself: its script has failed, or made fewer passes;
@@ -45,10 +45,10 @@ from pollux.training.training import Training
 logger = logging.getLogger("pollux")
 
 LOOK = 0.1
-"""Seconds between two looks at whether the rank that is to decide is there still."""
+"""Seconds between two checks that the deciding rank still lives."""
 
 COME_WAIT = 60.0
-"""Seconds in which every remaining rank has to notice the loss, beside two of its steps."""
+"""Seconds, in addition to two steps, in which every remaining rank has to notice the loss."""
 
 
 class Mender:
@@ -65,7 +65,7 @@ class Mender:
         self._training, self._exchange = training, exchange
         self._checkpointer, self._groups = checkpointer, groups
         self._launched = bool(environ.get("POLLUX_LAUNCHED_AT"))
-        """`pollux run` leaves the others alone where a rank is killed; other launchers end them."""
+        """Whether the launcher lets the other ranks live when a rank is killed: `pollux run` does, others end them."""
         self._present = ""
         """This rank's key among those present; empty while a loss cannot be mended."""
         self.mended_at: float | None = None
@@ -86,7 +86,7 @@ class Mender:
                 way = rendezvous.address, rendezvous.port, rendezvous.secret
             except PolluxAgentError as error:
                 logger.warning("a lost rank will end this job: %s", error)
-        # Every rank exchanges it: a script may make on one rank alone what stands in the way.
+        # Every rank exchanges its obstacles: a script may create one on a single rank.
         found = self._exchange.gather((way, able))
         told = found[0][0]
         if told is not None and all(each for _, each in found):
@@ -109,7 +109,7 @@ class Mender:
             line.can_mend(True)
 
     def leave(self) -> None:
-        """This rank ends by itself: its loss is not to be mended."""
+        """Note that this rank ends by itself: the others must not go on."""
         if self._present and self._groups.rendezvous is not None:
             with contextlib.suppress(RankLost):
                 self._groups.rendezvous.tell(self._key("ended", self._training.world.rank), True)
@@ -124,11 +124,11 @@ class Mender:
     # -- after a collective has failed ------------------------------------------------------------------------
 
     def mend(self, where: str = "") -> bool:
-        """Go on without the ranks that are gone; False where that cannot be.
+        """Go on without the lost ranks; return False if that is impossible.
 
-        Every remaining rank calls it, wherever the loss has reached it. Raises RankLost where another one is lost
-        during it, and SystemExit on a rank that is left out. `where`: the collective of a library that this rank will
-        begin again. All ranks have to be in the same one: one that is beyond it would not come.
+        Every remaining rank calls it, at the point where it noticed the loss. Raises RankLost if another rank is lost
+        during the call, and SystemExit on a rank that has to leave. `where`: the collective of a library that this rank
+        will repeat. All ranks have to be in the same collective: a rank that has finished it would not repeat it.
         """
         if not self._present or self._groups.rendezvous is None:
             return False
@@ -165,7 +165,7 @@ class Mender:
         return True
 
     def _decided(self) -> dict[str, Any] | None:
-        """On the lowest rank: who goes on; None where a rank has ended by itself."""
+        """On the lowest rank: the ranks that go on; None if one ended by itself."""
         rendezvous, world = self._groups.rendezvous, self._training.world
         assert rendezvous is not None
         open_: set[int] = set(range(world.size))
@@ -233,7 +233,7 @@ class Mender:
         world = self._groups.form(training.world, decision, rank)
         others = [other for other in range(world.size) if other != source]
         if others:
-            # Rank 0's last decision may have reached some ranks alone.
+            # Rank 0's last decision may have reached only some ranks.
             told = hand_over(
                 training.agreed() if rank == source else None, world, source=source, receivers=others
             )

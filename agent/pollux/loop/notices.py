@@ -1,6 +1,6 @@
-"""Lines that a user sees without setting up logging.
+"""Show the most important events without any logging set-up.
 
-They tell of restores, changes of GPUs or batch size, and the end of a training.
+They are restores, changes of GPUs or batch size, and the end of a training.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""A resize in place, on every rank, after the same optimizer step.
+"""Resize a job in place: on every rank, after the same optimizer step.
 
-Leaving ranks end their processes. Those of a model under fully_shard first send their shards to the others. Staying
-ranks, and joiners from a companion job, form new groups over a store in rank 0's process, and go on in mid-pass. In a
-relaunch all processes end at that step instead, and the launchers of the remaining nodes start new ones.
+Leaving ranks end their processes. If the model is under fully_shard, they first send their shards to the other ranks.
+The other ranks and the joiners of a companion job form new groups over a store in rank 0's process. They go on in the
+middle of the pass. In a relaunch, all processes end at that step instead, and the launchers of the remaining nodes
+start new ones.
 
-Before all ranks know the decision nothing is given up. After it, the death of a rank ends them all, and restarting from
-that step's checkpoint loses least.
+Until all ranks know the decision, the resize can still be abandoned. After that, the death of a rank ends all ranks,
+and they restart from the checkpoint of that step.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def regroup(
     groups: Groups,
     resizer: Resizer,
 ) -> None:
-    """Go through with a move, after the same optimizer step on all ranks.
+    """Carry out a move, after the same optimizer step on all ranks.
 
     Leaving ranks do not return.
     """
@@ -44,9 +45,9 @@ def regroup(
     training.leave_groups()
     checkpointer.leave_group()
     # The checkpoint comes first, as it may take a while: after the decision leaving ranks have seconds to end.
-    # One that is being written at this moment is nearly as new, and would have to be waited for.
-    # Where the last one failed, this one has to be on disk before ranks end. One of shards is on disk already: its
-    # ranks could not go on writing it (see `Coordinator`).
+    # If a checkpoint is being written at this moment, it is nearly as new, and a further one would have to wait.
+    # If the last checkpoint failed, this one has to be on disk before ranks end. A checkpoint of shards is on disk
+    # already, because its ranks could not go on writing it (see `Coordinator`).
     durable = resizer.relaunches or bool(checkpointer.trouble)
     saves = durable or not (checkpointer.writing or checkpointer.sharded)
     durable, saves = exchange.gather((durable, saves))[0]

@@ -21,12 +21,12 @@ def report_of(training: Training) -> dict[str, Any]:
     progress, limits, world, data = training.progress, training.limits, training.world, training.data
     noise, profile, choice = training.noise_scale, training.profile, training.choice
     prior, (measured_gpus, measured_nodes) = profile.prior, profile.measured()
-    # Read before the fit: a size that the job was measured at must not stand beside an older fit.
+    # Read before the fit: the report must not have a measured size together with an older fit.
     explored_gpus, explored_nodes = training.explored
     # Before the first fit of its own, the fit of earlier runs.
     params = training.params or (None if prior is None else prior.params)
     throughput = _throughput(training)
-    # Not the last step's gain: that may have been the short one at a pass's end.
+    # Not the gain of the last step: this may have been a short step at the end of a pass.
     worth = training.efficiency(training.batch_size)
     factors = training.models[0].rates.factors
     return {
@@ -71,9 +71,9 @@ def report_of(training: Training) -> dict[str, Any]:
 
 
 def _advice(training: Training) -> dict[str, float] | None:
-    """What mode `advise` would train with.
+    """Return the batch size and passes that mode `advise` recommends.
 
-    None where the training does so already, or in another mode.
+    None if the training already has it, and in other modes.
     """
     advice = None if training.advisor is None else training.advisor.advice
     if advice is None or not math.isfinite(advice.goodput):

@@ -21,8 +21,8 @@ logger = logging.getLogger("pollux")
 def first_trained(model: torch.nn.Module) -> torch.nn.Parameter:
     """The model's first parameter that requires a gradient.
 
-    Raises PolluxAgentError where there is none, or where the model comes wrapped already: its gradients would be
-    reduced before anything could be measured of them, and then once more.
+    Raises PolluxAgentError if there is none, or if the model is already wrapped: its wrapper would reduce the gradients
+    before the agent could measure them, and the agent's wrapper would reduce them again.
     """
     inner = uncompiled(model)
     fsdp = sys.modules.get("torch.distributed.fsdp")
@@ -84,7 +84,7 @@ def check_beside(first: torch.nn.Module, model: torch.nn.Module, name: str) -> N
 
 
 def warn_of_unknown_parameters(trained_models: Sequence[TrainedModel]) -> None:
-    """Warn of trainable parameters in no optimizer that the agent knows."""
+    """Warn about trainable parameters that no known optimizer has."""
     known = {p for t in trained_models for group in t.optimizer.param_groups for p in group["params"]}
     own = {p for t in trained_models for p in t.module.parameters() if p.requires_grad}
     unknown = own - known

@@ -1,7 +1,7 @@
-"""One optimizer step after the other: passes, measurements, worth.
+"""Take the optimizer steps: plan passes, measure, count progress.
 
-The loader's iterator (`batches.py`) and the optimizers' hooks drive it. Everything between two steps happens where the
-user's loop asks for the next batch: the optimizer step is over, and the user's own calls after it too.
+The loader's iterator (`batches.py`) and the optimizers' hooks call this module. Work between two steps happens when the
+user's loop asks for the next batch: the optimizer step and the user's own calls after it are then over.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Stepper:
         """AMP's loss scaling, where it is in use."""
         self._told_of_pass_left_out = False
         self.on_loss: Callable[[], bool] = lambda: False
-        """Goes on without lost ranks after a collective has failed; False where that cannot be."""
+        """Goes on without lost ranks after a collective has failed; returns False if that is impossible."""
 
     @property
     def share(self) -> float:
@@ -72,16 +72,17 @@ class Stepper:
 
     @property
     def _bare(self) -> bool:
-        """Gradients are measured though the loop does without `micro_batch`."""
+        """Gradients are measured, although the loop does not use `micro_batch`."""
         step = self.training.step
         return step.looped and not step.accumulates and self.training.models[0].meter.hooked
 
     # -- the loop over the loader -----------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """The loop has ended, or was left: the examples of its last step are used.
+        """Count the examples of the last step: the loop has ended or was left.
 
-        A step left half-way keeps its plan: its gradients are in `.grad`, and the next loop completes it.
+        If the loop was left in the middle of a step, the step keeps its plan. Its gradients are in `.grad`, and the
+        next loop completes it.
         """
         training = self.training
         self.commit_in_hand()
@@ -128,12 +129,12 @@ class Stepper:
         step.group = StepGroup(passes, samples, local)
         step.tokens = step.weights = None
         whole = samples == wanted * world.size * local
-        # At the end of a pass a step may be small, and its gradient noisy: it takes the rate of its own size.
+        # At the end of a pass a step may be small, and its gradient noisy: its learning rate is the one for its size.
         scale = samples / limits.initial if training.adaptive else None
         number = training.progress.optimizer_steps
         for model in training.models:
             if step.failed:
-                # Now, and not before: another model's pass over the batch that did not fit may have come after it.
+                # Only now: another model may have made a pass over the batch after the one that did not fit.
                 model.optimizer.zero_grad(set_to_none=True)
             model.begin_step(number, passes, local, samples, whole=whole, scale=scale)
 
@@ -142,8 +143,8 @@ class Stepper:
 
         They compare without the drift between successive steps.
 
-        Not where the batch is to stay as it is (batch norm sees the halves), where workers would have to fetch it
-        again, or where a half would fall below the user's bound.
+        It does not if the batch must stay whole (batch norm would see the halves), if workers would have to fetch it
+        again, or if a half would be smaller than the user's bound.
         """
         training = self.training
         return (
@@ -212,7 +213,7 @@ class Stepper:
         if not is_out_of_memory(error):
             return False
         if step.failed:
-            return True  # another model's pass over the same batch, which is given up already
+            return True  # another model's pass over the same batch, which the agent has already abandoned
         if step.group is None or memory.bound is not None:
             return False
         failed = step.group.local_batch
@@ -235,7 +236,7 @@ class Stepper:
     def mend(self) -> bool:
         """Go on after a pass in which another rank was lost.
 
-        The step in hand is taken again from its first sample, among the remaining ranks. False where that cannot be.
+        The remaining ranks repeat the current step from its first sample. Returns False if that is impossible.
         """
         if not self.on_loss():
             return False
@@ -243,7 +244,7 @@ class Stepper:
         return True
 
     def _begin_again(self) -> None:
-        """The step in hand is taken again from its first sample."""
+        """Repeat the current step from its first sample."""
         training, step = self.training, self.training.step
         if step.in_hand:  # one of several models has stepped
             training.progress.take_back(step.uncommitted, step.gain)
@@ -368,7 +369,7 @@ class Stepper:
         return tried and self.synchronises and not step.stepped and not step.failed
 
     def skip_step(self) -> None:
-        """The batch is used up, as in plain training, and earned no progress."""
+        """As in plain training, the batch counts as used. It made no progress."""
         step = self.training.step
         step.uncommitted = step.taken = 0
         self.training.data.commit()
@@ -377,6 +378,6 @@ class Stepper:
         step, now = self.training.step, time.perf_counter()
         if step.ended_at is not None:
             seconds, before = now - step.ended_at, step.seconds
-            # A pause now and then that the agent is not told of is no step.
+            # An occasional pause without a report to the agent is no step.
             step.seconds = 0.9 * before + 0.1 * min(seconds, 2.0 * before) if before else seconds
         step.ended_at = now

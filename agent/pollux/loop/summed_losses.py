@@ -1,8 +1,8 @@
 """Weigh losses that are sums over tokens by the tokens of a step.
 
 Ranks and passes hold different numbers of tokens, and the step's total is known only in its last pass. Each pass is
-therefore weighted by the total that the last step makes likely, which is equal on all ranks. In the last pass the
-ranks add up their tokens beside the backward pass, and `.grad` is multiplied by expected / actual total.
+therefore weighted by an expected total: the total of the last step, which is equal on all ranks. During the backward
+pass of the last pass, the ranks add up their tokens. `.grad` is then multiplied by expected / actual total.
 """
 
 from __future__ import annotations
