@@ -1,8 +1,9 @@
-"""Growing a job in place: a companion job lends it nodes and ranks.
+"""Grow a job in place by a companion job, which lends nodes and ranks.
 
-Slurm lets no running job grow. So rank 0 submits, as the user, a companion job, which runs further ranks of the same
-script, and the scheduler places it. A file that only the user can read tells these ranks the way to rank 0: no secret
-is on a command line or in an environment. The training goes on until all of them are ready.
+Slurm cannot add nodes to a running job. So rank 0 submits a companion job, as the user. It runs further ranks of the
+same script, and the scheduler places it. These ranks read the address of rank 0, and a secret, from a file that only
+the user can read: no command line and no environment variable holds the secret. The training goes on until all further
+ranks are ready.
 """
 
 from __future__ import annotations
@@ -83,11 +84,12 @@ class CompanionJob:
         wait: float,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
-        """`facts`: what joiners have to know of the job before they meet it.
+        """Prepare a companion job, without submitting it.
 
-        `same`: what theirs must equal, by name.
-
-        `wait`: seconds until all joiners have to be ready.
+        Args:
+            facts: what joiners have to know about the job before they join.
+            same: facts that must be equal on the joiners, by name.
+            wait: seconds until all joiners have to be ready.
         """
         self.wanted = wanted
         self._rendezvous, self._facts, self._same, self._wait = rendezvous, facts, same, wait
@@ -106,7 +108,7 @@ class CompanionJob:
         logger.info("companion job %s submitted for %d nodes", self._job_id, self.wanted.nodes)
         self._await()
         if self._stopped.is_set():
-            self._cancel()  # it may have been sent away before it had a number
+            self._cancel()  # it may have been sent away before it had a job id
 
     def send_away(self) -> None:
         """Tell the joiners to end, and cancel the job.

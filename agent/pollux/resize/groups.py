@@ -1,4 +1,4 @@
-"""The process groups that a rank is in, over the resizes of its training."""
+"""Lead a rank from its process groups into the next ones."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pollux.slurm_job.environment import LENT_RANKS
 logger = logging.getLogger("pollux")
 
 LEAVE_WAIT = 5.0
-"""Seconds for which a rank that leaves waits until the others have left the groups that it is in."""
+"""Seconds that a leaving rank waits until the other ranks have left the old groups."""
 
 
 class Groups:
-    """This rank's way from its present process groups into the next ones."""
+    """Leads this rank from its present process groups into the next ones."""
 
     def __init__(self) -> None:
         self.generation = 0
@@ -53,7 +53,7 @@ class Groups:
         """
         if not decision.relaunch:
             rendezvous = self._join(decision)
-            # A peer that is gone would be a failure in groups that the others have not left yet.
+            # If this rank ended now, ranks that are still in the old groups would see a failure.
             until(lambda: rendezvous.count(f"{decision.name}/free") >= len(decision.stay), LEAVE_WAIT)
             rendezvous.count(f"{decision.name}/left", 1)
         logger.info("rank %d leaves in move %d", rank, decision.number)

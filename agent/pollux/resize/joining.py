@@ -1,7 +1,8 @@
-"""A joiner: a rank of a companion job that enters a running training.
+"""Let a rank of a companion job (a joiner) enter a running training.
 
-It runs the user's script like any rank, with a process group of its own until its loop begins. There it waits until the
-job's ranks take it in, gets the whole state from rank 0, and begins as a restart in mid-pass would.
+A joiner runs the user's script like any other rank, in a separate process group until its loop begins. There it waits
+until the job's ranks form groups with it. It gets the whole state from rank 0, and begins in the middle of a pass, as a
+restart would.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Joiner:
             self.grows = bool(told["grows"])
             """The job began on one rank."""
             self.call = told["call"]
-            """What rank 0's newest pass was called with; see `rehearsal`."""
+            """Shapes of the arguments of rank 0's newest pass; see `rehearsal`."""
             self._address = (str(told["address"]), int(told["port"]), str(told["secret"]))
             environ["POLLUX_ADAPTIVE"] = "yes" if told["adaptive"] else "no"
         except (KeyError, TypeError, ValueError) as error:
@@ -91,9 +92,9 @@ class Joiner:
         return self._rendezvous
 
     def wait(self, same: Mapping[str, str]) -> dict[str, Any]:
-        """At the loop: report ready, with the `same` facts; await the decision.
+        """At the loop: report ready, with the `same` facts; wait for the decision.
 
-        Ends the process where rank 0 does not need it any more. Raises RankLost where rank 0 is gone.
+        Ends the process if rank 0 no longer needs it. Raises RankLost if rank 0 is lost.
         """
         rendezvous = self.rendezvous
         rendezvous.tell(self.key(f"ready/{self.index}"), dict(same))

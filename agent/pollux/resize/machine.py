@@ -1,10 +1,10 @@
-"""What rank 0 does next about a resize: a pure function.
+"""Decide what rank 0 does next about a resize. Pure.
 
     idle --ordered (shrink)-------------------------> ready --offered--> acting --decided--> moving --resized--> idle
       `-----ordered (grow)--> recruiting --recruited---^
 
-One order stands at a time, until it is followed, refused or withdrawn. Before the ranks move nothing is given up:
-whatever is in the way is refused with a reason, and the training goes on unharmed.
+There is at most one open order, until rank 0 follows or refuses it, or the scheduler withdraws it. Until the ranks
+move, rank 0 can still refuse: at any obstacle it refuses with a reason, and the training goes on.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class ResizePhase(StrEnum):
     RECRUITING = "recruiting"
     """A companion job's ranks are on their way."""
     READY = "ready"
-    """The ranks can act on it; the next decision tells them."""
+    """The ranks can carry the order out; the next decision tells them to."""
     ACTING = "acting"
-    """The ranks are told, and come to it after the same optimizer step."""
+    """The decision is sent. All ranks carry it out after the same optimizer step."""
     CALLED_BACK = "called back"
-    """The order was withdrawn while the ranks came to it: they will go on as they are."""
+    """The order was withdrawn before the ranks carried it out. They will go on unchanged."""
     MOVING = "moving"
     """The ranks form new process groups, or end: there is no way back."""
 
@@ -40,11 +40,11 @@ class ResizeState:
     request: ResizeRequest | None = None
     """The order that stands; None when idle."""
     first_step_of: int = 0
-    """The move that is done, and whose first optimizer step is to come; 0: none."""
+    """The finished move whose first optimizer step has not been made yet; 0: none."""
     answering: bool = False
-    """An acknowledgement is on its way: the next order waits for it."""
+    """An acknowledgement is being sent: the next order waits for it."""
     in_effect: int = 0
-    """The newest move whose first step is over; 0: none."""
+    """The newest move after which a step was made; 0: none."""
 
 
 # -- what happens ---------------------------------------------------------------------------------------------
@@ -66,12 +66,12 @@ class Ordered:
     obstacle: str | None = None
     """Why it cannot be followed; None where it can."""
     done: Answer | None = None
-    """The ranks are as it asks for already: an earlier start shrank, and died before it could say so."""
+    """The ranks are already as ordered: an earlier start shrank, and died before it could acknowledge."""
 
 
 @dataclass(frozen=True)
 class Garbled:
-    """The scheduler orders something that is no resize."""
+    """The scheduler gives an order other than a resize."""
 
     move: int
     why: str
@@ -104,7 +104,7 @@ class Offered:
 
 @dataclass(frozen=True)
 class PutOff:
-    """The decision came between no two steps: it has to come again."""
+    """The decision did not come between two steps: it has to come again."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Decided:
 
 @dataclass(frozen=True)
 class Declined:
-    """Something is in the way: at the agreed step, or as ranks were lost."""
+    """There is an obstacle, at the agreed step or after a loss of ranks."""
 
     why: str
 
@@ -163,7 +163,7 @@ Event = (
 
 @dataclass(frozen=True)
 class Refuse:
-    """Tell the scheduler why the order cannot be followed."""
+    """Tell the scheduler why rank 0 refuses the order."""
 
     move: int
     why: str
@@ -183,7 +183,7 @@ class SendAway:
 
 @dataclass(frozen=True)
 class Admit:
-    """The companion's ranks are in: close the way in."""
+    """The companion's ranks have joined: stop listening for joiners."""
 
 
 @dataclass(frozen=True)
@@ -211,9 +211,9 @@ Next = tuple[ResizeState, tuple[Action, ...]]
 
 
 def transition(state: ResizeState, event: Event) -> Next:
-    """The next state, and what rank 0 does on the way.
+    """Return the next state, and the actions of rank 0.
 
-    An event that means nothing here changes nothing.
+    An event without meaning in this state changes nothing.
     """
     match event:
         case Started(move, answer):
@@ -244,7 +244,7 @@ def _recruiting(state: ResizeState, event: Recruited | RecruitmentEnded) -> Next
 
 
 def _ended(state: ResizeState, event: Withdrawn | Closed) -> Next:
-    """The order stands no more, unless the ranks are moving already."""
+    """Close the order, unless the ranks are already moving."""
     if state.request is None or state.phase is ResizePhase.MOVING:
         return state, ()
     if isinstance(event, Withdrawn) and state.phase is ResizePhase.ACTING:
@@ -313,5 +313,5 @@ def _is(state: ResizeState, move: int) -> bool:
 
 
 def _companion(state: ResizeState) -> tuple[Action, ...]:
-    """Send the companion's ranks away where the order asked for some."""
+    """Send the companion's ranks away if the order asked for a companion."""
     return (SendAway(),) if state.request is not None and state.request.kind == "grow" else ()

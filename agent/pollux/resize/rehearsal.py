@@ -1,4 +1,4 @@
-"""A joiner compiles its model before the others wait for it.
+"""Compile a joiner's model before the other ranks wait for it.
 
 A model that is compiled before `attach` compiles in its first pass, which takes from seconds to minutes. A joiner does
 not know what the script passes to the model. So each rank notes the shapes of the newest call, and rank 0 writes them
@@ -21,14 +21,14 @@ logger = logging.getLogger("pollux")
 
 
 class NewestCall:
-    """What a wrapped model was called with in its newest training pass.
+    """Arguments of a wrapped model in its newest training pass.
 
-    Of a model that is not compiled nothing is noted.
+    Only those of a compiled model are noted.
     """
 
     def __init__(self, wrapper: torch.nn.Module, module: torch.nn.Module) -> None:
         self.told: Any = None
-        """Shapes and types, as JSON; None while there are none, or where they cannot be told."""
+        """Shapes and types, as JSON; None if there are none yet, or if JSON cannot describe them."""
         if wrapper is not module and is_compiled(module):
             wrapper.register_forward_pre_hook(self._note, with_kwargs=True)
 
@@ -81,7 +81,7 @@ def _told(value: Any) -> Any:
 
 
 def _made(told: Any, device: torch.device) -> Any:
-    """Return what `_told` was told of, with zeros in the tensors."""
+    """Return the value that `_told` described, with zeros in the tensors."""
     if "shape" in told:
         where = torch.device("cpu") if told["cpu"] else device
         return torch.zeros(told["shape"], dtype=getattr(torch, told["kind"]), device=where)

@@ -25,7 +25,7 @@ class ResizeRequest:
     """Of the job after the resize."""
     per_node: int
     begins: bool
-    """As far as the scheduler knows, no companion job was submitted for it yet."""
+    """Whether the scheduler knows of no companion job for the request yet."""
     nonce: str = ""
     """Of a grow: the scheduler accepts a companion job only where the job states this nonce."""
 
@@ -101,7 +101,7 @@ class ResizeDecision:
 
     @property
     def name(self) -> str:
-        """A name for the new groups that no groups had before."""
+        """A name for the new groups that no earlier groups had."""
         return f"generation/{self.generation}.{self.number}"
 
 
@@ -128,9 +128,9 @@ class Answer:
 def objection(
     request: ResizeRequest, world: World, capability: ResizeCapability, *, resting: bool
 ) -> str | None:
-    """Why the request cannot be followed; None where it can.
+    """Return why the ranks cannot follow the request; None if they can.
 
-    `resting`: no steps are taken any more.
+    `resting`: the training makes no more steps.
     """
     places, wanted = set(world.places), set(request.nodes)
     able = {ResizeCapability.IN_PLACE: ("resize", "relaunch"), ResizeCapability.RELAUNCH: ("relaunch",)}

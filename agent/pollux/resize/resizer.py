@@ -1,4 +1,4 @@
-"""Rank 0's part in a resize: order, joiners, decision, answer.
+"""Do rank 0's part in a resize: order, joiners, decision, answer.
 
 `machine.transition` says what comes next; a `Resizer` does it. Orders come from the publisher's thread, joiners from a
 thread of their own, everything else from the training thread.
@@ -35,13 +35,13 @@ from pollux.training.training import Training
 logger = logging.getLogger("pollux")
 
 ANSWERS = 5
-"""Times that rank 0 acknowledges a resize where nobody hears it, each of some 20 s."""
+"""Attempts of rank 0 to acknowledge a resize if nobody receives it, each of some 20 s."""
 
 
 class Resizer:
     """The resizes of one training.
 
-    On ranks other than 0 nothing is ever ordered.
+    Only rank 0 gets orders.
     """
 
     def __init__(self, training: Training, attempt: Attempt, line: SchedulerLine, groups: Groups) -> None:
@@ -51,7 +51,7 @@ class Resizer:
         self.cost: float | None = None
         """Seconds from the last step before the newest resize to the first step after it."""
         self.refused: dict[str, Any] | None = None
-        """The newest order that could not be followed, and why."""
+        """The newest refused order, and the reason."""
         self.code = code_version()
         self.recruit_wait = attempt.settings.recruit_wait
         self._training, self._attempt, self._line, self._groups = training, attempt, line, groups
@@ -78,7 +78,7 @@ class Resizer:
             self._advance(machine.Started(self._attempt.resized_for, answer))
 
     def interrupted(self, at: float | None) -> None:
-        """The checkpoint says when the last step before these processes was over."""
+        """Take from the checkpoint when the last step before these processes ended."""
         self._stopped_at = at
 
     def watch_calls(self) -> None:
@@ -97,7 +97,7 @@ class Resizer:
     # -- orders, off the training thread ----------------------------------------------------------------------
 
     def order(self, terms: Mapping[str, Any], *, resting: bool) -> None:
-        """The scheduler orders a resize. `resting`: no steps are taken any more."""
+        """The scheduler orders a resize. `resting`: the training makes no more steps."""
         try:
             request = ResizeRequest.parse(terms)
         except PolluxAgentError as error:
@@ -131,7 +131,7 @@ class Resizer:
         return None
 
     def same(self) -> dict[str, str]:
-        """What has to be the same on all ranks, by its name."""
+        """Return the facts that must be equal on all ranks, by name."""
         module = self._training.models[0].module
         return {
             **self.code,
@@ -147,28 +147,28 @@ class Resizer:
         return next((action.move for action in found if isinstance(action, machine.Announce)), 0)
 
     def put_off(self) -> None:
-        """The decision came where no step has just ended: it is to come again."""
+        """The decision did not come right after a step: it has to come again."""
         self._advance(machine.PutOff())
 
     @property
     def relaunches(self) -> bool:
-        """The order that stands is a relaunch: it ends all processes."""
+        """Whether the open order is a relaunch: it ends all processes."""
         request = self.state.request
         return request is not None and request.path == "relaunch"
 
     def decide(self, move: int, seconds: float | None, trouble: str = "") -> ResizeDecision | None:
         """On rank 0 at the agreed step: the decision for all ranks.
 
-        None where something is in the way.
+        None if there is an obstacle.
 
-        `seconds` went into the checkpoint; None where none was written. `trouble`: why it could not be.
+        `seconds`: duration of the checkpoint; None if none was written. `trouble`: why it could not be written.
         """
         request = self.state.request
         if request is None or request.number != move:
             return None
         try:
             if trouble:
-                # In place, too: where the move fails half-way, the ranks start again from this checkpoint.
+                # In place, too: if the move fails half-way, the ranks start again from this checkpoint.
                 raise PolluxAgentError(trouble)
             decision = self._decision(request, seconds)
             self._advance(machine.Decided())
@@ -194,7 +194,7 @@ class Resizer:
         first = self._training.models[0]
         why = obstacle_to_resharding(first.module, first.optimizer) if request.path == "resize" else None
         if why is not None:
-            # The optimizer's state was not there yet where the loop began.
+            # At the beginning of the loop, the optimizer had no state yet.
             self.capability = lesser(self.capability, ResizeCapability.RELAUNCH)
             raise PolluxAgentError(why)
         companion = self._companion if request.kind == "grow" else None
@@ -223,9 +223,9 @@ class Resizer:
         )
 
     def _tell(self, decision: ResizeDecision) -> None:
-        """Tell the launchers and the joiners.
+        """Tell the launchers and the joiners about the move.
 
-        Raises PolluxAgentError where they do not take it.
+        Raises PolluxAgentError if they do not accept it.
         """
         if self._launcher is not None:
             leaving = self._leavers(self._training.world, decision).nodes
@@ -247,7 +247,7 @@ class Resizer:
         self._advance(machine.Regrouped(self._answer))
 
     def refuse(self, move: int, why: str) -> None:
-        """Tell the scheduler why a move cannot be followed, a drain's too."""
+        """Tell the scheduler why a move, or a drain, is refused."""
         self._do(machine.Refuse(move, why))
 
     def after_step(self) -> None:
@@ -341,7 +341,7 @@ class Resizer:
         move = companion.wanted.move
         try:
             companion.bring()
-        except Exception as error:  # whatever it is: the training goes on, and the scheduler is to know
+        except Exception as error:  # any error: the training goes on, and the scheduler has to know
             self._advance(machine.RecruitmentEnded(move, str(error)))
         else:
             self._advance(machine.Recruited(move))
