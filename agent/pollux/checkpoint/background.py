@@ -184,7 +184,7 @@ class BackgroundSaver:
 
 
 def _plain(tensor: torch.Tensor) -> bool:
-    """Whether `copy_` into a buffer keeps everything: dense, of torch's class."""
+    """Whether `copy_` into a buffer keeps all: dense, of torch's class."""
     own = type(tensor) in (torch.Tensor, torch.nn.Parameter)
     return (
         own

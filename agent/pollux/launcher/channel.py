@@ -1,6 +1,6 @@
-"""One connection that carries the launcher's messages.
+"""Carry messages over one connection.
 
-To another launcher, or between rank 0 and its own.
+It leads to another launcher, or from rank 0 to its launcher.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Channel:
             keep_alive(connection)
 
     def send(self, message: Message) -> None:
-        """Send, or find the other side gone.
+        """Send a message.
 
-        Either way no exception: `receive` reports the end.
+        If the other side is gone, this raises nothing: `receive` reports the end of the connection.
         """
         try:
             self.socket.sendall(self._frames.pack(pack(message)))
@@ -67,9 +67,9 @@ class Channel:
 
     @property
     def unread(self) -> bool:
-        """The other side has not read all that was sent. unix(7), SIOCOUTQ.
+        """Whether the other side has unread messages of ours. unix(7), SIOCOUTQ.
 
-        False where the system does not tell.
+        False if the system does not say.
         """
         try:
             return bool(struct.unpack("i", fcntl.ioctl(self.socket, termios.TIOCOUTQ, bytes(4)))[0])

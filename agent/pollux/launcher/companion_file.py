@@ -1,10 +1,9 @@
 """Read the file by which a job's rank 0 invites a companion's launchers.
 
-`pollux run --companion FILE`.
-
-A companion is a job of worker nodes alone, which lends them to another job of the same user. It runs what the other job
-runs, in the same directory, and ends with it: each of its launchers holds a connection to the other job's rank 0. The
-file holds the key of that connection, and the launchers' own key derives from it.
+`pollux run --companion FILE` reads it. A companion is a job that lends its nodes to another job of the same user. It
+runs the same script as that job, in the same directory, and ends with that job: each of the companion's launchers holds
+a connection to the job's rank 0. The file holds the key of this connection. The key between the companion's launchers
+derives from it.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class CompanionFile:
 def read_companion_file(path: Path) -> CompanionFile:
     """Read FILE.
 
-    Raises LaunchError where it is gone, garbled, or open to others than its owner, who must be us.
+    Raises LaunchError if the file is missing or damaged, or if anybody except this user owns it or can read it.
     """
     try:
         document: Any = json.loads(read_private(path))
@@ -68,7 +67,7 @@ def read_companion_file(path: Path) -> CompanionFile:
 class Parent:
     """The connection to the other job's rank 0.
 
-    It carries nothing; its end tells of that process's end.
+    No data flow over it. Its end shows that the process of rank 0 has ended.
     """
 
     def __init__(self, companion_file: CompanionFile) -> None:

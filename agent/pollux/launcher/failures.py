@@ -1,6 +1,7 @@
-"""Which ends are failures, and which failure came first.
+"""Decide which ends of workers are failures, and which came first.
 
-Pure functions of a launcher's state. A move's workers may end in any way; so may ranks that the others go on without.
+Pure functions of a launcher's state. A worker that a move removes may end in any way. So may a lost rank if the other
+ranks go on without it.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from pollux.launcher.state import LauncherState, StartTerms
 
 MOVED = {LEFT_STATUS, RELAUNCH_STATUS}
 SUDDEN = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL}
-"""Deaths that never answer another rank's failure, as an exception or an abort may."""
+"""Signals whose deaths are never a reaction to another rank's failure, as an exception or an abort may be."""
 HEAD_START_S = 1.0
-"""By how much a sudden death counts as earlier than it was seen: the other ranks see its connections close, and
-raise, before this process is told of it."""
+"""Seconds by which a sudden death counts as earlier than this process saw it: the other ranks see the connections
+close, and raise, before this process gets the signal."""
 
 
 def excused(terms: StartTerms, state: LauncherState, status: int) -> bool:
@@ -40,7 +41,7 @@ def first_failure(terms: StartTerms, state: LauncherState) -> Failure | None:
 
 
 def odd_end(terms: StartTerms, state: LauncherState) -> Failure | None:
-    """Find the first worker that a move was to end and that failed otherwise."""
+    """Find the first removed worker whose end the move does not explain."""
     if state.move is None or not state.move.ends(terms.node):
         return None
     odd = [

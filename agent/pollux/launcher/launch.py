@@ -70,7 +70,7 @@ def main(
 
     Tests shorten `graces`, and leave out `preload`.
     """
-    # A terminal's Ctrl-C while nothing runs yet ends the launcher without a traceback.
+    # Ctrl-C before any worker runs ends the launcher without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     options = argument_parser().parse_args(argv)
     try:
@@ -173,9 +173,9 @@ def run(
 
 
 def _task(options: argparse.Namespace) -> tuple[Task, int | None]:
-    """What to run, and --nproc.
+    """Return what to run, and --nproc.
 
-    A companion's is what its file says, and so is the working directory.
+    For a companion, its file says both, and the working directory.
     """
     if options.companion is not None:
         # Before the working directory changes.
@@ -224,14 +224,14 @@ def _start_on_all_nodes(task: Task, container: str) -> None:
     except ValueError as error:
         raise LaunchError(f"expected a command as container, got {container!r}: {error}") from None
     nodes = nodes_now(os.environ)
-    # --wait: a site's WaitTime would end the others some time after the launcher of a node that left.
+    # --wait: otherwise a site's WaitTime ends all launchers some time after the launcher of a removed node has ended.
     command = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--wait=0"]
     cpus = fewest_cpus(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
     if cpus:
-        # Said outright: a task of unsaid size may be bound to a single core.
+        # Give the size explicitly: Slurm may bind a task without a size to a single core.
         command.append(f"--cpus-per-task={cpus}")
     command.append("--kill-on-bad-exit=1")
-    # A shell ignores USR1 within its first instant, where Python takes milliseconds; exec keeps it ignored.
+    # A shell ignores USR1 from its start, while Python needs milliseconds. exec keeps the signal ignored.
     command += [
         "/bin/sh",
         "-c",

@@ -1,12 +1,12 @@
 """Connect the launchers of one job.
 
-They agree on a port, and hear at once when another node fails.
+Launcher 0 listens, and the other launchers connect. By these connections, each learns at once when another node fails.
+Every message is authenticated with the job's key (see `pollux.ranks.sealed`), so no program of another user, and no
+other attempt of the same job, can pass for a launcher of this attempt.
 
-Launcher 0 listens, the others connect. Every message is authenticated with the job's key (see `pollux.ranks.sealed`):
-neither a neighbour's program on the same port nor another attempt of the same job is taken for a launcher of this one.
-The listening port is the first free one of a short list that every node derives from that key: a stranger who knows the
-job's id cannot take these ports first.
-MASTER_PORT is then any free port of node 0, told over these channels. So no port needs to be reserved.
+The listening port is the first free port of a short list. Every node derives this list from the key, so a stranger who
+knows the job's id cannot take the ports first. MASTER_PORT is then any free port of node 0, and launcher 0 sends its
+number over these connections. So no port needs to be reserved.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ JOIN_TIMEOUT_S = 300.0
 
 @dataclass(slots=True)
 class LauncherChannels:
-    """This launcher's connections to the others.
+    """This launcher's connections to other launchers.
 
-    To all of them on node 0, else to node 0.
+    On node 0 they lead to all other launchers, on other nodes only to launcher 0.
     """
 
     node_rank: int
@@ -72,9 +72,9 @@ class LauncherChannels:
                 channel.send(message)
 
     def heard(self) -> Iterator[tuple[int, Message | None]]:
-        """(node, message) for all that has come.
+        """Yield (node, message) for all received messages.
 
-        (node, None) once for a connection that has ended.
+        Yield (node, None) once for a connection that has ended.
         """
         for channel in list(self.channels):
             for message in channel.pending():
@@ -90,9 +90,9 @@ class LauncherChannels:
             channel.signal_arrivals()
 
     def keep(self, nodes: Sequence[int], port: int) -> None:
-        """Go on with these nodes alone, renumbered in this order.
+        """Keep only these nodes, renumbered in this order.
 
-        Node 0 stays first, and this one is among them.
+        Node 0 stays first. This node is one of them.
         """
         place = {node: number for number, node in enumerate(nodes)}
         if self.is_hub:
@@ -247,7 +247,7 @@ def join(
 
 
 def free_port() -> int:
-    """A TCP port of this machine that nobody listens on at the moment."""
+    """Return a TCP port of this machine on which nobody listens now."""
     for port in [*random.SystemRandom().sample(range(FIRST_PORT, FIRST_PORT + PORTS), 32), 0]:
         with socket.socket() as probe:
             try:

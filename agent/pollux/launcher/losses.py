@@ -1,8 +1,9 @@
-"""What a launcher does where ranks are lost and the others go on.
+"""Keep the workers running when ranks are lost and the others go on.
 
-Rank 0 says once that the ranks can go on without one that is killed. A launcher then does not end all of them at a
-loss. It waits until rank 0 says that they have gone on, and without which ranks. Nodes without ranks then leave the
-job, as in a move that shrinks it. Where the others do not go on, the lost rank is the failure that ends them.
+Rank 0 says beforehand whether the ranks can go on without a rank that is killed. If they can, a launcher does not end
+the other workers at a loss. It waits until rank 0 says that the ranks have gone on, and which ranks are missing. Nodes
+without ranks then leave the job, as in a move that shrinks it. If the ranks do not go on, the loss counts as a failure,
+which ends all workers.
 
 Pure functions of a launcher's state: `machine` takes over the states that they return.
 """
@@ -51,9 +52,9 @@ def _waiting(terms: StartTerms, state: LauncherState, now: Now) -> LauncherState
 def mended(
     terms: StartTerms, state: LauncherState, message: Mended
 ) -> tuple[LauncherState, frozenset[int], MoveNotice | None]:
-    """On node 0: the ranks have gone on.
+    """On node 0: note that the ranks have gone on.
 
-    Return the state, the workers to kill, by local rank, and the move that takes nodes without ranks out.
+    Return the state, the workers to kill (by local rank), and the move that removes the nodes without ranks.
     """
     gone = frozenset(node for node in state.staying if node and terms.names[node] not in message.names)
     # Node 0's launcher stays to the end, also without workers.
@@ -74,14 +75,14 @@ def mended(
 
 
 def waits(terms: StartTerms, state: LauncherState) -> bool:
-    """Whether this node, without workers, waits for what the others' do."""
+    """Whether this node has no workers and waits for the other ranks."""
     if state.mend_by is None or not terms.hub:
         return state.mend_by is not None
     return bool(state.staying - {0} - state.silent - state.emptied - state.reports.keys())
 
 
 def given_up(terms: StartTerms, state: LauncherState, now: Now) -> LauncherState:
-    """The others do not go on: the lost ranks are failures."""
+    """Count the lost ranks as failures: the other ranks do not go on."""
     lost = {node: node_gone(terms, state, node, now.posix) for node in state.silent}
     return replace(
         state, mend_by=None, missing=frozenset(), silent=frozenset(), reports={**state.reports, **lost}

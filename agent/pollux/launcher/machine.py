@@ -1,12 +1,10 @@
-"""What one node's launcher does next.
-
-A pure function of its state and of an event.
+"""Decide what one node's launcher does next. Pure.
 
 `step` takes the state and an event, and returns the new state and the actions to carry out. It reads no clock, sends
-nothing and signals nobody; `supervisor` does. A node is in one of these phases:
+no message and no signal: `supervisor` carries the actions out. A node is in one of these phases:
 
-    TRAINING   the workers run
-    ASKING     a worker ended as in a move that this node knows nothing of; node 0 is asked
+TRAINING   the workers run
+ASKING     a worker ended as in a move, but this node knows of no move; it asks node 0
     LEAVING    a move ends this node's workers; their grace period has begun
     FAILING    a rank failed, here or elsewhere; all workers end
     STOPPING   a signal asks this launcher, or another's, to end; after SIGTERM workers have time to save
@@ -129,7 +127,7 @@ class _Step:
         if not end.status or state.phase is Phase.STOPPING:
             return
         if end.status == STOPPED_STATUS and end.why is not None:
-            # It says so itself: all ranks have saved, and end.
+            # The worker itself says that all ranks have saved and end.
             self._stop(signal.SIGTERM)
             return
         if excused(self.terms, self.state, end.status):
@@ -137,7 +135,7 @@ class _Step:
         elif waiting := losses.without_worker(self.terms, self.state, local_rank, end, self.now):
             self.state = waiting
         elif end.status in MOVED and not self.terms.hub:
-            # The answer is an alert, where the move that would explain this is not on its way already.
+            # Node 0 answers by an alert, unless it has already sent the move that explains this end.
             if state.phase is Phase.TRAINING:
                 self._set(phase=Phase.ASKING)
             self.actions.append(Tell(AskForMove()))
@@ -160,11 +158,10 @@ class _Step:
         )
 
     def _fail(self, *, tell: bool = True) -> None:
-        """A rank has failed, here or elsewhere.
+        """End all workers: a rank has failed, here or on another node.
 
-        The others cannot go on without it.
-
-        A node that hears of it does not answer: its answer could reach node 0 in the next start.
+        The other ranks cannot go on without it. A node that learns of the failure from another node sends no alert
+        (`tell`): the alert could reach node 0 in the next start.
         """
         if self.state.phase in (Phase.FAILING, Phase.STOPPING):
             return
@@ -177,7 +174,7 @@ class _Step:
     # -- lost ranks -------------------------------------------------------------------------------------------
 
     def _of_a_loss(self, node: int, message: CanMend | Mended | Emptied) -> None:
-        """What rank 0, on whichever node it is by now, or another launcher says."""
+        """Handle a message about a loss, of rank 0 (on any node) or a launcher."""
         if self.state.phase in (Phase.FAILING, Phase.STOPPING):
             return
         hub, own = self.terms.hub, node == self.terms.node
@@ -216,7 +213,7 @@ class _Step:
                     self.actions.append(TellRank0(Refused(message.move_id, move)))
                     return
                 self._take_move(move)
-                # Last: by now the other launchers have been told, whatever rank 0 does to this one.
+                # Last: the other launchers must know of the move before rank 0 goes on.
                 self.actions.append(TellRank0(Taken(move.move_id)))
             case CanMend() | Mended():
                 self._of_a_loss(self.terms.node, message)
@@ -257,7 +254,7 @@ class _Step:
             before = sum(self.terms.workers[node] for node in move.leaving if node < me)
             self._set(first_rank=state.first_rank - before)
         elif any(end.status for end in state.ended.values()):
-            # The workers were quicker than the word of it.
+            # The workers ended before this launcher learned of the move.
             self._begin_grace()
 
     def _begin_grace(self, move_id: int | None = None) -> None:
@@ -265,7 +262,7 @@ class _Step:
 
         The first of them has exited, or rank 0 waits for them.
 
-        Not so one with status 0: then training was over before the step that the move was for.
+        It does not begin if a worker exits with status 0: then the training was over before the step of the move.
         """
         move, clock, graces = self.state.move, self.now.clock, self.terms.graces
         if move is None or self.state.grace_begun or move_id not in (None, move.move_id):
@@ -364,13 +361,13 @@ class _Step:
         if terms.hub:
             self._decide()
         elif self.state.decided is None and (not self.state.connected or self._overdue):
-            # Node 0 is gone, and nobody else would say more.
+            # Node 0 is gone, and no other node sends an outcome.
             self._set(decided=Outcome(mine))
 
     def _decide(self) -> None:
-        """On node 0.
+        """On node 0: decide how the start ended.
 
-        How the start ended, as soon as all have reported or time is up.
+        This happens when all nodes have reported, or when the time for reports is over.
         """
         state = self.state
         everybody, overdue = state.staying <= state.reports.keys(), self._overdue

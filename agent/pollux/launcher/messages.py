@@ -2,8 +2,8 @@
 
 Launchers exchange messages with each other; rank 0 does with the launcher of its node.
 
-Each is a frozen dataclass. `pack` makes JSON of one, `parse` checks JSON and returns the message. A text that is no
-message raises ValueError: it comes from another version of this program, or from nobody of this job.
+Each message is a frozen dataclass. `pack` turns it into JSON. `parse` checks JSON and returns the message, or raises
+ValueError: such a text comes from another version of this program, or not from this job.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class MoveNotice:
     """Companions' ranks are part of the job now."""
 
     def ends(self, node: int) -> bool:
-        """Whether the ranks of a node are to end now.
+        """Whether the ranks of a node must end now.
 
-        However they do, it is no failure.
+        No end of these ranks counts as a failure.
         """
         return self.relaunch or node in self.leaving
 
@@ -62,7 +62,7 @@ class StartGrace:
 
 @dataclass(frozen=True, slots=True)
 class AskForMove:
-    """A worker ended as in a move that this node knows nothing of."""
+    """A worker ended as in a move, but this node knows of no move."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +97,9 @@ class StartDecided:
 
 @dataclass(frozen=True, slots=True)
 class CanMend:
-    """Rank 0, and node 0 to the others.
+    """Whether the ranks go on without a rank that is killed.
 
-    Whether the ranks go on without one that is killed.
+    Rank 0 sends it to its launcher, and node 0 to the other launchers.
     """
 
     able: bool
@@ -107,7 +107,7 @@ class CanMend:
 
 @dataclass(frozen=True, slots=True)
 class Emptied:
-    """All workers of this node were lost; it waits for what the others do."""
+    """All workers of this node were lost; it waits for the other nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ def pack(message: Message) -> bytes:
 
 
 def parse(text: bytes) -> Message:
-    """The message that `pack` made the text of. Raises ValueError."""
+    """Return the message of a text that `pack` made. Raises ValueError."""
     try:
         raw = json.loads(text)
     except RecursionError as error:

@@ -44,8 +44,9 @@ PRELOAD = (
     "torch._dynamo",
     "pollux.loop.session",
 )
-"""What every worker needs, imported once before the fork. Making a torch optimizer or wrapping a model in
-DistributedDataParallel imports torch._dynamo, which costs about as much CPU as torch itself."""
+"""Modules that every worker needs, imported once before the fork. torch._dynamo is one of them: making a torch
+optimizer or wrapping a model in DistributedDataParallel imports it, and this costs about as much CPU time as torch
+itself."""
 
 KEY_VARIABLE = "POLLUX_LAUNCH_KEY"
 """The secret by which the launchers of a step know each other, from `pollux run` in the batch script."""
@@ -55,7 +56,7 @@ MAX_RETRIES = 3
 at 0 with each move that rank 0 announces: a companion that is lost costs a start, too."""
 
 OWN_VARIABLES = ("POLLUX_RESIZED", "POLLUX_LEFT", "POLLUX_COMPANION", VARIABLE, STORE)
-"""What only this launcher says to its workers; a launcher around it may have said it to this one."""
+"""Variables that only this launcher sets for its workers. An outer launcher may have set them for this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +96,13 @@ def run_node(allocation: StepAllocation, task: Task) -> int:
 
     Returns the exit status. Raises RankLost and LaunchError.
     """
-    # Before torch is imported: several workers per node would otherwise start a thread per core each.
+    # Before torch is imported: otherwise each of several workers per node would start a thread per core.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for name in OWN_VARIABLES:
         os.environ.pop(name, None)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # Whole lines, each at once: ranks share the output, and a rank that is ended must lose none of its own.
+            # Write whole lines at once: ranks share the output, and a rank that is killed must not lose any line.
             stream.reconfigure(line_buffering=True, write_through=False)
     parent = Parent(task.companion_file) if task.companion_file is not None else None
     rendezvous = LauncherRendezvous(allocation, launch_key(allocation, task.companion_file))
@@ -164,9 +165,9 @@ def _start_once(
     env: dict[str, str],
     context: LaunchContext,
 ) -> tuple[Outcome, bool]:
-    """Start this node's workers, and see them through.
+    """Start this node's workers, and supervise them to their end.
 
-    How that ended, and whether rank 0 announced a move.
+        Returns how they ended, and whether rank 0 announced a move.
     """
     # A companion's ranks never lead the job's: they need no line, and no store.
     lines = [open_line() for _ in range(allocation.workers)] if context.parent is None else []
@@ -258,7 +259,7 @@ class LauncherRendezvous:
         except PolluxAgentError as error:
             self._error = error
         except Exception as error:
-            # Whatever it is: without the others this node would train alone, as if it were the whole job.
+            # Any error ends this node: without the other launchers it would train alone, as if it were the whole job.
             self._error = LaunchError(f"the launchers could not meet: {type(error).__name__}: {error}")
 
 
@@ -267,8 +268,8 @@ def launch_key(allocation: StepAllocation, companion_file: CompanionFile | None)
 
     Raises LaunchError where there is none.
 
-    Only the job's user can know it: it derives from a companion's file, from what `pollux run` in the batch script has
-    put into srun's environment, or from the job's ticket. It differs between attempts and steps.
+    Only the job's user can know it. It derives from a companion's file, from a variable that `pollux run` in the batch
+    script has put into srun's environment, or from the job's ticket. It differs between attempts and steps.
     """
     secret = os.environ.pop(KEY_VARIABLE, "")
     if companion_file is not None:
@@ -295,7 +296,7 @@ def _shared_environment(allocation: StepAllocation, channels: LauncherChannels) 
         "MASTER_ADDR": channels.address,
         "MASTER_PORT": str(channels.port),
     }
-    # gloo would look the host's name up, and that need not lead to an address which the others can reach.
+    # gloo would look up the host's name, which may have an address that other nodes cannot reach.
     interface = interface_of(channels.here)
     if interface is not None and "GLOO_SOCKET_IFNAME" not in os.environ:
         env["GLOO_SOCKET_IFNAME"] = interface
@@ -320,7 +321,7 @@ def _import_once(names: Sequence[str]) -> None:
 
 
 def host() -> str:
-    """What Slurm calls this node; outside of it, the machine's name."""
+    """Return Slurm's name of this node; outside of Slurm, the machine's name."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 

@@ -1,13 +1,11 @@
-"""Connect a launcher and its workers, rank 0 above all.
+"""Connect a launcher and its workers, so that nodes leave in order.
 
-By this connection nodes leave the job in order.
+Each worker inherits one end of a socket pair. POLLUX_LAUNCHER_FD names this end as "DESCRIPTOR:PID". Rank 0 sends
+Announce and AwaitLeavers. The launcher of node 0 answers Taken or Refused, and sends NodesLeft as launchers end (see
+`messages`). If ranks are lost, any other rank may become rank 0, also on another node. The launcher of that node then
+passes on its messages about the loss.
 
-A socket pair for each worker, whose one end it inherits; POLLUX_LAUNCHER_FD names it as "DESCRIPTOR:PID". Rank 0 sends
-Announce and AwaitLeavers, the launcher of node 0 answers Taken or Refused, and NodesLeft as launchers end (see
-`messages`). Any other rank may become rank 0 where ranks are lost, also on another node: its launcher passes on what
-it says of that.
-
-Without an announcement an exit status of 76 or 77 is a failure like any: scripts have statuses of their own.
+Without an announcement, an exit status of 76 or 77 is an ordinary failure: scripts may use these statuses, too.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ class LauncherLine:
         None unless `pollux run` has started it.
         """
         number, _, pid = environ.get(VARIABLE, "").partition(":")
-        # A program that a worker starts inherits the variable, and under that number something else, if anything.
+        # A program that a worker starts inherits the variable, but this descriptor is another file or closed.
         if not number.isdigit() or pid != str(os.getpid()):
             return None
         try:
@@ -71,10 +69,10 @@ class LauncherLine:
 
         Call it before any of them does. In a relaunch all ranks end.
 
-        `leaving` are Slurm's names; names that are not of this step (a companion's) are passed over. A move without
-        any, as one that grows, is announced too: the launcher then forgets earlier failures. `lent` ranks of companions
-        are part of the job after it. From the first end of a rank on, or from `gone`, the others that are to end have a
-        few seconds. Raises LaunchError where the launcher does not take it: the move must not go on.
+        `leaving` are Slurm's names of nodes; names outside of this step (a companion's nodes) are ignored. A move that
+        removes no node (a growth) is announced, too: the launcher then forgets earlier failures. After the move, the
+        job has `lent` ranks of companions. When the first rank has ended, or after `gone`, the other removed ranks have
+        a few seconds to end. Raises LaunchError if the launcher refuses the move, which must then not go on.
         """
         if path not in ("resize", "relaunch"):
             raise LaunchError(f"expected a move by resize or relaunch, got {path!r}")
@@ -91,7 +89,7 @@ class LauncherLine:
     def can_mend(self, able: bool) -> None:
         """Say whether the ranks go on without one that is killed.
 
-        Where they do, wait until the launcher has read it: a rank may be killed at once.
+        If they do, wait until the launcher has read the message: a rank may be killed right afterwards.
         """
         self._channel.send(CanMend(able))
         deadline = time.monotonic() + (ANSWER_TIMEOUT_S if able else 0.0)

@@ -1,7 +1,7 @@
-"""Keep the store where ranks meet in a process of its own.
+"""Keep the store where ranks meet in a separate process.
 
-No rank's end closes it: the remaining ranks meet there after any loss, rank 0's too. Node 0's launcher starts it before
-the workers, and ends it after them.
+The store survives the end of any rank, also of rank 0, so the remaining ranks can meet there after a loss. Node 0's
+launcher starts the process before the workers, and ends it after them.
 """
 
 from __future__ import annotations

@@ -137,11 +137,11 @@ class Supervisor:
             taken = signal.sigtimedwait(WATCHED, patience)
 
     def _events(self, number: int | None) -> Iterator[Event]:
-        """What has happened since, a signal's number first."""
+        """Return the events since the last call, signals first."""
         gone: list[int] = []
         if number == signal.SIGCHLD:
             ended = [(worker, self._end_of(worker)) for worker in reap(self._running)]
-            # A worker's end may be explained by what rank 0, or another launcher, has said before it.
+            # An earlier message of rank 0, or of another launcher, may explain a worker's end.
             yield from self._heard_from_rank_0()
             gone += yield from self._heard_from_nodes()
             if any(end.status > 128 for _, end in ended):
@@ -165,7 +165,7 @@ class Supervisor:
         """What the other launchers have said; returns those that are gone."""
         gone: list[int] = []
         for node, message in self._channels.heard():
-            # What a node says of its end may be explained, too.
+            # An earlier message may also explain a node's report of its end.
             yield from self._heard_from_rank_0()
             if message is None:
                 gone.append(node)
@@ -184,7 +184,7 @@ class Supervisor:
         status, note = worker.status or 0, self._notes.read(worker.local_rank)
         if note is None or not status:
             return End(status, worker.ended_at, pid=worker.pid)
-        # It counts what the worker meant: another's end may have ended it on its way out.
+        # The status that the worker wanted counts: another rank's end may have killed it while it exited.
         return End(note.status or status, worker.ended_at, note.why, note.at, worker.pid)
 
     def _feed(self, event: Event) -> None:

@@ -49,7 +49,7 @@ class Note:
 
     at: float
     status: int
-    """What it was about to exit with; it may be ended on its way there."""
+    """The exit status that the worker wanted; it may be killed before it exits."""
     why: str
 
 
@@ -186,11 +186,10 @@ def reap(running: dict[int, Worker]) -> list[Worker]:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of whatever outlives its parent below here.
+    """Become the parent of all orphans among this process's descendants.
 
-    Prctl(2), PR_SET_CHILD_SUBREAPER.
-
-    Data-loading processes or programs of a dead worker would else hold the step's output open, and their GPU.
+    prctl(2), PR_SET_CHILD_SUBREAPER. Otherwise data-loading processes and programs of a dead worker would keep the
+    step's output and their GPU open.
     """
     _libc().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -210,8 +209,8 @@ def kill_descendants() -> None:
 def kill_forks_of_the_dead(workers: Collection[int]) -> None:
     """Kill what dead workers have forked without exec, as data loaders do.
 
-    These processes hold the dead worker's connections open, by whose end the other ranks notice it. Programs that a
-    worker has started in the background stay.
+    These processes hold the dead worker's connections open. The other ranks notice the death only when these
+    connections close. Programs that a worker has started in the background stay.
     """
     mine = Path("/proc/self/cmdline").read_bytes()
     for pid in set(_children()) - set(workers):

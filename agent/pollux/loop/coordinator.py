@@ -163,7 +163,7 @@ class Coordinator:
             self._act(decision)
 
     def _or_mend(self, exchange: Callable[[], Exchanged]) -> Exchanged | None:
-        """Return the exchanged values; None if ranks were lost meanwhile.
+        """Return the exchanged values; None if the exchange lost ranks.
 
         The training then goes on without these ranks. Raises RankLost if it cannot.
         """

@@ -1,9 +1,9 @@
-"""The connections of gloo's process groups, and how to cut them.
+"""Shut down the connections of gloo's process groups.
 
-A rank that waits in a collective notices nothing of a loss among others that it is not connected to in that collective.
-It notices when its own peers close their connections. gloo offers no call for that: its groups close them when nothing
-refers to them any more, and then wait for their own threads, which may wait for those ranks. So the agent remembers
-which sockets appear while groups are formed, and shuts them down itself.
+A rank in a collective notices a lost rank only if it is connected to this rank in the collective. It notices the loss
+when its own peers close their connections. gloo has no call that closes them: a group closes its connections when
+nothing refers to the group any more, and then waits for its threads, which may wait for the lost ranks. So the agent
+remembers which sockets appear while groups are formed, and shuts these sockets down itself.
 """
 
 from __future__ import annotations

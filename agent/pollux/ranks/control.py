@@ -1,12 +1,10 @@
-"""How the ranks agree.
+"""Send rank 0's decisions to all ranks.
 
-Rank 0 decides, and all of them act on it after the same optimizer step.
-
-Rank 0 broadcasts a small vector over a gloo group of its own, asynchronously, after one step; every rank takes it in
-after the next one, by when it has long arrived: an all-reduce lies between. So no rank ever waits for a decision, and
-none acts before the others. The vector also says after how many steps the next exchange is, which keeps its cost a
-small share of a short step. Where a step takes seconds, the ranks do wait for the decision, for some milliseconds: an
-order to end may have to be followed within seconds.
+All ranks act on a decision after the same optimizer step. After one step, rank 0 broadcasts a small vector over a
+separate gloo group, asynchronously. Every rank reads it after the next step. It has arrived by then, because an
+all-reduce lies between. So no rank waits for a decision, and no rank acts before the others. The vector also has the
+number of steps until the next exchange, which keeps the cost small for short steps. If a step takes seconds, the ranks
+do wait for the decision, for some milliseconds, because they may have to end within seconds.
 """
 
 from __future__ import annotations
@@ -28,12 +26,12 @@ _HEAD = 8  # numbers of a decision beside the noise scales
 
 @dataclass(frozen=True)
 class Decision:
-    """What rank 0 tells all ranks; equal on all of them once taken."""
+    """Rank 0's decision for all ranks; equal on all of them once taken."""
 
     move: int = 0
     """Drain for the move of this id: checkpoint, acknowledge, wait; 0: go on."""
     resize: int = 0
-    """Go through with the resize or relaunch of this move, whose order rank 0 then tells; 0: none."""
+    """Carry out the resize or relaunch of this move; rank 0 then sends its order; 0: none."""
     checkpoint: bool = False
     """Write a periodic checkpoint."""
     end: int = 0
@@ -129,7 +127,7 @@ class ControlExchange:
         if self._countdown <= 0:
             self.send(decide())
             if self._prompt:
-                # A step takes so long that the wait is nothing, and acting one step later would be late.
+                # The step takes so long that the wait does not matter, and one step later would be too late.
                 taken = self.take()
                 assert taken is not None
                 self._note(taken)
@@ -139,9 +137,9 @@ class ControlExchange:
         self._prompt, self._countdown = taken.next_exchange == 0, max(taken.next_exchange, 1)
 
     def abandon(self) -> Decision | None:
-        """The group is broken: forget the decision under way, and return it.
+        """Discard the decision under way, since the group is broken; return it.
 
-        What it says is rank 0's on rank 0 alone.
+        Only on rank 0 does it hold rank 0's values.
         """
         vector = self._unheard if self._pending is None else self._pending[0]
         self._pending = self._unheard = None
@@ -150,7 +148,7 @@ class ControlExchange:
     def send(self, decision: Decision) -> None:
         """Send rank 0's decision, without waiting for it."""
         vector = torch.tensor(decision.encode(self.groups), dtype=torch.float64)
-        # The group's own call: torch.distributed's, made for large tensors, costs twice as much again.
+        # The group's own method: the function of torch.distributed takes at least twice as long.
         work = None if self.group is None else self.group.broadcast([vector], self._options)
         self._pending = (vector, work)
 

@@ -78,7 +78,7 @@ class Resizer:
             self._advance(machine.Started(self._attempt.resized_for, answer))
 
     def interrupted(self, at: float | None) -> None:
-        """Take from the checkpoint when the last step before these processes ended."""
+        """Take from the checkpoint when the last step before it ended."""
         self._stopped_at = at
 
     def watch_calls(self) -> None:
@@ -97,7 +97,7 @@ class Resizer:
     # -- orders, off the training thread ----------------------------------------------------------------------
 
     def order(self, terms: Mapping[str, Any], *, resting: bool) -> None:
-        """The scheduler orders a resize. `resting`: the training makes no more steps."""
+        """Take an order to resize. `resting`: the training makes no more steps."""
         try:
             request = ResizeRequest.parse(terms)
         except PolluxAgentError as error:
