@@ -11,8 +11,8 @@ What is refused:
   The group named as the user is the user's own, as many Linux distributions set it up;
 - a file that is no regular file, or a link in place of a file.
 
-An ancestor may belong to another user or be writable for a group, as project directories often are. Whoever may write
-there can remove the folder, but cannot change what it holds.
+An ancestor may belong to another user or be writable for a group, as project directories often are. A user who may
+write there can remove the folder, but cannot change its content.
 """
 
 from __future__ import annotations
@@ -141,9 +141,9 @@ class PrivateFolder:
         os.mkdir(name, 0o700, dir_fd=self.descriptor)
 
     def sync(self) -> None:
-        """Make the names in the folder last.
+        """Make the names in the folder durable (fsync).
 
-        Filesystems that know no fsync of a directory order this themselves.
+        File systems without fsync of a directory ensure the order themselves.
         """
         try:
             os.fsync(self.descriptor)
@@ -158,7 +158,7 @@ def write_durably(path: Path, fill: Callable[[IO[bytes]], int], *, mark: str = "
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names in a directory last, whoever owns it."""
+    """Make the names in a directory durable, with any owner."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -89,7 +89,7 @@ def _growing(site: Site) -> tuple[int, Move, str]:
 
 @attack("mallory", "further: a companion that nobody asked for holds GPUs beside the plan")
 def nobody_asked(site: Site, defended: bool) -> Outcome:
-    """Undefended: polluxd ends no companion; its lease then lets it start."""
+    """Undefended: polluxd ends no companion, which starts when its lease ends."""
     parent = site.resident("mallory")
     with (
         nullcontext() if defended else site.patched(NOBODY_ENDS_THEM),
@@ -138,7 +138,7 @@ def outlives_its_parent(site: Site, defended: bool) -> Outcome:
 
 
 def _by_name(site: Site, name: str) -> list[int]:
-    """The jobs that a reader by names takes for companions of a move."""
+    """The jobs that a reader of names would count as a move's companions."""
     rows = site.cluster.command("squeue", "-h", "-o", "%i|%j").splitlines()
     return [int(number) for number, _, found in (row.partition("|") for row in rows) if found == name]
 
@@ -147,7 +147,7 @@ def _by_name(site: Site, name: str) -> list[int]:
 def named_like_its_mark(site: Site, defended: bool) -> Outcome:
     """A plain job starts by itself, so it would lend GPUs that no plan gave.
 
-    Undefended: the mark is read from the name, as the AdminComment is.
+    Undefended: polluxd accepts the directives in the name, too.
     """
     parent, move, nonce = _growing(site)
     mark = f"pollux:v1 companion-of={parent} attempt=0 move={move.id} nonce={nonce}"
@@ -173,7 +173,7 @@ def named_like_its_mark(site: Site, defended: bool) -> Outcome:
 
 @attack("mallory", "further: a plain job named like the companion of alice's job, during her grow")
 def named_like_hers(site: Site, defended: bool) -> Outcome:
-    """Undefended: whoever cancels or adopts by the name, takes his job too."""
+    """Undefended: a reader that cancels or adopts by name takes his job, too."""
     training = site.training()
     with training.growing() as move:
         name = f"{site.slurm.jobs([training.job_id])[training.job_id].name}.companion"
@@ -201,7 +201,7 @@ def taken_for_hers(site: Site, defended: bool) -> Outcome:
     with nullcontext() if defended else site.patched(ANYBODYS):
         ((newest,),) = site.query("SELECT max(id) FROM pollux.move")
         if defended:
-            # polluxd would end it before the move is there: mallory goes on submitting.
+            # polluxd would end it before the move exists, so mallory submits again and again.
             with training.growing() as move:
                 job_ids = [_companion(site, _line(training.job_id, move.id, FAKE_NONCE)) for _ in range(3)]
                 grown = training.ended(move.id)

@@ -1,4 +1,4 @@
-"""polluxd in a process of its own, as it is or with a defence removed."""
+"""Run polluxd in a separate process, also with a defence removed."""
 
 from __future__ import annotations
 

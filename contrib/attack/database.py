@@ -221,7 +221,7 @@ def sessions(site: Site) -> int:
 
 @attack("mallory", "row 10: an open transaction freezes the cycle")
 def cycle_frozen(site: Site, defended: bool) -> Outcome:
-    """Undefended: agents write a row that polluxd writes, as once."""
+    """Undefended: agents write a row of polluxd's, as in an earlier version."""
     mine = site.resident("mallory")
     body = "pollux.publish_v1({me}, jsonb_build_object())"
     calls = (
@@ -231,7 +231,7 @@ def cycle_frozen(site: Site, defended: bool) -> Outcome:
     )
     grant = "GRANT SELECT, UPDATE ON pollux.job TO pollux_agent"
     if defended:
-        # The denied UPDATE would end the transaction: what agents may do is tried by itself.
+        # The denied UPDATE would end the transaction, so the permitted statements run separately.
         denied = site.sql("mallory", calls[0])
         said = hold(site, calls[2], "SELECT pollux.acknowledge_v1({me}, 1, '{}')")
         held, before = sessions(site), site.cycles()

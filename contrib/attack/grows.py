@@ -1,4 +1,4 @@
-"""Attacks during a growth in place, which has to succeed all the same."""
+"""Attack a growth in place, which must succeed in spite of the attack."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def replayed(site: Site, defended: bool) -> Outcome:
 
 @attack("mallory", "further: the ports of a job's launchers taken before it starts")
 def ports_taken(site: Site, defended: bool) -> Outcome:
-    """Undefended: the ports derive from job, attempt and step, as once."""
+    """Undefended: ports derive from job, attempt and step, as they once did."""
     first = zlib.crc32(b"4711.0.0")
     public = [20_000 + (first + offset * 733) % 12_000 for offset in range(16)]
     took = _strangers(site, "squat", public, 40.0)

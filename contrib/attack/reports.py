@@ -72,7 +72,7 @@ def cost_claimed(site: Site, defended: bool) -> Outcome:
 
 
 def _questions(site: Site, seconds: float) -> int:
-    """Count the questions for jobs that slurmctld answers in a while."""
+    """Count the requests for jobs that slurmctld answers in some time."""
 
     def count() -> int:
         found = re.search(r"REQUEST_JOB_INFO\s.*?count:(\d+)", site.cluster.command("sdiag"))

@@ -20,7 +20,7 @@ FORGED = "x UserId=root(0) GroupId=root(0) Account=vip QOS=high JobState=RUNNING
 def decoder_of_before(text: str) -> list[dict[str, str]]:
     """Read `scontrol -o show job` as polluxd once did.
 
-    A field counts where it first stands behind the name. This is the undefended side of the attacks.
+    It takes the first occurrence of a field after the name. This is the undefended side of the attacks.
     """
     records = []
     for line in text.splitlines():

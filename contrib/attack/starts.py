@@ -153,7 +153,8 @@ def decisions_provoked(site: Site, defended: bool) -> Outcome:
 def _ticket(site: Site, job_id: int, attempt: int) -> Path:
     """Wait until an attempt runs and can report; return its ticket.
 
-    slurmd runs no prolog where a job is back on its node within 2 s: the epilog of the attempt before left the ticket.
+    slurmd runs no prolog if a job returns to its node within 2 s. Then the epilog of the attempt before has left the
+    ticket.
     """
 
     def runs() -> bool:

@@ -80,7 +80,7 @@ def replayed(site: Site, defended: bool) -> Outcome:
         site.query(again, site.uid("alice"), job_id)
         with nullcontext() if defended else site.rewritten(AUTHORISE, _NO_OWNER, _NO_AGE):
             as_himself = _instructions(site, "{me}", ticket=kept)
-        # Of his own next job with the same id, too, an old token is of no use.
+        # An old token is also useless for his own next job with the same id.
         site.query(again, site.uid("mallory"), job_id)
         with nullcontext() if defended else site.rewritten(AUTHORISE, _NO_AGE):
             his_own = _instructions(site, "{me}", ticket=kept)

@@ -2,8 +2,8 @@
 
 The files allow the lineage of the training to be counted afterwards. Each rank appends lines to its own file, which
 ledger.py reads: where the rank began and in which process; each micro-batch, before it is computed; each optimizer
-step, after it, with the time and the number of ranks; each step in hand that is taken again among fewer ranks. The
-files also keep the steps that a crash undid.
+step, after it, with the time and the number of ranks; each step that fewer ranks repeat after a loss. The files also
+keep the steps that a crash undid.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class Hooks:
 
     Args:
         daemon_user: polluxd's account: it may read the tickets' secret, and the submission hook trusts it.
-        lease_s, heartbeat_stale_s, publish_interval_s: as of `DevCluster`.
+        lease_s, heartbeat_stale_s, publish_interval_s: as in `DevCluster`.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs the Slurm tests in a Debian root of a newer suite, hence on its newer Slurm; the machine's own packages stay
+# Runs the Slurm tests in a Debian root of a newer suite, with its newer Slurm; the machine's own packages stay
 # as they are. The root is kept and used again: about 1 GB (1.5 with pyslurm) and some minutes the first time.
 #
 #   contrib/devcluster/newer.sh [pytest's arguments]       as root

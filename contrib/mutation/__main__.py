@@ -40,7 +40,7 @@ PASSED = ("0", "5")
 NOT_TRIED = "not tried"
 SLOWER = 5.0
 LEAST_S = 60.0
-"""A mutant's tests may take so long, whatever they take without it."""
+"""Shortest time limit of a mutant's tests."""
 EQUIVALENT = Path(__file__).with_name("equivalent.txt")
 ROOMS = {
     "polluxd/apply": "tests/unit/apply",

@@ -72,7 +72,7 @@ def row_of(case: Case, site: Place, disturb: Callable[[Place], None]) -> dict[st
     if wrong:
         told, result = "; ".join([told, *wrong]), "failed"
     moves = [move for job_id in site.jobs_of_case for move in site.moves(job_id)]
-    site.idle.restart()  # what the clean-up leaves free is nobody's loss
+    site.idle.restart()  # GPUs that the clean-up leaves free do not count as idle
     try:
         site.clear()
     except Exception as error:

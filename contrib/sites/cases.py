@@ -1,6 +1,6 @@
-"""The cases of a site.
+"""Define the cases of a site.
 
-Each raises an error where the site or a user is harmed, and returns what the user saw.
+Each case raises an error if the site or a user is harmed. It returns what the user saw.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WATCH_S = 6.0
 def _forbidden(place: Place, begin: Callable[[], object], end: Callable[[], object], rule: str) -> str:
     """Begin a rule and end it.
 
-    Running jobs stay, waiting jobs name the rule, and start once it has gone.
+    Running jobs stay. Waiting jobs name the rule, and start after its end.
     """
     running = place.train("trains", _LIMIT, "POLLUX max-gpus=2 resize=requeue")
     attempt = place.job(running).restart_count

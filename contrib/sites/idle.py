@@ -17,7 +17,7 @@ from contrib.demo.measure import SlurmSilentError, slurm
 _COMPANION = ".companion"
 _GPUS = re.compile(r"gpu(?::[^,:=(]+)?[:=](\d+)")
 _CLOSED = re.compile(r"DOWN|DRAIN|FAIL|INVAL|UNKNOWN|NOT_RESPONDING|\*")
-"""Node states in which Slurm starts nothing, whoever asks."""
+"""Node states in which Slurm starts no job of any user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Wish:
     at_once: int = 1
     """Tasks of an array that may run at one time."""
     barred: bool = False
-    """The site forbids its start: the case has made it so. What it held before still counts."""
+    """A rule of the case forbids the job's start. The GPUs that it held before still count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def _reach(wish: Wish, free: Mapping[str, int]) -> list[str]:
 
 
 def _taken(wish: Wish, free: Counter[str]) -> int:
-    """GPUs that a start of the job would take; 0 where they are too few."""
+    """GPUs that a start of the job would take; 0 if too few are free."""
     names = [name for name in _reach(wish, free) if free[name] >= wish.gpus][: wish.nodes]
     if len(names) < wish.nodes:
         return 0

@@ -126,7 +126,7 @@ class Place:
 
         Args:
             lines: of #SBATCH and #POLLUX, without their hash signs.
-            wish: what it can use, where that is not `gpus` GPUs on any one node.
+            wish: the placements that the job can use, if not `gpus` GPUs on any one node.
         """
         script = self.folder / f"{name}.sbatch"
         head = [f"SBATCH --job-name={name} --nodes=1 --gpus-per-node={gpus} --ntasks-per-node=1"]
@@ -176,7 +176,7 @@ class Place:
         )
 
     def progress(self, job_id: int) -> float:
-        """Steps that the training has told of, by its newest report."""
+        """Steps of the training, by its newest report."""
         return self.store.reports()[job_id].progress
 
     def job(self, job_id: int) -> SlurmJob:

@@ -195,7 +195,7 @@ def _plain(tensor: torch.Tensor) -> bool:
 
 
 def _like(value: Mapping[Any, Any], pairs: dict[Any, Any]) -> Any:
-    """Return a mapping of the same class (such as OrderedDict) with new values.
+    """Return a mapping of the same class (an OrderedDict, say), new values.
 
     Return a dict if the class does not allow that.
     """

@@ -2,7 +2,7 @@
 
 Hugging Face Trainer and Accelerate, Lightning, TensorBoard.
 
-Each module needs its library, which the extra of the same name installs; nothing here is imported without being asked
-for. All of them train through the same `pollux.attach` as a plain script, so that batch size, learning rate, noise
-scale, checkpoints, drains and reports are the agent's in each.
+Each module needs its library, which the extra of the same name installs. `import pollux` imports none of these modules.
+All of them train through the same `pollux.attach` as a plain script, so the agent handles batch size, learning rate,
+noise scale, checkpoints, drains and reports in the same way.
 """

@@ -15,12 +15,12 @@
                 scheduler.step()
                 optimizer.zero_grad()
 
-The model is placed, cast and compiled as Accelerate does it, and wrapped by the agent. Data loaders and schedulers stay
-out of `prepare`: the agent divides the data, and steps the scheduler by what each step was worth. Checkpoints are the
-agent's. FSDP, DeepSpeed and Megatron are refused.
+Accelerate places, casts and compiles the model, and the agent wraps it. Do not pass data loaders and schedulers to
+`prepare`: the agent divides the data, and steps the scheduler by the progress of each step. The agent writes the
+checkpoints. It refuses FSDP, DeepSpeed and Megatron.
 
-Import this module before Accelerate forms its process group, in `Accelerator()` or `TrainingArguments()`. The other
-ranks then go on in their processes where one is lost (gloo, `pollux run`).
+Import this module before Accelerate forms its process group, in `Accelerator()` or `TrainingArguments()`. If a rank is
+lost (gloo, `pollux run`), the other ranks can then go on in their processes.
 """
 
 from __future__ import annotations
@@ -54,11 +54,10 @@ _PLAIN = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_G
 def attach(
     accelerator: Accelerator, model: Any, optimizer: Any, scheduler: Any | None = None, **options: Any
 ) -> Job:
-    """`pollux.attach` for a model that `accelerator` has not prepared.
+    """Attach the agent to a model that `accelerator` has not prepared.
 
-    `optimizer` may be, and is with AMP.
-
-    `options` are those of `pollux.attach`. Raises PolluxAgentError for what does not go with it.
+    `optimizer` may be prepared, as in AMP scripts. `options` are those of `pollux.attach`. Raises PolluxAgentError for
+    settings of Accelerate that do not work with the agent.
     """
     if accelerator.distributed_type not in _PLAIN:
         raise PolluxAgentError(
@@ -85,7 +84,7 @@ def attach(
 
 
 def follow(world: World, accelerator: Any) -> None:
-    """Correct what Accelerate keeps of the ranks: some were lost."""
+    """Update Accelerate's ranks and their number: some ranks were lost."""
     local = world.places[: world.rank].count(world.places[world.rank])
     for state in (PartialState(), accelerator.state):
         if state.distributed_type is not DistributedType.NO:  # else it knows of this rank alone

@@ -5,16 +5,16 @@
     trainer = ElasticTrainer(model=model, args=args, train_dataset=data, max_batch_size=4096, per_gpu=(4, 64))
     trainer.train()
 
-What Trainer takes for one batch is one optimizer step: it sees the step's first micro-batch, and `training_step`
-fetches and accumulates the others. So the agent may change both sizes in mid-epoch, and clipping, logging, callbacks
-and the schedule go on as they are, once per step. Trainer's lengths (`num_train_epochs`, `max_steps`, the schedule's)
-count steps of the initial batch size: per_device_train_batch_size times gradient_accumulation_steps unless said
-otherwise.
+One batch of Trainer is one optimizer step: Trainer sees the step's first micro-batch, and `training_step` fetches and
+accumulates the other ones. So the agent can change the batch size and the accumulation in the middle of an epoch.
+Clipping, logging, callbacks and the schedule run unchanged, once per step. Trainer's lengths (`num_train_epochs`,
+`max_steps`, the schedule's) count steps of the initial batch size. By default this is per_device_train_batch_size times
+gradient_accumulation_steps.
 
-Resuming is the agent's affair: its checkpoints hold Trainer's state too, and go on at any number of GPUs. Trainer's
-own checkpoints are written as its arguments say and are not read. What differs from plain Trainer: losses are means
-over examples, not over the tokens of the whole step; the train dataset must be indexed; FSDP, DeepSpeed and
-DataParallel are refused.
+A restart resumes from the agent's checkpoints, which also hold Trainer's state, at any number of GPUs. Trainer writes
+its own checkpoints as its arguments say; the agent does not read them. There are three differences from plain Trainer.
+Losses are means over examples, not over the tokens of the whole step. The train dataset must be indexed. FSDP,
+DeepSpeed and DataParallel are refused.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class ElasticMixin:
         return job.model, train_dataloader
 
     def _on_ranks(self) -> None:
-        """Ranks were lost: correct what Trainer keeps of their number."""
+        """Update Trainer's number of ranks: some ranks were lost."""
         this: Any = self
         follow(self.job.world, this.accelerator)
         state = this.state
@@ -230,12 +230,12 @@ class ElasticMixin:
             return  # trained before the restart
         if not self._begun and next(self._epochs, None) is None:
             return
-        # A joiner comes in there, and finds that the others are in a later epoch.
+        # A joiner enters the training there, and learns that the other ranks are in a later epoch.
         self._begun = epoch < job.progress.epoch
         if self._begun:
             return
         if job.stepper.epoch_done():
-            # Restored at an epoch's very end: what is due there is still due.
+            # Restored at the end of an epoch: Trainer must still evaluate, save and log there.
             this.control = this.callback_handler.on_epoch_end(this.args, this.state, this.control)
             tail = (
                 kwargs["model"],

@@ -5,16 +5,16 @@
     trainer = L.Trainer(strategy=ElasticStrategy(max_batch_size=4096, per_gpu=(4, 64)), max_epochs=90)
     trainer.fit(module, DataLoader(dataset, batch_size=64))
 
-What Lightning takes for one batch is one optimizer step: it sees the step's first micro-batch, and the strategy's
-`backward` runs the others. So the agent may change batch and accumulation in mid-epoch, and clipping, logging,
-callbacks and schedulers go on as they are. M0 is the train loader's batch size times accumulate_grad_batches, over all
-GPUs; the number of batches that Lightning plans with counts steps of M0.
+One batch of Lightning is one optimizer step: Lightning sees the step's first micro-batch, and the strategy's `backward`
+runs the other ones. So the agent can change the batch size and the accumulation in the middle of an epoch. Clipping,
+logging, callbacks and schedulers run unchanged. M0 is the train loader's batch size times accumulate_grad_batches, over
+all GPUs. Lightning's number of batches counts steps of M0.
 
-Start it with `pollux run` or torchrun, one process per GPU (or as one process); leave `devices` and `num_nodes` out.
-Resuming is the agent's affair: its checkpoints hold Lightning's loops and callbacks too, and go on at any number of
-GPUs, and `ckpt_path` is refused. What does not go: manual optimization, several optimizers, several or iterable train
-loaders, a sampler of the user's own with more than one process. With several processes Lightning shuffles every train
-loader, unless Trainer(use_distributed_sampler=False) says otherwise.
+Start the script with `pollux run` or torchrun, one process per GPU (or as one process). Leave out `devices` and
+`num_nodes`. A restart resumes from the agent's checkpoints, which also hold Lightning's loops and callbacks, at any
+number of GPUs. `ckpt_path` is refused. Not supported: manual optimization, several optimizers, several or iterable
+train loaders, and, with more than one process, a sampler of the user. With several processes Lightning shuffles every
+train loader, unless Trainer(use_distributed_sampler=False) is set.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class _Batches:
         """
         micro_batches, self.micro_batches = self.micro_batches, None
         if micro_batches is not None and next(micro_batches, None) is not None:
-            # It was not the last after all, as AMP has dropped it: what was just fetched comes again.
+            # AMP has dropped the step, so it was not the last one: the fetched samples come again.
             stepper = self._strategy.job.stepper
             stepper.retry(stepper.training.limits)
             micro_batches.close()  # type: ignore[attr-defined]
@@ -202,7 +202,7 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
             meet(self.root_device)
 
     def _on_ranks(self) -> None:
-        """Ranks were lost: correct what Lightning keeps of their number."""
+        """Update Lightning's number of ranks: some ranks were lost."""
         self.cluster_environment.world = self.job.world
         self.set_world_ranks()
         # The next validation divides its data again, and counts its batches.
@@ -280,7 +280,7 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
         )
         most = trainer.max_epochs
         self._epochs = job.epochs(most if most and most > 0 else trainer.max_steps / len(batches))
-        # The number of steps of an epoch is not known beforehand: `on_train_batch_start` says which one is its last.
+        # The number of steps of an epoch is not known in advance: `on_train_batch_start` marks the last step.
         trainer.fit_loop.max_batches = float("inf")
         if trainer.val_check_interval == 1.0:
             trainer.val_check_batch = float("inf")
@@ -294,7 +294,7 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
         trainer, stepper = self.lightning_module.trainer, self.job.stepper
         assert self._batches is not None
         self._batches.end()
-        # Without a length it does not stop early; asked for after the first batch, it does not fetch ahead either.
+        # Without a length, Lightning neither stops early nor, after the first batch, fetches ahead.
         trainer.fit_loop._data_fetcher.length = None
         while next(self._epochs, None) is not None:
             if not stepper.epoch_done():  # restored at an epoch's very end
@@ -375,7 +375,7 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
     # -- the end ----------------------------------------------------------------------------------------------
 
     def on_train_end(self) -> None:
-        """The last step is counted, and a last checkpoint written."""
+        """Count the last step, and write a last checkpoint."""
         super().on_train_end()
         if self._batches is None or self._loader is None:
             return

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 class Board:
     """Writes `scalars(job)` after every `every`-th optimizer step.
 
-    `to` is a directory, or a SummaryWriter of the user's own. In a directory, what an earlier attempt wrote beyond the
-    checkpoint that this one started from is dropped, so that no curve runs twice. Make it after `job.loader`. Raises
-    PolluxAgentError where TensorBoard is missing.
+    `to` is a directory or your own SummaryWriter. In a directory, the board removes the points that an earlier attempt
+    wrote after the checkpoint from which this attempt started, so that no part of a curve appears twice. Make the board
+    after `job.loader`. Raises PolluxAgentError if TensorBoard is missing.
     """
 
     def __init__(self, job: Job, to: str | os.PathLike[str] | Any, *, every: int = 10) -> None:

@@ -1,4 +1,4 @@
-"""What Hugging Face's Trainer and its callbacks know of a training."""
+"""Save and restore the state of Hugging Face's Trainer and callbacks."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _KEPT = (
     "total_flos",
     "num_input_tokens_seen",
 )
-"""Of Trainer's state, what goes on after a restart; the rest follows from its arguments."""
+"""The fields of Trainer's state that a restart restores. The other fields follow from Trainer's arguments."""
 
 
 class TrainerState:
     """Trainer's state as a part of the agent's checkpoints.
 
-    Callbacks with a state of their own are in it, such as the patience of EarlyStoppingCallback: a rank that came in
-    without it would train on after the others have stopped.
+    It includes the state of callbacks, such as the patience of EarlyStoppingCallback: a joining rank without it would
+    train on after the other ranks have stopped.
     """
 
     def __init__(self, trainer: Any) -> None:

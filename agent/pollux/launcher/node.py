@@ -167,7 +167,7 @@ def _start_once(
 ) -> tuple[Outcome, bool]:
     """Start this node's workers, and supervise them to their end.
 
-        Returns how they ended, and whether rank 0 announced a move.
+    Returns how they ended, and whether rank 0 announced a move.
     """
     # A companion's ranks never lead the job's: they need no line, and no store.
     lines = [open_line() for _ in range(allocation.workers)] if context.parent is None else []

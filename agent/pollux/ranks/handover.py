@@ -2,9 +2,9 @@
 
 The structure first, then the tensors.
 
-Rank 0 sends over the ranks' own groups what a checkpoint would hold. The structure travels as JSON, with a number in
-the place of each tensor (see `plain_values`). Tensors travel as they are, from device to device. Small tensors are
-bundled, because each message costs the same.
+Rank 0 sends the content of a checkpoint over the ranks' process groups. The structure is JSON, with a number in place
+of each tensor (see `plain_values`). Tensors go unchanged from device to device. Small tensors are bundled, because each
+message has a fixed cost.
 
 Tensors on a GPU are broadcast over NCCL to all ranks. Tensors on the host go from receiver to receiver, so that each
 network link carries them once, and ranks that hold the state already stay out.
@@ -203,7 +203,7 @@ def _cut(chunk: Tensor, bundle: list[int], kinds: Sequence[_Kind]) -> Iterator[t
     for index in bundle:
         kind = kinds[index]
         flat = chunk[start : start + kind.bytes]
-        # A copy where there are several: a tensor kept would else keep the whole bundle.
+        # Copy each of several tensors: otherwise one of them would keep the whole bundle in memory.
         flat = flat.clone() if len(bundle) > 1 else flat
         yield index, flat.view(kind.dtype).reshape(kind.shape)
         start += _length(kind)

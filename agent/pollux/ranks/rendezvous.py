@@ -2,9 +2,9 @@
 
 A store, and process groups formed over it.
 
-Under `pollux run` the store is in a process beside the workers of node 0, which outlives each of them; else it is in
-rank 0's process. Whoever comes proves that it knows the store's secret: node 0's launcher tells its workers, a file of
-mode 0600 carries it to joining ranks, the old process groups carry it to the others.
+Under `pollux run` the store is a separate process beside the workers of node 0, and survives each of them. Otherwise it
+is in rank 0's process. Each client proves that it knows the store's secret. Workers of node 0 get the secret from their
+launcher, joining ranks from a file of mode 0600, and all other ranks over the old process groups.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pollux.slurm_job.allocation import node_address
 from pollux.slurm_job.network import interface_of
 
 FORM_WAIT = timedelta(seconds=60)
-"""For the others to come while groups are formed; a rank that died then is else waited for half an hour."""
+"""Longest wait for other ranks while groups are formed [s]. Otherwise ranks would wait half an hour for a dead one."""
 
 POLL = 0.005
 """Seconds between two looks into the store."""
@@ -148,7 +148,7 @@ class Rendezvous:
         self._torch = _TorchStore(self)
         store = dist.PrefixStore(name, self._torch)  # type: ignore[attr-defined]
         if device.type == "cuda":
-            # NCCL's monitor would ask the store from a thread of its own, and go on while the interpreter ends.
+            # NCCL's monitor would query the store from a separate thread, also while the interpreter ends.
             os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"
         try:
             wait = FORM_WAIT
@@ -186,9 +186,9 @@ class Rendezvous:
         self.ask("wait", [f"{name}/all-form"], timeout=FORM_WAIT.total_seconds())
 
     def _choose_interface(self, environ: MutableMapping[str, str] = os.environ) -> None:
-        """Have gloo use the interface that leads to rank 0.
+        """Set the interface that leads to rank 0 for gloo.
 
-        It was told to use the loopback one where the job began on one node.
+        A job that began on one node has set the loopback interface.
         """
         if environ.get("GLOO_SOCKET_IFNAME", "lo") != "lo":
             return
@@ -259,7 +259,7 @@ def _plain(text: bytes) -> Any:
 
 
 def leave_groups() -> None:
-    """Give up the present process groups; nothing may be under way in them."""
+    """Destroy the present process groups; no collective may be under way."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -273,7 +273,7 @@ def alone(device: torch.device) -> None:
 
 
 def tell_environment(world: World, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Set the variables by which a launcher tells a rank its place.
+    """Set the environment variables that a launcher sets for a rank.
 
     Scripts read them.
     """
@@ -282,9 +282,9 @@ def tell_environment(world: World, environ: MutableMapping[str, str] = os.enviro
 
 
 def _be_patient(device: torch.device, control: dist.ProcessGroup | None) -> None:
-    """From here on collectives may take as long as in groups made at a start.
+    """Set the timeout of collectives to the one of a start's groups.
 
-    Ranks read data, and evaluate.
+    In the training, ranks may read data or evaluate for a long time.
     """
     set_group_timeout(timedelta(minutes=10 if device.type == "cuda" else 30))
     if control is not None:
@@ -294,7 +294,7 @@ def _be_patient(device: torch.device, control: dist.ProcessGroup | None) -> None
 def own_address(environ: MutableMapping[str, str] = os.environ) -> str:
     """Where other nodes reach this one, as an IPv4 address.
 
-    With one node the launcher has told no address beyond the loopback one: then Slurm's, by the node's name.
+    With one node, the launcher has given only the loopback address. Then take Slurm's address of the node's name.
     """
     told = environ.get("MASTER_ADDR", "")
     if environ.get("SLURM_JOB_ID") and (not told or told == "localhost" or told.startswith("127.")):
@@ -306,7 +306,7 @@ def own_address(environ: MutableMapping[str, str] = os.environ) -> str:
 
 
 def until(done: Callable[[], bool], seconds: float) -> bool:
-    """Look again and again until it is done; False where it was not in time."""
+    """Poll until the condition holds; return False at the time limit."""
     end = time.monotonic() + seconds
     while not done():
         if time.monotonic() >= end:

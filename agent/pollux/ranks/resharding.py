@@ -1,10 +1,10 @@
-"""A sharded model's shards, moved over the wire from some ranks to others.
+"""Move a sharded model's shards between ranks.
 
-`fully_shard` cuts a tensor of n rows into one run of ceil(n / k) rows for each of k ranks; the last ones may be shorter
-or empty. Where the number of ranks changes, each rank sends the rows that another one is to hold from then on, and
-keeps the others: no rank holds a tensor as a whole. The optimizer's moments move as their parameters do.
+`fully_shard` cuts a tensor of n rows into k runs of ceil(n / k) rows, one for each of k ranks; the last runs may be
+shorter or empty. When the number of ranks changes, each rank sends only the rows that another rank must hold from then
+on, so no rank ever holds a whole tensor. The optimizer's moments move with their parameters.
 
-The parameters and moments stay the objects that they are. The script and its optimizer may hold them.
+Parameters and moments stay the same Python objects, because the script and its optimizer may refer to them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BUNDLE = 16 << 20
 
 
 def sharding_of(model: torch.nn.Module) -> str:
-    """A short text that tells how a model's parameters are grouped into units."""
+    """Return a short text on how parameters are grouped into units."""
     if not under_fully_shard(model):
         return "none"
     units = [[list(param.shape) for param in unit.params] for unit in units_of(model)]
@@ -94,7 +94,7 @@ class _Rows(NamedTuple):
 
 
 class _Shared(NamedTuple):
-    """What one rank holds before and another one after, as (parts, part)."""
+    """A rank's part before and another rank's after, each as (parts, part)."""
 
     before: tuple[int, int]
     after: tuple[int, int]
@@ -112,7 +112,7 @@ def _shared(before: Sequence[int], source: int, after: Sequence[int], target: in
 
 
 class MovingShards:
-    """The shards of a model and of its optimizer, on their way to other ranks.
+    """Moves the shards of a model and its optimizer to other ranks.
 
     `send` leaves the training as it is; `install` changes it.
     """
@@ -219,7 +219,7 @@ class MovingShards:
         return flat[(rows.start - first) * width : (rows.stop - first) * width]
 
     def install(self, world: World, name: str) -> None:
-        """Train on with the rows that came, sharded over the ranks of `world`.
+        """Install the received rows, sharded over the ranks of `world`.
 
         `name` is for the mesh, and of no mesh before. Every rank calls it.
         """

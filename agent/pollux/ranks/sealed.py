@@ -3,9 +3,9 @@
 Frames under HMAC, and the handshake that agrees on their key.
 
 Both sides know a secret key. Each sends a random nonce; HMAC-SHA256 of the key over both nonces is the key of this one
-connection. From then on every frame carries the HMAC of its direction, number and text. A frame that was forged,
-repeated, reordered, reflected or recorded from another connection is refused, and the connection is dropped. Frames are
-authenticated, not encrypted: whoever can watch the network can read them.
+connection. From then on every frame carries the HMAC of its direction, number and text. If a frame was forged,
+repeated, reordered, reflected or recorded from another connection, the receiver closes the connection. Frames are
+authenticated, not encrypted: anybody who can watch the network can read them.
 
     client                                  server
     {"nonce": N1}                ->
@@ -171,10 +171,10 @@ class ServerHandshake:
 
 
 class Entrance:
-    """A listener that authenticates its connections side by side.
+    """Listens, and authenticates many connections at the same time.
 
-    No stranger keeps the others waiting. A connection has `handshake_s` seconds to prove itself. At most `max_pending`
-    connections are in their handshake.
+    A slow stranger delays no other connection. A connection has `handshake_s` seconds to prove that it knows the key.
+    At most `max_pending` connections are in their handshake.
     """
 
     def __init__(
@@ -275,7 +275,7 @@ def connect(
 ) -> tuple[socket.socket, Frames]:
     """Connect to the one of several ports whose listener knows the key.
 
-    All ports are tried side by side. Raises NoAnswer.
+    Tries all ports at the same time. Raises NoAnswer.
     """
     deadline = time.monotonic() + min(timeout, HANDSHAKE_S)
     troubles: dict[int, str] = {}

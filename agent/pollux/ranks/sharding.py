@@ -1,6 +1,6 @@
 """Models under FSDP2 (`fully_shard`): synchronisation and shards.
 
-This module imports torch's sharding only after the user's script has: a model of plain tensors does not pay for it.
+This module imports torch's sharding only if the user's script has imported it, because the import takes time.
 """
 
 from __future__ import annotations

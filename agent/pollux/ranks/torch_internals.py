@@ -1,8 +1,8 @@
 """Every private or undocumented torch API that the agent uses.
 
 Each use was checked with all releases in `CHECKED`, unless its docstring names fewer. `make test-torch-versions` runs
-the agent's unit tests with the oldest and the newest of them; add a release once these tests pass with it. Where torch
-lacks an API, the function that stands for it raises UnsupportedTorch.
+the agent's unit tests with the oldest and the newest of them; add a release once these tests pass with it. If torch
+lacks an API, the function of this module that uses it raises UnsupportedTorch.
 """
 
 from __future__ import annotations
