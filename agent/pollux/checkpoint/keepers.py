@@ -30,7 +30,7 @@ logger = logging.getLogger("pollux")
 
 
 def fingerprint_of(models: Iterable[torch.nn.Module]) -> str:
-    """Return a hash of a model's parameter names and shapes."""
+    """Return a short text on the models' parameter names and shapes."""
     shapes = [[(name, list(p.shape)) for name, p in model.named_parameters()] for model in models]
     size = sum(p.numel() for model in models for p in model.parameters())
     digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]

@@ -1,8 +1,8 @@
-"""Drains: the job stops at a checkpoint, which rank 0 acknowledges.
+"""Drain a job: stop it at a checkpoint, and acknowledge the checkpoint.
 
-Rank 0 passes the order on in its next decision. All ranks write a checkpoint after the same optimizer step; rank 0
-acknowledges it; all wait to be killed, for a bounded time, and train on if nobody comes. Where no steps are taken any
-more, the newest checkpoint answers at once.
+Rank 0 passes the order on in its next decision. All ranks write a checkpoint after the same optimizer step, and rank 0
+acknowledges it. All ranks then wait for Slurm to kill them, for a limited time. If Slurm does not, they train on. If
+the training makes no more steps, rank 0 acknowledges the newest checkpoint at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pollux.scheduler.line import Receipt, SchedulerLine
 logger = logging.getLogger("pollux")
 
 KILL_WAIT = 20.0
-"""Seconds for which a drained rank whose peers are gone waits to be killed too, before it calls that an error."""
+"""Seconds that a drained rank waits for its own kill after its peers are gone. Later the loss counts as an error."""
 
 
 class Drains:
@@ -38,20 +38,20 @@ class Drains:
     def order(self, move: int) -> None:
         """The scheduler wants this job to stop at a checkpoint."""
         self._ordered = move
-        # In this order, and in `rest` the other way round: whichever comes last sees the other.
+        # In this order, and in `rest` in the opposite order: then the later of the two sees the other.
         if self._last_word is not None:
             self._answer_at_rest(self._last_word)
 
     def rest(self, last_word: Callable[[], Receipt | None]) -> None:
-        """Answer orders at once, in a thread: no steps are taken any more.
+        """Answer orders at once, in a thread: the training makes no more steps.
 
-        `last_word` gives the checkpoint that holds everything, and writes it first where need be; None: it failed.
+        `last_word` returns the checkpoint of the last step, and writes it first if necessary. None: it failed.
         """
         self._last_word = last_word
         self._answer_at_rest(last_word)
 
     def train_on(self) -> None:
-        """Have orders wait for a checkpoint: steps are taken (again)."""
+        """Let orders wait for a checkpoint: the training makes steps (again)."""
         self._last_word = None
 
     @property

@@ -1,4 +1,4 @@
-"""This job's line to the scheduler; open on rank 0 of a Pollux job."""
+"""Connect rank 0 of a Pollux job to the scheduler."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class SchedulerLine:
         *,
         main: bool,
     ) -> None:
-        """Begin to report and to hear orders, on rank 0 (`main`) of a Pollux job.
+        """Begin to report and to receive orders, on rank 0 of a Pollux job.
 
         See `Publisher`.
         """
@@ -100,7 +100,7 @@ class SchedulerLine:
         return self._reporter is not None
 
     def wake(self) -> None:
-        """Report now: there is news that the scheduler waits for.
+        """Report now, because the scheduler waits for this news.
 
         Safe in a signal handler.
         """
@@ -108,9 +108,9 @@ class SchedulerLine:
             self._reporter.wake()
 
     def acknowledge(self, move: int, receipt: Receipt, stopped_at: float) -> bool:
-        """Answer an order. May take a while.
+        """Answer an order. This may take a while.
 
-        False where the move is over, or nobody hears the answer.
+        Returns False if the move is over, or if nobody receives the answer.
         """
         return self._reporter is not None and self._reporter.acknowledge(move, receipt.payload(stopped_at))
 

@@ -1,7 +1,7 @@
-"""Publishes reports and hears instructions, off the training thread.
+"""Publish reports and read instructions, in a separate thread.
 
-One daemon thread and one database connection per job (rank 0 has it). Nothing is queued: the latest report wins, so
-a database that is away for hours costs no memory. Every wait is bounded, nothing is ever raised into training, and
+Each job has one daemon thread and one database connection, on rank 0. There is no queue: only the latest report is
+kept, so a database that is down for hours costs no memory. Every wait is bounded. No error reaches the training, and
 neither token nor password reaches a log.
 """
 
@@ -29,7 +29,7 @@ _LONGEST_BACKOFF_S = 60.0
 _ACKNOWLEDGE_RETRY_S = 0.5
 
 INTRODUCTIONS = 100
-"""Times that a run tries to say which training it is: an hour or two of a database that is away."""
+"""Attempts of a run to send its introduction: an hour or two if the database is down."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class Publisher:
         deliver: called from the reporter's thread with each order, once per move; with an order to drain again
             where its acknowledgement found nobody.
         interval_s: between reports; the ticket's by default.
-        introduction: made before the first report; None: neither learn from earlier runs nor teach later ones.
+        introduction: sent before the first report; None: use no earlier measurements, and leave none to later runs.
     """
 
     def __init__(
@@ -97,8 +97,8 @@ class Publisher:
     def acknowledge(self, move_id: int, payload: Mapping[str, Any], *, timeout_s: float = 20.0) -> bool:
         """Say that the checkpoint which a move asked for is durable.
 
-        Retries until it was heard, for at most `timeout_s` seconds. False: the move is over, or nobody answered;
-        the checkpoint stands either way.
+        Retries until the database answers, for at most `timeout_s` seconds. Returns False if the move is over, or if
+        the database did not answer. The checkpoint stays in any case.
         """
         try:
             encoded = json.dumps(dict(payload), allow_nan=False)
@@ -175,7 +175,7 @@ class Publisher:
         self._acknowledge_pending()
 
     def _introduce(self) -> None:
-        """Hear what earlier runs have measured, before the first report.
+        """Read earlier runs' measurements, before the first report.
 
         Give up after INTRODUCTIONS tries.
         """
@@ -205,7 +205,7 @@ class Publisher:
         try:
             return json.dumps(self._collect(), allow_nan=False)
         except Exception as error:
-            # Whatever is wrong with the measurements, the order to drain must still be heard.
+            # An order to drain must arrive in spite of any error in the measurements.
             self._complain(f"no report could be made: {type(error).__name__}: {error}")
             return None
 
@@ -237,7 +237,7 @@ class Publisher:
         try:
             pending.accepted = self._database.acknowledge(pending.move_id, pending.payload)
         except PayloadRefused as error:
-            # The stamps are a courtesy, the acknowledgement is not.
+            # The times are optional, the acknowledgement is not.
             self._complain(f"the acknowledgement's stamps were refused: {error}")
             pending.accepted = self._database.acknowledge(pending.move_id, "{}")
         pending.done.set()

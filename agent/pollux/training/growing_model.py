@@ -1,11 +1,12 @@
-"""The wrapper of a model that begins on one rank and may get further ones.
+"""Wrap a model that begins on one rank, so that ranks can join later.
 
-A script keeps the object that it trains with, so this object has to be the same one at every number of ranks. On one
-rank it calls the model and nothing else, which costs 3 to 6 us a pass. DistributedDataParallel of one rank would keep a
-second copy of the gradients, and cost 38 % of a step of 0.9 ms. With further ranks it is DistributedDataParallel.
+A script keeps a reference to the object that it trains with, so this object has to stay the same at every number of
+ranks. On one rank the wrapper only calls the model, which costs 3 to 6 us per pass. DistributedDataParallel on one rank
+would keep a second copy of the gradients, and cost 38 % of a step of 0.9 ms. With further ranks the wrapper becomes a
+DistributedDataParallel.
 
-To the script it looks like the model that it would hold without Pollux: it has the model's attributes, and its state
-has the model's names.
+For the script the wrapper behaves like the model itself: it has the model's attributes, and its state has the model's
+names.
 """
 
 from __future__ import annotations

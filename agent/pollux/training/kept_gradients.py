@@ -1,7 +1,7 @@
 """Notice gradients that a script changes between two passes of a step.
 
-`optimizer.zero_grad()` is ignored there. `model.zero_grad()`, and a loss of another model that reaches the parameters,
-cannot be: the step would be wrong without a word.
+The agent ignores `optimizer.zero_grad()` there. It cannot ignore `model.zero_grad()`, or a loss of another model that
+reaches the parameters. Without this check the step would be wrong, and nobody would notice.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pollux.ranks.sharding import local_part
 
 
 class Change(Enum):
-    """What has become of the gradients since the pass before."""
+    """The change of the gradients since the pass before."""
 
     NONE = "as they were"
     ZEROED = "gone, or zero"

@@ -1,7 +1,7 @@
-"""Bounds on one GPU's batch where a larger one ran out of memory.
+"""Bound one GPU's batch after a larger batch ran out of memory.
 
-The bound is half of what failed. It stays with the checkpoints, and the scheduler sees it in the report's limits. A
-rank that has to exit before the next checkpoint leaves it in a file beside the checkpoints.
+The bound is half of the batch that failed. Checkpoints hold it, and the scheduler sees it in the report's limits. If a
+rank has to exit before the next checkpoint, it writes the bound to a file beside the checkpoints.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class MemoryBounds:
             logger.error("the bound on the batch per GPU could not be kept in %s: %s", self.directory, error)
 
     def _read(self) -> None:
-        """Take in the bound of a rank that had to exit before the next checkpoint."""
+        """Read the bound of a rank that had to exit before the next checkpoint."""
         if self.directory is None:
             return
         try:

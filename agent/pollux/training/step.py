@@ -26,7 +26,7 @@ class StepGroup:
     shared: float = 0.0
     """Weights of the passes begun in the step's mean."""
     weighed: bool = False
-    """The present pass' loss was multiplied by its weight."""
+    """The loss of the present pass was multiplied by its weight."""
 
     @property
     def synchronises(self) -> bool:
@@ -56,7 +56,7 @@ class StepState:
     """Where this rank is in its optimizer steps."""
 
     group: StepGroup | None = None
-    """The step under way; None before the first, and where it has to be planned again."""
+    """The step under way; None before the first step, and if the step has to be planned again."""
     weight: float = 1.0
     """The weight of the present micro-batch in the step's mean."""
     gain: float = 1.0
@@ -64,7 +64,7 @@ class StepState:
     stepped: bool = False
     """The optimizer has stepped since the last pass began."""
     in_hand: bool = False
-    """Its step counts as progress, and the data of its examples are not committed yet."""
+    """The step counts as progress, but its examples are not committed yet."""
     failed: bool = False
     """The last pass ran out of memory, and its step will be taken again."""
     accumulates: bool = False
@@ -88,7 +88,7 @@ class StepState:
     weights: StepWeights | None = None
     """The weights of the pass that ends the step; None where losses are means."""
     unscaled: Any = None
-    """What AMP's scaler kept of its optimizers when the pass began; its `update` replaces it."""
+    """The optimizer states of AMP's scaler at the beginning of the pass. The scaler's `update` replaces them."""
     seconds: float = 0.0
     """Average duration of a step; 0 while unknown."""
     ended_at: float | None = None
@@ -98,5 +98,5 @@ class StepState:
         """Forget what holds for the former ranks only."""
         self.group = None
         self.per_example = None
-        self.usual = 0  # a rank that comes in knows of no step before
+        self.usual = 0  # a joining rank has no data on earlier steps
         self.seconds = 0.0

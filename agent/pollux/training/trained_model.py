@@ -1,8 +1,8 @@
 """One model with its optimizer, scheduler, wrapper and noise meter.
 
 A job has one, and one more for each call of `Job.add_model` (a GAN's critic). All train on the same batches. The model
-with the least noise scale decides on the batch size: a larger batch is worth least to it, and noise scales, unlike
-gradients, are comparable between models and optimizers.
+with the smallest noise scale decides the batch size, because it gains least from a larger batch. Unlike gradients,
+noise scales are comparable between models and optimizers.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class TrainedModel:
         self.lag = MomentLag()
         self.kept = KeptGradients(optimizer)
         self._scale_in_hand: float | None = None
-        """M / M0 of the step in hand; None where the learning rate does not follow it."""
+        """M / M0 of the current step; None if the learning rate does not follow it."""
         self._told = False
         self.passed = False
         """The context of the present pass is over: its gradients are in `.grad`."""
@@ -177,7 +177,7 @@ class TrainedModel:
     def reduces(self) -> bool:
         """A pass through the wrapped model reduces its gradients.
 
-        One rank that others have left may be wrapped still.
+        The wrapper may still be there when all other ranks have left.
         """
         model = self.model
         return isinstance(model, DistributedDataParallel) and not getattr(model, "alone", False)
@@ -187,9 +187,9 @@ class TrainedModel:
         self.meter.settle()
 
     def rewrap(self, world: World) -> None:
-        """Make the wrapper again, within the object that the script holds.
+        """Make a new wrapper inside the object that the script holds.
 
-        Parameters and buffers are equal on all ranks already; they are not sent again.
+        Parameters and buffers are already equal on all ranks, so they are not sent again.
         """
         if isinstance(self.model, GrowingModel):
             if world.distributed:
@@ -301,9 +301,9 @@ class TrainedModel:
 
 
 def least_noise(trained_models: Sequence[TrainedModel]) -> NoiseScale | None:
-    """The agreed noise scale that decides on the batch size: the least.
+    """The agreed noise scale that decides the batch size: the smallest.
 
-    None while none is known, and where the agent does not understand an optimizer: the batch size then stays.
+    None while no noise scale is known, and if the agent does not understand an optimizer. The batch size then stays.
     """
     if not all(trained_model.norms.understood for trained_model in trained_models):
         return None

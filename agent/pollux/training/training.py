@@ -1,7 +1,7 @@
 """The state of one training on this rank.
 
-Everything that the training is stands here once. `Stepper` takes its steps, `Checkpointer` saves and restores it, and
-`Coordinator` has all ranks act on rank 0's decisions; they act on this one object, and keep no copies of its parts.
+This object holds the whole state. `Stepper` takes the steps, `Checkpointer` saves and restores, and `Coordinator` lets
+all ranks act on rank 0's decisions. All three work on this object, and keep no copies of its parts.
 """
 
 from __future__ import annotations
@@ -61,17 +61,17 @@ class Training:
         self.timer = PassTimer(profile, clock_of(world.device))
         self.step = StepState()
         self.advisor: Advisor | None = None
-        """Looks for a better batch size; on rank 0 alone."""
+        """Looks for a better batch size; only on rank 0."""
         self.begun = False
         """The loader is there."""
         self.on_ranks: Callable[[], None] | None = None
-        """Called where the ranks have changed in the processes, for a library that keeps their number, too."""
+        """Called after the ranks have changed in the processes, for a library that stores their number."""
         self.takes_joiners = False
-        """That library's loop can begin in mid-training."""
+        """The library's loop can begin in the middle of a training."""
         self.ends_epochs = False
-        """A library's loop can begin between an epoch's last step and what it does after it."""
+        """The library's loop can begin between an epoch's last step and the work after it (evaluation, logging)."""
         self.last_step_at = 0.0
-        """When the newest optimizer step was over; POSIX seconds, 0 before the first."""
+        """When the newest optimizer step ended; POSIX seconds, 0 before the first."""
 
     def add(self, name: str, model: TrainedModel) -> None:
         """Train a further model."""
@@ -152,13 +152,13 @@ class Training:
         return {name: part for name, part in parts.items() if part is not None}
 
     def last_attempt(self) -> LastAttempt:
-        """Where this attempt is in its search for a batch size, for the next one."""
+        """The state of this attempt's batch-size search, for the next attempt."""
         return LastAttempt(self.batch_size, self.params)
 
     # -- other ranks ------------------------------------------------------------------------------------------
 
     def agreed(self) -> dict[str, Any]:
-        """What ranks agreed on beside a checkpoint's parts, for joiners."""
+        """Values that the ranks agreed on and no checkpoint holds, for joiners."""
         return {
             "meters": [(m.meter.agreed, m.meter.sampling, m.norms.steps) for m in self.models],
             "limits": self.limits,
@@ -167,20 +167,20 @@ class Training:
         }
 
     def agree(self, told: Mapping[str, Any]) -> None:
-        """On a rank that comes in: take over what rank 0's `agreed` says."""
+        """On a joining rank: take over the values of rank 0's `agreed`."""
         for model, (agreed, sampling, steps) in zip(self.models, told["meters"], strict=True):
             model.meter.agreed, model.meter.sampling, model.norms.steps = agreed, sampling, steps
         self.limits = told["limits"]
-        # The environment of a companion job does not say. A joiner at another learning rate would train another model.
+        # The environment of a companion job lacks them. A joiner with another learning rate would train another model.
         self.adaptive = told["adaptive"]
         self.step.looped, self.step.accumulates = told["loop"]
 
     def leave_groups(self) -> None:
-        """Before the process groups end: let everything finish that runs in them."""
+        """Before the process groups end: wait for all work in them."""
         for model in self.models:
             model.leave_group()
         if self.world.device.type == "cuda":
-            # Work that is still queued in the groups' streams would be cut off with them.
+            # Otherwise work that is still queued in the groups' streams would be lost with them.
             torch.cuda.synchronize(self.world.device)
 
     def settle(self, world: World, choice: BatchChoice) -> None:

@@ -126,8 +126,8 @@ def choose(
         return choice
     if top >= limits.maximum:
         return None
-    # What lies beyond the cap may be better than what lies below it: one GPU gains nothing from twice its batch in two
-    # passes, and much from twice its batch in each of them. The way there may cost a little.
+    # Sizes beyond the cap may be better than sizes below it: one GPU gains nothing from a double batch in two passes,
+    # but much from a double batch in each pass. The sizes on the way there may cost a little.
     beyond = goodput_of(params, noise, limits).optimize(nodes, gpus)
     if int(beyond.batch_size) <= top or float(beyond.goodput) <= HYSTERESIS * now:
         return None
@@ -192,7 +192,7 @@ class Advisor:
 
     `inputs` returns the present noise and choice from plain attributes of the main thread. The result waits in
     `proposal` until the main thread takes it at a step's end. In mode `advise` the result is `advice`, and the batch
-    size stays. The thread calls `on_news` when the scheduler has to hear at once of what was measured.
+    size stays. The thread calls `on_news` when a measurement must reach the scheduler at once.
     """
 
     def __init__(
@@ -257,9 +257,9 @@ class Advisor:
                 self._pause = LAST_REFIT
 
     def _tell(self) -> None:
-        """Tell of the first fit on more GPUs, and of the first noise scale.
+        """Report the first fit on more GPUs, and the first noise scale, at once.
 
-        Both let the job grow.
+        After each of them the scheduler may let the job grow.
         """
         news = (self.explored[0], self._inputs()[0] is not None)
         if news != self._told:

@@ -1,4 +1,4 @@
-"""Knowledge across runs: which training this is, what runs measured.
+"""Share measurements between runs of the same training.
 
 A fingerprint names runs with similar step times: the same script, model and per-GPU batch range. The database adds the
 user and the GPU type. The measurements of an earlier run are the prior of this run. The prior counts where nothing is
@@ -26,13 +26,11 @@ logger = logging.getLogger("pollux")
 
 
 def fingerprint(model: Any, limits: BatchLimits, argv: list[str] | None = None) -> str:
-    """32 hexadecimal digits that name runs with alike step times.
+    """Return 32 hexadecimal digits, equal for runs with similar step times.
 
-    They are equal for runs of one script, with one model's shapes, in one range of per-GPU batches.
-
-    Similar runs share a script, the shapes of one model, and a range of per-GPU batches. The script counts by its file
-    name: users edit it, and may run it from another folder each time. Arguments do not count: their effect on step
-    times shows in the shapes, or else measured times refute the prior.
+    Such runs have the same script, the same shapes of the model and the same range of per-GPU batches. Only the file
+    name of the script counts: users edit scripts, and may run them from another folder each time. Arguments do not
+    count: if they change step times, the shapes differ, or measured times refute the prior.
     """
     script = os.path.basename((sys.argv if argv is None else argv)[0])
     facts = [script, limits.local_min, limits.local_max, list(_shapes(model))]
@@ -60,7 +58,7 @@ def gpu_type(device: Any, ticket: Ticket | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
-    """Which training this is, and who takes earlier runs' measurements."""
+    """The training's fingerprint, and the receiver of earlier measurements."""
 
     fingerprint: str
     gpu_type: str
@@ -71,7 +69,7 @@ class Introduction:
 def introduction(
     model: Any, limits: BatchLimits, profile: StepProfile, environ: Mapping[str, str] = os.environ
 ) -> Introduction | None:
-    """How a training introduces itself; what is heard goes into its profile.
+    """Return a training's introduction; the answer goes into its profile.
 
     None with `#POLLUX prior=no`.
     """

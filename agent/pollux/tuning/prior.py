@@ -35,9 +35,9 @@ class Prior:
 
     @classmethod
     def from_answer(cls, answer: Any) -> Prior | None:
-        """From what `prior_v1` answers.
+        """Read the answer of `prior_v1`.
 
-        None for an answer that is none, or makes no sense.
+        None for an empty or an impossible answer.
         """
         if not isinstance(answer, dict):
             return None
@@ -63,7 +63,7 @@ class Prior:
     def refuted(self, rows: ProfileRows) -> bool:
         """Whether measured synchronising passes contradict it.
 
-        They are judged by how far their placements reach.
+        Passes on one GPU, one node, several nodes and several racks are judged separately.
         """
         if rows.gpus.size == 0:
             return False
