@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 LuaValue = str | float | int | Sequence[str] | Sequence[int]
@@ -129,7 +129,12 @@ class Wish:
     """Whether the value is added to a comma-separated list that may have others."""
 
 
-def merged_slurm_conf(text: str, wishes: Sequence[Wish], included: str = "") -> tuple[str, list[str]]:
+def merged_slurm_conf(
+    text: str,
+    wishes: Sequence[Wish],
+    included: str = "",
+    calls: Callable[[str, str], bool] = lambda _present, _value: False,
+) -> tuple[str, list[str]]:
     """Return slurm.conf with all that is wished, and what it could not have.
 
     A list is completed on its own line. A key that is missing is added in a block at the end. A key with another value
@@ -138,6 +143,7 @@ def merged_slurm_conf(text: str, wishes: Sequence[Wish], included: str = "") -> 
     Args:
         text: slurm.conf as it is.
         included: the text of the files that slurm.conf includes; they are read, and not changed.
+        calls: whether the site's own script, or folder of scripts, calls Pollux' script already.
     """
     text = without_block(text, "#")
     missing, problems = [], []
@@ -154,7 +160,7 @@ def merged_slurm_conf(text: str, wishes: Sequence[Wish], included: str = "") -> 
             text = text[: found.end(1)] + f",{wish.value}" + text[found.end(1) :]
         elif wish.is_list:
             problems.append(f"an included file has {wish.key}={present}: add {wish.value} to the list there")
-        else:
+        elif not calls(present, wish.value):
             remedies = _OF_FOLDERS if present.endswith("*") else _REMEDIES
             problems.append(
                 remedies.get(wish.key, "{key}={present}: Pollux needs {key}={value}").format(

@@ -6,7 +6,7 @@ import grp
 import json
 import os
 import pwd
-import re
+import socket
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -169,15 +169,19 @@ def node_settings(site: Site, config: Config | None) -> Iterator[Finding]:
         )
 
 
-def gpu_devices(site: Site) -> Iterator[Finding]:
-    """Check the device files that gres.conf names on a node."""
+def gpu_devices(site: Site, names: Sequence[str] = ()) -> Iterator[Finding]:
+    """Check the device files that gres.conf names for this machine.
+
+    Args:
+        names: of this machine; by default its host name, whole and short.
+    """
     text = read_text(site.slurm_conf.with_name("gres.conf")) or ""
+    host = socket.gethostname()
+    here = frozenset(names or (host, host.partition(".")[0]))
     missing = [
         device
-        for pattern in re.findall(
-            r"^(?!\s*#).*\bName=gpu\b.*\bFile=(\S+)", text, re.MULTILINE | re.IGNORECASE
-        )
-        for device in _expanded(pattern)
+        for line in text.splitlines()
+        for device in _expanded(_gpu_files(line, here))
         if not _is_device(device)
     ]
     if missing:
@@ -188,6 +192,19 @@ def gpu_devices(site: Site) -> Iterator[Finding]:
         )
     elif text:
         yield ok("devices", "the device files of gres.conf exist, or are found by Slurm itself")
+
+
+def _gpu_files(line: str, here: frozenset[str]) -> str:
+    """Return File= of a line on GPUs; empty where it is of other nodes."""
+    words = {
+        key.lower(): value
+        for key, _, value in (word.partition("=") for word in line.partition("#")[0].split())
+    }
+    if words.get("name", "").lower() != "gpu":
+        return ""
+    # One gres.conf serves the whole cluster: a node has the lines without NodeName, and its own (gres.conf(5)).
+    mine = "nodename" not in words or not here.isdisjoint(_expanded(words["nodename"]))
+    return words.get("file", "") if mine else ""
 
 
 def _expanded(pattern: str) -> Iterator[str]:

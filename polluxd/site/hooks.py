@@ -220,7 +220,7 @@ def _slurm_conf(site: Site) -> tuple[list[FileState], list[str]]:
             f"{'is' if len(missing) == 1 else 'are'} not installed; install Slurm's Lua plugins (Debian: "
             "slurm-wlm-basic-plugins; elsewhere: Slurm built with Lua)"
         ]
-    merged, problems = merged_slurm_conf(text, slurm_conf_wishes(site), included)
+    merged, problems = merged_slurm_conf(text, slurm_conf_wishes(site), included, _calls_as_far_as_known)
     return [_as_it_is(site.slurm_conf, merged)], [f"{site.slurm_conf}: {problem}" for problem in problems]
 
 
@@ -234,6 +234,25 @@ def slurm_conf_wishes(site: Site) -> list[Wish]:
         Wish("Epilog", f"{site.hooks}/epilog"),
         Wish("TaskProlog", f"{site.hooks}/task_prolog"),
     ]
+
+
+def calls(present: str, ours: str) -> bool:
+    """Return whether a script of the site, or a folder of them, calls ours.
+
+    Raises:
+        OSError: a script cannot be read.
+    """
+    found = Path(present)
+    scripts = sorted(found.parent.glob(found.name)) if "*" in found.name else [found]
+    # Where Slurm runs a folder of scripts, one of them may be a link to ours.
+    return any(str(each.resolve()) == ours or ours in each.read_text(errors="replace") for each in scripts)
+
+
+def _calls_as_far_as_known(present: str, ours: str) -> bool:
+    try:
+        return calls(present, ours)
+    except OSError:
+        return False
 
 
 def _included(path: Path, text: str) -> str:

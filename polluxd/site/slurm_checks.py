@@ -19,7 +19,7 @@ from polluxd.slurm.rules import parse_partitions, parse_reservations
 from polluxd.slurm.scontrol import failure
 
 from .findings import Finding, fault, ok, warning
-from .hooks import Role, Site
+from .hooks import Role, Site, calls
 
 OLDEST = (22, 5)
 NEWEST = (26, 5)
@@ -225,20 +225,16 @@ def _scripts(settings: Mapping[str, str], site: Site) -> Iterator[Finding]:
                 f"{key}={ours} in {site.slurm_conf}; then restart slurmctld and slurmd",
             )
         elif ours not in found.split(","):
-            yield from _foreign_script(check, key, Path(found.split(",")[0]), ours)
+            yield from _foreign_script(check, key, found.split(",")[0], ours)
 
 
-def _foreign_script(check: str, key: str, found: Path, ours: str) -> Iterator[Finding]:
-    scripts = sorted(found.parent.glob(found.name)) if "*" in found.name else [found]
+def _foreign_script(check: str, key: str, found: str, ours: str) -> Iterator[Finding]:
     try:
-        # Where Slurm runs a folder of scripts, one of them may be a link to ours.
-        calls = any(
-            str(each.resolve()) == ours or ours in each.read_text(errors="replace") for each in scripts
-        )
+        called = calls(found, ours)
     except OSError:
         yield warning(check, f"{key} is {found}, which cannot be read here", f"see that it calls {ours}")
         return
-    if not calls:
+    if not called:
         yield fault(
             check,
             f"{key} is {found}, which does not call {ours}",

@@ -164,3 +164,22 @@ def test_an_agent_of_another_version_is_named(monkeypatch):
     monkeypatch.setattr(database_checks, "_ask", lambda *_: names)
     (finding,) = database_checks.agent_versions(None)
     assert "job 7 runs agent 0.0.9" in finding.said
+
+
+def test_a_node_needs_the_devices_of_its_own_lines_in_gres_conf_alone(tmp_path):
+    (tmp_path / "gres.conf").write_text(
+        f"""AutoDetect=off
+NodeName=gpu[01-02] Name=gpu Type=rtx File=/dev/null
+NodeName=dgx01 Name=gpu Type=a100 File={tmp_path}/nvidia[0-1] Cores=0-7
+File={tmp_path}/card NodeName=old name=gpu # Name=gpu File={tmp_path}/never
+NodeName=dgx01 Name=nic File={tmp_path}/mlx
+"""
+    )
+    site = Site(tmp_path / "slurm.conf")
+    said = {
+        name: [each.said for each in file_checks.gpu_devices(site, [name]) if each.level is Level.FAULT]
+        for name in ("gpu02", "dgx01", "old", "login")
+    }
+    assert said["gpu02"] == said["login"] == []
+    assert f"names {tmp_path}/nvidia0, {tmp_path}/nvidia1: no such" in said["dgx01"][0]
+    assert f"names {tmp_path}/card: no such" in said["old"][0]

@@ -170,3 +170,18 @@ def test_polluxds_user_must_exist(etc):
     )
     assert isinstance(done.exception, ConfigError)
     assert "useradd" in str(done.exception)
+
+
+def test_nothing_is_left_to_do_where_the_sites_own_scripts_call_those_of_pollux(etc):
+    (etc / "prolog.d").mkdir()
+    conf = f"ClusterName=main\nProlog={etc}/prolog.d/*\nEpilog={etc}/epilog\nTaskProlog={etc}/gone\n"
+    (etc / "slurm.conf").write_text(conf)
+    (etc / "prolog.d" / "10-scratch").write_text("#!/bin/sh\nexit 0\n")
+    (etc / "epilog").write_text("#!/bin/sh\nexit 0\n")
+    said = run(etc, "install", "--yes", "--role=controller")
+    assert (said.exit_code, said.output.count("to do:")) == (1, 3)
+    (etc / "prolog.d" / "50-pollux").symlink_to(etc / "pollux" / "hooks" / "prolog")
+    (etc / "epilog").write_text(f"#!/bin/sh\n{etc}/pollux/hooks/epilog\nexit 0\n")
+    (etc / "gone").write_text(f"#!/bin/sh\n{etc}/pollux/hooks/task_prolog\n")
+    assert "nothing to change" in install(etc, "--role=controller")
+    assert run(etc, "check", "--role=controller").exit_code == 0
