@@ -8,8 +8,9 @@ The paper starts every job on one GPU. Here a job that was never measured may st
 most trainings scale within a node, and every doubling costs a move. All unmeasured jobs of a user together get at most
 the user's equal share of the GPUs, because nobody has seen yet how well they use GPUs (`polluxd.trusted_reports`). A
 decision halves `start_gpus` as long as it would park a running job for such starts (`polluxd.policy.decision`). Some
-jobs must keep their GPUs and have not reported a training step yet. Their GPUs count against the share: otherwise a
-user could exceed it by submitting jobs that never report, one after another.
+jobs must keep their GPUs and have not reported a training step in their present attempt. Their GPUs count against the
+share: otherwise a user could exceed it by submitting jobs that never report, or report once and are requeued, one after
+another.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ def measured_on(job: SnapshotJob) -> int:
     return max(job.report.explored_gpus, job.report.prior_gpus) if job.report is not None else 0
 
 
-def _seen_to_train(job: SnapshotJob) -> bool:
-    return job.report is not None and job.report.first_step_at is not None
+def _seen_to_train(job: SnapshotJob, attempt: int) -> bool:
+    """Return whether this attempt, or a later one, reported a training step."""
+    report = job.report
+    return report is not None and report.attempt >= attempt and report.first_step_at is not None
 
 
 class Caps:
@@ -44,7 +47,7 @@ class Caps:
         silent = Counter[str]()
         dividing: dict[str, list[int]] = {}
         for job in domain.jobs:
-            if job.pinned and job.placement and not _seen_to_train(job):
+            if job.pinned and job.placement and not _seen_to_train(job, job.attempt):
                 silent[job.user] += job.placement.gpus
             elif not measured_on(job):
                 dividing.setdefault(job.user, []).append(job.job_id)
@@ -60,14 +63,14 @@ class Caps:
         is not preemptible, since it would keep what it starts with.
         """
         measured, spec = measured_on(job), job.spec
+        if job.attempt and not job.placement and not _seen_to_train(job, job.attempt - 1):
+            # Its last attempt held GPUs, and reported no training step on them, whatever earlier ones reported.
+            return max(spec.min_gpus, 1)
         if job.report is not None and measured:
             most = min(GROWTH * measured, job.report.most_gpus or GROWTH * measured)
             return max(most, spec.min_gpus)
         start = self._start.get(job.job_id, 1) if spec.adaptive and spec.preemptible else 1
-        if job.attempt and not job.placement and not _seen_to_train(job):
-            # It held GPUs before, and reported no training step on them.
-            start = 1
-        elif job.report is not None:
+        if job.report is not None:
             # The job has started, but has no fit, or its fit was rejected: it gets no more GPUs than before.
             start = min(start, job.report.gpus)
         return max(start, spec.min_gpus, 1)

@@ -66,7 +66,7 @@ def report(job: SimulatedJob, view: View, *, remaining: bool, types: bool = True
     if params is None:
         return None
     return Report(
-        attempt=0,
+        attempt=job.restarts,
         at=view.now,
         limits=job.app.limits,
         params=params,

@@ -82,3 +82,22 @@ def test_a_job_that_rests_after_its_move_takes_nothing_from_the_start_of_others(
     resting = job(1, placement=Placement(("n000", "n001"), 4), report=seen, started=True, pinned=True)
     (domain,) = split(snapshot(nodes(4), [resting, job(2)]))
     assert Caps(domain, PolicySettings()).of(domain.jobs[1]) == 4
+
+
+def test_a_job_that_reported_once_and_fell_silent_after_a_requeue_counts_against_the_share() -> None:
+    seen = report(explored=4, first_step_at=1.0)
+    silent = job(1, placement=Placement(("n000",), 4), report=seen, started=True, pinned=True, attempt=1)
+    trains = replace(silent, report=replace(seen, attempt=1))
+    other = job(9, user="bea")
+    for held, starts in ((silent, 2), (trains, 4)):
+        (domain,) = split(snapshot(nodes(3), [held, job(2), other]))
+        assert Caps(domain, PolicySettings()).of(domain.jobs[1]) == starts
+
+
+@pytest.mark.parametrize(("attempt", "most"), [(0, 8), (1, 8), (2, 2), (5, 2)])
+def test_a_job_starts_again_on_min_gpus_after_a_silent_attempt_whatever_earlier_ones_reported(
+    attempt: int, most: int
+) -> None:
+    requeued = job(1, JobSpec(min_gpus=2), report=report(explored=4, first_step_at=1.0), attempt=attempt)
+    (domain,) = split(snapshot(nodes(4), [requeued]))
+    assert Caps(domain, PolicySettings()).of(requeued) == most
