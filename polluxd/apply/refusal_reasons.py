@@ -8,15 +8,18 @@ from __future__ import annotations
 import re
 
 _GROUPS = (
+    # No node could ever hold the job at this size, and Slurm has taken its priority, too; or a limit per job is below it.
+    (re.compile(r"BadConstraints|(Assoc|QOS)Max(GRES|Cpu|Memory|Node)Per(Job|Node)"), "size"),
+    # What one job asks for, and what one user has, keeps nobody else out.
+    (re.compile(r"Partition(Node|Time)Limit|(Assoc|QOS)(Min|Max\w+PerJob)"), "job"),
+    (re.compile(r"(QOS)?Max\w+PerUser|AssocMaxJobs"), "user"),
     # ReqNodeNotAvail alone also stands for a node that is busy.
-    (re.compile(r"Partition(Down|Inactive|NodeLimit|TimeLimit|Config)|.*Reserved|Reservation"), "partition"),
+    (re.compile(r"Partition(Down|Inactive|Config)|.*Reserved|Reservation"), "partition"),
     (re.compile(r"Assoc|MaxJobs|Max\w+PerAccount|JobHeldAdmin"), "account"),
-    (re.compile(r"QOS|Max\w+PerUser"), "qos"),
+    (re.compile(r"QOS"), "qos"),
     (re.compile(r"Licenses"), "licenses"),
     # Fewer tasks of an array may run than its `%` says: its user has set ArrayTaskThrottle.
     (re.compile(r"JobArrayTaskLimit"), "array"),
-    # No node could ever hold the job at this size. Slurm has taken its priority, too.
-    (re.compile(r"BadConstraints"), "size"),
 )
 
 

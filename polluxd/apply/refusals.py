@@ -20,6 +20,9 @@ FIRST_S = 60.0
 LONGEST_S = 1800.0
 """The first refusal of a group of jobs holds the group's moves for 60 s; each following refusal doubles the time."""
 
+_OWN = ("job", "user")
+"""Refusals that one user's jobs alone meet. They are no trouble of the cluster: `explain` of those jobs names them."""
+
 STUCK = "stuck since "
 """What the note of a cycle begins with while Slurm refuses to start jobs; the time follows."""
 
@@ -49,8 +52,8 @@ class Refusals:
         self._throttled: dict[int, tuple[int | None, float]] = {}
         """By array: how many of its tasks Slurm lets run (None: still to be counted), and until when polluxd believes
         that."""
-        self._too_large: dict[int, tuple[int, float]] = {}
-        """By job: GPUs with which no node could ever hold it, and until when polluxd believes that."""
+        self._too_large: dict[int, tuple[int, float, str]] = {}
+        """By job: GPUs with which Slurm would never start it, until when polluxd believes that, and Slurm's reason."""
 
     def look(self, move: Move, job: SlurmJob | None, action: Action) -> None:
         """Learn whether Slurm started a job that polluxd told to start."""
@@ -72,7 +75,7 @@ class Refusals:
         key = next(key for key in _keys(job) if key[0] == name)
         known, now = self._known.get(key), self._monotonic()
         if name == "size":
-            self._too_large[job.job_id] = move.target.gpus, now + LONGEST_S
+            self._too_large[job.job_id] = move.target.gpus, now + LONGEST_S, job.reason
         if known is None:
             self._known[key] = _Refusal(job.reason, self._clock(), now + FIRST_S)
         elif now >= known.until:
@@ -123,24 +126,26 @@ class Refusals:
     def keep(self, alive: Container[int]) -> None:
         """Forget the sizes of jobs that have ended."""
         self._known = {
-            key: refusal for key, refusal in self._known.items() if key[0] != "size" or int(key[1]) in alive
+            key: refusal
+            for key, refusal in self._known.items()
+            if key[0] not in ("size", "job") or int(key[1]) in alive
         }
         self._too_large = {job_id: size for job_id, size in self._too_large.items() if job_id in alive}
 
     def lowered(self, allowed: Allowances) -> Allowances:
-        """Return the allowances without sizes that no node could hold."""
+        """Return the allowances without sizes that Slurm would never start."""
         now = self._monotonic()
         self._too_large = {job_id: size for job_id, size in self._too_large.items() if now < size[1]}
         most = dict(allowed.most)
-        for job_id, (gpus, _) in self._too_large.items():
-            rule = f"Slurm could never start it with {gpus} GPUs (BadConstraints)"
+        for job_id, (gpus, _, reason) in self._too_large.items():
+            rule = f"Slurm could never start it with {gpus} GPUs ({reason})"
             most[job_id] = min(most.get(job_id, (gpus - 1, rule)), (gpus - 1, rule))
         return replace(allowed, most=most) if self._too_large else allowed
 
     @property
     def groups(self) -> list[str]:
-        """What each group of refused jobs has in common: the name of a field."""
-        return [kind for kind, _ in self._known]
+        """What each group of several users' jobs, or a size, has in common: the name of a field."""
+        return [kind for kind, _ in self._known if kind not in _OWN]
 
     def told(self) -> str:
         """Return the text for `polluxctl status`; empty without refusals."""
@@ -149,6 +154,7 @@ class Refusals:
             + (f" of the size of job {name}" if kind == "size" else f" of {kind} {name}")
             + f" ({r.reason})"
             for (kind, name), r in sorted(self._known.items())
+            if kind not in _OWN
         )
 
 
@@ -159,5 +165,7 @@ def _keys(job: SlurmJob) -> list[tuple[str, str]]:
         ("account", job.account),
         ("qos", job.qos),
         ("licenses", licenses),
+        ("user", f"{job.user} in account {job.account} and QOS {job.qos}"),
         ("size", str(job.job_id)),
+        ("job", str(job.job_id)),
     ]

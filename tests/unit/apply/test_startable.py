@@ -10,6 +10,7 @@ import pytest
 from polluxd.apply.actions import Fail, Reach, Wait, Withdraw
 from polluxd.apply.capacity import Capacity
 from polluxd.apply.machine import next_action
+from polluxd.apply.allowances import Allowances
 from polluxd.apply.refusal_reasons import refused
 from polluxd.apply.refusals import FIRST_S, Refusals
 from polluxd.apply.startable import Standing, combined, forbids, standings
@@ -220,6 +221,48 @@ def test_jobs_that_would_meet_a_refusal_stay_and_the_pause_doubles() -> None:
     assert refusals.told() == ""
     refusals.look(configured, job(1, JobState.PENDING, reason="Resources"), refusal)
     assert refusals.told() == ""
+
+
+@pytest.mark.parametrize("reason", ["BadConstraints", "QOSMaxGRESPerJob", "QOSMaxGRESPerNode", "AssocMaxCpuPerJobLimit"])
+def test_a_job_is_tried_with_fewer_gpus_where_slurm_could_never_start_it_with_so_many(reason: str) -> None:
+    ticks = 0.0
+    refusals = Refusals(lambda: NOW, lambda: ticks)
+    waiting = job(1, JobState.PENDING, reason=reason)
+    refusals.look(move("start", Placement(), THERE, Step.CONFIGURED), waiting, Fail("x"))
+    assert set(refusals.standings((waiting, job(2)))) == {1}
+    ticks = FIRST_S
+    assert refusals.standings((waiting, job(2))) == {}
+    most, rule = refusals.lowered(Allowances()).most[1]
+    assert (most, reason in rule) == (THERE.gpus - 1, True)
+
+
+@pytest.mark.parametrize(
+    ("reason", "meet"),
+    [
+        ("QOSMaxGRESPerUser", {1, 2}),
+        ("QOSMaxMemoryPerUser", {1, 2}),
+        ("MaxJobsPerUser", {1, 2}),
+        ("AssocMaxJobsLimit", {1, 2}),
+        ("QOSMinGRES", {1}),
+        ("QOSMinCpuNotSatisfied", {1}),
+        ("AssocMaxWallDurationPerJobLimit", {1}),
+        ("PartitionNodeLimit", {1}),
+        ("PartitionTimeLimit", {1}),
+        ("PartitionDown", {1, 2, 3}),
+        ("QOSGrpGRES", {1, 2, 3}),
+        ("AssocGrpGRES", {1, 2, 3}),
+        ("MaxGRESPerAccount", {1, 2, 3}),
+    ],
+)
+def test_a_limit_on_one_job_or_user_keeps_no_other_user_out(reason: str, meet: set[int]) -> None:
+    refusals = Refusals(lambda: NOW, lambda: 0.0)
+    waiting = job(1, JobState.PENDING, reason=reason)
+    refusals.look(move("start", Placement(), THERE, Step.CONFIGURED), waiting, Fail("x"))
+    assert set(refusals.standings((waiting, job(2), job(3, user="bea")))) == meet
+    own = 3 not in meet
+    assert (refusals.told() == "", refusals.groups == []) == (own, own), "the cluster is not stuck for that"
+    refusals.keep({2, 3})
+    assert set(refusals.standings((job(2), job(3, user="bea")))) == (meet - {1})
 
 
 def test_tasks_wait_where_the_user_has_throttled_the_array() -> None:
