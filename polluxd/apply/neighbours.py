@@ -114,11 +114,13 @@ def waiting_plain_jobs(state: ClusterState) -> list[SlurmJob]:
 def _take(job: SlurmJob, state: ClusterState, free: Mapping[str, int]) -> dict[str, int]:
     """Free GPUs for the job.
 
-    They are on the nodes that Slurm plans for it, else on those with the most.
+    They are on the nodes that Slurm plans for it, else on those with the most GPUs, of the type that the job asks for.
     """
+    kinds = job.demands.gpu_types
+    others = {node.name for node in state.nodes if kinds and kinds.isdisjoint(node.gpu_type.split("+"))}
     rules = [state.rules.partitions[p].nodes for p in job.partition.split(",") if p in state.rules.partitions]
     reach = frozenset().union(*rules) if rules else frozenset(free)
-    names = job.planned_nodes or sorted(reach, key=lambda name: (-free.get(name, 0), name))
+    names = job.planned_nodes or sorted(reach - others, key=lambda name: (-free.get(name, 0), name))
     wanted, taken = _asks(job), {}
     for name in names:
         gpus = min(max(free.get(name, 0), 0), wanted, job.requested_gpus_per_node or wanted)

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from polluxd.errors import DirectiveError, SlurmGarbled
 from polluxd.model import Node
+from polluxd.slurm.gres import parse_gpus
 from polluxd.slurm.node_lists import node_names
 
 MIXED = " (polluxd places no job on one of several GPU types of a node)"
@@ -69,6 +70,16 @@ class Demands:
         if self.tmp_mb and node.tmp_mb is not None and node.tmp_mb < self.tmp_mb:
             return f"--tmp={self.tmp_mb}"
         return ""
+
+
+def of_plain_job(gres: str) -> Demands:
+    """Return what a plain job's request for GPUs tells: their type, where it names one.
+
+    Raises:
+        SlurmGarbled: the request is of an unknown form.
+    """
+    kind = parse_gpus(gres).type
+    return Demands(gpu_types=frozenset({kind})) if kind and "+" not in kind else Demands()
 
 
 @lru_cache(maxsize=65536)

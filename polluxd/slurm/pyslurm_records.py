@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from polluxd.errors import DirectiveError, SlurmGarbled
 from polluxd.model import JobState, Node
-from polluxd.slurm.demands import Demands
+from polluxd.slurm.demands import of_plain_job
 from polluxd.slurm.directives import parse_admin_comment
 from polluxd.slurm.gres import parse_gpus
 from polluxd.slurm.node_lists import index_count, node_names
@@ -213,7 +213,7 @@ def _job(record: _Job, gpus_of: Mapping[str, int]) -> SlurmJob:
         batch_host=record.batch_host or "",
         companion=directives.companion if directives else None,
         mem_per_gpu_mb=_memory_per_gpu(record, per_node, len(nodes)),
-        demands=directives.demands if directives else Demands(),
+        demands=directives.demands if directives else of_plain_job(",".join(record.gres_per_node)),
         tres=record.tres or {"gres/gpu": gpus.total(), "cpu": sum(cpus.values()), "node": len(nodes)},
         array=array,
         tasks=waiting if len(waiting) > 1 else (),

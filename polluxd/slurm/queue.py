@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from polluxd.errors import DirectiveError, SlurmGarbled
 from polluxd.model import JobState
-from polluxd.slurm.demands import Demands
+from polluxd.slurm.demands import of_plain_job
 from polluxd.slurm.directives import Directives, parse_admin_comment
 from polluxd.slurm.durations import duration
 from polluxd.slurm.gres import parse_gpus
@@ -284,7 +284,7 @@ def _job(record: Mapping[str, str]) -> tuple[SlurmJob, str, int | None]:
             priority=_number(record, "PriorityLong"),
             planned_nodes=node_names(record["SchedNodes"]) if pending else (),
             licenses=parse_requested_licenses(_text(record, "Licenses")),
-            demands=directives.demands if directives else Demands(),
+            demands=directives.demands if directives else of_plain_job(_requests(record)),
         ),
         complaint,
         held,
@@ -312,6 +312,12 @@ def _per_node(record: Mapping[str, str]) -> int | None:
     if any(_asks_gpus(record[key]) for key in ("tres-per-job", "tres-per-task", "tres-per-socket")):
         return None
     return parse_gpus(record["tres-per-node"]).count
+
+
+def _requests(record: Mapping[str, str]) -> str:
+    """All requests for GPUs, in whatever way."""
+    keys = ("tres-per-node", "tres-per-job", "tres-per-task", "tres-per-socket")
+    return ",".join(record[key] for key in keys if _asks_gpus(record[key]))
 
 
 def _in_all(record: Mapping[str, str]) -> int | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from polluxd.apply.neighbours import left_to_plain_jobs
 from polluxd.model import JobSpec, JobState, Placement, SnapshotJob
+from polluxd.slurm.demands import of_plain_job
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 from polluxd.slurm.rules import Partition, Rules
 from tests.unit.apply.test_startable import ALL, NODES, NOW, job
@@ -48,6 +51,16 @@ def test_free_gpus_are_left_to_a_plain_job_of_higher_priority() -> None:
 
 def test_two_plain_jobs_do_not_count_the_same_gpus() -> None:
     assert left(plain(8), plain(9)) == dict.fromkeys(("n1", "n2", "n3", "n4"), 4)
+
+
+def test_a_plain_job_that_asks_for_a_type_blocks_no_gpus_of_others() -> None:
+    kinds = {"n1": "a100", "n2": "t4", "n3": "a100+t4"}
+    nodes = tuple(replace(node, gpu_type=kinds.get(node.name, "")) for node in NODES)
+    asks = plain(requested_gpus_per_node=1, tres={"gres/gpu": 1}, demands=of_plain_job("gres:gpu:a100:1"))
+    held = [placed_job(1, Placement(("n1", "n3"), 4), JobSpec(min_gpus=4))]
+    state = ClusterState(NOW, nodes, (asks, ours()), rules=RULES)
+    assert left_to_plain_jobs(state, held, {}) == ({}, ()), "n2 and n4 have none of that type"
+    assert left_to_plain_jobs(state, [], {})[0].keys() <= {"n1", "n3"}
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,21 @@ def test_a_job_that_slurm_could_start_nowhere_is_not_held_by_its_user() -> None:
     assert not one(PENDING, PriorityLong="0", Reason="BadConstraints").held_by_user
 
 
+@pytest.mark.parametrize(
+    ("request_", "types"),
+    [
+        ({"tres-per-node": "gres:gpu:a100:2"}, {"a100"}),
+        ({"tres-per-node": "N/A", "tres-per-job": "gres:gpu:2080ti:2"}, {"2080ti"}),
+        ({"tres-per-node": "gres:gpu:2"}, set()),
+        ({"tres-per-node": "gres:gpu:a100:1,gres:gpu:t4:1"}, set()),
+        ({"tres-per-node": "N/A"}, set()),
+    ],
+)
+def test_the_gpu_type_that_a_plain_job_asks_for(request_: dict[str, str], types: set[str]) -> None:
+    (job,) = read(PENDING | {"admin_comment": "", **request_}).jobs
+    assert job.demands.gpu_types == types
+
+
 OTHER_VERSIONS = {
     "24.11.5": {"tres-per-node": "gres/gpu:3", "tres-per-task": "cpu=2", "PriorityLong": "1"},
     "26.05.5": {"tres-per-node": "gres/gpu:a100:3", "tres-per-task": "cpu=2", "EndTime": "NONE"},
