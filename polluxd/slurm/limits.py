@@ -48,6 +48,8 @@ class JobLimits:
     tres: Tres = field(default_factory=dict)
     wall_s: float | None = None
     """Longest time limit; None: no limit."""
+    least: Tres = field(default_factory=dict)
+    """The least that a job must ask for (MinTRES of a QOS)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +167,11 @@ def _group(fields: Mapping[str, str]) -> GroupLimits:
 
 def _per_job(fields: Mapping[str, str]) -> JobLimits:
     minutes = _number(fields.get("MaxWallPJ", ""))
-    return JobLimits(_tres(fields.get("MaxTRESPJ", ""))[0], None if minutes is None else 60.0 * minutes)
+    return JobLimits(
+        _tres(fields.get("MaxTRESPJ", ""))[0],
+        None if minutes is None else 60.0 * minutes,
+        _tres(fields.get("MinTRESPJ", ""))[0],
+    )
 
 
 def _number(text: str) -> int | None:

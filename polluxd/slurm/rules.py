@@ -41,6 +41,8 @@ class Partition:
     exclusive: bool = False
     """Jobs have their nodes to themselves (OverSubscribe=EXCLUSIVE; with ExclusiveUser=YES jobs of one user could
     share, which polluxd does not use)."""
+    min_nodes: int = 1
+    """Fewest nodes of a job."""
 
     @property
     def starts(self) -> bool:
@@ -148,6 +150,7 @@ def _partition(name: str, fields: Mapping[str, str]) -> Partition:
         "" if fields.get("QoS", "N/A") == "N/A" else fields["QoS"],
         int(_digits("PriorityTier", fields.get("PriorityTier", "1"))),
         fields.get("OverSubscribe") == "EXCLUSIVE" or fields.get("ExclusiveUser") == "YES",
+        max(int(_digits("MinNodes", fields.get("MinNodes", "1"))), 1),
     )
 
 

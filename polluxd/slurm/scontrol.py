@@ -19,6 +19,7 @@ from types import MappingProxyType
 
 from polluxd.errors import SlurmError, SlurmGarbled, SlurmRefused, SlurmUnavailable
 from polluxd.model import JobState, Node
+from polluxd.slurm.least_sizes import with_least_sizes
 from polluxd.slurm.mail import quiet_mail
 from polluxd.slurm.node_records import attribute, parse_nodes
 from polluxd.slurm.protocol import ClusterState, Geometry, SlurmJob
@@ -106,6 +107,7 @@ class ScontrolClient:
         if not shares_memory(self._rarely.configuration()):
             nodes = without_memory(nodes)
         jobs = alone_on_nodes(jobs, nodes, rules.partitions)
+        jobs = with_least_sizes(jobs, nodes, rules.partitions, limits)
         return ClusterState(
             taken_at, nodes, jobs, {**unreadable, **senseless, **unreadable_limits}, rules, limits
         )
