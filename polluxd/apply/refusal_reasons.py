@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 _GROUPS = (
-    # No node could ever hold the job at this size, and Slurm has taken its priority, too; or a limit per job is below it.
+    # No node could ever hold the job at this size (Slurm has taken its priority, too), or a limit per job is below it.
     (re.compile(r"BadConstraints|(Assoc|QOS)Max(GRES|Cpu|Memory|Node)Per(Job|Node)"), "size"),
     # What one job asks for, and what one user has, keeps nobody else out.
     (re.compile(r"Partition(Node|Time)Limit|(Assoc|QOS)(Min|Max\w+PerJob)"), "job"),

@@ -144,7 +144,10 @@ class Refusals:
 
     @property
     def groups(self) -> list[str]:
-        """What each group of several users' jobs, or a size, has in common: the name of a field."""
+        """What each group of refused jobs has in common: a field's name.
+
+        Refusals that one user's jobs alone meet are left out.
+        """
         return [kind for kind, _ in self._known if kind not in _OWN]
 
     def told(self) -> str:

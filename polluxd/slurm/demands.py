@@ -73,7 +73,7 @@ class Demands:
 
 
 def of_plain_job(gres: str) -> Demands:
-    """Return what a plain job's request for GPUs tells: their type, where it names one.
+    """Return the GPU type that a plain job asks for, where it names one.
 
     Raises:
         SlurmGarbled: the request is of an unknown form.

@@ -70,7 +70,10 @@ def _least(
 
 
 def _in_gpus(tres: str, least: int, cpus_per_gpu: int, kinds: set[str], largest: int) -> int:
-    """Return a demand on TRES as a number of GPUs; other demands are left to Slurm's refusal."""
+    """Return a demand on TRES as a number of GPUs.
+
+    1: it is on other TRES, and left to Slurm's refusal.
+    """
     if tres == "gres/gpu" or (tres.startswith("gres/gpu:") and kinds == {tres.removeprefix("gres/gpu:")}):
         return least
     if tres == "cpu":

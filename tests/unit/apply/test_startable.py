@@ -8,9 +8,9 @@ from math import inf
 import pytest
 
 from polluxd.apply.actions import Fail, Reach, Wait, Withdraw
+from polluxd.apply.allowances import Allowances
 from polluxd.apply.capacity import Capacity
 from polluxd.apply.machine import next_action
-from polluxd.apply.allowances import Allowances
 from polluxd.apply.refusal_reasons import refused
 from polluxd.apply.refusals import FIRST_S, Refusals
 from polluxd.apply.startable import Standing, combined, forbids, standings
@@ -223,7 +223,9 @@ def test_jobs_that_would_meet_a_refusal_stay_and_the_pause_doubles() -> None:
     assert refusals.told() == ""
 
 
-@pytest.mark.parametrize("reason", ["BadConstraints", "QOSMaxGRESPerJob", "QOSMaxGRESPerNode", "AssocMaxCpuPerJobLimit"])
+@pytest.mark.parametrize(
+    "reason", ["BadConstraints", "QOSMaxGRESPerJob", "QOSMaxGRESPerNode", "AssocMaxCpuPerJobLimit"]
+)
 def test_a_job_is_tried_with_fewer_gpus_where_slurm_could_never_start_it_with_so_many(reason: str) -> None:
     ticks = 0.0
     refusals = Refusals(lambda: NOW, lambda: ticks)

@@ -41,7 +41,14 @@ def least(job: SlurmJob, minimum: dict[str, int], *partitions: Partition) -> int
 
 @pytest.mark.parametrize(
     ("minimum", "gpus"),
-    [({}, 1), ({"gres/gpu": 4}, 4), ({"cpu": 7}, 4), ({"node": 2}, 9), ({"gres/gpu:t4": 4}, 1), ({"billing": 9}, 1)],
+    [
+        ({}, 1),
+        ({"gres/gpu": 4}, 4),
+        ({"cpu": 7}, 4),
+        ({"node": 2}, 9),
+        ({"gres/gpu:t4": 4}, 1),
+        ({"billing": 9}, 1),
+    ],
 )
 def test_what_a_qos_demands_at_least(minimum: dict[str, int], gpus: int) -> None:
     assert least(replace(JOB, qos="big"), minimum, Partition("main", "UP", ALL)) == gpus
@@ -57,7 +64,9 @@ def test_fewest_nodes_of_a_partition() -> None:
     wide = Partition("wide", "UP", SMALL, min_nodes=2)
     assert least(replace(JOB, partition="wide"), {}, wide) == 3
     narrow = Partition("main", "UP", SMALL)
-    assert least(replace(JOB, partition="wide,main"), {}, wide, narrow) == 1, "Slurm starts it in the other one"
+    assert least(replace(JOB, partition="wide,main"), {}, wide, narrow) == 1, (
+        "Slurm starts it in the other one"
+    )
 
 
 def test_jobs_that_cannot_have_it_stay_as_they_are() -> None:
