@@ -97,6 +97,8 @@ local function per_gpu(job)
   return {
     gpus = gpus,
     cpus = tonumber(by_tres) or cpus,
+    -- Otherwise the site's DefCpuPerGPU says how many.
+    cpus_asked = (by_tres or given(job.cpus_per_task)) ~= nil,
     -- --mem-per-gpu and --mem-per-cpu follow the size by themselves; --mem=0 means all of a node
     memory = memory and memory > 0 and math.ceil(memory / math.max(math.floor(asked / nodes), 1)) or nil,
   }
@@ -275,6 +277,9 @@ function pollux_submit(job, part_list, submit_uid)
     fields[#fields + 1] = "continue=yes"
   end
   fields[#fields + 1] = "cpus-per-gpu=" .. share.cpus
+  if share.cpus_asked then
+    fields[#fields + 1] = "cpus-asked=yes"
+  end
   if share.memory then
     fields[#fields + 1] = "mem-per-gpu=" .. share.memory
   end

@@ -238,7 +238,8 @@ def _foreign_script(check: str, key: str, found: str, ours: str) -> Iterator[Fin
         yield fault(
             check,
             f"{key} is {found}, which does not call {ours}",
-            f"call {ours} from it, with its last line `exit 0`",
+            f"call {ours} from it"
+            + (", and pass its output on" if key == "TaskProlog" else ", with its last line `exit 0`"),
         )
 
 

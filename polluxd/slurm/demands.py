@@ -40,6 +40,8 @@ class Demands:
     """Most tasks of the job's array that run at one time."""
     contiguous: bool = False
     """Its nodes follow each other in Slurm's order."""
+    cpus_asked: bool = False
+    """It asks for CPUs itself, so that the site's DefCpuPerGPU says nothing."""
 
     @property
     def of_nodes(self) -> bool:
@@ -132,7 +134,7 @@ def read_demands(values: dict[str, str]) -> Demands:
     constraint = values.get("constraint", "")
     if constraint:
         matches(constraint, frozenset())
-    for switch in ("exclusive", "contiguous"):
+    for switch in ("exclusive", "contiguous", "cpus-asked"):
         if values.get(switch, "yes") != "yes":
             raise DirectiveError(f"AdminComment: {switch} is yes, not {values[switch]!r}")
     return Demands(
@@ -146,13 +148,14 @@ def read_demands(values: dict[str, str]) -> Demands:
         tmp_mb=_count(values, "tmp", 0),
         switches=_count(values, "switches", 0),
         contiguous="contiguous" in values,
+        cpus_asked="cpus-asked" in values,
         array_limit=_count(values, "array-limit", 0) or None,
     )
 
 
 WORDS = (
     *("gpu-types", "constraint", "nodelist", "exclude", "reservation", "exclusive"),
-    *("min-cpus", "tmp", "switches", "contiguous", "array-limit"),
+    *("min-cpus", "tmp", "switches", "contiguous", "array-limit", "cpus-asked"),
 )
 
 

@@ -19,6 +19,7 @@ from types import MappingProxyType
 
 from polluxd.errors import SlurmError, SlurmGarbled, SlurmRefused, SlurmUnavailable
 from polluxd.model import JobState, Node
+from polluxd.slurm.default_cpus import with_default_cpus
 from polluxd.slurm.least_sizes import with_least_sizes
 from polluxd.slurm.mail import quiet_mail
 from polluxd.slurm.node_records import attribute, parse_nodes
@@ -104,9 +105,11 @@ class ScontrolClient:
         self._memory = {node.name: node.memory_mb for node in nodes if node.memory_mb}
         rules, senseless = self._rules()
         limits, unreadable_limits = self._rarely.limits()
-        if not shares_memory(self._rarely.configuration()):
+        configuration = self._rarely.configuration()
+        if not shares_memory(configuration):
             nodes = without_memory(nodes)
         jobs = alone_on_nodes(jobs, nodes, rules.partitions)
+        jobs = with_default_cpus(jobs, rules.partitions, configuration)
         jobs = with_least_sizes(jobs, nodes, rules.partitions, limits)
         return ClusterState(
             taken_at, nodes, jobs, {**unreadable, **senseless, **unreadable_limits}, rules, limits

@@ -81,7 +81,10 @@ def test_min_gpus_above_the_cluster_is_refused() -> None:
     ],
 )
 def test_cpus_follow_the_gpus(job: dict[str, object], cpus: int) -> None:
-    assert f"cpus-per-gpu={cpus}" in comment(submit("#POLLUX", **job)).split()
+    words = comment(submit("#POLLUX", **job)).split()
+    assert f"cpus-per-gpu={cpus}" in words
+    # Otherwise the site's DefCpuPerGPU holds.
+    assert ("cpus-asked=yes" in words) is ("cpus_per_task" in job or "cpus_per_tres" in job)
 
 
 def test_a_job_that_asks_for_no_gpu_asks_for_the_least_it_may_have() -> None:

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from polluxd.model import JobSpec, JobState, Node
+from polluxd.slurm.default_cpus import with_default_cpus
+from polluxd.slurm.demands import Demands
 from polluxd.slurm.least_sizes import with_least_sizes
 from polluxd.slurm.limits import GroupLimits, JobLimits, Limits, Qos
 from polluxd.slurm.protocol import SlurmJob
@@ -58,6 +60,20 @@ def test_what_a_qos_demands_at_least(minimum: dict[str, int], gpus: int) -> None
 
 def test_a_type_counts_where_all_gpus_have_it() -> None:
     assert least(replace(JOB, qos="big"), {"gres/gpu:t4": 4}, Partition("main", "UP", SMALL)) == 4
+
+
+def test_jobs_that_ask_for_no_cpus_have_the_sites_default() -> None:
+    def cpus(job: SlurmJob, partition: int | None, configuration: str = "") -> int:
+        known = {"main": Partition("main", "UP", ALL, cpus_per_gpu=partition)}
+        (shown,) = with_default_cpus([job], known, configuration)
+        assert shown.spec is not None
+        return shown.spec.cpus_per_gpu
+
+    everywhere = "ClusterName = x\nJobDefaults             = DefCpuPerGPU=6,DefMemPerGPU=900\nX = y\n"
+    assert [cpus(JOB, own) for own in (None, 1, 8)] == [2, 2, 8]
+    assert [cpus(JOB, own, everywhere) for own in (None, 1, 8)] == [6, 2, 8]
+    assert cpus(JOB, 8, "JobDefaults             = (null)\n") == 8
+    assert cpus(replace(JOB, demands=Demands(cpus_asked=True)), 8, everywhere) == 2
 
 
 def test_fewest_nodes_of_a_partition() -> None:
