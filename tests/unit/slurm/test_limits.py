@@ -31,8 +31,8 @@ BIG = (
     "\nQOS Records\n\nQOS=big(2) UsageRaw=0.000000 GrpJobs=7(1) GrpJobsAccrue=N(1) GrpSubmitJobs=N(2) GrpWall=N(0.00) "
     "GrpTRES=cpu=N(1),gres/gpu=N(2) GrpTRESMins=gres/gpu=1000(0) GrpTRESRunMins=gres/gpu=N(40) MaxWallPJ=100 "
     "MaxTRESPJ=gres/gpu=2 MaxTRESPN= MaxTRESMinsPJ= MinPrioThresh=  MinTRESPJ=gres/gpu=1 PreemptMode=OFF Priority=0 "
-    "Account Limits= lab={MaxJobsPA=N(1) MaxJobsAccruePA=N(1) MaxSubmitJobsPA=N(2) MaxTRESPA=cpu=N(1),gres/gpu=5(2)} User "
-    "Limits= 0={MaxJobsPU=2(1) MaxJobsAccruePU=N(1) MaxSubmitJobsPU=N(2) MaxTRESPU=cpu=N(1),gres/gpu=3(2)}\n"
+    "Account Limits= lab={MaxJobsPA=N(1) MaxJobsAccruePA=N(1) MaxSubmitJobsPA=N(2) MaxTRESPA=cpu=N(1),gres/gpu=5(2)} "
+    "User Limits= 0={MaxJobsPU=2(1) MaxJobsAccruePU=N(1) MaxSubmitJobsPU=N(2) MaxTRESPU=cpu=N(1),gres/gpu=3(2)}\n"
 )
 
 
