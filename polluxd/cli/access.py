@@ -13,6 +13,7 @@ import typer
 
 from polluxd.cli.output import PrintableConsole
 from polluxd.config import DEFAULT_PATH, Config, load_config
+from polluxd.errors import ConfigError
 from polluxd.settings import PolicySettings
 from polluxd.store import Store
 
@@ -32,6 +33,11 @@ def console() -> PrintableConsole:
 
 def configuration(config: Path | None) -> Config:
     """Read the configuration file. Raises ConfigError."""
+    if config is None and os.geteuid() != 0 and not os.access(DEFAULT_PATH, os.R_OK):
+        raise ConfigError(
+            f"this command is for administrators: {getpass.getuser()} may not read {DEFAULT_PATH}. "
+            "Every user may run `polluxctl jobs`, `top`, `explain`, `history` and `usage`"
+        )
     return load_config(config or DEFAULT_PATH)
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from polluxd.cli import access
 from polluxd.cli.job_columns import JOB_COLUMNS
 from polluxd.cli.top import SortKey
 from polluxd.errors import StoreUnavailable
@@ -243,6 +244,17 @@ def test_a_missing_configuration_is_one_line_that_names_it(polluxctl, tmp_path):
     assert said.status == 2
     assert "absent.toml" in said.err
     assert said.err.count("\n") == 1
+
+
+def test_an_ordinary_user_learns_which_commands_are_for_administrators(polluxctl, monkeypatch, tmp_path):
+    monkeypatch.delenv("POLLUXD_CONFIG", raising=False)
+    monkeypatch.setattr(access, "DEFAULT_PATH", tmp_path / "polluxd.toml")
+    monkeypatch.setattr(access.os, "geteuid", lambda: 1000)
+    said = polluxctl("moves", "1")
+    assert said.status == 2
+    assert "for administrators" in said.err
+    assert "`polluxctl jobs`" in said.err
+    assert "example-config" not in said.err
 
 
 def test_help_lists_every_command(polluxctl):
