@@ -246,13 +246,28 @@ def join(
     )
 
 
+_reserved: list[socket.socket] = []
+"""The UDP port of the newest port that `free_port` has returned."""
+
+
 def free_port() -> int:
-    """Return a TCP port of this machine on which nobody listens now."""
+    """Return a TCP port of this machine on which nobody listens now.
+
+    No other launcher chooses it while this one runs: rank 0 listens there some seconds later. This process holds the
+    UDP port of the same number, which nobody else needs.
+    """
     for port in [*random.SystemRandom().sample(range(FIRST_PORT, FIRST_PORT + PORTS), 32), 0]:
+        held = socket.socket(type=socket.SOCK_DGRAM)
         with socket.socket() as probe:
             try:
                 probe.bind(("", port))
+                chosen = int(probe.getsockname()[1])
+                held.bind(("", chosen))
             except OSError:
+                held.close()
                 continue
-            return int(probe.getsockname()[1])
+        for former in _reserved:
+            former.close()
+        _reserved[:] = [held]
+        return chosen
     raise LaunchError("no free TCP port on this node")

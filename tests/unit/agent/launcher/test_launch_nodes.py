@@ -21,6 +21,7 @@ from pollux.launcher.rank_channel import LauncherLine, open_line
 from pollux.launcher.supervisor import LaunchContext, Supervisor
 from pollux.launcher.workers import Notes
 from pollux.slurm_job.allocation import StepAllocation
+from tests.unit.agent.killing import exit_codes, forked
 from tests.unit.agent.launching import (  # noqa: F401 - fixtures among them
     in_child,
     killed,
@@ -126,6 +127,33 @@ def test_no_free_port_is_told() -> None:
         taken.listen()
         with pytest.raises(LaunchError, match="none of the ports"):
             launcher_channel.listen([taken.getsockname()[1]])
+
+
+def test_two_launchers_never_choose_the_same_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = [launcher_channel.free_port() for _ in range(3)]
+
+    class Draw:
+        """Both draw the same numbers."""
+
+        def sample(self, *_: object) -> list[int]:
+            return free
+
+    monkeypatch.setattr(launcher_channel.random, "SystemRandom", Draw)
+    read, write = os.pipe()
+    ends, end = os.pipe()
+
+    def other() -> int:
+        os.close(end)
+        os.write(write, str(launcher_channel.free_port()).encode())
+        os.read(ends, 1)  # its rank 0 has yet to listen
+        return 0
+
+    child = forked(other)
+    try:
+        assert int(os.read(read, 100)) != launcher_channel.free_port()
+    finally:
+        os.close(end)
+        assert exit_codes([child]) == [0]
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
