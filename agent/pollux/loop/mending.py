@@ -32,7 +32,7 @@ from pollux.checkpoint.checkpointer import Checkpointer
 from pollux.errors import LEFT_STATUS, PolluxAgentError, RankLost
 from pollux.launcher.rank_channel import LauncherLine
 from pollux.loop.notices import notice
-from pollux.ranks.connections import cut_groups, keep_groups
+from pollux.ranks.connections import close_groups, keep_groups, tell_peers
 from pollux.ranks.control import ControlExchange
 from pollux.ranks.handover import hand_over
 from pollux.ranks.rendezvous import leave_groups, until
@@ -49,6 +49,10 @@ LOOK = 0.1
 
 COME_WAIT = 60.0
 """Seconds, in addition to two steps, in which every remaining rank has to notice the loss."""
+
+LEAD_WAIT = 300.0
+"""Seconds for which a rank waits for a lower one that is there and does not decide. Rank 0 may be in an evaluation. One
+that hangs decides nothing."""
 
 
 class Mender:
@@ -134,19 +138,18 @@ class Mender:
             return False
         begun, world, rendezvous = time.monotonic(), self._training.world, self._groups.rendezvous
         self._present = ""
-        cut_groups()  # other ranks may still wait in them
-        keep_groups()
-        leave_groups()
+        tell_peers()  # they may still wait in a collective
         steps, local_rank = self._training.progress.optimizer_steps, os.environ.get("LOCAL_RANK", "0")
         rendezvous.tell(self._key("came", world.rank), [steps, int(local_rank), where])
         go = self._key("go", 0)
-        for lower in range(world.rank):
-            present = self._key("present", lower)
-            while rendezvous.heard(present) is not None and rendezvous.heard(go) is None:
-                time.sleep(LOOK)
-        if rendezvous.heard(go) is None:
-            rendezvous.tell(go, self._decided() or {})
+        self._await_lower(go)
         told = rendezvous.heard(go)
+        if told is None:
+            # A lower rank that was waited for in vain may decide at the same time.
+            told = rendezvous.tell_first(go, self._decided() or {})
+        close_groups()
+        keep_groups()
+        leave_groups()
         if not told:
             return False
         decision = ResizeDecision.parse(told["decision"])
@@ -163,6 +166,18 @@ class Mender:
                 f"{decision.size}, after {time.monotonic() - begun:.1f} s"
             )
         return True
+
+    def _await_lower(self, go: str) -> None:
+        """Wait until the ranks have been told to go on, or no lower one decides."""
+        rendezvous = self._groups.rendezvous
+        assert rendezvous is not None
+        for lower in range(self._training.world.rank):
+            present, end = self._key("present", lower), time.monotonic() + LEAD_WAIT
+            while rendezvous.heard(present) is not None and rendezvous.heard(go) is None:
+                if time.monotonic() >= end:
+                    logger.warning("rank %d is there and does not come", lower)
+                    break
+                time.sleep(LOOK)
 
     def _decided(self) -> dict[str, Any] | None:
         """On the lowest rank: the ranks that go on; None if one ended by itself."""

@@ -15,6 +15,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, MutableMapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -27,7 +28,7 @@ from pollux.ranks.connections import forming_groups
 from pollux.ranks.sealed import HANDSHAKE_S, NoAnswer
 from pollux.ranks.torch_internals import gloo_timeout_changes, set_group_timeout
 from pollux.ranks.value_store import ANSWER_S, VARIABLE, Client, Operation, Server, StoreAnswer, StoreRequest
-from pollux.ranks.world import CONTROL_TIMEOUT, World, backend_for, node_name, where
+from pollux.ranks.world import CONTROL_TIMEOUT, World, backend_for, node_name, own_group, where
 from pollux.slurm_job.allocation import node_address
 from pollux.slurm_job.network import interface_of
 
@@ -79,6 +80,13 @@ class Rendezvous:
     def tell(self, key: str, value: Any) -> None:
         """Leave a value (of JSON) for the others. Raises RankLost."""
         self.ask("set", [key], json.dumps(value).encode())
+
+    def tell_first(self, key: str, value: Any) -> Any:
+        """Leave a value unless there is one; return the one that stands.
+
+        Raises RankLost.
+        """
+        return _plain(self.ask("swap", [key], json.dumps(value).encode()).values[0] or b"")
 
     def hold(self, key: str) -> None:
         """Leave a value that lasts as long as this process. Raises RankLost."""
@@ -156,9 +164,10 @@ class Rendezvous:
                 self._await_all(name, size)
                 wait = CONTROL_TIMEOUT
             with forming_groups():
-                dist.init_process_group(
-                    backend or backend_for(device), store=store, rank=rank, world_size=size, timeout=wait
-                )
+                with own_group() if old.own else nullcontext():
+                    dist.init_process_group(
+                        backend or backend_for(device), store=store, rank=rank, world_size=size, timeout=wait
+                    )
                 control = dist.new_group(backend="gloo", timeout=wait) if size > 1 else None
             racks, places = where(control) if control is not None else (1, (node_name(),))
             _be_patient(device, control)

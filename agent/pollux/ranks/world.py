@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import socket
 import sys
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from pollux.errors import LaunchError, RankLost
-from pollux.ranks.connections import cut_groups, forming_groups
+from pollux.ranks.connections import close_groups, forming_groups, keep_groups, tell_peers
 from pollux.ranks.gathering import gather_values
 
 CONTROL_TIMEOUT = timedelta(minutes=30)
@@ -131,9 +133,13 @@ def own_group() -> Iterator[None]:
     with forming_groups():
         yield
     if dist.is_initialized():
-        if not _met:
-            atexit.register(_end_groups)
-        _met.append(dist.group.WORLD)
+        _end_at_exit()
+        _met.add(dist.group.WORLD)
+
+
+@functools.cache
+def _end_at_exit() -> None:
+    atexit.register(_end_groups)
 
 
 def _end_groups() -> None:
@@ -142,10 +148,13 @@ def _end_groups() -> None:
     gloo's threads may still free tensors of the last collective. Where the interpreter ends at the same time, such a
     thread aborts the process, and a training that is complete seems to have failed (pytorch issue 190489).
     """
-    # After an error, other ranks may wait for this one in a collective: the end of the process tells them.
-    if is_own() and getattr(sys, "last_value", None) is None:
-        cut_groups()
-        dist.destroy_process_group()
+    if is_own():
+        tell_peers()
+        close_groups()
+        if getattr(sys, "last_value", None) is None:
+            dist.destroy_process_group()
+        elif dist.get_backend() == dist.Backend.GLOO:
+            keep_groups()  # the interpreter would wait for a thread of gloo that waits on
 
 
 def is_own() -> bool:
@@ -153,8 +162,8 @@ def is_own() -> bool:
     return dist.is_initialized() and dist.group.WORLD in _met
 
 
-_met: list[dist.ProcessGroup | None] = []
-"""The default group that was formed in `own_group`."""
+_met: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Default groups that were formed in `own_group`; one that was left is not kept."""
 
 
 def backend_for(device: torch.device) -> str:

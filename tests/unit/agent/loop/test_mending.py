@@ -28,10 +28,12 @@ from torch.utils.data import IterableDataset, TensorDataset
 from pollux import attach
 from pollux.errors import RankLost
 from pollux.launcher.state import Graces
+from pollux.launcher.store_process import StoreProcess
 from pollux.loop import mending
 from pollux.ranks import rendezvous
 from pollux.ranks.control import Decision
 from pollux.ranks.torch_internals import gloo_timeout_changes, set_group_timeout
+from pollux.ranks.value_store import VARIABLE
 from pollux.resize.capability import ResizeCapability
 from pollux.resize.machine import ResizePhase, ResizeState
 from pollux.resize.requests import ResizeRequest
@@ -98,9 +100,20 @@ def train(folder: Path, trouble: Trouble, kind: str, passes: int) -> None:
 
 
 def run(
-    folder: Path, size: int, trouble: Trouble, *, kind: str = "map", nodes: int = 1, passes: int = 2
+    folder: Path,
+    size: int,
+    trouble: Trouble,
+    *,
+    kind: str = "map",
+    nodes: int = 1,
+    passes: int = 2,
+    **more: str,
 ) -> list[Any]:
-    """Train on forked ranks; return what each found, None of a killed one."""
+    """Train on forked ranks; return what each found, None of a killed one.
+
+    The ranks' store is in a process of its own. `more` are variables of their environment.
+    """
+    store = StoreProcess(lambda: None)
     context, port = multiprocessing.get_context("fork"), str(_free_port())
     per_node = size // nodes
     processes = []
@@ -115,6 +128,8 @@ def run(
             "GLOO_SOCKET_IFNAME": "lo",
             "SLURMD_NODENAME": f"n{rank // per_node}",
             "POLLUX_LAUNCHED_AT": repr(time.time()),
+            **store.environment,
+            **more,
         }
 
         def body(environ: dict[str, str] = environ) -> None:
@@ -130,6 +145,7 @@ def run(
     silent = [rank for rank, process in enumerate(processes) if process.is_alive()]
     for process in processes:
         process.kill()
+    store.end()
     assert not silent, f"silent: {silent}"
     paths = [folder / f"found-{rank}" for rank in range(size)]
     return [json.loads(path.read_text()) if path.exists() else None for path in paths]
@@ -208,26 +224,31 @@ def test_two_losses_one_after_the_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not gloo_timeout_changes(), reason="this gloo keeps its first timeout of half an hour")
-def test_the_others_go_on_without_a_rank_that_hangs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hangs", [2, 0])
+def test_the_others_go_on_without_a_rank_that_hangs(hangs: int, tmp_path: Path) -> None:
     """A timeout tells them; the rank that hangs leaves when it wakes up."""
+    leads, follows = sorted({0, 1, 2} - {hangs})
 
     def trouble(job: Any, step: int, where: str) -> None:
         if (step, where, job.world.size) == (5, "middle", 3):
-            if job.rank == 2:
+            if job.rank == hangs:
                 (tmp_path / "pid").write_text(str(os.getpid()))
                 os.kill(os.getpid(), signal.SIGSTOP)
-            if job.rank == 0:
+            if job.rank == leads:
                 heard, until = job.coordinator.groups.rendezvous.heard, mending.until
                 # Both that do not hang, however slow this machine is.
-                mending.until = lambda all_came, _: until(lambda: heard("came/0/1") and not all_came(), 60.0)
+                came = f"came/0/{follows}"
+                mending.until = lambda all_came, _: until(lambda: heard(came) and not all_came(), 60.0)
+                mending.LEAD_WAIT = 0.0
             set_group_timeout(timedelta(seconds=2))
         if (step, where, job.rank) == (7, "end", 0):
             os.kill(int((tmp_path / "pid").read_text()), signal.SIGCONT)
-            assert rendezvous.until((tmp_path / "found-2").exists, 60.0)
+            assert rendezvous.until((tmp_path / f"found-{hangs}").exists, 60.0)
 
     found = run(tmp_path, 3, trouble)
-    assert [rank.get("error", rank["size"]) for rank in found] == [2, 2, "SystemExit: 76"]
-    assert found[0]["weights"] == found[1]["weights"]
+    assert found[hangs]["error"] == "SystemExit: 76"
+    assert [found[rank].get("error", found[rank]["size"]) for rank in (leads, follows)] == [2, 2]
+    assert found[leads]["weights"] == found[follows]["weights"]
     assert_each_once(tmp_path)
 
 
@@ -246,7 +267,8 @@ def test_a_loss_that_cannot_be_mended_ends_all(how: str, tmp_path: Path) -> None
                 assert not job.coordinator.mend("an evaluation"), "rank 0 will not come into it"
                 raise RankLost
 
-    found = run(tmp_path, 3, trouble)
+    # Without a launcher rank 0 keeps the store.
+    found = run(tmp_path, 3, trouble, **{VARIABLE: ""} if how == "rank 0" else {})
     errors = [rank["error"].split(":")[0] for rank in found if rank is not None]
     assert errors == [RankLost.__name__] * 2
 

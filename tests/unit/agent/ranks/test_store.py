@@ -23,7 +23,7 @@ from pollux.ranks.rendezvous import Rendezvous, leave_groups
 from pollux.ranks.sealed import NoAnswer, connect
 from pollux.ranks.torch_internals import gloo_timeout_changes
 from pollux.ranks.value_store import PURPOSE, Client, StoreAnswer, StoreRequest
-from pollux.ranks.world import World, join
+from pollux.ranks.world import World, is_own, join
 
 LOCAL = {"MASTER_ADDR": "127.0.0.1"}
 
@@ -131,6 +131,7 @@ def form(size: int, *, timeout_changes: bool, late_s: float = 0.0) -> list[Any]:
         if made.rank == size - 1:
             time.sleep(late_s)
         dist.all_reduce(total)
+        assert is_own(), "the agent ends it with the process"
         leave_groups()
     return [total.item(), None if got is None else got["w"].tolist(), made.places]
 
