@@ -19,7 +19,7 @@ from polluxd.errors import ConfigError
 
 from .files import differences, read_text
 from .findings import Finding, fault, ok, warning
-from .hooks import Role, Site, wanted
+from .hooks import Role, Site, text_of_includes, wanted
 
 _HOOK_KEYS = {
     "cluster": str,
@@ -173,11 +173,11 @@ def gpu_devices(site: Site, names: Sequence[str] = ()) -> Iterator[Finding]:
     """Check the device files that gres.conf names for this machine.
 
     Args:
-        names: of this machine; by default its host name, whole and short.
+        names: host names of this machine; by default its own, whole and short.
     """
     text = read_text(site.slurm_conf.with_name("gres.conf")) or ""
     host = socket.gethostname()
-    here = frozenset(names or (host, host.partition(".")[0]))
+    here = _node_names(site, names or (host, host.partition(".")[0]))
     missing = [
         device
         for line in text.splitlines()
@@ -194,12 +194,29 @@ def gpu_devices(site: Site, names: Sequence[str] = ()) -> Iterator[Finding]:
         yield ok("devices", "the device files of gres.conf exist, or are found by Slurm itself")
 
 
+def _node_names(site: Site, hosts: Sequence[str]) -> frozenset[str]:
+    """Return the host names, and the NodeNames that slurm.conf gives them."""
+    conf = read_text(site.slurm_conf) or ""
+    found = set(hosts)
+    for line in f"{conf}\n{text_of_includes(site.slurm_conf, conf)}".splitlines():
+        words = _words(line)
+        nodes = list(_expanded(words.get("nodename", "")))
+        machines = list(_expanded(words.get("nodehostname", ""))) or nodes
+        # One NodeHostname may serve several slurmd (slurm.conf(5)).
+        machines *= len(nodes) if len(machines) == 1 else 1
+        found.update(node for node, machine in zip(nodes, machines, strict=False) if machine in hosts)
+    return frozenset(found)
+
+
+def _words(line: str) -> dict[str, str]:
+    """Return the words KEY=VALUE of a line of Slurm's configuration."""
+    words = (word.partition("=") for word in line.partition("#")[0].split())
+    return {key.lower(): value for key, _, value in words}
+
+
 def _gpu_files(line: str, here: frozenset[str]) -> str:
     """Return File= of a line on GPUs; empty where it is of other nodes."""
-    words = {
-        key.lower(): value
-        for key, _, value in (word.partition("=") for word in line.partition("#")[0].split())
-    }
+    words = _words(line)
     if words.get("name", "").lower() != "gpu":
         return ""
     # One gres.conf serves the whole cluster: a node has the lines without NodeName, and its own (gres.conf(5)).

@@ -213,7 +213,7 @@ def _slurm_conf(site: Site) -> tuple[list[FileState], list[str]]:
     text = read_text(site.slurm_conf)
     if text is None:
         raise ConfigError(f"{site.slurm_conf}: no such file: name slurm.conf with --slurm-conf")
-    included = _included(site.slurm_conf, text)
+    included = text_of_includes(site.slurm_conf, text)
     if missing := _missing_plugins(text + included):
         return [], [
             f"{site.slurm_conf} stays as it is: slurmctld would not start, since {' and '.join(missing)} "
@@ -255,7 +255,7 @@ def _calls_as_far_as_known(present: str, ours: str) -> bool:
         return False
 
 
-def _included(path: Path, text: str) -> str:
+def text_of_includes(path: Path, text: str) -> str:
     """The text of the files that slurm.conf includes.
 
     Their names are relative to its folder (slurm.conf(5)).

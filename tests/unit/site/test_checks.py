@@ -173,13 +173,18 @@ NodeName=gpu[01-02] Name=gpu Type=rtx File=/dev/null
 NodeName=dgx01 Name=gpu Type=a100 File={tmp_path}/nvidia[0-1] Cores=0-7
 File={tmp_path}/card NodeName=old name=gpu # Name=gpu File={tmp_path}/never
 NodeName=dgx01 Name=nic File={tmp_path}/mlx
+NodeName=s2 Name=gpu File={tmp_path}/shared
 """
     )
     site = Site(tmp_path / "slurm.conf")
+    site.slurm_conf.write_text("Include nodes.conf\nNodeName=s[1-2] NodeHostname=box Port=[7001-7002]\n")
+    (tmp_path / "nodes.conf").write_text("NodeName=dgx[01-02] NodeHostname=rack[1-2]\n")
     said = {
         name: [each.said for each in file_checks.gpu_devices(site, [name]) if each.level is Level.FAULT]
-        for name in ("gpu02", "dgx01", "old", "login")
+        for name in ("gpu02", "dgx01", "old", "login", "box", "rack1", "rack2")
     }
-    assert said["gpu02"] == said["login"] == []
+    assert said["gpu02"] == said["login"] == said["rack2"] == []
     assert f"names {tmp_path}/nvidia0, {tmp_path}/nvidia1: no such" in said["dgx01"][0]
+    assert said["rack1"] == said["dgx01"]
     assert f"names {tmp_path}/card: no such" in said["old"][0]
+    assert f"names {tmp_path}/shared: no such" in said["box"][0]
