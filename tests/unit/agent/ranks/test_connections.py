@@ -23,11 +23,17 @@ from pollux.ranks.rendezvous import until
 from tests.unit.agent.killing import PATIENCE, exit_codes, forked
 
 
-def leave_a_reduction(rank: int, meeting: Path) -> int:
-    """Rank 1 never comes to the reduction; rank 0 leaves the group."""
+def two_ranks(rank: int, meeting: Path) -> dist.FileStore:
+    """Form a group of two ranks, whose collectives wait for half an hour."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = dist.FileStore(str(meeting), 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(minutes=30))
+    return store
+
+
+def leave_a_reduction(rank: int, meeting: Path) -> int:
+    """Rank 1 never comes to the reduction; rank 0 leaves the group."""
+    store = two_ranks(rank, meeting)
     if rank == 1:
         store.wait(["left"])
         return 0
@@ -67,9 +73,7 @@ def test_peers_are_told_on_connections_that_stay_open() -> None:
 
 def close_a_connection_that_gloo_does_not_read(rank: int, meeting: Path) -> int:
     """Rank 0 has given up the first of two messages before it comes."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    store = dist.FileStore(str(meeting), 2)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(minutes=30))
+    store = two_ranks(rank, meeting)
     if rank == 1:
         store.wait(["posted"])
         sent = [dist.isend(torch.ones(1), dst=0, tag=tag) for tag in range(2)]
@@ -114,8 +118,10 @@ store = dist.FileStore(sys.argv[1], 2)
 with own_group():
     dist.init_process_group("gloo", store=store, rank=int(sys.argv[2]), world_size=2)
 if sys.argv[2] == "1":
+    store.set("connected", "yes")
     store.wait(["failed"])
     sys.exit(0)
+store.wait(["connected"])
 work = dist.all_reduce(torch.ones(1), async_op=True)
 raise ValueError("on purpose")
 """
