@@ -98,14 +98,15 @@ check: setup ## the fast lane (2 minutes): format, lint, types, arrows, prose, t
 	wait $$static || status=$$?; \
 	cat "$$log"; exit $$status
 
-structure: setup ## cycles, rooms, sizes, private accesses of tests; bench-out/structure.json
+structure: setup ## cycles, rooms, lines, arguments, private accesses of tests; bench-out/structure.json
 	@$(PYTHON) contrib/checks/structure.py --list
 
-lint: setup ## ruff format --check, ruff check, lint-imports, the prose check
+lint: setup ## ruff format --check, ruff check, lint-imports, the checks of prose and of structure's limits
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/lint-imports
 	@$(PYTHON) contrib/checks/prose.py
+	@$(PYTHON) contrib/checks/structure.py --check
 
 .PHONY: reference
 reference: setup ## what is generated from polluxd/settings.py: example configuration, polluxd.toml(5), docs/reference
