@@ -85,12 +85,6 @@ def number_or_text(text: str, kind: type) -> Any:
         return text
 
 
-def parse_power(text: str) -> float:
-    """Return the p of the p-mean. Raises ConfigError."""
-    power: float = checked("power", number_or_text(text.lower(), float))
-    return power
-
-
 def rows(settings: PolicySettings) -> list[dict[str, str]]:
     """Return one row per setting for `polluxctl settings get`."""
     return [
