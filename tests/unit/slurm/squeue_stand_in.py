@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from polluxd.slurm.queue import Queue, jobs_query, parse_jobs
+
 RUNNING = {
     "JobID": "7",
     "ArrayJobID": "7",
@@ -56,3 +58,8 @@ def squeue(jobs: Iterable[Mapping[str, str]], form: str) -> str:
     """The output of `SQUEUE_FORMAT2=form squeue --noheader`."""
     fields = [word.split(":", 1) for word in form.split(",")]
     return "".join("".join(job[name] + suffix for name, suffix in fields) + "\n" for job in jobs)
+
+
+def queue(*jobs: dict[str, str]) -> Queue:
+    query = jobs_query()
+    return parse_jobs(squeue(jobs, query.format), query)
