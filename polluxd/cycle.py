@@ -23,8 +23,10 @@ from polluxd.apply.stuck import stuck_moves
 from polluxd.config import Config
 from polluxd.encoding import to_json
 from polluxd.errors import LeaderLost
+from polluxd.idle_watch import INTERVALS, IdleGpus, IdleWatch, remarked
+from polluxd.idle_watch import note as idle_note
 from polluxd.metrics import Metrics
-from polluxd.metrics.cluster_view import of_cluster, of_moves, of_plan, of_reports
+from polluxd.metrics.cluster_view import of_cluster, of_idle, of_moves, of_plan, of_reports
 from polluxd.model import DaemonMode, Move, Placement, Plan, Report, Snapshot, SnapshotJob
 from polluxd.occasions import Occasions
 from polluxd.policy import Cache, decide
@@ -83,6 +85,7 @@ class Controller:
         self._trusted = TrustedReports()
         self._occasions = Occasions(reconciler, self._trusted.seen)
         self._waiting = WaitingTimes()
+        self._idle = IdleWatch(INTERVALS * config.cycle.interval_s)
 
     def step(self) -> StepResult:
         """Observe, act on the moves under way, and decide when a decision is due."""
@@ -100,6 +103,8 @@ class Controller:
         acting = self._config.mode is DaemonMode.ENFORCE
         open_moves = self._reconciler.tick(seen, reports, paused=settings.paused) if acting else 0
         self._trusted.observe(reports, _places(state, self._reconciler.moving))
+
+        self._idle.observe(state)
 
         due = self._due(state, reports)
         if due:
@@ -138,15 +143,17 @@ class Controller:
             if acting and not settings.paused:
                 begun = self._reconciler.begin(_wished(plan, snapshot, state, reports, means), moves)
                 open_moves += len(begun)
+            idle = self._idle.overdue(plan, state.taken_at) if acting and not settings.paused else []
             cycle = self._record(
                 snapshot,
-                plan,
+                remarked(plan, idle, state.taken_at),
                 note="; ".join(
                     filter(
                         None,
                         (
                             _note(self._reconciler.refusals.told(), settings.paused, state.unreadable),
                             _doubted(doubts),
+                            idle_note(idle),
                         ),
                     )
                 ),
@@ -160,7 +167,7 @@ class Controller:
             for move in begun:
                 with self._reconciler.ids.about(move):
                     log.info("job %d: %s -> %s (%s)", move.job_id, move.source, move.target, move.reason)
-            self._measure(snapshot, plan, state, reports, doubts)
+            self._measure(snapshot, plan, state, reports, doubts, idle)
             self._decided_at = self._monotonic()
             self._occasions.decided(state, reports, begun)
             if acting and not settings.paused:
@@ -174,6 +181,7 @@ class Controller:
         state: ClusterState,
         reports: Mapping[int, Report],
         doubts: Mapping[int, tuple[str, ...]],
+        idle: Sequence[IdleGpus],
     ) -> None:
         """Show the cluster as this decision saw it."""
         moves = self._store.open_moves()
@@ -184,6 +192,7 @@ class Controller:
             | of_reports(state, reports, self._store.rejected, doubts)
             | of_plan(plan, snapshot)
             | of_moves(moves, stuck, refused)
+            | of_idle(idle)
         )
 
     def _name_unreadable(self, unreadable: Mapping[str, str]) -> None:
