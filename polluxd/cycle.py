@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from polluxd import logs
 from polluxd.apply.allowances import allowances, targets
+from polluxd.apply.boots import Boots
 from polluxd.apply.companions import ClusterView
 from polluxd.apply.contention import unplaced
 from polluxd.apply.intents import Intent, intents
@@ -85,12 +86,15 @@ class Controller:
         self._trusted = TrustedReports()
         self._occasions = Occasions(reconciler, self._trusted.seen)
         self._waiting = WaitingTimes()
+        self._boots = Boots()
         self._idle = IdleWatch(INTERVALS * config.cycle.interval_s)
 
     def step(self) -> StepResult:
         """Observe, act on the moves under way, and decide when a decision is due."""
         started = time.perf_counter()
         observed_state = self._slurm.observe()
+        nodes = self._boots.observe(observed_state.nodes, observed_state.taken_at)
+        observed_state = replace(observed_state, nodes=nodes)
         self._confirm_lead()
         self._name_unreadable(observed_state.unreadable)
         seen = self._reconciler.gather(observed_state)

@@ -112,7 +112,7 @@ def free_gpus(state: ClusterState) -> Counter[str]:
         {
             node.name: max(node.gpus - node.foreign_gpus - held[node.name], 0)
             for node in state.nodes
-            if node.schedulable and node.name not in planned
+            if node.schedulable and node.power == "on" and node.name not in planned
         }
     )
 

@@ -16,7 +16,7 @@ from polluxd.model import JobState, Node
 from polluxd.slurm.gres import gpus_in_use, parse_gpus
 from polluxd.slurm.protocol import SlurmJob
 from polluxd.slurm.queue import Queue
-from polluxd.slurm.states import schedulable
+from polluxd.slurm.states import power, schedulable
 
 _NAME = re.compile(r"NodeName=([^\s,\[\]]+)\s")
 _ADMINISTRATORS = re.compile(r"\s(?:Comment|Extra|Reason)=")
@@ -86,6 +86,7 @@ def _node(name: str, line: str) -> tuple[Node, int, int, int]:
         features=frozenset(f for f in fields.get("ActiveFeatures", "(null)").split(",") if f != "(null)"),
         tmp_mb=_number(fields, "TmpDisk") if "TmpDisk" in fields else None,
         memory_mb=max(_number(fields, "RealMemory", 0) - _number(fields, "MemSpecLimit", 0), 0),
+        power=power(fields["State"]),
     )
     gpus_used = gpus_in_use(fields.get("GresUsed", ""), gpus.count)
     return node, gpus_used, _number(fields, "CPUAlloc", 0), _number(fields, "AllocMem", 0)
