@@ -23,7 +23,6 @@ ELSEWHERE = {
     "contrib/demo": "demo",
     "contrib/chaos": "chaos",
     "contrib/checks": "checks",
-    "contrib/mutation": "checks",
     "agent/pollux/goodput.py": "goodput",
     "agent/pollux/parameters.py": "goodput",
     "agent/pollux/fit.py": "goodput",

@@ -1,8 +1,9 @@
 """Measure how tangled the code is, and write bench-out/structure.json.
 
-    python contrib/checks/structure.py [--json FILE] [--list]
+    python contrib/checks/structure.py [--json FILE] [--list] [--check]
 
-`polluxd` and `agent/pollux` are measured together, from the syntax tree; nothing is imported.
+`polluxd` and `agent/pollux` are measured together, from the syntax tree; nothing is imported. `--check` (`make lint`)
+fails where a figure is above its limit in `limits.json`. A limit may only fall: `--lower` writes what was reached.
 
 cycles                 groups of modules that import each other, directly or through others. An import counts wherever
                        it stands: in a function, or under TYPE_CHECKING.
@@ -12,6 +13,11 @@ private_test_accesses  in tests: `other._name`, and constants of modules that a 
 longest_module         lines
 max_constructor_args   arguments of an `__init__` besides self; records (dataclasses, pydantic models) do not count
 duplicate_names        names that two classes, or two modules, share; `ONE_MEANING` names the exceptions
+lines_product          lines of `polluxd` and `agent/pollux`
+lines_tests            lines of `tests`
+lines_launcher_and_ranks  lines of these two rooms of the agent
+flat_modules           modules of `polluxd` that lie in no room
+max_arguments          arguments of a function besides self and cls
 """
 
 from __future__ import annotations
@@ -19,6 +25,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +33,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (ROOT / "polluxd", ROOT / "agent" / "pollux")
 TESTS = ROOT / "tests"
+LIMITS = Path(__file__).with_name("limits.json")
 # Module names with one meaning in several rooms: the errors of a distribution, the fake of a protocol, the state
 # machine of a room.
 ONE_MEANING = {"errors", "fake", "machine"}
@@ -130,6 +138,15 @@ def constructors(tree: ast.AST) -> Iterator[tuple[int, str]]:
                     yield len(given.posonlyargs + given.args + given.kwonlyargs) - 1, node.name
 
 
+def functions(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield each function: its arguments besides self and cls, its name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            given = node.args
+            names = [each.arg for each in given.posonlyargs + given.args + given.kwonlyargs]
+            yield len(names) - (names[:1] in (["self"], ["cls"])), node.name
+
+
 def duplicates(known: dict[str, Path]) -> dict[str, list[str]]:
     """Map each name of several classes, or of several modules, to its owners.
 
@@ -146,10 +163,28 @@ def duplicates(known: dict[str, Path]) -> dict[str, list[str]]:
     return {name: owners for name, owners in named if len(owners) > 1}
 
 
+def lines(folder: Path) -> int:
+    """Count the lines of the Python files in a folder."""
+    return sum(len(path.read_text().splitlines()) for path in folder.rglob("*.py"))
+
+
+def exceeded(figures: dict[str, int], limits: dict[str, int]) -> list[str]:
+    """Return a message for each figure above its limit."""
+    return [
+        f"{name} is {figures[name]}, at most {limit} (contrib/checks/limits.json): take something away"
+        for name, limit in limits.items()
+        if figures[name] > limit
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure how tangled the code is.")
     parser.add_argument("--json", type=Path, default=ROOT / "bench-out" / "structure.json")
     parser.add_argument("--list", action="store_true", help="also name the worst places")
+    parser.add_argument("--check", action="store_true", help="fail where a figure is above its limit")
+    parser.add_argument(
+        "--lower", action="store_true", help="lower each limit to the figure that was reached"
+    )
     arguments = parser.parse_args()
 
     known = modules()
@@ -161,6 +196,9 @@ def main() -> None:
     lengths = {name: len(path.read_text().splitlines()) for name, path in known.items()}
     built = sorted(
         (count, f"{name}.{owner}") for name, tree in trees.items() for count, owner in constructors(tree)
+    )
+    called = sorted(
+        (count, f"{name}.{owner}") for name, tree in trees.items() for count, owner in functions(tree)
     )
     private = {path: private_accesses(ast.parse(path.read_text())) for path in sorted(TESTS.rglob("*.py"))}
 
@@ -174,7 +212,22 @@ def main() -> None:
         "longest_module": max(lengths.values()),
         "max_constructor_args": built[-1][0],
         "duplicate_names": len(shared),
+        "lines_product": sum(lengths.values()),
+        "lines_tests": lines(TESTS),
+        "lines_launcher_and_ranks": sum(
+            lines(ROOT / "agent" / "pollux" / room) for room in ("launcher", "ranks")
+        ),
+        "flat_modules": rooms["polluxd"],
+        "max_arguments": called[-1][0],
     }
+    limits = json.loads(LIMITS.read_text())
+    if arguments.lower:
+        limits = {name: min(limit, figures[name]) for name, limit in limits.items()}
+        LIMITS.write_text(json.dumps(limits, indent=2) + "\n")
+    if arguments.check:
+        above = exceeded(figures, limits)
+        print(*above, sep="\n", end="\n" if above else "")
+        sys.exit(bool(above))
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
     print(json.dumps(figures, indent=2))
@@ -183,6 +236,8 @@ def main() -> None:
             print("cycle:", " ".join(circle))
         for count, owner in built[-10:]:
             print(f"constructor: {count:3} {owner}")
+        for count, owner in called[-5:]:
+            print(f"function: {count:3} arguments {owner}")
         for name in sorted(lengths, key=lengths.__getitem__)[-10:]:
             print(f"module: {lengths[name]:4} lines {name}")
         for folder, count in rooms.most_common(5):

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from polluxd.policy import decide
-from polluxd.policy.reference import genetic
 from polluxd.settings import PolicySettings
+from tests.benchmarks import genetic
 from tests.unit.policy.scenarios import applied, job, node, nodes, random_snapshot, report, snapshot
 
 
