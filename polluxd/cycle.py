@@ -24,10 +24,10 @@ from polluxd.apply.stuck import stuck_moves
 from polluxd.config import Config
 from polluxd.encoding import to_json
 from polluxd.errors import LeaderLost
-from polluxd.idle_watch import INTERVALS, IdleGpus, IdleWatch, remarked
-from polluxd.idle_watch import note as idle_note
 from polluxd.metrics import Metrics
 from polluxd.metrics.cluster_view import of_cluster, of_idle, of_moves, of_plan, of_reports
+from polluxd.metrics.idle_watch import INTERVALS, IdleGpus, IdleWatch, remarked
+from polluxd.metrics.idle_watch import note as idle_note
 from polluxd.model import DaemonMode, Move, Placement, Plan, Report, Snapshot, SnapshotJob
 from polluxd.occasions import Occasions
 from polluxd.policy import Cache, decide

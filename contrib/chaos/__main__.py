@@ -21,7 +21,7 @@ from typing import Any
 
 from contrib.devcluster import DevCluster
 from polluxd.errors import SlurmError
-from polluxd.idle_watch import PREFIX as IDLE
+from polluxd.metrics.idle_watch import PREFIX as IDLE
 from polluxd.model import JobState, Step
 from polluxd.slurm.protocol import SlurmJob
 from polluxd.slurm.scontrol import ScontrolClient

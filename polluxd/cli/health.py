@@ -10,7 +10,7 @@ from typing import Any
 
 from polluxd.apply.refusals import STUCK
 from polluxd.apply.stuck import in_step_since, stuck_moves
-from polluxd.idle_watch import PREFIX as IDLE
+from polluxd.metrics.idle_watch import PREFIX as IDLE
 from polluxd.model import Move
 from polluxd.settings import CycleSettings, MoveSettings
 
