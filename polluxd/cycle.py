@@ -17,6 +17,8 @@ from polluxd.apply.allowances import allowances, targets
 from polluxd.apply.boots import Boots
 from polluxd.apply.companions import ClusterView
 from polluxd.apply.contention import unplaced
+from polluxd.apply.idle_watch import INTERVALS, IdleGpus, IdleWatch, remarked
+from polluxd.apply.idle_watch import note as idle_note
 from polluxd.apply.intents import Intent, intents
 from polluxd.apply.paths import PathOptions, choose, failed_paths
 from polluxd.apply.reconciler import Reconciler
@@ -26,8 +28,6 @@ from polluxd.encoding import to_json
 from polluxd.errors import LeaderLost
 from polluxd.metrics import Metrics
 from polluxd.metrics.cluster_view import of_cluster, of_idle, of_moves, of_plan, of_reports
-from polluxd.metrics.idle_watch import INTERVALS, IdleGpus, IdleWatch, remarked
-from polluxd.metrics.idle_watch import note as idle_note
 from polluxd.model import DaemonMode, Move, Placement, Plan, Report, Snapshot, SnapshotJob
 from polluxd.occasions import Occasions
 from polluxd.policy import Cache, decide

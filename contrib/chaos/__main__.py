@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from contrib.devcluster import DevCluster
+from polluxd.apply.idle_watch import PREFIX as IDLE
 from polluxd.errors import SlurmError
-from polluxd.metrics.idle_watch import PREFIX as IDLE
 from polluxd.model import JobState, Step
 from polluxd.slurm.protocol import SlurmJob
 from polluxd.slurm.scontrol import ScontrolClient

@@ -13,9 +13,9 @@ from statistics import median
 from typing import Any
 
 from contrib.devcluster import DevCluster, write_configuration
+from polluxd.apply.idle_watch import PREFIX as IDLE
 from polluxd.cli.table_rows import job_rows
 from polluxd.errors import PolluxError
-from polluxd.metrics.idle_watch import PREFIX as IDLE
 from polluxd.store import Store
 
 from .run import RunFailedError, stop_child, tail
