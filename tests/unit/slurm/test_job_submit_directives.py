@@ -259,7 +259,8 @@ def test_a_wrong_option_is_refused_by_the_name_of_its_source(text: str, said: st
 
 
 @pytest.mark.parametrize(
-    "types", ["a" * 65, ",".join(f"{letter}{'a' * 63}" for letter in "abcdefgh"), ",".join("abcdefghijklmnopq")]
+    "types",
+    ["a" * 65, ",".join(f"{letter}{'a' * 63}" for letter in "abcdefgh"), ",".join("abcdefghijklmnopq")],
 )
 def test_gpu_types_have_an_end(types: str) -> None:
     assert "bad value" in refused(submit(f"#POLLUX gpu-types={types}"))

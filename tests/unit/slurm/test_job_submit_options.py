@@ -219,9 +219,18 @@ def test_the_comment_tells_of_the_lease_where_the_user_gave_none() -> None:
 @pytest.mark.parametrize(
     ("job", "complaint"),
     [
-        ({"array_inx": "0-1%999999999999"}, "--array cannot be used by a Pollux job in this form: the number is above"),
-        ({"pn_min_tmp_disk": 4_000_000_000}, "--tmp cannot be used by a Pollux job in this form: the number is above"),
-        ({"req_switch": 4_000_000_000}, "--switches cannot be used by a Pollux job in this form: the number is above"),
+        (
+            {"array_inx": "0-1%999999999999"},
+            "--array cannot be used by a Pollux job in this form: the number is above",
+        ),
+        (
+            {"pn_min_tmp_disk": 4_000_000_000},
+            "--tmp cannot be used by a Pollux job in this form: the number is above",
+        ),
+        (
+            {"req_switch": 4_000_000_000},
+            "--switches cannot be used by a Pollux job in this form: the number is above",
+        ),
         ({"min_mem_per_node": 10**12}, "MB of memory per node: ask for less"),
         ({"cpus_per_tres": "gpu:99999999999999999999999"}, "CPUs per GPU"),
         ({"num_tasks": 4_000_000_000, "cpus_per_task": 60000}, "CPUs per GPU"),
@@ -235,7 +244,12 @@ def test_what_polluxd_could_not_read_is_refused(job: dict[str, object], complain
 
 
 def test_an_admin_comment_has_at_most_2_kib() -> None:
-    longest = {"features": "f" * 512, "req_nodes": "n" * 512, "exc_nodes": "n" * 512, "reservation": "r" * 400}
+    longest = {
+        "features": "f" * 512,
+        "req_nodes": "n" * 512,
+        "exc_nodes": "n" * 512,
+        "reservation": "r" * 400,
+    }
     assert "at most 2048 are allowed: shorten" in refused(submit("#POLLUX gpu-types=" + "a" * 64, **longest))
     kept = submit("#POLLUX gpu-types=" + "a" * 64, **longest | {"reservation": "r" * 200})
     assert kept.admin_comment is not None
