@@ -8,8 +8,8 @@ A job holds on each of its nodes the GPUs that it asked for per node: Slurm gran
 shows the allocation itself; `node_records.attribute` works it out for jobs that asked in another way.
 
 The submission hook bounds each text of a user, at a submission and at an update, so a record has a few KiB. It does not
-bound the list of jobs that a job waits for, of which squeue is asked for the first letter. Other fields have no width:
-squeue fills each up to its width with blanks.
+bound the list of jobs that a job waits for: polluxd asks for the first letter of this list. Other fields have no width,
+because squeue fills a field up to its width with blanks.
 
 Call squeue with SLURM_TIME_FORMAT=%s: times are then POSIX timestamps. Call it with --array: each task of a
 job array is then one record, and tasks that Slurm itself still keeps in one record have the same JobID.

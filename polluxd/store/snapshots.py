@@ -1,7 +1,7 @@
-"""Keep the snapshot that a cycle decided on, where the database takes it.
+"""Keep the snapshot that a cycle decided on.
 
 Its size and its text depend on users. So it is written after the cycle, in a transaction of its own: the cycle's
-transaction holds the leader's row, and the lease could not be renewed meanwhile.
+transaction holds the leader's row, and the lease could not be renewed during the write.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ log = logging.getLogger(__name__)
 def keep_snapshot(
     transaction: Callable[[], AbstractContextManager[QueryRunner]], cycle_id: int, text: str
 ) -> None:
-    """Add a snapshot to its cycle; log why where that fails. Raises no StoreError."""
+    """Add a snapshot to its cycle, or log why that fails.
+
+    Raises no StoreError.
+    """
     try:
         with transaction() as run:
             run("record_snapshot", cycle_id=cycle_id, snapshot=text)
