@@ -57,7 +57,7 @@ local function given(value)
   return value
 end
 
--- Nil for memory that is left unset. It has 64 bits, and Lua sees its NO_VAL as a large float.
+-- Nil for memory that is unset. It has 64 bits, and Lua sees its NO_VAL as a large float.
 local function given_memory(value)
   return given(value) and value < 2 ^ 62 and value or nil
 end
