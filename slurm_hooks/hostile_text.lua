@@ -15,8 +15,7 @@ POLLUX_SCRIPT_BYTES = 65536
 -- The part of a text that a message repeats [bytes].
 local QUOTED_BYTES = 200
 
--- The longest texts [bytes]. Slurm has the same bounds at a submission, which it applies after the hook, and none at an
--- update. Each: the fields, the bound, whether control characters are refused, and whether names of fields are.
+-- The longest texts [bytes]. Slurm has the same bounds, and applies them after the hook. Each: the fields, the bound, whether control characters are refused, and whether names of fields are.
 local TEXTS = {
   { { "name", "comment", "wckey" }, 1024, true, true },
   { { "work_dir", "std_in", "std_out", "std_err" }, 4096, true, false },

@@ -7,8 +7,8 @@ read, so nothing that a user wrote can end a field or a record.
 A job holds on each of its nodes the GPUs that it asked for per node: Slurm grants exactly these. No version of squeue
 shows the allocation itself; `node_records.attribute` works it out for jobs that asked in another way.
 
-The submission hook bounds each text of a user, at a submission and at an update, so a record has a few KiB. It does not
-bound the list of jobs that a job waits for: polluxd asks for the first letter of this list. Other fields have no width,
+Slurm bounds each text of a user (1,024 bytes; the submission hook bounds AdminComment), so a record has a few KiB. The
+list of jobs that a job waits for has no such bound: polluxd asks for its first letter. Other fields have no width,
 because squeue fills a field up to its width with blanks.
 
 Call squeue with SLURM_TIME_FORMAT=%s: times are then POSIX timestamps. Call it with --array: each task of a

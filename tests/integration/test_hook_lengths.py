@@ -78,12 +78,20 @@ def test_directives_of_the_environment_have_a_bound(user: User) -> None:
 
 
 def test_an_update_makes_no_record_longer(user: User) -> None:
-    # Slurm itself has no bound here, and takes this request for one GPU, said 5,000 times.
+    # Of squeue's fields only AdminComment and Dependency may be longer than Slurm's own bound.
     job = user.submit("", "--ntasks=1", "--gres=gpu:1")
-    request = "TresPerNode=" + ",".join(["gres:gpu:1"] * 5000)
-    assert user.run("scontrol", "update", f"JobId={job}", request).returncode != 0
-    shown = user.run("squeue", "--noheader", f"--jobs={job}", SQUEUE_FORMAT2="tres-per-node:.").stdout
-    assert len(shown) < 100
+    long = "n" * 5000
+    requests = ",".join(["gres:gpu:1"] * 500)
+    updates = (
+        *(f"TresPerNode={requests}", f"TresPerJob={requests}", f"Licenses={','.join(['matlab:1'] * 500)}"),
+        *(f"Partition={','.join(['pollux'] * 500)}", f"Account={long}", f"QOS={long}", f"JobName={long}"),
+    )
+    accepted = [u[:40] for u in updates if user.run("scontrol", "update", f"JobId={job}", u).returncode == 0]
+    assert accepted == []
+    form = jobs_query().format
+    assert (
+        len(user.run("squeue", "--noheader", f"--jobs={job}", SQUEUE_FORMAT2=form).stdout) < MOST_OF_A_RECORD
+    )
 
 
 def test_lists_of_dependencies_are_not_printed_and_still_known(user: User) -> None:
