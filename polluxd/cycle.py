@@ -10,12 +10,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from polluxd import logs
 from polluxd.apply.allowances import allowances, targets
+from polluxd.apply.boots import Boots
 from polluxd.apply.companions import ClusterView
 from polluxd.apply.contention import unplaced
+from polluxd.apply.idle_watch import INTERVALS, IdleGpus, IdleWatch, remarked
+from polluxd.apply.idle_watch import note as idle_note
 from polluxd.apply.intents import Intent, intents
 from polluxd.apply.paths import PathOptions, choose, failed_paths
 from polluxd.apply.reconciler import Reconciler
@@ -24,7 +27,7 @@ from polluxd.config import Config
 from polluxd.encoding import to_json
 from polluxd.errors import LeaderLost
 from polluxd.metrics import Metrics
-from polluxd.metrics.cluster_view import of_cluster, of_moves, of_plan, of_reports
+from polluxd.metrics.cluster_view import of_cluster, of_idle, of_moves, of_plan, of_reports
 from polluxd.model import DaemonMode, Move, Placement, Plan, Report, Snapshot, SnapshotJob
 from polluxd.occasions import Occasions
 from polluxd.policy import Cache, decide
@@ -83,11 +86,15 @@ class Controller:
         self._trusted = TrustedReports()
         self._occasions = Occasions(reconciler, self._trusted.seen)
         self._waiting = WaitingTimes()
+        self._boots = Boots()
+        self._idle = IdleWatch(INTERVALS * config.cycle.interval_s)
 
     def step(self) -> StepResult:
         """Observe, act on the moves under way, and decide when a decision is due."""
         started = time.perf_counter()
         observed_state = self._slurm.observe()
+        nodes = self._boots.observe(observed_state.nodes, observed_state.taken_at)
+        observed_state = replace(observed_state, nodes=nodes)
         self._confirm_lead()
         self._name_unreadable(observed_state.unreadable)
         seen = self._reconciler.gather(observed_state)
@@ -100,6 +107,8 @@ class Controller:
         acting = self._config.mode is DaemonMode.ENFORCE
         open_moves = self._reconciler.tick(seen, reports, paused=settings.paused) if acting else 0
         self._trusted.observe(reports, _places(state, self._reconciler.moving))
+
+        self._idle.observe(state)
 
         due = self._due(state, reports)
         if due:
@@ -138,15 +147,17 @@ class Controller:
             if acting and not settings.paused:
                 begun = self._reconciler.begin(_wished(plan, snapshot, state, reports, means), moves)
                 open_moves += len(begun)
+            idle = self._idle.overdue(plan, state.taken_at) if acting and not settings.paused else []
             cycle = self._record(
                 snapshot,
-                plan,
+                remarked(plan, idle, state.taken_at),
                 note="; ".join(
                     filter(
                         None,
                         (
                             _note(self._reconciler.refusals.told(), settings.paused, state.unreadable),
                             _doubted(doubts),
+                            idle_note(idle),
                         ),
                     )
                 ),
@@ -160,7 +171,7 @@ class Controller:
             for move in begun:
                 with self._reconciler.ids.about(move):
                     log.info("job %d: %s -> %s (%s)", move.job_id, move.source, move.target, move.reason)
-            self._measure(snapshot, plan, state, reports, doubts)
+            self._measure(snapshot, plan, state, reports, doubts, idle)
             self._decided_at = self._monotonic()
             self._occasions.decided(state, reports, begun)
             if acting and not settings.paused:
@@ -174,6 +185,7 @@ class Controller:
         state: ClusterState,
         reports: Mapping[int, Report],
         doubts: Mapping[int, tuple[str, ...]],
+        idle: Sequence[IdleGpus],
     ) -> None:
         """Show the cluster as this decision saw it."""
         moves = self._store.open_moves()
@@ -184,6 +196,7 @@ class Controller:
             | of_reports(state, reports, self._store.rejected, doubts)
             | of_plan(plan, snapshot)
             | of_moves(moves, stuck, refused)
+            | of_idle(idle)
         )
 
     def _name_unreadable(self, unreadable: Mapping[str, str]) -> None:

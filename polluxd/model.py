@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 from pollux.parameters import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.explanation import Explanation
@@ -41,6 +42,11 @@ class JobState(StrEnum):
         return self in (JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED)
 
 
+Power = Literal["on", "booting", "off"]
+"""Whether Slurm keeps a node powered (power saving, cloud nodes). Slurm boots a node that is off for a job that is
+placed there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """A compute node as the policy sees it."""
@@ -66,6 +72,7 @@ class Node:
     memory_mb: int = 0
     """Memory that Slurm gives to jobs here; 0: it sets no limit, or is not known."""
     foreign_memory_mb: int = 0
+    power: Power = "on"
 
     @property
     def capacity(self) -> int:

@@ -21,6 +21,7 @@ from pathlib import Path
 from contrib.devcluster import DevClusterError
 from contrib.sites.cases import CASES, Case
 from contrib.sites.place import Place, place
+from polluxd.apply.idle_watch import PREFIX as IDLE
 from polluxd.printable import printable
 
 _DISTURBED_AFTER_S = 6.0
@@ -69,6 +70,9 @@ def row_of(case: Case, site: Place, disturb: Callable[[Place], None]) -> dict[st
     idle = site.idle.measured
     if idle.longest_s > _LONGEST_IDLE_S:
         wrong.append(f"GPUs that a job could use were idle for {idle.longest_s:.0f} s")
+    watched = [c.note for c in site.store.cycles_between(started, time.time()) if IDLE in c.note]
+    if watched:
+        wrong.append(f"polluxd's own watch: {watched[-1]}")
     if wrong:
         told, result = "; ".join([told, *wrong]), "failed"
     moves = [move for job_id in site.jobs_of_case for move in site.moves(job_id)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from time import strptime
 from typing import Any
 
+from polluxd.apply.idle_watch import PREFIX as IDLE
 from polluxd.apply.refusals import STUCK
 from polluxd.apply.stuck import in_step_since, stuck_moves
 from polluxd.model import Move
@@ -23,13 +24,14 @@ INTERVALS = 3
 class Health:
     """Whether polluxd works, and since when it does not.
 
-    Exit status 0: it works. 1: it does not decide. 2: a move is stuck, or Slurm refuses to start jobs.
+    Exit status 0: it works. 1: it does not decide. 2: a move is stuck, Slurm refuses to start jobs, decisions take
+    longer than the interval, or GPUs idle beside a job that may use them.
     """
 
     exit_status: int
     message: str
     stuck_since: float | None = None
-    """When the oldest stuck move entered its step, or Slurm first refused."""
+    """When the oldest stuck move entered its step, Slurm first refused, or the GPUs became idle."""
 
 
 def health(
@@ -60,4 +62,15 @@ def health(
     if refusal.startswith(STUCK):
         since_text = refusal.removeprefix(STUCK)[: len("2027-01-15 08:00:00")]
         return Health(2, refusal, timegm(strptime(since_text, "%Y-%m-%d %H:%M:%S")))
+    took = sum(dict(status.get("durations") or {}).values())
+    if took > cycle.interval_s:
+        return Health(
+            2,
+            f"the last decision took {duration(took)}, longer than cycle.interval_s ({duration(cycle.interval_s)}): "
+            "raise the interval, or look at polluxd's log for what is slow",
+        )
+    idle = next((part for part in str(status.get("note") or "").split("; ") if part.startswith(IDLE)), "")
+    if idle:
+        since_text = idle.removeprefix(IDLE)[: len("2027-01-15 08:00:00")]
+        return Health(2, idle, timegm(strptime(since_text, "%Y-%m-%d %H:%M:%S")))
     return Health(0, "ok")

@@ -22,7 +22,8 @@ _NAMED = 5
 def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Show who leads and when polluxd last decided.
 
-    Exit status: 0 polluxd works, 1 it does not decide, 2 a move is stuck.
+    Exit status: 0 polluxd works, 1 it does not decide, 2 something is stuck, or GPUs idle beside a job that may
+    use them.
     """
     store, loaded = access.open_store(config)[0], access.configuration(config)
     found = {**status_row(store), "silent": silent_rows(store)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from polluxd.apply.idle_watch import IdleGpus
 from polluxd.model import JobState, Move, Plan, Report, Snapshot
 from polluxd.slurm.protocol import ClusterState
 
@@ -84,3 +85,9 @@ def of_moves(moves: Sequence[Move], stuck: Sequence[Move], refused: Iterable[str
     reasons = Counter(refused)
     reasons["move"] = len(stuck)
     return {"polluxd_open_moves": Counter(move.step.value for move in moves), "polluxd_stuck": reasons}
+
+
+def of_idle(idle: Sequence[IdleGpus]) -> Values:
+    """Count the jobs that wait beside idle GPUs which they may use."""
+    waiting = Counter("explained" if one.stated else "unexplained" for one in idle)
+    return {"polluxd_jobs_beside_idle_gpus": waiting}

@@ -89,6 +89,12 @@ CLUSTER_GAUGES: Mapping[str, ClusterGauge] = {
         "reason",
         ("move", "partition", "account", "qos", "licenses", "size"),
     ),
+    "polluxd_jobs_beside_idle_gpus": ClusterGauge(
+        "Waiting Pollux jobs that could have started for five decision intervals on GPUs that nobody holds, by whether "
+        "polluxd's reason (a rule, a limit, a move) explains it.",
+        "reason",
+        ("explained", "unexplained"),
+    ),
     "polluxd_paused": ClusterGauge("1 while `polluxctl pause` is in force."),
     "polluxd_fitness": ClusterGauge(
         "Value of the objective in the newest plan.", "objective", ("fair-share", "completion-time")

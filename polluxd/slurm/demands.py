@@ -15,6 +15,12 @@ from polluxd.slurm.gres import parse_gpus
 from polluxd.slurm.node_lists import node_names
 
 MIXED = " (polluxd places no job on one of several GPU types of a node)"
+_MOST_TYPES = 16
+_LONGEST_TYPE = 64
+_LONGEST_TYPES = 512
+"""Characters, as the hook has it."""
+_SHOWN = 80
+"""Characters of a user's text that a reason repeats."""
 _NAME = r"[\w.:+-]+"
 _TOKEN = re.compile(rf"{_NAME}|[&|()]")
 
@@ -60,13 +66,13 @@ class Demands:
         """Return the option that leaves the node out; empty where none does."""
         if self.gpu_types and node.gpu_type not in self.gpu_types:
             mixed = not self.gpu_types.isdisjoint(node.gpu_type.split("+"))
-            return f"gpu-types={','.join(sorted(self.gpu_types))}" + (MIXED if mixed else "")
+            return f"gpu-types={_shown(','.join(sorted(self.gpu_types)))}" + (MIXED if mixed else "")
         if self.nodelist and node.name not in self.nodelist:
             return "--nodelist"
         if node.name in self.exclude:
             return "--exclude"
         if self.constraint and not matches(self.constraint, node.features):
-            return f"--constraint={self.constraint}"
+            return f"--constraint={_shown(self.constraint)}"
         if self.min_cpus > max(node.cpus, 1):
             return f"--mincpus={self.min_cpus}"
         if self.tmp_mb and node.tmp_mb is not None and node.tmp_mb < self.tmp_mb:
@@ -122,7 +128,11 @@ def _term(tokens: list[str], features: frozenset[str], text: str) -> tuple[bool,
 
 
 def _senseless(text: str) -> DirectiveError:
-    return DirectiveError(f"AdminComment: constraint is features with & and |, not {text[:80]!r}")
+    return DirectiveError(f"AdminComment: constraint is features with & and |, not {text[:_SHOWN]!r}")
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
 def read_demands(values: dict[str, str]) -> Demands:
@@ -138,7 +148,7 @@ def read_demands(values: dict[str, str]) -> Demands:
         if values.get(switch, "yes") != "yes":
             raise DirectiveError(f"AdminComment: {switch} is yes, not {values[switch]!r}")
     return Demands(
-        gpu_types=frozenset(filter(None, values.get("gpu-types", "").split(","))),
+        gpu_types=_types(values.get("gpu-types", "")),
         constraint=constraint,
         nodelist=_nodes(values, "nodelist"),
         exclude=_nodes(values, "exclude"),
@@ -157,6 +167,20 @@ WORDS = (
     *("gpu-types", "constraint", "nodelist", "exclude", "reservation", "exclusive"),
     *("min-cpus", "tmp", "switches", "contiguous", "array-limit", "cpus-asked"),
 )
+
+
+def _types(text: str) -> frozenset[str]:
+    types = frozenset(filter(None, text[: _LONGEST_TYPES + 1].split(",")))
+    if (
+        len(text) > _LONGEST_TYPES
+        or len(types) > _MOST_TYPES
+        or max(map(len, types), default=0) > _LONGEST_TYPE
+    ):
+        raise DirectiveError(
+            f"AdminComment: gpu-types is at most {_MOST_TYPES} types of at most {_LONGEST_TYPE} characters, "
+            f"{_LONGEST_TYPES} in all, not {_shown(text)!r}"
+        )
+    return types
 
 
 def _nodes(values: dict[str, str], key: str) -> frozenset[str]:

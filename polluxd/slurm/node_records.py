@@ -16,7 +16,7 @@ from polluxd.model import JobState, Node
 from polluxd.slurm.gres import gpus_in_use, parse_gpus
 from polluxd.slurm.protocol import SlurmJob
 from polluxd.slurm.queue import Queue
-from polluxd.slurm.states import schedulable
+from polluxd.slurm.states import power, schedulable
 
 _NAME = re.compile(r"NodeName=([^\s,\[\]]+)\s")
 _ADMINISTRATORS = re.compile(r"\s(?:Comment|Extra|Reason)=")
@@ -86,6 +86,7 @@ def _node(name: str, line: str) -> tuple[Node, int, int, int]:
         features=frozenset(f for f in fields.get("ActiveFeatures", "(null)").split(",") if f != "(null)"),
         tmp_mb=_number(fields, "TmpDisk") if "TmpDisk" in fields else None,
         memory_mb=max(_number(fields, "RealMemory", 0) - _number(fields, "MemSpecLimit", 0), 0),
+        power=power(fields["State"]),
     )
     gpus_used = gpus_in_use(fields.get("GresUsed", ""), gpus.count)
     return node, gpus_used, _number(fields, "CPUAlloc", 0), _number(fields, "AllocMem", 0)
@@ -123,7 +124,7 @@ def attribute(
         elif not job.state.finished:
             foreign_jobs.update(job.nodes)
             leaving.update(dict.fromkeys(job.nodes, queue.leaving.get(job.job_id, 0)))
-    lost = len(unknown) + len(queue.unreadable) > 0
+    lost = queue.lost or len(unknown) > 0
     nodes = []
     for node in records.nodes:
         name = node.name
@@ -165,10 +166,7 @@ def _placed(queue: Queue, records: NodeRecords) -> tuple[tuple[SlurmJob, ...], d
             most = queue.leaving.get(job.job_id, 0)
             bound = {name: min(most, gpus.get(name, 0)) for name in job.nodes}
             found[job.job_id] = replace(job, gpus_per_node_held=bound)
-        elif (
-            all(sharing[name] == 1 and name in records.gpus_used for name in job.nodes)
-            and not queue.unreadable
-        ):
+        elif all(sharing[name] == 1 and name in records.gpus_used for name in job.nodes) and not queue.lost:
             layout = {name: records.gpus_used[name] - known[name] for name in job.nodes}
             found[job.job_id] = replace(job, gpus_per_node_held={n: g for n, g in layout.items() if g > 0})
         else:

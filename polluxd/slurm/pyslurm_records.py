@@ -21,7 +21,7 @@ from polluxd.slurm.gres import parse_gpus
 from polluxd.slurm.node_lists import index_count, node_names
 from polluxd.slurm.protocol import SlurmJob
 from polluxd.slurm.queue import BAD_CONSTRAINTS, parse_requested_licenses
-from polluxd.slurm.states import job_state, schedulable
+from polluxd.slurm.states import job_state, power, schedulable
 
 
 class _Record(BaseModel):
@@ -261,4 +261,5 @@ def _node(record: _Node) -> Node:
         features=frozenset(record.features),
         tmp_mb=record.tmp_mb,
         memory_mb=record.memory_mb,
+        power=power(record.state),
     )

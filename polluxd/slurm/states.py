@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polluxd.model import JobState
+from polluxd.model import JobState, Power
 
 _STATES = {
     **{state.value: state for state in JobState},
@@ -60,3 +60,11 @@ def schedulable(state: str) -> bool:
     `IDLE+DRAIN` has two words; a node in `IDLE*` does not respond.
     """
     return all(word in _USABLE for word in state.split("+"))
+
+
+def power(state: str) -> Power:
+    """Tell from a node's state whether Slurm keeps it powered."""
+    words = state.split("+")
+    if "POWERED_DOWN" in words:
+        return "off"
+    return "booting" if "POWERING_UP" in words else "on"

@@ -41,6 +41,7 @@ FULL = Snapshot(
             3,
             5,
             4,
+            "booting",
         ),
         Node("n2", 8),
     ),

@@ -328,3 +328,10 @@ def test_a_node_must_be_allowed_by_every_rule_that_limits_the_job() -> None:
         2: Standing(frozenset(), "QOS night; tried again in 5 s"),
     }
     assert combined() == {}
+
+
+def test_a_rule_repeats_no_more_than_200_characters() -> None:
+    short, long = Standing(frozenset(), "r" * 200), Standing(frozenset(), "r" * 201)
+    assert short.rule == "r" * 200
+    assert long.rule == "r" * 197 + "..."
+    assert len(combined({1: short}, {1: long})[1].rule) == 200

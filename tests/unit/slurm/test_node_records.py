@@ -75,6 +75,10 @@ def test_node_states(state: str, usable: bool) -> None:
     (found,) = parse_nodes(NODE.replace(" State=IDLE Threads", f" State={state} Threads")).nodes
     assert found.schedulable is usable
     assert found.capacity == (4 if usable else 0)
+    words = state.split("+")
+    assert found.power == (
+        "off" if "POWERED_DOWN" in words else "booting" if "POWERING_UP" in words else "on"
+    )
 
 
 @pytest.mark.parametrize(
@@ -174,3 +178,16 @@ def test_two_scattered_jobs_on_a_node_are_left_alone_with_their_gpus() -> None:
     assert [job.spec is None for job in placed] == [True, True, False]
     assert [n.foreign_gpus for n in shown] == [4, 4, 0]
     assert set(unknown) == {"job 1", "job 2"}
+
+
+def test_a_senseless_record_that_holds_nothing_leaves_scattered_jobs_managed() -> None:
+    scattered = on(1, "n[1-2]", 2, 1, tres_per_node="N/A", tres_per_job="gres:gpu:5")
+    nodes = parse_nodes(node("n1", 3) + node("n2", 2))
+    senseless = on(2, "", 1, 1, State="PENDING", TimeLimit="zz")
+    array = on(3, "", 1, 1, State="PENDING") | {"admin_comment": "pollux:v1 array-limit=999999999999"}
+    jobs = queue(scattered, senseless, array)
+    assert set(jobs.unreadable) == {"job 2", "job 3"}
+    placed, _, unknown = attribute(jobs, nodes)
+    assert placed[0].spec is not None
+    assert placed[0].gpus_per_node_held == {"n1": 3, "n2": 2}
+    assert not unknown

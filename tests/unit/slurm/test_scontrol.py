@@ -37,7 +37,7 @@ jobs = [job for job in answers["jobs"] if not one or job["JobID"] == one[0]]
 if one and not jobs:
     answer = dict(rc=1, err="slurm_load_jobs error: Invalid job id specified")
 if form and "rc" not in answer:
-    fields = [word.split(":", 1) for word in form.split(",")]
+    fields = [word.replace(":1<", ":<").split(":", 1) for word in form.split(",")]
     text = "".join("".join(job[n] + suffix for n, suffix in fields) + chr(10) for job in jobs)
     answer["out"] = text[: answer.get("cut")]
 sys.stdout.write(answer.get("out", ""))

@@ -1,0 +1,48 @@
+"""Nodes that fail to boot stay closed for a growing while."""
+
+from __future__ import annotations
+
+from polluxd.apply.boots import FIRST_S, LONGEST_S, Boots
+from polluxd.model import Node
+
+OFF, BOOTING, ON = (Node("c1", 4, power=power) for power in ("off", "booting", "on"))
+DOWN = Node("c1", 4, schedulable=False)
+
+
+def play(boots: Boots, *seen: tuple[float, Node]) -> list[bool]:
+    """Whether the node takes jobs after each observation."""
+    return [boots.observe((node,), at)[0].schedulable for at, node in seen]
+
+
+def test_a_node_that_fails_to_boot_is_closed_while_it_is_off_again() -> None:
+    boots = Boots()
+    assert play(boots, (0.0, OFF), (10.0, BOOTING), (70.0, DOWN), (80.0, OFF)) == [True, True, False, False]
+    assert play(boots, (70.0 + FIRST_S - 1, OFF), (70.0 + FIRST_S, OFF)) == [False, True]
+
+
+def test_each_failure_in_a_row_doubles_the_time_up_to_a_bound() -> None:
+    boots, at, closed = Boots(), 0.0, []
+    for _ in range(8):
+        play(boots, (at, BOOTING), (at + 1.0, OFF))
+        seconds = next(s for s in range(0, int(LONGEST_S) + 2) if play(boots, (at + 1.0 + s, OFF)) == [True])
+        closed.append(seconds)
+        at += 1.0 + seconds
+    assert closed == [300, 600, 1200, 2400, 4800, 9600, 14400, 14400]
+
+
+def test_a_boot_that_succeeds_makes_good_for_failures() -> None:
+    boots = Boots()
+    play(boots, (0.0, BOOTING), (1.0, OFF), (400.0, BOOTING), (460.0, ON), (900.0, OFF), (901.0, BOOTING))
+    assert play(boots, (902.0, OFF), (902.0 + FIRST_S, OFF)) == [False, True]
+
+
+def test_a_node_that_is_on_and_goes_down_has_not_failed_to_boot() -> None:
+    boots = Boots()
+    assert play(boots, (0.0, ON), (1.0, DOWN), (2.0, OFF)) == [True, False, True]
+    assert play(boots, (10.0, OFF), (20.0, OFF)) == [True, True]
+
+
+def test_a_boot_that_fails_counts_once_however_long_the_node_stays_down() -> None:
+    boots = Boots()
+    play(boots, (0.0, BOOTING), *((float(at), DOWN) for at in range(1, 50)))
+    assert play(boots, (1.0 + FIRST_S, OFF)) == [True]
