@@ -13,6 +13,7 @@ private_test_accesses  in tests: `other._name`, and constants of modules that a 
 longest_module         lines
 max_constructor_args   arguments of an `__init__` besides self; records (dataclasses, pydantic models) do not count
 duplicate_names        names that two classes, or two modules, share; `ONE_MEANING` names the exceptions
+test_imports           imports of one test module by another
 lines_product          lines of `polluxd` and `agent/pollux`
 lines_tests            lines of `tests`
 lines_launcher_and_ranks  lines of these two rooms of the agent
@@ -128,6 +129,26 @@ def _constant(name: str) -> bool:
     return len(name) > 1 and name.isupper()
 
 
+def crossings(tree: ast.AST) -> list[tuple[int, str]]:
+    """Return line and name of each test module that a module imports from."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            module = f"{node.module}." if node.module else ""
+            names = [module[:-1], *(module + alias.name for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        found += [(node.lineno, name) for name in names if _test_module(name)]
+    return found
+
+
+def _test_module(name: str) -> bool:
+    package, _, last = name.rpartition(".")
+    return last.startswith("test_") and (not package or package.startswith("tests"))
+
+
 def constructors(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield each class that has an `__init__`: its arguments, its name."""
     for node in ast.walk(tree):
@@ -200,7 +221,9 @@ def main() -> None:
     called = sorted(
         (count, f"{name}.{owner}") for name, tree in trees.items() for count, owner in functions(tree)
     )
-    private = {path: private_accesses(ast.parse(path.read_text())) for path in sorted(TESTS.rglob("*.py"))}
+    tested = {path: ast.parse(path.read_text()) for path in sorted(TESTS.rglob("*.py"))}
+    private = {path: private_accesses(tree) for path, tree in tested.items()}
+    crossed = {path: crossings(tree) for path, tree in tested.items()}
 
     shared = duplicates(known)
 
@@ -212,6 +235,7 @@ def main() -> None:
         "longest_module": max(lengths.values()),
         "max_constructor_args": built[-1][0],
         "duplicate_names": len(shared),
+        "test_imports": sum(map(len, crossed.values())),
         "lines_product": sum(lengths.values()),
         "lines_tests": lines(TESTS),
         "lines_launcher_and_ranks": sum(
@@ -244,9 +268,10 @@ def main() -> None:
             print(f"room: {count:3} modules {folder}")
         for name, owners in shared.items():
             print(f"name: {name}: {', '.join(owners)}")
-        for path, places in private.items():
-            for line, text in places:
-                print(f"private: {path.relative_to(ROOT)}:{line}: {text}")
+        for kind, places in (("private", private), ("test import", crossed)):
+            for path, found in places.items():
+                for line, text in found:
+                    print(f"{kind}: {path.relative_to(ROOT)}:{line}: {text}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from polluxd.apply.reconciler import Reconciler
 from polluxd.model import JobSpec, Placement, Report
 from polluxd.occasions import Occasions
 from polluxd.slurm.protocol import Geometry
-from tests.unit.test_gpu_types import REPORT, Cycle
+from tests.unit.two_gpu_types import REPORT, Cycle
 
 SOON = 11.0
 """Seconds: above the floor and below the interval."""

@@ -23,8 +23,7 @@ from polluxd.settings import PolicySettings
 from polluxd.slurm.demands import Demands
 from polluxd.slurm.fake import FakeSlurm
 from polluxd.slurm.protocol import ClusterState, SlurmJob
-from tests.unit.apply.test_neighbours import RULES, ours, plain
-from tests.unit.apply.test_startable import NODES, NOW, job
+from tests.unit.apply.four_nodes import NODES, NOW, RULES, job, ours, plain
 
 
 def chosen(*jobs: SlurmJob) -> dict[int, Placement]:

@@ -27,7 +27,6 @@ from polluxd.apply.placed import held
 from polluxd.model import (
     NO_PLACEMENT,
     Allocation,
-    JobSpec,
     JobState,
     Move,
     Node,
@@ -39,6 +38,7 @@ from polluxd.model import (
 )
 from polluxd.settings import MoveSettings
 from polluxd.slurm.protocol import SlurmJob
+from tests import build
 
 NOW = 1_000.5
 ONE = Placement(("n1",), 2)
@@ -49,39 +49,13 @@ NODES = (Node("n1", 4), Node("n2", 4))
 def slurm_job(
     state: JobState = JobState.RUNNING, at: Placement = ONE, restarts: int = 0, **more: object
 ) -> SlurmJob:
-    running = state in (JobState.RUNNING, JobState.COMPLETING)
-    job = SlurmJob(
-        job_id=7,
-        name="train",
-        user="ann",
-        uid=1000,
-        account="lab",
-        partition="main",
-        qos="normal",
-        state=state,
-        raw_state=state.value,
-        reason="None",
-        restart_count=restarts,
-        submit_time=0.0,
-        gpus_per_node_held=dict.fromkeys(at.nodes, at.gpus_per_node) if running else {},
-        spec=JobSpec(),
-    )
-    return replace(job, **more)  # type: ignore[arg-type]
+    holds = state in (JobState.RUNNING, JobState.COMPLETING)
+    return build.slurm_job(7, state, at if holds else NO_PLACEMENT, **{"restart_count": restarts, **more})
 
 
 def move(step: Step, path: str = "requeue", *, waited: float = 1.0, target: Placement = TWO) -> Move:
-    source = NO_PLACEMENT if path == "start" else ONE
-    return Move(
-        id=1,
-        job_id=7,
-        attempt=0,
-        path=path,
-        source=source,
-        target=NO_PLACEMENT if path == "park" else target,
-        reason="because",
-        step=step,
-        times={step: NOW - waited},
-    )
+    source, times = NO_PLACEMENT if path == "start" else ONE, {step: NOW - waited}
+    return build.move(path, source, NO_PLACEMENT if path == "park" else target, step, times, reason="because")
 
 
 def report(attempt: int = 0, *, first_step_at: float | None = 1.0, checkpointed: bool = True) -> Report:
@@ -287,7 +261,7 @@ def test_a_draining_grow_keeps_others_from_its_gpus() -> None:
 def test_intents_give_back_before_they_take() -> None:
     def job(job_id: int, at: Placement, **more: object) -> SnapshotJob:
         return replace(
-            SnapshotJob(job_id, "j", "ann", "lab", "main", JobSpec(), 0.0, 10.0, placement=at),
+            build.job(job_id, placement=at),
             **more,  # type: ignore[arg-type]
         )
 

@@ -7,6 +7,7 @@ import pytest
 
 from contrib.checks.structure import (
     constructors,
+    crossings,
     cycles,
     duplicates,
     exceeded,
@@ -70,6 +71,14 @@ def test_a_module_that_imports_from_the_package_that_imports_it_is_a_cycle(tmp_p
 )
 def test_private_names_of_others_and_replaced_constants_are_counted(text: str, count: int) -> None:
     assert len(private_accesses(ast.parse(text))) == count
+
+
+def test_only_imports_of_crossings_count() -> None:
+    text = (
+        "from tests.unit.test_a import b\nfrom .test_c import d\nfrom tests.build import job\nimport test_e"
+    )
+    text += "\nfrom contrib.sites.test_site import f\nfrom tests.unit import test_g\nfrom x import test_name"
+    assert len(crossings(ast.parse(text))) == 4
 
 
 def test_keyword_arguments_of_a_constructor_count_and_self_does_not() -> None:

@@ -13,7 +13,8 @@ import pytest
 from polluxd.policy import decide
 from polluxd.settings import PolicySettings
 from tests.benchmarks import genetic
-from tests.unit.policy.scenarios import applied, job, node, nodes, random_snapshot, report, snapshot
+from tests.build import job, node, nodes, report, snapshot
+from tests.unit.policy.scenarios import applied, random_snapshot
 
 
 def plain(seed, jobs):

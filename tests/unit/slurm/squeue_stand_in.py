@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from polluxd.slurm.queue import Queue, jobs_query, parse_jobs
+
 RUNNING = {
     "JobID": "7",
     "ArrayJobID": "7",
@@ -62,3 +64,8 @@ def squeue(jobs: Iterable[Mapping[str, str]], form: str) -> str:
 def _printed(value: str, width: str) -> str:
     """Cut a value to its width, and fill it up with blanks, as squeue does."""
     return value[: int(width)].ljust(int(width)) if width else value
+
+
+def queue(*jobs: dict[str, str]) -> Queue:
+    query = jobs_query()
+    return parse_jobs(squeue(jobs, query.format), query)

@@ -11,20 +11,8 @@ import pytest
 
 from polluxd.errors import SlurmGarbled
 from polluxd.slurm.rules import Partition, Reservation, Rules, parse_partitions, parse_reservations
+from tests.unit.slurm.scontrol_output import PARTITION, RESERVATION
 
-PARTITION = (
-    "PartitionName=main AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default=YES QoS=N/A "
-    "DefaultTime=NONE DisableRootJobs=NO ExclusiveUser=NO GraceTime=0 Hidden=NO MaxNodes=UNLIMITED MaxTime=UNLIMITED "
-    "MinNodes=0 LLN=NO MaxCPUsPerNode=UNLIMITED Nodes=n[1-4] PriorityJobFactor=1 PriorityTier=1 RootOnly=NO ReqResv=NO "
-    "OverSubscribe=NO OverTimeLimit=NONE PreemptMode=OFF State=UP TotalCPUs=32 TotalNodes=4 SelectTypeParameters=NONE "
-    "JobDefaults=(null) DefMemPerNode=UNLIMITED MaxMemPerNode=UNLIMITED TRES=cpu=32,mem=16000M,node=4,billing=32\n"
-)
-RESERVATION = (
-    "ReservationName=root_1 StartTime=1795330000 EndTime=1795333600 Duration=01:00:00 Nodes=n[1-4] NodeCnt=4 "
-    "CoreCnt=32 Features=(null) PartitionName=(null) Flags=MAINT,IGNORE_JOBS,SPEC_NODES,ALL_NODES TRES=cpu=32 "
-    "Users=root Groups=(null) Accounts=(null) Licenses=(null) State=INACTIVE BurstBuffer=(null) Watts=n/a "
-    "MaxStartDelay=(null)\n"
-)
 ALL = frozenset({"n1", "n2", "n3", "n4"})
 
 

@@ -9,8 +9,7 @@ from polluxd.slurm.demands import Demands
 from polluxd.slurm.protocol import SlurmJob
 from polluxd.slurm.rules import Partition
 from polluxd.slurm.whole_nodes import alone_on_nodes, shares_memory
-from tests.unit.slurm.squeue_stand_in import PENDING
-from tests.unit.slurm.test_node_records import queue
+from tests.unit.slurm.squeue_stand_in import PENDING, queue
 
 NODES = (Node("n1", 4, memory_mb=16001), Node("n2", 4, memory_mb=16001), Node("login", 0, memory_mb=4000))
 
