@@ -53,6 +53,11 @@ local function given(value)
   return value
 end
 
+-- Nil for memory that is unset. It has 64 bits, and Lua sees its NO_VAL as a large float.
+local function given_memory(value)
+  return given(value) and value < 2 ^ 62 and value or nil
+end
+
 -- Slurm 25.11 and newer: such a job runs again on its nodes at once after any requeue, before polluxd can place it.
 local function expedited(job)
   local bit = slurm.EXPEDITED_REQUEUE
@@ -93,12 +98,14 @@ local function per_gpu(job)
   local tasks = given(job.num_tasks) or (given(job.ntasks_per_node) or 1) * nodes
   local cpus = math.ceil(tasks * (given(job.cpus_per_task) or 1) / asked)
   local by_tres = given(job.cpus_per_tres) and string.match(job.cpus_per_tres, ":(%d+)$")
-  local memory = given(job.min_mem_per_node)
+  local memory = given_memory(job.min_mem_per_node)
   return {
     gpus = gpus,
     cpus = tonumber(by_tres) or cpus,
     -- Otherwise the site's DefCpuPerGPU says how many.
     cpus_asked = (by_tres or given(job.cpus_per_task)) ~= nil,
+    -- Otherwise the site's DefMemPerGPU says how much.
+    memory_asked = (memory or given_memory(job.min_mem_per_cpu) or given(job.mem_per_tres)) ~= nil,
     -- --mem-per-gpu and --mem-per-cpu follow the size by themselves; --mem=0 means all of a node
     memory = memory and memory > 0 and math.ceil(memory / math.max(math.floor(asked / nodes), 1)) or nil,
   }
@@ -280,6 +287,9 @@ function pollux_submit(job, part_list, submit_uid)
   if share.cpus_asked then
     fields[#fields + 1] = "cpus-asked=yes"
   end
+  if share.memory_asked then
+    fields[#fields + 1] = "mem-asked=yes"
+  end
   if share.memory then
     fields[#fields + 1] = "mem-per-gpu=" .. share.memory
   end
@@ -318,11 +328,6 @@ function pollux_submit(job, part_list, submit_uid)
     job.comment = given(job.comment) or KEPT_BACK
   end
   return slurm.SUCCESS
-end
-
--- Nil for what an update leaves unset. Memory has 64 bits, and Lua sees its NO_VAL as a large float.
-local function given_memory(value)
-  return given(value) and value < 2 ^ 62 and value or nil
 end
 
 -- What only polluxd and administrators may change on a Pollux job. Each: does this update touch it?

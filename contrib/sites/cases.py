@@ -351,6 +351,34 @@ def _starts_within_a_type(place: Place) -> str:
     return place.explain(first)
 
 
+def _small_jobs(place: Place, name: str, *lines: str) -> float:
+    """Start ten jobs of one GPU; return the GPU-seconds that were idle beside them."""
+    before = place.idle.measured.gpu_s
+    jobs = [
+        place.sbatch(f"{name}{i}", "sleep 900", "POLLUX max-gpus=1", *lines, wish=Wish(1)) for i in range(10)
+    ]
+    place.until(lambda: all(map(place.runs, jobs)), f"ten starts of {name}", 60)
+    idle = place.idle.measured.gpu_s - before
+    place.command("scontrol", "requeue", str(jobs[0]))
+    place.until(lambda: place.job(jobs[0]).restart_count and place.runs(jobs[0]), "its return", 60)
+    if held := {place.job(job).mem_per_gpu_mb for job in jobs} - {500}:
+        raise AssertionError(f"Slurm gives {held} MB with a GPU")
+    place.clear()
+    return idle
+
+
+def _default_memory(place: Place) -> str:
+    """Jobs of one GPU without a memory option start as those with one do."""
+    control = _small_jobs(place, "asks", "SBATCH --mem=500")
+    idle = _small_jobs(place, "default")
+    everything = place.sbatch("all", "sleep 900", "SBATCH --mem=0", "POLLUX max-gpus=1", wish=Wish(1))
+    beside = place.sbatch("beside", "sleep 900", "SBATCH --exclude=n1", "POLLUX max-gpus=1")
+    place.until(lambda: place.runs(everything) and place.runs(beside), "the job with all memory of a node")
+    if place.job(everything).mem_per_gpu_mb != 4000:
+        raise AssertionError(f"--mem=0 gives {place.job(everything).mem_per_gpu_mb} MB")
+    return f"ten jobs run; {idle:.1f} GPU-seconds were idle, {control:.1f} with --mem=500"
+
+
 def _never_reports(place: Place) -> str:
     """A job that never reports keeps its GPUs until somebody requeues it."""
     here = "SBATCH --nodelist=n3"
@@ -383,6 +411,7 @@ CASES = (
     Case("plain jobs of lower priority wait", _plain_jobs_behind),
     Case("array of 12 with %4", _array),
     Case("license in use", _license),
+    Case("DefMemPerGPU and no memory option", _default_memory),
     Case("two GPU types and jobs that nobody has measured", _starts_within_a_type),
     Case("job that never reports", _never_reports),
     Case("--reservation", _reservation),

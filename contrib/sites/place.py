@@ -28,6 +28,9 @@ USER = "nobody"
 
 _SITE = SiteLines(
     lines=(
+        # The site that the installation page advises.
+        "SelectTypeParameters=CR_Core_Memory",
+        "DefMemPerGPU=500",
         "AccountingStorageEnforce=associations,limits,qos",
         "Licenses=matlab:1",
         "PreemptType=preempt/qos",

@@ -45,6 +45,8 @@ class Partition:
     """Fewest nodes of a job."""
     cpus_per_gpu: int | None = None
     """DefCpuPerGPU; None: not set here."""
+    memory_per_gpu_mb: int | None = None
+    """DefMemPerGPU; None: not set here."""
 
     @property
     def starts(self) -> bool:
@@ -153,13 +155,14 @@ def _partition(name: str, fields: Mapping[str, str]) -> Partition:
         int(_digits("PriorityTier", fields.get("PriorityTier", "1"))),
         fields.get("OverSubscribe") == "EXCLUSIVE" or fields.get("ExclusiveUser") == "YES",
         max(int(_digits("MinNodes", fields.get("MinNodes", "1"))), 1),
-        default_cpus(fields.get("JobDefaults", "")),
+        gpu_default("DefCpuPerGPU", fields.get("JobDefaults", "")),
+        gpu_default("DefMemPerGPU", fields.get("JobDefaults", "")),
     )
 
 
-def default_cpus(job_defaults: str) -> int | None:
-    """Return DefCpuPerGPU of a JobDefaults= list; None where it is not set."""
-    found = re.search(r"DefCpuPerGPU=(\d{1,9})", job_defaults, re.IGNORECASE)
+def gpu_default(name: str, job_defaults: str) -> int | None:
+    """Return DefCpuPerGPU or DefMemPerGPU of a JobDefaults= list; None where it is not set."""
+    found = re.search(rf"{name}=(\d{{1,9}})", job_defaults, re.IGNORECASE)
     return int(found[1]) if found else None
 
 

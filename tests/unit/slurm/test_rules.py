@@ -36,11 +36,12 @@ def test_partitions() -> None:
     assert not unreadable
 
 
-def test_the_least_nodes_and_the_cpus_with_each_gpu() -> None:
+def test_the_least_nodes_and_what_goes_with_each_gpu() -> None:
     words = PARTITION.replace("MinNodes=0", "MinNodes=2")
     words = words.replace("JobDefaults=(null)", "JobDefaults=DefCpuPerGPU=8,DefMemPerGPU=30000")
     found, _ = parse_partitions(words)
-    assert (found["main"].min_nodes, found["main"].cpus_per_gpu) == (2, 8)
+    main = found["main"]
+    assert (main.min_nodes, main.cpus_per_gpu, main.memory_per_gpu_mb) == (2, 8, 30000)
 
 
 @pytest.mark.parametrize(
