@@ -99,6 +99,8 @@ class Rules:
     reservations: tuple[Reservation, ...] = ()
     licenses: Mapping[str, int] = field(default_factory=dict)
     """Free licenses by name."""
+    preempts: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By QOS: the QOSes whose running jobs its jobs may preempt. Empty where PreemptType is not preempt/qos."""
 
     def forbidden(self, job_end: float, now: float, own: str = "") -> dict[str, Reservation]:
         """Nodes on which a job that starts now would meet a reservation.
@@ -164,6 +166,18 @@ def gpu_default(name: str, job_defaults: str) -> int | None:
     """Return DefCpuPerGPU or DefMemPerGPU of a JobDefaults= list; None where it is not set."""
     found = re.search(rf"{name}=(\d{{1,9}})", job_defaults, re.IGNORECASE)
     return int(found[1]) if found else None
+
+
+def parse_preemption(text: str) -> dict[str, frozenset[str]]:
+    """Read `sacctmgr --parsable2 show qos format=name,preempt`. Raises SlurmGarbled."""
+    found = {}
+    for line in filter(None, text.split("\n")):
+        name, bar, others = line.rpartition("|")
+        if not bar:
+            raise SlurmGarbled(f"expected a QOS and those that it preempts, got {line[:80]!r}")
+        if others:
+            found[name] = frozenset(others.split(","))
+    return found
 
 
 def parse_licenses(text: str) -> dict[str, int]:

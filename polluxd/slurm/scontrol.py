@@ -127,7 +127,7 @@ class ScontrolClient:
         licenses = {}
         if re.search(r"^Licenses\s*=\s*(?!\(null\))\S", self._rarely.configuration(), re.MULTILINE):
             licenses = parse_licenses(self._run("scontrol", "--local", "-o", "show", "licenses"))
-        return Rules(partitions, reservations, licenses), {**senseless, **more}
+        return Rules(partitions, reservations, licenses, self._rarely.preemption()), {**senseless, **more}
 
     def jobs(self, job_ids: Sequence[int]) -> dict[int, SlurmJob]:
         if not job_ids:

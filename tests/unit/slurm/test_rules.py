@@ -10,7 +10,14 @@ from math import inf
 import pytest
 
 from polluxd.errors import SlurmGarbled
-from polluxd.slurm.rules import Partition, Reservation, Rules, parse_partitions, parse_reservations
+from polluxd.slurm.rules import (
+    Partition,
+    Reservation,
+    Rules,
+    parse_partitions,
+    parse_preemption,
+    parse_reservations,
+)
 
 PARTITION = (
     "PartitionName=main AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default=YES QoS=N/A "
@@ -88,3 +95,13 @@ def test_a_record_that_makes_no_sense_forbids_and_is_named() -> None:
 def test_what_is_no_list_is_garbled(text: str) -> None:
     with pytest.raises(SlurmGarbled):
         parse_partitions(text)
+
+
+def test_which_qos_preempts_which() -> None:
+    answer = "normal|scavenge\nscavenge|\nhigh|normal,scavenge\n"
+    assert parse_preemption(answer) == {
+        "normal": frozenset({"scavenge"}),
+        "high": frozenset({"normal", "scavenge"}),
+    }
+    with pytest.raises(SlurmGarbled, match="expected a QOS"):
+        parse_preemption("sacctmgr: error: x\n")
