@@ -290,7 +290,10 @@ def _starts_within_a_type(place: Place) -> str:
 
 
 def _small_jobs(place: Place, name: str, *lines: str) -> float:
-    """Start ten jobs of one GPU; return the GPU-seconds that were idle beside them."""
+    """Start ten jobs of one GPU.
+
+    Returns the GPU-seconds that were idle beside them.
+    """
     before = place.idle.measured.gpu_s
     jobs = [
         place.sbatch(f"{name}{i}", "sleep 900", "POLLUX max-gpus=1", *lines, wish=Wish(1)) for i in range(10)

@@ -57,7 +57,10 @@ class Contender(NamedTuple):
 
 
 def contending(state: ClusterState, candidates: Collection[int]) -> list[Contender]:
-    """Return the candidates that come before some plain job, or may preempt a job by QOS."""
+    """Return the candidates that Slurm would start before other jobs.
+
+    They come before some plain job, or may preempt a job by QOS.
+    """
     plain = [(rank(job, state), -job.submit_time, _reach(job, state)) for job in waiting_plain_jobs(state)]
     # A waiting job comes before a running job only by its partition's tier.
     plain += [

@@ -39,7 +39,10 @@ def with_default_cpus(
 
 
 def default_memory(partitions: Mapping[str, Partition], configuration: str) -> dict[str, int]:
-    """Return the memory that goes with each GPU [MB], by partition; 0: no default."""
+    """Return the memory that goes with each GPU, by partition.
+
+    In MB; 0: no default.
+    """
     everywhere = _everywhere("DefMemPerGPU", configuration)
     return {
         name: (everywhere if partition.memory_per_gpu_mb is None else partition.memory_per_gpu_mb) or 0

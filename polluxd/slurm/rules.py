@@ -163,13 +163,19 @@ def _partition(name: str, fields: Mapping[str, str]) -> Partition:
 
 
 def gpu_default(name: str, job_defaults: str) -> int | None:
-    """Return DefCpuPerGPU or DefMemPerGPU of a JobDefaults= list; None where it is not set."""
+    """Return a default of a JobDefaults= list, such as DefMemPerGPU.
+
+    None where it is not set.
+    """
     found = re.search(rf"{name}=(\d{{1,9}})", job_defaults, re.IGNORECASE)
     return int(found[1]) if found else None
 
 
 def parse_preemption(text: str) -> dict[str, frozenset[str]]:
-    """Read `sacctmgr --parsable2 show qos format=name,preempt`. Raises SlurmGarbled."""
+    """Read which QOS preempts which. Raises SlurmGarbled.
+
+    The text is the answer of `sacctmgr --parsable2 show qos format=name,preempt`.
+    """
     found = {}
     for line in filter(None, text.split("\n")):
         name, bar, others = line.rpartition("|")
