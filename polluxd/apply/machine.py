@@ -130,6 +130,11 @@ def _taken_back(move: Move, job: SlurmJob, forbidden: str) -> Action | None:
         return None
     if forbidden and move.revocable:
         return Withdraw(f"{forbidden}; the job could not start there", rest=False)
+    if job.state is JobState.RUNNING and move.revocable and not move.in_allocation:
+        if job.held_by_user:
+            return Withdraw("the job is on hold (scontrol hold): it would not start again", rest=False)
+        if job.deadline is not None:
+            return Withdraw("the job has a deadline: Slurm could end it before its start", rest=False)
     if move.cancelled_by and move.revocable and not move.in_allocation:
         return Withdraw(f"cancelled by {move.cancelled_by}", rest=True)
     return None
