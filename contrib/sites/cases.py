@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from contrib.sites import preemption
+from contrib.sites import kept, preemption
 from contrib.sites.idle import Wish
 from contrib.sites.place import WATCH_S, Place
 from polluxd.model import JobState
@@ -338,48 +338,6 @@ def _never_reports(place: Place) -> str:
     return told
 
 
-def _kept_as_it_is(place: Place, act: Callable[[int], object], why: str) -> str:
-    """A training that may not start again keeps its GPUs, while another waits for some."""
-    both = Wish(4, on=frozenset({"n1", "n2"}))
-    nodes = "SBATCH --exclude=n3,n4"
-    running = place.train("trains", _LIMIT, nodes, "POLLUX max-gpus=8", wish=both)
-    place.until(lambda: "holds 8 GPUs" in place.explain(running), "its growth")
-    place.until(lambda: place.trains(running), "its next step")
-    act(running)
-    attempt = place.job(running).restart_count
-    place.until(lambda: why in place.explain(running), f"explain to name {why!r}")
-    other = place.sbatch("other", "sleep 900", nodes, "POLLUX max-gpus=1", wish=Wish(1, barred=True))
-    place.stays(
-        lambda: place.runs(running) and place.job(running).restart_count == attempt,
-        "the training",
-        2 * WATCH_S,
-    )
-    if place.runs(other):
-        raise AssertionError("the training gave GPUs up")
-    return place.explain(running)
-
-
-def _deadline(place: Place) -> str:
-    """sbatch refuses --deadline. A job that has one all the same keeps its GPUs."""
-    try:
-        place.sbatch("late", "sleep 900", _LIMIT, "SBATCH --deadline=now+3hours", "POLLUX max-gpus=1")
-    except RuntimeError as error:
-        refusal = str(error)
-    else:
-        raise AssertionError("sbatch took --deadline")
-    if "--deadline cannot be used by a Pollux job" not in refusal:
-        raise AssertionError(refusal)
-    return _kept_as_it_is(
-        place,
-        lambda job: place.command("scontrol", "update", f"JobId={job}", "Deadline=now+121minutes"),
-        "has a deadline",
-    )
-
-
-def _held_while_running(place: Place) -> str:
-    return _kept_as_it_is(place, lambda job: place.command("scontrol", "hold", str(job)), "on hold")
-
-
 CASES = (
     Case("maintenance now", _maintenance("now")),
     Case("maintenance in 30 minutes", _maintenance("now+30minutes", "maint")),
@@ -398,8 +356,8 @@ CASES = (
     Case("DefMemPerGPU and no memory option", _default_memory),
     Case("two GPU types and jobs that nobody has measured", _starts_within_a_type),
     Case("job that never reports", _never_reports),
-    Case("--deadline", _deadline),
-    Case("scontrol hold of a running training", _held_while_running),
+    Case("--deadline", kept.deadline),
+    Case("scontrol hold of a running training", kept.held),
     Case("--reservation", _reservation),
     Case("--exclusive", _exclusive),
     Case("GPU type that begins with a digit", _option("--gpus-per-node=2080ti:1", "n3")),
