@@ -231,6 +231,10 @@ def _pin_reason(
         return f"pinned by {pinned_by}"
     if stay:
         return stay
+    if job.held_by_user:
+        return "on hold (scontrol hold): it would not start again"
+    if job.deadline is not None:
+        return "has a deadline (--deadline), by which Slurm could end it during a move"
     if not job.spec.preemptible:
         return "not preemptible (preemptible=no)"
     if report is None or report.attempt != job.restart_count or report.first_step_at is None:

@@ -112,6 +112,8 @@ local function per_gpu(job)
     cpus = tonumber(by_tres) or cpus,
     -- Otherwise the site's DefCpuPerGPU says how many.
     cpus_asked = (by_tres or given(job.cpus_per_task)) ~= nil,
+    -- Otherwise the site's DefMemPerGPU says how much.
+    memory_asked = (memory or given_memory(job.min_mem_per_cpu) or given(job.mem_per_tres)) ~= nil,
     -- --mem-per-gpu and --mem-per-cpu follow the size by themselves; --mem=0 means all of a node
     memory = memory and memory > 0 and math.ceil(memory / math.max(math.floor(asked / nodes), 1)) or nil,
   }
@@ -307,6 +309,9 @@ function pollux_submit(job, part_list, submit_uid)
   fields[#fields + 1] = "cpus-per-gpu=" .. share.cpus
   if share.cpus_asked then
     fields[#fields + 1] = "cpus-asked=yes"
+  end
+  if share.memory_asked then
+    fields[#fields + 1] = "mem-asked=yes"
   end
   if share.memory then
     fields[#fields + 1] = "mem-per-gpu=" .. share.memory

@@ -36,7 +36,7 @@ from polluxd.apply.intents import Intent
 from polluxd.apply.leases import Leases, kept_back
 from polluxd.apply.machine import next_action
 from polluxd.apply.move_ids import MoveIds
-from polluxd.apply.placed import ends_at, geometry, same_place, time_left
+from polluxd.apply.placed import ends_at, geometry, limit_reached_at, same_place, time_left
 from polluxd.apply.refusals import Refusals
 from polluxd.apply.restart_budget import RestartBudget
 from polluxd.apply.startable import Standing, combined, forbids, standings
@@ -292,7 +292,10 @@ class Reconciler:
     def _drain(self, move: Move, job: SlurmJob | None, room: Capacity) -> None:
         room.promise(move.target, move.source, move.job_id)
         # At the requeue, Slurm discards the start time of the attempt.
-        self._reach(move, Step.DRAINING, ends_at=ends_at(job))
+        end = ends_at(job)
+        if job is not None and end is not None and job.restart_count:
+            end = limit_reached_at(job, self._store.moves(job.job_id))
+        self._reach(move, Step.DRAINING, ends_at=end)
         self._tell(replace(move, step=Step.DRAINING))
 
     def _tell(self, move: Move) -> None:

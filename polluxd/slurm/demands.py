@@ -48,6 +48,8 @@ class Demands:
     """Its nodes follow each other in Slurm's order."""
     cpus_asked: bool = False
     """It asks for CPUs itself, so that the site's DefCpuPerGPU says nothing."""
+    memory_asked: bool = False
+    """It asks for memory itself (--mem=0: for all), so that the site's DefMemPerGPU says nothing."""
 
     @property
     def of_nodes(self) -> bool:
@@ -144,7 +146,7 @@ def read_demands(values: dict[str, str]) -> Demands:
     constraint = values.get("constraint", "")
     if constraint:
         matches(constraint, frozenset())
-    for switch in ("exclusive", "contiguous", "cpus-asked"):
+    for switch in ("exclusive", "contiguous", "cpus-asked", "mem-asked"):
         if values.get(switch, "yes") != "yes":
             raise DirectiveError(f"AdminComment: {switch} is yes, not {values[switch]!r}")
     return Demands(
@@ -159,13 +161,14 @@ def read_demands(values: dict[str, str]) -> Demands:
         switches=_count(values, "switches", 0),
         contiguous="contiguous" in values,
         cpus_asked="cpus-asked" in values,
+        memory_asked="mem-asked" in values,
         array_limit=_count(values, "array-limit", 0) or None,
     )
 
 
 WORDS = (
     *("gpu-types", "constraint", "nodelist", "exclude", "reservation", "exclusive"),
-    *("min-cpus", "tmp", "switches", "contiguous", "array-limit", "cpus-asked"),
+    *("min-cpus", "tmp", "switches", "contiguous", "array-limit", "cpus-asked", "mem-asked"),
 )
 
 

@@ -111,6 +111,7 @@ class Requests:
             "started": job.start_time,
             "ends": job.end_time,
             "limit": job.time_limit,
+            "deadline": job.deadline,
             "nodes": job.allocated_nodes,
             "batch_host": job.batch_host,
             "held": {

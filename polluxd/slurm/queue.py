@@ -56,6 +56,7 @@ _DECIDING = (
     "StartTime",
     "EndTime",
     "TimeLimit",
+    "Deadline",
     "NodeList",
     "BatchHost",
     "SchedNodes",
@@ -277,12 +278,13 @@ def _job(record: Mapping[str, str]) -> tuple[SlurmJob, str, int | None]:
             eligible_time=_time(record, "EligibleTime"),
             end_time=_time(record, "EndTime") if state.finished else None,
             time_limit_s=duration(record["TimeLimit"]),
+            deadline=_time(record, "Deadline"),
             nodes=nodes,
             gpus_per_node_held=dict.fromkeys(holding, held) if held else {},
             cpus_per_node_held=dict.fromkeys(holding, cpus) if state is not JobState.COMPLETING else {},
             requested_gpus_per_node=asked,
             # Slurm itself takes the priority of a job that it could start nowhere; `release` gives it back.
-            held_by_user=pending
+            held_by_user=state in (JobState.PENDING, JobState.RUNNING)
             and _number(record, "PriorityLong") == 0
             and record["Reason"] != BAD_CONSTRAINTS,
             # Of a job that waits for none, squeue prints nothing here, or the first letter of "(null)".

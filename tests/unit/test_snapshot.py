@@ -91,6 +91,17 @@ def test_a_running_job_is_pinned_until_it_reports_a_step_of_this_attempt() -> No
     assert snapshot(running, reports={1: REPORT}, resting=lambda _: 5.0).jobs[0].pinned
 
 
+def test_a_running_job_with_a_deadline_or_on_hold_is_pinned() -> None:
+    running = slurm_job(1, gpus_per_node_held={"n1": 2})
+    for left_alone, why in (
+        (replace(running, deadline=900.0), "has a deadline (--deadline)"),
+        (replace(running, held_by_user=True), "on hold (scontrol hold)"),
+    ):
+        (seen,) = snapshot(left_alone, reports={1: REPORT}).jobs
+        assert seen.pinned
+        assert seen.pin_reason.startswith(why)
+
+
 def test_a_job_under_way_counts_where_it_is_going() -> None:
     target = Placement(("n1", "n2"), 2)
     move = build.move("requeue", Placement(("n1",), 1), target, Step.DRAINING, {}, job_id=1)

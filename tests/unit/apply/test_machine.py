@@ -27,6 +27,7 @@ from polluxd.apply.placed import held
 from polluxd.model import (
     NO_PLACEMENT,
     Allocation,
+    JobSpec,
     JobState,
     Move,
     Node,
@@ -291,6 +292,22 @@ def test_a_move_taken_back_ends_while_the_job_still_runs_and_not_later() -> None
     free = room({"n1": 4, "n2": 4})
     assert act(cancelled(Step.REQUEUED), slurm_job(JobState.PENDING), room=free) == Configure()
     assert act(cancelled(Step.CHECKPOINTED), slurm_job(JobState.PENDING, restarts=1)) == Reach(Step.REQUEUED)
+
+
+def test_a_job_that_may_not_start_again_is_not_requeued() -> None:
+    for more, why in (({"held_by_user": True}, "on hold"), ({"deadline": NOW + 60}, "deadline")):
+        running = replace(slurm_job(), **more)  # type: ignore[arg-type]
+        for step in (Step.PLANNED, Step.DRAINING, Step.CHECKPOINTED):
+            found = act(move(step), running, report())
+            assert isinstance(found, Withdraw)
+            assert why in found.reason
+
+
+def test_a_job_whose_limit_is_used_up_is_not_requeued() -> None:
+    drained = replace(move(Step.CHECKPOINTED), ends_at=NOW)
+    assert isinstance(act(drained, slurm_job(), report()), Fail)
+    assert act(drained, replace(slurm_job(), spec=JobSpec(continues=True)), report()) == Requeue()
+    assert act(replace(drained, ends_at=NOW + 1), slurm_job(), report()) == Requeue()
 
 
 def test_a_clock_set_back_ends_no_wait_early_and_prolongs_none() -> None:

@@ -26,6 +26,7 @@ RUNNING = {
     "StartTime": "1795271833",
     "EndTime": "1826807833",
     "TimeLimit": "1-02:03:04",
+    "Deadline": "N/A",
     "NodeList": "n[3-4]",
     "BatchHost": "n3",
     "SchedNodes": "(null)",

@@ -87,6 +87,25 @@ def test_cpus_follow_the_gpus(job: dict[str, object], cpus: int) -> None:
     assert ("cpus-asked=yes" in words) is ("cpus_per_task" in job or "cpus_per_tres" in job)
 
 
+@pytest.mark.parametrize(
+    ("job", "asked", "per_gpu"),
+    [
+        ({}, False, ""),
+        ({"min_mem_per_node": 2.0**64, "min_mem_per_cpu": 2.0**64}, False, ""),
+        ({"min_mem_per_node": 0}, True, ""),
+        ({"min_mem_per_node": 600}, True, "mem-per-gpu=300"),
+        ({"min_mem_per_cpu": 100}, True, ""),
+        ({"mem_per_tres": "gres:gpu:500"}, True, ""),
+    ],
+)
+def test_the_comment_tells_all_memory_from_no_option(
+    job: dict[str, object], asked: bool, per_gpu: str
+) -> None:
+    words = comment(submit("#POLLUX", **job)).split()
+    assert ("mem-asked=yes" in words) is asked
+    assert "".join(word for word in words if word.startswith("mem-per-gpu=")) == per_gpu
+
+
 def test_a_job_that_asks_for_no_gpu_asks_for_the_least_it_may_have() -> None:
     assert submit("#POLLUX min-gpus=3", tres_per_node=None).tres_per_job == "gres:gpu:3"
     assert submit("#POLLUX min-gpus=3").tres_per_job is None

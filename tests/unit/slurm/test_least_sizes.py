@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from polluxd.model import JobSpec, JobState, Node
-from polluxd.slurm.default_cpus import with_default_cpus
 from polluxd.slurm.demands import Demands
+from polluxd.slurm.gpu_defaults import with_default_cpus
 from polluxd.slurm.least_sizes import with_least_sizes
 from polluxd.slurm.limits import GroupLimits, JobLimits, Limits, Qos
 from polluxd.slurm.protocol import SlurmJob

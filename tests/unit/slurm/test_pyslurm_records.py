@@ -21,6 +21,12 @@ def one(**other: Any) -> SlurmJob:
     return job
 
 
+def test_a_deadline_and_a_hold_of_a_running_job() -> None:
+    assert (one().deadline, one().held_by_user) == (None, False)
+    held = one(deadline=1795460526, on_hold=True)
+    assert (held.deadline, held.held_by_user) == (1795460526, True)
+
+
 def test_a_running_job() -> None:
     job = one()
     assert (job.job_id, job.name, job.user, job.account, job.qos) == (7, "train", "alice", "vision", "")
@@ -40,7 +46,7 @@ def test_a_waiting_job() -> None:
     assert (job.held_by_user, job.dependent) == (False, False)
     assert one(**waiting, on_hold=True).held_by_user
     assert one(**waiting, dependent=True).dependent
-    assert not one(on_hold=True).held_by_user  # it runs
+    assert not one(state="COMPLETED", on_hold=True).held_by_user
 
 
 def test_what_slurm_plans_and_counts() -> None:

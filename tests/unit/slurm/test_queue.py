@@ -37,6 +37,13 @@ def test_a_running_job() -> None:
     assert job.spec == JobSpec(min_gpus=1, max_gpus=8, cpus_per_gpu=2)
 
 
+def test_a_deadline_and_a_hold_of_a_running_job() -> None:
+    assert one(RUNNING).deadline is None
+    assert one(RUNNING, Deadline="1795460526").deadline == 1795460526
+    assert not one(RUNNING).held_by_user
+    assert one(RUNNING, PriorityLong="0").held_by_user
+
+
 def test_a_pending_job() -> None:
     job = one(PENDING)
     assert job.state is JobState.PENDING
