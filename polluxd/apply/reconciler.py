@@ -405,7 +405,7 @@ class Reconciler:
         log.info("job %d: move %d reached %s %s", move.job_id, move.id, step, detail)
         if step.terminal:
             self.cooldowns.completed(move, self._since_planned(move))
-            self._over(move, "completed")
+            self._ended(move, "completed", self._since_planned(move))
 
     def _fail(
         self, move: Move, job: SlurmJob | None, reason: str, *, keep_back: bool, rest: bool = True
@@ -421,7 +421,7 @@ class Reconciler:
         log.warning("job %d: move %d to %s failed: %s", move.job_id, move.id, move.target, reason)
         if rest:
             self.cooldowns.failed(move)
-        self._over(move, "failed")
+        self._ended(move, "failed", self._since_planned(move))
 
     def _withdraw(self, move: Move, reason: str, *, rest: bool) -> None:
         epoch = self._authorize()
@@ -429,10 +429,7 @@ class Reconciler:
         log.info("job %d: move %d to %s withdrawn: %s", move.job_id, move.id, move.target, reason)
         if rest:
             self.cooldowns.begin(move.job_id)
-        self._over(move, "withdrawn")
-
-    def _over(self, move: Move, result: str) -> None:
-        self._ended(move, result, self._since_planned(move))
+        self._ended(move, "withdrawn", self._since_planned(move))
 
     def _since_planned(self, move: Move) -> float:
         """Seconds since the plan; the wall clock may have been set back."""
