@@ -41,7 +41,7 @@ class Cycle:
             "test",
         )
         self.seen: list[tuple[object, object]] = []
-        reconciler = Reconciler(
+        self.reconciler = Reconciler(
             self.slurm,
             store,  # type: ignore[arg-type]
             limits=MoveSettings(cooldown_s=0.0),
@@ -54,7 +54,7 @@ class Cycle:
             config,
             self.slurm,
             store,  # type: ignore[arg-type]
-            reconciler,
+            self.reconciler,
             monotonic=self.slurm.clock,
             policy=self._decide,
         )
