@@ -16,6 +16,9 @@ from .errors import DevClusterError
 from .processes import Daemon, free_ports, wait_until
 
 
+_ROLES = ("pollux_daemon", "pollux_gateway", "pollux_read")
+
+
 class DevPostgres:
     """A throw-away Postgres with Pollux' roles and an empty database.
 
@@ -29,7 +32,7 @@ class DevPostgres:
         self.port = port or 0
         self.database = "pollux"
         self._passwords = {
-            role: secrets.token_hex(12) for role in ("postgres", "pollux_daemon", "pollux_read")
+            role: secrets.token_hex(12) for role in ("postgres", *_ROLES)
         }
         self._daemon: Daemon | None = None
 
@@ -56,12 +59,9 @@ class DevPostgres:
         return self._url("postgres", self.database)
 
     @property
-    def agent_dsn(self) -> str:
-        """The libpq connection string of hooks.json.
-
-        The prolog adds the user's role and password.
-        """
-        return f"host=127.0.0.1 port={self.port} dbname={self.database}"
+    def gateway_url(self) -> str:
+        """The SQLAlchemy URL of `pollux_gateway`."""
+        return self._url("pollux_gateway", self.database)
 
     @property
     def read_dsn(self) -> str:
@@ -174,7 +174,7 @@ class DevPostgres:
             )
 
     def _bootstrap(self) -> None:
-        for role in ("pollux_daemon", "pollux_read"):
+        for role in _ROLES:
             self.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{self._passwords[role]}'", database="postgres")
         self.create_database(self.database)
 

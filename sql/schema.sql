@@ -1,10 +1,11 @@
--- Tables of polluxd. Every key starts with `cluster`: several clusters may share one database.
+-- The schema of a new database. A database of an earlier version becomes the same by migrations/ (a test compares).
+-- Every key starts with `cluster`: several clusters may share one database.
 -- Columns that people read are timestamptz. Times inside jsonb are POSIX seconds.
 
 -- NaN sorts above infinity in Postgres, so the upper bound refuses both.
 CREATE DOMAIN pollux.amount AS double precision CHECK (VALUE >= 0 AND VALUE < 'infinity');
 CREATE DOMAIN pollux.finite AS double precision CHECK (VALUE > '-infinity' AND VALUE < 'infinity');
--- A colon would make the message that a token signs ambiguous. Slurm allows 40 bytes; role names hold them (roles.sql).
+-- Slurm allows 40 bytes.
 CREATE DOMAIN pollux.cluster_name AS text CHECK (VALUE <> '' AND VALUE !~ '[:[:space:]]' AND octet_length(VALUE) <= 40);
 
 CREATE TABLE pollux.job (
@@ -31,6 +32,7 @@ CREATE TABLE pollux.job (
     most_gpus     integer NOT NULL DEFAULT 0 CHECK (most_gpus >= 0),
     most_nodes    integer NOT NULL DEFAULT 0 CHECK (most_nodes >= 0),
     pinned_by     text,
+    former_agent  boolean NOT NULL DEFAULT false,
     PRIMARY KEY (cluster, job_id)
 );
 COMMENT ON COLUMN pollux.job.state IS 'GONE: Slurm forgot the job before polluxd saw its end';
@@ -38,15 +40,18 @@ COMMENT ON COLUMN pollux.job.submitted_at IS 'first submission; Slurm resets its
 COMMENT ON COLUMN pollux.job.held_at IS 'when the job was last seen to hold GPUs';
 COMMENT ON COLUMN pollux.job.most_gpus IS 'most GPUs that the job has held; it cannot have measured more';
 COMMENT ON COLUMN pollux.job.pinned_by IS 'who pinned the job (polluxctl pin); its GPUs stay as they are';
+COMMENT ON COLUMN pollux.job.former_agent IS
+    'it ran under polluxd 0.1, whose agent has no way in any more: it trains on plainly, and is never moved';
 CREATE INDEX job_active ON pollux.job (cluster) WHERE ended_at IS NULL;
 
--- The inbox: agents insert rows into report, acknowledgement and fingerprint, through the functions of 0003, and never
--- change a row. An open transaction of a hostile agent therefore keeps nobody waiting.
+-- The inbox: the gateway alone inserts rows into report_history, acknowledgement and fingerprint, after it has checked
+-- each value (polluxd/gateway/messages.py), and changes none. report_history has no CHECK constraints, because Postgres
+-- parses each of them again for each insert.
 CREATE TABLE pollux.report_history (
     id              bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     cluster         pollux.cluster_name NOT NULL,
     job_id          bigint NOT NULL,
-    attempt         integer NOT NULL CHECK (attempt >= 0),
+    attempt         integer NOT NULL,
     uid             bigint NOT NULL,
     at              timestamptz NOT NULL,
     received_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -56,50 +61,47 @@ CREATE TABLE pollux.report_history (
     beta_local      pollux.amount,
     alpha_node      pollux.amount,
     beta_node       pollux.amount,
-    gamma           pollux.amount CHECK (gamma BETWEEN 1 AND 10),
+    gamma           pollux.amount,
     alpha_rack      pollux.amount,
     beta_rack       pollux.amount,
     noise_sqr       pollux.amount,
     noise_var       pollux.amount,
-    batch_initial   integer NOT NULL CHECK (batch_initial >= 1),
-    batch_maximum   integer NOT NULL CHECK (batch_maximum >= batch_initial),
-    local_min       integer NOT NULL CHECK (local_min >= 1),
-    local_max       integer NOT NULL CHECK (local_max >= local_min),
-    explored_gpus   integer NOT NULL CHECK (explored_gpus >= 0),
-    explored_nodes  integer NOT NULL CHECK (explored_nodes >= 0),
-    measured_gpus   integer CHECK (measured_gpus >= 0),
-    measured_nodes  integer CHECK (measured_nodes >= 0),
-    prior_gpus      integer NOT NULL CHECK (prior_gpus >= 0),
-    prior_nodes     integer NOT NULL CHECK (prior_nodes >= 0),
+    batch_initial   integer NOT NULL,
+    batch_maximum   integer NOT NULL,
+    local_min       integer NOT NULL,
+    local_max       integer NOT NULL,
+    explored_gpus   integer NOT NULL,
+    explored_nodes  integer NOT NULL,
+    measured_gpus   integer,
+    measured_nodes  integer,
+    prior_gpus      integer NOT NULL,
+    prior_nodes     integer NOT NULL,
     prior_refuted   boolean NOT NULL,
     gpu_type        text NOT NULL,
-    gpus            integer NOT NULL CHECK (gpus >= 0),
-    nodes           integer NOT NULL CHECK (nodes >= 0),
-    batch_size      integer NOT NULL CHECK (batch_size >= 0),
-    local_batch     integer NOT NULL CHECK (local_batch >= 0),
-    accumulation    integer NOT NULL CHECK (accumulation >= 0),
+    gpus            integer NOT NULL,
+    nodes           integer NOT NULL,
+    batch_size      integer NOT NULL,
+    local_batch     integer NOT NULL,
+    accumulation    integer NOT NULL,
     goodput         pollux.amount NOT NULL,
     throughput      pollux.amount NOT NULL,
-    data_wait       pollux.amount CHECK (data_wait <= 1),
+    data_wait       pollux.amount,
     progress        pollux.amount NOT NULL,
     target          pollux.amount,
     epoch           pollux.amount NOT NULL,
     lr_factor       pollux.amount NOT NULL,
     gain            pollux.amount NOT NULL,
-    optimizer_steps bigint NOT NULL CHECK (optimizer_steps >= 0),
+    optimizer_steps bigint NOT NULL,
     checkpointed    boolean NOT NULL,
     times           jsonb NOT NULL,
     restart_cost    pollux.amount,
-    mode            text CHECK (mode IN ('observe', 'advise', 'enforce')),
-    advice          jsonb CHECK (jsonb_typeof(advice) = 'object'),
-    resize          text CHECK (resize IN ('in-place', 'relaunch', 'requeue')),
-    resized         bigint NOT NULL CHECK (resized >= 0),
-    resize_refused  jsonb CHECK (jsonb_typeof(resize_refused) = 'object'),
+    mode            text,
+    advice          jsonb,
+    resize          text,
+    resized         bigint NOT NULL,
+    resize_refused  jsonb,
     resize_cost     pollux.amount,
-    wakes           boolean NOT NULL DEFAULT false,
-    CHECK (num_nulls(alpha_grad, beta_grad, alpha_local, beta_local, alpha_node, beta_node, gamma) IN (0, 7)),
-    CHECK (num_nulls(alpha_rack, beta_rack) IN (0, 2)),
-    CHECK (num_nulls(noise_sqr, noise_var) IN (0, 2))
+    wakes           boolean NOT NULL DEFAULT false
 );
 COMMENT ON TABLE pollux.report_history IS 'every report; thinned to one a minute after a day';
 COMMENT ON COLUMN pollux.report_history.measured_gpus IS 'most GPUs measured on gpu_type; explored_gpus counts every type';
@@ -112,8 +114,7 @@ COMMENT ON COLUMN pollux.report_history.resize IS 'the fastest way to change the
 COMMENT ON COLUMN pollux.report_history.resized IS 'newest resize or relaunch in effect (move.id); 0: none in this attempt';
 COMMENT ON COLUMN pollux.report_history.resize_refused IS '{"id", "why"}: a move that the agent could not carry out';
 COMMENT ON COLUMN pollux.report_history.resize_cost IS 'seconds between the optimizer steps before and after the newest resize';
-
-COMMENT ON COLUMN pollux.report_history.wakes IS 'a first step, a resize or a refusal: polluxd looks at once';
+COMMENT ON COLUMN pollux.report_history.wakes IS 'a first step, a resize or a refusal: polluxd looks within half a second';
 CREATE INDEX report_latest ON pollux.report_history (cluster, job_id, attempt DESC, id DESC);
 CREATE INDEX report_by_time ON pollux.report_history USING brin (received_at);
 
@@ -183,11 +184,14 @@ CREATE TABLE pollux.cycle (
     gap          pollux.amount,
     solver       text,
     durations    jsonb NOT NULL DEFAULT '{}',
-    snapshot     jsonb
+    snapshot     jsonb,
+    plan_digest  text
 );
 COMMENT ON COLUMN pollux.cycle.solver IS 'NULL: this cycle made no decision; note says why';
+COMMENT ON COLUMN pollux.cycle.plan_digest IS 'SHA-256 of all decisions of the cycle, the unchanged ones included';
 CREATE INDEX cycle_by_time ON pollux.cycle (cluster, started_at);
 
+-- A row holds from its cycle on, until another cycle decides otherwise on the job, or not on it.
 CREATE TABLE pollux.allocation (
     cycle_id       bigint NOT NULL REFERENCES pollux.cycle ON DELETE CASCADE,
     job_id         bigint NOT NULL,
@@ -200,10 +204,13 @@ CREATE TABLE pollux.allocation (
     changed        boolean NOT NULL,
     reason         text NOT NULL,
     explanation    jsonb,
+    until          bigint,
     CHECK (gpus = cardinality(nodes) * gpus_per_node),
     PRIMARY KEY (cycle_id, job_id)
 );
+COMMENT ON COLUMN pollux.allocation.until IS 'the first cycle for which it does not hold any more; null: it holds';
 CREATE INDEX allocation_by_job ON pollux.allocation (job_id, cycle_id);
+CREATE INDEX allocation_until ON pollux.allocation (until, cycle_id);
 
 CREATE FUNCTION pollux.step_rank(step text) RETURNS integer
     LANGUAGE sql IMMUTABLE STRICT
@@ -230,7 +237,8 @@ CREATE TABLE pollux.move (
     acknowledged  jsonb,
     resumed       jsonb,
     cancelled_by  text,
-    ends_at       timestamptz
+    ends_at       timestamptz,
+    nonce         text NOT NULL DEFAULT replace(gen_random_uuid()::text, '-', '') CHECK (nonce ~ '^([0-9a-f]{32})?$')
 );
 COMMENT ON TABLE pollux.move IS 'moves of jobs between placements; each step is written before its action on Slurm';
 COMMENT ON COLUMN pollux.move.times IS '{step: POSIX time at which the move reached it}';
@@ -238,6 +246,7 @@ COMMENT ON COLUMN pollux.move.acknowledged IS 'what the old attempt said of its 
 COMMENT ON COLUMN pollux.move.resumed IS 'times of the new attempt: launched_at .. first_step_at';
 COMMENT ON COLUMN pollux.move.cancelled_by IS 'who cancelled the move; in force until the job is requeued';
 COMMENT ON COLUMN pollux.move.ends_at IS 'when the draining attempt would have reached its time limit';
+COMMENT ON COLUMN pollux.move.nonce IS 'random; given to the job''s agent with the order to grow; its companion job states it';
 CREATE INDEX move_by_job ON pollux.move (cluster, job_id, id);
 CREATE UNIQUE INDEX move_one_open ON pollux.move (cluster, job_id)
     WHERE step NOT IN ('training', 'parked', 'failed');
@@ -259,8 +268,8 @@ BEGIN
             RAISE EXCEPTION 'a move begins at step planned, not %', NEW.step USING ERRCODE = 'PX409';
         END IF;
     ELSE
-        IF (OLD.id, OLD.cluster, OLD.job_id, OLD.attempt, OLD.path, OLD.source, OLD.target)
-           IS DISTINCT FROM (NEW.id, NEW.cluster, NEW.job_id, NEW.attempt, NEW.path, NEW.source, NEW.target) THEN
+        IF (OLD.id, OLD.cluster, OLD.job_id, OLD.attempt, OLD.path, OLD.source, OLD.target, OLD.nonce)
+           IS DISTINCT FROM (NEW.id, NEW.cluster, NEW.job_id, NEW.attempt, NEW.path, NEW.source, NEW.target, NEW.nonce) THEN
             RAISE EXCEPTION 'move %: only its step, times and detail may change', OLD.id
                 USING ERRCODE = 'PX409';
         END IF;
@@ -345,24 +354,32 @@ $$;
 CREATE TRIGGER audit AFTER INSERT OR UPDATE OR DELETE ON pollux.setting
     FOR EACH ROW EXECUTE FUNCTION pollux.audit_setting();
 
--- Secrets that sign the jobs' tokens and passwords. The newest two of a cluster are accepted: a secret can be rotated.
-CREATE TABLE pollux.secret (
-    id            bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    cluster       pollux.cluster_name NOT NULL,
-    key           bytea NOT NULL CHECK (length(key) >= 16),
-    installed_at  timestamptz NOT NULL DEFAULT now(),
-    UNIQUE (cluster, key)
+-- Who may ask the gateway: an attempt of a job, or a user (no job) of polluxctl.
+CREATE TABLE pollux.token (
+    hash        bytea PRIMARY KEY,
+    cluster     pollux.cluster_name NOT NULL,
+    job_id      bigint,
+    attempt     integer NOT NULL DEFAULT 0,
+    uid         bigint NOT NULL,
+    made_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+    expires_at  timestamptz,
+    CHECK (job_id IS NOT NULL OR expires_at IS NOT NULL)
 );
+COMMENT ON TABLE pollux.token IS 'tokens that the gateways have given out, hashed; those of a job die with its attempt';
+COMMENT ON COLUMN pollux.token.hash IS 'SHA-256 of the token';
+CREATE INDEX token_by_job ON pollux.token (cluster, job_id, attempt, uid);
 
--- The roles that users' agents log in as: one per user and secret, so that a rotated secret leaves running jobs theirs.
-CREATE TABLE pollux.agent_role (
-    role         name PRIMARY KEY,
-    cluster      pollux.cluster_name NOT NULL,
-    uid          bigint NOT NULL,
-    secret_id    bigint NOT NULL,
-    connections  integer NOT NULL CHECK (connections > 0),
-    leave        boolean NOT NULL,
-    wanted_at    timestamptz NOT NULL DEFAULT now()
-);
-COMMENT ON COLUMN pollux.agent_role.leave IS 'connections are scarce: an agent disconnects after each exchange';
-COMMENT ON COLUMN pollux.agent_role.wanted_at IS 'when the user last had a job';
+-- Least privilege: roles have what is granted here, and nothing else.
+REVOKE ALL ON SCHEMA pollux FROM PUBLIC;
+ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC;
+REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pollux FROM PUBLIC;
+
+GRANT USAGE ON SCHEMA pollux TO pollux_gateway, pollux_read;
+GRANT SELECT ON pollux.job, pollux.report, pollux.acknowledgement, pollux.report_history, pollux.cycle, pollux.allocation,
+    pollux.move, pollux.leader, pollux.setting, pollux.setting_audit, pollux.schema_migration, pollux.prior
+TO pollux_read;
+GRANT SELECT ON pollux.job, pollux.report, pollux.report_history, pollux.acknowledgement, pollux.fingerprint, pollux.prior,
+    pollux.cycle, pollux.allocation, pollux.move, pollux.leader, pollux.setting, pollux.schema_migration, pollux.token
+TO pollux_gateway;
+GRANT INSERT ON pollux.report_history, pollux.acknowledgement, pollux.fingerprint, pollux.token TO pollux_gateway;
+GRANT DELETE ON pollux.token TO pollux_gateway;
