@@ -128,27 +128,24 @@ def _run(connection: Any, statement: sql.Composable) -> None:
 
 @app.command()
 def upgrade(config: ConfigOption = None) -> None:
-    """Bring the schema to this version; install the ticket secret.
+    """Bring the schema to this version.
 
-    Running jobs and agents of the version before go on. Safe to repeat.
+    Running jobs go on; those with an agent of polluxd 0.1 train plainly to their end. Safe to repeat.
     """
     migrate(access.configuration(config))
 
 
 def migrate(loaded: Config) -> None:
-    """Apply missing migrations and install the secret of `loaded`."""
+    """Apply missing migrations."""
     store = open_store(loaded)
     applied = store.migrate()
-    secret = loaded.database.secret()
-    if secret is not None:
-        store.install_secret(secret)
     store.close()
     typer.echo(f"applied {', '.join(applied)}" if applied else "the schema is up to date")
 
 
 @app.command()
 def check(config: ConfigOption = None) -> None:
-    """Check the database: connection, TLS, roles, schema, secret.
+    """Check the database: connection, TLS, roles, schema.
 
     Exit status 1: a fault.
     """
@@ -166,12 +163,12 @@ def backup_hints(config: ConfigOption = None) -> None:
     where = f"--host={url.host} " if url.host else ""
     where += f"--port={url.port} " if url.port else ""
     name = url.database
-    files = [config or DEFAULT_PATH, loaded.database.secret_file, loaded.database.passfile]
+    files = [config or DEFAULT_PATH, loaded.database.passfile, loaded.gateway.passfile]
     for line in (
         "# Back up, as a superuser of PostgreSQL; polluxd and jobs go on during the backup:",
         f"pg_dump {where}--username=postgres --format=custom --file=pollux.dump {name}",
         f"cp --archive {' '.join(str(file) for file in files if file)} /your/backup/",
-        "# Restore, with polluxd stopped. Jobs that run keep their tickets:",
+        "# Restore, with polluxd and the gateway stopped. Jobs that run ask for new tokens:",
         f"polluxctl db init --database={name}",
         f"pg_restore {where}--username=postgres --clean --if-exists --dbname={name} pollux.dump",
         "polluxctl db upgrade",

@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from polluxd.answers.controllers import answers_client
-from polluxd.answers.wire import Top
 from polluxd.config import Config
 from polluxd.errors import PolluxError, SlurmError, SlurmGarbled, SlurmUnavailable
+from polluxd.gateway.client import user_client
 from polluxd.slurm.node_records import parse_nodes
 from polluxd.slurm.rules import parse_partitions, parse_reservations
 from polluxd.slurm.scontrol import failure
@@ -112,20 +111,20 @@ def cluster(slurm: Slurm, site: Site, config: Config | None, roles: Sequence[Rol
                 yield fault("slurmctld", str(error), "look at slurmctld's log")
 
 
-def answers(slurm: Slurm) -> Iterator[Finding]:
-    """Check that ordinary users of this machine have answers from polluxd."""
+def gateway(slurm: Slurm) -> Iterator[Finding]:
+    """Check that jobs and users of this machine reach polluxd's gateway."""
     try:
-        answers_client(slurm.ask("scontrol", "show", "config")).ask(Top())
+        user_client(slurm.ask("scontrol", "show", "config")).ask("/v1/top")
     except SlurmError:
         return  # said by `slurmctld`
     except PolluxError as error:
         yield warning(
-            "answers",
-            f"polluxctl shows nothing to ordinary users here: {error}",
-            "systemctl enable --now polluxd-answers on the controller, and let its port through (answers.listen)",
+            "gateway",
+            f"jobs and users of this machine do not reach the gateway: {error}",
+            "systemctl enable --now polluxd-gateway on the controller, and let its port through (gateway.listen)",
         )
     else:
-        yield ok("answers", "polluxd answers ordinary users")
+        yield ok("gateway", "the gateway answers")
 
 
 def munge(slurm: Slurm, settings: Mapping[str, str]) -> Iterator[Finding]:

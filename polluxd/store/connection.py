@@ -19,8 +19,8 @@ from psycopg2.extensions import POLL_OK, POLL_READ, POLL_WRITE
 from sqlalchemy import URL, Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
-from pollux.scheduler.transport import InsecureConnection, require_verified
 from polluxd.errors import ConfigError, LeaderLost, StoreError, StoreRejected, StoreUnavailable
+from polluxd.store.transport import InsecureConnection, require_verified
 
 _FENCED = "PX001"
 _NOT_READY = "PX503"
