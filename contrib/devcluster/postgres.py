@@ -59,9 +59,21 @@ class DevPostgres:
         return self._url("postgres", self.database)
 
     @property
+    def agent_dsn(self) -> str:
+        return f"host=127.0.0.1 port={self.port} dbname={self.database}"
+
+    @property
     def gateway_url(self) -> str:
         """The SQLAlchemy URL of `pollux_gateway`."""
         return self._url("pollux_gateway", self.database)
+
+    @property
+    def gateway_passfile(self) -> Path:
+        """libpq's password file of `pollux_gateway`; readable for root alone."""
+        path = self.directory / "gateway.pgpass"
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(f"*:*:*:pollux_gateway:{self._passwords['pollux_gateway']}\n")
+        return path
 
     @property
     def read_dsn(self) -> str:
