@@ -19,12 +19,16 @@ class MungeError(PolluxAgentError):
     """Munge refused, or munged does not answer."""
 
 
+class MungeMissing(MungeError):
+    """libmunge is not installed here."""
+
+
 @cache
 def _library() -> Any:
     try:
         library = ctypes.CDLL("libmunge.so.2")
     except OSError:
-        raise MungeError(
+        raise MungeMissing(
             "libmunge.so.2 is missing here: install munge, which every Slurm host needs"
         ) from None
     library.munge_ctx_create.restype = ctypes.c_void_p
