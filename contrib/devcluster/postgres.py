@@ -15,7 +15,6 @@ from typing import Self
 from .errors import DevClusterError
 from .processes import Daemon, free_ports, wait_until
 
-
 _ROLES = ("pollux_daemon", "pollux_gateway", "pollux_read")
 
 
@@ -31,9 +30,7 @@ class DevPostgres:
         self.directory = Path(directory).absolute()
         self.port = port or 0
         self.database = "pollux"
-        self._passwords = {
-            role: secrets.token_hex(12) for role in ("postgres", *_ROLES)
-        }
+        self._passwords = {role: secrets.token_hex(12) for role in ("postgres", *_ROLES)}
         self._daemon: Daemon | None = None
 
     @property
@@ -57,10 +54,6 @@ class DevPostgres:
     def admin_url(self) -> str:
         """SQLAlchemy URL of the superuser."""
         return self._url("postgres", self.database)
-
-    @property
-    def agent_dsn(self) -> str:
-        return f"host=127.0.0.1 port={self.port} dbname={self.database}"
 
     @property
     def gateway_url(self) -> str:

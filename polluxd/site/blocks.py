@@ -161,22 +161,17 @@ def merged_slurm_conf(
         elif wish.is_list:
             problems.append(f"an included file has {wish.key}={present}: add {wish.value} to the list there")
         elif not calls(present, wish.value):
-            remedies = _OF_FOLDERS if present.endswith("*") else _REMEDIES
             problems.append(
-                remedies.get(wish.key, "{key}={present}: Pollux needs {key}={value}").format(
+                _REMEDIES.get(wish.key, "{key}={present}: Pollux needs {key}={value}").format(
                     key=wish.key, present=present, value=wish.value
                 )
             )
     return (with_block(text, "".join(missing), "#") if missing else text), problems
 
 
-_OWN_SCRIPT = "{key}={present} is the site's own script: call {value} from it; its last line is `exit 0`"
-_FOLDER = "{key}={present} is a folder of scripts: link {value} into it (ln -s)"
-_OF_FOLDERS = {"Prolog": _FOLDER, "Epilog": _FOLDER}
 _REMEDIES = {
-    "Prolog": _OWN_SCRIPT,
-    "Epilog": _OWN_SCRIPT,
-    "TaskProlog": "TaskProlog={present} is the site's own script: call {value} from it, and pass its output on",
+    "TaskProlog": "TaskProlog={present} is the site's own script: add the line `[ ! -x {value} ] || {value}` to it, "
+    "and pass its output on",
 }
 
 

@@ -201,12 +201,6 @@ def _plugins(settings: Mapping[str, str], site: Site) -> Iterator[Finding]:
                 f"{key} is {found}: {why}",
                 f"{key}=lua in {site.slurm_conf}; then restart slurmctld",
             )
-    if "alloc" not in _words(settings.get("PrologFlags", "")):
-        yield fault(
-            "prolog-flags",
-            f"PrologFlags is {settings.get('PrologFlags') or 'not set'}: only the first node has a ticket in time",
-            f"PrologFlags=Alloc in {site.slurm_conf}; then restart slurmctld and slurmd",
-        )
 
 
 def _words(text: str) -> list[str]:
@@ -214,32 +208,23 @@ def _words(text: str) -> list[str]:
 
 
 def _scripts(settings: Mapping[str, str], site: Site) -> Iterator[Finding]:
-    for key in ("Prolog", "Epilog", "TaskProlog"):
-        ours, found = f"{site.hooks}/{key.lower().replace('task', 'task_')}", settings.get(key, "")
-        check = "prolog" if key == "Prolog" else "epilog" if key == "Epilog" else "task-prolog"
-        if not found:
-            yield fault(
-                check,
-                f"{key} is not set",
-                f"{key}={ours} in {site.slurm_conf}; then restart slurmctld and slurmd",
-            )
-        elif ours not in found.split(","):
-            yield from _foreign_script(check, key, found.split(",")[0], ours)
-
-
-def _foreign_script(check: str, key: str, found: str, ours: str) -> Iterator[Finding]:
+    key, ours = "TaskProlog", f"{site.hooks}/task_prolog"
+    found = settings.get(key, "")
+    why = "after a move, `srun` in a batch script finds the sizes of the submission"
+    if not found:
+        remedy = f"{key}={ours} in {site.slurm_conf}; then restart slurmctld and slurmd"
+        yield warning("task-prolog", f"{key} is not set: {why}", remedy)
+        return
     try:
-        called = calls(found, ours)
+        called = any(calls(script, ours) for script in found.split(","))
     except OSError:
-        yield warning(check, f"{key} is {found}, which cannot be read here", f"see that it calls {ours}")
+        yield warning(
+            "task-prolog", f"{key} is {found}, which cannot be read here", f"see that it calls {ours}"
+        )
         return
     if not called:
-        yield fault(
-            check,
-            f"{key} is {found}, which does not call {ours}",
-            f"call {ours} from it"
-            + (", and pass its output on" if key == "TaskProlog" else ", with its last line `exit 0`"),
-        )
+        remedy = f"add the line `[ ! -x {ours} ] || {ours}` to it, and pass its output on"
+        yield warning("task-prolog", f"{key} is {found}, which does not call {ours}: {why}", remedy)
 
 
 def _gpus(settings: Mapping[str, str]) -> Iterator[Finding]:
@@ -305,13 +290,6 @@ def _requeue(settings: Mapping[str, str]) -> Iterator[Finding]:
             "requeue",
             f"cred_expire is {delay} s: a job that polluxd could not place again waits so long",
             "lower cred_expire in AuthInfo (default: 120)",
-        )
-    timeout = settings.get("PrologEpilogTimeout", "65534").split()[0]
-    if timeout.isdigit() and int(timeout) < 25:
-        yield warning(
-            "prolog-timeout",
-            f"PrologEpilogTimeout is {timeout} s: Slurm ends a prolog that waits for slurmctld, and drains the node",
-            "PrologEpilogTimeout=60 in slurm.conf, or leave it out",
         )
 
 

@@ -15,6 +15,7 @@ from pollux.slurm_job.access import TOKEN, GatewayAccess, read_access
 
 ENVIRONMENT = {
     "POLLUX_GATEWAY": "https://head.example.org:9851",
+    "POLLUX_SUBMITTED": "1795338957",
     "SLURM_JOB_ID": "7",
     "SLURM_RESTART_COUNT": "1",
 }

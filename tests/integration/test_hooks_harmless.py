@@ -66,16 +66,20 @@ def test_slurmctld_starts_and_every_job_passes(cluster: DevCluster, hooks: Path,
     assert ("passes unchecked" if fault == "raises" else "every job passes as a plain Slurm job") in said[0]
 
 
-@pytest.mark.parametrize("fault", ["no python", "broken", "missing"])
-def test_no_node_is_drained(cluster: DevCluster, hooks: Path, fault: str) -> None:
-    ticket = hooks / "ticket"
-    text = ticket.read_text()
+@pytest.mark.parametrize("fault", ["missing", "not executable", "broken", "fails"])
+def test_without_a_sound_task_prolog_jobs_run_and_no_node_is_drained(
+    cluster: DevCluster, hooks: Path, fault: str
+) -> None:
+    script = hooks / "task_prolog"
     match fault:
-        case "no python":
-            ticket.write_text(text.replace("/usr/bin/python3", "/nowhere/python3", 1))
-        case "broken":
-            ticket.write_text("#!/usr/bin/python3\nimport nothing\n")
         case "missing":
-            ticket.unlink()
+            script.unlink()
+        case "not executable":
+            script.chmod(0o644)
+        case "broken":
+            script.write_text("\x7fELF")
+        case "fails":
+            script.write_text("#!/bin/sh\nexit 1\n")
     run_job(cluster, "")
+    run_job(cluster, "#POLLUX")
     assert "drain" not in cluster.command("sinfo", "-h", "-N", "-o", "%T %E")

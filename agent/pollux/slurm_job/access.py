@@ -16,7 +16,9 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 ADDRESSES = "POLLUX_GATEWAY"
-"""URLs of the gateways, separated by commas; set by the submission hook, empty in other jobs."""
+"""URLs of the gateways, separated by commas; set by the submission hook, empty in other batch jobs."""
+SUBMITTED = "POLLUX_SUBMITTED"
+"""When the submission hook made the job a Pollux job. A site may set ADDRESSES for all users of `polluxctl`."""
 CA = "POLLUX_GATEWAY_CA"
 """File of the certificates that vouch for the gateways; empty: the system's."""
 TOKEN = "POLLUX_TOKEN"
@@ -84,7 +86,7 @@ class GatewayAccess:
 
 def in_pollux_job(environ: Mapping[str, str]) -> bool:
     """Tell whether the submission hook made this job a Pollux job."""
-    return bool(environ.get(ADDRESSES) and environ.get("SLURM_JOB_ID"))
+    return all(environ.get(name) for name in (ADDRESSES, SUBMITTED, "SLURM_JOB_ID"))
 
 
 def read_access(environ: Mapping[str, str]) -> GatewayAccess | None:

@@ -252,7 +252,7 @@ def loop_cluster(scratch: Path) -> Iterator[DevCluster]:
 
 @pytest.fixture
 def loop(loop_cluster: DevCluster, tmp_path: Path) -> Iterator[Loop]:
-    yield from _on(loop_cluster, Daemon(loop_cluster, tmp_path), tmp_path)
+    yield from on_cluster(loop_cluster, Daemon(loop_cluster, tmp_path), tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -269,12 +269,13 @@ def elastic_cluster(scratch: Path) -> Iterator[DevCluster]:
 
 @pytest.fixture
 def elastic_loop(elastic_cluster: DevCluster, tmp_path: Path) -> Iterator[Loop]:
-    yield from _on(
+    yield from on_cluster(
         elastic_cluster, Daemon(elastic_cluster, tmp_path, training_timeout=150.0, cooldown=1.0), tmp_path
     )
 
 
-def _on(cluster: DevCluster, daemon: Daemon, folder: Path) -> Iterator[Loop]:
+def on_cluster(cluster: DevCluster, daemon: Daemon, folder: Path) -> Iterator[Loop]:
+    """Start polluxd on a cluster; end it, and its jobs, after the test."""
     assert daemon.command("polluxd", "migrate").returncode == 0
     daemon.start()
     made = Loop(cluster, daemon, folder)

@@ -21,9 +21,6 @@ SETTINGS = {
     "AccountingStorageType": "accounting_storage/slurmdbd",
     "JobSubmitPlugins": "lua",
     "CliFilterPlugins": "cli_filter/lua",
-    "PrologFlags": "Alloc,Contain",
-    "Prolog": "/etc/pollux/hooks/prolog",
-    "Epilog": "/etc/pollux/hooks/epilog",
     "TaskProlog": "/etc/pollux/hooks/task_prolog",
     "GresTypes": "gpu",
     "SelectType": "select/cons_tres",
@@ -65,7 +62,8 @@ def test_a_sound_slurm(tmp_path):
         ({"at": "2026-01-01T00:00:00"}, "clock", "NTP"),
         ({"GresTypes": ""}, "gres", "GresTypes=gpu"),
         ({"SelectType": "select/linear"}, "gres", "cons_tres"),
-        ({"PrologEpilogTimeout": "5"}, "prolog-timeout", "PrologEpilogTimeout=60"),
+        ({"TaskProlog": ""}, "task-prolog", "TaskProlog=/etc/pollux/hooks/task_prolog"),
+        ({"TaskProlog": "/nowhere/script"}, "task-prolog", "see that it calls"),
         ({"CliFilterPlugins": ""}, "plugins", "CliFilterPlugins=lua"),
         ({"level": "None"}, "rights", "adminlevel=operator"),
         ({"level": ""}, "rights", "adminlevel=operator"),
@@ -77,14 +75,15 @@ def test_a_fault_of_slurm(tmp_path, settings, check, remedy):
     assert remedy in faults[check].remedy
 
 
-def test_a_folder_of_prologs_is_searched(tmp_path):
-    (tmp_path / "10-health").write_text("#!/bin/sh\nexit 0\n")
-    slurm = StubSlurm(Prolog=f"{tmp_path}/*")
-    assert list(found(slurm, tmp_path)) == ["prolog"]
-    (tmp_path / "50-pollux").symlink_to("/etc/pollux/hooks/prolog")
+def test_a_site_s_task_prologs_are_searched(tmp_path):
+    ours = "/etc/pollux/hooks/task_prolog"
+    (tmp_path / "10-health").write_text(f"#!/bin/sh\n# {ours}\nexit 0\n")
+    slurm = StubSlurm(TaskProlog=f"{tmp_path}/*")
+    assert list(found(slurm, tmp_path)) == ["task-prolog"]
+    (tmp_path / "50-pollux").symlink_to(ours)
     assert found(slurm, tmp_path) == {}
     (tmp_path / "50-pollux").unlink()
-    (tmp_path / "60-all").write_text("#!/bin/sh\n/etc/pollux/hooks/prolog\nexit 0\n")
+    (tmp_path / "60-all").write_text(f"#!/bin/sh\n[ ! -x {ours} ] || {ours}\nexit 0\n")
     assert found(slurm, tmp_path) == {}
 
 
@@ -109,21 +108,20 @@ def test_nodes_that_slurm_hides_are_named(tmp_path):
 
 
 def test_scripts_that_slurm_numbers_are_found(tmp_path, monkeypatch):
-    table = {key: value for key, value in SETTINGS.items() if key not in ("Prolog", "Epilog")}
+    table = {key: value for key, value in SETTINGS.items() if key != "TaskProlog"}
     printed = f"Configuration data as of {time.time():.0f}\n" + "".join(
         f"{key:<23} = {value}\n"
         for key, value in {
             **table,
-            "Epilog[0]": "/etc/pollux/hooks/epilog",
             "Prolog[0]": "/site/prolog",
-            "Prolog[1]": "/etc/pollux/hooks/prolog",
+            "TaskProlog[0]": "/etc/pollux/hooks/task_prolog",
+            "TaskProlog[1]": "/site/task_prolog",
         }.items()
     )
     real = slurm_checks.Slurm(None)
     monkeypatch.setattr(real, "ask", lambda *argv, given="": printed)
     settings = real.settings()
-    assert settings["Prolog"] == "/site/prolog,/etc/pollux/hooks/prolog"
-    assert settings["TaskProlog"] == "/etc/pollux/hooks/task_prolog"
+    assert settings["TaskProlog"] == "/etc/pollux/hooks/task_prolog,/site/task_prolog"
     assert found(StubSlurm(**settings), tmp_path) == {}
 
 

@@ -61,6 +61,7 @@ def job(url: str, token: str | None = None) -> tuple[JobGateway, Credentials]:
 def environ(url: str, **changes: str) -> dict[str, str]:
     return {
         "POLLUX_GATEWAY": url,
+        "POLLUX_SUBMITTED": "1795338957",
         "SLURM_JOB_ID": str(JOB),
         "SLURM_RESTART_COUNT": str(ATTEMPT),
         **changes,
@@ -200,4 +201,5 @@ def test_outside_a_pollux_job_there_is_no_access() -> None:
     assert read_access({}) is None
     assert read_access({"SLURM_JOB_ID": "7", "POLLUX_GATEWAY": ""}) is None
     assert read_access({"POLLUX_GATEWAY": "http://127.0.0.1:9"}) is None
-    assert read_access({"POLLUX_GATEWAY": "http://127.0.0.1:9", "SLURM_JOB_ID": "seven"}) is None
+    assert read_access({"POLLUX_GATEWAY": "http://127.0.0.1:9", "SLURM_JOB_ID": "7"}) is None, "salloc"
+    assert read_access(environ("http://127.0.0.1:9", SLURM_JOB_ID="seven")) is None

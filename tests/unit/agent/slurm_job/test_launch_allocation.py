@@ -141,7 +141,12 @@ def test_after_a_shrink_slurm_is_asked_for_the_number_of_nodes(
     )
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4", "POLLUX_GATEWAY": "https://head:9851"}
+    job = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NUM_NODES": "4",
+        "POLLUX_GATEWAY": "https://head:9851",
+        "POLLUX_SUBMITTED": "1",
+    }
     assert nodes_now(job) == 2
     assert (tmp_path / "scontrol.asked").read_text() == "show job -o 7\n"
     # Neither of these can have shrunk.
