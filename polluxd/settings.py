@@ -388,7 +388,7 @@ class GatewaySettings(_Section):
     tls_certificate: Annotated[FilePath | None, Example("/etc/pollux/gateway.crt")] = None
     """PEM file of the certificate, with the chain to its authority."""
     tls_key: Annotated[FilePath | None, Example("/etc/pollux/gateway.key")] = None
-    """PEM file of the certificate's key, readable for polluxd's user alone."""
+    """PEM file of the certificate's key, readable for the gateway's user alone."""
     addresses: Annotated[GatewayUrls, Example(["https://head.example.org:9851"])] = ()
     """URLs that jobs and users reach the gateways at, in the order of preference. Without any: from `listen`."""
     ca: Annotated[FilePath | None, Example("/etc/pollux/ca.crt")] = None
@@ -396,7 +396,7 @@ class GatewaySettings(_Section):
     publish_interval_s: Seconds = 30.0
     """Time between two reports of a job."""
     passfile: Annotated[FilePath | None, Example("/etc/pollux/gateway.pgpass")] = None
-    """libpq's password file of role pollux_gateway, mode 0600, owned by polluxd's user."""
+    """libpq's password file of role pollux_gateway, mode 0600, owned by the gateway's user."""
 
     @model_validator(mode="after")
     def _certified(self) -> Self:

@@ -35,10 +35,10 @@ class Budget:
             self._forget(now)
         return True
 
-    def give_back(self, key: Hashable) -> None:
-        if key in self._left:
-            left, at = self._left[key]
-            self._left[key] = (left + 1, at)
+    def spent(self, key: Hashable) -> bool:
+        """Tell whether nothing is left."""
+        left, at = self._left.get(key, (self._at_once, 0.0))
+        return left + (time.monotonic() - at) * self._per_second < 1
 
     def _forget(self, now: float) -> None:
         """Forget the keys that have rested."""
@@ -47,31 +47,31 @@ class Budget:
 
 
 class Turns:
-    """At most so many requests of one user under way; further ones wait in line, and beyond that are refused.
+    """At most so many requests of one user, or address, under way; further ones wait in line.
 
     Args:
-        under_way: of one user.
-        in_line: of one user, those under way included.
+        under_way: for each key.
+        in_line: for each key, those under way included; beyond it a request is refused.
     """
 
     def __init__(self, under_way: int, in_line: int) -> None:
         self._under_way = under_way
         self._in_line = in_line
-        self._users: dict[int, tuple[asyncio.Semaphore, int]] = {}
+        self._lines: dict[Hashable, tuple[asyncio.Semaphore, int]] = {}
 
     @asynccontextmanager
-    async def turn(self, uid: int) -> AsyncIterator[None]:
-        """Wait for the user's turn. Raises Refused where too many wait."""
-        gate, count = self._users.get(uid) or (asyncio.Semaphore(self._under_way), 0)
+    async def turn(self, key: Hashable) -> AsyncIterator[None]:
+        """Wait for a turn. Raises Refused where too many wait."""
+        gate, count = self._lines.get(key) or (asyncio.Semaphore(self._under_way), 0)
         if count >= self._in_line:
-            raise too_often(f"you have {count} requests under way: wait for their answers")
-        self._users[uid] = gate, count + 1
+            raise too_often(f"{count} of your requests are under way: wait for their answers")
+        self._lines[key] = gate, count + 1
         try:
             async with gate:
                 yield
         finally:
-            gate, count = self._users[uid]
+            gate, count = self._lines[key]
             if count == 1:
-                del self._users[uid]
+                del self._lines[key]
             else:
-                self._users[uid] = gate, count - 1
+                self._lines[key] = gate, count - 1

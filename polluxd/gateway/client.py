@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from pollux.scheduler.gateway import Gateway, GatewayAway, GatewayError, MessageRefused, TokenRefused
-from pollux.scheduler.munge import Munge
+from pollux.scheduler.munge import Munge, MungeError
 from pollux.slurm_job.access import ADDRESSES, CA
 from polluxd.errors import PolluxError, SlurmGarbled
 from polluxd.settings import GatewaySettings
@@ -42,7 +42,7 @@ class UserClient:
     def ask(self, path: str, **words: object) -> Any:
         """Return the document of an answer.
 
-        Raises NoGateway, MungeError, and PolluxError with the words of the gateway.
+        Raises NoGateway, and PolluxError where munge or the gateway refuses.
         """
         question = urlencode({name: json.dumps(value) for name, value in words.items()})
         where = f"{path}?{question}" if question else path
@@ -63,14 +63,17 @@ class UserClient:
             except GatewayError as error:
                 raise PolluxError(str(error)) from None
         raise NoGateway(
-            f"polluxd's gateway does not answer: {'; '.join(failed) or 'no token is accepted'}. Ask an administrator to "
-            f"start polluxd-gateway, or name its address with {ADDRESSES}=https://HOST:PORT"
+            f"polluxd's gateway does not answer: {'; '.join(failed) or 'no token is accepted'}. Ask an administrator "
+            f"to start polluxd-gateway, or name its address with {ADDRESSES}=https://HOST:PORT"
         )
 
     def _new_token(self) -> str:
         nonce = secrets.token_hex(16)
         payload = json.dumps({"purpose": "user", "nonce": nonce}).encode()
-        credential = self._munge.encode(payload).decode()
+        try:
+            credential = self._munge.encode(payload).decode()
+        except MungeError as error:
+            raise PolluxError(str(error)) from None
         answer = self._gateway.ask("POST", "/v1/tokens", {"credential": credential})
         if not isinstance(answer, Mapping) or answer.get("nonce") != nonce:
             raise GatewayAway(f"{self._gateway.address}: the token belongs to another question")

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from pollux.scheduler.munge import MungeError
 
-from .budgets import Budget
+from .budgets import Budget, Turns
 from .messages import AttemptCredential, TokenAnswer, TokenRequest, UserCredential
 from .records import Holder, Records
 from .refusals import Refused, not_sensible, of_attempt, token_refused, too_often, unavailable
@@ -59,20 +59,22 @@ class Tokens:
         self._known: OrderedDict[bytes, tuple[Holder, float, float]] = OrderedDict()
         """Holder, until when it is believed, and until when it lives, by hash."""
         self._unknown: OrderedDict[bytes, float] = OrderedDict()
-        self._strange = Budget(10, 50)
-        """Look-ups of unknown tokens, and credentials that are no good, by address."""
+        self._strange = Budget(10, 100)
+        """Tokens and credentials that are no good, by address."""
+        self._turns = Turns(2, 4096)
+        """Look-ups and credentials, by address."""
         self._of_user = Budget(2, 60)
         """Tokens given out, by user."""
 
     async def issue(self, request: TokenRequest, address: str) -> tuple[TokenAnswer, Holder]:
         """Return a token for the maker of a credential. Raises Refused, StoreError."""
-        if not self._strange.take(address):
-            raise unavailable("too many credentials from this address are no good: try again")
-        try:
-            payload, uid = await self._run(partial(self._munge.decode, request.credential.encode()))
-        except MungeError as error:
-            raise token_refused(str(error)) from None
-        self._strange.give_back(address)
+        async with self._turns.turn(address):
+            self._must_be_trusted(address)
+            try:
+                payload, uid = await self._run(partial(self._munge.decode, request.credential.encode()))
+            except MungeError as error:
+                self._strange.take(address)
+                raise token_refused(str(error)) from None
         if not self._of_user.take(uid):
             raise too_often("you ask for too many tokens: use those that you have")
         credential = _credential(payload)
@@ -115,19 +117,18 @@ class Tokens:
         if _TEXT.fullmatch(text) is None:
             raise token_refused("expected `Authorization: Bearer TOKEN` with a token of this gateway")
         digest, now = hashlib.sha256(text.encode()).digest(), time.monotonic()
-        if (known := self._known.get(digest)) is not None:
-            if now < min(known[1], known[2]):
-                return known[0]
+        if (known := self._known.get(digest)) is not None and now < min(known[1], known[2]):
+            return known[0]
         if self._unknown.get(digest, 0.0) > now:
             raise token_refused("the gateway does not know this token (any more)")
-        if not self._strange.take(address):
-            raise unavailable("too many unknown tokens come from this address: try again")
-        found = await self._run(partial(self._records.token_of, digest))
-        if found is None:
-            self._known.pop(digest, None)
-            _put(self._unknown, digest, now + 5.0, 10_000)
-            raise token_refused("the gateway does not know this token (any more)")
-        self._strange.give_back(address)
+        async with self._turns.turn(address):
+            self._must_be_trusted(address)
+            found = await self._run(partial(self._records.token_of, digest))
+            if found is None:
+                self._known.pop(digest, None)
+                self._strange.take(address)
+                _put(self._unknown, digest, now + 5.0, 10_000)
+                raise token_refused("the gateway does not know this token (any more)")
         holder: Holder
         holder, refusal = found
         if refusal is not None:
@@ -135,6 +136,11 @@ class Tokens:
             raise of_attempt(refusal)
         self._remember(digest, holder)
         return holder
+
+    def _must_be_trusted(self, address: str) -> None:
+        """Refuse an address that has just sent many tokens that are no good; those known pass all the same."""
+        if self._strange.spent(address):
+            raise unavailable("too many unknown tokens and credentials come from this address: try again")
 
     def _remember(self, digest: bytes, holder: Holder) -> None:
         now = time.monotonic()

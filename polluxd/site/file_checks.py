@@ -17,20 +17,25 @@ from .files import differences, read_text
 from .findings import Finding, fault, ok, warning
 from .hooks import Role, Site, text_of_includes, wanted
 
+GATEWAY_USER = "pollux-gateway"
+"""Who runs `polluxd gateway`, where the packages made this user."""
+
 
 def configuration_files(config: Config, path: Path, user: str) -> Iterator[Finding]:
     """Check the files that polluxd.toml is and names, for polluxd's user."""
     database = config.database
     gateway = config.gateway
-    for name, file in (
-        ("configuration", path),
-        ("passfile", database.passfile),
-        ("passfile", gateway.passfile),
-        ("tls", gateway.tls_certificate),
-        ("tls", gateway.tls_key),
+    theirs = GATEWAY_USER if _exists(GATEWAY_USER) else user
+    for name, file, reader in (
+        ("configuration", path, user),
+        ("configuration", path, theirs),
+        ("passfile", database.passfile, user),
+        ("passfile", gateway.passfile, theirs),
+        ("tls", gateway.tls_certificate, theirs),
+        ("tls", gateway.tls_key, theirs),
     ):
         if file is not None:
-            yield _readable(name, file, user)
+            yield _readable(name, file, reader)
     for passfile in (database.passfile, gateway.passfile):
         if passfile is not None and passfile.exists() and passfile.stat().st_mode & 0o077:
             yield fault(
@@ -44,6 +49,14 @@ def configuration_files(config: Config, path: Path, user: str) -> Iterator[Findi
             f"{gateway.tls_key} has mode {_mode(gateway.tls_key)}: any user could pose as the gateway",
             f"chmod o= {gateway.tls_key}",
         )
+
+
+def _exists(user: str) -> bool:
+    try:
+        pwd.getpwnam(user)
+    except KeyError:
+        return False
+    return True
 
 
 def _readable(name: str, path: Path, user: str) -> Finding:

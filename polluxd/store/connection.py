@@ -11,6 +11,7 @@ import os
 import select
 import time
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any
 
 import psycopg2
@@ -100,7 +101,7 @@ class Connector:
         self.statement_timeout = statement_timeout
         psycopg2.extensions.set_wait_callback(_bounded_wait)
 
-    @property
+    @cached_property
     def place(self) -> str:
         """Where it connects, without the password."""
         return self.url.set(drivername="postgresql").render_as_string(hide_password=True)
