@@ -490,7 +490,7 @@ SELECT t.job_id, t.attempt, t.uid,
        CAST(extract(epoch FROM t.expires_at - clock_timestamp()) AS double precision) AS expires_s,
        CASE WHEN t.job_id IS NULL THEN NULL WHEN j.job_id IS NULL THEN 'unknown'
             WHEN j.uid <> t.uid OR t.attempt < j.attempt OR j.ended_at IS NOT NULL AND t.attempt = j.attempt THEN 'over'
-            END AS refusal
+            WHEN j.ended_at IS NOT NULL THEN 'unknown' END AS refusal
 FROM pollux.token t LEFT JOIN pollux.job j ON j.cluster = t.cluster AND j.job_id = t.job_id
 WHERE t.hash = decode(:hash, 'hex') AND t.cluster = :cluster
   AND (t.expires_at IS NULL OR t.expires_at > clock_timestamp());
