@@ -93,6 +93,13 @@ def token_of(records: Any, job_id: int, *, attempt: int = 0, uid: int = 1000) ->
     return text
 
 
+def user_token_of(records: Any, uid: int = 1000) -> str:
+    """Give out a token of a user."""
+    text = f"U.{uid}.{secrets.token_urlsafe(32)}"
+    records.issue(Holder(uid, expires_s=60.0), hashlib.sha256(text.encode()).digest())
+    return text
+
+
 class Caller:
     """A client with one kept connection."""
 
@@ -101,7 +108,9 @@ class Caller:
         parts = urlsplit(url)
         self.connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE_S)
 
-    def ask(self, method: str, path: str, document: Any = None, *, body: bytes | None = None) -> tuple[int, Any]:
+    def ask(
+        self, method: str, path: str, document: Any = None, *, body: bytes | None = None
+    ) -> tuple[int, Any]:
         """Return status and document of the answer."""
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         sent = body if document is None else json.dumps(document).encode()
@@ -110,7 +119,9 @@ class Caller:
             content = response.read()
         return response.status, json.loads(content) if content else None
 
-    def code(self, method: str, path: str, document: Any = None, *, body: bytes | None = None) -> tuple[int, str]:
+    def code(
+        self, method: str, path: str, document: Any = None, *, body: bytes | None = None
+    ) -> tuple[int, str]:
         """Return status and code of an error."""
         status, answer = self.ask(method, path, document, body=body)
         return status, answer["error"]["code"]

@@ -10,9 +10,8 @@ import pytest
 
 from polluxd.errors import StoreUnavailable
 from polluxd.gateway import orders
-from polluxd.gateway.records import Holder
 from polluxd.model import JobState, Placement, Step
-from tests.integration.gateway.serving import PATIENCE_S, Caller, serving, token_of
+from tests.integration.gateway.serving import PATIENCE_S, Caller, serving, token_of, user_token_of
 from tests.integration.store.reports import payload
 
 pytestmark = pytest.mark.slurm
@@ -41,7 +40,9 @@ def test_an_order_waits_for_nobody_who_waits_for_it(caller, store):
     status, first = job.ask("GET", "/v1/orders")
     assert (status, first["drain"], first["resize"]) == (200, None, None)
     answers = []
-    waiting = threading.Thread(target=lambda: answers.append(job.ask("GET", f"/v1/orders?seen={first['seen']}")))
+    waiting = threading.Thread(
+        target=lambda: answers.append(job.ask("GET", f"/v1/orders?seen={first['seen']}"))
+    )
     waiting.start()
     move = drain(store, 7)
     waiting.join(PATIENCE_S)
@@ -150,11 +151,7 @@ def test_what_no_token_opens(caller, url, records, cluster):
 
 
 def test_a_users_token_opens_questions_alone(caller, records, url):
-    import hashlib
-
-    text = f"U.1000.{'u' * 43}"
-    records.issue(Holder(1000, expires_s=60.0), hashlib.sha256(text.encode()).digest())
-    user = Caller(url, text)
+    user = Caller(url, user_token_of(records))
     assert user.ask("GET", "/v1/jobs?ended=true") == (200, [1000, True])
     assert user.ask("GET", "/v1/top") == (200, 1000)
     assert user.ask("GET", "/v1/jobs/12/explain") == (200, [1000, 12])
