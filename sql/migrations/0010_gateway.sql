@@ -22,16 +22,18 @@ DROP FUNCTION pollux.hmac_sha256(bytea, bytea);
 DROP TYPE pollux.standing;
 DROP TABLE pollux.agent_role;
 DROP TABLE pollux.secret;
--- Where a DBA has installed pgcrypto elsewhere, it stays.
+-- Where a DBA has installed pgcrypto elsewhere, it stays; after a restore by a superuser, it belongs to that one.
 DO $$
 BEGIN
     IF EXISTS (SELECT FROM pg_catalog.pg_extension e WHERE e.extname = 'pgcrypto'
                AND e.extnamespace = 'pollux_crypto'::regnamespace) THEN
         DROP EXTENSION pgcrypto;
     END IF;
+    DROP SCHEMA pollux_crypto;
+EXCEPTION WHEN insufficient_privilege OR dependent_objects_still_exist THEN
+    RAISE WARNING 'schema pollux_crypto with pgcrypto stays: drop it as a superuser';
 END
 $$;
-DROP SCHEMA pollux_crypto;
 
 -- Who may ask the gateway: an attempt of a job, or a user (no job) of polluxctl.
 CREATE TABLE pollux.token (

@@ -42,7 +42,8 @@ def document_of(raw):
     """Return an answer with its document."""
     received = b""
     while not received.endswith(b"}"):
-        assert (data := raw.recv(65536)), received
+        data = raw.recv(65536)
+        assert data, received
         received += data
     return received
 

@@ -32,7 +32,8 @@ def etc(tmp_path, server):
     """polluxd.toml; the passwords come from password files."""
     (tmp_path / "polluxd.toml").write_text(
         f'[slurm]\ncluster = "main"\n[database]\npassfile = "{tmp_path}/pgpass"\n'
-        f'url = "postgresql://pollux_daemon@127.0.0.1:{server.port}/site"\n[gateway]\npassfile = "{tmp_path}/gateway.pgpass"\n'
+        f'url = "postgresql://pollux_daemon@127.0.0.1:{server.port}/site"\n'
+        f'[gateway]\npassfile = "{tmp_path}/gateway.pgpass"\n'
     )
     return tmp_path
 

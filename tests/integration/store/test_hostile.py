@@ -25,7 +25,17 @@ def hands(store, postgres):
 
 
 TABLES = (
-    *("job", "report_history", "acknowledgement", "fingerprint", "prior", "cycle", "allocation", "move", "leader"),
+    *(
+        "job",
+        "report_history",
+        "acknowledgement",
+        "fingerprint",
+        "prior",
+        "cycle",
+        "allocation",
+        "move",
+        "leader",
+    ),
     *("setting", "setting_audit", "schema_migration", "token"),
 )
 NAMELESS = ("allocation", "schema_migration")
