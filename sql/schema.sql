@@ -382,4 +382,3 @@ GRANT SELECT ON pollux.job, pollux.report, pollux.report_history, pollux.acknowl
     pollux.cycle, pollux.allocation, pollux.move, pollux.leader, pollux.setting, pollux.schema_migration, pollux.token
 TO pollux_gateway;
 GRANT INSERT ON pollux.report_history, pollux.acknowledgement, pollux.fingerprint, pollux.token TO pollux_gateway;
-GRANT DELETE ON pollux.token TO pollux_gateway;

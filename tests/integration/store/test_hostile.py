@@ -55,7 +55,6 @@ def rights(cursor, role):
 
 def test_the_gateway_has_the_rights_of_its_statements_and_no_other(hands):
     expected = {table: {"SELECT"} | ({"INSERT"} if table in INSERTED else set()) for table in READ}
-    expected["token"] |= {"DELETE"}
     expected["report"] = {"SELECT"}
     assert rights(hands, "pollux_gateway") == expected
 
