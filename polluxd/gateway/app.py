@@ -227,12 +227,14 @@ def _fault(error: ValidationError) -> str:
 
 
 async def _token(gateway: Gateway, call: Call) -> TokenAnswer:
+    """Give out a token for a munge credential."""
     answer, holder = await gateway.tokens.issue(call.message, call.address)
     call.connection.recognise(holder, answer.token)
     return answer
 
 
 async def _report(gateway: Gateway, call: Call) -> None:
+    """Take in the state of a training."""
     report: Report = call.message
     refusal = await gateway.ask(
         call, partial(gateway.records.store_report, call.holder, report.at, report.row())
@@ -242,10 +244,12 @@ async def _report(gateway: Gateway, call: Call) -> None:
 
 
 async def _orders(gateway: Gateway, call: Call) -> OrdersAnswer:
+    """Wait for orders: answered when they are not those `seen`, at the latest after 50 s."""
     return await gateway.watch.orders(call.holder, call.token, call.message.seen)
 
 
 async def _acknowledgement(gateway: Gateway, call: Call) -> Accepted:
+    """Take in that the checkpoint which a move asked for is durable; it may be repeated."""
     said: Acknowledgement = call.message
     accepted = await gateway.ask(
         call, partial(gateway.records.acknowledge, call.holder, said.move, said.facts())
@@ -256,6 +260,7 @@ async def _acknowledgement(gateway: Gateway, call: Call) -> Accepted:
 
 
 async def _training(gateway: Gateway, call: Call) -> PriorAnswer:
+    """Take in which training an attempt runs, and return what earlier runs measured."""
     runs: Training = call.message
     found = await gateway.ask(
         call, partial(gateway.records.introduce, call.holder, runs.fingerprint, runs.gpu_type)
@@ -268,27 +273,32 @@ async def _training(gateway: Gateway, call: Call) -> PriorAnswer:
 
 
 async def _jobs(gateway: Gateway, call: Call) -> bytes:
+    """List the user's jobs in full, and others' as squeue shows them."""
     return await gateway.question(
         call, partial(gateway.questions.jobs, call.holder.uid, ended=call.message.ended)
     )
 
 
 async def _top(gateway: Gateway, call: Call) -> bytes:
+    """Return the status, and the jobs that have not ended."""
     return await gateway.question(call, partial(gateway.questions.top, call.holder.uid))
 
 
 async def _explain(gateway: Gateway, call: Call) -> bytes:
+    """Explain the last decision on a job of the user."""
     return await gateway.question(
         call, partial(gateway.questions.explain, call.holder.uid, call.job), long=True
     )
 
 
 async def _history(gateway: Gateway, call: Call) -> bytes:
+    """Return the reports of a job of the user."""
     since: float = call.message.since
     return await gateway.question(call, partial(gateway.questions.history, call.holder.uid, call.job, since))
 
 
 async def _health(gateway: Gateway, call: Call) -> Health:
+    """Tell whether the gateway reaches the database."""
     return Health(version=gateway.version, database=await gateway.watch.database())
 
 

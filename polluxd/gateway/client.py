@@ -39,6 +39,10 @@ class UserClient:
         self._munge = munge
         self._token = ""
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return self._gateway.addresses
+
     def ask(self, path: str, **words: object) -> Any:
         """Return the document of an answer.
 

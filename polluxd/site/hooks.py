@@ -17,7 +17,6 @@ from polluxd.errors import ConfigError
 
 from .blocks import (
     LuaValue,
-    Wish,
     cli_filter_block,
     job_submit_block,
     merged_slurm_conf,
@@ -26,8 +25,6 @@ from .blocks import (
 )
 from .files import FileState, read_text
 
-SCRIPTS = ("task_prolog",)
-"""What Slurm runs on nodes."""
 LUA_FILES = (
     "job_submit.lua",
     "directives.lua",
@@ -37,13 +34,15 @@ LUA_FILES = (
     "cli_filter.lua",
 )
 """What Slurm loads."""
-FORMER_CALLS = {"Prolog": "prolog", "Epilog": "epilog"}
+FORMER_CALLS = {"Prolog": "prolog", "Epilog": "epilog", "TaskProlog": "task_prolog"}
 """What slurm.conf called of polluxd 0.1."""
+PLUGINS = {"JobSubmitPlugins": "lua", "CliFilterPlugins": "lua"}
+"""What slurm.conf needs."""
 FORMER_FILES = ("hooks/ticket", "hooks.json", "ticket.secret")
 """Files of polluxd 0.1 that nobody needs."""
 _STUB = """\
 #!/bin/sh
-# Does nothing. polluxd 0.1 had a script here, and slurmd drains a node whose prolog or epilog is missing: this file may
+# Does nothing. polluxd 0.1 had a script here. Without it slurmd would drain the node, or fail every job: this file may
 # go when no running slurmd and no script of the site calls it.
 exit 0
 """
@@ -128,7 +127,7 @@ def wanted(site: Site, roles: Sequence[Role]) -> tuple[list[FileState], list[str
 def unwanted(site: Site, roles: Sequence[Role]) -> tuple[list[FileState], list[str]]:
     """Return the files without Pollux, and what people must do themselves.
 
-    Pollux' scripts stay: slurmd drains a node whose prolog is missing.
+    Scripts of polluxd 0.1 stay: slurmd drains a node whose prolog is missing.
     """
     states: list[FileState] = []
     problems: list[str] = []
@@ -141,8 +140,7 @@ def unwanted(site: Site, roles: Sequence[Role]) -> tuple[list[FileState], list[s
     text = read_text(site.slurm_conf)
     if text is not None:
         bare = without_block(text, "#")
-        scripts = {**FORMER_CALLS, "TaskProlog": "task_prolog"}
-        calling = _calling(site, bare + text_of_includes(site.slurm_conf, bare), scripts)
+        calling = _calling(site, bare + text_of_includes(site.slurm_conf, bare))
         problems += [f"{words}: take the call out first" for words in calling]
         if Role.CONTROLLER in roles:
             states.append(_as_it_is(site.slurm_conf, bare))
@@ -157,10 +155,10 @@ def unwanted(site: Site, roles: Sequence[Role]) -> tuple[list[FileState], list[s
     return states, problems
 
 
-def _calling(site: Site, conf: str, scripts: Mapping[str, str]) -> list[str]:
-    """Describe each line of slurm.conf that leads to one of our scripts."""
+def _calling(site: Site, conf: str) -> list[str]:
+    """Describe each line of slurm.conf that leads to a script of polluxd 0.1."""
     found = []
-    for key, name in scripts.items():
+    for key, name in FORMER_CALLS.items():
         for present in re.findall(rf"^[ \t]*{key}[ \t]*=[ \t]*(\S+)", conf, re.MULTILINE | re.IGNORECASE):
             ours = f"{site.hooks}/{name}"
             if _calls_as_far_as_known(present, ours):
@@ -180,14 +178,10 @@ _EMPTY = {
 def own_files(site: Site) -> list[FileState]:
     """Return Pollux' scripts, which no site edits.
 
-    Of polluxd 0.1's, the prolog and the epilog become scripts that do nothing, and the others go.
+    Of polluxd 0.1's, those that slurmd may still call become scripts that do nothing, and the others go.
     """
     source = source_folder()
-    states = [
-        FileState(site.hooks / name, (source / name).read_text(), mode, kept=False)
-        for names, mode in ((SCRIPTS, 0o755), (LUA_FILES, 0o644))
-        for name in names
-    ]
+    states = [FileState(site.hooks / name, (source / name).read_text(), kept=False) for name in LUA_FILES]
     for name in FORMER_CALLS.values():
         if (site.hooks / name).exists():
             states.append(FileState(site.hooks / name, _STUB, 0o755, kept=False))
@@ -227,21 +221,12 @@ def _slurm_conf(site: Site) -> tuple[list[FileState], list[str]]:
             f"{'is' if len(missing) == 1 else 'are'} not installed; install Slurm's Lua plugins (Debian: "
             "slurm-wlm-basic-plugins; elsewhere: Slurm built with Lua)"
         ]
-    merged, problems = merged_slurm_conf(text, slurm_conf_wishes(site), included, _calls_as_far_as_known)
+    merged, problems = merged_slurm_conf(text, PLUGINS, included)
     problems += [
         f"{words} of polluxd 0.1, which does nothing any more: take the call out"
-        for words in _calling(site, merged + "\n" + included, FORMER_CALLS)
+        for words in _calling(site, merged + "\n" + included)
     ]
     return [_as_it_is(site.slurm_conf, merged)], [f"{site.slurm_conf}: {problem}" for problem in problems]
-
-
-def slurm_conf_wishes(site: Site) -> list[Wish]:
-    """Return what slurm.conf needs."""
-    return [
-        Wish("JobSubmitPlugins", "lua", is_list=True),
-        Wish("CliFilterPlugins", "lua", is_list=True),
-        Wish("TaskProlog", f"{site.hooks}/task_prolog"),
-    ]
 
 
 def calls(present: str, ours: str) -> bool:

@@ -18,7 +18,7 @@ from polluxd.slurm.rules import parse_partitions, parse_reservations
 from polluxd.slurm.scontrol import failure
 
 from .findings import Finding, fault, ok, warning
-from .hooks import Role, Site, calls
+from .hooks import FORMER_CALLS, Role, Site, calls
 
 OLDEST = (22, 5)
 NEWEST = (26, 5)
@@ -208,23 +208,20 @@ def _words(text: str) -> list[str]:
 
 
 def _scripts(settings: Mapping[str, str], site: Site) -> Iterator[Finding]:
-    key, ours = "TaskProlog", f"{site.hooks}/task_prolog"
-    found = settings.get(key, "")
-    why = "after a move, `srun` in a batch script finds the sizes of the submission"
-    if not found:
-        remedy = f"{key}={ours} in {site.slurm_conf}; then restart slurmctld and slurmd"
-        yield warning("task-prolog", f"{key} is not set: {why}", remedy)
-        return
-    try:
-        called = any(calls(script, ours) for script in found.split(","))
-    except OSError:
-        yield warning(
-            "task-prolog", f"{key} is {found}, which cannot be read here", f"see that it calls {ours}"
-        )
-        return
-    if not called:
-        remedy = f"add the line `[ ! -x {ours} ] || {ours}` to it, and pass its output on"
-        yield warning("task-prolog", f"{key} is {found}, which does not call {ours}: {why}", remedy)
+    for key, name in FORMER_CALLS.items():
+        ours = f"{site.hooks}/{name}"
+        for script in filter(None, settings.get(key, "").split(",")):
+            try:
+                called = calls(script, ours)
+            except OSError:
+                continue  # the site's own affair
+            if called:
+                say = warning if Path(ours).exists() else fault
+                yield say(
+                    "former-scripts",
+                    f"{key}={script} calls {ours} of polluxd 0.1, which does nothing any more",
+                    "take the call out; then restart slurmctld and slurmd",
+                )
 
 
 def _gpus(settings: Mapping[str, str]) -> Iterator[Finding]:

@@ -11,7 +11,6 @@ from . import rows
 from .setting_rows import setting_to_json
 from .transactions import Session
 
-
 FORMER_AGENT = "its agent reports to polluxd 0.1: the job trains plainly until it ends"
 """Why a job that has run since an upgrade stays as it is."""
 

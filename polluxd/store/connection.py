@@ -24,7 +24,6 @@ from polluxd.errors import ConfigError, LeaderLost, StoreError, StoreRejected, S
 from polluxd.store.transport import InsecureConnection, require_verified
 
 _FENCED = "PX001"
-_NOT_READY = "PX503"
 _RETRY_CLASSES = (
     "08",  # connection
     "40",  # serialisation failure, deadlock
@@ -168,8 +167,6 @@ def translated(error: BaseException, place: str) -> StoreError | LeaderLost:
     text = getattr(getattr(error, "diag", None), "message_primary", None) or str(error).strip()
     if code == _FENCED:
         return LeaderLost(text)
-    if code == _NOT_READY:
-        return StoreUnavailable(text)
     if code in ("3F000", "42P01"):  # no such schema or table
         return StoreRejected(f"{place} has no Pollux schema of this version ({text}): run `polluxd migrate`")
     lost = code is None and isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError)
