@@ -282,22 +282,29 @@ class Site:
         self.until(planning, "a resize to be planned", 60.0)
         return planned[0]
 
-    def drained(self, user: str, job_id: int) -> bool:
-        """Have polluxd move a job to another node; acknowledge as its agent does.
+    def drained(self, user: str, job_id: int, **facts: float) -> Move:
+        """Have polluxd move a job in its first attempt to another node; acknowledge as its agent does.
 
-        Returns whether the acknowledgement was accepted, and the move went on.
+        Raises RuntimeError, TimeoutError: the move did not go on.
+
+        Args:
+            facts: of the acknowledgement.
         """
         job = self.job(job_id)
         assert job is not None
         move = self.plan(job_id, *self.places(job.nodes, self.free_nodes()[:1]), path="requeue")
         token = self.token(user, job_id)
-        asked: Request = ("GET", "/v1/orders?seen=", None)
-        self.until(
-            lambda: self.ask(user, asked, token=token)[0].document.get("drain") == move.id, "the order", 40.0
-        )
-        (answer,) = self.ask(user, ("POST", "/v1/acknowledgements", {"move": move.id}), token=token)
+
+        def ordered() -> bool:
+            (answer,) = self.ask(user, ("GET", "/v1/orders?seen=", None), token=token)
+            return bool(answer.ok and answer.document["drain"] == move.id)
+
+        self.until(ordered, "the order to drain", 40.0)
+        (answer,) = self.ask(user, ("POST", "/v1/acknowledgements", {"move": move.id, **facts}), token=token)
+        if not answer.ok or not answer.document["accepted"]:
+            raise RuntimeError(f"the acknowledgement: {answer.text}")
         self.until(lambda: self.started(job_id, 1), "the job's next attempt", 90.0)
-        return bool(answer.ok and answer.document["accepted"])
+        return move
 
     def free_nodes(self) -> list[str]:
         """Return the nodes that no job holds."""
