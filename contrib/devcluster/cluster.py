@@ -176,8 +176,8 @@ class DevCluster:
         self.stop_slurmctld()
         for daemon in self._slurmd.values():
             daemon.stop()
-        self._kill_left_overs(below)
         self.gateways.stop_all()
+        self._kill_left_overs(below)
         if self._accounting is not None:
             self._accounting.stop()
         if self.munged is not None:

@@ -17,7 +17,7 @@ from .slurmconf import Layout
 
 
 class Hooks:
-    """The files that submission and task prolog read.
+    """The files that submission reads.
 
     Args:
         daemon_user: polluxd's account, which the submission hook trusts.

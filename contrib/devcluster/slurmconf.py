@@ -113,8 +113,6 @@ def slurm_conf(layout: Layout, accounting: Accounting | None = None) -> str:
         "MinJobAge=7200",
         "JobSubmitPlugins=lua",
         "CliFilterPlugins=lua",
-        f"TaskProlog={layout.etc}/hooks/task_prolog",
-        "PrologEpilogTimeout=30",
     ]
     lines += [
         f"NodeName={name} NodeHostname={layout.hostname} NodeAddr=127.0.0.1 Port={port} "

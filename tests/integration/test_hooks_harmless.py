@@ -66,20 +66,8 @@ def test_slurmctld_starts_and_every_job_passes(cluster: DevCluster, hooks: Path,
     assert ("passes unchecked" if fault == "raises" else "every job passes as a plain Slurm job") in said[0]
 
 
-@pytest.mark.parametrize("fault", ["missing", "not executable", "broken", "fails"])
-def test_without_a_sound_task_prolog_jobs_run_and_no_node_is_drained(
-    cluster: DevCluster, hooks: Path, fault: str
-) -> None:
-    script = hooks / "task_prolog"
-    match fault:
-        case "missing":
-            script.unlink()
-        case "not executable":
-            script.chmod(0o644)
-        case "broken":
-            script.write_text("\x7fELF")
-        case "fails":
-            script.write_text("#!/bin/sh\nexit 1\n")
+def test_the_folder_of_the_hooks_may_go_while_jobs_run(cluster: DevCluster, hooks: Path) -> None:
+    for script in hooks.iterdir():
+        script.unlink()
     run_job(cluster, "")
-    run_job(cluster, "#POLLUX")
     assert "drain" not in cluster.command("sinfo", "-h", "-N", "-o", "%T %E")

@@ -28,6 +28,7 @@ from pollux.launcher.node import KEY_VARIABLE, PRELOAD, Task, run_node, say  # n
 from pollux.launcher.state import Graces  # noqa: E402
 from pollux.launcher.workers import end_at_once  # noqa: E402
 from pollux.slurm_job.allocation import (  # noqa: E402
+    STALE,
     StepAllocation,
     fewest_cpus,
     in_batch_script,
@@ -57,11 +58,10 @@ examples:
   pollux run --nproc 4 train.py            four workers on this machine
   pollux run --container "apptainer exec --nv image.sif" train.py
 
-  export POLLUX_TOKEN=$(pollux token)      before a plain `srun ... pollux run` in a batch script
 
 environment: OMP_NUM_THREADS (1 unless set), POLLUX_GATEWAY (set by Slurm's job_submit hook in Pollux jobs),
-POLLUX_TOKEN (as above), POLLUX_ADAPTIVE (yes or no: whether the batch size may change; outside of Slurm it may, up to
-the script's max_batch_size), POLLUX_CONTAINER (as --container).
+POLLUX_TOKEN (set by `pollux env`), POLLUX_ADAPTIVE (yes or no: whether the batch size may change; outside of Slurm it
+may, up to the script's max_batch_size), POLLUX_CONTAINER (as --container).
 """
 
 
@@ -77,7 +77,7 @@ def main(
     options = argument_parser().parse_args(argv)
     try:
         status = (
-            _print_token() if options.command == "token" else run(options, graces=graces, preload=preload)
+            _print_environment() if options.command == "env" else run(options, graces=graces, preload=preload)
         )
     except PolluxAgentError as error:
         say(str(error))
@@ -130,10 +130,11 @@ def argument_parser() -> argparse.ArgumentParser:
         "args", nargs=argparse.REMAINDER, metavar="ARGS", help="the script's own arguments"
     )
     commands.add_parser(
-        "token",
-        help="print the token of this attempt, for srun in a batch script",
-        description="Ask polluxd's gateway for the token of this attempt of the job, and print it. `pollux run` in the "
-        "batch script does this itself.",
+        "env",
+        help="print the environment that srun needs in a batch script",
+        description="Print shell commands that correct the sizes in a batch script's environment and add the job's "
+        "token. `pollux run` in the batch script needs none of them. Before an srun of your own: "
+        'eval "$(pollux env)"',
     )
     return parser
 
@@ -276,9 +277,22 @@ def _token(*, in_container: bool) -> dict[str, str]:
     return added
 
 
-def _print_token() -> int:
-    added = _token(in_container=True)
-    print(*added.values(), end="")
+def _print_environment() -> int:
+    """Print what an srun of the batch script needs.
+
+    sbatch stores the sizes of the submission in the job, and srun takes them for options: after a move to other nodes
+    they are wrong.
+    """
+    nodes, cpus = nodes_now(os.environ), fewest_cpus(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+    names = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM_NTASKS", "SLURM_NPROCS")
+    added = dict.fromkeys(names, str(nodes)) | {"SLURM_NTASKS_PER_NODE": "1"}
+    if cpus:
+        # From Slurm 22.05 on, srun takes the size of a task from the second one only.
+        added |= dict.fromkeys(("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK"), str(cpus))
+    added |= _token(in_container=True)
+    print("unset", *sorted(STALE - added.keys()))
+    for name, value in added.items():
+        print(f"export {name}={shlex.quote(value)}")
     return 0
 
 

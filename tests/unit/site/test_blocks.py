@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from polluxd.site.blocks import (
-    Wish,
     cli_filter_block,
     job_submit_block,
     merged_slurm_conf,
@@ -122,30 +121,21 @@ def test_a_block_is_replaced_and_removed_whole(site):
     assert without_block(once) == site
 
 
-SLURM_CONF = "ClusterName=c\njobsubmitplugins = require_timelimit # ours\nTaskProlog=/site/prolog\n"
-OURS = "/etc/pollux/hooks/task_prolog"
-WISHES = [
-    Wish("JobSubmitPlugins", "lua", is_list=True),
-    Wish("CliFilterPlugins", "lua", is_list=True),
-    Wish("TaskProlog", OURS),
-]
+SLURM_CONF = "ClusterName=c\njobsubmitplugins = require_timelimit # ours\n"
+PLUGINS = {"JobSubmitPlugins": "lua", "CliFilterPlugins": "lua"}
 
 
 def test_slurm_conf_gets_what_is_missing_and_keeps_what_is_there():
-    merged, problems = merged_slurm_conf(SLURM_CONF, WISHES)
+    merged, problems = merged_slurm_conf(SLURM_CONF, PLUGINS)
     assert "jobsubmitplugins = require_timelimit,lua # ours\n" in merged
     assert "CliFilterPlugins=lua\n" in merged
-    assert "TaskProlog=/site/prolog\n" in merged
-    assert problems == [
-        f"TaskProlog=/site/prolog is the site's own script: add the line `[ ! -x {OURS} ] || {OURS}` to it, and pass "
-        "its output on"
-    ]
-    assert merged_slurm_conf(merged, WISHES) == (merged, problems)
+    assert problems == []
+    assert merged_slurm_conf(merged, PLUGINS) == (merged, [])
 
 
 def test_what_an_included_file_has_is_not_added():
     merged, problems = merged_slurm_conf(
-        "include more.conf\n", WISHES[:2], "JobSubmitPlugins=job_submit/lua\nCliFilterPlugins=site\n"
+        "include more.conf\n", PLUGINS, "JobSubmitPlugins=job_submit/lua\nCliFilterPlugins=site\n"
     )
     assert merged == "include more.conf\n"
     assert problems == ["an included file has CliFilterPlugins=site: add lua to the list there"]

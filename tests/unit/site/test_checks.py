@@ -21,7 +21,7 @@ SETTINGS = {
     "AccountingStorageType": "accounting_storage/slurmdbd",
     "JobSubmitPlugins": "lua",
     "CliFilterPlugins": "cli_filter/lua",
-    "TaskProlog": "/etc/pollux/hooks/task_prolog",
+    "TaskProlog": "/site/task_prolog",
     "GresTypes": "gpu",
     "SelectType": "select/cons_tres",
     "JobRequeue": "1",
@@ -62,8 +62,7 @@ def test_a_sound_slurm(tmp_path):
         ({"at": "2026-01-01T00:00:00"}, "clock", "NTP"),
         ({"GresTypes": ""}, "gres", "GresTypes=gpu"),
         ({"SelectType": "select/linear"}, "gres", "cons_tres"),
-        ({"TaskProlog": ""}, "task-prolog", "TaskProlog=/etc/pollux/hooks/task_prolog"),
-        ({"TaskProlog": "/nowhere/script"}, "task-prolog", "see that it calls"),
+        ({"Prolog": "/etc/pollux/hooks/prolog"}, "former-scripts", "take the call out"),
         ({"CliFilterPlugins": ""}, "plugins", "CliFilterPlugins=lua"),
         ({"level": "None"}, "rights", "adminlevel=operator"),
         ({"level": ""}, "rights", "adminlevel=operator"),
@@ -75,16 +74,16 @@ def test_a_fault_of_slurm(tmp_path, settings, check, remedy):
     assert remedy in faults[check].remedy
 
 
-def test_a_site_s_task_prologs_are_searched(tmp_path):
+def test_a_site_s_scripts_that_call_a_script_of_polluxd_0_1_are_named(tmp_path):
     ours = "/etc/pollux/hooks/task_prolog"
     (tmp_path / "10-health").write_text(f"#!/bin/sh\n# {ours}\nexit 0\n")
     slurm = StubSlurm(TaskProlog=f"{tmp_path}/*")
-    assert list(found(slurm, tmp_path)) == ["task-prolog"]
+    assert found(slurm, tmp_path) == {}
     (tmp_path / "50-pollux").symlink_to(ours)
-    assert found(slurm, tmp_path) == {}
+    assert list(found(slurm, tmp_path)) == ["former-scripts"]
     (tmp_path / "50-pollux").unlink()
-    (tmp_path / "60-all").write_text(f"#!/bin/sh\n[ ! -x {ours} ] || {ours}\nexit 0\n")
-    assert found(slurm, tmp_path) == {}
+    (tmp_path / "60-all").write_text(f"#!/bin/sh\n{ours}\nexit 0\n")
+    assert found(slurm, tmp_path)["former-scripts"].level is Level.FAULT, "and the file is missing"
 
 
 class HidingSlurm(StubSlurm):
@@ -114,14 +113,14 @@ def test_scripts_that_slurm_numbers_are_found(tmp_path, monkeypatch):
         for key, value in {
             **table,
             "Prolog[0]": "/site/prolog",
-            "TaskProlog[0]": "/etc/pollux/hooks/task_prolog",
-            "TaskProlog[1]": "/site/task_prolog",
+            "TaskProlog[0]": "/site/one",
+            "TaskProlog[1]": "/site/two",
         }.items()
     )
     real = slurm_checks.Slurm(None)
     monkeypatch.setattr(real, "ask", lambda *argv, given="": printed)
     settings = real.settings()
-    assert settings["TaskProlog"] == "/etc/pollux/hooks/task_prolog,/site/task_prolog"
+    assert settings["TaskProlog"] == "/site/one,/site/two"
     assert found(StubSlurm(**settings), tmp_path) == {}
 
 

@@ -50,9 +50,9 @@ def install(etc, *words):
 def test_install_check_and_remove(etc):
     assert run(etc, "check", "--role=controller").exit_code == 1
     said = install(etc, "--role=controller", "--role=node")
-    assert "+TaskProlog=" in said, "the diff is shown"
-    for absent in ("Prolog=/", "Epilog=", "PrologFlags"):
-        assert absent not in (etc / "slurm.conf").read_text().replace("TaskProlog=", "")
+    assert "+CliFilterPlugins=lua" in said, "the diff is shown"
+    for absent in ("Prolog", "Epilog"):
+        assert absent not in (etc / "slurm.conf").read_text()
     assert run(etc, "check", "--role=controller", "--role=node").exit_code == 0
     assert "nothing to change" in install(etc, "--role=controller", "--role=node")
     assert run(etc, "remove", "--yes", "--role=controller").exit_code == 0
@@ -74,10 +74,10 @@ def test_remove_edits_the_slurm_conf_that_the_configuration_names(etc):
 def test_modes_and_owners(etc):
     install(etc, "--role=controller")
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (etc / "pollux" / "hooks").iterdir()}
-    assert modes == dict.fromkeys(module.SCRIPTS, 0o755) | dict.fromkeys(module.LUA_FILES, 0o644)
-    (etc / "pollux" / "hooks" / "task_prolog").chmod(0o644)
+    assert modes == dict.fromkeys(module.LUA_FILES, 0o644)
+    (etc / "pollux" / "hooks" / "companion.lua").chmod(0o600)
     said = run(etc, "check", "--role=controller").output
-    assert "task_prolog: mode 0644, should be 0755" in said
+    assert "companion.lua: mode 0600, should be 0644" in said
     install(etc, "--role=controller")
     assert run(etc, "check", "--role=controller").exit_code == 0
 
@@ -115,7 +115,7 @@ def test_an_update_changes_pollux_own_scripts_alone(etc):
     install(etc, "--role=controller")
     script = etc / "job_submit.lua"
     before = script.read_text(), (etc / "slurm.conf").read_text()
-    (etc / "pollux" / "hooks" / "task_prolog").write_text("old")
+    (etc / "pollux" / "hooks" / "companion.lua").write_text("old")
     os.utime(script, (1, 1))
     done = CliRunner().invoke(app, ["update", f"--slurm-conf={etc}/slurm.conf", f"--folder={etc}/pollux"])
     assert "1 scripts" in done.output
@@ -178,17 +178,12 @@ def test_polluxds_user_must_exist(etc):
     assert "useradd" in str(done.exception)
 
 
-def test_nothing_is_left_to_do_where_the_sites_own_script_calls_that_of_pollux(etc):
+def test_the_sites_own_prologs_are_its_own_affair(etc):
+    (etc / "own").write_text(f"#!/bin/sh\n# once {etc}/pollux/hooks/task_prolog\n")
     (etc / "slurm.conf").write_text(f"ClusterName=main\nProlog={etc}/prolog.d/*\nTaskProlog={etc}/own\n")
-    said = run(etc, "install", "--yes", "--role=controller")
-    assert (said.exit_code, said.output.count("to do:")) == (1, 1)
-    ours = f"{etc}/pollux/hooks/task_prolog"
-    assert f"add the line `[ ! -x {ours} ] || {ours}` to it" in said.output
-    (etc / "own").write_text(f"#!/bin/sh\n# {ours}\n")
-    assert run(etc, "check", "--role=controller").exit_code == 1, "a comment calls nobody"
-    (etc / "own").write_text(f"#!/bin/sh\n[ ! -x {ours} ] || {ours}\n")
-    assert "nothing to change" in install(etc, "--role=controller")
+    install(etc, "--role=controller")
     assert run(etc, "check", "--role=controller").exit_code == 0
+    assert "take the call out" not in run(etc, "remove", "--yes", "--role=controller").output
 
 
 def test_removal_names_the_calls_that_the_site_has_to_take_out_first(etc):
@@ -200,7 +195,9 @@ def test_removal_names_the_calls_that_the_site_has_to_take_out_first(etc):
     conf = f"ClusterName=main\nProlog={etc}/prolog.d/*\nEpilog={etc}/epilog\ninclude more.conf\n"
     (etc / "slurm.conf").write_text(conf)
     (etc / "more.conf").write_text(f"TaskProlog={etc}/task\n")
-    run(etc, "install", "--yes", "--role=controller")
+    (etc / "pollux" / "hooks").mkdir()
+    for name in ("prolog", "task_prolog"):
+        (etc / "pollux" / "hooks" / name).write_text("#!/bin/sh\n")
     for role in ("controller", "node"):
         said = run(etc, "remove", "--yes", f"--role={role}").output.replace("\n", " ")
         assert f"Prolog={etc}/prolog.d/* of slurm.conf calls {ours}/prolog: take the call out first" in said
@@ -208,7 +205,7 @@ def test_removal_names_the_calls_that_the_site_has_to_take_out_first(etc):
             f"TaskProlog={etc}/task of slurm.conf calls {ours}/task_prolog: take the call out first" in said
         )
         assert said.count("take the call out first") == 2
-    assert (etc / "pollux" / "hooks" / "task_prolog").exists(), "slurmd drains the node of a missing prolog"
+    assert (etc / "pollux" / "hooks" / "task_prolog").exists(), "without it every job of the node would fail"
 
 
 FORMER = """\
@@ -228,7 +225,7 @@ def test_an_upgrade_takes_out_what_polluxd_0_1_installed_and_drains_no_node(etc)
     (etc / "slurm.conf").write_text(FORMER.format(etc=etc))
     hooks = etc / "pollux" / "hooks"
     hooks.mkdir()
-    for name in ("prolog", "epilog"):
+    for name in ("prolog", "epilog", "task_prolog"):
         (hooks / name).write_text('#!/bin/sh\ntimeout 40 "$(dirname "$(readlink -f "$0")")/ticket"\nexit 0\n')
         (hooks / name).chmod(0o755)
     (hooks / "ticket").write_text("#!/usr/bin/python3 -IS\n")
@@ -237,12 +234,11 @@ def test_an_upgrade_takes_out_what_polluxd_0_1_installed_and_drains_no_node(etc)
     said = install(etc, "--role=controller", "--role=node")
     assert "5ec2e7" not in said
     conf = (etc / "slurm.conf").read_text()
-    assert "hooks/prolog" not in conf
-    assert "hooks/epilog" not in conf
-    assert f"TaskProlog={hooks}/task_prolog" in conf
+    assert str(hooks) not in conf
+    assert "CliFilterPlugins=lua\n" in conf
     assert not any(path.exists() for path in (hooks / "ticket", etc / "pollux" / "ticket.secret"))
     assert not list((etc / "pollux").glob("*.pollux-old")), "no copy of a secret stays"
-    for name in ("prolog", "epilog"):
+    for name in ("prolog", "epilog", "task_prolog"):
         done = subprocess.run([hooks / name], capture_output=True, check=False, env={"SLURM_JOB_GPUS": "0"})
         assert (done.returncode, done.stdout, done.stderr) == (0, b"", b""), "a running slurmd still calls it"
     assert run(etc, "check", "--role=controller").exit_code == 0

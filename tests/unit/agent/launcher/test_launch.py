@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -114,6 +115,36 @@ def _blocks(pid: int, number: signal.Signals) -> bool:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     (mask,) = (line.split()[1] for line in lines if line.startswith("SigBlk:"))
     return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+def test_the_environment_for_an_srun_of_the_script_has_the_sizes_of_now() -> None:
+    stale = {
+        "PATH": os.environ["PATH"],
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_JOB_CPUS_PER_NODE": "8(x2),6",
+        "SLURM_NTASKS": "16",
+        "SLURM_GPUS_PER_NODE": "4",
+        "SLURM_MEM_PER_NODE": "1000",
+        "MINE": "it's mine",
+    }
+    shell = f'eval "$({shlex.join([*LAUNCHER, "env"])})"; env'
+    done = subprocess.run(
+        ["sh", "-c", shell], env=stale, capture_output=True, text=True, check=True, timeout=60
+    )
+    found = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+    assert {name: found[name] for name in ("SLURM_NTASKS", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")} == {
+        "SLURM_NTASKS": "2",
+        "SLURM_NNODES": "2",
+        "SLURM_JOB_NUM_NODES": "2",
+    }
+    assert (found["SLURM_NTASKS_PER_NODE"], found["SRUN_CPUS_PER_TASK"], found["MINE"]) == (
+        "1",
+        "6",
+        "it's mine",
+    )
+    assert not found.keys() & {"SLURM_GPUS_PER_NODE", "SLURM_MEM_PER_NODE", TOKEN}
+    assert done.stderr == ""
 
 
 def test_an_allocation_outside_of_slurm_is_one_worker() -> None:
