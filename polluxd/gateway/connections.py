@@ -30,7 +30,8 @@ class Bounds:
     idle_s: float = 75.0
     """Between two requests of a connection that has shown a token."""
     header_bytes: int = 8192
-    connections: int = 10_000
+    known: int = 8192
+    """Connections that have shown a token; beyond it, the user with most of them loses the oldest."""
     strangers: int = 2048
     strangers_of_address: int = 1024
     of_token: int = 6
@@ -46,40 +47,39 @@ class Entrance:
         self._strangers: OrderedDict[Visitor, None] = OrderedDict()
         self._of_address: dict[str, OrderedDict[Visitor, None]] = {}
         self._of_token: dict[str, OrderedDict[Visitor, None]] = {}
+        self._of_user: dict[int, OrderedDict[Visitor, None]] = {}
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def arrive(self, visitor: Visitor) -> bool:
-        """Let a connection in; False: all that are open have shown a token, and they are too many."""
+    def arrive(self, visitor: Visitor) -> None:
+        """Let a connection in."""
         mine = self._of_address.get(visitor.address)
         if mine is not None and len(mine) >= self.bounds.strangers_of_address:
             self.end(next(iter(mine)))
-        elif (
-            len(self._strangers) >= self.bounds.strangers or len(self) >= self.bounds.connections
-        ) and not self.end_oldest_stranger():
-            return False
+        elif len(self._strangers) >= self.bounds.strangers:
+            self.end_oldest_stranger()
         self._all.add(visitor)
         self._strangers[visitor] = None
         self._of_address.setdefault(visitor.address, OrderedDict())[visitor] = None
-        return True
 
-    def end_oldest_stranger(self) -> bool:
-        if not self._strangers:
-            return False
-        self.end(next(iter(self._strangers)))
-        return True
+    def end_oldest_stranger(self) -> None:
+        if self._strangers:
+            self.end(next(iter(self._strangers)))
 
-    def recognise(self, visitor: Visitor, token: str) -> None:
+    def recognise(self, visitor: Visitor, uid: int, token: str) -> None:
         """A connection has shown a valid token."""
         if visitor not in self._all or visitor.token == token:
             return
         self._forget(visitor)
-        visitor.token = token
+        visitor.token, visitor.uid = token, uid
+        self._of_user.setdefault(uid, OrderedDict())[visitor] = None
         mine = self._of_token.setdefault(token, OrderedDict())
         mine[visitor] = None
         if len(mine) > self.bounds.of_token:
             self.end(next(iter(mine)))
+        if len(self) - len(self._strangers) > self.bounds.known:
+            self.end(next(iter(max(self._of_user.values(), key=len))))
 
     def end(self, visitor: Visitor) -> None:
         self.leave(visitor)
@@ -95,11 +95,16 @@ class Entrance:
 
     def _forget(self, visitor: Visitor) -> None:
         self._strangers.pop(visitor, None)
-        for groups, key in ((self._of_address, visitor.address), (self._of_token, visitor.token)):
-            if (group := groups.get(key)) is not None:
-                group.pop(visitor, None)
-                if not group:
-                    del groups[key]
+        _remove(self._of_address, visitor.address, visitor)
+        _remove(self._of_token, visitor.token, visitor)
+        _remove(self._of_user, visitor.uid, visitor)
+
+
+def _remove(groups: dict[Any, OrderedDict[Visitor, None]], key: object, visitor: Visitor) -> None:
+    if (group := groups.get(key)) is not None:
+        group.pop(visitor, None)
+        if not group:
+            del groups[key]
 
 
 class Visitor(H11Protocol):
@@ -113,6 +118,7 @@ class Visitor(H11Protocol):
         super().__init__(config, _STATE, {"connection": self})
         self.address = address
         self.token = ""
+        self.uid = -1
         self._entrance = entrance
         self._accepted = accepted
         self._bounds = entrance.bounds
@@ -150,7 +156,7 @@ class Visitor(H11Protocol):
     def recognise(self, holder: Holder, token: str) -> None:
         """The request has shown a valid token."""
         self.timeout_keep_alive = self._bounds.idle_s  # type: ignore[assignment]
-        self._entrance.recognise(self, token)
+        self._entrance.recognise(self, holder.uid, token)
 
     def hang_up(self) -> None:
         if self.transport is not None:

@@ -69,7 +69,7 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
     elif endpoint.method == "POST":
         operation["responses"] = {"204": {"description": "Taken in."}}
     else:
-        content = {"application/json": {"schema": {}}}
+        content: dict[str, Any] = {"application/json": {"schema": {}}}
         operation["responses"] = {
             "200": {"description": "What `polluxctl --json` prints.", "content": content}
         }

@@ -83,10 +83,8 @@ class Server:
                 await asyncio.sleep(0.1)
                 continue
             visitor = Visitor(self.entrance, accepted, peer[0], self._config)
-            if self.entrance.arrive(visitor):
-                self._start(self._connect(visitor, accepted))
-            else:
-                accepted.close()
+            self.entrance.arrive(visitor)
+            self._start(self._connect(visitor, accepted))
             count += 1
             if count % _AT_ONCE == 0:
                 await asyncio.sleep(0)

@@ -151,7 +151,7 @@ class Store(Readings, AdministratorOrders):
         types, the report has them too.
         """
         with self._transaction() as run:
-            return self._newest.read(run, time.time())
+            return self._newest.read(run)
 
     @property
     def rejected(self) -> Mapping[int, str]:

@@ -10,7 +10,7 @@ import pytest
 
 from polluxd.config import parse_config
 from polluxd.errors import SlurmRefused
-from polluxd.site import database_checks, file_checks, slurm_checks
+from polluxd.site import file_checks, slurm_checks
 from polluxd.site.findings import Level
 from polluxd.site.hooks import Role, Site
 
@@ -130,20 +130,20 @@ def test_slurmuser_needs_no_rights(tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users")
 def test_files_that_polluxd_cannot_read_or_everybody_can(tmp_path):
-    path, secret, passfile = (tmp_path / name for name in ("polluxd.toml", "secret", "pgpass"))
-    for each in (path, secret, passfile):
+    path, key, passfile = (tmp_path / name for name in ("polluxd.toml", "key", "pgpass"))
+    for each in (path, key, passfile):
         each.write_text("x" * 32)
     path.chmod(0o600)  # root's: polluxd cannot read it, as `chmod 600` once advised
-    secret.chmod(0o644)
+    key.chmod(0o644)
     passfile.chmod(0o640)
     config = parse_config(
         {
             "slurm": {"cluster": "main"},
             "database": {
                 "url": "postgresql://pollux_daemon@/pollux",
-                "secret_file": str(secret),
                 "passfile": str(passfile),
             },
+            "gateway": {"tls_certificate": str(key), "tls_key": str(key)},
         },
         "test",
     )
@@ -152,15 +152,8 @@ def test_files_that_polluxd_cannot_read_or_everybody_can(tmp_path):
         (each.check, each.said) for each in file_checks.configuration_files(config, path, user) if each.remedy
     }
     assert ("configuration", f"{user} cannot read {path} (mode 0600, owner 0:0)") in said
-    assert any(check == "secret" and "others could read it" in words for check, words in said)
+    assert any(check == "tls" and "any user could pose as the gateway" in words for check, words in said)
     assert any(check == "passfile" and "libpq ignores" in words for check, words in said)
-
-
-def test_an_agent_of_another_version_is_named(monkeypatch):
-    names = [("pollux 0.0.9 job 7",), (f"pollux {database_checks.__version__} job 8",), ("pollux job 9",)]
-    monkeypatch.setattr(database_checks, "_ask", lambda *_: names)
-    (finding,) = database_checks.agent_versions(None)
-    assert "job 7 runs agent 0.0.9" in finding.said
 
 
 def test_a_node_needs_the_devices_of_its_own_lines_in_gres_conf_alone(tmp_path):
