@@ -32,9 +32,12 @@ def names(site: Site, defended: bool) -> Outcome:
 @attack("mallory", "row 12, during a grow: a flood of requests at the gateway, in a growth in place")
 def requests(site: Site, defended: bool) -> Outcome:
     if not defended:
-        return gateway.beside_requests(site, False)
+        return gateway.explanations(site, False)
     training = site.training()
-    with training.growing() as move, gateway.flood(site, "ask", 48, json.dumps(gateway.tokens(site))):
+    with (
+        training.growing() as move,
+        gateway.flood(site, "ask", 48, json.dumps(gateway.tokens(site)), "/v1/jobs"),
+    ):
         grown = training.ended(move.id)
     lives = training.goes_on()
     return Outcome(

@@ -79,7 +79,8 @@ class Entrance:
         if len(mine) > self.bounds.of_token:
             self.end(next(iter(mine)))
         if len(self) - len(self._strangers) > self.bounds.known:
-            self.end(next(iter(max(self._of_user.values(), key=len))))
+            most = max(self._of_user, key=lambda uid: len(self._of_user[uid]))
+            self.end(next(iter(self._of_user[most])))
 
     def end(self, visitor: Visitor) -> None:
         self.leave(visitor)

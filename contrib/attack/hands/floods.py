@@ -1,11 +1,11 @@
 """Load the gateway with what nobody needs.
 
-python -m contrib.attack.hands.floods WHAT URL SECONDS CONNECTIONS [TOKENS]
+python -m contrib.attack.hands.floods WHAT URL SECONDS CONNECTIONS [TOKENS [PATH]]
 
     silent       hold connections that send nothing; make those that end again
     slow         the same, with a byte of a header or of a body every half second
     connect      make connections and close them at once
-    ask          ask GET /v1/jobs without end with the TOKENS (JSON), on all connections
+    ask          ask for PATH without end with the TOKENS (JSON), on all connections
     poll         ask for orders with the TOKENS, on all connections, and ask again
     unknown      send reports with tokens that nobody gave out
     credentials  ask for tokens with munge credentials that are no good
@@ -35,10 +35,10 @@ BLOCK = b"a" * 65536
 class Flood:
     """So many connections at the same time, until the time is over."""
 
-    def __init__(self, url: str, seconds: float, tokens: list[str]) -> None:
+    def __init__(self, url: str, seconds: float, tokens: list[str], path: str) -> None:
         self.host, self.port = urlsplit(url).hostname, urlsplit(url).port
         self.end = time.monotonic() + seconds
-        self.tokens = tokens
+        self.tokens, self.path = tokens, path
         self.connections = self.requests = 0
 
     async def run(self, what: str, count: int) -> None:
@@ -82,7 +82,7 @@ class Flood:
         return
 
     async def ask(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
-        await self._requests(reader, writer, "GET /v1/jobs", self._token(number))
+        await self._requests(reader, writer, f"GET {self.path}", self._token(number))
 
     async def poll(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
         # "1": never the digest of orders, so each poll is answered at once; the next one waits.
@@ -143,9 +143,10 @@ class Flood:
 def main() -> None:
     what, url, seconds, count = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
     tokens = json.loads(sys.argv[5]) if len(sys.argv) > 5 else []
+    path = sys.argv[6] if len(sys.argv) > 6 else ""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    asyncio.run(Flood(url, seconds, tokens).run(what, count))
+    asyncio.run(Flood(url, seconds, tokens, path).run(what, count))
 
 
 if __name__ == "__main__":

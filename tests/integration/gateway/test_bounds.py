@@ -127,6 +127,20 @@ def test_whoever_has_shown_a_token_does_not_give_way(records, cluster, store, se
         assert job.connection.sock is kept
 
 
+def test_a_user_with_many_jobs_leaves_others_their_connections(records, cluster, store, seen):
+    jobs = range(1, 12)
+    store.sync_jobs([seen(job, uid=2000 if job == 11 else 1000) for job in jobs])
+    with serving(records, cluster=cluster, bounds=Bounds(request_s=PATIENCE_S, known=6)) as url:
+        other = Caller(url, token_of(records, 11, uid=2000))
+        assert other.ask("POST", "/v1/report", payload())[0] == 204
+        kept = other.connection.sock
+        many = [Caller(url, token_of(records, job)) for job in range(1, 11)]
+        assert [each.ask("POST", "/v1/report", payload())[0] for each in many] == [204] * 10
+        assert other.ask("POST", "/v1/report", payload())[0] == 204
+        assert other.connection.sock is kept
+        assert [until_closed(each.connection.sock) for each in many[:5]] == [b""] * 5
+
+
 def test_one_token_is_shown_on_few_connections(records, cluster, store, seen):
     store.sync_jobs([seen(7)])
     with serving(records, cluster=cluster, bounds=PATIENT) as url:
